@@ -604,8 +604,9 @@ $$;
 -- make_output_partitions gives penstock.output a partition for this hour and each of the next
 -- three, and returns how many it made. Rows of an hour in the default partition keep it from
 -- getting one.
--- Locks: SHARE UPDATE EXCLUSIVE on penstock.output and ACCESS EXCLUSIVE on its default partition,
--- for 200 ms of waiting at most; a partition that needs longer is left to the next call.
+-- Locks: that of hold_rights, before the name of a partition is taken; then SHARE UPDATE EXCLUSIVE on penstock.output
+-- and ACCESS EXCLUSIVE on its default partition, for 200 ms of waiting at most; a partition that needs longer is left to
+-- the next call.
 -- Callers: sweep_output.
 CREATE OR REPLACE FUNCTION penstock.make_output_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
@@ -618,6 +619,7 @@ BEGIN
         child := 'output_' || to_char(hour, 'YYYYMMDDHH24');
         CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
         BEGIN
+            PERFORM penstock.hold_rights();
             EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.output INCLUDING ALL)', child);
             PERFORM penstock.copy_rights(child, 'output');
             EXECUTE format('ALTER TABLE penstock.output ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',

@@ -5,7 +5,8 @@
 -- day in a default partition keep that day from getting one; that is only the first day of an
 -- installation, or after days_ahead without a leader. Samples have no default partition: they wait
 -- for theirs.
--- Locks: SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
+-- Locks: that of hold_rights, before the name of a partition is taken: of two sessions one would wait for that name and
+-- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
 -- 200 ms of waiting at most; a partition that needs longer is left to the next call.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
@@ -21,6 +22,7 @@ BEGIN
             child := kind.parent || to_char(day, '_YYYYMMDD');
             CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
             BEGIN
+                PERFORM penstock.hold_rights();
                 EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.%I INCLUDING ALL)', child, kind.parent);
                 PERFORM penstock.copy_rights(child, kind.parent);
                 EXECUTE format('ALTER TABLE penstock.%I ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',

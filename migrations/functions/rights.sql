@@ -15,7 +15,7 @@
 -- hold_rights excludes other changes of rights until the transaction ends: two that change the same
 -- row of the catalog would fail ("tuple concurrently updated").
 -- Locks: the advisory lock of rights.
--- Callers: grant_duty, copy_rights; the end of this file.
+-- Callers: grant_duty, copy_rights, ensure_partitions, make_output_partitions; the end of this file.
 CREATE OR REPLACE FUNCTION penstock.hold_rights() RETURNS void
 LANGUAGE sql AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock rights', 0)) $$;
 

@@ -41,6 +41,36 @@ func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
 	}
 }
 
+// A session that waits for a change of rights holds no name of a partition: the other one may need it.
+func TestPartitionsAreNamedOnceRightsAreHeld(t *testing.T) {
+	b := newBed(t, Config{})
+	const days = 60 // it gives up after 200 ms for each, and goes on with the next one
+	rights := b.begin()
+	b.exec(rights, `SELECT penstock.hold_rights()`)
+	made := make(chan error, 1)
+	go func() {
+		_, err := EnsurePartitions(b.ctx, b.pool, days)
+		made <- err
+	}()
+	const waiting = `
+SELECT count(*) FILTER (WHERE l.locktype = 'advisory' AND NOT l.granted), count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock')
+  FROM pg_locks l WHERE l.pid = (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
+                                    AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) LIMIT 1)`
+	var waits, names int
+	for waits == 0 {
+		if err := b.pool.QueryRow(b.ctx, waiting).Scan(&waits, &names); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if names > 0 {
+		t.Errorf("it waits for rights and holds %d names", names)
+	}
+	b.commit(rights)
+	if err := <-made; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
