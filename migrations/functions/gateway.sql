@@ -72,11 +72,11 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.slot_reserves(wanted) r
 $$;
 
--- hand_over_slots gives idle slots of a holder to the gateways that miss some of the model, those that
--- hold fewest first, what they lack of their share before the rest, each under a new token, and frees the slots that no gateway gets: those that
--- none misses, those of instances that may not be leased from, with a number beyond the instance's slots, or
--- beyond what the device group has, and, from a task node, those beyond what online calls may hold. It
--- returns how many were handed over, and tells the gateways by NOTIFY.
+-- hand_over_slots gives slots that a holder returns to the gateways that miss some of the model, those that hold fewest
+-- first, each under a new token: what they lack of their share and, unless a task node has less than its own, the
+-- rest. It frees the slots that no gateway gets, and those of instances that may not be leased from, with a number
+-- beyond the instance's slots, or beyond what the device group has, and, from a task node, those beyond what online
+-- calls may hold. It returns how many were handed over, and tells the gateways by NOTIFY.
 -- Locks: the advisory lock of the model's leases, so that the class's room is exact; the rows of the slots,
 -- then the rows of slot_demand of the gateways.
 -- Callers: pkg/inference, pkg/gateway.
@@ -88,9 +88,13 @@ DECLARE
     n     integer;
     room  integer := cardinality(tokens);
     moved integer := 0;
+    short boolean; -- a task node has less than its share
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
-    FOR pass IN 1..2 LOOP -- what each lacks of its share, then the rest
+    short := EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
+                      WHERE h.node_id <> holder AND NOT penstock.node_online(h.node_id)
+                        AND h.held < penstock.slot_share(wanted, h.node_id));
+    FOR pass IN 1..CASE WHEN short THEN 1 ELSE 2 END LOOP -- what each lacks of its share, then the rest
         FOR g IN SELECT d.node_id,
                         CASE WHEN pass = 1 THEN least(d.missing, penstock.slot_share(wanted, d.node_id) - h.held) ELSE d.missing END AS missing
                    FROM penstock.slot_demand d
@@ -98,6 +102,7 @@ BEGIN
                   WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0 AND penstock.node_online(d.node_id)
                   ORDER BY h.held, d.since, d.node_id
         LOOP
+            EXIT WHEN moved >= room;
             IF moved = 0 AND NOT penstock.node_online(holder) THEN
                 room := least(room, penstock.class_room(wanted, g.node_id));
             END IF;

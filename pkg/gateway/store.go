@@ -104,15 +104,16 @@ func (s *store) preempt(ctx context.Context, model string, want int) (ordered in
 // shareOf is what a gateway may hold of a model of which other nodes go without.
 type shareOf struct {
 	slots int
-	short int // slots that other gateways miss below the same share
+	short int // slots that other nodes, gateways and task nodes, miss below their own shares
 }
 
 const sharesSQL = `
 SELECT m.name, m.share,
-       coalesce((SELECT sum(least(d.missing, m.share - h.held))
+       coalesce((SELECT sum(least(d.missing, o.share - h.held))
                    FROM penstock.hungry_nodes(m.name) h
                    JOIN penstock.slot_demand d ON d.model = m.name AND d.node_id = h.node_id
-                  WHERE h.node_id <> $2 AND h.held < m.share AND penstock.node_online(h.node_id)), 0)
+                  CROSS JOIN LATERAL (SELECT penstock.slot_share(m.name, h.node_id) AS share) o
+                  WHERE h.node_id <> $2 AND h.held < o.share), 0)
   FROM (SELECT n.name, penstock.slot_share(n.name, $2) AS share FROM unnest($1::text[]) n(name)) m
  WHERE m.share IS NOT NULL`
 
