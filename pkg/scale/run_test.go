@@ -303,7 +303,7 @@ func TestIdleSlotsOfGatewaysAreNoRequests(t *testing.T) {
 		1: `{"pools": {"llama": {"stock": 2}}}`, 2: `{}`, 3: `{"pools": {"llama": {"stock": 90}}}`, 4: `{"pools": {"llama": {"stock": "x"}}}`,
 	} {
 		do(t, db, `SELECT penstock.register_gateway($1, $2, 'default', '1 minute')`, node, fmt.Sprint("g", node))
-		do(t, db, `UPDATE penstock.node SET load = $2, beat_at = clock_timestamp() + interval '1 second' WHERE id = $1`, node, load)
+		do(t, db, `UPDATE penstock.node SET load = $2, beat_at = clock_timestamp() + interval '1 hour' WHERE id = $1`, node, load)
 	}
 	lease := func(node, first, n int) {
 		do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
