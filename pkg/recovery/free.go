@@ -82,7 +82,7 @@ func (l *Locks) choose(stuck []Stuck) []Stuck {
 }
 
 func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
-	ctx, end := l.patience.bound(ctx, 0)
+	ctx, end := l.reads.bound(ctx, 0)
 	list, err := invalidation.List(ctx, l.db)
 	end(err)
 	if err != nil {
@@ -150,13 +150,11 @@ func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuc
 	for i, s := range batch {
 		held[i] = s.HeldLock
 	}
-	ctx, end := l.patience.bound(ctx, len(batch))
 	var r invalidation.Recovered
-	err := l.fence.InTx(ctx, func(tx pgx.Tx) (err error) {
+	err := l.write(ctx, len(batch), func(ctx context.Context, tx pgx.Tx) (err error) {
 		r, err = q.On(tx).Recover(ctx, held, batch[0].Cause.Crashed())
 		return err
 	})
-	end(err)
 	return r, err
 }
 

@@ -23,7 +23,8 @@ type Locks struct {
 	sightings Sightings
 	begun     Begun
 	deferred  map[invalidation.Token]deferral
-	patience  patience
+	// Reads answer at once where commits take seconds: what one learns says nothing of the other.
+	reads, writes patience
 
 	answered   time.Time     // the last answer of the database
 	unanswered time.Duration // the longest time between two answers since the reading before
@@ -58,7 +59,8 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		begun:     Begun{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
-	l.patience.of(leaseDefault)
+	l.reads.of(leaseDefault)
+	l.writes.of(leaseDefault)
 	l.done.Add(func(s *LocksStatus) { s.Freed = map[StuckCause]int64{} })
 	return l
 }
@@ -121,6 +123,14 @@ func (l *Locks) answer() {
 	l.answered = now
 }
 
+// write runs fn, which writes so many rows, in a transaction of the term, and bounds the wait for its commit.
+func (l *Locks) write(ctx context.Context, rows int, fn func(context.Context, pgx.Tx) error) error {
+	ctx, end := l.writes.bound(ctx, rows)
+	err := l.fence.InTx(ctx, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	end(err)
+	return err
+}
+
 const nodesSQL = `
 SELECT id, name, beat, extract(epoch FROM clock_timestamp() - beat_at)::float8, lease, tokens, threads, running,
        crashed_entries <> '{}', kind = 'gateway'
@@ -133,7 +143,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 // read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
 // clocks come last, so that they show a stall of the database during the reading.
 func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldLock, err error) {
-	ctx, end := l.patience.bound(ctx, 0)
+	ctx, end := l.reads.bound(ctx, 0)
 	defer func() { end(err) }()
 	locks, err = invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
@@ -156,7 +166,9 @@ func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldL
 		return r, nil, fmt.Errorf("read the database's clock: %w", err)
 	}
 	l.answer()
-	l.patience.of(longestLease(r.Nodes))
+	lease := longestLease(r.Nodes)
+	l.reads.of(lease)
+	l.writes.of(lease)
 	r.Unanswered, l.unanswered = l.unanswered, 0
 	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil
@@ -193,7 +205,7 @@ func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended 
 
 // removeNodesSQL deletes those of nodes $1 that have been dead for longer than $2 and hold no lock
 // and no slot: while they hold one, their row is evidence. It checks the lease again, so a node
-// that has just come back keeps its row.
+// that has just come back keeps its row: the delete would be safe outside the term as well.
 const removeNodesSQL = `
 DELETE FROM penstock.node n
  WHERE n.id = ANY ($1::bigint[]) AND n.beat_at + n.lease + $2::interval < clock_timestamp()
@@ -201,7 +213,6 @@ DELETE FROM penstock.node n
    AND NOT EXISTS (SELECT FROM penstock.slot s WHERE s.node_id = n.id)`
 
 func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
-	// Not under the fence: the deletes are safe from any process, leader or not.
 	var old []invalidation.NodeID
 	for _, n := range nodes {
 		if n.Silent > n.Lease+l.cfg.NodeRetention {
@@ -211,12 +222,15 @@ func (l *Locks) removeNodes(ctx context.Context, nodes []Node) error {
 	if len(old) == 0 {
 		return nil
 	}
-	return l.fence.InTx(ctx, func(tx pgx.Tx) error {
+	var removed int64
+	err := l.write(ctx, len(old), func(ctx context.Context, tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, removeNodesSQL, old, l.cfg.NodeRetention)
-		if err != nil {
-			return fmt.Errorf("remove dead nodes: %w", err)
-		}
-		l.done.Add(func(s *LocksStatus) { s.Removed += tag.RowsAffected() })
-		return nil
+		removed = tag.RowsAffected()
+		return err
 	})
+	if err != nil {
+		return fmt.Errorf("remove dead nodes: %w", err)
+	}
+	l.done.Add(func(s *LocksStatus) { s.Removed += removed })
+	return nil
 }

@@ -26,9 +26,10 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 // the term works: without the bound no leader would do the duty until TCP gives up, which takes a quarter of an hour.
 const answerMax = 5 * time.Second
 
-// patience bounds the wait for the answers that recovery needs, in proportion to the lease. On a frozen connection the
-// whole wait is lost, and recovery suspends itself after half a lease without an answer. On a database that is slow the
-// bound doubles with each answer that does not come in time, and follows those that come.
+// patience bounds the wait for answers of one kind, readings or transactions, that recovery needs, in proportion to the
+// lease. On a frozen connection the whole wait is lost, and recovery suspends itself after half a lease without an
+// answer. On a database that is slow the bound doubles with each answer that does not come in time, and follows those
+// that come.
 type patience struct {
 	first, now time.Duration // now is never less than first
 }
@@ -41,8 +42,11 @@ const (
 // of sets the lease of the nodes. With a sixth of it, a wait that was in vain, the pause after it and the next answer
 // take less than half a lease.
 func (p *patience) of(lease time.Duration) {
-	p.first = min(max(patienceMin, lease/6), answerMax)
-	p.now = max(p.now, p.first)
+	first := min(max(patienceMin, lease/6), answerMax)
+	if p.now == p.first { // no answer was late: the bound is that of the lease before
+		p.now = first
+	}
+	p.first, p.now = first, max(p.now, first)
 }
 
 // bound is a context for a transaction or a reading of so many rows; end must be called with the result.

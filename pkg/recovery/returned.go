@@ -26,7 +26,7 @@ func (l *Locks) takeBack(ctx context.Context, nodes []Node) error {
 
 func (l *Locks) takeBackOne(ctx context.Context, node invalidation.NodeID) error {
 	var n int64
-	err := l.fence.InTx(ctx, func(tx pgx.Tx) error {
+	err := l.write(ctx, 1, func(ctx context.Context, tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT penstock.take_back_crashes($1)`, node).Scan(&n)
 	})
 	if err != nil {
