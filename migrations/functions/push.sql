@@ -361,6 +361,7 @@ END $$;
 -- keys of the name, of others the one that they were given. A lock key has one holder, so that no more entries of a name run
 -- at once than it has keys. An entry gets the key with the fewest entries that wait or run, counted up to ten: pushes that
 -- do not see one another may give two entries one key while another is free, which costs time and breaks no bound.
+-- A higher bound keeps the keys of a lower one and adds some, so that the keys of a backlog count.
 -- Locks: none.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.name_keys(q penstock.queue, names text[], lock_keys text[]) RETURNS text[]
@@ -375,7 +376,7 @@ LANGUAGE sql VOLATILE SET enable_hashjoin = on AS $$
                SELECT c.key, (SELECT count(*) FROM (
                       SELECT FROM penstock.entry e
                        WHERE e.queue_id = q.id AND e.lock_key = c.key AND penstock.claimable(e.status, e.priority) LIMIT 10) e) AS entries
-                 FROM (SELECT 'name:' || d.name || CASE WHEN q.max_concurrent_per_name > 1 THEN '#' || s ELSE '' END AS key
+                 FROM (SELECT 'name:' || d.name || CASE WHEN s > 1 THEN '#' || s ELSE '' END AS key
                          FROM generate_series(1, q.max_concurrent_per_name) s) c) k
          GROUP BY d.name
     )

@@ -91,6 +91,18 @@ func TestOneEntryOfANameAtATimeIsInOrder(t *testing.T) {
 	}
 }
 
+// A backlog that was pushed with another bound shares its keys with later pushes, so that the bounds do not add up.
+func TestAHigherBoundOfANameHoldsBesideItsBacklog(t *testing.T) {
+	b := newBed(t, Config{MaxConcurrentPerName: 1, QuantumCount: 1})
+	b.pushNamed("acme", "acme", "acme")
+	_, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_concurrent_per_name": 2})
+	b.must(err)
+	for range 10 {
+		b.pushNamed("acme")
+	}
+	b.want(names(b.claim(100)), map[string]int{"acme": 2})
+}
+
 func TestWhatDoesNotGoWithABoundOfNamesIsRefusedByName(t *testing.T) {
 	b := newBed(t, Config{MaxConcurrentPerName: 2})
 	for field, p := range map[string]Push{
