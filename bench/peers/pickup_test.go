@@ -19,7 +19,13 @@ func TestTheWorkerTellsWhenTheFirstCallOfEachEntryArrived(t *testing.T) {
 	defer worker.server.Close()
 	before := monotonic()
 	for _, n := range []int{2, 0, 0, 1} {
-		reply, err := http.Post(worker.url, "application/json", strings.NewReader(fmt.Sprintf(`{"n":%d}`, n)))
+		body := strings.NewReader(fmt.Sprintf(`{"n":%d}`, n))
+		call, err := http.NewRequestWithContext(t.Context(), http.MethodPost, worker.url, body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		call.Header.Set("Content-Type", "application/json")
+		reply, err := http.DefaultClient.Do(call)
 		if err != nil || reply.StatusCode != http.StatusOK {
 			t.Fatalf("call of entry %d: %v, %v", n, reply, err)
 		}

@@ -322,7 +322,7 @@ func TestABudgetThatIsSpentRefusesUntilItsPeriodEnds(t *testing.T) {
 	if s, err := strconv.Atoi(refused.Header.Get("Retry-After")); err != nil || s < 49*60 || s > 50*60 {
 		t.Errorf("Retry-After is %q, and the hour ends in 50 minutes", refused.Header.Get("Retry-After"))
 	}
-	r := httptest.NewRequest(http.MethodPost, "/v1/batches", nil)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/batches", nil)
 	r.Header.Set("Authorization", "Bearer spent")
 	if _, leave, err := p.gateway.Enter(r); err == nil {
 		leave()

@@ -260,7 +260,7 @@ SELECT FROM penstock.instance i
  WHERE i.deployment = $1 AND i.model = $2 AND (i.server = ANY ($3) OR i.id = ANY ($4)) ORDER BY i.id FOR UPDATE`
 	// lockLimitsSQL comes before all of these where an instance may be new, whose model's queue may have to be made.
 	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
-	forgetSQL = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
+	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give.
 	observedSQL = `

@@ -42,10 +42,10 @@ func TestWhatIsClaimedRunsThoughOtherLanesNeverRunDry(t *testing.T) {
 	}
 	eventuallyTrue(t, "others run", func() bool { return others.Load() > 40 })
 	before, beside := bulk.Load(), others.Load()
-	for more := int64(200); more <= 600; more += 200 { // a minute for each 200, however busy the machine is
+	for more := int64(200); more <= 1200; more += 200 { // a minute for each 200, however busy the machine is
 		eventuallyTrue(t, "others go on", func() bool { return others.Load()-beside >= more })
 	}
-	if ran, all := bulk.Load()-before, others.Load()-beside; ran*60 < all {
+	if ran, all := bulk.Load()-before, others.Load()-beside; ran*120 < all { // its part is 1 of 41
 		t.Errorf("%d runs of the flow that was there first, beside %d of 40 others", ran, all)
 	}
 }

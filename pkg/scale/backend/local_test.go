@@ -278,7 +278,7 @@ func TestALaterGroupOfTheSameIDIsNotTheInstance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := newMachine(t)
 			l := m.leader()
-			leader := exec.Command("sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
+			leader := exec.CommandContext(t.Context(), "sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!")
 			leader.SysProcAttr = attributes
 			said, err := leader.Output()
 			if err != nil {
