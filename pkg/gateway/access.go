@@ -23,12 +23,22 @@ type Requester struct {
 // limits of its token. A POST is refused while the token's budget of GPU time is spent. leave must be called when the
 // request has ended, error or not. AnswerError tells the client.
 func (g *Gateway) Enter(r *http.Request) (c Requester, leave func(), err error) {
+	return g.enter(r, r.Method == http.MethodPost)
+}
+
+// EnterWithoutWork is Enter for requests that create no work, as those that cancel some: a budget that is spent does
+// not refuse them.
+func (g *Gateway) EnterWithoutWork(r *http.Request) (c Requester, leave func(), err error) {
+	return g.enter(r, false)
+}
+
+func (g *Gateway) enter(r *http.Request, work bool) (c Requester, leave func(), err error) {
 	leave = func() {}
 	who, err := g.admitted(r)
 	if who == nil || err != nil {
 		return Requester{}, leave, err
 	}
-	if refused := who.Budget.refuse(time.Now()); refused != nil && r.Method == http.MethodPost {
+	if refused := who.Budget.refuse(time.Now()); refused != nil && work {
 		return Requester{}, leave, refused
 	}
 	if refused := who.begin(time.Now()); refused != nil {
