@@ -167,6 +167,11 @@ func (i *instance) take(estimate float64) SlotKey {
 // release ends a call on a slot. The slot is idle again if it is still held.
 func (i *instance) release(s SlotKey, estimate float64) {
 	i.forget(estimate)
+	i.free(s)
+}
+
+// free makes a busy slot idle, if it is still held.
+func (i *instance) free(s SlotKey) {
 	if busy, known := i.held[s]; known && busy {
 		i.held[s] = false
 		i.idle = append(i.idle, s)

@@ -21,6 +21,9 @@ func (l *Leases) tick(ctx context.Context) {
 	defer cancel()
 	shares, err := l.store.shares(bounded, names)
 	if !l.note(err, "read shares") {
+		for _, r := range l.pools.models.all() {
+			r.gate.do(func(now time.Time, p *Pool) { p.keepOwed(now) })
+		}
 		return
 	}
 	for _, r := range l.pools.models.all() {
@@ -99,7 +102,7 @@ func (l *Leases) giveBackAll(ctx context.Context) {
 		var out []SlotKey
 		r.gate.do(func(now time.Time, p *Pool) {
 			_, idle := p.fleet.held()
-			out = p.Retire(now, idle)
+			out = append(p.surrender(), p.Retire(now, idle)...)
 		})
 		if len(out) > 0 {
 			l.giveBack(ctx, r.gate, out)

@@ -28,6 +28,7 @@ type Leases struct {
 	doubts  []doubtful
 	now     map[string]*supply
 	answer  time.Time // the last statement that the database answered
+	failed  bool      // it did not answer the last one
 	sure    time.Time // until then what is held is this gateway's, by its lease
 	strict  bool      // slots were dropped because that time was over
 	figures LeaseFigures
@@ -194,9 +195,14 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	var mode PoolMode
 	var policy PoolPolicy
 	var out []SlotKey
+	away := l.away()
 	g.do(func(now time.Time, p *Pool) {
+		if away {
+			p.keepOwed(now) // a slot that cannot be given back is of use here alone
+		} else {
+			out = p.surrender()
+		}
 		want, oldest, mode, policy = p.wanted(now), p.oldest(), p.mode, p.policy
-		out = p.surrender()
 	})
 	if len(out) > 0 {
 		l.giveBack(ctx, g, out)
@@ -309,10 +315,18 @@ func (l *Leases) supplyOf(model string) *supply {
 	return s
 }
 
+// away says whether the database did not answer the last statement.
+func (l *Leases) away() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failed
+}
+
 // note takes down whether the database answered.
 func (l *Leases) note(err error, what string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.failed = err != nil
 	if err == nil {
 		if silent := time.Since(l.answer); silent > degradedAfter {
 			l.log.Info("database answers again: slots are compared", "after", silent)

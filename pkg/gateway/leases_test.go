@@ -3,7 +3,88 @@ package gateway
 import (
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
+
+// awayLeases are the leases of a gateway that holds 4 slots of one instance, on a database that does not answer.
+func awayLeases(t *testing.T) (*Leases, *gate) {
+	t.Helper()
+	db, err := pgxpool.New(t.Context(), "host="+t.TempDir()+" user=none")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(db.Close)
+	l := NewLeases(LeasesConfig{}, startPlant(t, nil, nil).gateway, db, func() invalidation.NodeID { return 1 })
+	return l, l.gate("m")
+}
+
+// While the database is away no slot can be given back: the slots that are owed stay, and serve the requests that wait.
+func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
+	t.Parallel()
+	l, g := awayLeases(t)
+	var calls []*Request
+	launched := 0
+	send := func(now time.Time, p *Pool) {
+		r := &Request{Flow: "a", Class: Critical, Leave: func(_ *Request, why Dropped) {
+			if why == DropNone {
+				launched++
+			}
+		}}
+		if flying, refused := p.Arrive(now, r); refused != nil {
+			t.Error(refused)
+		} else if flying {
+			launched++
+		}
+		calls = append(calls, r)
+	}
+	g.do(func(now time.Time, p *Pool) {
+		for range 6 {
+			send(now, p)
+		}
+		p.owe(3)
+		p.End(now, calls[0], Taken{Took: time.Second})
+		if launched != 4 || len(p.left) != 1 {
+			t.Errorf("%d calls have begun and %d slots have left, want 4 and 1", launched, len(p.left))
+		}
+	})
+	l.tick(t.Context())
+	g.do(func(now time.Time, p *Pool) {
+		if held, _ := p.fleet.held(); held != 4 || launched != 5 || p.owed != 0 {
+			t.Errorf("%d slots are held, %d calls have begun, %d slots are owed, want 4, 5 and 0", held, launched, p.owed)
+		}
+		p.owe(1) // as if shares had been read just before
+		p.End(now, calls[1], Taken{Took: time.Second})
+	})
+	l.feed(t.Context(), "m")
+	g.do(func(_ time.Time, p *Pool) {
+		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.stock != 4 {
+			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.stock)
+		}
+	})
+}
+
+// At its end a gateway gives back the slots too that were owed and whose calls have ended.
+func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
+	t.Parallel()
+	l, g := awayLeases(t)
+	r := &Request{Flow: "a", Class: Critical}
+	g.do(func(now time.Time, p *Pool) {
+		if flying, refused := p.Arrive(now, r); !flying {
+			t.Fatal(refused)
+		}
+		p.owe(1)
+		p.End(now, r, Taken{Took: time.Second})
+	})
+	l.giveBackAll(t.Context())
+	g.do(func(_ time.Time, p *Pool) {
+		if held, _ := p.fleet.held(); held != 0 {
+			t.Errorf("%d slots are kept", held)
+		}
+	})
+}
 
 // A call may be put in doubt after the database has answered which slots are held, and before the answer is
 // applied: the slot must not be taken for one that was handed over.

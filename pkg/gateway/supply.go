@@ -87,6 +87,18 @@ func (p *Pool) surrender() []SlotKey {
 	return out
 }
 
+// keepOwed ends what is owed, and makes the slots idle whose calls have ended and that surrender has not taken out.
+func (p *Pool) keepOwed(now time.Time) {
+	p.owe(0)
+	for _, s := range p.left {
+		if i := p.fleet.find(s.Instance); i != nil {
+			i.free(s)
+		}
+	}
+	p.left = nil
+	p.dispatch(now)
+}
+
 // idlest is the instance with the most idle slots.
 func (p *Pool) idlest() (best *instance) {
 	for _, i := range p.fleet.instances {
