@@ -2,9 +2,11 @@ package inference
 
 import (
 	"context"
-	"net"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -39,31 +41,54 @@ func TestAnInstanceThatNeverServedIsStarting(t *testing.T) {
 	}
 }
 
-// Between two probes of the ordinary kind an hour passes here: the hint has the instance probed, and the watch finds it
-// ready once its server listens.
-func TestAnAnnouncedInstanceIsReadyWhenItsServerListens(t *testing.T) {
-	b := newBed(t, worker.Model{})
-	listener, err := new(net.ListenConfig).Listen(b.ctx, "tcp", "127.0.0.1:0")
-	b.must(err)
-	address := listener.Addr().String()
-	listener.Close()
-	registry := NewRegistry(b.pool, worker.Config{}, time.Hour, quiet)
+// starter is a server that is asked for its health: it answers 503 until it serves.
+type starter struct {
+	*httptest.Server
+	says   atomic.Pointer[string] // the reason of the 503
+	serves atomic.Bool
+}
+
+func (b *bed) starter(says string) *starter {
+	b.Helper()
+	s := &starter{}
+	s.says.Store(&says)
+	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if s.serves.Load() {
+			_, _ = io.WriteString(w, `{"status": "ok"}`)
+			return
+		}
+		w.WriteHeader(http.StatusServiceUnavailable)
+		_, _ = io.WriteString(w, `{"detail": "`+*s.says.Load()+`"}`)
+	}))
+	b.Cleanup(s.Close)
+	return s
+}
+
+// prober runs until the test ends, beside a registry.
+func (b *bed) prober(config ProberConfig, poll time.Duration) *Prober {
+	b.Helper()
+	registry := NewRegistry(b.pool, worker.Config{}, poll, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := NewProber(ProberConfig{Interval: time.Hour}, b.pool, registry, quiet)
+	prober := NewProber(config, b.pool, registry, quiet)
 	ctx, stop := context.WithCancel(b.ctx)
 	var running sync.WaitGroup
+	running.Go(func() { _ = registry.Run(ctx) })
 	running.Go(func() { _ = prober.Run(ctx) })
-	t.Cleanup(func() { stop(); running.Wait() })
+	b.Cleanup(func() { stop(); running.Wait() })
+	return prober
+}
 
-	_, err = b.pool.Exec(b.ctx, `SELECT penstock.announce_instance($1, 'gpu-1', $2, 1)`, b.model.Name, "http://"+address+"/run")
+// Between two probes of the ordinary kind an hour passes here: the hint has the instance probed, and the watch finds it
+// ready once its server answers.
+func TestAnAnnouncedInstanceIsReadyWhenItsServerIs(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	s := b.starter("not yet")
+	prober := b.prober(ProberConfig{Interval: time.Hour}, time.Hour)
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.announce_instance($1, 'gpu-1', $2, 1)`, b.model.Name, s.URL+"/run")
 	b.must(err)
 	prober.Wake()
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE checked_at IS NOT NULL AND state = 'unhealthy'`)
-	server := &http.Server{Addr: address, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = w.Write([]byte(`{"status": "ok"}`))
-	})}
-	running.Go(func() { _ = server.ListenAndServe() })
-	t.Cleanup(func() { server.Close() })
+	s.serves.Store(true)
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE state = 'ready'`)
 }
