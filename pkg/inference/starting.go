@@ -40,7 +40,9 @@ func watchStep(watched time.Duration) time.Duration {
 }
 
 // watch probes a start in short steps until it ends, and stores what changes. The claim on its probe is
-// renewed meanwhile. Where too many are watched it returns, and the start is probed when that is due.
+// renewed meanwhile: nobody else probes it, so that the ordinary probe takes place here when it is due. That one frees
+// orphaned slots, and decides by what the database holds of the instance whether it still starts. Where too many are
+// watched it returns, and the start is probed when that is due.
 func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 	select {
 	case p.starts <- struct{}{}:
@@ -50,11 +52,20 @@ func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 	defer func() { <-p.starts }()
 	p.renew(ctx, id)
 	began := time.Now()
-	for stored := began; time.Since(began) < watchMax; {
+	for probed := began; time.Since(began) < watchMax; {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-time.After(watchStep(time.Since(began))):
+		}
+		if time.Since(probed) >= p.config.Interval {
+			var err error
+			if last, err = p.probe(ctx, id); err != nil || !isStarting(last) {
+				return err
+			}
+			p.renew(ctx, id)
+			probed = time.Now()
+			continue
 		}
 		e := p.registry.Endpoint(id)
 		if e == nil {
@@ -64,19 +75,19 @@ func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		before := *e
-		before.Starts, before.State = true, last.State
-		next := found{Health: h, before: &before}
-		if h.State == last.State && h.Reason == last.Reason && time.Since(stored) < p.config.Interval {
+		if h.State == last.State && h.Reason == last.Reason {
 			continue
 		}
+		before := *e
+		before.Starts, before.State = last.before.Starts, last.State
+		next := found{Health: h, before: &before}
 		if err := p.store(ctx, next, p.claimed()); err != nil {
 			return err
 		}
 		if !isStarting(next) {
 			return nil
 		}
-		last, stored = next, time.Now()
+		last = next
 	}
 	return nil
 }

@@ -79,6 +79,16 @@ func (b *bed) prober(config ProberConfig, poll time.Duration) *Prober {
 	return prober
 }
 
+// watches returns when so many starts are watched.
+func (b *bed) watches(p *Prober, want int) {
+	b.Helper()
+	for end := time.Now().Add(time.Minute); len(p.starts) != want; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			b.Fatalf("%d starts are watched, want %d", len(p.starts), want)
+		}
+	}
+}
+
 // Between two probes of the ordinary kind an hour passes here: the hint has the instance probed, and the watch finds it
 // ready once its server answers.
 func TestAnAnnouncedInstanceIsReadyWhenItsServerIs(t *testing.T) {
@@ -91,4 +101,28 @@ func TestAnAnnouncedInstanceIsReadyWhenItsServerIs(t *testing.T) {
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE checked_at IS NOT NULL AND state = 'unhealthy'`)
 	s.serves.Store(true)
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE state = 'ready'`)
+}
+
+// Nobody else probes an instance whose start is watched.
+func TestOrphanedSlotsOfAWatchedStartAreFreed(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", b.starter("loading").URL, 1)
+	b.lease(b.node(time.Hour), 1)
+	prober := b.prober(ProberConfig{Interval: 100 * time.Millisecond, Grace: time.Millisecond}, 10*time.Millisecond)
+	b.watches(prober, 1)
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET doubt_at = clock_timestamp()`)
+	b.must(err)
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+func TestAnInstanceThatFailsAfterItsStartIsWatchedNoMore(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	s := b.starter("loading")
+	b.instance("gpu-1", s.URL, 1)
+	prober := b.prober(ProberConfig{Interval: 100 * time.Millisecond}, 10*time.Millisecond)
+	b.watches(prober, 1)
+	failed := "out of memory"
+	s.says.Store(&failed)
+	b.await(1, `SELECT count(*) FROM penstock.instance WHERE state = 'unhealthy'`)
+	b.watches(prober, 0)
 }
