@@ -165,11 +165,11 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	left, drained := s.drain(ctx)
 	var faultFree time.Duration
 	if len(left) == 0 {
-		if faultFree, err = s.runWithoutFaults(ctx, backlog); err != nil {
+		if left, faultFree, err = s.runWithoutFaults(ctx, backlog); err != nil {
 			return 0, err
 		}
-		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults within %v\n",
-			len(backlog), round(drained), round(faultFree))
+		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s\n",
+			len(backlog), round(drained), endedWithin(left, faultFree))
 	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {
