@@ -29,7 +29,8 @@ import (
 // The target of a deployment is {"command": "name"}: what runs is configured where the leader runs, so that a
 // right to change deployments is none to run programs.
 type Local struct {
-	cfg LocalConfig
+	cfg  LocalConfig
+	kept time.Duration // sessionKept
 
 	mu    sync.Mutex
 	ended map[string]string    // how processes that this leader started have ended
@@ -90,7 +91,7 @@ func NewLocal(cfg LocalConfig) (*Local, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of local instances: %w", err)
 	}
-	return &Local{cfg: cfg, ended: map[string]string{}, seen: map[string]time.Time{}}, nil
+	return &Local{cfg: cfg, kept: sessionKept, ended: map[string]string{}, seen: map[string]time.Time{}}, nil
 }
 
 // Names of environment variables by which processes are found again.
@@ -191,6 +192,10 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 			}
 		case state != alive:
 			i.State, i.Message = scale.InstanceFailed, l.howEnded(r.Name)
+		}
+		if state == doubtful {
+			i.Message = fmt.Sprintf("processes of session %d may be its own: end them, or remove its record %s", r.PID,
+				l.path(r.Name))
 		}
 		found = append(found, i)
 	}
@@ -402,7 +407,7 @@ func (l *Local) sees(name string) {
 func (l *Local) saw(name string) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return time.Since(l.seen[name]) < sessionKept
+	return time.Since(l.seen[name]) < l.kept
 }
 
 func (l *Local) howEnded(name string) string {

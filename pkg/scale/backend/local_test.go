@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -27,6 +28,8 @@ type machine struct {
 
 const waits = `trap 'exit 0' TERM; echo "port ${PORT} gpu ${GPU}"; while :; do sleep 0.01; done`
 
+const leaves = `env -i sleep 1000 & exit 3`
+
 // leader is a new leader of the machine.
 func (m machine) leader() *Local {
 	m.t.Helper()
@@ -35,12 +38,14 @@ func (m machine) leader() *Local {
 		"devices": {Command: []string{"sh", "-c", waits}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0", "1"}},
 		"fails":   {Command: []string{"sh", "-c", "exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
 		"forks":   {Command: []string{"sh", "-c", "trap '' TERM; sleep 1000 & sleep 1; exit 3"}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
-		"leaves":  {Command: []string{"sh", "-c", "env -i sleep 1000 & exit 3"}, Endpoint: "http://127.0.0.1:${PORT}"},
+		"leaves":  {Command: []string{"sh", "-c", leaves}, Endpoint: "http://127.0.0.1:${PORT}"},
+		"keeps":   {Command: []string{"sh", "-c", leaves}, Endpoint: "http://127.0.0.1:${PORT}", Devices: []string{"0"}},
 		"absent":  {Command: []string{"/no/such/program"}, Endpoint: "http://127.0.0.1:${PORT}"},
 	}})
 	if err != nil {
 		m.t.Fatal(err)
 	}
+	l.kept = time.Hour // the machine may stop between two calls for longer than sessionKept
 	return l
 }
 
@@ -270,6 +275,43 @@ func TestWhatAProcessThatEndedAtOnceLeavesIsEnded(t *testing.T) {
 			t.Errorf("%+v is left", p)
 		}
 	}
+}
+
+// A leader that sees an instance for the first time, or again after a while, cannot tell what an ended process has left.
+func TestADeviceIsNotFreeWhileProcessesMayUseIt(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("the sessions of processes are read on Linux only")
+	}
+	m := newMachine(t)
+	m.apply(m.leader(), order("keeps", 1))
+	l := m.leader()
+	found := m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 1 && f[0].State == scale.InstanceFailed })
+	l.kept = 0
+	records, err := l.records()
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := records[0].PID
+	ended := false
+	end := func() {
+		if !ended {
+			_ = syscall.Kill(-session, syscall.SIGKILL)
+		}
+		ended = true
+	}
+	t.Cleanup(end)
+	m.until(l, func(f []scale.BackendInstance) bool {
+		return len(f) == 1 && strings.Contains(f[0].Message, "session "+strconv.Itoa(session))
+	})
+	if err := l.Apply(t.Context(), order("keeps", 2)); err == nil {
+		t.Error("an instance was started on the device of one whose processes may run")
+	}
+	m.apply(l, order("keeps", 0, found[0].Name))
+	if f := m.list(l); len(f) != 1 || f[0].State != scale.InstanceEnding {
+		t.Errorf("%+v", f)
+	}
+	end()
+	m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 0 })
 }
 
 // The id of an instance's first process may be that of a later group or session when all of the instance has ended.

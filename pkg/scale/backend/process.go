@@ -25,13 +25,15 @@ type condition int
 const (
 	gone     condition = iota // none is left
 	orphaned                  // the one that was started has ended, others of it have not
+	doubtful                  // that one has ended, and nothing tells whether others in its session are of it
 	alive
 )
 
 // errUnknown is wrapped where the processes of an instance cannot be read: it may run.
 var errUnknown = errors.New("cannot tell whether it runs")
 
-// sessionKept is for how long after an instance was seen the session of its first process is taken for its own.
+// sessionKept is for how long after an instance was seen the session of its first process is taken for its own. After
+// that its instance is in doubt: it keeps its device, and no process of the session gets a signal.
 const sessionKept = 10 * time.Second
 
 // processes are those of an instance, the one that was started first. It fills in an id that the record lacks.
@@ -58,7 +60,7 @@ func (l *Local) processes(ctx context.Context, r *record) (condition, []running,
 		}
 	}
 	reused := found && first.started != r.Started
-	own, err := l.members(ctx, r, reused)
+	own, doubt, err := l.members(ctx, r, reused)
 	if err != nil {
 		return unknown(err)
 	}
@@ -66,6 +68,8 @@ func (l *Local) processes(ctx context.Context, r *record) (condition, []running,
 		l.sees(r.Name)
 	}
 	switch {
+	case len(own) == 0 && doubt:
+		return doubtful, nil, nil
 	case len(own) == 0:
 		return gone, nil, nil
 	case r.PID != 0:
@@ -82,13 +86,13 @@ func (l *Local) processes(ctx context.Context, r *record) (condition, []running,
 // members are the processes that an instance has left when its first one is not known or has ended: those that carry
 // its mark, and those of its session. The system gives the id of a session to no process while one is in it, so that
 // the others are its own where one of them is marked, or was a moment ago; after that the id may be that of
-// another session.
-func (l *Local) members(ctx context.Context, r *record, reused bool) ([]running, error) {
+// another session, and there is a doubt.
+func (l *Local) members(ctx context.Context, r *record, reused bool) (own []running, doubt bool, err error) {
 	all, err := everyProcess(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var own, unmarked []running
+	var unmarked []running
 	certain := l.saw(r.Name)
 	for _, p := range all {
 		if p.ended {
@@ -96,7 +100,7 @@ func (l *Local) members(ctx context.Context, r *record, reused bool) ([]running,
 		}
 		mine, err := l.marked(ctx, p, r.Name)
 		if err != nil {
-			return nil, err
+			return nil, false, err
 		}
 		inSession := r.PID != 0 && p.session == r.PID && !reused
 		certain = certain || mine && inSession
@@ -107,9 +111,9 @@ func (l *Local) members(ctx context.Context, r *record, reused bool) ([]running,
 		}
 	}
 	if certain {
-		own = append(own, unmarked...)
+		return append(own, unmarked...), false, nil
 	}
-	return own, nil
+	return own, len(unmarked) > 0, nil
 }
 
 // marked says whether a process, or the one that started it, was started as an instance.
