@@ -308,8 +308,8 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute', false)
 $$;
 
--- hungry_nodes lists the live nodes that requested slots of a model within the last 3 seconds and
--- got none, with the number of slots that they hold.
+-- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
+-- they requested, with the number of slots that they hold.
 -- Callers: slot_share, class_slots, lease_slots, slot_contention, hand_over_slots; pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
