@@ -272,6 +272,16 @@ BEGIN
     END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
+    IF q.refusal IS NOT NULL AND NOT inside THEN
+        -- Keys that are not used yet are not written before the push is refused: the disk may be full.
+        IF NOT EXISTS (SELECT FROM unnest(flows, idempotency_keys) u(flow, key)
+                        CROSS JOIN LATERAL (SELECT FROM penstock.idempotency k
+                                             WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key OFFSET 0) k)
+           AND NOT EXISTS (SELECT FROM unnest(unique_keys) u(key)
+                            CROSS JOIN LATERAL (SELECT FROM penstock.uniqueness k WHERE k.queue_id = q.id AND k.key = u.key OFFSET 0) k) THEN
+            PERFORM penstock.refuse_push(q); -- raises
+        END IF;
+    END IF;
     PERFORM pg_current_xact_id(); -- before penstock.disabled is read: step_operation waits for transactions with an id
     ids := ARRAY(SELECT nextval('penstock.entry_id_seq') FROM generate_series(1, n));
     IF cardinality(idempotency_keys) > 0 THEN
