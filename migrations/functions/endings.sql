@@ -116,7 +116,7 @@ $$;
 -- first: a pusher that relied on one of them has committed by then, and the next statement sees its
 -- entries; a pusher that comes later cannot lock them and inserts its own.
 -- Locks: the ready rows of the key (FOR UPDATE SKIP LOCKED).
--- Callers: disable_one, end_entry, fail_entry.
+-- Callers: disable_one, end_entry, fail_entry, fail_without_instance.
 CREATE OR REPLACE FUNCTION penstock.tidy_key(queue integer, key text) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE

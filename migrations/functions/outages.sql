@@ -16,9 +16,11 @@ $$;
 
 -- fail_without_instance ends up to `most` entries of a queue that are pending and do not run, if its model has had no usable
 -- instance for the queue's no_instance_timeout, as failures of class no_instance, and returns how many. It goes by ready
--- rows, so that entries that are not due cost nothing. Rows of blocked lock keys, which a claim would take away, it takes
--- away itself, so that they are not in its way the next time.
--- Locks: for each entry those of take_entry and fail_entry; ready rows of blocked keys (FOR UPDATE SKIP LOCKED).
+-- rows, so that entries that are not due cost nothing. Rows of lock keys that are blocked or have no claimable entry, which
+-- a claim would take away, it takes away itself, so that they are not in its way the next time. Entries behind a lock of
+-- their key wait until it is unlocked: the claim took a ready row of the key away, and the ending of the lock writes one.
+-- Locks: for each entry those of take_entry and fail_entry; ready rows of blocked keys and of keys without claimable
+-- entries (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.fail_without_instance(queue integer, most integer) RETURNS integer
@@ -42,7 +44,7 @@ BEGIN
         RETURN 0;
     END IF;
     error := format('model %s has had no instance that takes calls for %s', q.model, penstock.ago(clock_timestamp() - since));
-    -- Of the rows of running keys there are as many as locks at most.
+    -- A running key has at most one row for each lane in which its entries wait. They are passed by here and count nothing.
     FOR waits IN SELECT r.entry_id, r.lock_key FROM penstock.ready r
                   WHERE r.queue_id = queue
                     AND NOT EXISTS (SELECT FROM penstock.lock l
@@ -63,6 +65,9 @@ BEGIN
                 failed := failed + 1;
             END IF;
         END LOOP;
+        IF NOT FOUND THEN -- a key without claimable entries
+            PERFORM penstock.tidy_key(queue, waits.lock_key);
+        END IF;
         PERFORM penstock.drop_blocked_ready(queue, waits.lock_key);
         EXIT WHEN failed >= most;
     END LOOP;

@@ -75,3 +75,47 @@ func TestAnOutageGoesOnBehindBlockedKeys(t *testing.T) {
 	b.exec(b.pool, `SELECT penstock.unblock_keys('flux')`)
 	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 10)
 }
+
+// Ready rows of lock keys that have no claimable entry are taken away, so that the rows behind them are read.
+func TestAnOutageGoesOnBehindKeysWithoutEntries(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.newOutage("continue")
+	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
+	b.exec(b.pool, `
+INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
+SELECT $1, 1, '', i, 'gone-' || i FROM generate_series(1, 6) i`, q.ID)
+	b.beginOutage()
+	var failed int
+	for range 4 { // of two ready rows each
+		n, err := q.FailWithoutInstance(b.ctx, 2)
+		b.must(err)
+		failed += n
+	}
+	b.want(failed, 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
+}
+
+// Entries behind a lock fail when their key is unlocked. Until then their ready rows, one for each flow, are in no way of
+// other entries.
+func TestAnOutageFailsTheEntriesBehindALockWhenItEnds(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.newOutage("continue")
+	b.q = q
+	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k')`)
+	running := b.claimOne()
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k', flow => 'flow-' || i) FROM generate_series(1, 30) i`)
+	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
+	b.beginOutage()
+	n, err := q.FailWithoutInstance(b.ctx, 2)
+	b.must(err)
+	b.want(n, 1) // the one without a lock key
+	b.settle(doneAll(running)...)
+	n, err = q.FailWithoutInstance(b.ctx, 100)
+	b.must(err)
+	b.want(n, 30)
+	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
+}
