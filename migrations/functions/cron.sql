@@ -324,6 +324,10 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.cron_job that are settings.';
     END IF;
     j := jsonb_populate_record(was, options);
+    IF j.lock_key IS NOT NULL AND EXISTS (SELECT FROM penstock.queue q WHERE q.id = j.queue_id AND q.max_concurrent_per_name IS NOT NULL) THEN
+        RAISE EXCEPTION 'lock_key of cron job "%" does not go with max_concurrent_per_name of its queue', job
+            USING ERRCODE = 'PS002', HINT = 'Leave lock_key out: the entries of a job have its name, by which the queue bounds them.';
+    END IF;
     UPDATE penstock.cron_job SET
         spec = j.spec, zone = j.zone, jitter = j.jitter, starts_at = j.starts_at, ends_at = j.ends_at, catch_up = j.catch_up,
         catch_up_max = j.catch_up_max, grace = j.grace, gap = j.gap, fold = j.fold, overlap = j.overlap, payload = j.payload,

@@ -60,6 +60,7 @@ CREATE OR REPLACE FUNCTION penstock.alter_queue(queue_name text, options jsonb) 
 DECLARE
     q       penstock.queue;
     unknown text;
+    keyed   text; -- the first ten cron jobs with a lock key
 BEGIN
     PERFORM penstock.lock_all_limits();
     IF jsonb_typeof(options) <> 'object' THEN
@@ -78,6 +79,14 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
     END IF;
     q := jsonb_populate_record(q, options);
+    IF options->>'max_concurrent_per_name' IS NOT NULL THEN
+        SELECT string_agg(j.name, ', ' ORDER BY j.name) INTO keyed
+          FROM (SELECT c.name FROM penstock.cron_job c WHERE c.queue_id = q.id AND c.lock_key IS NOT NULL ORDER BY c.name LIMIT 10) j;
+        IF keyed IS NOT NULL THEN
+            RAISE EXCEPTION 'max_concurrent_per_name of queue "%" does not go with lock_key of its cron jobs: %', queue_name, keyed
+                USING ERRCODE = 'PS002', HINT = 'Take lock_key from the jobs first: SELECT penstock.alter_cron_job(''name'', ''{"lock_key": null}'').';
+        END IF;
+    END IF;
     UPDATE penstock.queue SET
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,

@@ -497,6 +497,32 @@ func TestRefusedPushIsReportedAndBlocksNobody(t *testing.T) {
 	}
 }
 
+// A push of such a job would be refused at each firing: the setting that comes second is refused instead.
+func TestALockKeyDoesNotGoWithABoundOfNames(t *testing.T) {
+	b := newBed(t)
+	bound := map[string]any{"max_concurrent_per_name": 2}
+	keyed := Job{Name: "keyed", Queue: "reports", Schedule: Schedule{Spec: "* * * * *"}, LockKey: "k"}
+	b.job(keyed)
+	_, err := invalidation.Alter(b.ctx, b.pool, "reports", bound)
+	if !errors.Is(err, invalidation.ErrInvalid) || !strings.Contains(err.Error(), "keyed") {
+		t.Errorf("a bound beside a job with a lock key: %v, want ErrInvalid that names the job", err)
+	}
+	b.exec(`SELECT penstock.alter_cron_job('keyed', '{"lock_key": null}')`)
+	if _, err := invalidation.Alter(b.ctx, b.pool, "reports", bound); err != nil {
+		t.Fatal(err)
+	}
+	if err := Alter(b.ctx, b.pool, keyed, invalidation.By{}); !errors.Is(err, invalidation.ErrInvalid) || !strings.Contains(err.Error(), "lock_key") {
+		t.Errorf("a lock key for a job of a queue with a bound: %v, want ErrInvalid that names lock_key", err)
+	}
+	keyed.Name = "another"
+	if err := Create(b.ctx, b.pool, keyed, invalidation.By{}); !errors.Is(err, invalidation.ErrInvalid) {
+		t.Errorf("a new job with a lock key: %v, want ErrInvalid", err)
+	}
+	b.at(noon)
+	b.at(noon.Add(time.Minute))
+	b.fired("keyed", noon.Add(time.Minute))
+}
+
 func TestCancelledWaitingEntryTakesItsTimeWithIt(t *testing.T) {
 	b := newBed(t)
 	b.job(Job{Name: "job", Schedule: Schedule{Spec: "@hourly"}})
