@@ -102,8 +102,12 @@ func (s *slack) observe(now time.Time, expected, waited float64) {
 	}
 }
 
-// observeWait takes in how long a request has waited, or that it was dropped at the end of its wait.
+// observeWait takes in how long a request has waited, or that it was dropped at the end of its wait. Waits for an
+// instance are not taken in: the estimate is of waits for a slot.
 func (p *Pool) observeWait(now time.Time, r *Request, dropped bool) {
+	if p.fleet.usable() == 0 {
+		return
+	}
 	slack := &p.slacks[r.Class]
 	allowed := milliseconds(p.ttl(r))
 	if r.expected*slack.value(now) < allowed*slackTaught {

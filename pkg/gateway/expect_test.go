@@ -4,6 +4,8 @@ import (
 	"math"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // A class expects to wait for what goes before it, on the slots that it gets: those that the classes above leave, or its
@@ -89,5 +91,36 @@ func TestSlackFollowsTheWaitsThatWereLonger(t *testing.T) {
 	}
 	if s.value(now) > 21 {
 		t.Errorf("the factor is %.1f", s.value(now))
+	}
+}
+
+// Requests that wait while the instances are away wait longer than was estimated. That says nothing of waits for slots.
+func TestAnOutageOfInstancesTeachesNoSlack(t *testing.T) {
+	t.Parallel()
+	for _, outage := range []time.Duration{15 * time.Second, 25 * time.Second} { // the waits end after 20 s
+		policy := DefaultPolicy()
+		may := true
+		policy.MayStart = &may
+		policy.QueueTTL, policy.ColdTTL = worker.Seconds(20*time.Second), worker.Seconds(20*time.Second)
+		x := newTraffic(1, 1, 1, policy)
+		x.took = func(*Request) time.Duration { return time.Second }
+		p := x.pools[0]
+		p.cost, p.durations.n = costModel{calls: 1, ms: 1000}, completionsKnown
+		var last *Request
+		for range 12 {
+			last = &Request{Flow: "a", Class: Default}
+			x.send(0, last)
+		}
+		if last.expected < 8000 {
+			t.Fatalf("the last request expects %.0f ms, too little to be taken in", last.expected)
+		}
+		x.run(1500 * time.Millisecond)
+		p.SetInstances(x.now, []InstanceState{{ID: 1, Slots: 1}})
+		x.run(outage)
+		p.SetInstances(x.now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
+		x.run(15 * time.Second)
+		if p.waiting > 0 || p.slacks[Default].log > 0 {
+			t.Errorf("%d wait; the factor is %.3f after an outage of %s", p.waiting, p.slacks[Default].value(x.now), outage)
+		}
 	}
 }

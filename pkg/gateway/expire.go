@@ -116,7 +116,7 @@ func (p *Pool) Tick(now time.Time) {
 }
 
 // restartTTLs gives every waiting request its wait anew, once, when instances have come back: what it
-// waited for a cold start does not count against its wait for a slot.
+// waited for a cold start does not count against its wait for a slot, nor as a wait that was longer than estimated.
 func (p *Pool) restartTTLs(now time.Time) {
 	for _, l := range p.lines {
 		for _, f := range l.heap {
@@ -124,7 +124,7 @@ func (p *Pool) restartTTLs(now time.Time) {
 				if r.restarted {
 					continue
 				}
-				r.restarted = true
+				r.restarted, r.expected = true, 0
 				r.expires = now.Add(p.ttl(r))
 				p.watch(r)
 			}
