@@ -98,9 +98,47 @@ func (c *catalog) readSettings(ctx context.Context) error {
 		c.log.Error("setting is not valid, the one before stays", "error", w)
 	}
 	c.mu.Lock()
+	fresh.SetBudgets(c.settings.Budgets) // they may have been read meanwhile
 	c.settings = fresh
 	c.mu.Unlock()
 	return nil
+}
+
+// Times of the readings of budgets.
+const (
+	budgetsEvery = 5 * time.Second
+	budgetsMax   = 10 * time.Second
+)
+
+// RunBudgets reads the budgets of tokens until ctx ends, on a connection of its own: other settings do not wait for it.
+func (c *catalog) RunBudgets(ctx context.Context) error {
+	ticks := time.NewTicker(budgetsEvery)
+	defer ticks.Stop()
+	for {
+		c.readBudgets(ctx)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticks.C:
+		}
+	}
+}
+
+// readBudgets reads and publishes the budgets of tokens. If that fails, they stay as they are.
+func (c *catalog) readBudgets(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, budgetsMax)
+	defer cancel()
+	budgets, err := gateway.ReadBudgets(bounded, c.pool)
+	if err != nil {
+		if ctx.Err() == nil {
+			c.log.Warn("budgets of tokens stay as they are", "error", err)
+		}
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.settings.SetBudgets(budgets)
+	c.gateway.SetTokens(c.settings.Tokens)
 }
 
 // publish tells the gateway what is known.

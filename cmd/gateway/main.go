@@ -138,7 +138,8 @@ func (s *server) serveShared(ctx context.Context) error {
 	}
 	duties := map[string]func(context.Context) error{
 		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
-		"catalog": s.catalog.Run, "batches": s.batches.Run, "predictions": s.predicts.Run,
+		"catalog": s.catalog.Run, "budgets": s.catalog.RunBudgets, "batches": s.batches.Run,
+		"predictions": s.predicts.Run,
 	}
 	if s.listener != nil {
 		duties["hints"] = s.listener.Run

@@ -302,8 +302,8 @@ func (s *site) startGateway(change func(*Config)) *front {
 	if err := x.member.Register(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.listener.Run,
-		x.batches.Run, x.predicts.Run)
+	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.catalog.RunBudgets,
+		x.listener.Run, x.batches.Run, x.predicts.Run)
 	s.eventually("the gateway hears hints", func() bool { return x.listener.Status().Connected })
 	web := httptest.NewServer(x.gateway)
 	s.Cleanup(web.Close)

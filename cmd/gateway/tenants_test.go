@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"strings"
@@ -112,5 +113,44 @@ func TestLimitedTokensUseTheModelsOfTheirQueues(t *testing.T) {
 		if (status == 201) != may || (!may && status != 404) {
 			t.Errorf("%s: got %d %s", token, status, text)
 		}
+	}
+}
+
+// A token whose budget is spent is refused, and one that is revoked is refused while the use of GPU time cannot be read.
+func TestRevokedTokensDoNotWaitForBudgets(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	for _, name := range []string{"spent", "gone"} {
+		s.token(name, "{}", "{}")
+	}
+	s.exec(`UPDATE penstock.api_token SET flows = ARRAY[name], gpu_ms = 1000, gpu_period = 'day'`)
+	s.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+	        SELECT date_trunc('hour', now() + v.ahead, 'UTC'), q.id, 'm', 'spent', 1, 1000, 0, 0, 0, 0
+	          FROM (SELECT min(id) AS id FROM penstock.queue) q, (VALUES (interval '0'), (interval '1 day')) v(ahead)`)
+	f := s.startGateway(func(c *Config) { c.Gateway.Open = false })
+	status := func(token, method, path string) int {
+		got, _ := f.as(t, token, method, path, "application/json", `{"model":"m","messages":[]}`)
+		return got
+	}
+	s.eventually("the budget is known", func() bool {
+		return status("spent", "POST", "/v1/chat/completions") == http.StatusTooManyRequests
+	})
+	if got := status("gone", "GET", "/v1/models"); got != http.StatusOK {
+		t.Errorf("a valid token: %d", got)
+	}
+	holder, err := s.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := holder.Exec(t.Context(), `LOCK TABLE penstock.usage_hour`); err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`UPDATE penstock.api_token SET revoked_at = now() WHERE name = 'gone'`)
+	s.eventually("the revoked token is refused", func() bool {
+		return status("gone", "GET", "/v1/models") == http.StatusUnauthorized
+	})
+	if got := status("spent", "POST", "/v1/chat/completions"); got != http.StatusTooManyRequests {
+		t.Errorf("the budget was forgotten: %d", got)
 	}
 }

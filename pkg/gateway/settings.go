@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,8 +23,15 @@ type Settings struct {
 	Paused   map[string]string       `json:"paused"`  // models that may not be called, and why
 	Starts   map[string]Starts       `json:"starts"`  // by model; none: no instance may start
 	Readings map[int32]InstanceState `json:"-"`       // latest probes, by instance
+}
 
-	budgetsAt time.Time // when Budgets were read
+// SetBudgets replaces the budgets, and those of the tokens by their names.
+func (s *Settings) SetBudgets(budgets map[string]Budget) {
+	s.Budgets = budgets
+	s.Tokens = slices.Clone(s.Tokens) // a snapshot may be written from the old ones
+	for i := range s.Tokens {
+		s.Tokens[i].Budget = budgets[s.Tokens[i].Name]
+	}
 }
 
 // These read the settings. They are small tables; the queries go in one round trip.
@@ -72,10 +80,8 @@ SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.
  WHERE NOT EXISTS (SELECT FROM penstock.setting s WHERE s.name = 'scale.off' AND s.value = 'true')`
 )
 
-// budgetsEvery is for how long budgets are not read again: the sums are larger than the rest of the settings.
-const budgetsEvery = 5 * time.Second
-
-// ReadSettings reads all of them. A policy that is not valid keeps the one before, if old has it.
+// ReadSettings reads all of them but the budgets, which stay those of old. A policy that is not valid keeps the one
+// before, if old has it.
 func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, []error, error) {
 	s := Settings{
 		Policies: map[string]PoolPolicy{}, Flows: map[string]FlowState{}, Paused: map[string]string{},
@@ -90,17 +96,30 @@ func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, 
 	b.Queue(pausesSQL).Query(s.readPauses)
 	b.Queue(readingsSQL).Query(s.readReadings)
 	b.Queue(startsSQL).Query(s.readStarts)
-	if s.Budgets, s.budgetsAt = old.Budgets, old.budgetsAt; time.Since(old.budgetsAt) >= budgetsEvery {
-		s.Budgets, s.budgetsAt = map[string]Budget{}, time.Now()
-		b.Queue(budgetsSQL).Query(s.readBudgets)
-	}
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return old, nil, fmt.Errorf("read settings of the gateway: %w", err)
 	}
-	for i := range s.Tokens {
-		s.Tokens[i].Budget = s.Budgets[s.Tokens[i].Name]
-	}
+	s.SetBudgets(old.Budgets)
 	return s, wrong, nil
+}
+
+// ReadBudgets reads the budgets of tokens, by their names, and how much of each is spent. Its sums over the use of a day
+// take longer than the rest of the settings, which must not wait for them: a token that is revoked is refused at once.
+func ReadBudgets(ctx context.Context, db postgres.DB) (map[string]Budget, error) {
+	budgets := map[string]Budget{}
+	var name string
+	var seconds float64
+	var b Budget
+	_, err := pgx.ForEachRow(postgres.Query(ctx, db, budgetsSQL),
+		[]any{&name, &b.MS, &b.Period, &b.Spent, &seconds}, func() error {
+			b.Ends = time.Now().Add(time.Duration(seconds * float64(time.Second)))
+			budgets[name] = b
+			return nil
+		})
+	if err != nil {
+		return nil, fmt.Errorf("read budgets of tokens: %w", err)
+	}
+	return budgets, nil
 }
 
 func (s *Settings) readPolicies(rows pgx.Rows, old Settings, wrong *[]error) error {
@@ -155,18 +174,6 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 			t.Flows, t.Models = nil, nil
 			return nil
 		})
-	return err
-}
-
-func (s *Settings) readBudgets(rows pgx.Rows) error {
-	var name string
-	var seconds float64
-	var b Budget
-	_, err := pgx.ForEachRow(rows, []any{&name, &b.MS, &b.Period, &b.Spent, &seconds}, func() error {
-		b.Ends = time.Now().Add(time.Duration(seconds * float64(time.Second)))
-		s.Budgets[name] = b
-		return nil
-	})
 	return err
 }
 

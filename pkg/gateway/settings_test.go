@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"context"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/pgtest"
 )
@@ -27,6 +29,11 @@ func TestTheBudgetOfATokenCountsFlowsBelowItsOwn(t *testing.T) {
 	if err != nil || len(wrong) > 0 {
 		t.Fatal(err, wrong)
 	}
+	budgets, err := ReadBudgets(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.SetBudgets(budgets)
 	of := map[string]Budget{}
 	for _, token := range s.Tokens {
 		of[token.Name] = token.Budget
@@ -36,5 +43,37 @@ func TestTheBudgetOfATokenCountsFlowsBelowItsOwn(t *testing.T) {
 	}
 	if b := of["free"]; b != (Budget{}) {
 		t.Errorf("budget of a token without one is %+v", b)
+	}
+}
+
+// While the use of GPU time cannot be summed, tokens are read, and their budgets stay.
+func TestSettingsDoNotWaitForBudgets(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO penstock.api_token (name, hash, scopes, flows, gpu_ms, gpu_period, created_by)
+		VALUES ('acme', sha256('a'), '{call}', '{acme}', 1000, 'day', 'ann'), ('gone', sha256('b'), '{call}', '{gone}', 1000, 'day', 'ann')`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	holder, err := pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.WithoutCancel(t.Context())) }()
+	if _, err := holder.Exec(t.Context(), `LOCK TABLE penstock.usage_hour`); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.api_token SET revoked_at = now() WHERE name = 'gone'`); err != nil {
+		t.Fatal(err)
+	}
+	before := Budget{MS: 1000, Spent: 1000, Period: "day", Ends: time.Now().Add(time.Hour)}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	s, _, err := ReadSettings(ctx, pool, Settings{Budgets: map[string]Budget{"acme": before}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Tokens) != 1 || s.Tokens[0].Name != "acme" || s.Tokens[0].Budget != before {
+		t.Errorf("tokens are %+v, want acme alone with the budget before", s.Tokens)
 	}
 }
