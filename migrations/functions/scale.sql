@@ -3,7 +3,7 @@
 -- scale_online_running returns how many requests of a model run through gateways: the calls in flight that each reported
 -- with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is never more
 -- than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
--- Callers: scale_running.
+-- Callers: scale_running, scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_online_running(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(g.held, g.since + coalesce(g.flying, g.held))), 0)::bigint
@@ -257,7 +257,7 @@ $$;
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
 SELECT d.model, penstock.scale_running(d.model) AS running, w.waiting,
-       penstock.scale_online_waiting(d.model) AS urgent, penstock.slots_of_class(d.model, true) AS online_running,
+       penstock.scale_online_waiting(d.model) AS urgent, penstock.scale_online_running(d.model) AS online_running,
        penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.counters, s.state, u.*, g.*,
        coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
        coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95, c.starts, c.cold_seconds,

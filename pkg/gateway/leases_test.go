@@ -104,8 +104,7 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 	}
 }
 
-// A gateway keeps idle slots for what it was called for of late, and none once it has not been called for a while: slots
-// that it holds count as calls that run, and would keep the last instance of the model.
+// A gateway keeps idle slots for what it was called for of late, and none once it has not been called for a while.
 func TestSlotsOfAPoolThatIsNotCalledAreAllGivenBack(t *testing.T) {
 	t.Parallel()
 	held, peak := 64, 40.0

@@ -309,7 +309,13 @@ func TestIdleSlotsOfGatewaysAreNoRequests(t *testing.T) {
 		do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
 		           SELECT i.id, g, nextval('penstock.token_seq'), $1 FROM penstock.instance i, generate_series($2::int, $2 + $3 - 1) g`, node, first, n)
 	}
-	running := func() int { return one[int](t, db, `SELECT penstock.scale_running('llama')::int`) }
+	running := func() int {
+		n := one[int](t, db, `SELECT penstock.scale_running('llama')::int`)
+		if online := one[int](t, db, `SELECT online_running::int FROM penstock.scale_input WHERE model = 'llama'`); online != n {
+			t.Errorf("decisions read that %d requests run at gateways, want %d", online, n)
+		}
+		return n
+	}
 	lease(1, 0, 5)
 	if n := running(); n != 2 {
 		t.Errorf("%d of 5 slots with 2 calls run", n)
