@@ -252,7 +252,7 @@ func (b *bed) awaitBlocked(tx pgx.Tx) {
 // where is a condition on the record, NEW.
 func (b *bed) gate(where string) pgx.Tx {
 	b.Helper()
-	b.exec(b.pool, `CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS
+	b.exec(b.pool, `CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS
 	                $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$`)
 	b.exec(b.pool, fmt.Sprintf(`CREATE TRIGGER gate BEFORE INSERT ON penstock.lock FOR EACH ROW
 	                WHEN (NEW.node_id = %d AND %s) EXECUTE FUNCTION public.gate()`, there, where))

@@ -364,7 +364,7 @@ func TestLimitsAndQueuesAreChangedInOneOrder(t *testing.T) {
 		t.Fatal(err)
 	}
 	gate := b.begin()
-	b.exec(b.pool, `CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$`)
+	b.exec(b.pool, `CREATE FUNCTION public.gate() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NEW; END $$`)
 	b.exec(b.pool, `CREATE TRIGGER gate BEFORE UPDATE ON penstock.queue FOR EACH ROW WHEN (NEW.max_concurrent = 4) EXECUTE FUNCTION public.gate()`)
 	b.exec(gate, `SELECT pg_advisory_xact_lock(4711)`)
 	altered := later(b, func() (*Queue, error) { return alter(4) }) // has the queue's row

@@ -29,7 +29,7 @@ func TestClaimHandsOutNothingThatDoesNotCommit(t *testing.T) {
 func TestClaimReturnsAfterItsCommit(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
-	b.exec(b.pool, `CREATE FUNCTION public.linger() RETURNS trigger LANGUAGE plpgsql AS
+	b.exec(b.pool, `CREATE FUNCTION public.linger() RETURNS trigger LANGUAGE plpgsql SET lock_timeout = 0 AS
 	                $$ BEGIN PERFORM pg_advisory_xact_lock(4712); RETURN NULL; END $$`)
 	b.exec(b.pool, `CREATE CONSTRAINT TRIGGER linger AFTER INSERT ON penstock.lock DEFERRABLE INITIALLY DEFERRED
 	                FOR EACH ROW EXECUTE FUNCTION public.linger()`)
