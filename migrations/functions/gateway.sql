@@ -39,7 +39,7 @@ $$;
 
 -- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
 -- doubt left out.
--- Callers: class_room, class_slots, preempt_durable, scale_input.
+-- Callers: class_room, class_slots, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.slots_of_class(wanted text, online boolean) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT count(*)::integer
