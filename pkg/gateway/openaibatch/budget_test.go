@@ -32,7 +32,7 @@ func TestASpentBudgetDoesNotRefuseACancel(t *testing.T) {
 		"/v1/batches":                http.StatusTooManyRequests,
 		"/v1/batches/batch_1/cancel": http.StatusServiceUnavailable,
 	} {
-		r := httptest.NewRequest(http.MethodPost, path, strings.NewReader("{}"))
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader("{}"))
 		r.Header.Set("Authorization", "Bearer spent")
 		r.Header.Set("Content-Type", "application/json")
 		w := httptest.NewRecorder()
