@@ -124,3 +124,20 @@ func TestAnOutageOfInstancesTeachesNoSlack(t *testing.T) {
 		}
 	}
 }
+
+// Clients that were refused together are told different times, also those of a budget whose period ends in hours.
+func TestARetryIsSpread(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ wait, earliest, latest time.Duration }{
+		{4 * time.Second, 4 * time.Second, 5 * time.Second},
+		{50 * time.Second, 50 * time.Second, time.Minute},
+		{8 * time.Hour, 8 * time.Hour, 8*time.Hour + time.Minute},
+	} {
+		if got := jitter(c.wait, 0); got != c.earliest {
+			t.Errorf("%v becomes %v at the earliest, want %v", c.wait, got, c.earliest)
+		}
+		if got := jitter(c.wait, 1); got != c.latest {
+			t.Errorf("%v becomes %v at the latest, want %v", c.wait, got, c.latest)
+		}
+	}
+}
