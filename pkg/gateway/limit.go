@@ -7,12 +7,12 @@ import "time"
 type limiter struct {
 	slots  int
 	limit  float64
-	grown  time.Time // last time it was looked at for growth
-	used   bool      // the limit was reached since then
-	cut    time.Time // last decrease
-	queued int       // probes in a row that reported waiting inside the worker
-	tpot   float64   // time per output token in the mean of the calls, in nanoseconds
-	paced  int       // calls in it; it begins anew with each decrease
+	grown  time.Time     // last time it was looked at for growth
+	used   bool          // the limit was reached since then
+	cut    time.Time     // last decrease
+	queued int           // probes in a row that reported waiting inside the worker
+	tokens int           // output tokens of streams that were not judged yet
+	took   time.Duration // in which they were made
 }
 
 const (
@@ -23,6 +23,7 @@ const (
 	kvFull      = 0.90
 	staleAfter  = 5 * time.Second // older readings say nothing
 	probesQueue = 2               // probes with waiting requests that make a sign
+	paceTokens  = 16              // output tokens that are judged together: of fewer, one pause decides
 )
 
 func newLimiter(slots int, now time.Time) limiter {
@@ -66,20 +67,25 @@ func (l *limiter) report(now, at time.Time, queued *int, kv *float64) {
 	}
 }
 
-// pace takes in the time per output token of a call, and the most that clients accept. The limit falls when the mean
-// over calls is above that. A call that began before the last decrease says nothing of the limit that holds since.
-func (l *limiter) pace(now, began time.Time, tpot, most time.Duration) {
-	if most <= 0 || tpot <= 0 || began.Before(l.cut) {
+// pace takes in for how long a stream made how many output tokens, and the most per token that clients accept. The
+// limit falls when paceTokens tokens or more, of one stream or of several, took longer. A call that began before the
+// last decrease says nothing of the limit that holds since.
+func (l *limiter) pace(now, began time.Time, took time.Duration, tokens int, most time.Duration) {
+	if most <= 0 || tokens <= 0 || began.Before(l.cut) {
 		return
 	}
-	l.paced++
-	l.tpot = mean(l.tpot, float64(tpot), l.paced)
-	if l.tpot > float64(most) {
-		l.fall(now)
-		l.paced = 0
+	l.tokens += tokens
+	l.took += took
+	if l.tokens < paceTokens {
+		return
 	}
+	if l.took > time.Duration(l.tokens)*most {
+		l.fall(now)
+	}
+	l.tokens, l.took = 0, 0
 }
 
+// fall lowers the limit, unless it fell a moment ago.
 func (l *limiter) fall(now time.Time) {
 	if !l.cut.IsZero() && now.Sub(l.cut) < limitPause {
 		return

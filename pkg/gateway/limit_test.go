@@ -61,6 +61,7 @@ func TestSlowTokensLowerTheLimit(t *testing.T) {
 		"slow":       {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, true},
 		"fast":       {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: 2 * time.Second, TokensOut: 21}, false},
 		"no limit":   {0, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, false},
+		"few tokens": {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: paceTokens}, false},
 		"whole":      {80 * time.Millisecond, Taken{Took: 3 * time.Second, TokensOut: 21}, false},
 		"one token":  {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 1}, false},
 		"no room":    {80 * time.Millisecond, Taken{Busy: true}, true}, // as before

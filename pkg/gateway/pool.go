@@ -92,12 +92,13 @@ type Taken struct {
 	Doubt               bool          // it may still run: the slot is not idle
 }
 
-// tpot is the time per output token behind the first one; 0: not known.
-func (u Taken) tpot() time.Duration {
+// streamed is for how long a stream made its output tokens behind the first one, and how many those are; 0 if that is
+// not known.
+func (u Taken) streamed() (took time.Duration, tokens int) {
 	if u.First <= 0 || u.TokensOut < 2 {
-		return 0
+		return 0, 0
 	}
-	return (u.Took - u.First) / time.Duration(u.TokensOut-1)
+	return u.Took - u.First, int(u.TokensOut) - 1
 }
 
 // Pool is the admission of one model: see the package's documentation. It is not safe for concurrent
@@ -413,7 +414,8 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 		i.coolFor = 0
 		i.limit.grow(now, i.flying+1)
 		if !u.Failed {
-			i.limit.pace(now, r.began, u.tpot(), p.policy.TPOTMax.Duration())
+			took, tokens := u.streamed()
+			i.limit.pace(now, r.began, took, tokens, p.policy.TPOTMax.Duration())
 		}
 	}
 	p.learn(r, i, u, actual)

@@ -220,10 +220,10 @@ func TestChunksAreSentAtOnce(t *testing.T) {
 func TestStreamThatIsTooSlowLowersTheLimit(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(_ *Config, m *ModelState) {
-		m.Policy.TPOTMax = worker.Seconds(time.Millisecond)
+		m.Policy.TPOTMax = worker.Seconds(100 * time.Microsecond)
 	}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
-		for _, chunk := range []string{`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":3}}`} {
+		for _, chunk := range []string{`{"choices":[{"delta":{"content":"a"}}]}`, `{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":21}}`} {
 			_, _ = fmt.Fprintf(w, "data: %s\n\n", chunk)
 			_ = http.NewResponseController(w).Flush()
 			time.Sleep(20 * time.Millisecond)
