@@ -1,4 +1,4 @@
-package openaibatch
+package main
 
 import (
 	"crypto/sha256"
@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/gateway/openaibatch"
+	"github.com/penstock/penstock/pkg/gateway/prediction"
 )
 
 // A client whose budget of GPU time is spent can still cancel: that creates no work. The database is away here, which
@@ -27,10 +29,13 @@ func TestASpentBudgetDoesNotRefuseACancel(t *testing.T) {
 		Hash: sha256.Sum256([]byte("spent")), Name: "spent", Flows: []string{"spent"},
 		Budget: gateway.Budget{MS: 1, Spent: 1, Period: "hour", Ends: time.Now().Add(time.Hour)},
 	}})
-	New(Config{}, g, db).Mount()
+	openaibatch.New(openaibatch.Config{}, g, db).Mount()
+	prediction.New(prediction.Config{}, g, db).Mount()
 	for path, want := range map[string]int{
 		"/v1/batches":                http.StatusTooManyRequests,
 		"/v1/batches/batch_1/cancel": http.StatusServiceUnavailable,
+		"/v1/predictions":            http.StatusTooManyRequests,
+		"/v1/predictions/1-1/cancel": http.StatusServiceUnavailable,
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader("{}"))
 		r.Header.Set("Authorization", "Bearer spent")
