@@ -5,19 +5,35 @@ import (
 	"testing"
 )
 
-// newOutage makes a queue of a model that has had no instance for longer than its entries wait.
-func (b *bed) newOutage(onFailure string) *Queue {
+// queueOfFlux makes a queue of a model with one instance, whose entries fail where there is none for 10 ms.
+func (b *bed) queueOfFlux(onFailure string) *Queue {
 	b.Helper()
 	b.exec(b.pool, `SELECT penstock.register_model('flux', '{"protocol": "cog"}')`)
 	q, err := Alter(b.ctx, b.pool, "flux", map[string]any{
 		"on_no_instance": "fail", "no_instance_timeout": "10 ms", "on_failure": onFailure,
 	})
 	b.must(err)
+	b.exec(b.pool, `
+INSERT INTO penstock.instance (model, server, endpoint, slots, state)
+VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
 	return q
 }
 
+// failInPasses lets entries fail in passes of two ready rows each, and returns how many did.
+func (b *bed) failInPasses(q *Queue, passes int) (failed int) {
+	b.Helper()
+	for range passes {
+		n, err := q.FailWithoutInstance(b.ctx, 2)
+		b.must(err)
+		failed += n
+	}
+	return failed
+}
+
+// beginOutage takes the instance away, a minute ago.
 func (b *bed) beginOutage() {
 	b.Helper()
+	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
 	b.must(NoteOutages(b.ctx, b.pool))
 	b.exec(b.pool, `UPDATE penstock.model_outage SET since = since - interval '1 minute'`)
 }
@@ -26,13 +42,11 @@ func (b *bed) beginOutage() {
 // for an operator.
 func TestAnOutageReadsNoEntriesThatAreNotDue(t *testing.T) {
 	b := newBed(t, Config{})
-	q := b.newOutage("continue")
-	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	q := b.queueOfFlux("continue")
 	push := func(sql string) {
 		b.exec(b.pool, `SELECT count(penstock.push('flux', '{}', `+sql+`)) FROM generate_series(1, 20) i`)
 	}
 	push(`lock_key => 'early-' || i % 2`)
-	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
 	b.beginOutage()
 	x := b.explainer()
 	cost := func() int {
@@ -54,22 +68,14 @@ SELECT -i, $1, 'initial', 1, now() + interval '1 hour', '{}' FROM generate_serie
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE queue_id = $1`, q.ID), 20000)
 }
 
-// Ready rows of blocked keys are in nobody's way, however many there are: each pass makes progress.
+// However many ready rows of blocked keys there are, each pass makes progress.
 func TestAnOutageGoesOnBehindBlockedKeys(t *testing.T) {
 	b := newBed(t, Config{})
-	q := b.newOutage("block_key")
-	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	q := b.queueOfFlux("block_key")
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k' || i % 10) FROM generate_series(1, 30) i`)
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
-	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
 	b.beginOutage()
-	var failed int
-	for range 10 { // of two ready rows each
-		n, err := q.FailWithoutInstance(b.ctx, 2)
-		b.must(err)
-		failed += n
-	}
-	b.want(failed, 11) // the first of each key, which blocks it, and the solo one
+	b.want(b.failInPasses(q, 10), 11) // the first of each key, which blocks it, and the solo one
 	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
 	b.exec(b.pool, `UPDATE penstock.instance SET state = 'ready'`)
 	b.exec(b.pool, `SELECT penstock.unblock_keys('flux')`)
@@ -79,21 +85,13 @@ func TestAnOutageGoesOnBehindBlockedKeys(t *testing.T) {
 // Ready rows of lock keys that have no claimable entry are taken away, so that the rows behind them are read.
 func TestAnOutageGoesOnBehindKeysWithoutEntries(t *testing.T) {
 	b := newBed(t, Config{})
-	q := b.newOutage("continue")
-	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
+	q := b.queueOfFlux("continue")
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
-	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
 	b.exec(b.pool, `
 INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
 SELECT $1, 1, '', i, 'gone-' || i FROM generate_series(1, 6) i`, q.ID)
 	b.beginOutage()
-	var failed int
-	for range 4 { // of two ready rows each
-		n, err := q.FailWithoutInstance(b.ctx, 2)
-		b.must(err)
-		failed += n
-	}
-	b.want(failed, 1)
+	b.want(b.failInPasses(q, 4), 1)
 	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE queue_id = $1`, q.ID), 0)
 }
 
@@ -101,14 +99,12 @@ SELECT $1, 1, '', i, 'gone-' || i FROM generate_series(1, 6) i`, q.ID)
 // other entries.
 func TestAnOutageFailsTheEntriesBehindALockWhenItEnds(t *testing.T) {
 	b := newBed(t, Config{})
-	q := b.newOutage("continue")
+	q := b.queueOfFlux("continue")
 	b.q = q
-	b.exec(b.pool, `INSERT INTO penstock.instance (model, server, endpoint, slots, state) VALUES ('flux', 'a', 'http://127.0.0.1:9/', 4, 'ready')`)
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k')`)
 	running := b.claimOne()
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', lock_key => 'k', flow => 'flow-' || i) FROM generate_series(1, 30) i`)
 	b.exec(b.pool, `SELECT penstock.push('flux', '{}', priority => 9)`)
-	b.exec(b.pool, `UPDATE penstock.instance SET state = 'unhealthy'`)
 	b.beginOutage()
 	n, err := q.FailWithoutInstance(b.ctx, 2)
 	b.must(err)
