@@ -48,11 +48,11 @@ const (
 	peakNone   = 0.05 // a peak below has been over for half a minute or longer: nothing is kept
 )
 
-// surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the
-// recent peak + 2, and, while other nodes go without, all beyond what is in flight now and what waits,
-// or beyond the gateway's share. A pool that has not been called of late keeps none, so that nodes need not ask for
-// slots that are of no use here. Where other nodes miss slots below their
-// shares, busy slots beyond the gateway's go back when their calls end: a pool whose requests wait has no idle ones.
+// surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the recent
+// peak + 2, and, while other nodes go without, all beyond the calls in flight and those that wait, or beyond the
+// gateway's share. A pool that has not been called of late keeps none, so that other nodes need not ask for slots
+// that are of no use here. Where other nodes miss slots below their shares, busy slots beyond the gateway's go back
+// when their calls end: a pool whose requests wait has no idle ones.
 func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey) {
 	s := l.supplyOf(g.model)
 	g.do(func(now time.Time, p *Pool) {

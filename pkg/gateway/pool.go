@@ -400,7 +400,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	}
 	if p.owed > 0 && !u.Doubt && i.holds(r.slot) {
 		p.owed--
-		p.left = append(p.left, r.slot) // it stays busy: until the database has it back it is nobody else's
+		p.left = append(p.left, r.slot) // it stays busy until it is given back
 		i.forget(r.estimate)
 	} else {
 		i.release(r.slot, r.estimate)

@@ -39,10 +39,10 @@ func watchStep(watched time.Duration) time.Duration {
 	return min(max(watched/50, watchStepMin), watchStepMax)
 }
 
-// watch probes a start in short steps until it ends, and stores what changes. The claim on its probe is
-// renewed meanwhile: nobody else probes it, so that the ordinary probe takes place here when it is due. That one frees
-// orphaned slots, and decides by what the database holds of the instance whether it still starts. Where too many are
-// watched it returns, and the start is probed when that is due.
+// watch probes a start in short steps until it ends, and stores what changes. The claim on its probe is renewed
+// meanwhile: no other process probes it, so that the ordinary probe takes place here when it is due. That one frees
+// orphaned slots, and decides by what the database holds of the instance whether it still starts. Where too many
+// are watched it returns, and the start is probed when that is due.
 func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 	select {
 	case p.starts <- struct{}{}:
