@@ -106,19 +106,20 @@ func (p *SlotPool) assignOn(e *Endpoint) *slotRef {
 func (h *slotRef) release() {
 	p := h.pool
 	p.mu.Lock()
-	l := p.stateOf(h.model).ledger
+	state := p.stateOf(h.model)
+	l := state.ledger
 	now := time.Now()
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
-	wanted := owed && now.Before(p.stateOf(h.model).wanted) && l.held[h.slot.slotKey] == h.slot
-	leaving := len(l.leaving) > 0
+	wanted := owed && now.Before(state.wanted) && l.held[h.slot.slotKey] == h.slot
 	if wanted {
-		l.lose(h.slot) // the permit of the run that has ended goes back without it
+		l.depart(h.slot) // the permit of the run that has ended goes back without it
 	}
+	leaving := len(l.leaving) > 0
 	p.mu.Unlock()
 	if wanted {
-		p.sendOver(h.model, []*heldSlot{h.slot})
+		go p.sendLeaving(h.model)
 		return
 	}
 	if owed || leaving {

@@ -101,41 +101,43 @@ const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
 // miss some. It does not block.
 func (p *SlotPool) HandOver(model string) {
 	p.mu.Lock()
-	out := p.stateOf(model).ledger.yield()
+	leaving := p.stateOf(model).ledger.yield()
 	p.mu.Unlock()
-	if len(out) > 0 {
-		p.sendOver(model, out)
+	if leaving {
+		go p.sendLeaving(model)
 	}
 }
 
-// sendOver hands over slots that have left the ledger.
-func (p *SlotPool) sendOver(model string, out []*heldSlot) {
-	go func() {
-		p.talk.Lock() // verify must not miss the slots while they are on their way
-		defer p.talk.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
-		defer cancel()
-		instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
-		if _, err := p.db.Exec(ctx, handOverSQL, model, p.node(), instances, numbers, tokens); err != nil {
-			p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
-			p.lostAnswer()
-		}
-	}()
+// sendLeaving hands over the slots of a model that leave this node.
+func (p *SlotPool) sendLeaving(model string) {
+	p.talk.Lock()
+	defer p.talk.Unlock()
+	p.mu.Lock()
+	out := p.stateOf(model).ledger.takeLeaving()
+	p.mu.Unlock()
+	if len(out) == 0 {
+		return // given back meanwhile
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+	defer cancel()
+	instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
+	if _, err := p.db.Exec(ctx, handOverSQL, model, p.node(), instances, numbers, tokens); err != nil {
+		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
+		p.lostAnswer()
+	}
 }
 
-// yield removes from the ledger and returns the idle slots without a permit.
-func (l *slotLedger) yield() (out []*heldSlot) {
+// yield lets the idle slots without a permit leave. It says whether there are any.
+func (l *slotLedger) yield() bool {
 	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	for _, s := range l.instances {
 		spare += len(s.idle)
 	}
 	for _, s := range l.instances {
 		for spare > 0 && len(s.idle) > 0 {
-			h := s.idle[0]
-			l.lose(h)
-			out = append(out, h)
+			l.depart(s.idle[0])
 			spare--
 		}
 	}
-	return out
+	return len(l.leaving) > 0
 }

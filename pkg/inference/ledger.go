@@ -25,7 +25,7 @@ type slotLedger struct {
 	unassigned int         // permits acquired and not assigned to a slot
 	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
 	share      int         // how many slots this node may hold while others go without; -1: no other node does
-	leaving    []*heldSlot // not to be used again, and to be given back
+	leaving    []*heldSlot // not to be used again; until they are given back the database has them as this node's
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
 	relief  int            // free slots of the others, when last counted
@@ -213,6 +213,20 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	}
 }
 
+// depart lets a slot leave: takeLeaving returns it once. Whoever gives it back takes it in the exchange with the
+// database that does so: a comparison that runs at the same time would take the slot for one of this node's.
+func (l *slotLedger) depart(h *heldSlot) {
+	l.lose(h)
+	l.leaving = append(l.leaving, h)
+}
+
+// takeLeaving removes from the ledger and returns the slots that leave.
+func (l *slotLedger) takeLeaving() []*heldSlot {
+	out := l.leaving
+	l.leaving = nil
+	return out
+}
+
 // isLeaving says whether a slot is about to be given back.
 func (l *slotLedger) isLeaving(key slotKey, token int64) bool {
 	return slices.ContainsFunc(l.leaving, func(h *heldSlot) bool { return h.slotKey == key && h.token == token })
@@ -233,8 +247,7 @@ func (l *slotLedger) relieve(h *heldSlot, permits int) {
 		return
 	}
 	l.relief--
-	l.lose(h)
-	l.leaving = append(l.leaving, h)
+	l.depart(h)
 }
 
 func (l *slotLedger) holdsPressed() bool {
@@ -264,8 +277,7 @@ func (l *slotLedger) retire(s *instanceSlots) {
 	}
 	for _, h := range slices.Clone(s.idle) {
 		if h.number >= s.limit {
-			l.lose(h)
-			l.leaving = append(l.leaving, h)
+			l.depart(h)
 		}
 	}
 }
@@ -274,8 +286,7 @@ func (l *slotLedger) retire(s *instanceSlots) {
 // long, on an instance that is not usable, on a pressed one where another has a free slot, or beyond its
 // share while others go without. Permits that are out keep theirs.
 func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
-	out := l.leaving
-	l.leaving = nil
+	out := l.takeLeaving()
 	spare := 0
 	for id, s := range l.instances {
 		if usable(id) {

@@ -1,10 +1,15 @@
 package inference
 
 import (
+	"context"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -40,28 +45,28 @@ func (c *contended) starve() {
 	}
 }
 
-// A node hands over the slots whose runs end while a gateway misses some, down to its share and no further.
-func TestRunsThatEndLeaveTheNodeItsShareWhileGatewaysMissSlots(t *testing.T) {
-	c := newContended(t)
+// busyNode returns a node's pool with a call on each slot that it can get, while the gateway misses some and has said so.
+// giveBack gives the permits of the calls back.
+func (c *contended) busyNode(db postgres.DB) (pool *SlotPool, calls []*slotRef, giveBack func()) {
+	c.Helper()
 	node := c.node(time.Minute)
-	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, RetryInterval: time.Nanosecond}}, c.pool,
+	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, RetryInterval: time.Nanosecond}}, db,
 		func() invalidation.NodeID { return node })
 	c.must(s.Registry.Refresh(c.ctx))
 	held := 0
-	for n, release := s.Pool.Take(c.queue.Name, 64, 64); n > 0; n, release = s.Pool.Take(c.queue.Name, 64, 64) {
+	n, release := s.Pool.Take(c.queue.Name, 64, 64)
+	for ; n > 0; n, _ = s.Pool.Take(c.queue.Name, 64, 64) {
 		held += n
-		defer release(n)
 	}
-	var calls []*slotRef
 	for range held {
 		call, _ := s.Pool.assign(c.model.Name, slotRequest{})
 		if call == nil {
-			t.Fatalf("%d of %d permits had a slot", len(calls), held)
+			c.Fatalf("%d of %d permits had a slot", len(calls), held)
 		}
 		calls = append(calls, call)
 	}
 	if held != 7 {
-		t.Fatalf("the node got %d of 8 slots, want all but the one that is kept for online calls", held)
+		c.Fatalf("the node got %d of 8 slots, want all but the one that is kept for online calls", held)
 	}
 	c.starve()
 	c.must(s.Pool.readShares(c.ctx))
@@ -69,13 +74,67 @@ func TestRunsThatEndLeaveTheNodeItsShareWhileGatewaysMissSlots(t *testing.T) {
 	state := s.Pool.stateOf(c.model.Name)
 	state.wanted = time.Now().Add(time.Hour) // as a hint does, for longer than the test takes
 	s.Pool.mu.Unlock()
+	return s.Pool, calls, func() { release(held) }
+}
+
+// A node hands over the slots whose runs end while a gateway misses some, down to its share and no further.
+func TestRunsThatEndLeaveTheNodeItsShareWhileGatewaysMissSlots(t *testing.T) {
+	c := newContended(t)
+	pool, calls, giveBack := c.busyNode(c.pool)
+	defer giveBack()
 	for _, call := range calls {
 		call.release()
 	}
-	if n := s.Pool.Tallies()[c.model.Name].Held; n != durableShare {
+	if n := pool.Tallies()[c.model.Name].Held; n != durableShare {
 		t.Errorf("the node keeps %d slots, want its share of %d", n, durableShare)
 	}
-	c.await(1+held-durableShare, `SELECT count(*) FROM penstock.slot WHERE node_id = $1`, c.gateway)
+	c.await(1+len(calls)-durableShare, `SELECT count(*) FROM penstock.slot WHERE node_id = $1`, c.gateway)
+}
+
+// slowAnswer is a database whose answer to the question which slots are held waits.
+type slowAnswer struct {
+	postgres.DB
+	asked  chan struct{} // holds one: the question has reached the database
+	answer chan struct{} // closed: the answer may go on
+}
+
+func (s slowAnswer) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := s.DB.Query(ctx, sql, args...)
+	if sql == heldSlotsSQL {
+		s.asked <- struct{}{}
+		<-s.answer
+	}
+	return rows, err
+}
+
+// A comparison with the database that was under way when a slot was let go has it as the node's: the node must not use
+// it again, since a gateway gets it right after.
+func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
+	for name, idle := range map[string]bool{"its run ends": false, "it was idle": true} {
+		t.Run(name, func(t *testing.T) {
+			c := newContended(t)
+			db := slowAnswer{c.pool, make(chan struct{}, 1), make(chan struct{})}
+			pool, calls, giveBack := c.busyNode(db)
+			var compared sync.WaitGroup
+			compared.Go(func() { c.must(pool.Renew(c.ctx)) })
+			<-db.asked
+			for _, call := range calls {
+				call.release()
+			}
+			giveBack()
+			kept := durableShare
+			if idle {
+				pool.HandOver(c.model.Name)
+				kept = 0
+			}
+			close(db.answer)
+			compared.Wait()
+			if n := pool.Tallies()[c.model.Name].Held; n != kept {
+				t.Errorf("the node has %d slots after the comparison, want the %d that it kept", n, kept)
+			}
+			c.await(kept, `SELECT count(*) FROM penstock.slot s JOIN penstock.node n ON n.id = s.node_id WHERE n.kind = 'task'`)
+		})
+	}
 }
 
 // Runs are preempted for a gateway down to the share of task nodes and no further, however often it asks.
