@@ -22,27 +22,35 @@ const endSeq = 1 << 30
 
 // Events of the end of a stream, by their number.
 const (
-	endOutput = 1 // an output that was not streamed
+	endOutput = 1 // output that was not streamed
 	endDone   = 2
 )
 
 // String returns the place as the id of an event.
 func (p place) String() string { return fmt.Sprintf("%d-%d-%d-%d", p.token, p.seq, p.event, p.bytes) }
 
-// readPlace reads an id that String has made. Anything else is the beginning of the stream.
-func readPlace(id string) place {
+// errPlace refuses an id that String has not made, as those of three parts that earlier versions gave. To take it for
+// the beginning of the stream would repeat what its client has.
+var errPlace = errors.New("Last-Event-ID is not the id of an event of this stream: " +
+	"connect without it to read the stream from its beginning")
+
+// readPlace reads an id that String has made; the empty id is the beginning of the stream. The error is errPlace.
+func readPlace(id string) (place, error) {
+	if id == "" {
+		return place{}, nil
+	}
 	parts := strings.Split(id, "-")
 	if len(parts) != 4 {
-		return place{}
+		return place{}, errPlace
 	}
 	token, err1 := strconv.ParseInt(parts[0], 10, 64)
 	seq, err2 := strconv.ParseUint(parts[1], 10, 31)
 	event, err3 := strconv.ParseUint(parts[2], 10, 31)
 	bytes, err4 := strconv.ParseUint(parts[3], 10, 31)
 	if errors.Join(err1, err2, err3, err4) != nil || token < 0 {
-		return place{}
+		return place{}, errPlace
 	}
-	return place{token, int(seq), int(event), int(bytes)} //nolint:gosec // 31 bits
+	return place{token, int(seq), int(event), int(bytes)}, nil //nolint:gosec // 31 bits
 }
 
 // piece is a piece of output of a run: whole server-sent events of the worker.

@@ -49,7 +49,11 @@ func TestFollowerGoesOnBehindAnyEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, d := range list {
-			again := newFollower(readPlace(d.at.String()))
+			at, err := readPlace(d.at.String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			again := newFollower(at)
 			var rest []delta
 			for { // as the beat reads: what is behind the cursor, a piece at a time
 				token, seq := again.cursor()
@@ -170,9 +174,26 @@ func FuzzReadPlace(f *testing.F) {
 	f.Add("-1-2-3-4")
 	f.Add("7-99999999999-1-1")
 	f.Fuzz(func(t *testing.T, id string) {
-		p := readPlace(id)
-		if p.token < 0 || p.seq < 0 || p.event < 0 || p.bytes < 0 || readPlace(p.String()) != p {
+		p, err := readPlace(id)
+		if err != nil {
+			return
+		}
+		again, err := readPlace(p.String())
+		if p.token < 0 || p.seq < 0 || p.event < 0 || p.bytes < 0 || again != p || err != nil {
 			t.Errorf("%q is read as %s", id, p)
 		}
 	})
+}
+
+// An id that is not of this stream is refused: read as the beginning, it would repeat what the client has.
+func TestPlacesOfOtherStreamsAreRefused(t *testing.T) {
+	t.Parallel()
+	if at, err := readPlace(""); err != nil || at != (place{}) {
+		t.Errorf("no id: got %v, %v", at, err)
+	}
+	for _, id := range []string{"7-3-1", "7-3-1-9-2", "x", "7-3-1-x", "-7-3-1"} {
+		if at, err := readPlace(id); !errors.Is(err, errPlace) {
+			t.Errorf("%s: got %v, %v", id, at, err)
+		}
+	}
 }

@@ -88,6 +88,8 @@ func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) 
 	status, detail := gateway.ErrorOf(err)
 	gateway.SetRetryAfter(w, err)
 	switch {
+	case errors.Is(err, errPlace):
+		status, detail = http.StatusBadRequest, err.Error()
 	case errors.Is(err, errNone):
 		status, detail = http.StatusNotFound, "there is no prediction "+strconv.Quote(r.PathValue("id"))
 	case errors.Is(err, invalidation.ErrPayloadTooLarge), errors.Is(err, invalidation.ErrInvalid):

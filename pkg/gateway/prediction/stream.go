@@ -32,7 +32,11 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, err)
 		return
 	}
-	last := readPlace(r.Header.Get("Last-Event-ID"))
+	last, err := readPlace(r.Header.Get("Last-Event-ID"))
+	if err != nil {
+		s.refuse(w, r, err)
+		return
+	}
 	if last.seq == endSeq && last.event == endDone {
 		w.WriteHeader(http.StatusNoContent) // there is no more: do not connect again
 		return
