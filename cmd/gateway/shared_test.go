@@ -134,6 +134,9 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if ask.Stream {
 		w.Header().Set("Content-Type", "text/event-stream")
 		if len(ask.Tools) > 0 {
+			for i := range ask.Chunks {
+				_, _ = fmt.Fprintf(w, "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"t%d\"}}]}\n\n", i)
+			}
 			_, _ = io.WriteString(w, `data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1",`+
 				`"type":"function","function":{"name":"weather","arguments":"{}"}}]},"finish_reason":"tool_calls"}]}`+
 				"\n\ndata: [DONE]\n\n")

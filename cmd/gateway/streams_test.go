@@ -159,6 +159,39 @@ func TestStreamOfAnAnswerWithoutText(t *testing.T) {
 	}
 }
 
+// Behind the texts of an answer that calls a tool comes what the stream did not have: the result without the texts.
+func TestStreamOfTextAndACallOfATool(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	s.startNode(2)
+	_, p := f.predict(t, "/v1/predictions",
+		`{"version":"m","stream":true,"input":{"prompt":"x","chunks":2,"tools":[{"type":"function"}]}}`)
+	first := openStream(t, p.URLs.Stream, "")
+	var ids []string
+	for _, want := range []string{"output:t0", "output:t1", "output:{", "done:{}"} {
+		event, id := first.next()
+		if !strings.HasPrefix(event, want) || id == "" {
+			t.Fatalf("got %s with id %q, want %s", event, id, want)
+		}
+		if want == "output:{" && (!strings.Contains(event, `"name":"weather"`) || strings.Contains(event, "t0")) {
+			t.Errorf("behind the texts: got %s", event)
+		}
+		ids = append(ids, id)
+	}
+	if rest := openStream(t, p.URLs.Stream, ids[1]).rest(); !strings.HasPrefix(rest, `output:{"choices"`) {
+		t.Errorf("behind the last text: got %s", rest)
+	}
+	if rest := openStream(t, p.URLs.Stream, ids[2]).rest(); rest != "done:{}" {
+		t.Errorf("behind the call of the tool: got %s", rest)
+	}
+	// A log that lacks a text is told here too.
+	s.exec(`UPDATE penstock.output SET data = convert_to(replace(convert_from(data, 'UTF8'), 't1', ''), 'UTF8')`)
+	if rest := openStream(t, p.URLs.Stream, "").rest(); !strings.HasPrefix(rest, "output:t0 error:") {
+		t.Errorf("a log with a gap: got %s", rest)
+	}
+}
+
 // The texts of generate_stream come as they are made, and the stream is that of the result.
 func TestStreamOfTheOpenInferenceProtocol(t *testing.T) {
 	t.Parallel()

@@ -87,8 +87,11 @@ func (f *follower) cursor() (token int64, seq int) {
 // began says whether pieces of the run were read for the client.
 func (f *follower) began() bool { return f.at.seq > 0 }
 
-// wrote says whether the client has output of the run. Pieces need not have any: calls of tools have no text.
-func (f *follower) wrote() bool { return f.at.bytes > 0 || f.at.seq == endSeq }
+// hasTexts says whether the client has texts of the run. Pieces need not have any: calls of tools have none.
+func (f *follower) hasTexts() bool { return f.at.bytes > 0 }
+
+// hasAll says whether the client has the whole output: events of the end come behind it.
+func (f *follower) hasAll() bool { return f.at.seq == endSeq }
 
 // delta is an event of output.
 type delta struct {
@@ -128,7 +131,7 @@ func (f *follower) check(texts []string) error {
 		want += len(text)
 	}
 	switch {
-	case f.at.seq == endSeq || f.at.bytes == 0: // it has the output, or gets it whole
+	case f.hasAll() || !f.hasTexts(): // it has the output, or gets it whole
 		return nil
 	case texts != nil && f.at.bytes == want:
 		return nil // though the pieces may be gone

@@ -97,7 +97,7 @@ func TestFollowerRefusesWhatDoesNotFollow(t *testing.T) {
 		if texts(list) != c.text || !errors.Is(err, c.err) {
 			t.Errorf("%s: got %q, %v", name, texts(list), err)
 		}
-		if errors.Is(err, errAnew) && (f.at != place{token: 8} || f.wrote()) {
+		if errors.Is(err, errAnew) && (f.at != place{token: 8} || f.hasTexts()) {
 			t.Errorf("%s: the client goes on at %s", name, f.at)
 		}
 	}
@@ -142,13 +142,13 @@ func TestFollowerKnowsThatPiecesHadNoText(t *testing.T) {
 	if list, err := f.take([]piece{{7, 1, call}, {7, 2, call}}); len(list) > 0 || err != nil {
 		t.Fatalf("got %v, %v", list, err)
 	}
-	if f.wrote() || f.check(nil) != nil {
+	if f.hasTexts() || f.check(nil) != nil {
 		t.Errorf("output is taken for sent: %+v", f.at)
 	}
 	if _, err := f.take([]piece{{8, 1, chunks("new")}}); !errors.Is(err, errAnew) {
 		t.Errorf("a later run: %v", err)
 	}
-	if !newFollower(place{7, endSeq, endOutput, 0}).wrote() {
+	if !newFollower(place{7, endSeq, endOutput, 0}).hasAll() {
 		t.Error("the whole output would come twice")
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"slices"
 
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -53,13 +54,13 @@ type message struct {
 	Content string `json:"content"`
 }
 
-// outputOf is the output of a prediction that has succeeded: of a chat the texts of its choices, as a list, of
-// everything else the result of the worker.
+// outputOf is the output of a prediction that has succeeded: of a chat that calls no tools the texts of its choices, as
+// a list, of everything else the result of the worker.
 func outputOf(p row) json.RawMessage {
 	if p.Result == nil {
 		return json.RawMessage("null")
 	}
-	if texts := textsOf(p.Result); p.RunsChat && texts != nil {
+	if texts := textsOf(p.Result); p.RunsChat && texts != nil && !callsTools(p.Result) {
 		if list, err := json.Marshal(texts); err == nil { // texts always have a form in JSON
 			return list
 		}
@@ -67,24 +68,35 @@ func outputOf(p row) json.RawMessage {
 	return p.Result
 }
 
-// textsOf reads the texts of the choices of an answer; nil: it has none, or calls tools beside them.
-func textsOf(answer json.RawMessage) (texts []string) {
+// choice is a choice of an answer, as far as its output is told by it.
+type choice struct {
+	Message struct {
+		Content *string           `json:"content"`
+		Calls   []json.RawMessage `json:"tool_calls"`
+	} `json:"message"`
+	Text *string `json:"text"`
+}
+
+// choicesOf reads the choices of an answer; nil: it has none.
+func choicesOf(answer json.RawMessage) []choice {
 	var a struct {
-		Choices []struct {
-			Message struct {
-				Content *string           `json:"content"`
-				Calls   []json.RawMessage `json:"tool_calls"`
-			} `json:"message"`
-			Text *string `json:"text"`
-		} `json:"choices"`
+		Choices []choice `json:"choices"`
 	}
 	if json.Unmarshal(answer, &a) != nil {
 		return nil
 	}
-	for _, c := range a.Choices {
+	return a.Choices
+}
+
+// callsTools says whether an answer calls tools: then its texts are not the whole of it.
+func callsTools(answer json.RawMessage) bool {
+	return slices.ContainsFunc(choicesOf(answer), func(c choice) bool { return len(c.Message.Calls) > 0 })
+}
+
+// textsOf reads the texts of the choices of an answer, also of those that call tools; nil: it has none.
+func textsOf(answer json.RawMessage) (texts []string) {
+	for _, c := range choicesOf(answer) {
 		switch {
-		case len(c.Message.Calls) > 0:
-			return nil
 		case c.Message.Content != nil:
 			texts = append(texts, *c.Message.Content)
 		case c.Text != nil:
@@ -104,4 +116,37 @@ func streamedTexts(answer json.RawMessage) []string {
 		return []string{*generated.Text}
 	}
 	return textsOf(answer)
+}
+
+// withoutTexts is an answer that calls tools with null for the contents of its messages, which their client has.
+func withoutTexts(answer json.RawMessage) (json.RawMessage, error) {
+	var fields map[string]json.RawMessage
+	var choices []map[string]json.RawMessage
+	if err := json.Unmarshal(answer, &fields); err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(fields["choices"], &choices); err != nil {
+		return nil, err
+	}
+	for _, c := range choices {
+		if c["message"] == nil {
+			continue
+		}
+		var message map[string]json.RawMessage
+		if err := json.Unmarshal(c["message"], &message); err != nil {
+			return nil, err
+		}
+		message["content"] = json.RawMessage("null")
+		text, err := json.Marshal(message)
+		if err != nil {
+			return nil, err
+		}
+		c["message"] = text
+	}
+	text, err := json.Marshal(choices)
+	if err != nil {
+		return nil, err
+	}
+	fields["choices"] = text
+	return json.Marshal(fields)
 }

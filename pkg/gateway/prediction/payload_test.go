@@ -59,3 +59,25 @@ func TestEveryOutcomeEndsAPredictionForItsClient(t *testing.T) {
 		}
 	}
 }
+
+func TestOutputBehindTheTextsIsTheResultWithoutThem(t *testing.T) {
+	t.Parallel()
+	calls := json.RawMessage(`{"id":"1","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant",` +
+		`"content":"a < b","tool_calls":[{"id":"c"}]}},{"index":1,"text":"no message"}],"usage":{"total_tokens":3}}`)
+	want := `{"id":"1","choices":[{"index":0,"finish_reason":"tool_calls","message":{"role":"assistant",` +
+		`"content":null,"tool_calls":[{"id":"c"}]}},{"index":1,"text":"no message"}],"usage":{"total_tokens":3}}`
+	if got, err := withoutTexts(calls); err != nil || !sameJSON(t, got, want) {
+		t.Errorf("got %s, %v", got, err)
+	}
+	r := &reading{follower: newFollower(place{7, 1, 1, 5})}
+	if got, err := r.rest(nil, calls); err != nil || !sameJSON(t, json.RawMessage(got), want) {
+		t.Errorf("behind texts: got %s, %v", got, err)
+	}
+	if got, err := r.rest(nil, json.RawMessage(`{"choices":[{"message":{"content":"a < b"}}]}`)); got != "" || err != nil {
+		t.Errorf("behind all there is: got %s, %v", got, err)
+	}
+	r.follower = newFollower(place{7, endSeq, endOutput, 5})
+	if got, err := r.rest(nil, calls); got != "" || err != nil {
+		t.Errorf("behind the rest: got %s, %v", got, err)
+	}
+}

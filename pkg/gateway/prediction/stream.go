@@ -158,7 +158,7 @@ func (r *reading) fail(reason string, at place) error {
 	return r.events.send("done", `{"reason":"error"}`, at)
 }
 
-// end sends what a prediction came to. Output that was not streamed is sent whole.
+// end sends what a prediction came to, with the part of its output that was not streamed.
 func (r *reading) end(p row) error {
 	v := p.view("")
 	flaw := r.follower.check(streamedTexts(p.Result))
@@ -169,14 +169,32 @@ func (r *reading) end(p row) error {
 		return r.events.send("done", `{"reason":"canceled"}`, r.atEnd(endDone))
 	case flaw != nil:
 		return errors.Join(flaw, r.fail(flaw.Error(), r.atEnd(endDone)))
-	case !r.follower.wrote():
-		if text := whole(v.Output); text != "" {
-			if err := r.events.send("output", text, r.atEnd(endOutput)); err != nil {
-				return err
-			}
+	}
+	rest, err := r.rest(v.Output, p.Result)
+	if err != nil {
+		return errors.Join(err, r.fail("the output cannot be read: read the prediction", r.atEnd(endDone)))
+	}
+	if rest != "" {
+		if err := r.events.send("output", rest, r.atEnd(endOutput)); err != nil {
+			return err
 		}
 	}
 	return r.events.send("done", "{}", r.atEnd(endDone))
+}
+
+// rest is the part of an output that the client does not have: behind texts the calls of tools, as the result of the
+// worker with null for the texts.
+func (r *reading) rest(output, result json.RawMessage) (string, error) {
+	switch {
+	case r.follower.hasAll():
+		return "", nil
+	case !r.follower.hasTexts():
+		return whole(output), nil
+	case callsTools(result):
+		text, err := withoutTexts(result)
+		return string(text), err
+	}
+	return "", nil
 }
 
 // whole is an output as the text of one event: texts without their quotes.
