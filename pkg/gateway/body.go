@@ -63,6 +63,15 @@ const bodyTrusted = 256 << 10
 // uploadMax is how long a client may take for its body.
 const uploadMax = 60 * time.Second
 
+// restMax is for how long the rest of a body is read whose request was refused. The server of net/http reads it before it
+// answers, so that a client that sends slowly would get no answer and keep its connection.
+const restMax = time.Second
+
+// boundRest bounds the reading of a body that was not read whole.
+func boundRest(w http.ResponseWriter) {
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restMax)) // a test's writer has none
+}
+
 // bodyBudget bounds the bytes of the bodies of all requests, from their first byte to the end of the request.
 type bodyBudget struct {
 	most  int64
@@ -124,7 +133,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
 	}
 	source := &metered{from: io.LimitReader(r.Body, most+1), budget: &g.bodies}
 	n, err := buf.ReadFrom(source)
-	if slow {
+	if slow && err == nil && n <= most {
 		_ = control.SetReadDeadline(time.Time{})
 	}
 	switch {

@@ -74,6 +74,9 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 				dropped = refusal.Reason
 				s.refused(refusal)
 			}
+			if !s.read {
+				boundRest(w)
+			}
 			s.entry.Error = err.Error()
 			s.entry.Status = answerError(w, err, s.full)
 		}
@@ -90,6 +93,7 @@ type serving struct {
 	caller  *caller
 	route   *route
 	body    []byte
+	read    bool // the body is there
 	streams bool // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
@@ -131,6 +135,7 @@ func (s *serving) run(read reader) (err error) {
 	if err != nil {
 		return err
 	}
+	s.read = true
 	a, err := read(s.r, s.body)
 	if err != nil {
 		return err
