@@ -65,8 +65,8 @@ func (f *fleet) find(id int32) *instance {
 	return f.instances[at]
 }
 
-// set replaces the list of instances. Those that stay keep their slots, limits and readings; the slots
-// of those that are gone are dropped.
+// set replaces the list of instances. Those that stay keep their slots, limits and readings. Those that are gone are
+// dropped with their slots, but not before these are idle: the slots of an instance that comes back are granted again.
 func (f *fleet) set(now time.Time, list []InstanceState) {
 	next := make([]*instance, 0, len(list))
 	for _, s := range list {
@@ -79,6 +79,12 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 		i.server, i.address, i.usable = s.Server, s.Address, s.Usable
 		i.limit.resize(s.Slots)
 		next = append(next, i)
+	}
+	for _, i := range f.instances {
+		if i.busy() && !slices.Contains(next, i) {
+			i.usable = false
+			next = append(next, i)
+		}
 	}
 	slices.SortFunc(next, func(a, b *instance) int { return int(a.id) - int(b.id) })
 	f.instances = next
@@ -152,6 +158,16 @@ func (f *fleet) drop(s SlotKey) {
 func (i *instance) holds(s SlotKey) bool {
 	_, held := i.held[s]
 	return held
+}
+
+// busy says whether a slot of the instance is busy, or was and is on its way back.
+func (i *instance) busy() bool {
+	for _, busy := range i.held {
+		if busy {
+			return true
+		}
+	}
+	return false
 }
 
 // take makes an idle slot of the instance busy.
