@@ -165,7 +165,7 @@ func (s *server) assemble() error {
 	if err := s.mount(); err != nil {
 		return err
 	}
-	s.leases = gateway.NewLeases(gateway.LeasesConfig{Log: s.log}, s.gateway, s.pool, s.member.ID)
+	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.pool, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
 	s.catalog = &catalog{server: s, ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.catalog.publish)

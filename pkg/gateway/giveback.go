@@ -15,7 +15,6 @@ func (l *Leases) tick(ctx context.Context) {
 	var names []string
 	for _, r := range l.pools.models.all() {
 		names = append(names, r.model.Name)
-		r.gate.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
 	defer cancel()
@@ -34,10 +33,6 @@ func (l *Leases) tick(ctx context.Context) {
 		}
 	}
 }
-
-// trustMax is how long slots are used without a pass of the leases. It is half a lease: a gateway that was
-// stopped and goes on compares before it uses a slot that others may have got in the meantime.
-const trustMax = 15 * time.Second
 
 // Bounds on the idle slots that a gateway keeps.
 const (
@@ -158,6 +153,7 @@ func (l *Leases) compare(ctx context.Context) {
 	for _, r := range l.pools.models.all() {
 		l.align(r.gate, ours, before[r.gate], byInstance)
 	}
+	l.moveTrust(true)
 }
 
 // holding lists what the pools hold. Slots that come in while the question is on its way are not judged

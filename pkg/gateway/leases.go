@@ -30,12 +30,14 @@ type Leases struct {
 	answer  time.Time // the last statement that the database answered
 	failed  bool      // it did not answer the last one
 	sure    time.Time // until then what is held is this gateway's, by its lease
+	trusted time.Time // until then slots are used; zero: it was not set yet
 	strict  bool      // slots were dropped because that time was over
 	figures LeaseFigures
 }
 
 // LeasesConfig of the Leases. The zero value works.
 type LeasesConfig struct {
+	Lease   time.Duration // of the gateway's registration: 30 s
 	Every   time.Duration // between give-backs and comparisons: 1 s
 	GapMin  time.Duration // between two leases of a pool: 5 ms
 	GapMax  time.Duration // after leases that brought nothing: 250 ms
@@ -68,6 +70,7 @@ type supply struct {
 
 // NewLeases returns the slots of a gateway's pools. node is asked for the gateway's incarnation.
 func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() invalidation.NodeID) *Leases {
+	config.Lease = cmp.Or(config.Lease, 30*time.Second)
 	config.Every = cmp.Or(config.Every, time.Second)
 	config.GapMin = cmp.Or(config.GapMin, 5*time.Millisecond)
 	config.GapMax = cmp.Or(config.GapMax, 250*time.Millisecond)
@@ -134,6 +137,9 @@ const degradedAfter = 5 * time.Second
 
 // Run leases, gives back and compares until ctx ends; then it gives back every idle slot.
 func (l *Leases) Run(ctx context.Context) error {
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { l.keepTrust(ctx) })
 	ticks := time.NewTicker(l.config.Every)
 	defer ticks.Stop()
 	swept := time.Now()

@@ -109,8 +109,7 @@ func (p *Pool) idlest() (best *instance) {
 	return best
 }
 
-// Trust lets slots be used until then: each comparison with the database moves it on. A
-// process that was stopped for a while must not use what others have by now.
+// Trust lets slots be used until then: a process that was stopped for a while must not use slots that others have got.
 func (p *Pool) Trust(now, until time.Time) {
 	p.fleet.until = until
 	p.dispatch(now)

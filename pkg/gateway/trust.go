@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"context"
+	"time"
+)
+
+// A gateway that was stopped, as by SIGSTOP or a pause of its machine, and goes on, may hold slots in its memory that
+// others got in the meantime. It uses slots only while they are trusted. The trust is moved on while the process runs;
+// once it has lapsed, a comparison with the database alone renews it.
+
+// trustMax bounds the trust, and trustEvery is the time between two moves.
+const (
+	trustMax   = 15 * time.Second
+	trustEvery = 500 * time.Millisecond
+)
+
+// trust is for how long slots are used after the process was seen to run: half a lease, so that it ends before the
+// lease does.
+func (l *Leases) trust() time.Duration { return min(l.config.Lease/2, trustMax) }
+
+// keepTrust moves the trust on until ctx ends.
+func (l *Leases) keepTrust(ctx context.Context) {
+	ticks := time.NewTicker(trustEvery)
+	defer ticks.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticks.C:
+			l.moveTrust(false)
+		}
+	}
+}
+
+// moveTrust lets slots be used for as long as the trust lasts. If it has lapsed and the slots were not compared just
+// now, a comparison is asked for instead.
+func (l *Leases) moveTrust(compared bool) {
+	now := time.Now()
+	l.mu.Lock()
+	lapsed := !l.trusted.IsZero() && now.After(l.trusted)
+	if lapsed && !compared {
+		l.check = true
+		l.mu.Unlock()
+		l.nudge()
+		return
+	}
+	until := now.Add(l.trust())
+	stopped := now.Sub(l.trusted)
+	l.trusted = until
+	l.mu.Unlock()
+	if lapsed {
+		l.log.Warn("the process was stopped: slots were compared before their next use", "for", stopped+l.trust())
+	}
+	for _, r := range l.pools.models.all() {
+		r.gate.do(func(now time.Time, p *Pool) { p.Trust(now, until) })
+	}
+}
