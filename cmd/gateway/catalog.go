@@ -21,6 +21,10 @@ type catalog struct {
 // settingsEvery is the time between two readings of the settings.
 const settingsEvery = time.Second
 
+// refreshGap is the least time between two readings of the instances that requests wait for: each change of the registry
+// asks for one.
+const refreshGap = 50 * time.Millisecond
+
 // snapshotEvery is the time between two writings of the snapshot.
 const snapshotEvery = 30 * time.Second
 
@@ -39,13 +43,15 @@ func (c *catalog) noticed(model string) {
 func (c *catalog) Run(ctx context.Context) error {
 	ticks := time.NewTicker(settingsEvery)
 	defer ticks.Stop()
-	var written time.Time
+	var written, refreshed time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-c.ready:
+			time.Sleep(refreshGap - time.Since(refreshed))
 			c.refresh(ctx)
+			refreshed = time.Now()
 			continue
 		case <-ticks.C:
 		}
