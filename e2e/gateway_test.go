@@ -150,6 +150,68 @@ func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
 	})
 }
 
+// stopped is for how long a gateway is stopped: longer than its lease of 5 s; STOPPED=60s is the long form.
+func stopped(t *testing.T) time.Duration {
+	t.Helper()
+	d, err := time.ParseDuration(cmp.Or(os.Getenv("STOPPED"), "10s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+// A gateway that was stopped for longer than its lease, and goes on, uses no slot that others have got, and loses no
+// request that waits in it.
+func TestGatewayThatWasStoppedUsesNoSlotOfOthers(t *testing.T) {
+	t.Parallel()
+	const slots = 8
+	p := &plant{site: newSite(t, 1)}
+	p.elected(0)
+	j := startJudge(t)
+	_, err := inference.RegisterModel(t.Context(), p.pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
+	p.must(err)
+	_, err = inference.RegisterInstance(t.Context(), p.pool, "m", "gpu-1", j.URL, slots, nil, inference.By{Reason: "test"})
+	p.must(err)
+	frozen, other := p.startGateway("g1"), p.startGateway("g2")
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	var served [2]atomic.Int64
+	var clients sync.WaitGroup
+	for i, g := range []*gatewayProcess{frozen, other} {
+		for range 2 * slots {
+			clients.Go(func() {
+				for ctx.Err() == nil {
+					switch status := askModel(context.WithoutCancel(ctx), g.url); status {
+					case http.StatusOK:
+						served[i].Add(1)
+					default:
+						t.Errorf("a request of gateway %d was answered with %d", i+1, status)
+						return
+					}
+				}
+			})
+		}
+	}
+	both := func(what string) {
+		t.Helper()
+		before := [2]int64{served[0].Load(), served[1].Load()}
+		eventually(t, time.Minute, what, func() bool {
+			return served[0].Load() > before[0]+20 && served[1].Load() > before[1]+20
+		})
+	}
+	both("both gateways serve")
+	frozen.signal(syscall.SIGSTOP)
+	time.Sleep(stopped(t))
+	frozen.signal(syscall.SIGCONT)
+	both("both gateways serve after the stop")
+	stop()
+	clients.Wait()
+	if most := j.most.Load(); most > slots {
+		t.Errorf("%d calls at once on %d slots", most, slots)
+	}
+	t.Logf("%d and %d requests, %d calls at once at most", served[0].Load(), served[1].Load(), j.most.Load())
+}
+
 // askModel sends one request and returns its status, 0 without an answer.
 func askModel(ctx context.Context, url string) int {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(`{"model":"m","messages":[]}`))

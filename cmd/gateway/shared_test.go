@@ -194,6 +194,8 @@ type site struct {
 	dsn   string
 	gpu   *gpu
 	queue *invalidation.Queue
+
+	changed func() // called after each reading of the registry by a gateway; may be nil
 }
 
 func newSite(t *testing.T, slots int) *site {
@@ -301,6 +303,9 @@ func (s *site) startGateway(change func(*Config)) *front {
 	}
 	if err := x.catalog.read(s.Context()); err != nil {
 		s.Fatal(err)
+	}
+	if s.changed != nil {
+		x.registry.OnChange(s.changed)
 	}
 	if err := x.member.Register(s.Context()); err != nil {
 		s.Fatal(err)

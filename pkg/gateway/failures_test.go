@@ -1,0 +1,490 @@
+package gateway
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"golang.org/x/net/http2"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// The tests of this file are the failures of workers, clients and the registry that the documentation lists, as far as
+// no other file has them.
+
+// Every test that the table of failures in docs/gateway.md names is there.
+func TestFailuresOfTheDocumentationHaveTests(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/gateway.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(page), "\n## Failures\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	rows := regexp.MustCompile("`(pkg/gateway|cmd/gateway|e2e)/(\\w+_test.go)` \\| `(Test\\w+)`").FindAllStringSubmatch(table, -1)
+	if len(rows) < 9 {
+		t.Fatalf("%d rows are in the table, want 9 or more", len(rows))
+	}
+	for _, row := range rows {
+		source, err := os.ReadFile("../../" + row[1] + "/" + row[2])
+		if err != nil || !strings.Contains(string(source), "\nfunc "+row[3]+"(") {
+			t.Errorf("%s/%s has no %s: %v", row[1], row[2], row[3], err)
+		}
+	}
+}
+
+// An instance that sends the head of a whole answer, or half of its body, and nothing more holds its slot for the limit
+// of silence at most, and its client does not take the part for the whole.
+func TestInstanceThatHangsBehindItsHeadIsGivenUp(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]string{"no byte": "", "half a body": `{"choices":[`} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := startPlant(t, func(_ *Config, m *ModelState) {
+				m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
+			}, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Length", "1000")
+				w.WriteHeader(http.StatusOK)
+				_, _ = io.WriteString(w, begin)
+				_ = http.NewResponseController(w).Flush()
+				<-r.Context().Done()
+			})
+			answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`))
+			if err == nil {
+				defer answer.Body.Close()
+				if body, err := io.ReadAll(answer.Body); err == nil {
+					t.Errorf("got %q without an error", body)
+				}
+			}
+			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+		})
+	}
+}
+
+// What follows [DONE] passes as it came, on both ways of a stream, and does not hide the token counts.
+func TestBytesBehindDonePass(t *testing.T) {
+	t.Parallel()
+	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":9}}\n\n"
+	for _, garbage := range []string{"garbage", "\n\n\n", "data: {\"choices\":[", "\x00\xff\n\n", "data: [DONE]\n\n"} {
+		stream := strings.Replace(plainStream, "data: [DONE]", usage+"data: [DONE]", 1) + garbage
+		p := startPlant(t, nil, streamer(stream))
+		if got := p.post(chat, `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`).body; got != stream {
+			t.Errorf("%q: got %q", garbage, got)
+		}
+		if got := p.post(chat, `{"model":"m","stream":true}`).body; got != plainStream+garbage {
+			t.Errorf("%q, without the counts: got %q", garbage, got)
+		}
+		workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+		for i, e := range p.gateway.ring.last {
+			if e.In != 7 || e.Out != 9 || e.Error != "" {
+				t.Errorf("%q, request %d: counted %d and %d tokens, error %q", garbage, i, e.In, e.Out, e.Error)
+			}
+		}
+	}
+}
+
+// Readings that are all 0, or older than 5 s, neither lower the limit of an instance nor draw all requests to it.
+func TestReadingsThatSayNothingDecideNothing(t *testing.T) {
+	t.Parallel()
+	for name, age := range map[string]time.Duration{"all 0": 0, "stale": time.Minute, "from the future": -time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			now := time.Unix(1_700_000_000, 0)
+			p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
+			queued, kv, used := 0, 0.0, 0.8
+			if age > 0 {
+				queued, kv = 50, 1 // signs of overload, an hour old
+			}
+			calls := map[int32]int{}
+			for n := range 120 {
+				now = now.Add(100 * time.Millisecond)
+				p.SetInstances(now, []InstanceState{
+					{ID: 1, Slots: 100, Usable: true, At: now.Add(-age), Queued: &queued, KV: &kv},
+					{ID: 2, Slots: 100, Usable: true, At: now, KV: &used},
+				})
+				if n == 0 {
+					for slot := range int32(200) {
+						p.Grant(now, []SlotKey{{Instance: slot%2 + 1, Number: slot / 2, Token: 1}})
+					}
+				}
+				r := &Request{Class: Critical}
+				if flying, refused := p.Arrive(now, r); !flying {
+					t.Fatalf("request %d does not go: %v", n, refused)
+				}
+				calls[r.slot.Instance]++
+			}
+			if s := p.view("m"); s.Instances[0].Limit != 100 {
+				t.Errorf("the limit is %d of 100", s.Instances[0].Limit)
+			}
+			if calls[1] < 40 || calls[1] > 85 {
+				t.Errorf("the instance got %d of 120 calls", calls[1])
+			}
+		})
+	}
+}
+
+// pipes is a listener whose connections are pipes, for tests with a clock of their own.
+type pipes struct {
+	conns chan net.Conn
+	done  chan struct{}
+}
+
+func listenPipes() *pipes { return &pipes{conns: make(chan net.Conn), done: make(chan struct{})} }
+
+func (p *pipes) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (p *pipes) Close() error   { close(p.done); return nil }
+func (p *pipes) Addr() net.Addr { return &net.TCPAddr{} }
+
+func (p *pipes) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case p.conns <- far:
+		return near, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// slowPlant is a gateway with one slot before a worker, all on pipes.
+func slowPlant(t *testing.T, work http.HandlerFunc) (clients *pipes, g *Gateway, end func()) {
+	t.Helper()
+	clients, workers := listenPipes(), listenPipes()
+	g = New(Config{Open: true})
+	transport := &http.Transport{DialContext: workers.dial, DisableKeepAlives: true}
+	g.transport = transport
+	g.SetModels([]ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute, Policy: DefaultPolicy(),
+		Instances: []InstanceState{{ID: 1, Address: "http://worker", Slots: 1, Usable: true}},
+	}})
+	g.Fixed()
+	front, back := &http.Server{Handler: g}, &http.Server{Handler: work} //nolint:gosec // on pipes
+	var group sync.WaitGroup
+	group.Go(func() { _ = front.Serve(clients) })
+	group.Go(func() { _ = back.Serve(workers) })
+	return clients, g, func() {
+		_ = front.Close()
+		_ = back.Close()
+		group.Wait()
+	}
+}
+
+// A client that sends its body at one byte a second has a minute for it, and holds no slot meanwhile. It gets its answer
+// then, and one that is refused before its body is read gets it at once: the server does not wait for the rest.
+func TestClientThatSendsOneByteASecondHoldsNoSlot(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		length int // announced
+		code   string
+		after  time.Duration
+	}{{100_000, "unreadable_body", uploadMax}, {64 << 20, "request_too_large", 0}} {
+		sendSlowly(t, c.length, c.code, c.after)
+	}
+}
+
+// sendSlowly sends a body at one byte a second, and checks that the request is refused with a code after some time.
+func sendSlowly(t *testing.T, length int, code string, after time.Duration) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		clients, g, end := slowPlant(t, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })
+		defer end()
+		conn, err := clients.dial(t.Context(), "", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		began := time.Now()
+		answer := make(chan string, 1)
+		go func() {
+			text, _ := io.ReadAll(conn)
+			answer <- string(text)
+		}()
+		_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n", chat, length)
+		for range 300 {
+			if _, err := conn.Write([]byte(" ")); err != nil {
+				break
+			}
+			if s := g.States()[0]; s.Stock != 0 || s.Waiting["default"] != 0 {
+				t.Fatalf("a slot is held: %+v", s)
+			}
+			time.Sleep(time.Second)
+		}
+		if text := <-answer; !strings.HasPrefix(text, "HTTP/1.1 4") || !strings.Contains(text, code) {
+			t.Errorf("got %q, want %s", text, code)
+		}
+		if took := time.Since(began); took < after || took > after+5*time.Second {
+			t.Errorf("%s came after %s", code, took)
+		}
+	})
+}
+
+// A client that reads one byte a second keeps its slot while each write ends within client_stall, and loses it to the
+// next request when one does not.
+func TestClientThatReadsOneByteASecondIsCutWhenAWriteStalls(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		event int // bytes
+		cut   bool
+	}{{20, false}, {2000, true}} {
+		synctest.Test(t, func(t *testing.T) {
+			clients, g, end := slowPlant(t, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				for range 5 {
+					_, _ = io.WriteString(w, "data: "+strings.Repeat("x", c.event-8)+"\n\n")
+					_ = http.NewResponseController(w).Flush()
+				}
+			})
+			defer end()
+			conn, err := clients.dial(t.Context(), "", "")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			body := `{"model":"m","stream":true,"stream_options":{}}`
+			_, _ = fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: g\r\nContent-Length: %d\r\n\r\n%s", chat, len(body), body)
+			var got strings.Builder
+			one := make([]byte, 1)
+			for !strings.HasSuffix(got.String(), "0\r\n\r\n") {
+				_, err := conn.Read(one)
+				if err != nil {
+					break
+				}
+				got.Write(one)
+				if strings.Contains(got.String(), "\r\n\r\n") { // the head is read at once
+					time.Sleep(time.Second)
+				}
+			}
+			if whole := strings.HasSuffix(got.String(), "0\r\n\r\n"); whole == c.cut {
+				t.Errorf("events of %d bytes: whole is %v, want %v", c.event, whole, !c.cut)
+			}
+			synctest.Wait()
+			if s := g.States()[0]; s.Stock != 0 || s.Idle != 1 {
+				t.Errorf("events of %d bytes: the slot is not idle: %+v", c.event, s)
+			}
+		})
+	}
+}
+
+// goaway is a worker of HTTP/2 that ends each connection with GOAWAY after a number of requests, and answers no stream
+// behind the last one that it names.
+type goaway struct {
+	answers int // before GOAWAY
+	ran     atomic.Int64
+	conns   atomic.Int64
+}
+
+// serve is one connection.
+func (g *goaway) serve(conn net.Conn) {
+	defer conn.Close()
+	g.conns.Add(1)
+	preface := make([]byte, len(http2.ClientPreface))
+	if _, err := io.ReadFull(conn, preface); err != nil {
+		return
+	}
+	framer := http2.NewFramer(conn, conn)
+	_ = framer.WriteSettings()
+	answered, last, gone := 0, uint32(0), false
+	for {
+		frame, err := framer.ReadFrame()
+		if err != nil {
+			return
+		}
+		switch f := frame.(type) {
+		case *http2.SettingsFrame:
+			if !f.IsAck() {
+				_ = framer.WriteSettingsAck()
+			}
+		case *http2.DataFrame:
+			if !f.StreamEnded() || (gone && f.StreamID > last) {
+				continue
+			}
+			if !gone && answered >= g.answers && f.StreamID > last { // the client closes the connection
+				gone = true
+				_ = framer.WriteGoAway(last, http2.ErrCodeNo, nil)
+				continue
+			}
+			answered++
+			last = max(last, f.StreamID)
+			g.ran.Add(1)
+			// ":status: 200" is field 8 of HPACK's static table (RFC 7541, appendix A).
+			_ = framer.WriteHeaders(http2.HeadersFrameParam{StreamID: f.StreamID, BlockFragment: []byte{0x88}, EndHeaders: true})
+			_ = framer.WriteData(f.StreamID, true, []byte("{}"))
+		}
+	}
+}
+
+// A worker that ends its connections with GOAWAY, as servers do that are rolled over, loses no request, and runs none
+// twice: what came behind the last stream that it names is sent again on a new connection.
+func TestGoAwayOfAWorkerLosesNoRequest(t *testing.T) {
+	t.Parallel()
+	g := &goaway{answers: 3}
+	idle := httptest.NewTLSServer(nil)
+	defer idle.Close() // only its certificate is used
+	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
+		Certificates: idle.TLS.Certificates, NextProtos: []string{"h2"}, MinVersion: tls.VersionTLS12,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go g.serve(conn)
+		}
+	}()
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Instances[0].Address, m.Instances[0].Slots = "https://"+listener.Addr().String(), 8
+	}, nil)
+	transport, is := p.gateway.transport.(*http.Transport)
+	if !is {
+		t.Fatal("the transport is of another type")
+	}
+	transport.TLSClientConfig = idle.Client().Transport.(*http.Transport).TLSClientConfig //nolint:errcheck,forcetypeassert // it is
+	const requests = 60
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for range requests / 4 {
+				if answer := p.post(chat, `{"model":"m"}`); answer.StatusCode != 200 || answer.body != "{}" {
+					t.Errorf("got %d %s", answer.StatusCode, answer.body)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if ran := g.ran.Load(); ran != requests {
+		t.Errorf("%d requests ran, want %d", ran, requests)
+	}
+	if conns := g.conns.Load(); conns < requests/4/2 {
+		t.Errorf("%d connections: none was ended", conns)
+	}
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 8 })
+}
+
+// A call keeps its slot while its instance is not in the registry for a moment: the slot that the instance has when it
+// comes back is not idle.
+func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
+	list := []InstanceState{{ID: 1, Slots: 1, Usable: true}}
+	slot := []SlotKey{{Instance: 1, Number: 1, Token: 1}}
+	p.SetInstances(now, list)
+	p.Grant(now, slot)
+	first, second := &Request{Class: Critical}, &Request{Class: Critical}
+	if flying, refused := p.Arrive(now, first); !flying {
+		t.Fatal(refused)
+	}
+	p.SetInstances(now, nil)
+	p.SetInstances(now, list)
+	p.Grant(now, slot) // as a comparison with the database does
+	if flying, _ := p.Arrive(now, second); flying {
+		t.Error("two calls are on one slot")
+	}
+	p.End(now, first, Taken{Took: time.Second})
+	if second.state != stateFlying {
+		t.Error("the slot is not idle after the end of its call")
+	}
+	p.SetInstances(now, nil)
+	p.End(now, second, Taken{Took: time.Second})
+	p.SetInstances(now, nil)
+	if s := p.view("m"); s.Stock != 0 || s.Held != 0 || len(s.Instances) != 0 {
+		t.Errorf("an instance that is gone is kept: %+v", s)
+	}
+}
+
+// Two thousand versions of the registry while requests run: instances come, go, are stopped and go on, with other numbers
+// of slots. No request is lost, and no instance gets more calls than the gateway has slots for.
+func TestRegistryStormLosesNoRequest(t *testing.T) {
+	t.Parallel()
+	const versions, clients = 2000, 16
+	workers := make([]struct{ running, most atomic.Int64 }, 2)
+	count := func(at int) http.HandlerFunc {
+		return func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			n := workers[at].running.Add(1)
+			defer workers[at].running.Add(-1)
+			for m := workers[at].most.Load(); n > m && !workers[at].most.CompareAndSwap(m, n); m = workers[at].most.Load() {
+			}
+			_, _ = io.WriteString(w, "{}")
+		}
+	}
+	p := startPlant(t, nil, count(0), count(1))
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	var served atomic.Int64
+	for range clients {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				if answer := p.post(chat, `{"model":"m"}`); answer.StatusCode != 200 {
+					t.Errorf("got %d %s", answer.StatusCode, answer.body)
+					return
+				}
+				served.Add(1)
+			}
+		})
+	}
+	for n := range versions {
+		if n%20 == 0 { // requests are served all along
+			before := served.Load()
+			workertest.WaitFor(t, func() bool { return served.Load() > before || t.Failed() })
+		}
+		p.gateway.SetModels(stormVersion(p.model, n, n == versions-1))
+	}
+	stop()
+	group.Wait()
+	for i := range workers {
+		if most := workers[i].most.Load(); most > 4 {
+			t.Errorf("instance %d: %d calls at once on 4 slots", i+1, most)
+		}
+	}
+	if s := p.gateway.models.route("m").gate.view(); s.Stock != 0 || s.Idle != 8 {
+		t.Errorf("the pool is left with %+v", s)
+	}
+}
+
+// stormVersion is a version of the registry: of the two instances with slots one may be stopped, those without are others
+// each time, and so is another model.
+func stormVersion(model ModelState, n int, last bool) []ModelState {
+	list := slices.Clone(model.Instances)
+	if at := n % 3; at < len(list) && !last {
+		list[at].Usable = false
+	}
+	for id := range n % 7 {
+		list = append(list, InstanceState{
+			ID: int32(100 - (n+id)%50), Address: "http://127.0.0.1:1", Slots: 1 + id, Usable: true, //nolint:gosec // small
+		})
+	}
+	model.Instances = list
+	model.Policy.FlowTotal = 100 + n%3
+	other := ModelState{Name: fmt.Sprint("other-", n%9), Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy()}
+	return []ModelState{model, other}
+}
