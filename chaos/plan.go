@@ -45,6 +45,7 @@ var steps = []step{
 	{4, (*plan).drainNode},
 	{1, (*plan).rollingRestart},
 	{14, (*plan).loseAnswers},
+	{6, (*plan).slowCommits},
 	{8, (*plan).killAtCommit},
 	{10, (*plan).injectError},
 	{6, (*plan).cutLink},
@@ -242,6 +243,23 @@ func (p *plan) killAtCommit() string {
 	})
 	return ""
 }
+// slowCommits holds up the commits of one kind for a while, after their statements have been run: what one
+// transaction has read and another changes meanwhile is common then. Half of the times it is claims, which share limits.
+func (p *plan) slowCommits() string {
+	kind := pick(p, append([]pgproxy.Kind{
+		pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim,
+	}, pgproxy.Kinds...))
+	lasts := p.between(time.Second, 4*time.Second)
+	if kind == pgproxy.Recover || kind == pgproxy.Elect {
+		p.site.disturbed("slow commits of a leader", time.Now(), lasts)
+	}
+	p.site.policy.arm(rule{
+		kind: kind, fault: pgproxy.Slow, chance: 0.8, left: 200, delay: p.between(50*time.Millisecond, 400*time.Millisecond),
+		onlyEnd: true, until: time.Now().Add(lasts),
+	})
+	return ""
+}
+
 
 func (p *plan) injectError() string {
 	p.site.policy.arm(rule{

@@ -5,7 +5,7 @@
 // all of them. A link can refuse connections, delay them, or swallow what goes one way or both (a
 // black hole). Beyond that a Policy is asked about every group of messages up to a Sync: it sees
 // the kind of the transaction and may let the group pass, drop the connection before the server has
-// seen it, answer with an SQLSTATE, keep the commit from happening after the rows were sent, or
+// seen it, answer with an SQLSTATE, hold up the commit after the rows were sent, keep it from happening, or
 // lose the answer after the commit.
 package pgproxy
 
@@ -29,13 +29,14 @@ const (
 	Swallow          // the group is committed, then the connection is closed without the answer
 	Mute             // the group is committed; the answer never comes, and the connection stays open for 8 s
 	Late             // the group is committed; the answer comes after Decision.Delay
+	Slow             // the statements are run at once, and committed after Decision.Delay
 	KillBefore       // as CutBefore, and Decision.Kill is called
 	KillAfter        // as Swallow, and Decision.Kill is called
 )
 
 var names = [...]string{
 	"pass", "cut before", "sqlstate", "cut between rows and commit", "answer swallowed",
-	"answer never sent", "answer late",
+	"answer never sent", "answer late", "commit late",
 	"kill -9 before commit", "kill -9 after commit",
 }
 

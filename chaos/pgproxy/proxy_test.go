@@ -86,6 +86,7 @@ func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
 		{pgproxy.Decision{Fault: pgproxy.Swallow}, true, true, false},
 		{pgproxy.Decision{Fault: pgproxy.Mute}, true, true, false},
 		{pgproxy.Decision{Fault: pgproxy.Late, Delay: 50 * time.Millisecond}, true, false, true},
+		{pgproxy.Decision{Fault: pgproxy.Slow, Delay: 50 * time.Millisecond}, true, false, true},
 		{pgproxy.Decision{Fault: pgproxy.KillAfter}, true, true, false},
 		{pgproxy.Decision{Fault: pgproxy.KillBefore}, false, true, false},
 	} {
@@ -121,6 +122,56 @@ func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
 				committed(t, direct, c.committed)
 			})
 		}
+	}
+}
+
+// While a commit is held up, its statements have been run: the row is locked, and others see it as it was.
+func TestASlowCommitHoldsLocksAndShowsNothing(t *testing.T) {
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	direct, err := pgx.Connect(t.Context(), server.ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{
+		`CREATE SCHEMA penstock`, `CREATE TABLE penstock.lock (n int)`, `INSERT INTO penstock.lock VALUES (1)`,
+	} {
+		if _, err := direct.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cc := server.Config()
+	policy := &fate{decision: pgproxy.Decision{Fault: pgproxy.Slow, Delay: time.Hour}}
+	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)
+	link, err := proxy.Open(t.Context(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+	conn, err := pgx.Connect(t.Context(), "postgres://postgres@"+link.Address()+"/postgres?sslmode=disable")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() {
+		_, err := conn.Exec(ctx, `DELETE FROM penstock.lock WHERE n = $1`, 1)
+		ended <- err
+	}()
+	const sql = `SELECT (SELECT count(*) FROM penstock.lock),
+       (SELECT count(*) FROM (SELECT n FROM penstock.lock FOR UPDATE SKIP LOCKED) free)`
+	for visible, free := 1, 1; free > 0; {
+		if err := direct.QueryRow(ctx, sql).Scan(&visible, &free); err != nil || visible != 1 {
+			t.Fatalf("%d rows are visible (%v), want 1", visible, err)
+		}
+	}
+	cancel()
+	if err := <-ended; err == nil {
+		t.Error("the statement ended well, and its commit was held up for an hour")
 	}
 }
 

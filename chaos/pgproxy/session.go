@@ -2,6 +2,7 @@ package pgproxy
 
 import (
 	"bufio"
+	"bytes"
 	"cmp"
 	"encoding/binary"
 	"errors"
@@ -253,6 +254,25 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 	s.mu.Lock()
 	s.pending = append(s.pending, g)
 	s.mu.Unlock()
+	if g.decision.Fault == Slow && g.commits {
+		return s.holdCommit(last, frames, sent.Commits, g.decision.Delay)
+	}
+	_, err := s.server.Write(frames)
+	return err
+}
+
+// holdCommit sends a group whose end commits a transaction: the statements at once, and what commits them after the
+// delay. That is the Sync of an implicit transaction, and the whole of a simple query or of a group with a COMMIT.
+func (s *session) holdCommit(last byte, frames []byte, explicit bool, delay time.Duration) error {
+	if last == 'S' && !explicit {
+		sync := bytes.Clone(frames[len(frames)-5:])
+		frames[len(frames)-5] = 'H'
+		if _, err := s.server.Write(frames); err != nil {
+			return err
+		}
+		frames = sync
+	}
+	time.Sleep(delay)
 	_, err := s.server.Write(frames)
 	return err
 }
@@ -372,14 +392,13 @@ func (s *session) complete(g *group, frame []byte) error {
 	}
 	answer := append(g.held, frame...)
 	fault := g.decision.Fault
-	if !fault.AfterCommit() {
-		return s.send(answer)
-	}
-	if !effective {
+	if !effective || fault != Slow && !fault.AfterCommit() {
 		return s.send(answer)
 	}
 	policy.Happened(s.link, g.kind, fault)
 	switch fault {
+	case Slow:
+		return s.send(answer)
 	case Late:
 		s.mu.Unlock()
 		time.Sleep(g.decision.Delay)
