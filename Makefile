@@ -26,7 +26,7 @@ GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 VULN    := bin/govulncheck
 
-.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants soak noisy replay clean
+.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants sim soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -171,6 +171,11 @@ chaos-failpoints: ## Run the fault harness on programs that end themselves befor
 chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint'
 	go -C chaos build -o ../bin/chaos .
 	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)
+
+SEEDS ?= 100000
+FROM  ?= 1
+sim: ## Run the simulation from SEEDS=100000 schedules, the first of which is FROM=1, for a night on one core; it prints the steps of one that fails
+	go -C chaos test ./sim -count=1 -timeout 0 -run '^TestSimulation$$' -v -seeds $(SEEDS) -from $(FROM)
 
 screenshots: ## Write docs/images from seeded data, by chromium
 	mkdir -p docs/images

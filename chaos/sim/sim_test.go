@@ -13,7 +13,8 @@ import (
 )
 
 var (
-	seeds = flag.Int("seeds", 1000, "how many seeds TestSimulation runs")
+	seeds = flag.Uint64("seeds", 1000, "how many seeds TestSimulation runs")
+	from  = flag.Uint64("from", 1, "the first of these seeds")
 	seed  = flag.Uint64("seed", 0, "run this seed alone and print its steps")
 )
 
@@ -27,7 +28,7 @@ func oneAtATime(t *testing.T) {
 // Every seed is a schedule of its own; one that breaks a promise prints its steps.
 func TestSimulation(t *testing.T) {
 	oneAtATime(t)
-	first, last := uint64(1), uint64(*seeds)
+	first, last := *from, *from+*seeds-1
 	if *seed != 0 {
 		first, last = *seed, *seed
 	}
