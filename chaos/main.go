@@ -88,6 +88,8 @@ func (c *config) flags(keep *bool) {
 	flag.DurationVar(&c.term, "election-lease", 4*time.Second, "of leaders")
 	flag.BoolVar(&c.rare, "rare", false,
 		"let recoveries, schedules, elections and heartbeats meet more faults than usual")
+	flag.BoolVar(&c.kills, "kills", false,
+		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")
 	flag.DurationVar(
 		&c.drainMax,
 		"drain",
@@ -212,7 +214,9 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 		duties = append(duties, s.holdSnapshots)
 	}
 	if s.cfg.faults {
-		s.policy.begin()
+		if !s.cfg.kills {
+			s.policy.begin()
+		}
 		s.beginFailpoints()
 		duties = append(duties, p.run)
 	}

@@ -79,11 +79,21 @@ var rareSteps = []step{
 	{4, (*plan).spoilWorkers},
 }
 
+// killSteps stand in for them where nothing but the death of task nodes is measured. A node is dead and recovered
+// before the next one dies, nearly always: a fleet that falls silent together is given a second lease.
+var killSteps = []step{{1, func(p *plan) string {
+	p.rest(p.site.cfg.lease+time.Second, 2*p.site.cfg.lease+time.Second)
+	return p.killNode()
+}}}
+
 // run does steps until ctx ends. What happens once in a run has its time in it.
 func (p *plan) run(ctx context.Context) {
 	p.ctx = ctx
 	steps, total := steps, 0
-	if p.site.cfg.rare {
+	switch {
+	case p.site.cfg.kills:
+		steps = killSteps
+	case p.site.cfg.rare:
 		steps = rareSteps
 	}
 	for _, s := range steps {
@@ -233,16 +243,6 @@ func (p *plan) loseAnswers() string {
 	return ""
 }
 
-func (p *plan) killAtCommit() string {
-	p.site.policy.arm(rule{
-		kind: pick(
-			p,
-			pgproxy.Kinds,
-		), fault: pick(p, []pgproxy.Fault{pgproxy.KillBefore, pgproxy.KillAfter}), chance: 0.5, left: 1,
-		onlyEnd: true, until: time.Now().Add(3 * time.Second),
-	})
-	return ""
-}
 // slowCommits holds up the commits of one kind for a while, after their statements have been run: what one
 // transaction has read and another changes meanwhile is common then. Half of the times it is claims, which share limits.
 func (p *plan) slowCommits() string {
@@ -260,6 +260,16 @@ func (p *plan) slowCommits() string {
 	return ""
 }
 
+func (p *plan) killAtCommit() string {
+	p.site.policy.arm(rule{
+		kind: pick(
+			p,
+			pgproxy.Kinds,
+		), fault: pick(p, []pgproxy.Fault{pgproxy.KillBefore, pgproxy.KillAfter}), chance: 0.5, left: 1,
+		onlyEnd: true, until: time.Now().Add(3 * time.Second),
+	})
+	return ""
+}
 
 func (p *plan) injectError() string {
 	p.site.policy.arm(rule{

@@ -205,6 +205,9 @@ func (s *site) reportRecovery(w io.Writer, h *judge.History) {
 	}
 	fmt.Fprintf(w, "locks of killed nodes that were freed: %d\n", len(list))
 	rows := map[string]func(r recovered) time.Duration{
+		"from the death until freed, less the lease": func(r recovered) time.Duration {
+			return r.freed.Sub(r.died) - h.Lease
+		},
 		"from the death until freed":                func(r recovered) time.Duration { return r.freed.Sub(r.died) },
 		"from the last fault that concerns it":      func(r recovered) time.Duration { return r.calm },
 		"from the death until granted again":        func(r recovered) time.Duration { return r.elsewhere },

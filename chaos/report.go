@@ -86,7 +86,7 @@ const longRun = 5 * time.Minute
 // missing names the promises that had no case, and the faults at transactions that never took effect: a run
 // without them shows nothing about either.
 func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Duration) (list []string) {
-	if took < longRun || !s.cfg.faults || s.cfg.rate < 10 {
+	if took < longRun || !s.cfg.faults || s.cfg.kills || s.cfg.rate < 10 {
 		return nil
 	}
 	for _, f := range findings {

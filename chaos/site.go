@@ -24,6 +24,7 @@ type config struct {
 	nodes, leaders int
 	lease, term    time.Duration // of task nodes, of leaders
 	rare           bool          // rare kinds of transactions meet more faults
+	kills          bool          // task nodes are killed, and nothing else happens
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
