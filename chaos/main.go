@@ -208,7 +208,7 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 				end()
 			}
 		},
-		s.sample, s.watch, s.watchItself,
+		s.sample, s.watch, s.watchItself, s.watchFootprint,
 	}
 	if s.cfg.snapshot {
 		duties = append(duties, s.holdSnapshots)

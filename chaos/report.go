@@ -56,6 +56,7 @@ func (s *site) report(
 	s.reportErrors(w)
 	s.reportRecovery(w, h)
 	s.reportRestarts(w, h)
+	s.reportFootprint(w)
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", f.Name, f.Checked, f.Broken)

@@ -58,6 +58,7 @@ type site struct {
 	points   map[string]int // failpoints that were met
 	plan     string         // of failpoints; empty while there are no faults
 	paused   time.Time      // when the schedules were paused, after the faults
+	sizes    []footprint    // of the programs and the tables, once a minute
 	lateness time.Duration  // the longest time for which the harness itself was not run when it should have been
 }
 
