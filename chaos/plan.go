@@ -243,8 +243,8 @@ func (p *plan) loseAnswers() string {
 	return ""
 }
 
-// slowCommits holds up the commits of one kind for a while, after their statements have been run: what one
-// transaction has read and another changes meanwhile is common then. Half of the times it is claims, which share limits.
+// slowCommits holds up the commits of one kind for a while, after their statements have been run: it is common then
+// that one transaction changes rows that another one has read. Half of the times it is claims, which share limits.
 func (p *plan) slowCommits() string {
 	kind := pick(p, append([]pgproxy.Kind{
 		pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim,
@@ -254,8 +254,8 @@ func (p *plan) slowCommits() string {
 		p.site.disturbed("slow commits of a leader", time.Now(), lasts)
 	}
 	p.site.policy.arm(rule{
-		kind: kind, fault: pgproxy.Slow, chance: 0.8, left: 200, delay: p.between(50*time.Millisecond, 400*time.Millisecond),
-		onlyEnd: true, until: time.Now().Add(lasts),
+		kind: kind, fault: pgproxy.Slow, chance: 0.8, left: 200, onlyEnd: true,
+		delay: p.between(50*time.Millisecond, 400*time.Millisecond), until: time.Now().Add(lasts),
 	})
 	return ""
 }
