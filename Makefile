@@ -141,7 +141,7 @@ bench-sizing: ## What a load takes of a database, by measured points, and how fa
 bench-http: ## Push through a leader's HTTP API: single, lists and streams, entries a second, p99 and memory; ARGS=-short for a tenth
 	go -C bench run ./cmd/http $(ARGS)
 
-bench-gateway: programs ## The online gateway beside a plain reverse proxy in one run: latency, highest rate, streams, large prompts; ARGS=-short, or ARGS='-for 30s -only streams'
+bench-gateway: programs ## Every target of the online gateway and its figure: beside a plain proxy, overload, hand-over, preemption, fairness, idle; ARGS=-short, or ARGS='-only streams,overload'
 	go -C bench run ./cmd/gateway $(ARGS)
 
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -30,20 +31,63 @@ func listen(h http.Handler) {
 	_ = http.Serve(l, h) //nolint:gosec // loopback, for one measurement
 }
 
-// await returns the word that follows sign in what a process says, and goes on reading.
+// await returns the line of what a process says that has a sign in it, and goes on reading.
 func await(out io.Reader, sign string) (string, error) {
 	lines := bufio.NewScanner(out)
 	for lines.Scan() {
-		if _, rest, found := strings.Cut(lines.Text(), sign); found {
-			word, _, _ := strings.Cut(rest, " ")
+		if line := lines.Text(); strings.Contains(line, sign) {
 			go func() { _, _ = io.Copy(io.Discard, out) }()
-			return word, nil
+			return line, nil
 		}
 	}
 	return "", fmt.Errorf("it did not say %q", sign)
 }
 
-func (p *proxied) stop() {
+// wordBehind returns the word of a line that follows a sign; empty: there is none.
+func wordBehind(line, sign string) string {
+	_, rest, _ := strings.Cut(line, sign)
+	word, _, _ := strings.Cut(rest, " ")
+	return word
+}
+
+// ownTimes reads the gateway's own time of its requests so far, the bounds of the histogram that half of them and 99 of
+// 100 are below, in microseconds.
+func (p *process) ownTimes(ctx context.Context) (p50, p99 float64, err error) {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.debug+"/metrics", nil)
+	if err != nil {
+		return 0, 0, err
+	}
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer answer.Body.Close()
+	var bounds, counts []float64
+	lines := bufio.NewScanner(answer.Body)
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), " ")
+		bound, is := strings.CutPrefix(name, `penstock_gateway_own_seconds_bucket{le="`)
+		if !is {
+			continue
+		}
+		le, err1 := strconv.ParseFloat(strings.TrimSuffix(bound, `"}`), 64)
+		count, err2 := strconv.ParseFloat(value, 64)
+		if err := errors.Join(err1, err2); err != nil {
+			return 0, 0, err
+		}
+		bounds, counts = append(bounds, le*1e6), append(counts, count)
+	}
+	if len(counts) == 0 {
+		return 0, 0, errors.New("the gateway has no histogram of its own time")
+	}
+	below := func(part float64) float64 {
+		at := slices.IndexFunc(counts, func(n float64) bool { return n >= part*counts[len(counts)-1] })
+		return bounds[at]
+	}
+	return below(0.5), below(0.99), lines.Err()
+}
+
+func (p *process) stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	_ = p.cmd.Wait()
 }
@@ -103,6 +147,32 @@ func loads() []load {
 	}
 }
 
+func loadOf(name string) load {
+	list := loads()
+	return list[slices.IndexFunc(list, func(l load) bool { return l.name == name })]
+}
+
+// judge adds the rows of the load's targets.
+func (l load) judge(t *table, plain, front figures, lasts time.Duration) {
+	times := func(a, b time.Duration) float64 { return float64(a) / float64(b) }
+	cpu := front.cpu / front.rate * plain.rate / plain.cpu
+	switch l.name {
+	case "whole":
+		t.most(l.name, "p99 over that of the plain proxy", 1.25, times(front.p99, plain.p99), "")
+		t.most(l.name, "CPU of a request over that of the plain proxy", 1.3, cpu, "")
+	case "highest":
+		t.least(l.name, "rate over that of the plain proxy", 0.75, front.rate/plain.rate, "")
+	case "streams":
+		t.most(l.name, "p50 of a chunk beyond that of the plain proxy", 150, float64(front.p50-plain.p50)/1000, "us")
+		t.most(l.name, "CPU of a chunk over that of the plain proxy", 1.2, cpu, "")
+		t.most(l.name, "memory of a stream, of the whole process", 64, front.rss*1024/float64(l.clients), "KiB")
+	case "prompts":
+		t.most(l.name, "p99 over that of the plain proxy", 1.5, times(front.p99, plain.p99), "")
+		t.most(l.name, "CPU, of a core", 0.5, front.cpu/lasts.Seconds(), "")
+	}
+	t.most(l.name, "errors", 0, float64(front.errors), "")
+}
+
 // figures are the results of one load on one proxy.
 type figures struct {
 	rate     float64
@@ -123,7 +193,7 @@ func ratio(load string, plain, front figures) {
 		front.cpu/front.rate*plain.rate/plain.cpu)
 }
 
-func (p *proxied) measure(ctx context.Context, l load, lasts time.Duration) figures {
+func (p *process) measure(ctx context.Context, l load, lasts time.Duration) figures {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}}
 	defer client.CloseIdleConnections()
 	p.drive(ctx, client, l, time.Second) // connections and pools are warm
@@ -135,12 +205,12 @@ func (p *proxied) measure(ctx context.Context, l load, lasts time.Duration) figu
 }
 
 // drive sends the load and takes the time of each answer, or of each chunk of a stream.
-func (p *proxied) drive(ctx context.Context, client *http.Client, l load, lasts time.Duration) figures {
+func (p *process) drive(ctx context.Context, client *http.Client, l load, lasts time.Duration) figures {
 	ctx, cancel := context.WithTimeout(ctx, lasts)
 	defer cancel()
 	var all []time.Duration
 	var mu sync.Mutex
-	var errors atomic.Int64
+	var failed atomic.Int64
 	var group sync.WaitGroup
 	turns := pace(ctx, l.rate)
 	start := time.Now()
@@ -157,7 +227,7 @@ func (p *proxied) drive(ctx context.Context, client *http.Client, l load, lasts 
 					break
 				}
 				if err != nil {
-					errors.Add(1)
+					failed.Add(1)
 				}
 			}
 			mu.Lock()
@@ -166,7 +236,7 @@ func (p *proxied) drive(ctx context.Context, client *http.Client, l load, lasts 
 		})
 	}
 	group.Wait()
-	f := figures{errors: errors.Load(), rate: float64(len(all)) / time.Since(start).Seconds()}
+	f := figures{errors: failed.Load(), rate: float64(len(all)) / time.Since(start).Seconds()}
 	slices.Sort(all)
 	if len(all) > 0 {
 		f.p50, f.p99 = all[len(all)/2], all[len(all)*99/100]
@@ -197,7 +267,7 @@ func pace(ctx context.Context, rate int) <-chan time.Time {
 	return turns
 }
 
-func (p *proxied) once(ctx context.Context, client *http.Client, l load, due time.Time) ([]time.Duration, error) {
+func (p *process) once(ctx context.Context, client *http.Client, l load, due time.Time) ([]time.Duration, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, p.url+"/v1/chat/completions",
 		bytes.NewReader(l.body))
 	if err != nil {
@@ -237,7 +307,7 @@ func chunks(body io.Reader) (took []time.Duration, err error) {
 }
 
 // cpu is the time that the process has used, in seconds.
-func (p *proxied) cpu() float64 {
+func (p *process) cpu() float64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
 	if err != nil {
 		return 0
@@ -250,7 +320,7 @@ func (p *proxied) cpu() float64 {
 }
 
 // rss is the memory of the process in MiB.
-func (p *proxied) rss() float64 {
+func (p *process) rss() float64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
 	if err != nil {
 		return 0

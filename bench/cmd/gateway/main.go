@@ -1,11 +1,12 @@
-// Command gateway loads the online gateway and, in the same run, a plain httputil.ReverseProxy in front of
-// the same worker, and prints the figures of both and their ratios. Each of the two is a process of its own,
-// so that its CPU time can be told apart from that of the generator and the worker, which share the machine
-// with it.
+// Command gateway measures the online gateway, and prints each target beside its figure. Some scenarios load it and, in
+// the same run, a plain httputil.ReverseProxy in front of the same worker, and print the ratios: each of the two is a
+// process of its own, so that its CPU time can be told apart from that of the generator and the worker, which share the
+// machine with it. Others have a private Postgres, and share slots between gateways and a queue.
 package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"net/http"
@@ -15,6 +16,8 @@ import (
 	"os/exec"
 	"os/signal"
 	"runtime"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -22,9 +25,10 @@ import (
 
 func main() {
 	program := flag.String("gateway", "../bin/gateway", "the gateway program")
-	lasts := flag.Duration("for", 10*time.Second, "of each load")
-	only := flag.String("only", "", "loads whose names contain this")
-	short := flag.Bool("short", false, "3 s of each load")
+	tasknode := flag.String("tasknode", "../bin/tasknode", "the program of task nodes")
+	lasts := flag.Duration("for", 8*time.Second, "of each load; 15s at most")
+	only := flag.String("only", "", "scenarios, separated by commas: "+strings.Join(names(), ", "))
+	short := flag.Bool("short", false, "3 s of each load, and fewer rounds")
 	plain := flag.String("plain", "", "be the plain proxy in front of this worker (for the program itself)")
 	flag.Parse()
 	if *short {
@@ -36,10 +40,18 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, *program, *lasts, *only); err != nil {
+	r := &run{ctx: ctx, program: *program, tasknode: *tasknode, lasts: min(*lasts, 15*time.Second), short: *short}
+	if err := r.all(*only); err != nil {
 		fmt.Fprintln(os.Stderr, "bench-gateway:", err)
 		os.Exit(1)
 	}
+}
+
+func names() (list []string) {
+	for _, s := range scenarios {
+		list = append(list, s.name)
+	}
+	return list
 }
 
 // servePlain is what the gateway is compared with: a proxy that knows nothing, tuned as one would tune it.
@@ -65,14 +77,16 @@ func loadAverage() string {
 	return strings.Join(fields[:3], " ")
 }
 
-// proxied is a process under load.
-type proxied struct {
-	name string
-	cmd  *exec.Cmd
-	url  string
+// process is a program under load.
+type process struct {
+	name  string
+	cmd   *exec.Cmd
+	url   string
+	debug string // address of the metrics; empty: it has none
 }
 
-func start(ctx context.Context, name, sign string, args ...string) (*proxied, error) {
+// start starts a program and waits until it says its address behind a sign.
+func start(ctx context.Context, name, sign string, args ...string) (*process, error) {
 	cmd := exec.CommandContext(ctx, args[0], args[1:]...) //nolint:gosec // programs of ours
 	cmd.Env = append(os.Environ(), "GOGC=400")
 	out, err := cmd.StderrPipe()
@@ -83,48 +97,100 @@ func start(ctx context.Context, name, sign string, args ...string) (*proxied, er
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	address, err := await(out, sign)
+	line, err := await(out, sign)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return &proxied{name, cmd, "http://" + strings.TrimPrefix(address, "http://")}, nil
+	return &process{name, cmd, "http://" + wordBehind(line, sign), wordBehind(line, "debug=")}, nil
 }
 
-func run(ctx context.Context, program string, lasts time.Duration, only string) error {
-	worker := startWorker()
-	defer worker.Close()
-	self, err := os.Executable()
-	if err != nil {
-		return err
-	}
-	plain, err := start(ctx, "plain", "listening on ", self, "-plain", worker.URL)
-	if err != nil {
-		return err
-	}
-	defer plain.stop()
-	front, err := start(ctx, "gateway", "listen=", program, "--open", "--listen", "127.0.0.1:0",
-		"--debug-listen", "127.0.0.1:0",
-		"--static", "m="+worker.URL+"#4096", "--remember", "10000")
-	if err != nil {
-		return err
-	}
-	defer front.stop()
+// run is one run of the program.
+type run struct {
+	ctx               context.Context //nolint:containedctx // of the scenario that runs
+	program, tasknode string
+	lasts             time.Duration
+	short             bool
+	headed            bool // the head of the figures beside a plain proxy is printed
+	table             table
+}
+
+// all runs the scenarios and prints the table. A scenario that fails does not keep the others from running.
+func (r *run) all(only string) error {
 	fmt.Printf("%s, %d cores, load average before the run: %s\n", time.Now().UTC().Format(time.DateTime),
-		runtime.NumCPU(),
-		loadAverage())
-	fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s",
-		"errors", "MiB")
-	for _, l := range loads() {
-		if !strings.Contains(l.name, only) {
+		runtime.NumCPU(), loadAverage())
+	var wanted []string
+	if only != "" {
+		wanted = strings.Split(only, ",")
+	}
+	for _, name := range wanted {
+		if !slices.Contains(names(), name) {
+			return fmt.Errorf("there is no scenario %q: there are %s", name, strings.Join(names(), ", "))
+		}
+	}
+	var failed []error
+	ctx := r.ctx
+	for _, s := range scenarios {
+		if len(wanted) > 0 && !slices.Contains(wanted, s.name) {
 			continue
 		}
+		bounded, cancel := context.WithTimeout(ctx, s.most)
+		r.ctx = bounded
+		if err := s.run(r); err != nil {
+			fmt.Printf("%s: %s\n", s.name, err)
+			failed = append(failed, fmt.Errorf("%s: %w", s.name, err))
+		}
+		cancel()
+	}
+	r.table.print()
+	fmt.Printf("load average after the run: %s\n", loadAverage())
+	return errors.Join(failed...)
+}
+
+// startStatic starts a gateway on fixed slots of one worker, without a database.
+func (r *run) startStatic(worker string, slots int) (*process, error) {
+	return start(r.ctx, "gateway", "listen=", r.program, "--open", "--listen", "127.0.0.1:0",
+		"--debug-listen", "127.0.0.1:0", "--static", "m="+worker+"#"+strconv.Itoa(slots), "--remember", "10000")
+}
+
+// proxied returns the scenario of a load on the gateway and on a plain proxy.
+func proxied(name string) func(*run) error {
+	return func(r *run) error {
+		worker := startWorker()
+		defer worker.Close()
+		self, err := os.Executable()
+		if err != nil {
+			return err
+		}
+		plain, err := start(r.ctx, "plain", "listening on ", self, "-plain", worker.URL)
+		if err != nil {
+			return err
+		}
+		defer plain.stop()
+		front, err := r.startStatic(worker.URL, 4096)
+		if err != nil {
+			return err
+		}
+		defer front.stop()
+		if !r.headed {
+			r.headed = true
+			fmt.Printf("%-10s %-8s %9s %9s %9s %9s %8s %9s\n", "load", "proxy", "rate/s", "p50", "p99", "CPU s",
+				"errors", "MiB")
+		}
+		l := loadOf(name)
 		var figures [2]figures
-		for i, p := range []*proxied{plain, front} {
-			figures[i] = p.measure(ctx, l, lasts)
+		for i, p := range []*process{plain, front} {
+			figures[i] = p.measure(r.ctx, l, r.lasts)
 			figures[i].print(l.name, p.name)
 			time.Sleep(time.Second) // sockets of the one settle before the other is measured
 		}
 		ratio(l.name, figures[0], figures[1])
+		l.judge(&r.table, figures[0], figures[1], r.lasts)
+		if name != "whole" {
+			return nil
+		}
+		p50, p99, err := front.ownTimes(r.ctx)
+		r.table.most(name, "own time without queue and worker, p50 below", 60, p50, "us")
+		r.table.most(name, "own time without queue and worker, p99 below", 1000, p99, "us")
+		return err
 	}
-	return nil
 }
