@@ -190,8 +190,8 @@ func TestTolerableLateness(t *testing.T) {
 		}
 	}
 	run(t, []row{
-		{"few were late with three", four(), history(0.03), 4, NoteHold, ""},
-		{"fewer than is tolerated", four(), history(0.01), 2, NoteRateDown, ""},
+		{"few were late with three", four(), history(0.06), 4, NoteHold, ""},
+		{"fewer than is tolerated", four(), history(0.04), 2, NoteRateDown, ""},
 		{"none is tolerated with one slot", Policy{Slots: 1, Max: 20}, history(0.01), 5, NoteHold, NoteTolerated},
 		{"a short history trims nothing", four(), func(o *Obs, s *State) {
 			history(0.01)(o, s)
@@ -231,6 +231,15 @@ func TestSurgeForTheBacklogThatIsThere(t *testing.T) {
 			o.Ready, s.Desired = 10, 10
 			s.Changes = []Step{{At: ago(50 * time.Second), By: 8}}
 		}, 5, NoteRateDown, NoteHold},
+		{"a surge of a moment ago is kept", four(), func(o *Obs, s *State) {
+			o.Ready, s.Desired, s.Wanted = 10, 10, []Level{{At: ago(29 * time.Second), N: 8}}
+		}, 8, NoteWanted, NoteHold},
+		{"and given up after half a cold start", four(), func(o *Obs, s *State) {
+			o.Ready, s.Desired, s.Wanted = 10, 10, []Level{{At: ago(30 * time.Second), N: 8}}
+		}, 5, NoteRateDown, NoteWanted},
+		{"what is kept asks for no start", four(), func(o *Obs, s *State) {
+			o.Ready, s.Desired, s.Wanted = 2, 2, []Level{{At: ago(time.Second), N: 8}}
+		}, 2, NoteWanted, NoteRateUp},
 		{"one of twenty more", four(func(p *Policy) { p.Max = 40 }), func(o *Obs, s *State) {
 			o.Ready, s.Desired, o.Running, o.Waiting, s.Rate = 20, 20, 80, 10, 41
 		}, 21, NoteSurge, ""},

@@ -7,7 +7,7 @@
 //	base         the least number of instances that would have kept waits short, had there been as many all along
 //	level        a number of instances, as a candidate for the answer
 //	shadow queue the queue that a level would have; its service knows no cold starts
-//	surge        the number that the present backlog needs; it is given up with the backlog
+//	surge        the number that the present backlog needs; it is given up half a cold start after the backlog
 //	hold         the time for which a level is kept after the base fell below it
 //	stuck        of a start: not ready after max(3 x p95 of cold starts, 10 min)
 //	rival        an algorithm of another system, for comparison
@@ -41,5 +41,7 @@
 //
 // The base is the least level with w <= theta x SLO. It is lowered to the least level with which no more than
 // the tolerated share of the requests of the hold time would have waited for longer than the SLO, so that one
-// peak does not hold its level. A backlog that a cold start caused is not in W: it is no demand.
+// peak does not hold its level. These waits are those of a second queue, whose capacity is l n rho: the reserve of a
+// small fleet guards against the error of a fluid, and here a request counts as late from SLO - 4 service / sqrt(l n)
+// on for the same reason. A backlog that a cold start caused is not in W: it is no demand.
 package scale

@@ -25,6 +25,7 @@ const (
 	NoteSurge       NoteCode = "surge"
 	NotePending     NoteCode = "pending"
 	NoteHold        NoteCode = "hold"
+	NoteWanted      NoteCode = "wanted"
 	NoteFull        NoteCode = "full"
 	NoteIdle        NoteCode = "idle"
 	NoteRateUp      NoteCode = "rate_up"
@@ -84,6 +85,7 @@ var texts = map[NoteCode]string{
 	NoteSurge:       "%.0f for %.0f waiting with %.0f slot-seconds of work",
 	NotePending:     "%.0f wait or run",
 	NoteHold:        "level %.0f is kept for another %.0f s",
+	NoteWanted:      "%.0f was wanted within the last %.0f s",
 	NoteFull:        "with fewer than %.0f the %.0f running would fill more than 85 %%",
 	NoteIdle:        "the last instance is idle for %.0f s of %.0f s",
 	NoteRateUp:      "wanted %.0f, rate limit %.0f",

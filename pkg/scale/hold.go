@@ -20,12 +20,27 @@ func (t *turn) hold() {
 		left := time.Duration(t.p.Hold) - t.now.Sub(held.At)
 		t.note(NoteHold, float64(held.N), left.Seconds(), 0)
 	}
+	t.keepWanted()
 	if full := t.almostFull(); t.d.Stabilised < full {
 		t.d.Stabilised = full
 		t.note(NoteFull, float64(full), float64(t.o.Running), 0)
 	}
 	if t.d.Stabilised == 0 {
 		t.keepOne()
+	}
+}
+
+// keptShare is the share of a cold start for which a number that was wanted is kept. Without it a backlog that comes
+// and goes starts instances and gives them up before they are ready: their cost is paid and their use is lost.
+const keptShare = 0.5
+
+// keepWanted does not give up what was wanted a moment ago, by a surge or by the base.
+func (t *turn) keepWanted() {
+	kept := time.Duration(keptShare * t.coldStart() * float64(time.Second))
+	t.s.Wanted = pushLevel(t.s.Wanted, Level{At: t.now, N: t.d.Raw}, t.now.Add(-kept))
+	if level := min(t.s.Wanted[0].N, t.s.Desired); level > t.d.Stabilised {
+		t.note(NoteWanted, float64(level), kept.Seconds(), 0)
+		t.d.Stabilised = level
 	}
 }
 

@@ -63,12 +63,14 @@ type State struct {
 
 	Shadow []float64 `json:"shadow,omitempty"` // slot-seconds that would wait with 1, 2, ... instances
 	Online []float64 `json:"online,omitempty"` // the same for online requests alone
+	Bare   []float64 `json:"bare,omitempty"`   // of all requests, without the reserve; for Late
 	Base   int       `json:"base,omitempty"`
 	Late   []float64 `json:"late,omitempty"`   // requests that would have waited too long with 1, 2, ... instances
 	Seen   float64   `json:"seen,omitempty"`   // requests over the same time; both decay
 	SeenAt time.Time `json:"seen_at,omitzero"` // of the last of them
 	Since  time.Time `json:"since,omitzero"`   // of the first of them
 	Held   []Level   `json:"held,omitempty"`   // base levels of the hold, highest first
+	Wanted []Level   `json:"wanted,omitempty"` // raw levels of the last half of a cold start, highest first
 
 	Rate    float64   `json:"rate,omitempty"`   // requests a second, over the last minute
 	Recent  float64   `json:"recent,omitempty"` // requests, decayed over 30 minutes

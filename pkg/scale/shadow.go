@@ -13,7 +13,10 @@ func (t *turn) base() {
 		return
 	}
 	service := t.service()
-	t.s.Shadow = t.shadow(t.s.Shadow, t.arrived()*service)
+	t.s.Shadow = t.shadow(t.s.Shadow, t.arrived()*service, t.capacity)
+	if t.p.Tolerated > 0 {
+		t.s.Bare = t.shadow(t.s.Bare, t.arrived()*service, t.bareCapacity)
+	}
 	t.countLate()
 	base := t.least(t.s.Shadow, t.p.Theta*t.p.SLO.float())
 	if most := t.tolerable(); base > most {
@@ -22,7 +25,7 @@ func (t *turn) base() {
 	}
 	if t.o.Gateway {
 		online := min(t.o.Online+t.arrived()-t.o.Arrived, t.arrived())
-		t.s.Online = t.shadow(t.s.Online, online*service)
+		t.s.Online = t.shadow(t.s.Online, online*service, t.capacity)
 		base = max(base, t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()))
 	}
 	t.d.Base, t.s.Base = base, base
@@ -33,14 +36,14 @@ func (t *turn) base() {
 
 // shadow moves the queue of each level on by the elapsed time: W = max(0, W + arrived - c). It returns a new
 // slice, or the old one where nothing changes: a state that was stored is not written to.
-func (t *turn) shadow(w []float64, arrived float64) []float64 {
+func (t *turn) shadow(w []float64, arrived float64, capacity func(int) float64) []float64 {
 	if len(w) == t.p.Max && arrived == 0 && w[0] == 0 {
 		return w // a queue is empty if the one of a lower level is
 	}
 	next := make([]float64, t.p.Max)
 	copy(next, w)
 	for i := range next {
-		c := t.capacity(i + 1)
+		c := capacity(i + 1)
 		most := t.free(i+1) + c*t.p.Drain.float() + arrived
 		next[i] = min(max(0, next[i]+arrived-c*t.elapsed), most)
 	}
@@ -54,6 +57,10 @@ func (t *turn) capacity(l int) float64 {
 	return slots * t.p.Rho / (1 + t.p.Beta/math.Sqrt(slots))
 }
 
+// bareCapacity is the capacity without the reserve of a small fleet. Whether requests would have been late is
+// estimated with it, because the reserve guards against the error that lateError accounts for.
+func (t *turn) bareCapacity(l int) float64 { return float64(l) * t.slots * t.p.Rho }
+
 // free is the work that l instances hold in their slots, which therefore does not wait.
 func (t *turn) free(l int) float64 { return t.p.Phi * float64(l) * t.slots * t.service() }
 
@@ -62,7 +69,11 @@ func (t *turn) shadowWait(w []float64, l int) float64 {
 	if l < 1 || l > len(w) {
 		return 0
 	}
-	return max(0, w[l-1]-t.free(l)) / t.capacity(l)
+	return t.wait(w, l, t.capacity(l))
+}
+
+func (t *turn) wait(w []float64, l int, capacity float64) float64 {
+	return max(0, w[l-1]-t.free(l)) / capacity
 }
 
 // least is the least level whose wait is at most limit seconds; 0 if its queue is empty with one instance.
@@ -78,9 +89,15 @@ func (t *turn) least(w []float64, limit float64) int {
 	return len(w)
 }
 
-// fluidError is how many service times the wait of a shadow queue may be too short: it is a fluid, and
-// does not know that service times differ and that slots are filled one by one.
+// fluidError is how many service times the wait in the shadow queue of one slot may be too short: the queue is
+// a fluid, and does not know that service times differ and that slots are filled one by one. With n slots the
+// error falls with the square root of n, as that of a mean of n.
 const fluidError = 4
+
+// lateError is the error in seconds of the wait in the shadow queue of a level.
+func (t *turn) lateError(l int) float64 {
+	return fluidError * t.service() / math.Sqrt(float64(l)*t.slots)
+}
 
 // countLate counts, for each level, the requests that would have waited longer than the SLO. Both sides of
 // the share decay over the hold time, and only with requests: an idle hour forgets nothing.
@@ -98,10 +115,10 @@ func (t *turn) countLate() {
 	late := make([]float64, t.p.Max)
 	copy(late, t.s.Late)
 	slo := t.p.SLO.float()
-	limit := max(t.p.Theta*slo, slo-fluidError*t.service())
 	for i := range late {
 		late[i] *= keep
-		if t.shadowWait(t.s.Shadow, i+1) > limit {
+		limit := max(t.p.Theta*slo, slo-t.lateError(i+1))
+		if t.wait(t.s.Bare, i+1, t.bareCapacity(i+1)) > limit {
 			late[i] += arrived
 		}
 	}

@@ -4,7 +4,7 @@ import "math"
 
 // surge is the level that the backlog needs which is really there: what waits when a start begun now is
 // ready must not exceed what spare capacity works off in the drain time. Starts under way count.
-// It does not enter the hold: a level that one backlog needed is given up with the backlog.
+// It does not enter the hold: a level that one backlog needed is given up soon after the backlog.
 func (t *turn) surge() {
 	waiting := float64(t.waiting())
 	if t.o.Late > 0 {
