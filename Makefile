@@ -231,7 +231,7 @@ STEPS := fmt-check build e2e& vet lint models-short check-modules check-deploy w
 check: ## What CI runs: format, build, vet, linters, all tests
 	@.ci/steps $(foreach step,$(STEPS),'$(step)')
 
-.PHONY: image check-image release check-release check-deploy
+.PHONY: image check-image release check-release check-kubernetes check-deploy
 
 image: ## Build the container image without a network; GO_IMAGE=local makes the builder of this machine's Go
 	GO_IMAGE='$(GO_IMAGE)' deploy/image.sh
@@ -248,6 +248,10 @@ check-release: ## Build one platform of the release twice, the second time in a 
 	git clone -q . "$$tmp/clone"; \
 	DIST="$$tmp/two" PLATFORMS=linux/amd64 VERSION=check "$$tmp/clone/deploy/release.sh" >/dev/null; \
 	diff "$$tmp/one/checksums.txt" "$$tmp/two/checksums.txt" && cat "$$tmp/one/checksums.txt"
+
+check-kubernetes: ## Test the backend and its rights on a real API server; PENSTOCK_TEST_KUBE_APISERVER is the path of a kube-apiserver
+	@: "$${PENSTOCK_TEST_KUBE_APISERVER:?set it to the path of a kube-apiserver}"
+	go test -count=1 -timeout $(TIMEOUT) -run TestOnARealAPIServer -v ./pkg/scale/backend
 
 check-deploy: ## Decode the manifests for Kubernetes strictly, and let systemd check the units where it is there
 	go -C deploy/validate test ./...

@@ -185,6 +185,9 @@ func (k *Kubernetes) List(ctx context.Context, d scale.BackendTarget) ([]scale.B
 	return found, nil
 }
 
+// pageMax is how many pods a page of a list has at most.
+var pageMax = 500
+
 // listTries bounds how often a list begins again whose continuation the server has forgotten (410).
 const listTries = 3
 
@@ -194,7 +197,7 @@ func (k *Kubernetes) pods(ctx context.Context, t KubernetesTarget) ([]pod, error
 	var all []pod
 	next := ""
 	for tries := 0; ; {
-		query := url.Values{"labelSelector": {t.Selector}, "limit": {"500"}}
+		query := url.Values{"labelSelector": {t.Selector}, "limit": {strconv.Itoa(pageMax)}}
 		if next != "" {
 			query.Set("continue", next)
 		}

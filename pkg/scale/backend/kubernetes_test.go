@@ -43,7 +43,10 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 		w.WriteHeader(status)
-		fmt.Fprint(w, `{"kind": "Status", "message": "told to"}`)
+		reason := map[int]string{http.StatusGone: "Expired", http.StatusConflict: "Conflict"}[status]
+		// A continuation in the answer goes on with the pods of now: the pages before are of another time.
+		fmt.Fprintf(w, `{"kind": "Status", "status": "Failure", "message": "told to", "reason": %q, "code": %d, "metadata": {"continue": "1"}}`,
+			reason, status)
 		return
 	}
 	switch {
