@@ -129,11 +129,13 @@ proctype pusher(byte id) {
 		pending = pending | BIT(id);
 		live = live | inserted;
 		inserting = inserting & ~inserted;
-		row_locked = row_locked & ~relied
+		row_locked = row_locked & ~relied;
+		seen = 0; relied = 0; inserted = 0
 	   }
 	:: d_step {                                            /* rollback, or death of the client */
 		inserting = inserting & ~inserted;
-		row_locked = row_locked & ~relied
+		row_locked = row_locked & ~relied;
+		seen = 0; relied = 0; inserted = 0
 	   }
 	fi
 }
@@ -264,7 +266,8 @@ again:
 		live = live | inserted;
 		inserting = inserting & ~inserted;
 		token = 0;
-		lock_updating = 0
+		lock_updating = 0;
+		my_token = 0; work = 0; more = 0; last = 0; count = 0; inserted = 0; deleted = 0
 	};
 	goto again;
 over:
@@ -276,7 +279,7 @@ proctype sweeper() {
 	bool held;
 
 again:
-	atomic { sweeps++; dead = 0; held = 0 };
+	atomic { sweeps++; seen = 0; dead = 0; held = 0 };
 	if
 	:: sweeps > SWEEPS -> goto over
 	:: sweeps <= SWEEPS && token != 0 -> skip
@@ -315,7 +318,7 @@ proctype recoverer() {
 	byte i, k;
 
 again:
-	atomic { recoveries++; more = 0; inserted = 0 };
+	atomic { recoveries++; seen = 0; more = 0; inserted = 0 };
 	if
 	:: recoveries > RECOVERIES || token == 0 -> goto over
 	:: recoveries <= RECOVERIES && token != 0
