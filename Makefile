@@ -96,10 +96,10 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -vet=off -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
-	go test -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
+	go test -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
 
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18
@@ -111,10 +111,10 @@ check-postgres: ## Test the product on each version of Postgres; POSTGRES="17 18
 	done
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
-	go test -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
+	go test -vet=off -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
 
 e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
-	go test -count=1 -parallel 3 -timeout $(TIMEOUT) -v ./e2e
+	go test -vet=off -count=1 -parallel 3 -timeout $(TIMEOUT) -v ./e2e
 
 e2e-load: ## 50,000 entries through 8 slots with random worker faults, and the account of them; ENTRIES=2000 shortens it
 	ENTRIES=$${ENTRIES:-50000} go test -count=1 -timeout 60m -run TestLoad -v ./e2e
@@ -219,16 +219,18 @@ check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs
 	go test -count=1 -run TestClients -v ./cmd/gateway
 
 check-modules:
-	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -timeout $(TIMEOUT) ./... || exit 1; done
+	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test -vet=off -timeout $(TIMEOUT) ./... || exit 1; done
 	go vet -tags failpoints ./internal/postgres
 	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
+# govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own.
+#
 # e2e waits for leases most of the time: it runs beside the linters, the models and the other modules. The faults of
 # chaos-short take their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no
 # time is held against. What is timed is alone. The tests of the product are last, so that their lines close the output.
-STEPS := fmt-check build e2e& vet lint models-short check-modules check-deploy wait timed chaos-short& serial wait race
+STEPS := fmt-check build e2e& lint models-short check-modules check-deploy wait timed chaos-short& serial wait race
 
-check: ## What CI runs: format, build, vet, linters, all tests
+check: ## What CI runs: format, build, linters, all tests
 	@.ci/steps $(foreach step,$(STEPS),'$(step)')
 
 .PHONY: image check-image release check-release check-kubernetes check-deploy
