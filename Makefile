@@ -13,6 +13,8 @@ RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
+# Packages that are tested at a time: half of them wait for Postgres, for leases or for a clock.
+BESIDE  ?= 4
 GO_IMAGE ?= golang:1.26
 SOAK    ?= 10m
 
@@ -79,12 +81,13 @@ SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator ./pkg/sc
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/invalidation ./pkg/inference ./cmd/penstock ./pkg/api
+LONGEST  := ./pkg/invalidation ./pkg/inference ./pkg/recovery ./cmd/tasknode ./cmd/penstock ./cmd/gateway ./pkg/api
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
-	go test -timeout $(TIMEOUT) -skip '^($(TIMED))$$' $(PACKAGES)
-	@echo "not run: what is timed (make timed), the real programs (make e2e), the race detector (make race)"
+	go test -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	@echo "not run: what is timed (make timed), simulations and the cost of statements (make serial), the real programs (make e2e),"
+	@echo "the other modules (make check-modules), the race detector (make race)"
 
 # The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
 # of the machine.
@@ -107,7 +110,7 @@ POSTGRES ?= 15 16 17 18
 check-postgres: ## Test the product on each version of Postgres; POSTGRES="17 18" narrows it
 	@for version in $(POSTGRES); do \
 		echo "==> Postgres $$version"; \
-		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory test || exit 1; \
+		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory test serial || exit 1; \
 	done
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine
