@@ -99,7 +99,7 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -vet=off -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
@@ -226,15 +226,12 @@ check-modules:
 	go vet -tags failpoints ./internal/postgres
 	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
-# govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own.
-#
-# e2e waits for leases most of the time: it runs beside the linters, the models and the other modules. The faults of
-# chaos-short take their time, and what is judged are recorded times: it runs beside the tests of one goroutine, which no
-# time is held against. What is timed is alone. The tests of the product are last, so that their lines close the output.
-STEPS := fmt-check build e2e& lint models-short check-modules check-deploy wait timed chaos-short& serial wait race
-
+# govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Most steps leave
+# the processors idle for half of their time: three sequences of steps go on beside each other, of which e2e and chaos-short have
+# the higher priority. No time is held against the others, nor against what waits in them. What is timed is alone, last.
 check: ## What CI runs: format, build, linters, all tests
-	@.ci/steps $(foreach step,$(STEPS),'$(step)')
+	@.ci/steps 'fmt-check build' \
+		beside 'e2e chaos-short' 'lint models-short check-modules check-deploy serial' 'race' then 'timed'
 
 .PHONY: image check-image release check-release check-kubernetes check-deploy
 
