@@ -58,10 +58,10 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 	case <-time.After(15 * time.Second):
 		t.Fatal("the worker was not asked")
 	}
-	eventually(t, 5*time.Second, "the accepted run is stored", func() bool { return p.query(`SELECT count(*) FROM penstock.remote_run`) == 1 })
+	eventually(t, 30*time.Second, "the accepted run is stored", func() bool { return p.query(`SELECT count(*) FROM penstock.remote_run`) == 1 })
 	first.kill()
 	p.leaders[0].signal(syscall.SIGKILL)
-	p.leaders[0].exit(5 * time.Second)
+	p.leaders[0].exit(30 * time.Second)
 
 	report := func(to, body string) (int, error) {
 		u := *at

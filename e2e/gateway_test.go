@@ -125,7 +125,7 @@ func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
 		eventually(t, 30*time.Second, "online requests are served", func() bool { return served.Load() > before+20 })
 		at := rand.IntN(3)
 		fleet.list[at].signal(syscall.SIGKILL)
-		fleet.list[at].exit(5 * time.Second)
+		fleet.list[at].exit(30 * time.Second)
 		fresh := p.startGateway("g" + strconv.Itoa(4+n))
 		fleet.Lock()
 		fleet.list[at] = fresh

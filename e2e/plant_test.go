@@ -209,5 +209,5 @@ func (p *plant) spent(crashes int64) {
 func (n *taskNode) kill() {
 	n.t.Helper()
 	n.signal(syscall.SIGKILL)
-	n.exit(5 * time.Second)
+	n.exit(30 * time.Second)
 }

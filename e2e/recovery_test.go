@@ -22,7 +22,7 @@ func faults() []fault {
 		{"the leader killed", func(p *plant) {
 			_, led := p.elected(0)
 			led.signal(syscall.SIGKILL)
-			led.exit(5 * time.Second)
+			led.exit(30 * time.Second)
 		}},
 		{"all connections terminated, six times in three seconds", func(p *plant) {
 			for range 6 {

@@ -122,7 +122,7 @@ func TestAFrozenHeartbeatConnectionDoesNotCostTheLease(t *testing.T) {
 		if x.proxy.freeze("SET beat_at = clock_timestamp(), beat = beat + 1") == 0 {
 			t.Fatal("no connection carried a heartbeat")
 		}
-		x.eventually(8*time.Second, "heartbeats go on", `SELECT beat >= $1 + 3 FROM penstock.node`, beat)
+		x.eventually(30*time.Second, "heartbeats go on", `SELECT beat >= $1 + 3 FROM penstock.node`, beat)
 	}
 	close(goOn)
 	x.eventually(10*time.Second, "all done", `SELECT count(*) = 4 FROM penstock.result`)
