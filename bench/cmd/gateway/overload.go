@@ -31,8 +31,8 @@ type class struct {
 	refusals              []time.Duration // from the request to the end of its refusal
 }
 
-// overload offers twice the capacity in three classes, over HTTP, as Poisson processes. The capacity is what the slots can
-// serve at the mean time that the worker took.
+// overload offers twice the capacity in three classes, over HTTP, as Poisson processes. The capacity is the rate that
+// the slots can serve at the mean time that the worker took.
 func overload(r *run) error {
 	var spent, calls atomic.Int64
 	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -131,8 +131,8 @@ func sendClass(ctx context.Context, client *http.Client, url, class string, flow
 
 var perOperation = regexp.MustCompile(`BenchmarkPoolWithTenThousandWaiting\S*\s+\d+\s+([\d.]+) ns/op`)
 
-// waiting runs the pool's own benchmark: two arrivals, an end with its dispatch and a cancel beside 10,000 waiting requests
-// of 1,000 flows.
+// waiting runs the pool's own benchmark: two arrivals, an end with its dispatch and a cancel beside 10,000 waiting
+// requests of 1,000 flows.
 func waiting(r *run) error {
 	cmd := exec.CommandContext(r.ctx, "go", "test", "./pkg/gateway", "-run", "^$", "-bench", "TenThousandWaiting",
 		"-benchtime", "200000x", "-count", "1")

@@ -23,8 +23,8 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// The scenarios of this file share slots between gateways and the queue: a private Postgres, the gateway and the task node
-// as processes, and a worker in this one.
+// The scenarios of this file share slots between gateways and the queue: a private Postgres, the gateway and the task
+// node as processes, and a worker in this one.
 
 // timedWorker runs each call for as long as its payload says, and counts.
 type timedWorker struct {
@@ -128,7 +128,8 @@ func (s *site) prepare(slots int) (err error) {
 }
 
 func (s *site) register(server string, slots int) error {
-	_, err := inference.RegisterInstance(s.ctx, s.pool, "m", server, s.worker.URL, slots, nil, inference.By{Actor: "bench"})
+	_, err := inference.RegisterInstance(s.ctx, s.pool, "m", server, s.worker.URL, slots, nil,
+		inference.By{Actor: "bench"})
 	return err
 }
 
@@ -145,8 +146,8 @@ func (s *site) close() {
 }
 
 func (s *site) startGateway(name string) (*process, error) {
-	p, err := start(s.ctx, name, "listen=", s.program, "--open", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0",
-		"--database-url", s.server.ConnString(), "--name", name)
+	p, err := start(s.ctx, name, "listen=", s.program, "--open", "--listen", "127.0.0.1:0",
+		"--debug-listen", "127.0.0.1:0", "--database-url", s.server.ConnString(), "--name", name)
 	if err == nil {
 		s.programs = append(s.programs, p)
 	}
@@ -154,8 +155,8 @@ func (s *site) startGateway(name string) (*process, error) {
 }
 
 func (s *site) startNode(threads int) error {
-	p, err := start(s.ctx, "node", "listen=", s.tasknode, "--name", "node", "--listen", "127.0.0.1:0", "--governor=false",
-		"--database-url", s.server.ConnString(), "--threads", strconv.Itoa(threads))
+	p, err := start(s.ctx, "node", "listen=", s.tasknode, "--name", "node", "--listen", "127.0.0.1:0",
+		"--governor=false", "--database-url", s.server.ConnString(), "--threads", strconv.Itoa(threads))
 	if err == nil {
 		s.programs = append(s.programs, p)
 	}
@@ -183,7 +184,8 @@ func (s *site) until(what string, condition func() bool) error {
 
 // ask sends one request and returns how long it waited in the gateway, in whole milliseconds.
 func ask(ctx context.Context, client *http.Client, url, body, flow string) (time.Duration, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions",
+		strings.NewReader(body))
 	if err != nil {
 		return 0, err
 	}
@@ -260,7 +262,8 @@ func handOver(r *run) error {
 	return nil
 }
 
-// preemption sends bursts of 32 requests beside 64 durable calls: 16 slots are kept for them, and 16 are taken from runs.
+// preemption sends bursts of 32 requests beside 64 durable calls: 16 slots are kept for them, and 16 are taken from
+// runs.
 func preemption(r *run) error {
 	const slots, batch, online = 80, 64, 32
 	s, err := r.newSite(slots)

@@ -61,7 +61,8 @@ func (t table) print() {
 		if !r.reached() {
 			word = "MISSED"
 		}
-		fmt.Printf("%-11s %-52s %2s %9.4g %12.4g %-4s %s\n", r.scenario, r.what, bound, r.target, r.measured, r.unit, word)
+		fmt.Printf("%-11s %-52s %2s %9.4g %12.4g %-4s %s\n",
+			r.scenario, r.what, bound, r.target, r.measured, r.unit, word)
 	}
 }
 
