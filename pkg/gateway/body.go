@@ -103,16 +103,19 @@ func (m *metered) Read(p []byte) (int, error) {
 
 func (m *metered) release() { m.budget.taken.Add(-m.taken) }
 
+func tooLarge(most int64) error {
+	return bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
+}
+
 // readBody reads the whole body, of up to most bytes, into a buffer, which is free again after release. ended must be
 // called when the request has ended, error or not.
 func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
 	body []byte, release, ended func(), err error,
 ) {
-	tooLarge := bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
 	release, ended = func() {}, func() {}
 	switch {
 	case r.ContentLength > most:
-		return nil, release, ended, tooLarge
+		return nil, release, ended, tooLarge(most)
 	case r.ContentLength > g.bodies.most-g.bodies.taken.Load():
 		return nil, release, ended, errBodiesFull
 	}
@@ -141,7 +144,7 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
 	case err != nil:
 		err = bad(http.StatusBadRequest, "unreadable_body", "", "the body broke off or took longer than %s", uploadMax)
 	case n > most:
-		err = tooLarge
+		err = tooLarge(most)
 	}
 	return buf.Bytes(), release, source.release, err
 }

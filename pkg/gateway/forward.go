@@ -260,13 +260,13 @@ var buffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }
 // copy passes head and body on, each read at once, and reads the token counts from the end.
 func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, first []byte) result {
 	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
+	p.tail = tails.Get().(*tail) //nolint:errcheck,forcetypeassert // nothing else is in it
+	p.tail.n, p.tail.seen = 0, 0
+	defer tails.Put(p.tail)
 	p.whole = !p.events && answer.ContentLength >= 0
 	c.head(answer, p.events && c.cut)
 	buf := *buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // nothing else is in it
 	defer func() { buffers.Put(&buf) }()
-	if c.quiet != nil {
-		c.quiet.Stop()
-	}
 	p.watch(c.route.model.Policy.SilenceMax.Duration())
 	defer p.unwatch()
 	err := p.write(first)

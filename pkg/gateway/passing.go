@@ -15,7 +15,7 @@ type passing struct {
 	control *http.ResponseController
 	events  bool // server-sent events: each read is sent at once
 	whole   bool // the length is known: nothing is sent early
-	tail    tail
+	tail    *tail
 	cut     eventCut
 	failed  error // of the client's connection
 
@@ -30,10 +30,15 @@ type passing struct {
 // each chunk costs more than the chunk.
 const timersEvery = 100 * time.Millisecond
 
+// watch begins the limit on silence. It goes on with the timer of the call, if that has one.
 func (p *passing) watch(quiet time.Duration) {
 	if quiet > 0 {
-		p.quiet = quiet
-		p.silence = time.AfterFunc(quiet, func() { p.cancel(errSilence) })
+		p.quiet, p.silence = quiet, p.call.quiet
+		if p.silence != nil {
+			p.silence.Reset(quiet)
+		} else {
+			p.silence = time.AfterFunc(quiet, func() { p.cancel(errSilence) })
+		}
 	}
 	p.reset = time.Now()
 	p.began = p.reset

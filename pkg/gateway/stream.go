@@ -3,10 +3,14 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"sync"
 )
 
 // tailBytes is how much of the end of an answer is kept to read its token counts from.
 const tailBytes = 4 << 10
+
+// tails are used again: the tail is the largest part of what an answer allocates.
+var tails = sync.Pool{New: func() any { return new(tail) }}
 
 // tail keeps the last bytes of an answer.
 type tail struct {
@@ -43,7 +47,8 @@ func (t *tail) usage() (in, out int64, ok bool) {
 			Output     int64 `json:"output_tokens"`
 		}
 		text := b[at+len(`"usage":`):]
-		if json.NewDecoder(bytes.NewReader(text)).Decode(&u) == nil {
+		end, err := skipValue(text, skipSpace(text, 0), 1)
+		if err == nil && json.Unmarshal(text[:end], &u) == nil {
 			in, out = max(u.Prompt, u.Input, 0), max(u.Completion, u.Output, 0)
 			if in+out > 0 {
 				return in, out, true
