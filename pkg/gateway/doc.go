@@ -18,19 +18,55 @@
 //
 // # The way of a request
 //
-//	server.go    routes, tokens, refusals
-//	scan.go      finds model, stream and stream_options in the body without decoding the rest
-//	gate.go      waits for the pool's verdict: one mutex a pool, one timer, no goroutine
-//	pool.go      the state machine: bypass, enqueue, evict, dispatch, expire
-//	forward.go   the exchange with the worker, byte for byte
-//	stream.go    the events of an answer: usage, the chunk that was asked for in the client's place
-//	gate.go      the end of the call: the slot is idle, its cost is charged, the next request gets it
+//	gateway.go      what a gateway is made of, and what is set from outside: models, tokens, flows
+//	server.go       routes, and a request from its head to its end
+//	access.go       who sends it: routes of other packages enter here too
+//	token.go        tokens and their limits
+//	body.go         the body within its bounds of bytes and time
+//	scan.go         finds model, stream and stream_options in the body without decoding the rest
+//	walk.go         walks over JSON, for scan.go
+//	async.go        the choice between an answer on the connection and an entry of the queue
+//	durable.go      which requests can become entries
+//	gate.go         waits for the pool's verdict: one mutex a pool, one timer, no goroutine
+//	forward.go      the exchange with the worker, byte for byte
+//	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
+//	stream.go       the events of an answer: usage, the chunk that was asked for in the client's place
+//	retry.go        how many second attempts there may be
+//	verdict.go      the reasons why a request was not served
+//	refuse.go       the errors that clients read
+//	ring.go         the last requests, for explain
+//
+// # The parts of the pool
+//
+//	pool.go         the state machine: arrive, dispatch, cancel, end
+//	supply.go       what changes from outside: instances, slots, settings
+//	policy.go       the settings
+//	criticality.go  the classes
+//	flow.go         fair queueing of the flows of a class
+//	cost.go         estimates of what a call costs
+//	expect.go       estimates of waits, and the refusal of requests that would wait too long
+//	expire.go       the ends of waits
+//	evict.go        who makes room in a full pool
+//	mode.go         PASS, QUEUE and COLD
+//	fleet.go        the instances with the slots held here
+//	pick.go         the choice of an instance: affinity, adapters, least work
+//	limit.go        the adaptive limit of an instance
+//
+// # The account of slots
+//
+//	registration.go the gateway's row among the nodes
+//	leases.go       leases slots while requests wait, and asks for preemption
+//	giveback.go     gives slots back, and compares them with the database
+//	trust.go        which slots may be used after the process was stopped
+//	store.go        the statements
+//	book.go         the use of slots, folded into the account of the flows
+//	catalog.go      models and routes as the registry has them
+//	settings.go     policies, tokens and flows as the database has them
 //
 // # The pool
 //
-// The files pool.go, flow.go, evict.go, cost.go, mode.go, fleet.go, pick.go and limit.go are pure:
-// callers serialise them and pass the time, and nothing in them blocks or does I/O. A simulator and a
-// naive model run the same code in tests.
+// Its parts are pure: callers serialise them and pass the time, and nothing in them blocks or does I/O. A simulator and
+// a naive model run the same code in tests.
 //
 //	            Arrive                            dispatch: at every arrival, end, grant, change of limits
 //	client ───────────────► waiting ─────────────────────────────────► in flight ──End──► ended
