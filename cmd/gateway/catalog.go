@@ -21,8 +21,8 @@ type catalog struct {
 // settingsEvery is the time between two readings of the settings.
 const settingsEvery = time.Second
 
-// refreshGap is the least time between two readings of the instances that requests wait for: each change of the
-// registry asks for one.
+// refreshGap is the least time between two readings of the instances that requests wait for: each change of
+// the registry asks for one.
 const refreshGap = 50 * time.Millisecond
 
 // snapshotEvery is the time between two writings of the snapshot.

@@ -63,8 +63,8 @@ const bodyTrusted = 256 << 10
 // uploadMax is how long a client may take for its body.
 const uploadMax = 60 * time.Second
 
-// restMax is for how long the rest of a body is read whose request was refused. The server of net/http reads it before
-// it answers, so that a client that sends slowly would get no answer and keep its connection.
+// restMax is for how long the rest of a body is read whose request was refused. The server of net/http reads
+// it before it answers, so that a client that sends slowly would get no answer and keep its connection.
 const restMax = time.Second
 
 // boundRest bounds the reading of a body that was not read whole.
