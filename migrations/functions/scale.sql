@@ -1,40 +1,57 @@
 -- Autoscaling: the work of a model, its deployments, and the switches.
 
--- scale_online_running returns how many requests of a model run through gateways: the calls in flight that each reported
--- with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is never more
--- than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
--- Callers: scale_running, scale_input.
-CREATE OR REPLACE FUNCTION penstock.scale_online_running(wanted text) RETURNS bigint
+-- scale_online_runs returns how many requests of each model run through gateways: the calls in flight that each gateway
+-- reported with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is never
+-- more than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
+-- It is one statement without settings, so that the planner puts it into those of its callers.
+-- Callers: scale_online_running, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_online_runs() RETURNS TABLE (model text, running bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(least(g.held, g.since + coalesce(g.flying, g.held))), 0)::bigint
-      FROM (SELECT count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
-                   CASE WHEN jsonb_typeof(n.load->'pools'->wanted->'stock') = 'number'
-                        THEN (n.load->'pools'->wanted->>'stock')::numeric END AS flying
+    SELECT g.model, sum(least(g.held, g.since + coalesce(g.flying, g.held)))::bigint
+      FROM (SELECT i.model, count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
+                   CASE WHEN jsonb_typeof(n.load->'pools'->i.model->'stock') = 'number'
+                        THEN (n.load->'pools'->i.model->>'stock')::numeric END AS flying
               FROM penstock.instance i
               JOIN penstock.slot s ON s.instance_id = i.id
               JOIN penstock.node n ON n.id = s.node_id
-             WHERE i.model = wanted AND s.doubt_at IS NULL AND n.kind = 'gateway'
-             GROUP BY n.id) g
+             WHERE s.doubt_at IS NULL AND n.kind = 'gateway'
+             GROUP BY i.model, n.id) g
+     GROUP BY g.model
+$$;
+
+-- scale_online_running returns how many requests of a model run through gateways.
+-- Callers: scale_running.
+CREATE OR REPLACE FUNCTION penstock.scale_online_running(wanted text) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT r.running FROM penstock.scale_online_runs() r WHERE r.model = wanted), 0)
 $$;
 
 -- scale_running returns how many requests of a model run: the locks of its queues, each of which runs one entry at a time,
 -- and the calls of gateways.
--- Callers: scale_metric, scale_input.
+-- Callers: scale_metric.
 CREATE OR REPLACE FUNCTION penstock.scale_running(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted)
            + penstock.scale_online_running(wanted)
 $$;
 
--- scale_online_waiting returns how many requests of a model wait at gateways: the slots that those which asked within the
--- last 3 seconds miss.
--- Callers: scale_metric, scale_input.
+-- scale_online_waits returns how many requests of each model wait at gateways: the slots that those which asked within the
+-- last 3 seconds miss. The planner puts it into the statements of its callers.
+-- Callers: scale_online_waiting, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_online_waits() RETURNS TABLE (model text, missing bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT d.model, sum(d.missing)::bigint
+      FROM penstock.slot_demand d
+     WHERE d.wanted_at > clock_timestamp() - interval '3 seconds'
+       AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
+     GROUP BY d.model
+$$;
+
+-- scale_online_waiting returns how many requests of a model wait at gateways.
+-- Callers: scale_metric, scale_wanted.
 CREATE OR REPLACE FUNCTION penstock.scale_online_waiting(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(d.missing), 0)::bigint
-      FROM penstock.slot_demand d
-     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds'
-       AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
+    SELECT coalesce((SELECT w.missing FROM penstock.scale_online_waits() w WHERE w.model = wanted), 0)
 $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
@@ -190,13 +207,27 @@ BEGIN
     PERFORM penstock.audit_log(set_scale_setting.actor, 'set_scale_setting', set_scale_setting.name, set_scale_setting.reason, value);
 END $$;
 
--- scale_arrived returns how many rows were ever inserted into the queues of a model since their
--- statistics began; a number that falls means that they began again.
+-- scale_queues returns, for each model, its queues and the cheap facts about them, in one pass over all queues: locked is the
+-- number of their locks, any_ready whether one has a ready row, arrived how many rows were ever inserted into their tables
+-- since the statistics of these began (a number that falls means that they began again), and any_due whether the index of
+-- entries that are not due yet of one has more than a page. What costs more is asked for by model where these say so.
 -- Callers: scale_input.
-CREATE OR REPLACE FUNCTION penstock.scale_arrived(wanted text) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.scale_queues()
+RETURNS TABLE (model text, queues integer[], locked bigint, any_ready boolean, arrived bigint, any_due boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(pg_stat_get_tuples_inserted(to_regclass(format('penstock.%I', 'entry_' || q.name))::oid)), 0)::bigint
-      FROM penstock.queue q WHERE q.model = wanted
+    SELECT q.model, array_agg(q.id), coalesce(sum(l.held), 0)::bigint, bool_or(r.some),
+           coalesce(sum(pg_stat_get_tuples_inserted(e.oid)), 0)::bigint,
+           bool_or(coalesce(pg_relation_size(x.oid), 2147483647) > current_setting('block_size')::bigint)
+      FROM penstock.queue q
+      LEFT JOIN (SELECT k.queue_id, count(*) AS held FROM penstock.lock k GROUP BY k.queue_id) l ON l.queue_id = q.id
+      LEFT JOIN pg_catalog.pg_class e ON e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name
+      LEFT JOIN pg_catalog.pg_class x ON x.relnamespace = 'penstock'::regnamespace
+                                     AND x.relname = ('entry_' || q.name || '_due_at')::name
+     CROSS JOIN LATERAL (
+           SELECT count(*) > 0 AS some
+             FROM (SELECT FROM penstock.ready y WHERE y.queue_id = q.id AND y.priority >= 0 LIMIT 1) one) r
+     WHERE q.model IS NOT NULL
+     GROUP BY q.model
 $$;
 
 -- scale_bounded counts the entries of the queues of a model that meet a condition, at most 1,000 a queue. Queues that are
@@ -253,42 +284,50 @@ $$;
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
 -- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest; 0 where none is missing.
--- late is a part of waiting, and read only where something waits.
+-- Functions by model are called only where something waits or is due: an idle model costs a few joins.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
-SELECT d.model, penstock.scale_running(d.model) AS running, w.waiting,
-       penstock.scale_online_waiting(d.model) AS urgent, penstock.scale_online_running(d.model) AS online_running,
-       penstock.scale_arrived(d.model) AS arrived, s.arrived AS arrived_before, s.counters, s.state, u.*, g.*,
+SELECT d.model, coalesce(q.locked, 0) + coalesce(r.running, 0) AS running, w.waiting,
+       coalesce(b.missing, 0) AS urgent, coalesce(r.running, 0) AS online_running,
+       coalesce(q.arrived, 0) AS arrived, s.arrived AS arrived_before, s.counters, s.state,
+       coalesce(u.service, 0) AS service, coalesce(u.calls, 0) AS calls, coalesce(u.calls_before, 0) AS calls_before,
+       coalesce(u.busy_ms, 0) AS busy_ms, coalesce(u.busy_ms_before, 0) AS busy_ms_before, t.present AS hour, g.*,
        coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
-       coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95, c.starts, c.cold_seconds,
-       penstock.scale_due(d.model, coalesce(c.median, 60)) AS due, CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
-       i.*, m.*, v.*,
-       coalesce((SELECT array_agg(q.id) FROM penstock.queue q WHERE q.model = d.model), '{}') AS queues
+       coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95,
+       coalesce(c.starts, 0) AS starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
+       CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
+       CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
+       i.*, m.*, v.*, coalesce(q.queues, '{}') AS queues
   FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
+ CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
   LEFT JOIN penstock.scale_state s ON s.model = d.model
   LEFT JOIN penstock.model_online o ON o.model = d.model
- CROSS JOIN LATERAL (SELECT penstock.scale_waiting(d.model) AS waiting OFFSET 0) w
- CROSS JOIN LATERAL (
-       SELECT coalesce(sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0, 0)::double precision AS service,
-              coalesce(sum(h.calls) FILTER (WHERE h.hour = t.present), 0)::bigint AS calls,
-              coalesce(sum(h.calls) FILTER (WHERE h.hour < t.present), 0)::bigint AS calls_before,
-              coalesce(sum(h.gpu_ms) FILTER (WHERE h.hour = t.present), 0)::bigint AS busy_ms,
-              coalesce(sum(h.gpu_ms) FILTER (WHERE h.hour < t.present), 0)::bigint AS busy_ms_before,
-              min(t.present) AS hour
-         FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
-         LEFT JOIN penstock.usage_hour h ON h.model = d.model AND h.hour >= t.present - interval '1 hour') u
+  LEFT JOIN penstock.scale_queues() q ON q.model = d.model
+  LEFT JOIN penstock.scale_online_runs() r ON r.model = d.model
+  LEFT JOIN penstock.scale_online_waits() b ON b.model = d.model
+  LEFT JOIN (
+       SELECT h.model, (sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
+              sum(h.calls) FILTER (WHERE h.hour = p.present)::bigint AS calls,
+              sum(h.calls) FILTER (WHERE h.hour < p.present)::bigint AS calls_before,
+              sum(h.gpu_ms) FILTER (WHERE h.hour = p.present)::bigint AS busy_ms,
+              sum(h.gpu_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
+         FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
+         JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
+        GROUP BY h.model) u ON u.model = d.model
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE n.beat_at + n.lease > clock_timestamp()) > 0 AS gateway,
               coalesce(max(extract(epoch FROM clock_timestamp() - n.beat_at)) FILTER (WHERE n.beat_at + n.lease <= clock_timestamp()),
                        0)::double precision AS gateway_age
          FROM penstock.node n
         WHERE n.kind = 'gateway' AND n.draining_at IS NULL AND n.beat_at > clock_timestamp() - interval '5 minutes') g
- CROSS JOIN LATERAL (
-       SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) AS median,
-              percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) AS p95,
-              (SELECT count(*) FROM penstock.cold_start y WHERE y.model = d.model) AS starts,
-              (SELECT coalesce(sum(y.seconds), 0) FROM penstock.cold_start y WHERE y.model = d.model) AS cold_seconds
-         FROM (SELECT y.seconds FROM penstock.cold_start y WHERE y.model = d.model ORDER BY y.at DESC LIMIT 50) x) c
+  LEFT JOIN (
+       SELECT x.model, count(*) AS starts, sum(x.seconds) AS cold_seconds,
+              percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS median,
+              percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS p95
+         FROM (SELECT y.model, y.seconds, row_number() OVER (PARTITION BY y.model ORDER BY y.at DESC) AS place
+                 FROM penstock.cold_start y) x
+        GROUP BY x.model) c ON c.model = d.model
+ CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting(d.model) ELSE 0 END AS waiting OFFSET 0) w
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
               coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE penstock.starts(n)), '{}') AS starting,

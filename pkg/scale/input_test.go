@@ -1,0 +1,61 @@
+package scale
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// A decision pass reads all models once a second: one without work must cost a few joins, and no functions of its own.
+func TestAnIdleModelCostsFewBuffers(t *testing.T) {
+	const models, each = 60, 20
+	db := fleet(t)
+	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)
+	do(t, db, `SELECT penstock.set_deployment('m' || i, 'm' || i, '{}', 'test') FROM generate_series(1, $1) i`, models)
+	push(t, db, 7)
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	// The first reading fills the catalog cache of the session.
+	rows, err := pgx.CollectRows(query(t, tx, inputSQL), pgx.RowToStructByName[input])
+	if err != nil || len(rows) != models+1 {
+		t.Fatalf("%d models, %v", len(rows), err)
+	}
+	waiting := 0
+	for _, row := range rows {
+		waiting += row.Waiting
+	}
+	if metric := one[float64](t, db, `SELECT penstock.scale_metric('llama')`); waiting != 7 || metric != 7 {
+		t.Errorf("%d wait, the metric is %g, want 7", waiting, metric)
+	}
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	var text string
+	if err := tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) `+inputSQL).Scan(&text); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	if n := plans[0].Plan.Hit + plans[0].Plan.Read; n > each*models {
+		t.Errorf("%d buffers for %d models, want at most %d each", n, models, each)
+	} else {
+		t.Logf("%d buffers for %d models", n, models)
+	}
+}
+
+func query(t *testing.T, tx pgx.Tx, sql string) pgx.Rows {
+	t.Helper()
+	rows, err := tx.Query(t.Context(), sql)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
