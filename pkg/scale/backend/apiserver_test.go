@@ -241,7 +241,11 @@ func (c *cluster) applyAccounts(t *testing.T) {
 	for _, object := range manifests(t) {
 		kind := fmt.Sprint(object["kind"])
 		if subjects, has := object["subjects"].([]any); has { // kustomize would name the namespace
-			subjects[0].(map[string]any)["namespace"] = "models"
+			subject, is := subjects[0].(map[string]any)
+			if !is {
+				t.Fatalf("the subject of %v is no object", object)
+			}
+			subject["namespace"] = "models"
 		}
 		c.must(t, http.MethodPost, paths[kind], plain, object)
 	}
