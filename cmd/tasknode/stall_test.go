@@ -53,11 +53,24 @@ func TestNothingWaitsForThePollWhereHintsAreHeard(t *testing.T) {
 			if err := pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.entry`).Scan(&left); err != nil {
 				t.Fatal(err)
 			}
-			if time.Since(start) > 10*time.Second {
-				t.Fatalf("round %d: %d entries are left", round, left)
+			if time.Since(start) > time.Minute {
+				t.Fatalf("round %d: %d entries are left:\n%s", round, left, leftOvers(t, pool))
 			}
 		}
 	}
+}
+
+// leftOvers describes the entries, ready rows and lock records that are left.
+func leftOvers(t *testing.T, pool *pgxpool.Pool) string {
+	t.Helper()
+	var rows string
+	err := pool.QueryRow(t.Context(), `
+SELECT concat_ws(E'\n', (SELECT string_agg(e::text, E'\n') FROM penstock.entry e), 'ready', (SELECT string_agg(r::text, E'\n') FROM penstock.ready r),
+                 'locks', (SELECT string_agg(l::text, E'\n') FROM penstock.lock l))`).Scan(&rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
 }
 
 // deaf runs a node without a poll until the test ends.
