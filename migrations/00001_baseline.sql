@@ -54,6 +54,7 @@ CREATE TABLE penstock.queue (
     max_concurrent          integer CHECK (max_concurrent > 0),
     max_concurrent_per_node integer CHECK (max_concurrent_per_node > 0),
     max_concurrent_per_name integer CHECK (max_concurrent_per_name BETWEEN 1 AND 100),
+    shards                  integer NOT NULL DEFAULT 1 CHECK (shards BETWEEN 1 AND 64),
     capacity                bigint CHECK (capacity > 0),
     capacity_per_flow       bigint CHECK (capacity_per_flow > 0),
     capacity_per_slot       real CHECK (capacity_per_slot > 0),
@@ -88,6 +89,7 @@ COMMENT ON COLUMN penstock.queue.priority IS 'weight between queues: a queue of 
 COMMENT ON COLUMN penstock.queue.entry_priority IS 'priority of entries that name none, 0 to 9; higher is served first';
 COMMENT ON COLUMN penstock.queue.grouping IS 'where the lock key is in the payload: a field, a path with dots, or a jsonpath that starts with $';
 COMMENT ON COLUMN penstock.queue.max_concurrent_per_name IS 'entries of one name at once over all nodes; entries with a name get one of so many lock keys of it when they are pushed';
+COMMENT ON COLUMN penstock.queue.shards IS 'flows over which entries that are pushed without a flow are spread by their lock keys, shard-0 to shard-<shards - 1>; with 1 they have no flow';
 COMMENT ON COLUMN penstock.queue.capacity_per_flow IS 'entries of one flow that have not ended; more pushes of the flow are refused';
 COMMENT ON COLUMN penstock.queue.capacity_per_slot IS 'entries for each slot of the usable instances of the model: a capacity that follows them, of one slot at least';
 COMMENT ON COLUMN penstock.queue.on_no_instance IS 'entries of a model without a usable instance: wait, or fail; pushes are refused then, and after no_instance_timeout waiting entries fail';

@@ -95,6 +95,7 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			int32(0),
 			int32(0),
 			int32(0),
+			int32(1),
 			int32(0),
 			int64(0), 0.0, "wait", time.Minute,
 			jsonText(`{"base": 0.1, "cap": 0.5, "max_attempts": 50}`),

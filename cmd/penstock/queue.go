@@ -230,7 +230,7 @@ var settings = []string{
 	"merge", "mergeable", "model", "needs",
 	"no_instance_timeout", "on_failure", "on_no_instance",
 	"payload_limit", "priority",
-	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout", "start_within",
+	"quantum_count", "quantum_time", "result_retention", "retry", "run_timeout", "shards", "start_within",
 }
 
 // listQueues returns queues that are named one by one as they are now, and all of them as the leader sampled them.

@@ -226,10 +226,12 @@ BEGIN
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     headroom := least(headroom, (SELECT q.capacity_per_flow - f.entries
                            FROM penstock.queue q
+                          CROSS JOIN LATERAL (SELECT CASE WHEN coalesce(b.flow, '') = '' AND q.shards > 1 THEN 'shard-' || s ELSE coalesce(b.flow, '') END AS flow
+                                                FROM generate_series(0, q.shards - 1) s) w -- the fullest shard counts
                           CROSS JOIN LATERAL (SELECT count(*) AS entries
-                                                FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = coalesce(b.flow, '')
+                                                FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = w.flow
                                                        LIMIT q.capacity_per_flow) e) f
-                          WHERE q.id = b.queue_id AND q.capacity_per_flow IS NOT NULL));
+                          WHERE q.id = b.queue_id AND q.capacity_per_flow IS NOT NULL ORDER BY f.entries DESC LIMIT 1));
     next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
                    ORDER BY p.no LIMIT greatest(headroom, 0));
     IF cardinality(next) = 0 THEN

@@ -24,12 +24,42 @@ END $$;
 
 -- lock_key_of reads the lock key of a payload by the queue's grouping: a field, a path with dots,
 -- or a jsonpath.
--- Callers: push_many, check_options.
+-- Callers: entry_lock_key, check_options.
 CREATE OR REPLACE FUNCTION penstock.lock_key_of(payload jsonb, path text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT CASE WHEN left(path, 1) = '$' THEN jsonb_path_query_first(payload, path::jsonpath) #>> '{}'
                 WHEN position('.' IN path) > 0 THEN payload #>> string_to_array(path, '.')
                 ELSE payload ->> path END
+$$;
+
+-- entry_lock_key returns the lock key of an entry, null for a solo one: the key that it was pushed with, else that of the
+-- queue's grouping (path), else that of its unique key where one of these runs at a time.
+-- Callers: push_many, shard_flows.
+CREATE OR REPLACE FUNCTION penstock.entry_lock_key(path text, payload jsonb, lock_key text, unique_policy text, unique_key text)
+RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT coalesce(lock_key, CASE WHEN path IS NOT NULL THEN penstock.lock_key_of(payload, path) END,
+                    CASE WHEN unique_policy = 'one_running_one_queued' THEN 'unique:' || unique_key END)
+$$;
+
+-- shard_flow returns the flow of an entry that is pushed without one to a queue with shards: shard-0 to shard-<shards - 1>,
+-- by a hash of its lock key, or in turns by its id where it has none. An entry keeps its flow when shards is changed.
+-- The order of a key does not depend on it: a claim of a key takes its oldest entries of all lanes.
+-- Callers: shard_flows.
+CREATE OR REPLACE FUNCTION penstock.shard_flow(shards integer, lock_key text, id bigint) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT 'shard-' || coalesce(hashtextextended(lock_key, 0) & 9223372036854775807, id) % shards
+$$;
+
+-- shard_flows returns the flows of entries that are pushed to a queue with shards: those that they were pushed with, and
+-- for the others shards.
+-- Callers: push_many.
+CREATE OR REPLACE FUNCTION penstock.shard_flows(
+    q penstock.queue, ids bigint[], payloads jsonb[], lock_keys text[], flows text[], unique_keys text[], unique_policies text[]
+) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
+    SELECT array_agg(coalesce(nullif(u.flow, ''), penstock.shard_flow(q.shards,
+                         penstock.entry_lock_key(q.grouping, u.payload, u.lock_key, u.unique_policy, u.unique_key), u.id)) ORDER BY u.i)
+      FROM unnest(ids, payloads, lock_keys, flows, unique_keys, unique_policies)
+           WITH ORDINALITY u(id, payload, lock_key, flow, unique_key, unique_policy, i)
 $$;
 
 -- queue_capacity returns how many entries that have not ended a queue takes, null for no bound: its capacity, or what the
@@ -202,7 +232,8 @@ END $$;
 -- idempotency key of a push that was a duplicate names the entry that does the work. Disabled names
 -- and keys are looked up for each entry only in queues that have some. An entry without a deadline of
 -- its own gets those of the queue (start_within, finish_within), counted from the push or the due time,
--- that to finish from start_by if the entry has one. Queues of kind webhook and
+-- that to finish from start_by if the entry has one. An entry without a flow gets one of the shards of the
+-- queue, if it has some. Queues of kind webhook and
 -- batch hold entries that Penstock itself pushes (call_back, create_batch, feed_batch,
 -- complete_batch), with inside set: task nodes sign the entries of the one with the secrets of
 -- receivers, and the entries of the other name batches.
@@ -241,7 +272,7 @@ BEGIN
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
     IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND q.capacity_per_flow IS NULL
-       AND q.capacity_per_slot IS NULL AND q.on_no_instance = 'wait' AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+       AND q.capacity_per_slot IS NULL AND q.on_no_instance = 'wait' AND q.shards = 1 AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
        + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
        + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
        + cardinality(callbacks) = 0 THEN
@@ -310,14 +341,18 @@ BEGIN
     IF q.on_no_instance = 'fail' AND n > 0 THEN
         PERFORM penstock.admit_model(q);
     END IF;
+    IF q.max_concurrent_per_name IS NOT NULL AND cardinality(names) > 0 AND n > 0 THEN
+        lock_keys := penstock.name_keys(q, names, lock_keys);
+    END IF;
+    IF q.shards > 1 AND n > 0 THEN
+        -- Idempotency keys are of the flow that the push names: a repeated push finds its entry under another number of shards.
+        flows := penstock.shard_flows(q, ids, payloads, lock_keys, flows, unique_keys, unique_policies);
+    END IF;
     IF q.capacity_per_flow IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit_flows(q, flows, keep, cardinality(payloads));
     END IF;
     IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit(q, n);
-    END IF;
-    IF q.max_concurrent_per_name IS NOT NULL AND cardinality(names) > 0 AND n > 0 THEN
-        lock_keys := penstock.name_keys(q, names, lock_keys);
     END IF;
 
     WITH fresh AS (
@@ -334,9 +369,7 @@ BEGIN
                AS u(id, payload, lock_key, flow, priority, due_at, start_by, finish_by, cost, name,
                     unique_key, unique_policy, trace, callback, keep, i)
                CROSS JOIN LATERAL (SELECT coalesce(u.priority, q.entry_priority) AS priority) p
-               CROSS JOIN LATERAL (SELECT coalesce(u.lock_key,
-                    CASE WHEN q.grouping IS NOT NULL THEN penstock.lock_key_of(u.payload, q.grouping) END,
-                    CASE WHEN u.unique_policy = 'one_running_one_queued' THEN 'unique:' || u.unique_key END) AS lock_key) k
+               CROSS JOIN LATERAL (SELECT penstock.entry_lock_key(q.grouping, u.payload, u.lock_key, u.unique_policy, u.unique_key) AS lock_key) k
                CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q.id) AS off) any_off
                CROSS JOIN LATERAL (SELECT any_off.off AND EXISTS (
                     SELECT FROM penstock.disabled d

@@ -70,7 +70,8 @@ BEGIN
     PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
-                     'max_concurrent', 'max_concurrent_per_node', 'max_concurrent_per_name', 'capacity', 'capacity_per_flow', 'capacity_per_slot', 'on_no_instance',
+                     'max_concurrent', 'max_concurrent_per_node', 'max_concurrent_per_name', 'shards',
+                     'capacity', 'capacity_per_flow', 'capacity_per_slot', 'on_no_instance',
                      'no_instance_timeout', 'retry', 'crash_limit', 'run_timeout',
                      'start_within', 'finish_within', 'on_failure',
                      'quantum_count', 'quantum_time', 'payload_limit', 'result_retention', 'failure_retention', 'model', 'lapse', 'needs');
@@ -91,7 +92,7 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node,
-        max_concurrent_per_name = q.max_concurrent_per_name, capacity = q.capacity,
+        max_concurrent_per_name = q.max_concurrent_per_name, shards = q.shards, capacity = q.capacity,
         capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot, on_no_instance = q.on_no_instance,
         no_instance_timeout = q.no_instance_timeout,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
@@ -207,6 +208,7 @@ BEGIN
              'max_concurrent_per_name does not go with grouping or mergeable: names have lock keys of their own'),
             (NEW.max_concurrent_per_name = 1 OR NEW.on_failure <> 'block_key',
              'on_failure block_key does not go with max_concurrent_per_name above 1: entries of a name have several lock keys'),
+            (NEW.shards BETWEEN 1 AND 64, 'shards is not from 1 to 64; 1 is for none'),
             (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
             (NEW.capacity_per_flow > 0, 'capacity_per_flow is not at least 1; leave it out for no bound'),
             (NEW.capacity_per_slot > 0 AND NEW.capacity_per_slot <= 1e9, 'capacity_per_slot is not above 0 and at most 1000000000; leave it out for no bound'),

@@ -28,6 +28,7 @@ type bed struct {
 	q       *invalidation.Queue
 	stepper *Stepper
 	claims  int32
+	flows   []string // that the node claims from besides that of entries without one
 	mapped  []string // items of each run of Map
 	fail    func(Part) error
 }
@@ -127,12 +128,21 @@ func (b *bed) step() {
 
 func (b *bed) claim(limit int) []*invalidation.Lock {
 	b.Helper()
-	b.claims++
-	c, err := b.q.Claim(b.ctx, invalidation.ClaimRequest{Node: here, ClaimID: b.claims, Lane: invalidation.Lane{Priority: 1}, Limit: limit})
-	if err != nil {
-		b.Fatal(err)
+	var locks []*invalidation.Lock
+	for _, flow := range append([]string{""}, b.flows...) {
+		b.claims++
+		lane := invalidation.Lane{Priority: 1, Flow: flow}
+		r := invalidation.ClaimRequest{Node: here, ClaimID: b.claims, Lane: lane, Limit: limit - len(locks)}
+		c, err := b.q.Claim(b.ctx, r)
+		if err != nil {
+			b.Fatal(err)
+		}
+		locks = append(locks, c.Locks...)
+		if len(locks) == limit {
+			break
+		}
 	}
-	return c.Locks
+	return locks
 }
 
 // run runs up to limit ready entries as a node would and returns how many it ran.
@@ -283,6 +293,30 @@ func TestBatchOfMorePartsThanAFlowMayHaveIsFedAsThereIsRoom(t *testing.T) {
 		if s := b.status(id); s.Queued != want {
 			t.Errorf("after a step: %+v, want %d parts in the queue", s, want)
 		}
+		b.run(100)
+	}
+	b.drain()
+	if s := b.status(id); s.State != "done" || s.Done != 10 {
+		t.Errorf("ended as %+v", s)
+	}
+}
+
+func TestBatchIsFedAsTheFullestShardHasRoom(t *testing.T) {
+	b := newBed(t)
+	options := `{"capacity_per_flow": 3, "shards": 2}`
+	if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('parts', $1)`, options); err != nil {
+		t.Fatal(err)
+	}
+	b.flows = []string{"shard-0", "shard-1"}
+	id := b.create(Batch{Items: numbers(10), PartSize: 1})
+	var fed int64
+	for step := 0; step < 10 && fed < 10; step++ {
+		b.step()
+		s := b.status(id)
+		if s.Queued < 1 || s.Queued > 3 {
+			t.Fatalf("after a step: %+v, want 1 to 3 parts in the queue", s)
+		}
+		fed += s.Queued
 		b.run(100)
 	}
 	b.drain()

@@ -20,7 +20,7 @@ import (
 type Push struct {
 	Payload  json.RawMessage
 	LockKey  string // empty: what the queue's grouping finds in the payload, else solo
-	Flow     string
+	Flow     string // empty: one of the queue's shards, if it has some
 	Priority *int16 // 0 to 9, higher first; nil for the queue's default
 	DueAt    time.Time
 	StartBy  time.Time // not started by then: expired
@@ -84,7 +84,7 @@ WITH fresh AS (
               FROM penstock.queue
              WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND start_within IS NULL AND finish_within IS NULL
                AND capacity_per_flow IS NULL AND capacity_per_slot IS NULL AND on_no_instance = 'wait'
-               AND refusal IS NULL
+               AND shards = 1 AND refusal IS NULL
                AND payload_limit >= $3::integer OFFSET 0) q
     RETURNING id, priority
 )
@@ -187,7 +187,7 @@ const notificationsFull = "54000"
 // takesPlain says that the queue asks for nothing that the plain push leaves out.
 func (c *Config) takesPlain() bool {
 	return c.Grouping == "" && !c.CountsDepth() && c.CapacityPerFlow == 0 && c.OnNoInstance != OnNoInstanceFail &&
-		c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
+		c.Shards <= 1 && c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
 }
 
 // pushPlain pushes entries that use no option. It returns neither answers nor an error where that is not for it.
@@ -236,7 +236,7 @@ func (q *Queue) lanes(pushes []Push) []Lane {
 	var lanes []Lane
 	for i := range pushes {
 		p := &pushes[i]
-		if !p.DueAt.IsZero() {
+		if !p.DueAt.IsZero() || p.Flow == "" && q.Config.Shards > 1 {
 			return nil
 		}
 		l := Lane{Priority: int16(q.Config.EntryPriority), Flow: p.Flow}

@@ -32,7 +32,7 @@ func main() {
 		"turns, at 1, 100 and 100,000 lock keys")
 	flows := flag.Int("flows", 0, "instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
 	shards := flag.Int("shards", 0,
-		"instead: pushes to and drains by several nodes from one lane, and from so many lanes")
+		"instead: pushes to and drains by several nodes of a queue without shards, and of one with so many")
 	rounds := flag.Int("rounds", 5, "of -limits, -flows and -shards")
 	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")
 	flag.Parse()

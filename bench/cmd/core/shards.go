@@ -13,9 +13,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// compareShards prints how many entries a second are pushed to, and claimed and finished by several nodes from, one
-// lane and the same entries spread over that many lanes. A lane for each shard is what shards of a lane would be, so
-// that the ratio is what they could gain. The two come in turns; medians.
+// compareShards prints how many entries a second are pushed to, and claimed and finished by several nodes from, a queue
+// without shards and one with so many, a lane for each. The two come in turns; medians.
 func (b *bench) compareShards(ctx context.Context, shards int) error {
 	spread := fmt.Sprint(shards, " lanes/s")
 	fmt.Printf("%6s %6s %16s %16s %8s %16s %16s %8s\n", "nodes", "claim", "push, 1 lane/s", spread, "ratio",
@@ -25,12 +24,13 @@ func (b *bench) compareShards(ctx context.Context, shards int) error {
 		for range b.rounds {
 			for i, lanes := range []int{1, shards} {
 				_ = invalidation.Drop(ctx, b.pool, "shards", true, invalidation.By{})
-				q, err := invalidation.Create(ctx, b.pool, "shards", invalidation.Config{ResultRetention: -time.Second})
+				config := invalidation.Config{ResultRetention: -time.Second, Shards: lanes}
+				q, err := invalidation.Create(ctx, b.pool, "shards", config)
 				if err != nil {
 					return err
 				}
 				start := time.Now()
-				if err := pushSpread(ctx, q, b.n, lanes); err != nil {
+				if err := pushPlain(ctx, q, b.n); err != nil {
 					return err
 				}
 				pushes[i] = append(pushes[i], float64(b.n)/time.Since(start).Seconds())
@@ -56,13 +56,13 @@ func medians(rates [2][]float64) (of [2]float64) {
 	return of
 }
 
-// pushSpread pushes n entries from two goroutines, in lists of 100, each list to the next lane.
-func pushSpread(ctx context.Context, q *invalidation.Queue, n, lanes int) error {
+// pushPlain pushes n entries without a flow from two goroutines, in lists of 100.
+func pushPlain(ctx context.Context, q *invalidation.Queue, n int) error {
 	return each(2, func(w int) error {
 		for i := w * 100; i < n; i += 200 {
 			pushes := make([]invalidation.Push, min(100, n-i))
 			for j := range pushes {
-				pushes[j] = invalidation.Push{Payload: json.RawMessage(`{"n": 1}`), Flow: fmt.Sprint(i / 100 % lanes)}
+				pushes[j] = invalidation.Push{Payload: json.RawMessage(`{"n": 1}`)}
 			}
 			if _, err := q.Push(ctx, pushes...); err != nil {
 				return err
@@ -70,6 +70,14 @@ func pushSpread(ctx context.Context, q *invalidation.Queue, n, lanes int) error 
 		}
 		return nil
 	})
+}
+
+// shard is the flow of a shard, or none in a queue without shards.
+func shard(n, shards int) string {
+	if shards == 1 {
+		return ""
+	}
+	return fmt.Sprint("shard-", n)
 }
 
 // drainBy claims and finishes n entries by that many nodes. Each has a goroutine that claims and one that finishes, and
@@ -100,7 +108,7 @@ func drainBy(ctx context.Context, q *invalidation.Queue, n, lanes, nodes, limit 
 			lane := at % lanes
 			c, err := q.Claim(ctx, invalidation.ClaimRequest{
 				Node: invalidation.NodeID(w + 1), ClaimID: id, From: marks[lane], Limit: limit,
-				Lane: invalidation.Lane{Priority: 1, Flow: fmt.Sprint(lane)},
+				Lane: invalidation.Lane{Priority: 1, Flow: shard(lane, lanes)},
 			})
 			if err != nil {
 				failure = err
