@@ -28,7 +28,7 @@ type API struct {
 	routes   []route
 	tokens   tokens
 
-	queues          sync.Map // from name to *invalidation.Queue
+	queues          sync.Map // from name to openQueue
 	bodies, streams *budget
 	flights         flights
 	ready           readiness

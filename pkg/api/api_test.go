@@ -81,35 +81,77 @@ func TestPushOfOneAndOfMany(t *testing.T) {
 	}
 }
 
-func TestPushHintsAtItsQueue(t *testing.T) {
+// hint is what nodes hear about a push.
+type hint struct {
+	queue int32
+	lane  *invalidation.Lane
+}
+
+// hearing returns a server with a queue, and what nodes hear of pushes to it.
+func hearing(t *testing.T) (*server, *invalidation.Queue, <-chan hint) {
+	t.Helper()
 	pool := pgtest.New(t)
 	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
-	woken := make(chan int32, 100)
-	listener := invalidation.NewListener(invalidation.ListenConfig{Conn: pool.Config().ConnConfig, Wake: func(queue int32, _ *invalidation.Lane) { woken <- queue }})
+	heard := make(chan hint, 10_000)
+	listener := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: pool.Config().ConnConfig,
+		Wake: func(queue int32, lane *invalidation.Lane) { heard <- hint{queue, lane} },
+	})
 	hinter := invalidation.NewHinter(pool, 0)
 	var wg sync.WaitGroup
 	wg.Go(func() { _ = listener.Run(ctx) })
 	wg.Go(func() { _ = hinter.Run(ctx) })
-	defer wg.Wait()
-	defer stop()
+	t.Cleanup(func() { stop(); wg.Wait() })
 	for deadline := time.Now().Add(time.Minute); !listener.Status().Connected; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the listener is not connected")
 		}
 	}
-	s := &server{t: t, pool: pool, API: api.New(pool, api.Config{Open: true, Hinter: hinter})}
+	return &server{t: t, pool: pool, API: api.New(pool, api.Config{Open: true, Hinter: hinter})}, q, heard
+}
+
+func TestPushHintsAtItsQueue(t *testing.T) {
+	s, q, heard := hearing(t)
 	s.do("POST", entries, `{"payload": 1}`)
 	select {
-	case queue := <-woken:
-		if queue != q.ID {
-			t.Errorf("hint at queue %d, want %d", queue, q.ID)
+	case h := <-heard:
+		if h.queue != q.ID {
+			t.Errorf("hint at queue %d, want %d", h.queue, q.ID)
 		}
 	case <-time.After(time.Minute):
 		t.Error("no hint")
+	}
+}
+
+// A leader serves for weeks, and settings are changed by other leaders and in SQL.
+func TestPushesHintAtTheLanesOfTheSettingsOfTheirQueue(t *testing.T) {
+	s, _, heard := hearing(t)
+	for _, c := range []struct {
+		change string
+		want   *invalidation.Lane
+	}{
+		{`{}`, &invalidation.Lane{Priority: 1}},
+		{`{"entry_priority": 7}`, &invalidation.Lane{Priority: 7}},
+		{`{"shards": 2}`, nil},
+	} {
+		if _, err := s.pool.Exec(t.Context(), `SELECT penstock.alter_queue('work', $1)`, c.change); err != nil {
+			t.Fatal(err)
+		}
+		deadline := time.After(time.Minute)
+		for hinted := false; !hinted; {
+			s.do("POST", entries, `{"payload": 1}`)
+			select {
+			case h := <-heard:
+				hinted = (h.lane == nil) == (c.want == nil) && (h.lane == nil || *h.lane == *c.want)
+			case <-time.After(time.Second): // a hint may be lost
+			case <-deadline:
+				t.Fatalf("after %s no hint names the lane %+v", c.change, c.want)
+			}
+		}
 	}
 }
 

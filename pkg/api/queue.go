@@ -156,17 +156,30 @@ func (a *API) listSamples(ctx context.Context, in *samplesOver) (*answer[list[op
 	return pageOf(samples, Paging{Limit: len(samples)}, nil), err
 }
 
-// queue returns a handle. One that was found once is good for ever: a push looks itself whether the queue is
-// still the same.
+// openQueue is a handle that pushes share.
+type openQueue struct {
+	*invalidation.Queue
+	opened time.Time
+}
+
+// openFor is how long a handle is used. A push itself finds out whether its queue is still the same; but the lanes that
+// its hints name come from the settings that the handle has read.
+const openFor = 2 * time.Second
+
+// queue returns the handle of a queue. One caller opens it anew when its time is over; others go on with the old one.
 func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
-	if q, found := a.queues.Load(name); found {
-		return q.(*invalidation.Queue), nil //nolint:errcheck // nothing else is stored
+	if stored, found := a.queues.Load(name); found {
+		known := stored.(openQueue) //nolint:errcheck // nothing else is stored
+		renewed := openQueue{known.Queue, time.Now()}
+		if time.Since(known.opened) < openFor || !a.queues.CompareAndSwap(name, known, renewed) {
+			return known.Queue, nil
+		}
 	}
 	q, err := invalidation.Open(ctx, a.db, name)
 	if err != nil {
 		return nil, err
 	}
 	q = q.Hinting(a.cfg.Hinter)
-	a.queues.Store(name, q)
+	a.queues.Store(name, openQueue{q, time.Now()})
 	return q, nil
 }
