@@ -16,11 +16,12 @@ DECLARE
     wait  double precision;
 BEGIN
     IF limit_ IS NULL THEN
-        RAISE EXCEPTION 'queue "%" takes no entries: %', q.name, q.refusal->>'text'
+        RAISE EXCEPTION 'queue "%" takes no entries: %; the push is refused whole', q.name, q.refusal->>'text'
             USING ERRCODE = 'PS005',
                   -- Nobody knows when there will be room: it is the pause after which a client may ask again.
                   DETAIL = jsonb_build_object('reason', q.refusal->>'reason', 'retry_after_ms', 30000)::text,
-                  HINT = 'Make room, or raise leader.brake: entries that wait are run, and pushes are taken seconds after there is room.';
+                  HINT = 'Make room, or raise leader.brake: entries that wait are run, and pushes are taken seconds after there is room. '
+                         'Repeat entries that were accepted before in a push of their own.';
     END IF;
     SELECT (x.l).* INTO s FROM (SELECT penstock.last_sample(q.id) AS l) x;
     depth := coalesce(s.initial + s.pending + s.disabled, limit_);

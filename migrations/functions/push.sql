@@ -304,12 +304,13 @@ BEGIN
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
     IF q.refusal IS NOT NULL AND NOT inside THEN
-        -- Keys that are not used yet are not written before the push is refused: the disk may be full.
-        IF NOT EXISTS (SELECT FROM unnest(flows, idempotency_keys) u(flow, key)
-                        CROSS JOIN LATERAL (SELECT FROM penstock.idempotency k
-                                             WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key OFFSET 0) k)
-           AND NOT EXISTS (SELECT FROM unnest(unique_keys) u(key)
-                            CROSS JOIN LATERAL (SELECT FROM penstock.uniqueness k WHERE k.queue_id = q.id AND k.key = u.key OFFSET 0) k) THEN
+        -- A push with an entry under no key that is used is refused before any key is written: the disk may be full.
+        IF EXISTS (SELECT FROM unnest(payloads, flows, idempotency_keys, unique_keys) u(payload, flow, key, unique_key)
+                     LEFT JOIN LATERAL (SELECT true AS used FROM penstock.idempotency k
+                                         WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key OFFSET 0) i ON true
+                     LEFT JOIN LATERAL (SELECT true AS used FROM penstock.uniqueness k
+                                         WHERE k.queue_id = q.id AND k.key = u.unique_key OFFSET 0) x ON true
+                    WHERE i.used IS NULL AND x.used IS NULL) THEN
             PERFORM penstock.refuse_push(q); -- raises
         END IF;
     END IF;

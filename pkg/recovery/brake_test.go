@@ -67,6 +67,18 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	if _, err := keyed("new"); !errors.Is(err, invalidation.ErrQueueFull) {
 		t.Errorf("a push under a new key: %v", err)
 	}
+	const drawn = `SELECT last_value FROM penstock.entry_id_seq`
+	before := f.count(drawn)
+	mixed := []invalidation.Push{
+		{Payload: json.RawMessage(`{}`), IdempotencyKey: "once"}, {Payload: json.RawMessage(`{}`), IdempotencyKey: "new"},
+	}
+	if _, err := q.Push(t.Context(), mixed...); !errors.Is(err, invalidation.ErrQueueFull) ||
+		!strings.Contains(err.Error(), "refused whole") {
+		t.Errorf("a push under a known and a new key: %v, want a refusal of the whole", err)
+	}
+	if after := f.count(drawn); after != before {
+		t.Error("the push under a known and a new key drew ids before it was refused: it had begun to write")
+	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.create_batch('b', 'work', '{"items": [1]}', 'test')`); err == nil {
 		t.Error("a batch was taken")
 	}
