@@ -78,10 +78,10 @@ func (w *timedWorker) count(batch bool, by int) {
 	w.most = max(w.most, w.batch+w.online)
 }
 
-func (w *timedWorker) runs() (batch, online, most int) {
+func (w *timedWorker) runs() (batch, most int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.batch, w.online, w.most
+	return w.batch, w.most
 }
 
 // site is a database with the model m on one worker.
@@ -257,7 +257,7 @@ func handOver(r *run) error {
 	fmt.Printf("handover: %d requests, waits p50 %.0f ms, p90 %.0f ms, longest %.0f ms\n", len(all), quantile(all, 0.5),
 		quantile(all, 0.9), quantile(all, 1))
 	r.table.most("handover", "p99 of waits for slots that lie idle elsewhere", 20, quantile(all, 0.99), "ms")
-	_, _, most := s.worker.runs()
+	_, most := s.worker.runs()
 	r.table.most("handover", "calls at once on 16 slots", slots, float64(most), "")
 	return nil
 }
@@ -281,7 +281,7 @@ func preemption(r *run) error {
 	if err := s.push(slots, `{"messages":[],"batch":true,"ms":600000}`, "batch"); err != nil {
 		return err
 	}
-	full := func() bool { batches, _, _ := s.worker.runs(); return batches >= batch }
+	full := func() bool { batches, _ := s.worker.runs(); return batches >= batch }
 	if err := s.until("64 durable calls run", full); err != nil {
 		return err
 	}
@@ -310,7 +310,7 @@ SELECT count(*) FILTER (WHERE attempt > 0 OR crashes > 0), (SELECT count(*) FROM
 	r.table.most("preemption", "p99 of waits of a burst of 32 beside 64 entries", 150, quantile(waits, 0.99), "ms")
 	r.table.most("preemption", "longest time until the batch has its slots back", 3, quantile(back, 1)/1000, "s")
 	r.table.most("preemption", "entries that spent an attempt", 0, float64(spent), "")
-	_, _, most := s.worker.runs()
+	_, most := s.worker.runs()
 	r.table.most("preemption", "calls at once on 80 slots", slots, float64(most), "")
 	return nil
 }
