@@ -52,7 +52,7 @@ func (s *site) fillPlatform() {
 	        SELECT date_trunc('minute', now()) - n * interval '1 min', 'llama', 150 + n % 40, 0, 150, 225, 0, 0, 0,
 	               n % 9, 8, 2, 2 + n % 4, 3, 3, 2, 0 FROM generate_series(0, 59) n`)
 	s.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
-	        SELECT now() - n * interval '7 min', 'llama', 2 + n % 2, 3 - n % 2, 2, 3, 3, 2, true, '[]', 'level 3 is kept for another 240 s'
+	        SELECT now() - n * interval '7 min', 'llama', 2 + n % 2, 3 - n % 2, 2, 3, 3, 2, true, '[]', 'not below 3 for another 240 s'
 	          FROM generate_series(1, 6) n`)
 }
 
@@ -66,7 +66,7 @@ func TestPagesOfThePlatform(t *testing.T) {
 			"more is wanted than fits", "total", "kept for online", "critical", "waited as long as it may",
 		},
 		"autoscaler": {
-			"llama-own", "on demand", "3 for 41 waiting", "level 3 is kept for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
+			"llama-own", "on demand", "3 for 41 waiting", "not below 3 for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
 		},
 		"autoscaler?model=llama&over=6h&whatif=1&past=1h&max=2&slots=4": {
 			"present policy", "other policy", "GPU hours", "there were 2 instance-hours",

@@ -209,7 +209,7 @@ func TestExplainNamesTheChangeAndItsReasons(t *testing.T) {
 	o, s := quiet(3)
 	o.Waiting, o.Running, s.Rate = 900, 12, 4
 	d, _ := Decide(noon, four(), o, s)
-	want := "3 -> 7: 11 for 900 waiting with 1800 slot-seconds of work, wanted 11, rate limit 7"
+	want := "3 -> 7: 11 for 900 waiting with 1800 slot-seconds of work, 11 wanted, at most 7 at a time"
 	if !strings.Contains(d.Explain(), "wanted") || !strings.HasPrefix(d.Explain(), "3 -> 7: ") {
 		t.Errorf("got %q, want about %q", d.Explain(), want)
 	}
