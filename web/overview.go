@@ -132,6 +132,9 @@ func stateFlow(root string, queues []operator.Queue, over trend, failed int64, i
 		f.FailedRate, f.Finished = &failing, &done
 	}
 	f.Done.Count = int64(max(0, math.Round(over.ended()-float64(failed))))
+	if over.known() == 0 {
+		f.DoneNote = "no samples yet"
+	}
 	f.Initial.Href, f.Waiting.Href = root+"entries?state=initial", root+"entries?state=pending"
 	f.Computing.Href, f.Disabled.Href = root+"entries?state=computing", root+"entries?state=disabled"
 	f.Failed.Href = root + "failures"

@@ -2,6 +2,7 @@ package web
 
 import (
 	"context"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -62,4 +63,17 @@ func TestSlowReadsAreSpread(t *testing.T) {
 			t.Errorf("reads take %.0f %% of the time", share*100)
 		}
 	})
+}
+
+// Entries that are done are counted by the samples of the leader, which come every few seconds.
+func TestNothingIsCalledDoneBeforeTheFirstSample(t *testing.T) {
+	t.Parallel()
+	before := stateFlow("/ui/", nil, trend{}, 0, nil, nil)
+	if before.DoneNote != "no samples yet" {
+		t.Errorf("without a sample the count of done entries is explained by %q", before.DoneNote)
+	}
+	sampled := trend{at: []time.Time{time.Unix(0, 0)}, failed: []int64{0}, out: []float64{math.NaN()}}
+	if after := stateFlow("/ui/", nil, sampled, 0, nil, nil); after.DoneNote != "last 15 min" {
+		t.Errorf("with a sample: %q", after.DoneNote)
+	}
 }
