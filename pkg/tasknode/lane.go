@@ -16,6 +16,7 @@ type lane struct {
 	hinted   bool  // pushes to it are hinted at, as far as one can tell
 	heard    bool  // a hint came since the last claim began
 	claiming bool  // a scheduling thread is in it
+	came     int64 // the first ready row that was noted while a thread was in it; 0: none
 	large    bool  // the last claim of it did not come to its end
 	// the last claim brought nothing, though there were rows
 	fruitless bool

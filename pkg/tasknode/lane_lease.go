@@ -16,18 +16,17 @@ type laneLease struct {
 	ranked   invalidation.Candidate // the lane as it was ranked
 	from     int64
 	fromHead bool
-	lowWater int64 // of the lane when the lease began
-	freed    int64 // what freed was then: what comes free during the claim must not be missed
+	freed    int64 // what freed was when the lease began: what comes free during the claim must not be missed
 }
 
 // lease begins the lease of a lane.
 func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
-	l.claiming, l.heard = true, false
+	l.claiming, l.heard, l.came = true, false, 0
 	s := t.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
 		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.lowWater-late), lowWater: l.lowWater, freed: t.freed,
+		from: max(l.stuck, l.lowWater-late), freed: t.freed,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
@@ -54,12 +53,15 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 		v.lane.passed = time.Time{}
 	}
 	switch {
-	case c.Scanned == 0, v.lane.lowWater < v.lowWater: // a row has come before it since
+	case c.Scanned == 0:
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row a transaction holds) is met again when the lane is scanned from its head.
 		v.lane.lowWater, v.lane.stuck = c.LowWater+1, c.LowWater+1
 	default:
 		v.lane.lowWater = c.LowWater
+	}
+	if came := v.lane.came; came != 0 { // the claim may have been too early to see it
+		v.lane.lowWater, v.lane.stuck = min(v.lane.lowWater, came), min(v.lane.stuck, came)
 	}
 	t.top = max(t.top, c.LowWater)
 	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another

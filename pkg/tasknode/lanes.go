@@ -164,6 +164,9 @@ func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
 	}
 	// A row before the low-water mark came late, or came back.
 	l.lowWater, l.stuck = min(l.lowWater, h.Position), min(l.stuck, h.Position)
+	if l.claiming && (l.came == 0 || h.Position < l.came) {
+		l.came = h.Position
+	}
 	t.wake(l)
 	l.moved(h.Position)
 	t.top = max(t.top, h.Position)

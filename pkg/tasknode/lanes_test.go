@@ -182,18 +182,32 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	}
 }
 
-// A key may come back into line, before the low-water mark, while a thread claims behind it.
+// A key may come back into line while a thread claims from its lane: before the low-water mark, or behind it and
+// before the rows that the claim scans without it.
 func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	lane := invalidation.Lane{Priority: 1}
-	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 50}})
-	v := takeOne(b, nil, true, time.Now())
-	b.again(1, invalidation.LaneHead{Lane: lane, Position: 7})
-	b.advance(v, invalidation.Claimed{Scanned: 1, Drained: true, Locks: []*invalidation.Lock{{}}, LowWater: 50}, false, time.Millisecond)
-	b.leave(v, false, time.Time{})
-	if v = takeOne(b, nil, true, time.Now()); v == nil || v.from > 7 {
-		t.Errorf("the next claim is %+v, want one that begins at 7", v)
+	for name, c := range map[string]struct {
+		mark, row int64
+		claimed   invalidation.Claimed
+	}{
+		"before the mark": {50, 7, invalidation.Claimed{Scanned: 1, LowWater: 50, Locks: []*invalidation.Lock{{}}}},
+		"behind the mark, and the claim met locked keys alone": {7, 7, invalidation.Claimed{Scanned: 1, Skipped: 1, LowWater: 50}},
+		"behind the mark, and the claim brought locks":         {7, 9, invalidation.Claimed{Scanned: 1, LowWater: 5000, Locks: []*invalidation.Lock{{}}}},
+		"nothing was there": {50, 7, invalidation.Claimed{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newLaneTable(&turns{})
+			b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+			lane := invalidation.Lane{Priority: 1}
+			b.found(1, []invalidation.LaneHead{{Lane: lane, Position: c.mark}})
+			v := takeOne(b, nil, true, time.Now())
+			b.again(1, invalidation.LaneHead{Lane: lane, Position: c.row})
+			c.claimed.Drained = true
+			b.advance(v, c.claimed, false, time.Millisecond)
+			b.leave(v, false, time.Time{})
+			if v = takeOne(b, nil, true, time.Now()); v == nil || v.from > c.row {
+				t.Errorf("the next claim is %+v, want one that begins at %d", v, c.row)
+			}
+		})
 	}
 }
 
