@@ -165,9 +165,9 @@ func locksOf(endings []Ending) (keys []string, tokens []Token) {
 // unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries that are not blocked. $4
 // is the position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
 // quantum of $5 entries), or that of its oldest entry ("oldest"). $6 is for how long (ms) it may not be
-// claimed; 0 for at once. The statement returns the keys that have a new position, or may not be claimed at
-// once, and their lanes and positions, also where a concurrent push had inserted a ready row: claimers may
-// have skipped it while the key was locked.
+// claimed; 0 for at once. The statement returns the keys that are ready again, of solo entries too, and their lanes
+// and positions, also where a concurrent push had inserted a ready row: claimers may have skipped it while the key was
+// locked. No hint tells of these rows: the node that ended the lock goes back to them.
 const unlockSQL = `
 WITH freed AS (
     DELETE FROM penstock.lock d
@@ -191,7 +191,7 @@ WITH freed AS (
            CASE f.requeue WHEN 'front' THEN f.flow ELSE n.flow END AS flow,
            CASE WHEN f.requeue = 'front' THEN f.pos
                 WHEN f.requeue = 'back' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
-                ELSE n.id END AS pos, f.lock_key, f.requeue, f.not_before
+                ELSE n.id END AS pos, f.lock_key, f.not_before
       FROM freed f
      CROSS JOIN LATERAL (
            SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
@@ -205,9 +205,9 @@ WITH freed AS (
     SELECT $1, priority, flow, pos, lock_key, not_before FROM more
     ON CONFLICT DO NOTHING
 )
-SELECT lock_key, priority, flow, pos AS position FROM more WHERE requeue <> 'front' OR not_before IS NOT NULL
+SELECT lock_key, priority, flow, pos AS position FROM more
 UNION ALL
-SELECT lock_key, priority, flow, pos FROM solo WHERE not_before IS NOT NULL`
+SELECT lock_key, priority, flow, pos FROM solo`
 
 func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var keys []string
