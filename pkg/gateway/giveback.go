@@ -140,6 +140,10 @@ func (l *Leases) compare(ctx context.Context) {
 	if !l.note(err, "compare") {
 		return
 	}
+	if time.Since(start) > l.trust() {
+		l.compareAgain() // the process was stopped: others may have got since then what was held
+		return
+	}
 	l.rely(start, held.valid)
 	l.mu.Lock()
 	l.strict = false
@@ -153,7 +157,7 @@ func (l *Leases) compare(ctx context.Context) {
 	for _, r := range l.pools.models.all() {
 		l.align(r.gate, ours, before[r.gate], byInstance)
 	}
-	l.moveTrust(true)
+	l.trustUntil(start.Add(l.trust())) // its answer says nothing about later times
 }
 
 // holding lists what the pools hold. Slots that come in while the question is on its way are not judged

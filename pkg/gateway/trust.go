@@ -28,29 +28,46 @@ func (l *Leases) keepTrust(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticks.C:
-			l.moveTrust(false)
+			l.moveTrust()
 		}
 	}
 }
 
-// moveTrust lets slots be used for as long as the trust lasts. If it has lapsed and the slots were not compared just
-// now, a comparison is asked for instead.
-func (l *Leases) moveTrust(compared bool) {
+// moveTrust lets slots be used for as long as the trust lasts, since the process runs. If it has lapsed, a comparison
+// is asked for instead.
+func (l *Leases) moveTrust() {
 	now := time.Now()
 	l.mu.Lock()
 	lapsed := !l.trusted.IsZero() && now.After(l.trusted)
-	if lapsed && !compared {
-		l.check = true
-		l.mu.Unlock()
-		l.nudge()
-		return
-	}
-	until := now.Add(l.trust())
-	stopped := now.Sub(l.trusted)
-	l.trusted = until
 	l.mu.Unlock()
 	if lapsed {
-		l.log.Warn("the process was stopped: slots were compared before their next use", "for", stopped+l.trust())
+		l.compareAgain()
+		return
+	}
+	l.trustUntil(now.Add(l.trust()))
+}
+
+// compareAgain asks for a comparison.
+func (l *Leases) compareAgain() {
+	l.mu.Lock()
+	l.check = true
+	l.mu.Unlock()
+	l.nudge()
+}
+
+// trustUntil lets slots be used until a time, unless they may be used for longer already.
+func (l *Leases) trustUntil(until time.Time) {
+	l.mu.Lock()
+	if !until.After(l.trusted) {
+		l.mu.Unlock()
+		return
+	}
+	now, before := time.Now(), l.trusted
+	l.trusted = until
+	l.mu.Unlock()
+	if !before.IsZero() && now.After(before) {
+		l.log.Warn("the process was stopped: slots were compared before their next use",
+			"for", now.Sub(before)+l.trust())
 	}
 	for _, r := range l.pools.models.all() {
 		r.gate.do(func(now time.Time, p *Pool) { p.Trust(now, until) })
