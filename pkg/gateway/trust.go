@@ -5,9 +5,10 @@ import (
 	"time"
 )
 
-// A gateway that was stopped, as by SIGSTOP or a pause of its machine, and goes on, may hold slots in its memory that
-// others got in the meantime. It uses slots only while they are trusted. The trust is moved on while the process runs;
-// once it has lapsed, a comparison with the database alone renews it.
+// A gateway that was stopped, as by SIGSTOP, and goes on, may hold slots in its memory that others got in the
+// meantime. It uses slots only while they are trusted. The trust is moved on while the process runs; once it has
+// lapsed, a comparison with the database alone renews it. Times are those of Go's monotonic clock, which does not
+// count the time for which the machine itself is suspended: such a stop is not noticed here.
 
 // trustMax bounds the trust, and trustEvery is the time between two moves.
 const (
