@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net/http"
@@ -172,6 +173,8 @@ func TestGatewayThatWasStoppedUsesNoSlotOfOthers(t *testing.T) {
 	p.must(err)
 	_, err = inference.RegisterInstance(t.Context(), p.pool, "m", "gpu-1", j.URL, slots, nil, inference.By{Reason: "test"})
 	p.must(err)
+	ttl := stopped(t) + time.Minute // requests whose wait ends during the stop are refused, as they should be
+	p.exec(fmt.Sprintf(`SELECT penstock.set_gateway_policy('m', '{"queue_ttl": %g}', 'test', 'test')`, ttl.Seconds()))
 	frozen, other := p.startGateway("g1"), p.startGateway("g2")
 	ctx, stop := context.WithCancel(t.Context())
 	defer stop()
