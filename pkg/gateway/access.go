@@ -109,14 +109,14 @@ func (g *Gateway) OfferedTo(token, name string) (o Offer, ok bool) {
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
 // request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.
-func (g *Gateway) ReadBody(w http.ResponseWriter, r *http.Request, most int64) (
-	body []byte, release func(), err error,
-) {
-	body, reuse, ended, err := g.readBody(w, r, most)
+func (g *Gateway) ReadBody(r *http.Request, most int64) (body []byte, release func(), err error) {
+	body, reuse, ended, err := g.readBody(r, most)
 	return body, func() { reuse(); ended() }, err
 }
 
-// Mount adds a route beside the gateway's own. It must be called before the gateway serves.
+// Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a
+// minute, however it is read, unless the handler sets a read deadline of its own; the rest of one that the handler has
+// not read when it answers is read for a second at most.
 func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) { g.mux.HandleFunc(pattern, handler) }
 
 // BadRequest returns an error that AnswerError answers with the status and code, in OpenAI's form. param names

@@ -60,18 +60,6 @@ const bodyKept = 1 << 20
 // what arrives.
 const bodyTrusted = 256 << 10
 
-// uploadMax is how long a client may take for its body.
-const uploadMax = 60 * time.Second
-
-// restMax is for how long the rest of a body is read whose request was refused. The server of net/http reads
-// it before it answers, so that a client that sends slowly would get no answer and keep its connection.
-const restMax = time.Second
-
-// boundRest bounds the reading of a body that was not read whole.
-func boundRest(w http.ResponseWriter) {
-	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(restMax)) // a test's writer has none
-}
-
 // bodyBudget bounds the bytes of the bodies of all requests, from their first byte to the end of the request.
 type bodyBudget struct {
 	most  int64
@@ -109,7 +97,7 @@ func tooLarge(most int64) error {
 
 // readBody reads the whole body, of up to most bytes, into a buffer, which is free again after release. ended must be
 // called when the request has ended, error or not.
-func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
+func (g *Gateway) readBody(r *http.Request, most int64) (
 	body []byte, release, ended func(), err error,
 ) {
 	release, ended = func() {}, func() {}
@@ -118,11 +106,6 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
 		return nil, release, ended, tooLarge(most)
 	case r.ContentLength > g.bodies.most-g.bodies.taken.Load():
 		return nil, release, ended, errBodiesFull
-	}
-	control := http.NewResponseController(w)
-	slow := r.ContentLength < 0 || r.ContentLength > 64<<10
-	if slow {
-		_ = control.SetReadDeadline(time.Now().Add(uploadMax)) // a test's writer has none
 	}
 	buf := bodyBuffers.Get().(*bytes.Buffer) //nolint:errcheck,forcetypeassert // nothing else is in it
 	buf.Reset()
@@ -136,9 +119,6 @@ func (g *Gateway) readBody(w http.ResponseWriter, r *http.Request, most int64) (
 	}
 	source := &metered{from: io.LimitReader(r.Body, most+1), budget: &g.bodies}
 	n, err := buf.ReadFrom(source)
-	if slow && err == nil && n <= most {
-		_ = control.SetReadDeadline(time.Time{})
-	}
 	switch {
 	case errors.Is(err, errBodiesFull):
 	case err != nil:

@@ -27,6 +27,7 @@
 //	walk.go         walks over JSON, for scan.go
 //	async.go        the choice between an answer on the connection and an entry of the queue
 //	durable.go      which requests can become entries
+//	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	gate.go         waits for the pool's verdict: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls

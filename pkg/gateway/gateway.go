@@ -200,7 +200,15 @@ func (g *Gateway) States() []PoolState {
 func (g *Gateway) Explain(id string) (RequestRecord, bool) { return g.ring.find(id) }
 
 // ServeHTTP implements http.Handler.
-func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) { g.mux.ServeHTTP(w, r) }
+func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Body == nil || r.Body == http.NoBody {
+		g.mux.ServeHTTP(w, r)
+		return
+	}
+	a, r := arriving(w, r)
+	g.mux.ServeHTTP(a, r)
+	a.answer() // an answer without a body has not begun yet
+}
 
 // flow returns what is set about a flow.
 func (g *Gateway) flow(name string) FlowState {

@@ -74,9 +74,6 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 				dropped = refusal.Reason
 				s.refused(refusal)
 			}
-			if !s.read {
-				boundRest(w)
-			}
 			s.entry.Error = err.Error()
 			s.entry.Status = answerError(w, err, s.full)
 		}
@@ -93,7 +90,6 @@ type serving struct {
 	caller  *caller
 	route   *route
 	body    []byte
-	read    bool // the body is there
 	streams bool // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
@@ -121,7 +117,7 @@ func (s *serving) run(read reader) (err error) {
 			s.caller.dispatched()
 		}
 	}()
-	body, release, ended, err := s.gateway.readBody(s.w, s.r, s.gateway.config.BodyMax)
+	body, release, ended, err := s.gateway.readBody(s.r, s.gateway.config.BodyMax)
 	defer ended()
 	s.body = body
 	// A buffer that was handed to the transport is not used again: the transport may still send from it when the answer
@@ -135,7 +131,6 @@ func (s *serving) run(read reader) (err error) {
 	if err != nil {
 		return err
 	}
-	s.read = true
 	a, err := read(s.r, s.body)
 	if err != nil {
 		return err

@@ -158,7 +158,8 @@ const creationBytesMax = 64 << 10
 func (s *Batches) create(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
 	body, err := io.ReadAll(io.LimitReader(r.Body, creationBytesMax+1))
 	if err != nil || len(body) > creationBytesMax {
-		return gateway.BadRequest(http.StatusBadRequest, "unreadable_body", "", "the body broke off or is too large")
+		return gateway.BadRequest(http.StatusBadRequest, "unreadable_body", "",
+			"the body broke off, took longer than a minute, or is too large")
 	}
 	var ask creation
 	if err := json.Unmarshal(body, &ask); err != nil {

@@ -139,7 +139,7 @@ func (s *Predictions) createModel(w http.ResponseWriter, r *http.Request, c gate
 }
 
 func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.Requester, model string) error {
-	body, release, err := s.gate.ReadBody(w, r, s.config.BodyMax)
+	body, release, err := s.gate.ReadBody(r, s.config.BodyMax)
 	defer release()
 	if err != nil {
 		return err
