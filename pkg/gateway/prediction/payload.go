@@ -136,6 +136,9 @@ func withoutTexts(answer json.RawMessage) (json.RawMessage, error) {
 		if err := json.Unmarshal(c["message"], &message); err != nil {
 			return nil, err
 		}
+		if message == nil { // null
+			continue
+		}
 		message["content"] = json.RawMessage("null")
 		text, err := json.Marshal(message)
 		if err != nil {

@@ -69,6 +69,11 @@ func TestOutputBehindTheTextsIsTheResultWithoutThem(t *testing.T) {
 	if got, err := withoutTexts(calls); err != nil || !sameJSON(t, got, want) {
 		t.Errorf("got %s, %v", got, err)
 	}
+	without := json.RawMessage(`{"choices":[{"message":null},null,{"message":{"tool_calls":[{"id":"c"}],"content":"a"}}]}`)
+	rest := `{"choices":[{"message":null},null,{"message":{"tool_calls":[{"id":"c"}],"content":null}}]}`
+	if got, err := withoutTexts(without); err != nil || !sameJSON(t, got, rest) {
+		t.Errorf("beside choices without a message: got %s, %v", got, err)
+	}
 	r := &reading{follower: newFollower(place{7, 1, 1, 5})}
 	if got, err := r.rest(nil, calls); err != nil || !sameJSON(t, json.RawMessage(got), want) {
 		t.Errorf("behind texts: got %s, %v", got, err)
