@@ -133,7 +133,14 @@ func TestStreamGoesOnBehindTheLastEvent(t *testing.T) {
 	if status := openStream(t, p.URLs.Stream, ids[3]).answer.StatusCode; status != http.StatusNoContent {
 		t.Errorf("behind the end: got %d", status)
 	}
-	for _, id := range []string{"of another server", "1-2-3"} { // the latter: of an earlier version
+	_, other := f.predict(t, "/v1/predictions", streaming, "Prefer", "wait=30")
+	all := openStream(t, other.URLs.Stream, "")
+	event, id := all.next()
+	for event != "" && event != "done:{}" {
+		event, id = all.next()
+	}
+	ids = append(ids, id)
+	for _, id := range []string{"of another server", "1-2-3", ids[4]} { // of an earlier version, of another prediction
 		answer := openStream(t, p.URLs.Stream, id).answer
 		text, err := io.ReadAll(answer.Body)
 		if answer.StatusCode != http.StatusBadRequest || !strings.Contains(string(text), "Last-Event-ID") || err != nil {

@@ -4,12 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"strconv"
 	"strings"
 )
 
-// place is where in the output of a prediction an event of its stream comes from. It is the id of the event, which
-// clients send back as Last-Event-ID.
+// place is where in the output of a prediction an event of its stream comes from. With the mark of the prediction it is
+// the id of the event, which clients send back as Last-Event-ID.
 type place struct {
 	token int64 // of the run: a later run begins its output anew
 	seq   int   // of the piece of output; endSeq for what follows all pieces
@@ -26,21 +27,33 @@ const (
 	endDone   = 2
 )
 
-// String returns the place as the id of an event.
+// String returns the place without a mark.
 func (p place) String() string { return fmt.Sprintf("%d-%d-%d-%d", p.token, p.seq, p.event, p.bytes) }
 
-// errPlace refuses an id that String has not made, as those of three parts that earlier versions gave. To take it for
-// the beginning of the stream would repeat what its client has.
+// markOf is in the ids of all events of a prediction, and in those of no other, but for one in four billion.
+func markOf(prediction string) string {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(prediction)) // never fails
+	return fmt.Sprintf("%08x", h.Sum32())
+}
+
+// id returns the place as the id of an event of the prediction with a mark.
+func (p place) id(mark string) string { return mark + "-" + p.String() }
+
+// errPlace refuses an id that the method id has not made for the prediction, as those of other predictions, and those
+// that earlier versions gave. To take it for the beginning of the stream would repeat what its client has.
 var errPlace = errors.New("Last-Event-ID is not the id of an event of this stream: " +
 	"connect without it to read the stream from its beginning")
 
-// readPlace reads an id that String has made; the empty id is the beginning of the stream. The error is errPlace.
-func readPlace(id string) (place, error) {
+// readPlace reads the id of an event of the prediction with a mark; the empty id is the beginning of the stream. The
+// error is errPlace.
+func readPlace(id, mark string) (place, error) {
 	if id == "" {
 		return place{}, nil
 	}
-	parts := strings.Split(id, "-")
-	if len(parts) != 4 {
+	rest, is := strings.CutPrefix(id, mark+"-")
+	parts := strings.Split(rest, "-")
+	if !is || len(parts) != 4 {
 		return place{}, errPlace
 	}
 	token, err1 := strconv.ParseInt(parts[0], 10, 64)

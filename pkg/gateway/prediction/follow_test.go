@@ -9,6 +9,9 @@ import (
 	"pgregory.net/rapid"
 )
 
+// mark is that of the prediction of the tests.
+const mark = "0f0f0f0f"
+
 // chunks writes texts as a worker streams them, with events between them that have none.
 func chunks(texts ...string) string {
 	var b strings.Builder
@@ -49,7 +52,7 @@ func TestFollowerGoesOnBehindAnyEvent(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, d := range list {
-			at, err := readPlace(d.at.String())
+			at, err := readPlace(d.at.id(mark), mark)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -170,29 +173,42 @@ func TestDeltaOfReadsEachProtocol(t *testing.T) {
 }
 
 func FuzzReadPlace(f *testing.F) {
+	f.Add(mark + "-7-3-1-9")
 	f.Add("7-3-1-9")
-	f.Add("-1-2-3-4")
-	f.Add("7-99999999999-1-1")
+	f.Add(mark + "--1-2-3-4")
+	f.Add(mark + "-7-99999999999-1-1")
 	f.Fuzz(func(t *testing.T, id string) {
-		p, err := readPlace(id)
-		if err != nil {
+		p, err := readPlace(id, mark)
+		if err != nil || id == "" {
 			return
 		}
-		again, err := readPlace(p.String())
+		again, err := readPlace(p.id(mark), mark)
 		if p.token < 0 || p.seq < 0 || p.event < 0 || p.bytes < 0 || again != p || err != nil {
 			t.Errorf("%q is read as %s", id, p)
+		}
+		if !strings.HasPrefix(id, mark) {
+			t.Errorf("%q is not of the stream, and read as %s", id, p)
 		}
 	})
 }
 
-// An id that is not of this stream is refused: read as the beginning, it would repeat what the client has.
+// An id that is not of this stream is refused: read as the beginning, it would repeat what the client has, and read as a
+// place, it would keep from the client what it does not have.
 func TestPlacesOfOtherStreamsAreRefused(t *testing.T) {
 	t.Parallel()
-	if at, err := readPlace(""); err != nil || at != (place{}) {
+	mine, other := markOf("a"), markOf("b")
+	if at, err := readPlace("", mine); err != nil || at != (place{}) {
 		t.Errorf("no id: got %v, %v", at, err)
 	}
-	for _, id := range []string{"7-3-1", "7-3-1-9-2", "x", "7-3-1-x", "-7-3-1"} {
-		if at, err := readPlace(id); !errors.Is(err, errPlace) {
+	end := place{7, endSeq, endDone, 10}
+	if at, err := readPlace(end.id(mine), mine); err != nil || at != end {
+		t.Errorf("an id of the stream: got %v, %v", at, err)
+	}
+	for _, id := range []string{
+		end.id(other), end.String(), "7-3-1", "x", mine, mine + "-", mine + "-7-3-1", mine + "-7-3-1-9-2", mine + "-7-3-1-x",
+		mine + "--7-3-1", mine + "7-3-1-9",
+	} {
+		if at, err := readPlace(id, mine); !errors.Is(err, errPlace) {
 			t.Errorf("%s: got %v, %v", id, at, err)
 		}
 	}

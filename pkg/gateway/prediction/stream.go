@@ -32,7 +32,8 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, err)
 		return
 	}
-	last, err := readPlace(r.Header.Get("Last-Event-ID"))
+	mark := markOf(p.ID)
+	last, err := readPlace(r.Header.Get("Last-Event-ID"), mark)
 	if err != nil {
 		s.refuse(w, r, err)
 		return
@@ -47,7 +48,8 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), streamMax)
 	defer cancel()
 	reader := &reading{
-		service: s, p: p, follower: newFollower(last), events: &events{w: w, control: http.NewResponseController(w)},
+		service: s, p: p, follower: newFollower(last),
+		events: &events{w: w, control: http.NewResponseController(w), mark: mark},
 	}
 	if err := reader.run(ctx); err != nil && ctx.Err() == nil {
 		s.log.Debug("stream of prediction", "prediction", p.ID, "error", err)
@@ -58,11 +60,12 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 type events struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	mark    string // of the prediction
 }
 
 func (e *events) send(name, data string, at place) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "event: %s\nid: %s\n", name, at)
+	fmt.Fprintf(&text, "event: %s\nid: %s\n", name, at.id(e.mark))
 	for line := range strings.SplitSeq(data, "\n") {
 		text.WriteString("data: " + line + "\n")
 	}
