@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -328,6 +329,16 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 	return w.next.RoundTrip(r)
 }
 
+// compare fails the test unless the rights that were used are those, no fewer and no more.
+func (w *witness) compare(t *testing.T, rights []string) {
+	t.Helper()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if used := slices.Sorted(maps.Keys(w.used)); !slices.Equal(used, rights) {
+		t.Errorf("used: %q\ngranted: %q", used, rights)
+	}
+}
+
 // leader returns the backend with the token of the account of the leader.
 func (c *cluster) leader(t *testing.T) (*Kubernetes, *witness, string) {
 	t.Helper()
@@ -374,13 +385,7 @@ func TestOnARealAPIServer(t *testing.T) {
 	t.Run("the scale is set", func(t *testing.T) { c.checkScale(t, w, k, o, pods) })
 	t.Run("pods that are to go are marked", func(t *testing.T) { c.checkMarks(t, k, o) })
 	t.Run("the account has the rights that are used", func(t *testing.T) {
-		used := make([]string, 0, len(w.used))
-		for right := range w.used {
-			used = append(used, right)
-		}
-		if slices.Sort(used); !slices.Equal(used, granted(t)) {
-			t.Errorf("used: %q\ngranted: %q", used, granted(t))
-		}
+		w.compare(t, granted(t))
 	})
 	t.Run("and no other", func(t *testing.T) { c.checkForbidden(t, token) })
 	t.Run("a target of another autoscaler is left alone", func(t *testing.T) { c.checkOwned(t, k, o) })

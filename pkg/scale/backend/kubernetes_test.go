@@ -242,3 +242,18 @@ func TestATargetOfAnotherAutoscalerIsLeftAlone(t *testing.T) {
 		t.Errorf("owners cannot be read: %v, %d replicas", err, a.replicas)
 	}
 }
+
+// The manifest grants what the backend uses, no less and no more. TestOnARealAPIServer has a server that enforces it.
+func TestTheRoleGrantsTheRightsThatAreUsed(t *testing.T) {
+	_, k, o := newCluster(t, 3)
+	w := &witness{next: http.DefaultTransport, used: map[string]bool{}}
+	k.cfg.Client = &http.Client{Transport: w}
+	if _, err := k.List(t.Context(), o.BackendTarget); err != nil {
+		t.Fatal(err)
+	}
+	o.Count, o.Remove = 2, []string{"pod-1"}
+	if err := k.Apply(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	w.compare(t, granted(t))
+}
