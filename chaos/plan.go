@@ -255,7 +255,7 @@ func (p *plan) slowCommits() string {
 	}
 	p.site.policy.arm(rule{
 		kind: kind, fault: pgproxy.Slow, chance: 0.8, left: 200, onlyEnd: true,
-		delay: p.between(50*time.Millisecond, 400*time.Millisecond), until: time.Now().Add(lasts),
+		delay: p.between(50*time.Millisecond, slowMax), until: time.Now().Add(lasts),
 	})
 	return ""
 }
