@@ -3,7 +3,6 @@ package inference
 import (
 	"context"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -115,9 +114,17 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 			c := newContended(t)
 			db := slowAnswer{c.pool, make(chan struct{}, 1), make(chan struct{})}
 			pool, calls, giveBack := c.busyNode(db)
-			var compared sync.WaitGroup
-			compared.Go(func() { c.must(pool.Renew(c.ctx)) })
-			<-db.asked
+			compared := make(chan error, 1)
+			go func() { // as Renew does, whose limit of time is for its other statements as well
+				pool.talk.Lock()
+				defer pool.talk.Unlock()
+				compared <- pool.verify(c.ctx)
+			}()
+			select {
+			case <-db.asked:
+			case err := <-compared:
+				t.Fatalf("compared without an answer: %v", err)
+			}
 			for _, call := range calls {
 				call.release()
 			}
@@ -128,7 +135,7 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 				kept = 0
 			}
 			close(db.answer)
-			compared.Wait()
+			c.must(<-compared)
 			if n := pool.Tallies()[c.model.Name].Held; n != kept {
 				t.Errorf("the node has %d slots after the comparison, want the %d that it kept", n, kept)
 			}
