@@ -228,7 +228,8 @@ check-modules:
 
 # govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Most steps leave
 # the processors idle for half of their time: three sequences of steps go on beside each other, of which e2e and chaos-short have
-# the higher priority. No time is held against the others, nor against what waits in them. What is timed is alone, last.
+# the higher priority. Tests of the others wait for states: the few bounds on real time in them are for what hangs, or grows with
+# the square, and lie far above what it takes at the low priority. What has to be done within a time is in timed, alone, last.
 check: ## What CI runs: format, build, linters, all tests
 	@.ci/steps 'fmt-check build' \
 		beside 'e2e chaos-short' 'lint models-short check-modules check-deploy serial' 'race' then 'timed'

@@ -61,8 +61,9 @@ func TestKeyThatIsUnderWayAtAnotherLeaderIs409AndAReplayOnceItIsDone(t *testing.
 	if err := json.Unmarshal(w.Body.Bytes(), &p); err != nil || w.Code != 409 || p.Code != "idempotency_key_in_use" || w.Header().Get("Retry-After") == "" {
 		t.Errorf("while it is under way: %d %s", w.Code, w.Body)
 	}
-	if took := time.Since(start); took < keyPatience || took > 5*keyPatience {
-		t.Errorf("it took %s to say so", took)
+	// The other transaction is open, so that an answer is one that did not wait for its end.
+	if took := time.Since(start); took < keyPatience {
+		t.Errorf("it took %s to say so, less than the time in which the other one might end", took)
 	}
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)

@@ -5,17 +5,20 @@ import (
 	"time"
 )
 
-// A year of missed seconds is 31 million nominal times; Due computes a few dozen.
-func TestYearOfBeingOffIsCheap(t *testing.T) {
+// A thousand years of missed seconds are 32 billion nominal times, to pass through which takes hours. Due computes a few dozen
+// of them for each that fires.
+func TestAThousandYearsOfBeingOffAreCheap(t *testing.T) {
 	timetable := parse(t, Schedule{Spec: "* * * * * *", Zone: "Europe/Berlin", CatchUp: CatchUpAll, CatchUpMax: 1000})
 	now := time.Date(2026, 7, 1, 12, 0, 0, 0, time.UTC)
-	start := time.Now()
-	due := timetable.Due(now.AddDate(-1, 0, 0), now)
-	if len(due.Fire) != 1000 || !due.Dropped || !due.Handled.Equal(now) || !due.Fire[999].Equal(now) {
-		t.Errorf("fire %d, dropped %v, handled %v", len(due.Fire), due.Dropped, due.Handled)
-	}
-	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("took %v", took)
+	computed := make(chan Due, 1)
+	go func() { computed <- timetable.Due(now.AddDate(-1000, 0, 0), now) }()
+	select {
+	case due := <-computed:
+		if len(due.Fire) != 1000 || !due.Dropped || !due.Handled.Equal(now) || !due.Fire[999].Equal(now) {
+			t.Errorf("fire %d, dropped %v, handled %v", len(due.Fire), due.Dropped, due.Handled)
+		}
+	case <-time.After(time.Minute):
+		t.Error("not computed within a minute")
 	}
 }
 
