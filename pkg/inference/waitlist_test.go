@@ -214,9 +214,12 @@ func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
 	}
 	n.leave()
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
+	n.work.Wait()
+	n.Pool.mu.Lock()
 	if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 {
 		t.Errorf("%d permits are out at rest", l.unassigned)
 	}
+	n.Pool.mu.Unlock()
 }
 
 // Shapes that do not mix share neither calls nor fates: all get through one slot.
@@ -318,9 +321,12 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 			}
 			n.leave()
 			b.await(0, `SELECT count(*) FROM penstock.slot`)
+			n.work.Wait()
+			n.Pool.mu.Lock()
 			if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 {
 				t.Errorf("%d permits are out at rest", l.unassigned)
 			}
+			n.Pool.mu.Unlock()
 		})
 	}
 }
