@@ -38,8 +38,8 @@ func newStandstill(t *testing.T) *standstill {
 	if s.queue, err = invalidation.Open(t.Context(), s.pool, name); err != nil {
 		t.Fatal(err)
 	}
-	for id, beat := range map[invalidation.NodeID]time.Duration{live: 0, dead: time.Minute} {
-		node := invalidation.Node{ID: id, Name: fmt.Sprint("node-", id), Application: "default", Lease: 10 * time.Second, Threads: 8, Queues: []int32{s.queue.ID}}
+	for id, beat := range map[invalidation.NodeID]time.Duration{live: 0, dead: 2 * time.Hour} {
+		node := invalidation.Node{ID: id, Name: fmt.Sprint("node-", id), Application: "default", Lease: time.Hour, Threads: 8, Queues: []int32{s.queue.ID}}
 		if err := invalidation.Register(t.Context(), s.pool, node); err != nil {
 			t.Fatal(err)
 		}
