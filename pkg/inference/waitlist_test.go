@@ -95,6 +95,11 @@ func items(n int, change func(i *item)) []string {
 
 var batching = worker.Model{Batch: worker.BatchLimits{Items: 8, Wait: worker.Seconds(100 * time.Millisecond)}}
 
+// joining is a model whose calls go out once they have so many items: a busy machine claims entries one after another.
+func joining(items int, wait time.Duration) worker.Model {
+	return worker.Model{Batch: worker.BatchLimits{Items: items, Wait: worker.Seconds(wait)}}
+}
+
 func TestEntriesShareACallAndEachEndsOnItsOwn(t *testing.T) {
 	b := newBed(t, batching)
 	w := b.batchWorker(func([]item) { time.Sleep(20 * time.Millisecond) })
@@ -190,8 +195,10 @@ func TestEntriesOfOneLockKeyAreNeverInOneCallAndKeepTheirOrder(t *testing.T) {
 
 // A cancel of one entry in a call must not stop the others, and the last one stops the call.
 func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
-	b := newBed(t, batching)
+	b := newBed(t, joining(4, time.Minute))
 	goOn := make(chan struct{})
+	answer := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(answer)
 	w := b.batchWorker(func([]item) { <-goOn })
 	b.instance("gpu-1", w.URL, 1)
 	ids := b.push(items(4, nil)...)
@@ -206,7 +213,7 @@ func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
 		t.Errorf("outcome %+v", o)
 	}
 	b.await(1, `SELECT count(*) FROM penstock.slot`) // the call goes on
-	close(goOn)
+	answer()
 	for _, i := range []int{0, 2, 3} {
 		if o := b.outcome(ids[i]); o.Outcome != "done" {
 			t.Errorf("entry %d: %+v", i, o)
@@ -283,8 +290,10 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 		cancels []int // of the first call's members, in this order
 	}{{"one of two", []int{0}}, {"both", []int{1, 0}}} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBed(t, batching)
+			b := newBed(t, joining(2, 5*time.Second))
 			goOn := make(chan struct{})
+			answer := sync.OnceFunc(func() { close(goOn) })
+			t.Cleanup(answer)
 			w := b.batchWorker(func([]item) { <-goOn })
 			b.instance("gpu-1", w.URL, 2)
 			pushes := []invalidation.Push{
@@ -312,7 +321,7 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 				t.Errorf("%d calls while the first goes on", calls)
 			}
 			b.await(1, `SELECT count(*) FROM penstock.lock WHERE lock_key = 'k'`)
-			close(goOn)
+			answer()
 			if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "ended after the cancel") {
 				t.Errorf("the cancelled entry: %+v", o)
 			}
