@@ -226,7 +226,7 @@ BEGIN
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     headroom := least(headroom, (SELECT q.capacity_per_flow - f.entries
                            FROM penstock.queue q
-                          CROSS JOIN LATERAL (SELECT CASE WHEN coalesce(b.flow, '') = '' AND q.shards > 1 THEN 'shard-' || s ELSE coalesce(b.flow, '') END AS flow
+                          CROSS JOIN LATERAL (SELECT CASE WHEN coalesce(b.flow, '') = '' AND q.shards > 1 THEN penstock.shard_name(s) ELSE coalesce(b.flow, '') END AS flow
                                                 FROM generate_series(0, q.shards - 1) s) w -- the fullest shard counts
                           CROSS JOIN LATERAL (SELECT count(*) AS entries
                                                 FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = w.flow

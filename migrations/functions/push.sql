@@ -41,13 +41,19 @@ RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                     CASE WHEN unique_policy = 'one_running_one_queued' THEN 'unique:' || unique_key END)
 $$;
 
+-- shard_name returns the flow of the entries of a shard, which are counted from 0.
+-- Callers: shard_flow, feed_batch.
+CREATE OR REPLACE FUNCTION penstock.shard_name(shard bigint) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 'shard-' || shard::text $$;
+
 -- shard_flow returns the flow of an entry that is pushed without one to a queue with shards: shard-0 to shard-<shards - 1>,
--- by a hash of its lock key, or in turns by its id where it has none. An entry keeps its flow when shards is changed.
+-- by a hash of its lock key, or of its id where it has none. The id itself would not do: all queues draw ids from one
+-- sequence, so that those of one queue may all be even. An entry keeps its flow when shards is changed.
 -- The order of a key does not depend on it: a claim of a key takes its oldest entries of all lanes.
 -- Callers: shard_flows.
 CREATE OR REPLACE FUNCTION penstock.shard_flow(shards integer, lock_key text, id bigint) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT 'shard-' || coalesce(hashtextextended(lock_key, 0) & 9223372036854775807, id) % shards
+    SELECT penstock.shard_name((coalesce(hashtextextended(lock_key, 0), hashint8extended(id, 0)) & 9223372036854775807) % shards)
 $$;
 
 -- shard_flows returns the flows of entries that are pushed to a queue with shards: those that they were pushed with, and

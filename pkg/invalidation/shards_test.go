@@ -84,6 +84,26 @@ func TestShardsGetLikeParts(t *testing.T) {
 	}
 }
 
+// All queues draw ids from one sequence: a producer that pushes to two queues by turns gives one of them every other id.
+func TestEntriesOfQueuesThatAreFedByTurnsAreSpreadOverShards(t *testing.T) {
+	b := newBed(t, Config{Shards: 2})
+	other, err := Create(b.ctx, b.pool, "other", Config{})
+	b.must(err)
+	for range 100 {
+		b.push("")
+		_, err = other.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+		b.must(err)
+	}
+	b.want(b.count(`SELECT count(DISTINCT id % 2) FROM penstock.entry WHERE queue_id = $1`, b.q.ID), 1)
+	of := b.flowsOf()
+	// The standard deviation of a binomial distribution of 100 over two is 5.
+	for _, shard := range []string{"shard-0", "shard-1"} {
+		if n := of[shard]; n < 25 || n > 75 {
+			t.Errorf("%s has %d of 100", shard, n)
+		}
+	}
+}
+
 func TestAPushThatNamesAFlowKeepsItBesideShards(t *testing.T) {
 	b := newBed(t, Config{Shards: 4})
 	b.pushAll(b.pool, Push{Flow: "acme", LockKey: "k"}, Push{Flow: "acme"}, Push{})
@@ -170,12 +190,15 @@ func TestAPushIsRepeatedAcrossAChangeOfShards(t *testing.T) {
 
 func TestCapacityPerFlowBoundsEachShard(t *testing.T) {
 	b := newBed(t, Config{Shards: 2, CapacityPerFlow: 3})
-	b.push("", "", "", "", "", "") // in turns
-	_, err := b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+	var err error
+	for n := 0; n < 7 && err == nil; n++ {
+		_, err = b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+	}
 	var full *FullError
 	if !errors.As(err, &full) || full.Flow == nil || !strings.HasPrefix(*full.Flow, "shard-") {
-		t.Errorf("the seventh entry: %v, want a refusal that names its shard", err)
+		t.Fatalf("one of seven entries: %v, want a refusal that names its shard", err)
 	}
+	b.want(b.flowsOf()[*full.Flow], 3)
 }
 
 func TestANumberOfShardsOutOfRangeIsRefusedByName(t *testing.T) {
