@@ -226,8 +226,10 @@ BEGIN
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     headroom := least(headroom, (SELECT q.capacity_per_flow - f.entries
                            FROM penstock.queue q
-                          CROSS JOIN LATERAL (SELECT CASE WHEN coalesce(b.flow, '') = '' AND q.shards > 1 THEN penstock.shard_name(s) ELSE coalesce(b.flow, '') END AS flow
-                                                FROM generate_series(0, q.shards - 1) s) w -- the fullest shard counts
+                          CROSS JOIN LATERAL (SELECT coalesce(b.flow, '') AS flow WHERE coalesce(b.flow, '') <> '' OR q.shards = 1
+                                               UNION ALL -- of shards the fullest counts
+                                              SELECT penstock.shard_name(s) FROM generate_series(0, q.shards - 1) s
+                                               WHERE coalesce(b.flow, '') = '' AND q.shards > 1) w
                           CROSS JOIN LATERAL (SELECT count(*) AS entries
                                                 FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = w.flow
                                                        LIMIT q.capacity_per_flow) e) f

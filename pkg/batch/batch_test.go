@@ -283,21 +283,30 @@ func TestBatchOfMorePartsThanTheQueueTakesIsFedAsThereIsRoom(t *testing.T) {
 }
 
 func TestBatchOfMorePartsThanAFlowMayHaveIsFedAsThereIsRoom(t *testing.T) {
-	b := newBed(t)
-	if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('parts', '{"capacity_per_flow": 3}')`); err != nil {
-		t.Fatal(err)
-	}
-	id := b.create(Batch{Items: numbers(10), PartSize: 1})
-	for _, want := range []int64{3, 3, 3, 1} {
-		b.step()
-		if s := b.status(id); s.Queued != want {
-			t.Errorf("after a step: %+v, want %d parts in the queue", s, want)
-		}
-		b.run(100)
-	}
-	b.drain()
-	if s := b.status(id); s.State != "done" || s.Done != 10 {
-		t.Errorf("ended as %+v", s)
+	for _, c := range []struct{ name, options, flow string }{
+		{"without a flow", `{"capacity_per_flow": 3}`, ""},
+		{"with a flow", `{"capacity_per_flow": 3}`, "nightly"},
+		{"with a flow beside shards", `{"capacity_per_flow": 3, "shards": 8}`, "nightly"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t)
+			b.flows = []string{"nightly"}
+			if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('parts', $1)`, c.options); err != nil {
+				t.Fatal(err)
+			}
+			id := b.create(Batch{Items: numbers(10), PartSize: 1, Flow: c.flow})
+			for _, want := range []int64{3, 3, 3, 1} {
+				b.step()
+				if s := b.status(id); s.Queued != want {
+					t.Errorf("after a step: %+v, want %d parts in the queue", s, want)
+				}
+				b.run(100)
+			}
+			b.drain()
+			if s := b.status(id); s.State != "done" || s.Done != 10 {
+				t.Errorf("ended as %+v", s)
+			}
+		})
 	}
 }
 
