@@ -436,7 +436,11 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 
 	// One whose node has died is freed, but only once a call could have arrived. A probe that takes longer than that on a busy
 	// machine says nothing.
+	deadline := time.Now().Add(time.Minute)
 	for took := deadGrace; took >= deadGrace; {
+		if time.Now().After(deadline) {
+			t.Fatalf("for a minute each probe took %s or longer, the last one %s", deadGrace, took)
+		}
 		_, err := b.pool.Exec(b.ctx, `DELETE FROM penstock.slot`)
 		b.must(err)
 		b.lease(node, 1)
