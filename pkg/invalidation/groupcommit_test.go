@@ -472,3 +472,26 @@ func (b *bed) pushSomething(r *rand.Rand, name string, last *EntryID) string {
 		return "unknown"
 	}
 }
+
+// A server reads the settings of a busy queue again and again, while pushes by the handle before are running.
+func TestAReopenedQueueGoesOnWithTheGroupCommitOfTheHandleBefore(t *testing.T) {
+	b := newBed(t, Config{})
+	q := b.q.Hinting(NewHinter(b.pool, 0))
+	_, err := Alter(b.ctx, b.pool, "work", map[string]any{"entry_priority": 7})
+	b.must(err)
+	again, err := q.Reopen(b.ctx)
+	b.must(err)
+	b.want(again.Config.EntryPriority, 7)
+	if again.batcher != q.batcher || again.hinter != q.hinter {
+		t.Error("the handle has a group commit or hints of its own")
+	}
+	b.must(Drop(b.ctx, b.pool, "work", true, By{}))
+	if _, err := q.Reopen(b.ctx); !errors.Is(err, ErrQueueNotFound) {
+		t.Errorf("reopened a queue that was dropped: %v", err)
+	}
+	_, err = Create(b.ctx, b.pool, "work", Config{})
+	b.must(err)
+	if again, err = q.Reopen(b.ctx); err != nil || again.batcher == q.batcher {
+		t.Errorf("a queue of the same name shares the group commit of the one before (%v)", err)
+	}
+}

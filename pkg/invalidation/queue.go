@@ -53,6 +53,21 @@ func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
 	return queues[0].on(db), nil
 }
 
+// Reopen reads the queue and its settings again, or returns ErrQueueNotFound. Its pushes hint as those of q do, and go
+// in groups with those of q, so that callers of both handles share the bound on statements.
+// A queue that was dropped and created again is another one, whose pushes do not go with those of q.
+func (q *Queue) Reopen(ctx context.Context) (*Queue, error) {
+	other, err := Open(ctx, q.db, q.Name)
+	if err != nil {
+		return nil, err
+	}
+	other.hinter = q.hinter
+	if other.ID == q.ID && q.batcher != nil {
+		other.batcher = q.batcher
+	}
+	return other, nil
+}
+
 const listSQL = `
 SELECT id, name, ` + configColumns + `
   FROM penstock.queue
