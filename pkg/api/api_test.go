@@ -13,12 +13,15 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -153,6 +156,49 @@ func TestPushesHintAtTheLanesOfTheSettingsOfTheirQueue(t *testing.T) {
 			}
 		}
 	}
+}
+
+// deaf does not answer the statement that opens a queue, while mute is set.
+type deaf struct {
+	postgres.DB
+	mute  atomic.Bool
+	asked atomic.Int64
+}
+
+func (d *deaf) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if d.mute.Load() && strings.HasPrefix(sql, "\nSELECT id, name, ") {
+		d.asked.Add(1)
+		<-ctx.Done()
+	}
+	return d.DB.Query(ctx, sql, args...)
+}
+
+func TestAPushUsesTheKnownHandleWhereTheSettingsOfItsQueueCannotBeRead(t *testing.T) {
+	pool := pgtest.New(t)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	db := &deaf{DB: pool}
+	s := &server{t: t, pool: pool, API: api.New(db, api.Config{Open: true})}
+	push := func(want int) {
+		t.Helper()
+		if status, answer, _ := s.do("POST", entries, `{"payload": 1}`); status != want {
+			t.Fatalf("answered %d %v, want %d", status, answer, want)
+		}
+	}
+	push(http.StatusCreated)
+	db.mute.Store(true)
+	for deadline := time.Now().Add(time.Minute); db.asked.Load() == 0; time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the settings of the queue are not read again")
+		}
+		push(http.StatusCreated)
+	}
+	db.mute.Store(false)
+	if _, err := pool.Exec(t.Context(), `SELECT penstock.drop_queue('work', true)`); err != nil {
+		t.Fatal(err)
+	}
+	push(http.StatusNotFound)
 }
 
 func TestSameIdempotencyKeyGivesTheSameEntries(t *testing.T) {

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -162,24 +163,42 @@ type openQueue struct {
 	opened time.Time
 }
 
-// openFor is how long a handle is used. A push itself finds out whether its queue is still the same; but the lanes that
-// its hints name come from the settings that the handle has read.
-const openFor = 2 * time.Second
+const (
+	// openFor is how long a handle is used. A push itself finds out whether its queue is still the same; but the lanes
+	// that its hints name come from the settings that the handle has read.
+	openFor = 2 * time.Second
+	// reopenFor is how long a push waits for the settings to be read again before it goes on with the handle before.
+	reopenFor = time.Second
+)
 
-// queue returns the handle of a queue. One caller opens it anew when its time is over; others go on with the old one.
+// queue returns the handle of a queue. One caller opens it anew when its time is over; others go on with the old one,
+// and so does that caller where the queue cannot be read.
 func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
-	if stored, found := a.queues.Load(name); found {
-		known := stored.(openQueue) //nolint:errcheck // nothing else is stored
-		renewed := openQueue{known.Queue, time.Now()}
-		if time.Since(known.opened) < openFor || !a.queues.CompareAndSwap(name, known, renewed) {
-			return known.Queue, nil
+	stored, found := a.queues.Load(name)
+	if !found {
+		q, err := invalidation.Open(ctx, a.db, name)
+		if err != nil {
+			return nil, err
 		}
+		q = q.Hinting(a.cfg.Hinter)
+		a.queues.Store(name, openQueue{q, time.Now()})
+		return q, nil
 	}
-	q, err := invalidation.Open(ctx, a.db, name)
-	if err != nil {
+	known := stored.(openQueue) //nolint:errcheck // nothing else is stored
+	renewed := openQueue{known.Queue, time.Now()}
+	if time.Since(known.opened) < openFor || !a.queues.CompareAndSwap(name, known, renewed) {
+		return known.Queue, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, reopenFor)
+	defer cancel()
+	q, err := known.Reopen(ctx)
+	if errors.Is(err, invalidation.ErrQueueNotFound) {
+		a.queues.CompareAndDelete(name, renewed)
 		return nil, err
 	}
-	q = q.Hinting(a.cfg.Hinter)
+	if err != nil {
+		return known.Queue, nil //nolint:nilerr // the push itself finds out whether the database answers
+	}
 	a.queues.Store(name, openQueue{q, time.Now()})
 	return q, nil
 }
