@@ -207,22 +207,22 @@ BEGIN
     PERFORM penstock.audit_log(set_scale_setting.actor, 'set_scale_setting', set_scale_setting.name, set_scale_setting.reason, value);
 END $$;
 
--- scale_queues returns, for each model, its queues and the cheap facts about them, in one pass over all queues: locked is the
--- number of their locks, any_ready whether one has a ready row, arrived how many rows were ever inserted into their tables
+-- scale_queues returns, for each model, its queues and the cheap facts about them, in one pass over them: locked is the
+-- number of their locks (those of queues without a model are not read), any_ready whether one has a ready row, arrived how many rows were ever inserted into their tables
 -- since the statistics of these began (a number that falls means that they began again), and any_due whether the index of
 -- entries that are not due yet of one has more than a page. What costs more is asked for by model where these say so.
 -- Callers: scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_queues()
 RETURNS TABLE (model text, queues integer[], locked bigint, any_ready boolean, arrived bigint, any_due boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT q.model, array_agg(q.id), coalesce(sum(l.held), 0)::bigint, bool_or(r.some),
+    SELECT q.model, array_agg(q.id), sum(l.held)::bigint, bool_or(r.some),
            coalesce(sum(pg_stat_get_tuples_inserted(e.oid)), 0)::bigint,
            bool_or(coalesce(pg_relation_size(x.oid), 2147483647) > current_setting('block_size')::bigint)
       FROM penstock.queue q
-      LEFT JOIN (SELECT k.queue_id, count(*) AS held FROM penstock.lock k GROUP BY k.queue_id) l ON l.queue_id = q.id
       LEFT JOIN pg_catalog.pg_class e ON e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name
       LEFT JOIN pg_catalog.pg_class x ON x.relnamespace = 'penstock'::regnamespace
                                      AND x.relname = ('entry_' || q.name || '_due_at')::name
+     CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id = q.id) l
      CROSS JOIN LATERAL (
            SELECT count(*) > 0 AS some
              FROM (SELECT FROM penstock.ready y WHERE y.queue_id = q.id AND y.priority >= 0 LIMIT 1) one) r

@@ -7,13 +7,19 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// A decision pass reads all models once a second: one without work must cost a few joins, and no functions of its own.
+// A decision pass reads all models once a second: one without work must cost a few joins,
+// and no functions of its own, whatever queues without a model have running.
 func TestAnIdleModelCostsFewBuffers(t *testing.T) {
 	const models, each = 60, 20
+	const locks = 100_000 // of a queue without a model
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)
 	do(t, db, `SELECT penstock.set_deployment('m' || i, 'm' || i, '{}', 'test') FROM generate_series(1, $1) i`, models)
 	push(t, db, 7)
+	do(t, db, `SELECT penstock.create_queue('tasks', '{}')`)
+	do(t, db, `
+INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, generate_series(1, $1) i WHERE q.name = 'tasks'`, locks)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
