@@ -310,11 +310,14 @@ BEGIN
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs);
     IF q.refusal IS NOT NULL AND NOT inside THEN
-        -- A push with an entry under no key that is used is refused before any key is written: the disk may be full.
+        -- A push with an entry under no key that is used is refused before any key is written: the disk may be full. The row
+        -- of a unique key outlives its entry, and under the queued policies the start of it: where it has started, and
+        -- not ended, the push is refused below.
         IF EXISTS (SELECT FROM unnest(payloads, flows, idempotency_keys, unique_keys) u(payload, flow, key, unique_key)
                      LEFT JOIN LATERAL (SELECT true AS used FROM penstock.idempotency k
                                          WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key OFFSET 0) i ON true
                      LEFT JOIN LATERAL (SELECT true AS used FROM penstock.uniqueness k
+                                          JOIN penstock.entry e ON e.queue_id = q.id AND e.id = k.entry_id
                                          WHERE k.queue_id = q.id AND k.key = u.unique_key OFFSET 0) x ON true
                     WHERE i.used IS NULL AND x.used IS NULL) THEN
             PERFORM penstock.refuse_push(q); -- raises

@@ -52,6 +52,7 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	if err := push(1); err != nil {
 		t.Fatal(err)
 	}
+	f.exec(`INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES ($1, 'ended', 0)`, q.ID) // its entry has ended
 	once, err := keyed("once")
 	if err != nil {
 		t.Fatal(err)
@@ -78,6 +79,13 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	}
 	if after := f.count(drawn); after != before {
 		t.Error("the push under a known and a new key drew ids before it was refused: it had begun to write")
+	}
+	active := invalidation.Push{Payload: json.RawMessage(`{}`), UniqueKey: "ended", UniquePolicy: invalidation.WhileActive}
+	if _, err := q.Push(t.Context(), active); !errors.Is(err, invalidation.ErrQueueFull) {
+		t.Errorf("a push under the unique key of an entry that has ended: %v", err)
+	}
+	if after := f.count(drawn); after != before {
+		t.Error("the push under the unique key of an entry that has ended drew ids before it was refused")
 	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.create_batch('b', 'work', '{"items": [1]}', 'test')`); err == nil {
 		t.Error("a batch was taken")
