@@ -104,10 +104,15 @@ func (b *bed) await(n int) {
 	}
 }
 
-// pushLone pushes entries into an idle queue, each when the one before has ended.
+// lonePause is the time before a lone push, twice that in which a Hinter may hint at a queue once: behind closer pushes
+// it sends some hints by themselves, in a transaction more, and how many these are depends on how fast entries end.
+const lonePause = 20 * time.Millisecond
+
+// pushLone pushes entries into an idle queue, each a while after the one before has ended.
 func (b *bed) pushLone(n int) {
 	was := int(b.node.Stats().Settled.Load())
 	for i := range n {
+		time.Sleep(lonePause)
 		b.pushSingle(1)
 		b.await(was + i + 1)
 	}
