@@ -71,6 +71,18 @@ func (p *plant) startGateway(name string) *gatewayProcess {
 	return g
 }
 
+// registerModel registers the model m with one instance, and returns the name of its queue.
+func (p *plant) registerModel(address string, slots int) (queue string) {
+	p.t.Helper()
+	by := inference.By{Reason: "test"}
+	m := worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}
+	queue, err := inference.RegisterModel(p.t.Context(), p.pool, m, by)
+	p.must(err)
+	_, err = inference.RegisterInstance(p.t.Context(), p.pool, "m", "gpu-1", address, slots, nil, by)
+	p.must(err)
+	return queue
+}
+
 // kills is how many gateways are killed; KILLS=100 is the long form.
 func kills(t *testing.T) int {
 	t.Helper()
@@ -87,10 +99,8 @@ func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
 	p := &plant{site: newSite(t, 1)}
 	p.elected(0)
 	j := startJudge(t)
-	name, err := inference.RegisterModel(t.Context(), p.pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
-	p.must(err)
-	_, err = inference.RegisterInstance(t.Context(), p.pool, "m", "gpu-1", j.URL, slots, nil, inference.By{Reason: "test"})
-	p.must(err)
+	name := p.registerModel(j.URL, slots)
+	var err error
 	p.queue, err = invalidation.Open(t.Context(), p.pool, name)
 	p.must(err)
 	p.startNode("n1")
@@ -169,10 +179,7 @@ func TestGatewayThatWasStoppedUsesNoSlotOfOthers(t *testing.T) {
 	p := &plant{site: newSite(t, 1)}
 	p.elected(0)
 	j := startJudge(t)
-	_, err := inference.RegisterModel(t.Context(), p.pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
-	p.must(err)
-	_, err = inference.RegisterInstance(t.Context(), p.pool, "m", "gpu-1", j.URL, slots, nil, inference.By{Reason: "test"})
-	p.must(err)
+	p.registerModel(j.URL, slots)
 	ttl := stopped(t) + time.Minute // requests whose wait ends during the stop are refused, as they should be
 	p.exec(fmt.Sprintf(`SELECT penstock.set_gateway_policy('m', '{"queue_ttl": %g}', 'test', 'test')`, ttl.Seconds()))
 	frozen, other := p.startGateway("g1"), p.startGateway("g2")
