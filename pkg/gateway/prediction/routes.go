@@ -172,9 +172,11 @@ func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.R
 	}
 	v := p.view(s.base(r))
 	status := http.StatusCreated
-	if wait > 0 && !p.ended() {
-		// Clients that wait take every other status for the end.
-		status, v.Status = http.StatusAccepted, starting
+	if !p.ended() {
+		v.Status = starting // even if it runs by now: clients take every other status in this answer for the end
+		if wait > 0 {
+			status = http.StatusAccepted
+		}
 	}
 	answer(w, status, v)
 	return nil
