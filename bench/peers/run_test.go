@@ -167,16 +167,26 @@ func TestTableShowsMediansAndWhatIsNotSupported(t *testing.T) {
 }
 
 func TestPickUpsOfAnInferenceQueueAreComparedInTheSameRun(t *testing.T) {
-	run := func(contender string, p50, p99 int) Run {
-		return Run{Scenario: "pickup", Contender: contender, Latency: Latency{P50: p50, P99: p99}}
+	run := func(contender string, latency, fromPush Latency) Run {
+		return Run{Scenario: "pickup", Contender: contender, Latency: latency, FromPush: fromPush}
 	}
 	var out strings.Builder
-	if err := WriteTargets(&out, []Run{run("penstock-inference", 900, 4000), run("graphile", 1000, 2000)}); err != nil {
+	err := WriteTargets(&out, []Run{
+		run("penstock-inference", Latency{P50: 900, P99: 4000}, Latency{P50: 1500, P99: 4500}),
+		run("graphile", Latency{P50: 1000, P99: 2000}, Latency{P50: 2000, P99: 3000}),
+	})
+	if err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
-	if len(lines) != 3 || !strings.HasSuffix(lines[1], "0.90  reached") || !strings.HasSuffix(lines[2], "2.00  missed") {
-		t.Errorf("want a p50 of 0.9 and a p99 of 2 x graphile-worker's, and nothing else:\n%s", out.String())
+	want := []string{"0.90  reached", "2.00  missed", "0.75  reached", "1.50  missed"}
+	if len(lines) != 1+len(want) {
+		t.Fatalf("want %d lines below the heading:\n%s", len(want), out.String())
+	}
+	for i, end := range want {
+		if !strings.HasSuffix(lines[1+i], end) {
+			t.Errorf("line %d is %q, want one that ends with %q", 1+i, lines[1+i], end)
+		}
 	}
 }
 

@@ -42,6 +42,10 @@ var targets = []target{
 	{"pick-up of an inference queue, p99 / graphile-worker", false, 1, beside(oursOnWorker, fastest, p99)},
 	{"the same / graphile-worker with the same call, p50", false, 1, beside(oursOnWorker, fastestCalls, p50)},
 	{"the same / graphile-worker with the same call, p99", false, 1, beside(oursOnWorker, fastestCalls, p99)},
+	{"from the call of the push, p50 / graphile-worker", false, 1, beside(ours, fastest, fromPushP50)},
+	{"from the call of the push, p99 / graphile-worker", false, 1, beside(ours, fastest, fromPushP99)},
+	{"the same of an inference queue, p50 / graphile-worker", false, 1, beside(oursOnWorker, fastest, fromPushP50)},
+	{"the same of an inference queue, p99 / graphile-worker", false, 1, beside(oursOnWorker, fastest, fromPushP99)},
 	{"drain under a held snapshot / without", true, 0.9, func(f finder) (float64, bool) {
 		held, ok := f("held", ours, Run.Rate)
 		free, also := f("solo", ours, Run.Rate)
@@ -63,18 +67,21 @@ func rates(scenario, peer string) func(finder) (float64, bool) {
 	}
 }
 
-func p50(l Latency) int { return l.P50 }
-func p99(l Latency) int { return l.P99 }
+// Latencies of pick-ups (us): from the return of the push, and from its call.
+func p50(r Run) int         { return r.Latency.P50 }
+func p99(r Run) int         { return r.Latency.P99 }
+func fromPushP50(r Run) int { return r.FromPush.P50 }
+func fromPushP99(r Run) int { return r.FromPush.P99 }
 
-// pickedUp is a latency of a contender's pick-ups, in milliseconds.
-func pickedUp(contender string, at func(Latency) int) func(finder) (float64, bool) {
+// pickedUp is a latency of a contender's pick-ups (ms).
+func pickedUp(contender string, at func(Run) int) func(finder) (float64, bool) {
 	return func(f finder) (float64, bool) {
-		return f("pickup", contender, func(r Run) float64 { return float64(at(r.Latency)) / 1000 })
+		return f("pickup", contender, func(r Run) float64 { return float64(at(r)) / 1000 })
 	}
 }
 
 // beside is a latency of a contender's pick-ups, as a multiple of a peer's.
-func beside(contender, peer string, at func(Latency) int) func(finder) (float64, bool) {
+func beside(contender, peer string, at func(Run) int) func(finder) (float64, bool) {
 	return func(f finder) (float64, bool) {
 		mine, ok := pickedUp(contender, at)(f)
 		theirs, also := pickedUp(peer, at)(f)
