@@ -76,8 +76,8 @@ TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election .
 
 # Tests of one goroutine: simulations, and statements whose cost the server counts. The race detector has nothing to find
 # there, and slows them three to ten times. `make check` runs them without it.
-SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestGzipBodiesAreReadAndBombsAreNot|TestMillionLinesTakeNoMoreMemoryThanAThousand|TestBurstsCostFewerHoursThanUnderHPA|TestSteadyLoadCostsLittleMoreThanUnderHPA|TestFaultsAreSurvived|TestNobodyBeatsTheBoundThatKnowsTheFuture
-SERIAL_IN := ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator ./pkg/scale/simulate
+SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestGzipBodiesAreReadAndBombsAreNot|TestMillionLinesTakeNoMoreMemoryThanAThousand|TestLargeUploadIsNotHeldInMemory|TestBurstsCostFewerHoursThanUnderHPA|TestSteadyLoadCostsLittleMoreThanUnderHPA|TestFaultsAreSurvived|TestNobodyBeatsTheBoundThatKnowsTheFuture
+SERIAL_IN := ./cmd/gateway ./pkg/api ./pkg/fairness ./pkg/invalidation ./pkg/operator ./pkg/scale/simulate
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
