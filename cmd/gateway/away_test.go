@@ -139,9 +139,7 @@ func TestOnlineTrafficOutlivesTheDatabase(t *testing.T) {
 	time.Sleep(outage(t))
 	before := served.Load()
 	s.eventually("requests are served after the lease is over", func() bool { return served.Load() > before+10 })
-	if figures := f.leases.Figures(); !figures.Degraded {
-		t.Error("the gateway does not say that it is degraded")
-	}
+	s.eventually("the gateway says that it is degraded", func() bool { return f.leases.Figures().Degraded })
 	wire.away(false)
 	s.eventually("the database is back", func() bool { return !f.leases.Figures().Degraded })
 	stop()

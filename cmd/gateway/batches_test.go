@@ -235,8 +235,12 @@ func TestBatchEndsEarly(t *testing.T) {
 	if f.answers(t, b.Output)["first"] == nil || len(f.answers(t, b.Errors)) != 20 {
 		t.Error("the files are not what ran and what did not")
 	}
-	late := f.batch(t, file, "2s")
-	time.AfterFunc(4*time.Second, func() { close(s.gpu.release) })
+	late := f.batch(t, file, "10s")
+	s.eventually("some run again", func() bool { running, _, begun := s.gpu.counts(); return running == 4 && begun >= 10 })
+	s.eventually("the window is over", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.gateway_batch WHERE expires_at <= clock_timestamp() AND id = $1`, late.ID) == 1
+	})
+	close(s.gpu.release)
 	b = s.ends(t, f, late.ID, "expired")
 	if b.Counts.Completed < 1 || b.Counts.Completed+b.Counts.Failed != 21 {
 		t.Errorf("got %+v", b)
