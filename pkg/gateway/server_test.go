@@ -271,7 +271,7 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 		{Hash: sha256.Sum256([]byte("all")), Name: "all"},
 		{Hash: sha256.Sum256([]byte("few")), Name: "few", Models: []string{"x"}},
 		{Hash: sha256.Sum256([]byte("low")), Name: "low", Class: Sheddable, Flows: []string{"t"}},
-		{Hash: sha256.Sum256([]byte("slow")), Name: "slow", Rate: 2},
+		{Hash: sha256.Sum256([]byte("slow")), Name: "slow", Rate: 0.001},
 		{Hash: sha256.Sum256([]byte("old")), Name: "old", ExpiresAt: time.Now().Add(-time.Second)},
 	})
 	with := func(secret string, headers ...string) reply {
@@ -290,13 +290,43 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	if e, _ := p.gateway.Explain("r-low"); e.Class != "sheddable" || e.Flow != "t/sub" || e.Token != "low" {
 		t.Errorf("got %+v", e)
 	}
-	with("slow")
-	with("slow")
+	if a := with("slow"); a.StatusCode != 200 {
+		t.Errorf("the first request of the token: got %d", a.StatusCode)
+	}
 	limited := with("slow")
 	if limited.Header.Get("Retry-After") == "" {
 		t.Error("Retry-After is missing")
 	}
 	refusedWith(t, limited, 429, "rate_limit_exceeded", "rate_limit_exceeded")
+}
+
+// A token may save up the requests of one second, and one request where its rate is below that.
+func TestTokensSaveUpRequestsOfASecond(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		rate  float64
+		after time.Duration // since the last of the requests that were let in at first
+		first int
+		then  int
+	}{
+		{2, 499 * time.Millisecond, 2, 0},
+		{2, 500 * time.Millisecond, 2, 1},
+		{2, time.Hour, 2, 2},
+		{0.001, 999 * time.Second, 1, 0},
+		{0.001, 1000 * time.Second, 1, 1},
+	} {
+		token := &caller{TokenState: TokenState{Rate: c.rate}, use: &tokenUse{}}
+		letIn := func(now time.Time) (n int) {
+			for token.begin(now) == nil {
+				n++
+			}
+			return n
+		}
+		now := time.Unix(1_700_000_000, 0)
+		if first, then := letIn(now), letIn(now.Add(c.after)); first != c.first || then != c.then {
+			t.Errorf("%g requests a second: %d and after %s %d are let in, want %d and %d", c.rate, first, c.after, then, c.first, c.then)
+		}
+	}
 }
 
 // A token whose flows have used their GPU time gets the end of the period as Retry-After, and no call of it is made.
@@ -567,15 +597,19 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 func TestSilentWorkerIsGivenUp(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(_ *Config, m *ModelState) {
-		m.Policy.FirstByteMax, m.Policy.SilenceMax = worker.Seconds(100*time.Millisecond), worker.Seconds(100*time.Millisecond)
-	}, func(w http.ResponseWriter, r *http.Request) {
-		body, _ := io.ReadAll(r.Body)
-		if strings.Contains(string(body), "stream") {
-			streamer("data: {}\n\n")(w, r)
-		}
+		m.Policy.FirstByteMax = worker.Seconds(100 * time.Millisecond)
+	}, func(_ http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 502, "upstream_error", "upstream_error")
+	p = startPlant(t, func(_ *Config, m *ModelState) {
+		m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
+	}, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		streamer("data: {}\n\n")(w, r)
+		<-r.Context().Done()
+	})
 	if got := p.post(chat, `{"model":"m","stream":true}`).body; !strings.Contains(got, errSilence.Error()) {
 		t.Errorf("got %q", got)
 	}
