@@ -123,7 +123,7 @@ func TestNoStatementOfAPageDependsOnTheBacklog(t *testing.T) {
 	s.fillPlatform()
 	s.waiting(1, fewWaiting)
 	read := &recording{DB: openPool(t, postgres.Config{
-		DSN: s.pool.Config().ConnString(), MaxConns: 1, StatementTimeout: 2 * time.Second, ReadOnly: true,
+		DSN: s.pool.Config().ConnString(), MaxConns: 1, StatementTimeout: time.Minute, ReadOnly: true,
 	}), ran: map[string]call{}}
 	s.web.db = operator.New(read)
 	s.visitAll()

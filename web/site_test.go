@@ -36,7 +36,7 @@ func newSite(t *testing.T) *site {
 	t.Helper()
 	dsn := pgtest.DSN(t)
 	s := &site{T: t, pool: openPool(t, postgres.Config{DSN: dsn, MaxConns: 8}), secrets: map[role]string{}}
-	read := openPool(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: 2 * time.Second, ReadOnly: true})
+	read := openPool(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: time.Minute, ReadOnly: true})
 	s.change = operator.New(s.pool)
 	var err error
 	if s.web, err = New(operator.New(read), s.change, Config{Token: living(s.change), Timetable: hourly}); err != nil {

@@ -374,7 +374,7 @@ func TestElectionWorksWithoutPreparedStatements(t *testing.T) {
 	}
 	defer pool.Close()
 	ctx, stop := context.WithCancel(t.Context())
-	e := election.New(pool, election.Config{Lease: 3 * time.Second})
+	e := election.New(pool, election.Config{Lease: 12 * time.Second})
 	err = e.Run(ctx, func(ctx context.Context, term election.Term) error {
 		defer stop()
 		began := renewedAt(t, pool)

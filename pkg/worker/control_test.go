@@ -11,7 +11,6 @@ import (
 func TestDispatcherPollContract(t *testing.T) {
 	model := Model{
 		Name: "flux", Protocol: ProtocolGeneric, Type: TypeAsync, PollPath: "/status/{id}",
-		Timeouts: Timeouts{Control: Seconds(200 * time.Millisecond)},
 	}
 	run := RunRef{Entry: "entry-17", Token: 42, Attempt: 1, Remote: "a/b?c"}
 	for _, c := range []contract{
@@ -33,6 +32,8 @@ func TestDispatcherPollContract(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
+			model := model
+			model.Timeouts.Control = c.limit()
 			s := workertest.NewScript(t, c.answer)
 			c.want.check(t, newAdapter(t, model, s.URL+"/generate", 1).Poll(t.Context(), run))
 			for _, r := range s.Requests() { // a GET may be repeated by net/http

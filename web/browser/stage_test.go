@@ -55,7 +55,7 @@ func newStageOn(t *testing.T, dsn string, open bool) *stage {
 	t.Helper()
 	s := &stage{T: t, pool: connect(t, postgres.Config{DSN: dsn, MaxConns: 8})}
 	s.change = operator.New(s.pool)
-	read := connect(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: 2 * time.Second, ReadOnly: true})
+	read := connect(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: time.Minute, ReadOnly: true})
 	pages, err := web.New(operator.New(read), s.change, web.Config{
 		Open: open, Token: s.living, Timetable: everyTwoHours, TraceURL: "https://tempo.example/trace/{trace}",
 		Examine: s.examine,
