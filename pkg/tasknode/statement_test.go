@@ -21,7 +21,7 @@ func TestQueueThatTurnsMergeableIsMergedByARunningNode(t *testing.T) {
 	if err := invalidation.SetStatements(t.Context(), pool, "work", map[string]string{"run": `INSERT INTO public.effect VALUES (($1->>'n')::int)`}, by); err != nil {
 		t.Fatal(err)
 	}
-	n := tasknode.New(tasknode.Config{Threads: 2, Beat: 50 * time.Millisecond, Poll: 20 * time.Millisecond}, pool, pool)
+	n := tasknode.New(slowBeats(tasknode.Config{Threads: 2, Poll: 20 * time.Millisecond}), pool, pool)
 	n.HandleStatements(func(q *invalidation.Queue) invalidation.Handler { return invalidation.StatementHandler(pool, q) })
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -45,7 +45,7 @@ func TestQueueThatTurnsMergeableIsMergedByARunningNode(t *testing.T) {
 	if _, err := invalidation.Alter(t.Context(), pool, "work", map[string]any{"mergeable": true, "merge": "last"}); err != nil {
 		t.Fatal(err)
 	}
-	twoBeats(t, pool)
+	askedBeats(t, pool, n)
 	three()
 	eventually(t, pool, "the last for all", `SELECT array_agg(n) = '{1,2,3,3}' FROM public.effect`)
 }
