@@ -40,8 +40,8 @@ INSERT INTO public.effect VALUES (1, 0)`); err != nil {
 	}
 	x.declare("declared", `WITH one AS (UPDATE public.effect SET n = n + 1 WHERE id = 1 RETURNING n)
 SELECT n FROM one CROSS JOIN LATERAL pg_sleep(1)`)
-	x.eventually(20*time.Second, "the statement runs", `
-SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query LIKE '%public.effect%')`)
+	x.eventually(time.Minute, "the statement runs", `
+SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep' AND query LIKE '%public.effect%')`)
 	if x.proxy.freeze("public.effect") == 0 {
 		t.Fatal("no connection carried the statement")
 	}

@@ -18,7 +18,7 @@ import (
 func TestTheKeyOfACancelledRunIsKeptUntilTheRunIsOver(t *testing.T) {
 	t.Parallel()
 	x := startBehindProxy(t, idle, func(cfg *Config) { cfg.TaskNode.Hints = true })
-	x.eventually(10*time.Second, "hints are heard", hintsSQL, "heard")
+	x.eventually(time.Minute, "hints are heard", hintsSQL, "heard")
 	var running, most atomic.Int32
 	begun, finish := make(chan string, 8), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -56,7 +56,7 @@ func TestTheKeyOfACancelledRunIsKeptUntilTheRunIsOver(t *testing.T) {
 	if _, err := x.pool.Exec(t.Context(), `SELECT penstock.cancel_entry($1, 'unwanted')`, pushed[0].ID); err != nil {
 		t.Fatal(err)
 	}
-	x.eventually(10*time.Second, "the node has read the request", `
+	x.eventually(time.Minute, "the node has read the request", `
 SELECT EXISTS (SELECT FROM penstock.cancel_request WHERE entry_id = $1 AND delivered_at < clock_timestamp() - interval '1 second')`, pushed[0].ID)
 	select {
 	case id := <-begun:
@@ -64,7 +64,7 @@ SELECT EXISTS (SELECT FROM penstock.cancel_request WHERE entry_id = $1 AND deliv
 	default:
 	}
 	close(finish)
-	x.eventually(10*time.Second, "one is cancelled, the next one done", `
+	x.eventually(time.Minute, "one is cancelled, the next one done", `
 SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1 AND outcome = 'cancelled')
    AND EXISTS (SELECT FROM penstock.result WHERE entry_id = $2 AND outcome = 'done')`, pushed[0].ID, pushed[1].ID)
 	if most.Load() > 1 {

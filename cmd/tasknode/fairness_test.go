@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -239,12 +240,15 @@ func TestQueueTurnsFairAndFifoWhileItWorks(t *testing.T) {
 	f.push(q, named("many", upTo(many)...)...)
 	f.push(q, named("few", upTo(few)...)...)
 	b := newBegun()
+	var pace atomic.Int64 // of the runs, in milliseconds
+	pace.Store(1)
 	f.start(1, 1, func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		b.note(r)
-		time.Sleep(time.Millisecond)
+		time.Sleep(time.Duration(pace.Load()) * time.Millisecond)
 		return nil, nil
 	})
 	b.await(t, 500)
+	pace.Store(20) // most of the queue is left when the node hears that it has turned
 	// The other thread may be let into the later lane once while the first claims; in turn they would share evenly.
 	if n := b.served()["few"]; n > 1+20 {
 		t.Errorf("%d entries that were accepted last began among the first 500 of a fifo queue, more than one claim", n)
@@ -260,6 +264,7 @@ func TestQueueTurnsFairAndFifoWhileItWorks(t *testing.T) {
 	if got := b.served(); got["few"] < few/2 || got["many"] == many {
 		t.Errorf("after the turn the flows got %v", got)
 	}
+	pace.Store(1)
 	if _, err := invalidation.Alter(t.Context(), f.pool, q.Name, map[string]any{"algorithm": "fifo"}); err != nil {
 		t.Fatal(err)
 	}

@@ -20,7 +20,7 @@ func TestANodeBehindAPoolerHearsHintsOnTheDirectAddress(t *testing.T) {
 	x := startBehindProxy(t, idle, func(c *Config) {
 		c.TaskNode.Hints, c.Database.Pooled, c.Database.DirectURL = true, true, c.Database.URL
 	})
-	x.eventually(10*time.Second, "hints are heard", hintsSQL, "heard")
+	x.eventually(time.Minute, "hints are heard", hintsSQL, "heard")
 }
 
 func TestANodeThatHearsNoHintsReportsIt(t *testing.T) {
@@ -28,11 +28,11 @@ func TestANodeThatHearsNoHintsReportsIt(t *testing.T) {
 	x := startBehindProxy(t, idle, func(c *Config) {
 		c.TaskNode.Hints, c.Database.DirectURL = true, "postgres://127.0.0.1:1/nowhere"
 	})
-	x.eventually(10*time.Second, "the lost listener is reported", hintsSQL+` AND load->>'hints_error' <> ''`, "lost")
+	x.eventually(time.Minute, "the lost listener is reported", hintsSQL+` AND load->>'hints_error' <> ''`, "lost")
 }
 
 func TestANodeBehindAPoolerWithoutADirectAddressSaysThatItPolls(t *testing.T) {
 	t.Parallel()
 	x := startBehindProxy(t, idle, func(c *Config) { c.TaskNode.Hints, c.Database.Pooled = true, true })
-	x.eventually(10*time.Second, "it polls", hintsSQL, "pooler")
+	x.eventually(time.Minute, "it polls", hintsSQL, "pooler")
 }
