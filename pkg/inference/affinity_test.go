@@ -64,7 +64,7 @@ func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 	})
 }
 
-var variants = worker.Model{AffinityField: "lora", AffinityWait: worker.Seconds(5 * time.Second)}
+var variants = worker.Model{AffinityField: "lora", AffinityWait: worker.Seconds(5 * time.Minute)}
 
 // Two workers, two adapters, one line in which they alternate: each worker keeps to the one that it has loaded.
 func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
@@ -81,7 +81,7 @@ func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
 		payloads = append(payloads, `{"lora":"`+string(rune('x'+i%2))+`"}`)
 	}
 	ids := b.push(payloads...)
-	n := b.start(ServiceConfig{})
+	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
 	swapped := 0
 	for _, id := range ids {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {

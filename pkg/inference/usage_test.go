@@ -37,7 +37,7 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	var took atomic.Int64
 	w := b.batchWorker(func([]item) {
 		began := time.Now()
-		time.Sleep(300 * time.Millisecond)
+		time.Sleep(time.Second)
 		took.Add(time.Since(began).Milliseconds())
 	})
 	b.instance("gpu-1", w.URL, 1)
