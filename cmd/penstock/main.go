@@ -1,6 +1,6 @@
-// Penstock is the operator's CLI: it sees everything and changes what can be changed, through the API or
-// straight on the database, where it works while no leader runs. Nouns are commands, verbs stand below them;
-// docs/cli.md is the manual.
+// Penstock is the operator's CLI: it sees everything and changes what can be changed, through the API of a leader, or
+// through the same API in its own process on the database, so that it works while no leader runs. Nouns are commands,
+// verbs are their subcommands; docs/cli.md is the manual.
 package main
 
 import (

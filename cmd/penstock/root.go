@@ -23,7 +23,8 @@ func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
 		Short: "See and steer Penstock, the queue between requests and GPUs",
-		Long: "See and steer Penstock, through its API or straight on its database, where no leader need run.\n\n" +
+		Long: "See and steer Penstock, through the API of a leader, or through the same API in this process on the\n" +
+			"database, so that it works while no leader runs.\n\n" +
 			"The API is --server or PENSTOCK_SERVER, with a token in --token-file or PENSTOCK_TOKEN.\n" +
 			"The database is --database-url or PENSTOCK_DATABASE_URL, else PGHOST, PGUSER and so on.\n" +
 			"Whatever changes behaviour needs a --reason, which ends up in the audit.\n\n" + exitHelp,

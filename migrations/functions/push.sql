@@ -1,4 +1,5 @@
--- Acceptance of entries: one function, push_many, behind every push from Go, HTTP and SQL.
+-- Acceptance of entries. push_many is the function behind every push except the plain one of Go (plainPushSQL in
+-- pkg/invalidation/push.go), which is its plain branch written out: change both together.
 
 -- queue_row returns the row of a queue. SQLSTATEs of Penstock are of class PS, the same in every
 -- function:
@@ -231,8 +232,8 @@ BEGIN
     PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
 END $$;
 
--- push_many accepts entries: every push, from Go or SQL, ends here. The arrays run side by side
--- with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
+-- push_many accepts entries: every push from SQL, and every push from Go that plainPushSQL does not take. The
+-- arrays run side by side with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
 -- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
 -- (idempotency key used before) or 'duplicate' (unique key taken), and null means all inserted. An
 -- idempotency key of a push that was a duplicate names the entry that does the work. Disabled names

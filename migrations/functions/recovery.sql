@@ -1,4 +1,4 @@
--- Functions of the leader: crashes of nodes that are gone, and its own term.
+-- Leases: crashes of nodes that are heard again, the term of the elected leader, and whether a node lives.
 
 -- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the
 -- node is heard again: it was stopped or cut off and did not die. It returns the number of entries;

@@ -154,8 +154,9 @@ func (a *attempt) evidence() evidence {
 
 const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
 
-// noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes. An
-// entry that did so to two instances, or three times to the only one, is not run again.
+// noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes. An entry is not
+// run again once its runs ended so on two instances, or on one instance three times with the device lost or five
+// times out of memory.
 func (a *attempt) noteHarm(ctx context.Context, class worker.Class) {
 	if class == worker.ClassContextLost {
 		a.lost++

@@ -62,12 +62,16 @@
 //	finish    locked → done           finish.go    processing threads, batched over the node
 //	retry     locked → initial        retry.go     processing threads, after an error
 //	fail      locked → failed         fail.go      processing threads, when no attempt is left
+//	fail      ready → failed          noinstance.go  elected leader: the model has had no instance for too long
+//	fail      ready → failed          unreadable.go  scheduling threads: no claim can read the entry
+//	fail      locked → failed         recover.go   elected leader: poison, too many nodes died with it
 //	release   locked → ready          retry.go     drain, shutdown, no capacity: at the old position, after a delay if any
 //	postpone  locked → initial        retry.go     a handler that snoozes
 //	remove    locked → expired, cancelled  remove.go  processing threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died
 //	unlock    locked → ready          unlock.go    operators, by hand
+//	cancel    initial, ready → cancelled   cancel.go  elected leader: requested while the entry ran
 //	cancel    initial, ready → cancelled   SQL        operators, through pkg/operator or psql
 //	disable, enable                   SQL          the same
 //	compact   ready entries of a key → one  compact.go  push, operators

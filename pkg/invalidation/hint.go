@@ -13,9 +13,14 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// hintChannel is the channel of LISTEN and NOTIFY. A payload is the id of a queue, and where the pusher knows
-// it the lane: priority and flow, separated by spaces. Or it is "cancel" and the id of a node that runs an
-// entry which is to be cancelled, from penstock.cancel_one.
+// hintChannel is the channel of LISTEN and NOTIFY. The payloads are
+//
+//	<queue> [<priority> <flow>]  a queue, and where the pusher knows it the lane, has work
+//	cancel <node>                the node runs an entry that is to be cancelled, see penstock.cancel_one
+//	slots <model>                slots of the model are missing or came, see passSlots
+//	starting <model>             an instance of the model was announced
+//	granted <node>               slots were handed over to the node
+//	echo <pid> <n>               the self-test of a listener
 const hintChannel = "penstock"
 
 // notifySQL hints with texts $1 when the transaction commits. NOTIFY takes a lock over all databases before

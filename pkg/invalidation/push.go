@@ -65,7 +65,8 @@ type Pushed struct {
 	Verdict Verdict `json:"verdict"`
 }
 
-// pushSQL is penstock.push_many: the rules of a push live in the schema, so that SQL and Go cannot differ.
+// pushSQL calls penstock.push_many, which has the rules of a push. plainPushSQL repeats its plain branch: change
+// both together.
 const pushSQL = `
 SELECT ids, verdicts
   FROM penstock.push_many($1, $2::jsonb[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::timestamptz[],

@@ -12,7 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Expire or Cancel.
+// Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Postpone, Yield,
+// Expire or Cancel.
 type Ending struct {
 	Lock  *Lock
 	Entry EntryID

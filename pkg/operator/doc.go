@@ -1,6 +1,6 @@
 // Package operator is the control plane: the reads and changes of operators, directly on the
-// database, so that they work while no leader runs. The API and the CLI use it. Every struct has
-// JSON names, durations are in seconds.
+// database, so that they work while no leader runs. The API uses it, and through the API the CLI. Every
+// struct has JSON names, durations are in seconds.
 //
 // # Reads
 //

@@ -287,8 +287,8 @@ func (d *Deadlines) limit(queue int32) int {
 	return d.cfg.BatchEntriesMax
 }
 
-// learn halves a queue's batch size after a failed batch, which may have timed out, and doubles it
-// after each success.
+// learn halves a queue's batch size after a failed batch, which may have timed out. It doubles it after a full
+// one, and returns to BatchEntriesMax once the double would reach that.
 func (d *Deadlines) learn(queue int32, n int, err error) {
 	limit := d.limit(queue)
 	switch {

@@ -3,10 +3,12 @@
 //
 //	duty        work                                                      delay
 //	Locks       frees locks that no node will settle; removes dead nodes  within 2 s after the lease lapsed
-//	Deadlines   promotes due entries, expires late ones                   due: at once; late: within 2 s
+//	Deadlines   promotes due entries, expires late ones, settles cancel   due: at once; late: within 2 s
+//	            requests, fails entries whose model has no instance
 //	Operations  carries out bulk operations                               as throttled
-//	Retention   makes and drops partitions, deletes rows left over      minutes
-//	Compaction  merges waiting entries of mergeable queues that fall behind  10 s
+//	Retention   makes and drops partitions, deletes rows left over        minutes
+//	Compaction  merges waiting entries of mergeable queues that fall      10 s
+//	            behind
 //	Statistics  counts the depth of bounded queues                        about every second
 //	Samples     records the state of each queue, for status pages         about every five seconds
 //

@@ -57,8 +57,8 @@ type Observer interface {
 	// Claimed tells of a claim: how many locks it brought, how long it took, and whether the queue's limits
 	// left no room.
 	Claimed(queue string, locks int, took time.Duration, limited bool)
-	// Refused tells that nothing was claimed from a queue, since the node had no free processing thread ("threads") or
-	// holds its share of the queue ("queue_limit"). Gates know their own refusals.
+	// Refused tells that nothing was claimed from a queue, since the node had no free processing thread ("threads"), or
+	// the queue's max_concurrent_per_node is reached ("queue_limit"). Gates know their own refusals.
 	Refused(queue, reason string)
 	// Ran tells of a run: how long the entry had waited since it was accepted, how long it ran and with what error.
 	Ran(queue string, waited, ran time.Duration, err error)

@@ -31,8 +31,8 @@ type Adapter interface {
 // RunRef names one run of an entry on a worker. It is all that another node needs
 // to re-attach to a run whose first node died.
 type RunRef struct {
-	Entry   string // entry id; also the idempotency key
-	Token   int64  // fencing token of the entry's lock
+	Entry   string // entry id
+	Token   int64  // fencing token of the entry's lock; with Entry the Idempotency-Key, see attemptID
 	Attempt int    // 1 for the first
 	Remote  string // the worker's name for the run; empty until it accepted
 
