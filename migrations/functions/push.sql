@@ -57,8 +57,8 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT penstock.shard_name((coalesce(hashtextextended(lock_key, 0), hashint8extended(id, 0)) & 9223372036854775807) % shards)
 $$;
 
--- shard_flows returns the flows of entries that are pushed to a queue with shards: those that they were pushed with, and
--- for the others shards.
+-- shard_flows returns the flow of each entry of a push to a queue with shards: the one that it names, else that of its
+-- shard.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.shard_flows(
     q penstock.queue, ids bigint[], payloads jsonb[], lock_keys text[], flows text[], unique_keys text[], unique_policies text[]

@@ -161,8 +161,8 @@ func (p *SlotPool) takeAbandoned(model string, want int) int {
 	return n
 }
 
-// await and unawait tell the ledger who waits for a busy slot though another is idle, and that
-// nobody does.
+// await notes that entries with so many permits wait for a busy slot of an instance although another slot is idle.
+// unawait forgets all such waits.
 func (p *SlotPool) await(model string, instance int32, permits int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -272,8 +272,9 @@ func (h *Hinter) send(ctx context.Context, hints []string) {
 	h.Sent.Add(int64(len(hints)))
 }
 
-// Hinting returns the same queue, whose pushes outside a transaction send their hints. A caller that pushes inside one calls
-// Hint after the commit.
+// Hinting returns a copy of the queue whose pushes outside a transaction send their hints. They are committed as a
+// group among themselves, not with those of q: call it once a queue and keep the result. A caller that pushes inside
+// a transaction calls Hint after the commit.
 func (q *Queue) Hinting(h *Hinter) *Queue {
 	other := *q
 	other.hinter, other.batcher = h, &batcher{}

@@ -107,8 +107,8 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
 // Recover ends locks of this queue that no node will settle and makes their keys ready at their old
 // positions, all under fence: a lock that was settled meanwhile is skipped. crashed reports that
 // their node died: its lease must have lapsed by the database's clock, and each lock counts a crash
-// (never an attempt) for what it ran, unless it waited: then it has its rate back. What a live node
-// does not list may have run, and has not.
+// (never an attempt) for what it ran. Locks that only waited count none, and what they took from token
+// buckets is refunded. Locks that a live node does not list may have run: they are not refunded.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {

@@ -128,7 +128,8 @@ func (q *Queue) soloDone(endings []Ending) bool {
 
 // holdSQL locks the lock records that are still ours until the transaction ends, in key order, so that two
 // settlers never wait for each other in a ring. The statements after it see every entry whose ready row a sweep
-// away, for the sweep held the record FOR KEY SHARE. Under a fixed snapshot they would not: need_read_committed raises.
+// deleted, for the sweep held the record FOR KEY SHARE. Under a fixed snapshot they would not: need_read_committed
+// raises.
 const holdSQL = `
 SELECT l.token
   FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k

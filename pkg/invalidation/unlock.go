@@ -16,10 +16,9 @@ SELECT EXISTS (SELECT FROM penstock.node n
  WHERE l.queue_id = $1 AND l.lock_key = $2 AND l.token = $3
    FOR UPDATE OF l`
 
-// ForceUnlock ends the lock of a key in a transaction of the caller and makes the key ready at its
-// old position, without
-// an attempt or a crash. The token fences its node: whatever it still writes about the lock is refused. It returns
-// ErrNotFound if there is no such lock, and ErrState if a live node lists it, unless evenListed.
+// ForceUnlock ends the lock of a key in a transaction of the caller, and makes the key ready at its old position
+// without an attempt or a crash. The token fences its node: whatever it still writes about the lock is refused. It
+// returns ErrNotFound if there is no such lock, and ErrState if a live node lists it, unless evenListed.
 func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token Token, evenListed bool) error {
 	var listed bool
 	err := tx.QueryRow(ctx, forceUnlockSQL, q.ID, key, token).Scan(&listed)

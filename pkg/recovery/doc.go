@@ -35,6 +35,8 @@
 // crashes are taken back (penstock.take_back_crashes). An entry that one more crash makes poison is
 // a suspect: a node runs one suspect at a time, so that the next death has one cause.
 //
+// # Suspension
+//
 // A lapsed lease is evidence against the node only if the node could have renewed it. When the
 // database was slow, restarted or out of reach, or when its clock jumped, leases of healthy nodes
 // lapse. To free their locks would run all their entries twice while the database is already in
