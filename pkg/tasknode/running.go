@@ -45,9 +45,10 @@ func (r *running) tokens() (all, begun []invalidation.Token) {
 	return all, begun
 }
 
-// cancelWith keeps the function that ends the run which is about to begin. What ran before is over: a request
-// to cancel it must not end this one. timed says that the run costs its time.
-func (r *running) cancelWith(j *job, cancel context.CancelCauseFunc, timed bool) {
+// prepare keeps the function that ends the run which is about to begin. What ran before is over: a request
+// to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as begun:
+// if the node dies, recovery counts a crash for it.
+func (r *running) prepare(j *job, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
 	j.cancel, j.now, j.begun = cancel, 0, true
 	if timed {
@@ -106,7 +107,7 @@ func (r *running) begin(j *job, e invalidation.EntryID) (reason string, asked bo
 	return "", false
 }
 
-// asked says that the cancellation of an entry was asked for that does not run yet, and the reason.
+// asked returns the reason of the cancel request for an entry that has not begun; asked is false if there is none.
 func (r *running) asked(j *job, e invalidation.EntryID) (reason string, asked bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

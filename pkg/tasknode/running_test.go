@@ -27,10 +27,10 @@ func assigned(ids ...invalidation.EntryID) *job {
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d, job := newRunning(), assigned(1, 2)
 	d.add(job)
-	d.cancelWith(job, func(error) {}, true)
+	d.prepare(job, func(error) {}, true)
 	d.begin(job, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.cancelWith(job, cancel, true)
+	d.prepare(job, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
 	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
 		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", asked, context.Cause(ctx))
@@ -74,7 +74,7 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	d, job := newRunning(), assigned(1)
 	job.charged = 1
 	d.add(job)
-	d.cancelWith(job, func(error) {}, true)
+	d.prepare(job, func(error) {}, true)
 	sum := 0.0
 	charge := func(_ invalidation.Candidate, more float64) { sum += more }
 	now := job.timed.Add(5 * time.Second)
@@ -112,7 +112,7 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	n.running.add(j)
-	n.running.cancelWith(j, cancel, true)
+	n.running.prepare(j, cancel, true)
 	if err := n.beat(t.Context()); err == nil {
 		t.Fatal("the database answered")
 	}
@@ -130,7 +130,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n.running.add(j)
-		n.running.cancelWith(j, cancel, true)
+		n.running.prepare(j, cancel, true)
 		causes[lapse] = func() error { return context.Cause(ctx) }
 	}
 	if left := n.lapse(); left > 0 || n.claiming() {
@@ -153,7 +153,7 @@ func TestHeartbeatsListWhatHasBegun(t *testing.T) {
 	runs.lock.Token = 2
 	r.add(waits)
 	r.add(runs)
-	r.cancelWith(runs, func(error) {}, true)
+	r.prepare(runs, func(error) {}, true)
 	all, begun := r.tokens()
 	if len(all) != 2 || !slices.Equal(begun, []invalidation.Token{2}) {
 		t.Errorf("held %v, begun %v, want both and 2", all, begun)
