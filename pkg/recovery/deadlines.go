@@ -52,9 +52,9 @@ func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "de
 // Status is safe to call at any time.
 func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 
-// horizon holds the times of a queue's next work of each kind, in seconds from the peek; negative:
+// nextWork holds the times of a queue's next work of each kind, in seconds from the peek; negative:
 // overdue, nil: never.
-type horizon struct {
+type nextWork struct {
 	queue                         *invalidation.Queue
 	due, deadline, cancel, outage *float64
 }
@@ -62,15 +62,15 @@ type horizon struct {
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
 // entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
 func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
-	horizons, err := d.horizons(ctx)
+	works, err := d.readNext(ctx)
 	if err != nil {
 		return 0, err
 	}
 	pause := d.cfg.Pause
 	late := 0.0
-	for _, h := range horizons {
-		late = min(late, value(h.due), value(h.deadline))
-		next, err := d.serve(ctx, h)
+	for _, w := range works {
+		late = min(late, value(w.due), value(w.deadline))
+		next, err := d.serve(ctx, w)
 		if err != nil {
 			return 0, err
 		}
@@ -80,8 +80,8 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	return pause, d.reportOverrun(ctx)
 }
 
-// horizons reads the queues and what is due in them.
-func (d *Deadlines) horizons(ctx context.Context) ([]horizon, error) {
+// readNext reads the queues and what is due in them.
+func (d *Deadlines) readNext(ctx context.Context) ([]nextWork, error) {
 	ctx, cancel := context.WithTimeout(ctx, answerMax)
 	defer cancel()
 	queues, err := invalidation.List(ctx, d.db)
@@ -155,12 +155,12 @@ SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE 
 
 // peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
-func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]horizon, error) {
-	horizons, err := d.peekAt(ctx, queues)
+func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]nextWork, error) {
+	works, err := d.peekAt(ctx, queues)
 	if err == nil || general(err) || ctx.Err() != nil {
-		return horizons, err
+		return works, err
 	}
-	horizons = nil
+	works = nil
 	for i, q := range queues {
 		one, err := d.peekAt(ctx, queues[i:i+1])
 		if err != nil && (general(err) || ctx.Err() != nil) {
@@ -170,29 +170,29 @@ func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]h
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 			d.cfg.Log.ErrorContext(ctx, "cannot read due entries of queue", "queue", q.Name, "error", err)
 		}
-		horizons = append(horizons, one...)
+		works = append(works, one...)
 	}
-	return horizons, nil
+	return works, nil
 }
 
-func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([]horizon, error) {
-	var horizons []horizon
+func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([]nextWork, error) {
+	var works []nextWork
 	batch := &pgx.Batch{}
 	for _, q := range queues {
 		fails := q.Config.OnNoInstance == invalidation.OnNoInstanceFail
 		batch.Queue(onTable(peekSQL, q), q.ID, fails).QueryRow(func(row pgx.Row) error {
-			h := horizon{queue: q}
-			if err := row.Scan(&h.due, &h.deadline, &h.cancel, &h.outage); err != nil {
+			w := nextWork{queue: q}
+			if err := row.Scan(&w.due, &w.deadline, &w.cancel, &w.outage); err != nil {
 				return err
 			}
-			horizons = append(horizons, h)
+			works = append(works, w)
 			return nil
 		})
 	}
 	if err := d.db.SendBatch(ctx, batch).Close(); err != nil {
 		return nil, fmt.Errorf("find due entries: %w", err)
 	}
-	return horizons, nil
+	return works, nil
 }
 
 // verb is one kind of work on a queue's entries, done in batches when it is due.
@@ -203,31 +203,31 @@ type verb struct {
 	total func(*DeadlinesStatus) *int64
 }
 
-func (h horizon) verbs() []verb {
+func (w nextWork) verbs() []verb {
 	return []verb{
-		{"promote", h.due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
-		{"expire", h.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
+		{"promote", w.due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
+		{"expire", w.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
 		{
-			"cancel", h.cancel, (*invalidation.Queue).SettleCancelRequests,
+			"cancel", w.cancel, (*invalidation.Queue).SettleCancelRequests,
 			func(s *DeadlinesStatus) *int64 { return &s.Ended },
 		},
 		{
-			"fail", h.outage, (*invalidation.Queue).FailWithoutInstance,
+			"fail", w.outage, (*invalidation.Queue).FailWithoutInstance,
 			func(s *DeadlinesStatus) *int64 { return &s.Failed },
 		},
 	}
 }
 
 // serve does the due work of a queue and returns the time until its next work is due.
-func (d *Deadlines) serve(ctx context.Context, h horizon) (time.Duration, error) {
+func (d *Deadlines) serve(ctx context.Context, w nextWork) (time.Duration, error) {
 	wait := d.cfg.Pause
-	for _, v := range h.verbs() {
+	for _, v := range w.verbs() {
 		switch {
 		case v.in == nil:
 		case *v.in > 0:
 			wait = min(wait, seconds(*v.in)+time.Millisecond)
 		default:
-			more, err := d.do(ctx, h.queue, v)
+			more, err := d.do(ctx, w.queue, v)
 			if err != nil {
 				return 0, err
 			}
