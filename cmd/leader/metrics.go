@@ -143,7 +143,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("deadlines_late_seconds", deadlines.Late.Seconds())
 	out <- l.metrics.Value("deadlines_errors_total", float64(deadlines.Errors))
 	out <- l.metrics.Value("entries_overrun", float64(deadlines.Overrun))
-	out <- l.metrics.Value("entries_cancelled_late_total", float64(deadlines.Ended))
+	out <- l.metrics.Value("entries_cancelled_late_total", float64(deadlines.Cancelled))
 	fired := d.cron.Status()
 	out <- l.metrics.Value("cron_fired_total", float64(fired.Fired))
 	out <- l.metrics.Value("cron_dropped_total", float64(fired.Dropped))

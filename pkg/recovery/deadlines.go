@@ -32,13 +32,13 @@ type Deadlines struct {
 
 // DeadlinesStatus is what the duty has done in this term.
 type DeadlinesStatus struct {
-	Promoted int64         // entries
-	Expired  int64         // entries
-	Ended    int64         // entries, by a requested cancel
-	Failed   int64         // entries, for want of an instance of their model
-	Late     time.Duration // greatest lateness of the work in the last pass
-	Errors   int64         // failed batches; each one was logged
-	Overrun  int           // entries that still run long after their finish_by
+	Promoted  int64         // entries
+	Expired   int64         // entries
+	Cancelled int64         // entries, by a requested cancel
+	Failed    int64         // entries, for want of an instance of their model
+	Late      time.Duration // greatest lateness of the work in the last pass
+	Errors    int64         // failed batches; each one was logged
+	Overrun   int           // entries that still run long after their finish_by
 }
 
 // NewDeadlines returns the duty for one term. It reads through db and writes through fence.
@@ -209,7 +209,7 @@ func (w nextWork) verbs() []verb {
 		{"expire", w.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
 		{
 			"cancel", w.cancel, (*invalidation.Queue).SettleCancelRequests,
-			func(s *DeadlinesStatus) *int64 { return &s.Ended },
+			func(s *DeadlinesStatus) *int64 { return &s.Cancelled },
 		},
 		{
 			"fail", w.outage, (*invalidation.Queue).FailWithoutInstance,
