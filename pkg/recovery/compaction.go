@@ -22,7 +22,7 @@ type Compaction struct {
 
 // NewCompaction returns the duty for one term.
 func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
-	return &Compaction{cfg: cfg.withDefaults(), db: late{db, fence}}
+	return &Compaction{cfg: cfg.withDefaults(), db: termDB{db, fence}}
 }
 
 // Run compacts until ctx ends.

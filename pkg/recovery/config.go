@@ -2,48 +2,10 @@ package recovery
 
 import (
 	"cmp"
-	"context"
 	"log/slog"
 	"math/rand/v2"
 	"time"
-
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/duty"
-	"github.com/penstock/penstock/internal/postgres"
 )
-
-// Fence runs transactions that commit only within the leader's term for which a duty was started.
-type Fence interface {
-	duty.Fence
-	// Hold keeps the term from ending before tx does, and fails if the term is over.
-	Hold(ctx context.Context, tx pgx.Tx) error
-}
-
-// late is a postgres.DB on which each QueryRow is a transaction that commits only within the term.
-// It calls Hold after the statement, so that a slow statement (a drop that waits for readers, a
-// count of millions) delays no take-over.
-type late struct {
-	postgres.DB
-	fence Fence
-}
-
-// QueryRow implements postgres.DB.
-func (l late) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
-	return scanner(func(dest ...any) error {
-		return postgres.InTx(ctx, l.DB, func(tx pgx.Tx) error {
-			if err := tx.QueryRow(ctx, sql, args...).Scan(dest...); err != nil {
-				return err
-			}
-			return l.fence.Hold(ctx, tx)
-		})
-	})
-}
-
-type scanner func(dest ...any) error
-
-// Scan implements pgx.Row.
-func (s scanner) Scan(dest ...any) error { return s(dest...) }
 
 // Config sets the intervals, batch sizes and thresholds of the duties. Its zero value means the
 // defaults.

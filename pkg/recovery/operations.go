@@ -22,7 +22,7 @@ type Operations struct {
 
 // NewOperations returns the duty for one term.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{cfg: cfg.withDefaults(), db: late{db, fence}, fence: fence}
+	return &Operations{cfg: cfg.withDefaults(), db: termDB{db, fence}, fence: fence}
 }
 
 // Run carries out operations until ctx ends.

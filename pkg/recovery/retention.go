@@ -30,7 +30,7 @@ type RetentionStatus struct {
 
 // NewRetention returns the duty for one term.
 func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
-	return &Retention{cfg: cfg.withDefaults(), db: late{db, fence}}
+	return &Retention{cfg: cfg.withDefaults(), db: termDB{db, fence}}
 }
 
 // Run creates and drops partitions until ctx ends.

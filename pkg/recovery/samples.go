@@ -106,7 +106,7 @@ const sampleShare = 0.1
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	if !s.prepared {
-		if _, err := invalidation.EnsurePartitions(ctx, late{s.db, s.fence}, 1); err != nil {
+		if _, err := invalidation.EnsurePartitions(ctx, termDB{s.db, s.fence}, 1); err != nil {
 			return 0, err
 		}
 		s.prepared = true
