@@ -43,11 +43,11 @@ type Hinter struct {
 	notify func(ctx context.Context, hints []string) error
 	every  time.Duration
 
-	mu         sync.Mutex
-	tells      map[int32]*telling // bounded by the number of queues
-	apartUntil time.Time          // until when no push carries hints
-	wake       chan struct{}
-	carrying   sync.Mutex // held by the push that carries hints
+	mu           sync.Mutex
+	tells        map[int32]*telling // bounded by the number of queues
+	carryAgainAt time.Time          // until when no push carries hints
+	wake         chan struct{}
+	carrying     sync.Mutex // held by the push that carries hints
 
 	// Sent and Dropped count hints.
 	Sent, Dropped atomic.Int64
@@ -70,9 +70,9 @@ const (
 	hintBurst = 8
 	// hintLanes is how many lanes of a queue are named in a hint; if there is news in more, nodes look for themselves.
 	hintLanes = 4
-	// hintsApart is for how long pushes carry no hints after Postgres refused some: a listener of any program
+	// notCarriedFor is for how long pushes carry no hints after Postgres refused some: a listener of any program
 	// that has been in a transaction for very long fills the one queue of all notifications.
-	hintsApart = time.Minute
+	notCarriedFor = time.Minute
 	// hintBytes bounds a hint: Postgres refuses those of 8000 bytes.
 	hintBytes = 500
 )
@@ -119,7 +119,7 @@ func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(se
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	t, now := h.about(queue), time.Now()
-	if t.due || h.wait(t, now) > 0 || now.Before(h.apartUntil) {
+	if t.due || h.wait(t, now) > 0 || now.Before(h.carryAgainAt) {
 		h.carrying.Unlock()
 		return nil, nil
 	}
@@ -133,10 +133,10 @@ func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(se
 	}
 }
 
-// sendApart lets no push carry hints for a while: Postgres refused them.
-func (h *Hinter) sendApart() {
+// stopCarrying lets no push carry hints for a while: Postgres refused them.
+func (h *Hinter) stopCarrying() {
 	h.mu.Lock()
-	h.apartUntil = time.Now().Add(hintsApart)
+	h.carryAgainAt = time.Now().Add(notCarriedFor)
 	h.mu.Unlock()
 }
 

@@ -176,7 +176,7 @@ func (q *Queue) pushWithHints(
 	batch.Queue(notifySQL, hints)
 	err = q.db.SendBatch(ctx, batch).Close()
 	if postgres.Code(err) == notificationsFull {
-		q.hinter.sendApart()
+		q.hinter.stopCarrying()
 		return false, nil
 	}
 	return err == nil, err

@@ -116,7 +116,7 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 		if err != nil || len(held) == 0 {
 			return err
 		}
-		ran, waited := apart(held, locks)
+		ran, waited := splitByBegun(held, locks)
 		if crashed {
 			if r.DeadLettered, err = q.countCrashes(ctx, tx, ran); err != nil {
 				return err
@@ -157,8 +157,8 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 		})
 }
 
-// apart tells the locks that waited from those that may have run.
-func apart(held []Ending, locks []HeldLock) (ran, waited []Ending) {
+// splitByBegun separates the locks that may have run from those that waited.
+func splitByBegun(held []Ending, locks []HeldLock) (ran, waited []Ending) {
 	notBegun := make(map[Token]bool, len(locks))
 	for _, l := range locks {
 		notBegun[l.Token] = l.Waited
