@@ -20,7 +20,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	}
 	if j.queue.Config.OnFailure == invalidation.OnFailureBlockKey ||
 		slices.ContainsFunc(entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
-		n.processApart(j, h)
+		n.processEach(j, h)
 		return
 	}
 	var runs []*invalidation.Run
@@ -47,16 +47,16 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	n.endLast(j, endings...)
 }
 
-// processApart gives the entries of a lock to the handler one by one: a suspect must not run beside others
+// processEach gives the entries of a lock to the handler one by one: a suspect must not run beside others
 // that a death of the node would blame as well.
-func (n *Node) processApart(j *job, h invalidation.BatchHandler) {
+func (n *Node) processEach(j *job, h invalidation.BatchHandler) {
 	entries, start := j.lock.Entries, time.Now()
 	for i := range entries {
 		if stop := n.stop(j, start, i); stop != nil {
 			n.endLast(j, last(stop(j.lock, entries[i].ID)))
 			return
 		}
-		ending := n.runApart(j, h, &entries[i])
+		ending := n.runEach(j, h, &entries[i])
 		ending.Last = i == len(entries)-1 || j.queue.EndsLock(&ending)
 		if ending.Last {
 			n.endLast(j, ending)
@@ -66,7 +66,7 @@ func (n *Node) processApart(j *job, h invalidation.BatchHandler) {
 	}
 }
 
-func (n *Node) runApart(j *job, h invalidation.BatchHandler, e *invalidation.Entry) invalidation.Ending {
+func (n *Node) runEach(j *job, h invalidation.BatchHandler, e *invalidation.Entry) invalidation.Ending {
 	sinceClaim := time.Since(j.lock.ClaimedAt)
 	if min(e.StartIn, e.FinishIn) <= sinceClaim {
 		return invalidation.Expire(j.lock, e.ID, "its deadline has passed")

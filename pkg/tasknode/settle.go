@@ -178,7 +178,7 @@ func (n *Node) record(ctx context.Context, p pile) {
 			n.leaveToRecovery(p, err)
 			return
 		case !postgres.Passes(err):
-			n.recordApart(ctx, p, err)
+			n.recordEach(ctx, p, err)
 			return
 		}
 		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
@@ -196,11 +196,11 @@ func refusesContent(err error) bool {
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
 }
 
-// recordApart records the endings of a batch that cannot be recorded together, each by itself, so that none
+// recordEach records the endings of a batch that cannot be recorded together, each by itself, so that none
 // holds up others. An ending whose values are refused becomes a failure of its entry, without what the
 // handler noted. One that cannot be recorded for any other reason (its queue was dropped, a privilege is
 // missing) is left to recovery.
-func (n *Node) recordApart(ctx context.Context, p pile, err error) {
+func (n *Node) recordEach(ctx context.Context, p pile, err error) {
 	if len(p.endings) > 1 {
 		for i := range p.endings {
 			n.record(ctx, pile{queue: p.queue, endings: p.endings[i : i+1], jobs: p.jobs[i : i+1]})
