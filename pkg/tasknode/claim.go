@@ -154,7 +154,7 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 		return
 	case c.Contended:
 		// Another claimer is in the lane; it leaves within a few milliseconds, but others may come.
-		n.lanes.leave(v, true, time.Now().Add(n.jitter(n.lanes.met(v))))
+		n.lanes.leave(v, true, time.Now().Add(n.jitter(n.lanes.contended(v))))
 		return
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.

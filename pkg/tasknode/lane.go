@@ -19,14 +19,14 @@ type lane struct {
 	came     int64 // the first ready row that was noted while a thread was in it; 0: none
 	large    bool  // the last claim of it did not come to its end
 	// the last claim brought nothing, though there were rows
-	fruitless bool
-	met       int   // how often in a row another claimer was in it, or had a row of it
-	behind    int64 // position from which on rows were left that could not be swept either; 0: none
-	again     time.Time
-	refused   int64         // what freed was when a permit or gate refused this lane; a later value asks again
-	headAt    time.Time     // when it was last scanned from its beginning
-	headCost  time.Duration // how long that took
-	passed    time.Time     // since when others are preferred to it; zero: they are not
+	fruitless   bool
+	contentions int   // how often in a row another claimer was in it, or had a row of it
+	behind      int64 // position from which on rows were left that could not be swept either; 0: none
+	again       time.Time
+	refused     int64         // what freed was when a permit or gate refused this lane; a later value asks again
+	headAt      time.Time     // when it was last scanned from its beginning
+	headCost    time.Duration // how long that took
+	passed      time.Time     // since when others are preferred to it; zero: they are not
 
 	urgent bool // its first lock waits among the urgent jobs; guarded by waiting
 
@@ -61,10 +61,11 @@ func (l *lane) resting(now time.Time, freed int64) bool {
 
 // elsewhere says that another node was in the lane a moment ago.
 func (l *lane) elsewhere(now time.Time) bool {
-	return l.met > 0 && l.refused == 0 && now.Before(l.again)
+	return l.contentions > 0 && l.refused == 0 && now.Before(l.again)
 }
 
-func (l *lane) meet() time.Duration {
-	l.met = min(l.met+1, 6)
-	return time.Millisecond << l.met
+// backOff counts a contention, and returns for how long to leave the lane: 2 ms, doubled each time up to 64 ms.
+func (l *lane) backOff() time.Duration {
+	l.contentions = min(l.contentions+1, 6)
+	return time.Millisecond << l.contentions
 }

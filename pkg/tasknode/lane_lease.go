@@ -46,7 +46,7 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 		v.lane.behind = max(1, v.from)
 	}
 	if len(c.Locks) > 0 {
-		v.lane.met, v.lane.fruitless = 0, false
+		v.lane.contentions, v.lane.fruitless = 0, false
 		t.unwant(v.lane)
 	}
 	if c.Scanned == 0 || len(c.Locks) > 0 {
@@ -113,11 +113,11 @@ func (t *laneTable) more(v *laneLease, c invalidation.Claimed) bool {
 	return c.Scanned > 0 && (!c.Drained || (!v.lane.hinted && c.Scanned >= few))
 }
 
-// met notes that another claimer was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
-func (t *laneTable) met(v *laneLease) time.Duration {
+// contended notes that another claimer was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
+func (t *laneTable) contended(v *laneLease) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return v.lane.meet()
+	return v.lane.backOff()
 }
 
 // rewind lets a lease that came to the end of a lane begin anew at the first row that was left. It returns
@@ -127,11 +127,11 @@ func (t *laneTable) rewind(v *laneLease) time.Duration {
 	defer t.mu.Unlock()
 	l := v.lane
 	if l.behind == 0 {
-		l.met = 0
+		l.contentions = 0
 		return 0
 	}
 	l.lowWater, l.stuck, l.behind = min(l.lowWater, l.behind), min(l.stuck, l.behind), 0
-	return l.meet()
+	return l.backOff()
 }
 
 // refuse ends a lease for which there was no permit or no leave. The lane is tried again when something came free.
