@@ -113,7 +113,7 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 
 // measured is the attempt as a member of a batch.
 func (a *attempt) measured(alone bool) worker.Member {
-	if b, ok := a.batcher(); ok && !alone {
+	if b, ok := a.batchCodec(); ok && !alone {
 		if m, err := b.Measure(a.call, a.start); err == nil {
 			m.Shape = a.hint() + "|" + a.labels() + "|" + m.Shape
 			return m
@@ -122,7 +122,7 @@ func (a *attempt) measured(alone bool) worker.Member {
 	return worker.Member{Entry: a.call.Entry, Shape: "alone|" + a.call.Entry, At: a.start, Alone: true}
 }
 
-func (a *attempt) batcher() (worker.BatchCodec, bool) {
+func (a *attempt) batchCodec() (worker.BatchCodec, bool) {
 	if a.model.Batch.Items <= 1 {
 		return nil, false
 	}
@@ -280,13 +280,13 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 		Kind: worker.Failed, Class: worker.ClassTransient,
 		Reason: "worker's protocol carries one entry a call",
 	})
-	if batcher, ok := call.held.endpoint.adapter.(worker.BatchCodec); ok {
-		if joined, err := batcher.Join(calls); err != nil {
+	if codec, ok := call.held.endpoint.adapter.(worker.BatchCodec); ok {
+		if joined, err := codec.Join(calls); err != nil {
 			outcomes = worker.SameForAll(calls, worker.BadPayload(err))
 		} else {
 			a := &attempt{Dispatcher: l.Dispatcher, model: first.model, call: joined, held: call.held}
 			whole = a.exchange(ctx)
-			outcomes = batcher.Split(calls, whole)
+			outcomes = codec.Split(calls, whole)
 		}
 	}
 	l.mu.Lock()
