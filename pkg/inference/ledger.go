@@ -181,12 +181,12 @@ func (l *slotLedger) unawait() {
 }
 
 // occupy turns an idle slot busy and assigns permits to it.
-func (l *slotLedger) occupy(h *heldSlot, riders int) {
+func (l *slotLedger) occupy(h *heldSlot, permits int) {
 	s := l.of(h.instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.busy++
-	h.busy, h.permits = true, riders
-	l.unassigned -= riders
+	h.busy, h.permits = true, permits
+	l.unassigned -= permits
 }
 
 // leave takes a permit off a busy slot, whose call goes on without it.

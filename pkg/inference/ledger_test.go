@@ -100,7 +100,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 		l := newSlotLedger()
 		l.perSlot = rapid.IntRange(1, 4).Draw(t, "seats")
 		var busy []*heldSlot
-		permits, riding, lost, next := 0, 0, 0, int64(1)
+		permits, onCalls, lost, next := 0, 0, 0, int64(1)
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
 				key := slotKey{rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number")}
@@ -111,18 +111,18 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 			},
 			"take": func(t *rapid.T) { permits += l.take(now, rapid.IntRange(0, 6).Draw(t, "want"), everywhere) },
 			"give back": func(t *rapid.T) {
-				n := rapid.IntRange(0, max(0, permits-riding)).Draw(t, "n")
+				n := rapid.IntRange(0, max(0, permits-onCalls)).Draw(t, "n")
 				l.giveBack(n)
 				permits -= n
 			},
 			"assign": func(t *rapid.T) {
-				if permits <= riding {
+				if permits <= onCalls {
 					return
 				}
-				a := slotRequest{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), permits: rapid.IntRange(1, min(l.perSlot, permits-riding)).Draw(t, "riders")}
+				a := slotRequest{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), permits: rapid.IntRange(1, min(l.perSlot, permits-onCalls)).Draw(t, "permits")}
 				h, _, _ := l.assign(now, a, everywhere)
 				if h != nil {
-					busy, riding = append(busy, h), riding+a.permits
+					busy, onCalls = append(busy, h), onCalls+a.permits
 				} else if lost == 0 && l.perSlot == 1 { // with more, others may ride on the slot that stood for it
 					t.Fatal("there was no slot for a permit")
 				}
@@ -134,7 +134,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				i := rapid.IntRange(0, len(busy)-1).Draw(t, "call")
 				doubt := rapid.IntRange(0, 5).Draw(t, "doubt") == 0
 				h := busy[i]
-				riding -= h.permits
+				onCalls -= h.permits
 				busy = append(busy[:i], busy[i+1:]...)
 				l.finish(h, now, doubt)
 				if doubt {
@@ -145,7 +145,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 			"alight": func(*rapid.T) {
 				if len(busy) > 0 && busy[0].permits > 1 {
 					l.leave(busy[0])
-					riding--
+					onCalls--
 				}
 			},
 			"lose": func(t *rapid.T) {
@@ -170,8 +170,8 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				for _, s := range l.instances {
 					idle, atWork = idle+len(s.idle), atWork+s.busy
 				}
-				if l.unassigned != permits-riding {
-					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-riding)
+				if l.unassigned != permits-onCalls {
+					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-onCalls)
 				}
 				if idle+atWork != len(l.held) {
 					t.Fatalf("%d idle and %d busy, but %d held", idle, atWork, len(l.held))
