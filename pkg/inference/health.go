@@ -77,7 +77,7 @@ func (p *Prober) Wake() {
 func (p *Prober) Run(ctx context.Context) error {
 	var probes sync.WaitGroup
 	defer probes.Wait()
-	room := make(chan struct{}, p.config.AtOnce)
+	probing := make(chan struct{}, p.config.AtOnce)
 	ticks := time.NewTicker(p.config.Interval / 5)
 	defer ticks.Stop()
 	swept := time.Now()
@@ -90,7 +90,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		case <-p.wake:
 		}
 		p.renewClaims(ctx)
-		due, err := p.claimDue(ctx, p.config.AtOnce-len(room))
+		due, err := p.claimDue(ctx, p.config.AtOnce-len(probing))
 		if err == nil {
 			p.heard(time.Now())
 		}
@@ -98,8 +98,8 @@ func (p *Prober) Run(ctx context.Context) error {
 			p.log.Warn("claim probes at instances", "error", err)
 		}
 		for _, id := range due {
-			room <- struct{}{}
-			probes.Go(func() { p.serve(ctx, id, room) })
+			probing <- struct{}{}
+			probes.Go(func() { p.serve(ctx, id, probing) })
 		}
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
@@ -108,13 +108,13 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
-// serve carries out a probe that was claimed, and gives back its place in room. A start is watched after
+// serve carries out a probe that was claimed, and gives back its place in probing. A start is watched after
 // that.
-func (p *Prober) serve(ctx context.Context, id int32, room <-chan struct{}) {
+func (p *Prober) serve(ctx context.Context, id int32, probing <-chan struct{}) {
 	p.mark(id)
 	defer p.unmark(id)
 	h, err := p.probe(ctx, id)
-	<-room
+	<-probing
 	if err == nil && isStarting(h) {
 		err = p.watch(ctx, id, h)
 	}
@@ -166,11 +166,11 @@ func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimed(), most, deadGrace), pgx.RowTo[int32])
+	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimFor(), most, deadGrace), pgx.RowTo[int32])
 }
 
-// claimed is how long a claim on a probe counts without renewal.
-func (p *Prober) claimed() time.Duration { return 3 * p.config.Interval / 5 }
+// claimFor is how long a claim on a probe counts without renewal.
+func (p *Prober) claimFor() time.Duration { return 3 * p.config.Interval / 5 }
 
 // renewClaims keeps other processes from the probes that run here.
 func (p *Prober) renewClaims(ctx context.Context) {
@@ -185,7 +185,7 @@ func (p *Prober) renew(ctx context.Context, running ...int32) {
 	if len(running) == 0 {
 		return
 	}
-	if _, err := p.db.Exec(ctx, renewProbesSQL, running, p.claimed()); err != nil && ctx.Err() == nil {
+	if _, err := p.db.Exec(ctx, renewProbesSQL, running, p.claimFor()); err != nil && ctx.Err() == nil {
 		p.log.Warn("renew claims on probes", "error", err)
 	}
 }

@@ -81,7 +81,7 @@ func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 		before := *e
 		before.Starts, before.State = last.before.Starts, last.State
 		next := found{Health: h, before: &before}
-		if err := p.store(ctx, next, p.claimed()); err != nil {
+		if err := p.store(ctx, next, p.claimFor()); err != nil {
 			return err
 		}
 		if !isStarting(next) {
