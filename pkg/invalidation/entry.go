@@ -50,7 +50,7 @@ type Lock struct {
 	// the lane and position of its ready row.
 	Again *LaneHead
 
-	heldBack time.Duration               // the longest delay of an entry that was released
+	delay    time.Duration               // the longest delay of an entry that was released
 	counted  int                         // entries that the claim of a group charged to token buckets
 	position int64                       // of the ready row that it was claimed by
 	tid      pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL

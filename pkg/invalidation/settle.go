@@ -218,13 +218,13 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var delays []int64 // ms
 	for _, e := range endings {
 		if e.verb == verbRelease {
-			e.Lock.heldBack = max(e.Lock.heldBack, e.delay)
+			e.Lock.delay = max(e.Lock.delay, e.delay)
 		}
 	}
 	for _, e := range endings {
 		if e.Last {
 			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
-			requeues, delays = append(requeues, e.requeue()), append(delays, e.Lock.heldBack.Milliseconds())
+			requeues, delays = append(requeues, e.requeue()), append(delays, e.Lock.delay.Milliseconds())
 		}
 	}
 	if len(keys) == 0 {
@@ -261,7 +261,7 @@ func (e *Ending) requeue() string {
 	switch {
 	case e.verb == verbYield:
 		return "back"
-	case e.verb == verbRelease || e.Lock.heldBack > 0:
+	case e.verb == verbRelease || e.Lock.delay > 0:
 		return "front"
 	default:
 		return "oldest"
