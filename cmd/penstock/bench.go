@@ -97,16 +97,16 @@ func (a *app) bench(ctx context.Context, n, single, batch int) (phases []phase, 
 	}
 	name := "bench_" + strings.ToLower(rand.Text()[:8])
 	by := invalidation.By{Actor: a.actor, Reason: "penstock bench"}
-	seat := operator.New(db)
+	ops := operator.New(db)
 	// An application of its own keeps other nodes away; outcomes are not kept.
-	if err := seat.CreateQueue(ctx, name, map[string]any{"application": name, "result_retention": "0"},
+	if err := ops.CreateQueue(ctx, name, map[string]any{"application": name, "result_retention": "0"},
 		by); err != nil {
 		return nil, err
 	}
 	defer func() {
 		late, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
 		defer cancel()
-		if dropped := seat.DropQueue(late, name, true, by); dropped != nil && err == nil {
+		if dropped := ops.DropQueue(late, name, true, by); dropped != nil && err == nil {
 			err = fmt.Errorf("%w; drop it by hand: penstock queue drop %s --force", dropped, name)
 		}
 	}()
