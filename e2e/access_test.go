@@ -16,7 +16,7 @@ func TestLeaderLetsInWhoHasATokenAndNobodyElse(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, 0)
 	l := &leader{program: start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--database-url", s.dsn)}
-	l.address = "http://" + value(l.says("leader started", 20*time.Second), "listen")
+	l.address = "http://" + value(l.says("leader started", time.Minute), "listen")
 	dir, err := binaries()
 	if err != nil {
 		t.Fatal(err)

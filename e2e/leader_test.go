@@ -72,7 +72,7 @@ func (s *site) startLeader(role string, args ...string) *leader {
 		"--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", u.String(),
 	}, args...)
 	l := &leader{program: start(s.t, "leader", role, args...)}
-	started := l.says("leader started", 20*time.Second)
+	started := l.says("leader started", time.Minute)
 	l.address, l.debug = "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	return l
 }
@@ -115,7 +115,7 @@ SELECT term, coalesce((SELECT who FROM public.written WHERE relation = 'leader' 
 // elected waits for a term after the given one and returns it with its leader.
 func (s *site) elected(after int64) (int64, *leader) {
 	s.t.Helper()
-	const within = 15 * time.Second
+	const within = time.Minute
 	var term int64
 	var found *leader
 	eventually(s.t, within, fmt.Sprintf("a leader is elected after term %d", after), func() bool {
@@ -203,7 +203,7 @@ func TestKilledLeaderIsReplacedWithinSixSecondsAndNoDutyIsDoneTwice(t *testing.T
 	if took > 6000 {
 		t.Errorf("take-over took %d ms", took)
 	}
-	s.promotedOnce(400, 30*time.Second)
+	s.promotedOnce(400, time.Minute)
 	late := s.query(`SELECT coalesce(max(extract(epoch FROM w.at - e.due_at) * 1000), -1) FROM public.written w JOIN penstock.entry e ON e.id = w.entry_id
 	                  WHERE w.relation = 'ready'`)
 	t.Logf("latest promotion %d ms after its due time", late)
@@ -217,7 +217,7 @@ func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
 	s := newSite(t, 2)
 	term, frozen := s.elected(0)
 	s.pushDue(s.other(frozen), 1000, 15*time.Second)
-	eventually(t, 10*time.Second, "the first leader promotes", func() bool {
+	eventually(t, time.Minute, "the first leader promotes", func() bool {
 		return s.query(`SELECT count(*) FROM public.written WHERE who = $1 AND relation = 'ready'`, frozen.name) > 20
 	})
 	frozen.signal(syscall.SIGSTOP)
@@ -225,8 +225,8 @@ func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
 	s.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	before := s.query(`SELECT count(*) FROM public.written WHERE who = $1`, heir.name)
 	frozen.signal(syscall.SIGCONT)
-	frozen.says("term ended", 10*time.Second)
-	s.promotedOnce(1000, 40*time.Second)
+	frozen.says("term ended", time.Minute)
+	s.promotedOnce(1000, time.Minute)
 	if n := s.query(`SELECT count(*) FROM public.written w, public.over o WHERE w.who = $1 AND w.at > o.at`, frozen.name); n != 0 {
 		t.Errorf("the old leader wrote %d times after term %d had begun", n, next)
 	}
@@ -246,7 +246,7 @@ func TestTerminatedLeaderHandsOverWithinHalfASecondAndExitsZero(t *testing.T) {
 		s.exec(`DROP TABLE IF EXISTS public.told`)
 		s.exec(`CREATE TABLE public.told AS SELECT clock_timestamp() AS at`)
 		l.signal(syscall.SIGTERM)
-		if code := l.exit(10 * time.Second); code != 0 {
+		if code := l.exit(time.Minute); code != 0 {
 			t.Errorf("exit status %d", code)
 		}
 		s.elected(term)
@@ -271,11 +271,11 @@ func TestLeadersOutliveADatabaseThatIsRestarted(t *testing.T) {
 	if _, err := l.request("GET", "/livez", nil); err != nil {
 		t.Errorf("a leader without a database is restarted for nothing: %v", err)
 	}
-	l.says("term ended", 15*time.Second)
+	l.says("term ended", time.Minute)
 	s.server.Start()
 	began := time.Now()
 	for _, l := range s.leaders {
-		eventually(t, 15*time.Second, l.name+" accepts entries again", func() bool {
+		eventually(t, time.Minute, l.name+" accepts entries again", func() bool {
 			_, err := l.request("POST", "/v1/queues/work/entries", map[string]any{"payload": 1})
 			return err == nil
 		})
@@ -326,7 +326,7 @@ func TestLeaderRefusesWhatItIsToldWrongly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := start(t, "leader", "leader", c.arg, "--listen", "127.0.0.1:0")
-			if code := p.exit(10 * time.Second); code == 0 {
+			if code := p.exit(time.Minute); code == 0 {
 				t.Error("exit status 0")
 			}
 			if said := strings.Join(p.said(), "\n"); !strings.Contains(said, c.want) {

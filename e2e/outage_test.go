@@ -85,15 +85,15 @@ func TestRunningCallsGoThroughAnOutageOfTheDatabase(t *testing.T) {
 				p.startNode(name, "--lease", lease.String(), "--beat", (lease / 5).String())
 			}
 			p.push(queue, calls)
-			eventually(t, 20*time.Second, "all calls run", func() bool { n, _, _ := w.count(); return n == calls })
+			eventually(t, time.Minute, "all calls run", func() bool { n, _, _ := w.count(); return n == calls })
 			// Their tokens are listed, as those of calls that have run for a while are.
-			eventually(t, 20*time.Second, "heartbeats list all calls", func() bool {
+			eventually(t, time.Minute, "heartbeats list all calls", func() bool {
 				return p.query(`SELECT sum(cardinality(running)) FROM penstock.node`) == calls
 			})
 			p.server.Stop(how)
 			time.Sleep(away) // this is what is tested, not a wait for something
 			p.server.Start()
-			eventually(t, 20*time.Second, "the database answers", func() bool { return p.pool.Ping(t.Context()) == nil })
+			eventually(t, time.Minute, "the database answers", func() bool { return p.pool.Ping(t.Context()) == nil })
 			p.ended(run + 30*time.Second)
 			entries, made, dropped := w.count()
 			t.Logf("%v without the database, calls of %v, lease %v: %d entries, %d calls, %d dropped", away, run, lease, entries, made, dropped)
@@ -106,7 +106,7 @@ func TestRunningCallsGoThroughAnOutageOfTheDatabase(t *testing.T) {
 			p.eachDoneOnce()
 			p.spent(0)
 			p.push(queue, 1) // and the nodes are of use again
-			eventually(t, 20*time.Second, fmt.Sprintf("call %d", calls+1), func() bool { n, _, _ := w.count(); return n == calls+1 })
+			eventually(t, time.Minute, fmt.Sprintf("call %d", calls+1), func() bool { n, _, _ := w.count(); return n == calls+1 })
 		})
 	}
 }

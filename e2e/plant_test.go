@@ -57,8 +57,8 @@ func (p *plant) startWorker(slots int, args ...string) (endpoint string) {
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--models", "echo", "--slots", fmt.Sprint(slots)}, args...)
 	w := start(p.t, "worker", "worker", args...)
 	p.worker = w
-	_, address, _ := strings.Cut(w.says("listening on ", 20*time.Second), "listening on ")
-	w.says("ready", 20*time.Second)
+	_, address, _ := strings.Cut(w.says("listening on ", time.Minute), "listening on ")
+	w.says("ready", time.Minute)
 	return address + "/echo"
 }
 
@@ -117,9 +117,9 @@ func (p *plant) startNode(name string, args ...string) *taskNode {
 		"--lease", nodeLease.String(), "--beat", "500ms", "--governor=false", // the machine belongs to other tests as well
 	}, args...)
 	n := &taskNode{program: start(p.t, "tasknode", name, args...)}
-	n.says("task node started", 20*time.Second)
+	n.says("task node started", time.Minute)
 	const known = `SELECT coalesce(max(id), 0) FROM penstock.node WHERE name = $1`
-	eventually(p.t, 10*time.Second, name+" registers", func() bool {
+	eventually(p.t, time.Minute, name+" registers", func() bool {
 		n.id = p.query(known, name)
 		return n.id != 0
 	})
@@ -130,7 +130,7 @@ func (p *plant) startNode(name string, args ...string) *taskNode {
 // of the tests may have been.
 func (p *plant) settled() {
 	p.t.Helper()
-	eventually(p.t, 20*time.Second, "the database has been up for longer than the lease", func() bool {
+	eventually(p.t, time.Minute, "the database has been up for longer than the lease", func() bool {
 		return p.query(`SELECT extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::bigint`) > 11
 	})
 }
@@ -138,7 +138,7 @@ func (p *plant) settled() {
 // running waits until a node holds so many locks.
 func (p *plant) running(n *taskNode, locks int64) {
 	p.t.Helper()
-	eventually(p.t, 15*time.Second, fmt.Sprintf("%s runs %d entries", n.name, locks), func() bool {
+	eventually(p.t, time.Minute, fmt.Sprintf("%s runs %d entries", n.name, locks), func() bool {
 		return p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, n.id) == locks
 	})
 }
@@ -209,5 +209,5 @@ func (p *plant) spent(crashes int64) {
 func (n *taskNode) kill() {
 	n.t.Helper()
 	n.signal(syscall.SIGKILL)
-	n.exit(30 * time.Second)
+	n.exit(time.Minute)
 }

@@ -96,7 +96,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	}
 	l := launch("leader", "leader", "--debug-listen", "127.0.0.1:0", "--inference-callback-key", "file:"+key,
 		"--callback-allow-networks", "127.0.0.0/8")
-	started := l.says("leader started", 20*time.Second)
+	started := l.says("leader started", time.Minute)
 	address, debug := "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	command := func(args ...string) []byte {
 		dir, err := binaries()
@@ -133,7 +133,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	n := launch("tasknode", "node", "--governor=false", "--webhook-key", "env:HOOKS", "--webhook-allow-networks",
 		"127.0.0.0/8",
 		"--inference-callback-key", "file:"+key, "--inference-callback-url", address)
-	probes := "http://" + value(n.says("task node started", 20*time.Second), "listen")
+	probes := "http://" + value(n.says("task node started", time.Minute), "listen")
 
 	send := func(source, method, to, body, token string) []byte {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -157,7 +157,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 			t.Fatalf("push: %s", accepted)
 		}
 	}
-	eventually(t, 60*time.Second, "each entry was called and a callback was tried", func() bool {
+	eventually(t, time.Minute, "each entry was called and a callback was tried", func() bool {
 		return p.query(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`) >= 3 &&
 			p.query(`SELECT count(*) FROM penstock.entry e WHERE e.attempt > 0`) >= 1
 	})

@@ -39,13 +39,13 @@ func TestBatchesAndCalculatedFieldsWorkWithTheProgramsAlone(t *testing.T) {
 		}
 	}
 	p.exec(`UPDATE order_line SET price = 11`)
-	eventually(t, 30*time.Second, "the totals follow the lines", func() bool {
+	eventually(t, time.Minute, "the totals follow the lines", func() bool {
 		return p.query(`SELECT count(*) FROM orders o WHERE total = (SELECT sum(price * amount) FROM order_line l WHERE l.order_id = o.id)`) == 10
 	})
-	eventually(t, 30*time.Second, "the batch is reduced", func() bool {
+	eventually(t, time.Minute, "the batch is reduced", func() bool {
 		return p.query(`SELECT count(*) FROM penstock.batch_status WHERE state = 'done' AND result = '5000'`) == 1
 	})
-	p.ended(10 * time.Second)
+	p.ended(time.Minute)
 	if n := p.query(`SELECT count(*) FROM photo WHERE thumbnail = 'small/' || path`); n != 5000 {
 		t.Errorf("%d photos have a thumbnail", n)
 	}

@@ -77,7 +77,7 @@ func TestProgramsOfTheVersionBeforeWorkWhileFunctionsAreReplaced(t *testing.T) {
 	goesOn := func(what string) {
 		t.Helper()
 		before := done()
-		eventually(t, 30*time.Second, what, func() bool { return done() >= before+100 })
+		eventually(t, time.Minute, what, func() bool { return done() >= before+100 })
 	}
 	replaced := func() bool { return p.query(`SELECT (penstock.ago('1 hour') = 'newer')::int`) == 1 }
 
@@ -97,12 +97,12 @@ func TestProgramsOfTheVersionBeforeWorkWhileFunctionsAreReplaced(t *testing.T) {
 
 	stop()
 	want := <-pushed
-	eventually(t, 30*time.Second, "every entry is done once", func() bool { return done() == want })
+	eventually(t, time.Minute, "every entry is done once", func() bool { return done() == want })
 	if n := p.query(`SELECT count(*) FROM penstock.failure`); n != 0 {
 		t.Errorf("%d failures", n)
 	}
 	// A claim that came too late for the entries of its key holds a lock without any until its node gives it back.
-	eventually(t, 10*time.Second, "locks without entries are given back", func() bool {
+	eventually(t, time.Minute, "locks without entries are given back", func() bool {
 		return p.query(`SELECT count(*) FROM penstock.lock`) == 0
 	})
 	p.complain("%d times against the invariants", `SELECT 0, invariant || ': ' || detail FROM penstock.check_invariants()`)
@@ -126,5 +126,5 @@ func (s *site) startPrograms(binary, role string, args ...string) {
 	if filepath.Base(binary) == "leader" {
 		args, started = append(args, "--debug-listen", "127.0.0.1:0", "--open"), "leader started"
 	}
-	start(s.t, binary, role, args...).says(started, 20*time.Second)
+	start(s.t, binary, role, args...).says(started, time.Minute)
 }
