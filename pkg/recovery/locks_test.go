@@ -47,6 +47,9 @@ func (f *term) Hold(context.Context, pgx.Tx) error {
 // shortLease makes recovery's waits short: it measures them in leases.
 const shortLease = time.Second
 
+// aliveLease is that of nodes that send heartbeats: longer than a machine that is busy with other tests delays one.
+const aliveLease = 6 * time.Second
+
 // fleet is a queue and nodes that claim from it.
 type fleet struct {
 	t    *testing.T
@@ -186,7 +189,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 
 func TestLocksOfADeadNodeAreFreedAndCountACrash(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
-	dead, alive := f.register(shortLease), f.register(shortLease)
+	dead, alive := f.register(shortLease), f.register(aliveLease)
 	f.push(5, "")
 	f.push(3, "group")
 	if got := len(f.claim(dead, 4)); got != 4 {
@@ -391,7 +394,7 @@ func TestRecordThatATransactionHoldsIsPassedBy(t *testing.T) {
 
 func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
-	dead, alive := f.register(shortLease), f.register(shortLease)
+	dead, alive := f.register(shortLease), f.register(aliveLease)
 	defer f.keepAlive(alive)()
 	f.push(1, "")
 	f.claim(dead, 1)
