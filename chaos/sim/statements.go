@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -198,30 +197,28 @@ func listLanes(t *tables, _ time.Time, a arguments) (reply, error) {
 	return r, nil
 }
 
-// laneReport is the report of a claim on its lane. There is one lane in each queue.
-func (t *tables) laneReport(a arguments, now time.Time, head []readyRow, taken int) (jsonText, error) {
+// laneReport is the row of a claim on its lane. There is one lane in each queue.
+func (t *tables) laneReport(a arguments, from int64, now time.Time, head []readyRow, taken int, places []pgtype.TID) []any {
 	var last int64
 	for _, h := range head {
 		last = h.pos
 	}
-	report := map[string]any{
-		"ord": 1, "exclusive": true, "position": last, "scanned": len(head), "skipped": len(head) - taken,
-		"headroom": a.number(4), "shared": a.number(4),
-	}
+	var dueIn any
 	if len(head) == 0 {
 		var first time.Time
 		for _, row := range t.ready {
-			if row.queue == int32(a.number(0)) && row.pos >= a.numbers(3)[0] && !row.notBefore.IsZero() &&
+			if row.queue == int32(a.number(0)) && row.pos >= from && !row.notBefore.IsZero() &&
 				(first.IsZero() || row.notBefore.Before(first)) {
 				first = row.notBefore
 			}
 		}
 		if !first.IsZero() {
-			report["due_in"] = seconds(first.Sub(now))
+			dueIn = seconds(first.Sub(now))
 		}
 	}
-	text, err := json.Marshal([]any{report})
-	return jsonText(text), err
+	limit := int32(a.number(4))
+	row := append(append([]any{nil, last}, make([]any, 13)...), "", places)
+	return append(row, true, int64(len(head)), int64(len(head)-taken), nil, dueIn, limit, limit, false)
 }
 
 // head are the ready rows that a claim scans, from a position on.
@@ -261,10 +258,10 @@ func (t *tables) grant(k lockKey, a arguments, now time.Time, pos, last, count i
 func (l *lock) claimed(e *entry) []any {
 	if e == nil {
 		row := []any{l.token, l.pos, l.last, l.key}
-		return append(append(row, make([]any, 11)...), "", nil, nil)
+		return append(append(append(row, make([]any, 11)...), ""), make([]any, 9)...)
 	}
 	row := append([]any{l.token, l.pos, e.id, nil}, e.columns()...)
-	return append(row, "", nil, nil)
+	return append(append(row, ""), make([]any, 9)...)
 }
 
 // columns are those of an entry from attempt to its row.
@@ -285,10 +282,8 @@ func (t *tables) claimAnswer(
 	taken int,
 	rows [][]any,
 	places []pgtype.TID,
-) (reply, error) {
-	report, err := t.laneReport(a, now, head, taken)
-	last := append(make([]any, 16), places, report)
-	return reply{rows: append(rows, last)}, err
+) reply {
+	return reply{rows: append(rows, t.laneReport(a, a.numbers(3)[0], now, head, taken, places))}
 }
 
 func claimDeleteFirst(t *tables, now time.Time, a arguments) (reply, error) {
@@ -297,7 +292,7 @@ func claimDeleteFirst(t *tables, now time.Time, a arguments) (reply, error) {
 	if err != nil {
 		return reply{}, err
 	}
-	return t.claimAnswer(a, now, head, taken, rows, places)
+	return t.claimAnswer(a, now, head, taken, rows, places), nil
 }
 
 // claimSolo deletes the ready rows of solo entries and inserts lock records for those that are there.
@@ -330,13 +325,13 @@ func claimOneLane(t *tables, now time.Time, a arguments) (reply, error) {
 	head := t.head(a, a.number(3), now)
 	keyed := func(h readyRow) bool { return h.entry == 0 }
 	if len(head) == 0 || slices.ContainsFunc(head, keyed) {
-		return reply{rows: [][]any{append(make([]any, 16), []pgtype.TID{}, nil)}}, nil
+		return reply{}, nil
 	}
-	rows, places, _, err := t.claimSolo(a, head, now)
+	rows, places, taken, err := t.claimSolo(a, head, now)
 	if err != nil {
 		return reply{}, err
 	}
-	return reply{rows: append(rows, append(make([]any, 16), places, nil))}, nil
+	return reply{rows: append(rows, t.laneReport(a, a.number(3), now, head, taken, places))}, nil
 }
 
 func claimLockFirst(t *tables, now time.Time, a arguments) (reply, error) {
@@ -371,7 +366,7 @@ func claimLockFirst(t *tables, now time.Time, a arguments) (reply, error) {
 		positions = append(positions, h.pos)
 	}
 	t.removeReady(q, positions)
-	return t.claimAnswer(a, now, head, len(positions), rows, places)
+	return t.claimAnswer(a, now, head, len(positions), rows, places), nil
 }
 
 func readGroups(t *tables, _ time.Time, a arguments) (reply, error) {
@@ -409,7 +404,7 @@ func reclaim(t *tables, _ time.Time, a arguments) (reply, error) {
 		} else {
 			row = append(row, make([]any, 11)...)
 		}
-		r.rows = append(r.rows, append(row, "", nil, nil, place(l.row), int16(0)))
+		r.rows = append(r.rows, append(row, "", place(l.row), int16(0)))
 	}
 	return r, nil
 }

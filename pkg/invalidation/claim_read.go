@@ -2,8 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,64 +10,65 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// laneReport is the state of a lane that a claim reached, as the statement reports it.
+// laneReport is where the columns on a lane that a claim reached are scanned to. They are null in the row of a lock.
 type laneReport struct {
-	Exclusive bool  `json:"exclusive"` // no other claimer was in the lane
-	Position  int64 `json:"position"`  // of the last ready row that was scanned, 0 for none
-	Scanned   int   `json:"scanned"`   // ready rows
-	Skipped   int   `json:"skipped"`   // of these, rows that were not claimed
-	// seconds until a token bucket has enough, or the throttling ends; null for neither
-	Wait *float64 `json:"wait"`
-	// seconds until the first of the rows that were handed back for a while; null for none
-	DueIn     *float64 `json:"due_in"`
-	Headroom  int      `json:"headroom"`   // locks that the request and the limits left to the lane
-	Shared    int      `json:"shared"`     // locks that they left to all lanes together
-	QueueWide bool     `json:"queue_wide"` // a limit that all lanes share has no headroom
+	exclusive pgtype.Bool   // no other claimer was in the lane
+	scanned   pgtype.Int8   // ready rows
+	skipped   pgtype.Int8   // of these, rows that were not claimed
+	wait      pgtype.Float8 // seconds until a token bucket has enough, or the throttling ends; null for neither
+	dueIn     pgtype.Float8 // seconds until the first of the rows that were handed back for a while; null for none
+	headroom  pgtype.Int4   // locks that the request and the limits left to the lane
+	shared    pgtype.Int4   // locks that they left to all lanes together
+	queueWide pgtype.Bool   // a limit that all lanes share has no headroom
 }
 
-// claimed is the report as the caller of a claim sees it.
-func (r *laneReport) claimed() Claimed {
-	c := Claimed{LowWater: r.Position, Scanned: r.Scanned, Contended: !r.Exclusive, Skipped: r.Skipped}
-	if r.Headroom < 1 {
-		c.Limited, c.QueueWide = true, r.QueueWide
-		if r.Wait != nil {
-			c.Wait = time.Duration(*r.Wait * float64(time.Second))
-		}
+func (r *laneReport) columns() []any {
+	return []any{
+		&r.exclusive, &r.scanned, &r.skipped, &r.wait, &r.dueIn, &r.headroom, &r.shared, &r.queueWide,
 	}
-	if r.DueIn != nil {
-		c.DueIn = time.Duration(max(0.001, *r.DueIn) * float64(time.Second))
+}
+
+// claimed is the report as the caller of a claim sees it; position is that of the last ready row that was scanned.
+func (r *laneReport) claimed(position int64) Claimed {
+	c := Claimed{
+		LowWater: position, Scanned: int(r.scanned.Int64), Skipped: int(r.skipped.Int64), Contended: !r.exclusive.Bool,
 	}
-	c.Drained = !c.Contended && c.Scanned < r.Headroom && c.Skipped == 0
+	if r.headroom.Int32 < 1 {
+		c.Limited, c.QueueWide = true, r.queueWide.Bool
+		c.Wait = time.Duration(r.wait.Float64 * float64(time.Second))
+	}
+	if r.dueIn.Valid {
+		c.DueIn = time.Duration(max(0.001, r.dueIn.Float64) * float64(time.Second))
+	}
+	c.Drained = !c.Contended && c.Scanned < int(r.headroom.Int32) && c.Skipped == 0
 	return c
 }
 
-// oneLaneReport is the report on a lane of which oneLaneSQL claimed all ready rows that it scanned, up to
-// limit.
-func oneLaneReport(locks []*Lock, limit int) laneReport {
-	r := laneReport{Exclusive: true, Scanned: len(locks), Headroom: limit, Shared: limit}
-	for _, l := range locks {
-		r.Position = max(r.Position, l.position)
-	}
-	return r
+// reports are the lanes that a claim reached, a prefix of those that it asked for.
+type reports struct {
+	claimed []Claimed
+	shared  int // the least that a report says was left to all lanes together
 }
 
-// reports are the lanes that a claim reached, in their order.
-type reports []laneReport
+func (r *reports) add(at int, position int64, l *laneReport) {
+	if at >= len(r.claimed) {
+		r.claimed = append(r.claimed, make([]Claimed, at+1-len(r.claimed))...)
+	}
+	r.claimed[at] = l.claimed(position)
+	r.shared = min(r.shared, max(1, int(l.shared.Int32)))
+}
 
-// claimed are the reports as the caller sees them. The limit of the claim may have cut the scan of the last
-// lane short: then that one is not drained.
-func (r reports) claimed(limit int) []Claimed {
-	list := make([]Claimed, len(r))
+// lanes are the reports in the order of the lanes. The limit of the claim may have cut the scan of the last lane
+// short: then that one is not drained.
+func (r *reports) lanes() []Claimed {
 	reached := 0
-	for i := range r {
-		list[i] = r[i].claimed()
-		reached += max(1, r[i].Scanned)
-		limit = min(limit, max(1, r[i].Shared))
+	for i := range r.claimed {
+		reached += max(1, r.claimed[i].Scanned)
 	}
-	if n := len(list); n > 0 && list[n-1].Scanned > 0 && reached >= limit {
-		list[n-1].Drained = false
+	if n := len(r.claimed); n > 0 && r.claimed[n-1].Scanned > 0 && reached >= r.shared {
+		r.claimed[n-1].Drained = false
 	}
-	return list
+	return r.claimed
 }
 
 // readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
@@ -88,13 +87,14 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 	}
 	var solo slab
 	var row claimRow
-	var found reports
-	_, err = pgx.ForEachRow(postgres.Query(ctx, q.db, sql, args...), row.lock(), func() error {
+	found := reports{shared: r.Limit}
+	_, err = pgx.ForEachRow(postgres.Query(ctx, q.db, sql, args...), row.claim(), func() error {
+		at := index[row.flow.String]
 		if !row.token.Valid {
 			solo.located(row.lockTIDs)
-			return found.read(row.lanes)
+			found.add(at, row.position.Int64, &row.lane)
+			return nil
 		}
-		at := index[row.flow.String]
 		lock := Lock{
 			Token: Token(row.token.Int64), Lane: lanes[at].Lane, ClaimedAt: start,
 			position: row.position.Int64,
@@ -109,24 +109,11 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 		return nil
 	})
 	// The claim is committed when all has been read.
-	if found == nil && len(locks[0]) > 0 {
-		found = reports{oneLaneReport(locks[0], r.Limit)}
-	}
-	claimed = found.claimed(r.Limit)
+	claimed = found.lanes()
 	for i := range claimed {
 		claimed[i].Locks = locks[i]
 	}
 	return claimed, groups, err
-}
-
-func (r *reports) read(text []byte) error {
-	if text == nil {
-		return nil
-	}
-	if err := json.Unmarshal(text, r); err != nil {
-		return fmt.Errorf("read report on lanes: %w", err)
-	}
-	return nil
 }
 
 // slab hands out locks of one entry each from blocks of memory, which costs less than one by one.
@@ -170,13 +157,17 @@ type claimRow struct {
 	tid                       pgtype.TID
 	flow                      pgtype.Text
 	lockTIDs                  pgtype.FlatArray[pgtype.TID]
-	lanes                     []byte
+	lane                      laneReport
 }
 
-// lock are the columns of a claim, covered those of an entry that is read after the claim.
+// claim are the columns of a claim, lock those of a lock, covered those of an entry that is read after the claim.
+func (c *claimRow) claim() []any {
+	return append(append(c.lock(), &c.lockTIDs), c.lane.columns()...)
+}
+
 func (c *claimRow) lock() []any {
 	columns := append([]any{&c.token, &c.position, &c.id, &c.key}, c.columns()...)
-	return append(columns, &c.flow, &c.lockTIDs, &c.lanes)
+	return append(columns, &c.flow)
 }
 
 func (c *claimRow) covered() []any {

@@ -22,11 +22,11 @@ import (
 //
 // Both answer with the same columns. One row for each lock has the token and position, and for a solo entry
 // the entry; for a group only the lock key, since its entries must be read after the claim has committed
-// (claimGroupsSQL): the snapshot here may be older than the finish that freed the key. The last row has no
-// token. Its column lanes is the report, an array of laneReport in JSON, one for each lane that was reached;
-// lock_tids are the tids of the lock records of solo entries of the first lane, in the order of the rows (see
-// finishSoloSQL). There is no report (lanes is null) where nothing was claimed because the limits of the
-// queue are not those that the Queue knows, or because another claimer holds a limit exclusively.
+// (claimGroupsSQL): the snapshot here may be older than the finish that freed the key. After these comes one row
+// without a token for each lane that was reached, with the columns from exclusive on (see laneReport). The row of the
+// first lane also has lock_tids, the tids of the lock records of solo entries, in the order of the rows (see
+// finishSoloSQL). No lane is reported where nothing was claimed because the limits of the queue are not those that
+// the Queue knows, or because another claimer holds a limit exclusively.
 //
 // A queue under limits has a variant of each statement. penstock.claim_headroom computes for how many locks
 // the limits have headroom, if they are the ones in the parameter `limits`; its head has the proof that no
@@ -42,9 +42,9 @@ type claimOptions struct {
 // oneLaneSQL is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
 // is in the way. It is the claim that deletes first with everything left out that tells why nothing was claimed, and
 // half as dear, which is what a lone entry waits for. Parameters $1 to $7, with a flow and a position for the
-// arrays. It reports on the lane only where another claimer is in it, or where one left it since the snapshot: then
-// rows that were scanned are gone, and the lane has more behind them. Else the rows tell its state (see oneLaneReport).
-// Where it claims nothing and reports nothing, deleteFirst claims, or reports the reason.
+// arrays. It reports on the lane where it claimed, or another claimer is in the lane; where one left it since the
+// snapshot, rows that were scanned are gone, and the lane has more behind them. Where it reports nothing it has claimed
+// nothing, and deleteFirst claims, or reports the reason.
 const oneLaneSQL = `
 WITH lane AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true),
@@ -84,18 +84,15 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        name, trace, callback, payload, date_part('epoch', clock_timestamp() - created_at) AS waited,
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
-       NULL::tid[] AS lock_tids, NULL::json AS lanes
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait, NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked), (
-       SELECT CASE
-              WHEN NOT lane.exclusive THEN json '[{"exclusive": false, "headroom": 1}]'
-              WHEN head.solo AND head.scanned > (SELECT count(*) FROM mine) THEN
-                   json_build_array(json_build_object('exclusive', true, 'position', head.position,
-                                                      'scanned', head.scanned, 'headroom', $5::int, 'shared', $5::int))
-              END
-         FROM lane, head)`
+SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
+       (SELECT array_agg(row) FROM locked), lane.exclusive, head.scanned, 0, NULL, NULL, $5, $5, false
+  FROM lane, head
+ WHERE head.solo OR NOT lane.exclusive`
 
 // deleteFirstTemplate is the claim of lanes that have no keys and where no pusher has a ready row locked, as
 // is usual. It deletes the ready rows without locking them first, which saves a WAL record each. Where it
@@ -152,24 +149,24 @@ WITH headroom AS MATERIALIZED (
 {{- end}}
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked), (
-       SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.skipped, {{template "due"}} AS due_in,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+       CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.exclusive, h.scanned, h.skipped,
 {{- if .Limited}}
-                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
-                 FROM headroom CROSS JOIN
+       greatest(h.wait, headroom.wait), {{template "due"}},
+       CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
+  FROM headroom CROSS JOIN (
 {{- else}}
-                      h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
-                 FROM
-{{- end}} (
-                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
-                             count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
-                        FROM head GROUP BY ord, flow) h) r)
+       h.wait, {{template "due"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
+  FROM (
+{{- end}}
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
+         FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
@@ -298,28 +295,29 @@ WITH headroom AS MATERIALIZED (
 {{- end}}
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow, NULL, NULL
+SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM lock_solo), (
-       SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped, {{template "due"}} AS due_in,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+       CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
 {{- if .Limited}}
-                      greatest(h.wait, headroom.wait) AS wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom,
-                      headroom.locks AS shared, headroom.uncounted_to = 0 AS queue_wide
-                 FROM headroom CROSS JOIN
+       greatest(h.wait, headroom.wait), {{template "due"}},
+       CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
+  FROM headroom CROSS JOIN (
 {{- else}}
-                      h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
-                 FROM
-{{- end}} (
-                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
-                             count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
-                        FROM head GROUP BY ord, flow) h) r)
+       h.wait, {{template "due"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
+  FROM (
+{{- end}}
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+         FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
 {{- end}}`
@@ -331,12 +329,11 @@ const throttledTemplate = `{{define "throttled"}}(
 
 // dueTemplate is for how long the rows of a lane in which nothing was found are delayed (s): the least of
 // the first hundred, null if there is none.
-const dueTemplate = `{{define "due"}}
-                      CASE WHEN h.scanned = 0 AND h.exclusive THEN (
-                           SELECT extract(epoch FROM min(not_before) - clock_timestamp())
-                             FROM (SELECT not_before FROM penstock.ready
-                                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
-                                    ORDER BY pos LIMIT 100) d) END{{end}}`
+const dueTemplate = `{{define "due"}}CASE WHEN h.scanned = 0 AND h.exclusive THEN (
+           SELECT date_part('epoch', min(not_before) - clock_timestamp())
+             FROM (SELECT not_before FROM penstock.ready
+                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
+                    ORDER BY pos LIMIT 100) d) END{{end}}`
 
 const claimParts = throttledTemplate + dueTemplate
 

@@ -65,24 +65,24 @@ WITH headroom AS MATERIALIZED (
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow, NULL::tid[] AS lock_tids, NULL::json AS lanes
+       date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow, NULL, NULL
+SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow,
+       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM lock_solo), (
-       SELECT json_agg(r ORDER BY ord)
-         FROM (SELECT h.ord, h.exclusive, h.position, h.scanned, h.scanned - h.taken AS skipped, 
-                      CASE WHEN h.scanned = 0 AND h.exclusive THEN (
-                           SELECT extract(epoch FROM min(not_before) - clock_timestamp())
-                             FROM (SELECT not_before FROM penstock.ready
-                                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
-                                    ORDER BY pos LIMIT 100) d) END AS due_in,
-                      h.wait, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END AS headroom, h.locks AS shared
-                 FROM (
-                      SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks, coalesce(max(pos), 0) AS position,
-                             count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
-                        FROM head GROUP BY ord, flow) h) r)
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+       CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
+       h.wait, CASE WHEN h.scanned = 0 AND h.exclusive THEN (
+           SELECT date_part('epoch', min(not_before) - clock_timestamp())
+             FROM (SELECT not_before FROM penstock.ready
+                    WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
+                    ORDER BY pos LIMIT 100) d) END, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
+  FROM (
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+         FROM head GROUP BY ord, flow) h

@@ -36,15 +36,12 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        name, trace, callback, payload, date_part('epoch', clock_timestamp() - created_at) AS waited,
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
-       NULL::tid[] AS lock_tids, NULL::json AS lanes
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait, NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       (SELECT array_agg(row) FROM locked), (
-       SELECT CASE
-              WHEN NOT lane.exclusive THEN json '[{"exclusive": false, "headroom": 1}]'
-              WHEN head.solo AND head.scanned > (SELECT count(*) FROM mine) THEN
-                   json_build_array(json_build_object('exclusive', true, 'position', head.position,
-                                                      'scanned', head.scanned, 'headroom', $5::int, 'shared', $5::int))
-              END
-         FROM lane, head)
+SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
+       (SELECT array_agg(row) FROM locked), lane.exclusive, head.scanned, 0, NULL, NULL, $5, $5, false
+  FROM lane, head
+ WHERE head.solo OR NOT lane.exclusive
