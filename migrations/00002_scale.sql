@@ -87,6 +87,9 @@ COMMENT ON COLUMN penstock.instance.deployment IS 'that started it; null where a
 COMMENT ON COLUMN penstock.instance.expires_at IS 'of one that registered itself: it takes no calls after that unless it registers again';
 COMMENT ON COLUMN penstock.instance.ready_at IS 'of one of a deployment: the first probe that found it ready';
 
+-- The queues of a model, for decisions.
+CREATE INDEX queue_model ON penstock.queue (model COLLATE "C") WHERE model IS NOT NULL;
+
 -- How long starts took, for the percentiles that decisions use.
 CREATE TABLE penstock.cold_start (
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),

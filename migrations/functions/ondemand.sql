@@ -109,7 +109,7 @@ BEGIN
                 AND coalesce(s.existing, 0) = 0 AND coalesce(s.ordered, 0) = 0 AND coalesce(s.desired, 0) = 0
                 AND coalesce(s.starting, '{}') = '{}' AND coalesce(s.applied_id, 0) = coalesce(s.order_id, 0)
                 AND penstock.scale_last_use(x.model) < clock_timestamp() - coalesce(t.idle, interval '1 day')
-                AND penstock.scale_running(x.model) + penstock.scale_waiting(x.model, 1) + penstock.scale_online_waiting(x.model)
+                AND penstock.scale_running(x.model) + penstock.scale_waiting(x.model, 1) + (SELECT b.missing FROM penstock.scale_online_waits(x.model) b)
                     + penstock.scale_due(x.model, 60) = 0
               ORDER BY x.name LIMIT least(greatest(most, 0), 100) FOR UPDATE OF x SKIP LOCKED
     LOOP

@@ -1,29 +1,21 @@
 -- Autoscaling: the work of a model, its deployments, and the switches.
 
--- scale_online_runs returns how many requests of each model run through gateways: the calls in flight that each gateway
--- reported with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is never
--- more than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
+-- scale_online_runs returns, in one row, how many requests of a model run through gateways: the calls in flight that each
+-- gateway reported with its last heartbeat, and the slots that it leased since, which it leased for requests that waited. It is
+-- never more than the slots that a gateway holds, and all of these where it reported nothing: idle slots are no requests.
 -- It is one statement without settings, so that the planner puts it into those of its callers.
--- Callers: scale_online_running, scale_input.
-CREATE OR REPLACE FUNCTION penstock.scale_online_runs() RETURNS TABLE (model text, running bigint)
+-- Callers: scale_running, scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_online_runs(wanted text) RETURNS TABLE (running bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT g.model, sum(least(g.held, g.since + coalesce(g.flying, g.held)))::bigint
-      FROM (SELECT i.model, count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
-                   CASE WHEN jsonb_typeof(n.load->'pools'->i.model->'stock') = 'number'
-                        THEN (n.load->'pools'->i.model->>'stock')::numeric END AS flying
+    SELECT coalesce(sum(least(g.held, g.since + coalesce(g.flying, g.held))), 0)::bigint
+      FROM (SELECT count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
+                   CASE WHEN jsonb_typeof(n.load->'pools'->wanted->'stock') = 'number'
+                        THEN (n.load->'pools'->wanted->>'stock')::numeric END AS flying
               FROM penstock.instance i
               JOIN penstock.slot s ON s.instance_id = i.id
               JOIN penstock.node n ON n.id = s.node_id
-             WHERE s.doubt_at IS NULL AND n.kind = 'gateway'
-             GROUP BY i.model, n.id) g
-     GROUP BY g.model
-$$;
-
--- scale_online_running returns how many requests of a model run through gateways.
--- Callers: scale_running.
-CREATE OR REPLACE FUNCTION penstock.scale_online_running(wanted text) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT r.running FROM penstock.scale_online_runs() r WHERE r.model = wanted), 0)
+             WHERE i.model = wanted AND s.doubt_at IS NULL AND n.kind = 'gateway'
+             GROUP BY n.id) g
 $$;
 
 -- scale_running returns how many requests of a model run: the locks of its queues, each of which runs one entry at a time,
@@ -32,32 +24,24 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.scale_running(wanted text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT count(*) FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id WHERE q.model = wanted)
-           + penstock.scale_online_running(wanted)
+           + (SELECT r.running FROM penstock.scale_online_runs(wanted) r)
 $$;
 
--- scale_online_waits returns how many requests of each model wait at gateways: the slots that those which asked within the
--- last 3 seconds miss. The planner puts it into the statements of its callers.
--- Callers: scale_online_waiting, scale_input.
-CREATE OR REPLACE FUNCTION penstock.scale_online_waits() RETURNS TABLE (model text, missing bigint)
+-- scale_online_waits returns, in one row, how many requests of a model wait at gateways: the slots that those which asked
+-- within the last 3 seconds miss. The planner puts it into the statements of its callers.
+-- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
+CREATE OR REPLACE FUNCTION penstock.scale_online_waits(wanted text) RETURNS TABLE (missing bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT d.model, sum(d.missing)::bigint
+    SELECT coalesce(sum(d.missing), 0)::bigint
       FROM penstock.slot_demand d
-     WHERE d.wanted_at > clock_timestamp() - interval '3 seconds'
+     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds'
        AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
-     GROUP BY d.model
-$$;
-
--- scale_online_waiting returns how many requests of a model wait at gateways.
--- Callers: scale_metric, scale_wanted.
-CREATE OR REPLACE FUNCTION penstock.scale_online_waiting(wanted text) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT w.missing FROM penstock.scale_online_waits() w WHERE w.model = wanted), 0)
 $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
 -- rows that a claim could take. What is paused, disabled, throttled or delayed creates no
 -- demand, nor does what the concurrency of its queue has no room for.
--- Callers: scale_metric, scale_input.
+-- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held))), 0)::bigint
@@ -93,7 +77,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM penstock.need_model(model);
     RETURN (penstock.scale_running(model) + penstock.scale_waiting(model)
-            + penstock.scale_online_waiting(model))::double precision;
+            + (SELECT b.missing FROM penstock.scale_online_waits(model) b))::double precision;
 END $$;
 
 -- need_deployment raises an error for a deployment that does not exist.
@@ -207,27 +191,31 @@ BEGIN
     PERFORM penstock.audit_log(set_scale_setting.actor, 'set_scale_setting', set_scale_setting.name, set_scale_setting.reason, value);
 END $$;
 
--- scale_queues returns, for each model, its queues and the cheap facts about them, in one pass over them: locked is the
--- number of their locks (those of queues without a model are not read), any_ready whether one has a ready row, arrived how many rows were ever inserted into their tables
--- since the statistics of these began (a number that falls means that they began again), and any_due whether the index of
--- entries that are not due yet of one has more than a page. What costs more is asked for by model where these say so.
--- Callers: scale_input.
-CREATE OR REPLACE FUNCTION penstock.scale_queues()
-RETURNS TABLE (model text, queues integer[], locked bigint, any_ready boolean, arrived bigint, any_due boolean)
+-- scale_queues returns, in one row, the queues of a model and the cheap facts about them: locked is the number of their locks,
+-- any_ready whether one has a ready row, arrived how many rows were ever inserted into their tables since the statistics of
+-- these began (a number that falls means that they began again), and any_due whether the index of entries that are not due
+-- yet of one has more than a page. What costs more is asked for where these say so. The planner puts it into the statements
+-- of its callers, in which it reads by indexes whatever the statistics of tables say: a pass over all queues was run
+-- once a model where deployment had been empty when it was last analyzed.
+-- Callers: scale_input, scale_wanted.
+CREATE OR REPLACE FUNCTION penstock.scale_queues(wanted text)
+RETURNS TABLE (queues integer[], locked bigint, any_ready boolean, arrived bigint, any_due boolean)
 LANGUAGE sql STABLE AS $$
-    SELECT q.model, array_agg(q.id), sum(l.held)::bigint, bool_or(r.some),
-           coalesce(sum(pg_stat_get_tuples_inserted(e.oid)), 0)::bigint,
-           bool_or(coalesce(pg_relation_size(x.oid), 2147483647) > current_setting('block_size')::bigint)
+    SELECT coalesce(array_agg(q.id), '{}'), coalesce(sum(l.held), 0)::bigint, coalesce(bool_or(r.some), false),
+           coalesce(sum(pg_stat_get_tuples_inserted(c.entries)), 0)::bigint,
+           coalesce(bool_or(coalesce(pg_relation_size(c.due), 2147483647) > current_setting('block_size')::bigint), false)
       FROM penstock.queue q
-      LEFT JOIN pg_catalog.pg_class e ON e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name
-      LEFT JOIN pg_catalog.pg_class x ON x.relnamespace = 'penstock'::regnamespace
-                                     AND x.relname = ('entry_' || q.name || '_due_at')::name
      CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id = q.id) l
      CROSS JOIN LATERAL (
            SELECT count(*) > 0 AS some
              FROM (SELECT FROM penstock.ready y WHERE y.queue_id = q.id AND y.priority >= 0 LIMIT 1) one) r
-     WHERE q.model IS NOT NULL
-     GROUP BY q.model
+     CROSS JOIN LATERAL (
+           SELECT (SELECT e.oid FROM pg_catalog.pg_class e
+                    WHERE e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name) AS entries,
+                  (SELECT x.oid FROM pg_catalog.pg_class x
+                    WHERE x.relnamespace = 'penstock'::regnamespace AND x.relname = ('entry_' || q.name || '_due_at')::name) AS due
+           OFFSET 0) c
+     WHERE q.model = wanted
 $$;
 
 -- scale_bounded counts the entries of the queues of a model that meet a condition, at most 1,000 a queue. Queues that are
@@ -287,25 +275,7 @@ $$;
 -- Functions by model are called only where something waits or is due: an idle model costs a few joins.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
-SELECT d.model, coalesce(q.locked, 0) + coalesce(r.running, 0) AS running, w.waiting,
-       coalesce(b.missing, 0) AS urgent, coalesce(r.running, 0) AS online_running,
-       coalesce(q.arrived, 0) AS arrived, s.arrived AS arrived_before, s.counters, s.state,
-       coalesce(u.service, 0) AS service, coalesce(u.calls, 0) AS calls, coalesce(u.calls_before, 0) AS calls_before,
-       coalesce(u.busy_ms, 0) AS busy_ms, coalesce(u.busy_ms_before, 0) AS busy_ms_before, t.present AS hour, g.*,
-       coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
-       coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95,
-       coalesce(c.starts, 0) AS starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
-       CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
-       CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
-       i.*, m.*, v.*, coalesce(q.queues, '{}') AS queues
-  FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
- CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
-  LEFT JOIN penstock.scale_state s ON s.model = d.model
-  LEFT JOIN penstock.model_online o ON o.model = d.model
-  LEFT JOIN penstock.scale_queues() q ON q.model = d.model
-  LEFT JOIN penstock.scale_online_runs() r ON r.model = d.model
-  LEFT JOIN penstock.scale_online_waits() b ON b.model = d.model
-  LEFT JOIN (
+  WITH u AS MATERIALIZED (
        SELECT h.model, (sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
               sum(h.calls) FILTER (WHERE h.hour = p.present)::bigint AS calls,
               sum(h.calls) FILTER (WHERE h.hour < p.present)::bigint AS calls_before,
@@ -313,20 +283,38 @@ SELECT d.model, coalesce(q.locked, 0) + coalesce(r.running, 0) AS running, w.wai
               sum(h.gpu_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
          FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
          JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
-        GROUP BY h.model) u ON u.model = d.model
+        GROUP BY h.model)
+SELECT d.model, q.locked + r.running AS running, w.waiting,
+       b.missing AS urgent, r.running AS online_running,
+       q.arrived, s.arrived AS arrived_before, s.counters, s.state,
+       coalesce(u.service, 0) AS service, coalesce(u.calls, 0) AS calls, coalesce(u.calls_before, 0) AS calls_before,
+       coalesce(u.busy_ms, 0) AS busy_ms, coalesce(u.busy_ms_before, 0) AS busy_ms_before, t.present AS hour, g.*,
+       coalesce(o.calls, 0) AS online_calls, coalesce(o.refused, 0) AS refused,
+       coalesce(c.median, 0) AS cold_start, coalesce(c.p95, 0) AS cold_start_p95,
+       c.starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
+       CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
+       CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
+       i.*, m.*, v.*, q.queues
+  FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
+ CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
+  LEFT JOIN penstock.scale_state s ON s.model = d.model
+  LEFT JOIN penstock.model_online o ON o.model = d.model
+  LEFT JOIN u ON u.model = d.model
+ CROSS JOIN LATERAL penstock.scale_queues(d.model) q
+ CROSS JOIN LATERAL penstock.scale_online_runs(d.model) r
+ CROSS JOIN LATERAL penstock.scale_online_waits(d.model) b
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE n.beat_at + n.lease > clock_timestamp()) > 0 AS gateway,
               coalesce(max(extract(epoch FROM clock_timestamp() - n.beat_at)) FILTER (WHERE n.beat_at + n.lease <= clock_timestamp()),
                        0)::double precision AS gateway_age
          FROM penstock.node n
         WHERE n.kind = 'gateway' AND n.draining_at IS NULL AND n.beat_at > clock_timestamp() - interval '5 minutes') g
-  LEFT JOIN (
-       SELECT x.model, count(*) AS starts, sum(x.seconds) AS cold_seconds,
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS starts, sum(x.seconds) AS cold_seconds,
               percentile_cont(0.5) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS median,
               percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS p95
-         FROM (SELECT y.model, y.seconds, row_number() OVER (PARTITION BY y.model ORDER BY y.at DESC) AS place
-                 FROM penstock.cold_start y) x
-        GROUP BY x.model) c ON c.model = d.model
+         FROM (SELECT y.seconds, row_number() OVER (ORDER BY y.at DESC) AS place
+                 FROM penstock.cold_start y WHERE y.model = d.model) x) c
  CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting(d.model) ELSE 0 END AS waiting OFFSET 0) w
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
@@ -355,12 +343,16 @@ SELECT d.model, coalesce(q.locked, 0) + coalesce(r.running, 0) AS running, w.wai
          FROM penstock.setting x WHERE x.name LIKE 'scale.%') v;
 
 -- scale_wanted has the models with a template and without a deployment, and whether something waits for an instance of theirs.
+-- Functions by model are called only where something waits or is due.
 -- Callers: make_wanted_deployments; pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_wanted AS
-SELECT t.model, coalesce((SELECT array_agg(q.id) FROM penstock.queue q WHERE q.model = t.model), '{}') AS queues,
-       penstock.scale_waiting(t.model, 1) > 0 OR penstock.scale_online_waiting(t.model) > 0
-       OR penstock.scale_due(t.model, 60) > 0 AS wanted
+SELECT t.model, q.queues,
+       b.missing > 0
+       OR CASE WHEN q.any_ready THEN penstock.scale_waiting(t.model, 1) > 0 ELSE false END
+       OR CASE WHEN q.any_due THEN penstock.scale_due(t.model, 60) > 0 ELSE false END AS wanted
   FROM penstock.deployment_template t
+ CROSS JOIN LATERAL penstock.scale_queues(t.model) q
+ CROSS JOIN LATERAL penstock.scale_online_waits(t.model) b
  WHERE NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.model = t.model);
 
 -- scale_share has a row for each deployment: its settings, what its backend was told and answered, and its instances.

@@ -2,15 +2,19 @@ package scale
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
-// A decision pass reads all models once a second: one without work must cost a few joins,
+// A decision pass reads all models once a second: one without work must cost a few look-ups by index,
 // and no functions of its own, whatever queues without a model have running.
 func TestAnIdleModelCostsFewBuffers(t *testing.T) {
-	const models, each = 60, 20
+	const models, each = 60, 30
 	const locks = 100_000 // of a queue without a model
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)
@@ -64,4 +68,39 @@ func query(t *testing.T, tx pgx.Tx, sql string) pgx.Rows {
 		t.Fatal(err)
 	}
 	return rows
+}
+
+// product is a pool with the settings of the product's sessions.
+func product(t testing.TB, db *pgxpool.Pool) *pgxpool.Pool {
+	t.Helper()
+	p, err := postgres.Open(t.Context(), postgres.Config{DSN: db.Config().ConnString()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// The inputs of a thousand models are a pass over them only while each is found by an index, whatever the statistics say:
+// here the tables were empty when they were analyzed.
+func TestInputsAreReadByIndexes(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `ANALYZE penstock.queue, penstock.instance, penstock.slot, penstock.cold_start, penstock.deployment`)
+	p := product(t, db)
+	for _, sql := range []string{
+		`SELECT * FROM penstock.scale_input`, `SELECT * FROM penstock.scale_input WHERE model = 'llama'`,
+		`SELECT * FROM penstock.scale_wanted`, `SELECT * FROM penstock.scale_wanted WHERE model = 'llama'`,
+	} {
+		lines, err := pgx.CollectRows(postgres.Query(t.Context(), p, "EXPLAIN "+sql), pgx.RowTo[string])
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, line := range lines {
+			for _, table := range []string{"queue", "pg_class", "instance", "slot", "lock", "ready", "cold_start", "slot_demand"} {
+				if strings.Contains(line, "Seq Scan on "+table+" ") {
+					t.Errorf("%s: %s", sql, strings.TrimSpace(line))
+				}
+			}
+		}
+	}
 }
