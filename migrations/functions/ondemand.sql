@@ -54,10 +54,11 @@ LANGUAGE sql STABLE AS $$
                 ELSE 'model-' || left(md5(demand_name.model), 24) END
 $$;
 
--- make_wanted_deployments makes the deployments for which something waits, see scale_wanted, and returns their names.
+-- make_wanted_deployments makes a deployment of each of the models that has a template and none yet, and returns their names.
+-- The caller has found in scale_wanted that something waits for them.
 -- Locks: the rows of the templates (FOR KEY SHARE), the new rows of deployment.
 -- Callers: pkg/scale.
-CREATE OR REPLACE FUNCTION penstock.make_wanted_deployments() RETURNS text[]
+CREATE OR REPLACE FUNCTION penstock.make_wanted_deployments(models text[]) RETURNS text[]
 LANGUAGE plpgsql AS $$
 DECLARE
     t    penstock.deployment_template;
@@ -65,7 +66,8 @@ DECLARE
     name_ text;
 BEGIN
     FOR t IN SELECT x.* FROM penstock.deployment_template x
-              WHERE x.model IN (SELECT w.model FROM penstock.scale_wanted w WHERE w.wanted) ORDER BY x.model FOR KEY SHARE
+              WHERE x.model = ANY (models) AND NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.model = x.model)
+              ORDER BY x.model FOR KEY SHARE
     LOOP
         INSERT INTO penstock.deployment (name, model, backend, target, policy, template, cost, fill_order, on_demand)
         VALUES (penstock.demand_name(t.model), t.model, t.backend, t.target, t.policy, t.template, t.cost, t.fill_order, true)

@@ -344,7 +344,7 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
 
 -- scale_wanted has the models with a template and without a deployment, and whether something waits for an instance of theirs.
 -- Functions by model are called only where something waits or is due.
--- Callers: make_wanted_deployments; pkg/scale.
+-- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_wanted AS
 SELECT t.model, q.queues,
        b.missing > 0

@@ -22,10 +22,11 @@ type applier struct {
 	cfg   Config
 	db    postgres.DB
 	fence duty.Fence
-	wake  chan struct{} // holds one
-	seen  func()        // called when a backend reported for the first time
+	wake  chan struct{}      // holds one: there are due models
+	seen  func(model string) // called when a backend reported for the first time
 
 	mu      sync.Mutex
+	due     map[string]bool // models whose deployments are not to wait for the next tick
 	busy    map[string]bool
 	removed map[string]string // removals that an unlisted deployment was last told
 	status  OrderStatus
@@ -40,11 +41,20 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), busy: map[string]bool{},
-		removed: map[string]string{}, seen: func() {},
+		removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
 	}
 }
 
-func (a *applier) nudge() {
+// nudge has the deployments of the models applied at once.
+func (a *applier) nudge(models ...string) {
+	if len(models) == 0 {
+		return
+	}
+	a.mu.Lock()
+	for _, m := range models {
+		a.due[m] = true
+	}
+	a.mu.Unlock()
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -79,8 +89,9 @@ func (a *applier) run(ctx context.Context) error {
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
 	var expired, pruned, trimmed time.Time
+	var models []string // of the next round; nil for all
 	for {
-		if err := a.round(ctx, &calls); err != nil && ctx.Err() == nil {
+		if err := a.round(ctx, &calls, models); err != nil && ctx.Err() == nil {
 			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
 		}
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
@@ -99,22 +110,42 @@ func (a *applier) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
+			models = nil
 		case <-a.wake:
+			models = a.take()
 		}
 	}
 }
 
-// round starts a call for each deployment that the leader drives and that has none.
-func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
+// take returns the models whose deployments are due, nil for all.
+func (a *applier) take() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	models := slices.AppendSeq([]string{}, maps.Keys(a.due))
+	clear(a.due)
+	if len(models) > wokenMax {
+		return nil
+	}
+	return models
+}
+
+// round starts a call for each deployment of the models, nil for all, that the leader drives and that has none.
+func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []string) error {
 	a.mu.Lock()
 	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
 	a.mu.Unlock()
-	rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), pgx.RowToStructByNameLax[share])
+	rows, err := readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, models)
 	if err != nil {
 		return err
 	}
+	if models != nil && len(rows) > 0 && rows[0].Budget > 0 {
+		return a.round(ctx, calls, nil) // whether there is room for one more depends on all
+	}
 	rows = readable(rows)
 	bounded(rows)
+	if models == nil {
+		rows = withoutResting(rows, time.Now())
+	}
 	for _, s := range rows {
 		if changing[s.Name] || a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name) {
 			continue
@@ -128,11 +159,27 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup) error {
 			}
 			a.end(s.Name)
 			if starts {
-				a.nudge() // they are registered at once
+				a.nudge(s.Model) // they are registered at once
 			}
 		})
 	}
 	return nil
+}
+
+// withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
+// thousand idle models once a second would hold up the one that is wanted.
+func withoutResting(rows []share, now time.Time) []share {
+	var old, kept []share
+	for _, s := range rows {
+		switch {
+		case !s.rests():
+			kept = append(kept, s)
+		case now.Sub(*s.SeenAt) >= restEvery:
+			old = append(old, s)
+		}
+	}
+	slices.SortFunc(old, func(a, b share) int { return a.SeenAt.Compare(*b.SeenAt) })
+	return append(kept, old[:min(len(old), restMax)]...)
 }
 
 // readable are the deployments whose policy can be read. The pass of decisions reports the others.
@@ -199,7 +246,7 @@ func (a *applier) reconcile(ctx context.Context, s share) (starts bool, err erro
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
 	if s.SeenAt == nil {
-		a.seen()
+		a.seen(s.Model)
 	}
 	if todo.order == nil {
 		return false, nil

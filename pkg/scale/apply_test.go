@@ -84,7 +84,7 @@ func (w *term) round() {
 		w.t.Fatal(err)
 	}
 	var calls sync.WaitGroup
-	if err := w.duty.applier.round(w.t.Context(), &calls); err != nil {
+	if err := w.duty.applier.round(w.t.Context(), &calls, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	calls.Wait()
@@ -239,11 +239,11 @@ func TestAPushWakesAModelWithoutInstances(t *testing.T) {
 	}
 	queue := one[int32](t, db, `SELECT id FROM penstock.queue WHERE name = 'llama'`)
 	w.duty.WakeQueue(queue + 1)
-	if len(w.duty.wake) != 0 {
+	if len(w.duty.hints.some) != 0 {
 		t.Error("another queue woke the duty")
 	}
 	w.duty.WakeQueue(queue)
-	if len(w.duty.wake) != 1 {
+	if len(w.duty.hints.some) != 1 {
 		t.Fatal("the queue of a model without instances did not wake the duty")
 	}
 	if _, err := q.Push(t.Context(), invalidation.Push{Payload: []byte(`{}`)}); err != nil {
@@ -253,10 +253,10 @@ func TestAPushWakesAModelWithoutInstances(t *testing.T) {
 	if got := c.names(); len(got) != 1 {
 		t.Errorf("%v exist after a push", got)
 	}
-	<-w.duty.wake
+	<-w.duty.hints.some
 	w.round()
 	w.duty.WakeQueue(queue)
-	if len(w.duty.wake) != 0 {
+	if len(w.duty.hints.some) != 0 {
 		t.Error("a model with instances wakes the duty")
 	}
 }
@@ -467,7 +467,7 @@ func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
 	if len(hook.orders) != before+1 {
 		t.Fatalf("%d orders, want one more than %d", len(hook.orders), before)
 	}
-	shares, err := w.duty.shares(t.Context())
+	shares, err := w.duty.shares(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -495,7 +495,7 @@ func TestAPushWakesNoModelThatCannotGrow(t *testing.T) {
 			w.round()
 			w.round()
 			w.duty.WakeModel("llama")
-			if len(w.duty.wake) != 0 {
+			if len(w.duty.hints.some) != 0 {
 				t.Error("it woke the duty")
 			}
 		})

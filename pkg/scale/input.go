@@ -15,6 +15,9 @@ SELECT model, queues, running, waiting, urgent, online_running, arrived, arrived
        clock_timestamp() AS at
   FROM penstock.scale_input`
 
+// inputOfSQL is inputSQL of one model.
+const inputOfSQL = inputSQL + ` WHERE model = $1`
+
 // input is a row of penstock.scale_input.
 type input struct {
 	At             time.Time

@@ -6,8 +6,6 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 )
 
 // wanted is a model that has a template and no deployment: its first request makes one.
@@ -19,31 +17,39 @@ type wanted struct {
 
 const (
 	wantedSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted`
-	makeSQL   = `SELECT penstock.make_wanted_deployments()`
-	pruneSQL  = `SELECT penstock.prune_deployments($1)`
+	// wantedOfSQL is wantedSQL of one model.
+	wantedOfSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted WHERE model = $1`
+	makeSQL     = `SELECT penstock.make_wanted_deployments($1)`
+	pruneSQL    = `SELECT penstock.prune_deployments($1)`
 )
 
 // pruneMax bounds the deployments that a pass removes.
 const pruneMax = 100
 
 // makeWanted makes the deployments of models for which something waits, and returns the models that still have none.
-func (s *Duty) makeWanted(ctx context.Context) ([]wanted, error) {
-	all, err := pgx.CollectRows(postgres.Query(ctx, s.db, wantedSQL), pgx.RowToStructByName[wanted])
+func (s *Duty) makeWanted(ctx context.Context, models []string) ([]wanted, error) {
+	all, err := readModels[wanted](ctx, s.db, wantedSQL, wantedOfSQL, models)
 	if err != nil {
 		return nil, fmt.Errorf("read models without a deployment: %w", err)
 	}
-	if !slices.ContainsFunc(all, func(w wanted) bool { return w.Wanted }) {
+	var missing []string
+	for _, w := range all {
+		if w.Wanted {
+			missing = append(missing, w.Model)
+		}
+	}
+	if len(missing) == 0 {
 		return all, nil
 	}
 	var made []string
-	err = s.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, makeSQL).Scan(&made) })
+	err = s.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, makeSQL, missing).Scan(&made) })
 	if err != nil {
 		return nil, fmt.Errorf("make deployments on demand: %w", err)
 	}
 	for _, name := range made {
 		s.cfg.Log.InfoContext(ctx, "made a deployment on demand", "deployment", name)
 	}
-	s.applier.nudge() // its backend is asked at once what exists
+	s.applier.nudge(missing...) // its backend is asked at once what exists
 	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
 	return slices.DeleteFunc(all, func(w wanted) bool { return w.Wanted }), nil
 }

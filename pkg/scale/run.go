@@ -44,12 +44,10 @@ type Duty struct {
 	past    map[string]past      // newer than what is stored
 	minutes map[string]*minute   // not stored yet
 	applier *applier
-	wake    chan struct{} // holds one
+	hints   *wakeups
 
-	mu       sync.Mutex
-	sleeping map[int32]bool  // queues of models that have no instance
-	zero     map[string]bool // these models
-	status   DutyStatus
+	mu     sync.Mutex
+	status DutyStatus
 }
 
 // DutyStatus is the figures of the duty for metrics.
@@ -57,7 +55,7 @@ type DutyStatus struct {
 	Models []ModelStatus
 	Passes int64         // since the start of the term
 	Woken  int64         // of them by a push or a request for a model without instances
-	Took   time.Duration // the last pass
+	Took   time.Duration // the last pass over all models
 	Orders OrderStatus
 }
 
@@ -74,7 +72,7 @@ type ModelStatus struct {
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
 	cfg = cfg.withDefaults()
 	return &Duty{
-		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1),
+		cfg: cfg, db: db, fence: fence, hints: newWakeups(),
 		written: map[string]time.Time{}, past: map[string]past{}, minutes: map[string]*minute{},
 		applier: newApplier(db, fence, cfg),
 	}
@@ -82,86 +80,52 @@ func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
 
 // Run decides until ctx ends. It returns an error when passes go on failing, see duty.Loop.
 func (s *Duty) Run(ctx context.Context) error {
-	reported := make(chan struct{}, 1) // decisions wait for the first report of a backend
-	s.applier.seen = func() {
-		select {
-		case reported <- struct{}{}:
-		default:
-		}
-	}
+	s.applier.seen = s.hints.now // decisions wait for the first report of a backend
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return s.applier.run(ctx) })
 	group.Go(func() error {
 		l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
-		var woken pace
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
+		var woken pace
+		var models []string // of the next pass; nil for all
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
-			err := s.Pass(ctx)
-			if err != nil {
+			if err := s.pass(ctx, models); err != nil {
+				models = nil
 				return s.cfg.Pause, err
 			}
-			select {
-			case <-ctx.Done():
-			case <-ticks.C:
-			case <-reported:
-				return woken.wait(time.Now()), nil
-			case <-s.wake:
-				s.count(func(st *DutyStatus) { st.Woken++ })
-				return woken.wait(time.Now()), nil
-			}
-			return 0, nil
+			var wait time.Duration
+			models, wait = s.next(ctx, ticks.C, &woken)
+			return wait, nil
 		})
 	})
 	return group.Wait()
 }
 
-// Bounds of passes beside the tick: pushes and reports of backends may come at any rate. The first request of a
-// model needs three: one makes its deployment, the report of its backend is followed by one that decides, and the
-// next request may be of another model.
-const (
-	wokenPause = 200 * time.Millisecond // between two in the long run
-	wokenBurst = 5                      // at once
-)
-
-// pace spaces passes by the generic cell rate algorithm of ATM. Its zero value permits a burst.
-type pace struct {
-	full time.Time // when a burst is permitted again
-}
-
-// wait is how long the next pass has to wait; it counts that pass.
-func (p *pace) wait(now time.Time) time.Duration {
-	left := max(0, p.full.Sub(now))
-	p.full = now.Add(left + wokenPause)
-	return max(0, left-(wokenBurst-1)*wokenPause)
+// next waits until a pass is due, and returns its models, nil for all, and how long it has to wait yet.
+func (s *Duty) next(ctx context.Context, ticks <-chan time.Time, woken *pace) ([]string, time.Duration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, 0
+		case <-ticks:
+			return nil, 0
+		case <-s.hints.some:
+			models, some := s.hints.take()
+			if !some {
+				continue
+			}
+			s.count(func(st *DutyStatus) { st.Woken++ })
+			return models, woken.wait(time.Now())
+		}
+	}
 }
 
 // WakeQueue has the duty decide at once if the queue's model has no instance. It does not block.
-func (s *Duty) WakeQueue(queue int32) {
-	s.mu.Lock()
-	sleeps := s.sleeping[queue]
-	s.mu.Unlock()
-	if sleeps {
-		s.nudge()
-	}
-}
+func (s *Duty) WakeQueue(queue int32) { s.hints.queue(queue) }
 
 // WakeModel has the duty decide at once if the model has no instance. It does not block.
-func (s *Duty) WakeModel(model string) {
-	s.mu.Lock()
-	sleeps := s.zero[model]
-	s.mu.Unlock()
-	if sleeps {
-		s.nudge()
-	}
-}
-
-func (s *Duty) nudge() {
-	select {
-	case s.wake <- struct{}{}:
-	default:
-	}
-}
+func (s *Duty) WakeModel(model string) { s.hints.model(model) }
 
 // Status returns the figures of the newest pass.
 func (s *Duty) Status() DutyStatus {
@@ -180,19 +144,27 @@ func (s *Duty) count(change func(*DutyStatus)) {
 }
 
 // Pass reads the inputs of all models, decides, and stores what changed within the term.
-func (s *Duty) Pass(ctx context.Context) error {
+func (s *Duty) Pass(ctx context.Context) error { return s.pass(ctx, nil) }
+
+// pass is Pass for some models, or for all where models is nil. Some models are decided in a time that does not grow
+// with the number of all.
+func (s *Duty) pass(ctx context.Context, models []string) error {
 	began := time.Now()
-	idle, err := s.makeWanted(ctx)
+	s.hints.begin(models)
+	idle, err := s.makeWanted(ctx, models)
 	if err != nil {
 		return err
 	}
-	shares, err := s.shares(ctx)
+	shares, err := s.shares(ctx, models)
 	if err != nil {
 		return err
 	}
-	inputs, err := pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL), pgx.RowToStructByName[input])
+	inputs, err := readModels[input](ctx, s.db, inputSQL, inputOfSQL, models)
 	if err != nil {
 		return fmt.Errorf("read inputs of scaling: %w", err)
+	}
+	if models != nil && len(inputs) > 0 && inputs[0].Budget > 0 {
+		return s.pass(ctx, nil) // the numbers of all deployments share the budget
 	}
 	all := make([]*verdict, 0, len(inputs))
 	for _, in := range inputs {
@@ -209,17 +181,39 @@ func (s *Duty) Pass(ctx context.Context) error {
 	for _, v := range all {
 		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
 	}
-	s.publish(all, idle)
+	s.publish(models, all, idle)
 	if err := s.store(ctx, all); err != nil {
 		return err
 	}
-	s.count(func(st *DutyStatus) { st.Passes, st.Took = st.Passes+1, time.Since(began) })
+	s.count(func(st *DutyStatus) {
+		st.Passes++
+		if models == nil {
+			st.Took = time.Since(began)
+		}
+	})
 	return nil
 }
 
+// readModels reads the rows of all models by the first statement, or those of some by the second, model by model: the
+// planner then reads by the name of the model alone.
+func readModels[T any](ctx context.Context, db postgres.DB, all, of string, models []string) ([]T, error) {
+	if models == nil {
+		return pgx.CollectRows(postgres.Query(ctx, db, all), pgx.RowToStructByNameLax[T])
+	}
+	var rows []T
+	for _, m := range models {
+		more, err := pgx.CollectRows(postgres.Query(ctx, db, of, m), pgx.RowToStructByNameLax[T])
+		if err != nil {
+			return nil, err
+		}
+		rows = append(rows, more...)
+	}
+	return rows, nil
+}
+
 // shares reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
-func (s *Duty) shares(ctx context.Context) (map[string][]share, error) {
-	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, sharesSQL), pgx.RowToStructByNameLax[share])
+func (s *Duty) shares(ctx context.Context, models []string) (map[string][]share, error) {
+	rows, err := readModels[share](ctx, s.db, sharesSQL, sharesOfSQL, models)
 	if err != nil {
 		return nil, fmt.Errorf("read deployments: %w", err)
 	}
@@ -317,31 +311,31 @@ func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
 }
 
 // publish keeps the figures of a pass for metrics, and which models sleep.
-func (s *Duty) publish(all []*verdict, idle []wanted) {
-	models := make([]ModelStatus, 0, len(all))
-	sleeping, zero := map[int32]bool{}, map[string]bool{}
+func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
+	figures := make([]ModelStatus, 0, len(all))
+	zero := map[string][]int32{}
 	for _, w := range idle {
-		zero[w.Model] = true
-		for _, q := range w.Queues {
-			sleeping[q] = true
-		}
+		zero[w.Model] = w.Queues
 	}
 	for _, v := range all {
-		models = append(models, ModelStatus{
+		figures = append(figures, ModelStatus{
 			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
 			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
 		})
-		if v.d.Desired > 0 || !v.mayGrow() {
-			continue
-		}
-		zero[v.in.Model] = true
-		for _, q := range v.in.Queues {
-			sleeping[q] = true
+		if v.d.Desired == 0 && v.mayGrow() {
+			zero[v.in.Model] = v.in.Queues
 		}
 	}
+	s.hints.end(models, zero)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.status.Models, s.sleeping, s.zero = models, sleeping, zero
+	if models != nil {
+		others := slices.DeleteFunc(slices.Clone(s.status.Models), func(m ModelStatus) bool {
+			return slices.Contains(models, m.Model)
+		})
+		figures = append(others, figures...)
+	}
+	s.status.Models = figures
 }
 
 // mayGrow says whether a request may give the model an instance: its decisions are applied, and the policy of

@@ -7,8 +7,7 @@ import (
 	"time"
 )
 
-// sharesSQL reads all deployments, those of a model in the order in which they are filled.
-const sharesSQL = `
+const sharesHeadSQL = `
 SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
@@ -16,7 +15,13 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
-  FROM penstock.scale_share ORDER BY model, fill_order, cost, name`
+  FROM penstock.scale_share`
+
+// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of one.
+const (
+	sharesSQL   = sharesHeadSQL + ` ORDER BY model, fill_order, cost, name`
+	sharesOfSQL = sharesHeadSQL + ` WHERE model = $1 ORDER BY fill_order, cost, name`
+)
 
 // share is a row of penstock.scale_share: a deployment, and how far its backend is.
 type share struct {
@@ -106,6 +111,20 @@ func (s share) age(now time.Time) Seconds {
 		return Seconds(max(0, now.Sub(s.CreatedAt)))
 	}
 	return Seconds(max(0, now.Sub(*s.SeenAt)-seenEvery))
+}
+
+// Deployments at rest are asked what exists less often: something else may have started an instance.
+const (
+	restEvery = 10 * time.Second
+	restMax   = 100 // in a round; more of them have to wait for the next ones
+)
+
+// rests says whether there is nothing to do for the deployment: it has no instance, is to have none, and its backend
+// said so.
+func (s share) rests() bool {
+	none := s.Desired == 0 && s.Ordered == 0 && s.Registered == 0 && s.Draining == 0 && len(s.Starting) == 0 &&
+		s.Existing != nil && *s.Existing == 0
+	return none && s.Error == "" && s.AppliedID == s.OrderID && s.SeenAt != nil
 }
 
 // blockedAfter is how many failures in a row block a deployment until its next try.

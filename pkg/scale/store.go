@@ -139,6 +139,7 @@ type outcome struct {
 	decisions []storedDecision
 	minutes   []*minute
 	shares    []storedShare
+	models    []string // of the shares
 }
 
 // store writes what changed, and the states that are due to be stored, in one transaction within the term.
@@ -186,9 +187,7 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 		s.written[d.Model] = d.At
 		delete(s.minutes, d.Model)
 	}
-	if len(rows.shares) > 0 {
-		s.applier.nudge()
-	}
+	s.applier.nudge(rows.models...)
 	return nil
 }
 
@@ -204,6 +203,7 @@ func (s *Duty) collect(v *verdict, rows *outcome) error {
 		}
 		if decided && sh.told() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
 			rows.shares = append(rows.shares, row)
+			rows.models = append(rows.models, v.in.Model)
 		}
 	}
 	changed := v.d.Desired != v.d.Current
