@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -88,8 +89,29 @@ func scaled(t *testing.T, most int) *plant {
 		return p.query(`SELECT count(*) FROM pg_stat_activity
 		                 WHERE datname = current_database() AND usename = 'leader_a' AND query LIKE '%pg_notify($1, $2)%'`) > 0
 	})
+	// The duty of a leader begins up to half a second after the election.
+	eventually(t, time.Minute, "the leader has decided once", func() bool { return p.leaders[0].passed() })
 	return p
 }
+
+// passed says whether the leader has ended a pass over all models.
+func (l *leader) passed() bool {
+	l.t.Helper()
+	r, err := http.NewRequestWithContext(l.t.Context(), http.MethodGet, l.debug+"/metrics", nil)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	response, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return false
+	}
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	return err == nil && passLine.Match(text)
+}
+
+// passLine matches the duration of a pass that is not 0, as it is before the first one.
+var passLine = regexp.MustCompile(`(?m)^penstock_scale_pass_seconds.* [0-9.e-]*[1-9]`)
 
 // A model with a template and no deployment, and one request at a gateway: a deployment is made, an instance is
 // started, the request is answered, and all of it goes again. The leader has the rights of its role and no more.
