@@ -11,6 +11,11 @@ COMMENT ON COLUMN penstock.node.kind IS 'task: claims entries; gateway: serves o
 -- How many slots a node misses, so that whoever hands over idle ones knows how many.
 ALTER TABLE penstock.slot_demand ADD COLUMN missing integer NOT NULL DEFAULT 1;
 
+-- How long calls of durable entries keep their slot. The other columns count online calls as well.
+ALTER TABLE penstock.usage_hour ADD COLUMN runs bigint NOT NULL DEFAULT 0, ADD COLUMN run_ms bigint NOT NULL DEFAULT 0;
+COMMENT ON COLUMN penstock.usage_hour.runs IS 'calls of durable entries whose answer was kept';
+COMMENT ON COLUMN penstock.usage_hour.run_ms IS 'for how long these kept their slots, in milliseconds';
+
 -- Settings of pools, and of flows over all pools. Not fields of model.config: older nodes refuse those that they do not know.
 CREATE TABLE penstock.gateway_policy (
     model      text COLLATE "C" PRIMARY KEY REFERENCES penstock.model ON DELETE CASCADE,

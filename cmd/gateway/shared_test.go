@@ -475,6 +475,43 @@ func TestPreemptedEntriesGoBackToTheirPlace(t *testing.T) {
 	})
 }
 
+// What online calls take says nothing about how long entries usually run, nor does what preempted runs took: else a
+// gateway with short calls could preempt no run that takes longer.
+func TestRunsArePreemptedHoweverShortOnlineCallsAre(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 10)
+	f := s.startGateway(nil)
+	f.burst(t, 30, quick)
+	s.eventually("the use is folded", func() bool {
+		return s.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`) == 30
+	})
+	s.startNode(32)
+	s.push(10, hold, "nightly")
+	s.eventually("8 durable calls run", func() bool { running, _, _ := s.gpu.counts(); return running == 8 })
+	s.eventually("they have run for longer than online calls take", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.lock WHERE claimed_at < clock_timestamp() - interval '1 second'`) == 8
+	})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f.burst(t, 4, `{"model":"m","messages":[],"hold_online":true}`)
+	}()
+	s.eventually("two of them gave their slots to online calls", func() bool {
+		s.gpu.mu.Lock()
+		defer s.gpu.mu.Unlock()
+		return s.gpu.holding == 4
+	})
+	close(s.gpu.online)
+	<-done
+	close(s.gpu.release)
+	s.eventually("every entry is done", func() bool {
+		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == 10
+	})
+	s.eventually("the runs whose answer was kept are counted", func() bool {
+		return s.count(`SELECT coalesce(sum(runs), 0)::int FROM penstock.usage_hour WHERE run_ms > 0`) == 10
+	})
+}
+
 // positions lists the entries in the order in which they are, or were, claimed.
 func (s *site) positions(ids []invalidation.EntryID) []int64 {
 	s.Helper()

@@ -144,13 +144,12 @@ LANGUAGE sql STABLE AS $$
                WHERE x.device_group = i.device_group)
 $$;
 
--- usual_run returns how long a call of a model's durable entries usually keeps its slot: the mean over
--- the last hours. Null while fewer than 20 are known.
+-- usual_run returns how long a call of a model's durable entries usually keeps its slot: the mean over those of
+-- the last hours whose answer was kept. Null while fewer than 20 are known.
 -- Callers: preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.usual_run(wanted text) RETURNS interval
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN sum(u.calls) >= 20
-                THEN (sum(u.gpu_ms - u.wasted_ms)::float8 / sum(u.calls)) * interval '1 millisecond' END
+    SELECT CASE WHEN sum(u.runs) >= 20 THEN (sum(u.run_ms)::float8 / sum(u.runs)) * interval '1 millisecond' END
       FROM penstock.usage_hour u
       JOIN penstock.queue q ON q.id = u.queue_id AND q.model = wanted AND q.kind = 'inference'
      WHERE u.hour >= date_trunc('hour', clock_timestamp()) - interval '2 hours' AND u.model = wanted
