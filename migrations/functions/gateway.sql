@@ -1,12 +1,14 @@
 -- The online gateway: slots by class, hand-over, preemption, and the book of fairness. Rules and their reasons:
--- pkg/gateway/doc.go.
+-- pkg/gateway/doc.go. Functions that the statements about slots call are in PL/pgSQL where they would not be inlined: a
+-- session plans their queries once, those of SQL functions in each statement.
 
 -- node_online returns whether a node is a gateway.
 -- Callers: class_room, slot_share, class_slots, lease_slots, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.node_online(node bigint) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce((SELECT n.kind = 'gateway' FROM penstock.node n WHERE n.id = $1), false)
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN coalesce((SELECT n.kind = 'gateway' FROM penstock.node n WHERE n.id = $1), false);
+END $$;
 
 -- register_gateway makes a gateway known.
 -- Locks: the row of the node.
@@ -24,53 +26,60 @@ $$;
 -- without one, rounded down. While no gateway lives, nothing is kept for either.
 -- Callers: class_room, slot_share, class_slots.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer, OUT batch_reserved integer)
-LANGUAGE sql STABLE AS $$
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
     SELECT t.total::integer,
            CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'reserved')::numeric, 0.2)) ELSE 0 END::integer,
            CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'batch_reserved')::numeric, 0.1)) ELSE 0 END::integer
+      INTO total, reserved, batch_reserved
       FROM (SELECT coalesce(sum(d.slots), 0) AS total FROM (
                 SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
                   FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) t
      CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.node n
                                  WHERE n.kind = 'gateway' AND n.draining_at IS NULL
                                    AND n.beat_at + n.lease > clock_timestamp()) AS lives) g
-      LEFT JOIN penstock.gateway_policy p ON p.model = wanted
-$$;
+      LEFT JOIN penstock.gateway_policy p ON p.model = wanted;
+END $$;
 
 -- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
 -- doubt left out.
 -- Callers: class_room, class_slots, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.slots_of_class(wanted text, online boolean) RETURNS integer
-LANGUAGE sql STABLE AS $$
-    SELECT count(*)::integer
-      FROM penstock.instance i
-      JOIN penstock.slot s ON s.instance_id = i.id
-      LEFT JOIN penstock.node n ON n.id = s.node_id
-     WHERE i.model = wanted AND s.doubt_at IS NULL AND coalesce(n.kind = 'gateway', false) = online
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT count(*)
+              FROM penstock.instance i
+              JOIN penstock.slot s ON s.instance_id = i.id
+              LEFT JOIN penstock.node n ON n.id = s.node_id
+             WHERE i.model = wanted AND s.doubt_at IS NULL AND coalesce(n.kind = 'gateway', false) = online);
+END $$;
 
 -- class_room returns how many more slots of a model a node's class may hold: all but those that are
 -- kept for the other class.
 -- Callers: lease_slots, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
-LANGUAGE sql STABLE AS $$
-    SELECT greatest(0, r.total - CASE WHEN o.online THEN r.batch_reserved ELSE r.reserved END
-                       - penstock.slots_of_class(wanted, o.online))
-      FROM penstock.slot_reserves(wanted) r, (SELECT penstock.node_online(node) AS online) o
-$$;
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    online boolean := penstock.node_online(node);
+BEGIN
+    RETURN (SELECT greatest(0, r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
+                               - penstock.slots_of_class(wanted, online))
+              FROM penstock.slot_reserves(wanted) r);
+END $$;
 
 -- class_slots returns how many slots of a model the nodes of one class may hold together while nodes
 -- go without. If the other class goes without, that class gets what is kept for it and half of what is
 -- kept for neither; otherwise it keeps what it holds.
 -- Callers: slot_share, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.class_slots(wanted text, online boolean) RETURNS integer
-LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE penstock.node_online(h.node_id) <> online)
-                THEN r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
-                             - (r.total - r.reserved - r.batch_reserved) / 2
-                ELSE greatest(0, r.total - penstock.slots_of_class(wanted, NOT online)) END
-      FROM penstock.slot_reserves(wanted) r
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h WHERE penstock.node_online(h.node_id) <> online)
+                        THEN r.total - CASE WHEN online THEN r.batch_reserved ELSE r.reserved END
+                                     - (r.total - r.reserved - r.batch_reserved) / 2
+                        ELSE greatest(0, r.total - penstock.slots_of_class(wanted, NOT online)) END
+              FROM penstock.slot_reserves(wanted) r);
+END $$;
 
 -- hand_over_slots gives slots that a holder returns to the gateways that miss some of the model, those that hold fewest
 -- first, each under a new token: what they lack of their share and, unless a task node has less than its own, the

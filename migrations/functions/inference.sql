@@ -392,26 +392,27 @@ $$;
 -- without.
 -- Callers: lease_slots, slot_contention, hand_over_slots; pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
-LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer
-                WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-                       WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
-                ELSE 1 END
-      FROM (SELECT penstock.class_slots(wanted, penstock.node_online(node)) AS slots,
-                   (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
-                   AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
-                                WHERE penstock.node_online(h.node_id) <> penstock.node_online(node)) AS single) a,
-           (SELECT count(*) AS parties FROM (
-                SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
-                 UNION SELECT p.model, s.node_id
-                         FROM penstock.peer_models(wanted) p
-                         JOIN penstock.instance i ON i.model = p.model JOIN penstock.slot s ON s.instance_id = i.id
-                        WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
-                 UNION SELECT wanted, node) everybody
-             WHERE penstock.node_online(everybody.node_id) = penstock.node_online(node)) b
-     WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
-                    WHERE (p.model, h.node_id) <> (wanted, node))
-$$;
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer
+                        WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                               WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
+                        ELSE 1 END
+              FROM (SELECT penstock.class_slots(wanted, penstock.node_online(node)) AS slots,
+                           (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
+                           AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
+                                        WHERE penstock.node_online(h.node_id) <> penstock.node_online(node)) AS single) a,
+                   (SELECT count(*) AS parties FROM (
+                        SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                         UNION SELECT p.model, s.node_id
+                                 FROM penstock.peer_models(wanted) p
+                                 JOIN penstock.instance i ON i.model = p.model JOIN penstock.slot s ON s.instance_id = i.id
+                                WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
+                         UNION SELECT wanted, node) everybody
+                     WHERE penstock.node_online(everybody.node_id) = penstock.node_online(node)) b
+             WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                            WHERE (p.model, h.node_id) <> (wanted, node)));
+END $$;
 
 -- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
 -- held first, and no more of a device group than it has. Pressed instances come after all others, unless
