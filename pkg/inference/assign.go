@@ -103,7 +103,12 @@ func (p *SlotPool) assignOn(e *Endpoint) *slotRef {
 }
 
 // release ends the call: the slot is free.
-func (h *slotRef) release() {
+func (h *slotRef) release() { h.end(false) }
+
+// cede ends the call of a run that was preempted: its slot goes to the gateway that ordered that.
+func (h *slotRef) cede() { h.end(true) }
+
+func (h *slotRef) end(ceded bool) {
 	p := h.pool
 	p.mu.Lock()
 	state := p.stateOf(h.model)
@@ -112,13 +117,13 @@ func (h *slotRef) release() {
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
-	wanted := owed && now.Before(state.wanted) && l.held[h.slot.slotKey] == h.slot
-	if wanted {
+	goes := (ceded || owed && now.Before(state.wanted)) && l.held[h.slot.slotKey] == h.slot
+	if goes {
 		l.depart(h.slot) // the permit of the run that has ended goes back without it
 	}
 	leaving := len(l.leaving) > 0
 	p.mu.Unlock()
-	if wanted {
+	if goes {
 		go p.sendLeaving(h.model)
 		return
 	}

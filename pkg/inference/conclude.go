@@ -127,9 +127,12 @@ func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 	case a.saved != nil:
 		a.forget(ctx, a.saved)
 	}
-	if o.MaybeRunning {
+	switch {
+	case o.MaybeRunning:
 		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, worker.Clip(o.Kind.String()+": "+o.Reason))
-	} else {
+	case errors.Is(context.Cause(ctx), errPreempted):
+		a.held.cede()
+	default:
 		a.held.release()
 	}
 }

@@ -65,21 +65,43 @@ const wantedFor = time.Second
 func (p *SlotPool) Wanted(model string) {
 	p.mu.Lock()
 	known := p.models[model] != nil
+	asking := known && p.hints > 0
 	if known {
 		p.models[model].wanted = time.Now().Add(wantedFor)
+		p.hints++
 	}
 	p.mu.Unlock()
 	if !known {
 		return
 	}
 	p.HandOver(model)
-	go func() {
+	if !asking {
+		go p.followHints()
+	}
+}
+
+// followHints takes the orders of preemption, which requests wait for, and then reads the shares, until there has been
+// no hint since.
+func (p *SlotPool) followHints() {
+	for {
+		p.mu.Lock()
+		seen := p.hints
+		p.mu.Unlock()
 		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
-		defer cancel()
-		if err := errors.Join(p.readShares(ctx), p.takePreemptions(ctx)); err != nil {
+		if err := errors.Join(p.takePreemptions(ctx), p.readShares(ctx)); err != nil {
 			p.log.Warn("take preemptions", "error", err) // Renew asks again
 		}
-	}()
+		cancel()
+		p.mu.Lock()
+		over := p.hints == seen
+		if over {
+			p.hints = 0
+		}
+		p.mu.Unlock()
+		if over {
+			return
+		}
+	}
 }
 
 const takePreemptionsSQL = `SELECT run_token FROM penstock.take_preemptions($1)`

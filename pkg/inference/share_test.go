@@ -175,3 +175,65 @@ func TestPreemptionLeavesTaskNodesTheirShare(t *testing.T) {
 		t.Errorf("%d runs were preempted and %d slots are left to task nodes, want %d and %d", ordered, len(held), 7-durableShare, durableShare)
 	}
 }
+
+// Whether a node is to give slots away it learns from its share. The slot of a run that was preempted goes in any case,
+// also before the share is known.
+func TestSlotOfAPreemptedRunGoesToTheGateway(t *testing.T) {
+	c := newContended(t)
+	pool, calls, giveBack := c.busyNode(c.pool)
+	defer giveBack()
+	pool.mu.Lock()
+	state := pool.stateOf(c.model.Name)
+	state.ledger.share, state.wanted = -1, time.Time{}
+	pool.mu.Unlock()
+	calls[0].cede()
+	c.await(2, `SELECT count(*) FROM penstock.slot WHERE node_id = $1`, c.gateway)
+	calls[1].release()
+	if n := pool.Tallies()[c.model.Name].Held; n != len(calls)-1 {
+		t.Errorf("the node holds %d slots, want all but the one of the preempted run", n)
+	}
+}
+
+// recorder is a database that notes the questions about shares and orders.
+type recorder struct {
+	postgres.DB
+	asked chan string
+}
+
+func (r recorder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if sql == sharesSQL || sql == takePreemptionsSQL {
+		r.asked <- sql
+	}
+	return r.DB.Query(ctx, sql, args...)
+}
+
+// Requests wait for the orders of preemption: after a hint they are asked for first, and hints that come meanwhile ask
+// once more together.
+func TestHintsTakeTheOrdersOfPreemptionFirst(t *testing.T) {
+	c := newContended(t)
+	db := recorder{c.pool, make(chan string, 100)}
+	pool, _, giveBack := c.busyNode(db)
+	defer giveBack()
+	for len(db.asked) > 0 {
+		<-db.asked
+	}
+	pool.talk.Lock() // nothing is handed over, and no comparison asks
+	defer pool.talk.Unlock()
+	for range 50 {
+		pool.Wanted(c.model.Name)
+	}
+	idle := func() bool {
+		pool.mu.Lock()
+		defer pool.mu.Unlock()
+		return pool.hints == 0
+	}
+	for !idle() {
+		time.Sleep(time.Millisecond)
+	}
+	if first := <-db.asked; first != takePreemptionsSQL {
+		t.Errorf("asked first: %s", first)
+	}
+	if n := len(db.asked) + 1; n%2 != 0 || n >= 100 {
+		t.Errorf("%d questions after 50 hints at once", n)
+	}
+}

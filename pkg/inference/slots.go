@@ -37,6 +37,7 @@ type SlotPool struct {
 
 	mu       sync.Mutex
 	models   map[string]*modelState
+	hints    int       // that have come since followHints began; 0: it does not run
 	unsure   bool      // an answer about slots was lost: the node may hold some that it does not know of
 	until    time.Time // what is held may be relied on
 	breaker  map[string]*breaker
