@@ -179,10 +179,16 @@ func (s *server) assemble() error {
 		return nil
 	}
 	s.listener = invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: s.log, Granted: s.leases.Granted, Slots: s.catalog.noticed,
+		Conn: conn, Log: s.log, Granted: s.leases.Granted, Slots: s.noticed,
 		Wake: func(int32, *invalidation.Lane) {}, // it claims no entries
 	})
 	return nil
+}
+
+// noticed is called when a node misses slots of a model, or an instance of it became ready. It does not block.
+func (s *server) noticed(model string) {
+	s.leases.Wanted(model)
+	s.catalog.noticed(model)
 }
 
 // listen opens the addresses, runs the duties and serves until ctx ends and what was in flight is over.

@@ -309,7 +309,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
--- they requested, with the number of slots that they hold.
+-- they requested, and still miss some, with the number of slots that they hold.
 -- Callers: slot_share, class_slots, lease_slots, slot_contention, hand_over_slots; pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
@@ -317,7 +317,8 @@ LANGUAGE sql STABLE AS $$
            (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
              WHERE i.model = wanted AND s.node_id = d.node_id AND s.doubt_at IS NULL)
       FROM penstock.slot_demand d
-     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND penstock.node_lives(d.node_id)
+     WHERE d.model = wanted AND d.missing > 0 AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+       AND penstock.node_lives(d.node_id)
 $$;
 
 -- set_device_group sets how many slots the instances with the label device_group => name hold
@@ -506,6 +507,9 @@ BEGIN
                since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
         IF online THEN
             PERFORM pg_notify('penstock', 'slots ' || wanted);
+        END IF;
+        IF left_ = allowed THEN -- a demand need not outlive a crash, and its hint does not wait for the disk
+            PERFORM set_config('synchronous_commit', 'off', true);
         END IF;
     ELSE
         DELETE FROM penstock.slot_demand d WHERE d.model = wanted AND d.node_id = node;

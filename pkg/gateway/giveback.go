@@ -64,6 +64,43 @@ func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey)
 	return out
 }
 
+// handOver gives the idle slots of a pool that it does not need to the nodes that miss some, no more than those miss.
+func (l *Leases) handOver(ctx context.Context, model string) {
+	g := l.gate(model)
+	if g == nil {
+		return
+	}
+	spare := 0
+	g.do(func(_ time.Time, p *Pool) { spare = spareOf(p) })
+	if spare == 0 {
+		return
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	missed, err := l.store.missed(bounded, model)
+	if !l.note(err, "read what is missed") || missed == 0 {
+		return
+	}
+	var out []SlotKey
+	g.do(func(now time.Time, p *Pool) {
+		if n := min(spareOf(p), missed); n > 0 {
+			out = p.Retire(now, n)
+		}
+	})
+	if len(out) > 0 {
+		l.giveBack(ctx, g, out)
+	}
+}
+
+// spareOf is how many idle slots a pool could do without while other nodes go without.
+func spareOf(p *Pool) int {
+	held, idle := p.fleet.held()
+	return min(max(0, held-needOf(p.stock+p.waiting)), idle)
+}
+
+// needOf is how many slots are needed for so many calls, in flight and waiting, while other nodes go without.
+func needOf(calls int) int { return calls + calls/4 }
+
 // surplusOf is how many idle slots go back now.
 func surplusOf(held, idle, need int, peak float64, share int, contended bool) int {
 	keep := keepFactor*peak + keepMore
@@ -72,7 +109,7 @@ func surplusOf(held, idle, need int, peak float64, share int, contended bool) in
 	}
 	n := int(math.Ceil(keepPart * (float64(held) - keep)))
 	if contended {
-		n = max(n, held-need-int(0.25*float64(need)), held-share)
+		n = max(n, held-needOf(need), held-share)
 	}
 	return min(max(n, 0), idle)
 }

@@ -24,7 +24,8 @@ type Leases struct {
 
 	mu      sync.Mutex
 	hungry  map[string]bool
-	check   bool // some slots were handed over: read which
+	asked   map[string]bool // models of which another node misses slots
+	check   bool            // some slots were handed over: read which
 	doubts  []doubtful
 	now     map[string]*supply
 	answer  time.Time // the last statement that the database answered
@@ -64,6 +65,7 @@ type supply struct {
 	next    time.Time // no lease before
 	gap     time.Duration
 	cold    bool      // the pool had no instance at the last lease
+	missed  bool      // the last lease brought too few: the database has the demand
 	preempt time.Time // no preemption before
 	peak    float64   // of calls in flight, of late
 }
@@ -79,7 +81,8 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
 		config: config, store: store{db, node}, pools: g, log: cmp.Or(config.Log, slog.Default()),
-		wake: make(chan struct{}, 1), hungry: map[string]bool{}, now: map[string]*supply{}, answer: time.Now(),
+		wake: make(chan struct{}, 1), hungry: map[string]bool{}, asked: map[string]bool{}, now: map[string]*supply{},
+		answer: time.Now(),
 	}
 	g.leases = l
 	return l
@@ -111,6 +114,15 @@ func (l *Leases) Granted(node invalidation.NodeID) {
 	}
 	l.mu.Lock()
 	l.check = true
+	l.mu.Unlock()
+	l.nudge()
+}
+
+// Wanted is called when another node misses slots of a model: idle ones that are not needed here are handed over. It does
+// not block.
+func (l *Leases) Wanted(model string) {
+	l.mu.Lock()
+	l.asked[model] = true
 	l.mu.Unlock()
 	l.nudge()
 }
@@ -171,9 +183,14 @@ func (l *Leases) pass(ctx context.Context) <-chan time.Time {
 	check := l.check
 	l.check = false
 	names := slices.Sorted(maps.Keys(l.hungry))
+	asked := slices.Sorted(maps.Keys(l.asked))
+	clear(l.asked)
 	l.mu.Unlock()
 	if check {
 		l.compare(ctx)
+	}
+	for _, name := range asked {
+		l.handOver(ctx, name)
 	}
 	var next time.Time
 	for _, name := range names {
@@ -213,11 +230,12 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	if len(out) > 0 {
 		l.giveBack(ctx, g, out)
 	}
+	s := l.supplyOf(model)
 	if want == 0 {
+		l.withdraw(ctx, model, s)
 		l.sated(model)
 		return time.Time{}
 	}
-	s := l.supplyOf(model)
 	most := l.config.GapMax
 	if mode == ModeCold {
 		most = l.config.GapCold
@@ -226,18 +244,20 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 		s.cold, s.gap, s.next = false, 0, time.Time{} // an instance has come up
 	}
 	if !now.Before(s.next) {
-		if got := l.lease(ctx, g, want); got > 0 {
-			want -= got
+		got := l.lease(ctx, g, want)
+		if got > 0 {
 			s.gap = 0
 		}
+		want -= got
+		s.missed = s.missed || want > 0
 		s.gap = min(max(2*s.gap, l.config.GapMin), most)
-		s.next = time.Now().Add(s.gap)
+		s.next = now.Add(s.gap)
 	}
 	next := s.next
 	if due, can := preemptDue(policy, mode, oldest, s.preempt); can && want > 0 {
-		if !now.Before(due) {
+		if now := time.Now(); !now.Before(due) {
 			l.preempt(ctx, model, want)
-			s.preempt = time.Now().Add(policy.PreemptAfter.Duration())
+			s.preempt = now.Add(policy.PreemptAfter.Duration())
 			due = s.preempt
 		}
 		if due.Before(next) {
@@ -245,6 +265,19 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 		}
 	}
 	return next
+}
+
+// withdraw tells the database that the pool misses no slots any more: until then other nodes keep back what they could
+// use.
+func (l *Leases) withdraw(ctx context.Context, model string, s *supply) {
+	if !s.missed {
+		return
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	if l.note(l.store.withdraw(bounded, model), "withdraw demand") {
+		s.missed = false // otherwise the demand lapses by itself
+	}
 }
 
 // preemptDue says when durable runs may be preempted for the requests that wait.

@@ -65,6 +65,33 @@ func (s *store) held(ctx context.Context) (grant, error) {
 	return g, nil
 }
 
+// withdrawSQL ends the demand of a node for slots of a model. It does not wait for the disk: after a crash the demand
+// lapses by itself.
+const withdrawSQL = `
+UPDATE penstock.slot_demand SET missing = 0
+ WHERE model = $1 AND node_id = $2 AND missing > 0 AND set_config('synchronous_commit', 'off', true) <> ''`
+
+func (s *store) withdraw(ctx context.Context, model string) error {
+	if _, err := s.db.Exec(ctx, withdrawSQL, model, s.node()); err != nil {
+		return fmt.Errorf("withdraw the demand for slots of model %q: %w", model, err)
+	}
+	return nil
+}
+
+const missedSQL = `
+SELECT coalesce(sum(d.missing), 0)
+  FROM penstock.slot_demand d
+  JOIN penstock.hungry_nodes($1) h ON h.node_id = d.node_id
+ WHERE d.model = $1 AND d.node_id <> $2`
+
+// missed is how many slots of a model the other nodes miss together.
+func (s *store) missed(ctx context.Context, model string) (n int, err error) {
+	if err := s.db.QueryRow(ctx, missedSQL, model, s.node()).Scan(&n); err != nil {
+		return 0, fmt.Errorf("read how many slots of model %q other nodes miss: %w", model, err)
+	}
+	return n, nil
+}
+
 const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
 
 // release hands slots to gateways that miss some, and frees the rest.

@@ -1,0 +1,145 @@
+package gateway
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// exchange is a database with a model on one instance of 10 slots, 9 of which gateways may hold. Its gateways never
+// compare or give back by the clock: slots change hands for hints alone.
+type exchange struct {
+	*testing.T
+	pool     *pgxpool.Pool
+	dsn      string
+	instance int32
+}
+
+func newExchange(t *testing.T) *exchange {
+	t.Helper()
+	x := &exchange{T: t, dsn: pgtest.DSN(t)}
+	var err error
+	if x.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: x.dsn, MaxConns: 8}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(x.pool.Close)
+	if _, err := x.pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "openai"}', 'test')`); err != nil {
+		t.Fatal(err)
+	}
+	err = x.pool.QueryRow(t.Context(), `SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 10, '{}', 'test')`).Scan(&x.instance)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return x
+}
+
+// join starts the leases of a gateway, and returns its pool.
+func (x *exchange) join(id invalidation.NodeID) *gate {
+	x.Helper()
+	if _, err := x.pool.Exec(x.Context(), `SELECT penstock.register_gateway($1, 'gateway', 'default', interval '1 hour')`, id); err != nil {
+		x.Fatal(err)
+	}
+	log := slog.New(slog.NewTextHandler(x.Output(), nil))
+	g := New(Config{Open: true, Log: log})
+	l := NewLeases(LeasesConfig{Lease: time.Hour, Every: time.Hour, Timeout: time.Minute, Log: log}, g, x.pool,
+		func() invalidation.NodeID { return id })
+	g.SetModels([]ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+		Instances: []InstanceState{{ID: x.instance, Slots: 10, Usable: true}},
+	}})
+	conn, err := postgres.ConnConfig(postgres.Config{DSN: x.dsn})
+	if err != nil {
+		x.Fatal(err)
+	}
+	listener := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: conn, Log: log, Granted: l.Granted, Slots: l.Wanted, Wake: func(int32, *invalidation.Lane) {},
+	})
+	ctx, stop := context.WithCancel(context.WithoutCancel(x.Context()))
+	var group sync.WaitGroup
+	group.Go(func() { _ = l.Run(ctx) })
+	group.Go(func() { _ = listener.Run(ctx) })
+	x.Cleanup(func() {
+		stop()
+		group.Wait()
+	})
+	x.eventually("the gateway hears hints", func() bool { return listener.Status().Connected })
+	return l.gate("m")
+}
+
+// admit returns n requests of a pool when all of them are in flight.
+func (x *exchange) admit(g *gate, n int) []*Request {
+	x.Helper()
+	calls := make([]*Request, n)
+	var group sync.WaitGroup
+	for i := range calls {
+		calls[i] = &Request{Flow: "f", TTL: 2 * time.Minute}
+		group.Go(func() {
+			if err := g.admit(x.Context(), calls[i]); err != nil {
+				x.Error(err)
+			}
+		})
+	}
+	group.Wait()
+	return calls
+}
+
+func (x *exchange) count(sql string, args ...any) (n int) {
+	x.Helper()
+	if err := x.pool.QueryRow(x.Context(), sql, args...).Scan(&n); err != nil {
+		x.Fatal(err)
+	}
+	return n
+}
+
+func (x *exchange) eventually(what string, condition func() bool) {
+	x.Helper()
+	for end := time.Now().Add(2 * time.Minute); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			x.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+const missedSlots = `SELECT coalesce(sum(missing), 0) FROM penstock.slot_demand`
+
+// The slots that lie idle at one gateway go to another one when that misses them. It is not taken to miss any then.
+func TestIdleSlotsGoToTheGatewayThatMissesThem(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	first, second := x.join(1), x.join(2)
+	for _, call := range x.admit(first, 9) {
+		first.end(call, Taken{Took: time.Second})
+	}
+	x.admit(second, 6)
+	if n := x.count(`SELECT count(*) FROM penstock.slot`); n > 9 {
+		t.Errorf("gateways hold %d slots, of the 9 that they may hold", n)
+	}
+	x.eventually("no slot is missed", func() bool { return x.count(missedSlots) == 0 })
+	if n := x.count(`SELECT count(*) FROM penstock.hungry_nodes('m')`); n != 0 {
+		t.Errorf("%d nodes are taken to miss slots", n)
+	}
+}
+
+// A gateway whose requests wait no more says so: task nodes would keep slots back for it.
+func TestDemandEndsWithTheRequestsThatWait(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	first, second := x.join(1), x.join(2)
+	x.admit(first, 9)
+	ctx, leave := context.WithCancel(t.Context())
+	left := make(chan error, 1)
+	go func() { left <- second.admit(ctx, &Request{Flow: "f", TTL: 2 * time.Minute}) }()
+	x.eventually("a slot is missed", func() bool { return x.count(missedSlots) == 1 })
+	leave()
+	<-left
+	x.eventually("no slot is missed", func() bool { return x.count(missedSlots) == 0 })
+}
