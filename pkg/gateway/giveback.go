@@ -12,14 +12,16 @@ import (
 func (l *Leases) tick(ctx context.Context) {
 	l.compare(ctx)
 	l.expire()
-	var names []string
+	var names []string // of the models of which something could be given back
 	for _, r := range l.pools.models.all() {
-		names = append(names, r.model.Name)
+		r.gate.do(func(_ time.Time, p *Pool) {
+			if held, _ := p.fleet.held(); held > 0 {
+				names = append(names, r.model.Name)
+			}
+		})
 	}
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
-	defer cancel()
-	shares, err := l.store.shares(bounded, names)
-	if !l.note(err, "read shares") {
+	shares, err := l.readShares(ctx, names)
+	if err != nil {
 		for _, r := range l.pools.models.all() {
 			r.gate.do(func(now time.Time, p *Pool) { p.keepOwed(now) })
 		}
@@ -32,6 +34,18 @@ func (l *Leases) tick(ctx context.Context) {
 			l.giveBack(ctx, r.gate, out)
 		}
 	}
+}
+
+// readShares reads the shares of those models of which other nodes go without.
+func (l *Leases) readShares(ctx context.Context, names []string) (map[string]shareOf, error) {
+	if len(names) == 0 {
+		return nil, nil
+	}
+	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	defer cancel()
+	shares, err := l.store.shares(bounded, names)
+	l.note(err, "read shares")
+	return shares, err
 }
 
 // Bounds on the idle slots that a gateway keeps.

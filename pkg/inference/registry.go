@@ -121,12 +121,15 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	defer r.reading.Unlock()
 	old := r.current.Load()
 	var version int64
-	if err := r.db.QueryRow(ctx, `SELECT version FROM penstock.inference_version`).Scan(&version); err != nil {
+	var ids []int32
+	if err := r.db.QueryRow(ctx, versionSQL).Scan(&version, &ids); err != nil {
 		return fmt.Errorf("read version of models and instances: %w", err)
 	}
-	if err := r.readPressed(ctx); err != nil {
-		return err
+	pressed := make(map[int32]bool, len(ids))
+	for _, id := range ids {
+		pressed[id] = true
 	}
+	r.pressed.Store(&pressed)
 	if version == old.version {
 		return nil
 	}
@@ -144,20 +147,10 @@ func (r *Registry) Refresh(ctx context.Context) error {
 	return nil
 }
 
-const pressedSQL = `SELECT i.id FROM penstock.instance i WHERE penstock.pressed(i)`
-
-func (r *Registry) readPressed(ctx context.Context) error {
-	ids, err := pgx.CollectRows(postgres.Query(ctx, r.db, pressedSQL), pgx.RowTo[int32])
-	if err != nil {
-		return fmt.Errorf("read load of instances: %w", err)
-	}
-	pressed := make(map[int32]bool, len(ids))
-	for _, id := range ids {
-		pressed[id] = true
-	}
-	r.pressed.Store(&pressed)
-	return nil
-}
+// versionSQL reads the version of the tables, and which instances are pressed, which changes without it.
+const versionSQL = `
+SELECT v.version, ARRAY(SELECT i.id FROM penstock.instance i WHERE penstock.pressed(i))
+  FROM penstock.inference_version v`
 
 // Pressed returns the instances that had better get no more calls while others of their model are
 // there. The map is not to be changed.

@@ -20,6 +20,11 @@ const nextSQL = `SELECT` + batchColumns + `
  LIMIT 1
    FOR UPDATE OF b SKIP LOCKED`
 
+// openSQL says whether there is an open batch.
+const openSQL = `
+SELECT EXISTS (SELECT FROM penstock.gateway_batch b
+                WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
+
 // restSQL says when a batch gets its next turn, after one that did not fail.
 const restSQL = `
 UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + $2::interval, failed_turns = 0 WHERE id = $1`
@@ -36,6 +41,7 @@ const (
 	// failedTurnsMost is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
 	failedTurnsMost = 10
 	sweepEvery      = time.Minute
+	idleEvery       = 5 * time.Second // between two readings whether a batch of another gateway is open
 )
 
 func (s *Batches) nudge() {
@@ -47,11 +53,13 @@ func (s *Batches) nudge() {
 
 // Run takes turns at open batches until ctx ends.
 func (s *Batches) Run(ctx context.Context) error {
-	ticks := time.NewTicker(s.config.Every)
-	defer ticks.Stop()
 	swept := time.Now()
 	for {
-		for s.turn(ctx) {
+		pause := idleEvery
+		if s.anyOpen(ctx) {
+			for s.turn(ctx) {
+			}
+			pause = s.config.Every
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
@@ -59,13 +67,24 @@ func (s *Batches) Run(ctx context.Context) error {
 				s.log.Warn("files and batches", "error", err)
 			}
 		}
+		clock := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
+			clock.Stop()
 			return nil
-		case <-ticks.C:
 		case <-s.wake:
+			clock.Stop()
+		case <-clock.C:
 		}
 	}
+}
+
+// anyOpen says whether there is an open batch, or that is not known.
+func (s *Batches) anyOpen(ctx context.Context) (open bool) {
+	ctx, cancel := context.WithTimeout(ctx, statementMax)
+	defer cancel()
+	err := s.db.QueryRow(ctx, openSQL).Scan(&open)
+	return open || err != nil
 }
 
 // turn works on one batch. It is false if none was due or the database failed.

@@ -27,6 +27,7 @@ const (
 // returns what has come since for each. A stream whose client has not taken its last pieces is left out. The streams
 // that have waited longest come first.
 type beat struct {
+	bell  bell // rung when a stream begins to wait for news
 	mu    sync.Mutex
 	open  map[*tap]bool
 	turns uint64 // counts calls of want
@@ -80,6 +81,7 @@ func (b *beat) want(t *tap, token int64, seq int) {
 	b.held -= t.held
 	b.turns++
 	t.wants, t.turn, t.token, t.seq, t.held = true, b.turns, token, seq, 0
+	b.bell.ring()
 }
 
 // wanting lists the streams that wait for news, the longest first.
@@ -189,18 +191,12 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 
 // beats reads until ctx ends. While the database is away streams wait for it.
 func (s *Predictions) beats(ctx context.Context) {
-	ticks := time.NewTicker(beatEvery)
-	defer ticks.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticks.C:
-		}
-		if s.did(ctx, "read output for streams", s.beat.read(ctx, s.db)) {
-			ticks.Reset(time.Second)
-		} else {
-			ticks.Reset(beatEvery)
+	for heard(ctx, &s.beat.bell) {
+		for pause := beatEvery; len(s.beat.wanting()) > 0 && passed(ctx, pause); {
+			pause = beatEvery
+			if s.did(ctx, "read output for streams", s.beat.read(ctx, s.db)) {
+				pause = failedPause
+			}
 		}
 	}
 }

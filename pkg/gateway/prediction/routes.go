@@ -36,6 +36,7 @@ type Predictions struct {
 	log    *slog.Logger
 	waits  waits
 	beat   beat
+	owed   bell // rung when a prediction with a webhook was made
 }
 
 // New returns the predictions on a database, for the models and tokens of a gateway.
@@ -160,6 +161,9 @@ func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.R
 	id, err := insert(r.Context(), s.db, o)
 	if err != nil {
 		return err
+	}
+	if o.Webhook != "" {
+		s.owed.ring()
 	}
 	p, err := find(r.Context(), s.db, c.Name, id)
 	if err != nil {

@@ -10,8 +10,28 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
+// bell tells a duty that there is work again; one that has none waits for it without a clock.
+type bell struct {
+	once sync.Once
+	rung chan struct{} // holds one
+}
+
+func (b *bell) heard() <-chan struct{} {
+	b.once.Do(func() { b.rung = make(chan struct{}, 1) })
+	return b.rung
+}
+
+func (b *bell) ring() {
+	b.heard()
+	select {
+	case b.rung <- struct{}{}:
+	default:
+	}
+}
+
 // waits are the requests that wait for the end of an entry.
 type waits struct {
+	bell bell // rung when a request begins to wait
 	mu   sync.Mutex
 	open map[*wait]bool
 }
@@ -30,6 +50,7 @@ func (w *waits) add(queue int32, entry int64) *wait {
 		w.open = map[*wait]bool{}
 	}
 	w.open[one] = true
+	w.bell.ring()
 	return one
 }
 
@@ -78,8 +99,10 @@ func (w *waits) poll(ctx context.Context, db postgres.DB) error {
 // Times of the service's duty.
 const (
 	pollEvery   = 50 * time.Millisecond
-	noticeEvery = 500 * time.Millisecond
+	noticeEvery = 500 * time.Millisecond // while a webhook is owed
+	noticeIdle  = 5 * time.Second        // while none is: those of a gateway that died are found so
 	sweepEvery  = 10 * time.Minute
+	failedPause = time.Second // after a statement that failed
 )
 
 // Run tells requests about the end of their predictions, reads output for streams, and pushes deliveries of webhooks,
@@ -88,31 +111,71 @@ func (s *Predictions) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() { s.beats(ctx) })
-	ticks := time.NewTicker(pollEvery)
-	defer ticks.Stop()
-	var noticed time.Time
+	group.Go(func() { s.notices(ctx) })
+	s.polls(ctx)
+	return nil
+}
+
+// polls tells requests about the end of their predictions until ctx ends.
+func (s *Predictions) polls(ctx context.Context) {
+	for heard(ctx, &s.waits.bell) {
+		for pause := pollEvery; len(s.waits.list()) > 0 && passed(ctx, pause); {
+			pause = pollEvery
+			if s.did(ctx, "wait for predictions", s.waits.poll(ctx, s.db)) {
+				pause = failedPause
+			}
+		}
+	}
+}
+
+// notices pushes deliveries of webhooks until ctx ends, and forgets old predictions.
+func (s *Predictions) notices(ctx context.Context) {
 	swept := time.Now()
 	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-ticks.C:
+		pause := noticeIdle
+		owed, err := s.owesNotices(ctx)
+		if owed {
+			pause, err = noticeEvery, s.notify(ctx)
 		}
-		failed := s.did(ctx, "wait for predictions", s.waits.poll(ctx, s.db))
-		if time.Since(noticed) > noticeEvery {
-			noticed = time.Now()
-			failed = s.did(ctx, "push webhooks", s.notify(ctx)) || failed
+		if s.did(ctx, "push webhooks", err) {
+			pause = failedPause
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
 			_, err := s.db.Exec(ctx, sweepSQL)
-			failed = s.did(ctx, "sweep predictions", err) || failed
+			s.did(ctx, "sweep predictions", err)
 		}
-		if failed {
-			ticks.Reset(time.Second)
-		} else {
-			ticks.Reset(pollEvery)
+		clock := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			clock.Stop()
+			return
+		case <-s.owed.heard():
+			clock.Stop()
+		case <-clock.C:
 		}
+	}
+}
+
+// heard waits until a bell is rung; it is false when ctx has ended.
+func heard(ctx context.Context, b *bell) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-b.heard():
+		return true
+	}
+}
+
+// passed waits for a while; it is false when ctx has ended.
+func passed(ctx context.Context, d time.Duration) bool {
+	clock := time.NewTimer(d)
+	defer clock.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-clock.C:
+		return true
 	}
 }
 

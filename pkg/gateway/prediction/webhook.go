@@ -122,6 +122,16 @@ SELECT p.id, p.owner
  LIMIT 1
    FOR UPDATE OF p SKIP LOCKED`
 
+// owedSQL says whether the end of a prediction is still to be reported.
+const owedSQL = `SELECT EXISTS (SELECT FROM penstock.prediction WHERE webhook IS NOT NULL AND notified_at IS NULL)`
+
+func (s *Predictions) owesNotices(ctx context.Context) (owed bool, err error) {
+	if err := s.db.QueryRow(ctx, owedSQL).Scan(&owed); err != nil {
+		return false, fmt.Errorf("read whether webhooks are owed: %w", err)
+	}
+	return owed, nil
+}
+
 const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp() WHERE id = $1`
 
 // noticesMost is how many deliveries are pushed between two looks for requests that wait.
