@@ -16,7 +16,10 @@ func (p *Pool) late(now time.Time, r *Request) *Rejection {
 	if r.Class == Critical || p.durations.n < completionsKnown || p.fleet.usable() == 0 || p.ceiling() == 0 {
 		return nil
 	}
-	wait := p.expectedWait(now, r)
+	var wait time.Duration
+	if !p.goesNext(now, r) {
+		wait = p.expectedWait(now, r)
+	}
 	if wait > p.ttl(r) {
 		return &Rejection{
 			Reason: DropOverloaded, RetryAfter: p.retryAfter(now, r),
@@ -44,8 +47,9 @@ const expectedMax = 24 * 60 * 60 * 1000
 
 // estimateWait estimates a wait in milliseconds: the calls that go before the request, at the mean duration of a call,
 // on the slots that its class gets while it has waiters. Those are the slots that the classes above leave, behind
-// the requests of these that wait now, or its floor, which has nothing before it but the class itself; whichever is
-// sooner. Of each flow of the class no more come first than the request's own flow has.
+// the requests of these that wait now, or its floor, which has nothing before it but the class itself, once the class
+// has not had more than its floor of late; whichever is sooner. Of each flow of the class no more come first than the
+// request's own flow has.
 func (p *Pool) estimateWait(now time.Time, r *Request) float64 {
 	call := p.cost.ms
 	if call <= 0 {
@@ -54,7 +58,8 @@ func (p *Pool) estimateWait(now time.Time, r *Request) float64 {
 	own := p.lines[r.Class]
 	before := float64(min(own.waiting, (r.flow.waiting+1)*max(len(own.heap), 1)) + 1)
 	all := float64(max(p.ceiling(), 1))
-	byFloor := call * before / (all * p.policy.Floors.of(r.Class)) // infinite without a floor
+	floor := p.policy.Floors.of(r.Class)
+	byFloor := (p.served.lead(r.Class, floor) + call*before/floor) / all // infinite without a floor
 	left := all
 	for c := range r.Class {
 		before += float64(p.lines[c].waiting)
@@ -66,6 +71,17 @@ func (p *Pool) estimateWait(now time.Time, r *Request) float64 {
 		}
 	}
 	return min(call*before/max(left, all/100), byFloor)
+}
+
+// goesNext says whether a request would be dispatched at once: nobody waits that comes before it, and an instance has
+// room.
+func (p *Pool) goesNext(now time.Time, r *Request) bool {
+	for c := range r.Class + 1 {
+		if p.lines[c].waiting > 0 {
+			return false
+		}
+	}
+	return slices.ContainsFunc(p.fleet.instances, func(i *instance) bool { return i.room(now) > 0 })
 }
 
 // slack is the factor by which waits of a class turned out longer than estimated, so that of the requests that the

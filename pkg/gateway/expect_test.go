@@ -55,6 +55,7 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		t.Errorf("of the highest class: got %s, want no waiter before it", got)
 	}
 	taken := fresh()
+	taken.served.add(now, Critical, 0)
 	for range 9 {
 		now = now.Add(time.Second)
 		taken.served.add(now, Critical, 5_000) // five slots

@@ -1,6 +1,9 @@
 package gateway
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // PoolMode is how a pool admits requests.
 type PoolMode uint8
@@ -56,7 +59,8 @@ func (p *Pool) settleMode(now time.Time) {
 type service struct {
 	buckets [10][classCount]float64
 	sums    [classCount]float64
-	at      int64 // second of the newest bucket
+	at      int64     // second of the newest bucket
+	since   time.Time // when the first call of the window began; zero: there was none
 }
 
 func (s *service) advance(now time.Time) {
@@ -83,6 +87,9 @@ func (s *service) advance(now time.Time) {
 
 func (s *service) add(now time.Time, c Criticality, cost float64) {
 	s.advance(now)
+	if s.since.IsZero() {
+		s.since = now
+	}
 	s.buckets[s.at%int64(len(s.buckets))][c] += cost
 	s.sums[c] += cost
 }
@@ -90,7 +97,24 @@ func (s *service) add(now time.Time, c Criticality, cost float64) {
 // slots is how many slots a class had in the mean of the window, as far as it is known.
 func (s *service) slots(now time.Time, c Criticality) float64 {
 	covers := time.Duration(len(s.buckets)-1)*time.Second + time.Duration(now.Nanosecond())
+	covers = min(covers, max(now.Sub(s.since), serviceLeast))
 	return s.sums[c] / milliseconds(covers)
+}
+
+// serviceLeast is the least time over which service is averaged: calls are counted whole when they begin.
+const serviceLeast = time.Second
+
+// lead is how much more than its floor a class was served within the window: the service of all classes, in
+// milliseconds, until its share is the floor if it gets none.
+func (s *service) lead(c Criticality, floor float64) float64 {
+	var total float64
+	for _, sum := range s.sums {
+		total += sum
+	}
+	if floor <= 0 {
+		return math.Inf(1)
+	}
+	return max(0, s.sums[c]/floor-total)
 }
 
 // share is the part of a class of all service; 1 while there was none.

@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// Overload that has lasted for no longer than its first waits is judged as one that lasts: what cannot be served is
+// refused at arrival, and next to nothing waits in vain.
+func TestYoungOverloadIsRefusedAtArrival(t *testing.T) {
+	t.Parallel()
+	const slots, capacity, ttl = 16, 16 / 0.1, 2 * time.Second // calls a second
+	var after []float64                                        // milliseconds until a refusal
+	served, inVain := 0, 0
+	for seed := range uint64(20) {
+		x := newTraffic(1, 1, slots, DefaultPolicy())
+		x.rand = rand.New(rand.NewPCG(seed, 1))
+		x.took = func(*Request) time.Duration { return time.Duration(50+x.rand.IntN(100)) * time.Millisecond }
+		from := x.now.Add(ttl)
+		counts := func(r *Request) bool { return !r.arrived.Before(from) }
+		x.dropped = func(_ int, r *Request, why Dropped, waited time.Duration) {
+			switch {
+			case r.Class == Critical:
+				t.Errorf("a critical request was dropped: %s", why)
+			case waited > ttl+5*time.Millisecond:
+				t.Errorf("a wait of %s ended after %s", ttl, waited)
+			case counts(r):
+				after = append(after, milliseconds(waited))
+				if why == DropTimeout {
+					inVain++
+				}
+			}
+		}
+		x.began = func(_ int, r *Request) {
+			if counts(r) {
+				served++
+			}
+		}
+		for class, part := range []float64{Critical: 0.3, Default: 0.9, Sheddable: 0.8} {
+			n := 0
+			x.poisson(part*capacity, func() {
+				n++
+				class := Criticality(class) //nolint:gosec // below classCount
+				x.send(0, &Request{Class: class, Flow: fmt.Sprint(class, n%20), TTL: ttl})
+			})
+		}
+		x.run(ttl + 3*time.Second)
+	}
+	slices.Sort(after)
+	p99 := after[len(after)*99/100]
+	t.Logf("%d served, %d refused, %d of them behind a wait; p99 until a refusal %.0f ms", served, len(after), inVain, p99)
+	if p99 > 5 {
+		t.Errorf("p99 until a refusal is %.0f ms", p99)
+	}
+}
