@@ -20,6 +20,7 @@ import (
 const (
 	overloadSlots = 16
 	overloadMean  = 100 * time.Millisecond // of a call: 50 to 150 ms, evenly
+	overloadTTL   = 2 * time.Second        // how long a request may wait
 )
 
 // class is a part of the requests that are offered.
@@ -28,20 +29,23 @@ type class struct {
 	part float64 // of the capacity
 
 	sent, served, refused int
+	inVain                int             // refused at the end of their wait
 	refusals              []time.Duration // from the request to the end of its refusal
 }
 
-// overload offers twice the capacity in three classes, over HTTP, as Poisson processes. The capacity is the rate that
-// the slots can serve at the mean time that the worker took.
+// overload offers twice the capacity in three classes, over HTTP, as Poisson processes. Counted are the time that the
+// worker spent on calls, of the time of all slots, and the requests that arrived, while the load was on and its first
+// waits were over: the queue fills then, and empties when the load ends.
 func overload(r *run) error {
-	var spent, calls atomic.Int64
+	var from, until atomic.Int64 // of what is counted, in nanoseconds of the clock; 0: not known yet
+	var spent atomic.Int64
 	worker := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		_, _ = io.Copy(io.Discard, r.Body)
 		time.Sleep(overloadMean/2 + time.Duration(rand.Int64N(int64(overloadMean))))
 		_, _ = io.WriteString(w, "{}")
-		spent.Add(int64(time.Since(began)))
-		calls.Add(1)
+		counted := min(time.Now().UnixNano(), until.Load()) - max(began.UnixNano(), from.Load())
+		spent.Add(max(counted, 0))
 	}))
 	defer worker.Close()
 	front, err := r.startStatic(worker.URL, overloadSlots)
@@ -51,36 +55,33 @@ func overload(r *run) error {
 	defer front.stop()
 	classes := []*class{{name: "critical", part: 0.3}, {name: "default", part: 0.9}, {name: "sheddable", part: 0.8}}
 	rate := overloadSlots / overloadMean.Seconds()
-	offer(r.ctx, front.url, classes, rate, r.lasts/2) // the expected waits are learned
-	for _, c := range classes {
-		*c = class{name: c.name, part: c.part}
-	}
-	spent.Store(0)
-	calls.Store(0)
-	began := time.Now()
-	offer(r.ctx, front.url, classes, rate, r.lasts)
-	took := time.Since(began)
+	start := time.Now().Add(overloadTTL)
+	end := start.Add(r.lasts)
+	from.Store(start.UnixNano())
+	until.Store(end.UnixNano())
+	offer(r.ctx, front.url, classes, rate, start, end)
 	var refusals []time.Duration
 	for _, c := range classes {
-		fmt.Printf("overload: %-9s %5d sent, %5d served, %5d refused\n", c.name, c.sent, c.served, c.refused)
+		fmt.Printf("overload: %-9s %5d sent, %5d served, %5d refused, %d of them at the end of their wait\n", c.name,
+			c.sent, c.served, c.refused, c.inVain)
 		refusals = append(refusals, c.refusals...)
 	}
-	mean := float64(spent.Load()) / float64(max(calls.Load(), 1))
-	capacity := overloadSlots * took.Seconds() / (mean / float64(time.Second))
-	r.table.least("overload", "calls that ended, of the capacity", 0.98, float64(calls.Load())/capacity, "")
+	capacity := overloadSlots * r.lasts
+	r.table.least("overload", "time spent on calls, of that of the slots", 0.98,
+		float64(spent.Load())/float64(capacity), "")
 	r.table.most("overload", "p50 until a refusal", 5, quantile(refusals, 0.5), "ms")
 	r.table.most("overload", "p99 until a refusal", 5, quantile(refusals, 0.99), "ms")
 	r.table.most("overload", "critical requests refused", 0, float64(classes[0].refused), "")
 	return nil
 }
 
-// offer sends the classes at their parts of a rate for a while, and returns when all are answered.
-func offer(ctx context.Context, url string, classes []*class, rate float64, lasts time.Duration) {
+// offer sends the classes at their parts of a rate until a time, counts the requests that are sent from start on, and
+// returns when all are answered.
+func offer(ctx context.Context, url string, classes []*class, rate float64, start, end time.Time) {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 4096}}
 	defer client.CloseIdleConnections()
 	var mu sync.Mutex
 	var group, senders sync.WaitGroup
-	end := time.Now().Add(lasts)
 	for _, c := range classes {
 		senders.Go(func() {
 			due := time.Now()
@@ -90,8 +91,12 @@ func offer(ctx context.Context, url string, classes []*class, rate float64, last
 					return
 				}
 				time.Sleep(time.Until(due))
+				counted := !due.Before(start)
 				group.Go(func() {
 					status, took := sendClass(ctx, client, url, c.name, n%20)
+					if !counted {
+						return
+					}
 					mu.Lock()
 					defer mu.Unlock()
 					c.sent++
@@ -100,6 +105,9 @@ func offer(ctx context.Context, url string, classes []*class, rate float64, last
 						return
 					}
 					c.refused++
+					if took >= overloadTTL {
+						c.inVain++
+					}
 					c.refusals = append(c.refusals, took)
 				})
 			}
@@ -118,7 +126,7 @@ func sendClass(ctx context.Context, client *http.Client, url, class string, flow
 	}
 	request.Header.Set("X-Penstock-Class", class)
 	request.Header.Set("X-Penstock-Flow", class+strconv.Itoa(flow))
-	request.Header.Set("X-Penstock-Queue-Ttl-Ms", "2000")
+	request.Header.Set("X-Penstock-Queue-Ttl-Ms", strconv.FormatInt(overloadTTL.Milliseconds(), 10))
 	began := time.Now()
 	answer, err := client.Do(request)
 	if err != nil {
