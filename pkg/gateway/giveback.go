@@ -249,6 +249,9 @@ func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInsta
 		}
 		p.Lose(now, lost)
 		p.Grant(now, fresh)
+		if len(fresh) > 0 {
+			l.supplyOf(g.model).gap = 0 // others have slots to give
+		}
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(len(fresh))
 	})

@@ -62,12 +62,12 @@ type doubtful struct {
 
 // supply is what the leases remember of a pool.
 type supply struct {
-	next    time.Time // no lease before
-	gap     time.Duration
-	cold    bool      // the pool had no instance at the last lease
-	missed  bool      // the last lease brought too few: the database has the demand
-	preempt time.Time // no preemption before
-	peak    float64   // of calls in flight, of late
+	asked   time.Time     // when the last lease was sent
+	gap     time.Duration // from then to the next one; it doubles while leases bring nothing
+	cold    bool          // the pool had no instance at the last lease
+	missed  bool          // the last lease brought too few: the database has the demand
+	preempt time.Time     // no preemption before
+	peak    float64       // of calls in flight, of late
 }
 
 // NewLeases returns the slots of a gateway's pools. node is asked for the gateway's incarnation.
@@ -118,8 +118,8 @@ func (l *Leases) Granted(node invalidation.NodeID) {
 	l.nudge()
 }
 
-// Wanted is called when another node misses slots of a model: idle ones that are not needed here are handed over. It does
-// not block.
+// Wanted is called when another node misses slots of a model: idle ones that are not needed here are handed over. It
+// does not block.
 func (l *Leases) Wanted(model string) {
 	l.mu.Lock()
 	l.asked[model] = true
@@ -241,19 +241,22 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 		most = l.config.GapCold
 		s.cold = true
 	} else if s.cold {
-		s.cold, s.gap, s.next = false, 0, time.Time{} // an instance has come up
+		s.cold, s.gap, s.asked = false, 0, time.Time{} // an instance has come up
 	}
-	if !now.Before(s.next) {
+	if now.Sub(s.asked) > most {
+		s.gap = 0 // what was so at the last lease says little
+	}
+	if !now.Before(s.next(l.config.GapMin)) {
 		got := l.lease(ctx, g, want)
+		s.asked = now
 		if got > 0 {
 			s.gap = 0
 		}
 		want -= got
 		s.missed = s.missed || want > 0
 		s.gap = min(max(2*s.gap, l.config.GapMin), most)
-		s.next = now.Add(s.gap)
 	}
-	next := s.next
+	next := s.next(l.config.GapMin)
 	if due, can := preemptDue(policy, mode, oldest, s.preempt); can && want > 0 {
 		if now := time.Now(); !now.Before(due) {
 			l.preempt(ctx, model, want)
@@ -266,6 +269,9 @@ func (l *Leases) feed(ctx context.Context, model string) time.Time {
 	}
 	return next
 }
+
+// next is when the next lease may be sent.
+func (s *supply) next(least time.Duration) time.Time { return s.asked.Add(max(s.gap, least)) }
 
 // withdraw tells the database that the pool misses no slots any more: until then other nodes keep back what they could
 // use.
