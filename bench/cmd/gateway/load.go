@@ -165,7 +165,8 @@ func (l load) judge(t *table, plain, front figures, lasts time.Duration) {
 	case "streams":
 		t.most(l.name, "p50 of a chunk beyond that of the plain proxy", 150, float64(front.p50-plain.p50)/1000, "us")
 		t.most(l.name, "CPU of a chunk over that of the plain proxy", 1.2, cpu, "")
-		t.most(l.name, "memory of a stream, of the whole process", 64, front.rss*1024/float64(l.clients), "KiB")
+		t.most(l.name, "memory of a stream, beyond the idle process", 64,
+			(front.rss-front.idle)*1024/float64(l.clients), "KiB")
 	case "prompts":
 		t.most(l.name, "p99 over that of the plain proxy", 1.5, times(front.p99, plain.p99), "")
 		t.most(l.name, "CPU, of a core", 0.5, front.cpu/lasts.Seconds(), "")
@@ -179,7 +180,8 @@ type figures struct {
 	p50, p99 time.Duration
 	cpu      float64 // seconds of the proxy
 	errors   int64
-	rss      float64 // MiB
+	rss      float64 // MiB, at the end of the load
+	idle     float64 // MiB, before any load
 }
 
 func (f figures) print(load, proxy string) {
@@ -196,11 +198,12 @@ func ratio(load string, plain, front figures) {
 func (p *process) measure(ctx context.Context, l load, lasts time.Duration) figures {
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 1024, DisableCompression: true}}
 	defer client.CloseIdleConnections()
+	idle := p.rss()
 	p.drive(ctx, client, l, time.Second) // connections and pools are warm
 	before := p.cpu()
 	f := p.drive(ctx, client, l, lasts)
 	f.cpu = p.cpu() - before
-	f.rss = p.rss()
+	f.rss, f.idle = p.rss(), idle
 	return f
 }
 
