@@ -130,7 +130,7 @@ func (d *Dashboard) queueTables(ctx context.Context, v *queueView) error {
 		return err
 	}
 	v.Keys = slices.Clone(keys)
-	slices.SortStableFunc(v.Keys, func(a, b operator.Group) int { return cmp.Compare(b.Waiting, a.Waiting) })
+	slices.SortStableFunc(v.Keys, func(a, b operator.Group) int { return cmp.Compare(b.Entries, a.Entries) })
 	v.Keys = v.Keys[:min(len(v.Keys), 8)]
 	limits, err := d.limits(ctx)
 	if err != nil {

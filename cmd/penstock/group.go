@@ -26,7 +26,7 @@ func groupList(a *app) *cobra.Command {
 	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
 	return paging(a, c, &limit, []column[operator.Group]{
 		{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
-		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Waiting) }},
+		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Entries) }},
 		{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
 		{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
 		{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},

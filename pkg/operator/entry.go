@@ -250,7 +250,7 @@ func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By
 // Group is a lock key with entries that wait or run.
 type Group struct {
 	LockKey       string   `json:"lock_key"`
-	Waiting       int64    `json:"entries"` // pending, running ones included; up to 10,000
+	Entries       int64    `json:"entries"` // pending, running ones included; up to 10,000
 	OldestID      int64    `json:"oldest_id"`
 	OldestSeconds float64  `json:"oldest_age_seconds"`
 	Token         *int64   `json:"token,omitempty"` // of its lock
@@ -271,7 +271,7 @@ WITH RECURSIVE key AS (
                    ORDER BY e.lock_key LIMIT 1) next
      WHERE key.n < $3
 )
-SELECT key.lock_key, c.n AS waiting, o.id AS oldest_id, extract(epoch
+SELECT key.lock_key, c.n AS entries, o.id AS oldest_id, extract(epoch
        FROM clock_timestamp() - o.created_at)::float8 AS oldest_seconds,
        l.token, coalesce(l.node, l.node_id::text, '') AS node, extract(epoch FROM l.age)::float8 AS held_seconds
   FROM key

@@ -223,7 +223,7 @@ func TestGroupsPageByKeyAndShowWhoHoldsThem(t *testing.T) {
 	b.push(invalidation.Push{LockKey: "A"}, invalidation.Push{LockKey: "B"}, invalidation.Push{LockKey: "B"}, invalidation.Push{LockKey: "C"}, invalidation.Push{})
 	b.claim(71, 1)
 	first, err := b.d.Groups(t.Context(), "work", "", 2)
-	if err != nil || len(first) != 2 || first[0].LockKey != "A" || first[0].Node != "gpu-1" || first[1].Waiting != 2 || first[1].Token != nil {
+	if err != nil || len(first) != 2 || first[0].LockKey != "A" || first[0].Node != "gpu-1" || first[1].Entries != 2 || first[1].Token != nil {
 		t.Fatalf("first page is %+v (%v)", first, err)
 	}
 	rest, err := b.d.Groups(t.Context(), "work", "B", 2)
