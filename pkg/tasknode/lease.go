@@ -1,8 +1,7 @@
 package tasknode
 
 import (
-	"crypto/rand"
-	"encoding/binary"
+	"context"
 	"sync"
 	"time"
 
@@ -29,11 +28,59 @@ func (l *lease) renewed() time.Time {
 	return l.at
 }
 
-// newIncarnation is a random positive number. 63 bits make it certain enough that no two starts share one.
-func newIncarnation() int64 {
-	var b [8]byte
-	rand.Read(b[:]) // never returns an error
-	return int64(binary.BigEndian.Uint64(b[:])>>1) | 1
+// leaseKeeper watches the lease. At three quarters of it without a renewal, runs end (see lapse): the leader waits
+// for the whole of it, so that nothing of ours touches the world when others begin.
+func (n *Node) leaseKeeper(ctx context.Context) {
+	for {
+		left := n.lapse()
+		if left <= 0 {
+			left = n.cfg.Beat / 4
+		} else {
+			n.regainLease()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(left):
+		}
+	}
 }
 
-func (n *Node) id() invalidation.NodeID { return invalidation.NodeID(n.incarnation.Load()) }
+// lapse ends the runs, but those of queues that run through, if the lease has not been renewed for
+// leaseBound. It returns how much of that is left.
+func (n *Node) lapse() (left time.Duration) {
+	left = n.leaseBound() - time.Since(n.lease.renewed())
+	if left <= 0 && n.leaseOver.CompareAndSwap(false, true) {
+		n.cfg.Log.Error("lease lost: runs end or run through, nothing is claimed until it is renewed",
+			"node", n.cfg.Name, "running_through", n.running.through())
+		n.loseLease(true)
+	}
+	return left
+}
+
+// leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole
+// lease; the quarter between is for runs to end.
+func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
+
+// loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
+// renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
+// database no other node can be given their locks, and if only this node is cut off their tokens keep it from recording them.
+func (n *Node) loseLease(runThrough bool) {
+	n.leaseOver.Store(true)
+	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
+	n.running.endAll(invalidation.ErrLeaseLost, runThrough)
+}
+
+func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
+
+// leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it
+// has it again.
+func (n *Node) leaseLost(j *job) bool { return n.leaseOver.Load() || n.losses() != j.losses }
+
+func (n *Node) regainLease() {
+	if !n.leaseOver.Swap(false) {
+		return
+	}
+	n.cfg.Log.Info("lease renewed", "node", n.cfg.Name)
+	n.signal()
+}

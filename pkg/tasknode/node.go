@@ -2,6 +2,8 @@ package tasknode
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -84,6 +86,15 @@ func (n *Node) HandleStatements(handler func(*invalidation.Queue) invalidation.H
 
 // ID is the node's incarnation. It changes if the leader gives the node up while it still runs.
 func (n *Node) ID() invalidation.NodeID { return n.id() }
+
+func (n *Node) id() invalidation.NodeID { return invalidation.NodeID(n.incarnation.Load()) }
+
+// newIncarnation is a random positive number. 63 bits make it certain enough that no two starts share one.
+func newIncarnation() int64 {
+	var b [8]byte
+	rand.Read(b[:]) // never returns an error
+	return int64(binary.BigEndian.Uint64(b[:])>>1) | 1
+}
 
 // Wake hints that a queue may have new entries, and in which lane if that is known; else the node looks for itself.
 // It never blocks, and nothing depends on it.
