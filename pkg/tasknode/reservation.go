@@ -114,6 +114,12 @@ func (p *permits) take(want, ahead int) int {
 	return n
 }
 
+func (p *permits) grow(more int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.threads += more
+}
+
 func (p *permits) put(n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -52,15 +52,3 @@ func (n *Node) grow(ctx context.Context, wanted int, processors *sync.WaitGroup)
 	n.Freed()
 	return nil
 }
-
-func (w *waiting) grow(more int) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.threads += more
-}
-
-func (p *permits) grow(more int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.threads += more
-}

@@ -64,6 +64,12 @@ func newWaiting(threads int) *waiting {
 	return w
 }
 
+func (w *waiting) grow(more int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.threads += more
+}
+
 // add puts jobs into the line.
 func (w *waiting) add(urgent bool, jobs ...*job) {
 	if len(jobs) == 0 {
