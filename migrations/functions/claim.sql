@@ -1,4 +1,4 @@
--- Conditions of claims besides ready rows and lock records.
+-- Conditions of claims on entries, ready rows and lanes, and throttles.
 
 -- claimable is the part of the claim condition that concerns the entry itself: it is pending, and
 -- not disabled (priority -1). The predicate of the index of entries with a lock key is the same,
@@ -37,19 +37,6 @@ LANGUAGE sql STABLE AS $$
     SELECT t.* FROM penstock.throttle t
      WHERE t.queue_id = $1 AND t.flow = ANY (ARRAY['', $2]) AND (t.queue_wide OR t.flow = $2) AND t.until > clock_timestamp()
 $$;
-
--- all_ended undoes a statement that ended fewer entries than locks, because another session was
--- changing one of the entries.
--- Callers: pkg/invalidation.
--- SQLSTATE: 40001 an entry changed while it was ended; retry the statement.
-CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
-LANGUAGE plpgsql IMMUTABLE AS $$
-BEGIN
-    IF locks <> entries THEN
-        RAISE EXCEPTION 'entry changed while it was ended' USING ERRCODE = 'serialization_failure';
-    END IF;
-    RETURN true;
-END $$;
 
 -- throttle keeps claims off a queue, or one flow of it, for a time. A longer throttle that is in force is
 -- left alone. Handlers call it as well, many at once when a service downstream is overloaded: a

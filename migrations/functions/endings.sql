@@ -130,6 +130,19 @@ BEGIN
     END IF;
 END $$;
 
+-- all_ended undoes a statement that ended fewer entries than locks, because another session was
+-- changing one of the entries.
+-- Callers: pkg/invalidation.
+-- SQLSTATE: 40001 an entry changed while it was ended; retry the statement.
+CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF locks <> entries THEN
+        RAISE EXCEPTION 'entry changed while it was ended' USING ERRCODE = 'serialization_failure';
+    END IF;
+    RETURN true;
+END $$;
+
 -- end_entry ends an entry that take_entry has locked: result, callback, counters, ready rows of its
 -- key.
 -- Locks: those of push_many for a callback, then those of tidy_key.
