@@ -131,7 +131,7 @@ func (b *blame) avoid(entry string, instances []int32) map[int32]bool {
 func (a *attempt) usableInstances() []int32 {
 	var ids []int32
 	for _, e := range a.registry.Endpoints(a.model.Name) {
-		if e.usable(time.Now()) {
+		if e.Usable(time.Now()) {
 			ids = append(ids, e.ID)
 		}
 	}

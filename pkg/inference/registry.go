@@ -70,8 +70,8 @@ type Endpoint struct {
 	key         string // what adapter and follower were made from
 }
 
-// usable says whether calls may be sent to the instance.
-func (e *Endpoint) usable(now time.Time) bool {
+// Usable says whether calls may be sent to the instance.
+func (e *Endpoint) Usable(now time.Time) bool {
 	return !e.Draining && (e.State == "" || e.State.Serving()) && !now.Before(e.quarantined)
 }
 
@@ -112,7 +112,7 @@ func (r *Registry) Wake() {
 // serves says whether an instance of the model is known that may be called.
 func (r *Registry) serves(model string) bool {
 	now := time.Now()
-	return slices.ContainsFunc(r.Endpoints(model), func(e *Endpoint) bool { return e.usable(now) })
+	return slices.ContainsFunc(r.Endpoints(model), func(e *Endpoint) bool { return e.Usable(now) })
 }
 
 // Refresh reads the tables if they have changed.
@@ -161,8 +161,8 @@ func (r *Registry) Pressed() map[int32]bool {
 	return nil
 }
 
-// onChange has fn called after each change. Call it before Run.
-func (r *Registry) onChange(fn func()) { r.changed = append(r.changed, fn) }
+// OnChange has fn called after each change of models or instances. Call it before Run.
+func (r *Registry) OnChange(fn func()) { r.changed = append(r.changed, fn) }
 
 // Model returns a model with its override and defaults.
 func (r *Registry) Model(name string) (worker.Model, bool) {
@@ -170,8 +170,22 @@ func (r *Registry) Model(name string) (worker.Model, bool) {
 	return m, ok
 }
 
+// Models returns every model that is registered and valid, by name.
+func (r *Registry) Models() map[string]worker.Model { return r.current.Load().models }
+
 // QueueModel returns the model of an inference queue, empty for other queues.
 func (r *Registry) QueueModel(queue string) string { return r.current.Load().queues[queue].model }
+
+// ModelQueue returns the queue of a model's entries, empty if there is none.
+func (r *Registry) ModelQueue(model string) string {
+	first := ""
+	for queue, of := range r.current.Load().queues {
+		if of.model == model && (first == "" || queue < first) {
+			first = queue
+		}
+	}
+	return first
+}
 
 // Endpoints returns the instances of a model.
 func (r *Registry) Endpoints(model string) []*Endpoint { return r.current.Load().byModel[model] }

@@ -123,7 +123,7 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) {}, kick: make(chan struct{}, 1),
 	}
-	registry.onChange(p.changed)
+	registry.OnChange(p.changed)
 	return p
 }
 
@@ -226,7 +226,7 @@ func (p *SlotPool) usable(model string, now time.Time) func(int32) bool {
 	b := p.breakerOf(model)
 	return func(instance int32) bool {
 		e := p.registry.Endpoint(instance)
-		if e == nil || !e.usable(now) {
+		if e == nil || !e.Usable(now) {
 			return false
 		}
 		_, _, open := b.Quarantine(now, e.Server)
