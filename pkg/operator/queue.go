@@ -73,12 +73,6 @@ func (d *Database) Queues(ctx context.Context, names ...string) ([]Queue, error)
 	return list[Queue](ctx, d.db, "queues", queuesSQL, names, names == nil)
 }
 
-// QueueNames returns the names of the queues that begin with a prefix.
-func (d *Database) QueueNames(ctx context.Context, prefix string) ([]string, error) {
-	const sql = `SELECT name FROM penstock.queue WHERE starts_with(name, $1) ORDER BY name LIMIT 200`
-	return pgx.CollectRows(postgres.Query(ctx, d.db, sql, prefix), pgx.RowTo[string])
-}
-
 // QueueDetail is a queue with its settings, lanes and limits.
 type QueueDetail struct {
 	Queue
