@@ -46,10 +46,9 @@ type Call struct {
 	FinishBy    time.Time       // on this process's monotonic clock; zero: no deadline
 	Payload     json.RawMessage // the entry's payload
 	TraceParent string          // W3C trace context, passed on
-	TraceState  string
-	Callback    string // where an asynchronous worker reports; unguessable, one per lock
-	Operation   string // OpenAI only: overrides the model's operation
-	Output      Sink   // receives streamed output; nil drops it
+	Callback    string          // where an asynchronous worker reports; unguessable, one per lock
+	Operation   string          // OpenAI only: overrides the model's operation
+	Output      Sink            // receives streamed output; nil drops it
 }
 
 // Health is what a probe found. Figures that the worker does not report are nil.

@@ -37,7 +37,6 @@ func testCall(payload string) Call {
 		RunRef:      RunRef{Entry: "entry-17", Token: 42, Attempt: 3},
 		Payload:     json.RawMessage(payload),
 		TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
-		TraceState:  "penstock=1",
 		Callback:    "http://127.0.0.1:9/callback/unguessable",
 	}
 }

@@ -80,7 +80,6 @@ func joined(calls []Call, payload json.RawMessage) Call {
 	sum := sha256.New()
 	whole := Call{
 		Payload: payload, Operation: calls[0].Operation, TraceParent: calls[0].TraceParent,
-		TraceState: calls[0].TraceState,
 	}
 	endless := false
 	for _, c := range calls {

@@ -201,7 +201,7 @@ func TestEveryCallNamesItsRun(t *testing.T) {
 			h := s.Requests()[0].Header
 			for name, value := range map[string]string{
 				"Penstock-Entry": "entry-17", "Idempotency-Key": "entry-17-42", "Penstock-Token": "42",
-				"Penstock-Attempt": "3", "Traceparent": c.call.TraceParent, "Tracestate": "penstock=1",
+				"Penstock-Attempt": "3", "Traceparent": c.call.TraceParent,
 				"Authorization": "Bearer s3cret", "X-Tier": "gold", "Content-Type": "application/json",
 			} {
 				if got := h.Get(name); got != value {
@@ -345,7 +345,7 @@ func TestRequestThatCannotBeBuiltNeverLeaves(t *testing.T) {
 func TestTraceThatIsNoneIsLeftOut(t *testing.T) {
 	s := workertest.NewScript(t, workertest.Says(200, `{"status":"success"}`))
 	call := testCall(`{}`)
-	call.TraceParent, call.TraceState = "a\nb", "c\nd"
+	call.TraceParent = "a\nb"
 	o := newAdapter(t, Model{Name: "m", Protocol: ProtocolGeneric}, s.URL, 1).Submit(t.Context(), call)
 	if o.Kind != Done || s.Requests()[0].Header.Get("traceparent") != "" {
 		t.Errorf("%s (%s)", o.Kind, o.Reason)

@@ -44,20 +44,13 @@ func millisecondsLeft(finishBy time.Time) int64 {
 	return max(time.Until(finishBy).Milliseconds(), 0)
 }
 
-// W3C trace context, as far as a header has to hold to it. What does not is left out: a trace is not
-// worth an entry.
-var (
-	traceParent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
-	traceState  = regexp.MustCompile(`^[ -~]{1,512}$`)
-)
+// traceParent is the header of W3C trace context. A call whose trace is not of this form goes without it: a trace is
+// not worth an entry.
+var traceParent = regexp.MustCompile(`^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$`)
 
 func setTrace(h http.Header, call Call) {
-	if call.TraceParent == "" || !traceParent.MatchString(call.TraceParent) {
-		return
-	}
-	h.Set("traceparent", call.TraceParent)
-	if traceState.MatchString(call.TraceState) {
-		h.Set("tracestate", call.TraceState)
+	if traceParent.MatchString(call.TraceParent) {
+		h.Set("traceparent", call.TraceParent)
 	}
 }
 
