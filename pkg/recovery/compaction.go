@@ -36,6 +36,8 @@ func (c *Compaction) Run(ctx context.Context) error {
 func (c *Compaction) Replaced() int64 { return c.replaced.Load() }
 
 const (
+	// More entries than so many for each lock held have a mergeable queue compacted.
+	compactFactor = 10
 	// A queue with fewer waiting entries is not worth compacting.
 	compactEntriesMin = 100
 	// Keys of one statement, which has a transaction of its own.
@@ -57,7 +59,7 @@ SELECT q.id
  WHERE q.mergeable AND waiting.n >= $2 AND waiting.n > $1 * greatest(held.n, 1)`
 
 func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
-	rows := postgres.Query(ctx, c.db, fallingBehindSQL, c.cfg.CompactFactor, compactEntriesMin)
+	rows := postgres.Query(ctx, c.db, fallingBehindSQL, compactFactor, compactEntriesMin)
 	behind, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 	if err != nil {
 		return 0, fmt.Errorf("list queues that fall behind: %w", err)

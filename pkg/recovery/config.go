@@ -40,8 +40,6 @@ type Config struct {
 	SamplePause time.Duration
 	// CompactPause is the time between two passes of Compaction. Default 10 s.
 	CompactPause time.Duration
-	// CompactFactor is how many entries may wait for each lock held before a mergeable queue is compacted. Default 10.
-	CompactFactor float64
 	// GiveUp is how long the passes of a duty may fail before it returns, see duty.Loop.
 	GiveUp time.Duration
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
@@ -65,7 +63,6 @@ func (c Config) withDefaults() Config {
 	c.CountPause = cmp.Or(c.CountPause, time.Second)
 	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
 	c.CompactPause = cmp.Or(c.CompactPause, 10*time.Second)
-	c.CompactFactor = cmp.Or(c.CompactFactor, 10)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
