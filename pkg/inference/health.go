@@ -38,7 +38,6 @@ type Prober struct {
 // ProberConfig of a Prober. The zero value works.
 type ProberConfig struct {
 	Interval time.Duration // between probes of an instance, jittered by a quarter: 5 s
-	AtOnce   int           // instances probed at once: 32
 
 	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was
 	// taken for may still have been on its way when the worker counted. 10 s.
@@ -49,9 +48,11 @@ type ProberConfig struct {
 	DoubtMax time.Duration
 }
 
+// probesMax is how many instances are probed at once.
+const probesMax = 32
+
 func (c ProberConfig) withDefaults() ProberConfig {
 	c.Interval = cmp.Or(c.Interval, 5*time.Second)
-	c.AtOnce = cmp.Or(c.AtOnce, 32)
 	c.Grace = cmp.Or(c.Grace, 10*time.Second)
 	return c
 }
@@ -77,7 +78,7 @@ func (p *Prober) Wake() {
 func (p *Prober) Run(ctx context.Context) error {
 	var probes sync.WaitGroup
 	defer probes.Wait()
-	probing := make(chan struct{}, p.config.AtOnce)
+	probing := make(chan struct{}, probesMax)
 	ticks := time.NewTicker(p.config.Interval / 5)
 	defer ticks.Stop()
 	swept := time.Now()
@@ -90,7 +91,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		case <-p.wake:
 		}
 		p.renewClaims(ctx)
-		due, err := p.claimDue(ctx, p.config.AtOnce-len(probing))
+		due, err := p.claimDue(ctx, probesMax-len(probing))
 		if err == nil {
 			p.heard(time.Now())
 		}

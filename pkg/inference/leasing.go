@@ -48,7 +48,7 @@ func (p *SlotPool) lease(model string, want int) bool {
 	p.mu.Lock()
 	a := p.stateOf(model)
 	backingOff := start.Before(a.nextLease)
-	block := min((want+a.ledger.perSlot-1)/a.ledger.perSlot, max(len(a.ledger.held), 1), p.config.BlockMax)
+	block := min((want+a.ledger.perSlot-1)/a.ledger.perSlot, max(len(a.ledger.held), 1), blockMax)
 	p.mu.Unlock()
 	if backingOff || len(p.registry.Endpoints(model)) == 0 {
 		return false

@@ -40,7 +40,6 @@ type Dispatcher struct {
 
 // DispatchConfig of a Dispatcher. The zero value works.
 type DispatchConfig struct {
-	Instances   int           // tried for one claim before the entry is handed back: 3
 	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
 	ReadyWait   time.Duration // before an entry comes back that found no instance ready: 2 s
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
@@ -53,8 +52,10 @@ type DispatchConfig struct {
 	Callbacks *Callbacks
 }
 
+// triesMax is how many instances are tried for one claim before the entry is handed back.
+const triesMax = 3
+
 func (c DispatchConfig) withDefaults() DispatchConfig {
-	c.Instances = cmp.Or(c.Instances, 3)
 	c.BusyWait = cmp.Or(c.BusyWait, 500*time.Millisecond)
 	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
 	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
@@ -169,7 +170,7 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 	tried := a.blame.avoid(a.call.Entry, a.usableInstances())
 	maps.Copy(tried, unfit)
 	var last worker.Outcome
-	for a.tries < a.config.Instances {
+	for a.tries < triesMax {
 		if a.held == nil {
 			a.held, _ = a.pool.assign(a.model.Name, slotRequest{hint: a.hint(), exclude: tried})
 		}

@@ -90,7 +90,6 @@ type doubtful struct {
 
 // PoolConfig of a SlotPool. The zero value works.
 type PoolConfig struct {
-	BlockMax      int           // slots leased at once: 16
 	IdleMax       time.Duration // before an idle slot goes back: 1 s
 	Every         time.Duration // between renewals: 1 s
 	RetryInterval time.Duration // between attempts when there is nothing to lease: 250 ms
@@ -99,7 +98,6 @@ type PoolConfig struct {
 }
 
 func (c PoolConfig) withDefaults() PoolConfig {
-	c.BlockMax = cmp.Or(c.BlockMax, 16)
 	c.IdleMax = cmp.Or(c.IdleMax, time.Second)
 	c.Every = cmp.Or(c.Every, time.Second)
 	c.RetryInterval = cmp.Or(c.RetryInterval, 250*time.Millisecond)
@@ -108,6 +106,9 @@ func (c PoolConfig) withDefaults() PoolConfig {
 	}
 	return c
 }
+
+// blockMax is how many slots are leased at once.
+const blockMax = 16
 
 // exchangeMax bounds one round trip about slots, so that a scheduling thread is not held up by a
 // slow database.

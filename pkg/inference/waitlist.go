@@ -105,7 +105,7 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 			alone, a.tries = true, 0
 		case !a.elsewhere(ctx, o):
 			return a.answer(ctx, o)
-		case a.tries >= a.config.Instances:
+		case a.tries >= triesMax:
 			return nil, a.noRoom(o)
 		}
 	}
