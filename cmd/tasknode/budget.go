@@ -20,7 +20,7 @@ func (b *budget) add(queue string) {
 }
 
 // Take implements tasknode.Gate.
-func (b *budget) Take(queue string, _, want int) (int, func(n int)) {
+func (b *budget) Take(queue string, want int) (int, func(n int)) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.queues[queue] {

@@ -90,16 +90,16 @@ func TestCallbacksHaveAQuarterOfTheThreads(t *testing.T) {
 	}
 	b := newBudget(3)
 	b.add("webhook")
-	if n, _ := b.Take("work", 10, 7); n != 7 {
+	if n, _ := b.Take("work", 7); n != 7 {
 		t.Errorf("another queue gets %d of 7", n)
 	}
-	n, release := b.Take("webhook", 10, 5)
-	more, _ := b.Take("webhook", 10, 1)
+	n, release := b.Take("webhook", 5)
+	more, _ := b.Take("webhook", 1)
 	if n != 3 || more != 0 {
 		t.Errorf("%d and %d are allowed, want 3 and none", n, more)
 	}
 	release(2)
-	if n, _ := b.Take("webhook", 10, 5); n != 2 {
+	if n, _ := b.Take("webhook", 5); n != 2 {
 		t.Errorf("%d are allowed after two came back", n)
 	}
 }

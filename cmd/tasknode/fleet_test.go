@@ -102,7 +102,7 @@ type slotGate struct {
 }
 
 // Take implements tasknode.Gate.
-func (g *slotGate) Take(_ string, _, want int) (int, func(n int)) {
+func (g *slotGate) Take(_ string, want int) (int, func(n int)) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	allow := min(want, g.free)

@@ -319,8 +319,8 @@ func (n *node) routes(draining api.Check) http.Handler {
 // resources is the governor as a gate of the task node.
 type resources struct{ *governor.Governor }
 
-// Take implements tasknode.Gate.
-func (r resources) Take(queue string, free, want int) (int, func(n int)) {
-	verdict, hold := r.Governor.Take(queue, free, want)
+// Take implements tasknode.Gate. The threads for the entries that a node asks for are free.
+func (r resources) Take(queue string, want int) (int, func(n int)) {
+	verdict, hold := r.Governor.Take(queue, want, want)
 	return verdict.Allow, func(n int) { r.Release(hold, n) }
 }

@@ -95,8 +95,8 @@ type slots struct {
 }
 
 // Take implements tasknode.Gate.
-func (s slots) Take(queue string, free, want int) (int, func(n int)) {
-	allow, release := s.Gate.Take(queue, free, want)
+func (s slots) Take(queue string, want int) (int, func(n int)) {
+	allow, release := s.Gate.Take(queue, want)
 	if allow == 0 {
 		s.Refused(queue, "slots")
 	}

@@ -267,7 +267,7 @@ func (m *miniNode) recover(ctx context.Context) {
 // schedule claims with permits, as a scheduling thread does.
 func (m *miniNode) schedule(ctx context.Context) {
 	for ctx.Err() == nil {
-		n, release := m.Pool.Take(m.queue.Name, 16, 16)
+		n, release := m.Pool.Take(m.queue.Name, 16)
 		if n == 0 {
 			pause(ctx, 2*time.Millisecond)
 			continue

@@ -51,7 +51,7 @@ func TestServiceIsAllThatANodeNeeds(t *testing.T) {
 	must(t, err)
 	pushed, err := queue.Push(ctx, invalidation.Push{Payload: json.RawMessage(`{"image": "..."}`)})
 	must(t, err)
-	permits, release := service.Pool.Take(name, 1, 1)
+	permits, release := service.Pool.Take(name, 1)
 	claimed, err := queue.Claim(ctx, invalidation.ClaimRequest{
 		Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: permits, IgnoreRowLocks: true,
 	})

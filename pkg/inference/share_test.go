@@ -53,8 +53,8 @@ func (c *contended) busyNode(db postgres.DB) (pool *SlotPool, calls []*slotRef, 
 		func() invalidation.NodeID { return node })
 	c.must(s.Registry.Refresh(c.ctx))
 	held := 0
-	n, release := s.Pool.Take(c.queue.Name, 64, 64)
-	for ; n > 0; n, _ = s.Pool.Take(c.queue.Name, 64, 64) {
+	n, release := s.Pool.Take(c.queue.Name, 64)
+	for ; n > 0; n, _ = s.Pool.Take(c.queue.Name, 64) {
 		held += n
 	}
 	for range held {

@@ -128,19 +128,18 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	return p
 }
 
-// Take acquires up to want permits for entries of a queue, with free processing threads for them.
-// Each permit is given back once by release. Queues that are not for inference need none.
-func (p *SlotPool) Take(queue string, free, want int) (allow int, release func(n int)) {
+// Take acquires up to want permits for entries of a queue. Each permit is given back once by release. Queues that are
+// not for inference need none.
+func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int)) {
 	model := p.registry.QueueModel(queue)
 	if model == "" {
-		return min(free, want), func(int) {}
+		return want, func(int) {}
 	}
 	release = func(n int) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.stateOf(model).ledger.giveBack(n)
 	}
-	want = min(free, want)
 	if allow = p.take(model, want); allow > 0 || want <= 0 {
 		return allow, release
 	}

@@ -169,7 +169,7 @@ func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
 	node := b.node(time.Hour)
 	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
-	n, release := s.Pool.Take(b.queue.Name, 8, 8)
+	n, release := s.Pool.Take(b.queue.Name, 8)
 	if n != 1 {
 		t.Fatalf("took %d permits, want the first block of one", n)
 	}
@@ -179,13 +179,13 @@ func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
 	s.Pool.mu.Lock()
 	s.Pool.until = s.Pool.until.Add(-time.Hour)
 	s.Pool.mu.Unlock()
-	if n, _ := s.Pool.Take(b.queue.Name, 8, 8); n != 0 {
+	if n, _ := s.Pool.Take(b.queue.Name, 8); n != 0 {
 		t.Error("a permit was given out on a lapsed lease")
 	}
 	_, err = invalidation.Renew(b.ctx, b.pool, node, invalidation.Beat{Tokens: []invalidation.Token{}})
 	b.must(err)
 	b.must(s.Pool.Renew(b.ctx))
-	if n, _ := s.Pool.Take(b.queue.Name, 8, 8); n == 0 {
+	if n, _ := s.Pool.Take(b.queue.Name, 8); n == 0 {
 		t.Error("no permit after the lease was renewed")
 	}
 }
@@ -196,13 +196,13 @@ func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
 	node := b.node(time.Minute)
 	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
-	_, release := s.Pool.Take(b.queue.Name, 1, 1)
+	_, release := s.Pool.Take(b.queue.Name, 1)
 	release(1)
 	_, err := b.pool.Exec(b.ctx, `DELETE FROM penstock.slot`)
 	b.must(err)
 	b.lease(b.node(time.Minute), 1)
 	b.must(s.Pool.Renew(b.ctx))
-	if n, _ := s.Pool.Take(b.queue.Name, 1, 1); n != 0 {
+	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 {
 		t.Error("a slot was used that somebody else holds")
 	}
 }
@@ -220,7 +220,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	}
 	take := func(s *Service) (n int) {
 		for {
-			k, _ := s.Pool.Take(b.queue.Name, 64, 64)
+			k, _ := s.Pool.Take(b.queue.Name, 64)
 			if k == 0 {
 				return n
 			}
@@ -390,7 +390,7 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Nanosecond}}, db, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	db.every.Store(1)
-	if n, _ := s.Pool.Take(b.queue.Name, 1, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
+	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
 		t.Fatalf("took %d; the answer was not lost", n)
 	}
 	db.every.Store(0)

@@ -47,9 +47,9 @@ type Config struct {
 
 // Gate decides whether this node may take more of a queue's entries.
 type Gate interface {
-	// Take asks for up to want entries of a queue, with as many processing threads free for them, and takes what it
+	// Take asks for up to want entries of a queue, for which as many processing threads are free, and takes what it
 	// allows. Each taken entry is given back once by calling release, when its run has ended or never began.
-	Take(queue string, free, want int) (allow int, release func(n int))
+	Take(queue string, want int) (allow int, release func(n int))
 }
 
 // Observer sees what a node does, for metrics. Its methods are called by all threads, on the way of every entry.

@@ -42,7 +42,7 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 		return r, refusedThreads
 	}
 	for _, gate := range n.cfg.Gates {
-		allowed, release := gate.Take(l.name, r.locks, r.locks)
+		allowed, release := gate.Take(l.name, r.locks)
 		r.Shrink(allowed)
 		if allowed == 0 {
 			return r, refusedByGate

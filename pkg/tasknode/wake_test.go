@@ -14,7 +14,7 @@ import (
 // shut is a gate that lets nothing through, and counts how often it was asked.
 type shut struct{ asked atomic.Int64 }
 
-func (g *shut) Take(string, int, int) (int, func(int)) {
+func (g *shut) Take(string, int) (int, func(int)) {
 	g.asked.Add(1)
 	return 0, func(int) {}
 }
