@@ -323,7 +323,7 @@ func (m *miniNode) process(l *invalidation.Lock, release func(int)) {
 // die ends the member as kill -9 does: nothing is given back, connections break.
 func (m *miniNode) die() {
 	m.kill(errKilled)
-	_, err := m.bed.pool.Exec(m.ctx, `UPDATE penstock.node SET lease = $2 WHERE id = $1`, m.id, testLease)
+	_, err := m.pool.Exec(m.ctx, `UPDATE penstock.node SET lease = $2 WHERE id = $1`, m.id, testLease)
 	m.must(err)
 }
 

@@ -86,7 +86,7 @@ func TestOperationPassesByBusyEntries(t *testing.T) {
 	ids := b.push(make([]string, 30)...)
 	tx := b.begin()
 	b.exec(tx, `SELECT FROM penstock.entry WHERE id = ANY ($1) FOR UPDATE`, []EntryID{ids[0], ids[7]})
-	op := b.start(operator.OperationRequest{Verb: operator.DisableAll, Filter: operator.Filter{All: true}})
+	op := b.start(operator.OperationRequest{Verb: operator.DisableAll, Filter: operator.Filter{All: true}, PerSecond: 2_000_000_000})
 	b.want(b.runOperations(), 28)
 	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND status = 'running' AND cardinality(busy) = 2`, op), 1)
 	b.want(b.runOperations(), 0)
