@@ -26,7 +26,7 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 	for i := range 2 {
 		l := &leader{program: start(t, "leader", fmt.Sprint("leader ", i), "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open",
 			"--database-url", p.dsn, "--inference-callback-key", "file:"+key)}
-		l.address = "http://" + value(l.says("leader started", time.Minute), "listen")
+		l.address = "http://" + value(l.says("leader started"), "listen")
 		p.leaders = append(p.leaders, l)
 	}
 	asked := make(chan string, 10)
@@ -61,7 +61,7 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 	eventually(t, time.Minute, "the accepted run is stored", func() bool { return p.query(`SELECT count(*) FROM penstock.remote_run`) == 1 })
 	first.kill()
 	p.leaders[0].signal(syscall.SIGKILL)
-	p.leaders[0].exit(time.Minute)
+	p.leaders[0].exit()
 
 	report := func(to, body string) (int, error) {
 		u := *at

@@ -64,7 +64,7 @@ func (p *plant) startGateway(name string) *gatewayProcess {
 	p.t.Helper()
 	g := &gatewayProcess{program: start(p.t, "gateway", name, "--name", name, "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0",
 		"--database-url", p.dsn, "--open", "--lease", "5s")}
-	line := g.says("gateway started", time.Minute)
+	line := g.says("gateway started")
 	_, rest, _ := strings.Cut(line, "listen=")
 	address, _, _ := strings.Cut(rest, " ")
 	g.url = "http://" + address
@@ -136,7 +136,7 @@ func TestKilledGatewaysNeverExceedTheSlots(t *testing.T) {
 		eventually(t, time.Minute, "online requests are served", func() bool { return served.Load() > before+20 })
 		at := rand.IntN(3)
 		fleet.list[at].signal(syscall.SIGKILL)
-		fleet.list[at].exit(time.Minute)
+		fleet.list[at].exit()
 		fresh := p.startGateway("g" + strconv.Itoa(4+n))
 		fleet.Lock()
 		fleet.list[at] = fresh

@@ -75,7 +75,7 @@ func TestHostileTextsGoThroughNodeWorkerAndWebhook(t *testing.T) {
 	l := start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open",
 		"--database-url", p.dsn,
 		"--callback-allow-networks", "127.0.0.0/8")
-	address := "http://" + value(l.says("leader started", time.Minute), "listen")
+	address := "http://" + value(l.says("leader started"), "listen")
 	p.exec(`SELECT penstock.register_model('m', '{"protocol": "dispatcher"}'),
 	               penstock.register_instance('m', 'gpu', '` + worker.URL + `/run', 4)`)
 	p.login("node_h", "node")
@@ -85,7 +85,7 @@ func TestHostileTextsGoThroughNodeWorkerAndWebhook(t *testing.T) {
 	n := startWith(t, []string{"HOOKS=a key for tests alone"}, "tasknode", "tasknode", "--database-url", at.String(),
 		"--listen",
 		"127.0.0.1:0", "--governor=false", "--webhook-key", "env:HOOKS", "--webhook-allow-networks", "127.0.0.0/8")
-	n.says("task node started", time.Minute)
+	n.says("task node started")
 	pushed := int64(0)
 	for i, text := range hostile {
 		for _, fails := range []bool{false, true} {

@@ -72,7 +72,7 @@ func (s *site) startLeader(role string, args ...string) *leader {
 		"--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", u.String(),
 	}, args...)
 	l := &leader{program: start(s.t, "leader", role, args...)}
-	started := l.says("leader started", time.Minute)
+	started := l.says("leader started")
 	l.address, l.debug = "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	return l
 }
@@ -225,7 +225,7 @@ func TestStoppedLeaderWritesNothingOnceItsTermIsOver(t *testing.T) {
 	s.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	before := s.query(`SELECT count(*) FROM public.written WHERE who = $1`, heir.name)
 	frozen.signal(syscall.SIGCONT)
-	frozen.says("term ended", time.Minute)
+	frozen.says("term ended")
 	s.promotedOnce(1000, time.Minute)
 	if n := s.query(`SELECT count(*) FROM public.written w, public.over o WHERE w.who = $1 AND w.at > o.at`, frozen.name); n != 0 {
 		t.Errorf("the old leader wrote %d times after term %d had begun", n, next)
@@ -246,7 +246,7 @@ func TestTerminatedLeaderHandsOverWithinHalfASecondAndExitsZero(t *testing.T) {
 		s.exec(`DROP TABLE IF EXISTS public.told`)
 		s.exec(`CREATE TABLE public.told AS SELECT clock_timestamp() AS at`)
 		l.signal(syscall.SIGTERM)
-		if code := l.exit(time.Minute); code != 0 {
+		if code := l.exit(); code != 0 {
 			t.Errorf("exit status %d", code)
 		}
 		s.elected(term)
@@ -271,7 +271,7 @@ func TestLeadersOutliveADatabaseThatIsRestarted(t *testing.T) {
 	if _, err := l.request("GET", "/livez", nil); err != nil {
 		t.Errorf("a leader without a database is restarted for nothing: %v", err)
 	}
-	l.says("term ended", time.Minute)
+	l.says("term ended")
 	s.server.Start()
 	began := time.Now()
 	for _, l := range s.leaders {
@@ -326,7 +326,7 @@ func TestLeaderRefusesWhatItIsToldWrongly(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			p := start(t, "leader", "leader", c.arg, "--listen", "127.0.0.1:0")
-			if code := p.exit(time.Minute); code == 0 {
+			if code := p.exit(); code == 0 {
 				t.Error("exit status 0")
 			}
 			if said := strings.Join(p.said(), "\n"); !strings.Contains(said, c.want) {

@@ -57,8 +57,8 @@ func (p *plant) startWorker(slots int, args ...string) (endpoint string) {
 	args = append([]string{"serve", "--listen", "127.0.0.1:0", "--models", "echo", "--slots", fmt.Sprint(slots)}, args...)
 	w := start(p.t, "worker", "worker", args...)
 	p.worker = w
-	_, address, _ := strings.Cut(w.says("listening on ", time.Minute), "listening on ")
-	w.says("ready", time.Minute)
+	_, address, _ := strings.Cut(w.says("listening on "), "listening on ")
+	w.says("ready")
 	return address + "/echo"
 }
 
@@ -117,7 +117,7 @@ func (p *plant) startNode(name string, args ...string) *taskNode {
 		"--lease", nodeLease.String(), "--beat", "500ms", "--governor=false", // the machine belongs to other tests as well
 	}, args...)
 	n := &taskNode{program: start(p.t, "tasknode", name, args...)}
-	n.says("task node started", time.Minute)
+	n.says("task node started")
 	const known = `SELECT coalesce(max(id), 0) FROM penstock.node WHERE name = $1`
 	eventually(p.t, time.Minute, name+" registers", func() bool {
 		n.id = p.query(known, name)
@@ -209,5 +209,5 @@ func (p *plant) spent(crashes int64) {
 func (n *taskNode) kill() {
 	n.t.Helper()
 	n.signal(syscall.SIGKILL)
-	n.exit(time.Minute)
+	n.exit()
 }

@@ -75,15 +75,15 @@ func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
 	s.exec(`CREATE TABLE public.effect (entry jsonb)`)
 	s.exec(`SELECT penstock.set_statements('work', '{"run": "INSERT INTO public.effect VALUES ($1)"}')`)
 	s.exec(`SELECT penstock.alter_queue('work', '{"capacity": 100000}')`)
-	start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", dsn, "--database-pooled").says("elected", time.Minute)
+	start(t, "leader", "leader", "--listen", "127.0.0.1:0", "--debug-listen", "127.0.0.1:0", "--open", "--database-url", dsn, "--database-pooled").says("elected")
 	node := func(name string) *program {
 		n := start(t, "tasknode", name, "--name", name, "--listen", "127.0.0.1:0", "--database-url", dsn, "--database-pooled",
 			"--lease", nodeLease.String(), "--beat", "500ms", "--governor=false")
-		n.says("task node started", time.Minute)
+		n.says("task node started")
 		return n
 	}
 	first := node("node_a")
-	first.says("lack planner settings", time.Minute)
+	first.says("lack planner settings")
 	s.exec(`SELECT penstock.push('work', to_jsonb(i), lock_key => CASE WHEN i % 3 = 0 THEN 'k' || i % 10 END,
 	                             due_at => CASE WHEN i % 7 = 0 THEN now() + interval '2 s' END) FROM generate_series(1, 600) i`)
 	eventually(t, time.Minute, "the node is at work", func() bool { return s.query(`SELECT count(*) FROM public.effect`) > 50 })
@@ -107,8 +107,8 @@ func TestProgramsRefuseSessionsThatAreNotReadCommitted(t *testing.T) {
 	s.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read'); END $$`)
 	for _, program := range []string{"leader", "tasknode"} {
 		p := start(t, program, program, "--listen", "127.0.0.1:0", "--database-url", s.dsn, "--database-pooled")
-		p.says("must be read committed", time.Minute)
-		if status := p.exit(time.Minute); status != 1 {
+		p.says("must be read committed")
+		if status := p.exit(); status != 1 {
 			t.Errorf("%s ended with status %d, want 1", program, status)
 		}
 	}

@@ -114,10 +114,10 @@ func (p *program) said() []string {
 	return append([]string(nil), p.lines...)
 }
 
-// says waits for a line with this text and returns it.
-func (p *program) says(text string, within time.Duration) string {
+// says waits up to a minute for a line with this text and returns it.
+func (p *program) says(text string) string {
 	p.t.Helper()
-	timeout := time.After(within)
+	timeout := time.After(time.Minute)
 	for {
 		p.mu.Lock()
 		news := p.news
@@ -132,7 +132,7 @@ func (p *program) says(text string, within time.Duration) string {
 		case <-p.ended:
 			p.t.Fatalf("%s ended without saying %q", p.name, text)
 		case <-timeout:
-			p.t.Fatalf("%s did not say %q within %v", p.name, text, within)
+			p.t.Fatalf("%s did not say %q within a minute", p.name, text)
 		}
 	}
 }
@@ -144,14 +144,14 @@ func (p *program) signal(sig syscall.Signal) {
 	}
 }
 
-// exit waits for the end of the process and returns its status, -1 if a signal killed it.
-func (p *program) exit(within time.Duration) int {
+// exit waits up to a minute for the end of the process and returns its status, -1 if a signal killed it.
+func (p *program) exit() int {
 	p.t.Helper()
 	select {
 	case <-p.ended:
 		return p.cmd.ProcessState.ExitCode()
-	case <-time.After(within):
-		p.t.Fatalf("%s has not ended within %v", p.name, within)
+	case <-time.After(time.Minute):
+		p.t.Fatalf("%s has not ended within a minute", p.name)
 		return 0
 	}
 }

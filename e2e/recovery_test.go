@@ -22,7 +22,7 @@ func faults() []fault {
 		{"the leader killed", func(p *plant) {
 			_, led := p.elected(0)
 			led.signal(syscall.SIGKILL)
-			led.exit(time.Minute)
+			led.exit()
 		}},
 		{"all connections terminated, six times in three seconds", func(p *plant) {
 			for range 6 {
@@ -81,7 +81,7 @@ SELECT coalesce(percentile_disc(%s) WITHIN GROUP (ORDER BY extract(epoch FROM c.
 			t.Errorf("%s: an entry ran again %d ms after the last fault, want %d at most", f.name, most, bound)
 		}
 		heir.signal(syscall.SIGTERM)
-		heir.exit(time.Minute)
+		heir.exit()
 	}
 	p.eachDoneOnce()
 }

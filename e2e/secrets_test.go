@@ -96,7 +96,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	}
 	l := launch("leader", "leader", "--debug-listen", "127.0.0.1:0", "--inference-callback-key", "file:"+key,
 		"--callback-allow-networks", "127.0.0.0/8")
-	started := l.says("leader started", time.Minute)
+	started := l.says("leader started")
 	address, debug := "http://"+value(started, "listen"), "http://"+value(started, "debug")
 	command := func(args ...string) []byte {
 		dir, err := binaries()
@@ -133,7 +133,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	n := launch("tasknode", "node", "--governor=false", "--webhook-key", "env:HOOKS", "--webhook-allow-networks",
 		"127.0.0.0/8",
 		"--inference-callback-key", "file:"+key, "--inference-callback-url", address)
-	probes := "http://" + value(n.says("task node started", time.Minute), "listen")
+	probes := "http://" + value(n.says("task node started"), "listen")
 
 	send := func(source, method, to, body, token string) []byte {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -204,7 +204,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	out.add("stored secrets", stored)
 	for _, one := range []*program{n, l} { // which sends the traces that are left
 		one.signal(syscall.SIGTERM)
-		one.exit(60 * time.Second)
+		one.exit()
 	}
 	out.add("log of the leader", []byte(strings.Join(l.said(), "\n")))
 	out.add("log of the node", []byte(strings.Join(n.said(), "\n")))

@@ -93,7 +93,7 @@ func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testi
 	p.worker.signal(syscall.SIGSTOP) // the runs of the other node end after the leader has heard of this one
 	p.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	frozen.signal(syscall.SIGCONT)
-	frozen.says("endings refused", time.Minute)
+	frozen.says("endings refused")
 	eventually(t, time.Minute, "a node that is heard again has killed no entry", func() bool {
 		return p.query(`SELECT coalesce(sum(crashes), 0) FROM penstock.entry`) == 0
 	})
@@ -202,7 +202,7 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 			p.running(leaving, 50)
 			staying := p.startNode("node_b")
 			leaving.signal(syscall.SIGTERM)
-			if code := leaving.exit(time.Minute); code != 0 {
+			if code := leaving.exit(); code != 0 {
 				t.Errorf("exit status %d", code)
 			}
 			if n := p.query(`SELECT count(*) FROM penstock.node WHERE id = $1`, leaving.id); n != 0 {

@@ -126,5 +126,5 @@ func (s *site) startPrograms(binary, role string, args ...string) {
 	if filepath.Base(binary) == "leader" {
 		args, started = append(args, "--debug-listen", "127.0.0.1:0", "--open"), "leader started"
 	}
-	start(s.t, binary, role, args...).says(started, time.Minute)
+	start(s.t, binary, role, args...).says(started)
 }
