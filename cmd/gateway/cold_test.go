@@ -45,7 +45,9 @@ func TestRequestForAModelWithoutInstancesIsDemandUntilOneStarts(t *testing.T) {
 		t.Fatalf("got %+v", o)
 	}
 	t.Logf("answered %s after the instance was ready; the call takes 20 ms", o.at.Sub(ready))
-	s.eventually("the demand is over", func() bool { return s.count(`SELECT count(*) FROM penstock.slot_demand`) == 0 })
+	s.eventually("the demand is over", func() bool {
+		return s.count(`SELECT missing FROM penstock.scale_online_waits('m')`) == 0
+	})
 }
 
 // Requests that find no room when they arrive are counted for the autoscaler, each once.
