@@ -66,7 +66,8 @@ func play(role string) error {
 	return err
 }
 
-// startHelper starts the role and returns its line. The process is killed at the end of the test at the latest.
+// startHelper starts the role and returns its line. The process is killed at the end of the test at the latest; the
+// server of a kept cluster ends after it, and has ended when the cluster's directory is removed.
 func startHelper(t *testing.T, role string) (*exec.Cmd, string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -87,6 +88,10 @@ func startHelper(t *testing.T, role string) (*exec.Cmd, string) {
 		in.Close()
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
+		if _, kept, _ := strings.Cut(role, ":"); kept != "" {
+			pidFile := filepath.Join(kept, clusterData, "postmaster.pid")
+			eventually(t, "the server in "+kept+" has ended", func() bool { return !exists(pidFile) })
+		}
 	})
 	line, err := bufio.NewReader(out).ReadString('\n')
 	line = strings.TrimSpace(line)
