@@ -11,20 +11,20 @@ type candidate struct {
 	id         int32
 	idle, busy int
 	awaited    int       // entries that wait for one of its busy slots
-	loaded     string    // the hint of what it ran last
+	loaded     string    // the affinity of the last call that had one
 	used       time.Time // when that was
 	served     int64
 	pressed    bool // calls wait inside its worker, or its cache is nearly full
 }
 
-// rankCandidates decides where something with a hint should run: on an instance that has it loaded,
+// rankCandidates decides where calls with an affinity should run: on an instance that has it loaded,
 // else where the least is lost (nothing loaded, no pressure, little load, long unused). Where only busy
 // instances have it loaded, and it may wait, it waits for one of those, whose id is returned
 // instead of an order, unless so many wait for that already that another had better load it.
-func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []int32, await int32) {
+func rankCandidates(candidates []candidate, affinity string, mayWait bool) (order []int32, await int32) {
 	var idle []candidate
 	for _, s := range candidates {
-		fits := hint != "" && s.loaded == hint
+		fits := affinity != "" && s.loaded == affinity
 		switch {
 		case s.idle > 0 && fits:
 			mayWait, await = false, 0
@@ -39,7 +39,7 @@ func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []
 		return nil, await
 	}
 	slices.SortFunc(idle, func(a, b candidate) int {
-		return cmp.Or(cmp.Compare(a.swapCost(hint), b.swapCost(hint)),
+		return cmp.Or(cmp.Compare(a.swapCost(affinity), b.swapCost(affinity)),
 			cmp.Compare(a.pressure(), b.pressure()), cmp.Compare(a.load(), b.load()),
 			a.used.Compare(b.used), cmp.Compare(a.served, b.served), cmp.Compare(a.id, b.id))
 	})
@@ -49,11 +49,11 @@ func rankCandidates(candidates []candidate, hint string, mayWait bool) (order []
 	return order, 0
 }
 
-// swapCost is 0 where the hinted thing is loaded, 1 where it can be without unloading another, 2
-// elsewhere.
-func (s candidate) swapCost(hint string) int {
+// swapCost is 0 where the affinity is empty or loaded, 1 where it can be loaded without
+// unloading another, 2 elsewhere.
+func (s candidate) swapCost(affinity string) int {
 	switch {
-	case hint == "" || s.loaded == hint:
+	case affinity == "" || s.loaded == affinity:
 		return 0
 	case s.loaded == "":
 		return 1

@@ -17,49 +17,50 @@ import (
 	"pgregory.net/rapid"
 )
 
-// Something waits only if it may, and for a busy site that has it loaded and that few wait for; it goes where
-// it is loaded if that is idle, and before it unloads anything where nothing is loaded; and no idle site is left out.
-func TestPlacePrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
+// Something waits only if it may, and for a busy candidate that has it loaded and that few wait for; it goes where
+// it is loaded if that is idle, and before it unloads anything where nothing is loaded; and no idle candidate is
+// left out.
+func TestRankingPrefersWhatIsLoadedAndWaitsForNothingElse(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		hints := rapid.SampledFrom([]string{"", "x", "y"})
-		var sites []candidate
-		for i := range rapid.Int32Range(0, 5).Draw(t, "sites") {
-			sites = append(sites, candidate{
+		affinities := rapid.SampledFrom([]string{"", "x", "y"})
+		var candidates []candidate
+		for i := range rapid.Int32Range(0, 5).Draw(t, "candidates") {
+			candidates = append(candidates, candidate{
 				id: i + 1, idle: rapid.IntRange(0, 2).Draw(t, "idle"), busy: rapid.IntRange(0, 3).Draw(t, "busy"),
-				awaited: rapid.IntRange(0, 9).Draw(t, "awaited"), loaded: hints.Draw(t, "loaded"),
+				awaited: rapid.IntRange(0, 9).Draw(t, "awaited"), loaded: affinities.Draw(t, "loaded"),
 				pressed: rapid.Bool().Draw(t, "pressed"),
 			})
 		}
-		hint, mayWait := hints.Draw(t, "hint"), rapid.Bool().Draw(t, "may wait")
-		order, await := rankCandidates(sites, hint, mayWait)
+		affinity, mayWait := affinities.Draw(t, "affinity"), rapid.Bool().Draw(t, "may wait")
+		order, await := rankCandidates(candidates, affinity, mayWait)
 		if await != 0 {
-			s := sites[await-1]
-			if !mayWait || hint == "" || s.loaded != hint || s.awaited >= awaitedMost*s.busy || len(order) > 0 {
-				t.Fatalf("%q waits for %+v, may wait %t", hint, s, mayWait)
+			s := candidates[await-1]
+			if !mayWait || affinity == "" || s.loaded != affinity || s.awaited >= awaitedMost*s.busy || len(order) > 0 {
+				t.Fatalf("%q waits for %+v, may wait %t", affinity, s, mayWait)
 			}
 		}
 		idle := 0
-		for _, s := range sites {
+		for _, s := range candidates {
 			if s.idle == 0 {
 				continue
 			}
 			idle++
-			if await != 0 && s.loaded == hint {
-				t.Fatalf("%q waits although %+v is idle", hint, s)
+			if await != 0 && s.loaded == affinity {
+				t.Fatalf("%q waits although %+v is idle", affinity, s)
 			}
 			if await == 0 && !slices.Contains(order, s.id) {
 				t.Fatalf("%+v is left out of %v", s, order)
 			}
-			first := sites[max(0, int(append(order, 1)[0])-1)]
-			if await == 0 && first.pressed && !s.pressed && s.swapCost(hint) == first.swapCost(hint) {
-				t.Fatalf("%q goes to %+v, which is pressed, before %+v", hint, first, s)
+			first := candidates[max(0, int(append(order, 1)[0])-1)]
+			if await == 0 && first.pressed && !s.pressed && s.swapCost(affinity) == first.swapCost(affinity) {
+				t.Fatalf("%q goes to %+v, which is pressed, before %+v", affinity, first, s)
 			}
-			if await == 0 && hint != "" && s.swapCost(hint) < sites[order[0]-1].swapCost(hint) {
-				t.Fatalf("%q goes to %+v before %+v", hint, sites[order[0]-1], s)
+			if await == 0 && affinity != "" && s.swapCost(affinity) < candidates[order[0]-1].swapCost(affinity) {
+				t.Fatalf("%q goes to %+v before %+v", affinity, candidates[order[0]-1], s)
 			}
 		}
 		if await == 0 && len(order) != idle {
-			t.Fatalf("order %v of %d idle sites", order, idle)
+			t.Fatalf("order %v of %d idle candidates", order, idle)
 		}
 	})
 }

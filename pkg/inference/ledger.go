@@ -51,9 +51,9 @@ type instanceSlots struct {
 	limit   int32         // slots the instance has; those numbered from there on are given back; 0: not known
 	cool    time.Time     // the worker had no room: not before then
 	coolFor time.Duration // how long that was the last time
-	hint    string        // what it ran last, and when
-	used    time.Time
-	served  int64 // calls
+	loaded  string        // the affinity of the last call that had one
+	used    time.Time     // when that call began
+	served  int64         // calls
 }
 
 func newSlotLedger() *slotLedger {
@@ -131,11 +131,11 @@ func (l *slotLedger) giveBack(n int) { l.unassigned -= n }
 
 // slotRequest says what an entry, or a batch of them, needs of a slot.
 type slotRequest struct {
-	permits int            // permits that it has, 1 at least
-	hint    string         // what the worker has to load for it
-	until   time.Time      // how long it may wait for a worker that has that loaded
-	exclude map[int32]bool // instances that it has tried, or that are not for it
-	pressed map[int32]bool // instances that had better get no more calls while others are there
+	permits  int            // permits that it has, 1 at least
+	affinity string         // value of the affinity field: what the worker has to load
+	until    time.Time      // how long it may wait for a worker that has that loaded
+	exclude  map[int32]bool // instances that it has tried, or that are not for it
+	pressed  map[int32]bool // instances that had better get no more calls while others are there
 }
 
 // assign picks the slot for an entry. admit is asked last, about one instance after the other.
@@ -147,19 +147,19 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 	for id, s := range l.instances {
 		if !now.Before(s.cool) && !a.exclude[id] {
 			candidates = append(candidates, candidate{
-				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.hint,
+				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.loaded,
 				used: s.used, served: s.served,
 				pressed: a.pressed[id],
 			})
 		}
 	}
-	order, await := rankCandidates(candidates, a.hint, now.Before(a.until))
+	order, await := rankCandidates(candidates, a.affinity, now.Before(a.until))
 	for _, id := range order {
 		if admit(id) {
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
 			l.occupy(h, max(a.permits, 1))
-			return h, s.note(a.hint, now), 0
+			return h, s.note(a.affinity, now), 0
 		}
 	}
 	return nil, false, await
@@ -260,7 +260,7 @@ func (l *slotLedger) holdsPressed() bool {
 }
 
 func (l *slotLedger) relievable(instance int32) bool {
-	return l.relief > 0 && l.pressed[instance] && l.instances[instance].hint == ""
+	return l.relief > 0 && l.pressed[instance] && l.instances[instance].loaded == ""
 }
 
 // setLimit says how many slots an instance has. Those beyond are not used again.
@@ -322,13 +322,12 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 	return out
 }
 
-// note takes down a call, and says whether the worker had to load another thing for it than it ran
-// last.
-func (s *instanceSlots) note(hint string, now time.Time) (swapped bool) {
+// note records a call, and reports whether the worker had to load another affinity for it than that of the call before.
+func (s *instanceSlots) note(affinity string, now time.Time) (swapped bool) {
 	s.served++
-	swapped = hint != "" && s.hint != "" && s.hint != hint
-	if hint != "" {
-		s.hint, s.used = hint, now
+	swapped = affinity != "" && s.loaded != "" && s.loaded != affinity
+	if affinity != "" {
+		s.loaded, s.used = affinity, now
 	}
 	return swapped
 }

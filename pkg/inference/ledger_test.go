@@ -9,8 +9,8 @@ import (
 
 var everywhere = func(int32) bool { return true }
 
-func assigned(l *slotLedger, now time.Time, hint string, admit func(int32) bool) *heldSlot {
-	h, _, _ := l.assign(now, slotRequest{hint: hint}, admit)
+func assigned(l *slotLedger, now time.Time, affinity string, admit func(int32) bool) *heldSlot {
+	h, _, _ := l.assign(now, slotRequest{affinity: affinity}, admit)
 	return h
 }
 
@@ -64,7 +64,7 @@ func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
 		t.Errorf("french went to instance %d, was loaded on %d", c.instance, a.instance)
 	}
 	if d := assigned(l, now, "", everywhere); d.instance == a.instance {
-		t.Error("an entry without a hint went to the busier instance")
+		t.Error("an entry without an affinity went to the busier instance")
 	}
 }
 
@@ -119,7 +119,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				if permits <= onCalls {
 					return
 				}
-				a := slotRequest{hint: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "hint"), permits: rapid.IntRange(1, min(l.perSlot, permits-onCalls)).Draw(t, "permits")}
+				a := slotRequest{affinity: rapid.SampledFrom([]string{"", "a", "b"}).Draw(t, "affinity"), permits: rapid.IntRange(1, min(l.perSlot, permits-onCalls)).Draw(t, "permits")}
 				h, _, _ := l.assign(now, a, everywhere)
 				if h != nil {
 					busy, onCalls = append(busy, h), onCalls+a.permits

@@ -89,14 +89,14 @@ func TestPressedInstancesAreLeasedLast(t *testing.T) {
 func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 	const pressed = 1
 	for name, c := range map[string]struct {
-		relief  int
-		hint    string // of the call
-		claims  int    // permits of entries that are being claimed, besides the one of the call
-		leaving int
+		relief   int
+		affinity string // of the call
+		claims   int    // permits of entries that are being claimed, besides the one of the call
+		leaving  int
 	}{
 		"another has a free one":           {relief: 1, leaving: 1},
 		"no other has a free one":          {relief: 0},
-		"it has loaded what entries need":  {relief: 1, hint: "french"},
+		"it has loaded what entries need":  {relief: 1, affinity: "french"},
 		"a permit needs it":                {relief: 1, claims: 2},
 		"permits need the other one alone": {relief: 1, claims: 1, leaving: 1},
 	} {
@@ -106,7 +106,7 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 			l.pressed, l.relief = map[int32]bool{pressed: true}, c.relief
 			l.add(slotKey{pressed, 0}, 100, now)
 			l.take(now, 1, everywhere)
-			h := assigned(l, now, c.hint, everywhere)
+			h := assigned(l, now, c.affinity, everywhere)
 			l.add(slotKey{pressed, 1}, 101, now)
 			l.unassigned += c.claims
 			l.finish(h, now, false)

@@ -172,7 +172,7 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 	var last worker.Outcome
 	for a.tries < triesMax {
 		if a.held == nil {
-			a.held, _ = a.pool.assign(a.model.Name, slotRequest{hint: a.hint(), exclude: tried})
+			a.held, _ = a.pool.assign(a.model.Name, slotRequest{affinity: a.affinity(), exclude: tried})
 		}
 		if a.held == nil {
 			break
@@ -209,8 +209,9 @@ func (a *attempt) noRoom(last worker.Outcome) error {
 	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
 }
 
-// hint says what the worker has to load for the entry.
-func (a *attempt) hint() string {
+// affinity is the value of the affinity field for the entry, which the worker has to load. Empty: the entry needs nothing
+// loaded.
+func (a *attempt) affinity() string {
 	switch field := a.model.AffinityField; field {
 	case "":
 		return ""

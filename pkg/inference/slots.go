@@ -206,7 +206,7 @@ func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration)
 	usable := p.usable(name, now)
 	for id, s := range p.stateOf(name).ledger.instances {
 		if len(s.idle) > 0 && usable(id) {
-			flows = append(flows, s.hint)
+			flows = append(flows, s.loaded)
 		}
 	}
 	return flows, model.AffinityWait.Duration()

@@ -115,7 +115,7 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 func (a *attempt) measured(alone bool) worker.Member {
 	if b, ok := a.batchCodec(); ok && !alone {
 		if m, err := b.Measure(a.call, a.start); err == nil {
-			m.Shape = a.hint() + "|" + a.labels() + "|" + m.Shape
+			m.Shape = a.affinity() + "|" + a.labels() + "|" + m.Shape
 			return m
 		}
 	}
@@ -213,7 +213,7 @@ func (l *waitlist) dispatch() {
 			first := l.waiters[batch[0].Entry]
 			unfit, _ := first.unfit()
 			a := slotRequest{
-				permits: len(batch), hint: first.hint(), exclude: unfit,
+				permits: len(batch), affinity: first.affinity(), exclude: unfit,
 				until: oldest(batch).Add(first.model.AffinityWait.Duration()),
 			}
 			held, await := l.pool.assign(l.model, a)
