@@ -69,7 +69,8 @@ func (p *pusher) Await(ctx context.Context, queue, id string) (o gateway.Durable
 	if err != nil {
 		return o, false, err
 	}
-	if p.wait(ctx, q.ID, entry); ctx.Err() != nil {
+	p.wait(ctx, q.ID, entry)
+	if ctx.Err() != nil {
 		return o, false, nil
 	}
 	err = p.db.QueryRow(ctx, outcomeSQL, q.ID, entry).Scan(&o.Outcome, &o.Result, &o.Reason)

@@ -121,7 +121,8 @@ func (t trace) replay(ctx context.Context, source *bufio.Reader,
 		if err := push(ctx, batch...); err != nil {
 			return fmt.Errorf("after %d entries: %w", report.Entries, err)
 		}
-		if report.Entries += len(batch); t.speed > 0 {
+		report.Entries += len(batch)
+		if t.speed > 0 {
 			report.LateSeconds = max(report.LateSeconds, time.Since(due).Seconds())
 		}
 		batch = batch[:0]

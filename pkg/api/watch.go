@@ -106,7 +106,8 @@ func (c *waiter) leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting--
-	if delete(c.entry.by, c); len(c.entry.by) == 0 && w.entries[c.entry.id] == c.entry {
+	delete(c.entry.by, c)
+	if len(c.entry.by) == 0 && w.entries[c.entry.id] == c.entry {
 		delete(w.entries, c.entry.id)
 	}
 }

@@ -48,7 +48,8 @@ func (f *batcher) Due(now time.Time) (due []batch) {
 func (f *batcher) Leave(b batch) {
 	shape := b[0].Shape
 	rest := slices.Clone(f.shapes[shape][len(b):])
-	if f.shapes[shape] = rest; len(rest) == 0 {
+	f.shapes[shape] = rest
+	if len(rest) == 0 {
 		delete(f.shapes, shape)
 	}
 }
@@ -74,7 +75,8 @@ func (f *batcher) Withdraw(entry string) bool {
 		if i < 0 {
 			continue
 		}
-		if f.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1); len(f.shapes[shape]) == 0 {
+		f.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1)
+		if len(f.shapes[shape]) == 0 {
 			delete(f.shapes, shape)
 		}
 		return true

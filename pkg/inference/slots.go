@@ -140,7 +140,8 @@ func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int))
 		defer p.mu.Unlock()
 		p.stateOf(model).ledger.giveBack(n)
 	}
-	if allow = p.take(model, want); allow > 0 || want <= 0 {
+	allow = p.take(model, want)
+	if allow > 0 || want <= 0 {
 		return allow, release
 	}
 	if p.lease(model, want) {

@@ -142,7 +142,8 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		return Release(l, id, 0)
 	}
 	var a answer
-	if a.collect(err); errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
+	a.collect(err)
+	if errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
 		a.release, a.throttle = true, throttleOrder{wait: time.Second} // no error of the handler: the database is away
 	}
 	if a.release {

@@ -75,7 +75,8 @@ func (f *fetched) ended(jobs []*job) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, j := range jobs {
-		if f.lanes[j.lane.key]--; f.lanes[j.lane.key] <= 0 {
+		f.lanes[j.lane.key]--
+		if f.lanes[j.lane.key] <= 0 {
 			delete(f.lanes, j.lane.key)
 		}
 	}
