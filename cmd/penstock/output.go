@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/charmbracelet/x/ansi"
 	"go.yaml.in/yaml/v3"
@@ -120,14 +121,15 @@ func columns2text[T any](columns []column[T], rows []T, wide bool) grid {
 	return g
 }
 
-// oneLine keeps what others wrote, such as an error's text, from breaking a table or steering the terminal.
+// oneLine keeps text of others, such as that of an error, from breaking a table, steering the terminal, or changing the
+// direction in which the rest of the line is read.
 func oneLine(s string) string {
 	return strings.Map(func(r rune) rune {
 		switch {
 		case r == '\n' || r == '\t' || r == '\r':
 			return ' '
-		case r < ' ' || (r >= 0x7f && r < 0xa0):
-			return '\ufffd'
+		case unicode.In(r, unicode.Cc, unicode.Bidi_Control, unicode.Zl, unicode.Zp):
+			return unicode.ReplacementChar
 		}
 		return r
 	}, s)
