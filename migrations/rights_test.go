@@ -189,7 +189,7 @@ func TestDutiesReachNoFurther(t *testing.T) {
 // printed does what Grant does, twice.
 func TestPrintedGrantsDoWhatGrantDoes(t *testing.T) {
 	t.Parallel()
-	c, roles := granted(t, "push", "node")
+	c, roles := granted(t, "leader", "node", "gateway", "operator", "push", "read")
 	for _, f := range rows(t, c, `SELECT p.oid::regprocedure::text FROM pg_proc p
 	      WHERE p.pronamespace = 'penstock'::regnamespace AND p.prosecdef
 	        AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY (p.proconfig), false)`) {
@@ -227,7 +227,7 @@ func TestPrintedGrantsDoWhatGrantDoes(t *testing.T) {
 // Rights survive an upgrade, which gives roles what is new.
 func TestMigrationGivesRolesRightsOnWhatIsNew(t *testing.T) {
 	t.Parallel()
-	c, roles := granted(t, "push", "node")
+	c, roles := granted(t, "leader", "node", "gateway", "operator", "push", "read")
 	functions, err := migrations.Functions()
 	if err != nil {
 		t.Fatal(err)

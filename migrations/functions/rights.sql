@@ -102,9 +102,9 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader operator', 'model', 'UPDATE', '{version}'),
         ('leader operator', 'deployment', 'UPDATE', '{changed_at}'),
         ('operator', 'cron_job', 'UPDATE', '{check_at}')) v(duties, relations, privileges, columns)
-     CROSS JOIN LATERAL regexp_split_to_table(v.duties, '\s+') d(duty)
-     CROSS JOIN LATERAL regexp_split_to_table(v.relations, '\s+') r(relation)
-     CROSS JOIN LATERAL regexp_split_to_table(v.privileges, '\s+') p(privilege)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.duties, '\s+')) d(duty)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.relations, '\s+')) r(relation)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.privileges, '\s+')) p(privilege)
 $$;
 
 -- duty_functions lists the functions that run with the rights of the owner, and the duties that may
@@ -133,24 +133,28 @@ LANGUAGE sql IMMUTABLE AS $$
         ('owner', 'bump_inference_version note_ready'), -- triggers
         ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_wanted_deployments prune_audit
           prune_deployments')) v(duties, names)
-     CROSS JOIN LATERAL regexp_split_to_table(v.names, '\s+') n(name)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.names, '\s+')) n(name)
 $$;
 
 -- wanted_rights lists the rights of a duty on the objects of this database, each as GRANT names it:
--- ('TABLE', 'penstock.entry_mail', 'SELECT', NULL).
+-- ('TABLE', 'penstock.entry_mail', 'SELECT', NULL). An object and a privilege have one row, with the columns in order, as
+-- held_rights has them.
 -- Callers: duty_differences, duty_grants.
 CREATE OR REPLACE FUNCTION penstock.wanted_rights(duty text)
     RETURNS TABLE (kind text, object text, privilege text, columns text[])
 LANGUAGE sql STABLE AS $$
     SELECT 'SCHEMA', 'penstock', 'USAGE', NULL::text[]
     UNION ALL
-    SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, format('penstock.%I', c.relname), r.privilege, r.columns
+    SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, format('penstock.%I', c.relname), r.privilege,
+           CASE WHEN bool_and(r.columns IS NOT NULL) THEN array_agg(DISTINCT u.name COLLATE "C" ORDER BY u.name COLLATE "C") END
       FROM pg_class c
       LEFT JOIN pg_class top ON top.oid = pg_partition_root(c.oid)
       JOIN penstock.duty_rights() r ON r.duty = wanted_rights.duty
        AND r.relation = CASE WHEN c.relkind = 'S' AND c.relname ~ '^(accepted|removed)_\d+$' THEN 'entry_id_seq'
                              ELSE coalesce(top.relname, c.relname)::text END
+      LEFT JOIN LATERAL unnest(r.columns) u(name) ON true
      WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
+     GROUP BY c.oid, c.relkind, c.relname, r.privilege
     UNION ALL
     SELECT 'TABLE', 'public.penstock_migration', 'SELECT', NULL
      WHERE wanted_rights.duty <> 'push' AND to_regclass('public.penstock_migration') IS NOT NULL
@@ -199,7 +203,7 @@ CREATE OR REPLACE FUNCTION penstock.duty_differences(duty text, role regrole)
 LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
     WITH want AS MATERIALIZED (
         SELECT w.kind, CASE w.kind WHEN 'TABLE' THEN w.object::regclass::text WHEN 'SEQUENCE' THEN w.object::regclass::text ELSE w.object END AS object,
-               w.privilege, (SELECT array_agg(c ORDER BY c COLLATE "C") FROM unnest(w.columns) c) AS columns
+               w.privilege, w.columns
           FROM penstock.wanted_rights(duty) w),
     have AS MATERIALIZED (SELECT h.kind, h.object, h.privilege, h.columns FROM penstock.held_rights(role) h)
     SELECT true, m.kind, m.object, m.privilege, m.columns FROM (TABLE want EXCEPT TABLE have) m
