@@ -87,8 +87,7 @@ func TestBucketsAreBoundedAndNotRenewedWhileInUse(t *testing.T) {
 func TestATokenBeyondItsRateIsToldWhenToComeBack(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`SELECT penstock.create_queue('work'), penstock.register_model('m', '{"protocol": "openai"}')`)
-	status,
-		answer := w.send("POST", "/v1/tokens",
+	status, answer := w.send("POST", "/v1/tokens",
 		`{"name": "ci", "scopes": ["push"], "rate": 0.01, "burst": 4, `+reason+`}`)
 	if status != http.StatusCreated {
 		t.Fatalf("create: %d %v", status, answer)
