@@ -18,7 +18,7 @@ func (t *turn) hold() {
 	if held.N > t.d.Stabilised {
 		t.d.Stabilised = held.N
 		left := time.Duration(t.p.Hold) - t.now.Sub(held.At)
-		t.note(NoteHold, float64(held.N), left.Seconds(), 0)
+		t.note(NoteHold, float64(held.N), math.Ceil(left.Seconds()), 0)
 	}
 	t.keepWanted()
 	if full := t.almostFull(); t.d.Stabilised < full {
