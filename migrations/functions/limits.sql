@@ -56,7 +56,7 @@ DECLARE
     needs integer := 0;
     used  bigint;
     most  bigint; -- the largest of any flow, where the limit is per flow
-    whole boolean := false; -- a queue-wide limit has no headroom
+    queue_wide boolean := false; -- a limit of all lanes has no headroom
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
@@ -113,7 +113,7 @@ BEGIN
                 most := used;
             END IF;
             locks := least(locks, greatest(0, (l.max_units - used) / l.units));
-            whole := whole OR NOT l.per_flow AND l.max_units - used < l.units;
+            queue_wide := queue_wide OR NOT l.per_flow AND l.max_units - used < l.units;
             most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
             IF most >= 4 * wanted THEN
                 -- An operator may have locked the row, and wait for the advisory lock that we have.
@@ -122,7 +122,7 @@ BEGIN
             END IF;
         END IF;
         IF l.rate IS NOT NULL AND (in_flow IS NOT NULL OR NOT l.per_flow) THEN
-            whole := whole OR NOT l.per_flow AND l.held < l.units;
+            queue_wide := queue_wide OR NOT l.per_flow AND l.held < l.units;
             entries := least(entries, floor(greatest(0, l.held) / l.units));
             IF l.held < l.units THEN
                 wait := greatest(wait, (l.units - l.held) / l.rate);
@@ -130,7 +130,7 @@ BEGIN
         END IF;
     END LOOP;
     locks := least(locks, entries);
-    IF whole THEN
+    IF queue_wide THEN
         uncounted_to := 0;
     END IF;
     ok := coalesce(ids = known AND needs = rate_kind, false);
