@@ -28,12 +28,14 @@ type turn struct {
 	stale   bool // a source is older than staleAfter: nothing is counted
 	frozen  bool // a source is older than blindAfter: no way down
 	blind   bool // no source is known
+	rows    []float64
 }
 
 // Decide returns how many instances a model should have. It is pure: the same arguments give the same
 // results. Durations are compared on the clock of now; all sources are read in one observation.
 func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
-	t := begin(now, p.WithDefaults(), o, s)
+	t := turn{now: now, p: p.WithDefaults(), o: o, s: s}
+	t.begin()
 	if t.switched() {
 		return t.end()
 	}
@@ -75,17 +77,16 @@ func (t *turn) penstock() {
 	t.zero()
 }
 
-func begin(now time.Time, p Policy, o Obs, s State) *turn {
-	t := &turn{now: now, p: p, o: o, s: s, slots: float64(p.Slots)}
-	t.s.Changes = recentChanges(s.Changes, now)
-	if s.At.IsZero() {
-		t.s.Desired = o.Ready + len(o.Starting)
+func (t *turn) begin() {
+	t.slots = float64(t.p.Slots)
+	t.s.Changes = recentChanges(t.s.Changes, t.now)
+	if t.s.At.IsZero() {
+		t.s.Desired = t.o.Ready + len(t.o.Starting)
 	}
-	t.s.At = now
-	t.alive = o.Ready + len(o.Starting)
-	t.d = Decision{At: now, Current: t.s.Desired, Desired: t.s.Desired, Apply: true}
+	t.s.At = t.now
+	t.alive = t.o.Ready + len(t.o.Starting)
+	t.d = Decision{At: t.now, Current: t.s.Desired, Desired: t.s.Desired, Apply: true}
 	t.age()
-	return t
 }
 
 // age marks the sources that are too old. An error is never read as zero.

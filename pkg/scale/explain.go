@@ -65,6 +65,9 @@ type Note struct {
 }
 
 func (t *turn) note(code NoteCode, a, b, c float64) {
+	if t.d.Notes == nil {
+		t.d.Notes = make([]Note, 0, 4)
+	}
 	t.d.Notes = append(t.d.Notes, Note{Code: code, Args: [3]float64{a, b, c}})
 }
 

@@ -13,9 +13,9 @@ func (t *turn) base() {
 		return
 	}
 	service := t.service()
-	t.s.Shadow = t.shadow(t.s.Shadow, t.arrived()*service, t.capacity)
+	t.s.Shadow = t.shadow(t.s.Shadow, t.arrived()*service, false)
 	if t.p.Tolerated > 0 {
-		t.s.Bare = t.shadow(t.s.Bare, t.arrived()*service, t.bareCapacity)
+		t.s.Bare = t.shadow(t.s.Bare, t.arrived()*service, true)
 	}
 	t.countLate()
 	base := t.least(t.s.Shadow, t.p.Theta*t.p.SLO.float())
@@ -25,7 +25,7 @@ func (t *turn) base() {
 	}
 	if t.o.Gateway {
 		online := min(t.o.Online+t.arrived()-t.o.Arrived, t.arrived())
-		t.s.Online = t.shadow(t.s.Online, online*service, t.capacity)
+		t.s.Online = t.shadow(t.s.Online, online*service, false)
 		base = max(base, t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()))
 	}
 	t.d.Base, t.s.Base = base, base
@@ -35,20 +35,41 @@ func (t *turn) base() {
 }
 
 // shadow moves the queue of each level on by the elapsed time: W = max(0, W + arrived - c). It returns a new
-// slice, or the old one where nothing changes: a state that was stored is not written to.
-func (t *turn) shadow(w []float64, arrived float64, capacity func(int) float64) []float64 {
+// slice, or the old one where nothing changes: a state that was stored is not written to. The wait of a level is
+// no longer than that of a lower one, so that all levels from the first empty queue on are empty.
+func (t *turn) shadow(w []float64, arrived float64, bare bool) []float64 {
 	if len(w) == t.p.Max && arrived == 0 && w[0] == 0 {
-		return w // a queue is empty if the one of a lower level is
+		return w
 	}
-	next := make([]float64, t.p.Max)
+	next := t.row()
 	copy(next, w)
 	for i := range next {
-		c := capacity(i + 1)
-		most := t.free(i+1) + c*t.p.Drain.float() + arrived
-		next[i] = min(max(0, next[i]+arrived-c*t.elapsed), most)
+		c := t.capacity(i + 1)
+		if bare {
+			c = t.bareCapacity(i + 1)
+		}
+		next[i] = max(0, min(next[i]+arrived-c*t.elapsed, t.free(i+1)+c*t.p.Drain.float()+arrived))
+		if next[i] == 0 {
+			clear(next[i:])
+			break
+		}
 	}
 	return next
 }
+
+// row is a number for each level. The rows of a turn share one allocation.
+func (t *turn) row() []float64 {
+	n := t.p.Max
+	if len(t.rows) < n {
+		t.rows = make([]float64, rowsMax*n)
+	}
+	row := t.rows[:n:n]
+	t.rows = t.rows[n:]
+	return row
+}
+
+// rowsMax is how many rows a turn writes: Shadow, Bare and Late; Online comes with a gateway.
+const rowsMax = 3
 
 // capacity of l instances in slot-seconds a second. The reserve is that of the square root rule
 // (Halfin and Whitt 1981): a large fleet can run closer to its limit than a small one.
@@ -112,7 +133,7 @@ func (t *turn) countLate() {
 	}
 	t.s.SeenAt = t.now
 	t.s.Seen = t.s.Seen*keep + arrived
-	late := make([]float64, t.p.Max)
+	late := t.row()
 	copy(late, t.s.Late)
 	slo := t.p.SLO.float()
 	for i := range late {
@@ -121,9 +142,16 @@ func (t *turn) countLate() {
 		if t.wait(t.s.Bare, i+1, t.bareCapacity(i+1)) > limit {
 			late[i] += arrived
 		}
+		if late[i] < lateLeast { // and so are the levels above, see shadow
+			clear(late[i:])
+			break
+		}
 	}
 	t.s.Late = late
 }
+
+// lateLeast is the decayed number of late requests that counts as none.
+const lateLeast = 1e-6
 
 // tolerable is the least level with which no more than the tolerated share of the requests would have been
 // late. One short peak of many does not hold its level then. Without the history of a hold time the last
