@@ -25,22 +25,8 @@ type rule struct {
 	onlyEnd bool // only groups that end a transaction
 }
 
-// holdsUp is for how long a fault keeps the process that meets it from going on.
-var holdsUp = map[pgproxy.Fault]time.Duration{
-	pgproxy.Mute: pgproxy.MuteMax, pgproxy.Late: 2 * time.Second, pgproxy.Slow: slowMax,
-}
-
 // slowMax is the longest time for which a commit is held.
 const slowMax = 400 * time.Millisecond
-
-// heldUp is the time in which a fault that is reported now keeps the process from going on. A commit that is held is
-// reported when it is over; others are reported at their beginning.
-func heldUp(fault pgproxy.Fault, now time.Time) span {
-	if fault == pgproxy.Slow {
-		return span{from: now.Add(-holdsUp[fault]), to: now}
-	}
-	return span{from: now, to: now.Add(holdsUp[fault])}
-}
 
 // sqlstates are the errors that are injected, at any statement.
 var sqlstates = []string{
@@ -214,13 +200,12 @@ func (p *policy) leastTried(site string) string {
 }
 
 // Happened implements pgproxy.Policy.
-func (p *policy) Happened(_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault) {
+func (p *policy) Happened(_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from, to time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if kind == pgproxy.Recover || kind == pgproxy.Elect {
-		held := heldUp(fault, time.Now())
 		p.delayed = append(p.delayed, judge.Disturbance{
-			What: string(kind) + ": " + fault.String(), From: held.from, To: held.to,
+			What: string(kind) + ": " + fault.String(), From: from, To: to,
 		})
 	}
 	p.happens[faultKey{kind, fault.String()}]++

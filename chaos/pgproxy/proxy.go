@@ -67,8 +67,9 @@ type Group struct {
 type Policy interface {
 	// Decide is asked before a group is sent to the server.
 	Decide(link *Link, group Group) Decision
-	// Happened reports a fault that took effect.
-	Happened(link *Link, kind Kind, fault Fault)
+	// Happened reports a fault that took effect, once it is over: the process waited for it from a time to a time.
+	// They are equal where it did not wait. A process that ends the connection waits no longer.
+	Happened(link *Link, kind Kind, fault Fault, from, to time.Time)
 	// Committed reports each transaction whose commit the server has confirmed, faulty or not.
 	Committed(link *Link, kind Kind, at time.Time)
 }

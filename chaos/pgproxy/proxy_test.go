@@ -20,7 +20,12 @@ import (
 type fate struct {
 	mu       sync.Mutex
 	decision pgproxy.Decision
-	happened []pgproxy.Fault
+	reports  chan report // of faults that are over; nil: they are dropped
+}
+
+type report struct {
+	fault    pgproxy.Fault
+	from, to time.Time
 }
 
 func (f *fate) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
@@ -32,10 +37,10 @@ func (f *fate) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
 	return f.decision
 }
 
-func (f *fate) Happened(_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.happened = append(f.happened, fault)
+func (f *fate) Happened(_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault, from, to time.Time) {
+	if f.reports != nil {
+		f.reports <- report{fault, from, to}
+	}
 }
 
 func (f *fate) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
@@ -43,7 +48,7 @@ func (f *fate) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
 func (f *fate) set(d pgproxy.Decision) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.decision, f.happened = d, nil
+	f.decision = d
 }
 
 // Each fault has the effect that its name says, for a statement by itself and for a COMMIT.
@@ -172,6 +177,80 @@ func TestASlowCommitHoldsLocksAndShowsNothing(t *testing.T) {
 	cancel()
 	if err := <-ended; err == nil {
 		t.Error("the statement ended well, and its commit was held up for an hour")
+	}
+}
+
+// A process that is held up by an answer, or by a commit, is held up until it gives up: this is the time that the judges
+// are told, and not the one that the plan had in mind. The report comes when it is over.
+func TestAProcessThatGivesUpIsHeldUpNoLonger(t *testing.T) {
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	direct, err := pgx.Connect(t.Context(), server.ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, sql := range []string{`CREATE SCHEMA penstock`, `CREATE TABLE penstock.lock (n int)`} {
+		if _, err := direct.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cc := server.Config()
+	policy := &fate{reports: make(chan report, 8)}
+	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)
+	link, err := proxy.Open(t.Context(), "n1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer link.Close()
+	for _, c := range []struct {
+		decision pgproxy.Decision
+		atLeast  time.Duration
+		givesUp  bool
+	}{
+		{pgproxy.Decision{Fault: pgproxy.Late, Delay: time.Hour}, 0, true},
+		{pgproxy.Decision{Fault: pgproxy.Mute}, 0, true},
+		{pgproxy.Decision{Fault: pgproxy.Late, Delay: 50 * time.Millisecond}, 50 * time.Millisecond, false},
+		{pgproxy.Decision{Fault: pgproxy.Slow, Delay: 50 * time.Millisecond}, 50 * time.Millisecond, false},
+	} {
+		if _, err := direct.Exec(t.Context(), `INSERT INTO penstock.lock VALUES (1)`); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := pgx.Connect(t.Context(), "postgres://postgres@"+link.Address()+"/postgres?sslmode=disable")
+		if err != nil {
+			t.Fatal(err)
+		}
+		policy.set(c.decision)
+		ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
+		ended := make(chan error, 1)
+		go func() {
+			_, err := conn.Exec(ctx, `DELETE FROM penstock.lock`)
+			ended <- err
+		}()
+		for left := 1; left > 0; {
+			if err := direct.QueryRow(t.Context(), `SELECT count(*) FROM penstock.lock`).Scan(&left); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if c.givesUp {
+			giveUp()
+		}
+		if err := <-ended; (err != nil) != c.givesUp {
+			t.Errorf("%v: %v", c.decision.Fault, err)
+		}
+		select {
+		case r := <-policy.reports:
+			if held := r.to.Sub(r.from); r.fault != c.decision.Fault || held < c.atLeast || held > time.Minute {
+				t.Errorf("%v for %v: %v, for %v", c.decision.Fault, c.decision.Delay, r.fault, held)
+			}
+		case <-time.After(time.Minute):
+			t.Fatalf("%v for %v is not reported a minute after the process gave up", c.decision.Fault, c.decision.Delay)
+		}
+		policy.set(pgproxy.Decision{})
+		giveUp()
+		conn.Close(t.Context())
 	}
 }
 

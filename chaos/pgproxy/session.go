@@ -20,6 +20,7 @@ type session struct {
 	link           *Link
 	client, server net.Conn
 	once           sync.Once
+	gone           chan struct{} // closed with the connections
 
 	mu         sync.Mutex // guards the fields below, and writes to the client
 	pending    []*group   // sent to the server and not answered
@@ -44,11 +45,14 @@ type group struct {
 	rows     int // that the server sent
 	updated  int // rows of UPDATE, INSERT and DELETE, or of the first column being a boolean true: see Elect
 	failed   bool
-	held     []byte // the answer, where it is held back
+	held     []byte    // the answer, where it is held back
+	from, to time.Time // the time for which the commit is held, where it is
 }
 
 func newSession(l *Link, client, server net.Conn) *session {
-	return &session{link: l, client: client, server: server, statements: map[string]statement{}, block: Other}
+	return &session{
+		link: l, client: client, server: server, gone: make(chan struct{}), statements: map[string]statement{}, block: Other,
+	}
 }
 
 func (s *session) close() {
@@ -59,6 +63,7 @@ func (s *session) close() {
 		}
 		s.client.Close()
 		s.server.Close()
+		close(s.gone)
 	})
 }
 
@@ -186,6 +191,9 @@ func (s *session) requests(r *bufio.Reader) error {
 		if err != nil {
 			return err
 		}
+		if frame[0] == 'X' {
+			return io.EOF // the process waits for nothing
+		}
 	}
 }
 
@@ -239,10 +247,10 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 		if g.decision.Kill != nil {
 			g.decision.Kill()
 		}
-		policy.Happened(s.link, g.kind, g.decision.Fault)
+		s.happened(g)
 		return errFault
 	case Refuse:
-		policy.Happened(s.link, g.kind, Refuse)
+		s.happened(g)
 		return s.refuse(g.decision.SQLSTATE)
 	case Unsent:
 		if last == 'S' && g.commits && !sent.Commits { // an implicit transaction: its Sync would commit
@@ -255,15 +263,16 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 	s.pending = append(s.pending, g)
 	s.mu.Unlock()
 	if g.decision.Fault == Slow && g.commits {
-		return s.holdCommit(last, frames, sent.Commits, g.decision.Delay)
+		return s.holdCommit(last, frames, sent.Commits, g)
 	}
 	_, err := s.server.Write(frames)
 	return err
 }
 
 // holdCommit sends a group whose end commits a transaction: the statements at once, and what commits them after the
-// delay. That is the Sync of an implicit transaction, and the whole of a simple query or of a group with a COMMIT.
-func (s *session) holdCommit(last byte, frames []byte, explicit bool, delay time.Duration) error {
+// delay of its decision. That is the Sync of an implicit transaction, and the whole of a simple query or of a group with
+// a COMMIT.
+func (s *session) holdCommit(last byte, frames []byte, explicit bool, g *group) error {
 	if last == 'S' && !explicit {
 		sync := bytes.Clone(frames[len(frames)-5:])
 		frames[len(frames)-5] = 'H'
@@ -272,9 +281,30 @@ func (s *session) holdCommit(last byte, frames []byte, explicit bool, delay time
 		}
 		frames = sync
 	}
-	time.Sleep(delay)
+	from := time.Now()
+	s.wait(g.decision.Delay)
+	s.mu.Lock()
+	g.from, g.to = from, time.Now()
+	s.mu.Unlock()
 	_, err := s.server.Write(frames)
 	return err
+}
+
+// wait returns after d, or when the connection has ended.
+func (s *session) wait(d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-s.gone:
+	}
+}
+
+// happened reports the fault of a group for which the process does not wait, or waits no longer.
+func (s *session) happened(g *group) {
+	if g.from.IsZero() {
+		g.from = time.Now()
+		g.to = g.from
+	}
+	s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, g.from, g.to)
 }
 
 // fatal are the classes after whose errors a server closes the connection.
@@ -357,7 +387,7 @@ func (s *session) answer(frame []byte) error {
 			if err := s.send(frame); err != nil {
 				return err
 			}
-			s.link.proxy.policy.Happened(s.link, g.kind, Unsent)
+			s.happened(g)
 			return errFault
 		}
 	case 'E':
@@ -385,34 +415,51 @@ func (s *session) complete(g *group, frame []byte) error {
 	if !s.open {
 		s.block, s.blockRows, s.blockWrote = Other, 0, 0
 	}
-	policy := s.link.proxy.policy
 	effective := committed && g.kind.changes(g.rows, g.updated)
 	if effective {
-		policy.Committed(s.link, g.kind, time.Now())
+		s.link.proxy.policy.Committed(s.link, g.kind, time.Now())
 	}
 	answer := append(g.held, frame...)
 	fault := g.decision.Fault
 	if !effective || fault != Slow && !fault.AfterCommit() {
 		return s.send(answer)
 	}
-	policy.Happened(s.link, g.kind, fault)
+	select {
+	case <-s.gone: // the process does not wait for the answer: none is lost
+		return errFault
+	default:
+	}
 	switch fault {
 	case Slow:
+		s.happened(g)
 		return s.send(answer)
 	case Late:
+		g.from = time.Now()
 		s.mu.Unlock()
-		time.Sleep(g.decision.Delay)
+		s.wait(g.decision.Delay)
 		s.mu.Lock()
+		g.to = time.Now()
+		s.happened(g)
 		return s.send(answer)
 	case Mute:
-		time.AfterFunc(MuteMax, s.close)
+		g.from = time.Now()
+		go func() {
+			s.wait(MuteMax)
+			s.close()
+			g.to = time.Now()
+			s.happened(g)
+		}()
 		return nil
 	case KillAfter:
+		s.happened(g)
 		if g.decision.Kill != nil {
 			g.decision.Kill()
 		}
+		return errFault
+	default:
+		s.happened(g)
+		return errFault
 	}
-	return errFault
 }
 
 func (s *session) send(frame []byte) error {
