@@ -171,6 +171,13 @@ chaos-failpoints: ## Run the fault harness on programs that end themselves befor
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin/failpoints -failpoints -for $(CHAOS) $(ARGS)
 
+.PHONY: chaos-release
+chaos-release: ## Run the fault harness until 500 programs were killed and 1,000 answers to each kind of commit were lost; half an hour
+	@mkdir -p bin
+	go build -o bin/ ./cmd/leader ./cmd/tasknode
+	go -C chaos build -o ../bin/chaos .
+	bin/chaos -bin bin -release -for 60m -drain 10m -rate 8 -nodes 8 -leaders 3 $(ARGS)
+
 chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint'
 	go -C chaos build -o ../bin/chaos .
 	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)

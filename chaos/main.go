@@ -33,6 +33,7 @@ func main() {
 	)
 	only := flag.String("only", "", "with -mutants: those whose name contains this")
 	flag.Parse()
+	cfg.rare = cfg.rare || cfg.release
 	if cfg.seed == 0 {
 		cfg.seed = uint64(rand.Uint32())
 	}
@@ -87,7 +88,10 @@ func (c *config) flags(keep *bool) {
 	flag.DurationVar(&c.lease, "lease", 3*time.Second, "of task nodes")
 	flag.DurationVar(&c.term, "election-lease", 4*time.Second, "of leaders")
 	flag.BoolVar(&c.rare, "rare", false,
-		"let recoveries, schedules, elections and heartbeats meet more faults than usual")
+		"lose as many answers to recoveries, schedules, elections and heartbeats as to pushes, claims and finishes")
+	flag.BoolVar(&c.release, "release", false, fmt.Sprintf(
+		"as -rare, until %d programs were killed and %d answers to each kind of commit were swallowed, at most for -for",
+		releaseKills, releaseAnswers))
 	flag.BoolVar(&c.kills, "kills", false,
 		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")
 	flag.DurationVar(
@@ -209,6 +213,12 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 			}
 		},
 		s.sample, s.watch, s.watchItself, s.watchFootprint,
+	}
+	if s.cfg.release {
+		duties = append(duties, func(ctx context.Context) {
+			s.untilReleased(ctx)
+			end()
+		})
 	}
 	if s.cfg.snapshot {
 		duties = append(duties, s.holdSnapshots)

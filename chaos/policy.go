@@ -51,9 +51,8 @@ type policy struct {
 	beats   []judge.Beat
 	named   func(link string) string  // current incarnation of the process of a link
 	working map[string]time.Time      // since when an incarnation does more than start
-	rare    bool                      // what counts are answers to commits that are rare
+	rare    bool                      // as many answers of each kind are lost
 	base    bool                      // transactions meet faults without a rule, by chance
-	chance  map[pgproxy.Kind]float64  // that they do
 	faults  []pgproxy.Fault           // one of them is drawn
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
@@ -67,11 +66,15 @@ var baseChance = map[pgproxy.Kind]float64{
 	pgproxy.Elect: 0.1, pgproxy.Beat: 0.03,
 }
 
-// rareChance stands in for baseChance where a run is to lose many answers of the kinds that are rare.
+// rareChance stands in for baseChance where a run is to lose as many answers of each kind: for a kind of which not many
+// more were lost than of the one with the fewest. For others it is a quarter.
 var rareChance = map[pgproxy.Kind]float64{
-	pgproxy.Push: 0.02, pgproxy.Claim: 0.02, pgproxy.Finish: 0.02, pgproxy.Recover: 0.7, pgproxy.Cron: 0.9,
-	pgproxy.Elect: 0.5, pgproxy.Beat: 0.02,
+	pgproxy.Push: 0.15, pgproxy.Claim: 0.15, pgproxy.Finish: 0.15, pgproxy.Recover: 0.7, pgproxy.Cron: 0.9,
+	pgproxy.Elect: 0.6, pgproxy.Beat: 0.15,
 }
+
+// rareLead is by how many lost answers a kind may be ahead of the one with the fewest, and still be short of them.
+const rareLead = 20
 
 // baseFaults are those faults; one of them is drawn.
 var baseFaults = append(
@@ -83,12 +86,12 @@ var baseFaults = append(
 var rareFaults = append(slices.Repeat([]pgproxy.Fault{pgproxy.Swallow}, 10), pgproxy.Unsent, pgproxy.CutBefore)
 
 func newPolicy(seed uint64, rare bool) *policy {
-	chance, faults := baseChance, baseFaults
+	faults := baseFaults
 	if rare {
-		chance, faults = rareChance, rareFaults
+		faults = rareFaults
 	}
 	return &policy{
-		rare: rare, chance: chance, faults: faults,
+		rare: rare, faults: faults,
 		random: rand.New(rand.NewPCG(seed, 2)), happens: map[faultKey]int{}, commits: map[pgproxy.Kind]int{},
 		named: func(link string) string { return link }, killer: func(string) {},
 		working: map[string]time.Time{},
@@ -168,11 +171,31 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 			return pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: code}
 		}
 	}
-	if p.base && commits && p.random.Float64() < p.chance[kind] {
+	if p.base && commits && p.random.Float64() < p.chance(kind) {
 		delay := time.Duration(p.random.Int64N(int64(2 * time.Second)))
 		return pgproxy.Decision{Fault: p.faults[p.random.IntN(len(p.faults))], Delay: delay}
 	}
 	return pgproxy.Decision{}
+}
+
+// chance is the share of the transactions of a kind that meet a fault at their commit. The caller holds mu.
+func (p *policy) chance(kind pgproxy.Kind) float64 {
+	if !p.rare {
+		return baseChance[kind]
+	}
+	fewest := p.lost(kind)
+	for _, other := range pgproxy.Kinds {
+		fewest = min(fewest, p.lost(other))
+	}
+	if p.lost(kind) > fewest+rareLead {
+		return rareChance[kind] / 4
+	}
+	return rareChance[kind]
+}
+
+// lost is how many answers to commits of a kind were swallowed. The caller holds mu.
+func (p *policy) lost(kind pgproxy.Kind) int {
+	return p.happens[faultKey{kind, pgproxy.Swallow.String()}]
 }
 
 // settled is how long a process must have worked for errors to be injected at any of its statements.

@@ -28,3 +28,33 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 		t.Errorf("a push: %v", p.delayed)
 	}
 }
+
+// The commits of each kind are those of a run of eight minutes, five times: with one share for all of its time, a kind
+// was lost 320 times and another 1,600 times.
+func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
+	commits := map[pgproxy.Kind]int{
+		pgproxy.Push: 4000, pgproxy.Claim: 4600, pgproxy.Finish: 6600, pgproxy.Recover: 550, pgproxy.Cron: 320,
+		pgproxy.Elect: 570, pgproxy.Beat: 5000,
+	}
+	for seed := range uint64(5) {
+		p := newPolicy(seed, true)
+		p.begin()
+		link := &pgproxy.Link{Name: "n1"}
+		due := map[pgproxy.Kind]float64{}
+		for range 5 * 320 {
+			for _, kind := range pgproxy.Kinds {
+				for due[kind] += float64(commits[kind]) / 320; due[kind] >= 1; due[kind]-- {
+					now := time.Now()
+					if d := p.Decide(link, pgproxy.Group{Kind: kind, Commits: true}); d.Fault != pgproxy.Pass {
+						p.Happened(link, kind, d.Fault, now, now)
+					}
+				}
+			}
+		}
+		for _, kind := range pgproxy.Kinds {
+			if lost := p.lost(kind); lost < 1000 || lost > 1500 {
+				t.Errorf("seed %d: %d answers to a %s were lost", seed, lost, kind)
+			}
+		}
+	}
+}

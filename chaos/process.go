@@ -115,6 +115,18 @@ func (p *process) kill() bool {
 	return true
 }
 
+// kills is how often the process was ended by SIGKILL.
+func (p *process) kills() (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, d := range p.deaths {
+		if d.Killed {
+			n++
+		}
+	}
+	return n
+}
+
 // freeze stops the process by SIGSTOP for d, which counts as a death if it is longer than a lease.
 func (p *process) freeze(d, lease time.Duration) bool {
 	p.mu.Lock()

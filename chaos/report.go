@@ -87,7 +87,7 @@ const longRun = 5 * time.Minute
 // missing names the promises that had no case, and the faults at transactions that never took effect: a run
 // without them shows nothing about either.
 func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Duration) (list []string) {
-	if took < longRun || !s.cfg.faults || s.cfg.kills || s.cfg.rate < 10 {
+	if took < longRun && !s.cfg.release || !s.cfg.faults || s.cfg.kills || s.cfg.rate < 5 {
 		return nil
 	}
 	for _, f := range findings {
@@ -99,11 +99,14 @@ func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Dur
 		list = append(list, "no program was killed")
 	}
 	s.policy.mu.Lock()
-	defer s.policy.mu.Unlock()
 	for _, kind := range pgproxy.Kinds {
-		if s.policy.happens[faultKey{kind, pgproxy.Swallow.String()}] == 0 {
+		if s.policy.lost(kind) == 0 {
 			list = append(list, fmt.Sprintf("no answer to a %s was swallowed", kind))
 		}
+	}
+	s.policy.mu.Unlock()
+	if s.cfg.release {
+		list = append(list, s.missingForRelease()...)
 	}
 	return list
 }
@@ -120,12 +123,7 @@ func (s *site) reportFaults(w io.Writer, p *plan) {
 	}
 	deaths, kills, starts, others, dropped := 0, 0, 0, 0, int64(0)
 	for _, one := range s.all() {
-		deaths += len(one.deaths)
-		for _, d := range one.deaths {
-			if d.Killed {
-				kills++
-			}
-		}
+		deaths, kills = deaths+len(one.deaths), kills+one.kills()
 		starts, others = starts+one.starts, others+one.others
 		dropped += one.link.Dropped()
 	}

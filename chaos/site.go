@@ -23,7 +23,8 @@ type config struct {
 	rate           float64
 	nodes, leaders int
 	lease, term    time.Duration // of task nodes, of leaders
-	rare           bool          // rare kinds of transactions meet more faults
+	rare           bool          // as many answers of each kind are lost, also of those that are rare
+	release        bool          // the run ends when enough was killed and lost
 	kills          bool          // task nodes are killed, and nothing else happens
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
