@@ -1,8 +1,11 @@
 package api
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strconv"
 	"strings"
 	"testing"
@@ -62,6 +65,9 @@ SELECT date_trunc('hour', now(), 'UTC') - interval '%s', id, 'm', '%s', 1, %d, 0
 		"a stream": func() (int, string, string) {
 			return push(entries, `{"payload": 1}`+"\n", "Content-Type", "application/x-ndjson")
 		},
+		"a stream with a bad line": func() (int, string, string) {
+			return push(entries, "{bad}\n"+`{"payload": 1}`+"\n", "Content-Type", "application/x-ndjson")
+		},
 	} {
 		status, after, said := try()
 		seconds, err := strconv.ParseFloat(after, 64)
@@ -71,6 +77,27 @@ SELECT date_trunc('hour', now(), 'UTC') - interval '%s', id, 'm', '%s', 1, %d, 0
 		if err != nil || seconds < left-30 || seconds > left+30 {
 			t.Errorf("%s: Retry-After is %s, and the hour ends in %.0f s", name, after, left)
 		}
+	}
+}
+
+// Lines that cannot be read cost nothing, so that a budget which is spent or cannot be read does not refuse them.
+func TestAStreamOfBadLinesIsAnsweredWhateverItsBudget(t *testing.T) {
+	for name, refusal := range map[string]error{
+		"spent":  &rateError{text: "the calls of its flows have taken 5 of 5 GPU milliseconds of this hour", wait: time.Minute},
+		"unread": fmt.Errorf("read the GPU time of token: %w", io.ErrUnexpectedEOF),
+	} {
+		t.Run(name, func(t *testing.T) {
+			answered := httptest.NewRecorder()
+			s := &stream{
+				answers: &answers{w: answered, rc: http.NewResponseController(answered)},
+				allowed: func(context.Context) error { return nil },
+				spend:   func(int) (int, error) { return 0, refusal },
+			}
+			err := s.run(t.Context(), strings.NewReader("{bad}\n{worse}\n"), func() {})
+			if sum := s.answers.sum; err != nil || sum.Lines != 2 || sum.Refused != 2 || len(sum.Errors) != 2 {
+				t.Errorf("%v, %+v, want two refused lines and the end of the body", err, sum)
+			}
+		})
 	}
 }
 

@@ -207,6 +207,9 @@ func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
 			good = append(good, &chunk[i])
 		}
 	}
+	if len(good) == 0 {
+		return len(chunk), nil // all have their answer, and nothing is to be paid for
+	}
 	may, refused := s.spend(len(good))
 	tried, err := s.push(ctx, good[:may])
 	if err == nil {
