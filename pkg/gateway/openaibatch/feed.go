@@ -18,7 +18,7 @@ const (
 	// windowLines is how many lines of a batch are entries at a time: enough to keep a fleet busy, and few
 	// enough that a batch does not fill its queue.
 	windowLines = 2000
-	// feedBytesMax is how many bytes of lines are read in one turn.
+	// feedBytesMax bounds the part of a file that is read in one turn, in bytes. A longer line is read by itself.
 	feedBytesMax = 8 << 20
 	// batchPriority is below that of requests that made no batch: someone waits for them sooner.
 	batchPriority int16 = 2
@@ -32,17 +32,17 @@ type fedLine struct {
 	CustomID string
 }
 
-// nextLinesSQL reads the next lines to be pushed: no more than fit into the window, and, after the first, into so
-// many bytes.
+// nextLinesSQL reads the next lines to be pushed: no more than fit into the window and, after the first, none that ends
+// more than $5 bytes behind its beginning. Blank lines, which a file may have between others, count in the distance.
 const nextLinesSQL = `
 SELECT line, at, bytes, custom_id
-  FROM (SELECT l.line, l.at, l.bytes, l.custom_id, sum(l.bytes) OVER (ORDER BY l.line) - l.bytes AS before
+  FROM (SELECT l.line, l.at, l.bytes, l.custom_id, first_value(l.at) OVER (ORDER BY l.line) AS begins
           FROM penstock.gateway_batch_line l
          WHERE l.batch_id = $1 AND l.line > $2
          ORDER BY l.line
          LIMIT least($3, greatest(0, $4 - (SELECT count(*) FROM penstock.gateway_batch_line x
                                             WHERE x.batch_id = $1 AND x.line <= $2)))) n
- WHERE before < $5
+ WHERE at = begins OR at + bytes - begins <= $5
  ORDER BY line`
 
 func nextLines(ctx context.Context, tx pgx.Tx, b *batchRow, window int) ([]fedLine, error) {

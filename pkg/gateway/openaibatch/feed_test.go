@@ -2,17 +2,54 @@ package openaibatch
 
 import (
 	"encoding/json"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
+// requestLine is a line of an input file.
+const requestLine = `{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}` + "\n"
+
+// begun makes a batch of a file that is validated, whose lines are requestLine at these offsets, on a queue "q".
+func (s *shop) begun(text string, at ...int) batchRow {
+	s.Helper()
+	b := s.create(s.file(text))
+	s.exec(`UPDATE penstock.gateway_batch SET status = 'in_progress', total = $1, model = 'm',
+	               queue_id = (SELECT id FROM penstock.queue WHERE name = 'q')`, len(at))
+	for i, offset := range at {
+		s.exec(`INSERT INTO penstock.gateway_batch_line (batch_id, line, at, bytes, custom_id) VALUES ($1, $2, $3, $4, 'a')`,
+			b.ID, i+1, offset, len(requestLine))
+	}
+	return b
+}
+
+// Lines that are read in one turn lie within feedBytesMax of the file: blanks between them count.
+func TestTurnReadsABoundedPartOfAFileWithGaps(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	gap := strings.Repeat("\n", feedBytesMax-2*len(requestLine)) // with a line on each side it just fits
+	text := requestLine + gap + requestLine + requestLine + gap + "\n" + requestLine
+	second := len(requestLine) + len(gap)
+	third := second + len(requestLine)
+	fourth := third + len(requestLine) + len(gap) + 1
+	b := s.begun(text, 0, second, third, fourth)
+	var got []int
+	for range 3 {
+		s.step1(b)
+		got = append(got, s.again(b).Fed)
+	}
+	if fmt.Sprint(got) != "[2 3 4]" {
+		t.Errorf("after each turn %v lines are fed, want [2 3 4]", got)
+	}
+}
+
 // While a queue is full what has ended is collected, and as much is fed as there is room for.
 func TestBatchOnAFullQueueIsCollected(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, Config{})
-	const text = `{"custom_id":"a","method":"POST","url":"/v1/chat/completions","body":{"model":"m"}}` + "\n"
-	b := s.create(s.file(text + text + text + text))
 	s.exec(`SELECT penstock.create_queue('q', '{"capacity": 3}')`)
 	q, err := invalidation.Open(t.Context(), s.pool, "q")
 	if err != nil {
@@ -24,12 +61,9 @@ func TestBatchOnAFullQueueIsCollected(t *testing.T) {
 		t.Fatal(err)
 	}
 	cancel := func(i int) { s.exec(`SELECT penstock.cancel_entry($1, 'test', 'test')`, int64(pushed[i].ID)) }
-	s.exec(`UPDATE penstock.gateway_batch SET status = 'in_progress', total = 4, fed = 1, model = 'm',
-	               queue_id = (SELECT id FROM penstock.queue WHERE name = 'q')`)
-	for i := range 4 {
-		s.exec(`INSERT INTO penstock.gateway_batch_line (batch_id, line, at, bytes, custom_id) VALUES ($1, $2, $3, $4, 'a')`,
-			b.ID, i+1, i*len(text), len(text))
-	}
+	const n = len(requestLine)
+	b := s.begun(strings.Repeat(requestLine, 4), 0, n, 2*n, 3*n)
+	s.exec(`UPDATE penstock.gateway_batch SET fed = 1`)
 	cancel(0) // it is the entry of the first line; another push takes its room
 	s.exec(`UPDATE penstock.gateway_batch_line SET entry_id = $1 WHERE line = 1`, int64(pushed[0].ID))
 	if _, err := q.Push(t.Context(), usual); err != nil {
