@@ -47,7 +47,8 @@ func (s *site) missingForRelease() (list []string) {
 	defer s.policy.mu.Unlock()
 	for _, kind := range pgproxy.Kinds {
 		if lost := s.policy.lost(kind); lost < releaseAnswers {
-			list = append(list, fmt.Sprintf("%d answers to a %s were swallowed, %d are asked for", lost, kind, releaseAnswers))
+			list = append(list,
+				fmt.Sprintf("%d answers to a %s were swallowed, %d are asked for", lost, kind, releaseAnswers))
 		}
 	}
 	return list

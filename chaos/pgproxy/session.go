@@ -51,7 +51,8 @@ type group struct {
 
 func newSession(l *Link, client, server net.Conn) *session {
 	return &session{
-		link: l, client: client, server: server, gone: make(chan struct{}), statements: map[string]statement{}, block: Other,
+		link: l, client: client, server: server, gone: make(chan struct{}),
+		statements: map[string]statement{}, block: Other,
 	}
 }
 
