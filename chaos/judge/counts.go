@@ -16,7 +16,7 @@ func attemptsAreErrors(x *index, r *report) {
 		r.checked++
 		errors := 0
 		for _, c := range x.calls[e.Entry] {
-			if c.Answer != "ok" && c.Answer != "busy" || x.missedInStop(c) {
+			if c.Answer != "ok" && c.Answer != "busy" || x.missed(c) {
 				errors++
 			}
 		}

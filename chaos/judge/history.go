@@ -258,10 +258,13 @@ func newIndex(h *History) *index {
 	return x
 }
 
-// missedInStop says that the node which made a call was stopped before it read the answer, and went on when
-// it had waited for RunMax: for the node, the worker did not answer in time. The node's clock of the call runs
-// since before the worker saw it, and on a busy machine it reads an answer some time after that was sent.
-func (x *index) missedInStop(c *Call) bool {
+// missed says that for the node which made a call the worker did not answer in time: that the answer came when RunMax
+// was over, or that the node was stopped before it read the answer and went on when RunMax was over. The node's clock of
+// the call runs since before the worker saw it, and on a busy machine it reads an answer some time after that was sent.
+func (x *index) missed(c *Call) bool {
+	if c.Closed.Sub(c.Begin) >= x.RunMax-x.Tolerance {
+		return true
+	}
 	g := x.grants[c.Token]
 	return g != nil && slices.ContainsFunc(x.stops[g.Process], func(d Death) bool {
 		return d.At.Before(c.Closed.Add(x.Tolerance)) && d.Until.Sub(c.Begin) >= x.RunMax-x.Tolerance

@@ -234,6 +234,20 @@ func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
 	}
 }
 
+// A worker that is not run for seconds answers after the node has given up, and calls that an answer.
+func TestAnAnswerBeyondTheTimeoutIsAnError(t *testing.T) {
+	h := good()
+	h.Endings[0].Attempt = 1
+	h.Calls[0].Closed = h.Calls[0].Begin.Add(h.RunMax + 400*time.Millisecond)
+	if found := broken(h); found["attempts are errors"] != 0 {
+		t.Error("a timeout of the node is reported, whose worker answered too late")
+	}
+	h.Calls[0].Closed = h.Calls[0].Begin.Add(h.RunMax - time.Second)
+	if found := broken(h); found["attempts are errors"] == 0 {
+		t.Error("an attempt without an error is not reported: the worker answered a second before the timeout")
+	}
+}
+
 // What was told while two primaries took writes may be lost, what was told before may not.
 func TestOnlyWhatWasToldDuringAForkMayBeLost(t *testing.T) {
 	h := good()
