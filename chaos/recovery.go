@@ -29,6 +29,7 @@ var recoverySteps = []string{
 
 // recovered is one lock of a killed node, and for how long each step kept it waiting.
 type recovered struct {
+	queue, key  string
 	died, freed time.Time
 	waits       []time.Duration // by step
 	calm        time.Duration   // from the last fault that concerns it until it was freed
@@ -61,7 +62,7 @@ func (s *site) recoveries(h *judge.History) []recovered {
 		if !dead || !g.At.Before(died) || !g.Freed.After(died) {
 			continue
 		}
-		r := recovered{died: died, freed: g.Freed, calm: g.Freed.Sub(lastFault(h, died, g.Freed))}
+		r := recovered{queue: g.Queue, key: g.Key, died: died, freed: g.Freed, calm: g.Freed.Sub(lastFault(h, died, g.Freed))}
 		causes[0] = []span{{died, later(died, heard[g.Process].Add(h.Lease))}}
 		r.waits = charge(span{died, g.Freed}, causes)
 		r.waits = append(r.waits, 0)
@@ -219,6 +220,9 @@ func (s *site) reportRecovery(w io.Writer, h *judge.History) {
 	for i, name := range recoverySteps {
 		printWaits(w, "of that: "+name, list, func(r recovered) time.Duration { return r.waits[i] })
 	}
+	last := slices.MaxFunc(list, func(a, b recovered) int { return cmp.Compare(a.elsewhere, b.elsewhere) })
+	fmt.Fprintf(w, "granted again last: key %s of %s\t%v after the death at %s\n", last.key, last.queue,
+		round(last.elsewhere), last.died.UTC().Format(time.TimeOnly))
 	slices.SortFunc(list, func(a, b recovered) int { return cmp.Compare(b.freed.Sub(b.died), a.freed.Sub(a.died)) })
 	seen := map[time.Time]bool{}
 	for _, r := range list {
