@@ -250,9 +250,6 @@ func (p *plan) slowCommits() string {
 		pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim, pgproxy.Claim,
 	}, pgproxy.Kinds...))
 	lasts := p.between(time.Second, 4*time.Second)
-	if kind == pgproxy.Recover || kind == pgproxy.Elect {
-		p.site.disturbed("slow commits of a leader", time.Now(), lasts)
-	}
 	p.site.policy.arm(rule{
 		kind: kind, fault: pgproxy.Slow, chance: 0.8, left: 200, onlyEnd: true,
 		delay: p.between(50*time.Millisecond, slowMax), until: time.Now().Add(lasts),
