@@ -140,7 +140,7 @@ CREATE INDEX gateway_batch_work ON penstock.gateway_batch (next_at)
 COMMENT ON COLUMN penstock.gateway_batch.fed IS 'lines that were pushed as entries, the first ones';
 COMMENT ON COLUMN penstock.gateway_batch.expired_lines IS 'of the failed ones: they had not begun when the batch expired';
 COMMENT ON COLUMN penstock.gateway_batch.next_at IS 'when a gateway works on the batch again';
-COMMENT ON COLUMN penstock.gateway_batch.failed_turns IS 'since the last one that did not fail; the pause before the next grows with it';
+COMMENT ON COLUMN penstock.gateway_batch.failed_turns IS 'since the last one that did not fail, with the one that runs; the pause before the next grows with it';
 
 -- A line that has not ended. What came of an ended one is in the files of the batch.
 CREATE TABLE penstock.gateway_batch_line (

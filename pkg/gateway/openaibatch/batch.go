@@ -52,7 +52,7 @@ type batchRow struct {
 	CancelledAt               *time.Time
 	OutputThere, ErrorsThere  bool // the files are complete
 	Late                      bool // its completion window is over, by the clock of the database
-	FailedTurns               int  // since the last one that did not fail
+	FailedTurns               int  // since the last one that did not fail, with the one that runs
 }
 
 const batchColumns = `

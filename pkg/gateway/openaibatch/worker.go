@@ -12,13 +12,26 @@ import (
 	"github.com/penstock/penstock/pkg/gateway"
 )
 
-// nextSQL locks the open batch that has waited longest for a turn.
-const nextSQL = `SELECT` + batchColumns + `
+// takeSQL takes the open batch that has waited longest for a turn. The turn counts as failed until it has ended, so
+// that a batch whose turn ends the process waits longer for each further one: 5 s, then twice as long each, at most
+// 5 min.
+const takeSQL = `
+UPDATE penstock.gateway_batch
+   SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns, 10), interval '5 min'),
+       failed_turns = failed_turns + 1
+ WHERE id = (SELECT b.id FROM penstock.gateway_batch b
+              WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+                AND b.next_at <= clock_timestamp()
+              ORDER BY b.next_at
+              LIMIT 1
+                FOR UPDATE SKIP LOCKED)
+RETURNING id`
+
+// takenSQL locks a batch that was taken. It may have ended: in a turn of another gateway, where this one came late.
+const takenSQL = `SELECT` + batchColumns + `
   FROM penstock.gateway_batch b
- WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling') AND b.next_at <= clock_timestamp()
- ORDER BY b.next_at
- LIMIT 1
-   FOR UPDATE OF b SKIP LOCKED`
+ WHERE b.id = $1 AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+   FOR UPDATE OF b`
 
 // openSQL says whether there is an open batch.
 const openSQL = `
@@ -29,12 +42,15 @@ SELECT EXISTS (SELECT FROM penstock.gateway_batch b
 const restSQL = `
 UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + $2::interval, failed_turns = 0 WHERE id = $1`
 
-// failedTurnSQL puts a batch whose turn failed behind the others, for 5 s and twice as long after each further failure,
-// at most for 5 min.
+// failedTurnSQL begins the pause of a batch whose turn failed again, since the turn may have taken longer than it.
 const failedTurnSQL = `
 UPDATE penstock.gateway_batch
-   SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns, 10), interval '5 min'),
-       failed_turns = failed_turns + 1
+   SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns - 1, 10), interval '5 min')
+ WHERE id = $1`
+
+// leaveSQL gives up a turn that ended with the program: it is no failure.
+const leaveSQL = `
+UPDATE penstock.gateway_batch SET next_at = clock_timestamp(), failed_turns = greatest(failed_turns - 1, 0)
  WHERE id = $1`
 
 const (
@@ -89,51 +105,68 @@ func (s *Batches) anyOpen(ctx context.Context) (open bool) {
 
 // turn works on one batch. It is false if none was due or the database failed.
 func (s *Batches) turn(ctx context.Context) bool {
-	id, err := s.takeTurn(ctx)
+	id, err := s.take(ctx)
+	if errors.Is(err, pgx.ErrNoRows) || ctx.Err() != nil {
+		return false
+	}
+	if err != nil {
+		s.log.Warn("take a batch", "error", err)
+		return false
+	}
+	err = s.work(ctx, id)
 	switch {
-	case err == nil:
+	case err == nil, errors.Is(err, errNoBatch):
 		return true
-	case errors.Is(err, errNoBatch), ctx.Err() != nil:
+	case ctx.Err() != nil:
+		_ = s.end(ctx, leaveSQL, id) // without it the batch is due in 5 s
 		return false
 	}
 	s.log.Warn("work on batch", "batch", id, "error", err)
-	if id == "" {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(ctx, statementMax)
-	defer cancel()
-	_, err = s.db.Exec(ctx, failedTurnSQL, id) // the others must not wait for it
-	return err == nil
+	return s.end(ctx, failedTurnSQL, id) == nil
 }
 
-// takeTurn works on one batch in one transaction, for at most TurnMax.
-func (s *Batches) takeTurn(ctx context.Context) (id string, err error) {
+// end ends a turn whose transaction left nothing, also where ctx has ended.
+func (s *Batches) end(ctx context.Context, sql, id string) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statementMax)
+	defer cancel()
+	_, err := s.db.Exec(ctx, sql, id)
+	return err
+}
+
+// take begins a turn, pgx.ErrNoRows if no batch is due.
+func (s *Batches) take(ctx context.Context) (id string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, statementMax)
+	defer cancel()
+	err = s.db.QueryRow(ctx, takeSQL).Scan(&id)
+	return id, err
+}
+
+// work works on a batch in one transaction, for at most TurnMax.
+func (s *Batches) work(ctx context.Context, id string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.config.TurnMax)
 	defer cancel()
 	defer gateway.Recover(&err)
-	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
-		b, err := oneBatch(postgres.Query(ctx, tx, nextSQL))
+	return postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+		b, err := oneBatch(postgres.Query(ctx, tx, takenSQL, id))
 		if err != nil {
 			return err
 		}
-		id = b.ID
 		moved, fault, err := s.step(ctx, tx, &b)
 		if err != nil {
 			return err
 		}
 		if fault != nil {
 			s.log.Warn("feed batch", "batch", id, "error", fault)
-			_, err = tx.Exec(ctx, failedTurnSQL, b.ID)
+			_, err = tx.Exec(ctx, failedTurnSQL, id)
 			return err
 		}
 		pause := s.config.Every
 		if moved {
 			pause = 0
 		}
-		_, err = tx.Exec(ctx, restSQL, b.ID, pause)
+		_, err = tx.Exec(ctx, restSQL, id, pause)
 		return err
 	})
-	return id, err
 }
 
 // step does what is next for a batch. moved says whether something was done. fault is an error of the lines that were
@@ -185,7 +218,7 @@ func (s *Batches) stepValidation(ctx context.Context, tx pgx.Tx, b *batchRow) er
 	switch {
 	case b.Late:
 		return s.finishIfEmpty(ctx, tx, b, expired)
-	case b.FailedTurns >= failedTurnsMost:
+	case b.FailedTurns > failedTurnsMost:
 		v := &validation{service: s, batch: b}
 		v.flaws = append(v.flaws, flawOf("validation_failed", "input_file_id",
 			"the file could not be validated: upload it again, and create another batch"))

@@ -101,15 +101,66 @@ func TestTurnThatTakesTooLongStopsNoOtherBatch(t *testing.T) {
 	}
 }
 
-// A turn that ends with the program is no failure of its batch.
+// held makes a turn at the batch wait. Its result is sent when release
+// was called, or ctx has ended.
+func (s *shop) held(ctx context.Context, b batchRow) (turned <-chan bool, release func()) {
+	s.Helper()
+	lock, err := s.pool.Begin(s.Context())
+	if err == nil {
+		_, err = lock.Exec(s.Context(), `SELECT FROM penstock.gateway_file WHERE id = $1 FOR UPDATE`, b.Output)
+	}
+	if err != nil {
+		s.Fatal(err)
+	}
+	result := make(chan bool, 1)
+	go func() { result <- s.turn(ctx) }()
+	for deadline := time.Now().Add(10 * time.Second); s.again(b).FailedTurns == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			s.Error("the turn that runs is not counted")
+			break
+		}
+	}
+	return result, func() {
+		if err := lock.Rollback(context.WithoutCancel(s.Context())); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+// A turn that ends its process leaves the batch as it is while the turn runs: counted as failed, and not due.
+func TestTurnIsCountedBeforeItBegins(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	b := s.create(s.file("nonsense"))
+	turned, release := s.held(t.Context(), b)
+	var later bool
+	err := s.pool.QueryRow(t.Context(), `SELECT next_at > created_at + interval '4 s' FROM penstock.gateway_batch`).Scan(&later)
+	if err != nil || !later {
+		t.Errorf("the batch is due for another turn while one runs: %v", err)
+	}
+	release()
+	if !<-turned {
+		t.Error("the turn failed")
+	}
+	if got := s.again(b); got.Status != failed || got.FailedTurns != 0 {
+		t.Errorf("the batch is %s after %d failed turns, want failed for its file, after 0", got.Status, got.FailedTurns)
+	}
+}
+
+// A turn that ends with the program is no failure of its batch, which is due at once.
 func TestTurnThatIsShutDownIsNoFailure(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, Config{})
 	b := s.create(s.file("nonsense"))
 	ctx, cancel := context.WithCancel(t.Context())
+	turned, release := s.held(ctx, b)
 	cancel()
-	if s.turn(ctx) || s.again(b).FailedTurns != 0 {
+	if <-turned || s.again(b).FailedTurns != 0 {
 		t.Error("a turn was taken, or counted")
+	}
+	release()
+	if !s.turn(t.Context()) || s.again(b).Status != failed {
+		t.Errorf("the batch is not due, but %s", s.again(b).Status)
 	}
 }
 
