@@ -62,7 +62,10 @@ func (s *site) recoveries(h *judge.History) []recovered {
 		if !dead || !g.At.Before(died) || !g.Freed.After(died) {
 			continue
 		}
-		r := recovered{queue: g.Queue, key: g.Key, died: died, freed: g.Freed, calm: g.Freed.Sub(lastFault(h, died, g.Freed))}
+		r := recovered{
+			queue: g.Queue, key: g.Key, died: died, freed: g.Freed,
+			calm: g.Freed.Sub(lastFault(h, died, g.Freed)),
+		}
 		causes[0] = []span{{died, later(died, heard[g.Process].Add(h.Lease))}}
 		r.waits = charge(span{died, g.Freed}, causes)
 		r.waits = append(r.waits, 0)
