@@ -114,10 +114,7 @@ func newAPI(cfg Config) *API {
 	a.huma.UseMiddleware(a.guard)
 	a.handler = a.mux
 	if a.cfg.Open {
-		sameSite := http.NewCrossOriginProtection()
-		deny := func(w http.ResponseWriter, r *http.Request) { a.report(w, r, errElsewhere) }
-		sameSite.SetDenyHandler(http.HandlerFunc(deny))
-		a.handler = a.localOnly(sameSite.Handler(a.mux))
+		a.handler = a.localOnly(a.sameOrigin(a.mux))
 	}
 	return a
 }
@@ -147,6 +144,21 @@ func (a *API) localOnly(next http.Handler) http.Handler {
 			host = strings.Trim(r.Host, "[]")
 		}
 		if address, err := netip.ParseAddr(host); host != "localhost" && (err != nil || !address.IsLoopback()) {
+			a.report(w, r, errElsewhere)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// sameOrigin refuses requests that a browser sends for a page of another origin. Those of the methods that
+// http.CrossOriginProtection calls safe are refused as well: GET /models/scale changes something.
+func (a *API) sameOrigin(next http.Handler) http.Handler {
+	protection := http.NewCrossOriginProtection()
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asChange := r.WithContext(r.Context())
+		asChange.Method = http.MethodPost
+		if err := protection.Check(asChange); err != nil {
 			a.report(w, r, errElsewhere)
 			return
 		}
