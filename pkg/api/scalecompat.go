@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -84,12 +87,26 @@ type overrideSet struct {
 }
 
 func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overrideSet], error) {
-	all, err := a.deploymentsOf(ctx, in.Model)
+	until := untilOr(in.Until, scaleFor)
+	var set overrideSet
+	err := postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
+		// The number is read under the lock, so that of two additions at once the second one begins where the first ends.
+		const lockSQL = `SELECT FROM penstock.deployment WHERE model = $1 ORDER BY name FOR NO KEY UPDATE`
+		if _, err := tx.Exec(ctx, lockSQL, in.Model); err != nil {
+			return fmt.Errorf("lock the deployments of model %q: %w", in.Model, err)
+		}
+		d := operator.New(tx)
+		all, err := deploymentsOf(ctx, d, in.Model)
+		if err != nil {
+			return err
+		}
+		set, err = overrideFor(ctx, d, all[0], min(desiredOf(all[0])+in.Amount, 1400), until, in.by(ctx))
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	instances := min(desiredOf(all[0])+in.Amount, 1400)
-	return a.overrideFor(ctx, all[0], instances, untilOr(in.Until, scaleFor), in.by(ctx))
+	return &answer[overrideSet]{set}, nil
 }
 
 // untilOr is a moment that was given, or the end of a time from now.
@@ -113,18 +130,16 @@ func desiredOf(d operator.Deployment) int {
 	return d.Instances - d.Draining
 }
 
-func (a *API) overrideFor(
-	ctx context.Context, d operator.Deployment, instances int, until time.Time, by invalidation.By,
-) (*answer[overrideSet], error) {
-	if err := a.operator.SetScaleOverride(ctx, d.Name, &instances, until, by); err != nil {
-		return nil, err
-	}
-	return &answer[overrideSet]{overrideSet{d.Model, d.Name, desiredOf(d), instances, until}}, nil
+func overrideFor(
+	ctx context.Context, db *operator.Database, d operator.Deployment, instances int, until time.Time, by invalidation.By,
+) (overrideSet, error) {
+	err := db.SetScaleOverride(ctx, d.Name, &instances, until, by)
+	return overrideSet{d.Model, d.Name, desiredOf(d), instances, until}, err
 }
 
 // deploymentsOf are the deployments of a model, at least one.
-func (a *API) deploymentsOf(ctx context.Context, model string) ([]operator.Deployment, error) {
-	all, err := a.operator.DeploymentsOf(ctx, model)
+func deploymentsOf(ctx context.Context, db *operator.Database, model string) ([]operator.Deployment, error) {
+	all, err := db.DeploymentsOf(ctx, model)
 	if err == nil && len(all) == 0 {
 		err = fmt.Errorf("deployment of model %q: %w", model, invalidation.ErrNotFound)
 	}
@@ -146,7 +161,7 @@ type modelScaling struct {
 }
 
 func (a *API) scalingOf(ctx context.Context, model string) (modelScaling, error) {
-	all, err := a.deploymentsOf(ctx, model)
+	all, err := deploymentsOf(ctx, a.operator, model)
 	if err != nil {
 		return modelScaling{}, err
 	}
@@ -189,7 +204,7 @@ type compatExternal struct {
 
 func (a *API) compatScheduleExternally(ctx context.Context, in *compatExternal) (*answer[overrideSet], error) {
 	b := in.Body
-	all, err := a.deploymentsOf(ctx, b.Model)
+	all, err := deploymentsOf(ctx, a.operator, b.Model)
 	if err != nil {
 		return nil, err
 	}
@@ -206,7 +221,11 @@ func (a *API) compatScheduleExternally(ctx context.Context, in *compatExternal) 
 	if chosen < 0 {
 		return nil, fmt.Errorf("external deployment %q of model %q: %w", b.Provider, b.Model, invalidation.ErrNotFound)
 	}
-	return a.overrideFor(ctx, all[chosen], b.Replicas, untilOr(b.Until, externalFor), b.by(ctx))
+	set, err := overrideFor(ctx, a.operator, all[chosen], b.Replicas, untilOr(b.Until, externalFor), b.by(ctx))
+	if err != nil {
+		return nil, err
+	}
+	return &answer[overrideSet]{set}, nil
 }
 
 type compatRemoval struct {
