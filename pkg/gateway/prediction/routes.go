@@ -99,16 +99,21 @@ func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) 
 	case postgres.BadText(err):
 		status, detail = http.StatusUnprocessableEntity, "a text of the request is not UTF-8, or has NUL"
 	case postgres.Unavailable(err):
-		s.log.Warn("predictions", "path", r.URL.Path, "error", err)
+		s.warn(r, err)
 		status, detail = http.StatusServiceUnavailable, "predictions are not available now: send the request again"
 	default:
-		s.log.Warn("predictions", "path", r.URL.Path, "error", err)
+		s.warn(r, err)
 		detail = "the request failed"
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
 	// the client may be gone
 	_ = json.NewEncoder(w).Encode(problem{http.StatusText(status), status, detail})
+}
+
+// warn logs an error of a request by its route and prediction. The path of a stream has a key in it.
+func (s *Predictions) warn(r *http.Request, err error) {
+	s.log.Warn("predictions", "route", r.Pattern, "prediction", r.PathValue("id"), "error", err)
 }
 
 func invalid(param, format string, args ...any) error {

@@ -1,0 +1,49 @@
+package prediction
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
+)
+
+// brokenDB fails all queries with one error.
+type brokenDB struct {
+	postgres.DB
+	err error
+}
+
+func (d brokenDB) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, d.err }
+
+// The key of a stream lets whoever has it read the output: it is in no line of the log.
+func TestKeyOfAStreamIsNotInTheLog(t *testing.T) {
+	t.Parallel()
+	for want, err := range map[int]error{
+		http.StatusServiceUnavailable:  errors.New("connection refused"),
+		http.StatusInternalServerError: &pgconn.PgError{Code: "42501", Message: "permission denied"},
+	} {
+		var log bytes.Buffer
+		g := gateway.New(gateway.Config{Open: true})
+		New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, g, brokenDB{err: err}).Mount()
+		request := httptest.NewRequestWithContext(t.Context(), "GET", "/v1/predictions/p17/stream/planted-key", nil)
+		answer := httptest.NewRecorder()
+		g.ServeHTTP(answer, request)
+		text := log.String()
+		if answer.Code != want || !strings.Contains(text, err.Error()) || !strings.Contains(text, "p17") {
+			t.Errorf("%v: got %d, want %d, with the error and the prediction in the log: %s", err, answer.Code, want, text)
+		}
+		if strings.Contains(text, "planted-key") {
+			t.Errorf("%v: the key is in the log: %s", err, text)
+		}
+	}
+}
