@@ -296,3 +296,26 @@ func TestStreamsCountInTheLimitsOfTheirToken(t *testing.T) {
 		return openStream(t, p.URLs.Stream, "").answer.StatusCode == http.StatusForbidden
 	})
 }
+
+// A stream ends with the next event once its client has no valid token: the event is not sent.
+func TestStreamEndsWithTheTokenOfItsClient(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	s.token("reader", "{}", "{}")
+	f := s.startGateway(func(c *Config) { c.Gateway.Open = false })
+	p := f.make(t, "reader", "/v1/predictions", "application/json", streaming)
+	s.output(p.ID, 11, 1, "once")
+	stream := openStream(t, p.URLs.Stream, "")
+	if event, _ := stream.next(); event != "output:once" {
+		t.Fatalf("got %s", event)
+	}
+	s.exec(`UPDATE penstock.api_token SET revoked_at = now() WHERE name = 'reader'`)
+	s.eventually("the gateway knows that the token is revoked", func() bool {
+		return openStream(t, p.URLs.Stream, "").answer.StatusCode == http.StatusForbidden
+	})
+	s.output(p.ID, 11, 2, " upon")
+	rest := stream.rest()
+	if !strings.HasPrefix(rest, "error:") || !strings.Contains(rest, "no token") || !strings.HasSuffix(rest, `done:{"reason":"error"}`) {
+		t.Errorf("behind the revocation: got %s", rest)
+	}
+}

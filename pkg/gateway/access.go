@@ -57,20 +57,35 @@ func (g *Gateway) enter(r *http.Request, work bool) (c Requester, leave func(), 
 // the model. leave must be called when the request has ended, error or not.
 func (g *Gateway) EnterAs(token, model string) (leave func(), err error) {
 	leave = func() {}
+	c, err := g.callerFor(token, model)
+	if c == nil || err != nil {
+		return leave, err
+	}
+	if refused := c.begin(time.Now()); refused != nil {
+		return leave, refused
+	}
+	c.dispatched()
+	return c.leave, nil
+}
+
+// StaysAs returns the refusal of a request that EnterAs let in, once its client has no valid token that may use the
+// model; nil: it may go on. A long request asks before each part of its answer.
+func (g *Gateway) StaysAs(token, model string) error {
+	_, err := g.callerFor(token, model)
+	return err
+}
+
+// callerFor returns a valid token of a name that may use the model; nil without an error: none is needed.
+func (g *Gateway) callerFor(token, model string) (*caller, error) {
 	if g.config.Open || token == "" {
-		return leave, nil
+		return nil, nil //nolint:nilnil // as said
 	}
 	for _, c := range g.tokens.named(token) {
-		if !c.mayUse(model) {
-			continue
+		if c.mayUse(model) {
+			return c, nil
 		}
-		if refused := c.begin(time.Now()); refused != nil {
-			return leave, refused
-		}
-		c.dispatched()
-		return c.leave, nil
 	}
-	return leave, bad(http.StatusForbidden, "permission_denied", "",
+	return nil, bad(http.StatusForbidden, "permission_denied", "",
 		"the client has no token that may read this any more")
 }
 

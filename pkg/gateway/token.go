@@ -62,22 +62,30 @@ type tokenUse struct {
 
 // tokenTable finds tokens by the hash of their secret, without a statement.
 type tokenTable struct {
-	current atomic.Pointer[map[[sha256.Size]byte]*caller]
+	current atomic.Pointer[callers]
 	uses    map[string]*tokenUse // touched by set alone
+}
+
+// callers are the tokens of one reading.
+type callers struct {
+	bySecret map[[sha256.Size]byte]*caller
+	byName   map[string][]*caller
 }
 
 func (t *tokenTable) set(list []TokenState) {
 	if t.uses == nil {
 		t.uses = map[string]*tokenUse{}
 	}
-	fresh := make(map[[sha256.Size]byte]*caller, len(list))
+	fresh := callers{make(map[[sha256.Size]byte]*caller, len(list)), make(map[string][]*caller, len(list))}
 	for _, s := range list {
 		use := t.uses[s.Name]
 		if use == nil {
 			use = &tokenUse{}
 			t.uses[s.Name] = use
 		}
-		fresh[s.Hash] = &caller{s, use}
+		c := &caller{s, use}
+		fresh.bySecret[s.Hash] = c
+		fresh.byName[s.Name] = append(fresh.byName[s.Name], c)
 	}
 	t.current.Store(&fresh)
 }
@@ -88,8 +96,8 @@ func (t *tokenTable) find(secret string, now time.Time) *caller {
 	if table == nil || len(secret) > 512 {
 		return nil
 	}
-	c := (*table)[sha256.Sum256([]byte(secret))]
-	if c == nil || (!c.ExpiresAt.IsZero() && !now.Before(c.ExpiresAt)) {
+	c := table.bySecret[sha256.Sum256([]byte(secret))]
+	if c == nil || !c.valid(now) {
 		return nil
 	}
 	return c
@@ -102,13 +110,15 @@ func (t *tokenTable) named(name string) (list []*caller) {
 		return nil
 	}
 	now := time.Now()
-	for _, c := range *table {
-		if c.Name == name && (c.ExpiresAt.IsZero() || now.Before(c.ExpiresAt)) {
+	for _, c := range table.byName[name] {
+		if c.valid(now) {
 			list = append(list, c)
 		}
 	}
 	return list
 }
+
+func (c *caller) valid(now time.Time) bool { return c.ExpiresAt.IsZero() || now.Before(c.ExpiresAt) }
 
 func (c *caller) mayUse(model string) bool {
 	return (len(c.Models) == 0 && !c.Limited) || slices.Contains(c.Models, model)

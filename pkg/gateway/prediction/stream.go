@@ -105,7 +105,7 @@ func (r *reading) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-quiet.C:
-			if err := r.events.write(": waiting\n\n"); err != nil {
+			if over, err := r.wait(); over || err != nil {
 				return err
 			}
 			continue
@@ -120,8 +120,28 @@ func (r *reading) run(ctx context.Context) error {
 	}
 }
 
+// refused ends the stream where its client has lost the token that let it in.
+func (r *reading) refused() (over bool, err error) {
+	refusal := r.service.gate.StaysAs(r.p.Owner, r.p.Model)
+	if refusal == nil {
+		return false, nil
+	}
+	return true, r.fail(refusal.Error(), r.follower.at)
+}
+
+// wait keeps the connection open while there is no news. over: the stream has ended.
+func (r *reading) wait() (over bool, err error) {
+	if over, err := r.refused(); over || err != nil {
+		return over, err
+	}
+	return false, r.events.write(": waiting\n\n")
+}
+
 // tell sends news. over: the stream has ended.
 func (r *reading) tell(ctx context.Context, n news) (over bool, err error) {
+	if over, err := r.refused(); over || err != nil {
+		return over, err
+	}
 	list, broken := r.follower.take(n.pieces)
 	for _, d := range list {
 		if err := r.events.send("output", d.text, d.at); err != nil {
