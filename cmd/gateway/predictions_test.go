@@ -116,6 +116,9 @@ func TestPredictionsThatCannotBe(t *testing.T) {
 		{`{`, nil, 422},
 		{`{"version":"m","input":{"a":"\u0000"}}`, nil, 422},
 		{`{"version":"m","input":{},"webhook":"https://b\u00fccher.example/"}`, nil, 422},
+		{`{"version":"m","input":{},"webhook":"https://user:password@hooks.example/"}`, nil, 422},
+		{`{"version":"m","input":{},"webhook":"http://169.254.169.254/latest/meta-data"}`, nil, 422},
+		{`{"version":"m","input":{},"webhook":"https://localhost/"}`, nil, 422},
 	} {
 		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/predictions", strings.NewReader(c.body))
 		if err != nil {
@@ -140,6 +143,27 @@ func TestPredictionsThatCannotBe(t *testing.T) {
 	}
 	if n := s.count(`SELECT count(*) FROM penstock.entry`); n != 0 {
 		t.Errorf("%d entries", n)
+	}
+}
+
+// A queue that refuses pushes while its model has no instance says so to the clients of each route.
+func TestRequestsForAModelWithoutAnInstanceAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	f := s.startGateway(nil)
+	s.exec(`SELECT penstock.alter_queue($1, '{"on_no_instance": "fail"}')`, s.queue.Name)
+	s.exec(`DELETE FROM penstock.instance`)
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/predictions", strings.NewReader(wanted))
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, header, text := send(t, request)
+	if status != 503 || !strings.Contains(string(text), "no instance of the model") || header.Get("Retry-After") == "" {
+		t.Errorf("a prediction: got %d %s", status, text)
+	}
+	a := f.prefer(t, "respond-async", quick)
+	if a.status != 503 || !strings.Contains(a.text, `"code":"no_instance"`) || a.header.Get("Retry-After") == "" {
+		t.Errorf("a request that is to be an entry: got %+v", a)
 	}
 }
 

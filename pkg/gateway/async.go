@@ -8,8 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // waitMost bounds how long a client may wait for an entry on its connection.
@@ -95,7 +93,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 		Body: body, ID: s.entry.ID, Token: s.entry.Token,
 	})
-	if errors.Is(err, invalidation.ErrQueueFull) {
+	if _, refused := pushRefusalOf(err); refused {
 		return err
 	}
 	if err != nil {

@@ -50,6 +50,38 @@ func kindOf(status int) string {
 	return "invalid_request_error"
 }
 
+// pushRefusal is the answer to a push that the queue of a model refuses.
+type pushRefusal struct {
+	is            error
+	status        int
+	code, message string
+}
+
+var pushRefusals = []pushRefusal{
+	{
+		invalidation.ErrQueueFull, http.StatusTooManyRequests, "queue_full",
+		"the queue of the model takes no more entries",
+	},
+	{
+		invalidation.ErrNoInstance, http.StatusServiceUnavailable, "no_instance",
+		"no instance of the model takes calls: send the request again later",
+	},
+	{
+		invalidation.ErrQueueNotFound, http.StatusNotFound, "queue_not_found",
+		"the queue of the model does not exist",
+	},
+}
+
+// pushRefusalOf returns the answer to an error of a push. ok is false where it is no refusal that clients are told of.
+func pushRefusalOf(err error) (r pushRefusal, ok bool) {
+	for _, r := range pushRefusals {
+		if errors.Is(err, r.is) {
+			return r, true
+		}
+	}
+	return pushRefusal{}, false
+}
+
 // statusOf returns status and message of an error. full is the status for a pool without room.
 func statusOf(err error, full int) (status int, message string) {
 	var b *badRequest
@@ -59,15 +91,19 @@ func statusOf(err error, full int) (status int, message string) {
 		return b.status, err.Error()
 	case errors.As(err, &r):
 		return r.status(full), err.Error()
-	case errors.Is(err, invalidation.ErrQueueFull):
-		return http.StatusTooManyRequests, "the queue of the model takes no more entries"
+	}
+	if r, ok := pushRefusalOf(err); ok {
+		return r.status, r.message
 	}
 	return http.StatusInternalServerError, err.Error()
 }
 
+// noInstanceAgain is the Retry-After of a request whose model has no instance: nothing tells when there will be one.
+const noInstanceAgain = 5 * time.Second
+
 // SetRetryAfter sets the header Retry-After of the answer to a refused request, where it is known when there will be
-// room: of a pool, of a queue that takes no more entries, or of a token's limits. Clients that were refused together
-// are told different times.
+// room: of a pool, of a queue that takes no more entries, or of a token's limits; and where the model has no instance.
+// Clients that were refused together are told different times.
 func SetRetryAfter(w http.ResponseWriter, err error) {
 	var r *Rejection
 	var full *invalidation.FullError
@@ -77,6 +113,8 @@ func SetRetryAfter(w http.ResponseWriter, err error) {
 		wait = r.RetryAfter
 	case errors.As(err, &full):
 		wait = full.RetryAfter
+	case errors.Is(err, invalidation.ErrNoInstance):
+		wait = noInstanceAgain
 	}
 	if wait > 0 {
 		told := jitter(wait, rand.Float64()) //nolint:gosec // jitter
@@ -90,10 +128,10 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 	var b *badRequest
 	var r *Rejection
 	status, body := http.StatusInternalServerError, envelopeError{Message: err.Error(), Code: "internal_error"}
+	if r, ok := pushRefusalOf(err); ok {
+		status, body.Message, body.Code = r.status, r.message, r.code
+	}
 	switch {
-	case errors.Is(err, invalidation.ErrQueueFull):
-		status, body.Message = statusOf(err, full)
-		body.Code = "queue_full"
 	case errors.As(err, &b):
 		status, body.Code = b.status, b.code
 		if b.param != "" {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // brokenDB fails all queries with one error.
@@ -44,6 +46,37 @@ func TestKeyOfAStreamIsNotInTheLog(t *testing.T) {
 		}
 		if strings.Contains(text, "planted-key") {
 			t.Errorf("%v: the key is in the log: %s", err, text)
+		}
+	}
+}
+
+// Clients are told of refusals by the queue of a model, and the log is not: any of them may repeat its request.
+func TestRefusalsOfTheQueueAreForTheClientAlone(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		err    error
+		status int
+		detail string
+	}{
+		{invalidation.ErrNoInstance, http.StatusServiceUnavailable, "no instance of the model takes calls"},
+		{invalidation.ErrQueueNotFound, http.StatusNotFound, "the queue of the model does not exist"},
+		{invalidation.ErrQueueFull, http.StatusTooManyRequests, "the queue of the model takes no more entries"},
+		{invalidation.ErrPayloadTooLarge, http.StatusUnprocessableEntity, "too large"},
+	} {
+		var log bytes.Buffer
+		s := &Predictions{log: slog.New(slog.NewTextHandler(&log, nil))}
+		answer := httptest.NewRecorder()
+		request := httptest.NewRequestWithContext(t.Context(), "POST", "/v1/predictions", nil)
+		s.refuse(answer, request, fmt.Errorf("push entry: %w", c.err))
+		if answer.Code != c.status || !strings.Contains(answer.Body.String(), c.detail) {
+			t.Errorf("%v: got %d %s, want %d with %q", c.err, answer.Code, answer.Body, c.status, c.detail)
+		}
+		again := answer.Header().Get("Retry-After") != ""
+		if c.status == http.StatusServiceUnavailable && !again {
+			t.Errorf("%v: no Retry-After", c.err)
+		}
+		if log.Len() > 0 {
+			t.Errorf("%v: it is in the log: %s", c.err, &log)
 		}
 	}
 }
