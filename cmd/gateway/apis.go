@@ -15,7 +15,17 @@ func (s *server) mount() error {
 	g := s.cfg.Gateway
 	s.batches = openaibatch.New(openaibatch.Config{Log: s.log}, s.gateway, s.pool)
 	s.batches.Mount()
-	c := prediction.Config{Base: g.PublicURL, BodyMax: g.BodyBytes, Log: s.log}
+	policy, err := g.Callback.policy()
+	if err != nil {
+		return err
+	}
+	c := prediction.Config{
+		Base: g.PublicURL, BodyMax: g.BodyBytes, Log: s.log,
+		CheckWebhook: func(address string) error {
+			_, err := policy.CheckURL(address)
+			return err
+		},
+	}
 	if g.WebhookKey != "" {
 		key, err := worker.ReadSecret(g.WebhookKey)
 		if err != nil {

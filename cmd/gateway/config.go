@@ -9,6 +9,7 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -32,6 +33,7 @@ type Gateway struct {
 	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
 	APIURL      string        `koanf:"api_url" help:"address of a leader for clients, for the Location of entries; empty: a path without a host"`
 	PublicURL   string        `koanf:"public_url" help:"address of the gateway for clients; empty: each request's"`
+	Callback    Callback      `koanf:"callback"`
 	WebhookKey  string        `koanf:"webhook_key" help:"as tasknode.webhook.key, to show clients the secret of theirs"`
 	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
 	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
@@ -42,6 +44,35 @@ type Gateway struct {
 	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones"`
 }
 
+// Callback bounds the addresses that a prediction may name for its webhook. Task nodes, which deliver, check them
+// again by tasknode.webhook.
+type Callback struct {
+	HTTPSOnly     bool     `koanf:"https_only" help:"webhooks of predictions: only https addresses, for the hosts and networks below too"`
+	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
+	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
+	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although their addresses or names are private"`
+	AllowNetworks []string `koanf:"allow_networks" help:"networks that may be named although they are private: as long as it is not set, all that task nodes may be allowed to reach"`
+}
+
+// privateNetworks are those of receivers within an organization. Addresses of one link are not among them: services for
+// the credentials of machines answer there.
+var privateNetworks = []string{
+	"10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7",
+}
+
+// policy returns the policy for addresses that a prediction may name.
+func (c Callback) policy() (webhook.AddressPolicy, error) {
+	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
+	if err != nil {
+		return p, fmt.Errorf("gateway.callback.allow_networks: %w", err)
+	}
+	p.AllowHTTP = c.AllowHTTP
+	if p.Ports, err = webhook.ParsePorts(c.Ports); err != nil {
+		return p, fmt.Errorf("gateway.callback.%w", err)
+	}
+	return p, nil
+}
+
 func defaults() Config {
 	return Config{
 		Database: config.DatabaseDefault(),
@@ -49,7 +80,7 @@ func defaults() Config {
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
 			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20,
-			Remember: 10_000,
+			Remember: 10_000, Callback: Callback{AllowNetworks: privateNetworks},
 		},
 	}
 }
@@ -80,7 +111,8 @@ func (c Config) validate() error {
 	check(g.Remember >= 0, "remember", g.Remember, "0 or more")
 	check(!g.Open || config.Loopback(g.Listen), "open", g.Open, "false, where gateway.listen is not a loopback address")
 	_, err := g.models()
-	return errors.Join(append(errs, err, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway",
+	_, wrong := g.Callback.policy()
+	return errors.Join(append(errs, err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway",
 		g.Listen, g.TLS, g.Insecure))...)
 }
 

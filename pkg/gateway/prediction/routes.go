@@ -25,7 +25,9 @@ type Config struct {
 	BodyMax int64  // bytes of a request: 32 MiB
 	// Secret returns the secret that signs webhooks for a client; nil: clients cannot read it here.
 	Secret func(ctx context.Context, owner string) (string, error)
-	Log    *slog.Logger
+	// CheckWebhook returns why the address of a webhook is refused; nil: any host may be named.
+	CheckWebhook func(address string) error
+	Log          *slog.Logger
 }
 
 // Predictions serves the routes of predictions.
@@ -208,7 +210,7 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 		return o, invalid("input", "%s", err)
 	}
 	if o.Webhook != "" {
-		if err := checkWebhook(o.Webhook); err != nil {
+		if err := s.checkWebhook(o.Webhook); err != nil {
 			return o, err
 		}
 	}

@@ -99,7 +99,7 @@ const webhookMax = 2048
 
 // checkWebhook returns why an address cannot be that of a webhook; nil: it can. A host is in ASCII: internationalized
 // names have a form in it, and every part of the way of a delivery reads that form alike.
-func checkWebhook(address string) error {
+func (s *Predictions) checkWebhook(address string) error {
 	u, err := url.Parse(address)
 	switch {
 	case len(address) > webhookMax:
@@ -108,6 +108,12 @@ func checkWebhook(address string) error {
 		return invalid("webhook", "webhook must be an http or https address")
 	case strings.ContainsFunc(u.Host, func(c rune) bool { return c <= ' ' || c > '~' }):
 		return invalid("webhook", "the host of webhook must be in ASCII: give an internationalized name as xn--...")
+	}
+	if s.config.CheckWebhook == nil {
+		return nil
+	}
+	if err := s.config.CheckWebhook(address); err != nil {
+		return invalid("webhook", "webhook is refused: %s", err)
 	}
 	return nil
 }

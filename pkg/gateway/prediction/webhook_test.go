@@ -37,7 +37,7 @@ func TestWebhooksHaveAHostInASCII(t *testing.T) {
 		"ftp://hooks.example/":                         false,
 		"https://a/" + strings.Repeat("x", webhookMax): false,
 	} {
-		if err := checkWebhook(address); (err == nil) != fits {
+		if err := (&Predictions{}).checkWebhook(address); (err == nil) != fits {
 			t.Errorf("%s: got %v", address, err)
 		}
 	}
