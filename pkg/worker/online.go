@@ -1,6 +1,12 @@
 package worker
 
-import "net/http"
+import (
+	"bytes"
+	"fmt"
+	"net/http"
+
+	"golang.org/x/net/http/httpguts"
+)
 
 // ClassifyAnswer turns an answer that is not a success into an outcome, for callers that exchange bytes
 // with a worker themselves. request is the body that the worker was sent: phrases that its answer
@@ -12,14 +18,24 @@ func ClassifyAnswer(status int, header http.Header, body, request []byte) Outcom
 // ClassifyFirstEvent classifies the data of the first event of a stream, where that is an error: servers
 // that stream promise success before they know whether they have room. ok is false for any other event.
 func ClassifyFirstEvent(data, request []byte) (o Outcome, ok bool) {
-	if !hasMember(data, "error") || hasMember(data, "choices") {
+	// Nearly all events have no such member, and need not be decoded.
+	if !bytes.Contains(data, []byte(`"error"`)) || !hasMember(data, "error") || hasMember(data, "choices") {
 		return Outcome{}, false
 	}
 	return errorAfterOK(data, request, false), true
 }
 
 // ResolveHeaders reads the headers of a model with their secrets in place: env:NAME and file:/path as
-// whole values, ${env:NAME} within.
+// whole values, ${env:NAME} within. Names and values that HTTP does not allow are an error.
 func ResolveHeaders(headers map[string]string) (http.Header, error) {
-	return resolveHeaders(headers, ReadSecret)
+	resolved, err := resolveHeaders(headers, ReadSecret)
+	for name, values := range resolved {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return nil, fmt.Errorf("%q is not the name of a header", name)
+		}
+		if !httpguts.ValidHeaderFieldValue(values[0]) {
+			return nil, fmt.Errorf("the value of header %s has a control character", name)
+		}
+	}
+	return resolved, err
 }
