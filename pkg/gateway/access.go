@@ -125,8 +125,11 @@ func (g *Gateway) OfferedTo(token, name string) (o Offer, ok bool) {
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
 // request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.
 func (g *Gateway) ReadBody(r *http.Request, most int64) (body []byte, release func(), err error) {
-	body, reuse, ended, err := g.readBody(r, most)
-	return body, func() { reuse(); ended() }, err
+	held, err := g.readBody(r, most)
+	if held == nil {
+		return nil, func() {}, err
+	}
+	return held.bytes(), held.letGo, err
 }
 
 // Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a

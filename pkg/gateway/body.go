@@ -9,8 +9,6 @@ import (
 	"mime/multipart"
 	"net/http"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -49,84 +47,6 @@ func requestID(r *http.Request) string {
 		bits >>= 4
 	}
 	return string(id[:])
-}
-
-var bodyBuffers = sync.Pool{New: func() any { return new(bytes.Buffer) }}
-
-// bodyKept is the largest buffer that is used again.
-const bodyKept = 1 << 20
-
-// bodyTrusted is how much memory a body gets for its Content-Length alone, in bytes; beyond, it grows with
-// what arrives.
-const bodyTrusted = 256 << 10
-
-// bodyBudget bounds the bytes of the bodies of all requests, from their first byte to the end of the request.
-type bodyBudget struct {
-	most  int64
-	taken atomic.Int64
-}
-
-// metered reads a body within the budget.
-type metered struct {
-	from   io.Reader
-	budget *bodyBudget
-	taken  int64
-}
-
-// errBodiesFull ends the reading of a body that has no room beside those of other requests.
-var errBodiesFull = &Rejection{
-	Reason: DropOverloaded, RetryAfter: time.Second,
-	Detail: "the bodies of all requests have as many bytes as they may",
-}
-
-// Read implements io.Reader. Bytes are counted as they come: a client that announces many and sends few takes little.
-func (m *metered) Read(p []byte) (int, error) {
-	n, err := m.from.Read(p)
-	m.taken += int64(n)
-	if m.budget.taken.Add(int64(n)) > m.budget.most {
-		return n, errBodiesFull
-	}
-	return n, err
-}
-
-func (m *metered) release() { m.budget.taken.Add(-m.taken) }
-
-func tooLarge(most int64) error {
-	return bad(http.StatusRequestEntityTooLarge, "request_too_large", "", "the body is larger than %d bytes", most)
-}
-
-// readBody reads the whole body, of up to most bytes, into a buffer, which is free again after release. ended must be
-// called when the request has ended, error or not.
-func (g *Gateway) readBody(r *http.Request, most int64) (
-	body []byte, release, ended func(), err error,
-) {
-	release, ended = func() {}, func() {}
-	switch {
-	case r.ContentLength > most:
-		return nil, release, ended, tooLarge(most)
-	case r.ContentLength > g.bodies.most-g.bodies.taken.Load():
-		return nil, release, ended, errBodiesFull
-	}
-	buf := bodyBuffers.Get().(*bytes.Buffer) //nolint:errcheck,forcetypeassert // nothing else is in it
-	buf.Reset()
-	release = func() {
-		if buf.Cap() <= bodyKept {
-			bodyBuffers.Put(buf)
-		}
-	}
-	if r.ContentLength > 0 {
-		buf.Grow(int(min(r.ContentLength, bodyTrusted)) + bytes.MinRead)
-	}
-	source := &metered{from: io.LimitReader(r.Body, most+1), budget: &g.bodies}
-	n, err := buf.ReadFrom(source)
-	switch {
-	case errors.Is(err, errBodiesFull):
-	case err != nil:
-		err = bad(http.StatusBadRequest, "unreadable_body", "", "the body broke off or took longer than %s", uploadMax)
-	case n > most:
-		err = tooLarge(most)
-	}
-	return buf.Bytes(), release, source.release, err
 }
 
 // readJSON reads the body of an operation of the OpenAI API.

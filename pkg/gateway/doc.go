@@ -22,7 +22,8 @@
 //	server.go       routes, and a request from its head to its end
 //	access.go       who sends it: routes of other packages enter here too
 //	token.go        tokens and their limits
-//	body.go         the body within its bounds of bytes and time
+//	held.go         the body in memory, within its bounds of bytes and time
+//	body.go         what a request asks for, by its body and its headers
 //	scan.go         finds model, stream and stream_options in the body without decoding the rest
 //	walk.go         walks over JSON, for scan.go
 //	async.go        the choice between an answer on the connection and an entry of the queue
@@ -30,8 +31,9 @@
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	gate.go         waits for the pool's verdict: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
+//	window.go       the buffer of an answer, and the token counts at its end
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
-//	stream.go       the events of an answer: usage, the chunk that was asked for in the client's place
+//	stream.go       the events of an answer: the chunk that was asked for in the client's place
 //	retry.go        how many second attempts there may be
 //	verdict.go      the reasons why a request was not served
 //	refuse.go       the errors that clients read

@@ -5,11 +5,9 @@ import (
 	"context"
 	"errors"
 	"io"
-	"mime"
 	"net"
 	"net/http"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -45,8 +43,8 @@ type call struct {
 	request *http.Request
 	route   *route
 	path    string
+	held    *heldBody
 	body    [][]byte // what is sent, in parts
-	plain   []byte   // the body as it came
 	cut     bool     // the chunk with token counts is to be taken out
 	ticket  *Request
 	id      string
@@ -54,7 +52,9 @@ type call struct {
 	tries   int
 	began   time.Time   // of the attempt
 	sent    atomic.Bool // the transport has begun to read the body
-	quiet   *time.Timer // ends a call whose worker sends a head and no first event; nil: no limit
+	limit   *time.Timer // ends the attempt for want of a head, or of more bytes behind it
+	headed  atomic.Bool // the head of the answer is there
+	answer  window
 }
 
 // result is how an attempt ended.
@@ -71,13 +71,20 @@ func (c *call) attempt(ctx context.Context) result {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	c.began = time.Now()
-	policy := c.route.model.Policy
+	policy := &c.route.model.Policy
 	firstByte := policy.FirstByteMax.Duration()
 	if firstByte == 0 {
 		firstByte = c.route.model.RunMax
 	}
-	limit := time.AfterFunc(firstByte, func() { cancel(errFirstByte) })
-	defer limit.Stop()
+	c.headed.Store(false)
+	c.limit = time.AfterFunc(firstByte, func() {
+		if c.headed.Load() {
+			cancel(errSilence)
+		} else {
+			cancel(errFirstByte)
+		}
+	})
+	defer c.limit.Stop()
 	upstream, err := c.upstream(ctx)
 	if err != nil {
 		return result{err: err, usage: Taken{Failed: true}}
@@ -87,13 +94,20 @@ func (c *call) attempt(ctx context.Context) result {
 		return c.broken(ctx, err, c.sent.Load(), time.Since(c.began))
 	}
 	defer answer.Body.Close()
-	// From the head of the answer on the limit is that of silence, until copy watches each piece.
-	limit.Stop()
+	// From the head of the answer on the limit is that of silence.
+	c.limit.Stop()
+	c.headed.Store(true)
 	if silence := policy.SilenceMax.Duration(); silence > 0 {
-		c.quiet = time.AfterFunc(silence, func() { cancel(errSilence) })
-		defer c.quiet.Stop()
+		c.limit.Reset(silence)
 	}
-	r := c.pass(ctx, cancel, answer)
+	defer c.answer.close()
+	first, refused := c.judge(answer)
+	var r result
+	if refused != nil {
+		r = c.refuse(answer, refused)
+	} else {
+		r = c.copy(ctx, cancel, answer, first)
+	}
 	r.usage.Took = time.Since(c.began)
 	return r
 }
@@ -130,7 +144,10 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 }
 
 // reader returns the body, and notes when it is read: from then on the worker may have got the request.
-func (c *call) reader() io.ReadCloser { return &partsReader{parts: c.body, begun: &c.sent} }
+func (c *call) reader() io.ReadCloser {
+	c.held.users.Add(1)
+	return &partsReader{held: c.held, parts: c.body, begun: &c.sent}
+}
 
 // keptBack says whether a header of the client is not for the worker: those of the connection, the
 // credentials for this gateway, and the words that it has understood.
@@ -166,28 +183,36 @@ func (c *call) idempotent() bool { return c.request.Header.Get("Idempotency-Key"
 // refusalMax bounds an answer that is read whole to see whether it is a refusal for want of room.
 const refusalMax = 64 << 10
 
-// pass sends an answer on. One that says that the worker had no room, before anything ran, is kept: it
-// goes on only if no other instance takes the call.
-func (c *call) pass(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response) result {
+// refusal is an answer that says that the worker had no room, before anything ran. It goes on only if no other instance
+// takes the call.
+type refusal struct {
+	body       []byte // of the answer
+	reason     string
+	retryAfter time.Duration // what the worker asked for; 0: it did not
+}
+
+// judge reads as much of an answer as shows whether it is a refusal, and returns that, or the first event of a stream.
+func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 	if answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable ||
 		answer.StatusCode == http.StatusConflict {
 		body, err := io.ReadAll(io.LimitReader(answer.Body, refusalMax))
-		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.plain); err == nil &&
+		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.held.bytes()); err == nil &&
 			free(o, c.route, body) {
-			return c.refused(answer, body, o)
+			return nil, &refusal{body, o.Reason, o.RetryAfter}
 		}
 		answer.Body = rejoin(body, answer.Body)
 	}
 	if !isEvents(answer) {
-		return c.copy(ctx, cancel, answer, nil)
+		return nil, nil
 	}
-	first := readFirstEvent(answer.Body)
+	c.answer.open(answer.ContentLength)
+	first = c.answer.firstEvent(answer.Body)
 	if data := eventData(first); len(data) > 0 {
-		if o, failed := worker.ClassifyFirstEvent(data, c.plain); failed && o.FreeOfCharge() && !o.MaybeRunning {
-			return c.refused(answer, first, o)
+		if o, failed := worker.ClassifyFirstEvent(data, c.held.bytes()); failed && o.FreeOfCharge() && !o.MaybeRunning {
+			return nil, &refusal{first, o.Reason, o.RetryAfter}
 		}
 	}
-	return c.copy(ctx, cancel, answer, first)
+	return first, nil
 }
 
 // free says whether an answer shows that nothing ran.
@@ -198,34 +223,35 @@ func free(o worker.Outcome, r *route, body []byte) bool {
 	return o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.MaybeRunning && len(bytes.TrimSpace(body)) == 0)
 }
 
-// refused keeps the answer of a worker without room.
-func (c *call) refused(answer *http.Response, body []byte, o worker.Outcome) result {
+// refuse keeps the answer of a worker without room, or sends it on.
+func (c *call) refuse(answer *http.Response, r *refusal) result {
 	if c.mayRetry() {
-		return result{again: true, usage: Taken{Busy: true, RetryAfter: o.RetryAfter}, err: errors.New(o.Reason)}
+		return result{again: true, usage: Taken{Busy: true, RetryAfter: r.retryAfter}, err: errors.New(r.reason)}
 	}
-	answer.Body = io.NopCloser(bytes.NewReader(body))
+	worker := answer.Body
+	defer worker.Close()
+	answer.Body = io.NopCloser(bytes.NewReader(bytes.Clone(r.body))) // the window is read to once more
 	answer.Header.Del("Content-Length")
-	r := c.copy(c.request.Context(), func(error) {}, answer, nil)
-	r.usage = Taken{Busy: true, RetryAfter: o.RetryAfter}
-	return r
+	sent := c.copy(c.request.Context(), func(error) {}, answer, nil)
+	sent.usage = Taken{Busy: true, RetryAfter: r.retryAfter}
+	return sent
 }
 
 func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.gate) }
 
-// readFirstEvent reads until the first event is whole, the stream ends, or the event gets too long. An
-// error of the stream comes again with the next read.
-func readFirstEvent(body io.Reader) []byte {
-	buf := make([]byte, 0, 4<<10)
-	for {
-		if len(buf) == cap(buf) {
-			buf = append(buf, 0)[:len(buf)]
+// firstEvent reads until the first event is whole, the stream ends, or the event gets too long. An error of the
+// stream comes again with the next read.
+func (w *window) firstEvent(body io.Reader) []byte {
+	first, err := w.read(body)
+	for n := 0; err == nil && eventEnd(first) == 0 && len(first) <= refusalMax && couldBeError(first); n++ {
+		if n == 0 {
+			first = bytes.Clone(first) // it is longer than a read
 		}
-		n, err := body.Read(buf[len(buf):cap(buf)])
-		buf = buf[:len(buf)+n]
-		if err != nil || eventEnd(buf) > 0 || len(buf) > refusalMax || !couldBeError(buf) {
-			return buf
-		}
+		var more []byte
+		more, err = w.read(body)
+		first = append(first, more...)
 	}
+	return first
 }
 
 // couldBeError says whether what has come of an event may still turn out as an error: nothing else is
@@ -242,8 +268,8 @@ func couldBeError(begin []byte) bool {
 }
 
 func isEvents(answer *http.Response) bool {
-	kind, _, err := mime.ParseMediaType(answer.Header.Get("Content-Type"))
-	return err == nil && kind == "text/event-stream"
+	kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
+	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
 }
 
 type joined struct {
@@ -255,27 +281,22 @@ func rejoin(head []byte, rest io.ReadCloser) io.ReadCloser {
 	return joined{io.MultiReader(bytes.NewReader(head), rest), rest}
 }
 
-var buffers = sync.Pool{New: func() any { b := make([]byte, 16<<10); return &b }}
-
 // copy passes head and body on, each read at once, and reads the token counts from the end.
 func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, first []byte) result {
+	c.held.letGo() // there is no other attempt
 	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
-	p.tail = tails.Get().(*tail) //nolint:errcheck,forcetypeassert // nothing else is in it
-	p.tail.n, p.tail.seen = 0, 0
-	defer tails.Put(p.tail)
 	p.whole = !p.events && answer.ContentLength >= 0
+	c.answer.open(answer.ContentLength)
 	c.head(answer, p.events && c.cut)
-	buf := *buffers.Get().(*[]byte) //nolint:errcheck,forcetypeassert // nothing else is in it
-	defer func() { buffers.Put(&buf) }()
 	p.watch(c.route.model.Policy.SilenceMax.Duration())
 	defer p.unwatch()
 	err := p.write(first)
 	for err == nil {
-		var n int
-		n, err = answer.Body.Read(buf)
-		p.heard(n)
-		if n > 0 {
-			if failed := p.write(buf[:n]); failed != nil {
+		var piece []byte
+		piece, err = c.answer.read(answer.Body)
+		p.heard(len(piece))
+		if len(piece) > 0 {
+			if failed := p.write(piece); failed != nil {
 				err = failed
 			}
 		}
@@ -306,7 +327,7 @@ func (c *call) head(answer *http.Response, shortened bool) {
 
 // ended says what a passed answer came to, and tells a client whose stream broke.
 func (c *call) ended(ctx context.Context, p *passing, status int, err error) result {
-	in, out, _ := p.tail.usage()
+	in, out := c.answer.usage()
 	r := result{answered: true, status: status, usage: Taken{TokensIn: in, TokensOut: out}}
 	if p.events {
 		r.usage.First = p.began.Sub(c.began)

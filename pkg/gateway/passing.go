@@ -15,39 +15,31 @@ type passing struct {
 	control *http.ResponseController
 	events  bool // server-sent events: each read is sent at once
 	whole   bool // the length is known: nothing is sent early
-	tail    *tail
 	cut     eventCut
 	failed  error // of the client's connection
 
-	began    time.Time // when the first bytes of the body were there
-	silence  *time.Timer
-	quiet    time.Duration
-	reset    time.Time // when the timers were set last
-	deadline time.Time // of writes
+	began    time.Time     // when the first bytes of the body were there
+	silence  time.Duration // longest between two bytes of the worker; 0: no limit
+	reset    time.Time     // when the limit of the call was set last
+	deadline time.Time     // of writes
 }
 
 // timersEvery is how often the limits on silence and stalls are moved while bytes flow: moving them for
 // each chunk costs more than the chunk.
 const timersEvery = 100 * time.Millisecond
 
-// watch begins the limit on silence. It goes on with the timer of the call, if that has one.
-func (p *passing) watch(quiet time.Duration) {
-	if quiet > 0 {
-		p.quiet, p.silence = quiet, p.call.quiet
-		if p.silence != nil {
-			p.silence.Reset(quiet)
-		} else {
-			p.silence = time.AfterFunc(quiet, func() { p.cancel(errSilence) })
-		}
+// watch begins the limit on silence, with the timer of the call.
+func (p *passing) watch(silence time.Duration) {
+	p.silence = silence
+	if silence > 0 {
+		p.call.limit.Reset(silence)
 	}
 	p.reset = time.Now()
 	p.began = p.reset
 }
 
 func (p *passing) unwatch() {
-	if p.silence != nil {
-		p.silence.Stop()
-	}
+	p.call.limit.Stop()
 	if !p.deadline.IsZero() {
 		_ = p.control.SetWriteDeadline(time.Time{}) // the connection goes on with the next request
 	}
@@ -60,15 +52,14 @@ func (p *passing) heard(n int) {
 	}
 	if now := time.Now(); now.Sub(p.reset) > timersEvery {
 		p.reset = now
-		if p.silence != nil {
-			p.silence.Reset(p.quiet)
+		if p.silence > 0 {
+			p.call.limit.Reset(p.silence)
 		}
 	}
 }
 
 // write sends bytes to the client.
 func (p *passing) write(b []byte) error {
-	p.tail.write(b)
 	if p.events && p.call.cut {
 		b = p.cut.pass(b)
 	}

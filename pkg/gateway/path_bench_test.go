@@ -19,6 +19,7 @@ type instant struct {
 
 func (a *instant) RoundTrip(r *http.Request) (*http.Response, error) {
 	_, _ = io.Copy(io.Discard, r.Body)
+	_ = r.Body.Close()
 	return &http.Response{
 		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {a.kind}}, ContentLength: int64(len(a.body)),
 		Body: io.NopCloser(bytes.NewReader(a.body)),

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"strconv"
-	"sync/atomic"
 )
 
 // scanned is what the gateway reads of a JSON body. Spans are offsets into it; a span of length 0 is
@@ -121,37 +119,6 @@ func (s *scanned) rewrite(body []byte, remote string, addUsage bool) [][]byte {
 	}
 	return append(parts, body[from:])
 }
-
-// partsReader reads the parts one after the other, without copying them together.
-type partsReader struct {
-	parts [][]byte
-	at    int
-	begun *atomic.Bool // set by the first Read; may be nil
-}
-
-// Read implements io.Reader.
-func (r *partsReader) Read(p []byte) (n int, err error) {
-	if r.begun != nil {
-		r.begun.Store(true)
-	}
-	for len(r.parts) > 0 {
-		m := copy(p[n:], r.parts[0][r.at:])
-		n, r.at = n+m, r.at+m
-		if r.at == len(r.parts[0]) {
-			r.parts, r.at = r.parts[1:], 0
-		}
-		if n == len(p) {
-			return n, nil
-		}
-	}
-	if n == 0 {
-		return 0, io.EOF
-	}
-	return n, nil
-}
-
-// Close implements io.Closer.
-func (r *partsReader) Close() error { return nil }
 
 func size(parts [][]byte) (n int64) {
 	for _, p := range parts {

@@ -115,19 +115,24 @@ func TestUsageChunkIsTakenOutWhereverTheStreamIsCut(t *testing.T) {
 		for at := range len(full) + 1 {
 			for _, sizes := range [][]string{{full[:at], full[at:]}, strings.Split(full, "")} {
 				var cut eventCut
-				var last tail
+				var last window
+				last.open(-1)
 				var out []byte
-				for _, piece := range sizes {
-					last.write([]byte(piece))
-					out = append(out, cut.pass([]byte(piece))...)
+				for _, sent := range sizes {
+					piece, err := last.read(strings.NewReader(sent))
+					if err != nil && sent != "" {
+						t.Fatal(err)
+					}
+					out = append(out, cut.pass(piece)...)
 				}
 				out = append(out, cut.rest()...)
 				if string(out) != plain {
 					t.Fatalf("cut at %d: got %q, want %q", at, out, plain)
 				}
-				if in, n, ok := last.usage(); !ok || in != 3 || n != 2 {
-					t.Fatalf("cut at %d: usage is %d, %d, %v", at, in, n, ok)
+				if in, n := last.usage(); in != 3 || n != 2 {
+					t.Fatalf("cut at %d: usage is %d, %d", at, in, n)
 				}
+				last.close()
 			}
 		}
 	}

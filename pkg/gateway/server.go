@@ -64,7 +64,7 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		s := &serving{gateway: g, w: w, r: r, began: began, full: http.StatusTooManyRequests}
-		s.entry = RequestRecord{ID: requestID(r)}
+		s.entry.ID = requestID(r)
 		w.Header()["X-Request-Id"] = []string{s.entry.ID}
 		dropped := DropNone
 		defer func() { s.finish(dropped) }() // also where an answer breaks off, which is a panic
@@ -89,7 +89,9 @@ type serving struct {
 	full    int // status for a pool without room
 	caller  *caller
 	route   *route
-	body    []byte
+	held    *heldBody // nil: there is none yet
+	body    []byte    // valid until held is let go
+	asked   asked
 	streams bool // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
@@ -117,28 +119,21 @@ func (s *serving) run(read reader) (err error) {
 			s.caller.dispatched()
 		}
 	}()
-	body, release, ended, err := s.gateway.readBody(s.r, s.gateway.config.BodyMax)
-	defer ended()
-	s.body = body
-	// A buffer that was handed to the transport is not used again: the transport may still send from it when the answer
-	// has come.
-	sent := false
-	defer func() {
-		if !sent {
-			release()
-		}
-	}()
+	s.held, err = s.gateway.readBody(s.r, s.gateway.config.BodyMax)
+	if s.held != nil {
+		defer s.held.letGo()
+	}
 	if err != nil {
 		return err
 	}
-	a, err := read(s.r, s.body)
-	if err != nil {
+	s.body = s.held.bytes()
+	if s.asked, err = read(s.r, s.body); err != nil {
 		return err
 	}
-	if err := s.find(a); err != nil {
+	if err := s.find(); err != nil {
 		return err
 	}
-	ctx, cancel, err := s.admission(a)
+	ctx, cancel, err := s.admission()
 	defer cancel()
 	if err != nil {
 		return err
@@ -153,19 +148,18 @@ func (s *serving) run(read reader) (err error) {
 		s.caller.dispatched()
 		waiting = false
 	}
-	sent = true
-	return s.exchange(ctx, a)
+	return s.exchange(ctx)
 }
 
 // find looks up the route of the model that was asked for.
-func (s *serving) find(a asked) error {
-	s.entry.Model = a.model
-	s.route = s.gateway.models.route(a.model)
+func (s *serving) find() error {
+	s.entry.Model = s.asked.model
+	s.route = s.gateway.models.route(s.asked.model)
 	if s.route == nil || (s.caller != nil && !s.caller.mayUse(s.route.model.Name)) ||
 		s.route.generic() != strings.HasPrefix(s.r.URL.Path, "/models/") {
 		s.route = nil
 		return bad(http.StatusNotFound, "model_not_found", "model",
-			"the model %q does not exist or you do not have access to it", a.model)
+			"the model %q does not exist or you do not have access to it", s.asked.model)
 	}
 	s.full = s.route.model.Policy.RefuseStatus
 	if s.route.model.Paused != "" {
@@ -177,7 +171,7 @@ func (s *serving) find(a asked) error {
 
 // admission reads the headers that are for the gateway, and returns the context of the request with its
 // deadline.
-func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error) {
+func (s *serving) admission() (context.Context, context.CancelFunc, error) {
 	ctx, cancel := s.r.Context(), context.CancelFunc(func() {})
 	h := s.r.Header
 	flow, err := s.flow(h.Get("X-Penstock-Flow"))
@@ -205,7 +199,7 @@ func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error
 	}
 	s.ticket = &Request{
 		ID: s.entry.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
-		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: a.scanned.tokensMax, Adapter: s.route.adapter,
+		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
 	}
 	if s.caller != nil && s.caller.Weight > 0 && set.Weight == 0 {
 		s.ticket.Weight = s.caller.Weight
@@ -214,8 +208,8 @@ func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error
 		s.ticket.Deadline = s.began.Add(left)
 		ctx, cancel = context.WithDeadline(ctx, s.ticket.Deadline)
 	}
-	s.affine(a)
-	s.streams = a.scanned.stream
+	s.affine()
+	s.streams = s.asked.scanned.stream
 	s.entry.Flow, s.entry.Class = flow, class.String()
 	return ctx, cancel, nil
 }
@@ -224,15 +218,15 @@ func (s *serving) admission(a asked) (context.Context, context.CancelFunc, error
 const bytesPerToken = 4
 
 // affine computes what the request should be near to.
-func (s *serving) affine(a asked) {
+func (s *serving) affine() {
 	key := s.r.Header.Get("X-Penstock-Session")
 	if key == "" {
-		key = a.scanned.cacheKey
+		key = s.asked.scanned.cacheKey
 	}
 	if key != "" {
 		s.ticket.Session = hashKey(s.ticket.Flow + "\x00" + key)
 	}
-	if p := a.scanned.prompt; !p.empty() {
+	if p := s.asked.scanned.prompt; !p.empty() {
 		s.ticket.Prefix = prefixHashes(s.body[p.from:p.to])
 	}
 }
@@ -306,17 +300,17 @@ func (s *serving) wait(ctx context.Context) error {
 }
 
 // exchange makes the call, and once more on another instance where nothing can have run.
-func (s *serving) exchange(ctx context.Context, a asked) error {
+func (s *serving) exchange(ctx context.Context) error {
 	g := s.gateway
 	g.retries.earn(s.route.gate)
 	c := &call{
-		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, plain: s.body, id: s.entry.ID,
-		ticket: s.ticket, queued: s.queued, cut: a.addUsage,
+		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held, id: s.entry.ID,
+		ticket: s.ticket, queued: s.queued, cut: s.asked.addUsage,
 	}
 	for {
 		c.tries++
 		c.sent.Store(false)
-		c.ticket, c.body = s.ticket, a.parts(s.route.remote, a.addUsage)
+		c.ticket, c.body = s.ticket, s.asked.parts(s.route.remote, s.asked.addUsage)
 		r := s.once(ctx, c)
 		if !r.again || ctx.Err() != nil {
 			return s.outcome(ctx, r)

@@ -3,60 +3,7 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
-	"sync"
 )
-
-// tailBytes is how much of the end of an answer is kept to read its token counts from.
-const tailBytes = 4 << 10
-
-// tails are used again: the tail is the largest part of what an answer allocates.
-var tails = sync.Pool{New: func() any { return new(tail) }}
-
-// tail keeps the last bytes of an answer.
-type tail struct {
-	buf  [tailBytes]byte
-	n    int // bytes in buf
-	seen int64
-}
-
-func (t *tail) write(p []byte) {
-	t.seen += int64(len(p))
-	if len(p) >= tailBytes {
-		t.n = copy(t.buf[:], p[len(p)-tailBytes:])
-		return
-	}
-	if over := t.n + len(p) - tailBytes; over > 0 {
-		copy(t.buf[:], t.buf[over:t.n])
-		t.n -= over
-	}
-	t.n += copy(t.buf[t.n:], p)
-}
-
-// usage reads the last usage object in the tail. ok is false if there is none.
-func (t *tail) usage() (in, out int64, ok bool) {
-	b := t.buf[:t.n]
-	for {
-		at := bytes.LastIndex(b, []byte(`"usage":`))
-		if at < 0 {
-			return 0, 0, false
-		}
-		var u struct {
-			Prompt     int64 `json:"prompt_tokens"`
-			Completion int64 `json:"completion_tokens"`
-			Input      int64 `json:"input_tokens"`
-			Output     int64 `json:"output_tokens"`
-		}
-		text := b[at+len(`"usage":`):]
-		end, err := skipValue(text, skipSpace(text, 0), 1)
-		if err == nil && json.Unmarshal(text[:end], &u) == nil {
-			in, out = max(u.Prompt, u.Input, 0), max(u.Completion, u.Output, 0)
-			if in+out > 0 {
-				return in, out, true
-			}
-		}
-		b = b[:at]
-	}
-}
 
 // eventCut takes out of a stream of server-sent events the one chunk that the gateway has asked for in
 // the client's place: it has token counts and no choices. Events go on as soon as they are complete.
@@ -107,7 +54,6 @@ func (c *eventCut) rest() []byte {
 
 var (
 	noChoices = []byte(`"choices":[]`)
-	usageKey  = []byte(`"usage":`)
 	dataField = []byte("data:")
 )
 
@@ -159,6 +105,9 @@ func eventEnd(p []byte) int {
 
 // lastEventEnd returns the length of all whole events.
 func lastEventEnd(p []byte) int {
+	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
+		return len(p) // as nearly always
+	}
 	unix := bytes.LastIndex(p, []byte("\n\n"))
 	dos := bytes.LastIndex(p, []byte("\r\n\r\n"))
 	end := 0

@@ -1,0 +1,83 @@
+package gateway
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"testing"
+	"testing/iotest"
+)
+
+// Whatever the sizes of the reads are, the pieces are the answer, and the window has its end.
+func TestWindowHasTheEndOfWhatWasRead(t *testing.T) {
+	t.Parallel()
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	for range 300 {
+		answer := make([]byte, random.IntN(60_000))
+		for i := range answer {
+			answer[i] = byte(random.Uint32())
+		}
+		var from io.Reader = bytes.NewReader(answer)
+		if random.IntN(2) == 0 {
+			from = &uneven{from, random}
+		}
+		if random.IntN(2) == 0 {
+			from = iotest.DataErrReader(from)
+		}
+		var w window
+		w.open(int64(random.IntN(4_000)) - 1)
+		var all []byte
+		for {
+			piece, err := w.read(from)
+			all = append(all, piece...)
+			if want := all[max(0, len(all)-tailBytes):]; !bytes.Equal(w.tail(), want) {
+				t.Fatalf("behind %d bytes the tail has %d, want %d", len(all), len(w.tail()), len(want))
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			}
+		}
+		if !bytes.Equal(all, answer) {
+			t.Fatalf("the pieces have %d bytes, want %d", len(all), len(answer))
+		}
+		w.close()
+		w.close()
+	}
+}
+
+// uneven is a reader that brings less than it could.
+type uneven struct {
+	io.Reader
+	random *rand.Rand
+}
+
+func (u *uneven) Read(p []byte) (int, error) {
+	most := []int{1, 300, 2_100, 20_000}[u.random.IntN(4)]
+	return u.Reader.Read(p[:min(len(p), 1+u.random.IntN(most))])
+}
+
+func TestUsageIsTheLastOneWithCounts(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string][2]int64{
+		`{"usage":{"prompt_tokens":3,"completion_tokens":2}}`:                           {3, 2},
+		`{"usage": {"input_tokens" : 7, "x":{"output_tokens":9}, "output_tokens":1 } }`: {7, 1},
+		`{"usage":{"prompt_tokens":3}} {"usage":null}`:                                  {3, 0},
+		`{"usage":{"prompt_tokens":3}} {"usage":{"prompt_tokens":4}}`:                   {4, 0},
+		`{"usage":{"prompt_tokens":"3"}}`:                                               {0, 0},
+		`{"usage":{"prompt_tokens":-3}}`:                                                {0, 0},
+		`{"usage":{"prompt_tokens":3`:                                                   {0, 0},
+		`{"usage":`:                                                                     {0, 0},
+		`{}`:                                                                            {0, 0},
+		`{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":4},"total_tokens":9}}`: {5, 0},
+	} {
+		var w window
+		w.open(-1)
+		if _, err := w.read(bytes.NewReader([]byte(text))); err != nil {
+			t.Fatal(err)
+		}
+		if in, out := w.usage(); in != want[0] || out != want[1] {
+			t.Errorf("%s: got %d, %d, want %v", text, in, out, want)
+		}
+	}
+}
