@@ -12,16 +12,19 @@ import (
 type gate struct {
 	model string
 	need  func(g *gate) // tells that slots are wanted; it must not block
+	spare func(g *gate) // tells that slots came idle which others miss; it must not block
 
 	mu    sync.Mutex
 	pool  *Pool
 	alarm *time.Timer
 	armed time.Time // what the alarm is set to; zero: it is not
 	peak  int       // most calls in flight since it was read last
+
+	hinted time.Time // until then other nodes are known to miss slots, none of which was idle here; zero: they are not
 }
 
-func newGate(model string, policy PoolPolicy, budget *byteBudget, need func(*gate)) *gate {
-	return &gate{model: model, need: need, pool: NewPool(policy, budget)}
+func newGate(model string, policy PoolPolicy, budget *byteBudget, need, spare func(*gate)) *gate {
+	return &gate{model: model, need: need, spare: spare, pool: NewPool(policy, budget)}
 }
 
 // admit waits until the request may go to an instance. The call must be ended with end. The error is a
@@ -99,6 +102,9 @@ func (g *gate) settle() {
 	if g.need != nil && (g.pool.wanted(now) > 0 || len(g.pool.left) > 0) {
 		g.need(g)
 	}
+	if !g.hinted.IsZero() {
+		g.passHint(now)
+	}
 	next := g.pool.Next()
 	switch {
 	case next.IsZero() || next.Equal(g.armed):
@@ -109,6 +115,17 @@ func (g *gate) settle() {
 		g.alarm.Reset(next.Sub(now))
 	}
 	g.armed = next
+}
+
+// passHint tells of slots that came idle behind a hint. Called with mu held.
+func (g *gate) passHint(now time.Time) {
+	switch {
+	case now.After(g.hinted):
+		g.hinted = time.Time{}
+	case spareOf(g.pool) > 0:
+		g.hinted = time.Time{}
+		g.spare(g)
+	}
 }
 
 func (g *gate) ring() {

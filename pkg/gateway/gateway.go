@@ -123,7 +123,7 @@ func (g *Gateway) SetModels(list []ModelState) {
 	g.catching.Lock()
 	defer g.catching.Unlock()
 	g.models.set(list, g.log, func(name string, policy PoolPolicy) *gate {
-		return newGate(name, policy, &g.budget, g.need)
+		return newGate(name, policy, &g.budget, g.need, g.spare)
 	})
 	g.ready.Store(true)
 	if g.leases != nil {
@@ -165,6 +165,13 @@ func (g *Gateway) Fixed() {
 func (g *Gateway) need(gate *gate) {
 	if g.leases != nil {
 		g.leases.need(gate.model)
+	}
+}
+
+// spare is called by a gate whose slots came idle while other nodes miss some, under its lock.
+func (g *Gateway) spare(gate *gate) {
+	if g.leases != nil {
+		g.leases.Wanted(gate.model)
 	}
 }
 

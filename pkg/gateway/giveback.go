@@ -78,14 +78,23 @@ func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey)
 	return out
 }
 
+// hintLasts is for how long a hint holds that other nodes miss slots. They lease at least as often, with a hint each time
+// (see LeasesConfig.GapMax).
+const hintLasts = 300 * time.Millisecond
+
 // handOver gives the idle slots of a pool that it does not need to the nodes that miss some, no more than those miss.
+// What comes idle while the hint lasts follows.
 func (l *Leases) handOver(ctx context.Context, model string) {
 	g := l.gate(model)
 	if g == nil {
 		return
 	}
 	spare := 0
-	g.do(func(_ time.Time, p *Pool) { spare = spareOf(p) })
+	g.do(func(now time.Time, p *Pool) {
+		if spare = spareOf(p); spare == 0 {
+			g.hinted = now.Add(hintLasts)
+		}
+	})
 	if spare == 0 {
 		return
 	}
@@ -97,8 +106,12 @@ func (l *Leases) handOver(ctx context.Context, model string) {
 	}
 	var out []SlotKey
 	g.do(func(now time.Time, p *Pool) {
-		if n := min(spareOf(p), missed); n > 0 {
+		spare := spareOf(p)
+		if n := min(spare, missed); n > 0 {
 			out = p.Retire(now, n)
+		}
+		if missed > spare {
+			g.hinted = now.Add(hintLasts)
 		}
 	})
 	if len(out) > 0 {

@@ -153,6 +153,7 @@ func TestDemandEndsWithTheRequestsThatWait(t *testing.T) {
 type bank struct {
 	postgres.DB
 	leases int
+	asked  int  // how many slots others miss
 	grant  bool // comparisons find the slot 0 of the instance 1
 }
 
@@ -166,7 +167,12 @@ func (b *bank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) 
 	return &heldRows{read: true}, nil
 }
 
-func (b *bank) QueryRow(context.Context, string, ...any) pgx.Row { return noneOrdered{} }
+func (b *bank) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
+	if sql == missedSQL {
+		b.asked++
+	}
+	return noneOrdered{}
+}
 
 func (b *bank) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
 	return pgconn.CommandTag{}, nil
@@ -205,6 +211,51 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 		synctest.Wait()
 		if db.leases < 2 {
 			t.Errorf("%d leases within 20 ms of a hand-over", db.leases)
+		}
+		stop()
+		synctest.Wait()
+	})
+}
+
+// A gateway that has no idle slot when another one says that it misses some gives them as soon as its calls end, also
+// between two hints.
+func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &bank{}
+		g := New(Config{Open: true})
+		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		g.SetModels([]ModelState{{
+			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+			Instances: []InstanceState{{ID: 1, Slots: 2, Usable: true}},
+		}})
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { _ = l.Run(ctx) }()
+		pool := l.gate("m")
+		pool.do(func(now time.Time, p *Pool) {
+			p.Trust(now, now.Add(time.Hour))
+			p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}, {Instance: 1, Number: 1, Token: 1}})
+		})
+		var calls []*Request
+		admit := func() {
+			call := &Request{Flow: "f", Class: Critical, TTL: time.Hour}
+			if err := pool.admit(ctx, call); err != nil {
+				t.Fatal(err)
+			}
+			calls = append(calls, call)
+		}
+		admit()
+		admit()
+		for i, pause := range []time.Duration{2 * hintLasts, hintLasts / 2} {
+			l.Wanted("m")
+			synctest.Wait()
+			time.Sleep(pause)
+			pool.end(calls[i], Taken{Took: time.Second})
+			synctest.Wait()
+			if want := i; db.asked != want {
+				t.Errorf("%s behind a hint the gateway has asked %d times what others miss, want %d", pause, db.asked, want)
+			}
+			admit()
 		}
 		stop()
 		synctest.Wait()

@@ -15,7 +15,7 @@ import (
 
 // open returns a gate with one instance of one slot, which is held.
 func open(policy PoolPolicy) *gate {
-	g := newGate("m", policy, nil, nil)
+	g := newGate("m", policy, nil, nil, nil)
 	g.do(func(now time.Time, p *Pool) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
 		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
@@ -89,7 +89,7 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.MayStart, policy.ColdTTL, policy.QueueTTL = new(true), worker.Seconds(time.Minute), worker.Seconds(5*time.Second)
-		g := newGate("m", policy, nil, nil)
+		g := newGate("m", policy, nil, nil, nil)
 		start := time.Now()
 		var group sync.WaitGroup
 		group.Go(func() {
