@@ -112,13 +112,12 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		if m.exists && !m.ending {
 			p.out.existing++
 		}
-		if m.registered && p.listed && (!m.exists || m.failed) {
-			if m.Held == 0 {
-				p.out.forget = append(p.out.forget, m.Server)
-			} else if !m.Draining {
-				m.Draining = true
-				p.out.drain = append(p.out.drain, m.Server)
-			}
+		gone := m.registered && p.listed && (!m.exists || m.failed)
+		if gone && m.Held == 0 {
+			p.out.forget = append(p.out.forget, m.Server)
+		} else if (gone || m.registered && m.ending) && !m.Draining { // it gets no more requests
+			m.Draining = true
+			p.out.drain = append(p.out.drain, m.Server)
 		}
 		failedAt := p.s.FailedAt
 		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))

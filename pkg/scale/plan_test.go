@@ -101,6 +101,7 @@ func TestPlan(t *testing.T) {
 		{name: "a start that failed is removed, and none is begun now", s: decided(1, 1), found: failed, count: 0, remove: []string{"a"}, existing: 1, fails: 1},
 		{name: "none is begun before the next try", s: blocked, registered: []registration{ready(1, 0)}, found: in(ready(1, 0)), count: -1, existing: 1},
 		{name: "one that ends is not counted", s: decided(1, 1), found: ending, count: 1, existing: 0},
+		{name: "one that ends gets no more requests", s: decided(1, 1), registered: []registration{ready(1, 1)}, found: ending, count: 1, drain: []string{"a"}, existing: 0},
 		{name: "a stuck start drains first", s: stuck, registered: []registration{old}, found: in(old), count: -1, drain: []string{"a"}, existing: 1},
 		{name: "a stuck start that drains is replaced", s: stuck, registered: []registration{drains(old)}, found: in(old), count: 1, remove: []string{"a"}, existing: 1},
 		{name: "a stuck start that is not registered is replaced", s: stuck, found: noAddress, count: 1, remove: []string{"a"}, existing: 1},
