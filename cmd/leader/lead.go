@@ -33,7 +33,7 @@ type leader struct {
 }
 
 func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
-	backends, err := backends(cfg.Leader)
+	backends, err := backends(cfg.Leader, log)
 	if err != nil {
 		return nil, err
 	}

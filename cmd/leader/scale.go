@@ -30,7 +30,7 @@ type Scale struct {
 }
 
 // backends are those that the configuration allows, by the names that deployments use.
-func backends(cfg Leader) (map[string]scale.Backend, error) {
+func backends(cfg Leader, log *slog.Logger) (map[string]scale.Backend, error) {
 	all := map[string]scale.Backend{}
 	if cfg.Scale.LocalDir != "" {
 		commands, err := backend.ReadLocalCommands(cfg.Scale.LocalCommands)
@@ -55,6 +55,7 @@ func backends(cfg Leader) (map[string]scale.Backend, error) {
 		if err != nil {
 			return nil, fmt.Errorf("leader.scale.kubernetes: %w", err)
 		}
+		cluster.Log = log
 		all["kubernetes"] = backend.NewKubernetes(cluster)
 	}
 	return all, nil

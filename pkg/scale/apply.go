@@ -28,6 +28,7 @@ type applier struct {
 	mu      sync.Mutex
 	due     map[string]bool // models whose deployments are not to wait for the next tick
 	busy    map[string]bool
+	again   map[string]bool   // of busy: something changed since their round read
 	removed map[string]string // removals that an unlisted deployment was last told
 	status  OrderStatus
 }
@@ -41,7 +42,7 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), busy: map[string]bool{},
-		removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
+		again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
 	}
 }
 
@@ -86,12 +87,18 @@ const (
 func (a *applier) run(ctx context.Context) error {
 	var calls sync.WaitGroup
 	defer calls.Wait()
+	for _, b := range a.cfg.Backends {
+		if w, watches := b.(Watcher); watches {
+			calls.Go(func() { w.Watch(ctx, func(model string) { a.nudge(model) }) })
+		}
+	}
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
 	var expired, pruned, trimmed time.Time
 	var models []string // of the next round; nil for all
+	asked := false      // for that round
 	for {
-		if err := a.round(ctx, &calls, models); err != nil && ctx.Err() == nil {
+		if err := a.round(ctx, &calls, models, asked); err != nil && ctx.Err() == nil {
 			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
 		}
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
@@ -110,9 +117,9 @@ func (a *applier) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
-			models = nil
+			models, asked = nil, false
 		case <-a.wake:
-			models = a.take()
+			models, asked = a.take(), true
 		}
 	}
 }
@@ -129,8 +136,9 @@ func (a *applier) take() []string {
 	return models
 }
 
-// round starts a call for each deployment of the models, nil for all, that the leader drives and that has none.
-func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []string) error {
+// round starts a call for each deployment of the models, nil for all, that the leader drives and that has none. A
+// round that was asked for is repeated for those that have one.
+func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []string, asked bool) error {
 	a.mu.Lock()
 	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
 	a.mu.Unlock()
@@ -139,7 +147,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []str
 		return err
 	}
 	if models != nil && len(rows) > 0 && rows[0].Budget > 0 {
-		return a.round(ctx, calls, nil) // whether there is room for one more depends on all
+		return a.round(ctx, calls, nil, asked) // whether there is room for one more depends on all
 	}
 	rows = readable(rows)
 	bounded(rows)
@@ -147,7 +155,13 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []str
 		rows = withoutResting(rows, time.Now())
 	}
 	for _, s := range rows {
-		if changing[s.Name] || a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name) {
+		if a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name, asked) {
+			continue
+		}
+		if changing[s.Name] { // its call ended since
+			if again := a.end(s.Name); again || asked {
+				a.nudge(s.Model)
+			}
 			continue
 		}
 		calls.Go(func() {
@@ -157,9 +171,8 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []str
 			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
 			}
-			a.end(s.Name)
-			if starts {
-				a.nudge(s.Model) // they are registered at once
+			if again := a.end(s.Name); again || starts { // starts are registered at once
+				a.nudge(s.Model)
 			}
 		})
 	}
@@ -193,20 +206,27 @@ func readable(rows []share) []share {
 	return kept
 }
 
-func (a *applier) begin(name string) bool {
+// begin says whether a call of the deployment may begin: none is under way. A round that was asked for is not lost
+// then: it follows the call.
+func (a *applier) begin(name string, asked bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.busy[name] {
+		a.again[name] = a.again[name] || asked
 		return false
 	}
 	a.busy[name] = true
 	return true
 }
 
-func (a *applier) end(name string) {
+// end notes the end of a call, and says whether another round was asked for meanwhile.
+func (a *applier) end(name string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	again := a.again[name]
 	delete(a.busy, name)
+	delete(a.again, name)
+	return again
 }
 
 const registeredSQL = `

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,7 +85,7 @@ func (w *term) round() {
 		w.t.Fatal(err)
 	}
 	var calls sync.WaitGroup
-	if err := w.duty.applier.round(w.t.Context(), &calls, nil); err != nil {
+	if err := w.duty.applier.round(w.t.Context(), &calls, nil, false); err != nil {
 		w.t.Fatal(err)
 	}
 	calls.Wait()
@@ -153,6 +154,59 @@ func TestABackendFollowsAndNothingThatRunsIsStopped(t *testing.T) {
 	}
 	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance`); n != 1 {
 		t.Errorf("%d are registered", n)
+	}
+}
+
+// told is a backend that tells of changes, and whose lists a test holds back.
+type told struct {
+	cluster
+	lists   atomic.Int64
+	listing chan struct{} // gets one for each list that has been read
+	changed chan func(model string)
+}
+
+func (c *told) Watch(ctx context.Context, changed func(model string)) {
+	c.changed <- changed
+	<-ctx.Done()
+}
+
+func (c *told) List(ctx context.Context, d BackendTarget) ([]BackendInstance, error) {
+	found, err := c.cluster.List(ctx, d)
+	c.lists.Add(1)
+	select {
+	case c.listing <- struct{}{}:
+	case <-ctx.Done():
+	}
+	return found, err
+}
+
+// A change that a backend tells of is followed by a round of that deployment, also where one has read before it. No tick
+// comes here.
+func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
+	db := driven(t)
+	c := &told{listing: make(chan struct{}), changed: make(chan func(string), 1)}
+	a := newApplier(product(t, db), free{db}, Config{Pause: time.Hour, Backends: map[string]Backend{backendLocal: c}}.withDefaults())
+	go func() { _ = a.run(t.Context()) }()
+	changed := <-c.changed
+	for c.lists.Load() == 0 { // the first round, which has read what exists
+		time.Sleep(time.Millisecond)
+	}
+	c.mu.Lock()
+	c.instances = []BackendInstance{{Name: "other", Endpoint: "http://other", State: InstanceRunning, Began: time.Now()}}
+	c.mu.Unlock()
+	changed("llama")
+	rounds := func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.again["llama-own"] }
+	for deadline := time.Now().Add(time.Minute); !rounds(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the change was not noted")
+		}
+	}
+	<-c.listing
+	<-c.listing // of the round after it
+	for deadline := time.Now().Add(time.Minute); one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE server = 'other'`) == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the instance was not registered")
+		}
 	}
 }
 

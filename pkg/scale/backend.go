@@ -27,6 +27,13 @@ var ErrUnlisted = errors.New("the backend does not list instances")
 // replaces instances without one more.
 var ErrNoRoom = errors.New("there is no room for one more instance")
 
+// Watcher is a backend that learns by itself when the instances of a deployment change.
+type Watcher interface {
+	// Watch follows the instances of the deployments that are listed, until ctx ends. It calls changed with the model of
+	// a deployment whose instances changed, or may have: changed does not block. List may answer from what was followed.
+	Watch(ctx context.Context, changed func(model string))
+}
+
 // Placed is a backend whose instances exist in one place, such as the processes of a machine.
 type Placed interface {
 	// Place names where this leader's instances are. A leader of another place finds none of them.

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"maps"
 	"net/http"
 	"os"
@@ -303,6 +304,7 @@ type witness struct {
 	mu     sync.Mutex
 	used   map[string]bool
 	before func(*http.Request)
+	stream io.Closer // of the last watch
 }
 
 func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
@@ -315,6 +317,9 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 	if verb == "get" && len(rest) == 1 {
 		verb = "list"
 	}
+	if r.URL.Query().Has("watch") {
+		verb = "watch"
+	}
 	resource := rest[0]
 	if len(rest) == 3 {
 		resource += "/" + rest[2]
@@ -326,7 +331,19 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 	if before != nil {
 		before(r)
 	}
-	return w.next.RoundTrip(r)
+	reply, err := w.next.RoundTrip(r)
+	if err == nil && verb == "watch" {
+		w.mu.Lock()
+		w.stream = reply.Body
+		w.mu.Unlock()
+	}
+	return reply, err
+}
+
+func (w *witness) has(right string) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.used[right]
 }
 
 // compare fails the test unless the rights that were used are those, no fewer and no more.
@@ -355,6 +372,7 @@ func (c *cluster) leader(t *testing.T) (*Kubernetes, *witness, string) {
 	w := &witness{next: c.client.Transport, used: map[string]bool{}}
 	k := NewKubernetes(KubernetesConfig{
 		Server: c.url, Namespace: "models", Client: &http.Client{Transport: w, Timeout: 30 * time.Second},
+		Log:   slog.New(slog.NewTextHandler(t.Output(), nil)),
 		Token: func() (string, error) { return request.Status.Token, nil },
 	})
 	return k, w, request.Status.Token
@@ -384,6 +402,7 @@ func TestOnARealAPIServer(t *testing.T) {
 	})
 	t.Run("the scale is set", func(t *testing.T) { c.checkScale(t, w, k, o, pods) })
 	t.Run("pods that are to go are marked", func(t *testing.T) { c.checkMarks(t, k, o) })
+	t.Run("pods are watched", func(t *testing.T) { c.checkWatch(t, w, k, o) })
 	t.Run("the account has the rights that are used", func(t *testing.T) {
 		w.compare(t, granted(t))
 	})
@@ -518,6 +537,86 @@ func (c *cluster) checkMarks(t *testing.T, k *Kubernetes, o scale.Order) {
 	if err != nil || cost != "-2147483647" {
 		t.Errorf("annotations %v, %v", marked.Metadata.Annotations, err)
 	}
+}
+
+// checkWatch changes pods, and has the watch go on after its connection was lost and after its version was compacted.
+// Lists are asked for where the watch tells of a change, and not in between.
+func (c *cluster) checkWatch(t *testing.T, w *witness, k *Kubernetes, o scale.Order) {
+	changed := make(chan string, 1000)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go k.Watch(ctx, func(model string) { changed <- model })
+	versions := make(chan string, 1000) // of the watches that were asked for
+	w.mu.Lock()
+	w.before = func(r *http.Request) {
+		if r.URL.Query().Has("watch") {
+			versions <- r.URL.Query().Get("resourceVersion")
+		}
+	}
+	w.mu.Unlock()
+	endpoint := func() string {
+		found, err := k.List(t.Context(), o.BackendTarget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, i := range found {
+			if i.Name == "llama-2" {
+				return i.Endpoint + " " + string(i.State)
+			}
+		}
+		return "none"
+	}
+	await := func(what string, done func() bool) {
+		t.Helper()
+		for !done() {
+			select {
+			case <-changed:
+			case <-time.After(time.Minute):
+				t.Fatal(what)
+			}
+		}
+	}
+	for len(versions) == 0 { // Watch has begun, and a list with it
+		endpoint()
+		time.Sleep(10 * time.Millisecond)
+	}
+	const there = "http://10.1.0.3:8000/v1 running"
+	status := func(ready string) {
+		c.must(t, http.MethodPatch, podPath("llama-2")+"/status", merge, map[string]any{"status": conditions(ready)})
+	}
+	labels := func(app string) {
+		c.must(t, http.MethodPatch, podPath("llama-2"), merge,
+			map[string]any{"metadata": map[string]any{"labels": map[string]any{"app": app}}})
+	}
+	status("False")
+	await("a pod that is not ready", func() bool { return endpoint() == " running" })
+	status("True")
+	await("a pod that is ready", func() bool { return endpoint() == there })
+	labels("other")
+	await("a pod whose labels do not match", func() bool { return endpoint() == "none" })
+	labels("llama")
+	await("a pod whose labels match again", func() bool { return endpoint() == there })
+	// The version of the watch is forgotten, and its connection lost.
+	c.compact(t)
+	for len(versions) > 0 {
+		<-versions
+	}
+	k.mu.Lock()
+	one := k.watches.byName[o.Name]
+	k.mu.Unlock()
+	one.mu.Lock()
+	one.version = "1"
+	one.mu.Unlock()
+	w.mu.Lock()
+	body := w.stream
+	w.mu.Unlock()
+	if err := body.Close(); err != nil {
+		t.Fatal(err)
+	}
+	status("False")
+	await("a pod after the version was forgotten", func() bool { return endpoint() == " running" })
+	status("True")
+	await("a pod after that", func() bool { return endpoint() == there })
 }
 
 func (c *cluster) checkForbidden(t *testing.T, token string) {

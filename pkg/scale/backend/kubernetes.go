@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -17,21 +18,29 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock/pkg/scale"
 )
 
-// Kubernetes sets the scale subresource of an object of the cluster, and lists its pods. It speaks to the API
-// server by REST with the token of the pod that it runs in. The target of a deployment is KubernetesTarget.
-type Kubernetes struct{ cfg KubernetesConfig }
+// Kubernetes sets the scale subresource of an object of the cluster, and lists and watches its pods. It speaks to
+// the API server by REST with the token of the pod that it runs in. The target of a deployment is KubernetesTarget.
+type Kubernetes struct {
+	cfg    KubernetesConfig
+	stream *http.Client // of watches: their answers last
+
+	mu      sync.Mutex
+	watches *watches // nil: Watch does not run
+}
 
 // KubernetesConfig says where the API server is.
 type KubernetesConfig struct {
 	Server    string                 // such as https://10.0.0.1:443
 	Token     func() (string, error) // asked before each request: mounted tokens change; nil: none
-	Client    *http.Client           // with a limit of its own; 5 s if nil
+	Client    *http.Client           // with a limit of its own; 5 s if nil. Watches are sent without the limit
 	Namespace string                 // of targets that name none
+	Log       *slog.Logger           // nowhere if nil
 }
 
 // KubernetesTarget names an object with a scale subresource, and how its pods are called.
@@ -70,7 +79,11 @@ func InCluster() (KubernetesConfig, error) {
 	if !roots.AppendCertsFromPEM(ca) {
 		return KubernetesConfig{}, errors.New("the certificate of the API server cannot be read")
 	}
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}}
+	transport := &http.Transport{
+		TLSClientConfig:   &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2: true, // the watches of all deployments share a connection
+		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
+	}
 	return KubernetesConfig{
 		Server: "https://" + net.JoinHostPort(host, port), Namespace: strings.TrimSpace(string(namespace)),
 		Client: &http.Client{Transport: transport, Timeout: 5 * time.Second},
@@ -84,7 +97,10 @@ func InCluster() (KubernetesConfig, error) {
 // NewKubernetes returns the backend.
 func NewKubernetes(cfg KubernetesConfig) *Kubernetes {
 	cfg.Client = cmp.Or(cfg.Client, &http.Client{Timeout: 5 * time.Second})
-	return &Kubernetes{cfg}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	stream := *cfg.Client
+	stream.Timeout = 0
+	return &Kubernetes{cfg: cfg, stream: &stream}
 }
 
 func (k *Kubernetes) target(d scale.BackendTarget) (KubernetesTarget, error) {
@@ -123,111 +139,6 @@ type scaleObject struct {
 	} `json:"status"`
 }
 
-// pod is the part of a Pod that is read.
-type pod struct {
-	Metadata struct {
-		Name    string     `json:"name"`
-		Created time.Time  `json:"creationTimestamp"`
-		Deleted *time.Time `json:"deletionTimestamp"`
-	} `json:"metadata"`
-	Status struct {
-		Phase      string `json:"phase"`
-		PodIP      string `json:"podIP"`
-		Conditions []struct {
-			Type   string `json:"type"`
-			Status string `json:"status"`
-		} `json:"conditions"`
-	} `json:"status"`
-}
-
-func (p pod) ready() bool {
-	for _, c := range p.Status.Conditions {
-		if c.Type == "Ready" {
-			return c.Status == "True"
-		}
-	}
-	return false
-}
-
-// List implements scale.Backend. A pod has an endpoint once it is ready. One that is being deleted or has ended
-// does not count: its controller replaces it.
-func (k *Kubernetes) List(ctx context.Context, d scale.BackendTarget) ([]scale.BackendInstance, error) {
-	t, err := k.target(d)
-	if err != nil {
-		return nil, err
-	}
-	if t.Selector == "" {
-		var s scaleObject
-		if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &s); err != nil {
-			return nil, err
-		}
-		if t.Selector = s.Status.Selector; t.Selector == "" {
-			return nil, fmt.Errorf("%s %s has no selector of pods: name one in the target", t.Resource, t.Name)
-		}
-	}
-	pods, err := k.pods(ctx, t)
-	if err != nil {
-		return nil, err
-	}
-	found := make([]scale.BackendInstance, 0, len(pods))
-	for _, p := range pods {
-		i := scale.BackendInstance{
-			Name: p.Metadata.Name, Began: p.Metadata.Created, State: scale.InstanceRunning, Slots: t.Slots,
-		}
-		switch {
-		case p.Metadata.Deleted != nil, p.Status.Phase == "Failed", p.Status.Phase == "Succeeded":
-			i.State = scale.InstanceEnding
-		case p.ready() && p.Status.PodIP != "":
-			i.Endpoint = "http://" + net.JoinHostPort(p.Status.PodIP, strconv.Itoa(t.Port)) + t.Path
-		}
-		found = append(found, i)
-	}
-	return found, nil
-}
-
-// pageMax is how many pods a page of a list has at most.
-var pageMax = 500
-
-// listTries bounds how often a list begins again whose continuation the server has forgotten (410).
-const listTries = 3
-
-// pods lists in pages, by consistent reads. A list that cannot be completed is an error: a part of it would
-// read as instances that are gone.
-func (k *Kubernetes) pods(ctx context.Context, t KubernetesTarget) ([]pod, error) {
-	var all []pod
-	next := ""
-	for tries := 0; ; {
-		query := url.Values{"labelSelector": {t.Selector}, "limit": {strconv.Itoa(pageMax)}}
-		if next != "" {
-			query.Set("continue", next)
-		}
-		var page struct {
-			Kind     string `json:"kind"`
-			Metadata struct {
-				Continue string `json:"continue"`
-			} `json:"metadata"`
-			Items []pod `json:"items"`
-		}
-		err := k.call(ctx, http.MethodGet, join("api", "v1", "namespaces", t.Namespace, "pods")+"?"+query.Encode(), nil,
-			&page)
-		if status(err) == http.StatusGone && tries < listTries {
-			tries++
-			all, next = nil, ""
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if page.Kind != "PodList" {
-			return nil, fmt.Errorf("the API server answered %q where a list of pods was asked for", page.Kind)
-		}
-		all = append(all, page.Items...)
-		if next = page.Metadata.Continue; next == "" {
-			return all, nil
-		}
-	}
-}
-
 // Apply implements scale.Backend. Pods that are to go are marked first, so that their controller chooses them;
 // the number is never lowered by more than there are of them.
 func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
@@ -238,6 +149,7 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 	if err := k.owned(ctx, t); err != nil {
 		return err
 	}
+	defer k.watchOf(o.BackendTarget, t).ordered(o.Count)
 	marked := 0
 	for _, name := range o.Remove {
 		const cheap = `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"-2147483647"}}}`
@@ -321,6 +233,7 @@ type statusError struct {
 	code   int
 	doing  string
 	reason string
+	after  time.Duration // that the server asks to wait
 }
 
 func (e *statusError) Error() string {
@@ -339,11 +252,11 @@ func status(err error) int {
 // answerMax bounds an answer in bytes.
 const answerMax = 32 << 20
 
-func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte, into any) error {
-	doing := method + " " + strings.SplitN(path, "?", 2)[0]
+// request makes a request with the token of now.
+func (k *Kubernetes) request(ctx context.Context, method, path string, body []byte) (*http.Request, error) {
 	request, err := http.NewRequestWithContext(ctx, method, k.cfg.Server+path, bytes.NewReader(body))
 	if err != nil {
-		return fmt.Errorf("%s: %w", doing, err)
+		return nil, fmt.Errorf("make a request: %w", err)
 	}
 	request.Header.Set("Accept", "application/json")
 	if body != nil {
@@ -352,9 +265,34 @@ func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte,
 	if k.cfg.Token != nil {
 		token, err := k.cfg.Token()
 		if err != nil {
-			return fmt.Errorf("read the token of this pod: %w", err)
+			return nil, fmt.Errorf("read the token of this pod: %w", err)
 		}
 		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	return request, nil
+}
+
+// refused is the error of an answer that is no success.
+func refused(doing string, reply *http.Response, text []byte) error {
+	var said struct {
+		Message string `json:"message"`
+	}
+	_ = json.Unmarshal(text, &said)
+	seconds, err := strconv.Atoi(reply.Header.Get("Retry-After"))
+	if err != nil {
+		seconds = 0
+	}
+	return &statusError{
+		code: reply.StatusCode, doing: doing, reason: cmp.Or(said.Message, http.StatusText(reply.StatusCode)),
+		after: time.Duration(max(0, seconds)) * time.Second,
+	}
+}
+
+func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte, into any) error {
+	doing := method + " " + strings.SplitN(path, "?", 2)[0]
+	request, err := k.request(ctx, method, path, body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
 	}
 	reply, err := k.cfg.Client.Do(request)
 	if err != nil {
@@ -366,11 +304,7 @@ func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte,
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	if !slices.Contains([]int{http.StatusOK, http.StatusCreated}, reply.StatusCode) {
-		var said struct {
-			Message string `json:"message"`
-		}
-		_ = json.Unmarshal(text, &said)
-		return &statusError{reply.StatusCode, doing, cmp.Or(said.Message, http.StatusText(reply.StatusCode))}
+		return refused(doing, reply, text)
 	}
 	if into == nil {
 		return nil

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -95,6 +96,9 @@ func (a *apiServer) list(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(http.StatusBadRequest)
 		return
 	}
+	if r.URL.Query().Has("watch") {
+		return // it ends at once
+	}
 	first := 0
 	_, _ = fmt.Sscan(r.URL.Query().Get("continue"), &first)
 	last, next := len(a.pods), ""
@@ -102,7 +106,9 @@ func (a *apiServer) list(w http.ResponseWriter, r *http.Request) {
 		last = first + a.page
 		next = fmt.Sprint(last)
 	}
-	body := map[string]any{"kind": "PodList", "metadata": map[string]string{"continue": next}, "items": a.pods[first:last]}
+	body := map[string]any{
+		"kind": "PodList", "metadata": map[string]string{"continue": next, "resourceVersion": "7"}, "items": a.pods[first:last],
+	}
 	if err := json.NewEncoder(w).Encode(body); err != nil {
 		panic(err)
 	}
@@ -247,9 +253,15 @@ func TestATargetOfAnotherAutoscalerIsLeftAlone(t *testing.T) {
 func TestTheRoleGrantsTheRightsThatAreUsed(t *testing.T) {
 	_, k, o := newCluster(t, 3)
 	w := &witness{next: http.DefaultTransport, used: map[string]bool{}}
-	k.cfg.Client = &http.Client{Transport: w}
-	if _, err := k.List(t.Context(), o.BackendTarget); err != nil {
-		t.Fatal(err)
+	k.cfg.Client, k.stream = &http.Client{Transport: w}, &http.Client{Transport: w}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	go k.Watch(ctx, func(string) {})
+	for !w.has("watch /pods") {
+		if _, err := k.List(t.Context(), o.BackendTarget); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
 	}
 	o.Count, o.Remove = 2, []string{"pod-1"}
 	if err := k.Apply(t.Context(), o); err != nil {
