@@ -25,7 +25,8 @@ func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 		return nil, err
 	}
 	if cfg.Major != 0 && made.major != 0 && cfg.Major != made.major {
-		return nil, fmt.Errorf("version %d is asked for, and %s was made by version %d", cfg.Major, cfg.DataDir, made.major)
+		return nil, fmt.Errorf("version %d is asked for, and %s was made by version %d",
+			cfg.Major, cfg.DataDir, made.major)
 	}
 	server, err := findBinaries(ctx, cfg, at, made, &tried)
 	if server != nil || err != nil {

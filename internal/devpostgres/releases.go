@@ -68,5 +68,7 @@ func pinned(goos, goarch string, major int) (release, error) {
 	if !ok {
 		return release{}, fmt.Errorf("there are no pinned binaries of version %d", major)
 	}
-	return release{pkg: "@embedded-postgres/" + platform, version: version, integrity: integrities[platform][major]}, nil
+	return release{
+		pkg: "@embedded-postgres/" + platform, version: version, integrity: integrities[platform][major],
+	}, nil
 }

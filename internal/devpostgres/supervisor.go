@@ -55,7 +55,9 @@ rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }
 
 // supervisorCommand runs postgres under a supervisor on this machine.
 func supervisorCommand(acct account, bin binaries, data string, last Signal) *exec.Cmd {
-	cmd := exec.Command("/bin/sh", "-c", supervisorScript, "penstock-postgres", string(last), bin.program("postgres"), "-D", data) //nolint:noctx // its life is the pipe's
+	//nolint:noctx // its life is the pipe's
+	cmd := exec.Command("/bin/sh", "-c", supervisorScript, "penstock-postgres", string(last), bin.program("postgres"),
+		"-D", data)
 	cmd.SysProcAttr = acct.attributes()
 	cmd.Dir = "/"
 	cmd.Env = serverEnvironment()

@@ -90,7 +90,7 @@ func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overri
 	until := untilOr(in.Until, scaleFor)
 	var set overrideSet
 	err := postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
-		// The number is read under the lock, so that of two additions at once the second one begins where the first ends.
+		// The number is read under the lock: of two additions at once the second one begins where the first ends.
 		const lockSQL = `SELECT FROM penstock.deployment WHERE model = $1 ORDER BY name FOR NO KEY UPDATE`
 		if _, err := tx.Exec(ctx, lockSQL, in.Model); err != nil {
 			return fmt.Errorf("lock the deployments of model %q: %w", in.Model, err)
@@ -131,7 +131,8 @@ func desiredOf(d operator.Deployment) int {
 }
 
 func overrideFor(
-	ctx context.Context, db *operator.Database, d operator.Deployment, instances int, until time.Time, by invalidation.By,
+	ctx context.Context, db *operator.Database, d operator.Deployment, instances int, until time.Time,
+	by invalidation.By,
 ) (overrideSet, error) {
 	err := db.SetScaleOverride(ctx, d.Name, &instances, until, by)
 	return overrideSet{d.Model, d.Name, desiredOf(d), instances, until}, err

@@ -78,8 +78,8 @@ func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey)
 	return out
 }
 
-// hintLasts is for how long a hint holds that other nodes miss slots. They lease at least as often, with a hint each time
-// (see LeasesConfig.GapMax).
+// hintLasts is for how long a hint holds that other nodes miss slots. They lease at least as often, with a hint each
+// time (see LeasesConfig.GapMax).
 const hintLasts = 300 * time.Millisecond
 
 // handOver gives the idle slots of a pool that it does not need to the nodes that miss some, no more than those miss.

@@ -29,8 +29,9 @@ var ErrNoRoom = errors.New("there is no room for one more instance")
 
 // Watcher is a backend that learns by itself when the instances of a deployment change.
 type Watcher interface {
-	// Watch follows the instances of the deployments that are listed, until ctx ends. It calls changed with the model of
-	// a deployment whose instances changed, or may have: changed does not block. List may answer from what was followed.
+	// Watch follows the instances of the deployments that are listed, until ctx ends. It calls changed with the
+	// model of a deployment whose instances changed, or may have: changed does not block. List may answer from what
+	// was followed.
 	Watch(ctx context.Context, changed func(model string))
 }
 

@@ -291,7 +291,8 @@ func (w *podWatch) stream(ctx context.Context) error {
 	}
 	w.state = watchOpening
 	path := w.target.podsPath(url.Values{
-		"watch": {"true"}, "allowWatchBookmarks": {"true"}, "labelSelector": {w.selector}, "resourceVersion": {w.version},
+		"watch": {"true"}, "allowWatchBookmarks": {"true"},
+		"labelSelector": {w.selector}, "resourceVersion": {w.version},
 		"timeoutSeconds": {strconv.Itoa(int(lasts.Seconds()))},
 	})
 	w.mu.Unlock()

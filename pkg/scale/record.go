@@ -1,0 +1,214 @@
+package scale
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+const (
+	announceSQL = `
+SELECT penstock.announce_instance($1, $2, $3, $4, $5, NULL, $6, nullif($7, ''), $8, 'autoscaler')`
+	drainSQL   = `SELECT penstock.drain_instance($1, $2, $3, 'autoscaler')`
+	undrainSQL = `SELECT penstock.end_scale_drain($1)`
+	// lockSQL locks the rows that a round changes before the first change, which locks the row of
+	// inference_version: a probe locks the row of its instance, and then that one.
+	lockSQL = `
+SELECT FROM penstock.instance i
+ WHERE i.deployment = $1 AND i.model = $2 AND (i.server = ANY ($3) OR i.id = ANY ($4)) ORDER BY i.id FOR UPDATE`
+	// lockLimitsSQL comes before all of these where an instance may be new, whose model's queue may have to be made.
+	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
+	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
+
+	// observedSQL writes what a round found, and the order that it is about to give.
+	observedSQL = `
+INSERT INTO penstock.deployment_state AS s
+       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place)
+SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
+       CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
+       CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
+       nullif($10, '')
+ WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
+ON CONFLICT (name) DO UPDATE
+   SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
+       order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
+       ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
+                         ELSE s.ordered_at END, failures = excluded.failures,
+       failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,
+       retry_at = CASE WHEN $6 = 0 THEN NULL WHEN $7 THEN excluded.retry_at ELSE s.retry_at END`
+
+	appliedSQL = `
+UPDATE penstock.deployment_state
+   SET applied_id = $2, applied_at = clock_timestamp(),
+       failures = CASE WHEN starts_with(error, $3) THEN failures ELSE 0 END,
+       error = CASE WHEN starts_with(error, $3) THEN error END
+ WHERE name = $1`
+	failedSQL = `
+UPDATE penstock.deployment_state
+   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
+       retry_at = clock_timestamp() + $3::interval
+ WHERE name = $1`
+	noRoomSQL = `UPDATE penstock.deployment_state SET no_room_at = clock_timestamp() WHERE name = $1`
+	noteSQL   = `
+INSERT INTO penstock.deployment_state AS s (name, error)
+SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
+ON CONFLICT (name) DO UPDATE SET error = excluded.error`
+)
+
+// write writes what a round of the applier found and did, within the term. Nothing is written where a round found nothing new.
+func (a *applier) write(ctx context.Context, s share, place string, todo steps) error {
+	failures, message := s.Failures, s.Error
+	if todo.failed > 0 {
+		failures, message = failures+1, todo.message
+	} else if todo.healthy || failures == 0 {
+		failures, message = 0, ""
+	}
+	if !todo.changes(s, failures, message) && s.Place == place {
+		return nil
+	}
+	var id *int64
+	var count *int
+	if todo.order != nil {
+		id, count = &todo.order.ID, &todo.order.Count
+	}
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		if len(todo.register) > 0 {
+			if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
+				return fmt.Errorf("lock limits: %w", err)
+			}
+		}
+		if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, todo.servers(), todo.undrain); err != nil {
+			return fmt.Errorf("lock instances: %w", err)
+		}
+		for _, i := range todo.register {
+			slots := max(i.Slots, 1)
+			if i.Slots == 0 {
+				slots = s.policy.WithDefaults().Slots
+			}
+			labels := i.Labels
+			if labels == nil {
+				labels = map[string]string{}
+			}
+			if _, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash,
+				i.Began); err != nil {
+				return fmt.Errorf("register %s: %w", i.Name, err)
+			}
+		}
+		for _, server := range todo.forget {
+			if _, err := tx.Exec(ctx, forgetSQL, s.Model, server, "its backend does not have it any more"); err != nil {
+				return fmt.Errorf("forget %s: %w", server, err)
+			}
+		}
+		for _, server := range todo.drain {
+			if _, err := tx.Exec(ctx, drainSQL, s.Model, server, fmt.Sprintf("%d desired", s.Desired)); err != nil {
+				return fmt.Errorf("drain %s: %w", server, err)
+			}
+		}
+		if len(todo.undrain) > 0 {
+			if _, err := tx.Exec(ctx, undrainSQL, todo.undrain); err != nil {
+				return fmt.Errorf("end drains: %w", err)
+			}
+		}
+		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
+			backoff(failures), message, place)
+		return err
+	})
+	if err == nil {
+		a.count(func(st *OrderStatus) {
+			st.Registered += int64(len(todo.register))
+			st.Forgotten += int64(len(todo.forget))
+			st.Drained += int64(len(todo.drain))
+			st.Undrained += int64(len(todo.undrain))
+		})
+	}
+	return err
+}
+
+// changes says whether a round has anything to write: a report is written again before it counts as old.
+func (p steps) changes(s share, failures int, message string) bool {
+	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
+	old := s.SeenAt == nil || time.Since(*s.SeenAt) > seenEvery-time.Second
+	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
+	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
+	return steps > 0 || old || !same || newOrder || failures != s.Failures || message != s.Error
+}
+
+// servers are the instances that a round registers, forgets or drains.
+func (p steps) servers() []string {
+	names := slices.Concat(p.forget, p.drain)
+	for _, i := range p.register {
+		names = append(names, i.Name)
+	}
+	return names
+}
+
+func (p steps) starts() []time.Time {
+	if p.starting == nil {
+		return []time.Time{}
+	}
+	return p.starting
+}
+
+// backoff is the time until the next try after so many failures in a row.
+func backoff(failures int) time.Duration {
+	if failures < 1 {
+		return 0
+	}
+	return min(time.Second<<min(failures-1, 10), backoffMax)
+}
+
+// fail records that an order failed. It is given again after a pause.
+func (a *applier) fail(ctx context.Context, s share, cause error) error {
+	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), backoff(s.Failures+1))
+}
+
+// note records why a backend does not answer: what it has is unknown, and not zero.
+func (a *applier) note(ctx context.Context, s share, cause error) error {
+	if s.Error == oneLine(cause) {
+		return nil
+	}
+	return a.exec(ctx, noteSQL, s.Name, oneLine(cause))
+}
+
+// exec runs one statement within the term, also where the time of a round is over.
+func (a *applier) exec(ctx context.Context, sql string, args ...any) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+	defer cancel()
+	return a.fence.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql, args...)
+		return err
+	})
+}
+
+const (
+	expireSQL = `SELECT penstock.expire_instances()`
+	trimSQL   = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
+)
+
+func (a *applier) expire(ctx context.Context) {
+	var n int64
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, expireSQL).Scan(&n) })
+	if err != nil && ctx.Err() == nil {
+		a.cfg.Log.WarnContext(ctx, "cannot remove instances whose time to live ended", "error", err)
+		return
+	}
+	a.count(func(st *OrderStatus) { st.Expired += n })
+}
+
+func (a *applier) trim(ctx context.Context) {
+	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {
+		a.cfg.Log.WarnContext(ctx, "cannot remove old cold starts", "error", err)
+	}
+}
+
+// messageMax bounds what is kept of an error of a backend, in bytes.
+const messageMax = 500
+
+func oneLine(err error) string {
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	return strings.ToValidUTF8(text[:min(len(text), messageMax)], "")
+}
