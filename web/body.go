@@ -23,10 +23,13 @@ type body struct {
 // secretName matches fields that hold secrets by their names.
 var secretName = regexp.MustCompile(`(?i)pass(word|wd)?$|secret|token|authorization|api_?key|credential|private_?key`)
 
+// countName matches those of them that are numbers of tokens, as in usage.prompt_tokens: numbers there are no secrets.
+var countName = regexp.MustCompile(`(?i)tokens|token_?(count|limit|id)`)
+
 const redacted = "▒▒▒"
 
 // bodyFor returns a JSON document as a role may see it: administrators all of it, operators without
-// the values of fields whose names say that they are secret, viewers the fields with the kinds of
+// the texts and numbers in fields whose names say that they are secret, viewers the fields with the kinds of
 // their values. Numbers keep all digits.
 func bodyFor(text json.RawMessage, r role) body {
 	b := body{Bytes: int64(len(text))}
@@ -59,8 +62,8 @@ func redact(v any, r role, did *bool) any {
 	switch x := v.(type) {
 	case map[string]any:
 		for name, value := range x {
-			if _, isText := value.(string); isText && secretName.MatchString(name) {
-				x[name], *did = redacted, true
+			if secretName.MatchString(name) {
+				x[name] = redactSecret(value, countName.MatchString(name), did)
 				continue
 			}
 			x[name] = redact(value, r, did)
@@ -74,6 +77,30 @@ func redact(v any, r role, did *bool) any {
 			*did = true
 			return "text of " + format.Count(int64(len([]rune(x)))) + " characters"
 		}
+	}
+	return v
+}
+
+// redactSecret leaves out the texts and numbers of a value at any depth. Counts are numbers below a name that counts
+// tokens: they stay.
+func redactSecret(v any, counts bool, did *bool) any {
+	switch x := v.(type) {
+	case map[string]any:
+		for name, value := range x {
+			x[name] = redactSecret(value, counts || countName.MatchString(name), did)
+		}
+	case []any:
+		for i := range x {
+			x[i] = redactSecret(x[i], counts, did)
+		}
+	case json.Number:
+		if !counts {
+			*did = true
+			return redacted
+		}
+	case string:
+		*did = true
+		return redacted
 	}
 	return v
 }

@@ -254,6 +254,27 @@ func TestBodiesAreRedactedByRole(t *testing.T) {
 	}
 }
 
+// Whatever lies below a name that says that it is secret is left out; counts of tokens are not secret.
+func TestSecretsOfAnyShapeAreLeftOut(t *testing.T) {
+	text := json.RawMessage(`{"api_keys": ["hush1", {"x": "hush2"}], "credentials": {"user": "hush3", "ids": [["hush4"]]},
+		"password": 7471, "pin_secret": {"n": 7472}, "secret_on": true, "flow": ["seen"],
+		"tokens": 81, "max_tokens": 82, "token_count": 83, "completion_tokens_details": {"cached_tokens": 84}}`)
+	got := bodyFor(text, operatorRole)
+	for _, hidden := range []string{"hush", "747"} {
+		if strings.Contains(got.Text, hidden) {
+			t.Errorf("an operator sees %q: %s", hidden, got.Text)
+		}
+	}
+	for _, seen := range []string{"81", "82", "83", "84", "seen", "true", "credentials"} {
+		if !strings.Contains(got.Text, seen) {
+			t.Errorf("an operator does not see %q: %s", seen, got.Text)
+		}
+	}
+	if all := bodyFor(text, administrator).Text; !strings.Contains(all, "hush4") || !strings.Contains(all, "7471") {
+		t.Errorf("an administrator sees %s", all)
+	}
+}
+
 // Pages of a list lead through all entries, each once.
 func TestEntriesPageByKey(t *testing.T) {
 	s := newSite(t)
