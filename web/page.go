@@ -83,6 +83,9 @@ type snapshot struct {
 	tag    string // of part and points
 }
 
+// size is how many bytes are kept of it.
+func (s *snapshot) size() int64 { return int64(len(s.part) + len(s.points)) }
+
 // page registers a page.
 func (d *Dashboard) page(p page) {
 	d.pages = append(d.pages, p)

@@ -12,9 +12,10 @@ import (
 )
 
 const (
-	readingsMax = 2000             // values kept; those not used for longest go first
-	readingKept = 15 * time.Minute // after the last use
-	readTimeout = 2500 * time.Millisecond
+	readingsMax   = 2000             // values kept; those not used for longest go first
+	readingsBytes = 64 << 20         // of the pages among them
+	readingKept   = 15 * time.Minute // after the last use
+	readTimeout   = 2500 * time.Millisecond
 )
 
 // readings keeps the last value of each read. Of callers that want the same value at the same time
@@ -24,11 +25,14 @@ type readings struct {
 	down       atomic.Pointer[failedRead]
 	mu         sync.Mutex
 	kept       map[string]*reading
+	bytes      int64 // of all that are kept
 }
 
 type reading struct {
-	used time.Time     // guarded by readings.mu
-	turn chan struct{} // held by the caller that reads; guards the rest
+	used    time.Time     // guarded by readings.mu, as are bytes and dropped
+	bytes   int64         // of a page
+	dropped bool          // no longer kept
+	turn    chan struct{} // held by the caller that reads; guards the rest
 
 	tried      time.Time
 	took       time.Duration // of the last try
@@ -67,23 +71,53 @@ func (s *readings) of(key string, now time.Time) *reading {
 	return r
 }
 
-func (s *readings) prune(now time.Time) {
-	for key, r := range s.kept {
-		if now.Sub(r.used) > readingKept {
-			delete(s.kept, key)
-		}
-	}
-	if len(s.kept) < readingsMax {
+// weigh counts the bytes of a value that was read, and makes room where all that are kept have too many.
+func (s *readings) weigh(r *reading, value any) {
+	page, is := value.(interface{ size() int64 })
+	if !is {
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if r.dropped { // while it was read
+		return
+	}
+	s.bytes += page.size() - r.bytes
+	r.bytes = page.size()
+	if s.bytes > readingsBytes {
+		s.prune(time.Now())
+	}
+}
+
+// prune drops values that were not used for long and, where there are too many or their bytes are, those not used for
+// longest, until a tenth of the room is free.
+func (s *readings) prune(now time.Time) {
+	full := len(s.kept) >= readingsMax || s.bytes > readingsBytes
 	keys := make([]string, 0, len(s.kept))
-	for key := range s.kept {
-		keys = append(keys, key)
+	for key, r := range s.kept {
+		if now.Sub(r.used) > readingKept {
+			s.drop(key)
+		} else {
+			keys = append(keys, key)
+		}
+	}
+	if !full {
+		return
 	}
 	slices.SortFunc(keys, func(a, b string) int { return s.kept[a].used.Compare(s.kept[b].used) })
-	for _, key := range keys[:readingsMax/10] {
-		delete(s.kept, key)
+	for _, key := range keys {
+		if len(s.kept) <= readingsMax*9/10 && s.bytes <= readingsBytes*9/10 {
+			return
+		}
+		s.drop(key)
 	}
+}
+
+func (s *readings) drop(key string) {
+	r := s.kept[key]
+	s.bytes -= r.bytes
+	r.dropped = true
+	delete(s.kept, key)
 }
 
 // stale is a value that is older than it should be, because the database did not answer.
@@ -168,6 +202,7 @@ func kept[T any](
 		r.tried, r.took, r.generation, r.err = now, time.Since(now), generation, err
 		if err == nil {
 			r.value, r.at = value, time.Now()
+			d.reads.weigh(r, value)
 		}
 	}
 	if r.err == nil {

@@ -2,6 +2,7 @@ package web
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"testing"
 	"testing/synctest"
@@ -63,6 +64,36 @@ func TestSlowReadsAreSpread(t *testing.T) {
 			t.Errorf("reads take %.0f %% of the time", share*100)
 		}
 	})
+}
+
+// What was used last is kept, up to a bound of its bytes.
+func TestReadingsAreBoundedByTheirBytes(t *testing.T) {
+	t.Parallel()
+	d := &Dashboard{reads: newReadings()}
+	reads := map[string]int{}
+	draw := func(key string) {
+		_, err := kept(t.Context(), d, key, time.Hour, func(context.Context) (*snapshot, error) {
+			reads[key]++
+			return &snapshot{part: make([]byte, readingsBytes/10)}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	draw("first")
+	for i := range 30 {
+		draw(fmt.Sprint("page ", i))
+		draw("first")
+	}
+	bytes := int64(0)
+	for _, r := range d.reads.kept {
+		if page, is := r.value.(*snapshot); is {
+			bytes += int64(len(page.part))
+		}
+	}
+	if bytes > readingsBytes || bytes < readingsBytes/2 || reads["first"] != 1 {
+		t.Errorf("%d bytes are kept, at most %d wanted; the page in use was made %d times", bytes, readingsBytes, reads["first"])
+	}
 }
 
 // Entries that are done are counted by the samples of the leader, which come every few seconds.
