@@ -126,7 +126,7 @@ var catalog = []Metric{
 	leader("scale_expired_total", counter, "instances removed because their time to live ended"),
 
 	// The API of a leader.
-	leader("http_requests_total", counter, "requests answered", "route", "status"),
+	leader("http_requests_total", counter, "requests answered; 499 are clients that went away", "route", "status"),
 	leader("http_request_seconds", histogram, "time to answer a request", "route"),
 	leader("hints_sent_total", counter, "hints sent to nodes"),
 	leader("hints_dropped_total", counter, "hints that the database refused; nodes then find work by polling"),

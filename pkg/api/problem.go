@@ -33,7 +33,12 @@ var (
 	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, or " +
 		"has a character that texts cannot have")
 	errInternal = errors.New("something went wrong here; the leader's log says what")
+	errGone     = errors.New("the client ended the request before its answer")
 )
+
+// statusGone is the status under which requests are counted whose client went away: HTTP has none, since nobody
+// reads it.
+const statusGone = 499
 
 // statuses is the table from error to HTTP: the first row that matches counts. Codes are for programs and stay.
 var statuses = []struct {
@@ -78,6 +83,7 @@ var statuses = []struct {
 	{errNotYet, http.StatusServiceUnavailable, "not_yet"},
 	{errTimeout, http.StatusServiceUnavailable, "timeout"},
 	{errUnavailable, http.StatusServiceUnavailable, "unavailable"},
+	{errGone, statusGone, "client_gone"},
 	{errInternal, http.StatusInternalServerError, "internal"},
 }
 
@@ -190,6 +196,8 @@ func classify(ctx context.Context, err error) error {
 		return fmt.Errorf("the body is larger than %d bytes: %w", tooLarge.Limit, invalidation.ErrPayloadTooLarge)
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):
 		return errTimeout
+	case errors.Is(context.Cause(ctx), context.Canceled) && !known(err):
+		return errGone // what failed was given up for it
 	case sqlstates[code] != nil && !known(err):
 		return fmt.Errorf("%w: %w", err, sqlstates[code])
 	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
