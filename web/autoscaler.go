@@ -75,7 +75,7 @@ func (d *Dashboard) deployments(ctx context.Context) ([]operator.Deployment, err
 }
 
 func (d *Dashboard) autoscaler(ctx context.Context, q query) (any, error) {
-	v := autoscalerView{Model: q.Get("model"), Over: q.Get("over"), Spans: scaleSpans}
+	v := autoscalerView{Model: q.Get("model"), Over: q.Typed("over"), Spans: scaleSpans}
 	if !slices.Contains(scaleSpans, v.Over) {
 		v.Over = "1h"
 	}

@@ -42,17 +42,21 @@ type query struct {
 	role   role
 }
 
-// Get returns a parameter of the address, from its path or else from its query.
+// Get returns a parameter of the address, from its path or else from its query, as it is: a blank may be part of a
+// name.
 func (q query) Get(name string) string {
 	if v := q.path(name); v != "" {
 		return v
 	}
-	return strings.TrimSpace(q.values.Get(name))
+	return q.values.Get(name)
 }
+
+// Typed returns a parameter that is no name, such as a number or a duration, without the blanks around it.
+func (q query) Typed(name string) string { return strings.TrimSpace(q.Get(name)) }
 
 // Int returns a parameter that is a number, and fallback where it is none.
 func (q query) Int(name string, fallback int64) int64 {
-	n, err := strconv.ParseInt(q.Get(name), 10, 64)
+	n, err := strconv.ParseInt(q.Typed(name), 10, 64)
 	if err != nil {
 		return fallback
 	}

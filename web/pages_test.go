@@ -1,14 +1,20 @@
 package web
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -273,6 +279,69 @@ func TestSecretsOfAnyShapeAreLeftOut(t *testing.T) {
 	if all := bodyFor(text, administrator).Text; !strings.Contains(all, "hush4") || !strings.Contains(all, "7471") {
 		t.Errorf("an administrator sees %s", all)
 	}
+}
+
+// asked is a database that answers nothing and keeps the arguments of what it is asked.
+type asked struct {
+	postgres.DB
+	args *[]any
+}
+
+func (a asked) Query(_ context.Context, _ string, args ...any) (pgx.Rows, error) {
+	*a.args = append(*a.args, args...)
+	return nil, errNoDatabase
+}
+
+func (a asked) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	_, _ = a.Query(ctx, sql, args...)
+	return noRow{}
+}
+
+type noRow struct{}
+
+func (noRow) Scan(...any) error { return errNoDatabase }
+
+// Names are any text: a blank at the end of one is part of it.
+func TestNamesAreTakenAsTheyAre(t *testing.T) {
+	for _, flow := range []string{"acme ", " ", " acme", "acme\t"} {
+		var changed []any
+		d, err := New(operator.New(noDatabase{}), operator.New(asked{args: &changed}), Config{Open: true, Timetable: hourly})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(d.Drain)
+		named := url.Values{"queue": {"work"}, "flow": {flow}}
+		if got := (query{values: named, path: func(string) string { return "" }}).Get("flow"); got != flow {
+			t.Errorf("the page of flow %q reads %q", flow, got)
+		}
+		named.Set("per_second", " 1000 ")
+		named.Set("reason", " a test ")
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/ui/do/bulk_cancel", strings.NewReader(named.Encode()))
+		r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		d.ServeHTTP(httptest.NewRecorder(), r)
+		if !mentions(changed, flow) || !mentions(changed, "a test") {
+			t.Errorf("the operation of flow %q is %q", flow, changed)
+		}
+	}
+	text := form{url.Values{"fingerprint": {"at line _\r\nin f\r\n"}, "reason": {" why "}}, []string{"queue", "fingerprint"}}
+	if got := text.Get("fingerprint"); got != "at line _\nin f\n" {
+		t.Errorf("a fingerprint of two lines is read as %q", got)
+	}
+	if got := text.Get("reason"); got != "why" {
+		t.Errorf("a reason is read as %q", got)
+	}
+}
+
+// mentions reports whether a text is an argument, or a value of one that is written as JSON.
+func mentions(args []any, text string) bool {
+	quoted, _ := json.Marshal(text) // a text
+	for _, arg := range args {
+		written, _ := json.Marshal(arg) // of the kinds that statements take
+		if arg == text || bytes.Contains(written, quoted) {
+			return true
+		}
+	}
+	return false
 }
 
 // Pages of a list lead through all entries, each once.

@@ -63,7 +63,7 @@ func (d *Dashboard) showQueue(ctx context.Context, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	v := queueView{queueRow: queueRows(queues[at:at+1], all)[0], Over: q.Get("over"), Spans: spans}
+	v := queueView{queueRow: queueRows(queues[at:at+1], all)[0], Over: q.Typed("over"), Spans: spans}
 	if !slices.Contains(spans, v.Over) {
 		v.Over = "1h"
 	}

@@ -64,11 +64,18 @@ type fact struct{ Label, Value string }
 
 // form is what a visitor asks of a verb.
 type form struct {
-	values url.Values
+	values  url.Values
+	objects []string // parameters that name the object: they come from an address, and nobody types them
 }
 
-// Get returns a parameter or a field.
-func (f form) Get(name string) string { return strings.TrimSpace(f.values.Get(name)) }
+// Get returns a parameter or a field: what names the object as it is, since a blank may be part of a name, and what
+// people type without the blanks around it. Browsers send the line ends of hidden fields as CRLF.
+func (f form) Get(name string) string {
+	if slices.Contains(f.objects, name) {
+		return strings.ReplaceAll(f.values.Get(name), "\r\n", "\n")
+	}
+	return strings.TrimSpace(f.values.Get(name))
+}
 
 // verbView is what the template of a verb's form gets.
 type verbView struct {
@@ -96,7 +103,7 @@ func (d *Dashboard) verb(v verb) { d.verbs[v.name] = v }
 func (d *Dashboard) verbRoutes() {
 	d.mux.HandleFunc("GET "+d.cfg.Path+"do/{verb}", func(w http.ResponseWriter, r *http.Request) {
 		if who, v, ok := d.chosen(w, r); ok {
-			d.ask(w, r, v, who, form{r.URL.Query()}, http.StatusOK, nil)
+			d.ask(w, r, v, who, form{r.URL.Query(), v.objects}, http.StatusOK, nil)
 		}
 	})
 	d.mux.HandleFunc("POST "+d.cfg.Path+"do/{verb}", func(w http.ResponseWriter, r *http.Request) {
@@ -179,7 +186,7 @@ func (d *Dashboard) carryOut(w http.ResponseWriter, r *http.Request, v verb, who
 		d.problem(w, r, who, http.StatusBadRequest, "The form could not be read.")
 		return
 	}
-	in := form{r.PostForm}
+	in := form{r.PostForm, v.objects}
 	reason := in.Get("reason")
 	if err := v.check(in, reason); err != nil {
 		d.ask(w, r, v, who, in, http.StatusUnprocessableEntity, err)

@@ -72,8 +72,10 @@ func readWhatIf(q query, of deploymentRow) whatIfForm {
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	}
 	f := whatIfForm{
-		Given: q.Get("whatif") != "", Over: q.Get("past"), Spans: []string{"1h", "3h"}, Algorithm: q.Get("algorithm"),
-		Min: q.Get("min"), Max: q.Get("max"), Slots: q.Get("slots"), SLO: q.Get("slo"), Hold: q.Get("hold"), Cold: q.Get("cold"),
+		Given: q.Typed("whatif") != "", Over: q.Typed("past"), Spans: []string{"1h", "3h"},
+		Algorithm: q.Typed("algorithm"),
+		Min:       q.Typed("min"), Max: q.Typed("max"), Slots: q.Typed("slots"),
+		SLO: q.Typed("slo"), Hold: q.Typed("hold"), Cold: q.Typed("cold"),
 	}
 	slots := max(1, present.Slots)
 	hold := 600.0
