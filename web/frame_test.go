@@ -4,16 +4,23 @@ import (
 	"bufio"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
 	"os"
 	"regexp"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgconn"
+
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -110,6 +117,84 @@ func TestASessionEndsWithItsToken(t *testing.T) {
 		t.Errorf("with a revoked token: %s", got.path)
 	}
 }
+
+// net/http ends the context of a request whose client has closed its sending half, and still delivers the answer.
+func TestARevokedTokenIsRefusedThoughItsClientEndsTheRequest(t *testing.T) {
+	secret, revoked := operator.NewSecret(), atomic.Bool{}
+	d, err := New(operator.New(noDatabase{}), operator.New(noDatabase{}), Config{
+		Timetable: hourly,
+		Token: func(ctx context.Context, _ string) (operator.APIToken, error) {
+			if !revoked.Load() {
+				return operator.APIToken{Name: "ada", Scopes: []string{"admin"}, Live: true}, nil
+			}
+			select { // a lookup takes some time
+			case <-ctx.Done():
+				return operator.APIToken{}, ctx.Err()
+			case <-time.After(100 * time.Millisecond):
+				return operator.APIToken{}, invalidation.ErrNotFound
+			}
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.Drain)
+	server := httptest.NewServer(d)
+	t.Cleanup(server.Close)
+	if _, err := d.sessions.visitor(t.Context(), secret); err != nil {
+		t.Fatal(err)
+	}
+	revoked.Store(true)
+	for range 5 {
+		dialer := net.Dialer{}
+		c, err := dialer.DialContext(t.Context(), "tcp", strings.TrimPrefix(server.URL, "http://"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(c, "GET %squeues HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: penstock_session=%s\r\n\r\n",
+			d.Path(), secret)
+		if half, is := c.(*net.TCPConn); !is || half.CloseWrite() != nil {
+			t.Fatal("the sending half was not closed")
+		}
+		answer, err := http.ReadResponse(bufio.NewReader(c), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer.Body.Close()
+		c.Close()
+		if answer.StatusCode != http.StatusSeeOther {
+			t.Fatalf("with a revoked token: %d, want the way to the login", answer.StatusCode)
+		}
+	}
+}
+
+// A visitor who was found before is let in while the database is away, and not because a lookup was refused or given up.
+func TestOnlyAnOutageLetsVisitorsInWithoutALookup(t *testing.T) {
+	for name, c := range map[string]struct {
+		err  error
+		want error
+	}{
+		"no connection": {fmt.Errorf("find token: %w", &net.OpError{Op: "dial", Err: errors.New("refused")}), nil},
+		"no answer":     {fmt.Errorf("find token: %w", context.DeadlineExceeded), nil},
+		"shutting down": {&pgconn.PgError{Code: "57P01"}, nil},
+		"given up":      {fmt.Errorf("find token: %w", context.Canceled), context.Canceled},
+		"crowded":       {errCrowdedLookup, errCrowdedLookup},
+		"revoked":       {invalidation.ErrNotFound, invalidation.ErrNotFound},
+	} {
+		s := &sessions{find: func(context.Context, string) (operator.APIToken, error) {
+			return operator.APIToken{Name: "ada", Scopes: []string{"admin"}, Live: true}, nil
+		}}
+		if _, err := s.visitor(t.Context(), "secret"); err != nil {
+			t.Fatal(err)
+		}
+		s.find = func(context.Context, string) (operator.APIToken, error) { return operator.APIToken{}, c.err }
+		if who, err := s.visitor(t.Context(), "secret"); !errors.Is(err, c.want) || (c.want == nil) != (who.Name == "ada") {
+			t.Errorf("%s: visitor %q, %v", name, who.Name, err)
+		}
+	}
+}
+
+var errCrowdedLookup = errors.New("as many tokens as may be are looked up at once")
 
 func TestTheSessionCookieIsForThisSiteAlone(t *testing.T) {
 	s := newSite(t)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -88,15 +89,18 @@ type seenVisitor struct {
 }
 
 // visitor returns the visitor of a secret. While the database does not answer, a visitor found in
-// the last minutes is let in to what the pages still display.
+// the last minutes is let in to what the pages still display. The lookup goes on when the visitor leaves: by ending
+// the request nobody may keep it from finding that a token was revoked.
 func (s *sessions) visitor(ctx context.Context, secret string) (visitor, error) {
 	key := sha256.Sum256([]byte(secret))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+	defer cancel()
 	token, err := s.find(ctx, secret)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		before, found := s.seen[key]
-		if found && unanswered(err) && time.Since(before.at) < outageGrace {
+		if found && away(err) && time.Since(before.at) < outageGrace {
 			return before.visitor, nil
 		}
 		if !unanswered(err) {
@@ -115,6 +119,12 @@ func (s *sessions) visitor(ctx context.Context, secret string) (visitor, error) 
 	}
 	s.seen[key] = seenVisitor{v, time.Now()}
 	return v, nil
+}
+
+// away reports whether a lookup failed because the database could not be reached, refused work or took too long. An
+// error that tells neither, such as that of a lookup that was given up or not begun, lets nobody in.
+func away(err error) bool {
+	return unanswered(err) && (postgres.Disconnected(err) || postgres.Code(err) != "")
 }
 
 // visitor returns the visitor of a request.

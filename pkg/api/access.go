@@ -244,6 +244,9 @@ const (
 	strangersMax = 4 // lookups at once of secrets not seen before
 )
 
+// errLookups is not that of a context: it says nothing about the database.
+var errLookups = errors.New("as many tokens as may be at once are being looked up")
+
 // tokens remembers what was found for a few seconds, so that a request costs no round trip for it.
 type tokens struct {
 	find func(ctx context.Context, secret string) (operator.APIToken, error)
@@ -276,7 +279,10 @@ func (t *tokens) look(ctx context.Context, secret string) (operator.APIToken, er
 		case t.strangers <- struct{}{}:
 			defer func() { <-t.strangers }()
 		case <-ctx.Done():
-			return operator.APIToken{}, ctx.Err()
+			if errors.Is(ctx.Err(), context.Canceled) {
+				return operator.APIToken{}, ctx.Err()
+			}
+			return operator.APIToken{}, errLookups
 		}
 	}
 	token, err := t.find(ctx, secret)

@@ -498,6 +498,18 @@ func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {
 	}
 }
 
+// Whoever lets visitors in while the database does not answer must not take the wait for a place for that.
+func TestALookupThatWasNotBegunIsNoSilenceOfTheDatabase(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cache := tokens{strangers: make(chan struct{})}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if _, err := cache.look(ctx, operator.NewSecret()); !errors.Is(err, errLookups) || postgres.Disconnected(err) {
+			t.Errorf("without a place: %v", err)
+		}
+	})
+}
+
 func TestTokenIsLookedUpOnceInAWhileAndInventedOnesWaitForOneAnother(t *testing.T) {
 	secret := operator.NewSecret()
 	synctest.Test(t, func(t *testing.T) {
