@@ -364,6 +364,32 @@ func TestBatchHandlesEachAloneWhereOneIsToBlame(t *testing.T) {
 	}
 }
 
+// Changes that push to the same queues in another order take their locks in the same one.
+func TestPushesOfAChangeGoByTheNamesOfQueues(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.create_queue('calc'), penstock.create_queue('notify'), penstock.create_queue('audit_trail')`)
+	h := Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
+		var implied []Push
+		for _, queue := range []string{"notify", "calc", "audit_trail"} {
+			implied = append(implied, Push{Queue: queue, Push: invalidation.Push{Payload: c.To}})
+		}
+		return implied, nil
+	})
+	q, err := invalidation.Open(b.ctx, b.pool, "changes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &invalidation.Run{Queue: q, Entry: invalidation.Entry{ID: 1, Payload: json.RawMessage(`{"to": 1}`)}}
+	if _, err := h.Handle(b.ctx, r); err != nil {
+		t.Fatal(err)
+	}
+	var order string
+	const orderSQL = `SELECT string_agg(q.name, ' ' ORDER BY e.id) FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id`
+	if err := b.pool.QueryRow(b.ctx, orderSQL).Scan(&order); err != nil || order != "audit_trail calc notify" {
+		t.Errorf("queues are pushed to in the order %q (%v)", order, err)
+	}
+}
+
 // Calculated fields: the total of an order follows its lines, calculated once for many changes.
 func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 	b := newBed(t)

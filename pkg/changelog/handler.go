@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"github.com/jackc/pgx/v5"
@@ -124,6 +125,9 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 	if len(order) == 0 {
 		return nil
 	}
+	// In one order for all, as push_many sorts the entries of a push: two transactions that wait for each other's keys
+	// in two queues would otherwise deadlock.
+	slices.Sort(order)
 	queues := make([]*invalidation.Queue, len(order))
 	for i, name := range order {
 		q, err := h.open(ctx, name)
