@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -302,16 +303,23 @@ func (d *Database) Compact(ctx context.Context, queue, key, after string,
 	if err != nil {
 		return 0, "", err
 	}
-	if key != "" {
-		replaced, err = q.Compact(ctx, key)
-	} else {
-		replaced, next, err = q.CompactQueue(ctx, 2, 1000, after)
+	err = postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
+		var err error
+		if key != "" {
+			replaced, err = q.On(tx).Compact(ctx, key)
+		} else {
+			replaced, next, err = q.On(tx).CompactQueue(ctx, 2, 1000, after)
+		}
+		if err != nil || replaced == 0 {
+			return err
+		}
+		return record(ctx, tx, by, "compact", queue,
+			map[string]any{"lock_key": key, "after": after, "replaced": replaced})
+	})
+	if err != nil {
+		return 0, "", err
 	}
-	if err != nil || replaced == 0 {
-		return replaced, next, err
-	}
-	return replaced, next, record(ctx, d.db, by, "compact", queue,
-		map[string]any{"lock_key": key, "after": after, "replaced": replaced})
+	return replaced, next, nil
 }
 
 // States lists the states that Entries takes.

@@ -236,6 +236,26 @@ func TestGroupsPageByKeyAndShowWhoHoldsThem(t *testing.T) {
 	}
 }
 
+// The change of a queue and its line in the audit are kept together or not at all.
+func TestACompactionThatCannotBeRecordedIsNotMade(t *testing.T) {
+	b := newBed(t)
+	b.push(invalidation.Push{LockKey: "B"}, invalidation.Push{LockKey: "B"})
+	if _, err := b.pool.Exec(t.Context(), `
+CREATE FUNCTION no_line() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'the audit is full' USING ERRCODE = '53100'; END $$;
+CREATE TRIGGER no_line BEFORE INSERT ON penstock.audit FOR EACH ROW EXECUTE FUNCTION no_line()`); err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"B", ""} {
+		if n, _, err := b.d.Compact(t.Context(), "work", key, "", by); err == nil || n != 0 {
+			t.Errorf("compaction of %q replaced %d without a line in the audit (%v)", key, n, err)
+		}
+	}
+	groups, err := b.d.Groups(t.Context(), "work", "", 2)
+	if err != nil || len(groups) != 1 || groups[0].Entries != 2 {
+		t.Errorf("the groups are %+v (%v), want B with its two entries", groups, err)
+	}
+}
+
 func TestFailuresAreFoundByWhatTheyHaveInCommon(t *testing.T) {
 	b := newBed(t)
 	ids := b.push(invalidation.Push{}, invalidation.Push{}, invalidation.Push{})
