@@ -63,26 +63,12 @@ func forbid(format string, args ...any) error {
 // CheckURL checks an address when it is registered, without DNS: a name may
 // resolve to another address later. Dialer checks the resolved address.
 func (p AddressPolicy) CheckURL(raw string) (*url.URL, error) {
-	if len(raw) > 2048 {
-		return nil, forbid("it is longer than 2048 bytes")
-	}
-	u, err := url.Parse(raw)
-	if err != nil {
-		return nil, forbid("it is not a URL")
-	}
-	switch {
-	case u.Scheme != "https" && u.Scheme != "http":
-		return nil, forbid("it must begin with https:// or http://")
-	case p.HTTPSOnly && u.Scheme != "https":
-		return nil, forbid("it must begin with https://")
-	case u.User != nil:
-		return nil, forbid("it must not carry a user or password")
-	case u.Fragment != "":
-		return nil, forbid("it must not carry a fragment")
-	}
-	port, err := portOf(u)
+	u, port, err := parse(raw)
 	if err != nil {
 		return nil, err
+	}
+	if p.HTTPSOnly && u.Scheme != "https" {
+		return nil, forbid("it must begin with https://")
 	}
 	if err := p.checkHost(u.Hostname()); err != nil {
 		return nil, err
@@ -91,6 +77,29 @@ func (p AddressPolicy) CheckURL(raw string) (*url.URL, error) {
 		return u, nil
 	}
 	return u, p.checkPublic(u.Scheme, port)
+}
+
+// parse reads the address of a receiver, wherever it leads.
+func parse(raw string) (*url.URL, uint16, error) {
+	if len(raw) > 2048 {
+		return nil, 0, forbid("it is longer than 2048 bytes")
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return nil, 0, forbid("it is not a URL")
+	}
+	switch {
+	case u.Scheme != "https" && u.Scheme != "http":
+		return nil, 0, forbid("it must begin with https:// or http://")
+	case u.Hostname() == "":
+		return nil, 0, forbid("it names no host")
+	case u.User != nil:
+		return nil, 0, forbid("it must not carry a user or password")
+	case u.Fragment != "":
+		return nil, 0, forbid("it must not carry a fragment")
+	}
+	port, err := portOf(u)
+	return u, port, err
 }
 
 // portOf returns the port that a client of the URL connects to.

@@ -137,11 +137,16 @@ func (d *Deliverer) Deliver(ctx context.Context, m Message) DeliveryOutcome {
 	return o
 }
 
-// origin is scheme, host and port of an address, in lower case and without the scheme's own port.
+// origin is scheme, host and port of an address, in lower case, without the dot at the end of a full name and without
+// the scheme's own port.
 func origin(u *url.URL) string {
-	host := strings.ToLower(u.Host)
-	if u.Port() == "443" && u.Scheme == "https" || u.Port() == "80" && u.Scheme == "http" {
-		host = host[:strings.LastIndexByte(host, ':')]
+	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	if strings.Contains(host, ":") {
+		host = "[" + host + "]"
+	}
+	port := u.Port()
+	if port != "" && (port != "443" || u.Scheme != "https") && (port != "80" || u.Scheme != "http") {
+		host += ":" + port
 	}
 	return u.Scheme + "://" + host
 }

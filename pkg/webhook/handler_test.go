@@ -3,6 +3,7 @@ package webhook
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -221,6 +222,56 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 	d.must(markGone(d.ctx, d.pool, "https://z.example/in?x=1"))
 	if e, err = FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
 		t.Errorf("a registered receiver that is gone is disabled: %t, %v", e.Disabled, err)
+	}
+}
+
+// An address is one receiver however it is written: case of the host, its dot at the end, and the scheme's own port.
+func TestAReceiverIsKnownByItsAddressHoweverItIsWritten(t *testing.T) {
+	d := newFixture(t, atHome)
+	by := invalidation.By{Actor: "test", Reason: "a test"}
+	disabled := func(address string) bool {
+		e, err := FindEndpoint(d.ctx, d.pool, home, address)
+		d.must(err)
+		return e.Disabled
+	}
+	for _, address := range []string{
+		"https://acme.example/in?token=1", "https://ACME.example/hook", "https://acme.example:443/other", "https://acme.example./dot",
+	} {
+		d.must(markGone(d.ctx, d.pool, address))
+		if !disabled(address) {
+			t.Errorf("%s has answered 410 and is not disabled", address)
+		}
+		secret, err := Register(d.ctx, d.pool, home, AddressPolicy{}, address, by)
+		d.must(err)
+		e, err := FindEndpoint(d.ctx, d.pool, home, address)
+		d.must(err)
+		if e.Disabled || len(e.Secrets) != 1 || e.Secrets[0].Reveal() != secret.Reveal() {
+			t.Errorf("%s was registered again: disabled %t, and another secret signs", address, e.Disabled)
+		}
+	}
+	for written, called := range map[string]string{
+		"https://Bad.example/hook":      "https://bad.example/hook?x=1",
+		"https://bad2.example:443/hook": "https://bad2.example/hook",
+		"https://bad3.example/hook":     "https://bad3.example.:443/hook",
+	} {
+		d.must(DisableEndpoint(d.ctx, d.pool, written, by))
+		if !disabled(called) {
+			t.Errorf("%s is disabled, and %s is called", written, called)
+		}
+	}
+	one, err := Register(d.ctx, d.pool, home, AddressPolicy{}, "https://Sign.example/h", by)
+	d.must(err)
+	other, err := Register(d.ctx, d.pool, home, AddressPolicy{}, "https://sign.example/h", by)
+	d.must(err)
+	if one.Reveal() != other.Reveal() {
+		t.Error("one receiver has two secrets")
+	}
+	_, err = Rotate(d.ctx, d.pool, home, "https://SIGN.example:443/h", time.Hour, by)
+	d.must(err)
+	for _, address := range []string{"not a url", "ftp://acme.example/", "https:///path", "https://u:p@acme.example/"} {
+		if err := DisableEndpoint(d.ctx, d.pool, address, by); !errors.Is(err, invalidation.ErrInvalid) {
+			t.Errorf("disable %q: %v, want ErrInvalid", address, err)
+		}
 	}
 }
 

@@ -24,6 +24,14 @@ type Destination struct {
 // root is the address of the row with the root secret of the installation.
 const root = ""
 
+// canonical is an address as its row has it: one for all ways to write it, with its query.
+func canonical(u *url.URL) string {
+	if u.RawQuery == "" {
+		return withoutQuery(u)
+	}
+	return withoutQuery(u) + "?" + u.RawQuery
+}
+
 // findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root.
 const findEndpointSQL = `
 SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own.old_secret END,
@@ -38,14 +46,14 @@ SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own
 // FindEndpoint returns how to deliver to an address. Messages to an unregistered address are signed with a secret
 // derived for its origin from the root secret of the installation, which the first call of all makes.
 func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Destination, error) {
-	bare := address
-	if u, err := url.Parse(address); err == nil {
-		bare = withoutQuery(u)
+	own, bare := address, address
+	if u, err := url.Parse(address); err == nil && address != root {
+		own, bare = canonical(u), withoutQuery(u)
 	}
 	for range 2 {
 		var at, secret, old, rootSecret, rootOld *string
 		var e Destination
-		err := db.QueryRow(ctx, findEndpointSQL, address, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld,
+		err := db.QueryRow(ctx, findEndpointSQL, own, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld,
 			&e.Disabled, &e.Reason)
 		if err != nil {
 			return Destination{}, fmt.Errorf("find webhook endpoint: %w", err)
@@ -108,9 +116,12 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 	return nil
 }
 
-// registerSQL makes an endpoint known, or enables it again; its secret stays what it was.
+// registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
+// without its query, is enabled with it: a receiver that answered 410 is disabled by that one.
 const registerSQL = `
-WITH kept AS (
+WITH bare AS (
+    UPDATE penstock.webhook_endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE url = $5 AND url <> $1
+), kept AS (
     INSERT INTO penstock.webhook_endpoint AS e (url, secret) VALUES ($1, $2)
     ON CONFLICT (url) DO UPDATE SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
     RETURNING url, secret
@@ -123,18 +134,19 @@ SELECT secret FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webh
 func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPolicy, address string,
 	by invalidation.By,
 ) (Secret, error) {
-	_, err := policy.CheckURL(address)
-	var text string
+	u, err := policy.CheckURL(address)
+	var own, text string
 	if err == nil {
-		text, err = vault.seal(address, NewSecret())
+		own = canonical(u)
+		text, err = vault.seal(own, NewSecret())
 	}
 	if err == nil {
-		err = db.QueryRow(ctx, registerSQL, address, text, by.Actor, by.Reason).Scan(&text)
+		err = db.QueryRow(ctx, registerSQL, own, text, by.Actor, by.Reason, withoutQuery(u)).Scan(&text)
 	}
 	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
 	}
-	return vault.open(address, text)
+	return vault.open(own, text)
 }
 
 const rotateSQL = `
@@ -156,6 +168,8 @@ func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, ov
 		if err := ensureRoot(ctx, db, vault); err != nil {
 			return Secret{}, err
 		}
+	} else if u, err := url.Parse(address); err == nil {
+		address = canonical(u)
 	}
 	secret := NewSecret()
 	sealed, err := vault.seal(address, secret)
@@ -182,12 +196,17 @@ WITH off AS (
 )
 SELECT penstock.audit_log($3, 'disable_webhook', $1, $2)`
 
-// DisableEndpoint stops deliveries to an address until it is registered again.
+// DisableEndpoint stops deliveries to an address until it is registered again; without a query, to the address with
+// any. invalidation.ErrInvalid: it is not the address of a receiver.
 func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by invalidation.By) error {
 	if address == root {
 		return fmt.Errorf("disable webhook endpoint: it has no address: %w", invalidation.ErrInvalid)
 	}
-	if _, err := db.Exec(ctx, disableSQL, address, by.Reason, by.Actor); err != nil {
+	u, _, err := parse(address)
+	if err != nil {
+		return fmt.Errorf("disable webhook endpoint: url: %w: %w", err, invalidation.ErrInvalid)
+	}
+	if _, err := db.Exec(ctx, disableSQL, canonical(u), by.Reason, by.Actor); err != nil {
 		return fmt.Errorf("disable webhook endpoint: %w", err)
 	}
 	return nil
