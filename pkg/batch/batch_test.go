@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -193,6 +194,13 @@ func (b *bed) count(sql string, args ...any) (n int) {
 		b.Fatal(err)
 	}
 	return n
+}
+
+func (b *bed) exec(sql string, args ...any) {
+	b.Helper()
+	if _, err := b.pool.Exec(b.ctx, sql, args...); err != nil {
+		b.Fatal(err)
+	}
 }
 
 // completions is how many completion entries there ever were.
@@ -569,5 +577,44 @@ func TestCreateRefusesWhatCannotWork(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v", c, err)
 		}
+	}
+}
+
+// Failures of steps that have ended cannot be retried by themselves: the step would end as done without having run.
+func TestARetriedFailureOfAnEndedStepFailsAgainAndNamesTheRetryOfTheBatch(t *testing.T) {
+	b := newBed(t)
+	b.fail = func(Part) error { return errors.New("worker was down") }
+	parts := b.create(Batch{Items: numbers(2), PartSize: 1, CompletionQueue: "parts"})
+	b.drain()
+	b.fail = nil
+	unsplit := b.create(Batch{Query: "SELECT 1 / (g - 1) AS n FROM generate_series(1, 1) g"})
+	b.drain()
+	for id, want := range map[int64]string{parts: "failed", unsplit: "failed"} {
+		if status := b.status(id).State; status != want {
+			t.Fatalf("batch %d is %s, want %s", id, status, want)
+		}
+	}
+	ran, failures := len(b.mapped), b.count(`SELECT count(*) FROM penstock.failure`)
+	b.exec(`SELECT penstock.retry_failure(entry_id, 'the worker is back', 'ada') FROM penstock.failure`)
+	b.drain()
+	if len(b.mapped) != ran {
+		t.Errorf("Map ran for parts that have ended: %v", b.mapped[ran:])
+	}
+	texts, err := pgx.CollectRows(postgres.Query(b.ctx, b.pool, `SELECT error FROM penstock.failure ORDER BY entry_id`), pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"part 1 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
+		"part 2 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
+		"batch 2 has ended as failed (split: split batch 2: ERROR: division by zero (SQLSTATE 22012)): create it anew",
+	}
+	if failures != 3 || !slices.Equal(texts, want) {
+		t.Errorf("%d failures were retried, and the failures are\n%s\nwant\n%s", failures, strings.Join(texts, "\n"), strings.Join(want, "\n"))
+	}
+	b.exec(fmt.Sprintf(`SELECT penstock.retry_batch(%d, 'the worker is back', 'ada')`, parts))
+	b.drain()
+	if status := b.status(parts); status.State != "done" || len(b.mapped) != ran+2 {
+		t.Errorf("after the retry of the batch: %+v, Map ran %v", status, b.mapped[ran:])
 	}
 }

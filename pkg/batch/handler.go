@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -81,18 +82,28 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 // to the queue can choose a payload, so the ids in a payload prove nothing.
 const ownsSQL = `
 SELECT EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND queue_id = $2 AND split_entry_id = $3),
-       EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND completion_queue_id = $2 AND completion_entry_id = $3)`
+       EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND completion_queue_id = $2 AND completion_entry_id = $3),
+       coalesce((SELECT b.status FROM penstock.batch b WHERE b.id = $1 AND b.ended_at IS NOT NULL), ''),
+       coalesce((SELECT b.problem FROM penstock.batch b WHERE b.id = $1), '')`
 
 // owns returns an error that wraps ErrNotFound, and fails the entry for good, unless the batch's
-// row names this entry.
+// row names this entry. A failure that was retried after the batch had ended fails again: the step cannot be made up
+// for, and would end as done without having run.
 func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	var splits, completes bool
+	var ended, problem string
 	ctx, cancel := postgres.Bounded(ctx)
 	defer cancel()
-	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes)
+	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes, &ended, &problem)
 	switch {
 	case err != nil:
 		return fmt.Errorf("find batch %d: %w", t.Batch, err)
+	case t.Step == "split" && splits && ended != "" && strings.HasPrefix(problem, "split: "):
+		return invalidation.Permanent(fmt.Errorf("batch %d has ended as %s (%s): create it anew", t.Batch, ended,
+			problem))
+	case t.Step == "end" && completes && ended != "":
+		return invalidation.Permanent(fmt.Errorf("batch %d has ended as %s (%s): penstock batch retry %[1]d runs its "+
+			"completion again", t.Batch, ended, problem))
 	case t.Step == "split" && splits, t.Step == "end" && completes:
 		return nil
 	}
@@ -123,25 +134,31 @@ func (h *handler) split(ctx context.Context, t task, r *invalidation.Run) error 
 
 // partSQL reads part $2 of batch $1 if it is the part of entry $4 of queue $3.
 const partSQL = `
-SELECT p.items, p.ended_at IS NOT NULL
+SELECT p.items, p.ended_at IS NOT NULL, coalesce(p.outcome::text, ''), coalesce(p.error, '')
   FROM penstock.batch_part p
   JOIN penstock.batch b ON b.id = p.batch_id
  WHERE p.batch_id = $1 AND p.no = $2 AND b.queue_id = $3 AND p.entry_id = $4`
 
-// part runs Map unless an earlier run has recorded its result already.
+// part runs Map unless an earlier run has recorded its result already. A part that has ended otherwise fails again: its
+// failure was retried by itself, and only a retry of the batch counts the part anew.
 func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
 	var ended bool
+	var outcome, problem string
 	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
 		ctx, cancel := postgres.Bounded(ctx)
 		defer cancel()
-		return tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID).Scan(&p.Items, &ended)
+		row := tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID)
+		return row.Scan(&p.Items, &ended, &outcome, &problem)
 	})
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return invalidation.Permanent(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, ErrNotFound))
 	case err != nil:
 		return fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err)
+	case ended && outcome != "done":
+		return invalidation.Permanent(fmt.Errorf("part %d of batch %d has ended as %s (%s): penstock batch retry %[2]d "+
+			"runs it again", t.Part, t.Batch, outcome, problem))
 	case ended:
 		return nil
 	}
