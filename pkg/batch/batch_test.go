@@ -618,3 +618,42 @@ func TestARetriedFailureOfAnEndedStepFailsAgainAndNamesTheRetryOfTheBatch(t *tes
 		t.Errorf("after the retry of the batch: %+v, Map ran %v", status, b.mapped[ran:])
 	}
 }
+
+// counted counts the transactions of a stepper.
+type counted struct {
+	open
+	n int
+}
+
+func (c *counted) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	c.n++
+	return c.open.InTx(ctx, fn)
+}
+
+// A batch that has nothing to step costs a pass no transaction.
+func TestPausedBatchesCostAPassNoTransaction(t *testing.T) {
+	b := newBed(t)
+	counter := &counted{open: open{b.pool}}
+	b.stepper = NewStepper(b.pool, counter, Config{})
+	b.stepper.cleared = time.Now()
+	var ids []int64
+	for range 20 {
+		ids = append(ids, b.create(Batch{Items: numbers(2), PartSize: 1}))
+	}
+	b.exec(`SELECT penstock.pause_batch(id, 'a test', 'ada') FROM penstock.batch`)
+	b.drain()
+	counter.n = 0
+	b.step()
+	if counter.n != 0 {
+		t.Errorf("a pass over 20 paused batches made %d transactions", counter.n)
+	}
+	b.exec(fmt.Sprintf(`SELECT penstock.resume_batch(%d, 'a test', 'ada')`, ids[7]))
+	b.exec(fmt.Sprintf(`SELECT penstock.cancel_batch(%d, 'a test', 'ada')`, ids[8]))
+	b.exec(fmt.Sprintf(`UPDATE penstock.batch SET paused_until = clock_timestamp() - interval '1 second' WHERE id = %d`, ids[9]))
+	b.drain()
+	for at, want := range map[int]string{6: "paused", 7: "done", 8: "cancelled", 9: "done"} {
+		if status := b.status(ids[at]).State; status != want {
+			t.Errorf("batch %d is %s, want %s", ids[at], status, want)
+		}
+	}
+}

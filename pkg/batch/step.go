@@ -59,24 +59,36 @@ func (s *Stepper) Run(ctx context.Context) error {
 	})
 }
 
-const openSQL = `
-SELECT id, queue_id
-  FROM penstock.batch
- WHERE ended_at IS NULL
- ORDER BY id`
+// dueSQL reads the batches that a step may change: not those whose first or last entry is still there, and not those
+// that are paused and have no part in the queue. step_batch decides under the lock of the batch.
+const dueSQL = `
+SELECT b.id, b.queue_id
+  FROM penstock.batch b
+ WHERE b.ended_at IS NULL
+   AND CASE b.status
+       WHEN 'splitting' THEN NOT EXISTS (
+            SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id)
+       WHEN 'ending' THEN NOT EXISTS (
+            SELECT FROM penstock.entry e WHERE e.queue_id = b.completion_queue_id AND e.id = b.completion_entry_id)
+       ELSE b.paused_at IS NULL OR b.cancelled_by IS NOT NULL OR NOT penstock.paused_until(b.paused_until)
+            OR EXISTS (SELECT FROM penstock.batch_part p
+                        WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL)
+            OR NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL)
+       END
+ ORDER BY b.id`
 
 const clearSQL = `
 DELETE FROM penstock.batch
  WHERE id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))`
 
-// pass steps every open batch in a transaction of its own: an error in one does not delay the
+// pass steps every batch that is due in a transaction of its own: an error in one does not delay the
 // others.
 func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
 	type batch struct {
 		ID    int64
 		Queue int32
 	}
-	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, openSQL), pgx.RowToStructByPos[batch])
+	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, dueSQL), pgx.RowToStructByPos[batch])
 	if err != nil {
 		return false, fmt.Errorf("list batches: %w", err)
 	}
