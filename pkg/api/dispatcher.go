@@ -55,8 +55,8 @@ func (a *API) dispatcherRoutes() {
 		return a.modelConfig(ctx, in.Model)
 	})
 	add(a, route{
-		method: "GET", path: dlq, id: "list-dlq", summary: "Failures of all models, up to 1,000 each",
-		scope: read, of: ofPlatform,
+		method: "GET", path: dlq, id: "list-dlq", scope: read, of: ofPlatform,
+		summary: fmt.Sprintf("The newest failures of all models together, up to %d", dlqMax),
 	}, a.listDLQ)
 	add(a, route{
 		method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue",
@@ -272,30 +272,27 @@ type deadJob struct {
 }
 
 type deadJobs struct {
-	Jobs  []deadJob `json:"jobs" nullable:"false"`
-	Count int       `json:"count"`
+	Jobs      []deadJob `json:"jobs" nullable:"false"`
+	Count     int       `json:"count" doc:"Of the jobs in this answer."`
+	Truncated bool      `json:"truncated" doc:"There are older ones: /v1/failures lists all of a queue."`
 }
 
+// dlqMax bounds the jobs of one answer: there is no paging in it.
+const dlqMax = 1000
+
 func (a *API) listDLQ(ctx context.Context, _ *struct{}) (*answer[deadJobs], error) {
-	models, err := a.operator.Models(ctx, operator.PageMax)
+	failures, err := a.operator.ModelFailures(ctx, dlqMax+1)
 	if err != nil {
 		return nil, err
 	}
-	jobs := []deadJob{}
-	for _, m := range models {
-		failures, err := a.operator.Failures(ctx, operator.FailureFilter{Queue: m.Queue, Limit: operator.PageMax})
-		if err != nil {
-			return nil, err
-		}
-		for _, f := range failures {
-			jobs = append(jobs, deadJob{
-				Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"},
-				m.Name, f.Error,
-				f.FailedAt, f.Attempt,
-			})
-		}
+	kept := failures[:min(len(failures), dlqMax)]
+	jobs := make([]deadJob, 0, len(kept))
+	for _, f := range kept {
+		jobs = append(jobs, deadJob{
+			Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"}, f.Model, f.Error, f.FailedAt, f.Attempt,
+		})
 	}
-	return &answer[deadJobs]{deadJobs{jobs, len(jobs)}}, nil
+	return &answer[deadJobs]{deadJobs{jobs, len(jobs), len(failures) > len(kept)}}, nil
 }
 
 type retriedAll struct {

@@ -75,6 +75,24 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 	return list[Failure](ctx, d.db, "failures of queue "+f.Queue, sql, args...)
 }
 
+// ModelFailure is a failure of a call to a model.
+type ModelFailure struct {
+	Failure
+	Model string `json:"model"`
+}
+
+// ModelFailures returns failures of all models together, those with the largest ids first.
+func (d *Database) ModelFailures(ctx context.Context, limit int) ([]ModelFailure, error) {
+	const sql = failureColumns + `, m.name AS model
+  FROM penstock.model m
+  JOIN penstock.queue q ON q.name = penstock.model_queue(m.name)
+ CROSS JOIN LATERAL (
+       SELECT * FROM penstock.failure x WHERE x.queue_id = q.id AND penstock.kept(x.failed_at, q.failure_retention)
+        ORDER BY x.entry_id DESC LIMIT $1) f
+ ORDER BY f.entry_id DESC LIMIT $1`
+	return list[ModelFailure](ctx, d.db, "failures of models", sql, page(limit))
+}
+
 // Failure returns one failure, or invalidation.ErrEntryNotFound.
 func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
 	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
