@@ -177,7 +177,10 @@ func TestEachAddressLetsInExactlyTheRolesThatItShould(t *testing.T) {
 	for _, role := range []string{"push", "read", "operate", "admin", "announce"} {
 		secrets[role] = newToken(t, pool, operator.Grant{Name: role, Scopes: []string{role}})
 	}
-	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "expired", Scopes: []string{"admin"}, ExpiresAt: time.Now().Add(-time.Hour)})
+	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "expired", Scopes: []string{"admin"}})
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = now() - interval '1 hour' WHERE name = 'expired'`); err != nil {
+		t.Fatal(err)
+	}
 	secrets["unknown"] = operator.NewSecret()
 	secrets["mistyped"] = secrets["admin"][:10] + "x" + secrets["admin"][11:]
 	seen := map[string]bool{}

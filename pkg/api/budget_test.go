@@ -101,6 +101,25 @@ func TestAStreamOfBadLinesIsAnsweredWhateverItsBudget(t *testing.T) {
 	}
 }
 
+// A secret that is refused from its beginning helps nobody, and a rotation to one would lock the client out.
+func TestATokenEndsInATimeToCome(t *testing.T) {
+	w := newWorld(t)
+	w.token(`"name": "ci", "scopes": ["push"]`)
+	for path, fields := range map[string]string{
+		"/v1/tokens":           `"name": "late", "scopes": ["push"], "expires_at": "2020-01-01T00:00:00Z"`,
+		"/v1/tokens/ci/rotate": `"overlap_seconds": 0, "expires_at": "2020-01-01T00:00:00Z"`,
+	} {
+		status, answer := w.send("POST", path, `{`+fields+`, `+reason+`}`)
+		if status != http.StatusUnprocessableEntity || !strings.Contains(fmt.Sprint(answer), "expires_at") {
+			t.Errorf("%s with an end in the past: %d %v, want 422 that names expires_at", path, status, answer)
+		}
+	}
+	_, tokens := w.send("GET", "/v1/tokens", "")
+	if text := fmt.Sprint(tokens); strings.Contains(text, "late") || strings.Contains(text, "live:false") {
+		t.Errorf("after two refusals the tokens are %s", text)
+	}
+}
+
 func TestAnnouncementsNeedTheirScopeAndStayWithinTheLimitsOfTheirToken(t *testing.T) {
 	w := newWorld(t)
 	w.exec(`SELECT penstock.register_model('flux', '{"protocol": "cog"}'), penstock.register_model('llama', '{"protocol": "openai"}')`)

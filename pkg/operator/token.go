@@ -154,10 +154,15 @@ func insertToken(ctx context.Context, tx pgx.Tx, g Grant, by invalidation.By) (s
 	const sql = `
 INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expires_at, created_by, flows,
                                 priority_max, rate, burst, gpu_ms, gpu_period)
-VALUES ($1, $2, $3, coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6, coalesce($7, current_user),
-        coalesce($8::text[], '{}'), $9, $10, $11, $12, $13)`
-	_, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
+SELECT $1::text, $2::bytea, $3::text[], coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6::timestamptz,
+       coalesce($7, current_user), coalesce($8::text[], '{}'), $9::smallint, $10::float8, $11::integer,
+       $12::bigint, $13::text
+ WHERE coalesce($6::timestamptz > clock_timestamp(), true)`
+	tag, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
 		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst, g.GPUMS, g.GPUPeriod)
+	if err == nil && tag.RowsAffected() == 0 {
+		return "", fmt.Errorf("create token %q: expires_at is not a time to come: %w", g.Name, invalidation.ErrInvalid)
+	}
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
 		return "", fmt.Errorf("create token %q: flows, priority_max and rate limit pushes alone, and go with no scope "+
