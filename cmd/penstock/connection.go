@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -22,7 +23,14 @@ type conn struct{ api *client.Client }
 // refused is a problem document that the API answered. It wraps the error of the queue with that code.
 type refused struct{ answer *client.Error }
 
-func (r refused) Error() string { return r.answer.Detail }
+// Error is the sentence of the answer, with the time after which the server takes the request, where it named one of
+// more than the usual second.
+func (r refused) Error() string {
+	if r.answer.RetryAfter <= time.Second {
+		return r.answer.Detail
+	}
+	return fmt.Sprintf("%s (again in %s)", r.answer.Detail, r.answer.RetryAfter)
+}
 
 func (r refused) Unwrap() []error {
 	if is := sentinels[r.answer.Code]; is != nil {
@@ -43,10 +51,13 @@ var sentinels = map[client.Code]error{
 	client.Invalid:             invalidation.ErrInvalid,
 	"malformed":                invalidation.ErrInvalid,
 	"not_json":                 invalidation.ErrInvalid,
+	"not_gzip":                 invalidation.ErrInvalid,
 	client.IdempotencyConflict: invalidation.ErrIdempotencyConflict,
 	"idempotency_key_in_use":   invalidation.ErrState,
 	client.StateConflict:       invalidation.ErrState,
 	"precondition_failed":      invalidation.ErrState,
+	"precondition_required":    invalidation.ErrState,
+	"lock_lost":                invalidation.ErrState,
 }
 
 // problem matches errors that the API answered with one of these codes.

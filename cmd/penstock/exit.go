@@ -39,7 +39,7 @@ const exitHelp = `Exit codes:
   2   the command line is wrong         9   an awaited entry did not end well
   3   there is no such thing            10  doctor, verify: warnings
   4   its state does not allow it       20  doctor, verify: critical
-  5   the queue is full                 130 interrupted
+  5   a queue or rate is full           130 interrupted
   6   no way to the database or the API`
 
 // usageError is a mistake in the command line.
@@ -84,6 +84,10 @@ var kinds = []struct {
 		"push again later, or raise the capacity: penstock queue alter NAME --set capacity=N",
 	},
 	{
+		problem("rate_exceeded"), exitFull,
+		"push again when that time is over, or fewer entries at once; penstock token list -o wide shows rates and budgets",
+	},
+	{
 		is(invalidation.ErrNoInstance), exitFull,
 		"push again when penstock model list shows a ready instance, or: " +
 			"penstock queue alter NAME --set on_no_instance=wait",
@@ -97,6 +101,7 @@ var kinds = []struct {
 		"an idempotency key belongs to one payload: use another key for another payload",
 	},
 	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
+	{problem("loop"), exitState, "push without the entry that pushes the others again"},
 	{is(invalidation.ErrState), exitState, "the verbs show and explain print its state"},
 	{
 		code("3F000", "42P01", "42883", "42703"), exitState,
@@ -112,15 +117,17 @@ var kinds = []struct {
 		problem("unauthorized", "forbidden", "not_local"), exitUnavailable,
 		"check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do",
 	},
+	{problem("body_too_slow"), exitTimeout, "push fewer entries at once, or over a faster connection"},
 	{problem("timeout"), exitTimeout, "narrow the filter; the server bounds the time of a request"},
 	{
-		problem("unavailable", "busy", "too_many_waiters", "too_many_requests"), exitUnavailable,
+		problem("unavailable", "busy", "too_many_waiters", "too_many_requests", "not_yet"), exitUnavailable,
 		"try again; the leader's log and /readyz say what is missing",
 	},
 	{
 		problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable,
 		"check --server (PENSTOCK_SERVER): no leader of this version answers there",
 	},
+	{problem("internal"), exitError, "the leader's log says what went wrong"},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; " +
 		"--database-url needs none"},

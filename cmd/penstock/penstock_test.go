@@ -288,6 +288,36 @@ func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 	}
 }
 
+// Each code that docs/api.md lists has its exit code and a next step, and only internal is unforeseen.
+func TestEveryCodeOfTheAPIHasItsExitCode(t *testing.T) {
+	manual, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]int{
+		"rate_exceeded": exitFull, "queue_full": exitFull, "loop": exitState, "precondition_required": exitState,
+		"body_too_slow": exitTimeout, "timeout": exitTimeout, "internal": exitError, "unavailable": exitUnavailable,
+	}
+	codes := 0
+	for _, row := range regexp.MustCompile("(?m)^\\| (`[a-z_`, ]+`) \\| [45][0-9]{2} \\|").FindAllSubmatch(manual, -1) {
+		for name := range strings.SplitSeq(strings.ReplaceAll(string(row[1]), "`", ""), ", ") {
+			codes++
+			var errs bytes.Buffer
+			a := newApp(nil, &errs, &errs, os.Getenv)
+			got := a.report(t.Context(), refused{&client.Error{Code: client.Code(name), Detail: "no", RetryAfter: 42 * time.Second}})
+			if exit, listed := want[name]; (listed && got != exit) || (!listed && got == exitError) {
+				t.Errorf("%s: exit %d, want %d", name, got, exit)
+			}
+			if text := errs.String(); !strings.Contains(text, "next: ") || !strings.Contains(text, "42s") {
+				t.Errorf("%s: nothing about what to do next, or when: %s", name, text)
+			}
+		}
+	}
+	if codes < 25 {
+		t.Errorf("docs/api.md lists %d codes", codes)
+	}
+}
+
 // leaves are the commands that do something, by their path.
 func leaves(c *cobra.Command) map[string]*cobra.Command {
 	found := map[string]*cobra.Command{}
