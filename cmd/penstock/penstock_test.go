@@ -318,6 +318,30 @@ func TestEveryCodeOfTheAPIHasItsExitCode(t *testing.T) {
 	}
 }
 
+// A priority is sent as it was given, for the server to refuse, and none if none was given.
+func TestPriorityOfAPushIsThatOfItsFlag(t *testing.T) {
+	lines := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(lines, []byte("{}\n{}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	priority := func(args ...string) *int16 {
+		s := &fake{}
+		args = append([]string{"entry", "push", "mails", "--lines", lines}, args...)
+		if _, errs, code := command(t, s, args...); code != 0 {
+			t.Fatalf("exit %d: %s", code, errs)
+		}
+		return s.pushed[0].Priority
+	}
+	for _, n := range []int16{-3, -1, 0, 7} {
+		if got := priority("--priority", fmt.Sprint(n)); got == nil || *got != n {
+			t.Errorf("--priority %d: got %v", n, got)
+		}
+	}
+	if got := priority(); got != nil {
+		t.Errorf("without the flag: got %d", *got)
+	}
+}
+
 // leaves are the commands that do something, by their path.
 func leaves(c *cobra.Command) map[string]*cobra.Command {
 	found := map[string]*cobra.Command{}

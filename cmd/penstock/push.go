@@ -50,7 +50,7 @@ func entryPush(a *app) *cobra.Command {
 	flags := c.Flags()
 	flags.StringVar(&f.push.LockKey, "lock-key", "", "entries with the same lock key run one after another")
 	flags.StringVar(&f.push.Flow, "flow", "", "whose work it is")
-	flags.Int16Var(&f.priority, "priority", -1, "0 to 9, higher first; the queue's default if not given")
+	flags.Int16Var(&f.priority, "priority", 0, "0 to 9, higher first; the queue's default if not given")
 	flags.StringVar(&f.due, "due", "", "not before")
 	flags.StringVar(&f.startBy, "start-by", "", "expires if not started by then")
 	flags.StringVar(&f.finishBy, "finish-by", "", "expires if not finished by then")
@@ -72,6 +72,9 @@ func entryPush(a *app) *cobra.Command {
 			return err
 		}
 		template, err := f.template(a)
+		if flags.Changed("priority") {
+			template.Priority = &f.priority
+		}
 		if err != nil {
 			return err
 		}
@@ -98,9 +101,6 @@ func (f *pushFlags) template(a *app) (invalidation.Push, error) {
 	}{{"due", f.due, &p.DueAt}, {"start-by", f.startBy, &p.StartBy}, {"finish-by", f.finishBy, &p.FinishBy}} {
 		*t.to, err = a.moment(t.flag, t.text)
 		errs = errors.Join(errs, err)
-	}
-	if f.priority >= 0 {
-		p.Priority = &f.priority
 	}
 	p.UniquePolicy = invalidation.UniquePolicy(f.policy)
 	if f.callback != "" {
