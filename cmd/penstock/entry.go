@@ -163,7 +163,8 @@ func entryWait(a *app) *cobra.Command {
 	return c
 }
 
-// await prints how entries ended, in the order in which they were asked for.
+// await prints how entries ended, in the order in which they were asked for. Where one of them cannot be waited for, or
+// is late, those before it are printed all the same.
 func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Duration) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -172,17 +173,33 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 		defer timer.Stop()
 	}
 	var found []ended
+	var failed error
 	for _, id := range ids {
 		e, err := a.awaitEnd(ctx, api, id)
-		if err != nil {
-			if errors.Is(context.Cause(ctx), errTimeout) {
-				return fmt.Errorf("wait for entry %d: it has not ended after %s: %w", id, most, errTimeout)
-			}
-			return err
+		if err != nil && errors.Is(context.Cause(ctx), errTimeout) {
+			err = fmt.Errorf("wait for entry %d: it has not ended after %s: %w", id, most, errTimeout)
+		}
+		if failed = err; failed != nil {
+			break
 		}
 		found = append(found, ended{id, e})
 	}
-	err := printList(a, []column[ended]{
+	if failed != nil && len(found) == 0 {
+		return failed
+	}
+	if err := a.writeEnds(found); err != nil || failed != nil {
+		return errors.Join(failed, err)
+	}
+	for _, e := range found {
+		if e.Outcome != "done" {
+			return verdict{exitEndedBadly}
+		}
+	}
+	return nil
+}
+
+func (a *app) writeEnds(found []ended) error {
+	return printList(a, []column[ended]{
 		{title: "ID", right: true, text: func(e ended) string { return fmt.Sprint(e.ID) }},
 		{title: "OUTCOME", text: func(e ended) string { return e.Outcome }},
 		{title: "RAN", right: true, text: func(e ended) string {
@@ -196,12 +213,6 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 				short(string(e.Result), 100))
 		}},
 	}, found)
-	for _, e := range found {
-		if e.Outcome != "done" && err == nil {
-			err = verdict{exitEndedBadly}
-		}
-	}
-	return err
 }
 
 // waitStep is how long one request waits for the end of an entry.

@@ -342,6 +342,33 @@ func TestPriorityOfAPushIsThatOfItsFlag(t *testing.T) {
 	}
 }
 
+// The end of an entry is printed although another one is late, or is not known.
+func TestWaitPrintsWhatHasEnded(t *testing.T) {
+	api := http.NewServeMux()
+	api.HandleFunc("GET /v1/entries/{id}", func(w http.ResponseWriter, r *http.Request) {
+		switch r.PathValue("id") {
+		case "1":
+			writeAnswer(w, http.StatusOK, map[string]any{"id": 1, "state": "failed", "ended_at": noon, "error": "out of memory"})
+		case "2":
+			writeAnswer(w, http.StatusOK, map[string]any{"id": 2, "state": "pending"})
+		default:
+			writeAnswer(w, http.StatusNotFound, client.Error{Code: client.EntryNotFound, Detail: "there is no such entry"})
+		}
+	})
+	for _, c := range []struct {
+		ids  []string
+		code int
+	}{{[]string{"1", "2", "--for", "300ms"}, exitTimeout}, {[]string{"1", "3"}, exitNotFound}, {[]string{"1"}, exitEndedBadly}} {
+		out, errs, code := command(t, api, append([]string{"entry", "wait"}, c.ids...)...)
+		if code != c.code || !strings.Contains(out, "failed") || !strings.Contains(out, "out of memory") {
+			t.Errorf("%v: exit %d, want %d: %s%s", c.ids, code, c.code, out, errs)
+		}
+	}
+	if out, _, code := command(t, api, "entry", "wait", "2", "1", "--for", "300ms"); code != exitTimeout || out != "" {
+		t.Errorf("the first is late: exit %d, %s", code, out)
+	}
+}
+
 // leaves are the commands that do something, by their path.
 func leaves(c *cobra.Command) map[string]*cobra.Command {
 	found := map[string]*cobra.Command{}
