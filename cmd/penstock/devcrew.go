@@ -130,24 +130,42 @@ func (m *member) record(r *os.File, sign string, said chan<- string) {
 	}
 }
 
+// restartPause is how long a process that has ended stays away.
+const restartPause = 500 * time.Millisecond
+
 // keep waits for the process, and starts it again whenever it ends without having been stopped.
 func (c *crew) keep(m *member, cmd *exec.Cmd, sign string) {
 	defer close(m.gone)
-	for {
-		err := cmd.Wait()
-		c.mu.Lock()
-		stopping := c.stopping
-		c.mu.Unlock()
-		if stopping {
+	for cmd != nil {
+		ended := cmd.Wait()
+		if c.stops() {
 			return
 		}
-		fmt.Fprintf(c.out, "%s ended (%v), starting it again\n", m.name, err)
-		time.Sleep(500 * time.Millisecond)
-		if cmd, err = m.spawn(sign, nil); err != nil {
+		fmt.Fprintf(c.out, "%s ended (%v), starting it again\n", m.name, ended)
+		time.Sleep(restartPause)
+		var err error
+		if cmd, err = c.again(m, sign); err != nil {
 			fmt.Fprintln(c.out, err)
 			return
 		}
 	}
+}
+
+func (c *crew) stops() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.stopping
+}
+
+// again starts a process that has ended; nil without an error: the crew has been stopped. stop signals the process that
+// it finds, so none is started behind it.
+func (c *crew) again(m *member, sign string) (*exec.Cmd, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.stopping {
+		return nil, nil //nolint:nilnil // as said
+	}
+	return m.spawn(sign, nil)
 }
 
 // stop ends the processes in the reverse order of their start: nodes drain while the leader and the worker are up.
