@@ -44,10 +44,13 @@ programs:
 	go build -o bin/ ./cmd/...
 	go -C examples/worker build -o ../../bin/worker .
 
+# Programs are linked once, to bin/. What else there is is compiled: `go build ./...` would link each program again, and each of
+# bench as well, and throw it away.
 build: ## Build every module; programs go to bin/
-	go build ./...
-	@if compgen -G 'cmd/*/*.go' >/dev/null; then go build -o bin/ ./cmd/...; fi
-	@for module in $(MODULES); do echo "build $$module"; go -C "$$module" build ./... || exit 1; done
+	@mkdir -p bin
+	go build -o bin/ ./cmd/...
+	go list -export ./... >/dev/null
+	@for module in $(MODULES); do echo "build $$module"; go -C "$$module" list -export ./... >/dev/null || exit 1; done
 
 fmt: $(GOFUMPT) ## Format all Go files
 	$(GOFILES) | xargs $(GOFUMPT) -w
