@@ -31,6 +31,9 @@
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	gate.go         waits for the pool's verdict: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
+//	direct.go       connections to workers, and an exchange over HTTP/1.1
+//	probe_unix.go   whether an idle connection is still open
+//	probe_other.go  the same where the system cannot be asked
 //	window.go       the buffer of an answer, and the token counts at its end
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place

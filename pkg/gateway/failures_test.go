@@ -212,7 +212,11 @@ func TestGoAwayOfAWorkerLosesNoRequest(t *testing.T) {
 	p := startPlant(t, func(_ *Config, m *ModelState) {
 		m.Instances[0].Address, m.Instances[0].Slots = "https://"+listener.Addr().String(), 8
 	}, nil)
-	transport, is := p.gateway.transport.(*http.Transport)
+	ways, is := p.gateway.transport.(*direct)
+	if !is {
+		t.Fatal("the transport is of another type")
+	}
+	transport, is := ways.other.(*http.Transport)
 	if !is {
 		t.Fatal("the transport is of another type")
 	}

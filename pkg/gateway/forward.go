@@ -14,19 +14,15 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// idleMax is how long a connection to a worker is kept without a call. Servers on uvicorn close theirs after 5 s:
-// a call that is sent in that moment fails, and may not be sent again.
-const idleMax = 4 * time.Second
-
 // newTransport returns the connections to workers. Answers pass as they are, so that it neither asks for
 // compression nor follows redirects.
-func newTransport() *http.Transport {
-	dialer := &net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}
-	return &http.Transport{
-		DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout: idleMax, TLSHandshakeTimeout: 5 * time.Second, ForceAttemptHTTP2: true,
+func newTransport() *direct {
+	dialer := &net.Dialer{Timeout: dialMax, KeepAlive: keepAlive}
+	return newDirect(&http.Transport{
+		DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConnsPerHost: idleLinks,
+		IdleConnTimeout: idleMax, TLSHandshakeTimeout: dialMax, ForceAttemptHTTP2: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
-	}
+	})
 }
 
 // Causes that end an exchange from this side.

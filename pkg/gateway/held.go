@@ -107,7 +107,7 @@ func (g *Gateway) readBody(r *http.Request, most int64) (*heldBody, error) {
 // together. A transport may close it while it reads: nothing of the parts is read behind that.
 type partsReader struct {
 	held  *heldBody    // that the parts are of; nil: of none
-	begun *atomic.Bool // set by the first Read; may be nil
+	begun *atomic.Bool // set when it is read; may be nil
 
 	mu     sync.Mutex
 	parts  [][]byte
@@ -122,9 +122,7 @@ func (r *partsReader) Read(p []byte) (n int, err error) {
 	if r.closed {
 		return 0, http.ErrBodyReadAfterClose
 	}
-	if r.begun != nil {
-		r.begun.Store(true)
-	}
+	r.begin(true)
 	for len(r.parts) > 0 {
 		m := copy(p[n:], r.parts[0][r.at:])
 		n, r.at = n+m, r.at+m
@@ -139,6 +137,19 @@ func (r *partsReader) Read(p []byte) (n int, err error) {
 		return 0, io.EOF
 	}
 	return n, nil
+}
+
+// take returns all parts, for a transport that writes them itself. They are valid until Close.
+func (r *partsReader) take() [][]byte {
+	r.begin(true)
+	return r.parts
+}
+
+// begin notes whether the worker may have got something of the body.
+func (r *partsReader) begin(may bool) {
+	if r.begun != nil {
+		r.begun.Store(may)
+	}
 }
 
 // Close implements io.Closer.

@@ -1,0 +1,450 @@
+package gateway
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// scripted is a worker on a bare connection. serve has each connection in turn, numbered from 1.
+func scripted(t *testing.T, serve func(n int64, conn net.Conn)) (address string, conns *atomic.Int64) {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // for the test
+	if err != nil {
+		t.Fatal(err)
+	}
+	var group sync.WaitGroup
+	t.Cleanup(group.Wait)
+	t.Cleanup(func() { _ = listener.Close() })
+	conns = &atomic.Int64{}
+	group.Go(func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			group.Go(func() {
+				defer conn.Close()
+				serve(conns.Add(1), conn)
+			})
+		}
+	})
+	return listener.Addr().String(), conns
+}
+
+// got reads a request with its body, nil at the end of the connection.
+func got(in *bufio.Reader) (*http.Request, []byte) {
+	r, err := http.ReadRequest(in)
+	if err != nil {
+		return nil, nil
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, nil
+	}
+	return r, body
+}
+
+func heldOf(body string) *heldBody {
+	h := &heldBody{budget: &bodyBudget{}, buf: bytes.NewBufferString(body)}
+	h.users.Store(1)
+	return h
+}
+
+// outgoing is a request as the gateway makes it.
+func outgoing(ctx context.Context, address, body string) (*http.Request, *partsReader) {
+	parts := &partsReader{parts: [][]byte{[]byte(body)}, begun: &atomic.Bool{}}
+	return (&http.Request{
+		Method: http.MethodPost, Host: address,
+		URL:    &url.URL{Scheme: "http", Host: address, Path: "/v1/x y", RawQuery: "a=b"},
+		Header: http.Header{"X-One": {"1", "2"}, "Content-Type": {"application/json"}}, ContentLength: int64(len(body)),
+		Body: parts,
+	}).WithContext(ctx), parts
+}
+
+func newTestDirect(t *testing.T) *direct {
+	t.Helper()
+	d := newTransport()
+	t.Cleanup(func() {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		for _, list := range d.idle {
+			for _, l := range list {
+				_ = l.Close()
+			}
+		}
+	})
+	return d
+}
+
+// ask makes one exchange and reads its answer.
+func ask(t *testing.T, d *direct, address, body string) (status int, text string, err error) {
+	t.Helper()
+	r, _ := outgoing(t.Context(), address, body)
+	answer, err := d.RoundTrip(r)
+	if err != nil {
+		return 0, "", err
+	}
+	defer answer.Body.Close()
+	all, err := io.ReadAll(answer.Body)
+	return answer.StatusCode, string(all), err
+}
+
+// A worker gets the same from the gateway as from an http.Transport, but for the name of a user agent that no client
+// has sent.
+func TestWorkersGetWhatATransportSends(t *testing.T) {
+	t.Parallel()
+	var seen []string
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		r.Header.Del("User-Agent")
+		seen = append(seen, fmt.Sprint(r.Method, r.Host, r.RequestURI, r.Header, r.ContentLength, r.TransferEncoding,
+			len(body), string(body)))
+		_, _ = w.Write([]byte("ok"))
+	}))
+	defer server.Close()
+	d := newTestDirect(t)
+	address := strings.TrimPrefix(server.URL, "http://")
+	for _, n := range []int{1, 1000, inlineMax, inlineMax + 1, 300_000} {
+		seen = nil
+		for _, way := range []http.RoundTripper{d, d.other} {
+			r, _ := outgoing(t.Context(), address, strings.Repeat("x", n))
+			answer, err := way.RoundTrip(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text, err := io.ReadAll(answer.Body); err != nil || string(text) != "ok" {
+				t.Errorf("%d bytes: got %q, %v", n, text, err)
+			}
+			_ = answer.Body.Close()
+		}
+		if len(seen) != 2 || seen[0] != seen[1] {
+			t.Errorf("%d bytes: the worker got\n%.300s\n%.300s", n, seen[0], seen[len(seen)-1])
+		}
+	}
+}
+
+// What ends an answer decides whether its connection has another.
+func TestConnectionsAreKeptAsTheirAnswersAllow(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer, text string
+		status       int
+		kept         bool
+	}{
+		"length":     {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", 200, true},
+		"chunks":     {"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n", "ok", 200, true},
+		"empty":      {"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n", "", 200, true},
+		"no content": {"HTTP/1.1 204 No Content\r\n\r\n", "", 204, true},
+		"interim":    {"HTTP/1.1 102 Processing\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", 200, true},
+		"close":      {"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok", "ok", 200, false},
+		"old":        {"HTTP/1.0 200 OK\r\nContent-Length: 2\r\n\r\nok", "ok", 200, false},
+		"more":       {"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokok", "ok", 200, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address, conns := scripted(t, func(_ int64, conn net.Conn) {
+				in := bufio.NewReader(conn)
+				for r, _ := got(in); r != nil; r, _ = got(in) {
+					_, _ = io.WriteString(conn, c.answer)
+				}
+			})
+			d := newTestDirect(t)
+			for range 3 {
+				status, text, err := ask(t, d, address, "body")
+				if err != nil || status != c.status || text != c.text {
+					t.Fatalf("got %d %q, %v", status, text, err)
+				}
+			}
+			want := int64(3)
+			if c.kept {
+				want = 1
+			}
+			if n := conns.Load(); n != want {
+				t.Errorf("three exchanges took %d connections, want %d", n, want)
+			}
+		})
+	}
+}
+
+// An answer that is not one is an error, however the worker breaks it.
+func TestAnswersThatAreNoneAreErrors(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]string{
+		"nothing":         "",
+		"no HTTP":         "hello\r\n\r\n",
+		"short":           "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok",
+		"short chunk":     "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nok",
+		"long head":       "HTTP/1.1 200 OK\r\n" + strings.Repeat("X-A: "+strings.Repeat("y", 1000)+"\r\n", 1100) + "\r\n",
+		"interim only":    strings.Repeat("HTTP/1.1 102 Processing\r\n\r\n", interimMax+1),
+		"other protocol":  "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+		"two lengths":     "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\nok",
+		"length negative": "HTTP/1.1 200 OK\r\nContent-Length: -2\r\n\r\nok",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			address, _ := scripted(t, func(_ int64, conn net.Conn) {
+				if r, _ := got(bufio.NewReader(conn)); r != nil {
+					_, _ = io.WriteString(conn, answer)
+				}
+			})
+			d := newTestDirect(t)
+			if status, text, err := ask(t, d, address, "body"); err == nil {
+				t.Errorf("got %d %q", status, text)
+			}
+			if d.pop(address) != nil {
+				t.Error("the connection was kept")
+			}
+		})
+	}
+}
+
+// A connection that its worker has closed, or has written to, is not used: the request runs once, on a new one.
+func TestIdleConnectionThatHasEndedIsNotUsed(t *testing.T) {
+	t.Parallel()
+	for name, farewell := range map[string]string{"closed": "", "written": "HTTP/1.1 408 Request Timeout\r\n\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var ran atomic.Int64
+			left := make(chan struct{})
+			address, conns := scripted(t, func(n int64, conn net.Conn) {
+				if r, _ := got(bufio.NewReader(conn)); r == nil {
+					return
+				}
+				ran.Add(1)
+				_, _ = io.WriteString(conn, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				if n > 1 {
+					return
+				}
+				_, _ = io.WriteString(conn, farewell)
+				if farewell == "" {
+					_ = conn.Close()
+				}
+				close(left)
+				_, _ = conn.Read(make([]byte, 1)) // until the other side closes it
+			})
+			d := newTestDirect(t)
+			if _, _, err := ask(t, d, address, "body"); err != nil && farewell == "" {
+				t.Fatal(err)
+			}
+			<-left
+			workertest.WaitFor(t, func() bool {
+				l := d.pop(address)
+				if l == nil || !l.probe.quiet() {
+					return true
+				}
+				d.push(l)
+				return false
+			})
+			if status, _, err := ask(t, d, address, "body"); err != nil || status != 200 {
+				t.Errorf("got %d, %v", status, err)
+			}
+			if ran.Load() != 2 || conns.Load() != 2 {
+				t.Errorf("%d ran on %d connections, want 2 on 2", ran.Load(), conns.Load())
+			}
+		})
+	}
+}
+
+// deafConn is a connection on which nothing can be written.
+type deafConn struct{ net.Conn }
+
+func (deafConn) Write([]byte) (int, error) { return 0, errors.New("broken pipe") }
+
+// A request of which nothing was written to a connection of before goes on a new one. Of one that was not written to a
+// new one either, nothing can have run.
+func TestRequestThatWasNotWrittenIsSentAgain(t *testing.T) {
+	t.Parallel()
+	address, conns := scripted(t, func(_ int64, conn net.Conn) {
+		in := bufio.NewReader(conn)
+		for r, body := got(in); r != nil; r, body = got(in) {
+			fmt.Fprintf(conn, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s", len(body), body)
+		}
+	})
+	d := newTestDirect(t)
+	if _, _, err := ask(t, d, address, "body"); err != nil {
+		t.Fatal(err)
+	}
+	l := d.pop(address)
+	l.Conn = deafConn{l.Conn}
+	d.push(l)
+	if _, text, err := ask(t, d, address, "again"); err != nil || text != "again" {
+		t.Errorf("got %q, %v", text, err)
+	}
+	if n := conns.Load(); n != 2 {
+		t.Errorf("%d connections, want 2", n)
+	}
+	dial := d.dial
+	d.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+		conn, err := dial(ctx, network, address)
+		return deafConn{conn}, err
+	}
+	d.pop(address)
+	r, parts := outgoing(t.Context(), address, "never")
+	if _, err := d.RoundTrip(r); err == nil || parts.begun.Load() { //nolint:bodyclose // there is none
+		t.Errorf("got %v, sent: %v", err, parts.begun.Load())
+	}
+}
+
+// A worker may answer before it has read a long body. The client has that answer, the body is let go, and the
+// connection has no other.
+func TestAnswerBeforeTheEndOfALongBody(t *testing.T) {
+	t.Parallel()
+	address, _ := scripted(t, func(_ int64, conn net.Conn) {
+		_, _ = conn.Read(make([]byte, 1000))
+		_, _ = io.WriteString(conn, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno")
+		_, _ = conn.Read(make([]byte, 1))
+		time.Sleep(10 * time.Millisecond) // the answer goes before a reset, which the rest of the body brings
+	})
+	d := newTestDirect(t)
+	held := heldOf(strings.Repeat("x", 30<<20))
+	held.users.Add(1)
+	r, parts := outgoing(t.Context(), address, "")
+	parts.held, parts.parts, r.ContentLength = held, [][]byte{held.bytes()}, int64(len(held.bytes()))
+	answer, err := d.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := io.ReadAll(answer.Body)
+	if err != nil || answer.StatusCode != http.StatusRequestEntityTooLarge || string(text) != "no" {
+		t.Errorf("got %d %q, %v", answer.StatusCode, text, err)
+	}
+	_ = answer.Body.Close()
+	if d.pop(address) != nil {
+		t.Error("the connection was kept")
+	}
+	held.letGo()
+	workertest.WaitFor(t, func() bool { return held.users.Load() == 0 })
+}
+
+// The end of the context ends an exchange in each of its parts, and closes its connection.
+func TestAnExchangeEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		size   int
+		answer string
+	}{
+		"the request is written":   {30 << 20, ""},
+		"the head is awaited":      {10, ""},
+		"the answer is on its way": {10, "HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nok"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, cancel := context.WithCancel(t.Context())
+			closed := make(chan struct{})
+			address, _ := scripted(t, func(_ int64, conn net.Conn) {
+				defer close(closed)
+				in := bufio.NewReader(conn)
+				if c.size > inlineMax {
+					_, _ = in.Peek(1)
+					cancel()
+				} else {
+					got(in)
+					_, _ = io.WriteString(conn, c.answer)
+				}
+				if c.answer == "" {
+					cancel()
+				}
+				_, _ = io.Copy(io.Discard, in)
+			})
+			d := newTestDirect(t)
+			r, _ := outgoing(ctx, address, strings.Repeat("x", c.size))
+			answer, err := d.RoundTrip(r)
+			if err == nil {
+				piece := make([]byte, 2)
+				if _, err := io.ReadFull(answer.Body, piece); err != nil {
+					t.Error(err)
+				}
+				cancel()
+				if _, err := answer.Body.Read(piece); err == nil {
+					t.Error("there was more of the answer")
+				}
+				_ = answer.Body.Close()
+			}
+			if (err == nil) != (c.answer != "") {
+				t.Errorf("the exchange ended with %v", err)
+			}
+			<-closed
+			if d.pop(address) != nil {
+				t.Error("the connection was kept")
+			}
+		})
+	}
+}
+
+// Connections that are not used are closed, each after its time.
+func TestIdleConnectionsAreClosed(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		d := newDirect(nil)
+		var open atomic.Int64
+		d.dial = func(context.Context, string, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			open.Add(1)
+			go func() {
+				defer open.Add(-1)
+				in := bufio.NewReader(far)
+				for r, _ := got(in); r != nil; r, _ = got(in) {
+					_, _ = io.WriteString(far, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+				}
+			}()
+			return near, nil
+		}
+		for _, address := range []string{"a", "b"} {
+			if _, _, err := ask(t, d, address, "body"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(idleMax / 2)
+		}
+		synctest.Wait()
+		if n := open.Load(); n != 1 {
+			t.Errorf("%d connections are open, want the younger one", n)
+		}
+		time.Sleep(idleMax)
+		synctest.Wait()
+		if n := open.Load(); n != 0 || d.sweep != nil {
+			t.Errorf("%d connections are open", n)
+		}
+	})
+}
+
+// A body is in memory until its stream has begun, and its part of the budget is free then.
+func TestBodyOfAStreamIsLetGoWhenItHasBegun(t *testing.T) {
+	t.Parallel()
+	end := make(chan struct{})
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, "data: {}\n\n")
+		_ = http.NewResponseController(w).Flush()
+		<-end
+	})
+	defer close(end)
+	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat,
+		`{"model":"m","stream":true,"prompt":"`+strings.Repeat("x", 100_000)+`"}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if _, err := io.ReadFull(answer.Body, make([]byte, len("data: {}\n\n"))); err != nil {
+		t.Fatal(err)
+	}
+	if n := p.gateway.bodies.taken.Load(); n != 0 {
+		t.Errorf("bodies take %d bytes while a stream is on its way", n)
+	}
+}
