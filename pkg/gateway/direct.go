@@ -153,26 +153,13 @@ func (d *direct) link(ctx context.Context, address string) (*link, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	conn, err := d.dialled(ctx, address)
+	var conn net.Conn
+	var err error
+	aside(func() { conn, err = d.dial(ctx, "tcp", address) })
 	if err != nil {
 		return nil, err
 	}
 	return &link{Conn: conn, address: address, probe: newProbe(conn)}, nil
-}
-
-// dialled dials on a stack of its own: that of a request would keep its size while a stream lasts.
-func (d *direct) dialled(ctx context.Context, address string) (net.Conn, error) {
-	type result struct {
-		conn net.Conn
-		err  error
-	}
-	done := make(chan result, 1)
-	go func() {
-		conn, err := d.dial(ctx, "tcp", address)
-		done <- result{conn, err}
-	}()
-	r := <-done // dial ends with ctx
-	return r.conn, r.err
 }
 
 func (d *direct) pop(address string) *link {

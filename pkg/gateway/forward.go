@@ -286,7 +286,10 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	c.head(answer, p.events && c.cut)
 	p.watch(c.route.model.Policy.SilenceMax.Duration())
 	defer p.unwatch()
-	err := p.write(first)
+	var err error
+	if p.events {
+		aside(func() { err = p.write(first) }) // the head goes with it, which takes net/http 3 KiB of stack
+	}
 	for err == nil {
 		var piece []byte
 		piece, err = c.answer.read(answer.Body)
@@ -301,6 +304,17 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 		err = p.finish()
 	}
 	return c.ended(ctx, &p, answer.StatusCode, err)
+}
+
+// aside runs a function on a stack of its own, and waits for it. A stack that has grown keeps its size: that of a
+// request would do so while its stream lasts.
+func aside(f func()) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	<-done
 }
 
 // head sends status and headers, and what the gateway adds.
