@@ -26,7 +26,7 @@ import (
 func main() {
 	program := flag.String("gateway", "../bin/gateway", "the gateway program")
 	tasknode := flag.String("tasknode", "../bin/tasknode", "the program of task nodes")
-	lasts := flag.Duration("for", 8*time.Second, "of each load; 15s at most")
+	lasts := flag.Duration("for", 8*time.Second, "half of the time of each load on each proxy; 15s at most")
 	only := flag.String("only", "", "scenarios, separated by commas: "+strings.Join(names(), ", "))
 	short := flag.Bool("short", false, "3 s of each load, and fewer rounds")
 	plain := flag.String("plain", "", "be the plain proxy in front of this worker (for the program itself)")
@@ -82,7 +82,9 @@ type process struct {
 	name  string
 	cmd   *exec.Cmd
 	url   string
-	debug string // address of the metrics; empty: it has none
+	debug string  // address of the metrics; empty: it has none
+	idle  float64 // MiB of memory before the load
+	first float64 // and at the end of its first second
 }
 
 // start starts a program and waits until it says its address behind a sign.
@@ -101,7 +103,9 @@ func start(ctx context.Context, name, sign string, args ...string) (*process, er
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return &process{name, cmd, "http://" + wordBehind(line, sign), wordBehind(line, "debug=")}, nil
+	return &process{
+		name: name, cmd: cmd, url: "http://" + wordBehind(line, sign), debug: wordBehind(line, "debug="),
+	}, nil
 }
 
 // run is one run of the program.
@@ -152,6 +156,24 @@ func (r *run) startStatic(worker string, slots int) (*process, error) {
 		"--debug-listen", "127.0.0.1:0", "--static", "m="+worker+"#"+strconv.Itoa(slots), "--remember", "10000")
 }
 
+// compare loads two processes in turns, so that other load on the machine meets both alike. Each has twice r.lasts in
+// all, after a second that does not count.
+func (r *run) compare(l load, plain, front *process) [2]figures {
+	both := [2]*process{plain, front}
+	var list [2][]figures
+	for _, p := range both {
+		p.warm(r.ctx, l)
+	}
+	for n := range l.rounds {
+		for i := range both {
+			i = (i + n) % 2 // neither is always the one behind the other
+			list[i] = append(list[i], both[i].measure(r.ctx, l, 2*r.lasts/time.Duration(l.rounds)))
+			time.Sleep(200 * time.Millisecond) // sockets of the one settle before the other is measured
+		}
+	}
+	return [2]figures{summary(list[0]), summary(list[1])}
+}
+
 // proxied returns the scenario of a load on the gateway and on a plain proxy.
 func proxied(name string) func(*run) error {
 	return func(r *run) error {
@@ -177,14 +199,12 @@ func proxied(name string) func(*run) error {
 				"errors", "MiB")
 		}
 		l := loadOf(name)
-		var figures [2]figures
+		both := r.compare(l, plain, front)
 		for i, p := range []*process{plain, front} {
-			figures[i] = p.measure(r.ctx, l, r.lasts)
-			figures[i].print(l.name, p.name)
-			time.Sleep(time.Second) // sockets of the one settle before the other is measured
+			both[i].print(l.name, p.name)
 		}
-		ratio(l.name, figures[0], figures[1])
-		l.judge(&r.table, figures[0], figures[1], r.lasts)
+		ratio(l.name, both[0], both[1])
+		l.judge(&r.table, both[0], both[1])
 		if name != "whole" {
 			return nil
 		}

@@ -12,10 +12,10 @@ var scenarios = []struct {
 	most time.Duration
 	run  func(ctx *run) error
 }{
-	{"whole", time.Minute, proxied("whole")},
-	{"highest", time.Minute, proxied("highest")},
-	{"streams", time.Minute, proxied("streams")},
-	{"prompts", time.Minute, proxied("prompts")},
+	{"whole", 2 * time.Minute, proxied("whole")},
+	{"highest", 2 * time.Minute, proxied("highest")},
+	{"streams", 2 * time.Minute, proxied("streams")},
+	{"prompts", 2 * time.Minute, proxied("prompts")},
 	{"overload", time.Minute, overload},
 	{"waiting", 2 * time.Minute, waiting},
 	{"handover", time.Minute, handOver},
