@@ -191,12 +191,9 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 
 // beats reads until ctx ends. While the database is away streams wait for it.
 func (s *Predictions) beats(ctx context.Context) {
-	for heard(ctx, &s.beat.bell) {
-		for pause := beatEvery; len(s.beat.wanting()) > 0 && passed(ctx, pause); {
-			pause = beatEvery
-			if s.did(ctx, "read output for streams", s.beat.read(ctx, s.db)) {
-				pause = failedPause
-			}
-		}
-	}
+	s.whileWanted(ctx, duty{
+		name: "read output for streams", bell: &s.beat.bell, every: beatEvery,
+		wanted: func() bool { return len(s.beat.wanting()) > 0 },
+		do:     func() error { return s.beat.read(ctx, s.db) },
+	})
 }

@@ -118,10 +118,28 @@ func (s *Predictions) Run(ctx context.Context) error {
 
 // polls tells requests about the end of their predictions until ctx ends.
 func (s *Predictions) polls(ctx context.Context) {
-	for heard(ctx, &s.waits.bell) {
-		for pause := pollEvery; len(s.waits.list()) > 0 && passed(ctx, pause); {
-			pause = pollEvery
-			if s.did(ctx, "wait for predictions", s.waits.poll(ctx, s.db)) {
+	s.whileWanted(ctx, duty{
+		name: "wait for predictions", bell: &s.waits.bell, every: pollEvery,
+		wanted: func() bool { return len(s.waits.list()) > 0 },
+		do:     func() error { return s.waits.poll(ctx, s.db) },
+	})
+}
+
+// duty is a statement that is made again and again while requests need it.
+type duty struct {
+	name   string
+	bell   *bell // rung when a request begins to need it
+	every  time.Duration
+	wanted func() bool
+	do     func() error
+}
+
+// whileWanted does a duty until ctx ends. While no request needs it, there is no statement and no clock.
+func (s *Predictions) whileWanted(ctx context.Context, d duty) {
+	for heard(ctx, d.bell) {
+		for pause := d.every; d.wanted() && passed(ctx, pause); {
+			pause = d.every
+			if s.did(ctx, d.name, d.do()) {
 				pause = failedPause
 			}
 		}
