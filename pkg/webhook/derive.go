@@ -62,7 +62,7 @@ type PublicKey struct{ key ed25519.PublicKey }
 // ParsePublicKey reads whpk_ followed by 32 bytes in standard base64.
 func ParsePublicKey(text string) (PublicKey, error) {
 	encoded, found := strings.CutPrefix(text, publicPrefix)
-	key, err := base64.StdEncoding.Strict().DecodeString(encoded)
+	key, err := decodeKey(encoded)
 	if !found || err != nil || len(key) != ed25519.PublicKeySize {
 		return PublicKey{}, errors.New("webhook public key must be whpk_ and 32 bytes in standard base64")
 	}

@@ -40,7 +40,7 @@ func ParseSecret(text string) (Secret, error) {
 	if !found {
 		return Secret{}, errors.New("webhook secret must begin with whsec_")
 	}
-	key, err := base64.StdEncoding.Strict().DecodeString(encoded)
+	key, err := decodeKey(encoded)
 	if err != nil {
 		return Secret{}, errors.New("webhook secret must be standard base64 after whsec_")
 	}
@@ -49,6 +49,15 @@ func ParseSecret(text string) (Secret, error) {
 			len(key))
 	}
 	return Secret{key: key}, nil
+}
+
+// decodeKey decodes standard base64 that is written in one way only: without line breaks, which the decoder of the
+// standard library passes over, and with no bits set behind the last byte.
+func decodeKey(encoded string) ([]byte, error) {
+	if strings.ContainsAny(encoded, "\r\n") {
+		return nil, errors.New("base64 of a key has no line breaks")
+	}
+	return base64.StdEncoding.Strict().DecodeString(encoded)
 }
 
 // NewSecret returns a random secret of 32 bytes.
