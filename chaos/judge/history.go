@@ -258,9 +258,10 @@ func newIndex(h *History) *index {
 	return x
 }
 
-// missed says that for the node which made a call the worker did not answer in time: that the answer came when RunMax
-// was over, or that the node was stopped before it read the answer and went on when RunMax was over. The node's clock of
-// the call runs since before the worker saw it, and on a busy machine it reads an answer some time after that was sent.
+// missed says that for the node which made a call the worker did not answer in time: that the answer came when
+// RunMax was over, or that the node was stopped before it read the answer and went on when RunMax was over. The
+// node's clock of the call runs since before the worker saw it, and on a busy machine it reads an answer some time
+// after that was sent.
 func (x *index) missed(c *Call) bool {
 	if c.Closed.Sub(c.Begin) >= x.RunMax-x.Tolerance {
 		return true
