@@ -190,8 +190,8 @@ func TestTolerableLateness(t *testing.T) {
 		}
 	}
 	run(t, []row{
-		{"few were late with three", four(), history(0.06), 4, NoteHold, ""},
-		{"fewer than is tolerated", four(), history(0.04), 2, NoteRateDown, ""},
+		{"few were late with three", four(), history(0.09), 4, NoteHold, ""},
+		{"fewer than is tolerated", four(), history(0.07), 2, NoteRateDown, ""},
 		{"none is tolerated with one slot", Policy{Slots: 1, Max: 20}, history(0.01), 5, NoteHold, NoteTolerated},
 		{"a short history trims nothing", four(), func(o *Obs, s *State) {
 			history(0.01)(o, s)

@@ -183,7 +183,7 @@ func (p Policy) WithDefaults() Policy {
 	set(&p.Rho, 0.85)
 	set(&p.Beta, 1)
 	set(&p.Phi, 0.5)
-	set(&p.Tolerated, 0.05)
+	set(&p.Tolerated, 0.08)
 	set(&p.Hold, Seconds(10*time.Minute))
 	return p
 }
