@@ -47,11 +47,11 @@ type Gateway struct {
 // Callback bounds the addresses that a prediction may name for its webhook. Task nodes, which deliver, check them
 // again by tasknode.webhook.
 type Callback struct {
-	HTTPSOnly     bool     `koanf:"https_only" help:"https addresses alone, also for the hosts and networks below"`
+	HTTPSOnly     bool     `koanf:"https_only" help:"webhooks of predictions go to https addresses alone"`
 	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well"`
-	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; those below have all"`
-	AllowHosts    []string `koanf:"allow_hosts" help:"private hosts that webhooks of predictions may name"`
-	AllowNetworks []string `koanf:"allow_networks" help:"private networks that they may name; not set: all but link-local ones"`
+	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443"`
+	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although they are private"`
+	AllowNetworks []string `koanf:"allow_networks" help:"private networks that may be named, with every port"`
 }
 
 // privateNetworks are those of receivers within an organization. Addresses of one link are not among them: services for

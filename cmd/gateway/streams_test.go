@@ -314,8 +314,10 @@ func TestStreamEndsWithTheTokenOfItsClient(t *testing.T) {
 		return openStream(t, p.URLs.Stream, "").answer.StatusCode == http.StatusForbidden
 	})
 	s.output(p.ID, 11, 2, " upon")
-	rest := stream.rest()
-	if !strings.HasPrefix(rest, "error:") || !strings.Contains(rest, "no token") || !strings.HasSuffix(rest, `done:{"reason":"error"}`) {
-		t.Errorf("behind the revocation: got %s", rest)
+	if event, _ := stream.next(); !strings.HasPrefix(event, "error:") || !strings.Contains(event, "no token") {
+		t.Fatalf("behind the revocation: got %s", event)
+	}
+	if rest := stream.rest(); rest != `done:{"reason":"error"}` {
+		t.Errorf("behind the error: got %s", rest)
 	}
 }
