@@ -305,12 +305,14 @@ func TestRequestThatWasNotWrittenIsSentAgain(t *testing.T) {
 // connection has no other.
 func TestAnswerBeforeTheEndOfALongBody(t *testing.T) {
 	t.Parallel()
+	finished := make(chan struct{})
 	address, _ := scripted(t, func(_ int64, conn net.Conn) {
 		_, _ = conn.Read(make([]byte, 1000))
 		_, _ = io.WriteString(conn, "HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno")
-		_, _ = conn.Read(make([]byte, 1))
-		time.Sleep(10 * time.Millisecond) // the answer goes before a reset, which the rest of the body brings
+		<-finished // to close the connection with bytes unread would reset it, and take the answer with it
 	})
+	end := sync.OnceFunc(func() { close(finished) })
+	defer end()
 	d := newTestDirect(t)
 	held := heldOf(strings.Repeat("x", 30<<20))
 	held.users.Add(1)
@@ -328,6 +330,7 @@ func TestAnswerBeforeTheEndOfALongBody(t *testing.T) {
 	if d.pop(address) != nil {
 		t.Error("the connection was kept")
 	}
+	end()
 	held.letGo()
 	workertest.WaitFor(t, func() bool { return held.users.Load() == 0 })
 }
