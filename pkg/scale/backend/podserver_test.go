@@ -71,8 +71,8 @@ func (s *podServer) RoundTrip(r *http.Request) (*http.Response, error) {
 			}
 			s.scaled = patch.Spec.Replicas
 		}
-		return reply(http.StatusOK, fmt.Sprintf(
-			`{"metadata": {"resourceVersion": "1"}, "spec": {"replicas": %d}, "status": {"selector": "app=llama"}}`, s.scaled)), nil
+		const object = `{"metadata": {"resourceVersion": "1"}, "spec": {"replicas": %d}, "status": {"selector": "app=llama"}}`
+		return reply(http.StatusOK, fmt.Sprintf(object, s.scaled)), nil
 	case !strings.HasSuffix(r.URL.Path, "/pods"):
 		return reply(http.StatusOK, `{"items": []}`), nil
 	case query.Get("labelSelector") != "app=llama":
@@ -130,9 +130,8 @@ func (s *podServer) watch(ctx context.Context, query url.Values) *http.Response 
 			s.drop(one)
 		}
 	})
-	left := context.AfterFunc(ctx, func() { _ = pipe.CloseWithError(ctx.Err()) })
+	context.AfterFunc(ctx, func() { _ = pipe.CloseWithError(ctx.Err()) })
 	go func() {
-		defer left()
 		defer lasts.Stop()
 		for {
 			select {
@@ -191,6 +190,12 @@ func (s *podServer) say(line string) {
 	}
 }
 
+// bookmark sends a version without a change.
+func (s *podServer) bookmark(version int) {
+	s.say(fmt.Sprintf(`{"type": "BOOKMARK", "object": {"kind": "Pod", "metadata":
+		{"resourceVersion": "%d", "creationTimestamp": null}}}`, version))
+}
+
 // forget has versions until now forgotten, as a compaction of etcd does.
 func (s *podServer) forget() {
 	s.mu.Lock()
@@ -224,7 +229,8 @@ func (s *podServer) set(name, ip string) {
 	}
 	p := map[string]any{
 		"metadata": map[string]any{
-			"name": name, "uid": uid, "resourceVersion": strconv.Itoa(s.version), "creationTimestamp": "2026-01-01T12:00:00Z",
+			"name": name, "uid": uid, "resourceVersion": strconv.Itoa(s.version),
+			"creationTimestamp": "2026-01-01T12:00:00Z",
 		},
 		"status": map[string]any{"phase": "Pending"},
 	}

@@ -19,14 +19,15 @@ func (f term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, f.db, fn)
 }
 
-// A pod is an instance as soon as the API server says that it is ready, and none as soon as it is deleted: no tick of the
-// leader and no list comes here.
+// A pod is an instance as soon as the API server says that it is ready, and none as soon as it is deleted: no tick of
+// the leader and no list comes here.
 func TestAReadyPodIsRegisteredAtOnceAndLeavesAtOnce(t *testing.T) {
 	db := pgtest.New(t)
 	for _, sql := range []string{
 		`SELECT penstock.register_model('llama', '{"protocol": "openai"}')`,
 		`SELECT penstock.set_deployment('own', 'llama',
-		        '{"backend": "kubernetes", "target": {"name": "llama", "port": 8000}, "policy": {"slots": 2, "max": 4}}')`,
+		        '{"backend": "kubernetes", "target": {"name": "llama", "port": 8000},
+		          "policy": {"slots": 2, "max": 4}}')`,
 	} {
 		if _, err := db.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
@@ -46,7 +47,8 @@ func TestAReadyPodIsRegisteredAtOnceAndLeavesAtOnce(t *testing.T) {
 	}
 	registered := func() (n int) {
 		t.Helper()
-		if err := db.QueryRow(t.Context(), `SELECT count(*) FROM penstock.instance WHERE server = 'llama-0'`).Scan(&n); err != nil {
+		const sql = `SELECT count(*) FROM penstock.instance WHERE server = 'llama-0'`
+		if err := db.QueryRow(t.Context(), sql).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n

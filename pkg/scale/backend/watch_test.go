@@ -38,7 +38,10 @@ func TestAChangeOfAPodIsToldAtOnce(t *testing.T) {
 			want string
 		}{
 			{func() { f.set("llama-2", "") }, "llama-0 10.0.0.1:8000, llama-1 10.0.0.2:8000, llama-2"},
-			{func() { f.set("llama-2", "10.0.0.3") }, "llama-0 10.0.0.1:8000, llama-1 10.0.0.2:8000, llama-2 10.0.0.3:8000"},
+			{
+				func() { f.set("llama-2", "10.0.0.3") },
+				"llama-0 10.0.0.1:8000, llama-1 10.0.0.2:8000, llama-2 10.0.0.3:8000",
+			},
 			{func() { f.remove("llama-0") }, "llama-1 10.0.0.2:8000, llama-2 10.0.0.3:8000"},
 		} {
 			step.do()
@@ -60,7 +63,7 @@ func TestAChangeOfAPodIsToldAtOnce(t *testing.T) {
 func TestOnlyChangesOfInstancesAreTold(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *follower) {
 		f.set("llama-0", "10.0.0.1")
-		f.say(`{"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "150", "creationTimestamp": null}}}` + "\n")
+		f.bookmark(150)
 		time.Sleep(2 * tellPause)
 		if n := len(f.changed); n != 0 {
 			t.Errorf("told %d times of nothing", n)
@@ -103,7 +106,7 @@ func TestAWatchGoesOnWhereItsConnectionWasLost(t *testing.T) {
 func TestBookmarksKeepAWatchOfAQuietModelFromExpiring(t *testing.T) {
 	inBubble(t, func(t *testing.T, f *follower) {
 		f.forget()
-		f.say(fmt.Sprintf(`{"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "%d"}}}`, f.version))
+		f.bookmark(f.version)
 		time.Sleep(watchMax + time.Second)
 		if _, watches := f.figures(); watches != 2 || len(f.changed) > 0 {
 			t.Errorf("%d watches, and told %d times that the pods have to be listed", watches, len(f.changed))
@@ -114,7 +117,7 @@ func TestBookmarksKeepAWatchOfAQuietModelFromExpiring(t *testing.T) {
 func TestAnExpiredVersionIsFollowedByAList(t *testing.T) {
 	expire := map[string]func(f *follower){
 		"event": func(f *follower) {
-			f.say(`{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}}` + "\n")
+			f.say(`{"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}}`)
 		},
 		"status": func(f *follower) { f.lose(false) },
 	}
@@ -146,7 +149,9 @@ func TestAnExpiredVersionIsFollowedByAList(t *testing.T) {
 
 // A server that refuses watches is asked seldom, and no sooner than it says; each list is read meanwhile.
 func TestARefusedWatchWaitsLongerEachTime(t *testing.T) {
-	for _, status := range []int{http.StatusTooManyRequests, http.StatusForbidden, http.StatusServiceUnavailable, http.StatusGone} {
+	for _, status := range []int{
+		http.StatusTooManyRequests, http.StatusForbidden, http.StatusServiceUnavailable, http.StatusGone,
+	} {
 		t.Run(fmt.Sprint(status), func(t *testing.T) {
 			inBubble(t, func(t *testing.T, f *follower) {
 				f.configure(func() {
@@ -224,7 +229,8 @@ func TestAWatchWithoutAnEndIsStalled(t *testing.T) {
 
 func TestEventsThatCannotBeReadEndAWatch(t *testing.T) {
 	for _, line := range []string{
-		"{]\n", `{"type": 5}`, `{"type": "RENAMED", "object": {"metadata": {"name": "llama-0", "resourceVersion": "200"}}}`,
+		"{]\n", `{"type": 5}`,
+		`{"type": "RENAMED", "object": {"metadata": {"name": "llama-0", "resourceVersion": "200"}}}`,
 		`{"type": "ADDED", "object": {"metadata": {"name": "llama-0"}}}`, `{"type": "ADDED", "object": []}`,
 		`{"type": "ERROR", "object": {"code": 500, "message": "etcd has no leader"}}`,
 	} {
@@ -247,7 +253,8 @@ func TestTheEndOfAPodBeforeIsNotThatOfTheNextOne(t *testing.T) {
 		f.configure(func() { f.twice = true })
 		f.remove("llama-0")
 		f.set("llama-0", "10.0.0.9")
-		f.say(fmt.Sprintf(`{"type": "DELETED", "object": {"metadata": {"name": "llama-0", "uid": "uid-101", "resourceVersion": "%d"}}}`, f.version))
+		f.say(fmt.Sprintf(`{"type": "DELETED", "object": {"metadata":
+			{"name": "llama-0", "uid": "uid-101", "resourceVersion": "%d"}}}`, f.version))
 		f.told()
 		time.Sleep(time.Second)
 		if got := f.list(); got != f.truth() {
@@ -304,8 +311,7 @@ func TestADeploymentAtZeroIsNotWatched(t *testing.T) {
 	})
 }
 
-// Whatever went wrong, what List returns is what there is soon after: that it is wrong for longer than checkEvery is what
-// no fault may cause.
+// Whatever went wrong, List returns what there is soon after: no fault makes it wrong for longer than checkEvery.
 func TestAfterAnyFaultsTheListIsRight(t *testing.T) {
 	for seed := range uint64(200) {
 		inBubble(t, func(t *testing.T, f *follower) {
