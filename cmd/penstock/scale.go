@@ -95,6 +95,7 @@ func (s simulation) loads() ([]simulate.Load, error) {
 		l := loads[i].Times(s.times)
 		l.Slots, l.Max, l.SLO, l.Cold, l.Warm = s.slots, s.max, s.slo.Seconds(), s.cold.Seconds(), s.warm.Seconds()
 		l.Bound = s.bound
+		l.Tail = s.slo.Seconds() // so that the last requests are late or not
 		if s.zero {
 			l.Tail = (2 * time.Hour).Seconds()
 		}

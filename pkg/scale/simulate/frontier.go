@@ -30,6 +30,11 @@ type Setting struct {
 	Name    string
 	Initial int
 	New     func(load Load) Scaler
+
+	// Period is that of a loop which decides every so often, 0 for one that decides each second. When such a loop
+	// begins is chance, and changes its score as much as its target does: it is played with several beginnings, and
+	// the score is their mean.
+	Period time.Duration
 }
 
 // Contenders are our own policy, those of others with their constants, fixed numbers and the bound. Each is
@@ -66,7 +71,7 @@ func penstockSettings(base scale.Policy, zero bool) []Setting {
 		return settings
 	}
 	for _, hold := range []time.Duration{5 * time.Minute, 15 * time.Minute, 30 * time.Minute} {
-		for _, tolerated := range []float64{0.0001, 0.02, 0.05} {
+		for _, tolerated := range []float64{0.0001, 0.05, 0.1} {
 			p := base
 			p.Hold, p.Tolerated = scale.Seconds(hold), tolerated
 			name := fmt.Sprintf("hold %v, tolerated %g %%", hold, 100*tolerated)
@@ -90,10 +95,15 @@ func hpaContender(base scale.Policy, zero bool) Contender {
 	}
 	for _, share := range []float64{0.25, 0.5, 0.7, 0.8, 0.9, 1, 1.5, 2, 3} {
 		p.HPA.Target = share * float64(base.Slots)
-		c.Settings = append(c.Settings, policySetting(fmt.Sprintf("target %.3g", p.HPA.Target), 1, p))
+		s := policySetting(fmt.Sprintf("target %.3g", p.HPA.Target), 1, p)
+		s.Period = hpaPeriod
+		c.Settings = append(c.Settings, s)
 	}
 	return c
 }
+
+// hpaPeriod is the default of --horizontal-pod-autoscaler-sync-period.
+const hpaPeriod = 15 * time.Second
 
 func replicateContender(base scale.Policy, computing bool) Contender {
 	c := Contender{Name: "replicate, waiting"}
@@ -176,11 +186,47 @@ func Compare(loads []Load, faults Faults, zero bool) []Point {
 			c.Settings = c.Settings[:2] // so many for each of the models
 		}
 		for _, s := range c.Settings {
-			score := RunAll(loads, faults, s.New, s.Initial)
+			score := s.play(loads, faults)
 			points = append(points, Point{Name: c.Name, Setting: s.Name, Score: score})
 		}
 	}
 	return points
+}
+
+// beginnings is how many beginnings of a loop are played, at equal distances.
+const beginnings = 5
+
+func (s Setting) play(loads []Load, faults Faults) Score {
+	if s.Period == 0 {
+		return RunAll(loads, faults, s.New, s.Initial)
+	}
+	scores := make([]Score, beginnings)
+	for i := range scores {
+		scores[i] = s.PlayFrom(loads, faults, s.Period*time.Duration(i)/beginnings)
+	}
+	return mean(scores)
+}
+
+// PlayFrom plays the loads against a loop that first decides after a time, less than its period.
+func (s Setting) PlayFrom(loads []Load, faults Faults, first time.Duration) Score {
+	return RunAll(loads, faults, func(load Load) Scaler {
+		return late{s.New(load), epoch.Add(time.Second + first), s.Initial}
+	}, s.Initial)
+}
+
+// late is a scaler that begins at a time. Until then there are as many instances as at the begin.
+type late struct {
+	Scaler
+	begin   time.Time
+	initial int
+}
+
+// Desired implements Scaler.
+func (l late) Desired(now time.Time, o scale.Obs) int {
+	if now.Before(l.begin) {
+		return l.initial
+	}
+	return l.Scaler.Desired(now, o)
 }
 
 // Hull returns the points of a scaler that none of its others beats in both GPU-hours and violations, made

@@ -44,6 +44,20 @@ func (s Score) add(other Score) Score {
 	}
 }
 
+// mean is the mean of scores of one load. Quantiles of waits are those of the worst.
+func mean(scores []Score) Score {
+	var sum Score
+	for _, s := range scores {
+		sum = sum.add(s)
+	}
+	n := len(scores)
+	rounded := func(total int) int { return (total + n/2) / n }
+	sum.Requests, sum.Late = rounded(sum.Requests), rounded(sum.Late)
+	sum.Flips, sum.Starts = rounded(sum.Flips), rounded(sum.Starts)
+	sum.GPUHours /= float64(n)
+	return sum
+}
+
 // Run plays a load against a scaler in steps of a second. The fleet begins with initial ready instances.
 func Run(load Load, faults Faults, scaler Scaler, initial int) Score {
 	f := newFleet(load, faults, initial)

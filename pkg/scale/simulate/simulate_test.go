@@ -233,6 +233,29 @@ func TestHullInterpolates(t *testing.T) {
 	}
 }
 
+// When the loop of HPA begins is chance. Its score is no single one of these plays.
+func TestALoopIsPlayedFromSeveralBeginnings(t *testing.T) {
+	load := served(Bursty(4, 4, 2.5, 3600), 4, 60, 5, 90)
+	var hpa Setting
+	for _, c := range Contenders(load, false) {
+		if c.Name == "hpa" {
+			hpa = c.Settings[len(c.Settings)-1]
+		}
+	}
+	least, most := math.Inf(1), 0.0
+	for first := range beginnings {
+		one := hpa.PlayFrom([]Load{load}, Faults{}, time.Duration(first)*hpaPeriod/beginnings)
+		least, most = min(least, one.Violations()), max(most, one.Violations())
+	}
+	all := hpa.play([]Load{load}, Faults{})
+	if all.Requests != len(load.Requests) || all.Violations() <= least || all.Violations() >= most {
+		t.Errorf("%.2f %% of %d late, between %.2f and %.2f", 100*all.Violations(), all.Requests, 100*least, 100*most)
+	}
+	if hpa.Period != hpaPeriod {
+		t.Errorf("a loop of %v", hpa.Period)
+	}
+}
+
 func TestPictureIsXML(t *testing.T) {
 	load := served(Steady(1, 1, 2, 600), 4, 10, 30, 60)
 	var b bytes.Buffer
