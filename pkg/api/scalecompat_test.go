@@ -64,7 +64,7 @@ func TestAdditionsOfInstancesAtOnceAddUp(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer held.Rollback(context.WithoutCancel(t.Context())) //nolint:errcheck // it has been committed
+	defer held.Rollback(context.WithoutCancel(t.Context()))
 	if _, err := held.Exec(t.Context(), `SELECT FROM penstock.deployment FOR NO KEY UPDATE`); err != nil {
 		t.Fatal(err)
 	}

@@ -196,9 +196,9 @@ func (b *bed) count(sql string, args ...any) (n int) {
 	return n
 }
 
-func (b *bed) exec(sql string, args ...any) {
+func (b *bed) exec(sql string) {
 	b.Helper()
-	if _, err := b.pool.Exec(b.ctx, sql, args...); err != nil {
+	if _, err := b.pool.Exec(b.ctx, sql); err != nil {
 		b.Fatal(err)
 	}
 }
