@@ -171,7 +171,7 @@ func (l load) judge(t *table, plain, front figures) {
 		t.most(l.name, "CPU of a chunk over that of the plain proxy", 1.2, cpu, "")
 		each := func(mib float64) float64 { return (mib - front.idle) * 1024 / float64(l.clients) }
 		t.most(l.name, "memory of each of the first 200 streams", 64, each(front.first), "KiB")
-		t.most(l.name, "the same with what 1,000 streams before have left", 64, each(front.rss), "KiB")
+		t.most(l.name, "the same with what 800 streams before have left", 64, each(front.rss), "KiB")
 	case "prompts":
 		t.most(l.name, "p99 over that of the plain proxy", 1.5, times(front.p99, plain.p99), "")
 		t.most(l.name, "CPU, of a core", 0.5, front.cpu/front.lasted.Seconds(), "")
