@@ -180,21 +180,19 @@ func (c *told) List(ctx context.Context, d BackendTarget) ([]BackendInstance, er
 	return found, err
 }
 
-// A change that a backend tells of is followed by a round of that deployment, also where one has read before it. No
-// tick comes here.
+// A change that a backend tells of is followed by a round of that deployment, also where one has read before it. No tick
+// comes here.
 func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	db := driven(t)
 	c := &told{listing: make(chan struct{}), changed: make(chan func(string), 1)}
-	cfg := Config{Pause: time.Hour, Backends: map[string]Backend{backendLocal: c}}
-	a := newApplier(product(t, db), free{db}, cfg.withDefaults())
+	a := newApplier(product(t, db), free{db}, Config{Pause: time.Hour, Backends: map[string]Backend{backendLocal: c}}.withDefaults())
 	go func() { _ = a.run(t.Context()) }()
 	changed := <-c.changed
 	for c.lists.Load() == 0 { // the first round, which has read what exists
 		time.Sleep(time.Millisecond)
 	}
 	c.mu.Lock()
-	other := BackendInstance{Name: "other", Endpoint: "http://other", State: InstanceRunning, Began: time.Now()}
-	c.instances = []BackendInstance{other}
+	c.instances = []BackendInstance{{Name: "other", Endpoint: "http://other", State: InstanceRunning, Began: time.Now()}}
 	c.mu.Unlock()
 	changed("llama")
 	rounds := func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.again["llama-own"] }
@@ -205,8 +203,7 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	}
 	<-c.listing
 	<-c.listing // of the round after it
-	registered := func() int { return one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE server = 'other'`) }
-	for deadline := time.Now().Add(time.Minute); registered() == 0; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE server = 'other'`) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the instance was not registered")
 		}

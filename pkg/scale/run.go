@@ -45,7 +45,6 @@ type Duty struct {
 	minutes map[string]*minute   // not stored yet
 	applier *applier
 	hints   *wakeups
-	fresher map[string]bool // models that were decided since the pass over all began to read; nil: there is none
 
 	mu     sync.Mutex
 	status DutyStatus
@@ -89,14 +88,37 @@ func (s *Duty) Run(ctx context.Context) error {
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
 		var woken pace
+		var models []string // of the next pass; nil for all
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
-			if err := s.passBesideWakeups(ctx, &woken); err != nil {
+			if err := s.pass(ctx, models); err != nil {
+				models = nil
 				return s.cfg.Pause, err
 			}
-			return 0, serve(ctx, s, ticks.C, &woken)
+			var wait time.Duration
+			models, wait = s.next(ctx, ticks.C, &woken)
+			return wait, nil
 		})
 	})
 	return group.Wait()
+}
+
+// next waits until a pass is due, and returns its models, nil for all, and how long it has to wait yet.
+func (s *Duty) next(ctx context.Context, ticks <-chan time.Time, woken *pace) ([]string, time.Duration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, 0
+		case <-ticks:
+			return nil, 0
+		case <-s.hints.some:
+			models, some := s.hints.take()
+			if !some {
+				continue
+			}
+			s.count(func(st *DutyStatus) { st.Woken++ })
+			return models, woken.wait(time.Now())
+		}
+	}
 }
 
 // WakeQueue has the duty decide at once if the queue's model has no instance. It does not block.
@@ -119,6 +141,57 @@ func (s *Duty) count(change func(*DutyStatus)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	change(&s.status)
+}
+
+// Pass reads the inputs of all models, decides, and stores what changed within the term.
+func (s *Duty) Pass(ctx context.Context) error { return s.pass(ctx, nil) }
+
+// pass is Pass for some models, or for all where models is nil. Some models are decided in a time that does not grow
+// with the number of all.
+func (s *Duty) pass(ctx context.Context, models []string) error {
+	began := time.Now()
+	s.hints.begin(models)
+	idle, err := s.makeWanted(ctx, models)
+	if err != nil {
+		return err
+	}
+	shares, err := s.shares(ctx, models)
+	if err != nil {
+		return err
+	}
+	inputs, err := readModels[input](ctx, s.db, inputSQL, inputOfSQL, models)
+	if err != nil {
+		return fmt.Errorf("read inputs of scaling: %w", err)
+	}
+	if models != nil && len(inputs) > 0 && inputs[0].Budget > 0 {
+		return s.pass(ctx, nil) // the numbers of all deployments share the budget
+	}
+	all := make([]*verdict, 0, len(inputs))
+	for _, in := range inputs {
+		v, err := s.decide(in, shares[in.Model])
+		if err != nil {
+			s.cfg.Log.ErrorContext(ctx, "cannot decide for a model", "model", in.Model, "error", err)
+			continue
+		}
+		if v != nil {
+			all = append(all, v)
+		}
+	}
+	limitByBudget(all)
+	for _, v := range all {
+		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
+	}
+	s.publish(models, all, idle)
+	if err := s.store(ctx, all); err != nil {
+		return err
+	}
+	s.count(func(st *DutyStatus) {
+		st.Passes++
+		if models == nil {
+			st.Took = time.Since(began)
+		}
+	})
+	return nil
 }
 
 // readModels reads the rows of all models by the first statement, or those of some by the second, model by model: the
@@ -237,8 +310,7 @@ func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
 	return changes
 }
 
-// publish keeps the figures of a pass for metrics, and which models sleep. Those of models that were decided since a
-// pass over all began to read are newer.
+// publish keeps the figures of a pass for metrics, and which models sleep.
 func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
 	figures := make([]ModelStatus, 0, len(all))
 	zero := map[string][]int32{}
@@ -254,17 +326,14 @@ func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
 			zero[v.in.Model] = v.in.Queues
 		}
 	}
-	if models == nil {
-		s.hints.endAll(zero, s.fresher)
-	} else {
-		s.hints.end(models, zero)
-	}
+	s.hints.end(models, zero)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, m := range s.status.Models {
-		if models == nil && s.fresher[m.Model] || models != nil && !slices.Contains(models, m.Model) {
-			figures = append(figures, m)
-		}
+	if models != nil {
+		others := slices.DeleteFunc(slices.Clone(s.status.Models), func(m ModelStatus) bool {
+			return slices.Contains(models, m.Model)
+		})
+		figures = append(others, figures...)
 	}
 	s.status.Models = figures
 }

@@ -4,8 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -155,11 +153,6 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 	if len(rows.decisions) == 0 && len(rows.shares) == 0 {
 		return nil
 	}
-	first := map[string]bool{}
-	for _, d := range rows.decisions {
-		_, before := s.written[d.Model]
-		first[d.Model] = !before
-	}
 	err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
 		for _, one := range []struct {
 			sql  string
@@ -192,51 +185,29 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 	}
 	for _, d := range rows.decisions {
 		s.written[d.Model] = d.At
-		if first[d.Model] { // so that not all are due at once for ever
-			s.written[d.Model] = d.At.Add(-rand.N(s.cfg.Keep)) //nolint:gosec // spreads writes
-		}
 		delete(s.minutes, d.Model)
 	}
 	s.applier.nudge(rows.models...)
 	return nil
 }
 
-func (v *verdict) changed() bool { return v.d.Desired != v.d.Current }
-
-// replaceBefore says which starts of a deployment are stuck; nil for none.
-func (v *verdict) replaceBefore(s share) *time.Time {
-	if v.d.Replace == 0 {
-		return nil
-	}
-	before := v.in.At.Add(-stuckAfterOf(s.policy.WithDefaults(), v.in.ColdStartP95))
-	return &before
-}
-
-// tells says whether a deployment is to be told of its number.
-func (v *verdict) tells(s share) bool {
-	n, decided := v.parts[s.Name]
-	return decided && s.told() && (n != s.Desired || s.DecidedAt == nil || v.d.Replace > 0)
-}
-
-// changes says whether a decision changed a number.
-func (s *Duty) changes(v *verdict) bool { return v.changed() || slices.ContainsFunc(v.shares, v.tells) }
-
-// isDue says whether a state is to be stored although no number changed: the one that is stored is old.
-func (s *Duty) isDue(v *verdict) bool { return v.in.At.Sub(s.written[v.in.Model]) >= s.cfg.Keep }
-
 // collect adds the rows of one model that are to be stored: its number changed, or its state is old.
 func (s *Duty) collect(v *verdict, rows *outcome) error {
 	at := v.in.At
 	for _, sh := range v.shares {
-		if !v.tells(sh) {
-			continue
+		n, decided := v.parts[sh.Name]
+		row := storedShare{Name: sh.Name, Desired: n}
+		if v.d.Replace > 0 {
+			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), v.in.ColdStartP95))
+			row.ReplaceBefore = &before
 		}
-		rows.models = append(rows.models, v.in.Model)
-		rows.shares = append(rows.shares, storedShare{
-			Name: sh.Name, Desired: v.parts[sh.Name], ReplaceBefore: v.replaceBefore(sh),
-		})
+		if decided && sh.told() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
+			rows.shares = append(rows.shares, row)
+			rows.models = append(rows.models, v.in.Model)
+		}
 	}
-	if !v.changed() && !s.isDue(v) {
+	changed := v.d.Desired != v.d.Current
+	if !changed && at.Sub(s.written[v.in.Model]) < s.cfg.Keep {
 		return nil
 	}
 	state, err := json.Marshal(v.next)
@@ -254,7 +225,7 @@ func (s *Duty) collect(v *verdict, rows *outcome) error {
 		Model: v.in.Model, At: at, State: state, Counters: counters, Arrived: v.in.Arrived,
 		Before: v.d.Current, Desired: v.d.Desired, Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
 		Ready: v.in.Ready, Metric: v.metric(), Applied: v.d.Apply, Notes: v.d.Notes, Why: v.d.Explain(),
-		Changed: v.changed(),
+		Changed: changed,
 	})
 	rows.minutes = append(rows.minutes, s.minutes[v.in.Model])
 	return nil

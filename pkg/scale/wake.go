@@ -16,8 +16,7 @@ type wakeups struct {
 	mu       sync.Mutex
 	sleeping map[int32]string // queues of models that have no instance, with these models
 	zero     map[string]bool  // these models
-	passing  bool             // a pass over some models is under way
-	all      bool             // a pass over all is under way, or none has ended yet
+	passing  bool             // a pass is under way, or none has ended yet
 	queues   map[int32]bool   // of hints that came meanwhile; bounded by the number of queues
 	models   map[string]bool
 	due      map[string]bool
@@ -25,7 +24,7 @@ type wakeups struct {
 
 func newWakeups() *wakeups {
 	return &wakeups{
-		some: make(chan struct{}, 1), all: true,
+		some: make(chan struct{}, 1), passing: true,
 		queues: map[int32]bool{}, models: map[string]bool{}, due: map[string]bool{},
 	}
 }
@@ -36,7 +35,7 @@ func (w *wakeups) queue(id int32) {
 	defer w.mu.Unlock()
 	if model, sleeps := w.sleeping[id]; sleeps {
 		w.add(model)
-	} else if w.passing || w.all {
+	} else if w.passing {
 		w.queues[id] = true
 	}
 }
@@ -47,7 +46,7 @@ func (w *wakeups) model(name string) {
 	defer w.mu.Unlock()
 	if w.zero[name] {
 		w.add(name)
-	} else if w.passing || w.all {
+	} else if w.passing {
 		w.models[name] = true
 	}
 }
@@ -61,11 +60,6 @@ func (w *wakeups) now(model string) {
 
 func (w *wakeups) add(model string) {
 	w.due[model] = true
-	w.signal()
-}
-
-// signal says that there are due models.
-func (w *wakeups) signal() {
 	select {
 	case w.some <- struct{}{}:
 	default:
@@ -76,70 +70,27 @@ func (w *wakeups) signal() {
 func (w *wakeups) begin(models []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if models == nil {
-		w.all = true
-		clear(w.due)
-		return
-	}
 	w.passing = true
+	if models == nil {
+		clear(w.due)
+	}
 	for _, m := range models {
 		delete(w.due, m)
 	}
 }
 
-// beginBeside is begin of a pass over all beside which the models that are due are decided: it leaves them due, unless
-// there are so many that this pass is the one that decides for them.
-func (w *wakeups) beginBeside() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all = true
-	if len(w.due) > wokenMax {
-		clear(w.due)
-	}
-	if len(w.due) > 0 {
-		w.signal()
-	}
-}
-
-// end is called when a pass has decided for the models that it names, with the ones of them that have no instance and
-// their queues. It may have run beside a pass over all.
+// end is called when a pass has decided for all models, or for those that it names, with the ones of them that have no
+// instance and their queues.
 func (w *wakeups) end(models []string, zero map[string][]int32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.zero == nil {
+	if models == nil || w.zero == nil {
 		w.sleeping, w.zero = map[int32]string{}, map[string]bool{}
 	}
 	for _, m := range models {
 		delete(w.zero, m)
 		maps.DeleteFunc(w.sleeping, func(_ int32, of string) bool { return of == m })
 	}
-	w.passing = false
-	w.learn(zero)
-}
-
-// endAll is end of a pass over all. What is known of the models but is newer than what it read.
-func (w *wakeups) endAll(zero map[string][]int32, but map[string]bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	sleeping, before := w.sleeping, w.zero
-	w.sleeping, w.zero = map[int32]string{}, map[string]bool{}
-	for m := range but {
-		if before[m] {
-			w.zero[m] = true
-		}
-	}
-	for q, m := range sleeping {
-		if but[m] {
-			w.sleeping[q] = m
-		}
-	}
-	maps.DeleteFunc(zero, func(m string, _ []int32) bool { return but[m] })
-	w.all = false
-	w.learn(zero)
-}
-
-// learn takes in which models have no instance. Hints that were kept for them make them due.
-func (w *wakeups) learn(zero map[string][]int32) {
 	for m, queues := range zero {
 		w.zero[m] = true
 		for _, q := range queues {
@@ -148,20 +99,17 @@ func (w *wakeups) learn(zero map[string][]int32) {
 	}
 	for q := range w.queues {
 		if m, sleeps := w.sleeping[q]; sleeps {
-			delete(w.queues, q)
 			w.add(m)
 		}
 	}
 	for m := range w.models {
 		if w.zero[m] {
-			delete(w.models, m)
 			w.add(m)
 		}
 	}
-	if !w.passing && !w.all {
-		clear(w.queues)
-		clear(w.models)
-	}
+	w.passing = false
+	clear(w.queues)
+	clear(w.models)
 }
 
 // wokenMax is how many models are read one by one. More of them are decided in a pass over all.
@@ -189,15 +137,6 @@ const (
 // pace spaces passes by the generic cell rate algorithm of ATM. Its zero value permits a burst.
 type pace struct {
 	full time.Time // when a burst is permitted again
-}
-
-// passes says whether the next pass need not wait, and counts it then.
-func (p *pace) passes(now time.Time) bool {
-	if p.full.Sub(now) > (wokenBurst-1)*wokenPause {
-		return false
-	}
-	p.wait(now)
-	return true
 }
 
 // wait is how long the next pass has to wait; it counts that pass.
