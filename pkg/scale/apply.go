@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -94,10 +95,9 @@ func (a *applier) run(ctx context.Context) error {
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
 	var expired, pruned, trimmed time.Time
-	var models []string // of the next round; nil for all
-	asked := false      // for that round
+	var asked map[string]bool // models of the next round; nil for all
 	for {
-		if err := a.round(ctx, &calls, models, asked); err != nil && ctx.Err() == nil {
+		if err := a.round(ctx, &calls, asked); err != nil && ctx.Err() == nil {
 			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
 		}
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
@@ -116,49 +116,45 @@ func (a *applier) run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-ticks.C:
-			models, asked = nil, false
+			asked = nil
 		case <-a.wake:
-			models, asked = a.take(), true
+			asked = a.take()
 		}
 	}
 }
 
-// take returns the models whose deployments are due, nil for all.
-func (a *applier) take() []string {
+// take returns the models whose deployments are due.
+func (a *applier) take() map[string]bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	models := slices.AppendSeq([]string{}, maps.Keys(a.due))
+	models := maps.Clone(a.due)
 	clear(a.due)
-	if len(models) > wokenMax {
-		return nil
-	}
 	return models
 }
 
-// round starts a call for each deployment of the models, nil for all, that the leader drives and that has none. A
-// round that was asked for is repeated for those that have one.
-func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []string, asked bool) error {
+// round starts a call for each deployment that the leader drives and that has none: of the models that are asked for, or
+// of all where asked is nil. One that is asked for and has a call gets another one behind it.
+func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[string]bool) error {
 	a.mu.Lock()
 	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
 	a.mu.Unlock()
-	rows, err := readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, models)
+	rows, err := a.shares(ctx, asked)
 	if err != nil {
 		return err
 	}
-	if models != nil && len(rows) > 0 && rows[0].Budget > 0 {
-		return a.round(ctx, calls, nil, asked) // whether there is room for one more depends on all
-	}
 	rows = readable(rows)
 	bounded(rows)
-	if models == nil {
+	if asked == nil {
 		rows = withoutResting(rows, time.Now())
+	} else {
+		rows = slices.DeleteFunc(rows, func(s share) bool { return !asked[s.Model] })
 	}
 	for _, s := range rows {
-		if a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name, asked) {
+		if a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name, asked[s.Model]) {
 			continue
 		}
 		if changing[s.Name] { // its call ended since
-			if again := a.end(s.Name); again || asked {
+			if again := a.end(s.Name); again || asked[s.Model] {
 				a.nudge(s.Model)
 			}
 			continue
@@ -176,6 +172,19 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, models []str
 		})
 	}
 	return nil
+}
+
+// shares reads the deployments of the models, or those of all: where asked is nil, where it has too many to be read one
+// by one, and under a budget, since whether there is room for one more depends on all.
+func (a *applier) shares(ctx context.Context, asked map[string]bool) ([]share, error) {
+	if asked == nil || len(asked) > wokenMax {
+		return readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, nil)
+	}
+	rows, err := readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, slices.Sorted(maps.Keys(asked)))
+	if err == nil && len(rows) > 0 && rows[0].Budget > 0 {
+		return readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, nil)
+	}
+	return rows, err
 }
 
 // withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -85,7 +86,7 @@ func (w *term) round() {
 		w.t.Fatal(err)
 	}
 	var calls sync.WaitGroup
-	if err := w.duty.applier.round(w.t.Context(), &calls, nil, false); err != nil {
+	if err := w.duty.applier.round(w.t.Context(), &calls, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	calls.Wait()
@@ -206,6 +207,39 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	for deadline := time.Now().Add(time.Minute); one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE server = 'other'`) == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the instance was not registered")
+		}
+	}
+}
+
+// A round that is asked for some models reads all of them under a budget, and where they are many. It calls no backend
+// for the others, and repeats no call of theirs.
+func TestARoundThatIsAskedForConcernsNoOtherModel(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_scale_setting('scale.budget', '100')`)
+	names := []string{"mistral", "qwen", "gemma", "phi", "olmo"}
+	for _, name := range names {
+		do(t, db, `SELECT penstock.register_model($1, '{"protocol": "openai"}')`, name)
+		do(t, db, `SELECT penstock.set_deployment($1, $1, '{"backend": "local", "policy": {"slots": 2, "max": 8}}')`, name)
+	}
+	c := &told{listing: make(chan struct{}), changed: make(chan func(string), 1)}
+	a := newApplier(product(t, db), free{db}, Config{Backends: map[string]Backend{backendLocal: c}}.withDefaults())
+	asked := map[string]bool{}
+	for _, name := range names {
+		asked[name] = true
+		var calls sync.WaitGroup
+		a.begin("llama-own", false) // a call of another model is under way
+		if err := a.round(t.Context(), &calls, maps.Clone(asked)); err != nil {
+			t.Fatal(err)
+		}
+		for range asked {
+			<-c.listing
+		}
+		calls.Wait()
+		if n := c.lists.Swap(0); n != int64(len(asked)) {
+			t.Errorf("%d lists, want those of %d models", n, len(asked))
+		}
+		if a.end("llama-own") {
+			t.Error("the call of another model is to be repeated")
 		}
 	}
 }
