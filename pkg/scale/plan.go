@@ -27,6 +27,7 @@ type member struct {
 	registered bool
 	exists     bool
 	ending     bool
+	succeeded  bool // the registered one ended, and another one has its name
 	failed     bool
 	began      time.Time
 }
@@ -34,7 +35,7 @@ type member struct {
 // steps is what is to be done for a deployment: in the database first, then by its backend.
 type steps struct {
 	register []BackendInstance
-	forget   []string // registered, gone at the backend, no slot held
+	forget   []string // registered, gone or ending at the backend, no slot held
 	drain    []string
 	undrain  []int32
 	order    *Order
@@ -95,6 +96,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		}
 		m.exists, m.began = true, f.Began
 		m.ending, m.failed = f.State == InstanceEnding, f.State == InstanceFailed
+		m.succeeded = m.Draining && m.DrainedByUs && f.Began.Sub(m.CreatedAt) > time.Second
 		if f.TemplateHash != "" {
 			m.TemplateHash = f.TemplateHash
 		}
@@ -102,7 +104,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 			p.out.failed++
 			p.out.message = startFailed + f.Message
 		}
-		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint {
+		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
 			p.out.register = append(p.out.register, f)
 		} else if f.State == InstanceRunning && !m.registered {
 			p.out.starting = append(p.out.starting, f.Began)
@@ -112,10 +114,11 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		if m.exists && !m.ending {
 			p.out.existing++
 		}
-		gone := m.registered && p.listed && (!m.exists || m.failed)
+		// Pods of a StatefulSet keep their names: a row that outlives its pod would have its successor drained.
+		gone := m.registered && p.listed && (!m.exists || m.failed || m.ending || m.succeeded)
 		if gone && m.Held == 0 {
 			p.out.forget = append(p.out.forget, m.Server)
-		} else if (gone || m.registered && m.ending) && !m.Draining { // it gets no more requests
+		} else if gone && !m.Draining { // it gets no more requests
 			m.Draining = true
 			p.out.drain = append(p.out.drain, m.Server)
 		}
@@ -127,7 +130,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 			p.leaving++
 		}
 	}
-	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending })
+	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending || m.succeeded })
 	sortTimes(p.out.starting)
 }
 

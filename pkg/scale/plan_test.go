@@ -66,6 +66,8 @@ func TestPlan(t *testing.T) {
 	bounded.full, retried.NoRoomAt, retried.RetryAt = true, &recent, &soon
 	failed := in(ready(1, 0))
 	failed[0].State, failed[0].Message = InstanceFailed, "exit status 1"
+	successor := in(ready(1, 0))
+	successor[0].Began, successor[0].Endpoint = began(time.Minute), "http://b"
 	ending := in(ready(1, 0))
 	ending[0].State = InstanceEnding
 	unregistered := in(ready(1, 0))
@@ -101,6 +103,9 @@ func TestPlan(t *testing.T) {
 		{name: "a start that failed is removed, and none is begun now", s: decided(1, 1), found: failed, count: 0, remove: []string{"a"}, existing: 1, fails: 1},
 		{name: "none is begun before the next try", s: blocked, registered: []registration{ready(1, 0)}, found: in(ready(1, 0)), count: -1, existing: 1},
 		{name: "one that ends is not counted", s: decided(1, 1), found: ending, count: 1, existing: 0},
+		{name: "one that ends is forgotten once no slot of it is held", s: decided(1, 1), registered: []registration{ready(1, 0)}, found: ending, count: 1, forget: []string{"a"}, existing: 0},
+		{name: "a successor under the same name is another instance", s: decided(1, 1), registered: []registration{drains(ready(1, 0))}, found: successor, count: -1, forget: []string{"a"}, existing: 1},
+		{name: "it waits for the slots of its predecessor", s: decided(1, 1), registered: []registration{withHeld(drains(ready(1, 0)), 1)}, found: successor, count: -1, existing: 1},
 		{name: "one that ends gets no more requests", s: decided(1, 1), registered: []registration{ready(1, 1)}, found: ending, count: 1, drain: []string{"a"}, existing: 0},
 		{name: "a stuck start drains first", s: stuck, registered: []registration{old}, found: in(old), count: -1, drain: []string{"a"}, existing: 1},
 		{name: "a stuck start that drains is replaced", s: stuck, registered: []registration{drains(old)}, found: in(old), count: 1, remove: []string{"a"}, existing: 1},
