@@ -76,6 +76,9 @@ func (k *Kubernetes) watchOf(d scale.BackendTarget, t KubernetesTarget) *podWatc
 	}
 	w := k.watches.byName[d.Name]
 	if w != nil && w.target == t && w.model == d.Model {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.askedAt = time.Now() // it is not swept before it is read
 		return w
 	}
 	if w != nil {
@@ -83,7 +86,7 @@ func (k *Kubernetes) watchOf(d scale.BackendTarget, t KubernetesTarget) *podWatc
 		w.stop()
 		w.mu.Unlock()
 	}
-	w = &podWatch{k: k, all: k.watches, model: d.Model, target: t, cancel: func() {}}
+	w = &podWatch{k: k, all: k.watches, model: d.Model, target: t, cancel: func() {}, askedAt: time.Now()}
 	k.watches.byName[d.Name] = w
 	return w
 }
@@ -251,7 +254,7 @@ func (w *podWatch) ended(ctx context.Context, err error, lasted time.Duration) b
 	w.retryAt = time.Now().Add(retryAfter(err, w.failures))
 	w.state = watchPaused
 	if w.failures == failuresTold {
-		w.k.cfg.Log.WarnContext(ctx, "cannot watch pods, they are listed once a second",
+		w.k.cfg.Log.WarnContext(ctx, "cannot watch pods, they are listed at each pass",
 			"model", w.model, "object", w.target.Name, "error", err)
 	}
 	if !errors.Is(err, errRelist) {
@@ -265,12 +268,14 @@ func (w *podWatch) ended(ctx context.Context, err error, lasted time.Duration) b
 // failuresTold is how many failures in a row are logged.
 const failuresTold = 3
 
-// retryAfter is the pause after so many failures in a row, half of it by chance, and no less than the server asks for.
+// retryAfter is the pause after a stream that ended, with so many failures in a row: half of it by chance, also behind a
+// long stream, since those of all deployments end with their server, and no less than the server asks for. A stream that
+// lasted long and ended as it should is followed at once.
 func retryAfter(err error, failures int) time.Duration {
-	if failures == 0 {
+	if failures == 0 && (err == nil || errors.Is(err, errRelist)) {
 		return 0
 	}
-	pause := min(retryMin<<min(failures-1, 10), retryMax)
+	pause := min(retryMin<<min(max(failures-1, 0), 10), retryMax)
 	pause = pause/2 + rand.N(pause/2) //nolint:gosec // spreads requests
 	var answered *statusError
 	if errors.As(err, &answered) {
