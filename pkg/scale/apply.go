@@ -132,8 +132,8 @@ func (a *applier) take() map[string]bool {
 	return models
 }
 
-// round starts a call for each deployment that the leader drives and that has none: of the models that are asked for, or
-// of all where asked is nil. One that is asked for and has a call gets another one behind it.
+// round starts a call for each deployment that the leader drives and that has none: of the models that are asked for,
+// or of all where asked is nil. One that is asked for and has a call gets another one behind it.
 func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[string]bool) error {
 	a.mu.Lock()
 	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended

@@ -59,7 +59,8 @@ SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE SET error = excluded.error`
 )
 
-// write writes what a round of the applier found and did, within the term. Nothing is written where a round found nothing new.
+// write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
+// new.
 func (a *applier) write(ctx context.Context, s share, place string, todo steps) error {
 	failures, message := s.Failures, s.Error
 	if todo.failed > 0 {

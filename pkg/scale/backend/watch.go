@@ -268,9 +268,9 @@ func (w *podWatch) ended(ctx context.Context, err error, lasted time.Duration) b
 // failuresTold is how many failures in a row are logged.
 const failuresTold = 3
 
-// retryAfter is the pause after a stream that ended, with so many failures in a row: half of it by chance, also behind a
-// long stream, since those of all deployments end with their server, and no less than the server asks for. A stream that
-// lasted long and ended as it should is followed at once.
+// retryAfter is the pause after a stream that ended, with so many failures in a row: half of it by chance, also behind
+// a long stream, since those of all deployments end with their server, and no less than the server asks for. A stream
+// that lasted long and ended as it should is followed at once.
 func retryAfter(err error, failures int) time.Duration {
 	if failures == 0 && (err == nil || errors.Is(err, errRelist)) {
 		return 0
