@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -315,7 +316,6 @@ func TestAnswerBeforeTheEndOfALongBody(t *testing.T) {
 	defer end()
 	d := newTestDirect(t)
 	held := heldOf(strings.Repeat("x", 30<<20))
-	held.users.Add(1)
 	r, parts := outgoing(t.Context(), address, "")
 	parts.held, parts.parts, r.ContentLength = held, [][]byte{held.bytes()}, int64(len(held.bytes()))
 	answer, err := d.RoundTrip(r)
@@ -426,28 +426,70 @@ func TestIdleConnectionsAreClosed(t *testing.T) {
 	})
 }
 
-// A body is in memory until its stream has begun, and its part of the budget is free then.
-func TestBodyOfAStreamIsLetGoWhenItHasBegun(t *testing.T) {
+// A reader that a transport has asked for and neither reads nor closes, as that of HTTP/2 does where a connection goes
+// away before a second attempt, keeps no body. What is gone is not read.
+func TestReaderThatIsNotReadKeepsNoBody(t *testing.T) {
 	t.Parallel()
+	held := heldOf("body")
+	held.taken = 4
+	held.budget.taken.Store(4)
+	c := &call{held: held, body: [][]byte{held.bytes()}}
+	read, left := c.reader(), c.reader()
+	if text, err := io.ReadAll(read); err != nil || string(text) != "body" {
+		t.Errorf("got %q, %v", text, err)
+	}
+	held.letGo()
+	if n := held.budget.taken.Load(); n != 4 {
+		t.Errorf("%d bytes are counted while a transport may read them", n)
+	}
+	_ = read.Close()
+	_ = read.Close()
+	if n := held.budget.taken.Load(); n != 0 || held.buf != nil {
+		t.Errorf("%d bytes are counted behind the last use", n)
+	}
+	if text, err := io.ReadAll(left); err == nil {
+		t.Errorf("read %q of a body that is gone", text)
+	}
+}
+
+// Streams keep no bodies: once they have begun, the memory of their bodies is free, and so is its part of the budget.
+func TestStreamsKeepNoBodies(t *testing.T) { //nolint:paralleltest // it measures the heap of the process
+	const streams, length = 8, 16 << 20
+	const event = "data: {}\n\n"
 	end := make(chan struct{})
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.Copy(io.Discard, r.Body)
-		w.Header().Set("Content-Type", "text/event-stream")
-		_, _ = io.WriteString(w, "data: {}\n\n")
-		_ = http.NewResponseController(w).Flush()
-		<-end
-	})
+	p := startPlant(t, func(_ *Config, m *ModelState) { m.Instances[0].Slots = streams },
+		func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			w.Header().Set("Content-Type", "text/event-stream")
+			_, _ = io.WriteString(w, event)
+			_ = http.NewResponseController(w).Flush()
+			<-end
+		})
 	defer close(end)
-	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat,
-		`{"model":"m","stream":true,"prompt":"`+strings.Repeat("x", 100_000)+`"}`))
-	if err != nil {
-		t.Fatal(err)
+	body := `{"model":"m","stream":true,"prompt":"` + strings.Repeat("x", length) + `"}`
+	before := heapInUse()
+	for range streams {
+		answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if _, err := io.ReadFull(answer.Body, make([]byte, len(event))); err != nil {
+			t.Fatal(err)
+		}
 	}
-	defer answer.Body.Close()
-	if _, err := io.ReadFull(answer.Body, make([]byte, len("data: {}\n\n"))); err != nil {
-		t.Fatal(err)
+	workertest.WaitFor(t, func() bool { return p.gateway.bodies.taken.Load() == 0 })
+	if grown := heapInUse() - before; grown > 40<<20 {
+		t.Errorf("%d streams with bodies of %d MiB hold %d MiB", streams, length>>20, grown>>20)
 	}
-	if n := p.gateway.bodies.taken.Load(); n != 0 {
-		t.Errorf("bodies take %d bytes while a stream is on its way", n)
-	}
+	runtime.KeepAlive(body)
+}
+
+// heapInUse returns the bytes of the heap that are reachable. Two collections empty each sync.Pool.
+func heapInUse() int64 {
+	runtime.GC()
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc) //nolint:gosec // far below 2^63
 }

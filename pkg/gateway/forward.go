@@ -40,7 +40,8 @@ type call struct {
 	route   *route
 	path    string
 	held    *heldBody
-	body    [][]byte // what is sent, in parts
+	release func()   // ends the use of the body by the request
+	body    [][]byte // what is sent, in parts; nil once it was released
 	cut     bool     // the chunk with token counts is to be taken out
 	ticket  *Request
 	id      string
@@ -141,7 +142,6 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 
 // reader returns the body, and notes when it is read: from then on the worker may have got the request.
 func (c *call) reader() io.ReadCloser {
-	c.held.users.Add(1)
 	return &partsReader{held: c.held, parts: c.body, begun: &c.sent}
 }
 
@@ -279,7 +279,8 @@ func rejoin(head []byte, rest io.ReadCloser) io.ReadCloser {
 
 // copy passes head and body on, each read at once, and reads the token counts from the end.
 func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, first []byte) result {
-	c.held.letGo() // there is no other attempt
+	c.release() // there is no other attempt
+	c.body = nil
 	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
 	p.whole = !p.events && answer.ContentLength >= 0
 	c.answer.open(answer.ContentLength)

@@ -17,19 +17,19 @@ const bodyKept = 1 << 20
 // what arrives.
 const bodyTrusted = 256 << 10
 
-// bodyBudget bounds the bytes of the bodies of all requests, from their first byte until they are not needed any more.
+// bodyBudget bounds the bytes of the bodies of all requests, from their first byte until their last use has ended.
 type bodyBudget struct {
 	most  int64
 	taken atomic.Int64
 }
 
 // heldBody is the body of a request in memory, and the part of the budget that it takes. It has one user, the request,
-// and one for each transport that sends it.
+// and one for each reader that has begun to send it.
 type heldBody struct {
 	from   io.Reader
 	budget *bodyBudget
 	taken  int64
-	buf    *bytes.Buffer
+	buf    *bytes.Buffer // nil behind the last use
 	users  atomic.Int32
 	over   bool // the request does not use it any more
 }
@@ -60,16 +60,33 @@ func (h *heldBody) bytes() []byte { return h.buf.Bytes() }
 func (h *heldBody) letGo() {
 	if !h.over {
 		h.over = true
-		h.budget.taken.Add(-h.taken)
 		h.drop()
 	}
 }
 
-// drop ends one use. The buffer is used again after the last.
+// use begins a use beside others. It is false where the last has ended.
+func (h *heldBody) use() bool {
+	for {
+		n := h.users.Load()
+		if n == 0 {
+			return false
+		}
+		if h.users.CompareAndSwap(n, n+1) {
+			return true
+		}
+	}
+}
+
+// drop ends one use. The last gives the memory and its part of the budget back.
 func (h *heldBody) drop() {
-	if h.users.Add(-1) == 0 && h.buf.Cap() <= bodyKept {
+	if h.users.Add(-1) > 0 {
+		return
+	}
+	if h.buf.Cap() <= bodyKept {
 		bodyBuffers.Put(h.buf)
 	}
+	h.buf = nil
+	h.budget.taken.Add(-h.taken)
 }
 
 func tooLarge(most int64) error {
@@ -104,7 +121,8 @@ func (g *Gateway) readBody(r *http.Request, most int64) (*heldBody, error) {
 }
 
 // partsReader is a body on its way to a worker: parts that are sent one behind the other, without copying them
-// together. A transport may close it while it reads: nothing of the parts is read behind that.
+// together. A transport may close it while it reads: nothing of the parts is read behind that. It uses the body from
+// its first read to Close: net/http does not close all that it has from GetBody and has not read.
 type partsReader struct {
 	held  *heldBody    // that the parts are of; nil: of none
 	begun *atomic.Bool // set when it is read; may be nil
@@ -112,14 +130,24 @@ type partsReader struct {
 	mu     sync.Mutex
 	parts  [][]byte
 	at     int
+	using  bool // it is a user of held
 	closed bool
+}
+
+// use begins the use of the body, unless it has begun. It is false where the body is gone.
+func (r *partsReader) use() bool {
+	if !r.using && r.held != nil {
+		r.using = r.held.use()
+		return r.using
+	}
+	return true
 }
 
 // Read implements io.Reader.
 func (r *partsReader) Read(p []byte) (n int, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.closed {
+	if r.closed || !r.use() {
 		return 0, http.ErrBodyReadAfterClose
 	}
 	r.begin(true)
@@ -139,8 +167,10 @@ func (r *partsReader) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// take returns all parts, for a transport that writes them itself. They are valid until Close.
+// take returns all parts, for a transport that writes them itself. They are valid until Close. The request must not
+// have ended its use.
 func (r *partsReader) take() [][]byte {
+	r.use()
 	r.begin(true)
 	return r.parts
 }
@@ -156,9 +186,9 @@ func (r *partsReader) begin(may bool) {
 func (r *partsReader) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !r.closed && r.held != nil {
+	if r.using {
 		r.held.drop()
 	}
-	r.closed, r.parts = true, nil
+	r.closed, r.using, r.parts, r.held = true, false, nil, nil
 	return nil
 }

@@ -90,9 +90,9 @@ type serving struct {
 	caller  *caller
 	route   *route
 	held    *heldBody // nil: there is none yet
-	body    []byte    // valid until held is let go
-	asked   asked
-	streams bool // the answer is to come as it is made
+	body    []byte    // nil behind letGo
+	asked   asked     // its parts are nil behind letGo
+	streams bool      // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
 	queued  time.Duration
@@ -121,7 +121,7 @@ func (s *serving) run(read reader) (err error) {
 	}()
 	s.held, err = s.gateway.readBody(s.r, s.gateway.config.BodyMax)
 	if s.held != nil {
-		defer s.held.letGo()
+		defer s.letGo()
 	}
 	if err != nil {
 		return err
@@ -149,6 +149,12 @@ func (s *serving) run(read reader) (err error) {
 		waiting = false
 	}
 	return s.exchange(ctx)
+}
+
+// letGo ends the use of the body: the request may last as long as its answer. A second call changes nothing.
+func (s *serving) letGo() {
+	s.held.letGo()
+	s.body, s.asked.parts = nil, nil
 }
 
 // find looks up the route of the model that was asked for.
@@ -304,8 +310,8 @@ func (s *serving) exchange(ctx context.Context) error {
 	g := s.gateway
 	g.retries.earn(s.route.gate)
 	c := &call{
-		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held, id: s.entry.ID,
-		ticket: s.ticket, queued: s.queued, cut: s.asked.addUsage,
+		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
+		release: s.letGo, id: s.entry.ID, ticket: s.ticket, queued: s.queued, cut: s.asked.addUsage,
 	}
 	for {
 		c.tries++
