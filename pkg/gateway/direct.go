@@ -20,8 +20,9 @@ import (
 // parser of net/http. An http.Transport keeps two more goroutines and a second buffer for each connection: as much
 // memory as the rest of a stream takes, and two switches of goroutines for each request. It has all other exchanges.
 type direct struct {
-	other http.RoundTripper // for https, and bodies of other types than partsReader
-	dial  func(ctx context.Context, network, address string) (net.Conn, error)
+	other   http.RoundTripper // for https, and bodies of other types than partsReader
+	dial    func(ctx context.Context, network, address string) (net.Conn, error)
+	idleMax time.Duration
 
 	mu    sync.Mutex
 	idle  map[string][]*link // by address, the one that was used last at the end
@@ -43,7 +44,7 @@ const (
 
 func newDirect(other http.RoundTripper) *direct {
 	dialer := &net.Dialer{Timeout: dialMax, KeepAlive: keepAlive}
-	return &direct{other: other, dial: dialer.DialContext, idle: map[string][]*link{}}
+	return &direct{other: other, dial: dialer.DialContext, idleMax: idleMax, idle: map[string][]*link{}}
 }
 
 // RoundTrip implements http.RoundTripper. It closes the body of the request once nothing of it is read any more, which
@@ -145,7 +146,7 @@ func (d *direct) link(ctx context.Context, address string) (*link, error) {
 		if l == nil {
 			break
 		}
-		if time.Since(l.since) < idleMax && l.probe.quiet() {
+		if time.Since(l.since) < d.idleMax && l.probe.quiet() {
 			return l, nil
 		}
 		_ = l.Close()
@@ -188,7 +189,7 @@ func (d *direct) push(l *link) {
 	}
 	d.idle[l.address] = append(list, l)
 	if d.sweep == nil {
-		d.sweep = time.AfterFunc(idleMax, d.closeIdle)
+		d.sweep = time.AfterFunc(d.idleMax, d.closeIdle)
 	}
 }
 
@@ -200,7 +201,7 @@ func (d *direct) closeIdle() {
 	var next time.Duration
 	for address, list := range d.idle {
 		over := 0
-		for over < len(list) && now.Sub(list[over].since) >= idleMax {
+		for over < len(list) && now.Sub(list[over].since) >= d.idleMax {
 			_ = list[over].Close()
 			over++
 		}
@@ -210,7 +211,7 @@ func (d *direct) closeIdle() {
 		}
 		d.idle[address] = append(list[:0], list[over:]...)
 		clear(list[len(list)-over:])
-		if left := idleMax - now.Sub(list[0].since); next == 0 || left < next {
+		if left := d.idleMax - now.Sub(list[0].since); next == 0 || left < next {
 			next = left
 		}
 	}
