@@ -40,6 +40,9 @@ const (
 	headMax    = 1 << 20 // bytes of the head of an answer
 	interimMax = 5       // answers 1xx before it
 	inlineMax  = 8 << 10 // bytes of a body that is sent in one write with its head
+	// writtenMax is how long the end of an answer waits for the goroutine that writes its request, so that the
+	// connection can be kept. It is that of http.Transport.
+	writtenMax = 50 * time.Millisecond
 )
 
 func newDirect(other http.RoundTripper) *direct {
@@ -339,7 +342,7 @@ func (x *roundTrip) end(err error) {
 	}
 	x.ended = err
 	l := x.link
-	kept := x.stop() && errors.Is(err, io.EOF) && x.keep && l.in.Buffered() == 0 && x.written()
+	kept := x.stop() && errors.Is(err, io.EOF) && x.keep && l.in.Buffered() == 0 && x.written() // which may wait
 	l.in.Reset(nil)
 	readers.Put(l.in)
 	l.in = nil
@@ -350,7 +353,8 @@ func (x *roundTrip) end(err error) {
 	x.ways.push(l)
 }
 
-// written says whether the whole request was sent.
+// written says whether the whole request was sent. A worker may have answered before the goroutine that wrote the last
+// bytes of it is scheduled again.
 func (x *roundTrip) written() bool {
 	if x.sent == nil {
 		return true
@@ -358,7 +362,7 @@ func (x *roundTrip) written() bool {
 	select {
 	case whole := <-x.sent:
 		return whole
-	default:
+	case <-time.After(writtenMax):
 		return false
 	}
 }

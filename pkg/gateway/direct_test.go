@@ -397,6 +397,59 @@ func TestAnExchangeEndsWithItsContext(t *testing.T) {
 	}
 }
 
+// lateConn is a connection on which the writes of long bodies return late, as where the goroutine that writes is not
+// scheduled at once.
+type lateConn struct {
+	net.Conn
+	by time.Duration
+}
+
+func (c lateConn) Write(p []byte) (int, error) {
+	n, err := c.Conn.Write(p)
+	if len(p) > inlineMax {
+		time.Sleep(c.by)
+	}
+	return n, err
+}
+
+// The connection of a long body is kept where the goroutine that wrote it ends within a moment of the answer.
+func TestConnectionOfALongBodyWaitsForItsWriter(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		by    time.Duration
+		dials int
+	}{{writtenMax / 2, 1}, {2 * writtenMax, 3}} {
+		synctest.Test(t, func(t *testing.T) {
+			d := newDirect(nil)
+			dials := 0
+			d.dial = func(context.Context, string, string) (net.Conn, error) {
+				near, far := net.Pipe()
+				dials++
+				go func() {
+					in := bufio.NewReader(far)
+					for r, _ := got(in); r != nil; r, _ = got(in) {
+						_, _ = io.WriteString(far, "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+					}
+				}()
+				return lateConn{near, c.by}, nil
+			}
+			for range 3 {
+				began := time.Now()
+				if _, text, err := ask(t, d, "a", strings.Repeat("x", inlineMax+1)); err != nil || text != "ok" {
+					t.Fatalf("got %q, %v", text, err)
+				}
+				if took := time.Since(began); took != min(c.by, writtenMax) {
+					t.Errorf("the answer took %s of the clock, late by %s", took, c.by)
+				}
+			}
+			if dials != c.dials {
+				t.Errorf("late by %s: three exchanges took %d connections, want %d", c.by, dials, c.dials)
+			}
+			time.Sleep(2 * idleMax) // the connections are closed
+		})
+	}
+}
+
 // Connections that are not used are closed, each after its time.
 func TestIdleConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
