@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -21,7 +22,7 @@ type ModelState struct {
 	Operation  string            // of its entries that name none, of a model of the OpenAI protocol
 	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
 	Version    string            // OIP
-	Headers    map[string]string // sent to its workers; values may refer to secrets
+	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them
 	AbortStops bool              // closing the connection of a call is known to stop it
 	RunMax     time.Duration
 	Policy     PoolPolicy
@@ -31,6 +32,33 @@ type ModelState struct {
 	Instances  []InstanceState
 
 	headers http.Header // with the secrets in place
+	unread  string      // the header that cannot be read, for clients; empty: all can
+}
+
+// closed returns the refusal of each request for the model, nil where calls may begin.
+func (m *ModelState) closed() error {
+	r := &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second}
+	switch {
+	case m.Paused != "":
+		r.Detail = "paused: " + m.Paused
+	case m.unread != "":
+		r.Detail = m.unread + " that the model is called with cannot be read"
+	default:
+		return nil
+	}
+	return r
+}
+
+// unread returns the header that an error of worker.ResolveHeaders is of, for clients; empty: there is no error.
+func unread(err error) string {
+	var of *worker.HeaderError
+	switch {
+	case err == nil:
+		return ""
+	case errors.As(err, &of):
+		return "the header " + of.Header
+	}
+	return "a header"
 }
 
 // route is a name by which a request may ask for a model.
@@ -75,9 +103,9 @@ func (m *models) set(list []ModelState, log *slog.Logger, open func(name string,
 		})
 		headers, err := worker.ResolveHeaders(s.Headers)
 		if err != nil {
-			log.Error("headers of model cannot be read: it is called without them", "model", s.Name, "error", err)
+			log.Error("a header of a model cannot be read: its requests are refused", "model", s.Name, "error", err)
 		}
-		s.headers = headers
+		s.headers, s.unread = headers, unread(err)
 		own := &route{model: s, remote: s.Remote, gate: g}
 		fresh.routes[s.Name] = own
 		fresh.models = append(fresh.models, own)

@@ -168,11 +168,7 @@ func (s *serving) find() error {
 			"the model %q does not exist or you do not have access to it", s.asked.model)
 	}
 	s.full = s.route.model.Policy.RefuseStatus
-	if s.route.model.Paused != "" {
-		return &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second, Detail: "paused: " +
-			s.route.model.Paused}
-	}
-	return nil
+	return s.route.model.closed()
 }
 
 // admission reads the headers that are for the gateway, and returns the context of the request with its

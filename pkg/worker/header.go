@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"fmt"
 	"net/http"
 	"regexp"
 	"strconv"
@@ -113,6 +112,19 @@ func references(value string) []string {
 	return refs
 }
 
+// HeaderError is the error of a header of a model that cannot be sent. Its text may name a variable or a file, never a
+// secret.
+type HeaderError struct {
+	Header string
+	Err    error
+}
+
+// Error implements error.
+func (e *HeaderError) Error() string { return "resolve header " + e.Header + ": " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *HeaderError) Unwrap() error { return e.Err }
+
 // resolveHeaders replaces references by what read returns. It is done for every
 // request, so that a rotated secret needs no restart.
 func resolveHeaders(headers map[string]string, read func(ref string) (string, error)) (http.Header, error) {
@@ -120,7 +132,7 @@ func resolveHeaders(headers map[string]string, read func(ref string) (string, er
 	for name, value := range headers {
 		text, err := resolveSecrets(value, read)
 		if err != nil {
-			return nil, fmt.Errorf("resolve header %s: %w", name, err)
+			return nil, &HeaderError{Header: name, Err: err}
 		}
 		resolved.Set(name, text)
 	}

@@ -2,8 +2,9 @@ package worker
 
 import (
 	"bytes"
-	"fmt"
+	"errors"
 	"net/http"
+	"strconv"
 
 	"golang.org/x/net/http/httpguts"
 )
@@ -26,15 +27,16 @@ func ClassifyFirstEvent(data, request []byte) (o Outcome, ok bool) {
 }
 
 // ResolveHeaders reads the headers of a model with their secrets in place: env:NAME and file:/path as
-// whole values, ${env:NAME} within. Names and values that HTTP does not allow are an error.
+// whole values, ${env:NAME} within. References that cannot be read, and names and values that HTTP does not
+// allow, are an error: a *HeaderError.
 func ResolveHeaders(headers map[string]string) (http.Header, error) {
 	resolved, err := resolveHeaders(headers, ReadSecret)
 	for name, values := range resolved {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return nil, fmt.Errorf("%q is not the name of a header", name)
+			return nil, &HeaderError{Header: strconv.Quote(name), Err: errors.New("it is not the name of a header")}
 		}
 		if !httpguts.ValidHeaderFieldValue(values[0]) {
-			return nil, fmt.Errorf("the value of header %s has a control character", name)
+			return nil, &HeaderError{Header: name, Err: errors.New("its value has a control character")}
 		}
 	}
 	return resolved, err
