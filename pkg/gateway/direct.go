@@ -3,17 +3,21 @@ package gateway
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"golang.org/x/net/http/httpguts"
+	"golang.org/x/net/idna"
 )
 
 // direct exchanges requests with workers over HTTP/1.1 without TLS, in the goroutine of the request and with the
@@ -64,10 +68,7 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 		_ = body.Close() // never fails
 		return nil, err
 	}
-	address := r.URL.Host
-	if r.URL.Port() == "" {
-		address = net.JoinHostPort(r.URL.Hostname(), "80")
-	}
+	address := addressOf(r.URL)
 	for {
 		l, err := d.link(r.Context(), address)
 		if err != nil {
@@ -89,7 +90,19 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 }
 
-// heads are buffers for what is sent in one write; a body of inlineMax is the most that they hold.
+// addressOf returns what is dialled for an http address: the name in ASCII, as resolvers know it, and the port.
+func addressOf(u *url.URL) string {
+	host, port := u.Hostname(), cmp.Or(u.Port(), "80")
+	if strings.ContainsFunc(host, func(c rune) bool { return c >= utf8.RuneSelf }) {
+		if ascii, err := idna.Lookup.ToASCII(host); err == nil {
+			host = ascii
+		}
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// heads are buffers for what is sent in one write: the head of a request, as long as the headers of its client and its
+// model, and a body of up to inlineMax.
 var heads = sync.Pool{New: func() any { return new(bytes.Buffer) }}
 
 // hopHeaders are written by writeHead itself, whatever a model's headers say.
@@ -109,11 +122,21 @@ func writeHead(b *bytes.Buffer, r *http.Request) error {
 	b.WriteByte(' ')
 	b.WriteString(uri)
 	b.WriteString(" HTTP/1.1\r\nHost: ")
-	b.WriteString(host)
+	b.WriteString(withoutZone(host))
 	fmt.Fprintf(b, "\r\nContent-Length: %d\r\n", r.ContentLength)
 	_ = r.Header.WriteSubset(b, hopHeaders) // a buffer takes all
 	b.WriteString("\r\n")
 	return nil
+}
+
+// withoutZone removes the zone of an IPv6 address: it is a name of this machine (RFC 6874, section 4).
+func withoutZone(host string) string {
+	bracket := strings.LastIndexByte(host, ']')
+	if bracket < 0 {
+		return host
+	}
+	address, _, _ := strings.Cut(host[:bracket], "%")
+	return address + host[bracket:]
 }
 
 // link is a connection to a worker.

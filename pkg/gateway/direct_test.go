@@ -141,6 +141,40 @@ func TestWorkersGetWhatATransportSends(t *testing.T) {
 	}
 }
 
+// The address of a worker becomes a name to dial, and the header Host, as http.Transport makes them.
+func TestAddressesAreThoseOfATransport(t *testing.T) {
+	t.Parallel()
+	hosts := make(chan string, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { hosts <- r.Host }))
+	defer server.Close()
+	for _, host := range []string{
+		"worker", "Worker.example:8000", "a_b", "127.0.0.1:81", "bücher.example", "BÜCHER.example:8000", "[::1]",
+		"[::1]:8000", "[fe80::1%eth0]", "[fe80::1%eth0]:8000",
+	} {
+		var dialled string
+		dial := func(ctx context.Context, network, address string) (net.Conn, error) {
+			dialled = address
+			return new(net.Dialer).DialContext(ctx, network, strings.TrimPrefix(server.URL, "http://"))
+		}
+		d := newTestDirect(t)
+		d.dial = dial
+		transport := &http.Transport{DialContext: dial, DisableKeepAlives: true}
+		var seen [2]string
+		for i, way := range []http.RoundTripper{d, transport} {
+			r, _ := outgoing(t.Context(), host, "body")
+			answer, err := way.RoundTrip(r)
+			if err != nil {
+				t.Fatalf("%s: %v", host, err)
+			}
+			_ = answer.Body.Close()
+			seen[i] = dialled + ", Host: " + <-hosts
+		}
+		if seen[0] != seen[1] {
+			t.Errorf("%s becomes %s, want %s", host, seen[0], seen[1])
+		}
+	}
+}
+
 // What ends an answer decides whether its connection has another.
 func TestConnectionsAreKeptAsTheirAnswersAllow(t *testing.T) {
 	t.Parallel()

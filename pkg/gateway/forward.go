@@ -150,7 +150,7 @@ func (c *call) reader() io.ReadCloser {
 func keptBack(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
-		"Upgrade", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id",
+		"Upgrade", "Expect", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id",
 		"X-Api-Key":
 		return true
 	}

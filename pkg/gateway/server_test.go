@@ -640,8 +640,10 @@ func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
 		seen <- r.Header.Clone()
 		workertest.Says(200, "{}")(w, r)
 	})
-	p.post(chat, `{"model":"m"}`, "Connection", "x-hop, X-Other", "X-Hop", "1", "X-Other", "2", "X-End", "3")
-	if got := <-seen; got.Get("X-Hop") != "" || got.Get("X-Other") != "" || got.Get("X-End") != "3" {
+	p.post(chat, `{"model":"m"}`, "Connection", "x-hop, X-Other", "X-Hop", "1", "X-Other", "2", "X-End", "3",
+		"Expect", "100-continue")
+	if got := <-seen; got.Get("X-Hop") != "" || got.Get("X-Other") != "" || got.Get("Expect") != "" ||
+		got.Get("X-End") != "3" {
 		t.Errorf("the worker got %v", got)
 	}
 }
