@@ -15,6 +15,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/net/http2"
@@ -72,6 +73,45 @@ func TestInstanceThatHangsBehindItsHeadIsGivenUp(t *testing.T) {
 				}
 			}
 			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+		})
+	}
+}
+
+// late is a transport whose answers have their heads when the limit of the first byte is over, and no byte behind them.
+type late struct{ by time.Duration }
+
+func (l late) RoundTrip(r *http.Request) (*http.Response, error) {
+	_ = r.Body.Close()
+	time.Sleep(l.by)
+	body, end := io.Pipe()
+	context.AfterFunc(r.Context(), func() { _ = end.CloseWithError(context.Cause(r.Context())) })
+	return &http.Response{
+		StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"text/event-stream"}}, ContentLength: -1, Body: body,
+	}, nil
+}
+
+// A head that comes in the moment in which its limit ends the call is late, and no silence behind a head.
+func TestHeadAtItsLimitIsLate(t *testing.T) {
+	t.Parallel()
+	for range 200 { // the order of the two is chance
+		synctest.Test(t, func(t *testing.T) {
+			const limit = time.Second
+			policy := DefaultPolicy()
+			policy.FirstByteMax, policy.SilenceMax = worker.Seconds(limit), worker.Seconds(limit)
+			g := New(Config{Open: true})
+			g.transport = late{limit}
+			g.SetModels([]ModelState{{
+				Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, AbortStops: true, Policy: policy,
+				Instances: []InstanceState{{ID: 1, Address: "http://worker", Slots: 1, Usable: true}},
+			}})
+			g.Fixed()
+			w, began := httptest.NewRecorder(), time.Now()
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, chat, strings.NewReader(`{"model":"m"}`))
+			g.ServeHTTP(w, r)
+			inTime := time.Since(began) > limit // its silence has ended it
+			if !inTime && (w.Code != http.StatusBadGateway || !strings.Contains(w.Body.String(), errFirstByte.Error())) {
+				t.Errorf("got %d %s", w.Code, w.Body.String())
+			}
 		})
 	}
 }

@@ -91,8 +91,11 @@ func (c *call) attempt(ctx context.Context) result {
 		return c.broken(ctx, err, c.sent.Load(), time.Since(c.began))
 	}
 	defer answer.Body.Close()
+	if !c.limit.Stop() {
+		cancel(errFirstByte) // as the limit does in this moment: the head is late
+		return c.broken(ctx, errFirstByte, true, time.Since(c.began))
+	}
 	// From the head of the answer on the limit is that of silence.
-	c.limit.Stop()
 	c.headed.Store(true)
 	if silence := policy.SilenceMax.Duration(); silence > 0 {
 		c.limit.Reset(silence)
