@@ -31,7 +31,7 @@ func (s *server) mount() error {
 		if err != nil {
 			return fmt.Errorf("gateway.webhook_key: %w", err)
 		}
-		vault := webhook.NewVault(key, worker.SecretStore{}.Read)
+		vault := webhook.NewVault(key, worker.SecretStore{Dir: g.Secrets}.Read)
 		c.Secret = func(ctx context.Context, owner string) (string, error) {
 			secrets, err := webhook.ClientSecrets(ctx, s.pool, vault, owner)
 			if err != nil {

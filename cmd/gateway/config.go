@@ -34,6 +34,7 @@ type Gateway struct {
 	APIURL      string        `koanf:"api_url" help:"address of a leader for clients, for the Location of entries; empty: a path without a host"`
 	PublicURL   string        `koanf:"public_url" help:"address of the gateway for clients; empty: each request's"`
 	Callback    Callback      `koanf:"callback"`
+	Secrets     string        `koanf:"secrets" help:"as tasknode.secrets, for headers of models"`
 	WebhookKey  string        `koanf:"webhook_key" help:"as tasknode.webhook.key, to show clients the secret of theirs"`
 	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
 	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
@@ -80,7 +81,7 @@ func defaults() Config {
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
 			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20,
-			Remember: 10_000, Callback: Callback{AllowNetworks: privateNetworks},
+			Remember: 10_000, Secrets: worker.SecretsDir, Callback: Callback{AllowNetworks: privateNetworks},
 		},
 	}
 }

@@ -87,7 +87,7 @@ func (s *server) config() gateway.Config {
 	g := s.cfg.Gateway
 	return gateway.Config{
 		Open: g.Open, BodyMax: g.BodyBytes, BodiesMax: g.AllBytes, WaitingMax: g.WaitBytes, Remember: g.Remember,
-		Log: s.log, Observer: s.observer,
+		Log: s.log, Observer: s.observer, Secrets: worker.SecretStore{Dir: g.Secrets},
 	}
 }
 

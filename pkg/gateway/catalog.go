@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"errors"
-	"log/slog"
 	"net/http"
 	"net/url"
 	"slices"
@@ -82,7 +81,7 @@ type models struct {
 }
 
 // set replaces the models. Pools of models that stay keep their requests.
-func (m *models) set(list []ModelState, log *slog.Logger, open func(name string, policy PoolPolicy) *gate) {
+func (m *models) set(list []ModelState, config Config, open func(name string, policy PoolPolicy) *gate) {
 	fresh := &catalog{routes: map[string]*route{}}
 	if m.gates == nil {
 		m.gates = map[string]*gate{}
@@ -101,9 +100,9 @@ func (m *models) set(list []ModelState, log *slog.Logger, open func(name string,
 			p.SetStarts(now, s.Starts)
 			p.SetInstances(now, s.Instances)
 		})
-		headers, err := worker.ResolveHeaders(s.Headers)
+		headers, err := worker.ResolveHeaders(s.Headers, config.Secrets)
 		if err != nil {
-			log.Error("a header of a model cannot be read: its requests are refused", "model", s.Name, "error", err)
+			config.Log.Error("a header of a model cannot be read: its requests are refused", "model", s.Name, "error", err)
 		}
 		s.headers, s.unread = headers, unread(err)
 		own := &route{model: s, remote: s.Remote, gate: g}

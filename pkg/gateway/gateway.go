@@ -21,6 +21,7 @@ type Config struct {
 	WaitingMax int64 // bytes of all requests that wait: 256 MiB
 	Remember   int   // requests that explain knows: 10,000
 	Log        *slog.Logger
+	Secrets    worker.SecretStore // that headers of models may refer to
 
 	Push     Pusher          // for requests that prefer respond-async; nil: they are refused
 	Charge   Charger         // for what calls took; may be nil
@@ -109,8 +110,9 @@ func New(config Config) *Gateway {
 	config.BodiesMax = cmp.Or(config.BodiesMax, 1<<30)
 	config.WaitingMax = cmp.Or(config.WaitingMax, 256<<20)
 	config.Remember = cmp.Or(config.Remember, 10_000)
+	config.Log = cmp.Or(config.Log, slog.Default())
 	g := &Gateway{
-		config: config, log: cmp.Or(config.Log, slog.Default()), transport: newTransport(),
+		config: config, log: config.Log, transport: newTransport(),
 		ring: newRing(config.Remember), budget: byteBudget{most: config.WaitingMax},
 		bodies: bodyBudget{most: config.BodiesMax},
 	}
@@ -122,7 +124,7 @@ func New(config Config) *Gateway {
 func (g *Gateway) SetModels(list []ModelState) {
 	g.catching.Lock()
 	defer g.catching.Unlock()
-	g.models.set(list, g.log, func(name string, policy PoolPolicy) *gate {
+	g.models.set(list, g.config, func(name string, policy PoolPolicy) *gate {
 		return newGate(name, policy, &g.budget, g.need, g.spare)
 	})
 	g.ready.Store(true)

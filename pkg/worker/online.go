@@ -26,11 +26,11 @@ func ClassifyFirstEvent(data, request []byte) (o Outcome, ok bool) {
 	return errorAfterOK(data, request, false), true
 }
 
-// ResolveHeaders reads the headers of a model with their secrets in place: env:NAME and file:/path as
+// ResolveHeaders reads the headers of a model with their secrets of the store in place: env:NAME and file:/path as
 // whole values, ${env:NAME} within. References that cannot be read, and names and values that HTTP does not
 // allow, are an error: a *HeaderError.
-func ResolveHeaders(headers map[string]string) (http.Header, error) {
-	resolved, err := resolveHeaders(headers, ReadSecret)
+func ResolveHeaders(headers map[string]string, secrets SecretStore) (http.Header, error) {
+	resolved, err := resolveHeaders(headers, secrets.Read)
 	for name, values := range resolved {
 		if !httpguts.ValidHeaderFieldName(name) {
 			return nil, &HeaderError{Header: strconv.Quote(name), Err: errors.New("it is not the name of a header")}
