@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"html/template"
-	"math"
 	"slices"
 	"strings"
 	"time"
@@ -98,11 +97,11 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 	// Samples miss failures before the first of them, the read those beyond its bound.
 	failed = max(failed, trends.total.failures())
 	v.Failed = failed
-	if ended := trends.total.ended(); ended > 0 {
-		share := min(1, float64(v.Failed)/ended)
+	if trends.gone > 0 {
+		share := min(1, float64(v.Failed)/float64(trends.gone))
 		v.Errors = &share
 	}
-	flow := stateFlow(d.cfg.Path, queues, trends.total, failed, v.In, v.Out)
+	flow := stateFlow(d.cfg.Path, queues, trends, failed, v.In, v.Out)
 	v.Flow, v.FlowData, v.Balanced = flow.HTML(), picture.Data(flow.Table()), flow.Balanced()
 	rows := queueRows(queues, trends)
 	slices.SortStableFunc(rows, func(a, b queueRow) int { return cmp.Compare(b.busy(), a.busy()) })
@@ -111,7 +110,7 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 }
 
 // stateFlow is the picture of the states of some queues.
-func stateFlow(root string, queues []operator.Queue, over trend, failed int64, in,
+func stateFlow(root string, queues []operator.Queue, over trends, failed int64, in,
 	out *float64,
 ) picture.StateFlow {
 	f := picture.StateFlow{In: in, DoneNote: "last 15 min"}
@@ -126,13 +125,14 @@ func stateFlow(root string, queues []operator.Queue, over trend, failed int64, i
 	}
 	// Entries that fail leave the table as well: the others of those that left are done, expired or
 	// cancelled.
-	if seconds := over.known().Seconds(); seconds > 0 && out != nil {
+	known := over.total.known()
+	if seconds := known.Seconds(); seconds > 0 && out != nil {
 		failing := float64(failed) / seconds
 		done := max(0, *out-failing)
 		f.FailedRate, f.Finished = &failing, &done
 	}
-	f.Done.Count = int64(max(0, math.Round(over.ended()-float64(failed))))
-	if over.known() == 0 {
+	f.Done.Count = max(0, over.gone-failed)
+	if known == 0 && over.gone == 0 {
 		f.DoneNote = "no samples yet"
 	}
 	f.Initial.Href, f.Waiting.Href = root+"entries?state=initial", root+"entries?state=pending"

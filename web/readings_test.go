@@ -3,10 +3,11 @@ package web
 import (
 	"context"
 	"fmt"
-	"math"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // A change is on every page within a beat and the time of a read, whenever it happens and however late in its beat the
@@ -99,12 +100,14 @@ func TestReadingsAreBoundedByTheirBytes(t *testing.T) {
 // Entries that are done are counted by the samples of the leader, which come every few seconds.
 func TestNothingIsCalledDoneBeforeTheFirstSample(t *testing.T) {
 	t.Parallel()
-	before := stateFlow("/ui/", nil, trend{}, 0, nil, nil)
+	before := stateFlow("/ui/", nil, trends{}, 0, nil, nil)
 	if before.DoneNote != "no samples yet" {
 		t.Errorf("without a sample the count of done entries is explained by %q", before.DoneNote)
 	}
-	sampled := trend{at: []time.Time{time.Unix(0, 0)}, failed: []int64{0}, out: []float64{math.NaN()}}
-	if after := stateFlow("/ui/", nil, sampled, 0, nil, nil); after.DoneNote != "last 15 min" {
-		t.Errorf("with a sample: %q", after.DoneNote)
+	first := time.Unix(0, 0)
+	point := operator.TrendPoint{Queue: "work", At: first.Add(trendOver), Failed: 3, Gone: 203}
+	open := gather([]operator.TrendPoint{point}, first, trendStep)
+	if after := stateFlow("/ui/", nil, open, 3, nil, nil); after.DoneNote != "last 15 min" || after.Done.Count != 200 {
+		t.Errorf("203 entries left in a step that is not over, 3 of them failed: done %d, %q", after.Done.Count, after.DoneNote)
 	}
 }

@@ -48,6 +48,7 @@ type trend struct {
 type trends struct {
 	of    map[string]trend
 	total trend
+	gone  int64 // entries that left the queues, also in the step that is not over
 }
 
 // trends returns the last minutes of all queues.
@@ -61,15 +62,19 @@ func (d *Dashboard) trends(ctx context.Context) (trends, error) {
 	})
 }
 
-// gather arranges points by steps of time. The step that is not over yet is left out: its mean
-// still changes.
+// gather arranges points by steps of time. Of the step that is not over yet it takes the count of
+// entries alone: its means still change.
 func gather(points []operator.TrendPoint, from time.Time, step time.Duration) trends {
 	first := from.Truncate(step)
 	n := int(trendOver / step)
 	all := trends{of: map[string]trend{}, total: newTrend(first, n, step)}
 	for _, p := range points {
 		i := int(p.At.Sub(first) / step)
-		if i < 0 || i >= n {
+		if i < 0 {
+			continue
+		}
+		all.gone += p.Gone
+		if i >= n {
 			continue
 		}
 		t, found := all.of[p.Queue]
@@ -123,17 +128,6 @@ func (t trend) failures() int64 {
 			n += max(0, failed-before)
 		}
 		before = failed
-	}
-	return n
-}
-
-// ended returns how many entries left their queues, by the rates of the samples.
-func (t trend) ended() float64 {
-	var n float64
-	for i, out := range t.out {
-		if !math.IsNaN(out) && i+1 < len(t.at) {
-			n += out * t.at[i+1].Sub(t.at[i]).Seconds()
-		}
 	}
 	return n
 }

@@ -17,20 +17,25 @@ type TrendPoint struct {
 	HeadAgeSeconds *float64  `json:"head_age_seconds"` // the largest
 	InPerSecond    *float64  `json:"in_per_second"`
 	OutPerSecond   *float64  `json:"out_per_second"`
+	// Gone is the number of entries that left the queue since the sample before the step, or since
+	// the first sample of the period.
+	Gone int64 `json:"gone"`
 }
 
 // trendsSQL reads samples of the period $1 by the primary key, and groups them by steps of $2
 // seconds.
 const trendsSQL = `
 SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.head_age_seconds,
-       s.in_per_second, s.out_per_second
+       s.in_per_second, s.out_per_second, s.gone
   FROM penstock.queue q CROSS JOIN LATERAL (
        SELECT to_timestamp(floor(extract(epoch FROM x.at) / $2::float8) * $2::float8) AS at,
               avg(x.initial)::float8 AS initial, avg(x.pending)::float8 AS pending,
               avg(x.computing)::float8 AS computing,
               max(x.failed) AS failed, max(x.head_age) AS head_age_seconds,
-              avg(x.in_per_second) AS in_per_second, avg(x.out_per_second) AS out_per_second
-         FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second
+              avg(x.in_per_second) AS in_per_second, avg(x.out_per_second) AS out_per_second,
+              sum(x.gone)::bigint AS gone
+         FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second,
+                      greatest(gone - lag(gone) OVER (ORDER BY at), 0) AS gone
                  FROM penstock.sample
                 WHERE queue_id = q.id AND at > statement_timestamp() - $1::interval
                 ORDER BY at DESC LIMIT 1000) x
