@@ -90,7 +90,7 @@ var texts = map[NoteCode]string{
 	NoteHold:        "not below %.0f for another %.0f s",
 	NoteWanted:      "%.0f was wanted within the last %.0f s",
 	NoteFull:        "with fewer than %.0f the %.0f running would fill more than 85 %%",
-	NoteIdle:        "the last instance is idle for %.0f s of %.0f s",
+	NoteIdle:        "no work: one is kept, idle for %.0f s of %.0f s",
 	NoteRateUp:      "%.0f wanted, at most %.0f at a time",
 	NoteSlowStart:   "wanted %.0f, at most %.0f until the first is ready",
 	NoteRateDown:    "wanted %.0f, at most down to %.0f this minute",
