@@ -6,7 +6,8 @@ import (
 )
 
 // promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A
-// retried or deferred entry gets a new position, after the ready rows that exist when it comes due.
+// retried or deferred entry gets a new position, after the ready rows that exist when it comes due, and
+// of those that come due together in the order of their times: an update would draw positions in the order of the disk.
 // Rows locked by other transactions are skipped until the next call. Waiting entries of cron jobs
 // are skipped: the cron engine promotes them, since it applies the policies for missed times. Lock
 // keys that waited for a token bucket become ready.
@@ -18,11 +19,14 @@ WITH due AS MATERIALIZED (
      ORDER BY due_at, id
      LIMIT $2::int
        FOR UPDATE SKIP LOCKED
+), placed AS MATERIALIZED (
+    SELECT row, nextval('penstock.entry_id_seq') AS pos FROM due
 ), fresh AS (
     UPDATE penstock.entry_X e
-       SET status = 'pending', pos = nextval('penstock.entry_id_seq')
-     WHERE e.ctid = ANY (ARRAY(SELECT row FROM due))
-    RETURNING id, priority, flow, lock_key, pos
+       SET status = 'pending', pos = p.pos
+      FROM placed p
+     WHERE e.ctid = p.row
+    RETURNING e.id, e.priority, e.flow, e.lock_key, e.pos
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
     SELECT $1, priority, flow, pos, id FROM fresh WHERE lock_key IS NULL AND priority >= 0

@@ -337,6 +337,19 @@ func TestTwoPromotersShareTheDue(t *testing.T) {
 	}
 }
 
+// Entries that come due together are placed by when each is due, wherever their rows are on the disk, and behind what was
+// accepted before.
+func TestDueEntriesAreInLineByWhenTheyAreDue(t *testing.T) {
+	b := newBed(t, Config{})
+	far := time.Now().Add(time.Hour)
+	ids := b.pushAll(b.pool, Push{DueAt: far}, Push{DueAt: far}, Push{DueAt: far}, Push{DueAt: far, LockKey: "K"}, Push{})
+	b.exec(b.pool, `UPDATE penstock.entry SET due_at = clock_timestamp() - id * interval '1 second' WHERE due_at IS NOT NULL`)
+	if n, err := b.q.Promote(b.ctx, 9); n != 4 || err != nil {
+		t.Fatalf("promoted %d (%v), want 4", n, err)
+	}
+	b.want(entryIDs(b.claim(9)...), []EntryID{ids[4], ids[3], ids[2], ids[1], ids[0]})
+}
+
 func TestFinishTxCommitsWithTheHandlersEffects(t *testing.T) {
 	b := newBed(t, Config{})
 	b.exec(b.pool, `CREATE TABLE public.effect (n int)`)
