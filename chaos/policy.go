@@ -56,7 +56,7 @@ type policy struct {
 	faults  []pgproxy.Fault           // one of them is drawn
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
-	delayed []judge.Disturbance       // answers of elections and recoveries that were lost or came late
+	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
 }
 
 // baseChance is the share of transactions of each kind that meet a fault at their commit at any
@@ -222,16 +222,36 @@ func (p *policy) leastTried(site string) string {
 	return least
 }
 
-// Happened implements pgproxy.Policy.
-func (p *policy) Happened(_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from, to time.Time) {
+// Happened implements pgproxy.Policy. A fault counts as soon as it takes effect.
+func (p *policy) Happened(
+	_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+) (over func(to time.Time)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if kind == pgproxy.Recover || kind == pgproxy.Elect {
-		p.delayed = append(p.delayed, judge.Disturbance{
-			What: string(kind) + ": " + fault.String(), From: from, To: to,
-		})
-	}
 	p.happens[faultKey{kind, fault.String()}]++
+	if kind != pgproxy.Recover && kind != pgproxy.Elect {
+		return func(time.Time) {}
+	}
+	i := len(p.delayed)
+	p.delayed = append(p.delayed, judge.Disturbance{What: string(kind) + ": " + fault.String(), From: from})
+	return func(to time.Time) {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.delayed[i].To = to
+	}
+}
+
+// heldUp are the times for which leaders were kept waiting for answers; one that still waits does so until now.
+func (p *policy) heldUp(now time.Time) []judge.Disturbance {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	list := slices.Clone(p.delayed)
+	for i := range list {
+		if list[i].To.IsZero() {
+			list[i].To = now
+		}
+	}
+	return list
 }
 
 // Committed implements pgproxy.Policy.

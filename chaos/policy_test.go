@@ -14,18 +14,22 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	for _, kind := range []pgproxy.Kind{pgproxy.Recover, pgproxy.Elect} {
 		for _, fault := range []pgproxy.Fault{pgproxy.Swallow, pgproxy.Late, pgproxy.Mute, pgproxy.Slow} {
 			p := newPolicy(1, false)
-			p.Happened(nil, kind, fault, now, now.Add(9*time.Second))
-			if len(p.delayed) != 1 {
-				t.Fatalf("%s, %v: %d disturbances", kind, fault, len(p.delayed))
+			over := p.Happened(nil, kind, fault, now)
+			list := p.heldUp(now.Add(4 * time.Second))
+			if len(list) != 1 || !list[0].From.Equal(now) || !list[0].To.Equal(now.Add(4*time.Second)) {
+				t.Fatalf("%s, %v: while it lasts: %+v", kind, fault, list)
 			}
-			if d := p.delayed[0]; !d.From.Equal(now) || !d.To.Equal(now.Add(9*time.Second)) {
+			over(now.Add(9 * time.Second))
+			list = p.heldUp(now.Add(time.Hour))
+			if d := list[0]; len(list) != 1 || !d.From.Equal(now) || !d.To.Equal(now.Add(9*time.Second)) {
 				t.Errorf("%s, %v: from %v to %v", kind, fault, d.From.Sub(now), d.To.Sub(now))
 			}
 		}
 	}
 	p := newPolicy(1, false)
-	if p.Happened(nil, pgproxy.Push, pgproxy.Slow, now, now); len(p.delayed) != 0 {
-		t.Errorf("a push: %v", p.delayed)
+	p.Happened(nil, pgproxy.Push, pgproxy.Slow, now)(now)
+	if list := p.heldUp(now); len(list) != 0 {
+		t.Errorf("a push: %v", list)
 	}
 }
 
@@ -46,7 +50,7 @@ func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
 				for due[kind] += float64(commits[kind]) / 320; due[kind] >= 1; due[kind]-- {
 					now := time.Now()
 					if d := p.Decide(link, pgproxy.Group{Kind: kind, Commits: true}); d.Fault != pgproxy.Pass {
-						p.Happened(link, kind, d.Fault, now, now)
+						p.Happened(link, kind, d.Fault, now)(now)
 					}
 				}
 			}

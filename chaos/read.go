@@ -128,8 +128,9 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	ticks := s.cfg.timetable()
 	h := &judge.History{
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
-		Jobs: ticks.jobs, Served: models, LocksMax: map[string]int{"limited": limitedLocks},
-		Effects: map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
+		LocksMax: map[string]int{"limited": limitedLocks},
+		Effects:  map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
 	for _, t := range s.tables {
@@ -158,8 +159,8 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	s.recorder.mu.Unlock()
 	s.policy.mu.Lock()
 	h.Beats = slices.Clone(s.policy.beats)
-	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.delayed...)
 	s.policy.mu.Unlock()
+	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
 	if s.standby != nil && !s.standby.sync {
 		h.Forked = s.standby.forked
 	}
@@ -179,6 +180,7 @@ type event struct {
 	Entry, Token, Last, Node, Op int64
 	Attempt, Crashes             int
 	Key, Outcome, Nonce, Class   string
+	Due                          *time.Time
 }
 
 func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
@@ -196,7 +198,8 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id
 	const sql = `
 SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
        coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
-       coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, '')
+       coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, ''),
+       e.due
   FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
 	rows, err := s.db.pool.Query(ctx, sql)
 	if err != nil {
@@ -229,6 +232,9 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		}
 	}
 	for _, e := range events {
+		if p, changed := s.place(&e); changed {
+			h.Places = append(h.Places, p)
+		}
 		switch e.What {
 		case "grant":
 			h.Grants = append(h.Grants, judge.Grant{
@@ -247,6 +253,26 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		}
 	}
 	return s.readEffects(ctx, h)
+}
+
+// place is where a solo entry is since an event, if it changed that. Where the server's clock jumped no time is known.
+func (s *site) place(e *event) (p judge.Place, changed bool) {
+	p = judge.Place{Seq: e.Seq, Queue: e.Queue, Entry: e.Entry, At: e.At}
+	switch {
+	case e.What == "ready":
+		p.Position = e.Last
+		if e.Due != nil {
+			p.At = later(p.At, *e.Due) // it was handed back, to be claimed again from then on
+		}
+	case (e.What == "later" || e.What == "entry") && e.Key == "" && e.Due != nil:
+		p.Due = *e.Due
+	default:
+		return p, false
+	}
+	if s.cfg.clock {
+		p.At, p.Due = time.Time{}, time.Time{}
+	}
+	return p, true
 }
 
 func (s *site) readEffects(ctx context.Context, h *judge.History) error {

@@ -16,7 +16,8 @@ CREATE TABLE judge.event (
     crashes  int,
     outcome  text,
     nonce    text,
-    class    text
+    class    text,
+    due      timestamptz
 );
 CREATE TABLE judge.effect (op bigint NOT NULL);
 CREATE TABLE judge.part (b bigint NOT NULL, i int NOT NULL);
@@ -25,13 +26,23 @@ CREATE TABLE judge.client_row (op bigint PRIMARY KEY);
 CREATE FUNCTION judge.on_entry() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
-        INSERT INTO judge.event (what, queue_id, entry_id, key, op)
+        INSERT INTO judge.event (what, queue_id, entry_id, key, op, due)
         VALUES ('entry', NEW.queue_id, NEW.id, NEW.lock_key,
-                CASE WHEN jsonb_typeof(NEW.payload) = 'object' THEN (NEW.payload->>'op')::bigint END);
+                CASE WHEN jsonb_typeof(NEW.payload) = 'object' THEN (NEW.payload->>'op')::bigint END,
+                CASE WHEN NEW.status = 'initial' THEN NEW.due_at END);
+    ELSIF TG_OP = 'UPDATE' THEN
+        INSERT INTO judge.event (what, queue_id, entry_id, key, due)
+        VALUES ('later', NEW.queue_id, NEW.id, NEW.lock_key, NEW.due_at);
     ELSE
         INSERT INTO judge.event (what, queue_id, entry_id, key, attempt, crashes)
         VALUES ('gone', OLD.queue_id, OLD.id, OLD.lock_key, OLD.attempt, OLD.crashes);
     END IF;
+    RETURN NULL;
+END $$;
+CREATE FUNCTION judge.on_ready() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO judge.event (what, queue_id, entry_id, last, due)
+    VALUES ('ready', NEW.queue_id, NEW.entry_id, NEW.pos, NEW.not_before);
     RETURN NULL;
 END $$;
 CREATE FUNCTION judge.on_lock() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -71,6 +82,10 @@ BEGIN
 END $$;
 CREATE TRIGGER judge AFTER UPDATE ON penstock.leader FOR EACH ROW EXECUTE FUNCTION judge.on_leader();
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.entry FOR EACH ROW EXECUTE FUNCTION judge.on_entry();
+CREATE TRIGGER judge_later AFTER UPDATE ON penstock.entry FOR EACH ROW
+    WHEN (NEW.status = 'initial' AND OLD.status <> 'initial') EXECUTE FUNCTION judge.on_entry();
+CREATE TRIGGER judge AFTER INSERT ON penstock.ready FOR EACH ROW
+    WHEN (NEW.entry_id IS NOT NULL) EXECUTE FUNCTION judge.on_ready();
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
 CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();
 CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_failure();

@@ -30,6 +30,7 @@ type History struct {
 	Grants     []Grant
 	Insertions []Insertion
 	Endings    []Ending
+	Places     []Place
 	Beats      []Beat
 	Deaths     []Death
 	Samples    []Sample
@@ -45,6 +46,7 @@ type History struct {
 
 	Served   []string       // queues whose entries workers run
 	Jobs     []string       // schedules
+	Lanes    []string       // queues whose solo entries are of one priority and one flow
 	LocksMax map[string]int // how many locks a queue may have at once
 
 	// Forked is when two primaries took writes of which only those of one were kept: what was told

@@ -77,18 +77,38 @@ func good() *History {
 		h.Endings = append(h.Endings, e)
 	}
 	h.Grants = []Grant{
-		{1, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0},
+		{10, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0},
 		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0},
-		{3, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0},
-		{4, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0},
-		{5, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0},
-		{6, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0},
-		{7, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0},
+		{30, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0},
+		{40, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0},
+		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0},
+		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0},
+		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0},
+	}
+	h.Lanes = []string{"solo", "work"}
+	h.Places = []Place{
+		{Seq: 21, Queue: "solo", Entry: 13, At: at(14), Due: at(20)},
+		{Seq: 22, Queue: "work", Entry: 15, Position: 15, At: at(14)},
+		{Seq: 23, Queue: "solo", Entry: 16, Position: 16, At: at(14)},
+		{Seq: 24, Queue: "solo", Entry: 13, Position: 17, At: at(21)},
+		{Seq: 31, Queue: "solo", Entry: 13, At: at(60), Due: at(62)},
+		{Seq: 32, Queue: "solo", Entry: 13, Position: 18, At: at(63)},
+		{Seq: 65, Queue: "solo", Entry: 13, Position: 18, At: at(4980)}, // recovered
 	}
 	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
 	}
 	return h
+}
+
+// overtake lets an entry that is in line first be granted 11 s after it was there, and one behind it half a second before.
+func overtake(h *History) {
+	h.Places = append(h.Places,
+		Place{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
+		Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
+	h.Grants = append(h.Grants,
+		Grant{303, "solo", "#42", 342, 42, 1, "n1", at(20_500), time.Time{}, 0},
+		Grant{304, "solo", "#41", 341, 41, 1, "n1", at(21_000), time.Time{}, 0})
 }
 
 func broken(h *History) map[string]int {
@@ -128,6 +148,9 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"a result is what its own call answered":            func(h *History) { h.Endings[0].Nonce = "z" },
 		"entries of a key start in the order of acceptance": func(h *History) { h.Calls[0].Begin = at(55) },
 		"one key's history is that of a queue":              func(h *History) { h.Calls[0].Begin = at(55) },
+		"an entry that comes back has its place":            func(h *History) { h.Places[6].Position = 19 },
+		"a due entry comes in line":                         func(h *History) { h.Places[5].At = at(5300) },
+		"no entry in line is overtaken for long":            func(h *History) { overtake(h) },
 		"attempts are errors":                               func(h *History) { h.Endings[0].Attempt = 1 },
 		"crashes are deaths of nodes that had it":           func(h *History) { h.Endings[2].Crashes = 3 },
 		"failures have a cause":                             func(h *History) { h.Endings[0].Outcome = "failed" },
@@ -173,6 +196,50 @@ func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
 	}
 }
 
+// An entry that is tried again is in line by when it is due.
+func TestAPlaceByDueTimeIsBehindWhatWasAcceptedBefore(t *testing.T) {
+	const promise = "an entry that comes back has its place"
+	later := func(ms int, position int64) func(h *History) {
+		return func(h *History) {
+			h.Tolerance = 0
+			h.Pushes = append(h.Pushes, Push{Op: 8, Queue: "solo", Told: true, Entry: 43, Called: at(ms), Returned: at(ms + 1)})
+			h.Places = append(h.Places, Place{Seq: 300, Queue: "solo", Entry: 43, Position: position, At: at(ms + 1)})
+		}
+	}
+	for name, c := range map[string]struct {
+		spoil func(h *History)
+		wrong bool
+	}{
+		"accepted before its time, before it":    {later(30, 17), false},
+		"accepted before its time, behind it":    {later(30, 19), true},
+		"pushed once it is in line, behind it":   {later(70, 19), false},
+		"pushed once it is in line, before it":   {later(70, 16), true},
+		"pushed at the time, on either side (1)": {later(62, 17), false},
+		"pushed at the time, on either side (2)": {later(62, 19), false},
+	} {
+		h := good()
+		c.spoil(h)
+		if found := broken(h)[promise] > 0; found != c.wrong {
+			t.Errorf("%s: found wrong: %v", name, found)
+		}
+	}
+}
+
+// What disturbs the database or the leader excuses an entry that waits meanwhile, and no other time does.
+func TestOvertakingIsJudgedByTimeWithoutDisturbance(t *testing.T) {
+	const promise = "no entry in line is overtaken for long"
+	h := good()
+	overtake(h)
+	h.Disturbances = []Disturbance{{"a", at(9000), at(10_200)}, {"b", at(10_100), at(10_600)}, {"c", at(21_000), at(30_000)}}
+	if found := broken(h); found[promise] != 0 {
+		t.Error("an entry is reported that was overtaken 9.9 s after the disturbance")
+	}
+	h.Disturbances = h.Disturbances[2:]
+	if found := broken(h); found[promise] == 0 {
+		t.Error("a disturbance that came after the grant excuses it")
+	}
+}
+
 // A node that is stopped while a worker answers takes it for a timeout, and only then.
 // Each of these once passed a judge.
 func TestWhatJudgesDidNotSee(t *testing.T) {
@@ -190,7 +257,7 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 			h.Jobs = append(h.Jobs, "other")
 		}},
 		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
-			h.Grants = append(h.Grants, Grant{8, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 9})
+			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90})
 		}},
 		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
 			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1

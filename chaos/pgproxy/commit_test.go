@@ -29,7 +29,9 @@ func (c *counting) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision
 	return pgproxy.Decision{Fault: pgproxy.Swallow}
 }
 
-func (c *counting) Happened(*pgproxy.Link, pgproxy.Kind, pgproxy.Fault, time.Time, time.Time) {}
+func (c *counting) Happened(*pgproxy.Link, pgproxy.Kind, pgproxy.Fault, time.Time) func(time.Time) {
+	return func(time.Time) {}
+}
 
 func (c *counting) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
 

@@ -20,7 +20,8 @@ import (
 type fate struct {
 	mu       sync.Mutex
 	decision pgproxy.Decision
-	reports  chan report // of faults that are over; nil: they are dropped
+	reports  chan report        // of faults that are over; nil: they are dropped
+	begun    chan pgproxy.Fault // of faults that took effect; nil: they are dropped
 }
 
 type report struct {
@@ -37,9 +38,16 @@ func (f *fate) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
 	return f.decision
 }
 
-func (f *fate) Happened(_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault, from, to time.Time) {
-	if f.reports != nil {
-		f.reports <- report{fault, from, to}
+func (f *fate) Happened(
+	_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+) (over func(to time.Time)) {
+	if f.begun != nil {
+		f.begun <- fault
+	}
+	return func(to time.Time) {
+		if f.reports != nil {
+			f.reports <- report{fault, from, to}
+		}
 	}
 }
 
@@ -198,7 +206,7 @@ func TestAProcessThatGivesUpIsHeldUpNoLonger(t *testing.T) {
 		}
 	}
 	cc := server.Config()
-	policy := &fate{reports: make(chan report, 8)}
+	policy := &fate{reports: make(chan report, 8), begun: make(chan pgproxy.Fault, 8)}
 	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)
 	link, err := proxy.Open(t.Context(), "n1")
 	if err != nil {
@@ -234,7 +242,8 @@ func TestAProcessThatGivesUpIsHeldUpNoLonger(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if c.givesUp {
+		if c.givesUp { // the fault is told of while it lasts
+			awaitFault(t, policy.begun, c.decision.Fault)
 			giveUp()
 		}
 		if err := <-ended; (err != nil) != c.givesUp {
@@ -246,11 +255,26 @@ func TestAProcessThatGivesUpIsHeldUpNoLonger(t *testing.T) {
 				t.Errorf("%v for %v: %v, for %v", c.decision.Fault, c.decision.Delay, r.fault, held)
 			}
 		case <-time.After(time.Minute):
-			t.Fatalf("%v for %v is not reported a minute after the process gave up", c.decision.Fault, c.decision.Delay)
+			t.Fatalf("%v for %v is not told to be over a minute after the process gave up", c.decision.Fault, c.decision.Delay)
+		}
+		if !c.givesUp {
+			awaitFault(t, policy.begun, c.decision.Fault)
 		}
 		policy.set(pgproxy.Decision{})
 		giveUp()
 		conn.Close(t.Context())
+	}
+}
+
+func awaitFault(t *testing.T, begun <-chan pgproxy.Fault, want pgproxy.Fault) {
+	t.Helper()
+	select {
+	case got := <-begun:
+		if got != want {
+			t.Errorf("told of %v, want %v", got, want)
+		}
+	case <-time.After(time.Minute):
+		t.Fatalf("%v is not told of", want)
 	}
 }
 

@@ -305,7 +305,12 @@ func (s *session) happened(g *group) {
 		g.from = time.Now()
 		g.to = g.from
 	}
-	s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, g.from, g.to)
+	s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, g.from)(g.to)
+}
+
+// began reports the fault of a group for which the process waits from now on, until the function is called.
+func (s *session) began(g *group) (over func(to time.Time)) {
+	return s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, time.Now())
 }
 
 // fatal are the classes after whose errors a server closes the connection.
@@ -435,20 +440,18 @@ func (s *session) complete(g *group, frame []byte) error {
 		s.happened(g)
 		return s.send(answer)
 	case Late:
-		g.from = time.Now()
+		over := s.began(g)
 		s.mu.Unlock()
 		s.wait(g.decision.Delay)
 		s.mu.Lock()
-		g.to = time.Now()
-		s.happened(g)
+		over(time.Now())
 		return s.send(answer)
 	case Mute:
-		g.from = time.Now()
+		over := s.began(g)
 		go func() {
 			s.wait(MuteMax)
 			s.close()
-			g.to = time.Now()
-			s.happened(g)
+			over(time.Now())
 		}()
 		return nil
 	case KillAfter:
