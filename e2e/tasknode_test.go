@@ -43,6 +43,38 @@ SELECT (SELECT beat_at + lease FROM penstock.node WHERE id = $1), c.at
 	p.spent(held)
 }
 
+// What recovery frees is at its old place, before all that waits: of the entries behind it no more are claimed than the
+// heir claims until it looks at the head of the lane again.
+func TestKilledNodesEntriesRunBeforeALongBacklog(t *testing.T) {
+	const slots, threads, backlog = 80, 20, 3000
+	p := newPlant(t, slots, worker.Model{Name: "echo"}, "--delay", "200ms")
+	m := p.watchMachine()
+	p.settled()
+	first := p.startNode("node_a", "--threads", fmt.Sprint(threads))
+	p.push(p.queue, backlog)
+	second := p.startNode("node_b")
+	eventually(t, time.Minute, "the node holds locks", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, first.id) >= threads
+	})
+	first.kill()
+	p.exec(`CREATE TABLE public.held AS SELECT last_entry_id AS entry_id FROM penstock.lock WHERE node_id = ` + fmt.Sprint(first.id))
+	held := p.query(`SELECT count(*) FROM public.held`)
+	if held < threads/2 {
+		t.Fatalf("the node died with %d locks: the test shows little", held)
+	}
+	p.ended(2 * time.Minute)
+	if n := p.query(`SELECT count(*) FROM public.claim c WHERE c.node_id = $1
+	                    AND c.entry_id > (SELECT max(entry_id) FROM public.held)
+	                    AND c.at < (SELECT beat_at + lease FROM penstock.node WHERE id = $2)`, second.id, first.id); n == 0 {
+		t.Error("nothing behind them was claimed before they were free: the test shows little")
+	}
+	p.within(m, "the latest claim after the lease lapsed", 2*time.Second, `
+SELECT (SELECT beat_at + lease FROM penstock.node WHERE id = $1), c.at
+  FROM public.held h JOIN public.claim c ON c.entry_id = h.entry_id AND c.node_id = $2
+ ORDER BY c.at DESC LIMIT 1`, first.id, second.id)
+	p.eachDoneOnce()
+}
+
 // Runs are short, so that locks wait on the node for its threads; then the worker answers nobody, and the node is killed.
 func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 	t.Parallel()
