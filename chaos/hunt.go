@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,11 +21,16 @@ import (
 
 // hunted is what became of one mutant.
 type hunted struct {
-	mutants.Mutant
-	by   []string // the promises that it broke, of those that it is meant to break
-	also []string // the others, with an example: a finding of the judges that is not about this bug
-	took time.Duration
-	runs int
+	mutants.Mutant `json:"-"`
+
+	Of      string    `json:"mutant"` // its name
+	By      []string  `json:"by"`     // the promises that it broke, of those that it is meant to break
+	Also    []string  `json:"also"`   // the others, with an example: a finding of the judges that is not about this bug
+	Seconds float64   `json:"seconds"`
+	Runs    int       `json:"runs"`
+	Seed    uint64    `json:"seed"`
+	Commit  string    `json:"commit"` // of the repository, without the bug
+	At      time.Time `json:"at"`
 }
 
 // Each run of a hunt is short; a mutant that was not caught is tried again with another seed until
@@ -37,46 +44,114 @@ var brokenLine = regexp.MustCompile(`(?m)^BROKEN  ([^:]+): (.*)`)
 
 // hunt builds the programs with one bug after another and runs the harness on each until a promise
 // is found broken. It prints a table and returns how many bugs were not found. only limits it to
-// mutants whose name contains that.
-func hunt(ctx context.Context, seed uint64, only string) (missed int, err error) {
-	all, err := mutants.All()
-	if err != nil {
-		return 0, err
-	}
+// mutants whose name contains that. results is a file to which each result is added at once: mutants that are in it
+// are not hunted again; empty for none.
+func hunt(ctx context.Context, seed uint64, only, results string) (missed int, err error) {
 	root, err := filepath.Abs("..")
 	if err != nil {
 		return 0, err
 	}
-	var table []hunted
-	for _, m := range all {
-		if !strings.Contains(m.Name, only) {
-			continue
-		}
-		h := hunted{Mutant: m}
+	commit, err := exec.CommandContext(ctx, "git", "-C", root, "describe", "--always", "--dirty").Output()
+	if err != nil {
+		return 0, fmt.Errorf("name the commit: %w", err)
+	}
+	table, err := readResults(results)
+	if err != nil {
+		return 0, err
+	}
+	left, err := toHunt(only, table)
+	if err != nil {
+		return 0, err
+	}
+	for _, m := range left {
+		h := hunted{Mutant: m, Of: m.Name, Seed: seed, Commit: strings.TrimSpace(string(commit)), At: time.Now().UTC()}
 		if err := h.chase(ctx, root, seed); err != nil {
 			return 0, err
 		}
-		fmt.Printf("%s: broken %q after %v\n", m.Name, h.by, h.took.Round(time.Second))
-		for _, finding := range h.also {
+		fmt.Printf("%s: broken %q after %.0fs\n", m.Name, h.By, h.Seconds)
+		for _, finding := range h.Also {
 			fmt.Printf("    beside it: %s\n", finding)
 		}
-		if len(h.by) == 0 {
-			missed++
+		if err := addResult(results, h); err != nil {
+			return 0, err
 		}
 		table = append(table, h)
 	}
-	w := tabwriter.NewWriter(os.Stdout, 0, 4, 2, ' ', 0)
-	fmt.Fprintln(w, "\nmutant\tbug\tfound by\tseconds\truns")
+	return printHunted(os.Stdout, table)
+}
+
+// toHunt are the mutants of which there is no result, those first that a run finds without waiting for lost entries.
+func toHunt(only string, known []hunted) ([]mutants.Mutant, error) {
+	all, err := mutants.All()
+	if err != nil {
+		return nil, err
+	}
+	all = slices.DeleteFunc(all, func(m mutants.Mutant) bool {
+		return !strings.Contains(m.Name, only) ||
+			slices.ContainsFunc(known, func(h hunted) bool { return h.Of == m.Name })
+	})
+	waits := func(m mutants.Mutant) int {
+		if slices.Contains(m.Breaks, "an accepted entry has an outcome") {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(all, func(a, b mutants.Mutant) int { return waits(a) - waits(b) })
+	return all, nil
+}
+
+func readResults(name string) (table []hunted, err error) {
+	text, err := os.ReadFile(name)
+	if name == "" || errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	all, err := mutants.All()
+	if err != nil {
+		return nil, err
+	}
+	for line := range bytes.Lines(text) {
+		var h hunted
+		if err := json.Unmarshal(line, &h); err != nil {
+			return nil, fmt.Errorf("read results of %s: %w", name, err)
+		}
+		for _, m := range all {
+			if m.Name == h.Of {
+				h.Mutant = m
+			}
+		}
+		table = append(table, h)
+	}
+	return table, nil
+}
+
+func addResult(name string, h hunted) error {
+	if name == "" {
+		return nil
+	}
+	line, err := json.Marshal(h)
+	if err != nil {
+		return err
+	}
+	f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(append(line, '\n'))
+	return errors.Join(err, f.Close())
+}
+
+func printHunted(out io.Writer, table []hunted) (missed int, err error) {
+	w := tabwriter.NewWriter(out, 0, 4, 2, ' ', 0)
+	fmt.Fprintln(w, "\nmutant\tbug\tfound by\tseconds\truns\tseed\tcommit\tbegun")
 	for _, h := range table {
-		fmt.Fprintf(
-			w,
-			"%s\t%s\t%s\t%.0f\t%d\n",
-			h.Name,
-			h.Bug,
-			strings.Join(h.by, ", "),
-			h.took.Seconds(),
-			h.runs,
-		)
+		if len(h.By) == 0 {
+			missed++
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%.0f\t%d\t%d\t%s\t%s\n", h.Of, h.Bug, strings.Join(h.By, ", "), h.Seconds, h.Runs,
+			h.Seed, h.Commit, h.At.Format(time.DateTime))
 	}
 	fmt.Fprintf(w, "\n%d of %d mutants were caught\n", len(table)-missed, len(table))
 	return missed, w.Flush()
@@ -103,7 +178,7 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 	if err != nil {
 		return err
 	}
-	for began := time.Now(); len(h.by) == 0 && time.Since(began) < huntMax; h.runs++ {
+	for began := time.Now(); len(h.By) == 0 && time.Since(began) < huntMax; h.Runs++ {
 		run := exec.CommandContext(
 			ctx,
 			self,
@@ -114,7 +189,7 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 			"-drain",
 			"60s",
 			"-seed",
-			fmt.Sprint(seed+uint64(h.runs)),
+			fmt.Sprint(seed+uint64(h.Runs)),
 		)
 		var out bytes.Buffer
 		run.Stdout, run.Stderr = &out, &out
@@ -122,13 +197,13 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 		if err := run.Run(); err != nil && !errors.As(err, &exit) {
 			return err
 		}
-		h.took = time.Since(began)
+		h.Seconds = time.Since(began).Seconds()
 		for _, match := range brokenLine.FindAllStringSubmatch(out.String(), -1) {
 			switch promise := match[1]; {
 			case !slices.Contains(h.Breaks, promise):
-				h.also = append(h.also, promise+": "+match[2])
-			case !slices.Contains(h.by, promise):
-				h.by = append(h.by, promise)
+				h.Also = append(h.Also, promise+": "+match[2])
+			case !slices.Contains(h.By, promise):
+				h.By = append(h.By, promise)
 			}
 		}
 		if ctx.Err() != nil {

@@ -32,6 +32,7 @@ func main() {
 		"build the programs with one known bug after another and see whether it is found",
 	)
 	only := flag.String("only", "", "with -mutants: those whose name contains this")
+	results := flag.String("results", "", "with -mutants: a file for results; those in it are not done again")
 	flag.Parse()
 	cfg.rare = cfg.rare || cfg.release
 	if cfg.seed == 0 {
@@ -39,7 +40,7 @@ func main() {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	if *hunting {
-		missed, err := hunt(ctx, cfg.seed, *only)
+		missed, err := hunt(ctx, cfg.seed, *only, *results)
 		stop()
 		end(err, missed > 0)
 	}
