@@ -6,9 +6,9 @@ import (
 )
 
 // promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A
-// retried or deferred entry gets a new position, after the ready rows that exist when it comes due, and
-// of those that come due together in the order of their times: an update would draw positions in the order of the disk.
-// Rows locked by other transactions are skipped until the next call. Waiting entries of cron jobs
+// retried or deferred entry gets a new position, after the ready rows that exist when it comes due.
+// Positions are drawn before the update, in the order of the due times: an update would draw them in
+// the order of its rows on the disk. The array leaves the planner no choice but a scan by tid. Rows locked by other transactions are skipped until the next call. Waiting entries of cron jobs
 // are skipped: the cron engine promotes them, since it applies the policies for missed times. Lock
 // keys that waited for a token bucket become ready.
 const promoteSQL = `
@@ -25,7 +25,7 @@ WITH due AS MATERIALIZED (
     UPDATE penstock.entry_X e
        SET status = 'pending', pos = p.pos
       FROM placed p
-     WHERE e.ctid = p.row
+     WHERE e.ctid = ANY (ARRAY(SELECT row FROM placed)) AND e.ctid = p.row
     RETURNING e.id, e.priority, e.flow, e.lock_key, e.pos
 ), solo AS (
     INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
