@@ -34,6 +34,7 @@ type recovered struct {
 	waits       []time.Duration // by step
 	calm        time.Duration   // from the last fault that concerns it until it was freed
 	elsewhere   time.Duration   // until the next grant of its key
+	retried     bool            // the node had recorded an error: the entry was in line anew when it was due
 }
 
 // recoveries follows each lock that a killed node held until it was freed and granted again.
@@ -52,6 +53,13 @@ func (s *site) recoveries(h *judge.History) []recovered {
 	for i := range h.Grants {
 		g := &h.Grants[i]
 		again[[2]string{g.Queue, g.Key}] = append(again[[2]string{g.Queue, g.Key}], g)
+	}
+	waits := map[string][]int64{} // for due times, by the key of the lock of a solo entry
+	for _, p := range h.Places {
+		if p.Position == 0 {
+			key := fmt.Sprintf("#%d", p.Entry)
+			waits[key] = append(waits[key], p.Seq)
+		}
 	}
 	away, faulty := disturbances(h)
 	causes := [][]span{nil, away, withoutTerm(h.Terms), s.suspensions(), faulty}
@@ -73,6 +81,9 @@ func (s *site) recoveries(h *judge.History) []recovered {
 			if next.Seq > g.FreedSeq {
 				r.waits[len(r.waits)-1] = next.At.Sub(g.Freed)
 				r.elsewhere = next.At.Sub(died)
+				r.retried = slices.ContainsFunc(waits[g.Key], func(seq int64) bool {
+					return seq > g.Seq && seq < next.Seq
+				})
 				break
 			}
 		}
@@ -214,18 +225,25 @@ func (s *site) reportRecovery(w io.Writer, h *judge.History) {
 		},
 		"from the death until freed":                func(r recovered) time.Duration { return r.freed.Sub(r.died) },
 		"from the last fault that concerns it":      func(r recovered) time.Duration { return r.calm },
-		"from the death until granted again":        func(r recovered) time.Duration { return r.elsewhere },
 		"lease and recovery itself, without faults": func(r recovered) time.Duration { return r.waits[0] + r.waits[5] },
 	}
 	for _, name := range slices.Sorted(maps.Keys(rows)) {
 		printWaits(w, name, list, rows[name])
 	}
+	for _, retried := range []bool{false, true} {
+		some := slices.DeleteFunc(slices.Clone(list), func(r recovered) bool { return r.retried != retried })
+		name := map[bool]string{false: "at its old place", true: "as it was tried again after an error"}[retried]
+		if len(some) > 0 {
+			printWaits(w, fmt.Sprintf("from the death until granted again, %s (%d)", name, len(some)), some,
+				func(r recovered) time.Duration { return r.elsewhere })
+		}
+	}
 	for i, name := range recoverySteps {
 		printWaits(w, "of that: "+name, list, func(r recovered) time.Duration { return r.waits[i] })
 	}
 	last := slices.MaxFunc(list, func(a, b recovered) int { return cmp.Compare(a.elsewhere, b.elsewhere) })
-	fmt.Fprintf(w, "granted again last: key %s of %s\t%v after the death at %s\n", last.key, last.queue,
-		round(last.elsewhere), last.died.UTC().Format(time.TimeOnly))
+	fmt.Fprintf(w, "granted again last: key %s of %s\t%v after the death at %s, tried again after an error: %v\n",
+		last.key, last.queue, round(last.elsewhere), last.died.UTC().Format(time.TimeOnly), last.retried)
 	slices.SortFunc(list, func(a, b recovered) int { return cmp.Compare(b.freed.Sub(b.died), a.freed.Sub(a.died)) })
 	seen := map[time.Time]bool{}
 	for _, r := range list {
