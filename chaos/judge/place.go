@@ -20,8 +20,8 @@ type Place struct {
 const (
 	// overtakenMax is for how long, without a disturbance, entries may be granted before one that has been in line
 	// before them. A node learns of a ready row that came in behind its mark from its next look at the heads of its
-	// lanes, every second, and every five seconds while the database is slow to answer.
-	overtakenMax = 10 * time.Second
+	// lanes: every second, five seconds after one that took long, and a lease more where that one is not answered.
+	overtakenMax = 15 * time.Second
 	// dueMax is how long after its time, without a disturbance, an entry may come in line, beside the lease.
 	dueMax = 2 * time.Second
 )
@@ -182,13 +182,18 @@ type calm struct {
 	from, to []time.Time // of the disturbances, in order and apart
 }
 
-// newCalm takes for disturbed the time of faults at the database and at the leader, and the time between the last sign
-// of life of a term and the first one of the next.
+// newCalm takes for disturbed the time of faults at the database and at the leader, that in which a node is stopped, and
+// the time between the last sign of life of a term and the first one of the next.
 func (x *index) newCalm() *calm {
 	spans := slices.Clone(x.Disturbances)
 	for i := 1; i < len(x.Terms); i++ {
 		if a, b := x.Terms[i-1], x.Terms[i]; a.Number != b.Number {
 			spans = append(spans, Disturbance{From: a.At, To: b.At})
+		}
+	}
+	for _, stops := range x.stops {
+		for _, d := range stops {
+			spans = append(spans, Disturbance{From: d.At, To: d.Until})
 		}
 	}
 	slices.SortFunc(spans, func(a, b Disturbance) int { return a.From.Compare(b.From) })
