@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/chaos/pgproxy"
@@ -61,6 +62,9 @@ var steps = []step{
 	{2, (*plan).fillDisk},
 }
 
+// restartsBetweenBuilds is the share of rolling restarts where these change builds, and are what the run is for.
+const restartsBetweenBuilds = 10
+
 // rareSteps stand in for steps where many recoveries and elections are wanted: nodes die, and leaders are left
 // alone but for the answers that they lose.
 var rareSteps = []step{
@@ -95,6 +99,8 @@ func (p *plan) run(ctx context.Context) {
 		steps = killSteps
 	case p.site.cfg.rare:
 		steps = rareSteps
+	case p.site.cfg.before != "":
+		steps = append(slices.Clone(steps), step{restartsBetweenBuilds, (*plan).rollingRestart})
 	}
 	for _, s := range steps {
 		total += s.share
