@@ -5,12 +5,13 @@
 -- exists by then has handed out the entries up to last_entry_id and no others, and is never changed. The oldest entry
 -- of the run stays with its id, its position and the merged payload, so that no ready row is changed: the key is
 -- claimable before and after. Producers take no part in it: entries that are pushed meanwhile are merged next time.
+-- Nor do entries whose cancel is requested: cancel_one records a request only while it shares the key's advisory lock.
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
 
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
--- it: pending, enabled, not handed out, without a callback (which is owed for each entry alone),
--- together no larger than the queue's payload_limit. It returns nothing if a claim of the key is in
--- progress or another session has locked one of the entries.
+-- it: pending, enabled, not handed out, without a callback (which is owed for each entry alone) and
+-- without a cancel request, together no larger than the queue's payload_limit. It returns nothing if
+-- a claim or cancel of the key is in progress or another session has locked one of the entries.
 -- Locks: the advisory lock of the key (try), then the entries in order of id (FOR UPDATE NOWAIT).
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS006 not allowed in this state.
@@ -28,6 +29,7 @@ BEGIN
     FOR e IN SELECT * FROM penstock.entry x
               WHERE x.queue_id = q.id AND x.lock_key = key AND penstock.claimable(x.status, x.priority)
                 AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
+                AND NOT EXISTS (SELECT FROM penstock.cancel_request c WHERE c.queue_id = q.id AND c.entry_id = x.id)
               ORDER BY x.id LIMIT most
     LOOP
         bytes := bytes + pg_column_size(e.payload);

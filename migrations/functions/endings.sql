@@ -58,6 +58,16 @@ LANGUAGE sql AS $$
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $$;
 
+-- await_key waits until no other session claims a lock key, compacts it or switches one of its entries, and
+-- keeps it so until this transaction ends. Pushes that rely on an entry of the key (share_key) are no hindrance.
+-- Locks: the advisory lock of the key (shared); it waits, at most 3 s.
+-- Callers: cancel_one.
+-- SQLSTATE: 55P03 the key was not given back in time.
+CREATE OR REPLACE FUNCTION penstock.await_key(queue integer, key text) RETURNS void
+LANGUAGE sql SET lock_timeout = '3s' AS $$
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
+$$;
+
 -- take_entry locks an entry that does not run, so that none can start it until the transaction
 -- ends, and returns it. The ready row of a solo entry is deleted; that of a group stays, for other
 -- entries may need it (tidy_key). It returns null if the entry runs, is being claimed, is locked by
@@ -287,21 +297,33 @@ $$;
 -- Cancel and expire --------------------------------------------------------------------------------------------------
 
 -- cancel_one ends an entry that does not run ('cancelled'), records a request for one that runs or
--- is locked by another session ('requested'), and returns null for one that is gone.
--- Locks: those of take_entry, then those of end_entry or the row of cancel_request, where it waits
--- for another session that cancels the same entry.
+-- is locked by another session ('requested'), and returns null for one that is gone. A request for an
+-- entry of a lock key is recorded while the key is shared: a compaction, which needs the key alone,
+-- either has ended, and what it left is what is cancelled, or begins after this commit and leaves the
+-- entry out.
+-- Locks: those of take_entry, then for an entry of a lock key that it did not get those of await_key,
+-- then those of end_entry or the row of cancel_request, where it waits for another session that
+-- cancels the same entry.
 -- A node that holds the entry's lock is notified of the request when this transaction commits (which
 -- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
 -- next heartbeat.
 -- Callers: cancel_batch, cancel_entry, cancel_batch_lines, apply_operation; pkg/cron.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
--- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end,
+-- 55P03 another session keeps the lock key.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     e   penstock.entry := penstock.take_entry(queue, wanted);
     key text;
 BEGIN
+    IF e.id IS NULL THEN
+        SELECT x.lock_key INTO key FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
+        IF key IS NOT NULL THEN
+            PERFORM penstock.await_key(queue, key);
+            e := penstock.take_entry(queue, wanted);
+        END IF;
+    END IF;
     IF e.id IS NOT NULL THEN
         PERFORM penstock.end_entry(e, 'cancelled', why);
         RETURN 'cancelled';
@@ -325,7 +347,7 @@ END $$;
 -- Locks: those of cancel_one.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has ended, or the transaction is not read
--- committed.
+-- committed, 55P03 another session keeps the lock key.
 CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE

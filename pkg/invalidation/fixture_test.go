@@ -238,7 +238,12 @@ func (b *bed) count(sql string, args ...any) (n int) {
 // awaitBlocked returns when somebody waits for tx: the event that opens a race window.
 func (b *bed) awaitBlocked(tx pgx.Tx) {
 	b.Helper()
-	pid := tx.Conn().PgConn().PID()
+	b.awaitBlockedBy(tx.Conn().PgConn().PID())
+}
+
+// awaitBlockedBy is awaitBlocked for the session of a server process.
+func (b *bed) awaitBlockedBy(pid uint32) {
+	b.Helper()
 	deadline := time.Now().Add(time.Minute)
 	for b.count(`SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, pid) == 0 {
 		if time.Now().After(deadline) {

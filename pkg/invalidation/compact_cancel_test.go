@@ -1,0 +1,88 @@
+package invalidation
+
+import (
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// Guard: compactable leaves out entries whose cancel is requested. What would be merged into one would be cancelled with
+// it, and one that would be merged would run after all.
+func TestCompactLeavesOutEntriesToBeCancelled(t *testing.T) {
+	for name, handed := range map[string][]string{"oldest": {`1`}, "in the middle": {`1`, `2`}} {
+		t.Run(name, func(t *testing.T) {
+			b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
+			ids := b.pushPayloads(handed...)
+			lock := b.claimOne()
+			ids = append(ids, b.pushPayloads(`3`, `4`)...)
+			asked := len(handed) - 1
+			b.want(b.cancel(ids[asked]), cancelRequested)
+			b.settle(releaseAll(lock)...)
+			b.want(b.compact(), len(ids)-2)
+			n, err := b.q.SettleCancelRequests(b.ctx, 10)
+			b.must(err)
+			b.want(n, 1)
+			b.want(b.outcome(ids[asked]).Outcome, "cancelled")
+			left := map[string]string{"oldest": `[3,4]`, "in the middle": `[1,3,4]`}[name]
+			b.want(b.claimOne().Entries[0].Payload, json.RawMessage(left))
+		})
+	}
+}
+
+// Guard: await_key. A cancel that meets a compaction waits for its end: the answer is true of what the entry is then.
+func TestCancelWaitsForACompactionOfTheKey(t *testing.T) {
+	for name, c := range map[string]struct{ asked, left int }{"of the oldest": {0, 0}, "of a merged one": {1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
+			ids := b.pushPayloads(`1`, `2`, `3`)
+			compaction := b.begin()
+			b.exec(compaction, `SELECT penstock.compact('work', 'K')`)
+			answer := later(b, func() (error, error) {
+				_, err := cancelEntry(b.ctx, b.pool, ids[c.asked], ann)
+				return err, nil
+			})
+			b.awaitBlocked(compaction)
+			b.commit(compaction)
+			if err := answer(); (c.asked == 0) != (err == nil) || err != nil && !errors.Is(err, ErrState) {
+				t.Errorf("cancel %s: %v", name, err)
+			}
+			b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
+			b.want(b.count(`SELECT count(*) FROM penstock.entry`), c.left)
+		})
+	}
+}
+
+// Guard: a cancel has the key shared until it commits, so that no compaction misses its request.
+func TestCompactPassesByAKeyWithAnUncommittedCancel(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
+	ids := b.pushPayloads(`1`)
+	lock := b.claimOne()
+	b.pushPayloads(`2`, `3`)
+	operatorTx := b.begin()
+	answer, err := cancelEntry(b.ctx, operatorTx, ids[0], ann)
+	b.must(err)
+	b.want(answer, cancelRequested)
+	b.settle(releaseAll(lock)...)
+	b.want(b.compact(), 0)
+	b.commit(operatorTx)
+	b.want(b.compact(), 1)
+	n, err := b.q.SettleCancelRequests(b.ctx, 10)
+	b.must(err)
+	b.want(n, 1)
+	b.want(b.claimOne().Entries[0].Payload, json.RawMessage(`[2,3]`))
+}
+
+// A transaction that keeps a key for long refuses the cancel, instead of a request that may come too late.
+func TestCancelOfAKeyThatIsNotGivenBackIsRefused(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	ids := b.pushPayloads(`1`, `2`)
+	compaction := b.begin()
+	b.exec(compaction, `SELECT penstock.compact('work', 'K')`)
+	_, err := cancelEntry(b.ctx, b.pool, ids[0], ann)
+	if code := postgres.Code(err); code != lockNotAvailable {
+		t.Errorf("cancel: %v", err)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
+}
