@@ -83,8 +83,8 @@ BEGIN
                                jsonb_build_object('lock_key', unblock_key.lock_key, 'entry_id', b.entry_id, 'retry', retry));
 END $$;
 
--- unblock_keys unblocks up to `most` lock keys of a queue, in order of key, and returns how many. With retry each
--- failed entry that is still kept is requeued. A key that another session has is passed over: call it again until
+-- unblock_keys unblocks up to `most` lock keys of a queue, at most 1,000 (advisory locks are few for the whole
+-- server), in order of key, and returns how many. With retry each failed entry that is still kept is requeued. A key that another session has is passed over: call it again until
 -- penstock.blocked_key has no more.
 -- Locks: for each key those of unblock_one.
 -- Callers: pkg/operator; psql.
@@ -98,7 +98,8 @@ DECLARE
     done integer := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
-    FOR key IN SELECT b.lock_key FROM penstock.blocked_key b WHERE b.queue_id = q.id ORDER BY b.lock_key LIMIT most LOOP
+    FOR key IN SELECT b.lock_key FROM penstock.blocked_key b WHERE b.queue_id = q.id ORDER BY b.lock_key
+               LIMIT least(most, 1000) LOOP
         done := done + coalesce(penstock.unblock_one(q.id, key, retry), false)::integer;
     END LOOP;
     PERFORM penstock.audit_log(unblock_keys.actor, 'unblock_keys', q.name, unblock_keys.reason,

@@ -9,9 +9,10 @@
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
 
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
--- it: pending, enabled, not handed out, without a callback (which is owed for each entry alone) and
--- without a cancel request, together no larger than the queue's payload_limit. It returns nothing if
--- a claim or cancel of the key is in progress or another session has locked one of the entries.
+-- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
+-- payload_limit. A run ends before an entry with a callback (which is owed for each entry alone), or
+-- with a payload that the queue's rule cannot merge. It returns nothing if a claim or cancel of the
+-- key is in progress or another session has locked one of the entries.
 -- Locks: the advisory lock of the key (try), then the entries in order of id (FOR UPDATE NOWAIT).
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS006 not allowed in this state.
@@ -20,6 +21,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     e     penstock.entry;
     run   bigint[] := '{}';
+    size  integer;
     bytes bigint := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
@@ -32,13 +34,19 @@ BEGIN
                 AND NOT EXISTS (SELECT FROM penstock.cancel_request c WHERE c.queue_id = q.id AND c.entry_id = x.id)
               ORDER BY x.id LIMIT most
     LOOP
-        bytes := bytes + pg_column_size(e.payload);
-        IF e.callback IS NOT NULL OR (bytes > q.payload_limit AND q.merge IN ('object', 'array')) THEN
+        -- Within an array it is not compressed, as is the merged payload.
+        size := pg_column_size(jsonb_build_array(e.payload));
+        IF e.callback IS NOT NULL OR size > q.payload_limit OR (q.merge = 'object' AND jsonb_typeof(e.payload) <> 'object') THEN
             EXIT WHEN cardinality(run) > 1;
             run := '{}';
-            bytes := pg_column_size(e.payload);
-            CONTINUE WHEN e.callback IS NOT NULL;
+            bytes := 0;
+            CONTINUE;
+        ELSIF bytes + size > q.payload_limit AND q.merge IN ('object', 'array') THEN
+            EXIT WHEN cardinality(run) > 1;
+            run := '{}';
+            bytes := 0;
         END IF;
+        bytes := bytes + size;
         run := run || e.id;
     END LOOP;
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
@@ -115,17 +123,18 @@ BEGIN
 END $$;
 
 -- compact merges the oldest run of waiting entries of a key by the queue's rule, up to 1,000, and
--- returns how many it replaced: 0 if there is nothing to merge or a claim is in progress.
+-- returns how many it replaced: 0 if there is nothing that can be merged or a claim is in progress.
 -- Locks: those of compactable.
 -- Callers: compact_queue; pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS006 the queue is not mergeable or the transaction is not read
--- committed, PS002 a payload to be merged is not an object, PS003 the merged payload is too large.
+-- committed.
 CREATE OR REPLACE FUNCTION penstock.compact(queue text, lock_key text) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     q        penstock.queue := penstock.queue_row(queue);
     ids      bigint[];
     payloads jsonb[];
+    merged   jsonb;
 BEGIN
     IF NOT q.mergeable THEN
         RAISE EXCEPTION 'queue "%" is not mergeable', q.name USING ERRCODE = 'PS006',
@@ -136,16 +145,19 @@ BEGIN
     IF ids IS NULL THEN
         RETURN 0;
     END IF;
-    RETURN penstock.replace_merged(q, ids, penstock.merge_payloads(q.merge, payloads));
+    merged := penstock.merge_payloads(q.merge, payloads);
+    IF pg_column_size(merged) > q.payload_limit THEN
+        RETURN 0; -- fields of an object may need padding that they did not need before
+    END IF;
+    RETURN penstock.replace_merged(q, ids, merged);
 END $$;
 
--- compact_queue visits up to most_keys keys of a queue, from the key behind `after` on, and
--- compacts those with at least min_entries waiting entries. It skips from key to key through the
--- index, and returns the last key that it visited, null at the end: call it again from there.
+-- compact_queue visits up to most_keys keys of a queue, 1,000 at most, from the key behind `after`
+-- on, and compacts those with at least min_entries waiting entries. It skips from key to key through
+-- the index, and returns the last key that it visited, null at the end: call it again from there.
 -- Locks: those of compact for each key, in order of keys, kept until the transaction ends.
 -- Callers: pkg/invalidation; psql.
--- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS006 not allowed
--- in this state.
+-- SQLSTATE: those of compact.
 CREATE OR REPLACE FUNCTION penstock.compact_queue(queue text, min_entries integer DEFAULT 2, most_keys integer DEFAULT 1000,
                                        INOUT after text DEFAULT '', OUT replaced integer)
 LANGUAGE plpgsql
@@ -156,7 +168,7 @@ DECLARE
     many boolean;
 BEGIN
     replaced := 0;
-    FOR i IN 1 .. most_keys LOOP
+    FOR i IN 1 .. least(most_keys, 1000) LOOP
         SELECT min(e.lock_key) INTO after FROM (
             SELECT x.lock_key FROM penstock.entry x
              WHERE x.queue_id = q.id AND x.lock_key > after AND penstock.claimable(x.status, x.priority)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -91,6 +92,48 @@ func TestCompactStaysWithinThePayloadLimit(t *testing.T) {
 	b.want(b.compact(), 2) // the second takes both numbers, the first is alone
 	b.want(b.compact(), 0)
 	b.want(len(b.claimOne().Entries), 2)
+}
+
+// An entry that cannot be merged is left where it is, and the rest of its key and queue is merged all the same. What is
+// stored is compressed; the limit is for payloads as they are read.
+func TestCompactPassesByWhatCannotBeMerged(t *testing.T) {
+	large := func(c string) string { return `"` + strings.Repeat(c, 200_000) + `"` }
+	for name, c := range map[string]struct {
+		rule     string
+		payloads []string
+		limit    int // set once all are pushed
+		replaced int
+	}{
+		"larger than the limit when uncompressed": {"array", []string{large("x"), large("y"), `1`, `2`}, 0, 2},
+		"no object": {"object", []string{`{"a": 1}`, `[1]`, `{"a": 2}`, `{"b": 3}`}, 0, 1},
+		"alone larger than a limit that was lowered": {"last", []string{`1`, large("x"), `2`, `3`}, 1000, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newControlBed(t, Config{Mergeable: true, Merge: c.rule, PayloadLimit: 262144})
+			b.pushPayloads(c.payloads...)
+			for _, key := range []string{"A", "A", "Z", "Z"} {
+				b.pushAll(b.pool, Push{LockKey: key, Payload: json.RawMessage(`{"v": 1}`)})
+			}
+			if c.limit > 0 {
+				b.exec(b.pool, `UPDATE penstock.queue SET payload_limit = $1 WHERE name = 'work'`, c.limit)
+			}
+			n, next, err := b.q.CompactQueue(b.ctx, 2, 200, "")
+			b.must(err)
+			b.want([]any{n, next}, []any{c.replaced + 2, ""})
+		})
+	}
+}
+
+func TestCompactQueueVisitsAtMost1000Keys(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	keys := make([]string, 1100)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("k%04d", i)
+	}
+	b.push(keys...)
+	_, after, err := b.q.CompactQueue(b.ctx, 2, 5000, "")
+	b.must(err)
+	b.want(after, "k0999")
 }
 
 func make100() []byte {

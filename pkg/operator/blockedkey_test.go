@@ -124,7 +124,8 @@ func TestAllKeysAreUnblockedInPages(t *testing.T) {
 	first, err := b.d.BlockedKeys(b.ctx, "work", operator.BlockedKeyName{Queue: "work", LockKey: "K0999"}, 2)
 	b.must(err)
 	b.want([]string{first[0].LockKey, first[1].LockKey}, []string{"K1000", "K1001"})
-	total := 0
+	total := b.count(`SELECT penstock.unblock_keys('work', true, most => 5000)`)
+	b.want(total, 1000)
 	for more := true; more; {
 		var got int
 		got, more, err = b.d.UnblockKeys(b.ctx, operator.Unblock{Queue: "work", Retry: true, By: ann})
