@@ -26,7 +26,8 @@ type Orders struct {
 	Paused   bool   // claim nothing until a later answer says otherwise; go on with what runs
 	// Cancel lists the entries of this node whose cancel is requested.
 	Cancel []CancelRequest
-	// RegistryVersion changes when any queue's settings, pauses or limits did: read the queues again.
+	// RegistryVersion is another number, in no order, when any queue's settings, pauses or limits changed, or the set
+	// of queues did: read the queues again.
 	RegistryVersion int64
 }
 
@@ -58,7 +59,9 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 	return err
 }
 
-// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know.
+// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know. RegistryVersion is a hash of
+// the versions of all queues with their ids, which are never used again: of any sum of versions, drops and makes between
+// two heartbeats could add up to nothing.
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node
@@ -79,7 +82,7 @@ WITH beat AS (
      WHERE c.ctid = ANY (ARRAY(SELECT row FROM wished))
     RETURNING c.queue_id, c.entry_id, c.reason
 )
-SELECT b.draining, b.reason, b.paused, (SELECT coalesce(sum(version), 0)::bigint + count(*) FROM penstock.queue),
+SELECT b.draining, b.reason, b.paused, (SELECT coalesce(bit_xor(hashint8extended(version, id)), 0) FROM penstock.queue),
        (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]') FROM asked)
   FROM beat b`
 
