@@ -415,6 +415,15 @@ BEGIN
                             WHERE (p.model, h.node_id) <> (wanted, node)));
 END $$;
 
+-- lease_left_ms returns what is left of a node's lease (ms). A heartbeat that the clock has not come to was written
+-- before the clock was set back: its age is not known, and nothing is left until the next one.
+-- Locks: none.
+-- Callers: lease_slots, held_slots.
+CREATE OR REPLACE FUNCTION penstock.lease_left_ms(beat_at timestamptz, lease interval) RETURNS bigint
+LANGUAGE sql AS $$
+    SELECT CASE WHEN beat_at <= clock_timestamp() THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
+$$;
+
 -- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
 -- held first, and no more of a device group than it has. Pressed instances come after all others, unless
 -- entries choose their instance by labels: one that only a pressed instance can take would wait until all
@@ -449,8 +458,7 @@ BEGIN
     END IF;
     share := penstock.slot_share(wanted, node);
     left_ := least(want, penstock.class_room(wanted, node));
-    SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000) INTO millis
-      FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
+    SELECT penstock.lease_left_ms(n.beat_at, n.lease) INTO millis FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
     IF millis IS NULL OR millis <= 0 THEN
         RETURN;
     END IF;
@@ -523,8 +531,7 @@ CREATE OR REPLACE FUNCTION penstock.held_slots(node bigint)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, in_doubt boolean, valid_ms bigint)
 LANGUAGE sql STABLE AS $$
     SELECT s.instance_id, s.number, s.token, s.doubt_at IS NOT NULL,
-           coalesce((SELECT floor(extract(epoch FROM n.beat_at + n.lease - clock_timestamp()) * 1000)::bigint
-                       FROM penstock.node n WHERE n.id = $1), 0)
+           coalesce((SELECT penstock.lease_left_ms(n.beat_at, n.lease) FROM penstock.node n WHERE n.id = $1), 0)
       FROM (SELECT) one LEFT JOIN penstock.slot s ON s.node_id = $1
 $$;
 

@@ -190,6 +190,33 @@ func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
 	}
 }
 
+func TestNodeReliesOnNoHeartbeatThatTheClockHasNotComeTo(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 2)
+	node := b.node(time.Minute)
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	b.must(s.Registry.Refresh(b.ctx))
+	_, release := s.Pool.Take(b.queue.Name, 1)
+	release(1)
+	before := s.Pool.until
+	// The clock was an hour ahead at the last heartbeat, and is right again.
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.node SET beat_at = beat_at + interval '1 hour' WHERE id = $1`, node)
+	b.must(err)
+	b.must(s.Pool.Renew(b.ctx))
+	if s.Pool.until.After(before) {
+		t.Errorf("slots are relied on for %v more, after no heartbeat", s.Pool.until.Sub(before))
+	}
+	if got := b.lease(node, 1); len(got) > 0 {
+		t.Error("a slot was leased on a heartbeat of unknown age")
+	}
+	_, err = invalidation.Renew(b.ctx, b.pool, node, invalidation.Beat{})
+	b.must(err)
+	b.must(s.Pool.Renew(b.ctx))
+	if left := time.Until(s.Pool.until); !s.Pool.until.After(before) || left > time.Minute {
+		t.Errorf("after a heartbeat slots are relied on for %v, want at most the lease of a minute", left)
+	}
+}
+
 func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)

@@ -59,9 +59,9 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 	return err
 }
 
-// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know. RegistryVersion is a hash of
-// the versions of all queues with their ids, which are never used again: of any sum of versions, drops and makes between
-// two heartbeats could add up to nothing.
+// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know. RegistryVersion is a
+// hash of the versions of all queues with their ids, which are never used again: drops and makes between two
+// heartbeats could leave a sum of versions as it was.
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node

@@ -31,6 +31,42 @@ type Node struct {
 // dead reports whether the node's lease has lapsed.
 func (n Node) dead() bool { return n.Silent > n.Lease }
 
+// Heard remembers the last heartbeat of each node, and when it was seen first, by the leader's monotonic clock.
+type Heard map[invalidation.NodeID]heardBeat
+
+type heardBeat struct {
+	beat int64
+	at   time.Time
+}
+
+// Overdue is a node that the database's clock takes for alive although it sent no heartbeat for longer than its lease.
+type Overdue struct {
+	ID      invalidation.NodeID
+	Beat    int64
+	Unheard time.Duration
+}
+
+// Overdue notes the heartbeats of a reading, which was complete at at, and returns the overdue nodes. There are
+// some only where the database's clock was set back: else Silent is at least as long as the time since the beat
+// was seen first.
+func (h Heard) Overdue(nodes []Node, at time.Time) []Overdue {
+	var overdue []Overdue
+	present := make(map[invalidation.NodeID]bool, len(nodes))
+	for _, n := range nodes {
+		present[n.ID] = true
+		last, known := h[n.ID]
+		if !known || last.beat != n.Beat {
+			h[n.ID] = heardBeat{n.Beat, at}
+			continue
+		}
+		if unheard := at.Sub(last.at); unheard > n.Lease && !n.dead() {
+			overdue = append(overdue, Overdue{n.ID, n.Beat, unheard})
+		}
+	}
+	maps.DeleteFunc(h, func(id invalidation.NodeID, _ heardBeat) bool { return !present[id] })
+	return overdue
+}
+
 // Observation is the locks and nodes as one pass read them. The locks must be read before the
 // nodes: a node is registered before it claims, so every node of these locks that was not removed
 // is among the nodes.

@@ -52,6 +52,32 @@ func TestLockOfAnUnknownNodeIsStuck(t *testing.T) {
 	}
 }
 
+func TestNodeIsOverdueALeaseAfterTheLastNewHeartbeatWasSeen(t *testing.T) {
+	heard, start := recovery.Heard{}, time.Now()
+	for _, c := range []struct {
+		after, silent time.Duration
+		beat          int64
+		overdue       bool
+	}{
+		{0, -time.Hour, 7, false},
+		{lease, -time.Hour + lease, 7, false},
+		{lease + 1, -time.Hour + lease + 1, 7, true},
+		{lease + 2, lease + 2, 7, false}, // lapsed by the database's clock: nothing is to be corrected
+		{lease + 3, -time.Hour, 8, false},
+		{2*lease + 3, -time.Hour, 8, false},
+		{2*lease + 4, 0, 8, true},
+	} {
+		overdue := heard.Overdue([]recovery.Node{node(1, c.beat, c.silent)}, start.Add(c.after))
+		if (len(overdue) == 1) != c.overdue {
+			t.Errorf("beat %d silent for %v, after %v: overdue %v", c.beat, c.silent, c.after, overdue)
+		}
+	}
+	heard.Overdue(nil, start)
+	if len(heard) != 0 {
+		t.Error("a node that was removed is remembered")
+	}
+}
+
 // One heartbeat without the token says little: it may have been on its way when the claim was committed.
 func TestLockLeftOutOfTwoHeartbeatsIsStuck(t *testing.T) {
 	old := lock(7, 1, time.Minute)

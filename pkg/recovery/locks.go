@@ -22,6 +22,7 @@ type Locks struct {
 	suspender Suspender
 	sightings Sightings
 	begun     Begun
+	heard     Heard
 	deferred  map[invalidation.Token]deferral
 	// Reads answer at once where commits take seconds: what one learns says nothing of the other.
 	reads, writes patience
@@ -57,6 +58,7 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		cfg: cfg, db: db, fence: fence,
 		suspender: Suspender{Share: cfg.SuspendShare, NodesMin: cfg.SuspendNodesMin},
 		begun:     Begun{},
+		heard:     Heard{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
 	l.reads.of(leaseDefault)
@@ -94,10 +96,14 @@ func (l *Locks) pass(ctx context.Context) (time.Duration, error) {
 	stuck, sightings := Diagnose(Observation{Locks: locks, Nodes: reading.Nodes}, l.sightings)
 	l.sightings = sightings
 	l.begun.Mark(stuck, reading.Nodes)
+	overdue := l.heard.Overdue(reading.Nodes, reading.At)
 	suspended := l.suspender.Judge(reading)
 	l.note(ctx, reading, len(locks), len(stuck), suspended)
 	if suspended != "" {
 		return l.cfg.Pause, nil
+	}
+	if err := l.lapse(ctx, overdue); err != nil {
+		return 0, err
 	}
 	if err := l.free(ctx, stuck); err != nil {
 		return 0, err
@@ -201,6 +207,35 @@ func (l *Locks) note(ctx context.Context, r Reading, held, stuck int, suspended 
 	case suspended != "" && before == "":
 		l.cfg.Log.WarnContext(ctx, "recovery suspended", "reason", suspended, "stuck", stuck)
 	}
+}
+
+// lapseSQL corrects the time of heartbeat $2 of node $1, which was written before the database's clock was set back: it
+// is at least $3 old. All that ask whether a lease has lapsed read this time.
+const lapseSQL = `
+UPDATE penstock.node SET beat_at = clock_timestamp() - $3::interval
+ WHERE id = $1 AND beat = $2 AND beat_at + lease > clock_timestamp()`
+
+// lapse makes the leases of overdue nodes lapse in the database as they did on the nodes.
+func (l *Locks) lapse(ctx context.Context, overdue []Overdue) error {
+	if len(overdue) == 0 {
+		return nil
+	}
+	err := l.write(ctx, len(overdue), func(ctx context.Context, tx pgx.Tx) error {
+		for _, o := range overdue {
+			if _, err := tx.Exec(ctx, lapseSQL, o.ID, o.Beat, o.Unheard); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("correct the heartbeats of overdue nodes: %w", err)
+	}
+	for _, o := range overdue {
+		l.cfg.Log.WarnContext(ctx, "the database's clock was set back, and a node is not heard since",
+			"node", o.ID, "unheard", o.Unheard.Round(time.Millisecond))
+	}
+	return nil
 }
 
 // removeNodesSQL deletes those of nodes $1 that have been dead for longer than $2 and hold no lock

@@ -235,6 +235,28 @@ func (f *fleet) keepAlive(node invalidation.NodeID, locks ...*invalidation.Lock)
 	return func() { close(stop); <-stopped }
 }
 
+// By the database's clock the lease of the dead node runs for an hour more.
+func TestLocksOfANodeThatDiedWhileTheClockWasAheadAreFreedAfterALease(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead, alive := f.register(shortLease), f.register(aliveLease)
+	f.push(2, "")
+	f.beat(dead, f.claim(dead, 1)...)
+	kept := f.claim(alive, 1)
+	f.lapse(dead, -time.Hour)
+	f.lapse(alive, -time.Hour)
+	defer f.keepAlive(alive, kept...)()
+	f.start(recovery.Config{})
+	eventually(t, "locks of the dead node are freed", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, dead) == 0
+	})
+	if f.count(`SELECT count(*) FROM penstock.node n WHERE penstock.node_lives(n.id)`) != 1 {
+		t.Error("the dead node passes for a live one, or the live node for a dead one")
+	}
+	if got := f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, alive); got != 1 {
+		t.Errorf("the live node holds %d locks, want 1", got)
+	}
+}
+
 func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	node := f.register(shortLease)
