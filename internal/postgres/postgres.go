@@ -242,12 +242,17 @@ func Unavailable(err error) bool {
 	}
 }
 
-// Disconnected reports whether err is the loss of a connection, or an answer that did not come in time, and not an
-// error of the server.
+// Disconnected reports whether err is a connection that could not be made or was lost, or an answer that did not come in
+// time, and not an error of the server.
 func Disconnected(err error) bool {
+	if Code(err) != "" {
+		return false
+	}
+	var connect *pgconn.ConnectError
 	var network net.Error
-	return errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, net.ErrClosed) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.As(err, &network)
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, pgconn.ErrConnClosed) ||
+		errors.Is(err, ErrSilent) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, context.DeadlineExceeded)
 }
 
 // BadText reports whether a text of the statement cannot be one of the database: it is not UTF-8, or has NUL.

@@ -62,6 +62,7 @@ var statuses = []struct {
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
+	{errLookups, http.StatusServiceUnavailable, "busy"},
 	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},
@@ -202,12 +203,21 @@ func classify(ctx context.Context, err error) error {
 		return fmt.Errorf("%w: %w", err, sqlstates[code])
 	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
 		return fmt.Errorf("%w: %w", errUnstorable, err)
-	case code == "" && !known(err), code != "" && postgres.Unavailable(err):
+	case away(err) && !known(err):
 		return errUnavailable
 	case !known(err):
 		return errInternal
 	}
 	return err
+}
+
+// away reports whether the same request can succeed a moment later: the database could not be reached, did not answer
+// or refused work for a temporary reason, or the work was given up. A value that cannot be read is none of these.
+func away(err error) bool {
+	if postgres.Code(err) != "" {
+		return postgres.Unavailable(err)
+	}
+	return postgres.Disconnected(err) || errors.Is(err, context.Canceled)
 }
 
 func known(err error) bool { return problem(err).Code != "internal" }

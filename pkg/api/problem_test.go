@@ -1,12 +1,20 @@
 package api
 
 import (
+	"bytes"
 	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
 	"net/http/httptest"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -40,5 +48,52 @@ func TestARequestWhoseClientHasGoneIsNoErrorOfTheServer(t *testing.T) {
 	a.ServeHTTP(answered, httptest.NewRequestWithContext(ctx, "GET", "http://localhost/v1/queues", nil))
 	if observed != 503 || failed != 1 {
 		t.Errorf("a request that took too long is observed as %d with %d errors", observed, failed)
+	}
+}
+
+// failing is a database whose reads all end with one error.
+type failing struct {
+	postgres.DB
+	err error
+}
+
+func (f failing) Query(context.Context, string, ...any) (pgx.Rows, error) { return nil, f.err }
+
+// Clients repeat a request that is answered 503: it must be able to succeed a moment later.
+func TestOnlyWhatAnotherTryCanMendIsAnsweredAsUnavailable(t *testing.T) {
+	for name, c := range map[string]struct {
+		err    error
+		status int
+		code   string
+	}{
+		"a row that cannot be read":     {fmt.Errorf("read queues: %w", errors.New("cannot scan NULL into *int")), 500, "internal"},
+		"a text that is not JSON":       {fmt.Errorf("read queues: %w", errors.New("invalid character 'x'")), 500, "internal"},
+		"two rows for one":              {pgx.ErrTooManyRows, 500, "internal"},
+		"an error of the statement":     {&pgconn.PgError{Code: "42703", Message: "column does not exist"}, 500, "internal"},
+		"a refused connection":          {fmt.Errorf("connect: %w", &net.OpError{Op: "dial", Err: errors.New("connection refused")}), 503, "unavailable"},
+		"a connection without TLS":      {fmt.Errorf("connect: %w", &pgconn.ConnectError{Config: &pgconn.Config{}}), 503, "unavailable"},
+		"a connection that was cut":     {fmt.Errorf("read: %w", io.ErrUnexpectedEOF), 503, "unavailable"},
+		"a connection closed meanwhile": {fmt.Errorf("read: %w", pgconn.ErrConnClosed), 503, "unavailable"},
+		"an answer that did not come":   {fmt.Errorf("read: %w", context.DeadlineExceeded), 503, "unavailable"},
+		"work that was given up":        {fmt.Errorf("read: %w", context.Canceled), 503, "unavailable"},
+		"a lost answer":                 {fmt.Errorf("read: %w", postgres.ErrSilent), 503, "unavailable"},
+		"a server that shuts down":      {&pgconn.PgError{Code: "57P01", Message: "terminating"}, 503, "unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			a := New(failing{err: c.err}, Config{Open: true, Log: slog.New(slog.NewTextHandler(&log, nil))})
+			answered := httptest.NewRecorder()
+			a.ServeHTTP(answered, httptest.NewRequestWithContext(t.Context(), "GET", "http://localhost/v1/queues", nil))
+			body := answered.Body.String()
+			if answered.Code != c.status || !strings.Contains(body, `"code":"`+c.code+`"`) {
+				t.Errorf("answered %d %s, want %d %s", answered.Code, body, c.status, c.code)
+			}
+			if retried := answered.Header().Get("Retry-After") != ""; retried != (c.status == 503) {
+				t.Errorf("answered %d with Retry-After: %t", answered.Code, retried)
+			}
+			if !strings.Contains(log.String(), c.err.Error()[:8]) {
+				t.Errorf("the log does not name the cause: %s", log.String())
+			}
+		})
 	}
 }
