@@ -331,6 +331,37 @@ BEGIN
     RETURN n;
 END $$;
 
+-- ended_step returns why the failure of an entry cannot be retried by itself: the entry is the split, a
+-- part or the completion of a batch that has recorded its end. Null: it can. Handlers of batches find
+-- the same, for a step that ends after this was read. Anybody may push a payload with a batch's number:
+-- the rows of the batch decide.
+-- Callers: retry_failure, start_operation, apply_operation.
+CREATE OR REPLACE FUNCTION penstock.ended_step(queue integer, wanted bigint, payload jsonb) RETURNS text
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    step   text := payload->>'step';
+    number bigint := CASE WHEN payload->>'batch' ~ '^[0-9]{1,18}$' THEN payload->>'batch' END;
+    part   integer := CASE WHEN payload->>'part' ~ '^[0-9]{1,9}$' THEN payload->>'part' END;
+BEGIN
+    IF number IS NULL THEN
+        RETURN NULL;
+    ELSIF step = 'part' THEN
+        RETURN (SELECT format('part %s of batch %s has ended as %s (%s): penstock batch retry %s runs it again', p.no, b.id, p.outcome, coalesce(p.error, ''), b.id)
+                  FROM penstock.batch b
+                  JOIN penstock.batch_part p ON p.batch_id = b.id
+                 WHERE b.id = number AND b.queue_id = queue AND p.no = part AND p.entry_id = wanted AND p.outcome <> 'done');
+    ELSIF step = 'split' THEN
+        RETURN (SELECT format('batch %s has ended as %s (%s): create it anew', b.id, b.status, b.problem)
+                  FROM penstock.batch b
+                 WHERE b.id = number AND b.queue_id = queue AND b.split_entry_id = wanted AND b.ended_at IS NOT NULL AND b.problem LIKE 'split: %');
+    ELSIF step = 'end' THEN
+        RETURN (SELECT format('batch %s has ended as %s (%s): penstock batch retry %s runs its completion again', b.id, b.status, coalesce(b.problem, ''), b.id)
+                  FROM penstock.batch b
+                 WHERE b.id = number AND b.completion_queue_id = queue AND b.completion_entry_id = wanted AND b.ended_at IS NOT NULL);
+    END IF;
+    RETURN NULL;
+END $$;
+
 -- Operators -----------------------------------------------------------------------------------------------------------
 
 -- withdraw_batch removes the entries of parts that do not run from the queue; the parts wait again.

@@ -528,11 +528,17 @@ END $$;
 -- retry_failure requeues a failed entry.
 -- Locks: those of return_failure.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS007 no such entry, PS006 the entry has not failed.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended.
 CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
+DECLARE
+    queue   integer := penstock.failed_entry(retry_failure.entry_id);
+    useless text := (SELECT penstock.ended_step(queue, f.entry_id, f.payload) FROM penstock.failure f
+                      WHERE f.queue_id = queue AND f.entry_id = retry_failure.entry_id);
 BEGIN
-    IF NOT penstock.return_failure(penstock.failed_entry(retry_failure.entry_id), retry_failure.entry_id) THEN
+    IF useless IS NOT NULL THEN
+        RAISE EXCEPTION '%', useless USING ERRCODE = 'PS006';
+    ELSIF NOT penstock.return_failure(queue, retry_failure.entry_id) THEN
         PERFORM penstock.failed_entry(retry_failure.entry_id); -- raises an error: another session was faster
     END IF;
     PERFORM penstock.audit_log(retry_failure.actor, 'retry_failure', 'entry ' || retry_failure.entry_id,

@@ -6,7 +6,7 @@
 CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
-           THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint
+           THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint, payload
                            FROM penstock.failure WHERE queue_id = %s) s', q.id)
            ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
 $$;
@@ -87,7 +87,8 @@ END $$;
 -- elected leader steps it.
 -- Locks: none but those of an insert.
 -- Callers: switch_entries; pkg/operator; psql.
--- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid.
+-- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid, PS006 it would retry
+-- steps of ended batches alone.
 CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
                                          actor text DEFAULT NULL, per_second integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -95,7 +96,17 @@ DECLARE
     q    penstock.queue := penstock.queue_row(queue);
     n    bigint := penstock.count_matching(queue, verb, filter);
     made bigint;
+    useless text;
 BEGIN
+    IF verb = 'retry_failures' AND n > 0 THEN
+        -- The first failure that can be retried ends the search.
+        EXECUTE format('WITH matching AS NOT MATERIALIZED (SELECT s.id, penstock.ended_step(%s, s.id, s.payload) AS useless FROM %s WHERE %s)
+                        SELECT min(useless) FROM matching WHERE NOT EXISTS (SELECT FROM matching WHERE useless IS NULL)',
+                       q.id, penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO useless;
+        IF useless IS NOT NULL THEN
+            RAISE EXCEPTION 'none of % failures can be retried by itself: %', n, useless USING ERRCODE = 'PS006';
+        END IF;
+    END IF;
     IF per_second < 1 OR per_second IS NULL THEN
         RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
     END IF;
@@ -143,6 +154,10 @@ DECLARE
 BEGIN
     CASE o.verb
         WHEN 'retry_failures' THEN
+            IF EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = o.queue_id AND f.entry_id = wanted
+                          AND penstock.ended_step(f.queue_id, f.entry_id, f.payload) IS NOT NULL) THEN
+                RETURN false; -- it would fail again
+            END IF;
             RETURN penstock.return_failure(o.queue_id, wanted);
         WHEN 'discard_failures' THEN
             DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;

@@ -580,22 +580,83 @@ func TestCreateRefusesWhatCannotWork(t *testing.T) {
 	}
 }
 
-// Failures of steps that have ended cannot be retried by themselves: the step would end as done without having run.
-func TestARetriedFailureOfAnEndedStepFailsAgainAndNamesTheRetryOfTheBatch(t *testing.T) {
-	b := newBed(t)
+// failedSteps makes a batch whose two parts have failed, which it returns, and one that could not be split.
+func (b *bed) failedSteps() int64 {
+	b.Helper()
 	b.fail = func(Part) error { return errors.New("worker was down") }
 	parts := b.create(Batch{Items: numbers(2), PartSize: 1, CompletionQueue: "parts"})
 	b.drain()
 	b.fail = nil
 	unsplit := b.create(Batch{Query: "SELECT 1 / (g - 1) AS n FROM generate_series(1, 1) g"})
 	b.drain()
-	for id, want := range map[int64]string{parts: "failed", unsplit: "failed"} {
-		if status := b.status(id).State; status != want {
-			t.Fatalf("batch %d is %s, want %s", id, status, want)
+	for _, id := range []int64{parts, unsplit} {
+		if status := b.status(id).State; status != "failed" {
+			b.Fatalf("batch %d is %s, want failed", id, status)
 		}
 	}
+	return parts
+}
+
+// endedSteps are the reasons why the failures of failedSteps cannot be retried by themselves.
+var endedSteps = []string{
+	"part 1 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
+	"part 2 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
+	"batch 2 has ended as failed (split: split batch 2: ERROR: division by zero (SQLSTATE 22012)): create it anew",
+}
+
+// Failures of steps that have ended cannot be retried by themselves: the step would end as done without having run.
+func TestRetryOfAFailureOfAnEndedStepIsRefusedWhenItIsAskedFor(t *testing.T) {
+	b := newBed(t)
+	parts := b.failedSteps()
+	ids, err := pgx.CollectRows(postgres.Query(b.ctx, b.pool, `SELECT entry_id FROM penstock.failure ORDER BY entry_id`), pgx.RowTo[int64])
+	if err != nil || len(ids) != 3 {
+		t.Fatalf("%d failures: %v", len(ids), err)
+	}
+	for i, id := range ids {
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.retry_failure($1, 'the worker is back', 'ada')`, id)
+		if postgres.Code(err) != "PS006" || !strings.Contains(err.Error(), endedSteps[i]) {
+			t.Errorf("retry of failure %d: %v, want it refused: %s", id, err, endedSteps[i])
+		}
+	}
+	// An operation on nothing else is refused as well.
+	start := func(filter string) (id int64, err error) {
+		err = b.pool.QueryRow(b.ctx, `SELECT penstock.start_operation('parts', 'retry_failures', $1, 'the worker is back', 'ada')`, filter).Scan(&id)
+		return id, err
+	}
+	if _, err := start(`{"name": "batch:1"}`); postgres.Code(err) != "PS006" || !strings.Contains(err.Error(), endedSteps[0]) {
+		t.Errorf("an operation on such failures alone: %v, want it refused: %s", err, endedSteps[0])
+	}
+	// One with others beside them leaves them as they are.
+	b.exec(`INSERT INTO penstock.failure (queue_id, entry_id, created_at, attempt, crashes, flow, priority, payload, error, class, fingerprint)
+	        SELECT queue_id, nextval('penstock.entry_id_seq'), created_at, attempt, crashes, flow, priority,
+	               '{"batch": 1e3, "step": "part", "part": "x"}', error, class, fingerprint FROM penstock.failure LIMIT 1`)
+	operation, err := start(`{"all": true}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.exec(fmt.Sprintf(`SELECT penstock.step_operation(%d)`, operation))
+	if n := b.count(`SELECT changed FROM penstock.operation WHERE id = $1`, operation); n != 1 {
+		t.Errorf("the operation retried %d failures, want the one that is of no batch", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = ANY ($1)`, ids); n != 3 {
+		t.Errorf("%d of 3 failures of ended steps are kept", n)
+	}
+	// Nothing is refused of a batch that goes on: the retry counts.
+	b.exec(fmt.Sprintf(`SELECT penstock.retry_batch(%d, 'the worker is back', 'ada')`, parts))
+	b.step()
+	b.fail = func(Part) error { return errors.New("worker was down") }
+	b.run(1)
+	b.fail = nil
+	retried := b.count(`SELECT max(entry_id) FROM penstock.failure WHERE name = 'batch:1'`)
+	b.exec(fmt.Sprintf(`SELECT penstock.retry_failure(%d, 'the worker is back', 'ada')`, retried))
+}
+
+// A failure that is retried while its step ends is found out when it runs.
+func TestARetriedFailureOfAnEndedStepFailsAgainAndNamesTheRetryOfTheBatch(t *testing.T) {
+	b := newBed(t)
+	parts := b.failedSteps()
 	ran, failures := len(b.mapped), b.count(`SELECT count(*) FROM penstock.failure`)
-	b.exec(`SELECT penstock.retry_failure(entry_id, 'the worker is back', 'ada') FROM penstock.failure`)
+	b.exec(`SELECT penstock.return_failure(queue_id, entry_id) FROM penstock.failure`)
 	b.drain()
 	if len(b.mapped) != ran {
 		t.Errorf("Map ran for parts that have ended: %v", b.mapped[ran:])
@@ -604,13 +665,8 @@ func TestARetriedFailureOfAnEndedStepFailsAgainAndNamesTheRetryOfTheBatch(t *tes
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{
-		"part 1 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
-		"part 2 of batch 1 has ended as failed (worker was down): penstock batch retry 1 runs it again",
-		"batch 2 has ended as failed (split: split batch 2: ERROR: division by zero (SQLSTATE 22012)): create it anew",
-	}
-	if failures != 3 || !slices.Equal(texts, want) {
-		t.Errorf("%d failures were retried, and the failures are\n%s\nwant\n%s", failures, strings.Join(texts, "\n"), strings.Join(want, "\n"))
+	if failures != 3 || !slices.Equal(texts, endedSteps) {
+		t.Errorf("%d failures were retried, and the failures are\n%s\nwant\n%s", failures, strings.Join(texts, "\n"), strings.Join(endedSteps, "\n"))
 	}
 	b.exec(fmt.Sprintf(`SELECT penstock.retry_batch(%d, 'the worker is back', 'ada')`, parts))
 	b.drain()
