@@ -288,9 +288,9 @@ BEGIN
      WHERE id = b.id;
 END $$;
 
--- step_batch does the next step of a batch: it records parts that ended, pushes the next ones, or
--- completes the batch. It returns how many parts it pushed or found ended. A batch that another
--- session has locked is skipped.
+-- step_batch does the next step of a batch: it records parts that ended, pushes the next ones or ends
+-- up to 10,000 of those that a cancel leaves, or completes the batch. It returns how many parts it
+-- pushed, ended or found ended. A batch that another session has locked is skipped.
 -- Locks: the row of the batch (FOR UPDATE SKIP LOCKED), then rows of its parts, then those of
 -- push_many.
 -- Callers: pkg/batch.
@@ -316,8 +316,12 @@ BEGIN
     ELSIF b.status = 'running' THEN
         n := penstock.reap_batch(b);
         IF b.cancelled_by IS NOT NULL THEN
-            UPDATE penstock.batch_part p SET outcome = 'cancelled', ended_at = clock_timestamp(), error = b.cancelled_reason
-             WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL;
+            WITH ended AS (
+                UPDATE penstock.batch_part p SET outcome = 'cancelled', ended_at = clock_timestamp(), error = b.cancelled_reason
+                 WHERE p.batch_id = b.id AND p.no = ANY (ARRAY(SELECT w.no FROM penstock.batch_part w
+                        WHERE w.batch_id = b.id AND w.ended_at IS NULL AND w.entry_id IS NULL ORDER BY w.no LIMIT 10000))
+                RETURNING p.no)
+            SELECT n + count(*) INTO n FROM ended;
         END IF;
         IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL) THEN
             PERFORM penstock.complete_batch(b);
@@ -465,8 +469,8 @@ BEGIN
     END IF;
     UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
     GET DIAGNOSTICS n = ROW_COUNT;
-    IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id) THEN
-        RAISE EXCEPTION 'batch % was never split', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
+    IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = 1) THEN -- parts are deleted in their order
+        RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
     END IF;
     UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL
      WHERE id = b.id;

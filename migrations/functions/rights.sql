@@ -86,7 +86,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader', 'deployment_state', 'INSERT UPDATE', NULL),
         ('leader', 'cold_start deployment', 'DELETE', NULL),
         ('gateway', 'model_online', 'INSERT UPDATE', NULL),
-        ('leader', 'result failure batch', 'UPDATE DELETE', NULL),
+        ('leader', 'result failure batch batch_part', 'UPDATE DELETE', NULL),
         ('leader', 'cron_job depth', 'UPDATE', NULL),
 
         -- What operators write other than by a verb. limit, model, cron_job, queue and deployment: row locks of conditional requests.

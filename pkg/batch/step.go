@@ -33,11 +33,19 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
+// Bounds of a pass, so that neither its statements nor a term of the leader grow with the number of batches and parts.
+const (
+	passBatches  = 100    // that a pass reads; it begins behind those of the pass before
+	clearedParts = 10_000 // that are deleted at once
+)
+
 // Stepper is the duty of the elected leader that pushes the parts of batches and completes batches.
 type Stepper struct {
 	cfg     Config
 	db      postgres.DB
 	fence   duty.Fence
+	after   int64 // the last batch of the pass before; 0: begin anew
+	busy    bool  // a pass since then found something to do
 	cleared time.Time
 }
 
@@ -51,21 +59,25 @@ func (s *Stepper) Run(ctx context.Context) error {
 	l := duty.Loop{Name: "batches", Pause: s.cfg.Pause, Log: s.cfg.Log}
 	return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		start := time.Now()
-		if busy, err := s.pass(ctx); !busy || err != nil {
+		err := s.pass(ctx)
+		switch {
+		case err != nil:
 			return s.cfg.Pause, err
+		case s.after > 0:
+			return 0, nil // there are more batches
+		case !s.busy:
+			return s.cfg.Pause, nil
 		}
-		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))),
-			nil // parts are short: keep the window full
+		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))), nil // parts are short: keep the window full
 	})
 }
 
-// dueSQL reads the batches that a step may change: not those whose first or last entry is still there, and not those
-// that are paused and have no part in the queue. step_batch decides under the lock of the batch.
-const dueSQL = `
-SELECT b.id, b.queue_id
-  FROM penstock.batch b
- WHERE b.ended_at IS NULL
-   AND CASE b.status
+// pageSQL reads the next $2 open batches behind $1, and whether a step may change them: not those whose first or last
+// entry is still there, and not those that are paused and have no part in the queue. step_batch decides under the lock
+// of the batch.
+const pageSQL = `
+SELECT b.id, b.queue_id,
+       CASE b.status
        WHEN 'splitting' THEN NOT EXISTS (
             SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id)
        WHEN 'ending' THEN NOT EXISTS (
@@ -74,46 +86,83 @@ SELECT b.id, b.queue_id
             OR EXISTS (SELECT FROM penstock.batch_part p
                         WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL)
             OR NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL)
-       END
+       END AS due
+  FROM (SELECT o.id, o.queue_id, o.status, o.split_entry_id, o.completion_queue_id, o.completion_entry_id, o.paused_at,
+               o.paused_until, o.cancelled_by
+          FROM penstock.batch o WHERE o.ended_at IS NULL AND o.id > $1 ORDER BY o.id LIMIT $2) b
  ORDER BY b.id`
 
-const clearSQL = `
-DELETE FROM penstock.batch
- WHERE id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))`
-
-// pass steps every batch that is due in a transaction of its own: an error in one does not delay the
+// pass steps the due batches among the next ones, each in a transaction of its own: an error in one does not delay the
 // others.
-func (s *Stepper) pass(ctx context.Context) (busy bool, err error) {
+func (s *Stepper) pass(ctx context.Context) error {
 	type batch struct {
 		ID    int64
 		Queue int32
+		Due   bool
 	}
-	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, dueSQL), pgx.RowToStructByPos[batch])
+	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, pageSQL, s.after, passBatches), pgx.RowToStructByPos[batch])
 	if err != nil {
-		return false, fmt.Errorf("list batches: %w", err)
+		return fmt.Errorf("list batches: %w", err)
+	}
+	if s.after == 0 {
+		s.busy = false
 	}
 	for _, b := range batches {
+		if !b.Due {
+			continue
+		}
 		var n int
 		err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, `SELECT penstock.step_batch($1)`, b.ID).Scan(&n)
 		})
 		if err != nil && postgres.Code(err) == "" {
-			return false, fmt.Errorf("step batch %d: %w", b.ID, err) // the term or the database is away
+			return fmt.Errorf("step batch %d: %w", b.ID, err) // the term or the database is away
 		}
 		if err != nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot step batch; the next pass tries again", "batch", b.ID, "error", err)
 		}
 		if n > 0 {
-			busy = true
+			s.busy = true
 			s.cfg.Hint(b.Queue)
 		}
 	}
-	if time.Since(s.cleared) > time.Minute {
-		s.cleared = time.Now()
-		err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, clearSQL, s.cfg.Retention)
-			return err
-		})
+	s.after = 0
+	if len(batches) == passBatches {
+		s.after = batches[passBatches-1].ID
 	}
-	return busy, err
+	return s.clear(ctx)
+}
+
+// clearPartsSQL deletes up to $2 parts, the first ones of their batches, of ten batches that ended longer than $1 ago.
+const clearPartsSQL = `
+WITH old AS MATERIALIZED (
+    SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10 FOR UPDATE SKIP LOCKED
+), first AS MATERIALIZED (
+    SELECT p.batch_id, p.no FROM old JOIN penstock.batch_part p ON p.batch_id = old.id ORDER BY p.batch_id, p.no LIMIT $2
+)
+DELETE FROM penstock.batch_part p USING first f WHERE p.batch_id = f.batch_id AND p.no = f.no`
+
+const clearSQL = `
+DELETE FROM penstock.batch b
+ WHERE b.id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))
+   AND NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id)`
+
+// clear deletes ended batches once a minute, or at once where more parts are left than are deleted in one transaction.
+func (s *Stepper) clear(ctx context.Context) error {
+	if time.Since(s.cleared) <= time.Minute {
+		return nil
+	}
+	return s.fence.InTx(ctx, func(tx pgx.Tx) error {
+		parts, err := tx.Exec(ctx, clearPartsSQL, s.cfg.Retention, clearedParts)
+		if err != nil {
+			return fmt.Errorf("delete parts of ended batches: %w", err)
+		}
+		if parts.RowsAffected() < clearedParts {
+			s.cleared = time.Now()
+		}
+		if _, err := tx.Exec(ctx, clearSQL, s.cfg.Retention); err != nil {
+			return fmt.Errorf("delete ended batches: %w", err)
+		}
+		return nil
+	})
 }
