@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -222,6 +223,46 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 	d.must(markGone(d.ctx, d.pool, "https://z.example/in?x=1"))
 	if e, err = FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
 		t.Errorf("a registered receiver that is gone is disabled: %t, %v", e.Disabled, err)
+	}
+}
+
+// A receiver that an operator has disabled stays disabled: another address of it, with a query, does not enable it.
+func TestARegistrationWithAQueryDoesNotUndoAnOperatorsDisable(t *testing.T) {
+	d := newFixture(t, atHome)
+	by := invalidation.By{Actor: "ada", Reason: "leaks"}
+	const bare, asked = "https://acme.example/in", "https://acme.example/in?tenant=7"
+	d.must(DisableEndpoint(d.ctx, d.pool, bare, by))
+	d.must(markGone(d.ctx, d.pool, asked)) // which changes nothing of it
+	_, err := Register(d.ctx, d.pool, home, AddressPolicy{}, asked, invalidation.By{Actor: "bob", Reason: "new tenant"})
+	if !errors.Is(err, invalidation.ErrState) || !strings.Contains(err.Error(), bare+" is disabled (leaks)") {
+		t.Errorf("registered beside its disabled receiver: %v", err)
+	}
+	for _, address := range []string{bare, asked} {
+		if e, err := FindEndpoint(d.ctx, d.pool, home, address); err != nil || !e.Disabled || e.Reason != "leaks" {
+			t.Errorf("%s: %+v, %v, want it disabled", address, e, err)
+		}
+	}
+	if n := d.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'register_webhook'`); n != 0 {
+		t.Errorf("%d lines of the audit say that it was registered", n)
+	}
+	if _, err := Register(d.ctx, d.pool, home, AddressPolicy{}, bare, by); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Register(d.ctx, d.pool, home, AddressPolicy{}, asked, by); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := FindEndpoint(d.ctx, d.pool, home, asked); err != nil || e.Disabled {
+		t.Errorf("after the operator has enabled it: %+v, %v", e, err)
+	}
+	// One that is gone at its own wish is enabled with the address that is registered, and the audit names both.
+	d.must(markGone(d.ctx, d.pool, bare))
+	if _, err := Register(d.ctx, d.pool, home, AddressPolicy{}, asked, by); err != nil {
+		t.Fatal(err)
+	}
+	var enabled []string
+	d.must(d.pool.QueryRow(d.ctx, `SELECT ARRAY(SELECT jsonb_array_elements_text(detail->'enabled')) FROM penstock.audit ORDER BY id DESC LIMIT 1`).Scan(&enabled))
+	if !slices.Equal(enabled, []string{bare}) {
+		t.Errorf("the audit names %v as enabled, want %s", enabled, bare)
 	}
 }
 

@@ -117,36 +117,53 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 }
 
 // registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
-// without its query, is enabled with it: a receiver that answered 410 is disabled by that one.
+// without its query, is enabled with it where its receiver answered 410, reason $6. Where an operator disabled that row,
+// nothing is changed, and its reason is the second column.
 const registerSQL = `
-WITH bare AS (
-    UPDATE penstock.webhook_endpoint SET disabled_at = NULL, disabled_reason = NULL WHERE url = $5 AND url <> $1
+WITH refused AS MATERIALIZED (
+    SELECT coalesce(disabled_reason, '') AS reason
+      FROM penstock.webhook_endpoint WHERE url = $5 AND url <> $1 AND disabled_at IS NOT NULL AND disabled_reason IS DISTINCT FROM $6
+), disabled AS MATERIALIZED (
+    SELECT url FROM penstock.webhook_endpoint WHERE url IN ($1, $5) AND disabled_at IS NOT NULL
+), bare AS (
+    UPDATE penstock.webhook_endpoint SET disabled_at = NULL, disabled_reason = NULL
+     WHERE url = $5 AND url <> $1 AND disabled_reason = $6
 ), kept AS (
-    INSERT INTO penstock.webhook_endpoint AS e (url, secret) VALUES ($1, $2)
+    INSERT INTO penstock.webhook_endpoint AS e (url, secret) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM refused)
     ON CONFLICT (url) DO UPDATE SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
     RETURNING url, secret
 )
-SELECT secret FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webhook', kept.url, $4)`
+SELECT secret, NULL FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webhook', kept.url, $4,
+       (SELECT jsonb_build_object('enabled', jsonb_agg(d.url ORDER BY d.url)) FROM disabled d HAVING count(*) > 0))
+ UNION ALL
+SELECT NULL, reason FROM refused`
 
 // Register makes an address known with a secret of its own, or enables it again, and returns the secret to be
 // shown to its owner. It also holds for the address with other parameters in its query. The error wraps
-// ErrForbiddenAddress where policy does not allow the address.
+// ErrForbiddenAddress where policy does not allow the address, and invalidation.ErrState where an operator has disabled
+// the address without its query.
 func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPolicy, address string,
 	by invalidation.By,
 ) (Secret, error) {
 	u, err := policy.CheckURL(address)
-	var own, text string
+	var own string
+	var text, disabled *string
 	if err == nil {
 		own = canonical(u)
-		text, err = vault.seal(own, NewSecret())
+		var sealed string
+		if sealed, err = vault.seal(own, NewSecret()); err == nil {
+			err = db.QueryRow(ctx, registerSQL, own, sealed, by.Actor, by.Reason, withoutQuery(u), goneReason).
+				Scan(&text, &disabled)
+		}
 	}
-	if err == nil {
-		err = db.QueryRow(ctx, registerSQL, own, text, by.Actor, by.Reason, withoutQuery(u)).Scan(&text)
+	if err == nil && disabled != nil {
+		err = fmt.Errorf("%s is disabled (%s) whatever its query; register that address to enable it: %w", withoutQuery(u),
+			*disabled, invalidation.ErrState)
 	}
 	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
 	}
-	return vault.open(own, text)
+	return vault.open(own, *text)
 }
 
 const rotateSQL = `
