@@ -192,7 +192,7 @@ func (d *Dashboard) bulkVerbs() {
 			fields: []field{{
 				Name: "older_than", Label: "Older than", Kind: "text",
 				Hint: "such as 30m or 24h; empty: of any age",
-			}, perSecond},
+			}, everything, perSecond},
 			preview: d.previewBulk(b.verb), do: d.startBulk(b.verb), destroys: b.destroys,
 			next: func(form) string { return "operations" },
 		})
@@ -217,12 +217,14 @@ func (d *Dashboard) bulkVerbs() {
 			optional: failures[1:],
 			effect: b.effect + " The elected leader carries it out in the background; the page of " +
 				"operations displays its progress, and cancels it.",
-			fields: []field{perSecond}, preview: d.previewBulk(b.verb), do: d.startBulk(b.verb),
+			fields: []field{everything, perSecond}, preview: d.previewBulk(b.verb), do: d.startBulk(b.verb),
 			destroys: b.destroys,
 			next:     func(form) string { return "operations" },
 		})
 	}
 }
+
+var everything = field{Name: "all", Label: "All of the queue", Kind: "checkbox", Hint: "in place of a filter"}
 
 var perSecond = field{Name: "per_second", Label: "Changes a second, at most", Kind: "number", Value: "1000"}
 
@@ -240,7 +242,7 @@ func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) 
 		}
 		f.OlderThan = d
 	}
-	f.All = f.Flow == "" && f.LockKey == "" && f.Name == "" && f.Class == "" && f.Pattern == "" && f.OlderThan == 0
+	f.All = in.Get("all") != ""
 	if text := in.Get("per_second"); text != "" {
 		n, err := strconv.Atoi(text)
 		if err != nil || n < 1 || n > 100_000 {
@@ -251,6 +253,22 @@ func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) 
 	return o, nil
 }
 
+// unfiltered reports whether a filter is empty, so that the operation would be about the whole queue.
+func unfiltered(f operator.Filter) bool {
+	return f.Flow == "" && f.LockKey == "" && f.Name == "" && f.Class == "" && f.Pattern == "" && f.OlderThan == 0
+}
+
+// checkChoice refuses an empty filter, which may be one that was lost on its way, unless all was chosen.
+func checkChoice(f operator.Filter) error {
+	switch none := unfiltered(f); {
+	case none && !f.All:
+		return fmt.Errorf("there is no filter. Choose all of the queue if you mean it: %w", invalidation.ErrInvalid)
+	case !none && f.All:
+		return fmt.Errorf("give a filter or choose all of the queue, not both: %w", invalidation.ErrInvalid)
+	}
+	return nil
+}
+
 const previewMax = 10_000
 
 func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, form) (preview, error) {
@@ -259,13 +277,14 @@ func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, 
 		if err != nil {
 			return preview{}, err
 		}
+		o.Filter.All = unfiltered(o.Filter)
 		n, err := d.db.CountMatchingTo(ctx, o, previewMax)
 		p := preview{Count: format.Bounded(n, previewMax) + " " + map[bool]string{
 			true:  "entry",
 			false: "entries",
 		}[n == 1]}
 		if o.Filter.All {
-			p.Warning = "There is no filter: it is about the whole queue."
+			p.Warning = "There is no filter: it is about the whole queue, and needs that choice."
 		}
 		return p, err
 	}
@@ -275,6 +294,9 @@ func (d *Dashboard) startBulk(v operator.OperationVerb) func(context.Context, fo
 	error) {
 	return func(ctx context.Context, in form, by invalidation.By) (string, error) {
 		o, err := bulk(v, in)
+		if err == nil {
+			err = checkChoice(o.Filter)
+		}
 		if err != nil {
 			return "", err
 		}

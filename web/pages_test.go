@@ -188,6 +188,37 @@ func TestBulkChangesAreOperationsOfTheFilter(t *testing.T) {
 	}
 }
 
+// A filter that was lost on its way does not become a change of the whole queue.
+func TestABulkChangeOfTheWholeQueueNeedsItsOwnChoice(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	b := s.as(operatorRole)
+	for _, verb := range []string{"bulk_cancel", "bulk_delete", "bulk_disable", "bulk_enable", "bulk_retry_failures", "bulk_discard_failures"} {
+		if asked := b.get("do/" + verb + "?queue=work"); !strings.Contains(asked.text, `name="all"`) || !strings.Contains(asked.text, "about the whole queue") {
+			t.Errorf("%s offers no choice of everything: %s", verb, asked.text)
+		}
+		form := url.Values{"queue": {"work"}, "reason": {"test"}}
+		if got := b.post("do/"+verb, form); got.status != http.StatusUnprocessableEntity || !strings.Contains(got.text, "Choose all") {
+			t.Errorf("%s without a filter: %d: %s", verb, got.status, got.text)
+		}
+		form.Set("all", "on")
+		form.Set("flow", "red")
+		form.Set("class", "permanent")
+		if got := b.post("do/"+verb, form); got.status != http.StatusUnprocessableEntity || !strings.Contains(got.text, "not both") {
+			t.Errorf("%s of all beside a filter: %d: %s", verb, got.status, got.text)
+		}
+	}
+	found, err := s.change.Operations(t.Context(), operator.OperationFilter{Limit: 10})
+	if err != nil || len(found) != 0 {
+		t.Fatalf("operations have begun: %+v, %v", found, err)
+	}
+	b.post("do/bulk_discard_failures", url.Values{"queue": {"work"}, "all": {"on"}, "reason": {"test"}})
+	found, err = s.change.Operations(t.Context(), operator.OperationFilter{Limit: 10})
+	if err != nil || len(found) != 1 || found[0].Filter["all"] != true {
+		t.Errorf("a change of the whole queue: %+v, %v", found, err)
+	}
+}
+
 func TestASecretIsDisplayedOnceAndNotKept(t *testing.T) {
 	s := newSite(t)
 	b := s.as(administrator)
