@@ -7,6 +7,8 @@
 //  3. pinned binaries from npm, verified and cached; the download needs consent
 //  4. a Docker or Podman container
 //
+// A fast ephemeral cluster is a copy of the first one that initdb made with the same binaries, which the cache keeps.
+//
 // Where none works, the error lists every attempt and the ways out.
 //
 // A private cluster must not outlive the program that started it, not even one killed by SIGKILL:

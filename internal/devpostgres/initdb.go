@@ -42,19 +42,15 @@ func initialise(ctx context.Context, cfg Config, acct account, bin binaries, dir
 	return nil
 }
 
-// initdb fills directory work. Bytewise collation makes the cluster the same on every system.
+// initdb fills directory work, and adds what belongs to every cluster of this package.
 func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string) error {
-	args := []string{"-D", work, "-U", superuser, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"}
+	// Bytewise collation makes the cluster the same on every system.
+	args := []string{"-U", superuser, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"}
 	if cfg.Fast || !dir.kept() {
 		args = append(args, "--no-sync")
 	}
-	cmd := exec.CommandContext(ctx, bin.program("initdb"), args...)
-	cmd.ExtraFiles = []*os.File{dir.hold}
-	cmd.SysProcAttr = acct.attributes()
-	cmd.Dir = "/"
-	cmd.Env = serverEnvironment()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: run initdb: %w: %s", errUnfit, err, strings.TrimSpace(string(out)))
+	if err := fill(ctx, cfg, acct, bin, dir, work, args); err != nil {
+		return err
 	}
 	conf, err := os.OpenFile(filepath.Join(work, "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -65,6 +61,19 @@ func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *di
 		return err
 	}
 	return os.WriteFile(filepath.Join(work, "pg_hba.conf"), []byte(accessRules), 0o600)
+}
+
+// runInitdb fills the empty directory work.
+func runInitdb(ctx context.Context, acct account, bin binaries, dir *directory, work string, args []string) error {
+	cmd := exec.CommandContext(ctx, bin.program("initdb"), append([]string{"-D", work}, args...)...)
+	cmd.ExtraFiles = []*os.File{dir.hold}
+	cmd.SysProcAttr = acct.attributes()
+	cmd.Dir = "/"
+	cmd.Env = serverEnvironment()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: run initdb: %w: %s", errUnfit, err, strings.TrimSpace(string(out)))
+	}
+	return nil
 }
 
 // accessRules: the socket is in a directory that only the owner may enter; TCP is open to every local user.
