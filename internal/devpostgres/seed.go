@@ -16,9 +16,11 @@ import (
 // takes 1.3 s of CPU, and a run of all tests starts some forty clusters. Only ephemeral clusters that give up syncing
 // are copies, since all copies have one system identifier.
 
-// fill makes a new cluster in the empty directory work: as a copy of the seed, or by initdb, whose result is the seed of
-// those that follow. Whatever is wrong with the cache costs the time of initdb and nothing else.
-func fill(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string, args []string) error {
+// fill makes a new cluster in the empty directory work: as a copy of the seed, or by initdb, whose result is the seed
+// of those that follow. Whatever is wrong with the cache costs the time of initdb and nothing else.
+func fill(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string,
+	args []string,
+) error {
 	if !cfg.Fast || dir.kept() {
 		return runInitdb(ctx, acct, bin, dir, work, args)
 	}
@@ -41,8 +43,8 @@ func fill(ctx context.Context, cfg Config, acct account, bin binaries, dir *dire
 	return nil
 }
 
-// seedPath is the place of the seed. Its name has a hash of everything that initdb's result depends on: the programs, the
-// user, the arguments, and the time zone, which initdb writes to postgresql.conf.
+// seedPath is the place of the seed. Its name has a hash of everything that initdb's result depends on: the programs,
+// the user, the arguments, and the time zone, which initdb writes to postgresql.conf.
 func seedPath(cfg Config, acct account, bin binaries, args []string) (string, error) {
 	cache, err := cfg.cacheDir()
 	if err != nil {

@@ -35,7 +35,8 @@ func hold(ctx context.Context, conn *pgx.Conn, owner string) error {
 // The caller holds the template lock, so that none is about to be used.
 func sweep(ctx context.Context, conn *pgx.Conn, mine ...string) error {
 	rows, _ := conn.Query(ctx, `SELECT datname FROM pg_database
-		WHERE datname ~ '^penstock_(test|template)_' AND datdba = (SELECT oid FROM pg_roles WHERE rolname = current_user)`)
+		WHERE datname ~ '^penstock_(test|template)_'
+		  AND datdba = (SELECT oid FROM pg_roles WHERE rolname = current_user)`)
 	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("list test databases: %w", err)

@@ -55,13 +55,18 @@ const (
 
 // owners find queue and application of an object by its id or name. A node has no queue.
 var owners = map[object]string{
-	ofQueue:     `SELECT name, application FROM penstock.queue WHERE name = $1`,
-	ofEntry:     `SELECT q.name, q.application FROM penstock.find_entry($1::bigint) f JOIN penstock.queue q ON q.id = f.queue_id`,
-	ofBatch:     `SELECT q.name, q.application FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id WHERE b.id = $1::bigint`,
-	ofOperation: `SELECT q.name, q.application FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE o.id = $1::bigint`,
-	ofNode:      `SELECT '', application FROM penstock.node WHERE id = $1::bigint`,
-	ofCron:      `SELECT q.name, q.application FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id WHERE j.name = $1`,
-	ofModel:     `SELECT q.name, q.application FROM penstock.queue q WHERE q.name = penstock.model_queue($1) AND q.kind = 'inference'`,
+	ofQueue: `SELECT name, application FROM penstock.queue WHERE name = $1`,
+	ofEntry: `SELECT q.name, q.application
+	            FROM penstock.find_entry($1::bigint) f JOIN penstock.queue q ON q.id = f.queue_id`,
+	ofBatch: `SELECT q.name, q.application
+	            FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id WHERE b.id = $1::bigint`,
+	ofOperation: `SELECT q.name, q.application
+	                FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE o.id = $1::bigint`,
+	ofNode: `SELECT '', application FROM penstock.node WHERE id = $1::bigint`,
+	ofCron: `SELECT q.name, q.application
+	           FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id WHERE j.name = $1`,
+	ofModel: `SELECT q.name, q.application
+	            FROM penstock.queue q WHERE q.name = penstock.model_queue($1) AND q.kind = 'inference'`,
 }
 
 var (

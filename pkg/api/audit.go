@@ -9,8 +9,9 @@ import (
 
 func (a *API) auditRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/audit", id: "list-audit", summary: "Changes with their actors and reasons, newest first",
-		scope: read, of: ofPlatform,
+		method: "GET", path: "/v1/audit", id: "list-audit",
+		summary: "Changes with their actors and reasons, newest first",
+		scope:   read, of: ofPlatform,
 	}, a.listAudit)
 	add(a, route{
 		method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live system at one moment",

@@ -8,8 +8,9 @@ import (
 
 func (a *API) lockRoutes() {
 	add(a, route{
-		method: "GET", path: "/v1/locks", id: "list-locks", summary: "Lock records with their nodes and entries, oldest first",
-		scope: read, of: ofQueue,
+		method: "GET", path: "/v1/locks", id: "list-locks",
+		summary: "Lock records with their nodes and entries, oldest first",
+		scope:   read, of: ofQueue,
 	}, a.listLocks)
 	add(a, route{
 		method: "GET", path: "/v1/locks/suspects", id: "verify-locks",

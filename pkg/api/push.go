@@ -206,7 +206,8 @@ func (a *API) pushOf(c caller, e entryToPush, key, trace string, number int64) (
 	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {
 		if p.IdempotencyKey != "" {
-			return p, fmt.Errorf("%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them", errMalformed)
+			return p, fmt.Errorf("%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them",
+				errMalformed)
 		}
 		p.IdempotencyKey = key
 		if number > 0 {

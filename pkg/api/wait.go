@@ -31,7 +31,8 @@ func waitOf(text string) (time.Duration, error) {
 }
 
 // findSQL says which queue an entry is in, and whether it has ended.
-const findSQL = `SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
+const findSQL = `
+SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
 
 // subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error,
 // the entry has ended.

@@ -143,7 +143,8 @@ func (w *watch) all() (queues []int32, ids []invalidation.EntryID) {
 
 // lookSQL says how the living ones of entries $2 of queues $1 stand. An entry that is not among them has ended.
 const lookSQL = `
-SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN l.runs THEN 'computing' ELSE 'pending' END,
+SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN l.runs THEN 'computing'
+                  ELSE 'pending' END,
        coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at, coalesce(o.token, 0), coalesce(o.seq, 0)
   FROM unnest($1::integer[], $2::bigint[]) w(queue_id, id)
  CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry WHERE queue_id = w.queue_id

@@ -157,8 +157,8 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	case err != nil:
 		return fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err)
 	case ended && outcome != "done":
-		return invalidation.Permanent(fmt.Errorf("part %d of batch %d has ended as %s (%s): penstock batch retry %[2]d "+
-			"runs it again", t.Part, t.Batch, outcome, problem))
+		return invalidation.Permanent(fmt.Errorf("part %d of batch %d has ended as %s (%s): penstock batch retry "+
+			"%[2]d runs it again", t.Part, t.Batch, outcome, problem))
 	case ended:
 		return nil
 	}
@@ -199,7 +199,9 @@ const resultSQL = `
 WITH mine AS MATERIALIZED (
     SELECT FROM penstock.lock WHERE queue_id = $3 AND lock_key = $4 AND token = $5 FOR KEY SHARE
 ), kept AS (
-    UPDATE penstock.batch SET result = $6 WHERE id = $1 AND status = 'ending' AND completion_queue_id = $3 AND completion_entry_id = $2 AND EXISTS (SELECT FROM mine)
+    UPDATE penstock.batch SET result = $6
+     WHERE id = $1 AND status = 'ending' AND completion_queue_id = $3 AND completion_entry_id = $2
+       AND EXISTS (SELECT FROM mine)
     RETURNING id
 )
 SELECT EXISTS (SELECT FROM kept)`

@@ -68,7 +68,8 @@ func (s *Stepper) Run(ctx context.Context) error {
 		case !s.busy:
 			return s.cfg.Pause, nil
 		}
-		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))), nil // parts are short: keep the window full
+		// Parts are short: keep the window full.
+		return min(s.cfg.Pause, max(50*time.Millisecond, time.Since(start))), nil
 	})
 }
 
@@ -100,7 +101,8 @@ func (s *Stepper) pass(ctx context.Context) error {
 		Queue int32
 		Due   bool
 	}
-	batches, err := pgx.CollectRows(postgres.Query(ctx, s.db, pageSQL, s.after, passBatches), pgx.RowToStructByPos[batch])
+	rows := postgres.Query(ctx, s.db, pageSQL, s.after, passBatches)
+	batches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[batch])
 	if err != nil {
 		return fmt.Errorf("list batches: %w", err)
 	}
@@ -136,15 +138,19 @@ func (s *Stepper) pass(ctx context.Context) error {
 // clearPartsSQL deletes up to $2 parts, the first ones of their batches, of ten batches that ended longer than $1 ago.
 const clearPartsSQL = `
 WITH old AS MATERIALIZED (
-    SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10 FOR UPDATE SKIP LOCKED
+    SELECT id FROM penstock.batch
+     WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10 FOR UPDATE SKIP LOCKED
 ), first AS MATERIALIZED (
-    SELECT p.batch_id, p.no FROM old JOIN penstock.batch_part p ON p.batch_id = old.id ORDER BY p.batch_id, p.no LIMIT $2
+    SELECT p.batch_id, p.no
+      FROM old JOIN penstock.batch_part p ON p.batch_id = old.id
+     ORDER BY p.batch_id, p.no LIMIT $2
 )
 DELETE FROM penstock.batch_part p USING first f WHERE p.batch_id = f.batch_id AND p.no = f.no`
 
 const clearSQL = `
 DELETE FROM penstock.batch b
- WHERE b.id = ANY (ARRAY(SELECT id FROM penstock.batch WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))
+ WHERE b.id = ANY (ARRAY(SELECT id FROM penstock.batch
+                          WHERE ended_at < clock_timestamp() - $1::interval ORDER BY ended_at LIMIT 10))
    AND NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id)`
 
 // clear deletes ended batches once a minute, or at once where more parts are left than are deleted in one transaction.

@@ -36,7 +36,8 @@ type CronJobDetail struct {
 const cronColumns = `
 SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id,
        s.last_fired_at,
-       coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by, coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
+       coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by,
+       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
 
 // CronFilter chooses cron jobs; all fields that are set must match.
 type CronFilter struct {
@@ -47,7 +48,10 @@ type CronFilter struct {
 
 // CronJobs returns the cron jobs by name.
 func (d *Database) CronJobs(ctx context.Context, f CronFilter) ([]CronJob, error) {
-	const sql = cronColumns + ` FROM penstock.cron_status s WHERE ($1::text IS NULL OR s.queue = $1) AND s.job > $2 ORDER BY s.job LIMIT $3`
+	const sql = cronColumns + `
+  FROM penstock.cron_status s
+ WHERE ($1::text IS NULL OR s.queue = $1) AND s.job > $2
+ ORDER BY s.job LIMIT $3`
 	return list[CronJob](ctx, d.db, "cron jobs", sql, given(f.Queue), f.After, page(f.Limit))
 }
 
@@ -98,7 +102,9 @@ func (d *Database) CronSchedules(ctx context.Context, f CronFilter) ([]CronSched
 func (d *Database) CreateCronJob(ctx context.Context, name, queue, spec string, options map[string]any,
 	by invalidation.By,
 ) error {
-	const sql = `SELECT penstock.create_cron_job($3, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $1, coalesce($2, current_user))`
+	const sql = `
+SELECT penstock.create_cron_job($3, $4, $5, coalesce($6::jsonb->'payload', '{}'), $6::jsonb - 'payload', $1,
+                                coalesce($2, current_user))`
 	return d.change(ctx, fmt.Sprintf("create cron job %q", name), sql, by, name, queue, spec, options)
 }
 

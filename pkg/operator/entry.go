@@ -71,7 +71,8 @@ const ofKeySQL = `(
         SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND x.status = 'pending'
                AND x.priority >= 0
         UNION ALL
-        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s AND (x.status = 'initial' OR x.priority < 0))`
+        SELECT x.* FROM penstock.entry_X x WHERE x.queue_id = $1 AND x.lock_key = %[1]s
+               AND (x.status = 'initial' OR x.priority < 0))`
 
 // states are the conditions of the stored and the derived states, worded as the partial indexes are.
 var states = map[string]string{

@@ -68,7 +68,8 @@ SELECT l.queue, l.lock_key, l.token, l.node_id, coalesce(l.node, '') AS node,
   LEFT JOIN penstock.node n ON n.id = l.node_id
  CROSS JOIN LATERAL (VALUES
        (CASE WHEN n.id IS NULL THEN 'its node is not registered' END),
-       (CASE WHEN n.beat_at + n.lease < clock_timestamp() THEN 'its node has been silent for ' || penstock.ago(clock_timestamp() - n.beat_at) END),
+       (CASE WHEN n.beat_at + n.lease < clock_timestamp()
+             THEN 'its node has been silent for ' || penstock.ago(clock_timestamp() - n.beat_at) END),
        (CASE WHEN n.beat_at + n.lease >= clock_timestamp() AND n.beat_at > l.claimed_at + n.lease * 0.4
               AND NOT l.token = ANY (n.tokens)
              THEN 'its node lives and does not list its token' END),

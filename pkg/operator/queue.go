@@ -92,9 +92,8 @@ type Off struct {
 }
 
 const settingsSQL = `
-SELECT to_jsonb(q) - ARRAY['id', 'name', 'refusal', 'paused_at', 'paused_by', 'paused_reason', 'paused_until', 'disabled_at',
-       'disabled_by',
-                           'disabled_reason', 'version', 'created_at'] AS settings,
+SELECT to_jsonb(q) - ARRAY['id', 'name', 'refusal', 'paused_at', 'paused_by', 'paused_reason', 'paused_until',
+                           'disabled_at', 'disabled_by', 'disabled_reason', 'version', 'created_at'] AS settings,
        coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u
               JOIN penstock."limit" l ON l.id = u.limit_id
                   WHERE u.queue_id = q.id), '{}') AS limits
@@ -117,7 +116,10 @@ func (d *Database) Queue(ctx context.Context, name string) (QueueDetail, error) 
 	if detail.Lanes, err = d.Lanes(ctx, name, 20); err != nil {
 		return QueueDetail{}, err
 	}
-	const offSQL = `SELECT scope, value, actor, reason, created_at FROM penstock.disabled WHERE queue_id = $1 ORDER BY scope, value LIMIT 100`
+	const offSQL = `
+SELECT scope, value, actor, reason, created_at
+  FROM penstock.disabled WHERE queue_id = $1
+ ORDER BY scope, value LIMIT 100`
 	detail.Off, err = list[Off](ctx, d.db, "disabled entries of queue "+name, offSQL, detail.QueueID)
 	return detail, err
 }
@@ -160,8 +162,8 @@ WITH RECURSIVE lane AS (
             WHERE r.queue_id = lane.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
             ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
 )
-SELECT few.name AS queue, few.priority, few.flow, c.keys, few.priority = penstock.throttled_priority() AS throttled, extract(epoch
-       FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
+SELECT few.name AS queue, few.priority, few.flow, c.keys, few.priority = penstock.throttled_priority() AS throttled,
+       extract(epoch FROM clock_timestamp() - e.since)::float8 AS head_age_seconds
   FROM (SELECT * FROM lane LIMIT $2) few
  CROSS JOIN LATERAL (SELECT count(*) AS keys FROM (
        SELECT FROM penstock.ready r WHERE r.queue_id = few.id AND r.priority = few.priority

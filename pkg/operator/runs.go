@@ -106,7 +106,8 @@ type CauseStep struct {
 // errors are left out of the groups, which would be sorted for them.
 const causeStepsSQL = `
 WITH grouped AS MATERIALIZED (
-    SELECT f.fingerprint, f.class, f.step, count(*) AS failures, max(f.failed_at) AS newest, max(f.entry_id) AS example_id
+    SELECT f.fingerprint, f.class, f.step, count(*) AS failures, max(f.failed_at) AS newest,
+           max(f.entry_id) AS example_id
       FROM (SELECT fingerprint, class, failed_at, entry_id,
                    CASE WHEN failed_at > statement_timestamp() - $2::float8 * $3::int * interval '1 second'
                         THEN greatest(0, floor(extract(epoch FROM statement_timestamp() - failed_at) / $2::float8))::int

@@ -46,7 +46,8 @@ type Server struct {
 }
 
 const serverSQL = `
-SELECT clock_timestamp(), connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
+SELECT clock_timestamp(), connections, max_connections, horizon_age, notify_usage, dead_tuples
+  FROM penstock.server_status`
 
 const leaderSQL = `
 SELECT holder, term, renewed_at + lease > clock_timestamp() AS live,

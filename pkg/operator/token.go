@@ -100,7 +100,9 @@ func (d *Database) FindToken(ctx context.Context, secret string) (APIToken, erro
 	}
 	t := found[0]
 	if t.Live {
-		const usedSQL = `UPDATE penstock.api_token SET used_at = clock_timestamp() WHERE id = $1 AND coalesce(used_at < clock_timestamp() - interval '1 minute', true)`
+		const usedSQL = `
+UPDATE penstock.api_token SET used_at = clock_timestamp()
+ WHERE id = $1 AND coalesce(used_at < clock_timestamp() - interval '1 minute', true)`
 		// a standby can still be read
 		if _, err := d.db.Exec(ctx, usedSQL, t.ID); err != nil && !postgres.Unavailable(err) {
 			return APIToken{}, fmt.Errorf("record use of token %q: %w", t.Name, err)
@@ -228,7 +230,9 @@ UPDATE penstock.api_token SET expires_at = least(expires_at, clock_timestamp() +
 // seconds more.
 func (d *Database) RevokeToken(ctx context.Context, name string, by invalidation.By) error {
 	return postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, `UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL`, name)
+		const revokeSQL = `
+UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE name = $1 AND revoked_at IS NULL`
+		tag, err := tx.Exec(ctx, revokeSQL, name)
 		if err != nil {
 			return fmt.Errorf("revoke token %q: %w", name, err)
 		}

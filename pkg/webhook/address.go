@@ -139,7 +139,8 @@ func (p AddressPolicy) mayBeInternal(host string) bool {
 // scheme is not known, and passes.
 func (p AddressPolicy) checkPublic(scheme string, port uint16) error {
 	if scheme == "http" && !p.AllowHTTP {
-		return forbid("it must begin with https://; plain http goes only to hosts and networks that are allowed by name")
+		return forbid("it must begin with https://; plain http goes only to hosts and networks that are allowed " +
+			"by name")
 	}
 	if port == portHTTPS || port == portHTTP && p.AllowHTTP || slices.Contains(p.Ports, port) {
 		return nil

@@ -155,7 +155,9 @@ func origin(u *url.URL) string {
 func withoutQuery(u *url.URL) string { return origin(u) + u.EscapedPath() }
 
 // attempt also returns whether the endpoint counts as up.
-func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o DeliveryOutcome, healthy bool) {
+func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o DeliveryOutcome,
+	healthy bool,
+) {
 	signed, err := sign(m.ID, now, m.Body, m.Secrets, m.Keys)
 	if err != nil {
 		return DeliveryOutcome{Kind: Failed, Reason: err.Error()}, true

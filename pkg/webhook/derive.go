@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// The installation has one root secret, which signs nothing itself and never leaves it. From it are derived a secret for
-// each receiver that has none of its own, so that no receiver can sign for another one, and the Ed25519 key whose
+// The installation has one root secret, which signs nothing itself and never leaves it. From it are derived a secret
+// for each receiver that has none of its own, so that no receiver can sign for another one, and the Ed25519 key whose
 // public half every receiver may know. A new root replaces all of them (Rotate).
 
 // receiverSecret is the secret of all receivers at the origin (scheme, host and port) of an address.

@@ -38,9 +38,11 @@ SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own
        root.secret, CASE WHEN root.old_until > clock_timestamp() THEN root.old_secret END,
        off.url IS NOT NULL, coalesce(off.disabled_reason, '')
   FROM (SELECT) one
-  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e WHERE e.url IN ($1, $2) AND e.url <> '' AND e.secret IS NOT NULL
+  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e
+                      WHERE e.url IN ($1, $2) AND e.url <> '' AND e.secret IS NOT NULL
                       ORDER BY e.url = $1 DESC LIMIT 1) own ON true
-  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e WHERE e.url IN ($1, $2) AND e.disabled_at IS NOT NULL LIMIT 1) off ON true
+  LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e
+                      WHERE e.url IN ($1, $2) AND e.disabled_at IS NOT NULL LIMIT 1) off ON true
   LEFT JOIN penstock.webhook_endpoint root ON root.url = ''`
 
 // FindEndpoint returns how to deliver to an address. Messages to an unregistered address are signed with a secret
@@ -117,12 +119,13 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 }
 
 // registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
-// without its query, is enabled with it where its receiver answered 410, reason $6. Where an operator disabled that row,
-// nothing is changed, and its reason is the second column.
+// without its query, is enabled with it where its receiver answered 410, reason $6. Where an operator disabled that
+// row, nothing is changed, and its reason is the second column.
 const registerSQL = `
 WITH refused AS MATERIALIZED (
     SELECT coalesce(disabled_reason, '') AS reason
-      FROM penstock.webhook_endpoint WHERE url = $5 AND url <> $1 AND disabled_at IS NOT NULL AND disabled_reason IS DISTINCT FROM $6
+      FROM penstock.webhook_endpoint
+     WHERE url = $5 AND url <> $1 AND disabled_at IS NOT NULL AND disabled_reason IS DISTINCT FROM $6
 ), disabled AS MATERIALIZED (
     SELECT url FROM penstock.webhook_endpoint WHERE url IN ($1, $5) AND disabled_at IS NOT NULL
 ), bare AS (
@@ -130,7 +133,8 @@ WITH refused AS MATERIALIZED (
      WHERE url = $5 AND url <> $1 AND disabled_reason = $6
 ), kept AS (
     INSERT INTO penstock.webhook_endpoint AS e (url, secret) SELECT $1, $2 WHERE NOT EXISTS (SELECT FROM refused)
-    ON CONFLICT (url) DO UPDATE SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
+    ON CONFLICT (url) DO UPDATE
+       SET secret = coalesce(e.secret, excluded.secret), disabled_at = NULL, disabled_reason = NULL
     RETURNING url, secret
 )
 SELECT secret, NULL FROM kept CROSS JOIN LATERAL penstock.audit_log($3, 'register_webhook', kept.url, $4,
@@ -157,8 +161,8 @@ func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPo
 		}
 	}
 	if err == nil && disabled != nil {
-		err = fmt.Errorf("%s is disabled (%s) whatever its query; register that address to enable it: %w", withoutQuery(u),
-			*disabled, invalidation.ErrState)
+		err = fmt.Errorf("%s is disabled (%s) whatever its query; register that address to enable it: %w",
+			withoutQuery(u), *disabled, invalidation.ErrState)
 	}
 	if err != nil {
 		return Secret{}, fmt.Errorf("register webhook endpoint: %w", err)
@@ -238,7 +242,8 @@ const goneSQL = `
 INSERT INTO penstock.webhook_endpoint AS e (url, disabled_at, disabled_reason)
 SELECT $1, clock_timestamp(), $2
  WHERE EXISTS (SELECT FROM penstock.webhook_endpoint known WHERE known.url = $1)
-    OR (SELECT count(*) FROM (SELECT FROM penstock.webhook_endpoint gone WHERE gone.disabled_reason = $2 LIMIT $3) few) < $3
+    OR (SELECT count(*)
+          FROM (SELECT FROM penstock.webhook_endpoint gone WHERE gone.disabled_reason = $2 LIMIT $3) few) < $3
 ON CONFLICT (url) DO UPDATE SET disabled_at = clock_timestamp(), disabled_reason = excluded.disabled_reason
  WHERE e.disabled_at IS NULL`
 
@@ -315,7 +320,8 @@ type Registered struct {
 }
 
 const listSQL = `
-SELECT url, secret IS NOT NULL, CASE WHEN old_until > clock_timestamp() THEN old_until END, created_at, disabled_at, coalesce(disabled_reason, '')
+SELECT url, secret IS NOT NULL, CASE WHEN old_until > clock_timestamp() THEN old_until END, created_at, disabled_at,
+       coalesce(disabled_reason, '')
   FROM penstock.webhook_endpoint
  WHERE $1 = '' OR url > $1 ORDER BY url LIMIT $2`
 
