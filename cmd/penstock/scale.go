@@ -35,6 +35,7 @@ type simulation struct {
 	from, until     string
 	zero, faults    bool
 	bound           bool
+	policies        []string
 	picture         string
 }
 
@@ -59,13 +60,19 @@ func scaleSimulate(a *app) *cobra.Command {
 	flags.BoolVar(&s.faults, "faults", false, "cold starts vary, 5 % never end, an instance dies each hour")
 	flags.BoolVar(&s.bound, "bound", false,
 		"under HPA, KEDA and Knative a request waits at the instance that it is given to as it arrives")
+	flags.StringArrayVar(&s.policies, "policy", nil,
+		"only policies whose name begins with this, like hpa; may be repeated")
 	flags.StringVar(&s.picture, "picture", "", "write the frontiers to this file as SVG")
 	c.RunE = func(*cobra.Command, []string) error {
 		loads, err := s.loads()
 		if err != nil {
 			return err
 		}
-		points := simulate.Compare(loads, s.fate(), s.zero)
+		contenders, err := simulate.Named(simulate.Contenders(loads[0], s.zero), s.policies)
+		if err != nil {
+			return usageError{fmt.Errorf("--policy: %w", err)}
+		}
+		points := simulate.Compare(loads, s.fate(), contenders)
 		if s.picture != "" {
 			if err := s.draw(points); err != nil {
 				return err

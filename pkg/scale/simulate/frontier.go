@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"text/tabwriter"
 	"time"
 
@@ -174,10 +175,26 @@ func clairvoyantContender() Contender {
 	return c
 }
 
-// Compare plays the loads against each setting. All loads share the figures of the first.
-func Compare(loads []Load, faults Faults, zero bool) []Point {
+// Named are the contenders whose names begin with one of the given texts, or all where there is none. It returns the
+// text that none begins with, as an error.
+func Named(contenders []Contender, names []string) ([]Contender, error) {
+	if len(names) == 0 {
+		return contenders, nil
+	}
+	for _, name := range names {
+		if !slices.ContainsFunc(contenders, func(c Contender) bool { return strings.HasPrefix(c.Name, name) }) {
+			return nil, fmt.Errorf("no policy has a name that begins with %q", name)
+		}
+	}
+	return slices.DeleteFunc(contenders, func(c Contender) bool {
+		return !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(c.Name, name) })
+	}), nil
+}
+
+// Compare plays the loads against each setting of the contenders. All loads share the figures of the first.
+func Compare(loads []Load, faults Faults, contenders []Contender) []Point {
 	var points []Point
-	for _, c := range Contenders(loads[0], zero) {
+	for _, c := range contenders {
 		loads := slices.Clone(loads)
 		for i := range loads {
 			loads[i].Bound = loads[i].Bound && c.Bound

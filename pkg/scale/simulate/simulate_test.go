@@ -111,7 +111,7 @@ func TestBurstsCostFewerHoursThanUnderHPA(t *testing.T) {
 	for seed := range uint64(3) {
 		load := served(Bursty(seed, 4, 2.5, 2*3600), 4, 60, 30, 90)
 		load.Warm = 900
-		points := Compare([]Load{load}, Faults{}, false)
+		points := Compare([]Load{load}, Faults{}, Contenders(load, false))
 		checkFrontier(t, points, "hpa", 0.6)
 		checkNotBeaten(t, points)
 		checkFlips(t, points, "hpa")
@@ -124,7 +124,7 @@ func TestSteadyLoadCostsLittleMoreThanUnderHPA(t *testing.T) {
 	}
 	load := served(Steady(5, 6, 7, 2*3600), 4, 60, 30, 90)
 	load.Warm = 900
-	points := Compare([]Load{load}, Faults{}, false)
+	points := Compare([]Load{load}, Faults{}, Contenders(load, false))
 	checkFrontier(t, points, "hpa", 1)
 	checkFlips(t, points, "hpa")
 }
@@ -259,7 +259,7 @@ func TestALoopIsPlayedFromSeveralBeginnings(t *testing.T) {
 func TestPictureIsXML(t *testing.T) {
 	load := served(Steady(1, 1, 2, 600), 4, 10, 30, 60)
 	var b bytes.Buffer
-	if err := Picture(&b, "a < b", Compare([]Load{load}, Faults{}, false)); err != nil {
+	if err := Picture(&b, "a < b", Compare([]Load{load}, Faults{}, Contenders(load, false))); err != nil {
 		t.Fatal(err)
 	}
 	for d := xml.NewDecoder(&b); ; {
