@@ -23,6 +23,7 @@ type applier struct {
 	db    postgres.DB
 	fence duty.Fence
 	wake  chan struct{}      // holds one: there are due models
+	turns chan struct{}      // holds as many as there are calls of a tick that use the database
 	seen  func(model string) // called when a backend reported for the first time
 
 	mu      sync.Mutex
@@ -41,8 +42,8 @@ type OrderStatus struct {
 
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
-		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), busy: map[string]bool{},
-		again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
+		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
+		busy: map[string]bool{}, again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
 	}
 }
 
@@ -162,7 +163,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		calls.Go(func() {
 			ctx, cancel := context.WithTimeout(ctx, roundMax)
 			defer cancel()
-			starts, err := a.reconcile(ctx, s)
+			starts, err := a.reconcile(ctx, s, asked[s.Model])
 			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
 			}
@@ -174,17 +175,17 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	return nil
 }
 
-// shares reads the deployments of the models, or those of all: where asked is nil, where it has too many to be read one
-// by one, and under a budget, since whether there is room for one more depends on all.
+// shares reads the deployments of the models, or those of all: where asked is nil, and under a budget, since
+// whether there is room for one more depends on all.
 func (a *applier) shares(ctx context.Context, asked map[string]bool) ([]share, error) {
-	if asked == nil || len(asked) > wokenMax {
-		return readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, nil)
+	if asked != nil {
+		models := slices.Sorted(maps.Keys(asked))
+		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesOfSQL, models), pgx.RowToStructByName[share])
+		if err != nil || len(rows) == 0 || rows[0].Budget == 0 {
+			return rows, err
+		}
 	}
-	rows, err := readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, slices.Sorted(maps.Keys(asked)))
-	if err == nil && len(rows) > 0 && rows[0].Budget > 0 {
-		return readModels[share](ctx, a.db, sharesSQL, sharesOfSQL, nil)
-	}
-	return rows, err
+	return pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), pgx.RowToStructByName[share])
 }
 
 // withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
@@ -248,8 +249,9 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
  ORDER BY n.server`
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
-// and gives the order. It says whether it ordered starts from a backend that lists them.
-func (a *applier) reconcile(ctx context.Context, s share) (starts bool, err error) {
+// and gives the order. It says whether it ordered starts from a backend that lists them. A call that was not asked for
+// waits for its turn to use the database.
+func (a *applier) reconcile(ctx context.Context, s share, asked bool) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	place, err := placeOf(backend, s)
 	if err != nil {
@@ -260,24 +262,9 @@ func (a *applier) reconcile(ctx context.Context, s share) (starts bool, err erro
 	if err != nil && !errors.Is(err, ErrUnlisted) {
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
-	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
-		pgx.RowToStructByName[registration])
-	if err != nil {
-		return false, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
-	}
-	todo := plan(s, registered, found, listed, time.Now())
-	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
-		todo.order = nil
-	}
-	if err := a.write(ctx, s, place, todo); err != nil {
-		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
-		return false, errors.Join(err, a.note(ctx, s, err))
-	}
-	if s.SeenAt == nil {
-		a.seen(s.Model)
-	}
-	if todo.order == nil {
-		return false, nil
+	todo, err := a.prepare(ctx, s, place, found, listed, asked)
+	if err != nil || todo.order == nil {
+		return false, err
 	}
 	if err := backend.Apply(ctx, *todo.order); err != nil {
 		if errors.Is(err, ErrNoRoom) {
@@ -294,6 +281,41 @@ func (a *applier) reconcile(ctx context.Context, s share) (starts bool, err erro
 	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
 	a.mu.Unlock()
 	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
+}
+
+// turnsMax is how many calls of a tick use the database at once. Deployments that nobody waits for would else take all
+// connections of the leader once a second, and the one that is wanted would wait for each of them.
+const turnsMax = 3
+
+// prepare writes what follows from the report of a backend, and returns the steps, with the order that is to be given.
+func (a *applier) prepare(
+	ctx context.Context, s share, place string, found []BackendInstance, listed, asked bool,
+) (steps, error) {
+	if !asked {
+		select {
+		case a.turns <- struct{}{}:
+			defer func() { <-a.turns }()
+		case <-ctx.Done():
+			return steps{}, ctx.Err()
+		}
+	}
+	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
+		pgx.RowToStructByName[registration])
+	if err != nil {
+		return steps{}, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
+	}
+	todo := plan(s, registered, found, listed, time.Now())
+	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
+		todo.order = nil
+	}
+	if err := a.write(ctx, s, place, todo); err != nil {
+		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
+		return steps{}, errors.Join(err, a.note(ctx, s, err))
+	}
+	if s.SeenAt == nil {
+		a.seen(s.Model)
+	}
+	return todo, nil
 }
 
 // placeOf is where the instances of a deployment are that a backend starts; empty where it is bound to no place. It

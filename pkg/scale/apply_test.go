@@ -327,11 +327,11 @@ func TestAPushWakesAModelWithoutInstances(t *testing.T) {
 	}
 	queue := one[int32](t, db, `SELECT id FROM penstock.queue WHERE name = 'llama'`)
 	w.duty.WakeQueue(queue + 1)
-	if len(w.duty.hints.some) != 0 {
+	if len(w.duty.hints.wake) != 0 {
 		t.Error("another queue woke the duty")
 	}
 	w.duty.WakeQueue(queue)
-	if len(w.duty.hints.some) != 1 {
+	if len(w.duty.hints.wake) != 1 {
 		t.Fatal("the queue of a model without instances did not wake the duty")
 	}
 	if _, err := q.Push(t.Context(), invalidation.Push{Payload: []byte(`{}`)}); err != nil {
@@ -341,10 +341,10 @@ func TestAPushWakesAModelWithoutInstances(t *testing.T) {
 	if got := c.names(); len(got) != 1 {
 		t.Errorf("%v exist after a push", got)
 	}
-	<-w.duty.hints.some
+	<-w.duty.hints.wake
 	w.round()
 	w.duty.WakeQueue(queue)
-	if len(w.duty.hints.some) != 0 {
+	if len(w.duty.hints.wake) != 0 {
 		t.Error("a model with instances wakes the duty")
 	}
 }
@@ -555,7 +555,7 @@ func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
 	if len(hook.orders) != before+1 {
 		t.Fatalf("%d orders, want one more than %d", len(hook.orders), before)
 	}
-	shares, err := w.duty.shares(t.Context(), nil)
+	shares, err := w.duty.shares(t.Context(), []string{"llama"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -583,7 +583,7 @@ func TestAPushWakesNoModelThatCannotGrow(t *testing.T) {
 			w.round()
 			w.round()
 			w.duty.WakeModel("llama")
-			if len(w.duty.hints.some) != 0 {
+			if len(w.duty.hints.wake) != 0 {
 				t.Error("it woke the duty")
 			}
 		})

@@ -6,17 +6,15 @@ import (
 	"time"
 )
 
-// inputSQL reads the inputs of all decisions, and the clock that all leaders share.
+// inputSQL reads the inputs of the decisions about some models, and the clock that all leaders share.
 const inputSQL = `
 SELECT model, queues, running, waiting, urgent, online_running, arrived, arrived_before, counters, state, service,
        hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
        cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
        busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
        clock_timestamp() AS at
-  FROM penstock.scale_input`
-
-// inputOfSQL is inputSQL of one model.
-const inputOfSQL = inputSQL + ` WHERE model = $1`
+  FROM penstock.scale_input
+ WHERE model = ANY ($1)`
 
 // input is a row of penstock.scale_input.
 type input struct {

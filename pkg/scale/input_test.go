@@ -29,8 +29,9 @@ SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, 
 		t.Fatal(err)
 	}
 	defer func() { _ = tx.Rollback(t.Context()) }()
+	names := one[[]string](t, db, `SELECT array_agg(model) FROM penstock.deployment`)
 	// The first reading fills the catalog cache of the session.
-	rows, err := pgx.CollectRows(query(t, tx, inputSQL), pgx.RowToStructByName[input])
+	rows, err := pgx.CollectRows(query(t, tx, inputSQL, names), pgx.RowToStructByName[input])
 	if err != nil || len(rows) != models+1 {
 		t.Fatalf("%d models, %v", len(rows), err)
 	}
@@ -48,7 +49,7 @@ SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, 
 		}
 	}
 	var text string
-	if err := tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) `+inputSQL).Scan(&text); err != nil {
+	if err := tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) `+inputSQL, names).Scan(&text); err != nil {
 		t.Fatal(err)
 	}
 	if err := json.Unmarshal([]byte(text), &plans); err != nil {
@@ -61,9 +62,9 @@ SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, 
 	}
 }
 
-func query(t *testing.T, tx pgx.Tx, sql string) pgx.Rows {
+func query(t *testing.T, tx pgx.Tx, sql string, args ...any) pgx.Rows {
 	t.Helper()
-	rows, err := tx.Query(t.Context(), sql)
+	rows, err := tx.Query(t.Context(), sql, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,8 +89,9 @@ func TestInputsAreReadByIndexes(t *testing.T) {
 	do(t, db, `ANALYZE penstock.queue, penstock.instance, penstock.slot, penstock.cold_start, penstock.deployment`)
 	p := product(t, db)
 	for _, sql := range []string{
-		`SELECT * FROM penstock.scale_input`, `SELECT * FROM penstock.scale_input WHERE model = 'llama'`,
-		`SELECT * FROM penstock.scale_wanted`, `SELECT * FROM penstock.scale_wanted WHERE model = 'llama'`,
+		`SELECT * FROM penstock.scale_input`, `SELECT * FROM penstock.scale_input WHERE model = ANY ('{llama}')`,
+		`SELECT * FROM penstock.scale_input WHERE model = ANY ('{llama,mistral,qwen}')`,
+		`SELECT * FROM penstock.scale_wanted`, `SELECT * FROM penstock.scale_wanted WHERE model = ANY ('{llama,mistral,qwen}')`,
 	} {
 		lines, err := pgx.CollectRows(postgres.Query(t.Context(), p, "EXPLAIN "+sql), pgx.RowTo[string])
 		if err != nil {

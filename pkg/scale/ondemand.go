@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // wanted is a model that has a template and no deployment: its first request makes one.
@@ -16,19 +18,18 @@ type wanted struct {
 }
 
 const (
-	wantedSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted`
-	// wantedOfSQL is wantedSQL of one model.
-	wantedOfSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted WHERE model = $1`
-	makeSQL     = `SELECT penstock.make_wanted_deployments($1)`
-	pruneSQL    = `SELECT penstock.prune_deployments($1)`
+	wantedSQL = `SELECT model, queues, wanted FROM penstock.scale_wanted WHERE model = ANY ($1)`
+	makeSQL   = `SELECT penstock.make_wanted_deployments($1)`
+	pruneSQL  = `SELECT penstock.prune_deployments($1)`
 )
 
 // pruneMax bounds the deployments that a pass removes.
 const pruneMax = 100
 
-// makeWanted makes the deployments of models for which something waits, and returns the models that still have none.
+// makeWanted makes the deployments of those of the models for which something waits, and returns the ones that
+// still have none.
 func (s *Duty) makeWanted(ctx context.Context, models []string) ([]wanted, error) {
-	all, err := readModels[wanted](ctx, s.db, wantedSQL, wantedOfSQL, models)
+	all, err := pgx.CollectRows(postgres.Query(ctx, s.db, wantedSQL, models), pgx.RowToStructByName[wanted])
 	if err != nil {
 		return nil, fmt.Errorf("read models without a deployment: %w", err)
 	}

@@ -37,13 +37,13 @@ func TestTheFirstPushOfAModelMakesItsDeployment(t *testing.T) {
 	}
 	w.duty.WakeQueue(one[int32](t, db, `SELECT id FROM penstock.queue WHERE name = 'llama'`))
 	select {
-	case <-w.duty.hints.some:
+	case <-w.duty.hints.wake:
 	default:
 		t.Error("a push does not wake the decision about a model without a deployment")
 	}
 	w.duty.WakeModel("llama")
 	select {
-	case <-w.duty.hints.some:
+	case <-w.duty.hints.wake:
 	default:
 		t.Error("a request does not wake it either")
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -45,16 +46,20 @@ type Duty struct {
 	minutes map[string]*minute   // not stored yet
 	applier *applier
 	hints   *wakeups
+	woken   pace // of passes for models that are due
+	slice   int  // models of a slice
+	budget  bool // there was one at the last pass over all
 
 	mu     sync.Mutex
-	status DutyStatus
+	status DutyStatus // without Models
+	models map[string]ModelStatus
 }
 
 // DutyStatus is the figures of the duty for metrics.
 type DutyStatus struct {
 	Models []ModelStatus
 	Passes int64         // since the start of the term
-	Woken  int64         // of them by a push or a request for a model without instances
+	Woken  int64         // by a push or a request for a model without instances
 	Took   time.Duration // the last pass over all models
 	Orders OrderStatus
 }
@@ -72,7 +77,7 @@ type ModelStatus struct {
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
 	cfg = cfg.withDefaults()
 	return &Duty{
-		cfg: cfg, db: db, fence: fence, hints: newWakeups(),
+		cfg: cfg, db: db, fence: fence, hints: newWakeups(), slice: sliceMax, models: map[string]ModelStatus{},
 		written: map[string]time.Time{}, past: map[string]past{}, minutes: map[string]*minute{},
 		applier: newApplier(db, fence, cfg),
 	}
@@ -87,36 +92,43 @@ func (s *Duty) Run(ctx context.Context) error {
 		l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
-		var woken pace
-		var models []string // of the next pass; nil for all
+		decide := s.Pass
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
-			if err := s.pass(ctx, models); err != nil {
-				models = nil
+			if err := decide(ctx); err != nil {
+				decide = s.Pass
 				return s.cfg.Pause, err
 			}
-			var wait time.Duration
-			models, wait = s.next(ctx, ticks.C, &woken)
-			return wait, nil
+			decide = s.next(ctx, ticks.C)
+			return 0, nil
 		})
 	})
 	return group.Wait()
 }
 
-// next waits until a pass is due, and returns its models, nil for all, and how long it has to wait yet.
-func (s *Duty) next(ctx context.Context, ticks <-chan time.Time, woken *pace) ([]string, time.Duration) {
+// next waits for a tick, or until models that are due may be decided, and returns which pass that is. Ticks come first:
+// their pass decides for the models that are due, too.
+func (s *Duty) next(ctx context.Context, ticks <-chan time.Time) func(context.Context) error {
 	for {
 		select {
-		case <-ctx.Done():
-			return nil, 0
 		case <-ticks:
-			return nil, 0
-		case <-s.hints.some:
-			models, some := s.hints.take()
-			if !some {
-				continue
+			return s.Pass
+		default:
+		}
+		var permitted <-chan time.Time
+		if s.hints.any() {
+			wait := s.woken.left(time.Now())
+			if wait == 0 {
+				return s.passDue
 			}
-			s.count(func(st *DutyStatus) { st.Woken++ })
-			return models, woken.wait(time.Now())
+			permitted = time.After(wait)
+		}
+		select {
+		case <-ctx.Done():
+			return s.Pass
+		case <-ticks:
+			return s.Pass
+		case <-permitted:
+		case <-s.hints.wake:
 		}
 	}
 }
@@ -132,7 +144,9 @@ func (s *Duty) Status() DutyStatus {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	status := s.status
-	status.Models = slices.Clone(status.Models)
+	for _, m := range slices.Sorted(maps.Keys(s.models)) {
+		status.Models = append(status.Models, s.models[m])
+	}
 	status.Orders = s.applier.figures()
 	return status
 }
@@ -143,13 +157,61 @@ func (s *Duty) count(change func(*DutyStatus)) {
 	change(&s.status)
 }
 
-// Pass reads the inputs of all models, decides, and stores what changed within the term.
-func (s *Duty) Pass(ctx context.Context) error { return s.pass(ctx, nil) }
+// sliceMax is how many models are read, decided and stored at once.
+const sliceMax = 100
 
-// pass is Pass for some models, or for all where models is nil. Some models are decided in a time that does not grow
-// with the number of all.
-func (s *Duty) pass(ctx context.Context, models []string) error {
+// modelsSQL reads the models that have a deployment or may get one, and whether there is a budget.
+const modelsSQL = `
+SELECT (SELECT coalesce(array_agg(m.model ORDER BY m.model), '{}')
+          FROM (SELECT model FROM penstock.deployment UNION SELECT model FROM penstock.deployment_template) m),
+       EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.budget' AND v.value::float8 > 0)`
+
+// Pass reads the inputs of all models, decides, and stores what changed within the term. It does so for slices of the
+// models, between which it decides for those that are due: a wake-up waits for a slice and not for all. Under a budget,
+// which the numbers of all deployments share, there is one slice.
+func (s *Duty) Pass(ctx context.Context) error {
 	began := time.Now()
+	var models []string
+	if err := s.db.QueryRow(ctx, modelsSQL).Scan(&models, &s.budget); err != nil {
+		return fmt.Errorf("read models with a deployment: %w", err)
+	}
+	s.retain(models)
+	size := s.slice
+	if s.budget {
+		size = max(1, len(models))
+	}
+	for slice := range slices.Chunk(models, size) {
+		if !s.budget {
+			if err := s.passDue(ctx); err != nil {
+				return err
+			}
+		}
+		if err := s.pass(ctx, slice); err != nil {
+			return err
+		}
+	}
+	s.count(func(st *DutyStatus) { st.Passes, st.Took = st.Passes+1, time.Since(began) })
+	return nil
+}
+
+// passDue decides for models that are due, where their rate permits it: under a budget for all.
+func (s *Duty) passDue(ctx context.Context) error {
+	now := time.Now()
+	due := s.hints.some(s.slice)
+	if len(due) == 0 || s.woken.left(now) > 0 {
+		return nil
+	}
+	s.count(func(st *DutyStatus) { st.Woken++ })
+	if s.budget {
+		s.woken.spend(now, wholePause)
+		return s.Pass(ctx)
+	}
+	s.woken.spend(now, wokenPause)
+	return s.pass(ctx, due)
+}
+
+// pass decides for some models, in a time that does not grow with the number of all.
+func (s *Duty) pass(ctx context.Context, models []string) error {
 	s.hints.begin(models)
 	idle, err := s.makeWanted(ctx, models)
 	if err != nil {
@@ -159,12 +221,9 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	if err != nil {
 		return err
 	}
-	inputs, err := readModels[input](ctx, s.db, inputSQL, inputOfSQL, models)
+	inputs, err := pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
 	if err != nil {
 		return fmt.Errorf("read inputs of scaling: %w", err)
-	}
-	if models != nil && len(inputs) > 0 && inputs[0].Budget > 0 {
-		return s.pass(ctx, nil) // the numbers of all deployments share the budget
 	}
 	all := make([]*verdict, 0, len(inputs))
 	for _, in := range inputs {
@@ -182,38 +241,31 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
 	}
 	s.publish(models, all, idle)
-	if err := s.store(ctx, all); err != nil {
-		return err
-	}
-	s.count(func(st *DutyStatus) {
-		st.Passes++
-		if models == nil {
-			st.Took = time.Since(began)
-		}
-	})
-	return nil
+	return s.store(ctx, all)
 }
 
-// readModels reads the rows of all models by the first statement, or those of some by the second, model by model: the
-// planner then reads by the name of the model alone.
-func readModels[T any](ctx context.Context, db postgres.DB, all, of string, models []string) ([]T, error) {
-	if models == nil {
-		return pgx.CollectRows(postgres.Query(ctx, db, all), pgx.RowToStructByNameLax[T])
-	}
-	var rows []T
+// retain forgets all models but those that exist.
+func (s *Duty) retain(models []string) {
+	exists := make(map[string]bool, len(models))
 	for _, m := range models {
-		more, err := pgx.CollectRows(postgres.Query(ctx, db, of, m), pgx.RowToStructByNameLax[T])
-		if err != nil {
-			return nil, err
-		}
-		rows = append(rows, more...)
+		exists[m] = true
 	}
-	return rows, nil
+	s.hints.retain(exists)
+	for m := range s.past {
+		if !exists[m] {
+			delete(s.past, m)
+			delete(s.written, m)
+			delete(s.minutes, m)
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.models, func(m string, _ ModelStatus) bool { return !exists[m] })
 }
 
 // shares reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
 func (s *Duty) shares(ctx context.Context, models []string) (map[string][]share, error) {
-	rows, err := readModels[share](ctx, s.db, sharesSQL, sharesOfSQL, models)
+	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, sharesOfSQL, models), pgx.RowToStructByName[share])
 	if err != nil {
 		return nil, fmt.Errorf("read deployments: %w", err)
 	}
@@ -310,18 +362,13 @@ func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
 	return changes
 }
 
-// publish keeps the figures of a pass for metrics, and which models sleep.
+// publish keeps the figures of a pass for metrics, and which of its models sleep.
 func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
-	figures := make([]ModelStatus, 0, len(all))
 	zero := map[string][]int32{}
 	for _, w := range idle {
 		zero[w.Model] = w.Queues
 	}
 	for _, v := range all {
-		figures = append(figures, ModelStatus{
-			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
-			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
-		})
 		if v.d.Desired == 0 && v.mayGrow() {
 			zero[v.in.Model] = v.in.Queues
 		}
@@ -329,13 +376,15 @@ func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
 	s.hints.end(models, zero)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if models != nil {
-		others := slices.DeleteFunc(slices.Clone(s.status.Models), func(m ModelStatus) bool {
-			return slices.Contains(models, m.Model)
-		})
-		figures = append(others, figures...)
+	for _, m := range models {
+		delete(s.models, m)
 	}
-	s.status.Models = figures
+	for _, v := range all {
+		s.models[v.in.Model] = ModelStatus{
+			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
+			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
+		}
+	}
 }
 
 // mayGrow says whether a request may give the model an instance: its decisions are applied, and the policy of

@@ -277,23 +277,6 @@ func TestAPausedQueueHasNothingThatIsLate(t *testing.T) {
 	}
 }
 
-func TestWokenPassesComeAtOnceAndThenInSteps(t *testing.T) {
-	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	var p pace
-	for i := range 3 * wokenBurst {
-		wait := p.wait(now)
-		if want := time.Duration(max(0, i+1-wokenBurst)) * wokenPause; wait != want {
-			t.Errorf("pass %d waits %v, want %v", i, wait, want)
-		}
-	}
-	now = now.Add(time.Hour)
-	for range wokenBurst {
-		if wait := p.wait(now); wait != 0 {
-			t.Errorf("after a pause a pass waits %v", wait)
-		}
-	}
-}
-
 // A gateway keeps slots for a while after its calls: they are no requests that run. Slots that it leased after its last
 // heartbeat are, as is each slot of one that reported nothing.
 func TestIdleSlotsOfGatewaysAreNoRequests(t *testing.T) {

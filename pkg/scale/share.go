@@ -17,10 +17,10 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
   FROM penstock.scale_share`
 
-// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of one.
+// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of some models.
 const (
 	sharesSQL   = sharesHeadSQL + ` ORDER BY model, fill_order, cost, name`
-	sharesOfSQL = sharesHeadSQL + ` WHERE model = $1 ORDER BY fill_order, cost, name`
+	sharesOfSQL = sharesHeadSQL + ` WHERE model = ANY ($1) ORDER BY model, fill_order, cost, name`
 )
 
 // share is a row of penstock.scale_share: a deployment, and how far its backend is.

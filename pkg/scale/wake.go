@@ -11,20 +11,20 @@ import (
 // goroutines at any rate; they count for models that have no instance. A hint that comes while a pass is under way is
 // kept until that pass has told which models these are: the pass may have read before what the hint is about.
 type wakeups struct {
-	some chan struct{} // holds one: there are due models
+	wake chan struct{} // holds one: a model became due
 
 	mu       sync.Mutex
-	sleeping map[int32]string // queues of models that have no instance, with these models
-	zero     map[string]bool  // these models
-	passing  bool             // a pass is under way, or none has ended yet
-	queues   map[int32]bool   // of hints that came meanwhile; bounded by the number of queues
+	sleeping map[int32]string   // queues of models that have no instance, with these models
+	zero     map[string][]int32 // these models, with their queues
+	passing  bool               // a pass is under way, or none has ended yet
+	queues   map[int32]bool     // of hints that came meanwhile; bounded by the number of queues
 	models   map[string]bool
 	due      map[string]bool
 }
 
 func newWakeups() *wakeups {
 	return &wakeups{
-		some: make(chan struct{}, 1), passing: true,
+		wake: make(chan struct{}, 1), passing: true, sleeping: map[int32]string{}, zero: map[string][]int32{},
 		queues: map[int32]bool{}, models: map[string]bool{}, due: map[string]bool{},
 	}
 }
@@ -44,7 +44,7 @@ func (w *wakeups) queue(id int32) {
 func (w *wakeups) model(name string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.zero[name] {
+	if _, sleeps := w.zero[name]; sleeps {
 		w.add(name)
 	} else if w.passing {
 		w.models[name] = true
@@ -61,38 +61,30 @@ func (w *wakeups) now(model string) {
 func (w *wakeups) add(model string) {
 	w.due[model] = true
 	select {
-	case w.some <- struct{}{}:
+	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-// begin is called before a pass reads. The models that it decides are due no more: all, or those that it names.
+// begin is called before a pass reads. The models that it decides are due no more.
 func (w *wakeups) begin(models []string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.passing = true
-	if models == nil {
-		clear(w.due)
-	}
 	for _, m := range models {
 		delete(w.due, m)
 	}
 }
 
-// end is called when a pass has decided for all models, or for those that it names, with the ones of them that have no
-// instance and their queues.
+// end is called when a pass has decided for models, with the ones of them that have no instance and their queues.
 func (w *wakeups) end(models []string, zero map[string][]int32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if models == nil || w.zero == nil {
-		w.sleeping, w.zero = map[int32]string{}, map[string]bool{}
-	}
 	for _, m := range models {
-		delete(w.zero, m)
-		maps.DeleteFunc(w.sleeping, func(_ int32, of string) bool { return of == m })
+		w.forget(m)
 	}
 	for m, queues := range zero {
-		w.zero[m] = true
+		w.zero[m] = queues
 		for _, q := range queues {
 			w.sleeping[q] = m
 		}
@@ -103,7 +95,7 @@ func (w *wakeups) end(models []string, zero map[string][]int32) {
 		}
 	}
 	for m := range w.models {
-		if w.zero[m] {
+		if _, sleeps := w.zero[m]; sleeps {
 			w.add(m)
 		}
 	}
@@ -112,26 +104,50 @@ func (w *wakeups) end(models []string, zero map[string][]int32) {
 	clear(w.models)
 }
 
-// wokenMax is how many models are read one by one. More of them are decided in a pass over all.
-const wokenMax = 4
+func (w *wakeups) forget(model string) {
+	for _, q := range w.zero[model] {
+		if w.sleeping[q] == model {
+			delete(w.sleeping, q)
+		}
+	}
+	delete(w.zero, model)
+}
 
-// take returns the models that are due, nil where a pass over all is to decide for them. There may be none: one that
-// was due was decided by a tick.
-func (w *wakeups) take() (models []string, some bool) {
+// retain forgets all models but those that exist.
+func (w *wakeups) retain(exists map[string]bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(w.due) > wokenMax {
-		return nil, true
+	for m := range w.zero {
+		if !exists[m] {
+			w.forget(m)
+		}
 	}
-	return slices.Sorted(maps.Keys(w.due)), len(w.due) > 0
+	maps.DeleteFunc(w.due, func(m string, _ bool) bool { return !exists[m] })
+}
+
+// any says whether a model is due.
+func (w *wakeups) any() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return len(w.due) > 0
+}
+
+// some returns models that are due, at most so many. They are due until a pass begins to decide for them.
+func (w *wakeups) some(most int) []string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	models := slices.Sorted(maps.Keys(w.due))
+	return models[:min(most, len(models))]
 }
 
 // Bounds of passes beside the tick: pushes and reports of backends may come at any rate. The first request of a
 // model needs three: one makes its deployment, the report of its backend is followed by one that decides, and the
-// next request may be of another model.
+// next request may be of another model. Models that are due at once share a pass, so that none waits for longer than a
+// pause.
 const (
-	wokenPause = 200 * time.Millisecond // between two in the long run
-	wokenBurst = 5                      // at once
+	wokenPause = 50 * time.Millisecond  // between two in the long run
+	wholePause = 200 * time.Millisecond // the same for those that decide for all models, as under a budget
+	wokenBurst = 5                      // pauses that may be left out
 )
 
 // pace spaces passes by the generic cell rate algorithm of ATM. Its zero value permits a burst.
@@ -139,9 +155,12 @@ type pace struct {
 	full time.Time // when a burst is permitted again
 }
 
-// wait is how long the next pass has to wait; it counts that pass.
-func (p *pace) wait(now time.Time) time.Duration {
-	left := max(0, p.full.Sub(now))
-	p.full = now.Add(left + wokenPause)
-	return max(0, left-(wokenBurst-1)*wokenPause)
+// left is how long the next pass has to wait.
+func (p pace) left(now time.Time) time.Duration {
+	return max(0, max(0, p.full.Sub(now))-(wokenBurst-1)*wokenPause)
+}
+
+// spend counts a pass that is to be followed by a pause.
+func (p *pace) spend(now time.Time, pause time.Duration) {
+	p.full = now.Add(max(0, p.full.Sub(now)) + pause)
 }
