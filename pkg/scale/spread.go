@@ -13,19 +13,21 @@ type Share struct {
 	Min, Max int
 	Mode     Mode
 	Current  int
-	Ready    int  // of Current
+	Ready    int  // instances that take requests
 	Blocked  bool // starts fail: no more than are ready
 }
 
 // Spread divides n instances of a model among its deployments: filled in order and by cost, given up from
 // the dearest. A deployment that may not change keeps its number, which counts towards n; one that is
-// blocked takes no more than are ready, and the next one is asked instead.
+// blocked takes no more than are ready, and the next one is asked instead. Ready instances go when those that are to
+// have their place are ready: until then there are more than n.
 func Spread(n int, shares []Share) map[string]int {
 	ordered := slices.Clone(shares)
 	slices.SortStableFunc(ordered, func(a, b Share) int {
 		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name))
 	})
 	result := make(map[string]int, len(shares))
+	missing := n // of n, that are not ready
 	for _, s := range ordered {
 		result[s.Name] = s.least()
 		n -= s.least()
@@ -34,6 +36,14 @@ func Spread(n int, shares []Share) map[string]int {
 		more := min(max(n, 0), s.most()-result[s.Name])
 		result[s.Name] += max(more, 0)
 		n -= max(more, 0)
+	}
+	for _, s := range ordered {
+		missing -= min(result[s.Name], s.Ready)
+	}
+	for _, s := range ordered {
+		kept := max(0, min(missing, s.Ready-result[s.Name], s.Current-result[s.Name]))
+		result[s.Name] += kept
+		missing -= kept
 	}
 	return result
 }
@@ -66,7 +76,7 @@ type Claim struct {
 	Cost    float64 // of an instance an hour
 	Current int
 	Desired int
-	Floor   int // instances that the budget does not take away: its minimum, and what runs
+	Floor   int // instances that the budget does not take away
 }
 
 // Fit lowers desired numbers until their cost an hour is within the budget. Growth is given up first, from
