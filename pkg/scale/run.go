@@ -236,7 +236,7 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 			all = append(all, v)
 		}
 	}
-	limitByBudget(all)
+	limitByBudget(all, shares)
 	for _, v := range all {
 		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
 	}
@@ -322,17 +322,19 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 }
 
 // limitByBudget lowers what the deployments of all models get to the budget of the installation.
-func limitByBudget(all []*verdict) {
+func limitByBudget(all []*verdict, byModel map[string][]share) {
 	if len(all) == 0 || all[0].in.Budget <= 0 {
 		return
 	}
 	wanted := map[string]int{}
-	var shares []share
 	for _, v := range all {
 		for name, n := range v.parts {
 			wanted[name] = n
 		}
-		shares = append(shares, v.shares...)
+	}
+	var shares []share
+	for _, model := range slices.Sorted(maps.Keys(byModel)) {
+		shares = append(shares, byModel[model]...)
 	}
 	left := affordable(all[0].in.Budget, wanted, shares)
 	for _, v := range all {

@@ -329,3 +329,26 @@ func TestAModelWithADeploymentIsNotRemoved(t *testing.T) {
 		t.Errorf("%d templates are left", n)
 	}
 }
+
+// The budget is one of all deployments: those that may not change, or whose policy cannot be read, have their part of it.
+func TestTheBudgetCountsDeploymentsThatDoNotChange(t *testing.T) {
+	db := fleet(t)
+	for _, m := range []string{"fixed", "broken"} {
+		do(t, db, `SELECT penstock.register_model($1, '{"protocol": "openai"}')`, m)
+		do(t, db, `SELECT penstock.set_deployment($1, $1, '{"backend": "keda", "policy": {"slots": 2, "max": 8}}')`, m)
+		do(t, db, `INSERT INTO penstock.deployment_state (name, desired, decided_at) VALUES ($1, 3, now())`, m)
+	}
+	do(t, db, `SELECT penstock.set_deployment('fixed', 'fixed', '{"mode": "disabled"}')`)
+	do(t, db, `SELECT penstock.set_deployment('broken', 'broken', '{"policy": {"slots": "many"}}')`)
+	do(t, db, `SELECT penstock.set_scale_setting('scale.budget', '8')`)
+	push(t, db, 400)
+	d := New(db, free{db}, Config{})
+	for range 2 {
+		if err := d.Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := one[int](t, db, `SELECT desired FROM penstock.scale_state WHERE model = 'llama'`); n != 2 {
+		t.Errorf("%d are desired where the budget has room for 2", n)
+	}
+}

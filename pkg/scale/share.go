@@ -17,7 +17,8 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
   FROM penstock.scale_share`
 
-// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of some models.
+// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of
+// some models.
 const (
 	sharesSQL   = sharesHeadSQL + ` ORDER BY model, fill_order, cost, name`
 	sharesOfSQL = sharesHeadSQL + ` WHERE model = ANY ($1) ORDER BY model, fill_order, cost, name`
@@ -231,15 +232,16 @@ func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 	return Spread(n-unmanaged, parts)
 }
 
-// affordable lowers the numbers of all deployments to the budget. What runs, and minimums, are not taken away.
+// affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
+// deployment that was not decided or may not change: its cost is a part of the budget.
 func affordable(budget float64, wanted map[string]int, shares []share) map[string]int {
 	claims := make([]Claim, 0, len(shares))
 	for _, s := range shares {
-		if n, decided := wanted[s.Name]; decided {
-			claims = append(claims, Claim{
-				Name: s.Name, Cost: s.Cost, Current: s.Desired, Desired: n, Floor: min(n, s.policy.Min),
-			})
+		c := Claim{Name: s.Name, Cost: s.Cost, Current: s.Desired, Desired: s.Desired, Floor: s.Desired}
+		if n, decided := wanted[s.Name]; decided && s.Mode != string(Disabled) && s.Mode != string(Advise) {
+			c.Desired, c.Floor = n, min(n, s.policy.Min)
 		}
+		claims = append(claims, c)
 	}
 	return Fit(budget, claims)
 }
