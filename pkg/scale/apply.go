@@ -43,7 +43,8 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
-		busy: map[string]bool{}, again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{}, seen: func(string) {},
+		busy: map[string]bool{}, again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{},
+		seen: func(string) {},
 	}
 }
 
