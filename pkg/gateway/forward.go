@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -206,7 +207,8 @@ func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 	}
 	c.answer.open(answer.ContentLength)
 	first = c.answer.firstEvent(answer.Body)
-	if data := eventData(first); len(data) > 0 {
+	event := first[:cmp.Or(eventEnd(first), len(first))] // others may have come with it
+	if data := eventData(event); len(data) > 0 {
 		if o, failed := worker.ClassifyFirstEvent(data, c.held.bytes()); failed && o.FreeOfCharge() && !o.MaybeRunning {
 			return nil, &refusal{first, o.Reason, o.RetryAfter}
 		}

@@ -390,6 +390,8 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 		"empty 503":   workertest.Says(503, ""),
 		"429":         workertest.Says(429, `{"error":{"message":"overloaded"}}`),
 		"first event": streamer("data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
+		"first event with the end": streamer(
+			"data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\ndata: [DONE]\n\n"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
