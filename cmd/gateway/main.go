@@ -56,6 +56,7 @@ func run(cfg Config, log *slog.Logger) error {
 		host, _ := os.Hostname()
 		cfg.Gateway.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
 	}
+	go new(collector).run(ctx)
 	s := &server{cfg: cfg, log: log, observer: newObserver()}
 	if len(cfg.Gateway.Static) > 0 {
 		return s.serveStatic(ctx)
