@@ -104,6 +104,9 @@ func (s *Batches) said(r *http.Request, err error) error {
 	if status, _ := gateway.ErrorOf(err); status != http.StatusInternalServerError {
 		return err
 	}
+	if r.Context().Err() != nil {
+		return &gateway.Rejection{Reason: gateway.DropCancelled}
+	}
 	if postgres.BadText(err) {
 		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "", "a text of the request is not UTF-8, or has NUL")
 	}

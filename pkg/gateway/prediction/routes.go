@@ -98,6 +98,8 @@ func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) 
 	case errors.Is(err, invalidation.ErrPayloadTooLarge), errors.Is(err, invalidation.ErrInvalid):
 		status = http.StatusUnprocessableEntity
 	case status != http.StatusInternalServerError:
+	case r.Context().Err() != nil:
+		status, detail = gateway.ErrorOf(&gateway.Rejection{Reason: gateway.DropCancelled})
 	case postgres.BadText(err):
 		status, detail = http.StatusUnprocessableEntity, "a text of the request is not UTF-8, or has NUL"
 	case postgres.Unavailable(err):

@@ -80,3 +80,30 @@ func TestRefusalsOfTheQueueAreForTheClientAlone(t *testing.T) {
 		}
 	}
 }
+
+// A client that went away ends the statements of its request: that is no failure of the database.
+func TestClientThatWentAwayIsNotInTheLog(t *testing.T) {
+	t.Parallel()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, c := range []struct {
+		name   string
+		ctx    context.Context
+		err    error
+		status int
+		logged bool
+	}{
+		{"gone", gone, context.Canceled, 499, false},
+		{"gone, in the middle of a statement", gone, &pgconn.PgError{Code: "57014", Message: "canceling statement"}, 499, false},
+		{"there", t.Context(), errors.New("connection refused"), http.StatusServiceUnavailable, true},
+		{"gone behind its answer", gone, errNone, http.StatusNotFound, false},
+	} {
+		var log bytes.Buffer
+		s := &Predictions{log: slog.New(slog.NewTextHandler(&log, nil))}
+		answer := httptest.NewRecorder()
+		s.refuse(answer, httptest.NewRequestWithContext(c.ctx, "GET", "/v1/predictions/p17", nil), fmt.Errorf("read: %w", c.err))
+		if answer.Code != c.status || (log.Len() > 0) != c.logged {
+			t.Errorf("%s: got %d, want %d; in the log: %q", c.name, answer.Code, c.status, &log)
+		}
+	}
+}
