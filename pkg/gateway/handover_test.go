@@ -153,13 +153,15 @@ func TestDemandEndsWithTheRequestsThatWait(t *testing.T) {
 type bank struct {
 	postgres.DB
 	leases int
-	asked  int  // how many slots others miss
-	grant  bool // comparisons find the slot 0 of the instance 1
+	wants  []int // of the leases
+	asked  int   // how many slots others miss
+	grant  bool  // comparisons find the slot 0 of the instance 1
 }
 
-func (b *bank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
+func (b *bank) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if sql == leaseSQL {
 		b.leases++
+		b.wants = append(b.wants, args[2].(int)) //nolint:errcheck,forcetypeassert // of leaseSQL
 	}
 	if sql == heldSQL && b.grant {
 		return &heldRows{}, nil
@@ -211,6 +213,36 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 		synctest.Wait()
 		if db.leases < 2 {
 			t.Errorf("%d leases within 20 ms of a hand-over", db.leases)
+		}
+		stop()
+		synctest.Wait()
+	})
+}
+
+// Requests that come together ask for their slots together: the holder of idle ones hands over as many as are missed
+// when it reads the demand, and those of a later lease by a statement of their own.
+func TestABurstAsksForItsSlotsAtOnce(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &bank{}
+		g := New(Config{Open: true})
+		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		g.SetModels([]ModelState{{
+			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+			Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
+		}})
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { _ = l.Run(ctx) }()
+		synctest.Wait()
+		for range 4 {
+			go func() { _ = l.gate("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
+			synctest.Wait()
+			time.Sleep(200 * time.Microsecond)
+		}
+		time.Sleep(time.Millisecond)
+		synctest.Wait()
+		if len(db.wants) != 1 || db.wants[0] != 4 {
+			t.Errorf("leases asked for %v slots, want one for 4", db.wants)
 		}
 		stop()
 		synctest.Wait()

@@ -40,6 +40,7 @@ type Leases struct {
 type LeasesConfig struct {
 	Lease   time.Duration // of the gateway's registration: 30 s
 	Every   time.Duration // between give-backs and comparisons: 1 s
+	Gather  time.Duration // from the first request that waits to the lease, so that a burst leases at once: 1 ms
 	GapMin  time.Duration // between two leases of a pool: 5 ms
 	GapMax  time.Duration // after leases that brought nothing: 250 ms
 	GapCold time.Duration // between two while no instance is there, which keep the demand known: 1 s
@@ -74,6 +75,7 @@ type supply struct {
 func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() invalidation.NodeID) *Leases {
 	config.Lease = cmp.Or(config.Lease, 30*time.Second)
 	config.Every = cmp.Or(config.Every, time.Second)
+	config.Gather = cmp.Or(config.Gather, time.Millisecond)
 	config.GapMin = cmp.Or(config.GapMin, 5*time.Millisecond)
 	config.GapMax = cmp.Or(config.GapMax, 250*time.Millisecond)
 	config.GapCold = cmp.Or(config.GapCold, time.Second)
@@ -88,14 +90,16 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	return l
 }
 
-// need notes that a pool wants slots. It is called under the pool's lock.
+// need notes that a pool wants slots. It is called under the pool's lock. Holders of idle slots hand over as many as
+// are missed when they hear of it: a lease for the first request of a burst would bring one slot, and the rest would
+// wait for a second hand-over behind it.
 func (l *Leases) need(model string) {
 	l.mu.Lock()
 	known := l.hungry[model]
 	l.hungry[model] = true
 	l.mu.Unlock()
 	if !known {
-		l.nudge()
+		time.AfterFunc(l.config.Gather, l.nudge)
 	}
 }
 
