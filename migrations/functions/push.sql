@@ -633,32 +633,35 @@ CREATE OR REPLACE FUNCTION penstock.resolve_idempotency(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     fingerprints bytea[];
-    conflict     record;
+    found_ids    bigint[];
+    conflict     bigint;
+    swept        boolean;
 BEGIN
     fingerprints := ARRAY(
         SELECT sha256(convert_to(jsonb_build_array(u.payload, u.lock_key, u.name)::text, 'UTF8'))
           FROM unnest(payloads, lock_keys, names) WITH ORDINALITY u(payload, lock_key, name, i) ORDER BY u.i);
-    INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
-    SELECT q.id, coalesce(u.flow, ''), u.key, u.id, u.fingerprint
-      FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
-     WHERE u.key IS NOT NULL
-     ORDER BY coalesce(u.flow, ''), u.key COLLATE "C", u.i
-    ON CONFLICT DO NOTHING;
-    SELECT u.i, u.key INTO conflict
-      FROM unnest(flows, keys, fingerprints) WITH ORDINALITY u(flow, key, fingerprint, i)
-           CROSS JOIN LATERAL (SELECT fingerprint FROM penstock.idempotency
-                                WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k
-     WHERE k.fingerprint <> u.fingerprint ORDER BY u.i LIMIT 1;
-    IF FOUND THEN
-        RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', conflict.key, conflict.i
+    LOOP
+        INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
+        SELECT q.id, coalesce(u.flow, ''), u.key, u.id, u.fingerprint
+          FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+         WHERE u.key IS NOT NULL
+         ORDER BY coalesce(u.flow, ''), u.key COLLATE "C", u.i
+        ON CONFLICT DO NOTHING;
+        -- One snapshot for all that is answered. A row that the insert met may have been swept before it.
+        SELECT array_agg(coalesce(k.entry_id, u.id) ORDER BY u.i),
+               array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i),
+               min(u.i) FILTER (WHERE k.fingerprint <> u.fingerprint), bool_or(u.key IS NOT NULL AND k.entry_id IS NULL)
+          INTO found_ids, verdicts, conflict, swept
+          FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+               LEFT JOIN LATERAL (SELECT entry_id, fingerprint FROM penstock.idempotency
+                                   WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
+        EXIT WHEN NOT swept;
+    END LOOP;
+    IF conflict IS NOT NULL THEN
+        RAISE EXCEPTION 'idempotency_key "%" was used with another body (entry %)', keys[conflict], conflict
             USING ERRCODE = 'PS004', HINT = 'Use a new key for new work; the same key must come with the same payload, lock key and name.';
     END IF;
-    SELECT array_agg(coalesce(k.entry_id, u.id) ORDER BY u.i),
-           array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i)
-      INTO ids, verdicts
-      FROM unnest(ids, flows, keys) WITH ORDINALITY u(id, flow, key, i)
-           LEFT JOIN LATERAL (SELECT entry_id FROM penstock.idempotency
-                               WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
+    ids := found_ids;
 END $$;
 
 -- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that has it. A

@@ -42,7 +42,8 @@ const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
 const tidyFailuresSQL = `SELECT penstock.tidy_outcomes('failure', $1)`
 
 // tidyIdempotencySQL forgets idempotency keys that are older than a day and than their queue keeps results, once
-// their entry is gone and so is its failure, which may be retried: until then the same push must find it.
+// their entry is gone and so are its failure, which may be retried, and its result, which is kept from the end on and
+// not from the push: until then the same push must find it.
 const tidyIdempotencySQL = `
 WITH old AS (
     DELETE FROM penstock.idempotency
@@ -52,19 +53,24 @@ WITH old AS (
               AND k.created_at < now() - coalesce((SELECT q.result_retention FROM penstock.queue q WHERE q.id = k.queue_id), '0')
               AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id)
               AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = k.queue_id AND f.entry_id = k.entry_id)
+              AND NOT EXISTS (
+                  SELECT FROM penstock.result r JOIN penstock.queue q ON q.id = r.queue_id
+                   WHERE r.queue_id = k.queue_id AND r.entry_id = k.entry_id
+                     AND penstock.kept(r.finished_at, q.result_retention))
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
 SELECT count(*) FROM old`
 
-// tidyUniquenessSQL forgets unique keys whose entry is gone. A push that takes such a row over locks it, and is
-// passed by.
+// tidyUniquenessSQL forgets unique keys whose entry is gone, and its failure too: when that is retried, the entry has
+// its key again unless a later one has taken it. A push that takes such a row over locks it, and is passed by.
 const tidyUniquenessSQL = `
 WITH old AS (
     DELETE FROM penstock.uniqueness
      WHERE ctid = ANY (ARRAY(
            SELECT u.ctid FROM penstock.uniqueness u
             WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.entry_id)
+              AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = u.queue_id AND f.entry_id = u.entry_id)
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )

@@ -159,6 +159,37 @@ func TestIdempotencyKeyIsKeptWhileTheFailureOfItsEntryIs(t *testing.T) {
 	}
 }
 
+// An entry may wait and run for longer than a day: its key counts from its end.
+func TestIdempotencyKeyIsKeptWhileTheResultOfItsEntryIs(t *testing.T) {
+	b := newBed(t, Config{})
+	push := Push{IdempotencyKey: "once"}
+	id := b.pushAll(b.pool, push)[0]
+	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '25 hours'`)
+	b.settle(doneAll(b.claimOne())...)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 0 {
+		t.Fatalf("tidied %+v (%v) right after the end", got, err)
+	}
+	b.want(b.pushAll(b.pool, push)[0], id)
+	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '25 hours'`)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 1 {
+		t.Errorf("tidied %+v (%v) a day after the end, want 1 key", got, err)
+	}
+}
+
+func TestUniqueKeyIsKeptWhileTheFailureOfItsEntryIs(t *testing.T) {
+	b := newBed(t, Config{})
+	push := Push{UniqueKey: "u", UniquePolicy: WhileActive}
+	id := b.pushAll(b.pool, push)[0]
+	b.settle(last(Fail(b.claimOne(), id, Failure{Error: "x"}, 0)))
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.UniqueKeys != 0 {
+		t.Fatalf("tidied %+v (%v) while the failure may be retried", got, err)
+	}
+	b.exec(b.pool, `SELECT penstock.retry_failure($1)`, id)
+	if pushed, err := b.q.Push(b.ctx, withPayload(push)); err != nil || pushed[0].ID != id || pushed[0].Verdict != Duplicate {
+		t.Errorf("a push beside the retried entry got %v (%v), want a duplicate of %d", pushed, err, id)
+	}
+}
+
 func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool,
@@ -170,6 +201,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	}
 	b.settle(doneAll(first)...)
 	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
+	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
 	b.pushAll(b.pool, Push{IdempotencyKey: "fresh"})
 	b.exec(b.pool, `INSERT INTO penstock.result_default (queue_id, entry_id, created_at, finished_at, attempt, outcome)
 	    VALUES ($1, 99991, now(), now() - interval '40 days', 0, 'done')`, b.q.ID)
@@ -181,13 +213,13 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
-	if want := (Tidied{1, 1, 1, 1, 1, 1, 1}); err != nil || got != want {
+	if want := (Tidied{2, 1, 1, 1, 1, 1, 1}); err != nil || got != want {
 		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
 	}
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
 		t.Errorf("tidied %+v more (%v)", again, err)
 	}
-	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 1, "failure": 0, "throttle": 1, "bucket": 1} {
+	for table, want := range map[string]int{"idempotency": 2, "uniqueness": 1, "progress": 1, "result": 0, "failure": 0, "throttle": 1, "bucket": 1} {
 		if n := b.count(`SELECT count(*) FROM penstock.` + table); n != want {
 			t.Errorf("%d rows in %s, want %d", n, table, want)
 		}
@@ -242,6 +274,30 @@ func TestTidyStopsAtItsLimit(t *testing.T) {
 		if got, err := Tidy(b.ctx, b.pool, 4); err != nil || got.Progress != want {
 			t.Fatalf("tidied %d (%v), want %d", got.Progress, err, want)
 		}
+	}
+}
+
+// The sweep of a key between the insert that met it and the answer: the push inserts the key again.
+func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
+	b := newBed(t, Config{})
+	old, other := Push{IdempotencyKey: "a"}, Push{IdempotencyKey: "b"}
+	b.pushAll(b.pool, old)
+	b.settle(doneAll(b.claimOne())...)
+	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
+	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
+	pusher := b.begin()
+	b.pushAll(pusher, other)
+	pushed := later(b, func() ([]Pushed, error) { return b.q.Push(b.ctx, withPayload(old), withPayload(other)) })
+	b.awaitBlocked(pusher)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 1 {
+		t.Fatalf("tidied %+v (%v), want the old key", got, err)
+	}
+	b.commit(pusher)
+	first := pushed()
+	b.want([]Verdict{first[0].Verdict, first[1].Verdict}, []Verdict{Inserted, Replayed})
+	again, err := b.q.Push(b.ctx, withPayload(old), withPayload(other))
+	if err != nil || again[0].ID != first[0].ID || again[0].Verdict != Replayed {
+		t.Errorf("the same push again got %v (%v), want a replay of %v", again, err, first)
 	}
 }
 
