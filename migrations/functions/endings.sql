@@ -39,7 +39,7 @@ END $$;
 -- runs returns whether a lock record covers the entry. One that came due or was retried while its
 -- key was locked counts as running until the key is unlocked, although the node does not know it:
 -- the record cannot tell the two apart.
--- Callers: enable_one, take_entry, overdue, entry_reasons, position_reasons, throttle_reasons,
+-- Callers: enable_one, take_entry, settle_cancel_requests, overdue, entry_reasons, position_reasons, throttle_reasons,
 -- explain_entry; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -364,8 +364,8 @@ BEGIN
 END $$;
 
 -- settle_cancel_requests ends entries that were to be cancelled while they ran and have been
--- requeued since (a retry, a release, a dead node), and removes requests whose entry is gone. It
--- returns how many entries it ended.
+-- requeued since (a retry, a release, a dead node), and removes requests whose entry is gone: up to
+-- `most` of both. It returns how many entries it ended.
 -- Locks: rows of cancel_request in order of entry (FOR UPDATE SKIP LOCKED), for each those of
 -- take_entry and end_entry.
 -- Callers: pkg/invalidation.
@@ -378,7 +378,10 @@ DECLARE
     e     penstock.entry;
     ended integer := 0;
 BEGIN
-    FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r WHERE r.queue_id = queue
+    FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r
+              WHERE r.queue_id = queue
+                AND NOT EXISTS (SELECT FROM penstock.entry x
+                                 WHERE x.queue_id = queue AND x.id = r.entry_id AND penstock.runs(x))
               ORDER BY r.entry_id LIMIT most FOR UPDATE SKIP LOCKED
     LOOP
         e := penstock.take_entry(queue, c.entry_id);

@@ -116,6 +116,36 @@ func TestCancelRequestOutlivesARetry(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
 }
 
+// Runs that do not end for their cancel keep no other request from being settled.
+func TestCancelRequestsOfRunningEntriesHideNoOthers(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.push("", "", "", "")
+	locks := b.claim(4)
+	for _, id := range ids {
+		b.want(b.cancel(id), cancelRequested)
+	}
+	b.settle(releaseAll(locks[3])...)
+	n, err := b.q.SettleCancelRequests(b.ctx, 3)
+	b.must(err)
+	b.want(n, 1)
+	b.want(b.outcome(locks[3].Entries[0].ID).Outcome, "cancelled")
+	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 3)
+}
+
+// An entry that is tried again has started; what it ended in is not lost to a deadline for its start.
+func TestStartByBindsUntilTheFirstError(t *testing.T) {
+	b := newControlBed(t, Config{})
+	ids := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)}, Push{StartBy: time.Now().Add(time.Hour)})
+	locks := b.claim(2)
+	b.settle(last(Retry(locks[0], ids[0], Failure{Error: "boom"}, 0, 0)), last(Postpone(locks[1], ids[1], 0)))
+	b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() - interval '1 s' WHERE start_by IS NOT NULL`)
+	n, err := b.q.Expire(b.ctx, 10)
+	b.must(err)
+	b.want(n, 1)
+	b.want(b.outcome(ids[1]).Outcome, "expired")
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, ids[0]), 1)
+}
+
 func TestCancelOfAnEntryBehindARunningOneOfItsKeyEndsItAtOnce(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.push("K")

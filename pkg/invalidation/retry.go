@@ -124,8 +124,8 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 
 // retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an
 // attempt and write the error to the history; entries that are postponed spend nothing. History keeps the
-// newest 20 errors. $10 are the attempts that the claim saw, null for unknown: a retry that is settled again
-// finds another number and changes nothing.
+// newest 20 errors. An entry that is retried has started, so that its start_by binds no more. $10 are the attempts
+// that the claim saw, null for unknown: a retry that is settled again finds another number and changes nothing.
 const retrySQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
@@ -139,6 +139,7 @@ WITH found AS MATERIALIZED (
     UPDATE penstock.entry_X d
        SET status = 'initial', due_at = clock_timestamp() + f.delay_ms * interval '1 millisecond',
            attempt = least(d.attempt + f.spent::int, 32767),
+           start_by = CASE WHEN NOT f.spent THEN d.start_by END,
            history = CASE WHEN f.spent
                THEN penstock.history_add(d.history, penstock.run_note(d.attempt + 1, f.error, $8, f.run_ms)) ELSE d.history END
       FROM found f
