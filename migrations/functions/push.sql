@@ -586,6 +586,8 @@ BEGIN
                  THEN 'unique_policy is not one of while_queued, while_active, one_running_one_queued'
             WHEN ukey IS NULL AND upolicy IS NOT NULL THEN 'unique_policy is given without unique_key'
             WHEN NOT isfinite(due) OR NOT isfinite(start_by) OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
+            -- Later ones are no time of RFC 3339, and leave no space for start_within and finish_within.
+            WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC' THEN 'due_at, start_by and finish_by must be before 9999-12-31'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
             WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'

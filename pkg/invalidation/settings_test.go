@@ -39,7 +39,7 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		}
 	}
 	b.exec(b.pool, `SELECT penstock.alter_queue('work', '{"retry": {"max_attempts": 3, "base": 0.5, "cap": 1e3, "factor": 1.5, "jitter": 0, "classes": {"input": {"max_attempts": 1}}},
-	                "grouping": "$.a[0]", "run_timeout": "1 day", "max_concurrent": null}')`)
+	                "grouping": "$.a[0]", "run_timeout": "1 day", "start_within": "10 years", "max_concurrent": null}')`)
 	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}')`)
 	for call, want := range map[string]string{
 		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
@@ -56,6 +56,8 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		`penstock.push('work', '1', callback => '"http://h/"')`:                                                  "callback is not an object with url and, if wanted, context and format (entry 1)",
 		`penstock.push('work', '1', callback => '{"context": 1}')`:                                               "callback.url is missing or not a text (entry 1)",
 		`penstock.push_many('work', ARRAY['1', '2']::jsonb[], callbacks => ARRAY[NULL, '{"url": ""}']::jsonb[])`: "(entry 2)",
+		`penstock.push('work', '1', due_at => '294276-12-01')`:                                                   "due_at, start_by and finish_by must be before 9999-12-31 (entry 1)",
+		`penstock.push('work', '1', finish_by => '10000-01-01')`:                                                 "due_at, start_by and finish_by must be before 9999-12-31 (entry 1)",
 		`penstock.push_many('work', ARRAY['1']::jsonb[], flows => ARRAY['a', 'b'])`:                              "flows has 2 elements, and there are 1 payloads",
 	} {
 		if _, err := b.pool.Exec(b.ctx, "SELECT "+call); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
