@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -34,6 +35,10 @@ func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
 
 // Each of these statements deletes up to $1 rows without a purpose and returns how many. They skip
 // rows that another transaction has locked.
+//
+// Keys, progress and buckets that are kept may be millions. Their statements read the pages of the table from the one
+// with tid $2 to before that of $3, and return how many pages there are as well: what one reads does not grow with what
+// is kept. They look up entries and failures row by row, in any plan: subqueries of one value are not made joins.
 
 // tidyResultsSQL deletes results that have passed the retention of their own queue.
 const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
@@ -49,18 +54,21 @@ WITH old AS (
     DELETE FROM penstock.idempotency
      WHERE ctid = ANY (ARRAY(
            SELECT k.ctid FROM penstock.idempotency k
-            WHERE k.created_at < now() - interval '1 day'
-              AND k.created_at < now() - coalesce((SELECT q.result_retention FROM penstock.queue q WHERE q.id = k.queue_id), '0')
-              AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id)
-              AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = k.queue_id AND f.entry_id = k.entry_id)
-              AND NOT EXISTS (
-                  SELECT FROM penstock.result r JOIN penstock.queue q ON q.id = r.queue_id
-                   WHERE r.queue_id = k.queue_id AND r.entry_id = k.entry_id
-                     AND penstock.kept(r.finished_at, q.result_retention))
+            WHERE k.ctid >= $2::text::tid AND k.ctid < $3::text::tid
+              AND k.created_at < now() - interval '1 day'
+              AND k.created_at < now() - coalesce((SELECT q.result_retention FROM penstock.queue q
+                                                    WHERE q.id = k.queue_id), '0')
+              AND (SELECT min(e.id) FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id) IS NULL
+              AND (SELECT min(f.entry_id) FROM penstock.failure f
+                    WHERE f.queue_id = k.queue_id AND f.entry_id = k.entry_id) IS NULL
+              AND (SELECT min(r.entry_id) FROM penstock.result r
+                    WHERE r.queue_id = k.queue_id AND r.entry_id = k.entry_id
+                      AND penstock.kept(r.finished_at, (SELECT q.result_retention FROM penstock.queue q
+                                                         WHERE q.id = r.queue_id))) IS NULL
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
-SELECT count(*) FROM old`
+SELECT count(*), pg_relation_size('penstock.idempotency') / current_setting('block_size')::int FROM old`
 
 // tidyUniquenessSQL forgets unique keys whose entry is gone, and its failure too: when that is retried, the entry has
 // its key again unless a later one has taken it. A push that takes such a row over locks it, and is passed by.
@@ -69,12 +77,14 @@ WITH old AS (
     DELETE FROM penstock.uniqueness
      WHERE ctid = ANY (ARRAY(
            SELECT u.ctid FROM penstock.uniqueness u
-            WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.entry_id)
-              AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = u.queue_id AND f.entry_id = u.entry_id)
+            WHERE u.ctid >= $2::text::tid AND u.ctid < $3::text::tid
+              AND (SELECT min(e.id) FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.entry_id) IS NULL
+              AND (SELECT min(f.entry_id) FROM penstock.failure f
+                    WHERE f.queue_id = u.queue_id AND f.entry_id = u.entry_id) IS NULL
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
-SELECT count(*) FROM old`
+SELECT count(*), pg_relation_size('penstock.uniqueness') / current_setting('block_size')::int FROM old`
 
 // tidyProgressSQL deletes the progress of entries that are gone.
 const tidyProgressSQL = `
@@ -82,11 +92,12 @@ WITH old AS (
     DELETE FROM penstock.progress
      WHERE ctid = ANY (ARRAY(
            SELECT p.ctid FROM penstock.progress p
-            WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
+            WHERE p.ctid >= $2::text::tid AND p.ctid < $3::text::tid
+              AND (SELECT min(e.id) FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id) IS NULL
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )
-SELECT count(*) FROM old`
+SELECT count(*), pg_relation_size('penstock.progress') / current_setting('block_size')::int FROM old`
 
 // tidyThrottlesSQL deletes throttles that ended an hour ago.
 const tidyThrottlesSQL = `
@@ -105,11 +116,12 @@ WITH old AS (
     DELETE FROM penstock.bucket
      WHERE ctid = ANY (ARRAY(
            SELECT b.ctid FROM penstock.bucket b LEFT JOIN penstock."limit" g ON g.id = b.limit_id
-            WHERE coalesce(penstock.bucket_level(b.units, b.at, g.rate, g.burst) >= g.burst, true)
+            WHERE b.ctid >= $2::text::tid AND b.ctid < $3::text::tid
+              AND coalesce(penstock.bucket_level(b.units, b.at, g.rate, g.burst) >= g.burst, true)
             LIMIT $1 FOR UPDATE OF b SKIP LOCKED))
     RETURNING 1
 )
-SELECT count(*) FROM old`
+SELECT count(*), pg_relation_size('penstock.bucket') / current_setting('block_size')::int FROM old`
 
 // Tidied counts the rows that a pass deleted.
 type Tidied struct {
@@ -121,25 +133,64 @@ func (t Tidied) Total() int {
 	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles + t.Buckets
 }
 
-// Tidy deletes up to limit rows of each kind that have no purpose any more, each kind in a short transaction of
-// its own. A pass that deleted limit of some kind has probably left more: call again after a pause.
-func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
-	var t Tidied
+// Sweep deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
+type Sweep struct {
+	idempotency, uniqueness, progress, buckets int64 // the page at which the next step begins
+}
+
+// sweepPages is how many pages of a table one statement reads: some thousand rows.
+const sweepPages = 64
+
+// Tidy makes a step: it deletes up to limit rows of each kind that have no purpose any more, each kind in a short
+// transaction of its own, and reports whether a later step of the same pass may find more. A kind whose statement
+// the database refuses keeps no other from its step, and goes on behind the pages that it could not do.
+func (s *Sweep) Tidy(ctx context.Context, db postgres.DB, limit int) (t Tidied, more bool, err error) {
+	var refused []error
 	for _, step := range []struct {
-		what, sql string
+		kind, sql string
 		n         *int
+		from      *int64 // nil: the statement finds such rows without reading those that stay
 	}{
-		{"results", tidyResultsSQL, &t.Results},
-		{"failures", tidyFailuresSQL, &t.Failures},
-		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys},
-		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys},
-		{"progress", tidyProgressSQL, &t.Progress},
-		{"throttles", tidyThrottlesSQL, &t.Throttles},
-		{"token buckets", tidyBucketSQL, &t.Buckets},
+		{"results", tidyResultsSQL, &t.Results, nil},
+		{"failures", tidyFailuresSQL, &t.Failures, nil},
+		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys, &s.idempotency},
+		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys, &s.uniqueness},
+		{"progress", tidyProgressSQL, &t.Progress, &s.progress},
+		{"throttles", tidyThrottlesSQL, &t.Throttles, nil},
+		{"token buckets", tidyBucketSQL, &t.Buckets, &s.buckets},
 	} {
-		if err := db.QueryRow(ctx, step.sql, limit).Scan(step.n); err != nil {
-			return t, fmt.Errorf("tidy %s: %w", step.what, err)
+		var left bool
+		var err error
+		if step.from == nil {
+			err = db.QueryRow(ctx, step.sql, limit).Scan(step.n)
+			left = *step.n == limit
+		} else {
+			left, err = sweepPart(ctx, db, step.sql, limit, step.n, step.from)
+		}
+		more = more || left
+		switch {
+		case err == nil:
+		case postgres.Unavailable(err):
+			return t, false, fmt.Errorf("tidy %s: %w", step.kind, err)
+		default:
+			refused = append(refused, fmt.Errorf("tidy %s: %w", step.kind, err))
 		}
 	}
-	return t, nil
+	return t, more, errors.Join(refused...)
+}
+
+// sweepPart does the pages from *from on, and moves it behind them unless they may have more such rows, or to the
+// beginning behind the last page.
+func sweepPart(ctx context.Context, db postgres.DB, sql string, limit int, n *int, from *int64) (more bool, err error) {
+	tid := func(page int64) string { return fmt.Sprintf("(%d,0)", page) }
+	var pages int64
+	err = db.QueryRow(ctx, sql, limit, tid(*from), tid(*from+sweepPages)).Scan(n, &pages)
+	if err == nil && *n == limit {
+		return true, nil
+	}
+	*from += sweepPages
+	if err == nil && *from >= pages {
+		*from = 0
+	}
+	return *from > 0, err
 }

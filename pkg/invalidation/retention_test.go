@@ -1,9 +1,15 @@
 package invalidation
 
 import (
+	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // partitioned is how many tables have a partition for each day: results, failures, two kinds of samples, decisions of scaling,
@@ -265,6 +271,61 @@ func TestEachQueueKeepsOutcomesForItsOwnRetention(t *testing.T) {
 	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.Results != 2 {
 		t.Errorf("tidied %+v (%v), want two more results", got, err)
 	}
+}
+
+// Tidy makes the first step of a sweep.
+func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
+	t, _, err := new(Sweep).Tidy(ctx, db, limit)
+	return t, err
+}
+
+// What a statement reads does not grow with the keys that stay: a pass goes on where the one before ended.
+func TestSweepReadsAPartOfTheKeysThatStayAtATime(t *testing.T) {
+	b := newBed(t, Config{})
+	const keys = 30_000
+	b.exec(b.pool, `INSERT INTO penstock.entry (id, queue_id, status, priority, payload, unique_key, due_at)
+		SELECT i, $1, 'initial', 1, '{}', 'u' || i, now() + interval '1 day' FROM generate_series(1, $2::int) i`, b.q.ID, keys)
+	b.exec(b.pool, `INSERT INTO penstock.uniqueness (queue_id, key, entry_id) SELECT $1, 'u' || i, i FROM generate_series(1, $2::int) i`, b.q.ID, keys)
+	b.exec(b.pool, `INSERT INTO penstock.idempotency (entry_id, created_at, queue_id, flow, key, fingerprint)
+		SELECT i, now() - interval '30 days', $1, '', 'k' || i, '' FROM generate_series(1, $2::int) i`, b.q.ID, keys)
+	// The last keys are those of entries that are gone.
+	b.exec(b.pool, `INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES ($1, 'gone', $2)`, b.q.ID, keys+1)
+	b.exec(b.pool, `INSERT INTO penstock.idempotency (entry_id, created_at, queue_id, flow, key, fingerprint)
+		VALUES ($2, now() - interval '30 days', $1, '', 'gone', '')`, b.q.ID, keys+1)
+	b.exec(b.pool, `VACUUM (ANALYZE) penstock.uniqueness, penstock.idempotency, penstock.entry_work`)
+	var s Sweep
+	var found Tidied
+	steps := 0
+	for more := true; more; steps++ {
+		var got Tidied
+		var err error
+		got, more, err = s.Tidy(b.ctx, b.pool, 100)
+		b.must(err)
+		found.UniqueKeys += got.UniqueKeys
+		found.IdempotencyKeys += got.IdempotencyKeys
+	}
+	if steps < 3 || s != (Sweep{}) {
+		t.Errorf("%d keys of a kind were read in %d steps, and the next begins at %+v", keys, steps, s)
+	}
+	if want := (Tidied{UniqueKeys: 1, IdempotencyKeys: 1}); found != want {
+		t.Errorf("tidied %+v, want %+v", found, want)
+	}
+	for name, sql := range map[string]string{"uniqueness": tidyUniquenessSQL, "idempotency": tidyIdempotencySQL} {
+		var plan string
+		tx := b.begin()
+		b.exec(tx, `SET LOCAL plan_cache_mode = force_generic_plan`)
+		b.exec(tx, `PREPARE sweep_`+name+` AS `+sql)
+		rows, err := tx.Query(b.ctx, `EXPLAIN EXECUTE sweep_`+name+` (100, '(0,0)', '(64,0)')`)
+		b.must(err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		b.must(err)
+		plan = strings.Join(lines, "\n")
+		if !strings.Contains(plan, "Tid Range Scan on "+name) || strings.Contains(plan, "Join") || strings.Contains(plan, "Seq Scan on entry_work") {
+			t.Errorf("the sweep of %s does not look up entries one by one:\n%s", name, plan)
+		}
+		b.must(tx.Rollback(b.ctx))
+	}
+	b.exec(b.pool, `DELETE FROM penstock.entry`)
 }
 
 func TestTidyStopsAtItsLimit(t *testing.T) {

@@ -17,7 +17,8 @@ type Retention struct {
 	cfg Config
 	db  postgres.DB // its statements commit only within the term
 
-	done duty.Tally[RetentionStatus]
+	sweep invalidation.Sweep
+	done  duty.Tally[RetentionStatus]
 }
 
 // RetentionStatus is what the duty has done in this term.
@@ -46,26 +47,32 @@ const (
 	tidyPassMax = 20
 )
 
+// pass does its steps one after another. A step that the database refuses is logged, and the next pass tries it
+// again: it would fail under another leader as well, and keeps no other step from its work.
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
+	for _, step := range []func(context.Context) error{r.make, r.drop, r.behind, r.pruneAudit, r.tidy} {
+		err := step(ctx)
+		switch {
+		case err == nil:
+		case general(err) || ctx.Err() != nil:
+			return 0, err
+		default:
+			r.cfg.Log.ErrorContext(ctx, "retention; the next pass tries again", "error", err)
+		}
+	}
+	return r.cfg.RetentionPause, nil
+}
+
+func (r *Retention) make(ctx context.Context) error {
 	made, err := invalidation.EnsurePartitions(ctx, r.db, daysAhead)
 	r.done.Add(func(s *RetentionStatus) { s.Made += int64(made) })
-	if err != nil {
-		return 0, err
-	}
+	return err
+}
+
+func (r *Retention) drop(ctx context.Context) error {
 	dropped, err := invalidation.DropOldPartitions(ctx, r.db)
 	r.done.Add(func(s *RetentionStatus) { s.Dropped += int64(dropped) })
-	if err != nil {
-		return 0, err
-	}
-	behind, err := r.behind(ctx)
-	r.done.Add(func(s *RetentionStatus) { s.Behind = behind })
-	if err != nil {
-		return 0, err
-	}
-	if err := r.pruneAudit(ctx); err != nil {
-		return 0, err
-	}
-	return r.cfg.RetentionPause, r.tidy(ctx)
+	return err
 }
 
 // pruneAudit makes one step a pass: it needs minutes for a day's audit, which is soon enough.
@@ -82,13 +89,14 @@ func (r *Retention) pruneAudit(ctx context.Context) error {
 	return nil
 }
 
-// tidy deletes rows in small batches, each followed by a pause as long as the batch took.
+// tidy deletes rows in small batches, each followed by a pause as long as the batch took. The next pass goes on where
+// this one ended.
 func (r *Retention) tidy(ctx context.Context) error {
 	for range tidyPassMax {
 		start := time.Now()
-		tidied, err := invalidation.Tidy(ctx, r.db, tidyBatchRows)
+		tidied, more, err := r.sweep.Tidy(ctx, r.db, tidyBatchRows)
 		r.done.Add(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
-		if err != nil || tidied.Total() < tidyBatchRows {
+		if err != nil || !more {
 			return err
 		}
 		select {
@@ -103,10 +111,11 @@ func (r *Retention) tidy(ctx context.Context) error {
 // behindSQL reads how long ago the oldest partition passed its retention, in seconds.
 const behindSQL = `SELECT coalesce(extract(epoch FROM max(behind)), 0)::float8 FROM penstock.old_partitions`
 
-func (r *Retention) behind(ctx context.Context) (time.Duration, error) {
+func (r *Retention) behind(ctx context.Context) error {
 	var behind float64
 	if err := r.db.QueryRow(ctx, behindSQL).Scan(&behind); err != nil {
-		return 0, fmt.Errorf("find the oldest partition: %w", err)
+		return fmt.Errorf("find the oldest partition: %w", err)
 	}
-	return max(0, seconds(behind)), nil
+	r.done.Add(func(s *RetentionStatus) { s.Behind = max(0, seconds(behind)) })
+	return nil
 }

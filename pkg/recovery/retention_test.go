@@ -86,6 +86,26 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 	eventually(t, "the duty has caught up", func() bool { return duty.Status().Behind == 0 && duty.Status().Dropped == 1 })
 }
 
+// One table that cannot be swept ends no term, and keeps no other from being swept.
+func TestSweepThatIsRefusedKeepsNoOtherFromItsWork(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES ($1, 'gone', 1)`, f.q.ID)
+	f.exec(`INSERT INTO penstock.progress (queue_id, entry_id, token) VALUES ($1, 1, 1)`, f.q.ID)
+	f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'`)
+	f.exec(`CREATE TRIGGER no BEFORE DELETE ON penstock.uniqueness FOR EACH ROW EXECUTE FUNCTION public.no()`)
+	ctx, cancel := context.WithCancel(t.Context())
+	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, RetentionPause: time.Millisecond, GiveUp: time.Millisecond})
+	ended := make(chan error, 1)
+	go func() { ended <- duty.Run(ctx) }()
+	eventually(t, "progress of an entry that is gone is swept", func() bool { return f.count(`SELECT count(*) FROM penstock.progress`) == 0 })
+	f.exec(`DROP TRIGGER no ON penstock.uniqueness`)
+	eventually(t, "the refused sweep is tried again", func() bool { return f.count(`SELECT count(*) FROM penstock.uniqueness`) == 0 })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("the duty ended its term: %v", err)
+	}
+}
+
 // A long statement takes the term's lock after its work: it commits only if the term still holds
 // then.
 func TestDutiesWhoseTermEndsWhileTheyWorkChangeNothing(t *testing.T) {
