@@ -3,6 +3,8 @@ package recovery
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -18,11 +20,12 @@ type Operations struct {
 	db      postgres.DB // its statements commit only within the term
 	fence   Fence
 	changed atomic.Int64
+	failed  map[int64]deferral // operations whose last step failed
 }
 
 // NewOperations returns the duty for one term.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{cfg: cfg.withDefaults(), db: termDB{db, fence}, fence: fence}
+	return &Operations{cfg: cfg.withDefaults(), db: termDB{db, fence}, fence: fence, failed: map[int64]deferral{}}
 }
 
 // Run carries out operations until ctx ends.
@@ -44,35 +47,49 @@ func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := runOperations(ctx, o.db)
+	n, err := o.stepAll(ctx)
 	o.changed.Add(int64(n))
-	if err != nil && !general(err) {
-		// A failed operation does not end the duty: it would fail under another leader as well.
-		o.cfg.Log.ErrorContext(ctx, "cannot step operation; the next pass tries again", "error", err)
-		err = nil
-	}
 	if n > 0 {
 		return 0, err
 	}
 	return time.Second, err
 }
 
-const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 100`
+const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 1000`
 
-// runOperations steps every running operation for about a second each, as fast as its throttle
+// operationPauseMax bounds the pause before an operation that failed is tried again.
+const operationPauseMax = time.Minute
+
+// stepAll steps every running operation for about a second each, as fast as its throttle
 // allows, and returns how many entries and failures it changed. Progress is committed with each
 // step: after a crash the next call continues from there.
-func runOperations(ctx context.Context, db postgres.DB) (int, error) {
-	ids, err := pgx.CollectRows(postgres.Query(ctx, db, runningOperationsSQL), pgx.RowTo[int64])
+//
+// An operation that the database refuses ends neither the duty (it would fail under another leader as well) nor the
+// turns of others: it is logged, and tried again after a pause that doubles.
+func (o *Operations) stepAll(ctx context.Context) (int, error) {
+	ids, err := pgx.CollectRows(postgres.Query(ctx, o.db, runningOperationsSQL), pgx.RowTo[int64])
 	if err != nil {
 		return 0, fmt.Errorf("list operations: %w", err)
 	}
+	maps.DeleteFunc(o.failed, func(id int64, _ deferral) bool { return !slices.Contains(ids, id) })
 	total := 0
 	for _, id := range ids {
-		n, err := runOperation(ctx, db, id)
+		failed := o.failed[id]
+		if time.Now().Before(failed.until) {
+			continue
+		}
+		n, err := runOperation(ctx, o.db, id)
 		total += n
-		if err != nil {
+		switch {
+		case err == nil:
+			delete(o.failed, id)
+		case general(err) || ctx.Err() != nil:
 			return total, fmt.Errorf("step operation %d: %w", id, err)
+		default:
+			pause := min(time.Second<<min(failed.tries, 10), operationPauseMax)
+			o.failed[id] = deferral{failed.tries + 1, time.Now().Add(pause)}
+			o.cfg.Log.ErrorContext(ctx, "cannot step operation; it is tried again", "operation", id,
+				"tries", failed.tries+1, "pause", pause, "error", err)
 		}
 	}
 	return total, nil
