@@ -29,13 +29,15 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
 $$;
 
 -- throttles is the part of the claim condition that concerns the lane: the throttles in force of its
--- queue and of its flow. No row: a claim may begin. Without a flow it is about the queue alone. Claims
+-- queue and of its flow. No row: a claim may begin. Without a flow it is about the queue alone. One that was ordered at a
+-- time to come was so before the clock was set back, and is over: a service that is still overloaded orders the next. Claims
 -- call it in FROM, where Postgres inlines it and plans it with them.
 -- Callers: explain, samples; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.throttles(queue integer, flow text) RETURNS SETOF penstock.throttle
 LANGUAGE sql STABLE AS $$
     SELECT t.* FROM penstock.throttle t
      WHERE t.queue_id = $1 AND t.flow = ANY (ARRAY['', $2]) AND (t.queue_wide OR t.flow = $2) AND t.until > clock_timestamp()
+       AND t.at <= clock_timestamp()
 $$;
 
 -- throttle keeps claims off a queue, or one flow of it, for a time. A longer throttle that is in force is
@@ -57,7 +59,7 @@ BEGIN
     VALUES (q.id, throttle.flow IS NULL, coalesce(throttle.flow, ''), clock_timestamp() + wait, throttle.reason)
     ON CONFLICT ON CONSTRAINT throttle_pkey DO UPDATE
        SET until = excluded.until, at = excluded.at, reason = excluded.reason
-     WHERE excluded.until - p.until > least(interval '100 ms', wait / 4);
+     WHERE excluded.until - p.until > least(interval '100 ms', wait / 4) OR p.at > clock_timestamp();
 END $$;
 
 -- lift_throttle ends a throttle before its time, and returns whether there was one.

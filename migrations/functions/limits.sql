@@ -147,14 +147,15 @@ $$;
 COMMENT ON FUNCTION penstock.queue_rate_kind IS 'rate kind of the limits of a queue: 0 without rates, 1 with some, 2 with rates for each lock key as well';
 
 -- bucket_level is the level of a token bucket that had these units at a time: rate units a second
--- flow in, and burst is its size. It is inlined.
+-- flow in, and burst is its size. A time to come was written before the clock was set back: how long ago that is is not
+-- known, and the bucket is full. It is inlined, so that no argument but a constant may be named twice.
 -- Locks: none.
 -- Callers: claim_headroom, bucket_units, flow_headroom, key_headroom, charge_lanes; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
                                                  burst double precision, moment timestamptz DEFAULT clock_timestamp())
     RETURNS double precision
 LANGUAGE sql AS $$
-    SELECT least($4, $1 + $3 * extract(epoch FROM $5 - $2)::double precision)
+    SELECT least($4, $1 + $3 * coalesce(nullif(greatest(extract(epoch FROM $5 - $2), -0.000001), -0.000001), 'Infinity')::double precision)
 $$;
 
 -- bucket_units is the level of the token bucket of a limit now, for a flow or lock key. A missing
@@ -276,7 +277,7 @@ BEGIN
     END LOOP;
 END $$;
 
--- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, unless it is throttled
+-- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, a year at most, unless it is throttled
 -- already: a ready row of throttled_priority. The ready row that it finds stays until this commits, as that of a pusher does: a session
 -- that deletes it later sees the new entries. False: another key has that microsecond, and the next
 -- claim throttles this one.
@@ -288,13 +289,15 @@ BEGIN
     PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = penstock.throttled_priority() LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-        VALUES (queue, penstock.throttled_priority(), '', (extract(epoch FROM clock_timestamp()) + wait) * 1000000, key) ON CONFLICT DO NOTHING;
+        VALUES (queue, penstock.throttled_priority(), '', (extract(epoch FROM clock_timestamp()) + least(wait, 31536000)) * 1000000, key)
+        ON CONFLICT DO NOTHING;
     END IF;
     RETURN FOUND; -- false where another key has that microsecond: the next claim throttles this one
 END $$;
 
 -- requeue_throttled requeues throttled keys whose time has come, at the position of their oldest entry, and
--- returns how many.
+-- returns how many. If there is none, it requeues those that were to wait for longer than any bucket of the queue takes
+-- to have the units of an entry: they were throttled before the clock was set back.
 -- Locks: ready rows of throttled_priority in order of pos (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.requeue_throttled(queue integer, most integer) RETURNS integer
@@ -309,6 +312,13 @@ BEGIN
     due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
                      AND pos <= now_us
                   ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(due) = 0 THEN
+        due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
+                         AND pos > now_us + 1000000 + least(31536000, (
+                                 SELECT max(u.units / g.rate::double precision) FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+                                  WHERE u.queue_id = queue AND g.per_key)) * 1000000
+                      ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
+    END IF;
     IF cardinality(due) = 0 THEN
         RETURN 0;
     END IF;
@@ -356,6 +366,10 @@ BEGIN
     l := jsonb_populate_record(l, options);
     IF l.rate IS NOT NULL AND l.burst IS NULL THEN
         l.burst := greatest(1, l.rate);
+    END IF;
+    IF l.rate < 1e-7 THEN
+        RAISE EXCEPTION 'rate of limit "%" is below 0.0000001 units a second, one in four months', limit_name
+            USING ERRCODE = 'PS002', HINT = 'Give a higher rate, or pause the queue.';
     END IF;
     INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
     VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)

@@ -1,0 +1,68 @@
+package invalidation
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// What was written while the clock was an hour ahead does not count for an hour once it is right.
+func TestBucketThatWasChargedInTimeToComeIsFull(t *testing.T) {
+	b := newBed(t, Config{})
+	b.must(setLimit(b.ctx, b.pool, "rate", limitOptions{Rate: 0.001, Burst: 2}))
+	b.exec(b.pool, `SELECT penstock.use_limit('work', 'rate')`)
+	q, err := Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.q = q
+	b.push("", "", "", "")
+	b.want(len(b.claim(4)), 2)
+	b.want(len(b.claim(4)), 0)
+	b.exec(b.pool, `UPDATE penstock.bucket SET at = at + interval '1 hour'`)
+	b.want(len(b.claim(4)), 2)
+	b.want(len(b.claim(4)), 0)
+}
+
+func TestKeyThatWasThrottledInTimeToComeGoesOn(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.set_limit('keys', '{"rate": 0.01, "burst": 1, "per_key": true}')`)
+	b.exec(b.pool, `SELECT penstock.use_limit('work', 'keys')`)
+	q, err := Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.q = q
+	b.push("K", "K")
+	b.settle(doneAll(b.claimOne())...)
+	throttled := func() int {
+		return b.count(`SELECT count(*) FROM penstock.ready WHERE priority = penstock.throttled_priority()`)
+	}
+	for throttled() == 0 {
+		b.want(len(b.claim(1)), 0)
+	}
+	b.want(b.count(`SELECT penstock.requeue_throttled($1, 10)`, b.q.ID), 0)
+	b.exec(b.pool, `UPDATE penstock.ready SET pos = pos + 3600::bigint * 1000000 WHERE priority = penstock.throttled_priority()`)
+	b.want(b.count(`SELECT penstock.requeue_throttled($1, 10)`, b.q.ID), 1)
+	b.want(throttled(), 0)
+}
+
+func TestThrottleThatWasOrderedInTimeToComeIsOver(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "")
+	throttle := func() { b.exec(b.pool, `SELECT penstock.throttle('work', interval '1 minute')`) }
+	throttle()
+	b.want(len(b.claim(1)), 0)
+	b.exec(b.pool, `UPDATE penstock.throttle SET at = at + interval '1 hour', until = until + interval '1 hour'`)
+	b.want(len(b.claim(1)), 1)
+	throttle()
+	b.want(len(b.claim(1)), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.throttle WHERE until < now() + interval '2 minutes'`), 1)
+}
+
+func TestRateBelowItsLeastIsRefused(t *testing.T) {
+	b := newBed(t, Config{})
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.set_limit('tiny', '{"rate": 1e-13, "burst": 1, "per_key": true}')`)
+	if postgres.Code(err) != "PS002" {
+		t.Errorf("a rate below the least: %v", err)
+	}
+	b.exec(b.pool, `SELECT penstock.set_limit('least', '{"rate": 1e-7, "burst": 1, "per_key": true}')`)
+	b.exec(b.pool, `SELECT penstock.throttle_key($1, 'K', 1e300)`, b.q.ID)
+	b.exec(b.pool, `DELETE FROM penstock.ready`)
+}
