@@ -67,6 +67,8 @@ BEGIN
         RAISE EXCEPTION 'config of model "%" must be a JSON object that names no other model', name USING ERRCODE = 'PS002';
     ELSIF coalesce(config->>'protocol', '') NOT IN ('dispatcher', 'cog', 'oip', 'openai') THEN
         RAISE EXCEPTION 'protocol of model "%" must be dispatcher, cog, oip or openai', name USING ERRCODE = 'PS002';
+    ELSIF jsonb_typeof(config->'keep_output') NOT IN ('boolean', 'null') THEN
+        RAISE EXCEPTION 'keep_output of model "%" must be true or false', name USING ERRCODE = 'PS002';
     END IF;
     PERFORM penstock.lock_all_limits();
     INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
@@ -609,7 +611,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.keeps_output(q penstock.queue) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT q.model IS NULL
-        OR coalesce((SELECT ((m.config || coalesce(m.override, '{}'))->>'keep_output')::boolean
+        OR coalesce((SELECT (m.config || coalesce(m.override, '{}'))->'keep_output' = 'true'
                        FROM penstock.model m WHERE m.name = q.model), false)
 $$;
 
