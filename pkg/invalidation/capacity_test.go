@@ -159,3 +159,18 @@ func TestAPushIsRefusedWhileTheModelHasNoInstance(t *testing.T) {
 		t.Errorf("a push that is repeated was refused: %v", err)
 	}
 }
+
+// The endings are committed by then: an error would have them settled again, and refused.
+func TestEndingsAreSettledWhateverTheirCountComesTo(t *testing.T) {
+	b := newBed(t, Config{Capacity: 10})
+	b.push("", "K")
+	locks := b.claim(2)
+	b.exec(b.pool, `ALTER TABLE penstock.depth RENAME TO depth_away`)
+	for _, l := range locks {
+		ours, err := b.q.Settle(b.ctx, here, doneAll(l))
+		if err != nil || len(ours) != 1 {
+			t.Errorf("settled %v (%v)", ours, err)
+		}
+	}
+	b.exec(b.pool, `ALTER TABLE penstock.depth_away RENAME TO depth`)
+}

@@ -63,7 +63,8 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours
 	if byTID && q.soloDone(endings) {
 		switch ours, err = q.finishSolo(ctx, node, endings); {
 		case err == nil && len(ours) == len(endings):
-			return ours, q.countRemoved(ctx, endings)
+			q.countRemoved(ctx, endings)
+			return ours, nil
 		case err != nil && !changedMeanwhile(err):
 			return nil, err
 		}
@@ -116,7 +117,8 @@ func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, b
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return settled{}, q.errorf("settle entries of", err)
 	}
-	return s, q.countRemoved(ctx, endings)
+	q.countRemoved(ctx, endings)
+	return s, nil
 }
 
 // soloDone reports whether all endings are finishes of solo entries without callback, which have a shorter statement.
@@ -269,10 +271,10 @@ func (e *Ending) requeue() string {
 }
 
 // countRemoved tells the depth counter of a queue with a capacity what has left it. It is an estimate that the
-// next count mends, so it stays outside the transaction.
-func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
+// next count mends, so it stays outside the transaction, and an error is none of the endings, which are committed.
+func (q *Queue) countRemoved(ctx context.Context, endings []Ending) {
 	if !q.Config.CountsDepth() {
-		return nil
+		return
 	}
 	n := 0
 	for _, e := range endings {
@@ -280,9 +282,8 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending) error {
 			n++
 		}
 	}
-	_, err := q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`,
+	_, _ = q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`,
 		q.ID, n)
-	return q.errorf("count entries of", err)
 }
 
 // columns lays the endings of one verb out as arrays, the shape that their statement takes.

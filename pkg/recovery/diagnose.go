@@ -155,6 +155,9 @@ type Begun map[invalidation.NodeID]map[invalidation.Token]bool
 // they were fewer than the node's threads can others have begun between that heartbeat and the
 // death; an entry that kills its node at once is one of those.
 //
+// A node's row is removed only while it holds no lock: a lock whose node has no row was claimed behind that, by a claim
+// whose answer the node did not accept any more.
+//
 // stuck is in the order of tokens, as Diagnose returns it. The first call with a dead node decides:
 // locks that are freed later do not make others count as begun.
 func (b Begun) Mark(stuck []Stuck, nodes []Node) {
@@ -164,7 +167,9 @@ func (b Begun) Mark(stuck []Stuck, nodes []Node) {
 	}
 	dead := map[invalidation.NodeID][]*Stuck{}
 	for i := range stuck {
-		if s := &stuck[i]; s.Cause == NodeDead && known[s.Node].Threads > 0 {
+		s := &stuck[i]
+		s.Waited = s.Cause == NodeGone
+		if s.Cause == NodeDead && known[s.Node].Threads > 0 {
 			dead[s.Node] = append(dead[s.Node], s)
 		}
 	}

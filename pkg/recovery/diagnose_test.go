@@ -211,3 +211,12 @@ func TestWhatWasLetGoFirstCanHaveBegun(t *testing.T) {
 		t.Errorf("can have begun: %v, want %v", begun, want)
 	}
 }
+
+// The row of a node is removed only while it holds no lock: the claim came behind that.
+func TestLockOfANodeWithoutARowHasNotBegun(t *testing.T) {
+	stuck, _ := recovery.Diagnose(recovery.Observation{Locks: []invalidation.HeldLock{lock(7, 1, 0)}}, nil)
+	recovery.Begun{}.Mark(stuck, nil)
+	if len(stuck) != 1 || !stuck[0].Waited {
+		t.Errorf("stuck: %+v, want one that waited", stuck)
+	}
+}
