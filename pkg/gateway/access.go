@@ -19,6 +19,23 @@ type Requester struct {
 	caller *caller
 }
 
+// admitted returns the caller of a request; nil in an open gateway.
+func (g *Gateway) admitted(r *http.Request) (*caller, error) {
+	if g.config.Open {
+		return nil, nil //nolint:nilnil // no session
+	}
+	kind, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if !strings.EqualFold(kind, "bearer") {
+		secret = r.Header.Get("X-Api-Key") // as Anthropic's clients send it
+	}
+	if c := g.tokens.find(strings.TrimSpace(secret), time.Now()); c != nil {
+		return c, nil
+	}
+	return nil, bad(http.StatusUnauthorized, "invalid_api_key", "",
+		"the request has no token, or one that is not known, has expired or lacks the scope call; "+
+			"send Authorization: Bearer and the token")
+}
+
 // Enter authenticates a request of a route that is mounted beside the gateway's own, and counts it in the
 // limits of its token. A POST is refused while the token's budget of GPU time is spent. leave must be called when the
 // request has ended, error or not. AnswerError tells the client.

@@ -4,50 +4,10 @@ import (
 	"bytes"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"mime"
 	"mime/multipart"
 	"net/http"
-	"strings"
-	"time"
 )
-
-// admitted returns the caller of a request; nil in an open gateway.
-func (g *Gateway) admitted(r *http.Request) (*caller, error) {
-	if g.config.Open {
-		return nil, nil //nolint:nilnil // no session
-	}
-	kind, secret, _ := strings.Cut(r.Header.Get("Authorization"), " ")
-	if !strings.EqualFold(kind, "bearer") {
-		secret = r.Header.Get("X-Api-Key") // as Anthropic's clients send it
-	}
-	if c := g.tokens.find(strings.TrimSpace(secret), time.Now()); c != nil {
-		return c, nil
-	}
-	return nil, bad(http.StatusUnauthorized, "invalid_api_key", "",
-		"the request has no token, or one that is not known, has expired or lacks the scope call; "+
-			"send Authorization: Bearer and the token")
-}
-
-// requestID returns the id that the client gave, if it is fit for headers and logs, or a new one.
-func requestID(r *http.Request) string {
-	given := r.Header.Get("X-Request-Id")
-	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool {
-		return c <= ' ' ||
-			c > '~'
-	}) < 0 {
-		return given
-	}
-	const digits = "0123456789abcdef"
-	var id [20]byte
-	copy(id[:], "req_")
-	bits := rand.Uint64() //nolint:gosec // an id, no secret
-	for i := 4; i < len(id); i++ {
-		id[i] = digits[bits&15]
-		bits >>= 4
-	}
-	return string(id[:])
-}
 
 // readJSON reads the body of an operation of the OpenAI API.
 func readJSON(r *http.Request, body []byte) (asked, error) {

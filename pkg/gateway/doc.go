@@ -23,7 +23,8 @@
 //	access.go       who sends it: routes of other packages enter here too
 //	token.go        tokens and their limits
 //	held.go         the body in memory, within its bounds of bytes and time
-//	body.go         what a request asks for, by its body and its headers
+//	body.go         what a request asks for, by its body
+//	models.go       the list of models that a caller may use
 //	scan.go         finds model, stream and stream_options in the body without decoding the rest
 //	walk.go         walks over JSON, for scan.go
 //	async.go        the choice between an answer on the connection and an entry of the queue

@@ -2,8 +2,8 @@ package gateway
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -78,6 +78,26 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 			s.entry.Status = answerError(w, err, s.full)
 		}
 	}
+}
+
+// requestID returns the id that the client gave, if it is fit for headers and logs, or a new one.
+func requestID(r *http.Request) string {
+	given := r.Header.Get("X-Request-Id")
+	if given != "" && len(given) <= 128 && strings.IndexFunc(given, func(c rune) bool {
+		return c <= ' ' ||
+			c > '~'
+	}) < 0 {
+		return given
+	}
+	const digits = "0123456789abcdef"
+	var id [20]byte
+	copy(id[:], "req_")
+	bits := rand.Uint64() //nolint:gosec // an id, no secret
+	for i := 4; i < len(id); i++ {
+		id[i] = digits[bits&15]
+		bits >>= 4
+	}
+	return string(id[:])
 }
 
 // serving is one request from its head to its end.
@@ -413,56 +433,4 @@ func (s *serving) finish(dropped Dropped) {
 	if o := s.gateway.config.Observer; o != nil {
 		o.Ended(*e, dropped, took-s.queued-s.worker)
 	}
-}
-
-// listModels answers with the models that the caller may use, as OpenAI does.
-func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
-	c, err := g.admitted(r)
-	if err != nil {
-		answerError(w, err, 429)
-		return
-	}
-	list := modelList{Object: "list", Data: []modelObject{}}
-	for _, route := range g.models.all() {
-		if c == nil || c.mayUse(route.model.Name) {
-			list.Data = append(list.Data, objectOf(route.model.Name, route.model))
-		}
-	}
-	answerJSON(w, list)
-}
-
-type modelList struct {
-	Object string        `json:"object"`
-	Data   []modelObject `json:"data"`
-}
-
-type modelObject struct {
-	ID      string `json:"id"`
-	Object  string `json:"object"`
-	Created int64  `json:"created"`
-	OwnedBy string `json:"owned_by"`
-}
-
-func objectOf(name string, m *ModelState) modelObject {
-	return modelObject{ID: name, Object: "model", Created: max(0, m.Created.Unix()), OwnedBy: "penstock"}
-}
-
-func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
-	c, err := g.admitted(r)
-	name := r.PathValue("id")
-	route := g.models.route(name)
-	switch {
-	case err != nil:
-		answerError(w, err, 429)
-	case route == nil || (c != nil && !c.mayUse(route.model.Name)):
-		answerError(w, bad(http.StatusNotFound, "model_not_found", "model",
-			"the model %q does not exist or you do not have access to it", name), 429)
-	default:
-		answerJSON(w, objectOf(name, route.model))
-	}
-}
-
-func answerJSON(w http.ResponseWriter, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
 }

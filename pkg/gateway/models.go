@@ -1,0 +1,58 @@
+package gateway
+
+import (
+	"encoding/json"
+	"net/http"
+)
+
+// listModels answers with the models that the caller may use, as OpenAI does.
+func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
+	c, err := g.admitted(r)
+	if err != nil {
+		answerError(w, err, 429)
+		return
+	}
+	list := modelList{Object: "list", Data: []modelObject{}}
+	for _, route := range g.models.all() {
+		if c == nil || c.mayUse(route.model.Name) {
+			list.Data = append(list.Data, objectOf(route.model.Name, route.model))
+		}
+	}
+	answerJSON(w, list)
+}
+
+type modelList struct {
+	Object string        `json:"object"`
+	Data   []modelObject `json:"data"`
+}
+
+type modelObject struct {
+	ID      string `json:"id"`
+	Object  string `json:"object"`
+	Created int64  `json:"created"`
+	OwnedBy string `json:"owned_by"`
+}
+
+func objectOf(name string, m *ModelState) modelObject {
+	return modelObject{ID: name, Object: "model", Created: max(0, m.Created.Unix()), OwnedBy: "penstock"}
+}
+
+func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
+	c, err := g.admitted(r)
+	name := r.PathValue("id")
+	route := g.models.route(name)
+	switch {
+	case err != nil:
+		answerError(w, err, 429)
+	case route == nil || (c != nil && !c.mayUse(route.model.Name)):
+		answerError(w, bad(http.StatusNotFound, "model_not_found", "model",
+			"the model %q does not exist or you do not have access to it", name), 429)
+	default:
+		answerJSON(w, objectOf(name, route.model))
+	}
+}
+
+func answerJSON(w http.ResponseWriter, body any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(body) // the client may be gone
+}
