@@ -63,7 +63,7 @@ func scaleSimulate(a *app) *cobra.Command {
 	flags.StringArrayVar(&s.policies, "policy", nil,
 		"only policies whose name begins with this, like hpa; may be repeated")
 	flags.StringVar(&s.picture, "picture", "", "write the frontiers to this file as SVG")
-	c.RunE = func(*cobra.Command, []string) error {
+	c.RunE = func(c *cobra.Command, _ []string) error {
 		loads, err := s.loads()
 		if err != nil {
 			return err
@@ -72,7 +72,14 @@ func scaleSimulate(a *app) *cobra.Command {
 		if err != nil {
 			return usageError{fmt.Errorf("--policy: %w", err)}
 		}
-		points := simulate.Compare(loads, s.fate(), contenders)
+		played := make(chan []simulate.Point, 1)
+		go func() { played <- simulate.Compare(loads, s.fate(), contenders) }() // ends with the program
+		var points []simulate.Point
+		select {
+		case points = <-played:
+		case <-c.Context().Done():
+			return c.Context().Err()
+		}
 		if s.picture != "" {
 			if err := s.draw(points); err != nil {
 				return err
