@@ -1,7 +1,7 @@
 /*
  * A concurrency limit and the tokens of locks (docs/adr/0012-distant-limits-are-not-counted.md): claims count locks only near the limit.
  *
- * The model follows claim_headroom, the insert of lock records and charge_lanes. Every lock takes the next token of one sequence.
+ * The model follows lane_headroom, the insert of lock records and charge_lanes. Every lock takes the next token of one sequence.
  * A claim shares the advisory lock of the limit until it has committed, and is undone if it drew a token beyond uncounted_to; one
  * that has to count takes the advisory lock exclusively. Advisory locks are taken with try, so that no claim waits for another.
  *

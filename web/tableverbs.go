@@ -232,6 +232,7 @@ var alterable = []struct{ name, kind, hint string }{
 	{"max_concurrent", "number", "locks at once; none: write null"},
 	{"max_concurrent_per_node", "number", ""},
 	{"max_concurrent_per_name", "number", "entries of one name at once; for those that are pushed later"},
+	{"max_weight", "number", "the largest weight of entries, 1 to 1000; a weight is times the units of each limit"},
 	{"shards", "number", "flows over which entries without one are spread; for those that are pushed later"},
 	{"capacity", "number", "entries that have not ended; more pushes are refused"},
 	{"capacity_per_flow", "number", "entries of one flow that have not ended"},

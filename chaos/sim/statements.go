@@ -95,6 +95,8 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			int32(0),
 			int32(0),
 			int32(1),
+			false,
+			int32(1),
 			int32(0),
 			int64(0), 0.0, "wait", time.Minute,
 			jsonText(`{"base": 0.1, "cap": 0.5, "max_attempts": 50}`),
@@ -380,12 +382,12 @@ func readGroups(t *tables, _ time.Time, a arguments) (reply, error) {
 		n := 0
 		for _, e := range t.claimable(l.lockKey) {
 			if e.id <= l.last && n < int(min(a.number(3), l.count)) {
-				r.rows = append(r.rows, append(append([]any{l.token, e.id}, e.columns()...), int32(l.count)))
+				r.rows = append(r.rows, append(append([]any{l.token, e.id}, e.columns()...), int32(l.count), false))
 				n++
 			}
 		}
 		if n == 0 {
-			r.rows = append(r.rows, append(append([]any{l.token}, make([]any, 12)...), int32(l.count)))
+			r.rows = append(r.rows, append(append([]any{l.token}, make([]any, 12)...), int32(l.count), false))
 		}
 	}
 	return r, nil

@@ -55,6 +55,8 @@ func entryPush(a *app) *cobra.Command {
 	flags.StringVar(&f.startBy, "start-by", "", "expires if not started by then")
 	flags.StringVar(&f.finishBy, "finish-by", "", "expires if not finished by then")
 	flags.Float64Var(&f.push.Cost, "cost", 0, "in the units that the queue's fairness counts")
+	flags.Int32Var(&f.push.Weight, "weight", 0,
+		"times the units of each limit of the queue, at most its max_weight; 0 for 1")
 	flags.StringVar(&f.push.Name, "name", "", "by which entries can be listed and disabled")
 	flags.StringVar(&f.push.IdempotencyKey, "idempotency-key", "",
 		"a second push with this key gets the first one's entry")

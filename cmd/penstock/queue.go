@@ -226,7 +226,7 @@ func laneColumns() []column[operator.Lane] {
 var settings = []string{
 	"algorithm", "application", "capacity", "capacity_per_flow", "capacity_per_slot", "crash_limit",
 	"entry_priority", "failure_retention", "finish_within", "grouping", "kind",
-	"lapse", "max_concurrent", "max_concurrent_per_name", "max_concurrent_per_node",
+	"lapse", "max_concurrent", "max_concurrent_per_name", "max_concurrent_per_node", "max_weight",
 	"merge", "mergeable", "model", "needs",
 	"no_instance_timeout", "on_failure", "on_no_instance",
 	"payload_limit", "priority",

@@ -21,6 +21,7 @@ type sentEntry struct {
 	StartBy        time.Time                 `json:"start_by,omitzero"`
 	FinishBy       time.Time                 `json:"finish_by,omitzero"`
 	Cost           float64                   `json:"cost,omitempty"`
+	Weight         int32                     `json:"weight,omitempty"`
 	Name           string                    `json:"name,omitempty"`
 	IdempotencyKey string                    `json:"idempotency_key,omitempty"`
 	UniqueKey      string                    `json:"unique_key,omitempty"`

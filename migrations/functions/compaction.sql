@@ -77,10 +77,11 @@ BEGIN
     END IF;
     UPDATE penstock.entry e
        SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost,
-           depth = a.depth
+           weight = a.weight, depth = a.depth
       FROM (SELECT CASE WHEN bool_and(x.start_by IS NOT NULL) THEN max(x.start_by) END AS start_by,
                    CASE WHEN bool_and(x.finish_by IS NOT NULL) THEN max(x.finish_by) END AS finish_by,
-                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost, max(x.depth) AS depth
+                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost, max(x.weight) AS weight,
+                   max(x.depth) AS depth
               FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids)) a
      WHERE e.queue_id = q.id AND e.id = oldest;
     WITH gone AS (

@@ -286,9 +286,9 @@ LANGUAGE sql AS $$
          WHERE q.id = e.queue_id AND q.on_failure = 'block_key' AND e.lock_key IS NOT NULL
         ON CONFLICT DO NOTHING
     )
-    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, priority, attempt, crashes, flow,
+    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, weight, priority, attempt, crashes, flow,
                                   lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
-    VALUES (e.queue_id, e.id, e.created_at, e.start_by, e.finish_by, e.cost,
+    VALUES (e.queue_id, e.id, e.created_at, e.start_by, e.finish_by, e.cost, e.weight,
             CASE WHEN e.priority < 0 THEN e.enabled_priority ELSE e.priority END, $2, e.crashes, e.flow,
             e.lock_key, e.name, $3, $4, $5, e.trace, e.callback, e.payload, e.depth, $6)
     RETURNING entry_id
@@ -494,10 +494,10 @@ BEGIN
     END IF;
     DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
     off := penstock.is_off(queue, f.name, f.lock_key);
-    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, priority, enabled_priority, pos,
+    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, weight, priority, enabled_priority, pos,
                                 flow, lock_key, name, trace, callback, history, payload, depth)
     VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() THEN f.start_by END,
-            CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost,
+            CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost, f.weight,
             CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, at_pos,
             f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
     IF NOT off THEN

@@ -72,9 +72,9 @@ LANGUAGE sql STABLE AS $$
                jsonb_build_object('by', q.disabled_by, 'reason', q.disabled_reason, 'since', q.disabled_at))
      WHERE q.disabled_at IS NOT NULL
     UNION ALL
-    SELECT penstock.because('limit', format('%s of at most %s locks of the queue are held', l.held, q.max_concurrent),
+    SELECT penstock.because('limit', format('%s of at most %s %s of the queue are held', l.held, q.max_concurrent, CASE WHEN q.weighed THEN 'units' ELSE 'locks' END),
                jsonb_build_object('held', l.held, 'limit', q.max_concurrent))
-      FROM (SELECT count(*) AS held FROM penstock.lock WHERE queue_id = q.id) l
+      FROM (SELECT coalesce(sum(weight), 0) AS held FROM penstock.lock WHERE queue_id = q.id) l
      WHERE l.held >= q.max_concurrent
     UNION ALL
     SELECT penstock.because('node_limit', format('each of the %s nodes that serve the queue holds its %s locks', count(*), q.max_concurrent_per_node),
@@ -190,15 +190,23 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
     LANGUAGE sql STABLE
     AS $$
-    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s', u.used, g.max_units, g.name,
-               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END),
-               jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', m.units))
+    SELECT penstock.because('limit', format('%s of %s units of limit "%s" are in use%s%s%s', u.used, g.max_units, g.name,
+               CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END,
+               CASE WHEN w.kept > 0 THEN format(', and %s are kept for lanes that wait longer', w.kept) ELSE '' END,
+               CASE WHEN n.units > g.max_units THEN format('; the entry needs %s, more than there are', n.units)
+                    WHEN e.weight > 1 THEN format('; the entry needs %s', n.units) ELSE '' END),
+               jsonb_strip_nulls(jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', n.units,
+                                                    'weight', e.weight, 'kept', nullif(w.kept, 0))))
       FROM penstock.limit_use m
       JOIN penstock."limit" g ON g.id = m.limit_id
-     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units), 0) AS used
+     CROSS JOIN LATERAL (SELECT m.units * coalesce(e.weight, 1) AS units) n
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units * k.weight), 0) AS used
                            FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
                           WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
-     WHERE m.queue_id = q.id AND g.name <> 'queue:' || q.name AND u.used + m.units > g.max_units
+     CROSS JOIN LATERAL (
+           SELECT k.units AS kept
+             FROM penstock.kept_units(g.id, g.per_flow, q.id, e.priority, e.flow, penstock.waits_since(q.id, e.priority, e.flow)) k) w
+     WHERE m.queue_id = q.id AND (g.name <> 'queue:' || q.name OR q.weighed AND u.used < g.max_units) AND u.used + w.kept + n.units > g.max_units
     UNION ALL
     SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
                penstock.ago((m.units - b.units) / g.rate * interval '1 second')),

@@ -44,6 +44,10 @@ LANGUAGE sql STABLE AS $$
     SELECT 'a lock has a node', format('key %s of queue %s, token %s, node %s', l.lock_key, l.queue_id, l.token, l.node_id)
       FROM penstock.lock l WHERE NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = l.node_id)
     UNION ALL
+    SELECT 'a solo entry runs under its weight', format('entry %s of queue %s has weight %s, its lock %s', e.id, e.queue_id, coalesce(e.weight, 1), l.weight)
+      FROM penstock.lock l JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id = l.last_entry_id
+     WHERE left(l.lock_key, 1) = '#' AND l.weight <> coalesce(e.weight, 1)
+    UNION ALL
     SELECT 'a token is handed out once', format('token %s is on %s locks', l.token, count(*))
       FROM penstock.lock l GROUP BY l.token HAVING count(*) > 1
     UNION ALL

@@ -6,6 +6,7 @@
 -- claim under it is in flight, at token t, has a bound for later: however many claimers there are, until the
 -- sequence has reached t + n no more than n locks can have been added. So with u units in use and at most w
 -- units a lock, locks with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to.
+-- A lock of an entry with a weight draws as many tokens, and has the last of them: w is of a lock of weight 1.
 -- A claim checks that the sequence is before it, and is undone if it drew a token beyond it (charge_lanes).
 --
 -- No claim is in flight while a session has the limit's advisory lock exclusively: claims that do not count
@@ -19,7 +20,7 @@
 
 -- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until
 -- they have committed, one that counts has it exclusively.
--- Callers: claim_headroom, count_again.
+-- Callers: lane_headroom, count_again.
 CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
 -- lock_all_limits is taken by every change of limits, of the queues under them, or of models and instances that may
@@ -31,8 +32,8 @@ CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUA
 CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
     AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock limits', 0)) $$;
 
--- claim_headroom returns whether a claim may go on that assumes these limits of its queue (known, in
--- order of id) and this rate kind (rate_kind, see queue_rate_kind), the headroom of one flow in locks, and in
+-- lane_headroom returns whether a claim of a lane may go on that assumes these limits of its queue (known, in
+-- order of id) and this rate kind (rate_kind, see queue_rate_kind), the headroom of its flow in locks, and in
 -- entries together, and the wait (s) where a token bucket has none. No lock may have a token above
 -- uncounted_to, which charge_lanes checks.
 -- ok is false while another claim has a limit exclusively, or where the assumed limits are stale:
@@ -40,12 +41,21 @@ CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
 -- here and written later (see charge_lanes). Limits for each lock key do not bind the lane (see
 -- key_headroom). Without a flow it is about several lanes: the use of each flow is not counted then,
 -- nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
+-- weights are those of the first ready rows of the lane, in their order, and null for a queue that is not weighed: all are
+-- 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of weight w
+-- draws w tokens, so that tokens bound units as they do without weights.
+-- A lane whose first row does not fit waits in limit_wait, if an entry under the limit may have a weight: what comes free is
+-- kept for it. Lanes that wait come one after another, by the time since which they wait, the same under every limit, so that
+-- none waits in a circle; others get what those before them leave. A lane that no claim tries for 3 s waits no longer. One
+-- whose first row is heavier than a limit keeps nothing.
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
--- UPDATE SKIP LOCKED). It waits for none. The proof is at the top of this file.
+-- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows of the
+-- queue have a limit of it exclusively. It waits for none. The proof is at the top of this file.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.claim_headroom(queue integer, in_flow text, wanted integer, known integer[], rate_kind integer,
+CREATE OR REPLACE FUNCTION penstock.lane_headroom(queue integer, in_priority smallint, in_flow text, wanted integer, weights integer[],
+    known integer[], rate_kind integer,
     OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -54,15 +64,23 @@ DECLARE
     id    integer;
     ids   integer[];
     needs integer := 0;
+    room  integer := 2147483647; -- the sum of weights that fits
+    head  integer := coalesce((SELECT w FROM unnest(weights) WITH ORDINALITY u(w, i) WHERE w > 0 ORDER BY i LIMIT 1), 1);
+    draws bigint := coalesce(nullif((SELECT sum(w) FROM unnest(weights) w), 0), wanted); -- tokens
     used  bigint;
     most  bigint; -- the largest of any flow, where the limit is per flow
+    kept  bigint; -- for lanes that wait longer
+    weighed boolean; -- some entry under the limit may have a weight
+    others  boolean; -- other lanes wait under the limit
+    asked   boolean := false; -- a limit was counted under which lanes may wait
+    short   boolean := false; -- and the first row does not fit
+    since   timestamptz; -- of the lane in limit_wait
     queue_wide boolean := false; -- a limit of all lanes has no headroom
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
     END IF;
     ok := true;
-    locks := 2147483647;
     entries := 2147483647;
     wait := 0;
     uncounted_to := 9223372036854775807;
@@ -77,7 +95,7 @@ BEGIN
         RETURN;
     END IF;
     -- Reads from here on are no older than the locks.
-    FOR l IN SELECT g.*, u.units, t.last_value AS drawn, g.uncounted_to >= t.last_value + wanted AS plenty,
+    FOR l IN SELECT g.*, u.units, u.weighed, t.last_value AS drawn, g.uncounted_to >= t.last_value + draws AS plenty,
                     coalesce((SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) FROM penstock.bucket b
                                WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
                FROM penstock.limit_use u
@@ -85,7 +103,7 @@ BEGIN
               CROSS JOIN penstock.token_seq t
               WHERE u.queue_id = queue ORDER BY u.limit_id
     LOOP
-        IF l.id <> ALL (known) THEN
+        IF l.id <> ALL (known) OR l.weighed AND weights IS NULL THEN
             ok := false;
             RETURN;
         END IF;
@@ -100,22 +118,36 @@ BEGIN
                 RETURN;
             END IF;
             IF l.per_flow THEN
-                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0) INTO used, most
-                  FROM (SELECT k.flow, sum(u.units) AS used
+                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0), bool_or(f.weighed) INTO used, most, weighed
+                  FROM (SELECT k.flow, sum(u.units * k.weight) AS used, bool_or(u.weighed) AS weighed
                           FROM penstock.limit_use u
-                         CROSS JOIN LATERAL (SELECT x.flow FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k
+                          LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
                          WHERE u.limit_id = l.id GROUP BY k.flow) f;
             ELSE
-                SELECT coalesce(sum(u.units * c.locks), 0) INTO used
+                SELECT coalesce(sum(u.units * c.weight), 0), bool_or(u.weighed) INTO used, weighed
                   FROM penstock.limit_use u
-                 CROSS JOIN LATERAL (SELECT count(*) AS locks FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
+                 CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
                  WHERE u.limit_id = l.id;
                 most := used;
             END IF;
-            locks := least(locks, greatest(0, (l.max_units - used) / l.units));
-            queue_wide := queue_wide OR NOT l.per_flow AND l.max_units - used < l.units;
+            kept := 0;
+            others := false;
+            IF weighed THEN
+                IF in_flow IS NULL THEN -- lanes wait one by one
+                    ok := false;
+                    RETURN;
+                END IF;
+                asked := true;
+                since := penstock.waits_since(queue, in_priority, in_flow);
+                SELECT w.units, w.others INTO kept, others FROM penstock.kept_units(l.id, l.per_flow, queue, in_priority, in_flow, since) w;
+            END IF;
+            room := least(room, greatest(0, (l.max_units - used - kept) / l.units));
+            IF l.max_units - used - kept < head * l.units THEN
+                queue_wide := queue_wide OR NOT l.per_flow;
+                short := short OR weighed;
+            END IF;
             most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
-            IF most >= 4 * wanted THEN
+            IF most >= 4 * draws AND NOT others THEN
                 -- An operator may have locked the row, and wait for the advisory lock that we have.
                 UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
                  WHERE x.ctid = (SELECT y.ctid FROM penstock."limit" y WHERE y.id = l.id FOR NO KEY UPDATE SKIP LOCKED);
@@ -129,11 +161,74 @@ BEGIN
             END IF;
         END IF;
     END LOOP;
-    locks := least(locks, entries);
+    IF weights IS NULL THEN
+        locks := least(room, entries);
+    ELSE
+        SELECT count(*) FILTER (WHERE p.upto <= room) INTO locks
+          FROM (SELECT sum(w) OVER (ORDER BY i) AS upto FROM unnest(weights) WITH ORDINALITY u(w, i)) p;
+        locks := least(entries, CASE WHEN locks < cardinality(weights) OR room < 1 THEN locks ELSE 2147483647 END);
+    END IF;
     IF queue_wide THEN
         uncounted_to := 0;
     END IF;
     ok := coalesce(ids = known AND needs = rate_kind, false);
+    IF ok AND asked THEN
+        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND cardinality(weights) IS DISTINCT FROM 0, locks > 0 AND NOT short);
+    END IF;
+END $$;
+
+-- waits_since returns since when a lane waits for units of the limits of its queue; null if it does not.
+-- Locks: none.
+-- Callers: lane_headroom, limit_reasons.
+CREATE OR REPLACE FUNCTION penstock.waits_since(queue integer, priority smallint, flow text) RETURNS timestamptz
+LANGUAGE sql VOLATILE AS $$
+    SELECT w.since FROM penstock.limit_wait w
+     WHERE w.queue_id = $1 AND w.priority = $2 AND w.flow = $3 AND w.until > clock_timestamp()
+$$;
+
+-- kept_units returns the units of a limit that are kept for other lanes that wait before this one, which has waited
+-- since then (null: it does not wait), and whether other lanes wait under the limit.
+-- Locks: none.
+-- Callers: lane_headroom, limit_reasons.
+CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint, flow text, since timestamptz,
+    OUT units bigint, OUT others boolean)
+LANGUAGE sql VOLATILE AS $$
+    SELECT coalesce(sum(u.units::bigint * w.weight)
+                    FILTER (WHERE $6 IS NULL OR (w.since, w.queue_id, w.priority, w.flow) < ($6, $3, $4, $5 COLLATE "C")), 0)::bigint, count(*) > 0
+      FROM penstock.limit_wait w
+      JOIN penstock.limit_use u ON u.queue_id = w.queue_id AND u.limit_id = $1
+     WHERE w.until > clock_timestamp() AND (NOT $2 OR w.flow = $5)
+       AND (w.queue_id, w.priority, w.flow) <> ($3, $4, $5 COLLATE "C")
+$$;
+
+-- await_units keeps the row of a lane in limit_wait: a lane that is short of units waits, unless its first row, of that
+-- weight, does not fit a limit of the queue at all; one that gets locks waits no longer. Claims count from then on.
+-- Locks: the row of limit_wait; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED). lane_headroom has a limit of the queue
+-- exclusively.
+-- Callers: lane_headroom.
+CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head integer, since timestamptz,
+    short boolean, served boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    now_at timestamptz := clock_timestamp();
+BEGIN
+    IF since IS NULL AND NOT short THEN
+        RETURN;
+    ELSIF served OR EXISTS (SELECT FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+                             WHERE u.queue_id = queue AND head * u.units > g.max_units) THEN
+        DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow;
+    ELSIF since IS NOT NULL THEN
+        UPDATE penstock.limit_wait w SET weight = head, until = now_at + interval '3 seconds'
+         WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow AND (w.until < now_at + interval '2 seconds' OR w.weight <> head);
+    ELSE
+        DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.until < now_at;
+        INSERT INTO penstock.limit_wait (queue_id, priority, flow, weight, since, until)
+        VALUES (queue, in_priority, in_flow, head, now_at, now_at + interval '3 seconds');
+        UPDATE penstock."limit" x SET uncounted_to = 0
+         WHERE x.ctid IN (SELECT y.ctid FROM penstock."limit" y
+                           WHERE y.id IN (SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue) AND y.uncounted_to > 0
+                             FOR NO KEY UPDATE SKIP LOCKED);
+    END IF;
 END $$;
 
 -- queue_rate_kind returns the rate kind of a queue's limits: 0 without rates, 1 with some, 2 with rates
@@ -150,7 +245,7 @@ COMMENT ON FUNCTION penstock.queue_rate_kind IS 'rate kind of the limits of a qu
 -- flow in, and burst is its size. A time to come was written before the clock was set back: how long ago that is is not
 -- known, and the bucket is full. It is inlined, so that no argument but a constant may be named twice.
 -- Locks: none.
--- Callers: claim_headroom, bucket_units, flow_headroom, key_headroom, charge_lanes; pkg/invalidation.
+-- Callers: lane_headroom, bucket_units, flow_headroom, key_headroom, charge_lanes; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.bucket_level(units double precision, at timestamptz, rate double precision,
                                                  burst double precision, moment timestamptz DEFAULT clock_timestamp())
     RETURNS double precision
@@ -172,9 +267,9 @@ $$;
 
 -- flow_headroom returns the headroom in the token buckets of single flows, in entries, and the wait
 -- (s) where there is none, in the order of the flows. NULL: the queue has no such limit. Several
--- lanes of a queue under rates are claimed together: claim_headroom reads the queue-wide buckets, this
+-- lanes of a queue under rates are claimed together: lane_headroom reads the queue-wide buckets, this
 -- function those of each flow, behind the same locks, and charge_lanes writes them all.
--- Locks: none: claim_headroom has locked the limits exclusively.
+-- Locks: none: lane_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.flow_headroom(queue integer, flows text[], OUT headrooms integer[], OUT waits double precision[])
 LANGUAGE plpgsql AS $$
@@ -193,7 +288,7 @@ END $$;
 
 -- key_headroom returns for lock keys, each at a position, the headroom of their token buckets in
 -- entries, and the wait (s) where there is none: all keys of a claim at once.
--- Locks: none: claim_headroom has locked the limits exclusively.
+-- Locks: none: lane_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.key_headroom(queue integer, keys text[], positions bigint[]) RETURNS TABLE (pos bigint, lock_key text, headroom integer, wait double precision)
 LANGUAGE plpgsql
@@ -215,9 +310,9 @@ END $$;
 
 -- charge_lanes takes the entries of a claim out of the token buckets of its queue: so many of each
 -- flow, and of each lock key. It undoes a claim whose last token is above uncounted_to of
--- claim_headroom.
+-- lane_headroom.
 -- Locks: rows of bucket by limit and then by flow or lock key, so that two claims never deadlock.
--- claim_headroom has locked the limits.
+-- lane_headroom has locked the limits.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: 40001 a token is above uncounted_to, so that the limit must be counted; retry the
 -- claim.
@@ -482,7 +577,7 @@ END $$;
 -- await_claims waits for claims that do not know that their queue comes under a limit: they must be
 -- committed before the limit is counted. Such a claim has written, or will, to penstock.lock, and
 -- has that table locked from before its snapshot: none of them is in flight while we have it, and
--- later ones see the limit. A queue that this transaction has made has no claims.
+-- later ones see the limit. A queue that this transaction has made has no claims. The use is weighed where the queue is.
 -- Locks: SHARE on penstock.lock, until the transaction ends; it waits 3 s at most. Claims and
 -- endings wait meanwhile, so that the transaction is ended after 5 s without a statement.
 -- Callers: trigger await_claims.
@@ -498,6 +593,7 @@ BEGIN
         PERFORM set_config('idle_in_transaction_session_timeout', '5s', true); -- claims and endings wait until this commits
         PERFORM set_config('lock_timeout', before, true);
     END IF;
+    NEW.weighed := (SELECT q.weighed FROM penstock.queue q WHERE q.id = NEW.queue_id);
     RETURN NEW;
 EXCEPTION WHEN lock_not_available THEN
     RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'

@@ -232,6 +232,10 @@ BEGIN
     PERFORM count(nextval(format('penstock.%I', what || '_' || queue_id)::regclass)) FROM generate_series(1, n);
 END $$;
 
+-- The form without weights: calls of either would be ambiguous.
+DROP FUNCTION IF EXISTS penstock.push_many(text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[], text[], text[],
+                                           text[], jsonb[], boolean);
+
 -- push_many accepts entries: every push from SQL, and every push from Go that plainPushSQL does not take. The
 -- arrays run side by side with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
 -- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
@@ -254,7 +258,7 @@ END $$;
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
 -- queue or a flow of it is full, PS006 capacity_per_flow needs read committed, PS011 entries push one another without
 -- end, PS013 no usable instance.
-CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, OUT ids bigint[], OUT verdicts text[]) RETURNS record
+CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, weights integer[] DEFAULT '{}'::integer[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
     LANGUAGE plpgsql
     SET plan_cache_mode TO 'force_generic_plan'
     SET enable_seqscan TO 'off'
@@ -282,7 +286,7 @@ BEGIN
        AND q.capacity_per_slot IS NULL AND q.on_no_instance = 'wait' AND q.shards = 1 AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
        + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
        + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
-       + cardinality(callbacks) = 0 THEN
+       + cardinality(callbacks) + cardinality(weights) = 0 THEN
         -- The plain push, which uses no option: the same as below with everything left out that is about options.
         IF q.refusal IS NOT NULL AND NOT inside THEN
             PERFORM penstock.refuse_push(q); -- raises
@@ -300,16 +304,16 @@ BEGIN
     END IF;
     IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues), cardinality(start_bys),
                 cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys), cardinality(unique_keys),
-                cardinality(unique_policies), cardinality(traces), cardinality(callbacks)) > n OR cardinality(callbacks) > 0 THEN
+                cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)) > n OR cardinality(callbacks) > 0 THEN
         PERFORM penstock.check_arrays(n, ARRAY[cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
             cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
-            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks)], callbacks);
+            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)], callbacks);
     END IF;
     IF cardinality(callbacks) + cardinality(traces) > 0 THEN
         PERFORM penstock.check_callbacks(q, payloads, callbacks, traces);
     END IF;
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
-                                   unique_policies, dues, start_bys, finish_bys, costs);
+                                   unique_policies, dues, start_bys, finish_bys, costs, weights);
     IF q.refusal IS NOT NULL AND NOT inside THEN
         -- A push with an entry under no key that is used is refused before any key is written: the disk may be full. The row
         -- of a unique key outlives its entry, and under the queued policies the start of it: where it has started, and
@@ -367,18 +371,18 @@ BEGIN
     END IF;
 
     WITH fresh AS (
-        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, priority, enabled_priority,
+        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, weight, priority, enabled_priority,
                                     flow, lock_key, name, unique_key, trace, callback, payload)
         SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
                u.due_at, coalesce(u.start_by, greatest(now(), u.due_at) + q.start_within),
-               coalesce(u.finish_by, greatest(now(), u.due_at, u.start_by) + q.finish_within), u.cost,
+               coalesce(u.finish_by, greatest(now(), u.due_at, u.start_by) + q.finish_within), u.cost, nullif(u.weight, 1),
                CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
                coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
           FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,
-                      unique_keys, unique_policies, traces, callbacks, keep)
+                      unique_keys, unique_policies, traces, callbacks, weights, keep)
                WITH ORDINALITY
                AS u(id, payload, lock_key, flow, priority, due_at, start_by, finish_by, cost, name,
-                    unique_key, unique_policy, trace, callback, keep, i)
+                    unique_key, unique_policy, trace, callback, weight, keep, i)
                CROSS JOIN LATERAL (SELECT coalesce(u.priority, q.entry_priority) AS priority) p
                CROSS JOIN LATERAL (SELECT penstock.entry_lock_key(q.grouping, u.payload, u.lock_key, u.unique_policy, u.unique_key) AS lock_key) k
                CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q.id) AS off) any_off
@@ -535,7 +539,7 @@ DECLARE
     bad record;
 BEGIN
     SELECT u.name, u.length INTO bad
-      FROM unnest('{lock_keys,flows,priorities,dues,start_bys,finish_bys,costs,names,idempotency_keys,unique_keys,unique_policies,traces,callbacks}'::text[],
+      FROM unnest('{lock_keys,flows,priorities,dues,start_bys,finish_bys,costs,names,idempotency_keys,unique_keys,unique_policies,traces,callbacks,weights}'::text[],
                   lengths) u(name, length)
      WHERE u.length > n LIMIT 1;
     IF FOUND THEN
@@ -562,7 +566,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.check_options(
     q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],
     idempotency_keys text[], unique_keys text[], unique_policies text[],
-    dues timestamptz[], start_bys timestamptz[], finish_bys timestamptz[], costs real[]
+    dues timestamptz[], start_bys timestamptz[], finish_bys timestamptz[], costs real[], weights integer[]
 ) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;
@@ -591,10 +595,16 @@ BEGIN
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
             WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'
+            WHEN weight < 1 THEN format('weight %s is not at least 1', weight)
+            WHEN weight > q.max_weight THEN format('weight %s is above max_weight %s of queue "%s"', weight, q.max_weight, q.name)
+            WHEN weight > 1 THEN (
+                 SELECT format('weight %s is more than limit "%s" ever lets through: %s of %s units', weight, g.name, weight * u.units, g.max_units)
+                   FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+                  WHERE u.queue_id = q.id AND weight * u.units > g.max_units AND u.units <= g.max_units ORDER BY g.name LIMIT 1)
             END AS problem
           FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,
-                      dues, start_bys, finish_bys, costs)
-               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by, finish_by, cost, i)
+                      dues, start_bys, finish_bys, costs, weights)
+               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by, finish_by, cost, weight, i)
     ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
@@ -761,6 +771,10 @@ BEGIN
     RETURN FOUND AND NOT penstock.runs(e);
 END $$;
 
+-- The form without weights: calls of either would be ambiguous.
+DROP FUNCTION IF EXISTS penstock.push(text, jsonb, text, text, integer, timestamptz, timestamptz, timestamptz, real, text, text, text, text, text,
+                                      jsonb);
+
 -- push accepts one entry and returns its id; for a replay or a duplicate, that of the earlier
 -- entry.
 -- Locks: those of push_many.
@@ -781,7 +795,8 @@ CREATE OR REPLACE FUNCTION penstock.push(
     unique_key      text        DEFAULT NULL,
     unique_policy   text        DEFAULT NULL,
     trace           text        DEFAULT NULL,
-    callback        jsonb       DEFAULT NULL
+    callback        jsonb       DEFAULT NULL,
+    weight          integer     DEFAULT NULL
 ) RETURNS bigint LANGUAGE sql AS $$
     SELECT (penstock.push_many(queue, ARRAY[payload],
         CASE WHEN lock_key IS NULL THEN '{}' ELSE ARRAY[lock_key] END,
@@ -796,7 +811,8 @@ CREATE OR REPLACE FUNCTION penstock.push(
         CASE WHEN unique_key IS NULL THEN '{}' ELSE ARRAY[unique_key] END,
         CASE WHEN unique_policy IS NULL THEN '{}' ELSE ARRAY[unique_policy] END,
         CASE WHEN trace IS NULL THEN '{}' ELSE ARRAY[trace] END,
-        CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END)).ids[1]
+        CASE WHEN callback IS NULL THEN '{}' ELSE ARRAY[callback] END,
+        weights => CASE WHEN weight IS NULL THEN '{}' ELSE ARRAY[weight] END)).ids[1]
 $$;
 
 -- push_json is push_many for clients whose driver has no arrays: a JSON array of objects
@@ -813,7 +829,7 @@ DECLARE
 BEGIN
     SELECT k INTO unknown FROM jsonb_array_elements(entries) e CROSS JOIN LATERAL jsonb_object_keys(e) k
      WHERE k NOT IN ('payload', 'lock_key', 'flow', 'priority', 'due_at', 'start_by', 'finish_by', 'cost', 'name',
-                     'idempotency_key', 'unique_key', 'unique_policy', 'trace', 'callback') LIMIT 1;
+                     'idempotency_key', 'unique_key', 'unique_policy', 'trace', 'callback', 'weight') LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'entry option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are those of penstock.push.';
@@ -828,10 +844,12 @@ BEGIN
                    array_agg(e->>'idempotency_key' ORDER BY n) AS idempotency_keys,
                    array_agg(e->>'unique_key' ORDER BY n) AS unique_keys,
                    array_agg(e->>'unique_policy' ORDER BY n) AS unique_policies,
-                   array_agg(e->>'trace' ORDER BY n) AS traces, array_agg(e->'callback' ORDER BY n) AS callbacks
+                   array_agg(e->>'trace' ORDER BY n) AS traces, array_agg(e->'callback' ORDER BY n) AS callbacks,
+                   CASE WHEN bool_or(e ? 'weight') THEN array_agg((e->>'weight')::integer ORDER BY n) ELSE '{}' END AS weights
               FROM jsonb_array_elements(entries) WITH ORDINALITY u(e, n)) a
      CROSS JOIN LATERAL penstock.push_many(queue_name, a.payloads, a.lock_keys, a.flows, a.priorities, a.dues, a.start_bys,
-                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces, a.callbacks) p
+                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces, a.callbacks,
+                   weights => a.weights) p
      CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY i(id, n);
     RETURN coalesce(answer, '[]');
 EXCEPTION
@@ -845,7 +863,7 @@ END $$;
 -- skipped or requested.
 -- Locks: none.
 -- Callers: pause_batch, cancel_batch, compactable, switch_entry, alter_cron_job, run_cron_job_now,
--- drop_cron_job, cancel_entry, expire_entries, claim_headroom, step_operation; pkg/invalidation.
+-- drop_cron_job, cancel_entry, expire_entries, lane_headroom, step_operation; pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$

@@ -70,7 +70,7 @@ BEGIN
     PERFORM FROM penstock.queue WHERE id = q.id FOR NO KEY UPDATE;
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
      WHERE k NOT IN ('kind', 'application', 'priority', 'entry_priority', 'algorithm', 'grouping', 'mergeable', 'merge',
-                     'max_concurrent', 'max_concurrent_per_node', 'max_concurrent_per_name', 'shards',
+                     'max_concurrent', 'max_concurrent_per_node', 'max_concurrent_per_name', 'max_weight', 'shards',
                      'capacity', 'capacity_per_flow', 'capacity_per_slot', 'on_no_instance',
                      'no_instance_timeout', 'retry', 'crash_limit', 'run_timeout',
                      'start_within', 'finish_within', 'on_failure',
@@ -92,7 +92,7 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node,
-        max_concurrent_per_name = q.max_concurrent_per_name, shards = q.shards, capacity = q.capacity,
+        max_concurrent_per_name = q.max_concurrent_per_name, max_weight = q.max_weight, weighed = q.weighed OR q.max_weight > 1, shards = q.shards, capacity = q.capacity,
         capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot, on_no_instance = q.on_no_instance,
         no_instance_timeout = q.no_instance_timeout,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
@@ -100,6 +100,10 @@ BEGIN
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
+    IF q.max_weight > 1 AND NOT q.weighed THEN
+        -- Claims that know no weights end before this is committed, and later ones are refused.
+        UPDATE penstock.limit_use u SET weighed = true WHERE u.queue_id = q.id;
+    END IF;
     -- admit_flows counts by an index of flows. Its name has the id: names of queues are parts of names of tables.
     IF q.capacity_per_flow IS NOT NULL AND to_regclass('penstock.flow_' || q.id) IS NULL THEN
         EXECUTE format('CREATE INDEX %I ON penstock.%I (flow)', 'flow_' || q.id, 'entry_' || queue_name);
@@ -208,6 +212,7 @@ BEGIN
              'max_concurrent_per_name does not go with grouping or mergeable: names have lock keys of their own'),
             (NEW.max_concurrent_per_name = 1 OR NEW.on_failure <> 'block_key',
              'on_failure block_key does not go with max_concurrent_per_name above 1: entries of a name have several lock keys'),
+            (NEW.max_weight BETWEEN 1 AND 1000, 'max_weight is not from 1 to 1000; 1 is for no weights'),
             (NEW.shards BETWEEN 1 AND 64, 'shards is not from 1 to 64; 1 is for none'),
             (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
             (NEW.capacity_per_flow > 0, 'capacity_per_flow is not at least 1; leave it out for no bound'),

@@ -31,7 +31,7 @@ LANGUAGE sql IMMUTABLE AS $$
         -- Everything but secrets is read by every duty except push.
         ('leader node gateway operator read',
          'batch batch_part blocked_key bucket cancel_request cron_firing cron_job database_role depth device_group disabled entry entry_harm
-          failure flow_weight idempotency inference_version instance leader limit limit_use lock model model_outage node
+          failure flow_weight idempotency inference_version instance leader limit limit_use limit_wait lock model model_outage node
           operation output pause progress throttle queue ready remote_run result retained sample sample_minute
           deployment deployment_state deployment_template scale_state scale_decision setting model_minute model_online cold_start callback_sent
           schema_object schema_version slot slot_demand uniqueness usage usage_hour watch', 'SELECT', NULL::text[]),
@@ -58,6 +58,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('node', 'batch', 'UPDATE', NULL),
         ('leader node operator', 'batch_part', 'INSERT', NULL),
         ('leader node', 'limit', 'UPDATE', '{uncounted_to}'),
+        ('leader node', 'limit_wait', 'INSERT UPDATE DELETE', NULL),
         ('node', 'output slot slot_demand remote_run entry_harm usage_hour', 'INSERT UPDATE DELETE', NULL),
         ('node', 'instance', 'UPDATE',
          '{state,reason,active,capacity,queued,kv_usage,checked_at,next_check_at,draining_at,drain_by,drain_reason}'),

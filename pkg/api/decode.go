@@ -23,6 +23,7 @@ type entryToPush struct {
 	StartBy        time.Time                 `json:"start_by,omitzero" doc:"It expires if it has not started by then."`
 	FinishBy       time.Time                 `json:"finish_by,omitzero" doc:"It expires if it has not ended by then."`
 	Cost           float64                   `json:"cost,omitempty" minimum:"0" doc:"In the unit that the queue's fairness counts."`
+	Weight         int32                     `json:"weight,omitempty" minimum:"0" doc:"How many times the units of each limit of the queue it takes while it runs, at most the queue's max_weight. Absent or 0: 1."`
 	Name           string                    `json:"name,omitempty" doc:"By which entries can be listed, paused and disabled."`
 	IdempotencyKey string                    `json:"idempotency_key,omitempty" doc:"A second push with this key in the flow is answered with the first one's entry. The request may have the header Idempotency-Key instead."`
 	UniqueKey      string                    `json:"unique_key,omitempty" doc:"Entries of one key are not queued twice, as unique_policy says."`
@@ -47,6 +48,7 @@ func (e *entryToPush) members() []member {
 		{"start_by", &e.StartBy},
 		{"finish_by", &e.FinishBy},
 		{"cost", &e.Cost},
+		{"weight", &e.Weight},
 		{"name", &e.Name},
 		{"idempotency_key", &e.IdempotencyKey},
 		{"unique_key", &e.UniqueKey},

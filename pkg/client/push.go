@@ -21,6 +21,7 @@ type Push struct {
 	StartBy  time.Time `json:"start_by,omitzero"`
 	FinishBy time.Time `json:"finish_by,omitzero"`
 	Cost     float64   `json:"cost,omitempty"`
+	Weight   int       `json:"weight,omitempty"` // times the units of each limit of the queue; 0 for 1
 	Name     string    `json:"name,omitempty"`
 	// UniqueKey and UniquePolicy (while_queued, while_active, one_running_one_queued) keep an entry from
 	// being queued twice.

@@ -48,7 +48,7 @@ type Claimed struct {
 // The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
-	if q.policy.locksFirst(r.Lane) {
+	if q.weighed() || q.policy.locksFirst(r.Lane) {
 		return q.claimOne(ctx, r, q.lockFirst)
 	}
 	c, usual, err := q.claimUsual(ctx, r)
@@ -111,7 +111,7 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 		}
 		lanes = append(lanes, l)
 	}
-	if len(lanes) > 1 {
+	if len(lanes) > 1 && !q.weighed() {
 		claimed, err := q.claimTogether(ctx, r, lanes)
 		if err != nil || len(claimed) > 0 {
 			return claimed, err
@@ -236,12 +236,19 @@ func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	switch {
 	case len(q.limits) == 0:
 		return q.sql.claim.lockFirst, args
+	case q.weighed() && q.rates == ratePerKey:
+		return q.sql.claim.weighedKeyed, append(args, q.limits, q.rates)
+	case q.weighed():
+		return q.sql.claim.weighed, append(args, q.limits, q.rates)
 	case q.rates == ratePerKey:
 		return q.sql.claim.lockFirstKeyed, append(args, q.limits, q.rates)
 	default:
 		return q.sql.claim.lockFirstLimited, append(args, q.limits, q.rates)
 	}
 }
+
+// weighed reports that claims read the weights of entries: the queue is under limits, and entries may have some.
+func (q *Queue) weighed() bool { return q.mayWeigh && len(q.limits) > 0 }
 
 // laneColumns are lanes as arrays. The row locks of those after the first are ignored where they begin at their head.
 func laneColumns(r ClaimRequest, lanes []LaneHead) (flows []string, positions []int64, ignoreRowLocks []bool) {

@@ -208,11 +208,14 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	}
 	var row claimRow
 	var counted int32
+	var heavier bool
+	ended := map[Token]bool{} // an entry was heavier
 	rows := postgres.Query(ctx, q.db, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount)
-	_, err := pgx.ForEachRow(rows, append(row.covered(), &counted), func() error {
+	_, err := pgx.ForEachRow(rows, append(row.covered(), &counted, &heavier), func() error {
 		l := byToken[Token(row.token.Int64)]
 		l.counted = int(counted)
-		if row.id.Valid {
+		ended[l.Token] = ended[l.Token] || heavier
+		if row.id.Valid && !ended[l.Token] {
 			l.Entries = append(l.Entries, row.entry())
 		}
 		return nil

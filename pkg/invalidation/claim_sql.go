@@ -28,8 +28,8 @@ import (
 // finishSoloSQL). No lane is reported where nothing was claimed because the limits of the queue are not those that
 // the Queue knows, or because another claimer holds a limit exclusively.
 //
-// A queue under limits has a variant of each statement. penstock.claim_headroom computes for how many locks
-// the limits have headroom, if they are the ones in the parameter `limits`; its head has the proof that no
+// A queue under limits has a variant of each statement, and of the second another one if its entries may have
+// weights. penstock.lane_headroom computes for how many locks the limits have headroom, if they are the ones in the parameter `limits`; its head has the proof that no
 // limit is ever exceeded. penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it
 // drew tokens beyond those that may go uncounted, and charges the token buckets.
 
@@ -37,6 +37,8 @@ import (
 type claimOptions struct {
 	Limited bool // the queue is under limits; two parameters more, see Queue.deleteFirst and Queue.lockFirst
 	Keyed   bool // of Limited: one of them is a rate for each lock key
+	// Weighed, of Limited: entries may have weights. There is one lane, and the claim locks first.
+	Weighed bool
 }
 
 // oneLaneSQL is the claim that is usual: of one lane of a queue without limits, in which no key and no pusher
@@ -68,15 +70,16 @@ WITH lane AS MATERIALIZED (
      WHERE ctid = ANY ((SELECT rows FROM head WHERE solo)::tid[])
     RETURNING pos, entry_id
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at,
+           e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (
            SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
     INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
-           priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, $3, clock_timestamp()
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, $3, clock_timestamp()
       FROM solo
     RETURNING ctid AS row
 )
@@ -103,7 +106,8 @@ const deleteFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
     SELECT set_config('lock_timeout', '100ms', true), least($5::int, r.locks) AS locks, r.wait, r.uncounted_to
-      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
+      FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
+           NULL, $8::int[], $9::int) r
      WHERE r.ok
 {{- else}}
     SELECT set_config('lock_timeout', '100ms', true), $5::int AS locks, NULL::float8 AS wait
@@ -131,13 +135,15 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
     RETURNING pos, entry_id, flow
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight,
+           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, flow, clock_timestamp()
       FROM solo
     RETURNING ctid AS row
 )
@@ -183,7 +189,8 @@ const lockFirstTemplate = `
 WITH headroom AS MATERIALIZED (
 {{- if .Limited}}
     SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.headrooms, f.waits
-      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
+      FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
+           {{if .Weighed}}{{template "weights"}}{{else}}NULL{{end}}, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
            SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
@@ -223,7 +230,10 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+    SELECT
+{{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1)))
+{{- else}} nextval('penstock.token_seq')
+{{- end}} AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -237,11 +247,12 @@ WITH headroom AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT array_position(h.positions, k.pos) AS at) a
 )
 {{- end}}, groups AS MATERIALIZED (
-    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost, c.weight
       FROM {{if .Keyed}}bucket{{else}}head{{end}} h
      CROSS JOIN LATERAL (
-           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
-             FROM (SELECT id, cost FROM penstock.entry_X
+           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost,
+                  coalesce(max(weight), 1) AS weight
+             FROM (SELECT id, cost, weight FROM penstock.entry_X
                     WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT {{if .Keyed}}least(h.headroom, h.quantum){{else}}h.quantum{{end}}) q) c
      WHERE {{if .Keyed}}h.wait <= 0{{else}}h.lock_key IS NOT NULL{{end}}
@@ -249,14 +260,21 @@ WITH headroom AS MATERIALIZED (
        AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
      ORDER BY h.lock_key, h.pos
 ), lock_solo AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, flow, clock_timestamp()
       FROM solo
     ON CONFLICT DO NOTHING
     RETURNING token, pos, ctid AS row, flow
 ), lock_group AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, lock_key,
+{{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, weight))
+{{- else}} nextval('penstock.token_seq')
+{{- end}}, $6, $7, pos,
+           coalesce(last_id, 0), entries, coalesce(cost, 1), weight, $2, flow, clock_timestamp()
       FROM groups
      WHERE pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
@@ -335,7 +353,28 @@ const dueTemplate = `{{define "due"}}CASE WHEN h.scanned = 0 AND h.exclusive THE
                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                     ORDER BY pos LIMIT 100) d) END{{end}}`
 
-const claimParts = throttledTemplate + dueTemplate
+// weightsTemplate is the weights of the ready rows that a claim of one lane may take, in their order. That of a key is the
+// largest of the entries that the lock would cover, which run one after another; a key that is locked has 0: its row is
+// not claimed. All is read in the snapshot of the claim, so that the rows are those that it takes.
+const weightsTemplate = `{{define "weights"}}ARRAY(
+           SELECT coalesce(CASE
+                  WHEN r.entry_id IS NOT NULL THEN (
+                       SELECT coalesce(e.weight, 1) FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = r.entry_id)
+                  WHEN (SELECT l.token FROM penstock.lock l
+                         WHERE l.queue_id = $1 AND l.lock_key = r.lock_key) IS NULL THEN (
+                       SELECT coalesce(max(q.weight), 1)
+                         FROM (SELECT weight FROM penstock.entry_X
+                                WHERE lock_key = r.lock_key AND penstock.claimable(status, priority)
+                                ORDER BY id LIMIT $8::int) q) END, 0)::int
+             FROM (SELECT pos, entry_id, lock_key
+                     FROM penstock.ready
+                    WHERE queue_id = $1 AND priority = $2 AND flow = ($3::text[])[1] AND pos >= ($4::bigint[])[1]
+                      AND penstock.ready_now(not_before)
+                    ORDER BY pos
+                    LIMIT $5::int) r
+            ORDER BY r.pos){{end}}`
+
+const claimParts = throttledTemplate + dueTemplate + weightsTemplate
 
 var (
 	deleteFirst = template.Must(template.New("claim, delete first").Parse(claimParts + deleteFirstTemplate))
@@ -351,10 +390,11 @@ func claimSQL(t *template.Template, o claimOptions) string {
 	return sql.String()
 }
 
-// claimStatements are the six texts that a claim may send, for a queue whose table is named penstock.entry_X.
+// claimStatements are the eight texts that a claim may send, for a queue whose table is named penstock.entry_X.
 type claimStatements struct {
 	deleteFirst, deleteFirstLimited             string
 	lockFirst, lockFirstLimited, lockFirstKeyed string
+	weighed, weighedKeyed                       string
 	oneLane                                     string
 }
 
@@ -365,17 +405,21 @@ var claimTexts = claimStatements{
 	lockFirst:          claimSQL(lockFirst, claimOptions{}),
 	lockFirstLimited:   claimSQL(lockFirst, claimOptions{Limited: true}),
 	lockFirstKeyed:     claimSQL(lockFirst, claimOptions{Limited: true, Keyed: true}),
+	weighed:            claimSQL(lockFirst, claimOptions{Limited: true, Weighed: true}),
+	weighedKeyed:       claimSQL(lockFirst, claimOptions{Limited: true, Weighed: true, Keyed: true}),
 }
 
 // claimGroupsSQL reads the entries of groups that a claim has locked: keys $2 with tokens $3, at most $4
 // entries of each and no more than the claim counted and charged, though others may have been committed since
 // with lower ids. A group without entries has one row without an entry: those that the claim counted had
 // ended, or the key is blocked. A claim may take a blocked key, for its snapshot or a later push may show a ready
-// row; none is left when the lock has been handed back.
+// row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted has a
+// row as well, and ends the cover of the lock.
 const claimGroupsSQL = `
 SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace, e.callback, e.payload,
        date_part('epoch', clock_timestamp() - e.created_at) AS waited, date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
-       date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count
+       date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count,
+       coalesce(e.weight > l.weight, false) AS heavier
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)
  CROSS JOIN LATERAL (
        SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l

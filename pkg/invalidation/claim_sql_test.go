@@ -19,6 +19,8 @@ func TestRenderedClaimsAreThoseInTestdata(t *testing.T) {
 		"claim_lock_first":           claimTexts.lockFirst,
 		"claim_lock_first_limited":   claimTexts.lockFirstLimited,
 		"claim_lock_first_keyed":     claimTexts.lockFirstKeyed,
+		"claim_weighed":              claimTexts.weighed,
+		"claim_weighed_keyed":        claimTexts.weighedKeyed,
 	} {
 		file := filepath.Join("testdata", name+".sql")
 		if *update {
@@ -26,7 +28,7 @@ func TestRenderedClaimsAreThoseInTestdata(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		golden, err := os.ReadFile(file) //nolint:gosec // one of the six above
+		golden, err := os.ReadFile(file) //nolint:gosec // one of those above
 		if err != nil {
 			t.Fatal(err)
 		}

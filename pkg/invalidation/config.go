@@ -75,6 +75,9 @@ type Config struct {
 	// MaxConcurrentPerName is entries of one name at once over all nodes, 1 to 100; 0 for no limit. Entries with a
 	// name have lock keys of that name then, and no order among them unless it is 1.
 	MaxConcurrentPerName int
+	// MaxWeight is the largest Push.Weight that entries may have, 1 to 1000: 1. Under it an entry takes its weight times
+	// the units of each limit of the queue, MaxConcurrent as well.
+	MaxWeight int
 	// Shards is flows over which entries that name none are spread by their lock keys, 1 to 64: 1, which is none.
 	Shards          int
 	Capacity        int64 // entries; 0 for no bound
@@ -148,6 +151,7 @@ func (c Config) options() (map[string]any, error) {
 	put("max_concurrent", c.MaxConcurrent != 0, c.MaxConcurrent)
 	put("max_concurrent_per_node", c.MaxConcurrentPerNode != 0, c.MaxConcurrentPerNode)
 	put("max_concurrent_per_name", c.MaxConcurrentPerName != 0, c.MaxConcurrentPerName)
+	put("max_weight", c.MaxWeight != 0, c.MaxWeight)
 	put("shards", c.Shards != 0, c.Shards)
 	put("capacity", c.Capacity != 0, c.Capacity)
 	put("capacity_per_flow", c.CapacityPerFlow != 0, c.CapacityPerFlow)
@@ -181,7 +185,7 @@ func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.M
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0),
-       coalesce(max_concurrent_per_name, 0), shards, coalesce(capacity, 0),
+       coalesce(max_concurrent_per_name, 0), max_weight, weighed, shards, coalesce(capacity, 0),
        coalesce(capacity_per_flow, 0), coalesce(capacity_per_slot, 0)::float8,
        on_no_instance, no_instance_timeout, retry, crash_limit,
        coalesce(run_timeout, '0'), coalesce(start_within, '0'), coalesce(finish_within, '0'), on_failure,
@@ -204,7 +208,8 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.MaxConcurrentPerName,
-		&c.Shards, &c.Capacity, &c.CapacityPerFlow, &c.CapacityPerSlot, &c.OnNoInstance, &c.NoInstanceTimeout,
+		&c.MaxWeight, &q.mayWeigh, &c.Shards, &c.Capacity, &c.CapacityPerFlow, &c.CapacityPerSlot,
+		&c.OnNoInstance, &c.NoInstanceTimeout,
 		&retry, &c.CrashLimit,
 		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.OnFailure, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit,
 		&c.ResultRetention, &c.FailureRetention,

@@ -19,6 +19,8 @@
 //	             locks them first (lanes with keys); the lane policy remembers which
 //	contended    another claimer is in the lane, or holds a limit exclusively
 //	headroom     the locks that the limits of a queue leave; queue-wide if all lanes share the limit
+//	weight       of an entry: how many times the units of each limit of its queue it takes while it runs. That of a flow is
+//	             its share beside other flows
 //	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
 //	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is unblocked
 //	low water    the position from which the next claim of a lane may begin

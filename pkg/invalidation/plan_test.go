@@ -186,8 +186,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"promote":       one(q.promote, `%d, 100`, id),
 		"push one":      one(q.plainPush, `%d, '{"{}"}', 76`, id),
 		"push plain":    one(q.plainPush, `%d, %s, 76`, id, fill("'{}'::jsonb", 50)),
-		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50)),
-		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 12), fill("'{}'::jsonb", 50),
+		"push":          one(pushSQL, `'work', %s`+strings.Repeat(", '{}'", 14), fill("'{}'::jsonb", 50)),
+		"push groups": one(pushSQL, `'work', %s, %s`+strings.Repeat(", '{}'", 13), fill("'{}'::jsonb", 50),
 			"string_to_array('a b c d e k1-3000 k2-3000', ' ')"),
 		"lanes": one(lanesSQL, `ARRAY[%d], 100, '{32767}', '{""}'`, id),
 	}

@@ -26,7 +26,10 @@ type Push struct {
 	StartBy  time.Time // not started by then: expired
 	FinishBy time.Time // not finished by then: expired
 	Cost     float64   // in the units the queue's fairness counts, 0 for unknown
-	Name     string    // job name, by which entries can be listed and disabled
+	// Weight is how many times the units of each limit of the queue the entry takes while it runs; 0 for 1. At most
+	// Config.MaxWeight.
+	Weight int32
+	Name   string // job name, by which entries can be listed and disabled
 
 	// IdempotencyKey names this push within queue and flow: a second push with the same key and body gets the
 	// first one's entry; with another body it is refused with ErrIdempotencyConflict.
@@ -70,7 +73,8 @@ type Pushed struct {
 const pushSQL = `
 SELECT ids, verdicts
   FROM penstock.push_many($1, $2::jsonb[], $3::text[], $4::text[], $5::smallint[], $6::timestamptz[], $7::timestamptz[],
-       $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[])`
+       $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[],
+       weights => $16::int[])`
 
 // plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either and takes
 // payloads of $3 bytes, which no payload exceeds: the plain branch of penstock.push_many, with the queue's
@@ -227,7 +231,8 @@ func plain(pushes []Push) bool {
 	return !slices.ContainsFunc(pushes, func(p Push) bool {
 		return p.Payload == nil || p.LockKey != "" || p.Flow != "" || p.Priority != nil || !p.DueAt.IsZero() ||
 			!p.StartBy.IsZero() ||
-			!p.FinishBy.IsZero() || p.Cost != 0 || p.Name != "" || p.IdempotencyKey != "" || p.UniqueKey != "" ||
+			!p.FinishBy.IsZero() || p.Cost != 0 || p.Weight != 0 || p.Name != "" ||
+			p.IdempotencyKey != "" || p.UniqueKey != "" ||
 			p.UniquePolicy != "" || p.Trace != "" || p.Callback != nil
 	})
 }
@@ -330,6 +335,7 @@ func pushColumns(queue string, pushes []Push) []any {
 			}
 			return &p.Callback
 		}),
+		column(pushes, func(p *Push) *int32 { return given(p.Weight) }),
 	}
 }
 
@@ -410,6 +416,9 @@ func pushJSON(pushes []Push) []map[string]any {
 		}
 		if p.Cost != 0 {
 			m["cost"] = p.Cost
+		}
+		if p.Weight != 0 {
+			m["weight"] = p.Weight
 		}
 		if p.Callback != nil {
 			m["callback"] = p.Callback

@@ -18,7 +18,9 @@ type Queue struct {
 	Config Config
 	limits []int32  // ids of the limits that the queue is under, in order
 	rates  rateKind // of its limits
-	pauses []pause
+	// mayWeigh says that entries may have weights.
+	mayWeigh bool
+	pauses   []pause
 	// weights of flows that have another one than 1.
 	weights map[string]float64
 	hinter  *Hinter // of pushes outside a transaction; nil for none
@@ -123,6 +125,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 			deleteFirst: own(claimTexts.deleteFirst), deleteFirstLimited: own(claimTexts.deleteFirstLimited),
 			lockFirst: own(claimTexts.lockFirst), lockFirstLimited: own(claimTexts.lockFirstLimited),
 			lockFirstKeyed: own(claimTexts.lockFirstKeyed),
+			weighed:        own(claimTexts.weighed), weighedKeyed: own(claimTexts.weighedKeyed),
 		},
 		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),

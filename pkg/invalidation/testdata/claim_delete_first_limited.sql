@@ -1,6 +1,7 @@
 WITH headroom AS MATERIALIZED (
     SELECT set_config('lock_timeout', '100ms', true), least($5::int, r.locks) AS locks, r.wait, r.uncounted_to
-      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $8::int[], $9::int) r
+      FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
+           NULL, $8::int[], $9::int) r
      WHERE r.ok
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
@@ -26,13 +27,15 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
     RETURNING pos, entry_id, flow
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight,
+           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, flow, clock_timestamp()
       FROM solo
     RETURNING ctid AS row
 ), charged AS MATERIALIZED (

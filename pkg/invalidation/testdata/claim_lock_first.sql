@@ -27,16 +27,17 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), groups AS MATERIALIZED (
-    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost, c.weight
       FROM head h
      CROSS JOIN LATERAL (
-           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
-             FROM (SELECT id, cost FROM penstock.entry_X
+           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost,
+                  coalesce(max(weight), 1) AS weight
+             FROM (SELECT id, cost, weight FROM penstock.entry_X
                     WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT h.quantum) q) c
      WHERE h.lock_key IS NOT NULL
@@ -44,14 +45,18 @@ WITH headroom AS MATERIALIZED (
        AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
      ORDER BY h.lock_key, h.pos
 ), lock_solo AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, flow, clock_timestamp()
       FROM solo
     ON CONFLICT DO NOTHING
     RETURNING token, pos, ctid AS row, flow
 ), lock_group AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos,
+           coalesce(last_id, 0), entries, coalesce(cost, 1), weight, $2, flow, clock_timestamp()
       FROM groups
      WHERE pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))

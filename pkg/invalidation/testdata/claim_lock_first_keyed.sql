@@ -1,6 +1,7 @@
 WITH headroom AS MATERIALIZED (
     SELECT least($5::int, r.locks) AS locks, r.entries, r.wait, r.uncounted_to, f.headrooms, f.waits
-      FROM penstock.claim_headroom($1, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5, $10::int[], $11::int) r
+      FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
+           NULL, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
            SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
@@ -32,7 +33,7 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.created_at, e.start_by,
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -44,11 +45,12 @@ WITH headroom AS MATERIALIZED (
      CROSS JOIN LATERAL penstock.key_headroom($1, h.keys, h.positions) k
      CROSS JOIN LATERAL (SELECT array_position(h.positions, k.pos) AS at) a
 ), groups AS MATERIALIZED (
-    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost
+    SELECT DISTINCT ON (h.lock_key) h.lock_key, h.pos, h.flow, c.entries, c.last_id, c.cost, c.weight
       FROM bucket h
      CROSS JOIN LATERAL (
-           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost
-             FROM (SELECT id, cost FROM penstock.entry_X
+           SELECT count(*) AS entries, max(id) AS last_id, sum(coalesce(cost, 1)) AS cost,
+                  coalesce(max(weight), 1) AS weight
+             FROM (SELECT id, cost, weight FROM penstock.entry_X
                     WHERE lock_key = h.lock_key AND penstock.claimable(status, priority)
                     ORDER BY id LIMIT least(h.headroom, h.quantum)) q) c
      WHERE h.wait <= 0
@@ -56,14 +58,18 @@ WITH headroom AS MATERIALIZED (
        AND (h.pos IN (SELECT pos FROM mine) OR (h.ignore_row_locks AND c.entries > 0))
      ORDER BY h.lock_key, h.pos
 ), lock_solo AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, '#' || id, token, $6::bigint, $7::int, pos, id, 1, coalesce(cost, 1), coalesce(weight, 1),
+           $2, flow, clock_timestamp()
       FROM solo
     ON CONFLICT DO NOTHING
     RETURNING token, pos, ctid AS row, flow
 ), lock_group AS (
-    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost, priority, flow, claimed_at)
-    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos, coalesce(last_id, 0), entries, coalesce(cost, 1), $2, flow, clock_timestamp()
+    INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, pos, last_entry_id, entry_count, cost,
+           weight, priority, flow, claimed_at)
+    SELECT $1, lock_key, nextval('penstock.token_seq'), $6, $7, pos,
+           coalesce(last_id, 0), entries, coalesce(cost, 1), weight, $2, flow, clock_timestamp()
       FROM groups
      WHERE pg_try_advisory_xact_lock_shared(hashtextextended('penstock keys ' || $1, 0))
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || lock_key, 0))
