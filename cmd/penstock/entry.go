@@ -37,6 +37,9 @@ func (a *app) entryColumns() []column[operator.EntryStatus] {
 			return number(e.Crashes)
 		}},
 		{title: "AGE", right: true, text: func(e operator.EntryStatus) string { return a.since(e.CreatedAt) }},
+		{title: "WEIGHT", right: true, wide: true, text: func(e operator.EntryStatus) string {
+			return fmt.Sprint(e.Weight)
+		}},
 		{title: "DUE", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.DueAt) }},
 		{title: "START BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.StartBy) }},
 		{title: "FINISH BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.FinishBy) }},
@@ -85,6 +88,7 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 			{"lock key", e.LockKey},
 			{"flow", e.Flow},
 			{"priority", fmt.Sprint(e.Priority)},
+			{"weight", fmt.Sprint(e.Weight)},
 			{"name", e.Name},
 			{"attempts", fmt.Sprint(e.Attempt)},
 			{"crashes", fmt.Sprint(e.Crashes)},

@@ -29,6 +29,7 @@ func lockColumns() []column[operator.Lock] {
 			title: "PRIORITY", wide: true, right: true,
 			text: func(l operator.Lock) string { return fmt.Sprint(l.Priority) },
 		},
+		{title: "WEIGHT", wide: true, right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.Weight) }},
 		{title: "CLAIMED", wide: true, text: func(l operator.Lock) string { return stamp(&l.ClaimedAt) }},
 	}
 }

@@ -8,7 +8,7 @@ SELECT e.id, q.name AS queue,
        CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
             WHEN l.token IS NOT NULL THEN 'computing' ELSE 'pending' END AS state,
        e.lock_key, e.flow, e.priority, e.name, e.attempt, e.crashes, e.created_at, e.due_at, e.start_by, e.finish_by,
-       l.token, l.node_id, l.claimed_at, e.queue_id
+       l.token, l.node_id, l.claimed_at, coalesce(e.weight, 1::smallint) AS weight, e.queue_id
   FROM penstock.entry e
   JOIN penstock.queue q ON q.id = e.queue_id
   LEFT JOIN penstock.lock l ON l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id)
@@ -30,7 +30,7 @@ SELECT n.id, n.name, n.application,
 -- Callers: stuck; pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.lock_status AS
 SELECT q.name AS queue, l.lock_key, l.flow, l.priority, l.entry_count AS entries, l.token, l.node_id, n.name AS node,
-       clock_timestamp() - l.claimed_at AS age, l.claimed_at, l.last_entry_id, l.cost, l.queue_id
+       clock_timestamp() - l.claimed_at AS age, l.claimed_at, l.last_entry_id, l.cost, l.weight, l.queue_id
   FROM penstock.lock l
   JOIN penstock.queue q ON q.id = l.queue_id
   LEFT JOIN penstock.node n ON n.id = l.node_id;
@@ -120,12 +120,12 @@ SELECT b.id, b.name, q.name AS queue,
 -- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.application_status AS
 SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS locks, coalesce(k.cost, 0) AS cost, k.oldest,
-       l.max_units AS quota_units, coalesce(k.locks, 0) AS used_units, l.rate AS quota_rate,
+       l.max_units AS quota_units, coalesce(k.units, 0) AS used_units, l.rate AS quota_rate,
        EXISTS (SELECT FROM penstock.pause p WHERE p.scope = 'application' AND p.value = a.application AND penstock.paused_until(p.until)) AS paused
   FROM (SELECT application, count(*) AS queues FROM penstock.queue WHERE kind <> 'webhook' GROUP BY application) a
   LEFT JOIN LATERAL (SELECT count(*) AS nodes, coalesce(sum(x.threads), 0) AS threads FROM penstock.node x
                       WHERE x.application = a.application AND x.beat_at + x.lease > clock_timestamp()) n ON true
-  LEFT JOIN LATERAL (SELECT count(*) AS locks, sum(o.cost)::real AS cost, clock_timestamp() - min(o.claimed_at) AS oldest
+  LEFT JOIN LATERAL (SELECT count(*) AS locks, sum(o.weight) AS units, sum(o.cost)::real AS cost, clock_timestamp() - min(o.claimed_at) AS oldest
                        FROM penstock.lock o JOIN penstock.queue q ON q.id = o.queue_id WHERE q.application = a.application) k ON true
   LEFT JOIN penstock."limit" l ON l.name = 'application:' || a.application;
 

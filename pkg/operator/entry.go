@@ -23,6 +23,7 @@ type EntryStatus struct {
 	LockKey   string     `json:"lock_key,omitempty"`
 	Flow      string     `json:"flow,omitempty"`
 	Priority  int16      `json:"priority"`
+	Weight    int16      `json:"weight"` // times the units of each limit of the queue
 	Name      string     `json:"name,omitempty"`
 	Attempt   int16      `json:"attempt"`
 	Crashes   int16      `json:"crashes"`
@@ -45,8 +46,8 @@ type EntryFilter struct {
 }
 
 const entryColumns = `
-SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, coalesce(s.name, '') AS name,
-       s.attempt, s.crashes,
+SELECT s.id, s.queue, s.state, coalesce(s.lock_key, '') AS lock_key, s.flow, s.priority, s.weight,
+       coalesce(s.name, '') AS name, s.attempt, s.crashes,
        s.created_at, s.due_at, s.start_by, s.finish_by, s.token, s.node_id, s.claimed_at`
 
 // entriesSQL selects ids through the index of its conditions, and then reads each entry by its id.

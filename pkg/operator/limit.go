@@ -23,7 +23,7 @@ type Limit struct {
 // limitsSQL counts the units in use from the lock records, as the claim does.
 const limitsSQL = `
 SELECT l.name, l.max_units, l.rate::numeric::float8 AS rate, l.burst::numeric::float8 AS burst, l.per_flow, l.per_key,
-       coalesce((SELECT sum(u.units * (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
+       coalesce((SELECT sum(u.units * (SELECT sum(k.weight) FROM penstock.lock k WHERE k.queue_id = u.queue_id))
                    FROM penstock.limit_use u WHERE u.limit_id = l.id), 0)::bigint AS in_use,
        CASE WHEN l.rate IS NOT NULL AND NOT l.per_flow AND NOT l.per_key THEN penstock.bucket_units(l, '') END AS left,
        ARRAY(SELECT q.name FROM penstock.limit_use u JOIN penstock.queue q ON q.id = u.queue_id

@@ -17,6 +17,7 @@ type Lock struct {
 	Flow       string    `json:"flow,omitempty"`
 	Priority   int16     `json:"priority"`
 	Entries    int32     `json:"entries"`
+	Weight     int16     `json:"weight"` // times the units of each limit of the queue
 	Token      int64     `json:"token"`
 	NodeID     NodeID    `json:"node_id"`
 	Node       string    `json:"node"`
@@ -35,7 +36,7 @@ type LockFilter struct {
 // locksSQL reads all lock records, whose number is that of the work in flight. Tokens grow with the
 // claims.
 const locksSQL = `
-SELECT queue, lock_key, flow, priority, entries, token, node_id, coalesce(node, '') AS node, claimed_at,
+SELECT queue, lock_key, flow, priority, entries, weight, token, node_id, coalesce(node, '') AS node, claimed_at,
        extract(epoch FROM age)::float8 AS age_seconds
   FROM penstock.lock_status
  WHERE ($1::text IS NULL OR queue = $1) AND ($2::bigint IS NULL OR node_id = $2) AND token > $3

@@ -93,7 +93,8 @@ type Off struct {
 
 const settingsSQL = `
 SELECT to_jsonb(q) - ARRAY['id', 'name', 'refusal', 'paused_at', 'paused_by', 'paused_reason', 'paused_until',
-                           'disabled_at', 'disabled_by', 'disabled_reason', 'version', 'created_at'] AS settings,
+                           'disabled_at', 'disabled_by', 'disabled_reason', 'version', 'weighed',
+                           'created_at'] AS settings,
        coalesce((SELECT jsonb_object_agg(l.name, u.units) FROM penstock.limit_use u
               JOIN penstock."limit" l ON l.id = u.limit_id
                   WHERE u.queue_id = q.id), '{}') AS limits
