@@ -39,7 +39,7 @@ END $$;
 -- runs returns whether a lock record covers the entry. One that came due or was retried while its
 -- key was locked counts as running until the key is unlocked, although the node does not know it:
 -- the record cannot tell the two apart.
--- Callers: enable_one, take_entry, settle_cancel_requests, overdue, entry_reasons, position_reasons, throttle_reasons,
+-- Callers: enable_one, take_entry, cancel_one, settle_cancel_requests, overdue, entry_reasons, position_reasons, throttle_reasons,
 -- explain_entry; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -310,7 +310,7 @@ $$;
 -- Callers: cancel_batch, cancel_entry, cancel_batch_lines, apply_operation; pkg/cron.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end,
--- 55P03 another session keeps the lock key.
+-- 55P03 another session keeps the lock key, and the entry does not run.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -320,7 +320,14 @@ BEGIN
     IF e.id IS NULL THEN
         SELECT x.lock_key INTO key FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
         IF key IS NOT NULL THEN
-            PERFORM penstock.await_key(queue, key);
+            BEGIN
+                PERFORM penstock.await_key(queue, key);
+            EXCEPTION WHEN lock_not_available THEN
+                -- The session that keeps the key has done nothing to an entry that runs.
+                IF NOT EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted AND penstock.runs(x)) THEN
+                    RAISE;
+                END IF;
+            END;
             e := penstock.take_entry(queue, wanted);
         END IF;
     END IF;

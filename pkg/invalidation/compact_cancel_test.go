@@ -74,6 +74,17 @@ func TestCompactPassesByAKeyWithAnUncommittedCancel(t *testing.T) {
 	b.want(b.claimOne().Entries[0].Payload, json.RawMessage(`[2,3]`))
 }
 
+// Cron jobs and bulk operations cancel what runs, whoever keeps the key.
+func TestCancelOfARunningEntryIsRequestedAlthoughItsKeyIsKept(t *testing.T) {
+	b := newControlBed(t, Config{Mergeable: true})
+	ids := b.pushPayloads(`1`)
+	b.claimOne()
+	b.pushPayloads(`2`, `3`)
+	compaction := b.begin()
+	b.exec(compaction, `SELECT penstock.compact('work', 'K')`)
+	b.want(b.cancel(ids[0]), cancelRequested)
+}
+
 // A transaction that keeps a key for long refuses the cancel, instead of a request that may come too late.
 func TestCancelOfAKeyThatIsNotGivenBackIsRefused(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true})
