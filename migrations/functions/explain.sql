@@ -74,7 +74,8 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT penstock.because('limit', format('%s of at most %s %s of the queue are held', l.held, q.max_concurrent, CASE WHEN q.weighed THEN 'units' ELSE 'locks' END),
                jsonb_build_object('held', l.held, 'limit', q.max_concurrent))
-      FROM (SELECT coalesce(sum(weight), 0) AS held FROM penstock.lock WHERE queue_id = q.id) l
+      FROM (SELECT CASE WHEN q.weighed THEN (SELECT coalesce(sum(k.weight), 0) FROM penstock.lock k WHERE k.queue_id = q.id)
+                        ELSE (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = q.id) END AS held) l
      WHERE l.held >= q.max_concurrent
     UNION ALL
     SELECT penstock.because('node_limit', format('each of the %s nodes that serve the queue holds its %s locks', count(*), q.max_concurrent_per_node),

@@ -46,7 +46,8 @@ CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFA
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held))), 0)::bigint
       FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT coalesce(sum(weight), 0) AS held FROM penstock.lock WHERE queue_id = q.id) l
+     CROSS JOIN LATERAL (SELECT CASE WHEN q.weighed THEN (SELECT coalesce(sum(k.weight), 0) FROM penstock.lock k WHERE k.queue_id = q.id)
+                                  ELSE (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = q.id) END AS held) l
      CROSS JOIN LATERAL (
            SELECT count(*) AS waiting
              FROM (SELECT FROM penstock.ready y

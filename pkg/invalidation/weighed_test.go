@@ -163,13 +163,13 @@ func TestLimitTakenOnLaterCountsWeights(t *testing.T) {
 func TestClaimThatKnowsNoWeightsIsRefused(t *testing.T) {
 	b := newBed(t, Config{MaxConcurrent: 4})
 	old := b.q
-	fresh, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 4})
+	_, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 4})
 	b.must(err)
 	b.pushAll(b.pool, weights(4, 4)...)
 	if c := b.inLane(old, "", 2); len(c.Locks) != 0 || !c.Contended {
 		t.Errorf("an old handle got %d locks, contended %v", len(c.Locks), c.Contended)
 	}
-	fresh, err = Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 1}) // for later pushes
+	fresh, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 1}) // for later pushes
 	b.must(err)
 	b.want(len(b.inLane(fresh, "", 2).Locks), 1)
 	b.want(b.unitsHeld(), 4)
