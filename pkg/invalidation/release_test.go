@@ -112,7 +112,7 @@ func TestInvariantsHoldBetweenAFinishAndTheEndOfItsLock(t *testing.T) {
 // The same for a cancelled entry, whose rate is given back once.
 func TestACancelThatIsSettledAgainIsRefundedOnce(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("rate", limitOptions{Rate: 1e-9, Burst: 10}, map[string]int{"work": 1})["work"]
+	b.q = b.under("rate", limitOptions{Rate: 1e-7, Burst: 10}, map[string]int{"work": 1})["work"]
 	ids := b.push("K", "K", "K")
 	l := b.claimOne()
 	for range 3 {
