@@ -45,11 +45,12 @@ func (s *site) watchMachine() *machine {
 		defer close(ended)
 		m.probe(ctx, s.dsn)
 	}()
+	own := s.consumers()
 	watched := make(chan struct{})
 	s.t.Cleanup(func() { <-watched })
 	go func() {
 		defer close(watched)
-		m.account(ctx)
+		m.account(ctx, own)
 	}()
 	return m
 }

@@ -11,12 +11,15 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/devpostgres"
 )
 
-// usage is for how long, until a moment, other processes than this one and its descendants had a processor, on average
-// over the processors. Time that a hypervisor withholds is theirs as well.
+// usage is for how long, until a moment, other processes than the programs and the Postgres of a site had a processor, on
+// average over the processors. Other tests and their sites are others; so is a hypervisor that withholds time.
 type usage struct {
 	at     time.Time
 	others time.Duration
@@ -27,9 +30,8 @@ const (
 	clockTick    = 10 * time.Millisecond  // the unit of times in /proc
 )
 
-// account reads the use of the processors until ctx ends, where there is /proc. The programs and the Postgres of a site
-// are descendants of this process.
-func (m *machine) account(ctx context.Context) {
+// account reads the use of the processors until ctx ends, where there is /proc.
+func (m *machine) account(ctx context.Context, own *consumers) {
 	first := time.Duration(-1)
 	for ctx.Err() == nil {
 		at := time.Now()
@@ -37,12 +39,12 @@ func (m *machine) account(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		others := (busy - ownTime()) / time.Duration(runtime.NumCPU())
+		others := (busy - own.time()) / time.Duration(runtime.NumCPU())
 		if first < 0 {
 			first = others
 		}
 		m.mu.Lock()
-		if n := len(m.used); n > 0 { // a process that ended and whose parent is gone is missing from the sum
+		if n := len(m.used); n > 0 { // the sums are not of one moment
 			others = max(others, first+m.used[n-1].others)
 		}
 		m.used = append(m.used, usage{at, others - first})
@@ -119,10 +121,10 @@ func processes() map[int]process {
 	return all
 }
 
-// descends says that a process is another one or a descendant of it.
-func descends(all map[int]process, pid, from int) bool {
+// descends says that a process is one of some others or a descendant of one.
+func descends(all map[int]process, pid int, from map[int]bool) bool {
 	for range len(all) {
-		if pid == from {
+		if from[pid] {
 			return true
 		}
 		pid = all[pid].parent
@@ -130,15 +132,53 @@ func descends(all map[int]process, pid, from int) bool {
 	return false
 }
 
-// ownTime is for how long this process and its descendants have had a processor.
-func ownTime() (sum time.Duration) {
+// consumers are the processes of one site: the programs that its test started with their descendants, and those of its
+// Postgres, whose working directory is that of its data.
+type consumers struct {
+	test      string // the name of the test
+	directory string
+
+	postmaster    string        // the first line of its file: the process id
+	ended, server time.Duration // what servers before this one had, and what this one had last
+}
+
+// consumers returns the processes of the site of a test.
+func (s *site) consumers() *consumers {
+	s.t.Helper()
+	c := &consumers{test: testOf(s.t)}
+	if err := s.pool.QueryRow(s.t.Context(), `SHOW data_directory`).Scan(&c.directory); err != nil {
+		s.t.Fatal(err)
+	}
+	return c
+}
+
+// time is for how long they have had a processor.
+func (c *consumers) time() time.Duration {
 	all := processes()
+	roots := map[int]bool{}
+	sum := time.Duration(0)
+	for _, p := range programsOf(c.test) {
+		select {
+		case <-p.ended:
+			sum += p.cmd.ProcessState.UserTime() + p.cmd.ProcessState.SystemTime()
+		default:
+			roots[p.cmd.Process.Pid] = true
+		}
+	}
+	server := time.Duration(0)
 	for pid, p := range all {
-		if descends(all, pid, os.Getpid()) {
+		if directory, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err == nil && directory == c.directory {
+			server += p.had
+		} else if descends(all, pid, roots) {
 			sum += p.had
 		}
 	}
-	return sum
+	text, _ := os.ReadFile(filepath.Join(c.directory, "postmaster.pid"))
+	if postmaster, _, _ := strings.Cut(string(text), "\n"); postmaster != "" && postmaster != c.postmaster {
+		c.postmaster, c.ended, c.server = postmaster, c.ended+c.server, 0
+	}
+	c.server = max(c.server, server)
+	return sum + c.ended + c.server
 }
 
 // A product that keeps every probe waiting, on a machine that nobody else uses, has its bounds as they are written.
@@ -163,28 +203,38 @@ func TestABusyProductDoesNotWidenItsBounds(t *testing.T) {
 	}
 }
 
-// What the programs and the database of a site take is not taken by others.
-func TestTimeOfDescendantsIsOwnTime(t *testing.T) {
+// What the programs and the database of a site take is not taken by others, and what other tests take is.
+func TestTimeOfASiteIsThatOfItsProgramsAndItsPostgres(t *testing.T) {
 	t.Parallel()
 	if _, err := busyTime(); err != nil {
 		t.Logf("this machine does not tell: %v; nothing is withheld then", err)
 		return
 	}
 	s := newSite(t, 1)
-	all := processes()
-	postmaster := s.query(`SELECT split_part(pg_read_file('postmaster.pid'), E'\n', 1)::bigint`)
-	for what, pid := range map[string]int{"the leader": s.leaders[0].cmd.Process.Pid, "Postgres": int(postmaster)} {
-		if !descends(all, pid, os.Getpid()) {
-			t.Errorf("%s, process %d, is no descendant of this process", what, pid)
-		}
-	}
-	before := ownTime()
+	own := s.consumers()
 	burn := exec.CommandContext(t.Context(), "sh", "-c", `i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done`)
+	before := own.time()
+	s.query(`SELECT count(*) FROM generate_series(1, 3000000)`)
+	byServer := own.time()
+	if byServer-before < 5*clockTick {
+		t.Errorf("three million rows of the site's Postgres took %v of the site's time", byServer-before)
+	}
 	if out, err := burn.CombinedOutput(); err != nil {
 		t.Fatal(fmt.Errorf("%w: %s", err, out))
 	}
 	had := burn.ProcessState.UserTime() + burn.ProcessState.SystemTime()
-	if grown := ownTime() - before; grown < had-2*clockTick {
-		t.Errorf("a child that has ended had %v, and the time of this process and its descendants grew by %v", had, grown)
+	if grown := own.time() - byServer; grown >= had {
+		t.Errorf("a process of the test had %v, and the time of the site grew by %v", had, grown)
+	}
+	leader := s.leaders[0]
+	leader.signal(syscall.SIGKILL)
+	<-leader.ended
+	left := own.time()
+	if had := leader.cmd.ProcessState.UserTime() + leader.cmd.ProcessState.SystemTime(); had < clockTick || left < had {
+		t.Errorf("the killed leader had %v, the site %v", had, left)
+	}
+	s.server.Restart(devpostgres.Immediate)
+	if after := own.time(); after < left {
+		t.Errorf("the site had %v, and %v after a restart of its Postgres", left, after)
 	}
 }

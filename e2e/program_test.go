@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -67,6 +68,25 @@ type program struct {
 	news  chan struct{} // closed at the next line
 }
 
+// begun has the programs that each test started.
+var begun = struct {
+	sync.Mutex
+	programs map[string][]*program
+}{programs: map[string][]*program{}}
+
+// programsOf returns the programs that a test and its subtests have started.
+func programsOf(test string) []*program {
+	begun.Lock()
+	defer begun.Unlock()
+	return slices.Clone(begun.programs[test])
+}
+
+// testOf is the name of a test without those of its subtests.
+func testOf(t *testing.T) string {
+	name, _, _ := strings.Cut(t.Name(), "/")
+	return name
+}
+
 // start runs one of the programs until the test ends. The environment of the test does not reach it.
 func start(t *testing.T, binary, name string, args ...string) *program {
 	t.Helper()
@@ -91,6 +111,9 @@ func startWith(t *testing.T, env []string, binary, name string, args ...string) 
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	begun.Lock()
+	begun.programs[testOf(t)] = append(begun.programs[testOf(t)], p)
+	begun.Unlock()
 	go func() {
 		p.read(said)
 		_ = p.cmd.Wait() // how it ended is in ProcessState
