@@ -146,6 +146,23 @@ func TestStartByBindsUntilTheFirstError(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, ids[0]), 1)
 }
 
+func TestStartByBindsNoEntryThatADeadNodeRan(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]
+	b.claimOne()
+	b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() - interval '1 s'`)
+	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours'`)
+	held, err := HeldLocks(b.ctx, b.pool)
+	b.must(err)
+	r, err := b.q.Recover(b.ctx, held, true)
+	b.must(err)
+	b.want(len(r.Freed), 1)
+	n, err := b.q.Expire(b.ctx, 10)
+	b.must(err)
+	b.want(n, 0)
+	b.want(b.claimAs(ClaimRequest{Node: there, Lane: usual, Limit: 1}).Locks[0].Entries[0].ID, id)
+}
+
 func TestCancelOfAnEntryBehindARunningOneOfItsKeyEndsItAtOnce(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.push("K")

@@ -62,12 +62,12 @@ SELECT l.token
           FOR UPDATE OF l SKIP LOCKED) l`
 
 // crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
-// that is left), and returns those that have used up the crash limit $4 of the queue. The row of the node keeps
-// which entries it crashed, for penstock.take_back_crashes.
+// that is left), and returns those that have used up the crash limit $4 of the queue. The entry has started, so that
+// its start_by binds no more. The row of the node keeps which entries it crashed, for penstock.take_back_crashes.
 const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
-       SET crashes = e.crashes + 1,
+       SET crashes = e.crashes + 1, start_by = NULL,
            history = penstock.history_add(e.history, jsonb_build_object('class', 'crash', 'node', k.node_id, 'token', k.token,
                                           'error', 'node ' || k.name || ' died while it ran this entry'))
       FROM (SELECT l.token, l.node_id, coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
