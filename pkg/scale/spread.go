@@ -19,15 +19,13 @@ type Share struct {
 
 // Spread divides n instances of a model among its deployments: filled in order and by cost, given up from
 // the dearest. A deployment that may not change keeps its number, which counts towards n; one that is
-// blocked takes no more than are ready, and the next one is asked instead. Ready instances go when those that are to
-// have their place are ready: until then there are more than n.
+// blocked takes no more than are ready, and the next one is asked instead.
 func Spread(n int, shares []Share) map[string]int {
 	ordered := slices.Clone(shares)
 	slices.SortStableFunc(ordered, func(a, b Share) int {
 		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name))
 	})
 	result := make(map[string]int, len(shares))
-	missing := n // of n, that are not ready
 	for _, s := range ordered {
 		result[s.Name] = s.least()
 		n -= s.least()
@@ -36,14 +34,6 @@ func Spread(n int, shares []Share) map[string]int {
 		more := min(max(n, 0), s.most()-result[s.Name])
 		result[s.Name] += max(more, 0)
 		n -= max(more, 0)
-	}
-	for _, s := range ordered {
-		missing -= min(result[s.Name], s.Ready)
-	}
-	for _, s := range ordered {
-		kept := max(0, min(missing, s.Ready-result[s.Name], s.Current-result[s.Name]))
-		result[s.Name] += kept
-		missing -= kept
 	}
 	return result
 }

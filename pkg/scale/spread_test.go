@@ -48,35 +48,6 @@ func TestSpreadFillsTheCheapestFirst(t *testing.T) {
 			map[string]int{"spot": 1, "own": 2},
 		},
 		{
-			"ready ones go when their successors are ready", 3,
-			[]Share{
-				with(own, func(s *Share) { s.Current, s.Ready = 3, 3 }), with(spot, func(s *Share) { s.Current, s.Ready = 2, 1 }),
-			},
-			map[string]int{"spot": 2, "own": 2},
-		},
-		{
-			"starting ones go at once", 2,
-			[]Share{with(own, func(s *Share) { s.Current = 3 }), with(spot, func(s *Share) { s.Current = 1 })},
-			map[string]int{"spot": 2, "own": 0},
-		},
-		{
-			"fewer are wanted than are ready", 1,
-			[]Share{
-				with(own, func(s *Share) { s.Current, s.Ready = 3, 3 }), with(spot, func(s *Share) { s.Current, s.Ready = 2, 2 }),
-			},
-			map[string]int{"spot": 1, "own": 0},
-		},
-		{
-			"one is kept for a start that failed and is tried again", 1,
-			[]Share{with(own, func(s *Share) { s.Current, s.Ready = 1, 1 }), with(spot, func(s *Share) { s.Current = 0 })},
-			map[string]int{"spot": 1, "own": 1},
-		},
-		{
-			"none is kept for what a disabled one does not start", 0,
-			[]Share{with(own, func(s *Share) { s.Current, s.Ready = 2, 2 }), with(spot, func(s *Share) { s.Mode, s.Current = Disabled, 2 })},
-			map[string]int{"spot": 2, "own": 0},
-		},
-		{
 			"manual keeps its number", 5,
 			[]Share{own, with(spot, func(s *Share) { s.Mode, s.Current = Manual, 7 })},
 			map[string]int{"spot": 7, "own": 0},
