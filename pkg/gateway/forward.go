@@ -207,7 +207,8 @@ func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 	}
 	c.answer.open(answer.ContentLength)
 	first = c.answer.firstEvent(answer.Body)
-	event := first[:cmp.Or(eventEnd(first), len(first))] // others may have come with it
+	event := withData(first)
+	event = event[:cmp.Or(eventEnd(event), len(event))] // others may have come with it
 	if data := eventData(event); len(data) > 0 {
 		if o, failed := worker.ClassifyFirstEvent(data, c.held.bytes()); failed && o.FreeOfCharge() && !o.MaybeRunning {
 			return nil, &refusal{first, o.Reason, o.RetryAfter}
@@ -240,11 +241,12 @@ func (c *call) refuse(answer *http.Response, r *refusal) result {
 
 func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.gate) }
 
-// firstEvent reads until the first event is whole, the stream ends, or the event gets too long. An error of the
-// stream comes again with the next read.
+// firstEvent reads until the first event with data is whole, the stream ends, or the event gets too long. Whole events
+// without data wait only for what has begun to come behind them: workers send comments while they compute. An error
+// of the stream comes again with the next read.
 func (w *window) firstEvent(body io.Reader) []byte {
 	first, err := w.read(body)
-	for n := 0; err == nil && eventEnd(first) == 0 && len(first) <= refusalMax && couldBeError(first); n++ {
+	for n := 0; err == nil && len(first) <= refusalMax && undecided(first); n++ {
 		if n == 0 {
 			first = bytes.Clone(first) // it is longer than a read
 		}
@@ -253,6 +255,15 @@ func (w *window) firstEvent(body io.Reader) []byte {
 		first = append(first, more...)
 	}
 	return first
+}
+
+// undecided says whether more has to come of a stream until its first event is judged.
+func undecided(begin []byte) bool {
+	event := withData(begin)
+	if len(event) == 0 && eventEnd(begin) > 0 {
+		return false
+	}
+	return eventEnd(event) == 0 && couldBeError(event)
 }
 
 // couldBeError says whether what has come of an event may still turn out as an error: nothing else is

@@ -392,6 +392,14 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 		"first event": streamer("data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
 		"first event with the end": streamer(
 			"data: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\ndata: [DONE]\n\n"),
+		"first event behind a comment": streamer(
+			": ping\n\ndata: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
+		"first event behind empty lines": streamer(
+			"\r\n\r\n\ndata: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
+		"first event behind one without data": streamer(
+			"event: open\n\ndata: {\"error\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
+		"first event in parts behind a comment": streamer(
+			": ping\n\ndata: {\"er", "ror\":{\"message\":\"The request queue is full.\",\"code\":503}}\n\n"),
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -410,6 +418,33 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 				t.Error("no call went to the busy instance")
 			}
 		})
+	}
+}
+
+// A worker sends comments while it computes: they show the client that its connection lives.
+func TestCommentBeforeTheFirstEventPassesAtOnce(t *testing.T) {
+	t.Parallel()
+	for _, comment := range []string{": ping\n\n", ": ping\n\n\n"} {
+		seen := make(chan struct{})
+		p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			streamer(comment)(w, r)
+			select {
+			case <-seen:
+				streamer("data: {}\n\n")(w, r)
+			case <-r.Context().Done():
+			}
+		})
+		answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m","stream":true}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		got := make([]byte, len(comment))
+		_, err = io.ReadFull(answer.Body, got)
+		close(seen)
+		if err != nil || string(got) != comment {
+			t.Errorf("got %q (%v), want %q", got, err, comment)
+		}
 	}
 }
 

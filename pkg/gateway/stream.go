@@ -103,6 +103,15 @@ func eventEnd(p []byte) int {
 	return dos + 4
 }
 
+// withData returns what begins with the first event that has data. Comments, empty lines and names of events may stand
+// before it.
+func withData(p []byte) []byte {
+	for n := eventEnd(p); n > 0 && len(eventData(p[:n])) == 0; n = eventEnd(p) {
+		p = bytes.TrimLeft(p[n:], "\r\n")
+	}
+	return p
+}
+
 // lastEventEnd returns the length of all whole events.
 func lastEventEnd(p []byte) int {
 	if bytes.HasSuffix(p, []byte("\n\n")) || bytes.HasSuffix(p, []byte("\r\n\r\n")) {
