@@ -117,8 +117,11 @@ func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testi
 	heir := p.startNode("node_b")
 	frozen.signal(syscall.SIGSTOP)
 	held := p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, frozen.id)
-	p.running(heir, held)
-	// While the other node runs them, this one finds the worker's answers to its own calls waiting for it.
+	eventually(t, time.Minute, "the other node was given every entry", func() bool {
+		return held == p.query(`SELECT (SELECT count(*) FROM penstock.lock WHERE node_id = $1)
+		                             + (SELECT count(*) FROM penstock.result WHERE node_id = $1)`, heir.id)
+	})
+	// While the other node runs the last of them, this one finds the worker's answers to its own calls waiting for it.
 	p.worker.signal(syscall.SIGSTOP) // the runs of the other node end after the leader has heard of this one
 	p.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	frozen.signal(syscall.SIGCONT)
