@@ -343,7 +343,7 @@ func limitByBudget(all []*verdict, byModel map[string][]share) {
 			cut += n - left[name]
 			v.parts[name] = left[name]
 		}
-		if cut == 0 {
+		if cut <= 0 {
 			continue
 		}
 		v.d.Notes = append(v.d.Notes, Note{

@@ -238,8 +238,11 @@ func affordable(budget float64, wanted map[string]int, shares []share) map[strin
 	claims := make([]Claim, 0, len(shares))
 	for _, s := range shares {
 		c := Claim{Name: s.Name, Cost: s.Cost, Current: s.Desired, Desired: s.Desired, Floor: s.Desired}
-		if n, decided := wanted[s.Name]; decided && s.Mode != string(Disabled) && s.Mode != string(Advise) {
-			c.Desired, c.Floor = n, min(n, s.policy.Min)
+		if n, decided := wanted[s.Name]; decided {
+			c.Desired, c.Floor = n, n
+			if s.Mode != string(Disabled) && s.Mode != string(Advise) {
+				c.Floor = min(n, s.policy.Min)
+			}
 		}
 		claims = append(claims, c)
 	}

@@ -84,3 +84,40 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 		})
 	}
 }
+
+// The number that an override sets for a deployment whose mode permits no change is published as it is: the budget
+// takes nothing of it, and adds nothing.
+func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
+	now := time.Now()
+	later := now.Add(time.Hour)
+	for _, mode := range []Mode{Advise, Disabled} {
+		for _, c := range []struct {
+			override         int
+			budget           float64
+			a, b, desired    int
+			notes, wantedOfA int
+		}{
+			{override: 0, budget: 1000, a: 1, b: 0, desired: 1, wantedOfA: 1},
+			{override: 5, budget: 1000, a: 1, b: 5, desired: 6, wantedOfA: 1},
+			{override: 5, budget: 7, a: 2, b: 5, desired: 7, wantedOfA: 4, notes: 1},
+		} {
+			shares := []share{
+				{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 1, Ready: 1},
+				{
+					Name: "b", Model: "m", Cost: 1, FillOrder: 1, Mode: string(mode), Backend: backendKEDA, Desired: 3, Ready: 3,
+					Override: &c.override, OverrideUntil: &later,
+				},
+			}
+			for i := range shares {
+				shares[i].policy.Mode, shares[i].policy.Max = Mode(shares[i].Mode), 5
+			}
+			n := c.override + c.wantedOfA
+			v := &verdict{in: input{Model: "m", Budget: c.budget, At: now}, shares: shares, parts: spread(n, 0, shares, now)}
+			v.d.Desired, v.d.Apply = n, true
+			limitByBudget([]*verdict{v}, map[string][]share{"m": shares})
+			if v.parts["a"] != c.a || v.parts["b"] != c.b || v.d.Desired != c.desired || len(v.d.Notes) != c.notes {
+				t.Errorf("%s, override %d, budget %v: %v, desired %d, notes %v", mode, c.override, c.budget, v.parts, v.d.Desired, v.d.Notes)
+			}
+		}
+	}
+}
