@@ -48,7 +48,7 @@ type Duty struct {
 	hints   *wakeups
 	woken   pace // of passes for models that are due
 	slice   int  // models of a slice
-	budget  bool // there was one at the last pass over all
+	budget  bool // one is known to be set
 
 	mu     sync.Mutex
 	status DutyStatus // without Models
@@ -176,15 +176,18 @@ func (s *Duty) Pass(ctx context.Context) error {
 		return fmt.Errorf("read models with a deployment: %w", err)
 	}
 	s.retain(models)
-	size := s.slice
-	if s.budget {
+	size, whole := s.slice, s.budget
+	if whole {
 		size = max(1, len(models))
 	}
 	for slice := range slices.Chunk(models, size) {
-		if !s.budget {
+		if !whole {
 			if err := s.passDue(ctx); err != nil {
 				return err
 			}
+		}
+		if s.budget != whole { // set since: a pass over all was made, which decided for the rest
+			break
 		}
 		if err := s.pass(ctx, slice); err != nil {
 			return err
@@ -210,7 +213,8 @@ func (s *Duty) passDue(ctx context.Context) error {
 	return s.pass(ctx, due)
 }
 
-// pass decides for some models, in a time that does not grow with the number of all.
+// pass decides for some models, in a time that does not grow with the number of all. Where it finds that a budget was
+// set since the last pass over all, it makes one.
 func (s *Duty) pass(ctx context.Context, models []string) error {
 	s.hints.begin(models)
 	idle, err := s.makeWanted(ctx, models)
@@ -224,6 +228,10 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	inputs, err := pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
 	if err != nil {
 		return fmt.Errorf("read inputs of scaling: %w", err)
+	}
+	if len(inputs) > 0 && inputs[0].Budget > 0 && !s.budget {
+		s.budget = true
+		return s.Pass(ctx)
 	}
 	all := make([]*verdict, 0, len(inputs))
 	for _, in := range inputs {

@@ -268,6 +268,59 @@ func TestAWakeUpUnderABudgetIsOnePassOverAll(t *testing.T) {
 	}
 }
 
+// A budget counts from the first decision that reads it, be that a wake-up or a slice of a pass that began before.
+func TestABudgetThatWasJustSetLimitsWakeUpsAndSlices(t *testing.T) {
+	for name, decide := range map[string]func(*Duty, func()) error{
+		"wake-up": func(d *Duty, set func()) error {
+			set()
+			d.WakeModel("c")
+			return d.passDue(t.Context())
+		},
+		"wake-up between slices": func(d *Duty, set func()) error {
+			d.WakeModel("c")
+			onRead(d, 1, set)
+			return d.Pass(t.Context())
+		},
+		"slice": func(d *Duty, set func()) error {
+			onRead(d, 2, set)
+			return d.Pass(t.Context())
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, d, _ := herd(t, "a", "b", "c", "d", "e")
+			do(t, db, `UPDATE penstock.deployment SET backend = 'keda'`)
+			do(t, db, `SELECT penstock.push(m, '{}'::jsonb) FROM unnest('{a,c,e}'::text[]) m`)
+			d.WakeModel("a")
+			if err := d.passDue(t.Context()); err != nil || wokenUp(t, db) != "a" {
+				t.Fatalf("decided at first: %q, %v", wokenUp(t, db), err)
+			}
+			err := decide(d, func() { do(t, db, `SELECT penstock.set_scale_setting('scale.budget', '1')`) })
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := one[int](t, db, `SELECT sum(desired)::int FROM penstock.scale_state`); n != 1 {
+				t.Errorf("%d are desired under a budget for one", n)
+			}
+			if err := d.Pass(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if got := wokenUp(t, db); got != "a" {
+				t.Errorf("decided by the next pass: %q", got)
+			}
+		})
+	}
+}
+
+// onRead calls a function before the nth reading of inputs from now on.
+func onRead(d *Duty, n int, call func()) {
+	inner, read := d.db, 0
+	d.db = spy{inner, func([]string) {
+		if read++; read == n {
+			call()
+		}
+	}}
+}
+
 // A model whose last deployment went leaves nothing behind.
 func TestAModelWithoutADeploymentIsForgotten(t *testing.T) {
 	db, d, _ := herd(t, "a", "b")
