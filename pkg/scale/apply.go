@@ -24,14 +24,21 @@ type applier struct {
 	fence duty.Fence
 	wake  chan struct{}      // holds one: there are due models
 	turns chan struct{}      // holds as many as there are calls of a tick that use the database
+	limit time.Duration      // of a call
 	seen  func(model string) // called when a backend reported for the first time
 
 	mu      sync.Mutex
 	due     map[string]bool // models whose deployments are not to wait for the next tick
-	busy    map[string]bool
-	again   map[string]bool   // of busy: something changed since their round read
+	busy    map[string]*call
 	removed map[string]string // removals that an unlisted deployment was last told
 	status  OrderStatus
+}
+
+// call is the round of one deployment.
+type call struct {
+	wanted <-chan struct{} // closed when it, or another one behind it, was asked for: it waits for no turn
+	want   func()          // closes wanted
+	again  bool            // another one was asked for: something changed since it read
 }
 
 // OrderStatus is the counters of orders to backends since the start of the term.
@@ -43,7 +50,7 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
-		busy: map[string]bool{}, again: map[string]bool{}, removed: map[string]string{}, due: map[string]bool{},
+		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
 		seen: func(string) {},
 	}
 }
@@ -152,19 +159,23 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		rows = slices.DeleteFunc(rows, func(s share) bool { return !asked[s.Model] })
 	}
 	for _, s := range rows {
-		if a.cfg.Backends[s.Backend] == nil || !a.begin(s.Name, asked[s.Model]) {
+		if a.cfg.Backends[s.Backend] == nil {
 			continue
 		}
-		if changing[s.Name] { // its call ended since
+		c := a.begin(s.Name, asked[s.Model])
+		if c == nil {
+			continue
+		}
+		if changing[s.Name] != nil { // its call ended since
 			if again := a.end(s.Name); again || asked[s.Model] {
 				a.nudge(s.Model)
 			}
 			continue
 		}
 		calls.Go(func() {
-			ctx, cancel := context.WithTimeout(ctx, roundMax)
+			limited, cancel := context.WithTimeout(ctx, a.limit)
 			defer cancel()
-			starts, err := a.reconcile(ctx, s, asked[s.Model])
+			starts, err := a.reconcile(limited, s, c.wanted)
 			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
 			}
@@ -216,26 +227,33 @@ func readable(rows []share) []share {
 	return kept
 }
 
-// begin says whether a call of the deployment may begin: none is under way. A round that was asked for is not lost
-// then: it follows the call.
-func (a *applier) begin(name string, asked bool) bool {
+// begin begins a call of the deployment, or returns nil where one is under way. A round that was asked for is not lost
+// then: it follows the call, which waits for its turn no more.
+func (a *applier) begin(name string, asked bool) *call {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.busy[name] {
-		a.again[name] = a.again[name] || asked
-		return false
+	if c := a.busy[name]; c != nil {
+		if asked {
+			c.again = true
+			c.want()
+		}
+		return nil
 	}
-	a.busy[name] = true
-	return true
+	wanted := make(chan struct{})
+	c := &call{wanted: wanted, want: sync.OnceFunc(func() { close(wanted) })}
+	if asked {
+		c.want()
+	}
+	a.busy[name] = c
+	return c
 }
 
 // end notes the end of a call, and says whether another round was asked for meanwhile.
 func (a *applier) end(name string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	again := a.again[name]
+	again := a.busy[name].again
 	delete(a.busy, name)
-	delete(a.again, name)
 	return again
 }
 
@@ -250,9 +268,9 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
  ORDER BY n.server`
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
-// and gives the order. It says whether it ordered starts from a backend that lists them. A call that was not asked for
-// waits for its turn to use the database.
-func (a *applier) reconcile(ctx context.Context, s share, asked bool) (starts bool, err error) {
+// and gives the order. It says whether it ordered starts from a backend that lists them. Until it
+// is wanted it waits for its turn to use the database.
+func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	place, err := placeOf(backend, s)
 	if err != nil {
@@ -263,7 +281,12 @@ func (a *applier) reconcile(ctx context.Context, s share, asked bool) (starts bo
 	if err != nil && !errors.Is(err, ErrUnlisted) {
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
-	todo, err := a.prepare(ctx, s, place, found, listed, asked)
+	done, err := a.turn(ctx, wanted)
+	if err != nil {
+		return false, fmt.Errorf("wait for a turn to use the database: %w", err)
+	}
+	todo, err := a.prepare(ctx, s, place, found, listed)
+	done()
 	if err != nil || todo.order == nil {
 		return false, err
 	}
@@ -288,18 +311,27 @@ func (a *applier) reconcile(ctx context.Context, s share, asked bool) (starts bo
 // connections of the leader once a second, and the one that is wanted would wait for each of them.
 const turnsMax = 3
 
+// turn waits for a turn to use the database, which the caller ends, or until the call is wanted: then it needs none.
+func (a *applier) turn(ctx context.Context, wanted <-chan struct{}) (done func(), err error) {
+	select {
+	case <-wanted:
+		return func() {}, nil
+	default:
+	}
+	select {
+	case <-wanted:
+		return func() {}, nil
+	case a.turns <- struct{}{}:
+		return func() { <-a.turns }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
 // prepare writes what follows from the report of a backend, and returns the steps, with the order that is to be given.
 func (a *applier) prepare(
-	ctx context.Context, s share, place string, found []BackendInstance, listed, asked bool,
+	ctx context.Context, s share, place string, found []BackendInstance, listed bool,
 ) (steps, error) {
-	if !asked {
-		select {
-		case a.turns <- struct{}{}:
-			defer func() { <-a.turns }()
-		case <-ctx.Done():
-			return steps{}, ctx.Err()
-		}
-	}
 	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
 		pgx.RowToStructByName[registration])
 	if err != nil {

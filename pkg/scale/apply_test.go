@@ -1,9 +1,11 @@
 package scale
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"strings"
@@ -196,7 +198,12 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	c.instances = []BackendInstance{{Name: "other", Endpoint: "http://other", State: InstanceRunning, Began: time.Now()}}
 	c.mu.Unlock()
 	changed("llama")
-	rounds := func() bool { a.mu.Lock(); defer a.mu.Unlock(); return a.again["llama-own"] }
+	rounds := func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		c := a.busy["llama-own"]
+		return c != nil && c.again
+	}
 	for deadline := time.Now().Add(time.Minute); !rounds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatal("the change was not noted")
@@ -241,6 +248,62 @@ func TestARoundThatIsAskedForConcernsNoOtherModel(t *testing.T) {
 		if a.end("llama-own") {
 			t.Error("the call of another model is to be repeated")
 		}
+	}
+}
+
+// A deployment that is wanted waits for no turn behind a round of the tick that does: that round ends, without a turn.
+func TestAWantedDeploymentDoesNotWaitBehindItsOwnTurn(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	w.round()
+	a := w.duty.applier
+	override(t, db, 1)
+	for range turnsMax { // other deployments have them
+		a.turns <- struct{}{}
+	}
+	do(t, db, `UPDATE penstock.deployment_state SET seen_at = clock_timestamp() - interval '1 minute'`)
+	var calls sync.WaitGroup
+	if err := a.round(t.Context(), &calls, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.duty.Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	limit := time.After(10 * time.Second)
+	for started := false; !started; {
+		select {
+		case <-a.wake:
+			if err := a.round(t.Context(), &calls, a.take()); err != nil {
+				t.Fatal(err)
+			}
+		case <-time.After(time.Millisecond):
+		case <-limit:
+			t.Fatal("nothing was started while the turns were taken")
+		}
+		started = len(c.names()) > 0
+	}
+	calls.Wait()
+}
+
+// A round that ends for its time alone is told of.
+func TestARoundThatRunsOutOfTimeIsLogged(t *testing.T) {
+	db := driven(t)
+	var log bytes.Buffer
+	a := newApplier(db, free{db}, Config{
+		Backends: map[string]Backend{backendLocal: &cluster{}}, Log: slog.New(slog.NewTextHandler(&log, nil)),
+	}.withDefaults())
+	a.limit = time.Millisecond
+	for range turnsMax {
+		a.turns <- struct{}{}
+	}
+	var calls sync.WaitGroup
+	if err := a.round(t.Context(), &calls, nil); err != nil {
+		t.Fatal(err)
+	}
+	calls.Wait()
+	if text := log.String(); !strings.Contains(text, "llama-own") || !strings.Contains(text, "wait for a turn") {
+		t.Errorf("the log has %q", text)
 	}
 }
 
