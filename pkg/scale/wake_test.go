@@ -126,6 +126,13 @@ func TestPassesForModelsThatAreDueAreSpaced(t *testing.T) {
 	if left := p.left(now.Add(wokenPause)); left != wholePause {
 		t.Errorf("after a pass over all: %v, want %v", left, wholePause)
 	}
+	var whole pace
+	for i, want := range []time.Duration{0, 0, wholePause} {
+		if left := whole.left(now); left != want {
+			t.Errorf("pass %d over all waits %v, want %v", i, left, want)
+		}
+		whole.spend(now, wholePause)
+	}
 	for i := range wokenBurst {
 		if left := p.left(now.Add(time.Hour)); left != 0 {
 			t.Errorf("pass %d after an hour waits %v", i, left)
