@@ -16,6 +16,7 @@ type weighing struct {
 	*bed
 	limit   int // units over all flows
 	perFlow int // of the queue with weights
+	claims  int // whose locks a node has at once
 	weights map[EntryID]int
 	mu      sync.Mutex
 	held    map[Token]int
@@ -76,6 +77,7 @@ func (w *weighing) given(l *Lock) {
 func (w *weighing) node(over context.Context, queues []*Queue, ids *atomic.Int64, random *rand.Rand) error {
 	id := NodeID(100_000 + ids.Add(1))
 	defer w.dead.Store(id, true)
+	var running []claimedFrom
 	for claim := int32(1); over.Err() == nil; claim++ {
 		q := queues[random.IntN(len(queues))]
 		c, err := q.Claim(w.ctx, ClaimRequest{
@@ -85,24 +87,37 @@ func (w *weighing) node(over context.Context, queues []*Queue, ids *atomic.Int64
 			return err
 		}
 		w.taken(q, c)
-		if len(c.Locks) == 0 {
+		if len(c.Locks) > 0 {
+			running = append(running, claimedFrom{q, c.Locks})
+		} else {
 			time.Sleep(time.Millisecond) // others have the processor
+		}
+		if len(running) == 0 || (len(c.Locks) > 0 || c.Contended) && len(running) < w.claims {
 			continue
 		}
-		if random.IntN(20) == 0 {
-			for _, l := range c.Locks {
-				w.given(l) // recovery may come at any time
+		dies := random.IntN(20) == 0
+		for _, r := range running {
+			for _, l := range r.locks {
+				w.given(l) // before recovery, which may come at any time
+				if dies {
+					continue
+				}
+				if _, err := r.q.Settle(w.ctx, id, endingsOf(l, random)); err != nil {
+					return err
+				}
 			}
+		}
+		if dies {
 			return nil
 		}
-		for _, l := range c.Locks {
-			w.given(l)
-			if _, err := q.Settle(w.ctx, id, endingsOf(l, random)); err != nil {
-				return err
-			}
-		}
+		running = nil
 	}
 	return nil
+}
+
+type claimedFrom struct {
+	q     *Queue
+	locks []*Lock
 }
 
 // endingsOf ends the entries of a lock; the first may be released, with what is behind it.
@@ -141,16 +156,19 @@ func (w *weighing) recoverDead(queues []*Queue) error {
 // TestWeightsKeepEveryLimitAndEveryEntryEnds runs claimers that die against two limits, with random weights in solo lanes and
 // in groups beside entries without, until no entry is left.
 func TestWeightsKeepEveryLimitAndEveryEntryEnds(t *testing.T) {
+	t.Run("near", func(t *testing.T) { raceWeights(t, &weighing{limit: 8, perFlow: 6, claims: 1}, 6, 60) })
+	t.Run("distant", func(t *testing.T) { raceWeights(t, &weighing{limit: 200, perFlow: 160, claims: 20}, 10, 150) }) // some claims are not counted, and locks are held for longer
+}
+
+func raceWeights(t *testing.T, w *weighing, heaviest, entries int) {
 	random := rand.New(rand.NewPCG(uint64(time.Now().UnixNano()), 1)) //nolint:gosec // any seed will do
-	w := &weighing{
-		bed: newBed(t, Config{}), limit: 8, perFlow: 6, weights: map[EntryID]int{}, held: map[Token]int{},
-		flows: map[Token]string{},
-	}
+	w.bed = newBed(t, Config{})
+	w.weights, w.held, w.flows = map[EntryID]int{}, map[Token]int{}, map[Token]string{}
 	var queues []*Queue
 	for _, name := range []string{"solo", "group", "light"} {
 		c := Config{ResultRetention: -time.Second, CrashLimit: 30000, QuantumCount: 3}
 		if name != "light" {
-			c.MaxWeight = w.perFlow
+			c.MaxWeight = heaviest
 		}
 		_, err := Create(w.ctx, w.pool, name, c)
 		w.must(err)
@@ -159,10 +177,10 @@ func TestWeightsKeepEveryLimitAndEveryEntryEnds(t *testing.T) {
 	for _, q := range w.under("all", limitOptions{MaxUnits: &w.limit}, map[string]int{"solo": 1, "group": 1, "light": 1}) {
 		queues = append(queues, q)
 		var pushes []Push
-		for i := range 60 {
+		for i := range entries {
 			p := withPayload(Push{Flow: fmt.Sprint(i % 3)})
 			if q.Name != "light" {
-				p.Weight = 1 + random.Int32N(int32(w.perFlow)) //nolint:gosec // a small number
+				p.Weight = 1 + random.Int32N(int32(heaviest)) //nolint:gosec // a small number
 			}
 			if q.Name == "group" {
 				p.LockKey = fmt.Sprint(i%3, "-", random.IntN(4))
