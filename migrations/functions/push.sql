@@ -350,6 +350,9 @@ BEGIN
     IF cardinality(start_bys) + cardinality(finish_bys) > 0 THEN
         PERFORM penstock.check_deadlines(start_bys, finish_bys, keep);
     END IF;
+    IF cardinality(weights) > 0 THEN
+        PERFORM penstock.check_weights(q, weights, keep);
+    END IF;
     IF q.refusal IS NOT NULL AND n > 0 AND NOT inside THEN
         PERFORM penstock.refuse_push(q); -- raises
     END IF;
@@ -596,11 +599,6 @@ BEGIN
             WHEN start_by < due THEN 'start_by is before due_at'
             WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'
             WHEN weight < 1 THEN format('weight %s is not at least 1', weight)
-            WHEN weight > q.max_weight THEN format('weight %s is above max_weight %s of queue "%s"', weight, q.max_weight, q.name)
-            WHEN weight > 1 THEN (
-                 SELECT format('weight %s is more than limit "%s" ever lets through: %s of %s units', weight, g.name, weight * u.units, g.max_units)
-                   FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-                  WHERE u.queue_id = q.id AND weight * u.units > g.max_units AND u.units <= g.max_units ORDER BY g.name LIMIT 1)
             END AS problem
           FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,
                       dues, start_bys, finish_bys, costs, weights)
@@ -630,6 +628,31 @@ BEGIN
     IF FOUND THEN
         RAISE EXCEPTION '% is in the past: % (entry %)', bad.field, bad.at, bad.i
             USING ERRCODE = 'PS002', HINT = 'Give a time to come, or leave it out.';
+    END IF;
+END $$;
+
+-- check_weights refuses new entries (keep is not false) that are heavier than the queue or a limit of it lets through, by
+-- the number of the entry (from 1). A push that is repeated under its idempotency key gets its answer, whatever was lowered since.
+-- Callers: push_many.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_weights(q penstock.queue, weights integer[], keep boolean[]) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    bad record;
+BEGIN
+    SELECT c.i, c.problem INTO bad
+      FROM (SELECT u.i, CASE
+                   WHEN u.weight > q.max_weight THEN format('weight %s is above max_weight %s of queue "%s"', u.weight, q.max_weight, q.name)
+                   ELSE (SELECT format('weight %s is more than limit "%s" ever lets through: %s of %s units', u.weight, g.name,
+                                       u.weight::bigint * m.units, g.max_units)
+                           FROM penstock.limit_use m JOIN penstock."limit" g ON g.id = m.limit_id
+                          WHERE m.queue_id = q.id AND u.weight::bigint * m.units > g.max_units AND m.units <= g.max_units
+                          ORDER BY g.name LIMIT 1) END AS problem
+              FROM unnest(weights, keep) WITH ORDINALITY u(weight, keep, i)
+             WHERE u.weight > 1 AND u.keep IS NOT FALSE) c
+     WHERE c.problem IS NOT NULL ORDER BY c.i LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
     END IF;
 END $$;
 
