@@ -200,13 +200,13 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
                                                     'weight', e.weight, 'kept', nullif(w.kept, 0))))
       FROM penstock.limit_use m
       JOIN penstock."limit" g ON g.id = m.limit_id
-     CROSS JOIN LATERAL (SELECT m.units * coalesce(e.weight, 1) AS units) n
-     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units * k.weight), 0) AS used
+     CROSS JOIN LATERAL (SELECT m.units::bigint * coalesce(e.weight, 1) AS units) n
+     CROSS JOIN LATERAL (SELECT coalesce(sum(o.units::bigint * k.weight), 0) AS used
                            FROM penstock.limit_use o JOIN penstock.lock k ON k.queue_id = o.queue_id
                           WHERE o.limit_id = g.id AND (NOT g.per_flow OR k.flow = e.flow)) u
      CROSS JOIN LATERAL (
            SELECT k.units AS kept
-             FROM penstock.kept_units(g.id, g.per_flow, q.id, e.priority, e.flow, penstock.waits_since(q.id, e.priority, e.flow)) k) w
+             FROM penstock.kept_units(g.id, g.per_flow, q.id, e.priority, e.flow, coalesce(e.weight, 1), penstock.waits_since(q.id, e.priority, e.flow)) k) w
      WHERE m.queue_id = q.id AND (g.name <> 'queue:' || q.name OR q.weighed AND u.used < g.max_units) AND u.used + w.kept + n.units > g.max_units
     UNION ALL
     SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,

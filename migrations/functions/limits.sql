@@ -6,7 +6,8 @@
 -- claim under it is in flight, at token t, has a bound for later: however many claimers there are, until the
 -- sequence has reached t + n no more than n locks can have been added. So with u units in use and at most w
 -- units a lock, locks with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to.
--- A lock of an entry with a weight draws as many tokens, and has the last of them: w is of a lock of weight 1.
+-- A lock of an entry with a weight draws as many tokens, and has the last of them: it is as many locks of weight 1, of which
+-- each has w units.
 -- A claim checks that the sequence is before it, and is undone if it drew a token beyond it (charge_lanes).
 --
 -- No claim is in flight while a session has the limit's advisory lock exclusively: claims that do not count
@@ -45,9 +46,10 @@ CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
 -- 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of weight w
 -- draws w tokens, so that tokens bound units as they do without weights.
 -- A lane whose first row does not fit waits in limit_wait, if an entry under the limit may have a weight: what comes free is
--- kept for it. Lanes that wait come one after another, by the time since which they wait, the same under every limit, so that
--- none waits in a circle; others get what those before them leave. A lane that no claim tries for 3 s waits no longer. One
--- whose first row is heavier than a limit keeps nothing.
+-- kept for it. Lanes that wait come one after another, by the time since which they wait, the same under every limit: the first
+-- of them waits for none of the others, which get what those before them leave. Lanes whose first row has weight 1 wait
+-- only beside one with a heavier first row. Nothing is kept for a lane that no claim tries for 3 s, that is empty, that has to
+-- wait for a rate, or whose first row is heavier than a limit; with such a row the limits are not full for the other lanes.
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
 -- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows of the
@@ -65,20 +67,27 @@ DECLARE
     ids   integer[];
     needs integer := 0;
     room  integer := 2147483647; -- the sum of weights that fits
-    head  integer := coalesce((SELECT w FROM unnest(weights) WITH ORDINALITY u(w, i) WHERE w > 0 ORDER BY i LIMIT 1), 1);
-    draws bigint := coalesce(nullif((SELECT sum(w) FROM unnest(weights) w), 0), wanted); -- tokens
+    head  bigint := 1; -- the weight of the first row
+    draws bigint := wanted; -- tokens
     used  bigint;
     most  bigint; -- the largest of any flow, where the limit is per flow
     kept  bigint; -- for lanes that wait longer
     weighed boolean; -- some entry under the limit may have a weight
-    others  boolean; -- other lanes wait under the limit
+    heavy   boolean; -- a lane waits for the limit whose first row has a weight above 1
+    others  boolean; -- or, with a limit per flow, for that of another flow
     asked   boolean := false; -- a limit was counted under which lanes may wait
     short   boolean := false; -- and the first row does not fit
+    never   boolean := false; -- nor ever will
     since   timestamptz; -- of the lane in limit_wait
+    tight      boolean := false; -- the first row does not fit a limit of all lanes
     queue_wide boolean := false; -- a limit of all lanes has no headroom
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
         PERFORM penstock.need_read_committed();
+    END IF;
+    IF weights IS NOT NULL THEN
+        SELECT coalesce(min(w) FILTER (WHERE i = first), 1), coalesce(nullif(sum(w), 0), wanted) INTO head, draws
+          FROM (SELECT w, i, min(i) FILTER (WHERE w > 0) OVER () AS first FROM unnest(weights) WITH ORDINALITY u(w, i)) u;
     END IF;
     ok := true;
     entries := 2147483647;
@@ -119,7 +128,7 @@ BEGIN
             END IF;
             IF l.per_flow THEN
                 SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0), bool_or(f.weighed) INTO used, most, weighed
-                  FROM (SELECT k.flow, sum(u.units * k.weight) AS used, bool_or(u.weighed) AS weighed
+                  FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS used, bool_or(u.weighed) AS weighed
                           FROM penstock.limit_use u
                           LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
                          WHERE u.limit_id = l.id GROUP BY k.flow) f;
@@ -131,6 +140,7 @@ BEGIN
                 most := used;
             END IF;
             kept := 0;
+            heavy := false;
             others := false;
             IF weighed THEN
                 IF in_flow IS NULL THEN -- lanes wait one by one
@@ -139,12 +149,15 @@ BEGIN
                 END IF;
                 asked := true;
                 since := penstock.waits_since(queue, in_priority, in_flow);
-                SELECT w.units, w.others INTO kept, others FROM penstock.kept_units(l.id, l.per_flow, queue, in_priority, in_flow, since) w;
+                SELECT w.units, w.heavy, w.others INTO kept, heavy, others
+                  FROM penstock.kept_units(l.id, l.per_flow, queue, in_priority, in_flow, head, since) w;
             END IF;
             room := least(room, greatest(0, (l.max_units - used - kept) / l.units));
+            queue_wide := queue_wide OR NOT l.per_flow AND l.max_units - used - kept < l.units;
             IF l.max_units - used - kept < head * l.units THEN
-                queue_wide := queue_wide OR NOT l.per_flow;
-                short := short OR weighed;
+                tight := tight OR NOT l.per_flow;
+                short := short OR head > 1 OR heavy;
+                never := never OR head * l.units > l.max_units;
             END IF;
             most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
             IF most >= 4 * draws AND NOT others THEN
@@ -168,67 +181,94 @@ BEGIN
           FROM (SELECT sum(w) OVER (ORDER BY i) AS upto FROM unnest(weights) WITH ORDINALITY u(w, i)) p;
         locks := least(entries, CASE WHEN locks < cardinality(weights) OR room < 1 THEN locks ELSE 2147483647 END);
     END IF;
+    ok := coalesce(ids = known AND needs = rate_kind, false);
+    IF ok AND asked THEN
+        IF short AND NOT never AND wait = 0 THEN
+            short := CASE WHEN weights IS NULL THEN penstock.lane_has_rows(queue, in_priority, in_flow, wanted) ELSE 0 < ANY (weights) END;
+            queue_wide := queue_wide OR tight AND short;
+        END IF;
+        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND NOT never AND wait = 0, never OR locks > 0);
+    END IF;
     IF queue_wide THEN
         uncounted_to := 0;
     END IF;
-    ok := coalesce(ids = known AND needs = rate_kind, false);
-    IF ok AND asked THEN
-        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND cardinality(weights) IS DISTINCT FROM 0, locks > 0 AND NOT short);
-    END IF;
 END $$;
 
--- waits_since returns since when a lane waits for units of the limits of its queue; null if it does not.
+-- lane_has_rows returns whether one of the first ready rows of a lane may be claimed: that of a locked key may not.
+-- Locks: none.
+-- Callers: lane_headroom.
+CREATE OR REPLACE FUNCTION penstock.lane_has_rows(queue integer, in_priority smallint, in_flow text, first integer) RETURNS boolean
+LANGUAGE sql VOLATILE AS $$
+    SELECT EXISTS (SELECT FROM (SELECT x.entry_id, x.lock_key FROM penstock.ready x
+                                 WHERE x.queue_id = $1 AND x.priority = $2 AND x.flow = $3 AND penstock.ready_now(x.not_before)
+                                 ORDER BY x.pos LIMIT $4) r
+                    WHERE r.entry_id IS NOT NULL
+                       OR (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = r.lock_key) IS NULL)
+$$;
+
+-- waits_since returns since when a lane waits for units of the limits of its queue; null if it does not. A lane that no
+-- claim tries keeps its place for a minute, though no units after three seconds (see kept_units).
 -- Locks: none.
 -- Callers: lane_headroom, limit_reasons.
 CREATE OR REPLACE FUNCTION penstock.waits_since(queue integer, priority smallint, flow text) RETURNS timestamptz
 LANGUAGE sql VOLATILE AS $$
     SELECT w.since FROM penstock.limit_wait w
-     WHERE w.queue_id = $1 AND w.priority = $2 AND w.flow = $3 AND w.until > clock_timestamp()
+     WHERE w.queue_id = $1 AND w.priority = $2 AND w.flow = $3 AND w.until > clock_timestamp() - interval '1 minute'
 $$;
 
--- kept_units returns the units of a limit that are kept for other lanes that wait before this one, which has waited
--- since then (null: it does not wait), and whether other lanes wait under the limit.
+-- kept_units returns the units of a limit that are kept for other lanes that wait before this one, whose first row has the
+-- weight head and which has waited since then (null: it does not wait). heavy is whether another lane with a first row of a
+-- weight above 1 waits for the same units, others whether one waits for units of any flow. Where there is none, and head is 1,
+-- nothing is kept: rows of weight 1 alone take what comes. A row counts for 3 s; one with a time farther ahead was
+-- written before the clock was set back.
 -- Locks: none.
 -- Callers: lane_headroom, limit_reasons.
-CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint, flow text, since timestamptz,
-    OUT units bigint, OUT others boolean)
+CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint, flow text, head bigint,
+    since timestamptz, OUT units bigint, OUT heavy boolean, OUT others boolean)
 LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(sum(u.units::bigint * w.weight)
-                    FILTER (WHERE $6 IS NULL OR (w.since, w.queue_id, w.priority, w.flow) < ($6, $3, $4, $5 COLLATE "C")), 0)::bigint, count(*) > 0
-      FROM penstock.limit_wait w
-      JOIN penstock.limit_use u ON u.queue_id = w.queue_id AND u.limit_id = $1
-     WHERE w.until > clock_timestamp() AND (NOT $2 OR w.flow = $5)
-       AND (w.queue_id, w.priority, w.flow) <> ($3, $4, $5 COLLATE "C")
+    SELECT CASE WHEN $6 > 1 OR bool_or(w.same AND w.weight > 1) THEN coalesce(sum(w.units) FILTER (WHERE w.same AND w.before), 0) ELSE 0 END::bigint,
+           coalesce(bool_or(w.same AND w.weight > 1), false), coalesce(bool_or(w.weight > 1), false)
+      FROM (SELECT x.weight, u.units::bigint * x.weight AS units, NOT $2 OR x.flow = $5 AS same,
+                   $7 IS NULL OR (least(x.since, m.now), x.queue_id, x.priority, x.flow) < (least($7, m.now), $3, $4, $5 COLLATE "C") AS before
+              FROM (SELECT clock_timestamp() AS now OFFSET 0) m
+              JOIN penstock.limit_wait x ON x.until > m.now AND x.until <= m.now + interval '3 seconds'
+              JOIN penstock.limit_use u ON u.queue_id = x.queue_id AND u.limit_id = $1
+             WHERE (x.queue_id, x.priority, x.flow) <> ($3, $4, $5 COLLATE "C")) w
 $$;
 
--- await_units keeps the row of a lane in limit_wait: a lane that is short of units waits, unless its first row, of that
--- weight, does not fit a limit of the queue at all; one that gets locks waits no longer. Claims count from then on.
+-- await_units keeps the row of a lane in limit_wait, whose first row has the weight head: a lane that is short of units
+-- waits; one that gets locks, or whose first row a limit never lets through, waits no longer (gone). Claims count from then on.
 -- Locks: the row of limit_wait; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED). lane_headroom has a limit of the queue
 -- exclusively.
 -- Callers: lane_headroom.
-CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head integer, since timestamptz,
-    short boolean, served boolean) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head bigint, since timestamptz,
+    short boolean, gone boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     now_at timestamptz := clock_timestamp();
 BEGIN
-    IF since IS NULL AND NOT short THEN
+    IF NOT short THEN
+        IF since IS NOT NULL AND gone THEN
+            DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow;
+        END IF;
         RETURN;
-    ELSIF served OR EXISTS (SELECT FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-                             WHERE u.queue_id = queue AND head * u.units > g.max_units) THEN
-        DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow;
     ELSIF since IS NOT NULL THEN
-        UPDATE penstock.limit_wait w SET weight = head, until = now_at + interval '3 seconds'
-         WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow AND (w.until < now_at + interval '2 seconds' OR w.weight <> head);
+        UPDATE penstock.limit_wait w SET weight = head, since = least(w.since, now_at), until = now_at + interval '3 seconds'
+         WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow
+           AND (w.until NOT BETWEEN now_at + interval '2 seconds' AND now_at + interval '3 seconds' OR w.weight <> head);
+        IF NOT FOUND THEN
+            RETURN;
+        END IF;
     ELSE
-        DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.until < now_at;
+        DELETE FROM penstock.limit_wait w
+         WHERE w.queue_id = queue AND w.until NOT BETWEEN now_at - interval '1 minute' AND now_at + interval '3 seconds';
         INSERT INTO penstock.limit_wait (queue_id, priority, flow, weight, since, until)
         VALUES (queue, in_priority, in_flow, head, now_at, now_at + interval '3 seconds');
-        UPDATE penstock."limit" x SET uncounted_to = 0
-         WHERE x.ctid IN (SELECT y.ctid FROM penstock."limit" y
-                           WHERE y.id IN (SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue) AND y.uncounted_to > 0
-                             FOR NO KEY UPDATE SKIP LOCKED);
     END IF;
+    UPDATE penstock."limit" x SET uncounted_to = 0
+     WHERE x.ctid IN (SELECT y.ctid FROM penstock."limit" y
+                       WHERE y.id IN (SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue) AND y.uncounted_to > 0
+                         FOR NO KEY UPDATE SKIP LOCKED);
 END $$;
 
 -- queue_rate_kind returns the rate kind of a queue's limits: 0 without rates, 1 with some, 2 with rates

@@ -156,6 +156,7 @@ BEGIN
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;
     DELETE FROM penstock.lock WHERE queue_id = q.id;
+    DELETE FROM penstock.limit_wait WHERE queue_id = q.id;
     DELETE FROM penstock.idempotency WHERE queue_id = q.id;
     DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
     DELETE FROM penstock.progress WHERE queue_id = q.id;

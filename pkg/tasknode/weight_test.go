@@ -86,3 +86,23 @@ func TestHeavyEntriesGetTheirUnitsBesideEndlessLightOnes(t *testing.T) {
 	}
 	t.Logf("%d light entries ran beside 4 heavy ones", light.Load())
 }
+
+// TestTooHeavyEntryLeavesTheOtherLanesOfItsQueue has a limit lowered below the weight of an entry that waits in a lane of its own.
+func TestTooHeavyEntryLeavesTheOtherLanesOfItsQueue(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{MaxWeight: 8, MaxConcurrent: 8})
+	push(t, q, invalidation.Push{Flow: "heavy", Weight: 8, Payload: json.RawMessage("8")})
+	if _, err := invalidation.Alter(t.Context(), pool, "work", map[string]any{"max_concurrent": 4}); err != nil {
+		t.Fatal(err)
+	}
+	push(t, q, slices.Repeat([]invalidation.Push{{Flow: "light", Payload: json.RawMessage("1")}}, 100)...)
+	var light atomic.Int64
+	start(t, pool, tasknode.Config{Threads: 4}, map[string]invalidation.HandlerFunc{
+		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) { light.Add(1); return nil, nil },
+	})
+	for deadline := time.Now().Add(10 * time.Second); light.Load() < 100; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of 100 light entries ran in 10 s", light.Load())
+		}
+	}
+}
