@@ -44,8 +44,8 @@ var brokenLine = regexp.MustCompile(`(?m)^BROKEN  ([^:]+): (.*)`)
 
 // hunt builds the programs with one bug after another and runs the harness on each until a promise
 // is found broken. It prints a table and returns how many bugs were not found. only limits it to
-// mutants whose name contains that. results is a file to which each result is added at once: mutants that are in it
-// are not hunted again; empty for none.
+// mutants whose name contains that. results is a file to which each result is added at once: mutants that were found
+// at the same commit are not hunted again; empty for none.
 func hunt(ctx context.Context, seed uint64, only, results string) (missed int, err error) {
 	root, err := filepath.Abs("..")
 	if err != nil {
@@ -59,12 +59,14 @@ func hunt(ctx context.Context, seed uint64, only, results string) (missed int, e
 	if err != nil {
 		return 0, err
 	}
+	at := strings.TrimSpace(string(commit))
+	table = foundAt(at, only, table)
 	left, err := toHunt(only, table)
 	if err != nil {
 		return 0, err
 	}
 	for _, m := range left {
-		h := hunted{Mutant: m, Of: m.Name, Seed: seed, Commit: strings.TrimSpace(string(commit)), At: time.Now().UTC()}
+		h := hunted{Mutant: m, Of: m.Name, Seed: seed, Commit: at, At: time.Now().UTC()}
 		if err := h.chase(ctx, root, seed); err != nil {
 			return 0, err
 		}
@@ -80,7 +82,16 @@ func hunt(ctx context.Context, seed uint64, only, results string) (missed int, e
 	return printHunted(os.Stdout, table)
 }
 
-// toHunt are the mutants of which there is no result, those first that a run finds without waiting for lost entries.
+// foundAt are the results of a commit that need not be had again: a mutant that was missed is hunted once more. Of a
+// tree with changes, whose commit does not say what was built, there are none.
+func foundAt(commit, only string, table []hunted) []hunted {
+	return slices.DeleteFunc(table, func(h hunted) bool {
+		return h.Commit != commit || strings.HasSuffix(commit, "-dirty") || len(h.By) == 0 || !strings.Contains(h.Of, only)
+	})
+}
+
+// toHunt are the mutants of which there is no result. Those come last whose bug loses entries: the harness waits minutes
+// for these before it reports them.
 func toHunt(only string, known []hunted) ([]mutants.Mutant, error) {
 	all, err := mutants.All()
 	if err != nil {

@@ -10,10 +10,16 @@ import (
 	"github.com/penstock/penstock/chaos/mutants"
 )
 
-// A hunt that was interrupted goes on where it ended, and its table has all results.
+// A hunt that was interrupted goes on where it ended: what was missed, or found at another commit, is not done.
 func TestAHuntGoesOnWhereItEnded(t *testing.T) {
 	results := filepath.Join(t.TempDir(), "results")
-	for _, h := range []hunted{{Of: "hint-only", By: []string{"a"}, Runs: 1}, {Of: "newest-first", Runs: 9}} {
+	for _, h := range []hunted{
+		{Of: "hint-only", By: []string{"a"}, Runs: 1, Commit: "now"},
+		{Of: "hint-only", Runs: 7, Commit: "now"},
+		{Of: "limit-before-lock", By: []string{"a"}, Runs: 1, Commit: "before"},
+		{Of: "newest-first", Runs: 9, Commit: "now"},
+		{Of: "webhook-outside", By: []string{"a"}, Runs: 1, Commit: "now"},
+	} {
 		if err := addResult(results, h); err != nil {
 			t.Fatal(err)
 		}
@@ -22,7 +28,27 @@ func TestAHuntGoesOnWhereItEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	left, err := toHunt("", table)
+	names := func(table []hunted) (names []string) {
+		for _, h := range table {
+			names = append(names, h.Of)
+		}
+		return names
+	}
+	for _, c := range []struct {
+		commit, only string
+		want         []string
+	}{
+		{"now", "", []string{"hint-only", "webhook-outside"}},
+		{"now", "hint", []string{"hint-only"}},
+		{"before", "", []string{"limit-before-lock"}},
+		{"now-dirty", "", nil},
+	} {
+		if got := names(foundAt(c.commit, c.only, slices.Clone(table))); !slices.Equal(got, c.want) {
+			t.Errorf("at %s, only %q: %q are done, want %q", c.commit, c.only, got, c.want)
+		}
+	}
+	done := foundAt("now", "", slices.Clone(table))
+	left, err := toHunt("", done)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,11 +63,11 @@ func TestAHuntGoesOnWhereItEnded(t *testing.T) {
 		t.Errorf("%s is last, which waits for no lost entry", left[n-1].Name)
 	}
 	var out bytes.Buffer
-	missed, err := printHunted(&out, table)
+	missed, err := printHunted(&out, append(done, hunted{Of: "newest-first", Commit: "now"}))
 	if err != nil || missed != 1 {
 		t.Errorf("%d missed (%v), want 1", missed, err)
 	}
-	for _, want := range []string{"hint-only", "nodes look for work only when", "1 of 2 mutants were caught"} {
+	for _, want := range []string{"hint-only", "nodes look for work only when", "2 of 3 mutants were caught"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, &out)
 		}
