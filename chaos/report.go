@@ -57,6 +57,9 @@ func (s *site) report(
 	s.reportRecovery(w, h)
 	s.reportRestarts(w, h)
 	s.reportFootprint(w)
+	if calm, all := judge.CalmTime(h); all > 0 {
+		fmt.Fprintf(w, "without disturbances: %v of %v, for the promises about times of lanes\n\n", round(calm), round(all))
+	}
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
 		fmt.Fprintf(w, "%s\t%d\t%d\n", f.Name, f.Checked, f.Broken)
@@ -86,8 +89,11 @@ const longRun = 5 * time.Minute
 
 // timed are promises about times of the server, of which there are none where its clock jumps.
 var timed = []string{
-	"nothing runs before it is due", "a due entry comes in line", "no entry in line is overtaken for long",
+	"nothing runs before it is due", "a due entry comes in line", overtaken,
 }
+
+// overtaken has a case only where an entry waits in line for longer than 15 s, which not every long run brings about.
+const overtaken = "no entry in line is overtaken for long"
 
 // missing names the promises that had no case, and the faults at transactions that never took effect: a run
 // without them shows nothing about either.
@@ -96,7 +102,7 @@ func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Dur
 		return nil
 	}
 	for _, f := range findings {
-		if f.Checked == 0 && (!s.cfg.clock || !slices.Contains(timed, f.Name)) {
+		if f.Checked == 0 && (!s.cfg.clock || !slices.Contains(timed, f.Name)) && (s.cfg.release || f.Name != overtaken) {
 			list = append(list, "no case of the promise: "+f.Name)
 		}
 	}

@@ -84,6 +84,7 @@ func good() *History {
 		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0},
 		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0},
 		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0},
+		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0},
 	}
 	h.Lanes = []string{"solo", "work"}
 	h.Places = []Place{
@@ -94,6 +95,7 @@ func good() *History {
 		{Seq: 31, Queue: "solo", Entry: 13, At: at(60), Due: at(62)},
 		{Seq: 32, Queue: "solo", Entry: 13, Position: 18, At: at(63)},
 		{Seq: 65, Queue: "solo", Entry: 13, Position: 18, At: at(4980)}, // recovered
+		{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
 	}
 	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
@@ -101,14 +103,10 @@ func good() *History {
 	return h
 }
 
-// overtake lets an entry that is in line first be granted 16 s after it was there, and one behind it half a second before.
+// overtake lets an entry be granted half a second before the one that is in line before it and waits for 16 s.
 func overtake(h *History) {
-	h.Places = append(h.Places,
-		Place{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
-		Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
-	h.Grants = append(h.Grants,
-		Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0},
-		Grant{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0})
+	h.Places = append(h.Places, Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
+	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0})
 }
 
 func broken(h *History) map[string]int {
@@ -242,6 +240,38 @@ func TestOvertakingIsJudgedByTimeWithoutDisturbance(t *testing.T) {
 	h.Deaths = h.Deaths[:len(h.Deaths)-1]
 	if found := broken(h); found[promise] == 0 {
 		t.Error("a disturbance that came after the grant excuses it")
+	}
+}
+
+// An entry that was in line for a moment, or among disturbances, is no case of a promise about longer times.
+func TestCasesOfTimesAreThoseThatCouldBeBroken(t *testing.T) {
+	const due, overtaken = "a due entry comes in line", "no entry in line is overtaken for long"
+	checked := func(change func(h *History)) map[string]int {
+		h, counts := good(), map[string]int{}
+		change(h)
+		for _, f := range Judge(h) {
+			counts[f.Name] = f.Checked
+		}
+		return counts
+	}
+	whole := checked(func(*History) {})
+	if whole[due] != 2 || whole[overtaken] != 1 {
+		t.Errorf("%d and %d cases, want 2 and 1", whole[due], whole[overtaken])
+	}
+	soon := checked(func(h *History) { h.Grants[len(h.Grants)-1].At = at(10_100) })
+	if soon[overtaken] != 0 {
+		t.Error("an entry that was granted at once is a case")
+	}
+	disturbed := checked(func(h *History) {
+		h.Disturbances = []Disturbance{{"a", at(50), at(100)}, {"b", at(12_000), at(14_000)}}
+	})
+	if disturbed[due] != 0 || disturbed[overtaken] != 0 {
+		t.Errorf("%d and %d cases among disturbances, want none", disturbed[due], disturbed[overtaken])
+	}
+	h := good()
+	h.Disturbances = []Disturbance{{"a", at(0), at(2020)}, {"b", at(30_000), at(40_000)}}
+	if calm, all := CalmTime(h); all != 25_980*time.Millisecond || calm != 23_980*time.Millisecond {
+		t.Errorf("%v of %v without a disturbance, want 23.98 s of 25.98 s", calm, all)
 	}
 }
 

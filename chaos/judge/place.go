@@ -101,7 +101,9 @@ func (x *index) placedByDueTime(was, is *Place, lane []accepted, r *report) {
 	}
 }
 
-// dueComeInLine looks at each entry that waits for its time, after an error or since its client wants so.
+// dueComeInLine looks at each entry that waits for its time, after an error or since its client wants so. It counts
+// those that had as much time without a disturbance, from when they were due, as they may take: one that came late
+// among disturbances is excused, and one that came at once among them shows nothing of a leader that is late.
 func dueComeInLine(x *index, r *report) {
 	calm := x.newCalm()
 	for entry, places := range x.places() {
@@ -110,8 +112,12 @@ func dueComeInLine(x *index, r *report) {
 			if was.Position > 0 || is.Position == 0 || was.Due.IsZero() || is.At.IsZero() {
 				continue
 			}
-			r.checked++
-			if late := calm.between(laterOf(was.Due, was.At), is.At); late > x.Lease+dueMax+x.Tolerance {
+			limit, due := x.Lease+dueMax+x.Tolerance, laterOf(was.Due, was.At)
+			late := calm.between(due, is.At)
+			if late > limit || calm.between(due, due.Add(limit)) == limit {
+				r.checked++
+			}
+			if late > limit {
 				r.bad("entry %d of %s was due at %s and came in line %v later, %v of that without a disturbance", entry,
 					is.Queue, was.Due.Format(time.TimeOnly), is.At.Sub(was.Due), late)
 			}
@@ -149,6 +155,7 @@ func (x *index) grantsInLine(byEntry map[int64][]*Place) map[string][]placedGran
 }
 
 // nothingOvertakenForLong looks at how long each entry was in line, and which entries behind it were granted meanwhile.
+// It counts the entries that were in line for longer, without a disturbance, than they may be overtaken.
 func nothingOvertakenForLong(x *index, r *report) {
 	byEntry, calm := x.places(), x.newCalm()
 	lanes := x.grantsInLine(byEntry)
@@ -157,14 +164,14 @@ func nothingOvertakenForLong(x *index, r *report) {
 			if p.Position == 0 || p.At.IsZero() {
 				continue
 			}
-			r.checked++
 			grants := lanes[p.Queue]
 			from, _ := slices.BinarySearchFunc(grants, p.Seq,
 				func(g placedGrant, seq int64) int { return cmp.Compare(g.Seq, seq) })
 			own := slices.IndexFunc(grants[from:], func(g placedGrant) bool { return g.entry == entry })
-			if own < 0 || grants[from+own].At.Sub(p.At) <= overtakenMax {
-				continue // it was cancelled, or is missing, which another promise is about
+			if own < 0 || calm.between(p.At, grants[from+own].At) <= overtakenMax+x.Tolerance {
+				continue // it was cancelled, or is missing, which another promise is about, or was granted in time
 			}
+			r.checked++
 			for _, g := range grants[from : from+own] {
 				if g.position > p.Position && calm.between(p.At, g.At) > overtakenMax+x.Tolerance {
 					r.bad("entry %d of %s, in line at position %d since %s, was not granted until %v later, and "+
@@ -180,6 +187,20 @@ func nothingOvertakenForLong(x *index, r *report) {
 // calm is the time outside of disturbances.
 type calm struct {
 	from, to []time.Time // of the disturbances, in order and apart
+}
+
+// CalmTime is how long it was from the first grant of a run to the last one, and how much of that was without a
+// disturbance: where that is little, the promises about times of lanes have few cases.
+func CalmTime(h *History) (calm, all time.Duration) {
+	var first, last time.Time
+	for i := range h.Grants {
+		at := h.Grants[i].At
+		if first.IsZero() || at.Before(first) && !at.IsZero() {
+			first = at
+		}
+		last = laterOf(last, at)
+	}
+	return newIndex(h).newCalm().between(first, last), last.Sub(first)
 }
 
 // newCalm takes for disturbed the time of faults at the database and at the leader, that in which a node is stopped, and
