@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"runtime/metrics"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -74,4 +76,21 @@ func TestGarbageOfAQuietProcessIsCollected(t *testing.T) {
 		}
 		t.Error("no collection beside those of the runtime")
 	})
+}
+
+// It runs beside no other test: what is read is that of the process.
+func TestMemoryOfASmallHeapGoesBackToTheSystem(t *testing.T) {
+	const size = 64 << 20
+	released := func() uint64 {
+		s := []metrics.Sample{{Name: "/memory/classes/heap/released:bytes"}}
+		metrics.Read(s)
+		return s[0].Value.Uint64()
+	}
+	garbage = bytes.Repeat([]byte{1}, size)
+	before := released()
+	garbage = nil
+	collect(releaseMost)
+	if after := released(); after < before+size/2 {
+		t.Errorf("%d MiB are released, want %d MiB more than the %d before", after>>20, size>>21, before>>20)
+	}
 }

@@ -90,9 +90,9 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	return l
 }
 
-// need notes that a pool wants slots. It is called under the pool's lock. Holders of idle slots hand over as many as
-// are missed when they hear of it: a lease for the first request of a burst would bring one slot, and the rest would
-// wait for a second hand-over behind it.
+// need notes that a pool wants slots, and leases some a moment later. It is called under the pool's lock. The lease asks
+// other gateways for as many slots as the pool wants by then. One for the first request of a burst would bring one slot,
+// and the others would wait for a second hand-over.
 func (l *Leases) need(model string) {
 	l.mu.Lock()
 	known := l.hungry[model]
