@@ -86,12 +86,13 @@ func hunt(ctx context.Context, seed uint64, only, results string) (missed int, e
 // tree with changes, whose commit does not say what was built, there are none.
 func foundAt(commit, only string, table []hunted) []hunted {
 	return slices.DeleteFunc(table, func(h hunted) bool {
-		return h.Commit != commit || strings.HasSuffix(commit, "-dirty") || len(h.By) == 0 || !strings.Contains(h.Of, only)
+		return h.Commit != commit || strings.HasSuffix(commit, "-dirty") || len(h.By) == 0 ||
+			!strings.Contains(h.Of, only)
 	})
 }
 
-// toHunt are the mutants of which there is no result. Those come last whose bug loses entries: the harness waits minutes
-// for these before it reports them.
+// toHunt are the mutants of which there is no result. Those come last whose bug loses entries: the harness waits
+// minutes for these before it reports them.
 func toHunt(only string, known []hunted) ([]mutants.Mutant, error) {
 	all, err := mutants.All()
 	if err != nil {

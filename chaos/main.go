@@ -32,7 +32,8 @@ func main() {
 		"build the programs with one known bug after another and see whether it is found",
 	)
 	only := flag.String("only", "", "with -mutants: those whose name contains this")
-	results := flag.String("results", "", "with -mutants: a file for results; what was found at this commit is not done again")
+	results := flag.String("results", "",
+		"with -mutants: a file for results; what was found at this commit is not done again")
 	flag.Parse()
 	cfg.rare = cfg.rare || cfg.release
 	if cfg.seed == 0 {

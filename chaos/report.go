@@ -58,7 +58,8 @@ func (s *site) report(
 	s.reportRestarts(w, h)
 	s.reportFootprint(w)
 	if calm, all := judge.CalmTime(h); all > 0 {
-		fmt.Fprintf(w, "without disturbances: %v of %v, for the promises about times of lanes\n\n", round(calm), round(all))
+		fmt.Fprintf(w, "without disturbances: %v of %v, for the promises about times of lanes\n\n",
+			round(calm), round(all))
 	}
 	fmt.Fprintln(w, "promise\tchecked\tbroken")
 	for _, f := range findings {
@@ -102,7 +103,8 @@ func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Dur
 		return nil
 	}
 	for _, f := range findings {
-		if f.Checked == 0 && (!s.cfg.clock || !slices.Contains(timed, f.Name)) && (s.cfg.release || f.Name != overtaken) {
+		if f.Checked == 0 && (!s.cfg.clock || !slices.Contains(timed, f.Name)) &&
+			(s.cfg.release || f.Name != overtaken) {
 			list = append(list, "no case of the promise: "+f.Name)
 		}
 	}

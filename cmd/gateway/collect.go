@@ -32,8 +32,8 @@ type heapReading struct {
 // Bounds of collections.
 const (
 	collectEvery = 250 * time.Millisecond // at most
-	// collectQuiet is for how long the runtime has collected nothing by itself before the collector begins. From then on
-	// its collections keep the heap small, and the runtime may have no cause for one: the collector goes on, also
+	// collectQuiet is for how long the runtime has collected nothing by itself before the collector begins. From then
+	// on its collections keep the heap small, and the runtime may have no cause for one: the collector goes on, also
 	// under load, until so much is allocated between two of its collections that the runtime comes first.
 	collectQuiet = 5 * time.Second
 	// A collection is of use where so much was allocated since the last one, or so many goroutines have ended.
@@ -41,8 +41,8 @@ const (
 	allocatedPart  = 8       // and of the bytes in use, a part of this
 	endedLeast     = 100
 	endedPart      = 4 // and of the goroutines, a part of this
-	// markRate bounds the CPU time of marking: 1 MiB in use takes some 0.7 ms. Stacks, sweeping and the page faults of
-	// memory that is taken again come on top of that.
+	// markRate bounds the CPU time of marking: 1 MiB in use takes some 0.7 ms. Stacks, sweeping and the page faults
+	// of memory that is taken again come on top of that.
 	markRate = 16 << 20 // bytes in use, a second
 	// releaseMost bounds the heaps whose free memory is given back at once, during which one thread does nothing else:
 	// a few ms. To larger ones the runtime itself does so, a little at a time.

@@ -90,8 +90,8 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	return l
 }
 
-// need notes that a pool wants slots, and leases some a moment later. It is called under the pool's lock. The lease asks
-// other gateways for as many slots as the pool wants by then. One for the first request of a burst would bring one slot,
+// need notes that a pool wants slots, and leases some a moment later. It is called under the pool's lock. The lease
+// asks other gateways for as many slots as the pool wants by then. One for the first request of a burst would bring one slot,
 // and the others would wait for a second hand-over.
 func (l *Leases) need(model string) {
 	l.mu.Lock()
