@@ -5,15 +5,31 @@
 -- exists by then has handed out the entries up to last_entry_id and no others, and is never changed. The oldest entry
 -- of the run stays with its id, its position and the merged payload, so that no ready row is changed: the key is
 -- claimable before and after. Producers take no part in it: entries that are pushed meanwhile are merged next time.
--- Nor do entries whose cancel is requested: cancel_one records a request only while it shares the key's advisory lock.
+-- Nor do entries whose cancel is requested: see cancel_one.
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
+
+-- cancel_in_progress returns whether a transaction that has not ended cancels an entry of a key that was being compacted.
+-- Locks: the advisory lock of the key's cancels (try), which is given back before it returns.
+-- Callers: compactable.
+-- SQLSTATE: none: PS900 only undoes the lock.
+CREATE OR REPLACE FUNCTION penstock.cancel_in_progress(queue integer, key text) RETURNS boolean
+LANGUAGE plpgsql AS $$
+BEGIN
+    IF pg_try_advisory_xact_lock(hashtextextended('penstock cancels ' || queue || ' ' || key, 0)) THEN
+        RAISE SQLSTATE 'PS900';
+    END IF;
+    RETURN true;
+EXCEPTION WHEN SQLSTATE 'PS900' THEN
+    RETURN false;
+END $$;
 
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry with a callback (which is owed for each entry alone), or
 -- with a payload that the queue's rule cannot merge. It returns nothing if a claim or cancel of the
 -- key is in progress or another session has locked one of the entries.
--- Locks: the advisory lock of the key (try), then the entries in order of id (FOR UPDATE NOWAIT).
+-- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
+-- NOWAIT), and for a moment the advisory lock of the key's cancels (try).
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
@@ -25,7 +41,8 @@ DECLARE
     bytes bigint := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
-    IF NOT penstock.exclude_claims(q.id, key) THEN
+    IF NOT (penstock.exclude_claims(q.id, key)
+            AND pg_try_advisory_xact_lock(hashtextextended('penstock compaction ' || q.id || ' ' || key, 0))) THEN
         RETURN;
     END IF;
     FOR e IN SELECT * FROM penstock.entry x
@@ -51,8 +68,13 @@ BEGIN
     END LOOP;
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
     PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
-    IF cardinality(run) > 1 AND cardinality(run) = (SELECT count(*) FROM penstock.entry x
-        WHERE x.queue_id = q.id AND x.id = ANY (run) AND penstock.claimable(x.status, x.priority)) THEN
+    -- A cancel that has not committed is not seen yet, one that has is seen by the next statement.
+    IF cardinality(run) < 2 OR penstock.cancel_in_progress(q.id, key) THEN
+        RETURN;
+    END IF;
+    IF cardinality(run) = (SELECT count(*) FROM penstock.entry x
+        WHERE x.queue_id = q.id AND x.id = ANY (run) AND penstock.claimable(x.status, x.priority)
+          AND NOT EXISTS (SELECT FROM penstock.cancel_request c WHERE c.queue_id = q.id AND c.entry_id = x.id)) THEN
         RETURN QUERY SELECT * FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id;
     END IF;
 EXCEPTION WHEN lock_not_available THEN

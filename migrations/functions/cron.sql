@@ -76,6 +76,39 @@ BEGIN
     RETURN cardinality(picks);
 END $$;
 
+-- cancel_cron_runs requests the cancel of up to `most` runs whose next nominal time has come, and returns
+-- how many jobs it took on. A run that another session keeps from being cancelled is left for a second later, and does
+-- not keep the others from theirs: after the first that made it wait, it goes on with the next call.
+-- Locks: the rows of cron_job (FOR UPDATE SKIP LOCKED), then for each those of cancel_one, for which it waits at most
+-- 100 ms.
+-- Callers: pkg/cron.
+CREATE OR REPLACE FUNCTION penstock.cancel_cron_runs(at timestamptz, most integer) RETURNS integer
+LANGUAGE plpgsql SET lock_timeout = '100ms' AS $$
+DECLARE
+    j      record;
+    busy   boolean;
+    waited boolean := false;
+    taken  integer := 0;
+BEGIN
+    FOR j IN SELECT x.id, x.queue_id, x.entry_id FROM penstock.cron_job x
+              WHERE x.following_at <= at
+                AND (x.paused_at IS NULL OR NOT penstock.paused_until(x.paused_until, at) OR x.run_now_at IS NOT NULL)
+              ORDER BY x.following_at LIMIT most
+                FOR UPDATE SKIP LOCKED
+    LOOP
+        BEGIN
+            busy := coalesce(penstock.cancel_one(j.queue_id, j.entry_id, 'the next run of its cron job is due', 'cron') = 'busy', false);
+        EXCEPTION WHEN lock_not_available THEN
+            busy := true;
+            waited := true;
+        END;
+        UPDATE penstock.cron_job SET following_at = CASE WHEN busy THEN at + interval '1 second' END WHERE id = j.id;
+        taken := taken + 1;
+        EXIT WHEN waited;
+    END LOOP;
+    RETURN taken;
+END $$;
+
 -- fire_cron_jobs turns the waiting entries of jobs pending and returns the number of firings. A
 -- nominal time that was fired before is recorded as handled and fires nothing; an entry that was
 -- cancelled takes its nominal time with it. Only jobs whose waiting entry no other session has

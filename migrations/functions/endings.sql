@@ -58,14 +58,14 @@ LANGUAGE sql AS $$
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $$;
 
--- await_key waits until no other session claims a lock key, compacts it or switches one of its entries, and
--- keeps it so until this transaction ends. Pushes that rely on an entry of the key (share_key) are no hindrance.
--- Locks: the advisory lock of the key (shared); it waits, at most 3 s.
--- Callers: cancel_one.
--- SQLSTATE: 55P03 the key was not given back in time.
-CREATE OR REPLACE FUNCTION penstock.await_key(queue integer, key text) RETURNS void
+-- await_compaction waits until no other session compacts a lock key, and keeps the key from being compacted
+-- until this transaction ends. A compaction never waits for a lock, so that nobody waits in a circle.
+-- Locks: the advisory lock of compactions of the key (shared); it waits, at most 3 s.
+-- Callers: cancel_entry.
+-- SQLSTATE: 55P03 the compaction did not end in time.
+CREATE OR REPLACE FUNCTION penstock.await_compaction(queue integer, key text) RETURNS void
 LANGUAGE sql SET lock_timeout = '3s' AS $$
-    SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock compaction ' || $1 || ' ' || $2, 0))
 $$;
 
 -- take_entry locks an entry that does not run, so that none can start it until the transaction
@@ -297,20 +297,19 @@ $$;
 -- Cancel and expire --------------------------------------------------------------------------------------------------
 
 -- cancel_one ends an entry that does not run ('cancelled'), records a request for one that runs or
--- is locked by another session ('requested'), and returns null for one that is gone. A request for an
--- entry of a lock key is recorded while the key is shared: a compaction, which needs the key alone,
--- either has ended, and what it left is what is cancelled, or begins after this commit and leaves the
--- entry out.
--- Locks: those of take_entry, then for an entry of a lock key that it did not get those of await_key,
--- then those of end_entry or the row of cancel_request, where it waits for another session that
--- cancels the same entry.
+-- is locked by another session ('requested'), returns 'busy' for one whose lock key is being compacted, and
+-- null for one that is gone. A compaction leaves out what has a request. It sees the request because this transaction
+-- either keeps compactions of the key away, or has its part in the lock of cancels, with which the next one gives way.
+-- The compaction in progress has no part in an entry that runs by then: it has kept claims away.
+-- Locks: those of take_entry, then for an entry of a lock key that it did not get the advisory lock of
+-- compactions of the key (shared, try), else that of its cancels (shared: a compaction has it only for a moment), then those
+-- of end_entry or the row of cancel_request, where it waits for another session that cancels the same entry.
 -- A node that holds the entry's lock is notified of the request when this transaction commits (which
 -- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
 -- next heartbeat.
--- Callers: cancel_batch, cancel_entry, cancel_batch_lines, apply_operation; pkg/cron.
+-- Callers: cancel_batch, cancel_entry, cancel_batch_lines, cancel_cron_runs, apply_operation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
--- key used with another body, PS005 the queue is full, PS011 entries push one another without end,
--- 55P03 another session keeps the lock key, and the entry does not run.
+-- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -319,16 +318,15 @@ DECLARE
 BEGIN
     IF e.id IS NULL THEN
         SELECT x.lock_key INTO key FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
-        IF key IS NOT NULL THEN
-            BEGIN
-                PERFORM penstock.await_key(queue, key);
-            EXCEPTION WHEN lock_not_available THEN
-                -- The session that keeps the key has done nothing to an entry that runs.
-                IF NOT EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted AND penstock.runs(x)) THEN
-                    RAISE;
-                END IF;
-            END;
-            e := penstock.take_entry(queue, wanted);
+        IF key IS NULL THEN
+            NULL; -- no compaction can have it
+        ELSIF pg_try_advisory_xact_lock_shared(hashtextextended('penstock compaction ' || queue || ' ' || key, 0)) THEN
+            e := penstock.take_entry(queue, wanted); -- a compaction may have ended between the two
+        ELSE
+            PERFORM pg_advisory_xact_lock_shared(hashtextextended('penstock cancels ' || queue || ' ' || key, 0));
+            IF EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted AND NOT penstock.runs(x)) THEN
+                RETURN 'busy';
+            END IF;
         END IF;
     END IF;
     IF e.id IS NOT NULL THEN
@@ -351,17 +349,23 @@ END $$;
 -- cancel_entry returns 'cancelled' if the entry has ended, and 'requested' if a node runs it or is
 -- about to: that node reads the request with its next heartbeat, and if the entry is requeued instead,
 -- settle_cancel_requests ends it.
--- Locks: those of cancel_one.
+-- Locks: those of cancel_one, and before a second try of it that of await_compaction.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has ended, or the transaction is not read
--- committed, 55P03 another session keeps the lock key.
+-- committed, 55P03 a compaction of the lock key does not end.
 CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
+    queue  integer;
     answer text;
 BEGIN
     PERFORM penstock.need_read_committed();
-    answer := penstock.cancel_one(penstock.living_entry(cancel_entry.id), cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
+    queue := penstock.living_entry(cancel_entry.id);
+    answer := penstock.cancel_one(queue, cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
+    IF answer = 'busy' THEN
+        PERFORM penstock.await_compaction(queue, x.lock_key) FROM penstock.entry x WHERE x.queue_id = queue AND x.id = cancel_entry.id;
+        answer := penstock.cancel_one(queue, cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
+    END IF;
     IF answer IS NULL THEN
         PERFORM penstock.living_entry(cancel_entry.id); -- raises an error: it ended meanwhile
     END IF;

@@ -308,7 +308,7 @@ END $$;
 
 -- cancel_batch_lines cancels up to `most` entries of a batch of requests, in the order of its lines, and
 -- returns how many lines it took on. Each is cancelled once: one that runs ends when its node has read the
--- request.
+-- request. A line whose entry is being compacted is left for a later call.
 -- Locks: the rows of gateway_batch_line in the order of lines, then those of cancel_one for each.
 -- Callers: pkg/gateway/openaibatch.
 -- SQLSTATE: those of cancel_one.
@@ -323,7 +323,7 @@ BEGIN
               WHERE x.batch_id = batch AND x.entry_id IS NOT NULL AND NOT x.cancelled
               ORDER BY x.line LIMIT most FOR UPDATE OF x
     LOOP
-        PERFORM penstock.cancel_one(l.queue_id, l.entry_id, 'its batch was cancelled', 'gateway');
+        CONTINUE WHEN penstock.cancel_one(l.queue_id, l.entry_id, 'its batch was cancelled', 'gateway') = 'busy';
         UPDATE penstock.gateway_batch_line x SET cancelled = true WHERE x.batch_id = batch AND x.line = l.line;
         taken := taken + 1;
     END LOOP;

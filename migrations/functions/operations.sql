@@ -150,7 +150,8 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.apply_operation(o penstock.operation, wanted bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    e penstock.entry;
+    e      penstock.entry;
+    answer text;
 BEGIN
     CASE o.verb
         WHEN 'retry_failures' THEN
@@ -163,7 +164,8 @@ BEGIN
             DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;
             RETURN FOUND;
         WHEN 'cancel' THEN
-            RETURN penstock.cancel_one(o.queue_id, wanted, o.reason, o.actor) IS NOT NULL;
+            answer := penstock.cancel_one(o.queue_id, wanted, o.reason, o.actor);
+            RETURN CASE WHEN answer = 'busy' THEN NULL ELSE answer IS NOT NULL END;
         WHEN 'delete' THEN -- cancels an entry that does not run; a running one stays
             e := penstock.take_entry(o.queue_id, wanted);
             IF e.id IS NOT NULL THEN
@@ -208,7 +210,7 @@ $$;
 -- penstock.disabled to decide whether an entry is disabled must have a transaction id by then (push_many,
 -- return_failure_at, step_operation). Transactions that only read have none.
 -- Locks: the row of the operation (FOR UPDATE SKIP LOCKED), then those of apply_operation for the
--- busy entries and for each match in order of id, of which only cancel_one may wait.
+-- busy entries and for each match in order of id. Only cancel_one may wait: for another cancel of the same entry.
 -- Callers: switch_entries; pkg/operator, pkg/recovery.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)

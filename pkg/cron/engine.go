@@ -206,8 +206,9 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 	return o, nil
 }
 
-// each repeats a batch until one is not full.
-func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) (int, error)) error {
+// each repeats a batch until fewer jobs are changed than fit in one. Jobs that another session keeps from being changed
+// do not count: they wait for the next pass.
+func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) (changed int, err error)) error {
 	for {
 		var n int
 		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
@@ -235,26 +236,14 @@ func (e *Engine) endRuns(ctx context.Context) error {
 	})
 }
 
-// cancelSQL requests the cancel of runs whose next nominal time has come.
-const cancelSQL = `
-WITH late AS MATERIALIZED (
-    SELECT id, queue_id, entry_id
-      FROM penstock.cron_job
-     WHERE following_at <= $1 AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)
-     ORDER BY following_at LIMIT $2
-       FOR UPDATE SKIP LOCKED
-), asked AS MATERIALIZED (
-    SELECT id, penstock.cancel_one(queue_id, entry_id, 'the next run of its cron job is due', 'cron') FROM late
-)
-UPDATE penstock.cron_job SET following_at = NULL WHERE id IN (SELECT id FROM asked)`
-
+// cancelOverlapped requests the cancel of runs whose next nominal time has come.
 func (e *Engine) cancelOverlapped(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
-		tag, err := tx.Exec(ctx, cancelSQL, now, e.cfg.BatchJobsMax)
+	return e.each(ctx, func(tx pgx.Tx, now time.Time) (n int, err error) {
+		err = tx.QueryRow(ctx, `SELECT penstock.cancel_cron_runs($1, $2)`, now, e.cfg.BatchJobsMax).Scan(&n)
 		if err != nil {
 			return 0, fmt.Errorf("cancel overlapped runs: %w", err)
 		}
-		return int(tag.RowsAffected()), nil
+		return n, nil
 	})
 }
 

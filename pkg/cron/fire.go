@@ -122,7 +122,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 		if err := move.move(ctx, tx); err != nil {
 			return 0, err
 		}
-		return len(jobs), e.report(ctx, tx, broken)
+		return fired + len(move.ids), e.report(ctx, tx, broken)
 	})
 }
 
