@@ -40,14 +40,16 @@ $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
 -- rows that a claim could take. What is paused, disabled, throttled or delayed creates no
--- demand, nor does what the concurrency of its queue has no room for.
+-- demand, nor does what the concurrency of its queue has no room for. Locks are found by a range of one
+-- queue: for an equality the planner expects the mean over all queues, and reads every lock record for
+-- each model where few queues have many.
 -- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held))), 0)::bigint
       FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT CASE WHEN q.weighed THEN (SELECT coalesce(sum(k.weight), 0) FROM penstock.lock k WHERE k.queue_id = q.id)
-                                  ELSE (SELECT count(*) FROM penstock.lock k WHERE k.queue_id = q.id) END AS held) l
+     CROSS JOIN LATERAL (SELECT CASE WHEN q.weighed THEN (SELECT coalesce(sum(k.weight), 0) FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id)
+                                  ELSE (SELECT count(*) FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id) END AS held) l
      CROSS JOIN LATERAL (
            SELECT count(*) AS waiting
              FROM (SELECT FROM penstock.ready y
@@ -206,7 +208,7 @@ LANGUAGE sql STABLE AS $$
            coalesce(sum(pg_stat_get_tuples_inserted(c.entries)), 0)::bigint,
            coalesce(bool_or(coalesce(pg_relation_size(c.due), 2147483647) > current_setting('block_size')::bigint), false)
       FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id = q.id) l
+     CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id) l
      CROSS JOIN LATERAL (
            SELECT count(*) > 0 AS some
              FROM (SELECT FROM penstock.ready y WHERE y.queue_id = q.id AND y.priority >= 0 LIMIT 1) one) r

@@ -24,6 +24,7 @@ func TestAnIdleModelCostsFewBuffers(t *testing.T) {
 	do(t, db, `
 INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
 SELECT i, 1, i, i, now(), q.id, 1, 1, 1, 1, '', '#' || i FROM penstock.queue q, generate_series(1, $1) i WHERE q.name = 'tasks'`, locks)
+	do(t, db, `ANALYZE`)
 	tx, err := db.Begin(t.Context())
 	if err != nil {
 		t.Fatal(err)
