@@ -29,8 +29,8 @@ import (
 // the Queue knows, or because another claimer holds a limit exclusively.
 //
 // A queue under limits has a variant of each statement, and of the second another one if its entries may have
-// weights. penstock.lane_headroom computes for how many locks the limits have headroom, if they are the ones in the parameter `limits`; its head has the proof that no
-// limit is ever exceeded. penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it
+// weights. penstock.lane_headroom computes for how many locks the limits have headroom, if they are the ones in
+// the parameter `limits`; its head has the proof that no limit is ever exceeded. penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it
 // drew tokens beyond those that may go uncounted, and charges the token buckets.
 
 // claimOptions are the variants of the statements of a claim.

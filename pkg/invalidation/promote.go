@@ -8,9 +8,10 @@ import (
 // promoteSQL turns up to $2 due entries pending and gives them ready rows, oldest due first. A
 // retried or deferred entry gets a new position, after the ready rows that exist when it comes due.
 // Positions are drawn before the update, in the order of the due times: an update would draw them in
-// the order of its rows on the disk. The array leaves the planner no choice but a scan by tid. Rows locked by other transactions are skipped until the next call. Waiting entries of cron jobs
-// are skipped: the cron engine promotes them, since it applies the policies for missed times. Lock
-// keys that waited for a token bucket become ready.
+// the order of its rows on the disk. The array leaves the planner no choice but a scan by tid. Rows
+// locked by other transactions are skipped until the next call. Waiting entries of cron jobs are
+// skipped: the cron engine promotes them, since it applies the policies for missed times. Lock keys
+// that waited for a token bucket become ready.
 const promoteSQL = `
 WITH due AS MATERIALIZED (
     SELECT ctid AS row
