@@ -46,9 +46,9 @@ type Overdue struct {
 	Unheard time.Duration
 }
 
-// Overdue notes the heartbeats of a reading, which was complete at at, and returns the overdue nodes. There are
-// some only where the database's clock was set back: else Silent is at least as long as the time since the beat
-// was seen first.
+// Overdue notes the heartbeats of a reading, which was complete at at, and returns the overdue nodes. Their
+// heartbeats are from before the database's clock was set back, or lapsed while the answer was on its way:
+// Silent is of the moment of the reading.
 func (h Heard) Overdue(nodes []Node, at time.Time) []Overdue {
 	var overdue []Overdue
 	present := make(map[invalidation.NodeID]bool, len(nodes))

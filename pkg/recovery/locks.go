@@ -220,10 +220,16 @@ func (l *Locks) lapse(ctx context.Context, overdue []Overdue) error {
 	if len(overdue) == 0 {
 		return nil
 	}
+	var corrected []Overdue
 	err := l.write(ctx, len(overdue), func(ctx context.Context, tx pgx.Tx) error {
+		corrected = nil
 		for _, o := range overdue {
-			if _, err := tx.Exec(ctx, lapseSQL, o.ID, o.Beat, o.Unheard); err != nil {
+			tag, err := tx.Exec(ctx, lapseSQL, o.ID, o.Beat, o.Unheard)
+			if err != nil {
 				return err
+			}
+			if tag.RowsAffected() > 0 {
+				corrected = append(corrected, o)
 			}
 		}
 		return nil
@@ -231,7 +237,7 @@ func (l *Locks) lapse(ctx context.Context, overdue []Overdue) error {
 	if err != nil {
 		return fmt.Errorf("correct the heartbeats of overdue nodes: %w", err)
 	}
-	for _, o := range overdue {
+	for _, o := range corrected {
 		l.cfg.Log.WarnContext(ctx, "the database's clock was set back, and a node is not heard since",
 			"node", o.ID, "unheard", o.Unheard.Round(time.Millisecond))
 	}
