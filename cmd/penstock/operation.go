@@ -12,8 +12,8 @@ import (
 )
 
 func operationCommand(a *app) *cobra.Command {
-	return noun("operation", "Bulk operations on many entries or failures", operationList(a), operationFollow(a),
-		operationCancel(a))
+	return noun("operation", "Bulk operations on many entries or failures", operationList(a), operationShow(a),
+		operationFollow(a), operationCancel(a))
 }
 
 func operationList(a *app) *cobra.Command {
@@ -41,8 +41,42 @@ func operationList(a *app) *cobra.Command {
 		}},
 		{title: "AGE", right: true, text: func(o operator.Operation) string { return a.since(o.CreatedAt) }},
 		{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
+		{title: "PROBLEM", text: func(o operator.Operation) string { return short(a.problemOf(o), 100) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Operation, error) {
 		return list[operator.Operation](ctx, api, "/v1/operations", limit, 0, "queue", queue, "running", running)
+	})
+}
+
+// problemOf is the error of the steps that fail, as long as none has succeeded since.
+func (a *app) problemOf(o operator.Operation) string {
+	if o.FailedSteps == 0 || o.FailedAt == nil {
+		return ""
+	}
+	return fmt.Sprintf("failed %d times, the last %s ago: %s", o.FailedSteps, a.since(*o.FailedAt), o.Error)
+}
+
+func findOperation(ctx context.Context, api conn, args []string) (operator.Operation, error) {
+	id, err := numbered("bulk operation", args)
+	if err != nil {
+		return operator.Operation{}, err
+	}
+	return get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
+}
+
+func operationShow(a *app) *cobra.Command {
+	c := &cobra.Command{
+		Use: "show ID", Short: "One operation: progress, and the last error of its steps", Args: cobra.ExactArgs(1),
+		ValidArgsFunction: cobra.NoFileCompletions,
+	}
+	return showing(a, c, findOperation, func(w io.Writer, o operator.Operation) {
+		filter, _ := json.Marshal(o.Filter) // it came from JSON
+		a.facts(w, [2]string{"operation", fmt.Sprint(o.ID)}, [2]string{"verb", o.Verb}, [2]string{"queue", o.Queue},
+			[2]string{"filter", string(filter)}, [2]string{"status", o.Status},
+			[2]string{"changed", fmt.Sprint(o.Changed)}, [2]string{"matched", fmt.Sprint(o.Matched)},
+			[2]string{"per second", fmt.Sprint(o.PerSecond)},
+			[2]string{"failed steps", number(int64(o.FailedSteps))}, [2]string{"last error", o.Error},
+			[2]string{"failed", stamp(o.FailedAt)}, [2]string{"asked for by", o.Actor + after(": ", o.Reason)},
+			[2]string{"begun", stamp(&o.CreatedAt)}, [2]string{"ended", stamp(o.EndedAt)})
 	})
 }
 
@@ -83,11 +117,7 @@ func operationCancel(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; what it has changed stays changed"}
 	return doing(a, c, operator.CancelOperation, false,
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
-			id, err := numbered("bulk operation", []string{arg})
-			if err != nil {
-				return nil, "", err
-			}
-			o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
-			return id, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
+			o, err := findOperation(ctx, api, []string{arg})
+			return o.ID, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
 		})
 }

@@ -278,6 +278,18 @@ BEGIN
     END IF;
     UPDATE penstock.operation x
        SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+           failed_steps = 0,
            status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
      WHERE x.id = o.id;
 END $$;
+
+-- record_failed_step makes the error of a step visible to operators, since the step itself was rolled back. An operation
+-- that has ended stays as it is.
+-- Locks: the row of the operation.
+-- Callers: pkg/recovery.
+CREATE OR REPLACE FUNCTION penstock.record_failed_step(id bigint, error text) RETURNS void
+LANGUAGE sql AS $$
+    UPDATE penstock.operation o
+       SET failed_steps = o.failed_steps + 1, failed_at = clock_timestamp(), error = left(record_failed_step.error, 2000)
+     WHERE o.id = record_failed_step.id AND o.status = 'running'
+$$;

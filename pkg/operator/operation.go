@@ -70,11 +70,15 @@ type Operation struct {
 	Reason    string         `json:"reason"`
 	CreatedAt time.Time      `json:"created_at"`
 	EndedAt   *time.Time     `json:"ended_at,omitempty"`
+
+	FailedSteps int32      `json:"failed_steps"` // since the last step that did not fail
+	FailedAt    *time.Time `json:"failed_at,omitempty"`
+	Error       string     `json:"error,omitempty"` // of the step that failed then
 }
 
 const operationColumns = `
 SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason,
-       o.created_at, o.ended_at
+       o.created_at, o.ended_at, o.failed_steps, o.failed_at, coalesce(o.error, '') AS error
   FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id`
 
 // OperationFilter chooses bulk operations; all fields that are set must match.

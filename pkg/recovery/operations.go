@@ -65,7 +65,7 @@ const operationPauseMax = time.Minute
 // step: after a crash the next call continues from there.
 //
 // An operation that the database refuses ends neither the duty (it would fail under another leader as well) nor the
-// turns of others: it is logged, and tried again after a pause that doubles.
+// turns of others: its error is logged and recorded, and it is tried again after a pause that doubles.
 func (o *Operations) stepAll(ctx context.Context) (int, error) {
 	ids, err := pgx.CollectRows(postgres.Query(ctx, o.db, runningOperationsSQL), pgx.RowTo[int64])
 	if err != nil {
@@ -90,9 +90,30 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 			o.failed[id] = deferral{failed.tries + 1, time.Now().Add(pause)}
 			o.cfg.Log.ErrorContext(ctx, "cannot step operation; it is tried again", "operation", id,
 				"tries", failed.tries+1, "pause", pause, "error", err)
+			if err := o.record(ctx, id, err); err != nil {
+				return total, err
+			}
 		}
 	}
 	return total, nil
+}
+
+const recordFailedStepSQL = `SELECT penstock.record_failed_step($1, $2)`
+
+// record writes the error of a step to its operation, for operators. That the database refuses it is logged only.
+func (o *Operations) record(ctx context.Context, id int64, failed error) error {
+	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, recordFailedStepSQL, id, failed.Error())
+		return err
+	})
+	switch {
+	case err == nil:
+	case general(err) || ctx.Err() != nil:
+		return fmt.Errorf("record the failed step of operation %d: %w", id, err)
+	default:
+		o.cfg.Log.ErrorContext(ctx, "cannot record the error of an operation", "operation", id, "error", err)
+	}
+	return nil
 }
 
 // stepSQL does one bounded batch of operation $1: at most 500 changes in a transaction of its own.

@@ -23,6 +23,17 @@ func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
 	if status("work") != 0 {
 		t.Error("the operation that fails is done")
 	}
+	if n := f.count(`SELECT count(*) FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id
+	    WHERE q.name = 'other' AND (o.failed_steps > 0 OR o.error IS NOT NULL OR o.failed_at IS NOT NULL)`); n != 0 {
+		t.Error("the operation of the other queue has an error")
+	}
+	eventually(t, "the operation has its error", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.operation
+		    WHERE status = 'running' AND failed_steps >= 2 AND error LIKE '%no%' AND failed_at > created_at`) == 1
+	})
 	f.exec(`DROP TRIGGER no ON penstock.entry_work`)
 	eventually(t, "the operation that failed goes on", func() bool { return status("work") == 1 })
+	if n := f.count(`SELECT count(*) FROM penstock.operation WHERE failed_steps = 0 AND error LIKE '%no%'`); n != 1 {
+		t.Error("a step that succeeded ends the count of failed ones, and keeps the last error")
+	}
 }
