@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"golang.org/x/sync/errgroup"
@@ -29,6 +27,7 @@ import (
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 const summary = `leader takes in work over HTTP and looks after the queues.

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 func modelCommand(a *app) *cobra.Command {

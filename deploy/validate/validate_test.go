@@ -69,6 +69,39 @@ func TestManifestsDecodeStrictly(t *testing.T) {
 	}
 }
 
+// The leader with an autoscaler has a token and its switches, KEDA reaches it, and no other program has more than before.
+func TestTheScaledLeaderHasItsTokenAndPort(t *testing.T) {
+	var leader, service, policy bool
+	for _, object := range objects(t, root+"/overlays/scaled") {
+		switch o := object.(type) {
+		case *appsv1.Deployment:
+			spec := o.Spec.Template.Spec
+			args := strings.Join(spec.Containers[0].Args, " ")
+			if o.Name != "penstock-leader" {
+				if *spec.AutomountServiceAccountToken || strings.Contains(args, "scale") {
+					t.Errorf("%s has a token, or scales", o.Name)
+				}
+				continue
+			}
+			leader = *spec.AutomountServiceAccountToken && spec.Containers[0].Ports[2].ContainerPort == 8423 &&
+				strings.Contains(args, "--scale-kubernetes --scale-keda-listen=:8423")
+		case *corev1.ServiceAccount:
+			if *o.AutomountServiceAccountToken != (o.Name == "penstock-leader") {
+				t.Errorf("account %s: token mounted: %v", o.Name, *o.AutomountServiceAccountToken)
+			}
+		case *corev1.Service:
+			if o.Name == "penstock-leader" {
+				service = o.Spec.Ports[1].Port == 8423 && o.Spec.Ports[1].TargetPort == intstr.FromString("keda")
+			}
+		case *networkingv1.NetworkPolicy:
+			policy = policy || o.Spec.Ingress != nil && o.Spec.Ingress[0].Ports[0].Port.IntValue() == 8423
+		}
+	}
+	if !leader || !service || !policy {
+		t.Errorf("as wanted: leader %v, service %v, policy %v", leader, service, policy)
+	}
+}
+
 // The test above fails for a field that does not exist.
 func TestUnknownFieldIsRefused(t *testing.T) {
 	scheme := runtime.NewScheme()

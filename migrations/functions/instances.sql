@@ -7,6 +7,13 @@ LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL AND NOT penstock.usable(i))
 $$;
 
+-- unhealthy returns whether an instance that is not being started fails its probes, or needs a restart.
+-- Callers: scale_input; pkg/scale.
+CREATE OR REPLACE FUNCTION penstock.unhealthy(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.state IN ('unhealthy', 'defunct') AND NOT penstock.starts(i)
+$$;
+
 -- check_announced_deployment raises an error unless instances that announce themselves may belong to a deployment: it is one of
 -- their model, and its backend does not list its instances itself.
 -- Callers: announce_instance.

@@ -14,12 +14,14 @@ DECLARE
     unknown text := (SELECT string_agg(k, ', ') FROM jsonb_object_keys(options) k
                       WHERE k NOT IN ('backend', 'target', 'policy', 'template', 'cost', 'fill_order', 'idle_seconds'));
     t       penstock.deployment_template;
+    moved   text;
 BEGIN
     PERFORM penstock.need_model(model);
     IF unknown IS NOT NULL THEN
         RAISE EXCEPTION 'a template of deployments has no %', unknown
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and idle_seconds.';
     END IF;
+    PERFORM penstock.check_scale_policy(options->'policy');
     PERFORM penstock.audit_log(set_deployment_template.actor, 'set_deployment_template', set_deployment_template.model,
                                set_deployment_template.reason, options);
     IF options IS NULL OR jsonb_typeof(options) = 'null' THEN
@@ -35,10 +37,16 @@ BEGIN
        SET backend = excluded.backend, target = excluded.target, policy = excluded.policy, template = excluded.template,
            cost = excluded.cost, fill_order = excluded.fill_order, idle = excluded.idle, changed_at = now()
     RETURNING * INTO t;
+    PERFORM penstock.check_kubernetes_kind(t.backend, t.target);
+    SELECT d.name INTO moved FROM penstock.deployment d
+     WHERE d.model = t.model AND d.on_demand AND (d.backend, d.target) IS DISTINCT FROM (t.backend, t.target);
     UPDATE penstock.deployment d
        SET backend = t.backend, target = t.target, policy = t.policy, template = t.template, cost = t.cost,
            fill_order = t.fill_order, changed_at = now()
      WHERE d.model = t.model AND d.on_demand;
+    IF moved IS NOT NULL THEN
+        PERFORM penstock.check_kubernetes_target(moved);
+    END IF;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR datetime_field_overflow
          OR interval_field_overflow THEN
@@ -55,7 +63,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- make_wanted_deployments makes a deployment of each of the models that has a template and none yet, and returns their names.
--- The caller has found in scale_wanted that something waits for them.
+-- The caller has found in scale_wanted that something waits for them. Under scale.off none is made, nor is one whose target
+-- belongs to another deployment.
 -- Locks: the rows of the templates (FOR KEY SHARE), the new rows of deployment.
 -- Callers: pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.make_wanted_deployments(models text[]) RETURNS text[]
@@ -67,8 +76,10 @@ DECLARE
 BEGIN
     FOR t IN SELECT x.* FROM penstock.deployment_template x
               WHERE x.model = ANY (models) AND NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.model = x.model)
+                AND NOT EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true')
               ORDER BY x.model FOR KEY SHARE
     LOOP
+        CONTINUE WHEN penstock.kubernetes_target_holder(penstock.demand_name(t.model), t.backend, t.target) IS NOT NULL;
         INSERT INTO penstock.deployment (name, model, backend, target, policy, template, cost, fill_order, on_demand)
         VALUES (penstock.demand_name(t.model), t.model, t.backend, t.target, t.policy, t.template, t.cost, t.fill_order, true)
         ON CONFLICT DO NOTHING RETURNING deployment.name INTO name_;
@@ -94,7 +105,8 @@ $$;
 
 -- prune_deployments removes deployments that were made on demand and are not used, at most `most`, and returns their names:
 -- no instance is registered, ordered or reported, nothing waits, and the last request is known and older than the idle time
--- of the template (a day without one). One with an override stays.
+-- of the template (a day without one). One with an override or another mode than full stays, since the next would be made
+-- without it. Under scale.off none is removed.
 -- Locks: the rows of the deployments (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.prune_deployments(most integer DEFAULT 100) RETURNS text[]
@@ -106,13 +118,16 @@ BEGIN
     FOR d IN SELECT x.* FROM penstock.deployment x
                LEFT JOIN penstock.deployment_state s ON s.name = x.name
                LEFT JOIN penstock.deployment_template t ON t.model = x.model
-              WHERE x.on_demand AND (x.override_until IS NULL OR x.override_until <= clock_timestamp())
+              WHERE x.on_demand AND x.mode = 'full'
+                AND NOT EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true')
+                AND (x.override_until IS NULL OR x.override_until <= clock_timestamp())
                 AND NOT EXISTS (SELECT FROM penstock.instance i WHERE i.deployment = x.name)
                 AND coalesce(s.existing, 0) = 0 AND coalesce(s.ordered, 0) = 0 AND coalesce(s.desired, 0) = 0
                 AND coalesce(s.starting, '{}') = '{}' AND coalesce(s.applied_id, 0) = coalesce(s.order_id, 0)
                 AND penstock.scale_last_use(x.model) < clock_timestamp() - coalesce(t.idle, interval '1 day')
-                AND penstock.scale_running(x.model) + penstock.scale_waiting(x.model, 1) + (SELECT b.missing FROM penstock.scale_online_waits(x.model) b)
-                    + penstock.scale_due(x.model, 60) = 0
+                AND x.model NOT IN (SELECT e.model FROM penstock.scale_over_limit() e)
+                AND penstock.scale_running(x.model) + penstock.scale_waiting(x.model, 1)
+                    + (SELECT b.missing FROM penstock.scale_slots_missing(x.model) b) + penstock.scale_due(x.model, 60) = 0
               ORDER BY x.name LIMIT least(greatest(most, 0), 100) FOR UPDATE OF x SKIP LOCKED
     LOOP
         DELETE FROM penstock.deployment x WHERE x.name = d.name;

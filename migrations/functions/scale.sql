@@ -27,10 +27,10 @@ LANGUAGE sql STABLE AS $$
            + (SELECT r.running FROM penstock.scale_online_runs(wanted) r)
 $$;
 
--- scale_online_waits returns, in one row, how many requests of a model wait at gateways: the slots that those which asked
--- within the last 3 seconds miss. The planner puts it into the statements of its callers.
--- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
-CREATE OR REPLACE FUNCTION penstock.scale_online_waits(wanted text) RETURNS TABLE (missing bigint)
+-- scale_slots_missing returns, in one row, how many slots the gateways miss that asked for some of a model within the last
+-- 3 seconds. The planner puts it into the statements of its callers.
+-- Callers: scale_online_waits, scale_input, scale_wanted, prune_deployments.
+CREATE OR REPLACE FUNCTION penstock.scale_slots_missing(wanted text) RETURNS TABLE (missing bigint)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(d.missing), 0)::bigint
       FROM penstock.slot_demand d
@@ -38,35 +38,92 @@ LANGUAGE sql STABLE AS $$
        AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
 $$;
 
--- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the
--- rows that a claim could take. What is paused, disabled, throttled or delayed creates no
--- demand, nor does what the concurrency of its queue has no room for. Locks are found by a range of one
--- queue: for an equality the planner expects the mean over all queues, and reads every lock record for
--- each model where few queues have many.
--- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
-CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
+-- scale_over_limit returns, for each model with such requests, how many wait because the instances take no more calls: each
+-- gateway reported the number with its last heartbeat. A report has all pools of a gateway and is stored compressed, so each is
+-- read once for all models.
+-- Callers: scale_online_waits, scale_input, scale_wanted, prune_deployments.
+CREATE OR REPLACE FUNCTION penstock.scale_over_limit() RETURNS TABLE (model text, waiting bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(least(r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held))), 0)::bigint
+    SELECT p.key, sum((p.value->>'over_limit')::numeric)::bigint
+      FROM penstock.node n
+     CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(n.load->'pools') = 'object' THEN n.load->'pools' END) p
+     WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp()
+       AND CASE WHEN jsonb_typeof(p.value->'over_limit') = 'number' THEN (p.value->>'over_limit')::numeric > 0 END
+     GROUP BY p.key
+$$;
+
+-- scale_online_waits returns, in one row, how many requests of one model wait at gateways. Where many models are asked
+-- for, scale_over_limit is read once instead.
+-- Callers: scale_metric.
+CREATE OR REPLACE FUNCTION penstock.scale_online_waits(wanted text) RETURNS TABLE (missing bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT b.missing + coalesce((SELECT x.waiting FROM penstock.scale_over_limit() x WHERE x.model = wanted), 0)
+      FROM penstock.scale_slots_missing(wanted) b
+$$;
+
+-- scale_lanes returns the ranges of flows of a priority in which ready rows of a queue may start: all but the flows that are
+-- paused or throttled. A range begins at first_flow and ends before end_flow. A flow that is left out costs no reading, however many
+-- rows wait in it. chr(1) is the least character: nothing is between a flow and the same with it appended.
+-- Callers: scale_startable, scale_late.
+CREATE OR REPLACE FUNCTION penstock.scale_lanes(queue integer) RETURNS TABLE (priority smallint, first_flow text, end_flow text)
+LANGUAGE sql STABLE AS $$
+    SELECT p::smallint, coalesce(f.flow || chr(1), '') COLLATE "C",
+           lead(f.flow, 1, z.flow || chr(1)) OVER (PARTITION BY p ORDER BY f.flow NULLS FIRST)
+      FROM generate_series(0, 9) p
+     CROSS JOIN LATERAL (
+           SELECT y.flow FROM penstock.ready y WHERE y.queue_id = $1 AND y.priority = p::smallint ORDER BY y.flow DESC LIMIT 1) z
+     CROSS JOIN (
+           SELECT NULL::text COLLATE "C" AS flow
+            UNION ALL
+           SELECT x.value FROM penstock.pause x
+            WHERE x.scope = 'flow' AND penstock.paused_until(x.until) AND coalesce(x.queue_id, $1) = $1
+            UNION
+           SELECT t.flow FROM penstock.throttle t
+            WHERE t.queue_id = $1 AND t.until > clock_timestamp() AND t.at <= clock_timestamp() AND NOT t.queue_wide) f
+$$;
+
+-- scale_startable returns, for each queue of a model whose entries may start, how many do wait, at most `most`, and how many
+-- more locks its concurrency has room for. What is paused, disabled, throttled or delayed is left out. At most 20,000 ready rows of a
+-- queue are read, of which those that are delayed or whose lock key is paused do not count.
+-- Locks are found by a range of one queue: for an equality the planner expects the mean over all queues, and reads every lock
+-- record for each model where few queues have many.
+-- Callers: scale_waiting, scale_late.
+CREATE OR REPLACE FUNCTION penstock.scale_startable(wanted text, most integer)
+RETURNS TABLE (queue_id integer, queue text, startable bigint, room bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT q.id, q.name, r.waiting, greatest(0, coalesce(q.max_concurrent, 2147483647) - l.held)::bigint
       FROM penstock.queue q
      CROSS JOIN LATERAL (SELECT CASE WHEN q.weighed THEN (SELECT coalesce(sum(k.weight), 0) FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id)
                                   ELSE (SELECT count(*) FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id) END AS held) l
      CROSS JOIN LATERAL (
            SELECT count(*) AS waiting
-             FROM (SELECT FROM penstock.ready y
-                    WHERE y.queue_id = q.id AND y.priority >= 0
-                      AND (y.not_before IS NULL OR y.not_before <= clock_timestamp())
+             FROM (SELECT
+                     FROM (SELECT y.not_before, y.lock_key
+                             FROM penstock.scale_lanes(q.id) s
+                            CROSS JOIN LATERAL (
+                                  SELECT x.not_before, x.lock_key FROM penstock.ready x
+                                   WHERE x.queue_id = q.id AND x.priority = s.priority AND x.flow >= s.first_flow AND x.flow < s.end_flow
+                                   LIMIT 20000) y
+                            LIMIT 20000) y
+                    WHERE penstock.ready_now(y.not_before)
                       AND NOT EXISTS (SELECT FROM penstock.pause p
-                                       WHERE penstock.paused_until(p.until) AND coalesce(p.queue_id, q.id) = q.id
-                                         AND ((p.scope = 'flow' AND p.value = y.flow)
-                                              OR (p.scope = 'lock_key' AND p.value = y.lock_key)))
-                      AND NOT EXISTS (SELECT FROM penstock.throttle t
-                                       WHERE t.queue_id = q.id AND t.until > clock_timestamp() AND (t.queue_wide OR t.flow = y.flow))
+                                       WHERE p.scope = 'lock_key' AND p.value = y.lock_key AND p.queue_id = q.id
+                                         AND penstock.paused_until(p.until))
                     LIMIT greatest(most, 0)) bounded) r
      WHERE q.model = wanted AND q.disabled_at IS NULL
        AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+       AND NOT EXISTS (SELECT FROM penstock.throttle t WHERE t.queue_id = q.id AND t.until > clock_timestamp() AND t.at <= clock_timestamp() AND t.queue_wide)
        AND NOT EXISTS (SELECT FROM penstock.pause p
                         WHERE penstock.paused_until(p.until)
                           AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
+$$;
+
+-- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the ready rows that a claim
+-- could take and that the concurrency of their queue has room for.
+-- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
+CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(sum(least(s.startable, s.room)), 0)::bigint FROM penstock.scale_startable(wanted, most) s
 $$;
 
 -- scale_metric returns the demand of a model in requests: those that run, those that may start, and those that wait at
@@ -95,6 +152,64 @@ BEGIN
     END IF;
 END $$;
 
+-- check_scale_policy raises an error for a policy with a bound of 0, which would be none to some readers and a stop to others.
+-- The other fields are checked where policies are read, by pkg/scale.
+-- Callers: set_deployment, set_deployment_template.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_scale_policy(policy jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF policy->'max' = '0' OR policy->'emergency_max' = '0' THEN
+        RAISE EXCEPTION 'max and emergency_max of a policy are at least 1' USING ERRCODE = 'PS002',
+            HINT = 'Without them max is 10, and there is no emergency_max. Override a deployment to 0 to give up its instances.';
+    END IF;
+END $$;
+
+-- kubernetes_target_holder returns the name of a deployment other than the wanted one that sets the number of the same object of
+-- a cluster; null where none does. A target without a namespace is in that of the leader, which may be any.
+-- Callers: check_kubernetes_target, make_wanted_deployments.
+CREATE OR REPLACE FUNCTION penstock.kubernetes_target_holder(wanted text, backend text, target jsonb) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT o.name
+      FROM penstock.deployment o
+     WHERE $2 = 'kubernetes' AND o.backend = $2 AND o.name <> wanted AND o.target->>'name' = $3->>'name'
+       AND coalesce(nullif(o.target->>'group', ''), 'apps') = coalesce(nullif($3->>'group', ''), 'apps')
+       AND coalesce(nullif(o.target->>'resource', ''), 'deployments') = coalesce(nullif($3->>'resource', ''), 'deployments')
+       AND coalesce(nullif(o.target->>'namespace', ''), $3->>'namespace', '')
+           = coalesce(nullif($3->>'namespace', ''), o.target->>'namespace', '')
+     ORDER BY o.name LIMIT 1
+$$;
+
+-- check_kubernetes_kind raises an error for an object of a cluster whose controller does not heed the cost of a deletion.
+-- Callers: check_kubernetes_target, set_deployment_template.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_kubernetes_kind(backend text, target jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF backend = 'kubernetes' AND (target->>'resource' = 'statefulsets' OR target->>'kind' = 'StatefulSet') THEN
+        RAISE EXCEPTION 'a StatefulSet ends its last pod, whichever is idle' USING ERRCODE = 'PS002', HINT = 'Make it a Deployment.';
+    END IF;
+END $$;
+
+-- check_kubernetes_target raises an error where the deployment and another one set the number of one object of a cluster, since
+-- each would undo what the other one does, and for one of a kind that is not fit.
+-- Callers: set_deployment, set_deployment_template.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_kubernetes_target(wanted text) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    d     penstock.deployment;
+    other text;
+BEGIN
+    SELECT x.* INTO d FROM penstock.deployment x WHERE x.name = wanted;
+    PERFORM penstock.check_kubernetes_kind(d.backend, d.target);
+    other := penstock.kubernetes_target_holder(d.name, d.backend, d.target);
+    IF other IS NOT NULL THEN
+        RAISE EXCEPTION 'deployment "%" has the target of deployment "%"', wanted, other USING ERRCODE = 'PS002',
+            HINT = 'One object of a cluster belongs to one deployment. Name the namespace in both where they are two objects.';
+    END IF;
+END $$;
+
 -- set_deployment makes a deployment of a model, or changes the given fields of one: backend, target,
 -- policy, template, cost, fill_order, mode. One that has instances keeps its model: they serve that.
 -- Locks: the row of the deployment.
@@ -112,6 +227,7 @@ BEGIN
         RAISE EXCEPTION 'a deployment has no %', unknown
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and mode.';
     END IF;
+    PERFORM penstock.check_scale_policy(options->'policy');
     PERFORM FROM penstock.deployment d WHERE d.name = set_deployment.name AND d.model <> set_deployment.model FOR UPDATE;
     IF FOUND AND (EXISTS (SELECT FROM penstock.instance i WHERE i.deployment = set_deployment.name)
                   OR EXISTS (SELECT FROM penstock.deployment_state s WHERE s.name = set_deployment.name AND s.existing > 0)) THEN
@@ -129,6 +245,9 @@ BEGIN
            cost = coalesce((options->>'cost')::double precision, d.cost),
            fill_order = coalesce((options->>'fill_order')::integer, d.fill_order),
            mode = coalesce(options->>'mode', d.mode), changed_at = now();
+    IF options ?| '{backend,target}' THEN -- others may be changed whatever the target, so that one of two can be disabled
+        PERFORM penstock.check_kubernetes_target(set_deployment.name);
+    END IF;
     PERFORM penstock.audit_log(set_deployment.actor, 'set_deployment', set_deployment.name, set_deployment.reason, options);
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
@@ -169,7 +288,8 @@ BEGIN
 END $$;
 
 -- set_scale_setting sets a switch of all autoscaling, or removes it with null: scale.off and scale.zero_off are booleans,
--- scale.max_all a number of instances, scale.budget a cost an hour of all deployments.
+-- scale.max_all a number of instances, scale.budget a cost an hour of all deployments. Neither is 0, which would be no bound to some
+-- readers and a stop to others.
 -- Locks: the row of the setting.
 -- Callers: psql.
 -- SQLSTATE: PS002 invalid argument.
@@ -178,10 +298,11 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
                          WHEN name IN ('scale.max_all', 'scale.budget') THEN jsonb_typeof(value) = 'null'
-                              OR jsonb_typeof(value) = 'number' AND value::numeric BETWEEN 0 AND 1000000 END,
+                              OR jsonb_typeof(value) = 'number' AND value::numeric > 0 AND value::numeric <= 1000000
+                                 AND (name = 'scale.budget' OR value::numeric >= 1) END,
                     name IN ('scale.off', 'scale.zero_off', 'scale.max_all', 'scale.budget')) THEN
         RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
-            HINT = 'scale.off and scale.zero_off are booleans, scale.max_all and scale.budget are numbers from 0 to 1000000.';
+            HINT = 'scale.off and scale.zero_off are booleans; scale.max_all is a number from 1 to 1000000, scale.budget one above 0. Null removes a setting. An override to 0 gives up the instances of a deployment.';
     END IF;
     IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
         DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;
@@ -221,10 +342,29 @@ LANGUAGE sql STABLE AS $$
      WHERE q.model = wanted
 $$;
 
+-- scale_arrivals returns, in one row, an object of the queues of a model by id: inserted is how many rows were ever inserted
+-- into the table of the queue since its statistics began (a number that falls means that they began again), open whether its
+-- entries may start: what comes to a queue that is paused or disabled is no demand yet. The planner puts it into the
+-- statements of its callers.
+-- Callers: scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_arrivals(wanted text) RETURNS TABLE (arrivals jsonb)
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_object_agg(q.id, jsonb_build_object(
+               'inserted', coalesce((SELECT pg_stat_get_tuples_inserted(e.oid) FROM pg_catalog.pg_class e
+                                      WHERE e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name), 0),
+               'open', q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+                       AND NOT EXISTS (SELECT FROM penstock.pause p
+                                        WHERE penstock.paused_until(p.until)
+                                          AND ((p.scope = 'application' AND p.value = q.application)
+                                               OR (p.scope = 'model' AND p.value = q.model))))), '{}')
+      FROM penstock.queue q
+     WHERE q.model = wanted
+$$;
+
 -- scale_bounded counts the entries of the queues of a model that meet a condition, at most 1,000 a queue. Queues that are
 -- disabled or paused are left out. It names the table of each queue: through penstock.entry each call would be
 -- planned over, and would lock, the tables of all queues.
--- Callers: scale_due, scale_late.
+-- Callers: scale_due.
 CREATE OR REPLACE FUNCTION penstock.scale_bounded(wanted text, condition text, before timestamptz) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -262,19 +402,51 @@ LANGUAGE sql STABLE AS $$
                 ELSE 0 END
 $$;
 
--- scale_late returns how many pending entries of a model have to start within so many seconds, at most 1,000 a queue: an
--- instance whose start takes as long cannot serve them.
+-- scale_late returns how many of the requests that scale_waiting counts have to start within so many seconds: an instance whose
+-- start takes as long cannot serve them. Late entries that may not start are left out, as they are there, and where
+-- concurrency bounds what may start, others have the room first. At most 10,000 entries a queue are read.
+-- It names the table of each queue, see scale_bounded, and reads none whose index of such deadlines is empty, one page.
 -- Callers: scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_late(wanted text, seconds double precision) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT penstock.scale_bounded(wanted, 'penstock.claimable(e.status, e.priority) AND e.start_by <= $2',
-                                  clock_timestamp() + seconds * interval '1 second')
-$$;
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    q     record;
+    n     bigint;
+    total bigint := 0;
+BEGIN
+    FOR q IN SELECT s.queue_id, s.queue, s.startable, s.room FROM penstock.scale_startable(wanted, 10000) s
+              WHERE s.startable > 0
+                AND pg_relation_size(to_regclass(format('penstock.%I', 'entry_' || s.queue || '_start_by')))
+                    > current_setting('block_size')::bigint
+    LOOP
+        BEGIN
+            EXECUTE format('
+                SELECT count(*)
+                  FROM (SELECT e.priority, e.flow, coalesce(e.pos, e.id) AS pos
+                          FROM penstock.%I e
+                         WHERE e.queue_id = $1 AND penstock.claimable(e.status, e.priority) AND e.start_by <= $2
+                         LIMIT 10000) e
+                  JOIN penstock.ready y ON y.queue_id = $1 AND y.priority = e.priority AND y.flow = e.flow AND y.pos = e.pos
+                  JOIN penstock.scale_lanes($1) s ON s.priority = y.priority AND y.flow >= s.first_flow AND y.flow < s.end_flow
+                 WHERE penstock.ready_now(y.not_before)
+                   AND NOT EXISTS (SELECT FROM penstock.pause p
+                                    WHERE p.scope = ''lock_key'' AND p.value = y.lock_key AND p.queue_id = $1
+                                      AND penstock.paused_until(p.until))', 'entry_' || q.queue)
+               INTO n USING q.queue_id, clock_timestamp() + seconds * interval '1 second';
+            total := total + least(q.startable, q.room) - least(q.room, greatest(0, q.startable - n));
+        EXCEPTION WHEN undefined_table THEN
+            NULL; -- the queue was dropped meanwhile
+        END;
+    END LOOP;
+    RETURN total;
+END $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
 -- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
--- gateway_age is the age in seconds of the last sign of the gateway that was silent longest; 0 where none is missing.
+-- gateway_age is the age in seconds of the last sign of the gateway that was silent longest, of those that still hold a slot of the
+-- model: the requests of others are known to be over. It is 0 where there is none. While no gateway lives, it is the age of the
+-- last sign of any for a model that has had online requests: they may come again as soon as there is one.
 -- Functions by model are called only where something waits or is due: an idle model costs a few joins.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
@@ -286,9 +458,10 @@ CREATE OR REPLACE VIEW penstock.scale_input AS
               sum(h.gpu_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
          FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
          JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
-        GROUP BY h.model)
+        GROUP BY h.model),
+       e AS MATERIALIZED (SELECT x.model, x.waiting FROM penstock.scale_over_limit() x)
 SELECT d.model, q.locked + r.running AS running, w.waiting,
-       b.missing AS urgent, r.running AS online_running,
+       b.missing + coalesce(e.waiting, 0) AS urgent, r.running AS online_running,
        q.arrived, s.arrived AS arrived_before, s.counters, s.state,
        coalesce(u.service, 0) AS service, coalesce(u.calls, 0) AS calls, coalesce(u.calls_before, 0) AS calls_before,
        coalesce(u.busy_ms, 0) AS busy_ms, coalesce(u.busy_ms_before, 0) AS busy_ms_before, t.present AS hour, g.*,
@@ -297,18 +470,25 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
        c.starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
        CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
        CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
-       i.*, m.*, v.*, q.queues
+       i.*, m.*, v.*, q.queues, a.arrivals
   FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
  CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
   LEFT JOIN penstock.scale_state s ON s.model = d.model
   LEFT JOIN penstock.model_online o ON o.model = d.model
   LEFT JOIN u ON u.model = d.model
+  LEFT JOIN e ON e.model = d.model
  CROSS JOIN LATERAL penstock.scale_queues(d.model) q
+ CROSS JOIN LATERAL penstock.scale_arrivals(d.model) a
  CROSS JOIN LATERAL penstock.scale_online_runs(d.model) r
- CROSS JOIN LATERAL penstock.scale_online_waits(d.model) b
+ CROSS JOIN LATERAL penstock.scale_slots_missing(d.model) b
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE n.beat_at + n.lease > clock_timestamp()) > 0 AS gateway,
-              coalesce(max(extract(epoch FROM clock_timestamp() - n.beat_at)) FILTER (WHERE n.beat_at + n.lease <= clock_timestamp()),
+              coalesce(CASE WHEN count(*) FILTER (WHERE n.beat_at + n.lease > clock_timestamp()) > 0
+                            THEN max(extract(epoch FROM clock_timestamp() - n.beat_at)) FILTER (
+                                     WHERE n.beat_at + n.lease <= clock_timestamp()
+                                       AND EXISTS (SELECT FROM penstock.slot s JOIN penstock.instance y ON y.id = s.instance_id
+                                                    WHERE s.node_id = n.id AND y.model = d.model))
+                            WHEN o.model IS NOT NULL THEN min(extract(epoch FROM clock_timestamp() - n.beat_at)) END,
                        0)::double precision AS gateway_age
          FROM penstock.node n
         WHERE n.kind = 'gateway' AND n.draining_at IS NULL AND n.beat_at > clock_timestamp() - interval '5 minutes') g
@@ -323,8 +503,8 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
               coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE penstock.starts(n)), '{}') AS starting,
               count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
-              count(*) FILTER (WHERE n.draining_at IS NULL AND NOT penstock.starts(n)
-                                 AND (n.state = 'unhealthy' OR n.quarantined_until > clock_timestamp())) AS unhealthy,
+              count(*) FILTER (WHERE n.draining_at IS NULL AND (penstock.unhealthy(n)
+                                 OR n.quarantined_until > clock_timestamp() AND NOT penstock.starts(n))) AS unhealthy,
               count(*) FILTER (WHERE (penstock.usable(n) OR penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp()))
                                  AND (n.deployment IS NULL OR NOT EXISTS (
                                      SELECT FROM penstock.deployment y WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged
@@ -345,17 +525,21 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
               coalesce(max(x.value::float8) FILTER (WHERE x.name = 'scale.budget'), 0) AS budget
          FROM penstock.setting x WHERE x.name LIKE 'scale.%') v;
 
--- scale_wanted has the models with a template and without a deployment, and whether something waits for an instance of theirs.
+-- scale_wanted has the models with a template and without a deployment, and whether something waits for an instance of theirs;
+-- under scale.off that is not asked.
 -- Functions by model are called only where something waits or is due.
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_wanted AS
+  WITH e AS MATERIALIZED (SELECT x.model, x.waiting FROM penstock.scale_over_limit() x)
 SELECT t.model, q.queues,
-       b.missing > 0
-       OR CASE WHEN q.any_ready THEN penstock.scale_waiting(t.model, 1) > 0 ELSE false END
-       OR CASE WHEN q.any_due THEN penstock.scale_due(t.model, 60) > 0 ELSE false END AS wanted
+       CASE WHEN EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') THEN false
+            ELSE b.missing + coalesce(e.waiting, 0) > 0
+                 OR CASE WHEN q.any_ready THEN penstock.scale_waiting(t.model, 1) > 0 ELSE false END
+                 OR CASE WHEN q.any_due THEN penstock.scale_due(t.model, 60) > 0 ELSE false END END AS wanted
   FROM penstock.deployment_template t
  CROSS JOIN LATERAL penstock.scale_queues(t.model) q
- CROSS JOIN LATERAL penstock.scale_online_waits(t.model) b
+ CROSS JOIN LATERAL penstock.scale_slots_missing(t.model) b
+  LEFT JOIN e ON e.model = t.model
  WHERE NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.model = t.model);
 
 -- scale_share has a row for each deployment: its settings, what its backend was told and answered, and its instances.
@@ -366,11 +550,13 @@ SELECT d.name, d.model, d.backend, d.target, d.policy, d.template, coalesce(d.te
        coalesce(s.desired, 0) AS desired, s.decided_at, coalesce(s.order_id, 0) AS order_id, coalesce(s.ordered, 0) AS ordered, s.ordered_at,
        coalesce(s.applied_id, 0) AS applied_id, s.applied_at, s.existing,
        coalesce(s.starting, '{}') AS starting, s.seen_at, s.replace_before, coalesce(s.failures, 0) AS failures, s.failed_at, s.retry_at,
-       coalesce(s.error, '') AS error, s.no_room_at, coalesce(s.place, '') AS place, i.ready, i.registered, i.draining
+       coalesce(s.error, '') AS error, s.no_room_at, coalesce(s.place, '') AS place, i.ready, i.registered, i.draining,
+       i.starts, coalesce(s.removing, '{}') AS removing, coalesce(s.unhealthy, '{}') AS unhealthy
   FROM penstock.deployment d
   LEFT JOIN penstock.deployment_state s ON s.name = d.name
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
               count(*) FILTER (WHERE n.draining_at IS NULL) AS registered,
-              count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining
+              count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
+              coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE n.draining_at IS NULL AND penstock.starts(n)), '{}') AS starts
          FROM penstock.instance n WHERE n.deployment = d.name) i;

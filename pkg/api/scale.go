@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/pkg/scale"
 )
 
-// InDeployment is the input of what is about one deployment.
+// InDeployment is the input of requests about one deployment.
 type InDeployment struct {
 	Deployment string `path:"deployment" maxLength:"63"`
 }

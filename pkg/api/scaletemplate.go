@@ -45,7 +45,7 @@ func (a *API) scaleTemplateRoutes() {
 	})
 }
 
-// InTemplate is the input of what is about the template of one model.
+// InTemplate is the input of requests about the template of one model.
 type InTemplate struct {
 	Model string `path:"model" maxLength:"200"`
 }

@@ -35,7 +35,7 @@ type Deployment struct {
 	Draining      int             `json:"draining"`         // of these
 }
 
-// ScaleOrders is what the backend of a deployment was told, and what it answered.
+// ScaleOrders is the last order to the backend of a deployment, and its answer.
 type ScaleOrders struct {
 	Desired   int        `json:"desired"`  // its share of the instances of the model
 	Order     int64      `json:"order_id"` // grows with each change
@@ -54,8 +54,8 @@ type ScaleOrders struct {
 // of the last 5 seconds.
 type ScaleState struct {
 	Desired    int       `json:"desired"`
-	Base       int       `json:"base"`       // what would have sufficed all along
-	Raw        int       `json:"raw"`        // with what the backlog needs
+	Base       int       `json:"base"`       // the least number that would have sufficed all along
+	Raw        int       `json:"raw"`        // with the instances that the backlog needs
 	Stabilised int       `json:"stabilised"` // after the hold
 	Ready      int       `json:"ready"`
 	Metric     float64   `json:"metric"` // requests that run and that may start

@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// ScaleMinute is what a model did in a minute, and what was decided. Arrived to ColdSeconds are sums, the
-// others the largest numbers of the minute.
+// ScaleMinute has the load of a model in a minute, and the decision. Arrived to ColdSeconds are
+// sums, the others the largest numbers of the minute.
 type ScaleMinute struct {
 	Minute      time.Time `json:"minute"`
 	Arrived     float64   `json:"arrived"` // requests
@@ -68,8 +68,8 @@ type Announcement struct {
 const announceSQL = `
 SELECT penstock.announce_instance($1, $2, $3, $4, coalesce($5::jsonb, '{}'), $6, $7, NULL, NULL, $8)`
 
-// Announce registers an instance for a time, or renews that, and returns what the instance is to do: serve,
-// drain (its calls end, and it gets no new ones), or stop (none runs any more).
+// Announce registers an instance for a time, or renews that, and returns the order for the
+// instance: serve, drain (its calls end, and it gets no new ones), or stop (none runs any more).
 func (d *Database) Announce(ctx context.Context, a Announcement, by invalidation.By) (order string, err error) {
 	err = d.db.QueryRow(ctx, announceSQL, a.Model, a.Server, a.Endpoint, a.Slots, a.Labels, a.TTL,
 		given(a.Deployment), given(by.Actor)).Scan(&order)

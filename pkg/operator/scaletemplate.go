@@ -9,7 +9,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// DeploymentTemplate is what the first request of a model makes a deployment from, while the model has none.
+// DeploymentTemplate is the template from which the first request of a model creates a deployment,
+// while the model has none.
 type DeploymentTemplate struct {
 	Model       string          `json:"model"`
 	Backend     string          `json:"backend"`
@@ -36,9 +37,10 @@ func (d *Database) DeploymentTemplates(ctx context.Context, after string, limit 
 	return list[DeploymentTemplate](ctx, d.db, "templates of deployments", sql, after, page(limit))
 }
 
-// SetDeploymentTemplate sets what the first request of a model makes a deployment from: backend, target, policy,
-// template, cost, fill_order, idle_seconds. What is not given takes its default. A deployment that was made from it
-// follows. Nil options remove the template.
+// SetDeploymentTemplate sets the template from which the first request of a model creates a
+// deployment: backend, target, policy, template, cost, fill_order, idle_seconds. A field that is
+// not given takes its default. A deployment that was made from it follows. Nil options remove the
+// template.
 func (d *Database) SetDeploymentTemplate(
 	ctx context.Context, model string, options map[string]any, by invalidation.By,
 ) error {

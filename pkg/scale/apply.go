@@ -153,6 +153,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	}
 	rows = readable(rows)
 	bounded(rows)
+	neighbours(rows)
 	if asked == nil {
 		rows = withoutResting(rows, time.Now())
 	} else {
@@ -261,6 +262,7 @@ const registeredSQL = `
 SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
        coalesce(n.quarantined_until > clock_timestamp(), false) AS quarantined,
+       penstock.unhealthy(n) AS unhealthy,
        (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
          WHERE x.deployment = n.deployment AND x.server = n.server) AS held,
        coalesce(n.template_hash, '') AS template_hash, n.created_at
@@ -291,11 +293,8 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 		return false, err
 	}
 	if err := backend.Apply(ctx, *todo.order); err != nil {
-		if errors.Is(err, ErrNoRoom) {
-			err = errors.Join(err, a.exec(ctx, noRoomSQL, s.Name))
-			if todo.rolls { // for one more than desired: the next round drains one first
-				return false, nil
-			}
+		if noted, failed := a.noRoom(ctx, s, todo, err); noted {
+			return false, failed
 		}
 		a.count(func(st *OrderStatus) { st.Failed++ })
 		return false, errors.Join(err, a.fail(ctx, s, err))
@@ -304,7 +303,25 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 	a.mu.Lock()
 	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
 	a.mu.Unlock()
-	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed)
+	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed,
+		todo.order.starts())
+}
+
+// noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
+// the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
+// these have the room, they give it up as long as the order has not failed too often.
+func (a *applier) noRoom(ctx context.Context, s share, todo steps, err error) (noted bool, failed error) {
+	switch {
+	case !errors.Is(err, ErrNoRoom):
+		return false, nil
+	case todo.rolls: // for one more than desired: the next round drains one first
+		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, time.Duration(0), s.Ordered, s.OrderedAt)
+	case s.frees:
+		return true, a.exec(ctx, waitSQL, s.Name, oneLine(err), freedRetry, s.Ordered, s.OrderedAt)
+	case s.behind && !s.failing():
+		return false, nil
+	}
+	return true, a.exec(ctx, noRoomSQL, s.Name, oneLine(err), noRoomRetry, s.Ordered, s.OrderedAt)
 }
 
 // turnsMax is how many calls of a tick use the database at once. Deployments that nobody waits for would else take all

@@ -29,7 +29,8 @@ type cluster struct {
 	before    error
 	after     error
 	away      error
-	room      int // instances at most; 0 for no limit
+	growth    error // of an order that is to start one
+	room      int   // instances at most; 0 for no limit
 }
 
 func (c *cluster) List(context.Context, BackendTarget) ([]BackendInstance, error) {
@@ -47,6 +48,9 @@ func (c *cluster) Apply(_ context.Context, o Order) error {
 	}
 	c.instances = slices.DeleteFunc(c.instances, func(i BackendInstance) bool { return slices.Contains(o.Remove, i.Name) })
 	for len(c.instances) < o.Count {
+		if c.growth != nil {
+			return c.growth
+		}
 		if c.room > 0 && len(c.instances) >= c.room {
 			return fmt.Errorf("all %d devices are in use: %w", c.room, ErrNoRoom)
 		}
@@ -373,9 +377,114 @@ func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	}
 	c.before = nil
 	do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+	w.round() // one try
 	w.round()
 	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 0 || len(c.names()) != 2 {
 		t.Errorf("%d failures, %v exist", n, c.names())
+	}
+}
+
+// A machine has room for fewer instances than are wanted: those that fit are started once, and stay while they start.
+// When there is more room it is used.
+func TestStartsStayWhereOneMoreHasNoRoom(t *testing.T) {
+	db, c := driven(t), &cluster{room: 4}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 8)
+	tried := func(rounds int) {
+		for range rounds {
+			w.round()
+			do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+		}
+	}
+	tried(12)
+	if got := c.names(); c.started != 4 || len(got) != 4 {
+		t.Errorf("%d were started for 4 places, %v exist", c.started, got)
+	}
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 0 {
+		t.Errorf("no room counts as %d failures", n)
+	}
+	if text := one[string](t, db, `SELECT error FROM penstock.deployment_state`); !strings.Contains(text, ErrNoRoom.Error()) {
+		t.Errorf("the error is %q", text)
+	}
+	w = newTerm(t, db, c)
+	c.room = 6
+	tried(6)
+	if got := c.names(); c.started != 6 || len(got) != 6 {
+		t.Errorf("%d were started for 6 places, %v exist", c.started, got)
+	}
+}
+
+// Orders fail that start an instance. The one that follows asks for those that exist, and proves nothing.
+func TestAnOrderThatStartsNothingEndsNoFailures(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 2)
+	for range 3 {
+		w.round()
+	}
+	c.growth = errors.New("quota exceeded")
+	override(t, db, 5)
+	for range blockedAfter {
+		w.round()
+		do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+	}
+	do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp() + interval '1 minute'`)
+	for range 3 {
+		w.round()
+		do(t, db, `UPDATE penstock.deployment_state SET applied_at = clock_timestamp() - interval '1 hour'`)
+	}
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != blockedAfter || len(c.names()) != 2 {
+		t.Errorf("%d failures, %v exist", n, c.names())
+	}
+	c.growth = nil
+	do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+	w.round()
+	w.round()
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 0 || len(c.names()) != 5 {
+		t.Errorf("%d failures, %v exist", n, c.names())
+	}
+}
+
+// An instance that ended by itself is one failure, however long a slot of it is held.
+func TestACrashCountsOnce(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 2)
+	for range 3 {
+		w.round()
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	do(t, db, `INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (9, 'cpu', 'default', '1h', 1, '{}')`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
+	           SELECT id, 0, nextval('penstock.token_seq'), 9 FROM penstock.instance WHERE server = 'gpu-1'`)
+	c.instances[0].State, c.instances[0].Message = InstanceFailed, "killed"
+	for range 6 {
+		w.round()
+	}
+	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 1 {
+		t.Errorf("%d failures", n)
+	}
+}
+
+// One deployment of a model has a target that does not exist. The other one serves the model.
+func TestADeploymentThatIsNotReportedHoldsUpNoOther(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	w.duty.cfg.Backends[backendKubernetes] = &cluster{away: errors.New(`deployments.apps "lama" not found`)}
+	do(t, db, `SELECT penstock.set_deployment('llama-typo', 'llama', '{"backend": "kubernetes", "fill_order": -5, "target": {"name": "lama", "port": 1}, "policy": {"slots": 2, "max": 8}}')`)
+	push(t, db, 40)
+	for range 3 {
+		w.round()
+	}
+	if len(c.names()) == 0 {
+		t.Error("40 entries wait, and the deployment whose backend answers starts nothing")
+	}
+	if text := one[string](t, db, `SELECT error FROM penstock.deployment_state WHERE name = 'llama-typo'`); !strings.Contains(text, "not found") {
+		t.Errorf("the error of the other one is %q", text)
 	}
 }
 

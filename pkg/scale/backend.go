@@ -29,9 +29,9 @@ var ErrNoRoom = errors.New("there is no room for one more instance")
 
 // Watcher is a backend that learns by itself when the instances of a deployment change.
 type Watcher interface {
-	// Watch follows the instances of the deployments that are listed, until ctx ends. It calls changed with the
-	// model of a deployment whose instances changed, or may have: changed does not block. List may answer from what
-	// was followed.
+	// Watch follows the instances of the deployments that are listed, until ctx ends. It calls
+	// changed with the model of a deployment whose instances changed, or may have: changed does not
+	// block. List may answer from the state that Watch keeps.
 	Watch(ctx context.Context, changed func(model string))
 }
 
@@ -52,12 +52,12 @@ var ErrNotOwned = errors.New("the target belongs to another autoscaler")
 type BackendTarget struct {
 	Name         string
 	Model        string
-	Target       json.RawMessage // what the backend needs to find it
-	Template     json.RawMessage // what its instances are made from; null for none
+	Target       json.RawMessage // by which the backend finds it
+	Template     json.RawMessage // of its instances; null for none
 	TemplateHash string
 }
 
-// Order is what the instances of a deployment are to be.
+// Order is the desired state of the instances of a deployment.
 type Order struct {
 	BackendTarget
 	ID      int64    // grows with each change of the order, also after a deployment was made again
@@ -66,6 +66,9 @@ type Order struct {
 	Remove  []string // of those that exist: no request runs there, and none will
 	Reason  string
 }
+
+// starts says whether more instances are to exist than are left.
+func (o Order) starts() bool { return o.Count > o.Current-len(o.Remove) }
 
 // BackendState is how far an instance is for its backend. Whether it takes requests is for probes to tell.
 type BackendState string
@@ -77,7 +80,7 @@ const (
 	InstanceEnding  BackendState = "ending"  // its stop is under way
 )
 
-// BackendInstance is what a backend has, registered or not.
+// BackendInstance is an instance that a backend has, registered or not.
 type BackendInstance struct {
 	Name         string // unique in its model: it is registered under it
 	Endpoint     string // empty: not known yet

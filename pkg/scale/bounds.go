@@ -29,10 +29,6 @@ func (t *turn) switched() bool {
 
 // bound keeps the number within the bounds of the policy, the schedules and the operators.
 func (t *turn) bound() {
-	if t.o.Unhealthy > 0 && t.d.Desired > t.s.Desired {
-		t.d.Desired++
-		t.note(NoteUnhealthy, float64(t.o.Unhealthy), 0, 0)
-	}
 	if t.d.Desired < t.p.Min {
 		t.note(NoteMin, float64(t.p.Min), float64(t.d.Desired), 0)
 		t.d.Desired = t.p.Min

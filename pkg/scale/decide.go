@@ -12,7 +12,7 @@ const (
 )
 
 // elapsedMax bounds the time that one observation may cover: a leader that was away for an hour does
-// not work an hour off the shadow queues at once.
+// not work an hour off the shadow queues at once. Of the requests of a longer time the share of elapsedMax counts.
 const elapsedMax = time.Minute
 
 // turn is one decision in the making.
@@ -37,6 +37,7 @@ func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	t := turn{now: now, p: p.WithDefaults(), o: o, s: s}
 	t.begin()
 	if t.switched() {
+		t.moveWindows()
 		return t.end()
 	}
 	if t.blind {
@@ -72,9 +73,28 @@ func (t *turn) penstock() {
 		t.note(NotePending, float64(t.work())+t.o.Refused, 0, 0)
 	}
 	t.hold()
+	t.coverUnhealthy()
 	t.rates()
 	t.keepRunning()
 	t.zero()
+}
+
+// moveWindows moves the windows on while a switch, an override or a mode sets the number, so that the traffic of that time
+// decides at its end. The levels that are found are published; reasons and number stay those of the switch.
+func (t *turn) moveWindows() {
+	if t.blind {
+		return
+	}
+	given := t.d
+	t.count()
+	if t.p.Algorithm == Penstock {
+		t.base()
+		t.surge()
+		t.d.Raw = max(t.d.Base, t.d.Surge)
+		t.hold()
+	}
+	given.Base, given.Surge, given.Raw, given.Stabilised = t.d.Base, t.d.Surge, t.d.Raw, t.d.Stabilised
+	t.d = given
 }
 
 func (t *turn) begin() {
@@ -115,9 +135,12 @@ func (t *turn) count() {
 		return
 	}
 	if !t.s.Counted.IsZero() {
-		t.elapsed = min(t.now.Sub(t.s.Counted), elapsedMax).Seconds()
+		away := t.now.Sub(t.s.Counted)
+		t.elapsed = max(0, min(away, elapsedMax).Seconds())
+		if away > elapsedMax {
+			t.thin(elapsedMax.Seconds() / away.Seconds())
+		}
 	}
-	t.elapsed = max(t.elapsed, 0)
 	t.s.Counted = t.now
 	arrived := t.arrived()
 	if t.elapsed > 0 {
@@ -135,6 +158,13 @@ func (t *turn) count() {
 	}
 }
 
+// thin leaves a share of the requests that arrived.
+func (t *turn) thin(share float64) {
+	t.o.Arrived *= share
+	t.o.Online *= share
+	t.o.Refused *= share
+}
+
 const (
 	rateSeconds   = 60   // of the rate that a surge expects to go on
 	recentSeconds = 1800 // of the hazard of another request
@@ -149,7 +179,8 @@ func (t *turn) arrived() float64 {
 // work is the number of requests that wait or run. Those that will be late start nothing.
 func (t *turn) work() int { return t.waiting() + t.o.Running }
 
-func (t *turn) waiting() int { return max(0, t.o.Waiting-t.o.Late) }
+// waiting leaves out late entries of queues: a request at a gateway is never one of them.
+func (t *turn) waiting() int { return max(t.o.Urgent, t.o.Waiting-t.o.Late) }
 
 // service is the seconds that a request holds a slot, guessed at a second while nothing is known.
 func (t *turn) service() float64 {

@@ -364,9 +364,32 @@ func TestBounds(t *testing.T) {
 		{"emergency cap of the policy", four(func(p *Policy) { p.EmergencyMax = 3 }), heavy, 3, NoteCap, ""},
 		{"emergency cap of all", four(), func(o *Obs, s *State) { heavy(o, s); o.Switches.MaxAll = 3 }, 3, NoteCap, ""},
 		{"cap above min", four(func(p *Policy) { p.Min, p.EmergencyMax = 4, 3 }), nil, 3, NoteCap, ""},
-		{"one more for an unhealthy one", four(), func(o *Obs, s *State) { heavy(o, s); o.Unhealthy = 1 }, 7, NoteUnhealthy, ""},
-		{"not on the way down", four(), func(o *Obs, _ *State) { o.Unhealthy = 1 }, 1, "", NoteUnhealthy},
+		{"one more for an unhealthy one", four(), func(o *Obs, _ *State) { o.Unhealthy = 1 }, 2, NoteUnhealthy, ""},
+		{"at most half as many for all", four(), func(o *Obs, _ *State) { o.Unhealthy = 20 }, 2, NoteUnhealthy, ""},
+		{"within the rate", four(), func(o *Obs, s *State) { heavy(o, s); o.Unhealthy = 1 }, 6, NoteUnhealthy, ""},
+		{"not for one that just became so", four(), func(o *Obs, s *State) {
+			o.Unhealthy, s.Unhealthy = 1, []Level{{At: ago(10 * time.Second)}}
+		}, 1, "", NoteUnhealthy},
 	})
+}
+
+// A request waits, and the only instance is unhealthy. Another one is started, and the number stays as it is.
+func TestAnotherInstanceIsStartedForOneThatHangs(t *testing.T) {
+	now, s := noon, State{At: ago(time.Second), Counted: ago(time.Second), Desired: 1, WasReady: noon}
+	turns, last := 0, 1
+	for range 1800 {
+		now = now.Add(time.Second)
+		o := Obs{
+			Unhealthy: 1, Waiting: 1, Urgent: 1, Gateway: true, Service: 2, ColdStart: 60, LastRequest: now, Ready: max(0, s.Desired-1),
+		}
+		var d Decision
+		if d, s = Decide(now, Policy{Slots: 4, Max: 20}, o, s); d.Desired != last {
+			last, turns = d.Desired, turns+1
+		}
+	}
+	if last != 2 || turns != 1 {
+		t.Errorf("%d instances after %d changes", last, turns)
+	}
 }
 
 func TestStuckStarts(t *testing.T) {
@@ -455,4 +478,80 @@ func TestAlgorithmsOfOthers(t *testing.T) {
 			o.Unhealthy = 2
 		}, 9, NoteUnhealthy, ""},
 	})
+}
+
+// bursts plays an hour and a half of 12 requests a second for a minute of each eight, with a hold of ten minutes.
+// Instances are ready at once. It returns the number of instances of each second.
+func bursts(change func(second int, o *Obs)) []int {
+	now, s, ready := noon, State{}, 0
+	var trace []int
+	for second := range 5400 {
+		now = now.Add(time.Second)
+		rate := 0.2
+		if second%480 < 60 {
+			rate = 12
+		}
+		running := min(int(rate*2+0.5), ready*4)
+		o := Obs{
+			Arrived: rate, Running: running, Waiting: max(0, int(rate*2)-running), Ready: ready, Service: 2,
+			ColdStart: 60, ColdStartP95: 60, LastRequest: now,
+		}
+		change(second, &o)
+		var d Decision
+		d, s = Decide(now, Policy{Slots: 4, Max: 60}, o, s)
+		ready = d.Desired
+		trace = append(trace, ready)
+	}
+	return trace
+}
+
+// The number at the end of a switch is that of the traffic meanwhile, and not of an empty window.
+func TestWindowsGoOnWhileScalingIsSwitchedOff(t *testing.T) {
+	const begin, end = 1900, 3500
+	five := 5
+	want := slices.Min(bursts(func(int, *Obs) {})[end : end+300])
+	for name, change := range map[string]func(*Obs){
+		"off":      func(o *Obs) { o.Switches.Off = true },
+		"override": func(o *Obs) { o.Switches.Override, o.Switches.OverrideUntil = &five, noon.Add(end*time.Second) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			trace := bursts(func(second int, o *Obs) {
+				if second >= begin && second < end {
+					change(o)
+				}
+			})
+			if got := slices.Min(trace[end : end+300]); got < want {
+				t.Errorf("%d instances within 5 min of its end, %d without it", got, want)
+			}
+		})
+	}
+}
+
+// Ten minutes without a leader are observed at once: their requests came in ten minutes and not in one.
+func TestRequestsOfAGapAreNoBurst(t *testing.T) {
+	const begin, end = 1800, 2400
+	now, s, ready, missed := noon, State{}, 0, 0.0
+	before, most := 0, 0
+	for second := range 3600 {
+		now = now.Add(time.Second)
+		missed += 12
+		if second >= begin && second < end {
+			continue
+		}
+		running := min(24, ready*4)
+		o := Obs{
+			Arrived: missed, Running: running, Waiting: 24 - running, Ready: ready, Service: 2, ColdStart: 60,
+			ColdStartP95: 60, LastRequest: now,
+		}
+		var d Decision
+		d, s = Decide(now, Policy{Slots: 4, Max: 60}, o, s)
+		ready, missed = d.Desired, 0
+		if second < begin {
+			before = ready
+		}
+		most = max(most, ready)
+	}
+	if most > before+1 {
+		t.Errorf("%d instances after a gap in a steady load, %d before it", most, before)
+	}
 }

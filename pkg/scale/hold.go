@@ -30,6 +30,20 @@ func (t *turn) hold() {
 	}
 }
 
+// unhealthyFor is how long instances are unhealthy before others are started for them.
+const unhealthyFor = 30 * time.Second
+
+// coverUnhealthy adds as many instances as have been unhealthy all the while, at most half as many as are needed, so
+// that probes that fail everywhere do not double the number.
+func (t *turn) coverUnhealthy() {
+	t.s.Unhealthy = pushLevel(t.s.Unhealthy, Level{At: t.now, N: -t.o.Unhealthy}, t.now.Add(-unhealthyFor))
+	n := min(-t.s.Unhealthy[0].N, (t.d.Stabilised+1)/2)
+	if n > 0 {
+		t.d.Stabilised += n
+		t.note(NoteUnhealthy, float64(t.o.Unhealthy), 0, 0)
+	}
+}
+
 // keptShare is the share of a cold start for which a number that was wanted is kept. Without it a backlog that comes
 // and goes starts instances and gives them up before they are ready: their cost is paid and their use is lost.
 const keptShare = 0.5

@@ -8,7 +8,7 @@ import (
 
 // inputSQL reads the inputs of the decisions about some models, and the clock that all leaders share.
 const inputSQL = `
-SELECT model, queues, running, waiting, urgent, online_running, arrived, arrived_before, counters, state, service,
+SELECT model, queues, running, waiting, urgent, online_running, arrived, arrivals, counters, state, service,
        hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
        cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
        busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
@@ -25,8 +25,8 @@ type input struct {
 	Waiting        int // in queues
 	Urgent         int // at gateways
 	OnlineRunning  int
-	Arrived        int64 // in queues, a counter
-	ArrivedBefore  *int64
+	Arrived        int64               // in queues, a counter
+	Arrivals       map[string]arrivals // by id of the queue
 	Counters       []byte
 	State          []byte
 	Service        float64
@@ -60,6 +60,12 @@ type input struct {
 	Budget         float64
 }
 
+// arrivals is what came to a queue.
+type arrivals struct {
+	Inserted int64 `json:"inserted"` // a counter
+	Open     bool  `json:"open"`     // its entries may start
+}
+
 // counters are sums that grow, as of the decision before: a decision reads what was added to them since.
 // They are stored with the state, so that a change of leaders counts nothing twice and loses nothing.
 type counters struct {
@@ -70,6 +76,8 @@ type counters struct {
 	Refused int64     `json:"refused"`
 	Starts  int64     `json:"starts"`
 	Cold    float64   `json:"cold"`
+
+	Queues map[string]int64 `json:"queues,omitempty"` // rows that were ever inserted, by id of the queue
 }
 
 // used is what happened since the decision before.
@@ -84,21 +92,32 @@ type used struct {
 }
 
 func (in input) counters() counters {
+	queues := make(map[string]int64, len(in.Arrivals))
+	for id, a := range in.Arrivals {
+		queues[id] = a.Inserted
+	}
 	return counters{
-		Hour: in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
+		Queues: queues,
+		Hour:   in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
 		Online: in.OnlineCalls + int64(in.OnlineRunning) + int64(in.Urgent),
 	}
 }
 
-// since is what was added after the counters before were read. A counter that fell began again.
-func (in input) since(before counters, arrived int64) used {
+// since is what was added after the counters before were read. A counter that fell began again. Entries of a queue that
+// may not start are no arrivals, and neither are those of a queue before its first reading: they wait, or are over.
+func (in input) since(before counters) used {
 	grown := func(now, then int64) int64 {
 		if now < then {
 			return now
 		}
 		return now - then
 	}
-	u := used{queued: float64(grown(in.Arrived, arrived))}
+	var u used
+	for id, a := range in.Arrivals {
+		if then, known := before.Queues[id]; known && a.Open {
+			u.queued += float64(grown(a.Inserted, then))
+		}
+	}
 	now := in.counters()
 	if before.Hour.IsZero() {
 		return u
@@ -123,13 +142,12 @@ func (in input) since(before counters, arrived int64) used {
 // past is what the decision before left.
 type past struct {
 	state    State
-	arrived  int64
 	counters counters
 }
 
 // stored is the past as the leader before stored it.
 func (in input) stored() (past, error) {
-	p := past{arrived: in.Arrived}
+	var p past
 	if in.State != nil {
 		if err := json.Unmarshal(in.State, &p.state); err != nil {
 			return past{}, fmt.Errorf("read state: %w", err)
@@ -140,9 +158,6 @@ func (in input) stored() (past, error) {
 			return past{}, fmt.Errorf("read counters: %w", err)
 		}
 	}
-	if in.ArrivedBefore != nil {
-		p.arrived = *in.ArrivedBefore
-	}
 	return p, nil
 }
 
@@ -151,7 +166,8 @@ func (in input) stored() (past, error) {
 // mode advise) may have been followed by no start at all.
 func (in input) observe(u used, shares []share) Obs {
 	o := Obs{
-		Waiting: in.Waiting + in.Urgent, Late: in.Late, Running: in.Running, Due: in.Due, Urgent: in.Urgent,
+		Waiting: in.Waiting + in.Urgent, Late: min(in.Late, in.Waiting), Urgent: in.Urgent,
+		Running: in.Running, Due: in.Due,
 		Arrived: u.queued + u.online, Online: u.online, Refused: u.refused, Gateway: in.Gateway,
 		Service: in.Service, Ready: in.Ready, Starting: in.Starting, Draining: in.Draining, Unhealthy: in.Unhealthy,
 		ColdStart: in.ColdStart, ColdStartP95: in.ColdStartP95,
@@ -162,9 +178,12 @@ func (in input) observe(u used, shares []share) Obs {
 	if in.LastMinute != nil {
 		o.LastRequest = *in.LastMinute
 	}
+	o.Ages.Instances = instancesAge(shares, in.At)
 	for _, s := range shares {
 		o.Starting = append(o.Starting, s.unregistered()...)
-		o.Ages.Instances = max(o.Ages.Instances, s.age(in.At))
+		if len(shares) > 1 {
+			o.Deployments = append(o.Deployments, DeploymentStarts{Name: s.Name, Ready: s.Ready, Starting: s.underWay()})
+		}
 		if s.Error != "" {
 			o.Error = s.Error
 		}

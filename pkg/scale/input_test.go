@@ -107,3 +107,45 @@ func TestInputsAreReadByIndexes(t *testing.T) {
 		}
 	}
 }
+
+// The report of a gateway has all its pools and is stored compressed: a pass over many models reads each report a few times,
+// not once for each model.
+func TestReportsOfGatewaysAreReadOnceForAllModels(t *testing.T) {
+	const models, gateways = 200, 4
+	db := fleet(t)
+	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)
+	do(t, db, `SELECT penstock.set_deployment('m' || i, 'm' || i, '{}', 'test') FROM generate_series(1, $1) i`, models)
+	do(t, db, `SELECT penstock.register_gateway(i, 'g' || i, 'default', '1 minute') FROM generate_series(1, $1) i`, gateways)
+	do(t, db, `UPDATE penstock.node SET beat_at = clock_timestamp() + interval '1 hour', load = jsonb_build_object('pools',
+	           (SELECT jsonb_object_agg('m' || i, jsonb_build_object('stock', 1, 'over_limit', CASE i WHEN 7 THEN 3 ELSE 0 END,
+	                   'dropped', md5(random()::text))) FROM generate_series(1, $1) i))`, models)
+	do(t, db, `ANALYZE`)
+	if urgent := one[string](t, db, `SELECT string_agg(model || ' ' || urgent, ',') FROM penstock.scale_input WHERE urgent > 0`); urgent != "m7 12" {
+		t.Errorf("requests wait for %s, want 12 for m7", urgent)
+	}
+	if n := one[float64](t, db, `SELECT penstock.scale_metric('m7')`); n != 12 {
+		t.Errorf("the metric is %g, want 12", n)
+	}
+	const reads = `SELECT pg_stat_get_xact_numscans(i.indexrelid) FROM pg_class c JOIN pg_index i ON i.indrelid = c.reltoastrelid
+	               WHERE c.oid = 'penstock.node'::regclass`
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	var before, after int
+	if err := tx.QueryRow(t.Context(), reads).Scan(&before); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT urgent FROM penstock.scale_input`); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.QueryRow(t.Context(), reads).Scan(&after); err != nil {
+		t.Fatal(err)
+	}
+	if n := after - before; n < gateways || n > 4*gateways {
+		t.Errorf("%d reports were read for %d gateways", n, gateways)
+	} else {
+		t.Logf("%d reports were read for %d gateways", n, gateways)
+	}
+}

@@ -22,8 +22,11 @@ type Obs struct {
 	Ready     int         `json:"ready"`               // instances that take requests
 	Starting  []time.Time `json:"starting,omitempty"`  // when each start began, oldest first
 	Draining  int         `json:"draining,omitempty"`  // instances that end their last requests
-	Unhealthy int         `json:"unhealthy,omitempty"` // of Ready and Starting: failing their probes, or quarantined
-	Error     string      `json:"error,omitempty"`     // the backend's last message about a start
+	Unhealthy int         `json:"unhealthy,omitempty"` // neither Ready nor Starting: failing probes, or quarantined
+	// Deployments are given where a model has several: starts of one may be stuck while those of another are not.
+	Deployments []DeploymentStarts `json:"deployments,omitempty"`
+
+	Error string `json:"error,omitempty"` // the backend's last message about a start
 
 	ColdStart    float64 `json:"cold_start"`     // seconds, median; 0 for unknown
 	ColdStartP95 float64 `json:"cold_start_p95"` // seconds; 0 for unknown
@@ -72,6 +75,8 @@ type State struct {
 	Held   []Level   `json:"held,omitempty"`   // base levels of the hold, highest first
 	Wanted []Level   `json:"wanted,omitempty"` // raw levels of the last half of a cold start, highest first
 
+	Unhealthy []Level `json:"unhealthy,omitempty"` // negative counts of unhealthy instances, the fewest first
+
 	Rate    float64   `json:"rate,omitempty"`   // requests a second, over the last minute
 	Recent  float64   `json:"recent,omitempty"` // requests, decayed over 30 minutes
 	LastUse time.Time `json:"last_use,omitzero"`
@@ -85,6 +90,24 @@ type State struct {
 	Replaced     int       `json:"replaced,omitempty"` // rounds of replacements of stuck starts
 	ReplacedAt   time.Time `json:"replaced_at,omitzero"`
 	BlockedUntil time.Time `json:"blocked_until,omitzero"`
+
+	Stuck map[string]StuckHistory `json:"stuck,omitempty"` // by deployment, where a model has several
+}
+
+// DeploymentStarts are the instances of one of several deployments of a model.
+type DeploymentStarts struct {
+	Name     string      `json:"name"`
+	Ready    int         `json:"ready"`
+	Starting []time.Time `json:"starting,omitempty"` // oldest first
+}
+
+// StuckHistory is the history of the stuck starts of a deployment.
+type StuckHistory struct {
+	Replaced     int       `json:"replaced,omitempty"`
+	ReplacedAt   time.Time `json:"replaced_at,omitzero"`
+	Blocked      bool      `json:"blocked,omitempty"`      // until an instance more is ready than Ready
+	BlockedUntil time.Time `json:"blocked_until,omitzero"` // nothing is started before
+	Ready        int       `json:"ready,omitempty"`        // the least number since it was blocked
 }
 
 // Level is a number of instances that was wanted at a time.

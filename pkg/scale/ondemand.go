@@ -50,6 +50,10 @@ func (s *Duty) makeWanted(ctx context.Context, models []string) ([]wanted, error
 	for _, name := range made {
 		s.cfg.Log.InfoContext(ctx, "made a deployment on demand", "deployment", name)
 	}
+	if n := len(missing) - len(made); n > 0 {
+		s.cfg.Log.WarnContext(ctx, "models have no deployment: the target of their template belongs to another one",
+			"models", n)
+	}
 	s.applier.nudge(missing...) // its backend is asked at once what exists
 	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
 	return slices.DeleteFunc(all, func(w wanted) bool { return w.Wanted }), nil

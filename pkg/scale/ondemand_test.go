@@ -76,6 +76,22 @@ func TestARequestAtAGatewayMakesADeploymentToo(t *testing.T) {
 	}
 }
 
+func TestNothingIsMadeOrPrunedWhileScalingIsOff(t *testing.T) {
+	db := templated(t)
+	w := newTerm(t, db, &cluster{})
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', 'true')`)
+	push(t, db, 1)
+	w.round()
+	if n := deployments(t, db); n != 0 {
+		t.Errorf("%d deployments were made", n)
+	}
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', NULL)`)
+	w.round()
+	if n := deployments(t, db); n != 1 {
+		t.Errorf("%d deployments behind it", n)
+	}
+}
+
 func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
 	db, c := templated(t), &cluster{}
 	w := newTerm(t, db, c)
@@ -109,6 +125,16 @@ func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
 		t.Errorf("%v were pruned although something waits", got)
 	}
 	do(t, db, `SELECT penstock.cancel_entry(id, 'test', 'test') FROM penstock.entry`)
+	do(t, db, `SELECT penstock.set_deployment('llama', 'llama', '{"mode": "disabled"}', 'it burns money')`)
+	if got := prune(); len(got) != 0 {
+		t.Errorf("%v were pruned though disabled: the next push would make it again as full", got)
+	}
+	do(t, db, `SELECT penstock.set_deployment('llama', 'llama', '{"mode": "full"}')`)
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', 'true')`)
+	if got := prune(); len(got) != 0 {
+		t.Errorf("%v were pruned while scaling is off", got)
+	}
+	do(t, db, `SELECT penstock.set_scale_setting('scale.off', NULL)`)
 	do(t, db, `SELECT penstock.set_deployment('by-hand', 'llama')`)
 	if got := prune(); !slices.Equal(got, []string{"llama"}) {
 		t.Errorf("%v were pruned", got)
@@ -247,5 +273,23 @@ func TestATemplateOfDeploymentsIsChecked(t *testing.T) {
 	_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment_template('nobody', '{}')`)
 	if err == nil || errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "PS008") {
 		t.Errorf("an unknown model: %v", err)
+	}
+}
+
+// A template with the target of a deployment makes none, and keeps no other model from its own.
+func TestATemplateWithTheTargetOfADeploymentMakesNone(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.set_deployment('pods', 'llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`)
+	for model, object := range map[string]string{"a": "pods", "b": "own"} {
+		do(t, db, `SELECT penstock.register_model($1, '{"protocol": "openai"}')`, model)
+		do(t, db, `SELECT penstock.set_deployment_template($1, jsonb_build_object('backend', 'kubernetes',
+		           'target', jsonb_build_object('name', $2::text, 'port', 1)))`, model, object)
+	}
+	if made := one[[]string](t, db, `SELECT penstock.make_wanted_deployments('{a,b}')`); !slices.Equal(made, []string{"b"}) {
+		t.Errorf("made %v, want b alone", made)
+	}
+	const move = `SELECT penstock.set_deployment_template('b', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`
+	if _, err := db.Exec(t.Context(), move); err == nil || !strings.Contains(err.Error(), `target of deployment "pods"`) {
+		t.Errorf("got %v", err)
 	}
 }

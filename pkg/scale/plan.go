@@ -16,6 +16,7 @@ type registration struct {
 	Draining     bool
 	DrainedByUs  bool
 	Quarantined  bool
+	Unhealthy    bool
 	Held         int // slots
 	TemplateHash string
 	CreatedAt    time.Time
@@ -24,27 +25,31 @@ type registration struct {
 // member is an instance of a deployment: registered, or in its backend, or both.
 type member struct {
 	registration
-	registered bool
-	exists     bool
-	ending     bool
-	succeeded  bool // the registered one ended, and another one has its name
-	failed     bool
-	began      time.Time
+	registered  bool
+	wasDraining bool // before this round
+	exists      bool
+	ending      bool
+	succeeded   bool // the registered one ended, and another one has its name
+	failed      bool
+	message     string // of the failure
+	began       time.Time
 }
 
 // steps is what is to be done for a deployment: in the database first, then by its backend.
 type steps struct {
-	register []BackendInstance
-	forget   []string // registered, gone or ending at the backend, no slot held
-	drain    []string
-	undrain  []int32
-	order    *Order
-	existing int
-	starting []time.Time // not registered yet
-	failed   int         // starts that failed
-	rolls    bool        // the order asks for one more than desired, to replace one
-	healthy  bool        // an instance is ready that was started after the last failure
-	message  string      // of a failure
+	register  []BackendInstance
+	forget    []string // registered, gone or ending at the backend, no slot held
+	drain     []string
+	undrain   []int32
+	order     *Order
+	existing  int
+	starting  []time.Time          // not registered yet
+	failed    int                  // starts that failed
+	rolls     bool                 // the order asks for one more than desired, to replace one
+	healthy   bool                 // an instance is ready that was started after the last failure
+	message   string               // of a failure
+	unhealthy map[string]time.Time // since when instances are
+	removing  []string             // named by this order or an earlier one, and not gone
 }
 
 // plan compares what a deployment is to have with what is registered and what its backend reported. listed
@@ -53,11 +58,14 @@ type steps struct {
 func plan(s share, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
 	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
 	p.join(registered, found)
+	p.followUnhealthy()
 	if s.DecidedAt != nil && !s.Off && s.Mode != string(Disabled) && s.Mode != string(Advise) {
+		p.countFailed()
 		p.reduce()
 		p.grow()
 		p.decideOrder()
 	}
+	p.out.removing = p.removing()
 	return p.out
 }
 
@@ -68,6 +76,7 @@ type planner struct {
 	listed  bool
 	members []*member
 	out     steps
+	known   map[string]bool // names that are registered or reported
 	remove  []string
 	starts  int // that are to begin
 
@@ -83,12 +92,15 @@ const startFailed = "start failed: "
 // join brings both lists together, and finds what is to be registered and forgotten.
 func (p *planner) join(registered []registration, found []BackendInstance) {
 	byName := map[string]*member{}
+	p.known = map[string]bool{}
 	for _, r := range registered {
-		m := &member{registration: r, registered: true, exists: !p.listed, began: r.CreatedAt}
+		p.known[r.Server] = true
+		m := &member{registration: r, registered: true, exists: !p.listed, began: r.CreatedAt, wasDraining: r.Draining}
 		byName[r.Server] = m
 		p.members = append(p.members, m)
 	}
 	for _, f := range found {
+		p.known[f.Name] = true
 		m := byName[f.Name]
 		if m == nil {
 			m = &member{registration: registration{Server: f.Name, TemplateHash: f.TemplateHash}}
@@ -100,10 +112,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		if f.TemplateHash != "" {
 			m.TemplateHash = f.TemplateHash
 		}
-		if m.failed {
-			p.out.failed++
-			p.out.message = startFailed + f.Message
-		}
+		m.message = f.Message
 		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
 			p.out.register = append(p.out.register, f)
 		} else if f.State == InstanceRunning && !m.registered {
@@ -134,6 +143,29 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 	sortTimes(p.out.starting)
 }
 
+// countFailed counts the instances that ended by themselves. One counts once: it is drained and named for removal then,
+// and may exist for longer, with slots that are held.
+func (p *planner) countFailed() {
+	for _, m := range p.members {
+		if m.failed && !m.wasDraining && !slices.Contains(p.s.Removing, m.Server) {
+			p.out.failed++
+			p.out.message = startFailed + m.message
+		}
+	}
+}
+
+// removing are the instances that orders have named for removal, and that exist or are registered.
+func (p *planner) removing() []string {
+	names := slices.Clone(p.remove)
+	for _, name := range p.s.Removing {
+		if p.known[name] && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
 func (p *planner) active() []*member {
 	var active []*member
 	for _, m := range p.members {
@@ -155,8 +187,9 @@ func (p *planner) isRegistered(m *member) bool {
 // first: it may have become ready, and have got a request, since the rows were read. It is replaced when it is
 // removed.
 func (p *planner) reduce() {
+	p.undrain()
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
-		stuck := p.s.ReplaceBefore != nil && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
+		stuck := p.isStuck(m)
 		drained := m.Draining && m.DrainedByUs
 		gone := m.Held == 0 && (m.failed || drained || stuck && !p.isRegistered(m))
 		switch {
@@ -172,6 +205,7 @@ func (p *planner) reduce() {
 		}
 		return gone
 	})
+	p.replaceHung()
 	active := p.active()
 	excess := len(active) - p.s.Desired
 	if old := p.outdated(active); len(old) > 0 && excess <= 1 {
@@ -179,6 +213,69 @@ func (p *planner) reduce() {
 		return
 	}
 	p.drop(active, excess)
+}
+
+// undrain ends drains as long as instances are missing: one that drains, or has drained, needs no cold start. It leaves
+// out those that an order has named for removal, and idle ones that register themselves: they were told to stop.
+func (p *planner) undrain() {
+	missing := p.s.Desired - len(p.active())
+	for _, m := range p.members {
+		if missing <= 0 {
+			return
+		}
+		stays := m.registered && m.Draining && m.DrainedByUs && (p.listed || m.Held > 0) && !m.failed
+		if stays && !p.isStuck(m) && !p.isHung(m) && !p.isOutdated(m) && !slices.Contains(p.s.Removing, m.Server) {
+			m.Draining = false
+			p.out.undrain = append(p.out.undrain, m.ID)
+			missing--
+		}
+	}
+}
+
+// followUnhealthy notes since when instances are unhealthy in all rounds. After a time without rounds it begins anew:
+// they may have been healthy meanwhile.
+func (p *planner) followUnhealthy() {
+	p.out.unhealthy = map[string]time.Time{}
+	gap := p.s.SeenAt == nil || p.now.Sub(*p.s.SeenAt) > blindAfter
+	for _, m := range p.members {
+		if !m.Unhealthy {
+			continue
+		}
+		since, known := p.s.Unhealthy[m.Server]
+		if gap || !known {
+			since = p.now
+		}
+		p.out.unhealthy[m.Server] = since
+	}
+}
+
+// isHung says whether a member has been unhealthy for stuck_min_seconds.
+func (p *planner) isHung(m *member) bool {
+	since, unhealthy := p.out.unhealthy[m.Server]
+	return unhealthy && p.now.Sub(since) > time.Duration(p.policy.StuckMin)
+}
+
+// replaceHung drains one member that hangs, whose replacement is started when it is gone. It does so while all others
+// are ready or hang: what makes instances unhealthy may do so to each new one.
+func (p *planner) replaceHung() {
+	var hung *member
+	for _, m := range p.members {
+		switch {
+		case p.isHung(m) && !m.Draining:
+			hung = m
+		case p.isHung(m) || !m.Ready && !m.Draining:
+			return
+		}
+	}
+	if hung != nil {
+		hung.Draining, hung.DrainedByUs = true, true
+		p.replaced++
+		p.out.drain = append(p.out.drain, hung.Server)
+	}
+}
+
+func (p *planner) isStuck(m *member) bool {
+	return p.s.ReplaceBefore != nil && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
 }
 
 // drop drains the n members whose removal costs least; one that is not registered has no requests, and is
@@ -238,7 +335,7 @@ func (p *planner) roll(active, old []*member, excess int) {
 		p.drop(old, 1)
 	case !full:
 		p.starts, p.out.rolls = 1, excess == 0
-	case p.leavers() == 0 && (excess == 0 || p.s.noRoom(p.now) && p.backsOff()):
+	case p.leavers() == 0 && (excess == 0 || p.s.noRoom(p.now) && p.s.backsOff(p.now)):
 		p.drop(old, 1)
 	}
 }
@@ -254,27 +351,14 @@ func (p *planner) leavers() int {
 	return n
 }
 
-// backsOff says whether starts failed lately, and are not tried again now.
-func (p *planner) backsOff() bool { return p.s.RetryAt != nil && p.now.Before(*p.s.RetryAt) }
-
-// grow ends drains before it asks for new instances, and asks for none while starts fail.
+// grow asks for new instances, and for none while starts fail.
 func (p *planner) grow() {
 	if p.s.full || p.s.noRoom(p.now) {
 		p.replaced += p.leavers()
 	}
 	missing := p.s.Desired - len(p.active()) - p.replaced
-	for _, m := range p.members {
-		if missing <= 0 {
-			break
-		}
-		if m.Draining && m.DrainedByUs && m.registered && !p.isOutdated(m) {
-			m.Draining = false
-			p.out.undrain = append(p.out.undrain, m.ID)
-			missing--
-		}
-	}
 	p.starts = max(p.starts+min(0, missing), missing, 0)
-	if p.out.failed > 0 || p.backsOff() {
+	if p.out.failed > 0 || p.s.backsOff(p.now) {
 		p.starts = 0
 	}
 }
@@ -292,7 +376,7 @@ func (p *planner) decideOrder() {
 		BackendTarget: s.deployment(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
 		Reason: fmt.Sprintf("%d desired, %d exist, %d are removed", s.Desired, p.out.existing, len(p.remove)),
 	}
-	if p.backsOff() && len(p.remove) == 0 {
+	if p.s.backsOff(p.now) && len(p.remove) == 0 {
 		return
 	}
 	if count != s.Ordered || s.OrderID == 0 || len(p.remove) > 0 {

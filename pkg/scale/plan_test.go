@@ -47,6 +47,7 @@ func decided(desired, ordered int) share {
 }
 
 func TestPlan(t *testing.T) {
+	lately := began(time.Second)
 	off, old, outdated := drains(ready(2, 0)), ready(1, 0), ready(1, 0)
 	old.EverReady, old.Ready = false, false
 	outdated.TemplateHash = "t0"
@@ -58,6 +59,18 @@ func TestPlan(t *testing.T) {
 	stuck.ReplaceBefore = &replace
 	disabled, undecided, anywhere := decided(0, 2), decided(0, 2), decided(0, 2)
 	disabled.Mode, undecided.DecidedAt, anywhere.Off = "disabled", nil, true
+	named := decided(2, 2)
+	named.Removing = []string{"b"}
+	sick, alsoSick, hanging := ready(1, 1), ready(2, 0), decided(2, 2)
+	sick.Ready, sick.Unhealthy, alsoSick.Ready, alsoSick.Unhealthy = false, true, false, true
+	hanging.Unhealthy = map[string]time.Time{"a": began(time.Hour), "b": began(time.Hour)}
+	hanging.SeenAt = &lately
+	afterGap, halfHour := hanging, began(30*time.Minute)
+	afterGap.SeenAt = &halfHour
+	briefly, starting := decided(2, 2), ready(2, 0)
+	briefly.SeenAt = &lately
+	briefly.Unhealthy = map[string]time.Time{"a": began(time.Minute)}
+	starting.Ready, starting.EverReady = false, false
 	full, ending0 := decided(1, 1), in(outdated)
 	ending0[0].State = InstanceEnding
 	recent := began(time.Minute)
@@ -94,6 +107,16 @@ func TestPlan(t *testing.T) {
 		{name: "a drained one with a request stays", s: decided(1, 2), registered: []registration{ready(1, 1), drains(ready(2, 1))}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
 		{name: "a drained one without requests is removed", s: decided(1, 2), registered: []registration{ready(1, 1), off}, found: in(ready(1, 0), ready(2, 0)), count: 1, remove: []string{"b"}, existing: 2},
 		{name: "a drain ends before anything is started", s: decided(3, 2), registered: []registration{ready(1, 1), drains(ready(2, 1))}, found: in(ready(1, 0), ready(2, 0)), count: 3, undrain: []int32{2}, existing: 2},
+		{name: "a drained one without requests stays where it is wanted again", s: decided(2, 2), registered: []registration{ready(1, 1), off}, found: in(ready(1, 0), ready(2, 0)), count: -1, undrain: []int32{2}, existing: 2},
+		{name: "one that an order has named goes, and another is started", s: named, registered: []registration{ready(1, 1), off}, found: in(ready(1, 0), ready(2, 0)), count: 2, remove: []string{"b"}, existing: 2},
+		{name: "one that was told to stop goes, and another is started", s: decided(2, 2), registered: []registration{ready(1, 1), off}, unlisted: true, count: 2, remove: []string{"b"}, existing: 2},
+		{name: "one that hangs drains", s: hanging, registered: []registration{sick, ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, drain: []string{"a"}, existing: 2},
+		{name: "it does not stay where another one is wanted", s: hanging, registered: []registration{drains(sick), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
+		{name: "it is removed when its slots are free", s: hanging, registered: []registration{drains(withHeld(sick, 0)), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: 2, remove: []string{"a"}, existing: 2},
+		{name: "one that is unhealthy for a minute stays", s: briefly, registered: []registration{sick, ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "one that was unhealthy before a time without rounds stays", s: afterGap, registered: []registration{sick, ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "one that hangs stays while another one starts", s: hanging, registered: []registration{sick, starting}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "of two that hang one drains", s: hanging, registered: []registration{sick, alsoSick}, found: in(ready(1, 0), ready(2, 0)), count: -1, drain: []string{"b"}, existing: 2},
 		{name: "a drain of an operator does not end", s: decided(2, 2), registered: []registration{ready(1, 1), {ID: 2, Server: "b", Endpoint: "http://b", Draining: true, EverReady: true}}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
 		{name: "one without a registration is registered", s: decided(1, 1), found: unregistered, count: -1, register: 1, existing: 1},
 		{name: "one without an address only starts", s: decided(1, 1), found: noAddress, count: -1, existing: 1},

@@ -3,6 +3,7 @@ package scale
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -27,33 +28,47 @@ SELECT FROM penstock.instance i
 	// observedSQL writes what a round found, and the order that it is about to give.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
-       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place)
+       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
+        removing, unhealthy)
 SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
        CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
-       nullif($10, '')
+       nullif($10, ''), $11, $12
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
+       removing = excluded.removing, unhealthy = excluded.unhealthy,
        order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
        ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
                          ELSE s.ordered_at END, failures = excluded.failures,
        failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,
-       retry_at = CASE WHEN $6 = 0 THEN NULL WHEN $7 THEN excluded.retry_at ELSE s.retry_at END`
+       retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
 
+	// appliedSQL confirms an order. One that began starts ($4) ends the failures of orders before it, one that began
+	// none proves nothing. Starts that failed ($3 begins their messages) are forgiven by an instance that is ready.
 	appliedSQL = `
 UPDATE penstock.deployment_state
    SET applied_id = $2, applied_at = clock_timestamp(),
-       failures = CASE WHEN starts_with(error, $3) THEN failures ELSE 0 END,
-       error = CASE WHEN starts_with(error, $3) THEN error END
+       failures = CASE WHEN starts_with(error, $3) OR NOT $4 THEN failures ELSE 0 END,
+       error = CASE WHEN starts_with(error, $3) OR NOT $4 THEN error END
  WHERE name = $1`
+	// failedSQL, noRoomSQL and waitSQL set ordered ($4) and ordered_at ($5) back to what they were before the order:
+	// the starts that it was to begin do not count as under way.
 	failedSQL = `
 UPDATE penstock.deployment_state
    SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
-       retry_at = clock_timestamp() + $3::interval
+       retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5
  WHERE name = $1`
-	noRoomSQL = `UPDATE penstock.deployment_state SET no_room_at = clock_timestamp() WHERE name = $1`
-	noteSQL   = `
+	noRoomSQL = `
+UPDATE penstock.deployment_state
+   SET no_room_at = clock_timestamp(), error = nullif($2, ''), retry_at = clock_timestamp() + $3::interval,
+       ordered = $4, ordered_at = $5
+ WHERE name = $1`
+	waitSQL = `
+UPDATE penstock.deployment_state
+   SET error = $2, retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5
+ WHERE name = $1`
+	noteSQL = `
 INSERT INTO penstock.deployment_state AS s (name, error)
 SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE SET error = excluded.error`
@@ -66,7 +81,10 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 	if todo.failed > 0 {
 		failures, message = failures+1, todo.message
 	} else if todo.healthy || failures == 0 {
-		failures, message = 0, ""
+		failures = 0
+		if !s.noRoom(time.Now()) || !strings.Contains(message, ErrNoRoom.Error()) {
+			message = ""
+		}
 	}
 	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
@@ -115,7 +133,8 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 			}
 		}
 		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
-			backoff(failures), message, place)
+			backoff(failures), message, place, append([]string{}, todo.removing...),
+			todo.unhealthySince())
 		return err
 	})
 	if err == nil {
@@ -132,10 +151,13 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
 func (p steps) changes(s share, failures int, message string) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
-	old := s.SeenAt == nil || time.Since(*s.SeenAt) > seenEvery-time.Second
+	old := s.SeenAt == nil || !s.reported() || time.Since(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
 	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
-	return steps > 0 || old || !same || newOrder || failures != s.Failures || message != s.Error
+	newRemoval := !slices.Equal(p.removing, s.Removing)
+	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
+	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
+		failures != s.Failures || message != s.Error
 }
 
 // servers are the instances that a round registers, forgets or drains.
@@ -145,6 +167,13 @@ func (p steps) servers() []string {
 		names = append(names, i.Name)
 	}
 	return names
+}
+
+func (p steps) unhealthySince() map[string]time.Time {
+	if p.unhealthy == nil {
+		return map[string]time.Time{}
+	}
+	return p.unhealthy
 }
 
 func (p steps) starts() []time.Time {
@@ -164,7 +193,7 @@ func backoff(failures int) time.Duration {
 
 // fail records that an order failed. It is given again after a pause.
 func (a *applier) fail(ctx context.Context, s share, cause error) error {
-	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), backoff(s.Failures+1))
+	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), backoff(s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
 // note records why a backend does not answer: what it has is unknown, and not zero.

@@ -246,7 +246,7 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	}
 	limitByBudget(all, shares)
 	for _, v := range all {
-		s.past[v.in.Model] = past{state: v.next, arrived: v.in.Arrived, counters: v.in.counters()}
+		s.past[v.in.Model] = v.past()
 	}
 	s.publish(models, all, idle)
 	return s.store(ctx, all)
@@ -290,11 +290,17 @@ type verdict struct {
 	shares []share
 	d      Decision
 	next   State
+	read   past // with the counters up to which requests are counted
 	used   used
 	parts  map[string]int // instances of each deployment
 }
 
-// decide decides for one model. It returns nil while a backend has not reported its instances.
+// past is what the next decision starts from.
+func (v *verdict) past() past {
+	return past{state: v.next, counters: v.read.counters}
+}
+
+// decide decides for one model. It returns nil while no backend of it has reported its instances.
 func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 	if len(shares) == 0 {
 		return nil, fmt.Errorf("its deployments were removed just now")
@@ -304,10 +310,9 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 			return nil, err
 		}
 	}
-	for _, sh := range shares {
-		if s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil {
-			return nil, nil //nolint:nilnil // not before its backend has told what exists
-		}
+	unreported := func(sh share) bool { return s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil }
+	if !slices.ContainsFunc(shares, func(sh share) bool { return !unreported(sh) }) {
+		return nil, nil //nolint:nilnil // not before a backend has told what exists
 	}
 	before, known := s.past[in.Model]
 	if !known {
@@ -317,12 +322,18 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 		}
 	}
 	policy := policyOf(shares)
-	used := in.since(before.counters, before.arrived)
-	o := in.observe(used, shares)
+	u := in.since(before.counters)
+	o := in.observe(u, shares)
 	o.Floor = floorAt(policy.Floors, in.At)
 	d, next := Decide(in.At, policy, o, before.state)
-	v := &verdict{in: in, shares: shares, d: d, next: next, used: used}
+	v := &verdict{in: in, shares: shares, d: d, next: next, read: before}
+	if next.Counted.Equal(in.At) { // otherwise a later decision counts the requests up to now
+		v.used, v.read = u, past{counters: in.counters()}
+	}
 	if d.Apply {
+		for i := range shares {
+			shares[i].coldStartP95, shares[i].stuck = in.ColdStartP95, next.Stuck[shares[i].Name]
+		}
 		v.parts = spread(d.Desired, in.Unmanaged, shares, in.At)
 	}
 	s.minuteOf(in.Model, in.At).add(v, o)

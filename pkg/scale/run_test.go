@@ -81,6 +81,96 @@ func TestMetricCountsWhatMayStart(t *testing.T) {
 	}
 }
 
+// Entries whose deadline comes before an instance is ready count as late only where they count as waiting: those of a paused
+// flow, of a throttled one and of a paused lock key, and those that wait behind others of their key, count as neither.
+func TestLateIsPartOfWhatWaits(t *testing.T) {
+	db := fleet(t)
+	push := func(n int, options string) {
+		t.Helper()
+		do(t, db, `SELECT penstock.push('llama', '{}'::jsonb, `+options+`) FROM generate_series(1, $1)`, n)
+	}
+	want := func(waiting, late int) {
+		t.Helper()
+		w := one[int](t, db, `SELECT waiting::int FROM penstock.scale_input WHERE model = 'llama'`)
+		if l := one[int](t, db, `SELECT late::int FROM penstock.scale_input WHERE model = 'llama'`); w != waiting || l != late {
+			t.Errorf("%d wait and %d of them are late, want %d and %d", w, l, waiting, late)
+		}
+	}
+	push(10, `flow => 'a'`)
+	want(10, 0)
+	push(50, `flow => 'b', start_by => now() + interval '5 seconds'`)
+	want(60, 50)
+	do(t, db, `SELECT penstock.pause('flow', 'b', 'llama', 'test', 'test')`)
+	want(10, 0)
+	do(t, db, `SELECT penstock.resume('flow', 'b', 'llama', 'test', 'test')`)
+	do(t, db, `INSERT INTO penstock.throttle (until, queue_id, queue_wide, flow, reason)
+	           SELECT clock_timestamp() + interval '1 minute', id, false, 'b', 'test' FROM penstock.queue WHERE name = 'llama'`)
+	want(10, 0)
+	do(t, db, `DELETE FROM penstock.throttle`)
+	push(20, `lock_key => 'k', start_by => now() + interval '5 seconds'`)
+	want(61, 51)
+	do(t, db, `SELECT penstock.pause('lock_key', 'k', 'llama', 'test', 'test')`)
+	want(60, 50)
+	// Of what concurrency has room for, entries that are in time come first.
+	do(t, db, `SELECT penstock.alter_queue('llama', '{"max_concurrent": 14}')`)
+	want(14, 4)
+	do(t, db, `SELECT penstock.alter_queue('llama', '{"max_concurrent": 5}')`)
+	want(5, 0)
+}
+
+// What one flow may not start costs no reading, and hides nobody behind it.
+func TestAPausedBacklogIsNotRead(t *testing.T) {
+	const backlog = 100_000
+	db := fleet(t)
+	do(t, db, `SELECT penstock.pause('flow', 'tenant', 'llama', 'test', 'test')`)
+	do(t, db, `INSERT INTO penstock.ready (pos, entry_id, queue_id, priority, flow)
+	           SELECT g, g, q.id, p, 'tenant' FROM penstock.queue q, generate_series(1, $1) g, generate_series(0, 9, 9) p
+	            WHERE q.name = 'llama'`, backlog)
+	do(t, db, `ANALYZE penstock.ready`)
+	push(t, db, 3)
+	do(t, db, `SELECT penstock.push('llama', '{}'::jsonb, flow => 'zebra')`)
+	if n := one[int](t, db, `SELECT penstock.scale_waiting('llama')::int`); n != 4 {
+		t.Errorf("%d may start, want 4", n)
+	}
+	if n := buffers(t, db, `SELECT penstock.scale_waiting('llama')`); n > 200 {
+		t.Errorf("%d buffers are read", n)
+	}
+	do(t, db, `SELECT penstock.resume('flow', 'tenant', 'llama', 'test', 'test')`)
+	if n := one[int](t, db, `SELECT penstock.scale_waiting('llama')::int`); n != 10_000 {
+		t.Errorf("%d may start, want the bound", n)
+	}
+	do(t, db, `UPDATE penstock.ready SET not_before = clock_timestamp() + interval '1 hour' WHERE flow = 'tenant'`)
+	if n := buffers(t, db, `SELECT penstock.scale_waiting('llama')`); n > 50_000 {
+		t.Errorf("%d buffers are read for delayed rows", n)
+	}
+}
+
+// buffers is how many buffers a second run of a statement reads: the first fills the caches of the session.
+func buffers(t *testing.T, db *pgxpool.Pool, sql string) int {
+	t.Helper()
+	tx, err := db.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	var text string
+	for range 2 {
+		if err := tx.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) `+sql).Scan(&text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var plans []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	if err := json.Unmarshal([]byte(text), &plans); err != nil {
+		t.Fatal(err)
+	}
+	return plans[0].Plan.Hit + plans[0].Plan.Read
+}
+
 func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 	db := fleet(t)
 	push(t, db, 40)
@@ -108,6 +198,107 @@ func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 	}
 }
 
+// Each queue has a counter of its own. What comes to one that is paused or disabled is counted neither then nor later, and
+// one that is dropped takes nothing from the others.
+func TestArrivalsAreThoseOfQueuesWhoseEntriesMayStart(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.create_queue('second', '{"kind": "inference", "model": "llama"}')`)
+	tx, err := db.Acquire(t.Context()) // one session: its statistics are read as soon as it has written them
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Release()
+	var before counters
+	arrived := func(want float64, change string) {
+		t.Helper()
+		for _, sql := range []string{change, `SELECT pg_stat_force_next_flush()`} {
+			if _, err := tx.Exec(t.Context(), sql); err != nil {
+				t.Fatalf("%s: %v", sql, err)
+			}
+		}
+		rows, err := pgx.CollectRows(postgres.Query(t.Context(), tx, inputSQL, []string{"llama"}), pgx.RowToStructByName[input])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := rows[0].since(before).queued; got != want {
+			t.Errorf("%s: %g arrived, want %g", change, got, want)
+		}
+		before = rows[0].counters()
+	}
+	pushed := func(queue string) string {
+		return `SELECT count(penstock.push('` + queue + `', '{}'::jsonb)) FROM generate_series(1, 40)`
+	}
+	arrived(0, `SELECT`)
+	arrived(40, pushed("llama"))
+	arrived(40, pushed("second"))
+	arrived(0, `SELECT penstock.pause_queue('llama', 'incident', 'test', NULL)`)
+	arrived(0, pushed("llama"))
+	arrived(40, pushed("second"))
+	arrived(0, `SELECT penstock.resume_queue('llama', 'test', 'test')`)
+	arrived(0, `SELECT penstock.pause('model', 'llama', NULL, 'test', 'test')`)
+	arrived(0, pushed("llama"))
+	arrived(0, `SELECT penstock.resume('model', 'llama', NULL, 'test', 'test')`)
+	arrived(0, `SELECT penstock.drop_queue('second', true, 'test', 'test')`)
+	arrived(40, pushed("llama"))
+}
+
+// A stale observation counts nothing: the next fresh one has the requests of its time.
+func TestRequestsOfStaleSecondsAreCountedLater(t *testing.T) {
+	s := New(nil, nil, Config{})
+	shares := []share{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
+	in := input{Model: "llama", At: noon, Hour: noon, Service: 5}
+	counted := 0.0
+	for _, age := range []float64{0, 0, 12, 20, 0} {
+		in.At, in.GatewayAge = in.At.Add(time.Second), age
+		in.Arrivals = map[string]arrivals{"1": {Inserted: in.Arrivals["1"].Inserted + 10, Open: true}}
+		in.OnlineCalls++
+		v, err := s.decide(in, shares)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.past[in.Model] = v.past()
+		if age == 0 {
+			counted += v.used.queued + v.used.online
+		}
+		if m := s.minutes[in.Model]; m.Arrived != counted {
+			t.Errorf("%g requests of the minute, want %g", m.Arrived, counted)
+		}
+	}
+	// The first observation is where counting begins.
+	if counted != 44 {
+		t.Errorf("%g requests were counted of 44 that came", counted)
+	}
+}
+
+// A gateway that died makes the demand of a model unknown while it holds slots of it, and while there is no other.
+func TestADeadGatewayWithoutSlotsIsNotMissed(t *testing.T) {
+	db := fleet(t)
+	age := func() float64 {
+		return one[float64](t, db, `SELECT gateway_age FROM penstock.scale_input WHERE model = 'llama'`)
+	}
+	do(t, db, `SELECT penstock.register_gateway(7, 'g1', 'default', '1 hour')`)
+	do(t, db, `SELECT penstock.register_gateway(8, 'g2', 'default', '10 seconds')`)
+	do(t, db, `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 minute' WHERE id = 8`)
+	if got := age(); got != 0 {
+		t.Errorf("a dead gateway without slots: %g s", got)
+	}
+	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://gpu-1', 4)`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id)
+	           SELECT id, 0, nextval('penstock.token_seq'), 8 FROM penstock.instance`)
+	if got := age(); got < 60 {
+		t.Errorf("one that holds a slot: %g s", got)
+	}
+	do(t, db, `DELETE FROM penstock.slot`)
+	do(t, db, `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '2 hours' WHERE id = 7`)
+	if got := age(); got != 0 {
+		t.Errorf("the only one, of a model without online requests: %g s", got)
+	}
+	do(t, db, `INSERT INTO penstock.model_online (model, calls) VALUES ('llama', 3)`)
+	if got := age(); got < 60 || got > 120 {
+		t.Errorf("the only one within five minutes: %g s", got)
+	}
+}
+
 // Nothing of ours starts instances for backend advise: a number that nothing followed is no start that is stuck.
 func TestAPublishedNumberIsNoStart(t *testing.T) {
 	s := New(nil, nil, Config{})
@@ -120,7 +311,7 @@ func TestAPublishedNumberIsNoStart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.past[in.Model] = past{state: v.next, arrived: in.Arrived, counters: in.counters()}
+		s.past[in.Model] = v.past()
 		for _, note := range v.d.Notes {
 			if len(in.Starting) == 0 && (note.Code == NoteStuck || note.Code == NoteReplace || note.Code == NoteBlocked) {
 				t.Fatalf("at %v: %s", in.At.Sub(first), v.d.Explain())
@@ -213,6 +404,10 @@ func TestABadPolicyStopsNoOtherModel(t *testing.T) {
 
 func TestOrdersAreChecked(t *testing.T) {
 	db := fleet(t)
+	for namespace := range strings.SplitSeq("a b", " ") {
+		do(t, db, `SELECT penstock.set_deployment('pods-' || $1, 'llama', jsonb_build_object('backend', 'kubernetes',
+		           'target', jsonb_build_object('name', 'pods', 'port', 1, 'namespace', $1::text)))`, namespace)
+	}
 	for _, sql := range []string{
 		`SELECT penstock.set_deployment('x', 'nobody')`,
 		`SELECT penstock.set_deployment('x', 'llama', '{"colour": 1}')`,
@@ -224,6 +419,15 @@ func TestOrdersAreChecked(t *testing.T) {
 		`SELECT penstock.set_scale_setting('colour', 'true')`,
 		`SELECT penstock.set_scale_setting('scale.max_all', '3000000000')`,
 		`SELECT penstock.set_scale_setting('scale.max_all', '-1')`,
+		`SELECT penstock.set_scale_setting('scale.max_all', '0')`,
+		`SELECT penstock.set_scale_setting('scale.max_all', '0.5')`,
+		`SELECT penstock.set_scale_setting('scale.budget', '0')`,
+		`SELECT penstock.set_deployment('llama-own', 'llama', '{"policy": {"max": 0}}')`,
+		`SELECT penstock.set_deployment_template('llama', '{"policy": {"emergency_max": 0}}')`,
+		`SELECT penstock.set_deployment('x', 'llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1, "namespace": "b"}}')`,
+		`SELECT penstock.set_deployment('x', 'llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 2}}')`,
+		`SELECT penstock.set_deployment('x', 'llama', '{"backend": "kubernetes", "target": {"name": "y", "port": 2, "resource": "statefulsets"}}')`,
+		`SELECT penstock.set_deployment_template('llama', '{"backend": "kubernetes", "target": {"name": "y", "port": 2, "kind": "StatefulSet"}}')`,
 		`SELECT penstock.remove_deployment('nobody')`,
 	} {
 		if _, err := db.Exec(t.Context(), sql); err == nil {
@@ -232,6 +436,22 @@ func TestOrdersAreChecked(t *testing.T) {
 			t.Errorf("%s: %v", sql, err)
 		}
 	}
+}
+
+// Two deployments that have one target since before that was refused can be disabled, and told apart.
+func TestOneOfTwoDeploymentsWithOneTargetCanBeChanged(t *testing.T) {
+	db := fleet(t)
+	for _, name := range []string{"a", "b"} {
+		do(t, db, `SELECT penstock.set_deployment($1, 'llama', jsonb_build_object('backend', 'kubernetes',
+		           'target', jsonb_build_object('name', $1::text, 'port', 1)))`, name)
+	}
+	do(t, db, `UPDATE penstock.deployment SET target = '{"name": "pods", "port": 1}' WHERE backend = 'kubernetes'`)
+	do(t, db, `SELECT penstock.set_deployment('a', 'llama', '{"policy": {"max": 3}, "mode": "disabled"}')`)
+	const same = `SELECT penstock.set_deployment('a', 'llama', '{"target": {"name": "pods", "port": 2}}')`
+	if _, err := db.Exec(t.Context(), same); err == nil || !strings.Contains(err.Error(), `target of deployment "b"`) {
+		t.Errorf("got %v", err)
+	}
+	do(t, db, `SELECT penstock.set_deployment('a', 'llama', '{"target": {"name": "other", "port": 2}}')`)
 }
 
 func TestInstancesThatTakeNoRequestsAreNoPartOfTheNumber(t *testing.T) {
@@ -246,6 +466,21 @@ func TestInstancesThatTakeNoRequestsAreNoPartOfTheNumber(t *testing.T) {
 	}
 	if n := one[int](t, db, `SELECT unmanaged FROM penstock.scale_input WHERE model = 'llama'`); n != 2 {
 		t.Errorf("%d count, want the one that is ready and the one that starts", n)
+	}
+}
+
+// Another instance is started for each of those that are replaced when they stay as they are.
+func TestADefunctInstanceIsUnhealthy(t *testing.T) {
+	db := fleet(t)
+	for server, change := range map[string]string{
+		"good": `state = 'ready'`, "sick": `state = 'unhealthy'`, "dead": `state = 'defunct'`, "new": `state = 'starting'`,
+		"ends": `state = 'defunct', draining_at = clock_timestamp()`,
+	} {
+		do(t, db, `SELECT penstock.register_instance('llama', $1, 'http://' || $1, 2)`, server)
+		do(t, db, `UPDATE penstock.instance SET `+change+` WHERE server = $1`, server)
+	}
+	if n := one[int](t, db, `SELECT unhealthy FROM penstock.scale_input WHERE model = 'llama'`); n != 2 {
+		t.Errorf("%d are unhealthy, want 2", n)
 	}
 }
 

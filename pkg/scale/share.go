@@ -11,7 +11,7 @@ const sharesHeadSQL = `
 SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
-       created_at,
+       created_at, starts, removing, unhealthy,
        EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
@@ -60,12 +60,21 @@ type share struct {
 	Registered    int // instances that do not drain
 	Draining      int
 	CreatedAt     time.Time
-	Off           bool // scaling is off everywhere
+	Starts        []time.Time          // registered, and not ready yet
+	Removing      []string             // instances that an order named for removal, and that are not gone
+	Unhealthy     map[string]time.Time // since when instances are, by name
+	Off           bool                 // scaling is off everywhere
 	MaxAll        float64
 	Budget        float64 // of all deployments, in cost an hour; 0 for none
 
 	policy Policy // read from Policy
 	full   bool   // bounds and the budget have no room for one instance more than desired
+	behind bool   // a deployment of the model that is filled later has instances in the same backend
+	frees  bool   // another one of the model is about to have fewer there
+
+	// Both are known where a number is decided, and not where it is applied.
+	coldStartP95 float64      // of the model, in seconds
+	stuck        StuckHistory // the history of its stuck starts
 }
 
 // The backends that the leader drives. The others publish a number.
@@ -100,6 +109,13 @@ func (s share) unregistered() []time.Time {
 	return starts
 }
 
+// underWay are all starts of the deployment, oldest first.
+func (s share) underWay() []time.Time {
+	starts := slices.Concat(s.Starts, s.unregistered())
+	sortTimes(starts)
+	return starts
+}
+
 // seenEvery is how old a report of a backend usually is at most.
 const seenEvery = 5 * time.Second
 
@@ -112,6 +128,23 @@ func (s share) age(now time.Time) Seconds {
 		return Seconds(max(0, now.Sub(s.CreatedAt)))
 	}
 	return Seconds(max(0, now.Sub(*s.SeenAt)-seenEvery))
+}
+
+// instancesAge is the age of the newest report of the backends that give one. A deployment whose own report is too old
+// is held at its number, see spread; it holds up no other one of its model.
+func instancesAge(shares []share, now time.Time) Seconds {
+	newest := Seconds(-1)
+	for _, s := range shares {
+		if age := s.age(now); s.lists() && (newest < 0 || age < newest) {
+			newest = age
+		}
+	}
+	return max(newest, 0)
+}
+
+// unknown says whether what exists of the deployment is not known, or not any more.
+func (s share) unknown(now time.Time) bool {
+	return s.lists() && (s.SeenAt == nil || time.Duration(s.age(now)) > blindAfter)
 }
 
 // Deployments at rest are asked what exists less often: something else may have started an instance.
@@ -128,11 +161,75 @@ func (s share) rests() bool {
 	return none && s.Error == "" && s.AppliedID == s.OrderID && s.SeenAt != nil
 }
 
-// blockedAfter is how many failures in a row block a deployment until its next try.
+// blockedAfter is how many failures in a row block a deployment until a try of it succeeds.
 const blockedAfter = 3
 
-func (s share) blocked(now time.Time) bool {
-	return s.Failures >= blockedAfter && s.RetryAt != nil && now.Before(*s.RetryAt)
+func (s share) failing() bool { return s.Failures >= blockedAfter }
+
+// backsOff says whether starts failed lately, or had no room, and are not tried again now.
+func (s share) backsOff(now time.Time) bool { return s.RetryAt != nil && now.Before(*s.RetryAt) }
+
+// reported says whether the backend has reported its instances since an order failed or found no room: such an order
+// may have begun a part of its starts.
+func (s share) reported() bool {
+	since := func(at *time.Time) bool { return at == nil || s.SeenAt != nil && s.SeenAt.After(*at) }
+	return !s.lists() || since(s.FailedAt) && since(s.NoRoomAt)
+}
+
+// present are the instances that serve as far as is known without a report of the backend: those that are ready, and
+// starts that are not stuck.
+func (s share) present(now time.Time) int {
+	n := s.Ready
+	for _, began := range s.underWay() {
+		if now.Sub(began) <= stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95) {
+			n++
+		}
+	}
+	return n
+}
+
+// limited is the part of a deployment whose starts fail, are stuck, or have no room. One whose starts fail or are stuck
+// has one try at a time, which is no part of those that it keeps until it is ready. One without room has one more each
+// time that there was some.
+func (s share) limited(part Share, now time.Time) Share {
+	part.Blocked = s.failing() || s.stuck.Blocked || s.noRoom(now)
+	if !part.Blocked {
+		return part
+	}
+	if !s.reported() {
+		part.Kept = s.Desired
+		return part
+	}
+	part.Kept = s.Registered - len(s.Starts)
+	for _, began := range s.underWay() {
+		switch {
+		case now.Sub(began) > stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95):
+		case s.isTry(began):
+			part.Tries++
+		default:
+			part.Kept++
+		}
+	}
+	if part.Tries == 0 && !s.backsOff(now) && !now.Before(s.stuck.BlockedUntil) {
+		part.Tries = 1
+	}
+	return part
+}
+
+// isTry says whether a start is one by which a deployment finds out whether starts succeed again.
+func (s share) isTry(began time.Time) bool {
+	afterFailure := s.failing() && s.FailedAt != nil && began.After(*s.FailedAt)
+	return afterFailure || s.stuck.Blocked && began.After(s.stuck.BlockedUntil)
+}
+
+// capped is the number within the emergency caps, which hold for overrides too. A cap of 0 is none.
+func (s share) capped(n int) int {
+	for _, most := range []int{s.policy.EmergencyMax, int(s.MaxAll)} {
+		if most > 0 {
+			n = min(n, most)
+		}
+	}
+	return n
 }
 
 func (s share) overridden(now time.Time) bool {
@@ -166,8 +263,30 @@ func bounded(shares []share) {
 	}
 }
 
-// noRoomFor is how long a backend that had no room is not asked for one more instance than desired.
-const noRoomFor = 10 * time.Minute
+// neighbours notes for each deployment which room others of its model have in the same backend, or give up. Those of
+// a model come one after another, in the order in which they are filled.
+func neighbours(shares []share) {
+	for i := range shares {
+		s := &shares[i]
+		for j, other := range shares {
+			if i == j || other.Model != s.Model || other.Backend != s.Backend {
+				continue
+			}
+			s.behind = s.behind || j > i && other.Existing != nil && *other.Existing > 0
+			s.frees = s.frees || len(other.Removing) > 0
+		}
+	}
+}
+
+const (
+	// noRoomFor is how long a backend that had no room is not asked for one more instance than desired, and for no
+	// more than one at a time beyond those that it has.
+	noRoomFor = 10 * time.Minute
+	// noRoomRetry is how long it is asked for none.
+	noRoomRetry = 15 * time.Second
+	// freedRetry is that time while another deployment of the model gives up room.
+	freedRetry = time.Second
+)
 
 // noRoom says whether the backend had no room for one more lately.
 func (s share) noRoom(now time.Time) bool {
@@ -205,7 +324,8 @@ func jointMode(shares []share) Mode {
 }
 
 // spread divides the number of a model among its deployments. Instances that nothing of ours started count
-// as a part of it wherever the leader drives a backend.
+// as a part of it wherever the leader drives a backend. A deployment whose backend does not report keeps its
+// number, and the others make up for those of its instances that are absent.
 func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 	if len(shares) == 1 && !shares[0].managed() {
 		return map[string]int{shares[0].Name: n}
@@ -214,8 +334,8 @@ func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 	for _, s := range shares {
 		p := s.policy.WithDefaults()
 		part := Share{
-			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: p.Min, Max: p.Max, Mode: p.Mode,
-			Current: s.Desired, Ready: s.Ready, Blocked: s.blocked(now),
+			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: s.capped(p.Min), Max: s.capped(p.Max), Mode: p.Mode,
+			Current: s.Desired,
 		}
 		switch {
 		case len(shares) == 1: // its mode and override are in n already
@@ -223,11 +343,16 @@ func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 			part.Max = max(part.Max, n)
 			part.Min = 0
 		case s.overridden(now):
-			part.Mode, part.Current = Manual, *s.Override
+			part.Mode, part.Current = Manual, s.capped(*s.Override)
+		case s.unknown(now):
+			part.Mode, part.Current = Manual, s.capped(s.Desired)
 		case part.Mode == Advise:
 			part.Mode = Disabled
 		}
-		parts = append(parts, part)
+		if len(shares) > 1 && s.unknown(now) {
+			part.Absent = max(0, part.Current-s.present(now))
+		}
+		parts = append(parts, s.limited(part, now))
 	}
 	return Spread(n-unmanaged, parts)
 }

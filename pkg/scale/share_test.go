@@ -3,6 +3,7 @@ package scale
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -49,7 +50,7 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 	for name, c := range map[string]struct {
 		devices int
 		budget  string
-	}{"one device": {1, "0"}, "a budget for one": {9, "1"}} {
+	}{"one device": {1, "null"}, "a budget for one": {9, "1"}} {
 		t.Run(name, func(t *testing.T) {
 			db := fleet(t)
 			h := &host{all: map[string][]BackendInstance{}, devices: c.devices}
@@ -82,6 +83,158 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 				t.Errorf("%d are recorded as desired", n)
 			}
 		})
+	}
+}
+
+// The starts of the deployment that is filled first fail. Its tries take nothing from the one behind it until one is
+// ready, under each leader, and there is one at a time.
+func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
+	failed, soon, past := noon.Add(-time.Minute), noon.Add(time.Second), noon.Add(-time.Second)
+	spot := share{Name: "spot", Mode: "full", Backend: backendLocal, Failures: blockedAfter, FailedAt: &failed, SeenAt: &noon, Registered: 1, Ready: 1}
+	external := share{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
+	for _, c := range []struct {
+		name           string
+		change         func(*share)
+		spot, external int
+	}{
+		{"it waits", func(s *share) { s.RetryAt = &soon }, 1, 3},
+		{"it is tried", func(s *share) { s.RetryAt = &past }, 2, 3},
+		{"the try starts", func(s *share) { s.RetryAt, s.Starting = &past, []time.Time{noon} }, 2, 3},
+		{"the try is registered", func(s *share) {
+			s.RetryAt, s.Starts, s.Registered = &past, []time.Time{noon}, 2
+		}, 2, 3},
+		{"starts from before the failure stay", func(s *share) {
+			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Second)}
+		}, 2, 2},
+		{"stuck starts do not", func(s *share) {
+			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Hour)}
+		}, 1, 3},
+		{"it has no room", func(s *share) { s.Failures, s.NoRoomAt, s.RetryAt = 0, &failed, &soon }, 1, 3},
+		{"it is ready", func(s *share) { s.Failures, s.Ready, s.Registered = 0, 2, 2 }, 4, 0},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := spot
+			c.change(&s)
+			if got := spread(4, 0, []share{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
+				t.Errorf("got %v, want %d and %d", got, c.spot, c.external)
+			}
+		})
+	}
+}
+
+// The caps hold for each of several deployments, and for what an operator set.
+func TestCapsHoldForEachDeployment(t *testing.T) {
+	later, hundred := noon.Add(time.Hour), 100
+	a := share{Name: "a", Mode: "full", Backend: backendWebhook}
+	b := share{Name: "b", FillOrder: 1, Mode: "full", Backend: backendWebhook, Override: &hundred, OverrideUntil: &later}
+	a.policy.Max, b.policy.Max = 10, 10
+	for name, change := range map[string]func(*share){
+		"emergency_max": func(s *share) { s.policy.EmergencyMax = 5 },
+		"scale.max_all": func(s *share) { s.MaxAll = 5 },
+	} {
+		shares := []share{a, b}
+		change(&shares[0])
+		change(&shares[1])
+		if got := spread(20, 0, shares, noon); got["a"] != 5 || got["b"] != 5 {
+			t.Errorf("%s of 5: %v", name, got)
+		}
+	}
+}
+
+// A deployment whose backend does not answer any more keeps its number, and the others of its model make up for the
+// instances of it that do not serve. An operator's number and the caps hold for it too.
+func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
+	lately, before := noon.Add(-time.Second), noon.Add(-time.Hour)
+	own := share{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before, Ready: 2, Registered: 2}
+	spot := share{Name: "spot", FillOrder: 1, Mode: "full", Backend: backendLocal, Desired: 1, SeenAt: &lately}
+	typo := share{Name: "typo", FillOrder: -1, Mode: "full", Backend: backendKubernetes}
+	all := []share{typo, own, spot}
+	for n, want := range map[int]map[string]int{
+		5: {"typo": 0, "own": 2, "spot": 3}, 1: {"typo": 0, "own": 2, "spot": 0},
+	} {
+		if got := spread(n, 0, all, noon); !maps.Equal(got, want) {
+			t.Errorf("%d instances are %v, want %v", n, got, want)
+		}
+	}
+	long, none, later := noon.Add(-time.Hour), 0, noon.Add(time.Hour)
+	for name, c := range map[string]struct {
+		change    func(*share)
+		own, spot int
+	}{
+		"none of it is registered":    {func(*share) {}, 2, 5},
+		"one is ready":                {func(s *share) { s.Ready, s.Registered = 1, 1 }, 2, 4},
+		"one starts":                  {func(s *share) { s.Starts, s.Registered = []time.Time{lately}, 1 }, 2, 4},
+		"one has started for an hour": {func(s *share) { s.Starts, s.Registered = []time.Time{long}, 1 }, 2, 5},
+		"more are ready than desired": {func(s *share) { s.Ready, s.Registered = 4, 4 }, 2, 3},
+		"its starts fail":             {func(s *share) { s.Failures, s.FailedAt = blockedAfter, &long }, 2, 5},
+		"an override of 0":            {func(s *share) { s.Override, s.OverrideUntil = &none, &later }, 0, 5},
+		"a cap":                       {func(s *share) { s.MaxAll, s.Ready = 1, 2 }, 1, 4},
+	} {
+		away := share{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before}
+		c.change(&away)
+		if got := spread(5, 0, []share{away, spot}, noon); got["own"] != c.own || got["spot"] != c.spot {
+			t.Errorf("%s: %v, want %d and %d", name, got, c.own, c.spot)
+		}
+	}
+	if age := instancesAge(all, noon); age != 0 {
+		t.Errorf("the newest report is %v old", time.Duration(age))
+	}
+	if age := instancesAge(all[:2], noon); time.Duration(age) < 59*time.Minute {
+		t.Errorf("the newest report is %v old", time.Duration(age))
+	}
+}
+
+// Pods of the deployment that is filled first stay pending. After three replacements the next one gets their number, and
+// keeps it until a start of the first one is ready.
+func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
+	spot := share{Name: "spot", Mode: "full", Backend: backendKubernetes}
+	external := share{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
+	spot.policy.Slots, external.policy.Slots = 2, 2
+	shares := []share{spot, external}
+	const pending, end = 100 * 60, 150 * 60
+	now, s := noon, State{At: noon, Counted: noon, Desired: 3, WasReady: noon}
+	var starts []time.Time
+	asked, lost, ready := 0, 0, 0
+	for second := range end {
+		now = now.Add(time.Second)
+		for second > pending && len(starts) > 0 && now.Sub(starts[0]) > time.Minute {
+			starts, ready = starts[1:], ready+1
+		}
+		first, next := &shares[0], &shares[1]
+		starts = append([]time.Time{}, starts[:min(len(starts), max(0, first.Desired-ready))]...)
+		for ready+len(starts) < first.Desired {
+			starts = append(starts, now)
+		}
+		first.Starts, first.Registered, first.Ready, first.SeenAt = starts, ready+len(starts), ready, &now
+		next.Ready, next.Registered = next.Desired, next.Desired
+		o := Obs{
+			Waiting: 50, Arrived: 1, Running: 2 * (ready + next.Ready), Service: 10, ColdStart: 60, ColdStartP95: 90, LastRequest: now,
+			Ready: ready + next.Ready, Starting: starts,
+			Deployments: []DeploymentStarts{{Name: "spot", Ready: ready, Starting: starts}, {Name: "external", Ready: next.Ready}},
+		}
+		var d Decision
+		d, s = Decide(now, policyOf(shares), o, s)
+		if d.Replace > 0 {
+			starts = nil
+		}
+		first.stuck, next.stuck = s.Stuck["spot"], s.Stuck["external"]
+		parts := spread(d.Desired, 0, shares, now)
+		if asked == 0 && parts["external"] > 0 {
+			asked = second
+		}
+		if asked > 0 && second < pending && parts["external"] < next.Desired && d.Desired >= d.Current {
+			lost++
+		}
+		first.Desired, next.Desired = parts["spot"], parts["external"]
+	}
+	if asked == 0 || asked > 60*60 {
+		t.Errorf("the next deployment was asked after %d s", asked)
+	}
+	if lost > 0 {
+		t.Errorf("it lost instances %d times to starts that are not ready", lost)
+	}
+	if ready < 5 || shares[1].Desired > 10-ready+10 {
+		t.Errorf("%d are ready at last, the next deployment has %d", ready, shares[1].Desired)
 	}
 }
 

@@ -13,13 +13,16 @@ type Share struct {
 	Min, Max int
 	Mode     Mode
 	Current  int
-	Ready    int  // instances that take requests
-	Blocked  bool // starts fail: no more than are ready
+	Blocked  bool // starts fail, or there is no room for them: no more than Kept, and Tries
+	Kept     int  // instances of a blocked deployment that are ready, were ready, or are about to be
+	Tries    int  // starts by which a blocked deployment finds out whether they succeed again
+	Absent   int  // instances of Current that neither serve nor are about to: they do not count towards n
 }
 
 // Spread divides n instances of a model among its deployments: filled in order and by cost, given up from
-// the dearest. A deployment that may not change keeps its number, which counts towards n; one that is
-// blocked takes no more than are ready, and the next one is asked instead.
+// the dearest. A deployment that may not change keeps its number, which counts towards n but for those that are
+// Absent. One that is blocked keeps the instances that it has, and the next one is asked for the rest. Its tries come
+// in addition to n: until one of them is ready, no other deployment gives up an instance for them.
 func Spread(n int, shares []Share) map[string]int {
 	ordered := slices.Clone(shares)
 	slices.SortStableFunc(ordered, func(a, b Share) int {
@@ -28,12 +31,15 @@ func Spread(n int, shares []Share) map[string]int {
 	result := make(map[string]int, len(shares))
 	for _, s := range ordered {
 		result[s.Name] = s.least()
-		n -= s.least()
+		n -= s.least() - s.Absent
 	}
 	for _, s := range ordered {
 		more := min(max(n, 0), s.most()-result[s.Name])
 		result[s.Name] += max(more, 0)
 		n -= max(more, 0)
+		if s.mayTry() {
+			result[s.Name] += max(0, min(s.Tries, n, s.Max-result[s.Name]))
+		}
 	}
 	return result
 }
@@ -43,24 +49,28 @@ func (s Share) least() int {
 	case Disabled, Manual:
 		return s.Current
 	case UpOnly:
-		return max(s.Current, s.Min)
+		return min(max(s.Current, s.Min), s.most())
 	}
 	return min(s.Min, s.most())
 }
 
+func (s Share) mayTry() bool { return s.Blocked && s.Mode != Disabled && s.Mode != Manual }
+
 func (s Share) most() int {
-	switch {
-	case s.Mode == Disabled || s.Mode == Manual:
+	if s.Mode == Disabled || s.Mode == Manual {
 		return s.Current
-	case s.Blocked && s.Mode == UpOnly:
-		return s.Current
-	case s.Blocked:
-		return s.Ready
 	}
-	return max(s.Max, 0)
+	most := max(s.Max, 0)
+	if s.Mode == UpOnly {
+		most = max(most, s.Current)
+	}
+	if s.Blocked {
+		most = min(most, s.Kept)
+	}
+	return most
 }
 
-// Claim is what a deployment wants of a budget.
+// Claim is the demand of a deployment on a budget.
 type Claim struct {
 	Name    string
 	Cost    float64 // of an instance an hour
@@ -69,9 +79,9 @@ type Claim struct {
 	Floor   int // instances that the budget does not take away
 }
 
-// Fit lowers desired numbers until their cost an hour is within the budget. Growth is given up first, from
-// the claim that wants most beyond what it has; then instances above the floors. A budget of 0 is none.
-// Floors are kept even where they alone exceed the budget.
+// Fit lowers desired numbers until their cost an hour is within the budget. Growth is given up
+// first, from the claim that wants most beyond its present number; then instances above the floors.
+// A budget of 0 is none. Floors are kept even where they alone exceed the budget.
 func Fit(budget float64, claims []Claim) map[string]int {
 	result := make(map[string]int, len(claims))
 	cost := 0.0

@@ -44,7 +44,27 @@ func TestSpreadFillsTheCheapestFirst(t *testing.T) {
 		{"minima come first", 2, []Share{own, with(external, func(s *Share) { s.Min = 1 })}, map[string]int{"own": 1, "external": 1}},
 		{
 			"blocked: the next is asked", 3,
-			[]Share{own, with(spot, func(s *Share) { s.Blocked, s.Ready = true, 1 })},
+			[]Share{own, with(spot, func(s *Share) { s.Blocked, s.Kept = true, 1 })},
+			map[string]int{"spot": 1, "own": 2},
+		},
+		{
+			"a try takes nothing from the next", 3,
+			[]Share{own, with(spot, func(s *Share) { s.Blocked, s.Kept, s.Tries = true, 1, 1 })},
+			map[string]int{"spot": 2, "own": 2},
+		},
+		{
+			"nothing is tried that is not wanted", 1,
+			[]Share{own, with(spot, func(s *Share) { s.Blocked, s.Kept, s.Tries = true, 1, 1 })},
+			map[string]int{"spot": 1, "own": 0},
+		},
+		{
+			"nothing is tried above the maximum", 3,
+			[]Share{own, with(spot, func(s *Share) { s.Blocked, s.Kept, s.Tries = true, 2, 1 })},
+			map[string]int{"spot": 2, "own": 1},
+		},
+		{
+			"blocked and up-only: the next is asked for what did not start", 3,
+			[]Share{own, with(spot, func(s *Share) { s.Mode, s.Current, s.Blocked, s.Kept = UpOnly, 2, true, 1 })},
 			map[string]int{"spot": 1, "own": 2},
 		},
 		{

@@ -214,7 +214,7 @@ func (s *Duty) collect(v *verdict, rows *outcome) error {
 	if err != nil {
 		return fmt.Errorf("write state: %w", err)
 	}
-	counters, err := json.Marshal(v.in.counters())
+	counters, err := json.Marshal(v.read.counters)
 	if err != nil {
 		return fmt.Errorf("write counters: %w", err)
 	}

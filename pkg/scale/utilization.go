@@ -87,7 +87,7 @@ func (t *turn) withinBounds(p UtilizationPolicy) int {
 		load *= min((served+t.o.Refused)/served, 2)
 		t.note(NoteOutOfCap, t.o.Refused, served, 0)
 	}
-	healthy := max(1, t.o.Ready-t.o.Unhealthy)
+	healthy := max(1, t.o.Ready)
 	up := load / float64(healthy)
 	down := load / float64(max(1, t.s.Desired))
 	switch {

@@ -313,7 +313,7 @@ func (w *witness) RoundTrip(r *http.Request) (*http.Response, error) {
 	if elements[0] == "api" {
 		group, rest = "", elements[4:]
 	}
-	verb := map[string]string{http.MethodGet: "get", http.MethodPatch: "patch"}[r.Method]
+	verb := map[string]string{http.MethodGet: "get", http.MethodPatch: "patch", http.MethodDelete: "delete"}[r.Method]
 	if verb == "get" && len(rest) == 1 {
 		verb = "list"
 	}
@@ -401,7 +401,7 @@ func TestOnARealAPIServer(t *testing.T) {
 		c.checkCompacted(t, w, k, o, pods)
 	})
 	t.Run("the scale is set", func(t *testing.T) { c.checkScale(t, w, k, o, pods) })
-	t.Run("pods that are to go are marked", func(t *testing.T) { c.checkMarks(t, k, o) })
+	t.Run("pods that are to go are marked or deleted", func(t *testing.T) { c.checkMarks(t, k, o) })
 	t.Run("pods are watched", func(t *testing.T) { c.checkWatch(t, w, k, o) })
 	t.Run("the account has the rights that are used", func(t *testing.T) {
 		w.compare(t, granted(t))
@@ -522,6 +522,7 @@ func (c *cluster) checkScale(t *testing.T, w *witness, k *Kubernetes, o scale.Or
 
 func (c *cluster) checkMarks(t *testing.T, k *Kubernetes, o scale.Order) {
 	before := c.replicas(t)
+	c.must(t, http.MethodPatch, podPath("llama-3")+"/status", merge, map[string]any{"status": conditions("True")})
 	o.Count, o.Remove = 0, []string{"llama-1", "gone-1"}
 	if err := k.Apply(t.Context(), o); err != nil || c.replicas(t) != before-1 {
 		t.Errorf("%d replicas of %d, %v", c.replicas(t), before, err)
@@ -536,6 +537,14 @@ func (c *cluster) checkMarks(t *testing.T, k *Kubernetes, o scale.Order) {
 	cost := marked.Metadata.Annotations["controller.kubernetes.io/pod-deletion-cost"]
 	if err != nil || cost != "-2147483647" {
 		t.Errorf("annotations %v, %v", marked.Metadata.Annotations, err)
+	}
+	o.Count, o.Remove = before-1, []string{"llama-3"} // it is replaced
+	if err := k.Apply(t.Context(), o); err != nil || c.replicas(t) != before-1 {
+		t.Errorf("%d replicas of %d, %v", c.replicas(t), before-1, err)
+	}
+	code, said := c.ask(t, adminToken, http.MethodGet, podPath("llama-3"), "", nil)
+	if code != http.StatusNotFound && !strings.Contains(said, "deletionTimestamp") {
+		t.Errorf("a pod that is to be replaced: %d %s", code, said)
 	}
 }
 
@@ -621,7 +630,8 @@ func (c *cluster) checkWatch(t *testing.T, w *witness, k *Kubernetes, o scale.Or
 
 func (c *cluster) checkForbidden(t *testing.T, token string) {
 	for _, right := range [][2]string{
-		{http.MethodDelete, "/api/v1" + spaced + "pods/llama-0"},
+		{http.MethodDelete, "/api/v1" + spaced + "pods"},
+		{http.MethodDelete, "/api/v1/namespaces/kube-system/pods/llama-0"},
 		{http.MethodPost, "/api/v1" + spaced + "pods"},
 		{http.MethodGet, "/api/v1" + spaced + "secrets"},
 		{http.MethodPatch, target},

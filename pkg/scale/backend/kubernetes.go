@@ -48,7 +48,7 @@ type KubernetesTarget struct {
 	Group     string `json:"group,omitempty"`     // apps
 	Version   string `json:"version,omitempty"`   // v1
 	Resource  string `json:"resource,omitempty"`  // deployments
-	Kind      string `json:"kind,omitempty"`      // Deployment; what autoscalers of the cluster refer to
+	Kind      string `json:"kind,omitempty"`      // Deployment; the kind that autoscalers of the cluster refer to
 	Namespace string `json:"namespace,omitempty"` // that of the leader
 	Name      string `json:"name"`
 	Selector  string `json:"selector,omitempty"` // of pods; that of the scale subresource if empty
@@ -111,6 +111,10 @@ func (k *Kubernetes) target(d scale.BackendTarget) (KubernetesTarget, error) {
 	t.Group, t.Version = cmp.Or(t.Group, "apps"), cmp.Or(t.Version, "v1")
 	t.Resource, t.Kind = cmp.Or(t.Resource, "deployments"), cmp.Or(t.Kind, "Deployment")
 	t.Namespace = cmp.Or(t.Namespace, k.cfg.Namespace, "default")
+	if t.Resource == "statefulsets" {
+		return t, fmt.Errorf("target of deployment %q: a StatefulSet ends its last pod, whichever is idle: "+
+			"make it a Deployment", d.Name)
+	}
 	return t, nil
 }
 
@@ -139,8 +143,7 @@ type scaleObject struct {
 	} `json:"status"`
 }
 
-// Apply implements scale.Backend. Pods that are to go are marked first, so that their controller chooses them;
-// the number is never lowered by more than there are of them.
+// Apply implements scale.Backend. The number is never lowered by more than there are pods that are to go, see remove.
 func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 	t, err := k.target(o.BackendTarget)
 	if err != nil {
@@ -150,32 +153,25 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 		return err
 	}
 	defer k.watchOf(o.BackendTarget, t).ordered(o.Count)
-	marked := 0
-	for _, name := range o.Remove {
-		const cheap = `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"-2147483647"}}}`
-		path := join("api", "v1", "namespaces", t.Namespace, "pods", name)
-		err := k.call(ctx, http.MethodPatch, path, []byte(cheap), nil)
-		if status(err) == http.StatusNotFound {
-			continue
+	gone := 0
+	if len(o.Remove) > 0 {
+		if gone, err = k.remove(ctx, t, o); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("mark pod %s: %w", name, err)
-		}
-		marked++
 	}
-	return k.setReplicas(ctx, t, o.Count, marked)
+	return k.setReplicas(ctx, t, o.Count, gone)
 }
 
 // patchTries bounds how often a change is tried whose object something else has changed meanwhile (409).
 const patchTries = 5
 
-func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, marked int) error {
+func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, gone int) error {
 	for tries := 1; ; tries++ {
 		var now scaleObject
 		if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
 			return err
 		}
-		wanted := max(count, now.Spec.Replicas-marked)
+		wanted := max(count, now.Spec.Replicas-gone)
 		if wanted == now.Spec.Replicas {
 			return nil
 		}
@@ -259,7 +255,10 @@ func (k *Kubernetes) request(ctx context.Context, method, path string, body []by
 		return nil, fmt.Errorf("make a request: %w", err)
 	}
 	request.Header.Set("Accept", "application/json")
-	if body != nil {
+	switch {
+	case method == http.MethodDelete:
+		request.Header.Set("Content-Type", "application/json")
+	case body != nil:
 		request.Header.Set("Content-Type", "application/merge-patch+json")
 	}
 	if k.cfg.Token != nil {
@@ -303,7 +302,7 @@ func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte,
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
 	}
-	if !slices.Contains([]int{http.StatusOK, http.StatusCreated}, reply.StatusCode) {
+	if !slices.Contains([]int{http.StatusOK, http.StatusCreated, http.StatusAccepted}, reply.StatusCode) {
 		return refused(doing, reply, text)
 	}
 	if into == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -22,6 +23,7 @@ type apiServer struct {
 	version  int
 	pods     []pod
 	cheap    map[string]bool
+	deleted  []string
 	rivals   string         // of the target: the resource that owns it
 	faults   map[string]int // "METHOD last element" to a status, or 0 for an answer that ends in the middle
 	times    int            // each of them
@@ -60,6 +62,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		a.patch(w, r)
 	case what == "GET pods":
 		a.list(w, r)
+	case r.Method == http.MethodDelete:
+		a.delete(w, r, elements[len(elements)-1])
 	case r.Method == http.MethodPatch:
 		name := elements[len(elements)-1]
 		if !strings.Contains(name, "pod") {
@@ -91,6 +95,35 @@ func (a *apiServer) patch(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, `{}`)
 }
 
+// delete has a pod end. Its controller starts another one.
+func (a *apiServer) delete(w http.ResponseWriter, r *http.Request, name string) {
+	var options struct {
+		Preconditions struct {
+			UID string `json:"uid"`
+		} `json:"preconditions"`
+	}
+	if err := json.NewDecoder(r.Body).Decode(&options); err != nil || r.Header.Get("Content-Type") != "application/json" {
+		w.WriteHeader(http.StatusBadRequest)
+		return
+	}
+	for i := range a.pods {
+		p := &a.pods[i]
+		if p.Metadata.Name != name {
+			continue
+		}
+		if p.Metadata.UID != options.Preconditions.UID {
+			w.WriteHeader(http.StatusConflict)
+			return
+		}
+		now := time.Now()
+		p.Metadata.Deleted = &now
+		a.deleted = append(a.deleted, name)
+		fmt.Fprint(w, `{}`)
+		return
+	}
+	w.WriteHeader(http.StatusNotFound)
+}
+
 func (a *apiServer) list(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("labelSelector") != "app=llama" {
 		w.WriteHeader(http.StatusBadRequest)
@@ -119,8 +152,8 @@ func newCluster(t *testing.T, replicas int) (*apiServer, *Kubernetes, scale.Orde
 	a := &apiServer{replicas: replicas, version: 5, cheap: map[string]bool{}, faults: map[string]int{}, times: 1}
 	for i := range replicas {
 		var p pod
-		text := fmt.Sprintf(`{"metadata": {"name": "pod-%d", "creationTimestamp": "2026-01-01T12:00:00Z"},
-			"status": {"phase": "Running", "podIP": "10.0.0.%d", "conditions": [{"type": "Ready", "status": "True"}]}}`, i, i+1)
+		text := fmt.Sprintf(`{"metadata": {"name": "pod-%d", "uid": "id-%d", "creationTimestamp": "2026-01-01T12:00:00Z"},
+			"status": {"phase": "Running", "podIP": "10.0.0.%d", "conditions": [{"type": "Ready", "status": "True"}]}}`, i, i, i+1)
 		if err := json.Unmarshal([]byte(text), &p); err != nil {
 			t.Fatal(err)
 		}
@@ -232,6 +265,79 @@ func TestOnlyMarkedPodsMayGo(t *testing.T) {
 	}
 }
 
+// A pod that is to be replaced is deleted: the number of replicas stays, and so would the pod.
+func TestAPodThatIsReplacedIsDeleted(t *testing.T) {
+	a, k, o := newCluster(t, 2)
+	o.Remove = []string{"pod-0"}
+	for range 2 { // the order is given again
+		if err := k.Apply(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if a.replicas != 2 || a.patches != 0 || !slices.Equal(a.deleted, o.Remove) || len(a.cheap) != 0 {
+		t.Errorf("%d replicas, deleted %v, marked %v", a.replicas, a.deleted, a.cheap)
+	}
+}
+
+// A controller chooses pods that are not ready before those with a deletion cost. They may have requests.
+func TestPodsAreDeletedByNameWhereTheirControllerWouldChooseAnother(t *testing.T) {
+	for name, change := range map[string]func(*pod){
+		"not ready": func(p *pod) { p.Status.Conditions = nil },
+		"pending":   func(p *pod) { p.Status.Phase = "Pending" },
+	} {
+		a, k, o := newCluster(t, 3)
+		change(&a.pods[1])
+		o.Count, o.Remove = 2, []string{"pod-0"}
+		for range 2 {
+			if err := k.Apply(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if a.replicas != 2 || !slices.Equal(a.deleted, o.Remove) {
+			t.Errorf("%s: %d replicas, deleted %v", name, a.replicas, a.deleted)
+		}
+	}
+}
+
+// One that ends already is not among the pods by which the number may fall.
+func TestAPodThatEndsLowersTheNumberNoMore(t *testing.T) {
+	a, k, o := newCluster(t, 3)
+	now := time.Now()
+	a.pods[0].Metadata.Deleted = &now
+	o.Count, o.Remove = 2, []string{"pod-0"}
+	if err := k.Apply(t.Context(), o); err != nil || a.replicas != 3 || len(a.deleted)+len(a.cheap) > 0 {
+		t.Errorf("%v, %d replicas, deleted %v, marked %v", err, a.replicas, a.deleted, a.cheap)
+	}
+}
+
+// A pod that was deleted, or whose name another one has, between the list and the order: its controller has made up for
+// it, and a lower number would end another pod.
+func TestAPodThatIsGoneSinceTheListLowersTheNumberNoMore(t *testing.T) {
+	for name, change := range map[string]func(*apiServer){
+		"marked":  func(a *apiServer) { a.faults["PATCH pod-0"] = http.StatusNotFound },
+		"deleted": func(a *apiServer) { a.faults["DELETE pod-0"] = http.StatusNotFound },
+		"another": func(a *apiServer) { a.faults["DELETE pod-0"] = http.StatusConflict },
+	} {
+		a, k, o := newCluster(t, 3)
+		change(a)
+		if name != "marked" {
+			a.pods[1].Status.Conditions = nil // so that it is deleted by name
+		}
+		o.Count, o.Remove = 2, []string{"pod-0"}
+		if err := k.Apply(t.Context(), o); err != nil || a.replicas != 3 {
+			t.Errorf("%s: %v, %d replicas", name, err, a.replicas)
+		}
+	}
+}
+
+func TestAStatefulSetIsRefused(t *testing.T) {
+	_, k, o := newCluster(t, 1)
+	o.Target = []byte(`{"name": "llama", "port": 8000, "resource": "statefulsets", "kind": "StatefulSet"}`)
+	if err := k.Apply(t.Context(), o); err == nil || !strings.Contains(err.Error(), "StatefulSet") {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestATargetOfAnotherAutoscalerIsLeftAlone(t *testing.T) {
 	for _, rival := range []string{"horizontalpodautoscalers", "scaledobjects"} {
 		a, k, o := newCluster(t, 2)
@@ -262,6 +368,10 @@ func TestTheRoleGrantsTheRightsThatAreUsed(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(time.Millisecond)
+	}
+	o.Remove = []string{"pod-0"} // it is replaced
+	if err := k.Apply(t.Context(), o); err != nil {
+		t.Fatal(err)
 	}
 	o.Count, o.Remove = 2, []string{"pod-1"}
 	if err := k.Apply(t.Context(), o); err != nil {

@@ -24,10 +24,10 @@ import (
 	"github.com/penstock/penstock/pkg/scale"
 )
 
-// Local runs instances as processes of this machine. They outlive the leader: the next one finds them by their
-// records in a directory, and, where a leader died between a start and its record, by their environment.
-// The target of a deployment is {"command": "name"}: what runs is configured where the leader runs, so that a
-// right to change deployments is none to run programs.
+// Local runs instances as processes of this machine. They outlive the leader: the next one finds
+// them by their records in a directory, and, where a leader died between a start and its record, by
+// their environment. The target of a deployment is {"command": "name"}: the commands are configured
+// on the leader's machine, so that the right to change deployments is no right to run programs.
 type Local struct {
 	cfg  LocalConfig
 	kept time.Duration // sessionKept
@@ -37,7 +37,8 @@ type Local struct {
 	seen  map[string]time.Time // when an instance was last found to have processes
 }
 
-// LocalConfig says where records are kept and what may be run. Dir and Commands are required.
+// LocalConfig has the directory of records and the commands that may be run. Dir and Commands are
+// required.
 type LocalConfig struct {
 	Dir      string // records and logs; one for all leaders of a machine
 	Commands map[string]LocalCommand

@@ -108,7 +108,7 @@ func TestBookmarksKeepAWatchOfAQuietModelFromExpiring(t *testing.T) {
 		f.forget()
 		f.bookmark(f.version)
 		time.Sleep(watchMax + time.Second)
-		if _, watches := f.figures(); watches != 2 || len(f.changed) > 0 {
+		if _, watches := f.figures(); watches < 2 || len(f.changed) > 0 {
 			t.Errorf("%d watches, and told %d times that the pods have to be listed", watches, len(f.changed))
 		}
 	})

@@ -19,7 +19,7 @@ import (
 // they register themselves. The target of a deployment is {"url": "https://..."}.
 type Webhook struct{ cfg WebhookConfig }
 
-// WebhookConfig has what the program supplies. Sign and Check are required.
+// WebhookConfig has the functions that the program supplies. Sign and Check are required.
 type WebhookConfig struct {
 	// Client makes the requests; it follows no redirect. http.DefaultTransport with a limit of 10 s if nil.
 	Client *http.Client

@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/pkg/scale"
 )
 
-// Faults are what goes wrong in a simulated fleet.
+// Faults are the failures of a simulated fleet.
 type Faults struct {
 	ColdSpread float64 // standard deviation of the logarithm of a cold start; 0 for the same each time
 	Stuck      float64 // share of starts that never become ready

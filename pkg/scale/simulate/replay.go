@@ -9,7 +9,7 @@ import (
 	"github.com/penstock/penstock/pkg/scale"
 )
 
-// Minute is what was recorded of a model in a minute.
+// Minute is the recorded load of a model in a minute.
 type Minute struct {
 	Minute  time.Time
 	Arrived float64 // requests
@@ -19,7 +19,7 @@ type Minute struct {
 	Ready   int
 }
 
-// Replay is what a policy would have done with the arrivals that were recorded.
+// Replay is the course of a policy under recorded arrivals.
 type Replay struct {
 	Score    Score         // of the policy
 	Recorded float64       // instance-hours that were recorded: the largest number of ready instances of each minute

@@ -1,0 +1,89 @@
+package backend
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+
+	"github.com/penstock/penstock/pkg/scale"
+)
+
+// replaced are the answers about a pod that is gone, or is not the one that was listed any more. Its controller makes
+// up for it, and a lower number would end another one.
+var replaced = []int{http.StatusNotFound, http.StatusConflict}
+
+// remove has the pods go that an order names, and returns how many were marked or deleted. Where the number falls by as
+// many and all other pods are ready, they are marked by a deletion cost, by which their controller chooses them. It
+// chooses a pod that is not running or not ready before, and no pod where the number stays. In these cases the pods
+// are deleted. A pod that is started for one of them is chosen first when the number falls then.
+func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (int, error) {
+	var err error
+	if t.Selector, err = k.selector(ctx, t); err != nil {
+		return 0, err
+	}
+	pods, _, err := k.pods(ctx, t)
+	if err != nil {
+		return 0, err
+	}
+	var now scaleObject
+	if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
+		return 0, err
+	}
+	var victims []pod
+	ready := true // all others
+	for _, p := range pods {
+		switch {
+		case t.instance(p).State == scale.InstanceEnding:
+		case slices.Contains(o.Remove, p.Metadata.Name):
+			victims = append(victims, p)
+		default:
+			ready = ready && p.Status.Phase == "Running" && p.ready()
+		}
+	}
+	end := k.mark
+	if !ready || now.Spec.Replicas-o.Count < len(victims) {
+		end = k.delete
+	}
+	ended := 0
+	for _, p := range victims {
+		err := end(ctx, t, p)
+		switch {
+		case err == nil:
+			ended++
+		case !slices.Contains(replaced, status(err)):
+			return 0, err
+		}
+	}
+	return ended, nil
+}
+
+// mark has the controller of a pod choose it before others that are as far as it is.
+func (k *Kubernetes) mark(ctx context.Context, t KubernetesTarget, p pod) error {
+	const cheap = `{"metadata":{"annotations":{"controller.kubernetes.io/pod-deletion-cost":"-2147483647"}}}`
+	if err := k.call(ctx, http.MethodPatch, t.podPath(p), []byte(cheap), nil); err != nil {
+		return fmt.Errorf("mark pod %s: %w", p.Metadata.Name, err)
+	}
+	return nil
+}
+
+// delete ends the pod that was listed, and none that has its name since.
+func (k *Kubernetes) delete(ctx context.Context, t KubernetesTarget, p pod) error {
+	if p.Metadata.UID == "" {
+		return errors.New("a pod without an id")
+	}
+	body, err := json.Marshal(map[string]any{"preconditions": map[string]string{"uid": p.Metadata.UID}})
+	if err != nil {
+		return fmt.Errorf("write the deletion of pod %s: %w", p.Metadata.Name, err)
+	}
+	if err := k.call(ctx, http.MethodDelete, t.podPath(p), body, nil); err != nil {
+		return fmt.Errorf("delete pod %s: %w", p.Metadata.Name, err)
+	}
+	return nil
+}
+
+func (t KubernetesTarget) podPath(p pod) string {
+	return join("api", "v1", "namespaces", t.Namespace, "pods", p.Metadata.Name)
+}
