@@ -7,10 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // loadEntries is how many entries the load test pushes: 2000, or ENTRIES (`make e2e-load` sets 50,000).

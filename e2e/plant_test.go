@@ -8,12 +8,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // The lease of task nodes in these tests, short so that they need not wait long for deaths to be noticed.

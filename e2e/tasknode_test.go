@@ -6,10 +6,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 func TestKilledNodesEntriesRunElsewhereWithinLeaseAndTwoSeconds(t *testing.T) {

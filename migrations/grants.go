@@ -15,7 +15,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Duties are what a database role can be given the rights for. The table of rights is functions/rights.sql.
+// Duties are the programs and uses for which a database role can have rights. The table of rights
+// is functions/rights.sql.
 var Duties = []string{"leader", "node", "gateway", "operator", "push", "read"}
 
 // Role is a database role and its duty.
@@ -42,9 +43,9 @@ var seesStatistics = []string{"leader", "operator", "read"}
 
 const dutyGrantsSQL = `SELECT penstock.duty_grants($1, $2)`
 
-// GrantSQL returns a script that makes the roles, gives each the rights of its duty on the objects of this database and
-// takes what it has beyond them. It can be run any number of times, by the owner of the schema with the right to make
-// roles. Passwords are in it as SCRAM verifiers only.
+// GrantSQL returns a script that makes the roles, gives each the rights of its duty on the objects
+// of this database and revokes those it has beyond them. It can be run any number of times, by the
+// owner of the schema with the right to make roles. Passwords are in it as SCRAM verifiers only.
 func GrantSQL(ctx context.Context, db Queryer, roles []Role) (string, error) {
 	var script strings.Builder
 	fmt.Fprintln(&script, "BEGIN;")
@@ -70,8 +71,9 @@ func GrantSQL(ctx context.Context, db Queryer, roles []Role) (string, error) {
 
 const grantDutySQL = `SELECT penstock.grant_duty($1, $2)`
 
-// Grant does what the script of GrantSQL does, and returns how many rights it gave or took. The connection must be that
-// of the owner of the schema. It waits for a migration that runs, at most a minute.
+// Grant carries out the script of GrantSQL, and returns how many rights it gave or took. The
+// connection must be that of the owner of the schema. It waits for a migration that runs, at most a
+// minute.
 func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int, err error) {
 	m, err := open(cfg)
 	if err != nil {

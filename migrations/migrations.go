@@ -1,8 +1,9 @@
 // Package migrations holds the schema and applies it.
 //
-// Tables are made and changed by numbered migrations (00001_baseline.sql and what follows), each applied once.
-// Functions, views and triggers stand once each in functions/*.sql and are all applied again whenever one of these
-// files has changed. Both are forward-only and short-locking: programs of the version before keep working.
+// Tables are made and changed by numbered migrations (00001_baseline.sql and what follows), each
+// applied once. Functions, views and triggers are defined once each in functions/*.sql and are all
+// applied again whenever one of these files has changed. Both are forward-only and short-locking:
+// programs of the version before keep working.
 package migrations
 
 import (

@@ -110,6 +110,7 @@ type Grant struct {
 	At          time.Time
 	Freed       time.Time // zero: not yet
 	FreedSeq    int64
+	Transaction int64 // the claim's; a claim that grants several entries records them in any order
 }
 
 // Insertion is an entry that was committed.

@@ -77,14 +77,14 @@ func good() *History {
 		h.Endings = append(h.Endings, e)
 	}
 	h.Grants = []Grant{
-		{10, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0},
-		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0},
-		{30, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0},
-		{40, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0},
-		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0},
-		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0},
-		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0},
-		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0},
+		{10, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0, 10},
+		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0, 203},
+		{30, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0, 30},
+		{40, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0, 40},
+		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0, 50},
+		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0, 60},
+		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0, 70},
+		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304},
 	}
 	h.Lanes = []string{"solo", "work"}
 	h.Places = []Place{
@@ -106,7 +106,7 @@ func good() *History {
 // overtake lets an entry be granted half a second before the one that is in line before it and waits for 16 s.
 func overtake(h *History) {
 	h.Places = append(h.Places, Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
-	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0})
+	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0, 303})
 }
 
 func broken(h *History) map[string]int {
@@ -223,6 +223,20 @@ func TestAPlaceByDueTimeIsBehindWhatWasAcceptedBefore(t *testing.T) {
 	}
 }
 
+// A claim takes the first entries in line, and records them in any order.
+func TestEntriesOfOneClaimDoNotOvertakeEachOther(t *testing.T) {
+	h := good()
+	overtake(h)
+	for i := range h.Grants {
+		if h.Grants[i].Seq == 303 || h.Grants[i].Seq == 304 {
+			h.Grants[i].Transaction = 300
+		}
+	}
+	if n := broken(h)["no entry in line is overtaken for long"]; n != 0 {
+		t.Errorf("%d entries of the claim are reported", n)
+	}
+}
+
 // What disturbs the database or the leader excuses an entry that waits meanwhile, and no other time does.
 func TestOvertakingIsJudgedByTimeWithoutDisturbance(t *testing.T) {
 	const promise = "no entry in line is overtaken for long"
@@ -292,7 +306,7 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 			h.Jobs = append(h.Jobs, "other")
 		}},
 		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
-			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90})
+			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90, 80})
 		}},
 		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
 			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1

@@ -173,7 +173,8 @@ func nothingOvertakenForLong(x *index, r *report) {
 			}
 			r.checked++
 			for _, g := range grants[from : from+own] {
-				if g.position > p.Position && calm.between(p.At, g.At) > overtakenMax+x.Tolerance {
+				if g.Transaction != grants[from+own].Transaction && g.position > p.Position &&
+					calm.between(p.At, g.At) > overtakenMax+x.Tolerance {
 					r.bad("entry %d of %s, in line at position %d since %s, was not granted until %v later, and "+
 						"entry %d at position %d was granted before it", entry, p.Queue, p.Position,
 						p.At.Format(time.TimeOnly), grants[from+own].At.Sub(p.At), g.entry, g.position)

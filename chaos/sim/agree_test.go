@@ -106,7 +106,8 @@ func onPostgres(t *testing.T) *side {
 	}
 	s.state = func() (string, error) {
 		const sql = `
-SELECT format('entry %s of %s: key %s, %s, %s attempts, %s crashes', e.id, q.name, coalesce(e.lock_key, ''), e.status, e.attempt, e.crashes)
+SELECT format('entry %s of %s: key %s, %s, %s attempts, %s crashes, may have run: %s', e.id, q.name, coalesce(e.lock_key, ''), e.status, e.attempt, e.crashes,
+              CASE WHEN e.may_have_run THEN 'true' ELSE 'false' END)
   FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
 UNION ALL
 SELECT format('ready at %s of %s: key %s, entry %s', r.pos, q.name, coalesce(r.lock_key, ''), coalesce(r.entry_id, 0))
@@ -183,13 +184,14 @@ func (t *tables) describe() string {
 	for _, e := range t.entries {
 		status := map[bool]string{true: "initial", false: "pending"}[e.initial]
 		say(
-			"entry %d of %s: key %s, %s, %d attempts, %d crashes",
+			"entry %d of %s: key %s, %s, %d attempts, %d crashes, may have run: %t",
 			e.id,
 			name(e.queue),
 			e.key,
 			status,
 			e.attempt,
 			e.crashes,
+			e.mayHaveRun,
 		)
 	}
 	for _, r := range t.ready {

@@ -205,6 +205,30 @@ func holdForRecovery(t *tables, now time.Time, a arguments) (reply, error) {
 	return r, nil
 }
 
+// markMayHaveRun marks the entries that locks cover, as invalidation.mayHaveRunSQL does.
+func markMayHaveRun(t *tables, _ time.Time, a arguments) (reply, error) {
+	tokens := a.numbers(2)
+	for i, key := range a.texts(1) {
+		l := t.held(a.number(0), key, tokens[i])
+		if l == nil {
+			continue
+		}
+		covered := t.claimable(l.lockKey)
+		if l.solo() {
+			covered = nil
+			if e := t.entries[l.last]; e != nil {
+				covered = append(covered, e)
+			}
+		}
+		for _, e := range covered {
+			if e.id <= l.last && !e.mayHaveRun {
+				e.mayHaveRun, e.row = true, t.nextRow()
+			}
+		}
+	}
+	return reply{rows: [][]any{{true}}}, nil
+}
+
 func countCrashes(t *tables, _ time.Time, a arguments) (reply, error) {
 	tokens := a.numbers(2)
 	var r reply

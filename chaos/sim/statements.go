@@ -50,6 +50,7 @@ var statements = []statement{
 	{"read nodes", "crashed_entries <> '{}', kind = 'gateway'", readNodes},
 	{"read clock", "pg_postmaster_start_time()", readClock},
 	{"hold for recovery", "FOR UPDATE OF l SKIP LOCKED", holdForRecovery},
+	{"mark what may have run", "SET may_have_run = true", markMayHaveRun},
 	{"count crashes", "WITH struck AS", countCrashes},
 	{"take crashes back", "penstock.take_back_crashes($1)", takeBack},
 	{"promote", "WHERE status = 'initial' AND due_at <=", promote},
@@ -219,7 +220,7 @@ func (t *tables) laneReport(a arguments, from int64, now time.Time, head []ready
 		}
 	}
 	limit := int32(a.number(4))
-	row := append(append([]any{nil, last}, make([]any, 13)...), "", places)
+	row := append(append([]any{nil, last}, make([]any, 14)...), "", places)
 	return append(row, true, int64(len(head)), int64(len(head)-taken), nil, dueIn, limit, limit, false)
 }
 
@@ -260,7 +261,7 @@ func (t *tables) grant(k lockKey, a arguments, now time.Time, pos, last, count i
 func (l *lock) claimed(e *entry) []any {
 	if e == nil {
 		row := []any{l.token, l.pos, l.last, l.key}
-		return append(append(append(row, make([]any, 11)...), ""), make([]any, 9)...)
+		return append(append(append(row, make([]any, 12)...), ""), make([]any, 9)...)
 	}
 	row := append([]any{l.token, l.pos, e.id, nil}, e.columns()...)
 	return append(append(row, ""), make([]any, 9)...)
@@ -269,7 +270,8 @@ func (l *lock) claimed(e *entry) []any {
 // columns are those of an entry from attempt to its row.
 func (e *entry) columns() []any {
 	return []any{
-		int32(e.attempt), int32(e.crashes), 0.0, nil, nil, nil, jsonText(`{}`), 0.0, nil, nil, place(e.row),
+		int32(e.attempt), int32(e.crashes), e.mayHaveRun, 0.0, nil, nil, nil, jsonText(`{}`), 0.0, nil, nil,
+		place(e.row),
 	}
 }
 
@@ -387,7 +389,7 @@ func readGroups(t *tables, _ time.Time, a arguments) (reply, error) {
 			}
 		}
 		if n == 0 {
-			r.rows = append(r.rows, append(append([]any{l.token}, make([]any, 12)...), int32(l.count), false))
+			r.rows = append(r.rows, append(append([]any{l.token}, make([]any, 13)...), int32(l.count), false))
 		}
 	}
 	return r, nil
@@ -404,7 +406,7 @@ func reclaim(t *tables, _ time.Time, a arguments) (reply, error) {
 			row[2] = e.id
 			row = append(row, e.columns()...)
 		} else {
-			row = append(row, make([]any, 11)...)
+			row = append(row, make([]any, 12)...)
 		}
 		r.rows = append(r.rows, append(row, "", place(l.row), int16(0)))
 	}

@@ -36,6 +36,7 @@ type entry struct {
 	initial          bool
 	due              time.Time
 	attempt, crashes int
+	mayHaveRun       bool
 	row              int64 // the place of the row; it changes with each update
 }
 

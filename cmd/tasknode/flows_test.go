@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
@@ -67,7 +68,7 @@ func TestNodeGoesOnWithTheFlowThatIsLoaded(t *testing.T) {
 	}
 	cfg := defaults()
 	cfg.TaskNode.Governor, cfg.TaskNode.Hints, cfg.TaskNode.Threads = false, false, 4
-	n, err := newNode(cfg, pool, pool, nil, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, &penstock.DB{Pool: pool, Beats: pool}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -45,13 +46,12 @@ func startBehindProxy(t *testing.T, handler invalidation.HandlerFunc, settings .
 		set(&cfg)
 	}
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	claims, beats, err := openPools(t.Context(), cfg)
+	db, err := penstock.Open(t.Context(), cfg.Database.Connect(4))
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(claims.Close)
-	t.Cleanup(beats.Close)
-	if x.node, err = newNode(cfg, claims, beats, nil, log); err != nil {
+	t.Cleanup(db.Close)
+	if x.node, err = newNode(cfg, db, nil, log); err != nil {
 		t.Fatal(err)
 	}
 	x.node.task.Handle("work", handler)

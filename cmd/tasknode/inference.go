@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"strings"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // dispatch is what the section for inference comes to.

@@ -7,10 +7,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/penstock/penstock/pkg/worker"
-
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 func TestPlacesOfResultsAreRead(t *testing.T) {
@@ -45,7 +45,7 @@ func TestNodeTakesInReportsBesideItsProbes(t *testing.T) {
 	cfg := defaults()
 	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
 	cfg.TaskNode.Inference = Inference{CallbackURL: "http://node:8421/", CallbackKey: "env:REPORTS"}
-	n, err := newNode(cfg, pgtest.New(t), nil, nil, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, &penstock.DB{Pool: pgtest.New(t)}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

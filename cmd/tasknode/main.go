@@ -15,11 +15,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
@@ -58,22 +60,21 @@ func run(cfg Config, log *slog.Logger) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal is not caught
 
-	claims, beats, err := openPools(ctx, cfg)
+	db, err := penstock.Open(ctx, cfg.Database.Connect(4))
 	if err != nil {
 		return err
 	}
-	defer claims.Close()
-	defer beats.Close()
+	defer db.Close()
 	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-tasknode", cfg.Trace.Endpoint, cfg.Trace.Share)
 	if err != nil {
 		return err
 	}
 	defer stopTracing()
-	err = postgres.Wait(ctx, claims, log, func() error {
-		if err := beats.Ping(ctx); err != nil {
+	err = postgres.Wait(ctx, db.Pool, log, func() error {
+		if err := db.Beats.Ping(ctx); err != nil {
 			return err
 		}
-		err := migrations.Check(ctx, claims)
+		err := migrations.Check(ctx, db.Pool)
 		if postgres.Code(err) == "42501" {
 			return nil // the node's role may not read what was applied
 		}
@@ -82,7 +83,7 @@ func run(cfg Config, log *slog.Logger) error {
 	if err != nil || ctx.Err() != nil {
 		return err
 	}
-	n, err := newNode(cfg, claims, beats, tracing, log)
+	n, err := newNode(cfg, db, tracing, log)
 	if err != nil {
 		return err
 	}
@@ -101,20 +102,6 @@ func run(cfg Config, log *slog.Logger) error {
 	return err
 }
 
-// openPools opens the connections for claims and endings, and those for heartbeats. Heartbeats use one at a time;
-// there may be more for as long as frozen ones are being closed.
-func openPools(ctx context.Context, cfg Config) (claims, beats *pgxpool.Pool, err error) {
-	if claims, err = postgres.Open(ctx, cfg.Database.Pool(4)); err != nil {
-		return nil, nil, err
-	}
-	beats, err = postgres.Open(ctx, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10})
-	if err != nil {
-		claims.Close()
-		return nil, nil, err
-	}
-	return claims, beats, nil
-}
-
 // node is everything that runs in this process.
 type node struct {
 	cfg       Config
@@ -131,7 +118,8 @@ type node struct {
 	listener  *invalidation.Listener
 }
 
-func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvider, log *slog.Logger) (*node, error) {
+func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slog.Logger) (*node, error) {
+	claims, beats := db.Pool, db.Beats
 	t := &cfg.TaskNode
 	if t.Name == "" {
 		host, _ := os.Hostname()
@@ -188,29 +176,25 @@ func newNode(cfg Config, claims, beats *pgxpool.Pool, tracing trace.TracerProvid
 	if err := n.deliver(t.Webhook, deliveries, max(1, threads/2)); err != nil {
 		return nil, err
 	}
-	n.listener, err = newListener(cfg, n.task, n.inference, log)
-	return n, err
+	n.listener = newListener(cfg, db.Listen, n.task, n.inference, log)
+	return n, nil
 }
 
 // newListener returns the duty that hears hints, or nil where the node finds work by polling alone.
-func newListener(cfg Config, task *tasknode.Node, models *inference.Service, log *slog.Logger,
-) (*invalidation.Listener, error) {
+func newListener(cfg Config, conn *pgx.ConnConfig, task *tasknode.Node, models *inference.Service, log *slog.Logger,
+) *invalidation.Listener {
 	if !cfg.TaskNode.Hints {
-		return nil, nil
-	}
-	conn, err := cfg.Database.Listen()
-	if err != nil {
-		return nil, err
+		return nil
 	}
 	if conn == nil {
 		log.Warn("hints cannot be heard through a pooler in transaction mode: set database.direct_url to the " +
 			"address of Postgres itself")
-		return nil, nil
+		return nil
 	}
 	return invalidation.NewListener(invalidation.ListenConfig{
 		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled,
 		Slots: models.Noticed, Starting: models.Starting, Log: log,
-	}), nil
+	})
 }
 
 // status is what the node reports of itself with each heartbeat, beside the counts of the task node. Whether it hears

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/internal/telemetry/telemetrytest"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -18,12 +18,12 @@ import (
 func TestMetricsCanBeRead(t *testing.T) {
 	cfg := defaults()
 	cfg.Database.URL = pgtest.DSN(t)
-	pool, err := postgres.Open(t.Context(), cfg.Database.Pool(2))
+	db, err := penstock.Open(t.Context(), cfg.Database.Connect(2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer pool.Close()
-	n, err := newNode(cfg, pool, pool, nil, slog.New(slog.DiscardHandler))
+	defer db.Close()
+	n, err := newNode(cfg, db, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -31,7 +31,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 	n.observer.Refused("work", "threads")
 	n.observer.Ran("work", time.Second, time.Minute, errors.New("no"))
 	n.governor.Take("work", 0, 1) // no reading yet: refused
-	if _, err := pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
+	if _, err := db.Pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "dispatcher"}')`); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.inference.Registry.Refresh(t.Context()); err != nil {
@@ -62,7 +62,7 @@ func TestEntriesWithoutSlotsShowAsRefusals(t *testing.T) {
 	}
 	cfg := defaults()
 	cfg.TaskNode.Governor, cfg.TaskNode.Hints = false, false
-	n, err := newNode(cfg, pool, pool, nil, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, &penstock.DB{Pool: pool, Beats: pool}, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

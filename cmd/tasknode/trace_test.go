@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/api"
@@ -108,7 +109,7 @@ func TestTraceFromThePushToTheCallback(t *testing.T) {
 	cfg.TaskNode.Webhook.AllowNetworks = []string{"127.0.0.0/8"}
 	t.Setenv("HOOKS", "a key for tests alone")
 	cfg.TaskNode.Webhook.Key = "env:HOOKS"
-	n, err := newNode(cfg, pool, pool, provider, slog.New(slog.DiscardHandler))
+	n, err := newNode(cfg, &penstock.DB{Pool: pool, Beats: pool}, provider, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

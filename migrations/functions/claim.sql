@@ -12,7 +12,7 @@ $$;
 
 -- ready_now is the part of the claim condition that concerns the ready row: one that was released with
 -- a delay may not be claimed before its time.
--- Callers: explain, samples; pkg/invalidation.
+-- Callers: explain, samples, scale_startable, scale_late; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ready_now(not_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
     SELECT $1 IS NULL OR $1 <= statement_timestamp()

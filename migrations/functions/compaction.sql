@@ -26,8 +26,8 @@ END $$;
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry with a callback (which is owed for each entry alone), or
--- with a payload that the queue's rule cannot merge. It returns nothing if a claim or cancel of the
--- key is in progress or another session has locked one of the entries.
+-- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most` at
+-- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the entries.
 -- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
 -- NOWAIT), and for a moment the advisory lock of the key's cancels (try).
 -- Callers: compact; pkg/invalidation.
@@ -35,9 +35,8 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
-    e     penstock.entry;
+    e     record;
     run   bigint[] := '{}';
-    size  integer;
     bytes bigint := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
@@ -45,26 +44,26 @@ BEGIN
             AND pg_try_advisory_xact_lock(hashtextextended('penstock compaction ' || q.id || ' ' || key, 0))) THEN
         RETURN;
     END IF;
-    FOR e IN SELECT * FROM penstock.entry x
+    -- size is null for an entry that cannot be merged. Within an array it is not compressed, as is the merged payload.
+    FOR e IN SELECT x.id, CASE WHEN x.callback IS NULL AND pg_column_size(x.payload) <= q.payload_limit
+                                    AND (q.merge <> 'object' OR jsonb_typeof(x.payload) = 'object')
+                               THEN pg_column_size(jsonb_build_array(x.payload)) END AS size
+               FROM penstock.entry x
               WHERE x.queue_id = q.id AND x.lock_key = key AND penstock.claimable(x.status, x.priority)
                 AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
                 AND NOT EXISTS (SELECT FROM penstock.cancel_request c WHERE c.queue_id = q.id AND c.entry_id = x.id)
-              ORDER BY x.id LIMIT most
+              ORDER BY x.id LIMIT 10000
     LOOP
-        -- Within an array it is not compressed, as is the merged payload.
-        size := pg_column_size(jsonb_build_array(e.payload));
-        IF e.callback IS NOT NULL OR size > q.payload_limit OR (q.merge = 'object' AND jsonb_typeof(e.payload) <> 'object') THEN
-            EXIT WHEN cardinality(run) > 1;
-            run := '{}';
-            bytes := 0;
-            CONTINUE;
-        ELSIF bytes + size > q.payload_limit AND q.merge IN ('object', 'array') THEN
+        IF e.size IS NULL OR e.size > q.payload_limit OR bytes + e.size > q.payload_limit AND q.merge IN ('object', 'array') THEN
             EXIT WHEN cardinality(run) > 1;
             run := '{}';
             bytes := 0;
         END IF;
-        bytes := bytes + size;
-        run := run || e.id;
+        IF e.size <= q.payload_limit THEN
+            bytes := bytes + e.size;
+            run := run || e.id;
+            EXIT WHEN cardinality(run) = most;
+        END IF;
     END LOOP;
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
     PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
@@ -98,11 +97,12 @@ BEGIN
         RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit USING ERRCODE = 'PS003';
     END IF;
     UPDATE penstock.entry e
-       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes, cost = a.cost,
-           weight = a.weight, depth = a.depth
+       SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes,
+           may_have_run = a.may_have_run, cost = a.cost, weight = a.weight, depth = a.depth
       FROM (SELECT CASE WHEN bool_and(x.start_by IS NOT NULL) THEN max(x.start_by) END AS start_by,
                    CASE WHEN bool_and(x.finish_by IS NOT NULL) THEN max(x.finish_by) END AS finish_by,
-                   max(x.attempt) AS attempt, max(x.crashes) AS crashes, max(x.cost) AS cost, max(x.weight) AS weight,
+                   max(x.attempt) AS attempt, max(x.crashes) AS crashes,
+                   bool_or(x.may_have_run) AS may_have_run, max(x.cost) AS cost, max(x.weight) AS weight,
                    max(x.depth) AS depth
               FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids)) a
      WHERE e.queue_id = q.id AND e.id = oldest;

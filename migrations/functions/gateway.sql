@@ -23,14 +23,15 @@ $$;
 -- slot_reserves counts the slots of a model's usable instances, of those in a device group no more than
 -- the group has, and how many of them are kept for
 -- online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
--- without one, rounded down. While no gateway lives, nothing is kept for either.
+-- without one, rounded down. While no gateway lives, nothing is kept for either. A share that is not valid, of a policy
+-- that was set before set_gateway_policy refused it, is taken as absent: gateways do the same.
 -- Callers: class_room, slot_share, class_slots.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer, OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT t.total::integer,
-           CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'reserved')::numeric, 0.2)) ELSE 0 END::integer,
-           CASE WHEN g.lives THEN floor(t.total * coalesce((p.config->>'batch_reserved')::numeric, 0.1)) ELSE 0 END::integer
+           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'reserved', 0.2)) ELSE 0 END::integer,
+           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'batch_reserved', 0.1)) ELSE 0 END::integer
       INTO total, reserved, batch_reserved
       FROM (SELECT coalesce(sum(d.slots), 0) AS total FROM (
                 SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
@@ -40,6 +41,15 @@ BEGIN
                                    AND n.beat_at + n.lease > clock_timestamp()) AS lives) g
       LEFT JOIN penstock.gateway_policy p ON p.model = wanted;
 END $$;
+
+-- policy_share returns a share of a policy: a number from 0 to 1, or what holds without one. It is inlined.
+-- Callers: slot_reserves.
+CREATE OR REPLACE FUNCTION penstock.policy_share(config jsonb, field text, standard numeric) RETURNS numeric
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN jsonb_typeof(config->field) <> 'number' THEN standard
+                WHEN (config->>field)::numeric BETWEEN 0 AND 1 THEN (config->>field)::numeric
+                ELSE standard END
+$$;
 
 -- slots_of_class counts the slots of a model that live or dead nodes of one class hold, those in
 -- doubt left out.
@@ -164,14 +174,15 @@ LANGUAGE sql STABLE AS $$
      WHERE u.hour >= date_trunc('hour', clock_timestamp()) - interval '2 hours' AND u.model = wanted
 $$;
 
--- preemptible returns whether ending the call of an entry of the model is known to stop its run, and
--- concerns no other entry.
+-- preemptible returns whether ending the call of an entry of the model is known to stop its run, concerns no
+-- other entry, and lets the entry run again.
 -- Callers: preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.preemptible(wanted text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((c.config->>'abort_stops')::boolean, c.config->>'protocol' IN ('cog', 'openai'))
        AND coalesce(c.config->>'model_type', 'sync') = 'sync'
        AND coalesce((c.config->'batch'->>'items')::integer, 1) <= 1
+       AND coalesce(c.config->>'on_unknown', 'at_least_once') <> 'at_most_once'
       FROM (SELECT m.config || coalesce(m.override, '{}') AS config FROM penstock.model m WHERE m.name = wanted) c
 $$;
 
@@ -332,11 +343,77 @@ END $$;
 
 -- Settings -----------------------------------------------------------------------------------------------------------
 
+-- check_gateway_policy refuses a policy with a field that is not valid, by its name. Unknown fields pass: a newer version
+-- may know them. Durations are numbers of seconds or texts in Go's notation, as 1m30s.
+-- Callers: set_gateway_policy.
+-- SQLSTATE: PS002 a field is not valid.
+CREATE OR REPLACE FUNCTION penstock.check_gateway_policy(config jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    f  record;
+    ok boolean;
+BEGIN
+    FOR f IN
+        SELECT v.field, v.kind, v.wanted, v.least, v.most, v.words, config #> p.path AS value, config #>> p.path AS word,
+               jsonb_typeof(config #> p.path) AS type
+          FROM (VALUES
+            ('total',                  'integer',  'a whole number of 0 or more',      0::numeric, 1e9::numeric, NULL::jsonb),
+            ('flow_total',             'integer',  'a whole number of 0 or more',      0, 1e9, NULL),
+            ('queue_ttl',              'duration', 'a duration of more than 0',        1e-9, 1e9, NULL),
+            ('cold_ttl',               'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('preempt_after',          'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('tpot_max',               'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('first_byte_max',         'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('silence_max',            'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('client_stall',           'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('holdback',               'object',   'an object with a number by class', NULL, NULL, NULL),
+            ('holdback.critical',      'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('holdback.default',       'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('holdback.sheddable',     'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('floors',                 'object',   'an object with a number by class', NULL, NULL, NULL),
+            ('floors.critical',        'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('floors.default',         'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('floors.sheddable',       'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('watermark_per_instance', 'number',   'a number of 0 or more',            0, 1e9, NULL),
+            ('deviation',              'number',   'a number from 0 to 0.99',          0, 0.99, NULL),
+            ('reserved',               'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('batch_reserved',         'number',   'a number from 0 to 1',             0, 1, NULL),
+            ('affinity_bound',         'number',   'a number of 1 or more',            1, 1e9, NULL),
+            ('refuse_status',          'word',     '429 or 503',                       NULL, NULL, '[429, 503]'),
+            ('fair_scope',             'word',     'shared or separate',               NULL, NULL, '["shared", "separate"]'),
+            ('on_full',                'word',     'refuse or push',                   NULL, NULL, '["refuse", "push"]'),
+            ('may_start',              'boolean',  'true or false',                    NULL, NULL, NULL),
+            ('strict_band',            'boolean',  'true or false',                    NULL, NULL, NULL),
+            ('preempt',                'boolean',  'true or false',                    NULL, NULL, NULL),
+            ('strict_slots',           'boolean',  'true or false',                    NULL, NULL, NULL)
+               ) v(field, kind, wanted, least, most, words)
+         CROSS JOIN LATERAL string_to_array(v.field, '.') p(path)
+         WHERE jsonb_typeof(config #> p.path) <> 'null' -- a null brings the default back
+    LOOP
+        ok := CASE
+            WHEN f.kind IN ('object', 'boolean') THEN f.type = f.kind
+            WHEN f.kind = 'word' THEN f.value IN (SELECT jsonb_array_elements(f.words))
+            WHEN f.type = 'number' THEN
+                f.word::numeric BETWEEN f.least AND f.most AND (f.kind <> 'integer' OR f.word::numeric % 1 = 0)
+            WHEN f.type = 'string' AND f.kind = 'duration' THEN
+                f.word ~ '^(0|(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+)$' AND (f.least = 0 OR f.word ~ '[1-9]')
+            ELSE false
+        END;
+        IF NOT ok THEN
+            RAISE EXCEPTION '% is %: want %', f.field, f.value, f.wanted USING ERRCODE = 'PS002';
+        END IF;
+    END LOOP;
+    IF penstock.policy_share(config, 'reserved', 0.2) + penstock.policy_share(config, 'batch_reserved', 0.1) > 1 THEN
+        RAISE EXCEPTION 'reserved + batch_reserved is %: want 1 at most',
+            penstock.policy_share(config, 'reserved', 0.2) + penstock.policy_share(config, 'batch_reserved', 0.1) USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
 -- set_gateway_policy replaces the settings of a model's pool; null brings the defaults back. Gateways
 -- read it within two seconds.
 -- Locks: the row of gateway_policy.
 -- Callers: psql.
--- SQLSTATE: PS008 no such model, PS002 the config is not an object.
+-- SQLSTATE: PS008 no such model, PS002 the config is not an object, or a field of it is not valid.
 CREATE OR REPLACE FUNCTION penstock.set_gateway_policy(model text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
@@ -347,6 +424,7 @@ BEGIN
     ELSIF jsonb_typeof(config) <> 'object' THEN
         RAISE EXCEPTION 'policy of model "%" must be a JSON object', set_gateway_policy.model USING ERRCODE = 'PS002';
     ELSE
+        PERFORM penstock.check_gateway_policy(set_gateway_policy.config);
         INSERT INTO penstock.gateway_policy AS p (model, config)
         VALUES (set_gateway_policy.model, set_gateway_policy.config)
         ON CONFLICT ON CONSTRAINT gateway_policy_pkey DO UPDATE SET config = excluded.config, changed_at = clock_timestamp();

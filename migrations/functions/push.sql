@@ -83,7 +83,7 @@ $$;
 -- last count plus the difference of two sequences since, so that producers never meet on a row; a
 -- push that rolled back is counted until the next count_depth. A push counts its entries before it
 -- compares, so that of several that meet at the capacity none exceeds it.
--- Locks: an advisory lock (shared, try) that tells count_depth of n uncommitted entries.
+-- Locks: those of show_open_pushes, for count_depth.
 -- Callers: push_many.
 -- SQLSTATE: PS005 the queue is full; DETAIL is JSON with depth, capacity, drain_rate and
 -- retry_after_ms.
@@ -101,7 +101,7 @@ BEGIN
     END IF;
     depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
     IF depth + n <= most THEN
-        PERFORM pg_try_advisory_xact_lock_shared(penstock.open_pushes_key(q.id), n);
+        PERFORM penstock.show_open_pushes(ARRAY[penstock.open_pushes_key(q.id)], ARRAY[n]);
         PERFORM penstock.count(q.id, 'accepted', n);
         depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed) - n;
         IF depth + n <= most THEN
@@ -124,7 +124,7 @@ END $$;
 -- and of several that meet at the bound none exceeds it. The locks are kept by 1,024 hashes of flows, for there may be
 -- more flows in a push than places for locks: an open push of another flow of the same hash may be counted.
 -- A snapshot that is older than the locks would miss entries that are committed, so that each statement needs its own.
--- Locks: an advisory lock (shared) for each hash of a flow.
+-- Locks: those of show_open_pushes for each hash of a flow.
 -- Callers: push_many.
 -- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth, capacity and retry_after_ms, which assumes
 -- that all that leaves the queue is of this flow: there is no room before it. PS006 the transaction is
@@ -136,7 +136,6 @@ DECLARE
     depth  bigint;
     hashes integer[];
     counts integer[]; -- of the entries of this push
-    mine   bigint[];  -- locks that this transaction has
     open   bigint[];  -- entries of open pushes of others
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
@@ -145,17 +144,11 @@ BEGIN
             USING ERRCODE = 'PS006', HINT = 'Push in a read committed transaction, or take capacity_per_flow from the queue.';
     END IF;
     SELECT array_agg(h.hash ORDER BY h.hash), array_agg(h.n ORDER BY h.hash) INTO hashes, counts
-      FROM (SELECT hashtext(coalesce(flows[i], '')) & 1023 AS hash, least(count(*), 1048575)::integer AS n
+      FROM (SELECT hashtext(coalesce(flows[i], '')) & 1023 AS hash, count(*)::integer AS n
               FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE GROUP BY 1) h;
-    -- The second key has the number of entries and, since a transaction that takes a lock twice shows one, that of its locks.
-    WITH o AS MATERIALIZED (SELECT * FROM penstock.open_flows())
-    SELECT array_agg(c.locks ORDER BY h.i) INTO mine
-      FROM unnest(hashes) WITH ORDINALITY h(hash, i)
-     CROSS JOIN LATERAL (SELECT count(*) AS locks FROM o
-                          WHERE o.mine AND o.key = penstock.open_flow_key(q.id, h.hash)::oid) c;
-    PERFORM pg_advisory_xact_lock_shared(penstock.open_flow_key(q.id, h.hash), ((h.locks % 2048)::integer << 20) | h.n)
-       FROM unnest(hashes, counts, mine) h(hash, n, locks);
-    WITH o AS MATERIALIZED (SELECT * FROM penstock.open_flows())
+    PERFORM penstock.show_open_pushes(ARRAY(SELECT penstock.open_flow_key(q.id, h.hash) FROM unnest(hashes) WITH ORDINALITY h(hash, i) ORDER BY h.i),
+                                      counts);
+    WITH o AS MATERIALIZED (SELECT * FROM penstock.open_pushes())
     SELECT array_agg(c.entries ORDER BY h.i) INTO open
       FROM unnest(hashes) WITH ORDINALITY h(hash, i)
      CROSS JOIN LATERAL (SELECT coalesce(sum(o.entries), 0) AS entries FROM o
@@ -177,11 +170,45 @@ BEGIN
     END LOOP;
 END $$;
 
--- open_flows lists the advisory locks with two keys of this database: the first key, the number of entries in the
--- second (see admit_flows), and whether this session has it.
+-- show_open_pushes tells other sessions, until this transaction ends, of entries[i] more entries that it pushed under
+-- keys[i]. Advisory locks tell, for others see no rows of this transaction: the first key of a lock is keys[i], and the
+-- second has a number of entries and, since a lock that is taken twice shows once, the number of the lock. Such locks
+-- are few for the whole server, so that a transaction that pushes one by one takes its next lock for up to a sixteenth
+-- of what it has shown, and shows up to a sixteenth too much: 2,500 pushes take 108 locks, one million 207.
+-- The setting penstock.open_pushes has the entries that were pushed, those that are shown and the number of locks of
+-- each key; a rollback to a savepoint undoes it together with the locks.
+-- Locks: advisory locks (shared, try).
+-- Callers: admit, admit_flows.
+CREATE OR REPLACE FUNCTION penstock.show_open_pushes(keys integer[], entries integer[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    state jsonb := coalesce(nullif(current_setting('penstock.open_pushes', true), ''), '{}');
+BEGIN
+    WITH known AS (
+        SELECT u.key, coalesce((state->u.key::text->>0)::bigint, 0) + u.n AS pushed, coalesce((state->u.key::text->>1)::bigint, 0) AS shown,
+               coalesce((state->u.key::text->>2)::integer, 0) AS locks
+          FROM unnest(keys, entries) u(key, n)
+    ), next AS (
+        SELECT key, pushed, shown, locks,
+               CASE WHEN pushed > shown THEN least(greatest(pushed - shown, shown / 16), 1048575)::integer ELSE 0 END AS more
+          FROM known
+    ), taken AS MATERIALIZED (
+        SELECT key, pushed, shown + more AS shown,
+               locks + CASE WHEN more > 0 THEN pg_try_advisory_xact_lock_shared(key, (locks % 2048) << 20 | more)::integer ELSE 0 END AS locks
+          FROM next
+    )
+    SELECT state || jsonb_object_agg(key, jsonb_build_array(pushed, shown, locks)) INTO state FROM taken;
+    PERFORM set_config('penstock.open_pushes', state::text, true);
+END $$;
+
+-- Its name in the version before, when entries of queues with a capacity were not among them.
+DROP FUNCTION IF EXISTS penstock.open_flows();
+
+-- open_pushes lists what show_open_pushes of any transaction in this database shows: the key, the number of entries, and
+-- whether the transaction is that of this session.
 -- Locks: none.
--- Callers: admit_flows.
-CREATE OR REPLACE FUNCTION penstock.open_flows() RETURNS TABLE (key oid, entries bigint, mine boolean)
+-- Callers: admit_flows, count_depth.
+CREATE OR REPLACE FUNCTION penstock.open_pushes() RETURNS TABLE (key oid, entries bigint, mine boolean)
 LANGUAGE plpgsql VOLATILE ROWS 10 AS $$
 BEGIN
     RETURN QUERY SELECT l.classid, l.objid::bigint & 1048575, l.pid = pg_backend_pid()
@@ -190,8 +217,7 @@ BEGIN
                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
 END $$;
 
--- open_flow_key is the first key of the advisory locks of pushes to a queue with capacity_per_flow, by a hash of the
--- flow; the second has the number of their entries.
+-- open_flow_key is the key under which pushes to a queue with capacity_per_flow show their entries, by a hash of the flow.
 -- Callers: admit_flows.
 CREATE OR REPLACE FUNCTION penstock.open_flow_key(queue_id integer, hash integer) RETURNS integer LANGUAGE sql IMMUTABLE
     AS $$ SELECT hashtext('penstock open flow ' || $1 || ' ' || $2) $$;
@@ -209,8 +235,7 @@ BEGIN
     END IF;
 END $$;
 
--- open_pushes_key is the first key of the advisory locks of pushes to a queue with a capacity; the
--- second is the number of their entries.
+-- open_pushes_key is the key under which pushes to a queue with a capacity show their entries.
 -- Callers: admit, count_depth.
 CREATE OR REPLACE FUNCTION penstock.open_pushes_key(queue_id integer) RETURNS integer LANGUAGE sql IMMUTABLE
     AS $$ SELECT hashtext('penstock open pushes ' || $1) $$;
@@ -658,7 +683,9 @@ END $$;
 
 -- resolve_idempotency gives each entry whose key was used before the id of the first entry. The
 -- insert waits for an uncommitted push of the same key, so that of a hundred pushes at once one
--- inserts and the others get its id.
+-- inserts and the others get its id. A key that is there at first is answered as it was then, and not inserted: were it
+-- swept while the push waits, its insert would come behind those of later keys. Of the others none can be
+-- swept before it is read, since the sweep leaves keys for a day: only of a transaction that was open for so long.
 -- Locks: new rows of idempotency in order of flow and key, so that two bulk pushes never deadlock.
 -- Callers: push_many.
 -- SQLSTATE: PS004 the key was used with another payload, lock key or name.
@@ -668,6 +695,8 @@ CREATE OR REPLACE FUNCTION penstock.resolve_idempotency(
 ) LANGUAGE plpgsql AS $$
 DECLARE
     fingerprints bytea[];
+    known_ids    bigint[]; -- of the keys that were there at first
+    known_prints bytea[];
     found_ids    bigint[];
     conflict     bigint;
     swept        boolean;
@@ -676,20 +705,29 @@ BEGIN
         SELECT sha256(convert_to(jsonb_build_array(u.payload, u.lock_key, u.name)::text, 'UTF8'))
           FROM unnest(payloads, lock_keys, names) WITH ORDINALITY u(payload, lock_key, name, i) ORDER BY u.i);
     LOOP
-        INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
-        SELECT q.id, coalesce(u.flow, ''), u.key, u.id, u.fingerprint
-          FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
-         WHERE u.key IS NOT NULL
-         ORDER BY coalesce(u.flow, ''), u.key COLLATE "C", u.i
-        ON CONFLICT DO NOTHING;
-        -- One snapshot for all that is answered. A row that the insert met may have been swept before it.
-        SELECT array_agg(coalesce(k.entry_id, u.id) ORDER BY u.i),
-               array_agg(CASE WHEN k.entry_id <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i),
-               min(u.i) FILTER (WHERE k.fingerprint <> u.fingerprint), bool_or(u.key IS NOT NULL AND k.entry_id IS NULL)
+        WITH asked AS MATERIALIZED (
+            SELECT u.i, coalesce(u.flow, '') AS flow, u.key, u.id, u.fingerprint, k.entry_id AS known_id, k.fingerprint AS known_print
+              FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+                   LEFT JOIN LATERAL (SELECT entry_id, fingerprint FROM penstock.idempotency
+                                       WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true
+        ), fresh AS (
+            INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
+            SELECT q.id, a.flow, a.key, a.id, a.fingerprint
+              FROM asked a
+             WHERE a.key IS NOT NULL AND a.known_id IS NULL
+             ORDER BY a.flow COLLATE "C", a.key COLLATE "C", a.i
+            ON CONFLICT DO NOTHING
+        )
+        SELECT array_agg(a.known_id ORDER BY a.i), array_agg(a.known_print ORDER BY a.i) INTO known_ids, known_prints FROM asked a;
+        SELECT array_agg(coalesce(u.known_id, k.entry_id, u.id) ORDER BY u.i),
+               array_agg(CASE WHEN coalesce(u.known_id, k.entry_id) <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i),
+               min(u.i) FILTER (WHERE coalesce(u.known_print, k.fingerprint) <> u.fingerprint),
+               bool_or(u.key IS NOT NULL AND u.known_id IS NULL AND k.entry_id IS NULL)
           INTO found_ids, verdicts, conflict, swept
-          FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
+          FROM unnest(ids, flows, keys, fingerprints, known_ids, known_prints)
+               WITH ORDINALITY u(id, flow, key, fingerprint, known_id, known_print, i)
                LEFT JOIN LATERAL (SELECT entry_id, fingerprint FROM penstock.idempotency
-                                   WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
+                                   WHERE u.known_id IS NULL AND queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
         EXIT WHEN NOT swept;
     END LOOP;
     IF conflict IS NOT NULL THEN

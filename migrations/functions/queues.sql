@@ -49,7 +49,7 @@ END $_$;
 -- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
 -- names are refused. Nodes read the settings again by the queue's version.
 -- Locks: those of lock_all_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
--- for max_concurrent and application (await_claims, count_again). A change of capacity_per_flow makes or drops an
+-- for max_concurrent, application and max_weight (await_claims, count_again). A change of capacity_per_flow makes or drops an
 -- index: pushes and endings of the queue wait meanwhile (SHARE or ACCESS EXCLUSIVE on its table).
 -- Callers: fit_model_queue, create_queue, drop_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
@@ -92,7 +92,7 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node,
-        max_concurrent_per_name = q.max_concurrent_per_name, max_weight = q.max_weight, weighed = q.weighed OR q.max_weight > 1, shards = q.shards, capacity = q.capacity,
+        max_concurrent_per_name = q.max_concurrent_per_name, max_weight = q.max_weight, shards = q.shards, capacity = q.capacity,
         capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot, on_no_instance = q.on_no_instance,
         no_instance_timeout = q.no_instance_timeout,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
@@ -100,10 +100,6 @@ BEGIN
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
         failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
      WHERE id = q.id;
-    IF q.max_weight > 1 AND NOT q.weighed THEN
-        -- Claims that know no weights end before this is committed, and later ones are refused.
-        UPDATE penstock.limit_use u SET weighed = true WHERE u.queue_id = q.id;
-    END IF;
     -- admit_flows counts by an index of flows. Its name has the id: names of queues are parts of names of tables.
     IF q.capacity_per_flow IS NOT NULL AND to_regclass('penstock.flow_' || q.id) IS NULL THEN
         EXECUTE format('CREATE INDEX %I ON penstock.%I (flow)', 'flow_' || q.id, 'entry_' || queue_name);
@@ -239,6 +235,27 @@ BEGIN
     RETURN NEW;
 END $$;
 
+-- before_weights gives a change of max_weight the lock of all limits, in their order: before the row of the queue.
+-- Locks: that of lock_all_limits.
+-- Callers: trigger before_weights.
+CREATE OR REPLACE FUNCTION penstock.before_weights() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM penstock.lock_all_limits();
+    RETURN NULL;
+END $$;
+
+-- mark_weighed records that entries of a queue may have weights from now on. Claims that know no weights end before
+-- this is committed, and later ones are refused until their node has read the queue again.
+-- Locks: the uses of limits of the queue, then those of count_again. The caller has the lock of all limits.
+-- Callers: trigger mark_weighed.
+CREATE OR REPLACE FUNCTION penstock.mark_weighed() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    NEW.weighed := true;
+    NEW.version := NEW.version + 1;
+    UPDATE penstock.limit_use u SET weighed = true WHERE u.queue_id = NEW.id;
+    RETURN NEW;
+END $$;
+
 -- retry_flaw returns the error in a retry policy, or null.
 -- Callers: check_queue.
 CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text LANGUAGE sql IMMUTABLE AS $$
@@ -326,10 +343,8 @@ DECLARE
     open_now     bigint;
     counted_now  bigint;
 BEGIN
-    SELECT coalesce(sum(l.objid::bigint), 0) INTO open_now
-      FROM pg_locks l
-     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.classid = penstock.open_pushes_key(queue)::oid
-       AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
+    SELECT coalesce(sum(o.entries), 0) INTO open_now FROM penstock.open_pushes() o
+     WHERE o.key = penstock.open_pushes_key(queue)::oid AND NOT o.mine;
     SELECT count(*) + open_now INTO counted_now FROM penstock.entry WHERE queue_id = queue;
     UPDATE penstock.depth d
        SET counted = counted_now, accepted = accepted_now, removed = removed_now, counted_at = clock_timestamp(),

@@ -72,6 +72,13 @@ CREATE OR REPLACE TRIGGER check_queue BEFORE INSERT OR UPDATE OF priority, entry
     lapse, needs, on_failure, capacity_per_flow, capacity_per_slot, on_no_instance, no_instance_timeout, model
     ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.check_queue();
 
+-- before_weights locks the limits before a change of max_weight locks the queue.
+CREATE OR REPLACE TRIGGER before_weights BEFORE UPDATE OF max_weight ON penstock.queue FOR EACH STATEMENT EXECUTE FUNCTION penstock.before_weights();
+
+-- mark_weighed: claims under limits read weights from now on, and for good: entries keep theirs.
+CREATE OR REPLACE TRIGGER mark_weighed BEFORE INSERT OR UPDATE OF max_weight ON penstock.queue
+    FOR EACH ROW WHEN (NEW.max_weight > 1 AND NOT NEW.weighed) EXECUTE FUNCTION penstock.mark_weighed();
+
 -- keep_webhook_queue refuses settings with which the queue of callbacks would not take every callback.
 CREATE OR REPLACE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, capacity_per_flow, "grouping", payload_limit, model ON penstock.queue
     FOR EACH ROW WHEN (OLD.name = 'webhook' AND OLD.kind = 'webhook') EXECUTE FUNCTION penstock.keep_webhook_queue();

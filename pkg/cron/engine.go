@@ -61,7 +61,7 @@ type Engine struct {
 	done duty.Tally[EngineStatus]
 }
 
-// EngineStatus is what the engine has done in this term.
+// EngineStatus has the counters of the engine in this term.
 type EngineStatus struct {
 	Fired   int64         // entries turned pending
 	Created int64         // entries made

@@ -79,7 +79,7 @@ type Timetable struct {
 	spec     spec
 }
 
-// Parse checks a schedule. Its error names every field that is wrong and says what to write instead.
+// Parse checks a schedule. Its error names every invalid field and a valid form.
 func Parse(s Schedule) (*Timetable, error) {
 	spec, specErr := parseSpec(s.Spec)
 	zone, zoneErr := parseZone(s.Zone)

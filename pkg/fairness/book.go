@@ -40,7 +40,8 @@ type Config struct {
 	HalfLife time.Duration
 	// Grace is how long a flow may be without work and still count as one that stayed. Default 1 s.
 	Grace time.Duration
-	// MinShare is what each band with work gets at least, 0 to 1. Default 0.05; below zero means none.
+	// MinShare is the least share of each band with work, 0 to 1. Default 0.05; below zero means
+	// none.
 	MinShare float64
 	// AgeStep is the head age at which a band's guaranteed share has doubled, and AgeCap the
 	// largest multiple. Defaults 1 min and 4.
@@ -225,9 +226,9 @@ func (b *Book) Charge(l Lane, estimate float64, now time.Time) {
 	b.book(f, estimate, estimate, now)
 }
 
-// Extend books more service for an entry that has outlived its estimate, while it runs: call
-// it before each report, so that a few long entries do not pass for short ones. What was
-// booked so becomes part of the estimate that Settle is given.
+// Extend books more service for an entry that has outlived its estimate, while it runs: call it
+// before each report, so that a few long entries do not pass for short ones. These bookings are
+// part of the estimate that Settle is given.
 func (b *Book) Extend(l Lane, more float64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -235,7 +236,7 @@ func (b *Book) Extend(l Lane, more float64, now time.Time) {
 	b.book(b.flow(&l), more, more, now)
 }
 
-// Settle corrects an estimate by what the entries have really cost, when they end.
+// Settle replaces an estimate by the actual cost of the entries, when they end.
 func (b *Book) Settle(l Lane, estimate, actual float64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Report returns what this node adds to the shared usage: its own service since the last
+// Report returns the addition of this node to the shared usage: its own service since the last
 // snapshot that was adopted. If the exchange fails, the next report includes it again.
 func (b *Book) Report(now time.Time) []AttainedService {
 	b.mu.Lock()

@@ -17,7 +17,7 @@ type SortKey struct {
 	// QueueTurn and FlowTurn number the last service, for round robin among equals.
 	QueueTurn, FlowTurn uint64
 	QueueID             int32
-	Tie                 uint64 // decides what is left, differently on each node
+	Tie                 uint64 // breaks remaining ties, differently on each node
 	Index               int    // of the lane in the caller's list
 }
 

@@ -97,17 +97,17 @@ func laneOf(c invalidation.Candidate) Lane {
 	return Lane{Queue: c.Queue.ID, Priority: c.Lane.Priority, Flow: c.Lane.Flow}
 }
 
-// Charge books what a claim is estimated to cost.
+// Charge books the estimated cost of a claim.
 func (r *Ranker) Charge(c invalidation.Candidate, estimate float64) {
 	r.book.Charge(laneOf(c), estimate, time.Now())
 }
 
-// Extend books what a run has cost beyond its estimate so far.
+// Extend books the cost of a run beyond its estimate so far.
 func (r *Ranker) Extend(c invalidation.Candidate, more float64) {
 	r.book.Extend(laneOf(c), more, time.Now())
 }
 
-// Settle puts right what was booked for a lock, once it is known.
+// Settle replaces the estimate booked for a lock by its actual cost.
 func (r *Ranker) Settle(c invalidation.Candidate, charged, actual float64) {
 	r.book.Settle(laneOf(c), charged, actual, time.Now())
 }

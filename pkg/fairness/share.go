@@ -14,7 +14,7 @@ type Key struct {
 }
 
 // AttainedService is service attained by a key, decayed to the moment of the report or the snapshot
-// that has it. Service is in the unit of cost: seconds of a processing thread, or what a
+// that has it. Service is in the unit of cost: seconds of a processing thread, or the unit that a
 // queue declares. A delta may be negative, when entries cost less than estimated.
 type AttainedService struct {
 	Key
@@ -25,7 +25,7 @@ type AttainedService struct {
 	Lift float64
 }
 
-// Decay returns what is left of service after some time: half of it after each half-life.
+// Decay returns the remaining service after some time: half of it after each half-life.
 func Decay(service float64, elapsed, halfLife time.Duration) float64 {
 	return service * math.Exp2(-elapsed.Seconds()/halfLife.Seconds())
 }

@@ -7,12 +7,11 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // slotRef is a permit that is assigned to an entry: the right to one call at a time to an instance.

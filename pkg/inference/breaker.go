@@ -98,7 +98,7 @@ type verdict struct {
 	Reason      string // why, for a person
 }
 
-// Record takes what a call came to.
+// Record takes the result of a call.
 func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evidence) verdict {
 	c := b.circuit(instance)
 	s := sample{at: now, verdict: b.judge(c, o, now, e.ran), entry: e.entry, flow: e.flow}
@@ -138,7 +138,7 @@ func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evi
 	return verdict{Unspent: unproven || b.suspect(now, instance)}
 }
 
-// Condemn quarantines an instance whose probe confirmed what its calls said.
+// Condemn quarantines an instance whose probe confirmed the errors of its calls.
 func (b *breaker) Condemn(now time.Time, instance, reason string) {
 	b.open(now, b.circuit(instance), reason)
 }

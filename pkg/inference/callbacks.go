@@ -14,17 +14,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Callbacks takes in what asynchronous workers report, in any process that has the key: the end of
-// a run is kept with the run, where the node that follows it reads it. So no report is lost with
-// the process that took it, nor with the node.
+// Callbacks receives reports of asynchronous workers, in any process that has the key: the end of a
+// run is kept with the run, where the node that follows it reads it. So no report is lost with the
+// process that took it, nor with the node.
 type Callbacks struct {
 	base string // URL under which workers reach such a process
 	key  []byte
@@ -78,10 +77,10 @@ SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 
   LEFT JOIN LATERAL (SELECT name, config, override FROM penstock.model WHERE name = i.model OFFSET 0) m ON true
  WHERE f.queue_id IS NOT NULL`
 
-// Take takes what a worker reports about the run that was started under a token; the first word
-// about its end counts. It returns false if the run is not stored yet and the worker must come
-// again, ErrLockLost if the run is over because its lock was lost, and ErrState if the entry has
-// ended otherwise.
+// Take stores the report of a worker about the run that was started under a token; the first report
+// of its end counts. It returns false if the run is not stored yet and the worker must come again,
+// ErrLockLost if the run is over because its lock was lost, and ErrState if the entry has ended
+// otherwise.
 func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
 	var (
 		ended            bool

@@ -9,9 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Class of an entry that may have run, or not, and must not run twice.
@@ -209,14 +208,11 @@ func isLimit(err error) bool {
 
 // unsettled is for a run of which it is unknown whether it ended.
 func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
-	if cause := context.Cause(ctx); cause != nil {
-		if a.model.OnUnknown == worker.AtMostOnce && o.MaybeRunning && a.saved == nil &&
-			errors.Is(cause, invalidation.ErrDraining) {
-			return a.unknownOutcome("node drained while the call ran")
-		}
+	switch cause := context.Cause(ctx); {
+	case cause != nil && o.Kind == worker.Unknown && a.model.OnUnknown == worker.AtMostOnce:
+		return a.unknownOutcome(cause.Error() + " (" + o.Reason + ")")
+	case cause != nil:
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
-	}
-	switch {
 	case errors.Is(o.Err, worker.ErrDeadline):
 		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
 	case a.model.OnUnknown == worker.AtMostOnce:
@@ -228,7 +224,7 @@ func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 }
 
 func (a *attempt) unknownOutcome(reason string) error {
-	return invalidation.Permanent(invalidation.WithClass(classUnknown,
+	return invalidation.Unrepeatable(invalidation.WithClass(classUnknown,
 		fmt.Errorf("it is unknown whether this entry ran, and it must not run twice: %s", reason)))
 }
 

@@ -119,7 +119,7 @@ func (p *SlotPool) takePreemptions(ctx context.Context) error {
 
 const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
 
-// HandOver gives the idle slots of a model, but for those that permits stand for, to the gateways that
+// HandOver gives the idle slots of a model, but for those that permits cover, to the gateways that
 // miss some. It does not block.
 func (p *SlotPool) HandOver(model string) {
 	p.mu.Lock()

@@ -11,11 +11,10 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Prober is the duty that probes every instance, and frees slots that no node answers for
@@ -66,7 +65,7 @@ func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slo
 	}
 }
 
-// Wake has Run probe what is due now: an instance was announced. It does not block.
+// Wake makes Run probe the instances that are due now: one was announced. It does not block.
 func (p *Prober) Wake() {
 	select {
 	case p.wake <- struct{}{}:

@@ -14,7 +14,7 @@ import (
 // ObjectStore keeps results that are too large for a row.
 type ObjectStore interface {
 	// Put stores data under key, and returns an address by which it can be found. Putting the same
-	// key again replaces what was there. The object is durable when Put returns.
+	// key again replaces the object. The object is durable when Put returns.
 	Put(ctx context.Context, key string, data []byte) (address string, err error)
 }
 

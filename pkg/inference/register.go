@@ -5,17 +5,16 @@ import (
 	"encoding/json"
 	"fmt"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // By is the actor of a change and its reason, for the audit.
 type By = invalidation.By
 
-// RegisterModel makes a model known, or replaces what was registered under its name, and returns
-// its queue. It checks the model first; the error then wraps a *FieldError.
+// RegisterModel makes a model known, or replaces the model of that name, and returns its queue. It
+// checks the model first; the error then wraps a *FieldError.
 func RegisterModel(ctx context.Context, db postgres.DB, m worker.Model, by By) (queue string, err error) {
 	text, err := json.Marshal(m)
 	if err != nil {

@@ -11,14 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Registry is what a process knows about models and instances. It reads the tables anew whenever
+// Registry is the copy of models and instances in a process. It reads the tables anew whenever
 // their version number has changed, so that nothing needs a restart; asking for the number is one
 // look-up of one row.
 type Registry struct {

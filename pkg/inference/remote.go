@@ -7,12 +7,11 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // remoteRun is a run that a worker has accepted, as stored: the next claimer of its entry follows

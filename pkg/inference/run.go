@@ -12,14 +12,13 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the
@@ -43,9 +42,9 @@ type DispatchConfig struct {
 	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
 	ReadyWait   time.Duration // before an entry comes back that found no instance ready: 2 s
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
-	InlineBytes int           // of results that stand in their row: 64 KiB
-	Objects     ObjectStore   // for larger ones; nil: all stand in their row
-	UsageEvery  time.Duration // between folds of what calls used into penstock.usage_hour: 10 s
+	InlineBytes int           // of a result that is stored in its row: 64 KiB
+	Objects     ObjectStore   // for larger ones; nil: all are stored in their row
+	UsageEvery  time.Duration // between folds of the use of calls into penstock.usage_hour: 10 s
 	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
 	StoreWait   time.Duration // for an object store that is away, before a result is stored in its row: 15 min
 	// where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
@@ -126,8 +125,9 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run) (json.RawM
 			return a.reattach(ctx, old)
 		}
 	}
-	if r.Entry.Crashes > 0 && model.OnUnknown == worker.AtMostOnce {
-		return nil, a.unknownOutcome("a node died while it ran this entry")
+	// Programs of the version before count a crash and set no mark.
+	if (r.Entry.MayHaveRun || r.Entry.Crashes > 0) && model.OnUnknown == worker.AtMostOnce {
+		return nil, a.unknownOutcome("an earlier lock of it was ended by recovery or by hand while it may have run")
 	}
 	if usesWaitlist(model) {
 		return a.runShared(ctx)

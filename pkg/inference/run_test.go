@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 func TestEntryRunsOnAWorkerAndSaysWhere(t *testing.T) {

@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
-
-	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // A voice activity model in ONNX Runtime behind KServe v2, behind a queue.

@@ -5,10 +5,9 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // ServiceConfig is the configuration of everything that a node needs to run inference. The zero
@@ -22,8 +21,9 @@ type ServiceConfig struct {
 	Log      *slog.Logger
 }
 
-// Service is what a task node needs to run entries of inference queues: the gate that its permits
-// pass, the handler for all of its inference queues, and the duties that keep both up to date.
+// Service has the parts that a task node needs to run entries of inference queues: the gate that
+// its permits pass, the handler for all of its inference queues, and the duties that keep both up
+// to date.
 type Service struct {
 	Registry   *Registry
 	Pool       *SlotPool   // a gate of the task node
@@ -60,8 +60,8 @@ func (s *Service) Noticed(model string) {
 // block.
 func (s *Service) Starting(string) { s.Prober.Wake() }
 
-// Duties are what the node runs beside itself. End the context of the pool's only when the node's
-// last run has ended.
+// Duties are the loops that the node runs beside itself. End the context of the pool's only when
+// the node's last run has ended.
 func (s *Service) Duties() map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
 		"inference registry": s.Registry.Run, "inference slots": s.Pool.Run, "inference health": s.Prober.Run,

@@ -160,6 +160,17 @@ func TestPreemptionLeavesTaskNodesTheirShare(t *testing.T) {
 		}
 	}
 	c.starve()
+	// A run that may not be repeated would end as a failure.
+	setMode := func(mode string) {
+		_, err := c.pool.Exec(c.ctx, `UPDATE penstock.model SET override = jsonb_build_object('on_unknown', $2::text) WHERE name = $1`,
+			c.model.Name, mode)
+		c.must(err)
+	}
+	setMode("at_most_once")
+	if n := c.count(`SELECT penstock.preempt_durable($1, $2, 8)`, c.model.Name, c.gateway); n != 0 {
+		t.Errorf("%d runs of a model that is called at most once were preempted", n)
+	}
+	setMode("at_least_once")
 	ordered := 0
 	for range 20 {
 		ordered += c.count(`SELECT penstock.preempt_durable($1, $2, 8)`, c.model.Name, c.gateway)

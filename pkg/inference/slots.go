@@ -8,10 +8,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // SlotPool holds the slots that this node has leased, and hands out permits before entries are
@@ -19,9 +18,9 @@ import (
 // again as the node holds at most, and go back when they have been idle for a moment, or at once
 // when other nodes have to go without.
 //
-// What is held is known to be ours only as long as the node's lease cannot have lapsed: each
-// exchange with the database says how long that is, counted from before it was sent. After that
-// nothing is handed out until it is renewed.
+// The node may rely on its slots only as long as its lease cannot have lapsed: each exchange with
+// the database says how long that is, counted from before it was sent. After that nothing is handed
+// out until it is renewed.
 type SlotPool struct {
 	config   PoolConfig
 	db       postgres.DB
@@ -54,7 +53,7 @@ type modelState struct {
 	tally     Tally
 }
 
-// Tally counts what a node has done for a model since it started.
+// Tally has the counters of a node for a model since its start.
 type Tally struct {
 	Calls   int64 // to workers
 	Entries int64 // carried by them: more than Calls where batches are made
@@ -192,9 +191,8 @@ func (p *SlotPool) take(model string, want int) int {
 	return l.take(now, want, p.usable(model, now))
 }
 
-// Loaded implements tasknode.Affinity for models whose flows are what a worker has to load: those
-// that instances with an idle slot ran last. It is what this node knows; calls of others are not
-// seen here.
+// Loaded implements tasknode.Affinity for models whose flows name what a worker loads: it returns
+// those that instances with an idle slot ran last. Only calls of this node are known here.
 func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration) {
 	name := p.registry.QueueModel(queue)
 	model, known := p.registry.Model(name)
@@ -272,8 +270,8 @@ func (p *SlotPool) rely(start time.Time, validMS int64) {
 	}
 }
 
-// Run keeps the pool in step with the database until ctx ends, and then gives back what is idle.
-// End ctx only after the node's last run: what is busy then is left to recovery.
+// Run keeps the pool in step with the database until ctx ends, and then gives back idle slots. End
+// ctx only after the node's last run: slots that are busy then are left to recovery.
 func (p *SlotPool) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.config.Every)
 	defer ticks.Stop()
@@ -292,7 +290,8 @@ func (p *SlotPool) Run(ctx context.Context) error {
 	}
 }
 
-// Renew marks slots in doubt, gives back what is not needed, and learns what is still ours.
+// Renew marks slots in doubt, gives back slots that are not needed, and learns which ones the node
+// still holds.
 func (p *SlotPool) Renew(ctx context.Context) error {
 	p.talk.Lock()
 	defer p.talk.Unlock()

@@ -10,14 +10,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-	"github.com/penstock/penstock/pkg/worker/workertest"
-
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
 // watchSlots makes the database itself refuse a lease that would exceed an instance's slots.

@@ -22,7 +22,7 @@ type usageKey struct {
 	model, flow string
 }
 
-// Used is what calls took of workers.
+// Used is the use of workers by calls.
 type Used struct {
 	Calls int64
 	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation
@@ -34,9 +34,9 @@ type Used struct {
 	Tokens worker.Tokens
 }
 
-// UsageLog adds up what calls took, in memory, and folds it into penstock.usage_hour every few
-// seconds: a row a flow and hour, which each node touches once in that time. What a node that dies
-// has not folded yet is lost; nothing is counted twice.
+// UsageLog adds up the use of calls, in memory, and folds it into penstock.usage_hour every few
+// seconds: a row a flow and hour, which each node touches once in that time. Sums that a node has
+// not folded when it dies are lost; nothing is counted twice.
 type UsageLog struct {
 	db    postgres.DB
 	every time.Duration
@@ -103,7 +103,7 @@ ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
        tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out,
        runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms`
 
-// Fold writes what has been added up. If the database refuses, it is kept for the next time.
+// Fold writes the sums. If the database refuses, they are kept for the next time.
 func (u *UsageLog) Fold(ctx context.Context) error {
 	u.mu.Lock()
 	rows := u.rows

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // pushFlow pushes one entry of a flow for each payload and returns the error.
@@ -19,6 +21,12 @@ func (b *bed) pushFlow(flow string, n int) error {
 	}
 	_, err := b.q.Push(b.ctx, pushes...)
 	return err
+}
+
+// pushTimes pushes n entries, one in each statement.
+func (b *bed) pushTimes(db postgres.DB, n int) {
+	b.Helper()
+	b.exec(db, `SELECT count(penstock.push('work', '1')) FROM generate_series(1, $1)`, n)
 }
 
 func (b *bed) fullFlow(err error) FullError {
@@ -173,4 +181,118 @@ func TestEndingsAreSettledWhateverTheirCountComesTo(t *testing.T) {
 		}
 	}
 	b.exec(b.pool, `ALTER TABLE penstock.depth_away RENAME TO depth`)
+}
+
+// pushUntilFull pushes until the queue is full and returns how many entries it has then.
+func (b *bed) pushUntilFull() int {
+	b.Helper()
+	for {
+		_, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)})
+		if errors.Is(err, ErrQueueFull) {
+			return b.count(`SELECT count(*) FROM penstock.entry`)
+		}
+		b.must(err)
+	}
+}
+
+func TestEndingsThatAreRefusedGiveNoHeadroom(t *testing.T) {
+	b := newBed(t, Config{Capacity: 4})
+	b.push("", "", "", "")
+	done := doneAll(b.claimOne())
+	b.settle(done...)
+	for range 3 { // the answer was lost, and the node settles again
+		if n := b.settleOn(b.pool, done...); n != 0 {
+			t.Fatalf("%d tokens were ours", n)
+		}
+	}
+	if n := b.pushUntilFull(); n != 4 {
+		t.Errorf("%d entries in a queue of capacity 4", n)
+	}
+}
+
+func TestEndingsAreCountedWhereSomeOfThemAreRefused(t *testing.T) {
+	b := newBed(t, Config{Capacity: 4})
+	b.push("", "", "", "")
+	locks := b.claim(4)
+	locks[0].Token = -1 // another's by now
+	if n := b.settleOn(b.pool, doneAll(locks...)...); n != 3 {
+		t.Fatalf("%d tokens were ours, want 3", n)
+	}
+	accepted := 0
+	for range 9 {
+		if _, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); err == nil {
+			accepted++
+		}
+	}
+	if accepted != 3 {
+		t.Errorf("%d entries accepted after 3 of 4 had ended", accepted)
+	}
+}
+
+// FinishTx does not count: whether the handler's transaction commits is not known then. The node's ending of the lock does.
+func TestAnEntryThatEndsInTheHandlersTransactionIsCountedOnce(t *testing.T) {
+	b := newBed(t, Config{Capacity: 4})
+	b.push("", "", "", "")
+	for _, commit := range []bool{true, false} {
+		l := b.claimOne()
+		run := &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+		tx := b.begin()
+		b.must(run.FinishTx(b.ctx, tx, nil))
+		if _, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); !errors.Is(err, ErrQueueFull) {
+			t.Errorf("a push beside an open transaction that ends an entry: %v, want ErrQueueFull", err)
+		}
+		if commit {
+			b.commit(tx)
+		} else {
+			b.must(tx.Rollback(b.ctx))
+		}
+		b.settle(doneAll(l)...)
+		if n := b.pushUntilFull(); n != 4 {
+			t.Errorf("commit %t: %d entries in a queue of capacity 4", commit, n)
+		}
+	}
+}
+
+func TestAnOpenTransactionThatPushesOneByOneCountsAgainstTheCapacity(t *testing.T) {
+	b := newBed(t, Config{Capacity: 10})
+	tx := b.begin()
+	for range 2 {
+		b.pushOn(tx, "")
+	}
+	b.exec(tx, `SAVEPOINT s`)
+	for range 3 {
+		b.pushOn(tx, "")
+	}
+	b.exec(tx, `ROLLBACK TO s`)
+	for range 4 {
+		b.pushOn(tx, "")
+	}
+	if n := b.count(`SELECT penstock.count_depth($1)`, b.q.ID); n != 6 {
+		t.Errorf("the depth is %d beside a transaction that has pushed 6", n)
+	}
+	var own int
+	b.must(tx.QueryRow(b.ctx, `SELECT penstock.count_depth($1)`, b.q.ID).Scan(&own))
+	if own != 6 {
+		t.Errorf("the depth is %d in a transaction that has pushed 6", own)
+	}
+	if n := b.pushUntilFull(); n != 4 {
+		t.Errorf("%d entries accepted beside it in a queue of capacity 10", n)
+	}
+	b.commit(tx)
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); n != 10 {
+		t.Errorf("%d entries in a queue of capacity 10", n)
+	}
+}
+
+// Advisory locks are few for the whole server.
+func TestATransactionThatPushesOftenTakesFewLocks(t *testing.T) {
+	b := newBed(t, Config{Capacity: 100_000, CapacityPerFlow: 100_000})
+	tx := b.begin()
+	b.pushTimes(tx, 2500)
+	locks := b.count(`SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+	                   WHERE d.datname = current_database() AND l.locktype = 'advisory' AND l.objsubid = 2`)
+	depth := b.count(`SELECT penstock.count_depth($1)`, b.q.ID)
+	if locks > 250 || depth < 2500 || depth > 2500*17/16 {
+		t.Errorf("%d advisory locks show %d entries, want few and 2500", locks, depth)
+	}
 }

@@ -99,10 +99,11 @@ func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (C
 	return claimed[0], err
 }
 
-// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those of along,
-// which have the same priority; the row locks of those that begin at 0 are ignored. What one lane leaves of
-// r.Limit goes to the next. It returns the state of the lanes that it reached, at least one, in their order.
-// Each lane that it reaches counts as a lock or more of the limit.
+// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those
+// of along, which have the same priority; the row locks of those that begin at 0 are ignored. The
+// rest of r.Limit that one lane leaves goes to the next. It returns the state of the lanes that it
+// reached, at least one, in their order. Each lane that it reaches counts as a lock or more of the
+// limit.
 func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead) ([]Claimed, error) {
 	lanes := []LaneHead{{Lane: r.Lane, Position: r.From}}
 	for _, l := range along {

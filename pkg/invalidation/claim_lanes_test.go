@@ -118,7 +118,7 @@ func TestARowThatSomebodyHoldsDoesNotStopAClaimOfSeveralLanes(t *testing.T) {
 }
 
 // A pusher holds the ready row that it relies on: who begins at the head of a lane claims the key without it.
-func TestLanesThatAreScannedFromTheirBeginningAreClaimedStubbornly(t *testing.T) {
+func TestLanesThatAreScannedFromTheirBeginningAreClaimedIgnoringRowLocks(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	pusher := b.begin()
@@ -145,7 +145,7 @@ func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
 	b.settle(doneAll(claimed[1].Locks...)...)
 }
 
-func TestLanesOfAFlowThatIsPushedBackArePassedBy(t *testing.T) {
+func TestLanesOfAThrottledFlowArePassedBy(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b")
 	b.exec(b.pool, `INSERT INTO penstock.throttle (queue_id, queue_wide, flow, until, reason) VALUES ($1, false, 'a', now() + interval '1 minute', 'test')`, b.q.ID)

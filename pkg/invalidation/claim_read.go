@@ -151,6 +151,7 @@ type claimRow struct {
 	token, position, id       pgtype.Int8
 	key, name, trace          pgtype.Text
 	attempt, crashes          pgtype.Int4
+	mayHaveRun                pgtype.Bool
 	cost                      pgtype.Float8
 	callback, payload         []byte
 	waited, startIn, finishIn pgtype.Float8
@@ -176,8 +177,8 @@ func (c *claimRow) covered() []any {
 
 func (c *claimRow) columns() []any {
 	return []any{
-		&c.attempt, &c.crashes, &c.cost, &c.name, &c.trace, &c.callback, &c.payload, &c.waited, &c.startIn, &c.finishIn,
-		&c.tid,
+		&c.attempt, &c.crashes, &c.mayHaveRun, &c.cost, &c.name, &c.trace, &c.callback, &c.payload,
+		&c.waited, &c.startIn, &c.finishIn, &c.tid,
 	}
 }
 
@@ -185,8 +186,8 @@ func (c *claimRow) columns() []any {
 func (c *claimRow) entry() Entry {
 	return Entry{
 		ID: EntryID(c.id.Int64), Payload: c.payload, Name: c.name.String, Attempt: int(c.attempt.Int32),
-		Crashes: int(c.crashes.Int32),
-		Cost:    c.cost.Float64, Trace: c.trace.String, Callback: c.callback,
+		Crashes: int(c.crashes.Int32), MayHaveRun: c.mayHaveRun.Bool,
+		Cost: c.cost.Float64, Trace: c.trace.String, Callback: c.callback,
 		Waited:  time.Duration(c.waited.Float64 * float64(time.Second)),
 		StartIn: remaining(c.startIn), FinishIn: remaining(c.finishIn), tid: c.tid,
 	}

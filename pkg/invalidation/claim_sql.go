@@ -70,8 +70,8 @@ WITH lane AS MATERIALIZED (
      WHERE ctid = ANY ((SELECT rows FROM head WHERE solo)::tid[])
     RETURNING pos, entry_id
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at,
-           e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.may_have_run, e.cost, e.weight,
+           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (
            SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -83,8 +83,9 @@ WITH lane AS MATERIALIZED (
       FROM solo
     RETURNING ctid AS row
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost,
-       name, trace, callback, payload, date_part('epoch', clock_timestamp() - created_at) AS waited,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
@@ -92,7 +93,7 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
+SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
        (SELECT array_agg(row) FROM locked), lane.exclusive, head.scanned, 0, NULL, NULL, $5, $5, false
   FROM lane, head
  WHERE head.solo OR NOT lane.exclusive`
@@ -135,8 +136,9 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
     RETURNING pos, entry_id, flow
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight,
-           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes,
+           e.may_have_run, e.cost, e.weight, e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback,
+           e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
@@ -153,14 +155,15 @@ WITH headroom AS MATERIALIZED (
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
 {{- end}}
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
        NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.exclusive, h.scanned, h.skipped,
 {{- if .Limited}}
        greatest(h.wait, headroom.wait), {{template "due"}},
@@ -233,7 +236,8 @@ WITH headroom AS MATERIALIZED (
     SELECT
 {{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1)))
 {{- else}} nextval('penstock.token_seq')
-{{- end}} AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at, e.start_by,
+{{- end}} AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.may_have_run,
+           e.cost, e.weight, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -311,7 +315,8 @@ WITH headroom AS MATERIALIZED (
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
 {{- end}}
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
@@ -319,11 +324,12 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow,
+SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       flow,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
 {{- if .Limited}}
        greatest(h.wait, headroom.wait), {{template "due"}},
@@ -416,7 +422,8 @@ var claimTexts = claimStatements{
 // row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted has a
 // row as well, and ends the cover of the lock.
 const claimGroupsSQL = `
-SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, coalesce(e.cost, 0) AS cost, e.name, e.trace, e.callback, e.payload,
+SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, e.may_have_run, coalesce(e.cost, 0) AS cost, e.name, e.trace,
+       e.callback, e.payload,
        date_part('epoch', clock_timestamp() - e.created_at) AS waited, date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
        date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count,
        coalesce(e.weight > l.weight, false) AS heavier

@@ -75,7 +75,7 @@ func TestClaimLeavesALaneThatAnotherClaimerIsIn(t *testing.T) {
 	}
 }
 
-func TestMarkSkipsWhatWasClaimedAndNothingElse(t *testing.T) {
+func TestLowWaterSkipsWhatWasClaimedAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.push("", "", "", "")
 	first := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 2})

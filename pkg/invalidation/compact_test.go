@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,7 +106,8 @@ func TestCompactPassesByWhatCannotBeMerged(t *testing.T) {
 		replaced int
 	}{
 		"larger than the limit when uncompressed": {"array", []string{large("x"), large("y"), `1`, `2`}, 0, 2},
-		"no object": {"object", []string{`{"a": 1}`, `[1]`, `{"a": 2}`, `{"b": 3}`}, 0, 1},
+		"no object":                                  {"object", []string{`{"a": 1}`, `[1]`, `{"a": 2}`, `{"b": 3}`}, 0, 1},
+		"more than are merged at once":               {"object", append(slices.Repeat([]string{`1`}, 1100), `{"a": 1}`, `{"a": 2}`, `{"b": 3}`), 0, 2},
 		"alone larger than a limit that was lowered": {"last", []string{`1`, large("x"), `2`, `3`}, 1000, 1},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -24,7 +24,7 @@ const (
 // ours reports whether only Penstock itself pushes to queues of the kind.
 func (k Kind) ours() bool { return k == KindWebhook || k == KindBatch }
 
-// Lapse is what becomes of running entries while their node cannot renew its lease.
+// Lapse is the policy for running entries while their node cannot renew its lease.
 type Lapse string
 
 // The policies for a lapsed lease.
@@ -36,7 +36,7 @@ const (
 	LapseRunThrough Lapse = "run_through"
 )
 
-// OnFailure is what becomes of a lock key when one of its entries fails for good.
+// OnFailure is the policy for a lock key when one of its entries fails for good.
 type OnFailure string
 
 // The policies for a failure within a key.
@@ -47,7 +47,7 @@ const (
 	OnFailureBlockKey OnFailure = "block_key"
 )
 
-// OnNoInstance is what becomes of entries while no instance of the queue's model takes calls.
+// OnNoInstance is the policy for entries while no instance of the queue's model takes calls.
 type OnNoInstance string
 
 // The policies for a model without a usable instance.
@@ -85,8 +85,9 @@ type Config struct {
 	// CapacityPerSlot is entries for each slot of the usable instances of the model, of one slot at least; 0 for
 	// no bound.
 	CapacityPerSlot float64
-	// OnNoInstance is what becomes of entries while no instance of the model takes calls: wait. With
-	// OnNoInstanceFail entries that have waited fail when that has lasted NoInstanceTimeout: 1 minute.
+	// OnNoInstance is the policy for entries while no instance of the model takes calls: wait.
+	// With OnNoInstanceFail entries that have waited fail when that has lasted NoInstanceTimeout: 1
+	// minute.
 	OnNoInstance      OnNoInstance
 	NoInstanceTimeout time.Duration
 	Retry             RetryPolicy

@@ -34,8 +34,9 @@ type Definer interface {
 
 func (d Definition[P]) define() (string, Config) { return d.Name, d.Config }
 
-// Sync makes the queues that are missing and compares the others with the registry. What does not agree is an
-// ErrDefinitionConflict that names queue, field and both values; all conflicts are reported at once.
+// Sync makes the queues that are missing and compares the others with the registry. A difference is
+// an ErrDefinitionConflict that names queue, field and both values; all conflicts are reported at
+// once.
 func Sync(ctx context.Context, db postgres.DB, definitions ...Definer) error {
 	var conflicts []error
 	for _, d := range definitions {

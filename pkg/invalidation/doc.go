@@ -45,12 +45,13 @@
 //
 //	            due_at to come                    claim
 //	push ──────────────► initial ──promote──► ready ──────► locked ──► done        (result row)
-//	  │                     ▲                 ▲  │             │  ├──► failed      (failure row)
-//	  └─────────────────────┼─────────────────┘  │             │  └──► expired, cancelled (result row)
-//	                        │      release, recover            │
-//	                        │   ◄────────────────┼─────────────┤
-//	                        └────────────────────┼─── retry ◄──┘
-//	                                             └──► disabled (priority -1, no ready row) ──enable──► ready
+//	  │                     ▲                 ▲ ▲ │            │  ├──► failed      (failure row)
+//	  └─────────────────────┼─────────────────┘ │ │            │  └──► expired, cancelled (result row)
+//	                        │                   └─┼── release, ┤
+//	                        │                     │   recover  │
+//	                        └─────────────────────┼── retry, ──┘
+//	                                              │   postpone
+//	                                              └──► disabled (priority -1, no ready row) ──enable──► ready
 //
 // Stored are initial and pending. Pending and covered by a lock is computing; the rest of initial and pending is
 // awaitingCompute, so initial + pending = computing + awaitingCompute.

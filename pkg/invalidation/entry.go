@@ -20,16 +20,21 @@ type Token int64
 
 // Entry is one unit of work as a claim hands it out.
 type Entry struct {
-	ID       EntryID
-	Payload  json.RawMessage
-	Name     string
-	Attempt  int // attempts that ended in an error so far
-	Crashes  int // times a node died while it ran this entry
+	ID      EntryID
+	Payload json.RawMessage
+	Name    string
+	Attempt int // attempts that ended in an error so far
+	Crashes int // times a node died while it ran this entry
+	// MayHaveRun reports that an earlier lock of the entry was ended by recovery or by an operator, and not by its
+	// node: a run may have begun under it, and its end is unknown. It is never taken back, unlike a crash.
+	MayHaveRun bool
+
 	Cost     float64
 	Trace    string
 	Callback json.RawMessage
 	Waited   time.Duration // since it was accepted, by the database's clock at the claim
-	// StartIn and FinishIn are what is left until start_by and finish_by at the claim, NoDeadline if there is none.
+	// StartIn and FinishIn are the times left until start_by and finish_by at the claim, NoDeadline
+	// if there is none.
 	StartIn  time.Duration
 	FinishIn time.Duration
 

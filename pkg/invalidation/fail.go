@@ -61,7 +61,7 @@ func (f Failure) clean() Failure {
 	return Failure{Class: tidy(f.Class), Error: tidy(f.Error), Stack: tidy(f.Stack), meta: f.meta}
 }
 
-// MarshalJSON writes what the statements keep of a failure.
+// MarshalJSON writes the fields of a failure that are stored.
 func (f Failure) MarshalJSON() ([]byte, error) {
 	type plain Failure
 	return json.Marshal(struct {
@@ -82,7 +82,7 @@ func tidy(s string) string {
 
 var varying = regexp.MustCompile(`"[^"]*"|'[^']*'|\b[0-9a-fA-F]{8}-[0-9a-fA-F-]{27}\b|\b0x[0-9a-fA-F]+\b|[0-9]+`)
 
-// Fingerprint is an error without what varies from one to the next (numbers, quoted texts, ids), so that errors
+// Fingerprint is an error without its variable parts (numbers, quoted texts, ids), so that errors
 // of one cause can be told from others and handled together.
 func Fingerprint(message string) string {
 	message = varying.ReplaceAllString(strings.ToValidUTF8(message, "?"), "_")

@@ -367,7 +367,7 @@ func (c *joinBed) awaitIdle() {
 	})
 }
 
-func TestALoadIsBounded(t *testing.T) {
+func TestABatchOfPushesIsBounded(t *testing.T) {
 	j := batcher{running: batchesMax, began: time.Now()}
 	for range 40 {
 		j.enter(make([]Push, 20), batchBytes/10, false)

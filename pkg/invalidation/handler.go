@@ -20,9 +20,9 @@ type Run struct {
 	measured measured
 }
 
-// Note keeps what the handler measured, a JSON object, beside the outcome of the entry: with the result, or with the
-// error in the history. The last note counts; one that CheckJSON refuses, or of more than 64 KiB, is left out. Call it
-// from the goroutine that Handle was called in.
+// Note keeps measurements of the handler, a JSON object, beside the outcome of the entry: with the
+// result, or with the error in the history. The last note counts; one that CheckJSON refuses, or of
+// more than 64 KiB, is left out. Call it from the goroutine that Handle was called in.
 func (r *Run) Note(meta json.RawMessage) {
 	if len(meta) > noteBytesMax || CheckJSON(meta) != nil {
 		return
@@ -35,13 +35,15 @@ func (r *Run) Note(meta json.RawMessage) {
 
 // Handler does the work of a queue's entries.
 type Handler interface {
-	// Handle runs one entry. Its context ends at the entry's deadline, when the entry is cancelled, when the node
-	// lost its lease or shuts down; context.Cause says which. The result, nil for none, must be JSON.
-	// The error decides what follows: see RetryIn, Permanent, Snooze, NoCapacity and WithClass.
+	// Handle runs one entry. Its context ends at the entry's deadline, when the entry is cancelled,
+	// when the node lost its lease or shuts down; context.Cause says which. The result, nil for
+	// none, must be JSON. The error decides the ending: see RetryIn, Permanent, Snooze, NoCapacity
+	// and WithClass.
 	Handle(ctx context.Context, r *Run) (json.RawMessage, error)
 }
 
-// BatchHandler is a Handler that takes all entries of a lock at once, oldest first. It answers for each of them.
+// BatchHandler is a Handler that takes all entries of a lock at once, oldest first. It answers for each of them. A
+// cancel ends the context once the cancellation of each of them is requested: else the run goes on for the others.
 type BatchHandler interface {
 	HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer
 }
@@ -75,14 +77,15 @@ var (
 
 // answer is an error of a handler that decides how the entry ends.
 type answer struct {
-	err       error
-	class     string
-	delay     time.Duration
-	hasDelay  bool
-	permanent bool
-	release   bool // spends no attempt
-	postpone  bool // of release: the entry waits, and not its key
-	throttle  throttleOrder
+	err          error
+	class        string
+	delay        time.Duration
+	hasDelay     bool
+	permanent    bool
+	unrepeatable bool // of permanent: whatever ended the run
+	release      bool // spends no attempt
+	postpone     bool // of release: the entry waits, and not its key
+	throttle     throttleOrder
 }
 
 func (a *answer) Error() string { return a.err.Error() }
@@ -95,8 +98,13 @@ func RetryIn(d time.Duration, err error) error { return &answer{err: err, delay:
 // (Retry-After).
 func RetryAt(t time.Time, err error) error { return RetryIn(max(0, time.Until(t)), err) }
 
-// Permanent marks an error that a retry would not mend: the entry becomes a failure.
+// Permanent marks an error that a retry would not mend: the entry becomes a failure. Where the node lost its lease or
+// drains, which may be the reason for the error, it is released all the same.
 func Permanent(err error) error { return &answer{err: err, permanent: true} }
+
+// Unrepeatable is Permanent also where the node lost its lease or drains: the entry may have run, and must not run
+// twice.
+func Unrepeatable(err error) error { return &answer{err: err, permanent: true, unrepeatable: true} }
 
 // WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
 func WithClass(class string, err error) error { return &answer{err: err, class: class} }
@@ -133,16 +141,16 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		}
 		return Done(l, id, result, ran)
 	}
+	var a answer
+	a.collect(err)
 	switch {
 	case errors.Is(err, ErrCancelled):
 		return Cancel(l, id, err.Error())
 	case errors.Is(err, ErrFinishBy):
 		return Expire(l, id, err.Error())
-	case errors.Is(err, ErrLeaseLost), errors.Is(err, ErrDraining), errors.Is(err, ErrConflict):
+	case errors.Is(err, ErrConflict), !a.unrepeatable && (errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrDraining)):
 		return Release(l, id, 0)
 	}
-	var a answer
-	a.collect(err)
 	if errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
 		a.release, a.throttle = true, throttleOrder{wait: time.Second} // no error of the handler: the database is away
 	}
@@ -213,6 +221,7 @@ func (a *answer) merge(b *answer) {
 		a.delay, a.hasDelay = b.delay, b.hasDelay
 	}
 	a.permanent = a.permanent || b.permanent
+	a.unrepeatable = a.unrepeatable || b.unrepeatable
 	a.release = a.release || b.release
 	a.postpone = a.postpone || b.postpone
 	if a.throttle.wait == 0 {

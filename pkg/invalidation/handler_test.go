@@ -33,6 +33,7 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"cancelled":             {fmt.Errorf("x: %w", ErrCancelled), Ending{verb: verbCancel}},
 		"late":                  {ErrFinishBy, Ending{verb: verbExpire}},
 		"drained":               {fmt.Errorf("%w: %w", ErrDraining, Permanent(boom)), Ending{verb: verbRelease}},
+		"unrepeatable, drained": {fmt.Errorf("%w: %w", ErrDraining, Unrepeatable(boom)), Ending{verb: verbFail}},
 		"panic":                 {&PanicError{Value: 1}, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "panic"}}},
 	} {
 		got := Judge(r, nil, c.err, 0, 0)

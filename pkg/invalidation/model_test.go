@@ -23,6 +23,7 @@ type modelEntry struct {
 	disabled bool
 	attempt  int
 	crashes  int
+	marked   bool // that it may have run
 	wished   bool // that it be cancelled
 }
 
@@ -208,8 +209,8 @@ func (x *machine) claim(lane Lane, limit int, stubborn bool) {
 			x.Fatalf("lock of %s covers %v, want %v", l.Key, got, want)
 		}
 		for _, e := range l.Entries {
-			if w := x.m.entries[e.ID]; e.Attempt != w.attempt || e.Crashes != w.crashes {
-				x.Fatalf("entry %d came with %d attempts and %d crashes, want %+v", e.ID, e.Attempt, e.Crashes, w)
+			if w := x.m.entries[e.ID]; e.Attempt != w.attempt || e.Crashes != w.crashes || e.MayHaveRun != w.marked {
+				x.Fatalf("entry %d came with %d attempts and %d crashes, may have run: %t; want %+v", e.ID, e.Attempt, e.Crashes, e.MayHaveRun, w)
 			}
 		}
 		if l.Token <= x.m.tokens[l.Key] {
@@ -363,6 +364,13 @@ func (x *machine) Recover() {
 	if len(r.Freed) != 1 {
 		x.Fatalf("freed %d locks, want 1", len(r.Freed))
 	}
+	covered := func(id EntryID) bool {
+		e := x.m.entries[id]
+		return e.key == l.lock.Key && (l.lock.Solo() || !e.initial && !e.disabled && id <= l.last)
+	}
+	for id, e := range x.m.entries {
+		e.marked = e.marked || covered(id)
+	}
 	x.unlock(l.lock)
 	if !died {
 		return
@@ -370,10 +378,10 @@ func (x *machine) Recover() {
 	x.b.exec(x.b.pool, `UPDATE penstock.node SET beat_at = clock_timestamp() WHERE id = $1`, here)
 	// The crash is counted for what ran: of a group the oldest entry that is left.
 	for _, id := range slices.Sorted(maps.Keys(x.m.entries)) {
-		e := x.m.entries[id]
-		if e.key != l.lock.Key || (!l.lock.Solo() && (e.initial || e.disabled || id > l.last)) {
+		if !covered(id) {
 			continue
 		}
+		e := x.m.entries[id]
 		if e.crashes++; e.crashes >= modelCrashLimit {
 			x.m.end(id, "failed")
 		}

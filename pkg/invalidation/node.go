@@ -23,7 +23,7 @@ type Beat struct {
 type Orders struct {
 	Draining bool   // claim nothing more, finish, hand back the rest
 	Reason   string // of the drain
-	Paused   bool   // claim nothing until a later answer says otherwise; go on with what runs
+	Paused   bool   // claim nothing until a later answer has it false; running entries go on
 	// Cancel lists the entries of this node whose cancel is requested.
 	Cancel []CancelRequest
 	// RegistryVersion is another number, in no order, when any queue's settings, pauses or limits changed, or the set

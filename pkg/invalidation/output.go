@@ -45,7 +45,8 @@ func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
 	return nil
 }
 
-// Output is a piece of what a run has put out. Those of one token belong together; a newer token begins anew.
+// Output is a piece of the output of a run. Pieces of one token belong together; a newer token
+// begins anew.
 type Output struct {
 	Token   Token
 	Attempt int // 1 for the first

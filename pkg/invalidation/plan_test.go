@@ -145,6 +145,11 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 	fill := func(value string, n int) string { return fmt.Sprintf("array_fill(%s, ARRAY[%d])", value, n) }
 	keys, tokens, ids, n := columns(groups)
 	soloKeys, soloTokens, soloIDs, m := columns(solo)
+	first := make([]*Lock, len(groups)) // each lock once
+	for i, l := range groups {
+		first[i] = &Lock{Key: l.Key, Token: l.Token, Entries: l.Entries[:1]}
+	}
+	lockKeys, lockTokens, _, _ := columns(first)
 	var rows, entryRows, groupRows []string
 	for _, l := range solo {
 		rows = append(rows, fmt.Sprintf("'(%d,%d)'", l.tid.BlockNumber, l.tid.OffsetNumber))
@@ -182,6 +187,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"unlock groups": one(q.unlock, `%d, %s, %s, %s, 100, %s`, id, keys, tokens, fill("'front'::text", n), fill("0::bigint", n)),
 		"unlock solo":   one(q.unlock, `%d, %s, %s, %s, 100, %s`, id, soloKeys, soloTokens, fill("'front'::text", m), fill("0::bigint", m)),
 		"call back":     one(q.callBack, `%d, %s, %s, %s, %s, %s`, id, keys, tokens, ids, fill("'done'::text", n), fill("'{}'::jsonb", n)),
+		"mark groups":   one(q.mayHaveRun, `%d, %s, %s`, id, lockKeys, lockTokens),
+		"mark solo":     one(q.mayHaveRun, `%d, %s, %s`, id, soloKeys, soloTokens),
 		"crash":         one(q.crash, `%d, %s, %s, 3`, id, keys, tokens),
 		"promote":       one(q.promote, `%d, 100`, id),
 		"push one":      one(q.plainPush, `%d, '{"{}"}', 76`, id),
@@ -290,7 +297,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
 		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
-		"crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
+		"mayHaveRun": q.mayHaveRun, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {
 		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {

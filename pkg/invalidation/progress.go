@@ -117,7 +117,7 @@ type Progress struct {
 	Done      float64 // 0 to 1
 	Message   string
 	UpdatedAt time.Time
-	// Checkpoint is what a next run goes on from, nil if there is none.
+	// Checkpoint is the state from which the next run goes on, nil if there is none.
 	Checkpoint json.RawMessage
 }
 

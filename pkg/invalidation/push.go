@@ -19,7 +19,7 @@ import (
 // Push is an entry to be. Only Payload is needed.
 type Push struct {
 	Payload  json.RawMessage
-	LockKey  string // empty: what the queue's grouping finds in the payload, else solo
+	LockKey  string // empty: by the queue's grouping of the payload, else solo
 	Flow     string // empty: one of the queue's shards, if it has some
 	Priority *int16 // 0 to 9, higher first; nil for the queue's default
 	DueAt    time.Time
@@ -31,8 +31,9 @@ type Push struct {
 	Weight int32
 	Name   string // job name, by which entries can be listed and disabled
 
-	// IdempotencyKey names this push within queue and flow: a second push with the same key and body gets the
-	// first one's entry; with another body it is refused with ErrIdempotencyConflict.
+	// IdempotencyKey names this push within queue and flow: a second push with the same key,
+	// payload, lock key and name gets the first one's entry (other options are not compared); with
+	// another of these it is refused with ErrIdempotencyConflict.
 	IdempotencyKey string
 	// UniqueKey and UniquePolicy keep an entry from being queued twice.
 	UniqueKey    string
@@ -52,7 +53,7 @@ const (
 	OneRunningOneQueued UniquePolicy = "one_running_one_queued" // until it starts; the next one waits for it to end
 )
 
-// Verdict is what became of one pushed entry.
+// Verdict is the result of one push.
 type Verdict string
 
 // The verdicts on a push.
@@ -97,10 +98,10 @@ INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id)
 SELECT $1, priority, '', id, id FROM fresh
 RETURNING entry_id`
 
-// Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and may do so
-// together with pushes of other callers; on a transaction (see On) the entries exist when that commits. The
-// answers stand in the order of pushes. When ctx ends while Push waits, the entries may or may not have been
-// accepted.
+// Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and
+// may do so together with pushes of other callers; on a transaction (see On) the entries exist when
+// that commits. Answers are in the order of pushes. When ctx ends while Push waits, the entries may
+// or may not have been accepted.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	ctx, span, pushes := startPush(ctx, q.Name, pushes)
 	defer span.End()

@@ -35,6 +35,7 @@ type statements struct {
 	claim                                                                    claimStatements
 	plainPush, reclaim, claimGroups, sweep, promote, expire                  string
 	finishSolo, done, retry, fail, remove, unlock, crash, deadLetter, refund string
+	mayHaveRun                                                               string
 	callBack, callBackPoison                                                 string
 }
 
@@ -130,7 +131,7 @@ func (q *Queue) on(db postgres.DB) *Queue {
 		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
-		crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
+		mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
 	}
 	if q.Config.Kind == KindCron {

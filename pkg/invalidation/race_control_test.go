@@ -33,7 +33,7 @@ func TestCancelDuringAClaimOnlyAsks(t *testing.T) {
 }
 
 // Guard: exclude_claims. A stubborn claim needs no ready row, only the key's advisory lock.
-func TestCancelDuringAStubbornClaimOfAGroupOnlyAsks(t *testing.T) {
+func TestCancelDuringAClaimThatIgnoresRowLocksOnlyAsks(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("K", "K")
 	pusher := b.begin()

@@ -114,7 +114,7 @@ func TestClaimLeavesReadyRowsThatAPushReliesOn(t *testing.T) {
 }
 
 // Guard: a stubborn claim leaves the ready row where it is, for the pusher relies on it.
-func TestStubbornClaimPassesAnOpenPushByAndLosesNothing(t *testing.T) {
+func TestAClaimThatIgnoresRowLocksPassesAnOpenPushByAndLosesNothing(t *testing.T) {
 	b := newBed(t, Config{})
 	first := b.push("K")
 	pusher := b.begin()

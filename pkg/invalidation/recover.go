@@ -91,6 +91,28 @@ WITH struck AS (
 )
 SELECT id FROM struck WHERE crashes >= $4`
 
+// mayHaveRunSQL marks the entries that locks $2 with tokens $3 cover: one of them may have run, and of a group those
+// behind it as well, whose node had not recorded the endings before them. The mark has no other reader than handlers
+// (Entry.MayHaveRun). An entry that another transaction changes at this moment raises 40001, so that none is left out.
+const mayHaveRunSQL = `
+WITH covered AS MATERIALIZED (
+    SELECT e.row
+      FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
+     CROSS JOIN LATERAL (
+           SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.entry_X
+            WHERE left(l.lock_key, 1) = '#' AND queue_id = $1 AND id = l.last_entry_id AND may_have_run IS NOT TRUE
+           UNION ALL
+           SELECT ctid FROM penstock.entry_X
+            WHERE left(l.lock_key, 1) <> '#' AND lock_key = l.lock_key AND penstock.claimable(status, priority)
+              AND id <= l.last_entry_id AND may_have_run IS NOT TRUE
+           OFFSET 0) e
+), marked AS (
+    UPDATE penstock.entry_X d SET may_have_run = true FROM covered WHERE d.ctid = covered.row RETURNING d.id
+)
+SELECT penstock.all_ended((SELECT count(*) FROM covered), (SELECT count(*) FROM marked))`
+
 // deadLetterSQL moves entries $2 to the failures as poison.
 const deadLetterSQL = `
 WITH gone AS (
@@ -107,8 +129,10 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
 // Recover ends locks of this queue that no node will settle and makes their keys ready at their old
 // positions, all under fence: a lock that was settled meanwhile is skipped. crashed reports that
 // their node died: its lease must have lapsed by the database's clock, and each lock counts a crash
-// (never an attempt) for what it ran. Locks that only waited count none, and what they took from token
-// buckets is refunded. Locks that a live node does not list may have run: they are not refunded.
+// (never an attempt) for the entries that it ran. Locks that only waited count none, and their
+// tokens of token buckets are refunded. Locks that a live node does not list may have run: they are
+// not refunded. The entries of all locks that may have run are marked (Entry.MayHaveRun), also where
+// the crash is taken back later.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
@@ -117,6 +141,9 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 			return err
 		}
 		ran, waited := splitByBegun(held, locks)
+		if err := q.markMayHaveRun(ctx, tx, ran); err != nil {
+			return err
+		}
 		if crashed {
 			if r.DeadLettered, err = q.countCrashes(ctx, tx, ran); err != nil {
 				return err
@@ -171,6 +198,16 @@ func splitByBegun(held []Ending, locks []HeldLock) (ran, waited []Ending) {
 		}
 	}
 	return ran, waited
+}
+
+// markMayHaveRun marks the entries of locks that another than their node ends.
+func (q *Queue) markMayHaveRun(ctx context.Context, tx pgx.Tx, held []Ending) error {
+	if len(held) == 0 {
+		return nil
+	}
+	keys, tokens := locksOf(held)
+	_, err := tx.Exec(ctx, q.sql.mayHaveRun, q.ID, keys, tokens)
+	return err
 }
 
 func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]EntryID, error) {

@@ -338,11 +338,11 @@ func TestTidyStopsAtItsLimit(t *testing.T) {
 	}
 }
 
-// The sweep of a key between the insert that met it and the answer: the push inserts the key again.
+// The sweep of a key while a push with it waits: the push is answered as when it began, and later ones insert the key.
 func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
 	b := newBed(t, Config{})
 	old, other := Push{IdempotencyKey: "a"}, Push{IdempotencyKey: "b"}
-	b.pushAll(b.pool, old)
+	id := b.pushAll(b.pool, old)[0]
 	b.settle(doneAll(b.claimOne())...)
 	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
 	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
@@ -355,11 +355,43 @@ func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
 	}
 	b.commit(pusher)
 	first := pushed()
-	b.want([]Verdict{first[0].Verdict, first[1].Verdict}, []Verdict{Inserted, Replayed})
-	again, err := b.q.Push(b.ctx, withPayload(old), withPayload(other))
-	if err != nil || again[0].ID != first[0].ID || again[0].Verdict != Replayed {
-		t.Errorf("the same push again got %v (%v), want a replay of %v", again, err, first)
+	b.want(first[0], Pushed{ID: id, Verdict: Replayed})
+	b.want(first[1].Verdict, Replayed)
+	for _, want := range []Verdict{Inserted, Replayed} {
+		again, err := b.q.Push(b.ctx, withPayload(old), withPayload(other))
+		b.must(err)
+		b.want([]Verdict{again[0].Verdict, again[1].Verdict}, []Verdict{want, Replayed})
 	}
+}
+
+// A push holds a key behind the one that is swept: it takes none before it any more, since another push may wait there.
+func TestPushesBesideASweepOfTheirKeyNeverWaitInARing(t *testing.T) {
+	b := newBed(t, Config{})
+	keyed := func(key string) Push { return Push{IdempotencyKey: key} }
+	b.pushAll(b.pool, keyed("a"))
+	b.settle(doneAll(b.claimOne())...)
+	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
+	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
+	push := func(keys ...string) func() []string { // by SQL, since Push tries again after a deadlock
+		return later(b, func() (verdicts []string, err error) {
+			err = b.pool.QueryRow(b.ctx, `SELECT verdicts FROM penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[$1::int]),
+			    idempotency_keys => $2)`, len(keys), keys).Scan(&verdicts)
+			return verdicts, err
+		})
+	}
+	other := b.begin()
+	b.pushAll(other, keyed("c"))
+	long := push("a", "b", "c")
+	b.awaitBlocked(other)
+	blocked := b.count(`SELECT pid FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, other.Conn().PgConn().PID())
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 1 {
+		t.Fatalf("tidied %+v (%v), want the old key", got, err)
+	}
+	short := push("a", "b")
+	b.awaitBlockedBy(uint32(blocked)) //nolint:gosec // a process id
+	b.commit(other)
+	b.want(long(), []string{"replayed", "inserted", "replayed"})
+	b.want(short(), []string{"inserted", "replayed"})
 }
 
 // A push that takes a unique key over has its row in hand: the janitor passes it by.

@@ -54,16 +54,21 @@ func (e *Ending) Bytes() int {
 	return len(e.result) + len(e.meta) + len(e.failure.Error) + len(e.failure.meta)
 }
 
-// Settle records endings of entries that this node runs, all in one short transaction, and returns the tokens that
-// were still ours. An ending under any other token is refused: it changes nothing, and the caller drops what it
-// knows. Settling twice what was settled is refused as well and does no harm, so that after an ambiguous error the
-// caller simply settles again.
+// Settle records endings of entries that this node runs, all in one short transaction, and returns
+// the tokens of locks that this node still held. An ending under any other token is refused: it
+// changes nothing, and the caller drops the result. An ending that was settled before is refused as
+// well, without harm, so that after an ambiguous error the caller simply settles again.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
+	ours, err = q.settle(ctx, node, endings)
+	q.countRemoved(ctx, endings, ours)
+	return ours, err
+}
+
+func (q *Queue) settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
 	byTID := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
 	if byTID && q.soloDone(endings) {
 		switch ours, err = q.finishSolo(ctx, node, endings); {
 		case err == nil && len(ours) == len(endings):
-			q.countRemoved(ctx, endings)
 			return ours, nil
 		case err != nil && !changedMeanwhile(err):
 			return nil, err
@@ -117,7 +122,6 @@ func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, b
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return settled{}, q.errorf("settle entries of", err)
 	}
-	q.countRemoved(ctx, endings)
 	return s, nil
 }
 
@@ -270,20 +274,28 @@ func (e *Ending) requeue() string {
 	}
 }
 
-// countRemoved tells the depth counter of a queue with a capacity what has left it. It is an estimate that the
-// next count mends, so it stays outside the transaction, and an error is none of the endings, which are committed.
-func (q *Queue) countRemoved(ctx context.Context, endings []Ending) {
-	if !q.Config.CountsDepth() {
+// countRemoved tells the depth counter of a queue with a capacity which entries have left it: those of endings
+// under the tokens that were ours, also where the handler's transaction had ended the entry (FinishTx counts
+// nothing, for that transaction may still roll back). The counter is an estimate that the next count mends,
+// so that this runs after the commit, and an error is none of the endings.
+func (q *Queue) countRemoved(ctx context.Context, endings []Ending, ours []Token) {
+	if !q.Config.CountsDepth() || len(ours) == 0 {
 		return
 	}
+	took := make(map[Token]bool, len(ours))
+	for _, t := range ours {
+		took[t] = true
+	}
 	n := 0
-	for _, e := range endings {
-		if !slices.Contains([]verb{verbRetry, verbRelease, verbPostpone, verbYield}, e.verb) {
+	for i := range endings {
+		e := &endings[i]
+		if took[e.Lock.Token] && !slices.Contains([]verb{verbRetry, verbRelease, verbPostpone, verbYield}, e.verb) {
 			n++
 		}
 	}
-	_, _ = q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`,
-		q.ID, n)
+	if n > 0 {
+		_, _ = q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`, q.ID, n)
+	}
 }
 
 // columns lays the endings of one verb out as arrays, the shape that their statement takes.

@@ -12,8 +12,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// SetStatements declares what task nodes run for the entries of a queue, by names that go with its kind: "run" for task
-// and cron, "impact" for change_log, "map" and "reduce" for batch. An empty map takes it away.
+// SetStatements declares the SQL that task nodes run for the entries of a queue, by names that go
+// with its kind: "run" for task and cron, "impact" for change_log, "map" and "reduce" for batch. An
+// empty map takes it away.
 func SetStatements(ctx context.Context, db postgres.DB, queue string, statements map[string]string, by By) error {
 	if statements == nil {
 		statements = map[string]string{}
@@ -29,9 +30,10 @@ const beginStatementSQL = `
 SELECT pg_backend_pid(), penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true),
        set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true)`
 
-// Statement runs a statement of the queue of these runs in tx, and returns the first column of its rows (for
-// "impact" each whole row) as JSON: a value that is none becomes a text, a null becomes nil. What it pushes
-// is one deeper than what runs. ErrInvalid: the queue does not declare it.
+// Statement runs a statement of the queue of these runs in tx, and returns the first column of its
+// rows (for "impact" each whole row) as JSON: a value that is none becomes a text, a null becomes
+// nil. Entries that it pushes are one deeper than those of the runs. ErrInvalid: the queue does not
+// declare it.
 func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
 	args ...json.RawMessage,
 ) ([]json.RawMessage, error) {
@@ -84,9 +86,9 @@ func beginStatement(ctx context.Context, tx pgx.Tx, q *Queue, ids []EntryID) (pi
 	return pid, nil
 }
 
-// StatementHandler runs the entries of q by its statement "run". What that changes and the end of the entry
-// commit together. In a mergeable queue it runs once for all entries of a lock, with their payloads merged by
-// the queue's rule.
+// StatementHandler runs the entries of q by its statement "run". Its changes and the end of the
+// entry commit together. In a mergeable queue it runs once for all entries of a lock, with their
+// payloads merged by the queue's rule.
 func StatementHandler(db postgres.DB, q *Queue) Handler {
 	if q.Config.Mergeable {
 		return mergedStatement{db}

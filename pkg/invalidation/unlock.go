@@ -31,10 +31,13 @@ func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token To
 		return fmt.Errorf("unlock %q of queue %q: its node lives and lists the lock; cancel the entry, "+
 			"drain the node, or unlock it in spite of that: %w", key, q.Name, ErrState)
 	}
+	release := []Ending{Release(&Lock{Key: key, Token: token}, 0, 0)}
+	release[0].Last = true
+	if err := q.markMayHaveRun(ctx, tx, release); err != nil {
+		return q.errorf("unlock a key of", err)
+	}
 	batch := &pgx.Batch{}
-	release := Release(&Lock{Key: key, Token: token}, 0, 0)
-	release.Last = true
-	q.queueUnlock(batch, []Ending{release})
+	q.queueUnlock(batch, release)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return q.errorf("unlock a key of", err)
 	}

@@ -251,3 +251,32 @@ func TestEntryThatFitsNoMoreKeepsNothing(t *testing.T) {
 	b.want(len(b.inLane(b.q, "heavy", 1).Locks), 0)
 	b.want(len(b.inLane(b.q, "light", 9).Locks), 4)
 }
+
+// TestWeightsCountHoweverTheyWereAllowed sets max_weight of a queue, which a node has open, and of a new one by SQL.
+func TestWeightsCountHoweverTheyWereAllowed(t *testing.T) {
+	b := newBed(t, Config{})
+	eight := 8
+	b.q = b.under("gpu", limitOptions{MaxUnits: &eight}, map[string]int{"work": 1})["work"]
+	const versionSQL = `SELECT version FROM penstock.queue WHERE name = 'work'`
+	before := b.count(versionSQL)
+	b.exec(b.pool, `UPDATE penstock.queue SET max_weight = 8 WHERE name = 'work'`)
+	b.want(b.count(versionSQL), before+1) // nodes read the queue again
+	b.pushAll(b.pool, weights(5, 5, 5)...)
+	claimed := func() int {
+		c, err := b.q.Claim(b.ctx, ClaimRequest{Node: here, Lane: usual, Limit: 10})
+		b.must(err)
+		return len(c.Locks)
+	}
+	b.want(claimed(), 0) // the queue is stale
+	var err error
+	b.q, err = Open(b.ctx, b.pool, "work")
+	b.must(err)
+	b.want(claimed(), 1)
+	b.want(claimed(), 0)
+	b.want(b.unitsHeld(), 5)
+	b.exec(b.pool, `UPDATE penstock.queue SET max_weight = 1 WHERE name = 'work'`)
+	b.want(b.count(`SELECT count(*) FROM penstock.queue q JOIN penstock.limit_use u ON u.queue_id = q.id WHERE q.weighed AND u.weighed`), 1)
+	b.exec(b.pool, `INSERT INTO penstock.queue (name, max_weight) VALUES ('other', 2), ('light', 1)`)
+	b.want(b.count(`SELECT count(*) FROM penstock.queue WHERE name = 'other' AND weighed`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.queue WHERE name = 'light' AND weighed`), 0)
+}

@@ -13,7 +13,7 @@ import (
 
 // BrakeConfig says when pushes are refused. The zero value refuses none.
 type BrakeConfig struct {
-	// DatabaseBytesMax is what the database may take; 0: any.
+	// DatabaseBytesMax is the largest size of the database; 0: any.
 	DatabaseBytesMax int64
 	// Disk returns the share, 0 to 1, of the database's disk that is in use; nil: it is not known.
 	Disk func() (float64, error)

@@ -30,7 +30,7 @@ type Deadlines struct {
 	done duty.Tally[DeadlinesStatus]
 }
 
-// DeadlinesStatus is what the duty has done in this term.
+// DeadlinesStatus has the counters of the duty in this term.
 type DeadlinesStatus struct {
 	Promoted  int64         // entries
 	Expired   int64         // entries

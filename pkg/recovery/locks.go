@@ -36,7 +36,7 @@ type Locks struct {
 	done duty.Tally[LocksStatus]
 }
 
-// LocksStatus is what the duty has found and done in this term.
+// LocksStatus has the counters of the duty in this term.
 type LocksStatus struct {
 	Held         int                  // locks in the last pass
 	Stuck        int                  // of these, stuck; if it stays above 0, read the log for the reason

@@ -21,7 +21,7 @@ type Retention struct {
 	done  duty.Tally[RetentionStatus]
 }
 
-// RetentionStatus is what the duty has done in this term.
+// RetentionStatus has the counters of the duty in this term.
 type RetentionStatus struct {
 	Made    int64         // partitions
 	Dropped int64         // partitions

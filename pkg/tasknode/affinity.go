@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Affinity knows what the workers behind this node have loaded, a flow of a queue being what they have to load.
+// Affinity reports which flows the workers have loaded; the flow names what a worker loads.
 type Affinity interface {
-	// Loaded returns the flows of a queue that find what they need where they could run now, and for how long
-	// others may be passed over for them; 0: the queue asks for no such preference.
+	// Loaded returns the flows of a queue that are loaded on a worker with a free slot, and for how
+	// long other flows may be passed over for them; 0: the queue asks for no such preference.
 	Loaded(queue string) (flows []string, patience time.Duration)
 }
 

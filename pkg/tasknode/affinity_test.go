@@ -104,7 +104,7 @@ func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
 	if v = takeOne(b, prefers{"loaded"}, true, now); v == nil {
 		t.Fatal("the loaded flow is not claimed from either")
 	}
-	b.leave(v, true, time.Time{})
+	b.leaveAwake(v)
 	if v = takeOne(b, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
 		t.Error("the limited flow has lost its turn")
 	}

@@ -2,25 +2,27 @@ package tasknode
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
-	"runtime/debug"
 	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// processBatch gives all entries of a lock to the handler at once; or one after the other, if one of them is a suspect or
-// a failure blocks the key, so that no later entry runs beside the one that fails.
+// runsTogether says that the entries of a lock are given to a handler of batches at once. They are not where one of
+// them is a suspect, since a death of the node would blame the others as well, nor where a failure blocks the key,
+// since none may run beside the one that fails.
+func runsTogether(j *job) bool {
+	return j.queue.Config.OnFailure != invalidation.OnFailureBlockKey &&
+		!slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) })
+}
+
+// processBatch gives all entries of a lock to the handler at once.
 func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	entries := j.lock.Entries
 	if n.leaseLost(j) || n.handingBack.Load() {
 		n.endLast(j, last(invalidation.Release(j.lock, entries[0].ID, 0)))
-		return
-	}
-	if j.queue.Config.OnFailure == invalidation.OnFailureBlockKey ||
-		slices.ContainsFunc(entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
-		n.processEach(j, h)
 		return
 	}
 	var runs []*invalidation.Run
@@ -32,7 +34,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 			over = append(over, invalidation.Expire(j.lock, entries[i].ID, "its deadline has passed"))
 			continue
 		}
-		if reason, asked := n.running.asked(j, entries[i].ID); asked {
+		if reason, asked := n.jobs.asked(j, entries[i].ID); asked {
 			over = append(over, invalidation.Cancel(j.lock, entries[i].ID, reason))
 			continue
 		}
@@ -47,50 +49,36 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	n.endLast(j, endings...)
 }
 
-// processEach gives the entries of a lock to the handler one by one: a suspect must not run beside others
-// that a death of the node would blame as well.
-func (n *Node) processEach(j *job, h invalidation.BatchHandler) {
-	entries, start := j.lock.Entries, time.Now()
-	for i := range entries {
-		if stop := n.stop(j, start, i); stop != nil {
-			n.endLast(j, last(stop(j.lock, entries[i].ID)))
-			return
+// batchOfOne is a BatchHandler as a Handler: its batches have one entry.
+func batchOfOne(h invalidation.BatchHandler) invalidation.Handler {
+	return invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		answers, err := answersOf(ctx, h, []*invalidation.Run{r})
+		if err != nil {
+			return nil, err
 		}
-		ending := n.runEach(j, h, &entries[i])
-		ending.Last = i == len(entries)-1 || j.queue.EndsLock(&ending)
-		if ending.Last {
-			n.endLast(j, ending)
-			return
-		}
-		n.end(j, ending)
-	}
+		return answers[0].Result, answers[0].Err
+	})
 }
 
-func (n *Node) runEach(j *job, h invalidation.BatchHandler, e *invalidation.Entry) invalidation.Ending {
-	sinceClaim := time.Since(j.lock.ClaimedAt)
-	if min(e.StartIn, e.FinishIn) <= sinceClaim {
-		return invalidation.Expire(j.lock, e.ID, "its deadline has passed")
-	}
-	if suspect(j.queue, e) {
-		done := n.admitSuspect()
-		if done == nil {
-			return invalidation.Release(j.lock, e.ID, n.cfg.Lease)
-		}
-		defer done()
-	}
-	if reason, asked := n.running.asked(j, e.ID); asked {
-		return invalidation.Cancel(j.lock, e.ID, reason)
-	}
-	runs := []*invalidation.Run{{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}}
-	return n.runBatch(j, h, runs, e.FinishIn, sinceClaim)[0]
-}
-
+// runBatch runs entries together. A cancel ends the run once it was asked for of all of them: else it goes on for the
+// others.
 func (n *Node) runBatch(
 	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration,
 ) []invalidation.Ending {
 	ctx, stop := n.runContext(j, &invalidation.Entry{FinishIn: finishIn, Cost: runs[0].Entry.Cost}, sinceClaim)
 	defer stop()
-	// The lease may have been lost before the table of running jobs knew how to end this run.
+	ids := make([]invalidation.EntryID, len(runs))
+	for i, r := range runs {
+		ids[i] = r.Entry.ID
+	}
+	if reason, asked := n.jobs.begin(j, ids...); asked {
+		endings := make([]invalidation.Ending, len(ids))
+		for i, id := range ids {
+			endings[i] = invalidation.Cancel(j.lock, id, reason)
+		}
+		return endings
+	}
+	// The lease may have been lost before the table of jobs knew how to end this run.
 	if n.leaseLost(j) {
 		return []invalidation.Ending{invalidation.Release(j.lock, runs[0].Entry.ID, 0)}
 	}
@@ -102,14 +90,14 @@ func (n *Node) runBatch(
 		}
 	}
 	ctx, span := n.startRun(ctx, j, entries...)
-	answers, err := callBatch(ctx, h, runs)
+	answers, err := n.handleBatch(ctx, h, runs)
 	ran := time.Since(start)
 	endRun(span, j, err, entries...)
 	n.fetched.ran(j.served, ran, true)
 	n.stats.ran(err, ran)
 	for _, r := range runs {
 		used := r.Charged(ran / time.Duration(len(runs)))
-		n.running.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
+		n.jobs.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
 		n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
 	}
 	endings := make([]invalidation.Ending, len(runs))
@@ -126,15 +114,18 @@ func (n *Node) runBatch(
 	return endings
 }
 
-func callBatch(
-	ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run,
-) (answers []invalidation.BatchAnswer, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
-		}
-	}()
-	answers = h.HandleBatch(ctx, runs)
+// handleBatch calls the handler; a panic is an error of each entry.
+func (n *Node) handleBatch(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (
+	answers []invalidation.BatchAnswer, err error,
+) {
+	defer func() { err = n.panicked(recover(), runs[0], err) }()
+	return answersOf(ctx, h, runs)
+}
+
+func answersOf(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (
+	[]invalidation.BatchAnswer, error,
+) {
+	answers := h.HandleBatch(ctx, runs)
 	if len(answers) != len(runs) {
 		return nil, fmt.Errorf("handler answered %d of %d entries", len(answers), len(runs))
 	}

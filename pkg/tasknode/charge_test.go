@@ -62,7 +62,7 @@ func TestHandlersSayWhatRunsUsed(t *testing.T) {
 				for i := range j.lock.Entries {
 					j.lock.Entries[i].Cost = c.declared
 				}
-				n.running.add(j)
+				n.jobs.add(j)
 				n.process(j)
 				booked := 0.0
 				for _, cost := range ranker.costs {

@@ -75,7 +75,7 @@ func (n *Node) step(ctx context.Context) bool {
 	// A lane that has work brings a lock at least.
 	claimed := leases[:max(1, min(reserved.locks, len(leases)))]
 	for _, l := range leases[len(claimed):] {
-		n.lanes.leave(l, true, time.Time{})
+		n.lanes.leaveAwake(l)
 	}
 	if refused != refusedNot {
 		return n.refuse(first, refused)
@@ -89,7 +89,7 @@ func (n *Node) refuse(l *laneLease, why refusal) bool {
 	n.lanes.wanted(l, why == refusedThreads)
 	if why == refusedThreads {
 		// It stays first for what comes free: no other lane may be let in before it.
-		n.lanes.leave(l, true, time.Time{})
+		n.lanes.leaveAwake(l)
 		return false
 	}
 	again := time.Now().Add(n.jitter(200 * time.Millisecond))
@@ -140,7 +140,7 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	batch.enqueue()
 	for i, l := range leases {
 		if i >= len(claimed) { // the limit was reached before
-			n.lanes.leave(l, true, time.Time{})
+			n.lanes.leaveAwake(l)
 			continue
 		}
 		n.after(ctx, l, claimed[i], err, took)
@@ -151,11 +151,11 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, err error, took time.Duration) {
 	switch {
 	case err != nil:
-		n.lanes.leave(v, true, time.Now().Add(n.jitter(200*time.Millisecond)))
+		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return
 	case c.Contended:
 		// Another claimer is in the lane; it leaves within a few milliseconds, but others may come.
-		n.lanes.leave(v, true, time.Now().Add(n.jitter(n.lanes.contended(v))))
+		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(n.lanes.contended(v))))
 		return
 	case c.Limited:
 		// A bucket fills at a known time; a lock of another node ends at an unknown one.
@@ -183,16 +183,15 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 		n.passLocked(ctx, v, &c)
 	}
 	n.lanes.advance(v, c, swept < c.Skipped, took)
-	work, again := n.lanes.more(v, c), time.Time{}
-	if !work {
-		if pause := n.lanes.rewind(v); pause > 0 {
-			work, again = true, time.Now().Add(n.jitter(pause))
-		}
+	if n.lanes.more(v, c) {
+		n.lanes.leaveAwake(v)
+	} else if pause := n.lanes.rewind(v); pause > 0 {
+		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(pause)))
+	} else if c.DueIn > 0 { // rows that were handed back for a while
+		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(min(c.DueIn, 100*time.Millisecond))))
+	} else {
+		n.lanes.leaveAsleep(v)
 	}
-	if !work && c.DueIn > 0 { // rows that were handed back for a while
-		work, again = true, time.Now().Add(n.jitter(min(c.DueIn, 100*time.Millisecond)))
-	}
-	n.lanes.leave(v, work, again)
 }
 
 // passLocked moves the low-water mark of a claim that brought nothing behind the ready rows that other transactions have

@@ -16,7 +16,8 @@ type Config struct {
 	Application string // whose queues the node serves: "default"
 	// processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
 	Threads int
-	// how many threads what is to run needs now; the node grows to it and keeps them; nil: Threads
+	// how many threads the waiting work needs now; the node grows to that number and keeps them;
+	// nil: Threads
 	ThreadsFor        func() int
 	SchedulingThreads int           // 2
 	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
@@ -47,12 +48,14 @@ type Config struct {
 
 // Gate decides whether this node may take more of a queue's entries.
 type Gate interface {
-	// Take asks for up to want entries of a queue, for which as many processing threads are free, and takes what it
-	// allows. Each taken entry is given back once by calling release, when its run has ended or never began.
+	// Take asks for up to want entries of a queue, for which as many processing threads are free,
+	// and takes as many as it allows. Each taken entry is given back once by calling release, when
+	// its run has ended or never began.
 	Take(queue string, want int) (allow int, release func(n int))
 }
 
-// Observer sees what a node does, for metrics. Its methods are called by all threads, on the way of every entry.
+// Observer is told of claims, refusals and runs, for metrics. Its methods are called by all
+// threads, on the way of every entry.
 type Observer interface {
 	// Claimed tells of a claim: how many locks it brought, how long it took, and whether the queue's limits
 	// left no room.

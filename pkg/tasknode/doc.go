@@ -5,14 +5,14 @@
 // A job is a lock on its way through the node. Five files tell its life, in this order:
 //
 //	claim.go        lease the lanes that rank first, claim from them, accept what the claim brought
-//	reservation.go  before the claim: a permit, a place under the queue's limit and the leave of the gates, for each lock
+//	reservation.go  before the claim: a permit, a place under the queue's limit and the admission of the gates, for each lock
 //	job.go          each claimed lock becomes a job with its part of the reservation, and waits for a thread
 //	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
 //
 // Beside them: lanes.go is the table of lanes, lane.go and lane_lease.go are the state of one lane, and poll.go finds
 // those that have work. yield.go decides which groups yield to others. fetched.go counts what the node holds and how
-// long runs take, waiting.go is the line of jobs that no thread has taken yet, running.go knows every job from the
+// long runs take, waiting.go is the line of jobs that no thread has taken yet, jobs.go knows every job from the
 // claim to its recorded end. heartbeat.go renews the lease of the node and carries out the orders that come back.
 //
 // # The life of a lane in the table

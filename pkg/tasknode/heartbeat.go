@@ -57,8 +57,8 @@ func (n *Node) beat(ctx context.Context) error {
 	defer cancel()
 	start := time.Now()
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
-	n.running.extend(start, n.cfg.Ranker.Extend)
-	tokens, begun := n.running.tokens()
+	n.jobs.extend(start, n.cfg.Ranker.Extend)
+	tokens, begun := n.jobs.tokens()
 	orders, err := invalidation.Renew(ctx, n.beats, n.id(),
 		invalidation.Beat{Tokens: tokens, Running: begun, Load: n.load()})
 	if errors.Is(err, invalidation.ErrNodeGone) {
@@ -104,7 +104,7 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 		n.signal()
 	}
 	for _, c := range o.Cancel {
-		n.running.cancelEntry(c)
+		n.jobs.cancelEntry(c)
 	}
 	if o.RegistryVersion != n.registry.Load() {
 		if err := n.readQueues(ctx); err != nil {

@@ -20,18 +20,26 @@ type job struct {
 	losses   int64                  // of the node's lease, before the claim
 	traced   *traced                // nil: it is not
 
-	// guarded by running
+	// guarded by jobs
 	charged float64   // what the ranker was told that its entries cost which it has not settled
 	used    float64   // what those of them cost that have run
 	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
-	now     invalidation.EntryID            // the entry that runs
+	now     []invalidation.EntryID          // the entries of the run that goes on, several of a batch
 	begun   bool                            // an entry has begun to run
 }
 
 func (j *job) covers(id invalidation.EntryID) bool {
 	return slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return e.ID == id })
+}
+
+// allCancelled says that the cancellation of each of the entries was asked for.
+func (j *job) allCancelled(entries []invalidation.EntryID) bool {
+	return !slices.ContainsFunc(entries, func(id invalidation.EntryID) bool {
+		_, asked := j.cancels[id]
+		return !asked
+	})
 }
 
 // runsThrough says that a run which has begun goes on when the node loses its lease.
@@ -74,7 +82,7 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 			charged: cost(atOnce(l.handler, lock), seconds), reserved: b.reserved.Part(1), losses: b.losses,
 			traced: b.traced.another(),
 		}
-		n.running.add(j)
+		n.jobs.add(j)
 		switch {
 		case len(lock.Entries) == 0:
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.

@@ -26,7 +26,7 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
 		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.lowWater-late), freed: t.freed,
+		from: max(l.stuck, l.lowWater-claimOverlap), freed: t.freed,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
@@ -83,6 +83,15 @@ func (t *laneTable) stuckAgain(v *laneLease) bool {
 	v.lane.fruitless = true
 	return again
 }
+
+// leaveAwake ends a lease of a lane that is worth another claim at once.
+func (t *laneTable) leaveAwake(v *laneLease) { t.leave(v, true, time.Time{}) }
+
+// leaveUntil ends a lease of a lane that is worth another claim from a time on.
+func (t *laneTable) leaveUntil(v *laneLease, again time.Time) { t.leave(v, true, again) }
+
+// leaveAsleep ends a lease of a lane that has no work as far as the node knows.
+func (t *laneTable) leaveAsleep(v *laneLease) { t.leave(v, false, time.Time{}) }
 
 // leave ends a lease; work says whether it is worth coming back, again from when on. So it is if a hint came during the
 // lease, which may be about what the claim could not see yet.

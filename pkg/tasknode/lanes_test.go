@@ -51,7 +51,7 @@ func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	if visit == nil || visit.name != "other" {
 		t.Fatalf("took %+v, want the lane of the other queue", visit)
 	}
-	b.leave(visit, false, time.Time{})
+	b.leaveAsleep(visit)
 	if visit = takeOne(b, nil, true, now); visit != nil {
 		t.Fatalf("took %v although its queue rests", visit.lane.key)
 	}
@@ -170,13 +170,13 @@ func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
 	visit := takeOne(b, nil, false, time.Now())
 	c := invalidation.Claimed{Scanned: 1, LowWater: 10_600, Drained: true, Locks: []*invalidation.Lock{{}}}
 	b.advance(visit, c, false, 0)
-	b.leave(visit, false, time.Time{})
+	b.leaveAsleep(visit)
 	b.hint(1, &lane)
-	if visit = takeOne(b, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-late {
+	if visit = takeOne(b, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-claimOverlap {
 		t.Errorf("the next claim begins at %d, want a little before 10600", visit.from)
 	}
 	b.advance(visit, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
-	b.leave(visit, true, time.Time{})
+	b.leaveAwake(visit)
 	if visit = takeOne(b, nil, false, time.Now()); visit.from != 10_591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", visit.from)
 	}
@@ -203,7 +203,7 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 			b.again(1, invalidation.LaneHead{Lane: lane, Position: c.row})
 			c.claimed.Drained = true
 			b.advance(v, c.claimed, false, time.Millisecond)
-			b.leave(v, false, time.Time{})
+			b.leaveAsleep(v)
 			if v = takeOne(b, nil, true, time.Now()); v == nil || v.from > c.row {
 				t.Errorf("the next claim is %+v, want one that begins at %d", v, c.row)
 			}
@@ -288,7 +288,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 			t.Errorf("claimed together: %q, want %q", flows, want)
 		}
 		for _, v := range visits {
-			b.leave(v, true, time.Time{})
+			b.leaveAwake(v)
 		}
 	}
 	wants("a", "b", "c") // a has had a turn then
@@ -297,7 +297,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	if !slices.Equal(flows, []string{"other"}) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
-	b.leave(visits[0], false, time.Time{})
+	b.leaveAsleep(visits[0])
 	c := b.lanes[flowKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
 	b.advance(&laneLease{servedQueue: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
 	wants("c")

@@ -52,7 +52,7 @@ func (n *Node) lapse() (left time.Duration) {
 	left = n.leaseBound() - time.Since(n.lease.renewed())
 	if left <= 0 && n.leaseOver.CompareAndSwap(false, true) {
 		n.cfg.Log.Error("lease lost: runs end or run through, nothing is claimed until it is renewed",
-			"node", n.cfg.Name, "running_through", n.running.through())
+			"node", n.cfg.Name, "running_through", n.jobs.through())
 		n.loseLease(true)
 	}
 	return left
@@ -68,7 +68,7 @@ func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
-	n.running.endAll(invalidation.ErrLeaseLost, runThrough)
+	n.jobs.endAll(invalidation.ErrLeaseLost, runThrough)
 }
 
 func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }

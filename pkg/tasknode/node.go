@@ -34,7 +34,7 @@ type Node struct {
 	threads     atomic.Int64 // processing threads that there are, but for the spare one
 	fetched     *fetched
 	waiting     *waiting
-	running     *running
+	jobs        *jobs
 	settler     *settler
 	lease       lease
 	stats       Stats
@@ -62,7 +62,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		cfg: cfg, db: db, beats: beats, ownRanker: ownRanker, handlers: map[string]invalidation.Handler{},
 		kinds:  map[invalidation.Kind]invalidation.Handler{},
 		beyond: map[int32]invalidation.Lane{}, lanes: newLaneTable(cfg.Ranker), permits: &permits{threads: cfg.Threads},
-		fetched: newFetched(), waiting: newWaiting(cfg.Threads), running: newRunning(), settler: newSettler(),
+		fetched: newFetched(), waiting: newWaiting(cfg.Threads), jobs: newJobs(), settler: newSettler(),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		beatSoon:     make(chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
@@ -78,8 +78,8 @@ func (n *Node) Handle(queue string, h invalidation.Handler) { n.handlers[queue] 
 // HandleKind sets the handler of all queues of a kind that have none of their own, those to come as well.
 func (n *Node) HandleKind(kind invalidation.Kind, h invalidation.Handler) { n.kinds[kind] = h }
 
-// HandleStatements sets what makes the handler of a queue that declares statements and has none of its own. Call it
-// before Run.
+// HandleStatements sets the function that makes the handler of a queue that declares statements and
+// has none of its own. Call it before Run.
 func (n *Node) HandleStatements(handler func(*invalidation.Queue) invalidation.Handler) {
 	n.declared = handler
 }
@@ -119,9 +119,9 @@ func (n *Node) Freed() {
 	n.signal()
 }
 
-// Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims nothing more,
-// lets what runs finish for the grace, hands back the rest without spending attempts, and returns nil.
-// It returns an error if the node could not be registered.
+// Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims
+// nothing more, waits up to the grace for running entries, hands back the others without spending
+// attempts, and returns nil. It returns an error if the node could not be registered.
 func (n *Node) Run(ctx context.Context) error {
 	alive, die := context.WithCancel(context.WithoutCancel(ctx))
 	defer die()

@@ -2,15 +2,15 @@ package tasknode
 
 import "sync"
 
-// reservation is the right to hold a number of locks of one queue. For each of them it has a permit of the
-// node, a place under the queue's limit on this node, and the leave of every gate. A claim reserves first,
-// shrinks the reservation to what it brought, and gives each lock its part of it; a part is released when the
-// lock's last ending is recorded.
+// reservation is the right to hold a number of locks of one queue. For each of them it has a permit
+// of the node, a place under the queue's limit on this node, and the admission of every gate. A
+// claim reserves first, shrinks the reservation to what it brought, and gives each lock its part of
+// it; a part is released when the lock's last ending is recorded.
 type reservation struct {
 	node  *Node
 	queue *servedQueue
 	locks int
-	gates []func(n int) // give the leave of each gate back
+	gates []func(n int) // give the admission of each gate back
 }
 
 // refusal says what left no room for a claim.
@@ -52,8 +52,9 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	return r, refusedNot
 }
 
-// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused: what is
-// given back here was of no use, and two lanes would wake each other for ever.
+// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused:
+// the rights given back here were of no use to this lane, and two such lanes would wake each other
+// for ever.
 func (r *reservation) Shrink(n int) {
 	if k := r.locks - n; k > 0 {
 		r.giveBack(k)
@@ -86,7 +87,7 @@ func (r *reservation) giveBack(k int) {
 	r.locks -= k
 }
 
-// ReleaseGates returns the leave of the gates, as soon as the run is over: its ending needs none.
+// ReleaseGates returns the admission of the gates, as soon as the run is over: its ending needs none.
 func (r *reservation) ReleaseGates() {
 	if len(r.gates) == 0 {
 		return

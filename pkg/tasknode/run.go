@@ -31,9 +31,13 @@ func (n *Node) spareThread() {
 // process runs the entries of one lock, oldest first, and passes on how each ended.
 func (n *Node) process(j *job) {
 	start := time.Now()
-	if batch, ok := j.handler.(invalidation.BatchHandler); ok {
-		n.processBatch(j, batch)
-		return
+	h := j.handler
+	if batch, ok := h.(invalidation.BatchHandler); ok {
+		if runsTogether(j) {
+			n.processBatch(j, batch)
+			return
+		}
+		h = batchOfOne(batch)
 	}
 	entries := j.lock.Entries
 	if len(entries) > 1 {
@@ -47,7 +51,7 @@ func (n *Node) process(j *job) {
 		if i > 0 {
 			n.chargeNext(j, &entries[i])
 		}
-		ending := n.runOne(j, &entries[i])
+		ending := n.runOne(j, h, &entries[i])
 		ending.Last = i == len(entries)-1 || j.queue.EndsLock(&ending)
 		if ending.Last {
 			n.endLast(j, ending)
@@ -60,14 +64,14 @@ func (n *Node) process(j *job) {
 
 // settleCharge tells the ranker what the entries have cost that were charged for.
 func (n *Node) settleCharge(j *job) {
-	charged, used := n.running.account(j)
+	charged, used := n.jobs.account(j)
 	n.cfg.Ranker.Settle(j.ranked, charged, used)
 }
 
 // chargeNext charges for an entry of a group that is about to run, behind the first.
 func (n *Node) chargeNext(j *job, e *invalidation.Entry) {
 	estimate := cost([]invalidation.Entry{*e}, n.fetched.estimate(j.served).Seconds())
-	n.running.charge(j, estimate)
+	n.jobs.charge(j, estimate)
 	n.cfg.Ranker.Extend(j.ranked, estimate)
 }
 
@@ -101,7 +105,7 @@ func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, inv
 }
 
 // runOne runs an entry under its context and judges the outcome.
-func (n *Node) runOne(j *job, e *invalidation.Entry) invalidation.Ending {
+func (n *Node) runOne(j *job, h invalidation.Handler, e *invalidation.Entry) invalidation.Ending {
 	sinceClaim := time.Since(j.lock.ClaimedAt)
 	if sinceClaim >= e.StartIn {
 		return invalidation.Expire(j.lock, e.ID, "start_by has passed")
@@ -118,21 +122,21 @@ func (n *Node) runOne(j *job, e *invalidation.Entry) invalidation.Ending {
 	}
 	ctx, stop := n.runContext(j, e, sinceClaim)
 	defer stop()
-	if reason, asked := n.running.begin(j, e.ID); asked {
+	if reason, asked := n.jobs.begin(j, e.ID); asked {
 		return invalidation.Cancel(j.lock, e.ID, reason)
 	}
-	// The lease may have been lost before the table of running jobs knew how to end this run.
+	// The lease may have been lost before the table of jobs knew how to end this run.
 	if n.leaseLost(j) {
 		return invalidation.Release(j.lock, e.ID, 0)
 	}
 	start := time.Now()
 	ctx, span := n.startRun(ctx, j, e)
 	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}
-	result, err := n.handle(ctx, j, r)
+	result, err := n.handle(ctx, h, r)
 	ran := time.Since(start)
 	endRun(span, j, err, e)
 	n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
-	n.running.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
+	n.jobs.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
 	n.stats.ran(err, ran)
 	n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
 	if err != nil {
@@ -152,7 +156,7 @@ func withCause(ctx context.Context, err error) error {
 // runContext is the context of one run. Its cause says why it ended.
 func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(n.runs)
-	n.running.prepare(j, cancel, e.Cost == 0)
+	n.jobs.prepare(j, cancel, e.Cost == 0)
 	if e.FinishIn == invalidation.NoDeadline && j.queue.Config.RunTimeout == 0 {
 		return ctx, func() { cancel(nil) }
 	}
@@ -175,13 +179,19 @@ func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duratio
 }
 
 // handle calls the handler; a panic is an error like others.
-func (n *Node) handle(ctx context.Context, j *job, r *invalidation.Run) (result json.RawMessage, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			err = &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
-			n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", r.Entry.ID, "token", j.lock.Token,
-				"panic", v)
-		}
-	}()
-	return j.handler.Handle(ctx, r)
+func (n *Node) handle(ctx context.Context, h invalidation.Handler, r *invalidation.Run) (
+	result json.RawMessage, err error,
+) {
+	defer func() { err = n.panicked(recover(), r, err) }()
+	return h.Handle(ctx, r)
+}
+
+// panicked returns the error of a handler that panicked with v while it ran r, err if v is nil.
+func (n *Node) panicked(v any, r *invalidation.Run, err error) error {
+	if v == nil {
+		return err
+	}
+	n.cfg.Log.Error("handler panicked", "queue", r.Queue.Name, "entry", r.Entry.ID, "entries", len(r.Lock.Entries),
+		"token", r.Lock.Token, "panic", v)
+	return &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
 }

@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"sync"
 	"time"
@@ -162,8 +163,10 @@ func (n *Node) settle(ctx context.Context) {
 	}
 }
 
-// record writes a batch, again and again while the reason that it fails is one that passes.
+// record writes a batch, again and again while the reason that it fails is one that passes. One that takes too long
+// twice is divided: heartbeats list its locks meanwhile, so that recovery does not end them.
 func (n *Node) record(ctx context.Context, p pile) {
+	timeouts := 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		start := time.Now()
 		statement, end := n.bound(ctx)
@@ -173,12 +176,18 @@ func (n *Node) record(ctx context.Context, p pile) {
 			n.recorded(p, ours, time.Since(start))
 			return
 		}
+		if tookTooLong(err) {
+			timeouts++
+		}
 		switch {
 		case ctx.Err() != nil:
 			n.leaveToRecovery(p, err)
 			return
 		case !postgres.Passes(err):
-			n.recordEach(ctx, p, err)
+			n.recordApart(ctx, p, err)
+			return
+		case timeouts > 1 && len(p.endings) > 1:
+			n.recordHalves(ctx, p)
 			return
 		}
 		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
@@ -189,6 +198,11 @@ func (n *Node) record(ctx context.Context, p pile) {
 	}
 }
 
+// tookTooLong says that a statement ended at a bound on its time: the server's, or that of the node.
+func tookTooLong(err error) bool {
+	return postgres.Code(err) == "57014" || errors.Is(err, context.DeadlineExceeded)
+}
+
 // refusesContent says that the database refused the values of a statement: data exceptions, violated constraints, and
 // exceeded limits of the server.
 func refusesContent(err error) bool {
@@ -196,15 +210,20 @@ func refusesContent(err error) bool {
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
 }
 
-// recordEach records the endings of a batch that cannot be recorded together, each by itself, so that none
+// recordHalves divides a batch of several endings, and records the first half before the second.
+func (n *Node) recordHalves(ctx context.Context, p pile) {
+	half := len(p.endings) / 2
+	n.record(ctx, pile{queue: p.queue, endings: p.endings[:half], jobs: p.jobs[:half]})
+	n.record(ctx, pile{queue: p.queue, endings: p.endings[half:], jobs: p.jobs[half:]})
+}
+
+// recordApart divides a batch that is refused until those endings are by themselves that are the reason, so that none
 // holds up others. An ending whose values are refused becomes a failure of its entry, without what the
 // handler noted. One that cannot be recorded for any other reason (its queue was dropped, a privilege is
 // missing) is left to recovery.
-func (n *Node) recordEach(ctx context.Context, p pile, err error) {
+func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	if len(p.endings) > 1 {
-		for i := range p.endings {
-			n.record(ctx, pile{queue: p.queue, endings: p.endings[i : i+1], jobs: p.jobs[i : i+1]})
-		}
+		n.recordHalves(ctx, p)
 		return
 	}
 	e, held := p.endings[0], p.jobs[0].lock
@@ -271,7 +290,7 @@ func (n *Node) free(p pile) {
 	if len(ended) == 0 {
 		return
 	}
-	n.running.remove(ended)
+	n.jobs.remove(ended)
 	n.fetched.ended(ended)
 	for _, j := range ended {
 		j.reserved.giveBack(j.reserved.locks)

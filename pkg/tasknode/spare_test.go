@@ -49,7 +49,7 @@ func steppedNode(t *testing.T, threads int) (*Node, *stepped) {
 func (s *stepped) job(n *Node, quantum time.Duration, ids ...invalidation.EntryID) *job {
 	j := assigned(ids...)
 	j.handler, j.queue.Config.QuantumTime = s, quantum
-	n.running.add(j)
+	n.jobs.add(j)
 	return j
 }
 
@@ -198,7 +198,7 @@ func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
 		return table.yields(own.lane, func(k flowKey) int { return held[k.lane.Flow] }, now)
 	}
 	noisy := lease(1, "noisy")
-	table.leave(noisy, false, time.Time{})
+	table.leaveAsleep(noisy)
 	if yields(noisy) {
 		t.Error("it yields though no lane was refused")
 	}
@@ -214,7 +214,7 @@ func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	}
 	held["quiet"] = 0
 	other := lease(2, "noisy")
-	table.leave(other, false, time.Time{})
+	table.leaveAsleep(other)
 	if yields(other) {
 		t.Error("it yields though the lane of another queue did not want a permit")
 	}

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Stats counts what the node did since it started. All fields may be read at any time.
+// Stats has the counters of the node since its start. All fields may be read at any time.
 type Stats struct {
 	Claims     atomic.Int64 // claims, empty ones too
 	Claimed    atomic.Int64 // locks

@@ -36,7 +36,8 @@ type RunRef struct {
 	Attempt int    // 1 for the first
 	Remote  string // the worker's name for the run; empty until it accepted
 
-	// Request is the entry's payload: what a worker's error echoes of it says nothing about the worker.
+	// Request is the entry's payload: parts of it that a worker's error repeats tell nothing about
+	// the worker.
 	Request json.RawMessage
 }
 
@@ -51,7 +52,7 @@ type Call struct {
 	Output      Sink            // receives streamed output; nil drops it
 }
 
-// Health is what a probe found. Figures that the worker does not report are nil.
+// Health is the result of a probe. Figures that the worker does not report are nil.
 type Health struct {
 	State    HealthState
 	Active   *int     // calls the worker is running

@@ -85,7 +85,7 @@ func (c *chunker) Write(frame []byte) {
 	}
 }
 
-// Close writes what is left and returns the first error of the sink.
+// Close writes the rest and returns the first error of the sink.
 func (c *chunker) Close() error {
 	c.mu.Lock()
 	c.closed = true

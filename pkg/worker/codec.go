@@ -15,7 +15,7 @@ import (
 // dispatcher, Open Inference Protocol, and OpenAI embeddings. Everything that
 // belongs to an entry (result, error, retry, deadline) stays its own.
 type BatchCodec interface {
-	// Measure says with which others a call may travel, and what it weighs.
+	// Measure returns with which other calls a call may be joined, and its weight.
 	Measure(call Call, at time.Time) (Member, error)
 
 	// Join makes one call of several of the same shape.
@@ -40,7 +40,7 @@ type BatchLimits struct {
 	TokensField string `json:"tokens_field,omitempty"`
 }
 
-// WithDefaults fills in what the limits leave open.
+// WithDefaults sets the default of each zero limit.
 func (l BatchLimits) WithDefaults() BatchLimits {
 	if l.Items > 1 {
 		l.Wait = cmp.Or(l.Wait, Seconds(50*time.Millisecond))
@@ -97,9 +97,9 @@ func joined(calls []Call, payload json.RawMessage) Call {
 	return whole
 }
 
-// SameForAll gives every member what became of the whole. Where the whole was
-// refused or failed in a way that one member may have caused, each is to be
-// tried alone, free of charge: the innocent must not pay for the guilty.
+// SameForAll gives every member the outcome of the whole. Where the whole was refused or failed in
+// a way that one member may have caused, each is to be tried alone, free of charge: the innocent
+// must not pay for the guilty.
 func SameForAll(calls []Call, whole Outcome) []Outcome {
 	suspect := whole.Kind == Rejected || whole.Kind == Failed || whole.Misrouted
 	if suspect && len(calls) > 1 {

@@ -34,7 +34,8 @@ func (d *generic) Submit(ctx context.Context, call Call) Outcome {
 	call.Request = call.Payload
 	return d.submit(ctx, call, func(finishBy time.Time) (request, error) {
 		body, err := d.body(call, finishBy)
-		header := http.Header{"X-Source": {"dispatcher"}}
+		header := http.Header{}
+		SetSource(header)
 		if call.Callback != "" {
 			header.Set(headerCallback, call.Callback)
 		}
@@ -64,7 +65,8 @@ func (d *generic) Poll(ctx context.Context, run RunRef) Outcome {
 	if d.model.PollPath == "" {
 		return unknown("model has no poll_endpoint_template, so the run cannot be followed")
 	}
-	header := http.Header{"X-Source": {"dispatcher"}}
+	header := http.Header{}
+	SetSource(header)
 	setRun(header, run)
 	status, answered, reply, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
 		method: http.MethodGet, url: d.origin(remotePath(d.model.PollPath, run.Remote)), header: header,
@@ -179,7 +181,8 @@ func (d *generic) Cancel(ctx context.Context, run RunRef) Cancellation {
 	if d.model.CancelPath == "" {
 		return Cancellation{Reason: "model has no cancel_endpoint_template"}
 	}
-	header := http.Header{"X-Source": {"dispatcher"}}
+	header := http.Header{}
+	SetSource(header)
 	setRun(header, run)
 	status, _, body, err := d.ask(ctx, d.model.Timeouts.Control.Duration(), request{
 		method: http.MethodPost, url: d.origin(remotePath(d.model.CancelPath, run.Remote)),

@@ -17,7 +17,18 @@ const (
 	headerRemaining = "Penstock-Remaining-Ms"
 	headerIdemKey   = "Idempotency-Key"
 	headerCallback  = "Penstock-Callback" // where an asynchronous worker may report
+	headerSource    = "X-Source"          // of the calls of the generic protocol
 )
+
+// SetSource sets the header by which a worker of the generic protocol tells calls of Penstock from those of other
+// clients.
+func SetSource(h http.Header) { h[headerSource] = []string{"dispatcher"} }
+
+// OwnHeader reports whether only Penstock sets a header on calls to workers, by its canonical name: the source of a
+// call, and the identity and fencing token of a run. Those of other clients must not reach a worker.
+func OwnHeader(canonical string) bool {
+	return canonical == headerSource || strings.HasPrefix(canonical, "Penstock-")
+}
 
 // setRun names the run on a request.
 func setRun(h http.Header, run RunRef) {
@@ -89,10 +100,10 @@ func checkHeaders(m Model) error {
 func reservedHeader(canonical string) bool {
 	switch canonical {
 	case "Host", "Content-Length", "Content-Type", "Transfer-Encoding", "Connection",
-		"Traceparent", "Tracestate", "X-Source", "Prefer", headerIdemKey:
+		"Traceparent", "Tracestate", "Prefer", headerIdemKey:
 		return true
 	}
-	return strings.HasPrefix(canonical, "Penstock-")
+	return OwnHeader(canonical)
 }
 
 func refersToSecret(value string) bool {

@@ -42,9 +42,9 @@ type Model struct {
 	// choose, as those of adapters; "*" allows any.
 	RemoteNames []string `json:"remote_names,omitempty"`
 
-	// Operation is what the server is asked for where the payload does not say: of OpenAI-compatible
-	// servers chat, completions, embeddings, images, responses, rerank, score, pooling or classify; by
-	// the Open Inference Protocol infer or generate. Stream asks for server-sent events.
+	// Operation is the call of the server where the payload names none: of OpenAI-compatible
+	// servers chat, completions, embeddings, images, responses, rerank, score, pooling or classify;
+	// by the Open Inference Protocol infer or generate. Stream asks for server-sent events.
 	Operation string `json:"operation,omitempty"`
 	Stream    bool   `json:"stream,omitempty"`
 
@@ -81,21 +81,19 @@ type Model struct {
 	// its call, which holds one slot. 0: any.
 	ChoicesMax int `json:"choices_max,omitempty"`
 
-	// KeepOutput keeps what runs stream as long as their results. Otherwise it goes about an hour after
-	// the run: the result holds all of it.
+	// KeepOutput keeps the streamed output of runs as long as their results. Otherwise it is
+	// deleted about an hour after the run: the result holds all of it.
 	KeepOutput bool `json:"keep_output,omitempty"`
 
-	// OnUnknown says what follows when it is unknown whether a call ran:
-	// "at_least_once" runs it again, "at_most_once" ends the entry as failed with
-	// class unknown, "reattach" asks the same instance again, under the same
-	// entry id, and is for workers that know it by that.
+	// OnUnknown is the policy for calls of which it is unknown whether they ran: "at_least_once"
+	// runs it again, "at_most_once" ends the entry as failed with class unknown, "reattach" asks
+	// the same instance again, under the same entry id, and is for workers that know it by that.
 	OnUnknown string `json:"on_unknown,omitempty"`
 
-	// AffinityField is a field of the payload, by dotted path, that says what a
-	// worker has to load for an entry: an adapter, a variant. Entries go by
-	// preference to the instance that ran the same last. "$flow" means the
-	// flow of the entry: then nodes go on with the flow that they have loaded.
-	// AffinityWait bounds how long an entry waits for that, or is waited for.
+	// AffinityField is a field of the payload, by dotted path, that names what a worker loads for
+	// an entry: an adapter, a variant. Entries go by preference to the instance that ran the same
+	// last. "$flow" means the flow of the entry: then nodes go on with the flow that they have
+	// loaded. AffinityWait bounds how long an entry waits for that, or is waited for.
 	AffinityField string  `json:"affinity_field,omitempty"`
 	AffinityWait  Seconds `json:"affinity_wait,omitempty"`
 
@@ -146,7 +144,7 @@ const (
 	Reattach    = "reattach"
 )
 
-// WithDefaults fills in what the model leaves open. All defaults are here.
+// WithDefaults sets the default of each field that the model leaves empty. All defaults are here.
 func (m Model) WithDefaults() Model {
 	m.Type = cmp.Or(m.Type, TypeSync)
 	m.OnUnknown = cmp.Or(m.OnUnknown, AtLeastOnce)
@@ -225,7 +223,7 @@ func ReadModel(name string, config, override []byte) (Model, error) {
 	return m, nil
 }
 
-// FieldError names the field that is wrong and says what it should be.
+// FieldError names the invalid field and its valid values.
 type FieldError struct{ Field, Problem string }
 
 func (e *FieldError) Error() string { return e.Field + " " + e.Problem }

@@ -227,11 +227,11 @@ func tokensOf(usage json.RawMessage) Tokens {
 		return Tokens{}
 	}
 	t := Tokens{In: max(u.Prompt, u.Input, 0), Cached: max(u.Details.Cached, 0), Out: max(u.Completion, u.Output, 0)}
-	return Tokens{In: min(t.In, tokensMost), Cached: min(t.Cached, tokensMost), Out: min(t.Out, tokensMost)}
+	return Tokens{In: min(t.In, TokensMost), Cached: min(t.Cached, TokensMost), Out: min(t.Out, TokensMost)}
 }
 
-// tokensMost bounds what a server may say that one call took: sums of more would overflow.
-const tokensMost = 1 << 32
+// TokensMost bounds the tokens that a server may report for one call: sums of more would overflow.
+const TokensMost = 1 << 32
 
 func isEventStream(reply *http.Response) bool {
 	kind, _, err := mime.ParseMediaType(reply.Header.Get("Content-Type"))

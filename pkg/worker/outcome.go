@@ -33,7 +33,7 @@ func (k OutcomeKind) String() string {
 	return fmt.Sprintf("kind(%d)", uint8(k))
 }
 
-// Class says what sort of error it was, as far as the worker let on.
+// Class is the kind of an error, as far as the worker reported it.
 type Class string
 
 // The error classes. They decide what happens next: oom retries only where
@@ -48,12 +48,12 @@ const (
 	ClassTransient   Class = "transient"
 )
 
-// Outcome is what one exchange with a worker came to.
+// Outcome is the result of one exchange with a worker.
 type Outcome struct {
 	Kind       OutcomeKind
-	Result     json.RawMessage // Done: what the model answered
+	Result     json.RawMessage // Done: the answer of the model
 	Remote     string          // Accepted: the worker's name for the run
-	RetryAfter time.Duration   // Busy, NotReady: what the worker asked for; 0 when it did not
+	RetryAfter time.Duration   // Busy, NotReady: as the worker asked for; 0 when it did not
 	Class      Class           // Failed, Rejected; on NotReady a hint about the instance
 	StatusCode int             // HTTP status; 0 when there was no answer
 	Reason     string          // one line for a person; carries no secret
@@ -73,7 +73,7 @@ type Outcome struct {
 	// Aborted: the server gave the generation up half way, as it does when it shuts down.
 	Aborted bool
 
-	// Misrouted: the instance does not have what was asked for, or is another server by now.
+	// Misrouted: the instance does not have the model of the call, or is another server by now.
 	Misrouted bool
 
 	// Stated: the failure is the worker's own report on the run, in the words of its protocol.
@@ -91,7 +91,7 @@ type Outcome struct {
 
 	Tokens  Tokens          // OpenAI: as the server counted them
 	Logs    string          // Cog: the run's log
-	Metrics json.RawMessage // Cog: what the worker measured
+	Metrics json.RawMessage // Cog: measurements of the worker
 	SentAt  time.Time       // when the request had been handed to the network; zero: never
 
 	// FirstByteAt is when the first byte of the answer came; zero: none did.
@@ -117,8 +117,8 @@ func (o Outcome) Final() bool {
 // lock is lost. Nothing ran; no attempt is to be spent on it.
 var ErrStaleToken = errors.New("worker has seen a newer token for the entry")
 
-// ErrSharedID says that the worker gave two runs one id: what it answers under it cannot be told to
-// be this entry's.
+// ErrSharedID says that the worker gave two runs one id: its answers under that id may be those of
+// either entry.
 var ErrSharedID = errors.New("worker gave the id of another run")
 
 // Limits that end a run from this side.

@@ -9,9 +9,9 @@ import (
 	"strconv"
 )
 
-// ParseCogCallback turns what a Cog worker posts to a callback address into an
-// outcome: Accepted with new Progress while the run goes on, a final one when
-// it completed. The body must be about the entry of the run.
+// ParseCogCallback turns the body that a Cog worker posts to a callback address into an outcome:
+// Accepted with new Progress while the run goes on, a final one when it completed. The body must be
+// about the entry of the run.
 //
 // Answer the worker 2xx at once. When the outcome cannot be stored, answer 503:
 // Cog repeats a completed callback on 5xx, and gives up on any 4xx.
@@ -44,7 +44,7 @@ func CheckCallbackToken(key []byte, entry string, token int64, given string) boo
 	return hmac.Equal([]byte(CallbackToken(key, entry, token)), []byte(given))
 }
 
-// ReadReport reads what a worker of the model posts about a run.
+// ReadReport reads the body that a worker of the model posts about a run.
 func (m Model) ReadReport(run RunRef, body []byte) (Outcome, error) {
 	if m.Protocol == ProtocolCog {
 		return ParseCogCallback(run, body)

@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// Config holds what all adapters of a process share. The zero value works.
+// Config has the settings that all adapters of a process share. The zero value works.
 type Config struct {
 	// Secret returns the secret that a header refers to; that of the zero SecretStore by default.
 	Secret func(ref string) (string, error)
@@ -85,7 +85,7 @@ func (w *wire) origin(path string) string {
 func (w *wire) askBelow(ctx context.Context, limit time.Duration, root, path string) (int, []byte, error) {
 	header := http.Header{}
 	if w.model.Protocol == ProtocolGeneric {
-		header.Set("X-Source", "dispatcher")
+		SetSource(header)
 	}
 	for {
 		status, _, body, err := w.ask(ctx, limit, request{

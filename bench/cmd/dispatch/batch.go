@@ -12,12 +12,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // What a call costs the worker: as on a GPU, most of it whatever the number of items.

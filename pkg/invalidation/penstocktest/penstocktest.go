@@ -44,7 +44,7 @@ SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e
  WHERE q.name = $1
  ORDER BY e.id`
 
-// Entries returns what is in a queue, oldest first.
+// Entries returns the entries of a queue, oldest first.
 func Entries[P any](t testing.TB, db postgres.DB, d invalidation.Definition[P]) []Queued[P] {
 	t.Helper()
 	entries, err := pgx.CollectRows(postgres.Query(t.Context(), db, entriesSQL, d.Name),

@@ -31,8 +31,9 @@ func RunOne(t testing.TB, db postgres.DB, queue string, h invalidation.Handler) 
 	return ran[0]
 }
 
-// Drain runs entries until the queue has none that could start, and records how they ended. Retries and what is
-// deferred stay until they are due, see MakeDue; an entry that is handed back (NoCapacity) is not run again.
+// Drain runs entries until the queue has none that could start, and records how they ended. Retries
+// and deferred entries stay until they are due, see MakeDue; an entry that is handed back
+// (NoCapacity) is not run again.
 func Drain(t testing.TB, db postgres.DB, queue string, h invalidation.Handler) []Ran {
 	t.Helper()
 	r := newRunner(t, db, queue, h)

@@ -27,8 +27,9 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head WHERE entry_id IS NOT NULL))
     RETURNING pos, entry_id, flow
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight,
-           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes,
+           e.may_have_run, e.cost, e.weight, e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback,
+           e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), locked AS (
@@ -43,14 +44,15 @@ WITH headroom AS MATERIALIZED (
            penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
        NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.exclusive, h.scanned, h.skipped,
        greatest(h.wait, headroom.wait), CASE WHEN h.scanned = 0 AND h.exclusive THEN (
            SELECT date_part('epoch', min(not_before) - clock_timestamp())

@@ -20,8 +20,8 @@ WITH lane AS MATERIALIZED (
      WHERE ctid = ANY ((SELECT rows FROM head WHERE solo)::tid[])
     RETURNING pos, entry_id
 ), solo AS MATERIALIZED (
-    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at,
-           e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+    SELECT nextval('penstock.token_seq') AS token, m.pos, e.id, e.attempt, e.crashes, e.may_have_run, e.cost, e.weight,
+           e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (
            SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -33,8 +33,9 @@ WITH lane AS MATERIALIZED (
       FROM solo
     RETURNING ctid AS row
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost,
-       name, trace, callback, payload, date_part('epoch', clock_timestamp() - created_at) AS waited,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
@@ -42,7 +43,7 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
-SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
+SELECT NULL, head.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, $3,
        (SELECT array_agg(row) FROM locked), lane.exclusive, head.scanned, 0, NULL, NULL, $5, $5, false
   FROM lane, head
  WHERE head.solo OR NOT lane.exclusive

@@ -49,7 +49,8 @@ WITH headroom AS MATERIALIZED (
      WHERE ctid = ANY (ARRAY(SELECT row FROM head))
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
-    SELECT (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1))) AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.cost, e.weight, e.created_at, e.start_by,
+    SELECT (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1))) AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.may_have_run,
+           e.cost, e.weight, e.created_at, e.start_by,
            e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
@@ -114,7 +115,8 @@ WITH headroom AS MATERIALIZED (
                                  l.token, (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
-SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, coalesce(cost, 0) AS cost, name, trace, callback, payload,
+SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
+       coalesce(cost, 0) AS cost, name, trace, callback, payload,
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
@@ -122,11 +124,12 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
-SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, flow,
+SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
+       flow,
        NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
-SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
+SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
        greatest(h.wait, headroom.wait), CASE WHEN h.scanned = 0 AND h.exclusive THEN (
            SELECT date_part('epoch', min(not_before) - clock_timestamp())

@@ -17,7 +17,7 @@ type Recorded struct {
 	Body         string
 }
 
-// Script is a worker that answers from a function and keeps what it was asked.
+// Script is a worker that answers by a function and keeps the requests.
 type Script struct {
 	*httptest.Server
 	mu   sync.Mutex

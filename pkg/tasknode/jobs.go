@@ -3,40 +3,41 @@ package tasknode
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// running knows every job of the node, from the claim until its last ending is recorded.
-type running struct {
-	mu   sync.Mutex
-	jobs map[invalidation.Token]*job
+// jobs knows every job of the node, from the claim until its last ending is recorded.
+type jobs struct {
+	mu      sync.Mutex
+	byToken map[invalidation.Token]*job
 }
 
-func newRunning() *running { return &running{jobs: map[invalidation.Token]*job{}} }
+func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}} }
 
-func (r *running) add(j *job) {
+func (r *jobs) add(j *job) {
 	r.mu.Lock()
-	r.jobs[j.lock.Token] = j
+	r.byToken[j.lock.Token] = j
 	r.mu.Unlock()
 }
 
-func (r *running) remove(jobs []*job) {
+func (r *jobs) remove(ended []*job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range jobs {
-		delete(r.jobs, j.lock.Token)
+	for _, j := range ended {
+		delete(r.byToken, j.lock.Token)
 	}
 }
 
 // tokens lists the locks of all jobs, and those of jobs that have begun to run.
-func (r *running) tokens() (all, begun []invalidation.Token) {
+func (r *jobs) tokens() (all, begun []invalidation.Token) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all = make([]invalidation.Token, 0, len(r.jobs))
-	for token, j := range r.jobs {
+	all = make([]invalidation.Token, 0, len(r.byToken))
+	for token, j := range r.byToken {
 		all = append(all, token)
 		if j.begun {
 			begun = append(begun, token)
@@ -48,9 +49,9 @@ func (r *running) tokens() (all, begun []invalidation.Token) {
 // prepare keeps the function that ends the run which is about to begin. What ran before is over: a request
 // to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as begun:
 // if the node dies, recovery counts a crash for it.
-func (r *running) prepare(j *job, cancel context.CancelCauseFunc, timed bool) {
+func (r *jobs) prepare(j *job, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
-	j.cancel, j.now, j.begun = cancel, 0, true
+	j.cancel, j.now, j.begun = cancel, nil, true
 	if timed {
 		j.timed = time.Now()
 	}
@@ -58,7 +59,7 @@ func (r *running) prepare(j *job, cancel context.CancelCauseFunc, timed bool) {
 }
 
 // ran adds what a run has cost.
-func (r *running) ran(j *job, cost float64) {
+func (r *jobs) ran(j *job, cost float64) {
 	r.mu.Lock()
 	j.used, j.timed = j.used+cost, time.Time{}
 	r.mu.Unlock()
@@ -66,7 +67,7 @@ func (r *running) ran(j *job, cost float64) {
 
 // account closes a job's account: what was charged for it since the last, and what it has used. Nothing is added to
 // it until the next charge.
-func (r *running) account(j *job) (charged, used float64) {
+func (r *jobs) account(j *job) (charged, used float64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	charged, used = j.charged, j.used
@@ -75,17 +76,17 @@ func (r *running) account(j *job) (charged, used float64) {
 }
 
 // charge notes what was charged for the next entry of a job.
-func (r *running) charge(j *job, estimate float64) {
+func (r *jobs) charge(j *job, estimate float64) {
 	r.mu.Lock()
 	j.charged += estimate
 	r.mu.Unlock()
 }
 
 // extend charges for runs that have outlived what was charged for them.
-func (r *running) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
+func (r *jobs) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.jobs {
+	for _, j := range r.byToken {
 		if j.timed.IsZero() {
 			continue
 		}
@@ -96,30 +97,31 @@ func (r *running) extend(now time.Time, charge func(lane invalidation.Candidate,
 	}
 }
 
-// begin marks an entry as running, unless its cancellation was asked for before.
-func (r *running) begin(j *job, e invalidation.EntryID) (reason string, asked bool) {
+// begin marks the entries of one run as running, unless the cancellation of all of them was asked for before: then it
+// returns the reason for the first.
+func (r *jobs) begin(j *job, entries ...invalidation.EntryID) (reason string, asked bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if reason, asked = j.cancels[e]; asked {
-		return reason, true
+	if j.allCancelled(entries) {
+		return j.cancels[entries[0]], true
 	}
-	j.now = e
+	j.now = entries
 	return "", false
 }
 
 // asked returns the reason of the cancel request for an entry that has not begun; asked is false if there is none.
-func (r *running) asked(j *job, e invalidation.EntryID) (reason string, asked bool) {
+func (r *jobs) asked(j *job, e invalidation.EntryID) (reason string, asked bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	reason, asked = j.cancels[e]
 	return reason, asked
 }
 
-// cancelEntry ends the run of an entry, or keeps it from starting.
-func (r *running) cancelEntry(c invalidation.CancelRequest) {
+// cancelEntry keeps an entry from starting, or ends its run once all entries of the run are to be cancelled.
+func (r *jobs) cancelEntry(c invalidation.CancelRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.jobs {
+	for _, j := range r.byToken {
 		if j.queue.ID != c.QueueID || !j.covers(c.Entry) {
 			continue
 		}
@@ -127,17 +129,17 @@ func (r *running) cancelEntry(c invalidation.CancelRequest) {
 			j.cancels = map[invalidation.EntryID]string{}
 		}
 		j.cancels[c.Entry] = c.Reason
-		if j.now == c.Entry && j.cancel != nil {
+		if j.cancel != nil && slices.Contains(j.now, c.Entry) && j.allCancelled(j.now) {
 			j.cancel(fmt.Errorf("%w: %s", invalidation.ErrCancelled, c.Reason))
 		}
 	}
 }
 
 // through counts the runs that go on when the lease is lost.
-func (r *running) through() (runs int) {
+func (r *jobs) through() (runs int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.jobs {
+	for _, j := range r.byToken {
 		if j.begun && j.runsThrough() {
 			runs++
 		}
@@ -146,10 +148,10 @@ func (r *running) through() (runs int) {
 }
 
 // endAll ends every run, but those of queues that run through if these are spared.
-func (r *running) endAll(cause error, spare bool) {
+func (r *jobs) endAll(cause error, spare bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, j := range r.jobs {
+	for _, j := range r.byToken {
 		if j.cancel == nil || spare && j.runsThrough() {
 			continue
 		}

@@ -4,8 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,7 +28,7 @@ func assigned(ids ...invalidation.EntryID) *job {
 
 // A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
-	d, job := newRunning(), assigned(1, 2)
+	d, job := newJobs(), assigned(1, 2)
 	d.add(job)
 	d.prepare(job, func(error) {}, true)
 	d.begin(job, 1)
@@ -51,8 +54,8 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 	n := New(Config{}, nil, nil)
 	n.runs = t.Context()
 	job := assigned(1, 2, 3)
-	n.running.add(job)
-	n.running.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
+	n.jobs.add(job)
+	n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
 	var ran []invalidation.EntryID
 	job.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 		for _, r := range runs {
@@ -69,9 +72,98 @@ func TestABatchLeavesOutWhatIsToBeCancelled(t *testing.T) {
 	}
 }
 
+// held is a handler of batches that runs until its context ends.
+func held(began chan<- []*invalidation.Run) batchFunc {
+	return func(ctx context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
+		began <- runs
+		<-ctx.Done()
+		answers := make([]invalidation.BatchAnswer, len(runs))
+		for i := range answers {
+			answers[i].Err = ctx.Err()
+		}
+		return answers
+	}
+}
+
+// A batch goes on for the entries that are not to be cancelled, and ends when none is left.
+func TestACancelOfAllEntriesOfABatchEndsItsRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := New(Config{}, nil, nil)
+		n.runs = t.Context()
+		job, began := assigned(1, 2), make(chan []*invalidation.Run, 1)
+		job.handler = held(began)
+		n.jobs.add(job)
+		over := make(chan struct{})
+		go func() { n.process(job); close(over) }()
+		<-began
+		n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1, Reason: "no"})
+		synctest.Wait()
+		select {
+		case <-over:
+			t.Fatal("a cancel of one entry ended the run of both")
+		default:
+		}
+		n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 2, Reason: "no"})
+		select {
+		case <-over:
+		case <-time.After(time.Minute):
+			t.Fatal("the run goes on although all its entries are to be cancelled")
+		}
+		_, p := n.settler.next()
+		for _, e := range p.endings {
+			if e.Verb() != "cancel" {
+				t.Errorf("entry %d ended as %s", e.Entry, e.Verb())
+			}
+		}
+	})
+}
+
+// Where a failure blocks the key a handler of batches is given one entry at a time: a cancel ends the run of that.
+func TestACancelEndsABatchOfOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := New(Config{}, nil, nil)
+		n.runs = t.Context()
+		job, began := assigned(1, 2), make(chan []*invalidation.Run)
+		job.handler, job.queue.Config.QuantumTime = held(began), time.Hour
+		job.queue.Config.OnFailure = invalidation.OnFailureBlockKey
+		n.jobs.add(job)
+		over := make(chan struct{})
+		go func() { n.process(job); close(over) }()
+		for _, id := range []invalidation.EntryID{1, 2} {
+			select {
+			case runs := <-began:
+				if len(runs) != 1 || runs[0].Entry.ID != id {
+					t.Fatalf("entry %d and %d others run, want entry %d", runs[0].Entry.ID, len(runs)-1, id)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("entry %d does not run: the run of the one before it was not ended", id)
+			}
+			synctest.Wait()
+			n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: id, Reason: "no"})
+		}
+		<-over
+	})
+}
+
+func TestAPanicOfABatchIsLogged(t *testing.T) {
+	var log strings.Builder
+	n := New(Config{Log: slog.New(slog.NewTextHandler(&log, nil))}, nil, nil)
+	n.runs = t.Context()
+	job := assigned(1, 2)
+	job.handler = batchFunc(func(context.Context, []*invalidation.Run) []invalidation.BatchAnswer { panic("odd") })
+	n.jobs.add(job)
+	n.process(job)
+	if !strings.Contains(log.String(), "handler panicked") || !strings.Contains(log.String(), "panic=odd") {
+		t.Errorf("the log has %q", log.String())
+	}
+	if _, p := n.settler.next(); len(p.endings) != 2 || p.endings[1].Verb() != "retry" {
+		t.Errorf("endings %+v, want two retries", p.endings)
+	}
+}
+
 // What a run has taken beyond its estimate is charged while it goes on, once; entries that declare a cost count by that.
 func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
-	d, job := newRunning(), assigned(1)
+	d, job := newJobs(), assigned(1)
 	job.charged = 1
 	d.add(job)
 	d.prepare(job, func(error) {}, true)
@@ -111,8 +203,8 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	n, j := New(Config{}, nil, unreachable{}), assigned(1)
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	ctx, cancel := context.WithCancelCause(t.Context())
-	n.running.add(j)
-	n.running.prepare(j, cancel, true)
+	n.jobs.add(j)
+	n.jobs.prepare(j, cancel, true)
 	if err := n.beat(t.Context()); err == nil {
 		t.Fatal("the database answered")
 	}
@@ -129,8 +221,8 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 		j := assigned(1)
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
-		n.running.add(j)
-		n.running.prepare(j, cancel, true)
+		n.jobs.add(j)
+		n.jobs.prepare(j, cancel, true)
 		causes[lapse] = func() error { return context.Cause(ctx) }
 	}
 	if left := n.lapse(); left > 0 || n.claiming() {
@@ -139,8 +231,8 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 	if err := causes[invalidation.LapseEnd](); !errors.Is(err, invalidation.ErrLeaseLost) {
 		t.Errorf("the run of a queue with %q was ended by %v", invalidation.LapseEnd, err)
 	}
-	if err := causes[invalidation.LapseRunThrough](); err != nil || n.running.through() != 1 {
-		t.Errorf("the run that should go on was ended by %v, %d go on", err, n.running.through())
+	if err := causes[invalidation.LapseRunThrough](); err != nil || n.jobs.through() != 1 {
+		t.Errorf("the run that should go on was ended by %v, %d go on", err, n.jobs.through())
 	}
 	n.loseLease(false) // the node's row was removed: the token is dead
 	if err := causes[invalidation.LapseRunThrough](); !errors.Is(err, invalidation.ErrLeaseLost) {
@@ -149,7 +241,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 }
 
 func TestHeartbeatsListWhatHasBegun(t *testing.T) {
-	r, waits, runs := newRunning(), assigned(1), assigned(2)
+	r, waits, runs := newJobs(), assigned(1), assigned(2)
 	runs.lock.Token = 2
 	r.add(waits)
 	r.add(runs)
