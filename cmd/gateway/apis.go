@@ -13,14 +13,14 @@ import (
 // mount adds what clients of OpenAI and Replicate expect beside live requests. It needs the database.
 func (s *server) mount() error {
 	g := s.cfg.Gateway
-	s.batches = openaibatch.New(openaibatch.Config{Log: s.log}, s.gateway, s.pool)
+	s.batches = openaibatch.New(openaibatch.Config{Log: s.log, Hint: s.hinter.Hint}, s.gateway, s.pool)
 	s.batches.Mount()
 	policy, err := g.Callback.policy()
 	if err != nil {
 		return err
 	}
 	c := prediction.Config{
-		Base: g.PublicURL, BodyMax: g.BodyBytes, Log: s.log,
+		Base: g.PublicURL, BodyMax: g.BodyBytes, Hint: s.hinter.Hint, Log: s.log,
 		CheckWebhook: func(address string) error {
 			_, err := policy.CheckURL(address)
 			return err

@@ -168,7 +168,11 @@ func TestSnapshotTakesAGatewayThroughAStart(t *testing.T) {
 	cfg.Database.URL, cfg.Gateway.Snapshot = "postgres://127.0.0.1:1/none?connect_timeout=1", path
 	s.dsn = cfg.Database.URL
 	x := &server{cfg: cfg, log: s.log(), observer: newObserver(), pool: s.connect()}
-	if err := x.assemble(); err != nil {
+	listen, err := cfg.Database.Connect(0).ListenConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.assemble(listen); err != nil {
 		t.Fatal(err)
 	}
 	if !x.catalog.restore() {

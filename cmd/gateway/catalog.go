@@ -7,6 +7,7 @@ import (
 
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // catalog keeps the gateway's models, tokens and settings as the database has them.
@@ -15,6 +16,7 @@ type catalog struct {
 	mu       sync.Mutex
 	settings gateway.Settings
 	started  time.Time
+	known    bool          // the instances were read: before, the models are those of the snapshot
 	ready    chan struct{} // holds one: an instance may have become ready for requests that wait
 }
 
@@ -55,13 +57,12 @@ func (c *catalog) Run(ctx context.Context) error {
 			continue
 		case <-ticks.C:
 		}
-		if err := c.readSettings(ctx); err != nil {
+		if err := c.next(ctx); err != nil {
 			if ctx.Err() == nil {
 				c.log.Warn("settings stay as they are", "error", err)
 			}
 			continue
 		}
-		c.publish()
 		if c.cfg.Gateway.Snapshot != "" && time.Since(written) > snapshotEvery {
 			written = time.Now()
 			if err := c.snapshot().Write(c.cfg.Gateway.Snapshot); err != nil {
@@ -78,6 +79,19 @@ func (c *catalog) refresh(ctx context.Context) {
 	}
 }
 
+// next reads and publishes the settings. A gateway that started from its snapshot publishes no settings before it has
+// read the models that they are of.
+func (c *catalog) next(ctx context.Context) error {
+	if !c.known {
+		return c.read(ctx)
+	}
+	if err := c.readSettings(ctx); err != nil {
+		return err
+	}
+	c.publish()
+	return nil
+}
+
 // read reads everything for the first time.
 func (c *catalog) read(ctx context.Context) error {
 	if err := c.readSettings(ctx); err != nil {
@@ -86,6 +100,7 @@ func (c *catalog) read(ctx context.Context) error {
 	if err := c.registry.Refresh(ctx); err != nil {
 		return err
 	}
+	c.known = true
 	c.publish()
 	return nil
 }
@@ -172,8 +187,8 @@ func (c *catalog) models() []gateway.ModelState {
 			Name: name, Queue: c.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
 			Operation: m.Operation, Adapters: m.RemoteNames,
 			Version: m.Version, Headers: m.Headers, AbortStops: m.AbortStops != nil && *m.AbortStops,
-			RunMax: m.Timeouts.Run.Duration(), Policy: policy, Paused: c.settings.Paused[name], Created: c.started,
-			Starts: c.settings.Starts[name],
+			Async: m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
+			Paused: c.settings.Paused[name], Created: c.started, Starts: c.settings.Starts[name],
 		}
 		for _, e := range c.registry.Endpoints(name) {
 			state.Instances = append(state.Instances, c.instance(e, now))

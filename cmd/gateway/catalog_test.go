@@ -82,3 +82,30 @@ func TestStormOfHintsIsReadOnceInAGap(t *testing.T) {
 		<-answered
 	})
 }
+
+// A gateway that started from its snapshot keeps its models when the database answers again: they are not published, nor
+// written to the snapshot, before they have been read.
+func TestModelsOfTheSnapshotStayUntilTheyAreRead(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 2)
+	cfg := defaults()
+	cfg.Database.URL, cfg.Gateway.Open, cfg.Gateway.Name = s.dsn, true, "gateway"
+	x := &server{cfg: cfg, log: s.log(), observer: newObserver(), pool: s.connect()}
+	listen, err := cfg.Database.Connect(0).ListenConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.assemble(listen); err != nil {
+		t.Fatal(err)
+	}
+	x.gateway.SetModels([]gateway.ModelState{{Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy()}})
+	if err := x.catalog.next(t.Context()); err != nil { // the registry has not had its turn
+		t.Fatal(err)
+	}
+	if states := x.gateway.States(); len(states) != 1 || states[0].Model != "m" {
+		t.Errorf("the models are %+v", states)
+	}
+	if models := x.catalog.snapshot().Models; len(models) != 1 || len(models[0].Instances) != 1 {
+		t.Errorf("the snapshot has %+v", models)
+	}
+}

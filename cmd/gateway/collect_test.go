@@ -71,7 +71,7 @@ func TestGarbageOfAQuietProcessIsCollected(t *testing.T) {
 			if ordered(readHeap()) > before {
 				return
 			}
-			garbage = make([]byte, 1<<20)
+			garbage = make([]byte, 128<<10) // in five seconds less than the smallest heap at which the runtime collects
 			time.Sleep(time.Second)
 		}
 		t.Error("no collection beside those of the runtime")

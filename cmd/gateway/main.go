@@ -10,12 +10,15 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
@@ -78,6 +81,7 @@ type server struct {
 	book     *gateway.UsageBook
 	registry *inference.Registry
 	listener *invalidation.Listener
+	hinter   *invalidation.Hinter
 	catalog  *catalog
 	queues   *pusher
 	batches  *openaibatch.Batches
@@ -111,12 +115,13 @@ func (s *server) serveStatic(ctx context.Context) error {
 
 // serveShared serves the registered models on slots that are shared with the queues.
 func (s *server) serveShared(ctx context.Context) error {
-	var err error
-	if s.pool, err = postgres.Open(ctx, s.cfg.Database.Pool(6)); err != nil {
+	db, err := penstock.Open(ctx, s.cfg.Database.Connect(6))
+	if err != nil {
 		return err
 	}
-	defer s.pool.Close()
-	if err := s.assemble(); err != nil {
+	defer db.Close()
+	s.pool = db.Pool
+	if err := s.assemble(db.Listen); err != nil {
 		return err
 	}
 	if !s.catalog.restore() {
@@ -137,19 +142,24 @@ func (s *server) serveShared(ctx context.Context) error {
 	if err := s.member.Register(ctx); err != nil {
 		s.log.Warn("database is away, serving from the snapshot", "error", err)
 	}
+	return s.listen(ctx, s.duties())
+}
+
+// duties are what a gateway with a database does beside its requests, by name.
+func (s *server) duties() map[string]func(context.Context) error {
 	duties := map[string]func(context.Context) error{
 		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
 		"catalog": s.catalog.Run, "budgets": s.catalog.RunBudgets, "batches": s.batches.Run,
-		"predictions": s.predicts.Run,
+		"predictions": s.predicts.Run, "hinter": s.hinter.Run,
 	}
 	if s.listener != nil {
 		duties["hints"] = s.listener.Run
 	}
-	return s.listen(ctx, duties)
+	return duties
 }
 
 // assemble puts the parts together.
-func (s *server) assemble() error {
+func (s *server) assemble(conn *pgx.ConnConfig) error {
 	g := s.cfg.Gateway
 	s.member = gateway.NewRegistration(gateway.RegistrationConfig{
 		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
@@ -159,7 +169,8 @@ func (s *server) assemble() error {
 		},
 	}, s.pool)
 	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
-	s.queues = &pusher{db: s.pool, base: g.APIURL}
+	s.hinter = invalidation.NewHinter(s.pool, 0)
+	s.queues = &pusher{db: s.pool, base: g.APIURL, hinter: s.hinter}
 	cfg := s.config()
 	cfg.Charge, cfg.Push = s.book, s.queues
 	s.gateway = gateway.New(cfg)
@@ -170,10 +181,6 @@ func (s *server) assemble() error {
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
 	s.catalog = &catalog{server: s, ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.catalog.publish)
-	conn, err := s.cfg.Database.Listen()
-	if err != nil {
-		return err
-	}
 	if conn == nil {
 		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: " +
 			"set database.direct_url to the address of Postgres itself")
@@ -242,8 +249,9 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
+	requests := &counted{Handler: s.gateway}
 	front := &http.Server{
-		Handler: s.gateway, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		Handler: requests, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
@@ -260,9 +268,34 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 	defer cancel()
 	if err := front.Shutdown(grace); err != nil {
 		s.log.Warn("requests were cut at the end of the grace", "error", err)
-		return front.Close()
+		err := front.Close()
+		requests.wait(cutMax)
+		return err
 	}
 	return nil
+}
+
+// cutMax bounds the wait for requests that were cut: their slots and use are given back and folded behind them.
+const cutMax = 2 * time.Second
+
+// counted counts the requests that a handler serves: http.Server.Close does not wait for those that it cuts.
+type counted struct {
+	http.Handler
+	running atomic.Int64
+}
+
+// ServeHTTP implements http.Handler.
+func (c *counted) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	c.running.Add(1)
+	defer c.running.Add(-1)
+	c.Handler.ServeHTTP(w, r)
+}
+
+// wait returns when no request is served, or after the time.
+func (c *counted) wait(most time.Duration) {
+	for end := time.Now().Add(most); c.running.Load() > 0 && time.Now().Before(end); {
+		time.Sleep(time.Millisecond)
+	}
 }
 
 // status is what the gateway reports of itself with each heartbeat.
@@ -271,7 +304,7 @@ func (s *server) status() map[string]any {
 	for _, p := range s.gateway.States() {
 		pools[p.Model] = map[string]any{
 			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held,
-			"dropped": p.Dropped,
+			"over_limit": p.OverLimit, "dropped": p.Dropped,
 		}
 	}
 	return map[string]any{

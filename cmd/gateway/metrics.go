@@ -89,9 +89,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		sums.Add("gateway_bytes_waiting", float64(p.Bytes), model)
 		sums.Add("gateway_slots", float64(p.Held-p.Idle), model, "busy")
 		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
-		sums.Add("gateway_requests_expired_total",
-			float64(p.Dropped[gateway.DropTimeout]+p.Dropped[gateway.DropDeadline]+
-				p.Dropped[gateway.DropCold]), model)
+		sums.Add("gateway_requests_expired_total", float64(p.Counters().Expired), model)
 		sums.Add("gateway_requests_cancelled_total", float64(p.Dropped[gateway.DropCancelled]), model)
 		for _, reason := range pushErrors {
 			sums.Add("gateway_queue_push_errors_total", float64(p.Dropped[reason]), model, string(reason))

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -16,9 +14,10 @@ import (
 
 // pusher puts online requests into the queues of their models. It is a gateway.Pusher.
 type pusher struct {
-	db   postgres.DB
-	base string
-	wait func(ctx context.Context, queue int32, entry int64) // until the entry has ended, or ctx has
+	db     postgres.DB
+	base   string
+	hinter *invalidation.Hinter
+	wait   func(ctx context.Context, queue int32, entry int64) // until the entry has ended, or ctx has
 
 	mu   sync.Mutex
 	open map[string]*invalidation.Queue
@@ -36,7 +35,10 @@ func (p *pusher) Push(ctx context.Context, d gateway.Durable) (id, location stri
 	if err != nil {
 		return "", "", err
 	}
-	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow, IdempotencyKey: "online:" + d.Token + ":" + d.ID}
+	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow}
+	if d.Key != "" {
+		entry.IdempotencyKey = "online:" + d.Token + ":" + d.Key
+	}
 	switch d.Class {
 	case gateway.Critical:
 		entry.Priority = &criticalPriority
@@ -50,14 +52,6 @@ func (p *pusher) Push(ctx context.Context, d gateway.Durable) (id, location stri
 	id = strconv.FormatInt(int64(pushed[0].ID), 10)
 	return id, p.base + "/v1/entries/" + id, nil
 }
-
-// outcomeSQL reads what came of an entry. There is no row while it has not ended, or once its outcome is not kept.
-const outcomeSQL = `
-SELECT r.outcome::text AS outcome, r.result, coalesce(r.reason, '') AS reason
-  FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = $2
- UNION ALL
-SELECT 'failed', NULL, f.error FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = $2
- LIMIT 1`
 
 // Await implements gateway.Pusher.
 func (p *pusher) Await(ctx context.Context, queue, id string) (o gateway.DurableOutcome, ended bool, err error) {
@@ -73,29 +67,35 @@ func (p *pusher) Await(ctx context.Context, queue, id string) (o gateway.Durable
 	if ctx.Err() != nil {
 		return o, false, nil
 	}
-	err = p.db.QueryRow(ctx, outcomeSQL, q.ID, entry).Scan(&o.Outcome, &o.Result, &o.Reason)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return o, false, nil // its queue keeps no results
+	ending, err := invalidation.Outcome(ctx, p.db, invalidation.EntryID(entry))
+	switch {
+	case errors.Is(err, invalidation.ErrEntryNotFound), errors.Is(err, invalidation.ErrState):
+		return o, false, nil // its queue keeps no results, or ctx ends
+	case err != nil:
+		return o, false, err
 	}
-	if err != nil {
-		return o, false, fmt.Errorf("read outcome of entry %s: %w", id, err)
-	}
-	return o, true, nil
+	return gateway.DurableOutcome{Outcome: ending.Outcome, Result: ending.Result, Reason: ending.Reason}, true, nil
 }
 
+// queue opens a queue, once for all pushes. Those to other queues do not wait for it.
 func (p *pusher) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if q := p.open[name]; q != nil {
+	q := p.open[name]
+	p.mu.Unlock()
+	if q != nil {
 		return q, nil
 	}
 	q, err := invalidation.Open(ctx, p.db, name)
 	if err != nil {
 		return nil, fmt.Errorf("open queue %q: %w", name, err)
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if p.open == nil {
 		p.open = map[string]*invalidation.Queue{}
 	}
-	p.open[name] = q
-	return q, nil
+	if p.open[name] == nil {
+		p.open[name] = q.Hinting(p.hinter)
+	}
+	return p.open[name], nil
 }

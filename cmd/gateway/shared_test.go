@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -298,7 +300,11 @@ func (s *site) startGateway(change func(*Config)) *front {
 		change(&cfg)
 	}
 	x := &server{cfg: cfg, log: s.log(), observer: newObserver(), pool: s.connect()}
-	if err := x.assemble(); err != nil {
+	listen, err := cfg.Database.Connect(0).ListenConn()
+	if err != nil {
+		s.Fatal(err)
+	}
+	if err := x.assemble(listen); err != nil {
 		s.Fatal(err)
 	}
 	if err := x.catalog.read(s.Context()); err != nil {
@@ -310,8 +316,7 @@ func (s *site) startGateway(change func(*Config)) *front {
 	if err := x.member.Register(s.Context()); err != nil {
 		s.Fatal(err)
 	}
-	s.background(x.member.Run, x.leases.Run, x.book.Run, x.registry.Run, x.catalog.Run, x.catalog.RunBudgets,
-		x.listener.Run, x.batches.Run, x.predicts.Run)
+	s.background(slices.Collect(maps.Values(x.duties()))...)
 	s.eventually("the gateway hears hints", func() bool { return x.listener.Status().Connected })
 	web := httptest.NewServer(x.gateway)
 	s.Cleanup(web.Close)
@@ -569,10 +574,14 @@ func TestRespondAsyncRunsAsADurableEntry(t *testing.T) {
 	s := newSite(t, 4)
 	f := s.startGateway(nil)
 	s.startNode(4)
-	status, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "X-Request-Id", "one")
-	again, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "X-Request-Id", "one")
+	status, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "Idempotency-Key", "one")
+	again, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Penstock-Flow", "t", "Idempotency-Key", "one")
 	if status != http.StatusAccepted || again != http.StatusAccepted {
 		t.Errorf("got %d and %d", status, again)
+	}
+	other, _, _ := f.ask(t.Context(), hold, "Prefer", "respond-async", "X-Penstock-Flow", "t", "Idempotency-Key", "one")
+	if other != http.StatusUnprocessableEntity {
+		t.Errorf("another request with the key: got %d", other)
 	}
 	s.eventually("it ran, once", func() bool {
 		return s.count(`SELECT count(*) FROM penstock.result WHERE queue_id = $1 AND outcome = 'done'`, s.queue.ID) == 1
@@ -580,6 +589,62 @@ func TestRespondAsyncRunsAsADurableEntry(t *testing.T) {
 	if _, _, begun := s.gpu.counts(); begun != 1 {
 		t.Errorf("%d calls", begun)
 	}
+}
+
+// Services hand one request id through many calls: it makes no two requests one.
+func TestRequestsWithOneIDAreTwoEntries(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	for range 2 {
+		if status, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async", "X-Request-Id", "one"); status != http.StatusAccepted {
+			t.Errorf("got %d", status)
+		}
+	}
+	if n := s.count(`SELECT count(*) FROM penstock.entry WHERE queue_id = $1`, s.queue.ID); n != 2 {
+		t.Errorf("%d entries, want 2", n)
+	}
+}
+
+// Nodes are told at once of an entry that a gateway makes of a request: they need not poll.
+func TestEntriesOfGatewaysAreHinted(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	f := s.startGateway(nil)
+	conn, err := pgx.Connect(t.Context(), s.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(t.Context())) }()
+	if _, err := conn.Exec(t.Context(), `LISTEN penstock`); err != nil {
+		t.Fatal(err)
+	}
+	hinted := func(by string) {
+		t.Helper()
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		for {
+			n, err := conn.WaitForNotification(ctx)
+			if err != nil {
+				t.Fatalf("%s: no hint: %v", by, err)
+			}
+			queue, _, _ := strings.Cut(n.Payload, " ")
+			if queue == strconv.Itoa(int(s.queue.ID)) {
+				return
+			}
+		}
+	}
+	if status, _, _ := f.ask(t.Context(), quick, "Prefer", "respond-async"); status != http.StatusAccepted {
+		t.Errorf("got %d", status)
+	}
+	hinted("respond-async")
+	if status, _ := f.predict(t, "/v1/predictions", `{"version":"m","input":{"prompt":"x"}}`); status != 201 {
+		t.Errorf("got %d", status)
+	}
+	hinted("a prediction")
+	file, _ := f.upload(t, func(w io.Writer) { _, _ = io.WriteString(w, line("a", `{"model":"m"}`)) })
+	f.batch(t, file, "24h")
+	hinted("a batch")
 }
 
 // An entry made of a request is called at the path of the request, whatever operation its model has.

@@ -15,7 +15,7 @@ import (
 // Requester is the sender of a request, by its token. The zero value is that of an open gateway.
 type Requester struct {
 	Name   string // of the token
-	Flow   string // of what it pushes
+	Flow   string // of the entries that it pushes
 	caller *caller
 }
 
@@ -160,8 +160,8 @@ func BadRequest(status int, code, param, format string, args ...any) error {
 	return bad(status, code, param, format, args...)
 }
 
-// ClipText returns a text of at most n bytes that databases take: what is beyond is cut at the end of a character, and
-// bytes that are no UTF-8, and NUL, become U+FFFD.
+// ClipText returns a text of at most n bytes that databases take: it is cut at the end of a
+// character, and bytes that are no UTF-8, and NUL, become U+FFFD.
 func ClipText(text string, n int) string {
 	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
 	if len(text) <= n {
@@ -173,7 +173,7 @@ func ClipText(text string, n int) string {
 	return text[:n]
 }
 
-// ErrPanicked is what Recover makes of a panic.
+// ErrPanicked is the error that Recover returns for a panic.
 var ErrPanicked = errors.New("panic")
 
 // Recover makes a panic the error of the function that defers it, with its stack: work on one item of many ends with

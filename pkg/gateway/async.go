@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 )
 
 // waitMost bounds how long a client may wait for an entry on its connection.
@@ -32,10 +33,18 @@ func prefers(h http.Header) (async bool, wait time.Duration) {
 	return async, wait
 }
 
-// asynchronous makes the request a durable entry at once, if its client wants no more than that.
+// asynchronous makes the request a durable entry at once, if its client wants no more than that. A model whose calls go
+// on behind their answers is called by entries alone: the slot of a live call would be free while its run goes on.
 func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
 	async, wait := prefers(s.r.Header)
-	if !async {
+	switch {
+	case s.route.model.Async && !async:
+		return true, bad(http.StatusBadRequest, "async_only", "prefer",
+			"the model %q runs asynchronously: send Prefer: respond-async, with wait=N for an answer within N seconds",
+			s.route.model.Name)
+	case s.route.model.Async:
+		return true, s.push(ctx, wait)
+	case !async:
 		return false, nil
 	}
 	if wait == 0 {
@@ -63,6 +72,9 @@ func (s *serving) pushInstead(ctx context.Context, err error) error {
 	return err
 }
 
+// keyMost bounds the idempotency key of a request that becomes an entry, in bytes.
+const keyMost = 255
+
 // accepted is the answer to a request that became an entry.
 type accepted struct {
 	ID     string `json:"id"`
@@ -78,6 +90,11 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		return bad(http.StatusServiceUnavailable, "async_unavailable", "",
 			"this gateway has no queue to put the request into")
 	}
+	key := s.r.Header.Get("Idempotency-Key")
+	if len(key) > keyMost || !utf8.ValidString(key) {
+		return bad(http.StatusBadRequest, "invalid_header", "idempotency-key",
+			"idempotency-key has more than %d bytes, or is not UTF-8", keyMost)
+	}
 	body := s.body
 	if !s.route.generic() {
 		operation, ok := Operation(s.r.URL.Path)
@@ -91,7 +108,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-		Body: body, ID: s.entry.ID, Token: s.entry.Token,
+		Body: body, Key: key, Token: s.entry.Token,
 	})
 	if _, refused := pushRefusalOf(err); refused {
 		return err

@@ -15,10 +15,10 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// UsageBook adds up what calls took, in memory, and folds it into the database every second: into the hours of
-// use, and into the use by which durable entries are ordered. While the database is away it grows by one row
-// for a flow, model and hour. A fold whose answer was lost is sent again under its number, and counts
-// once.
+// UsageBook adds up the measured use of calls, in memory, and folds it into the database every
+// second: into the hours of use, and into the use by which durable entries are ordered. While the
+// database is away it grows by one row for a flow, model and hour. A fold whose answer was lost is
+// sent again under its number, and counts once.
 type UsageBook struct {
 	db    postgres.DB
 	node  func() invalidation.NodeID
@@ -28,7 +28,7 @@ type UsageBook struct {
 	mu      sync.Mutex
 	rows    map[useKey]use
 	refused map[string]int64 // requests, by model
-	sending *fold            // not answered yet
+	sending []*fold          // not answered yet, in the order of their numbers
 	seq     int64
 }
 
@@ -45,12 +45,14 @@ type use struct {
 
 // fold is rows on their way, under the number and the incarnation that they were sent with first.
 type fold struct {
-	node invalidation.NodeID
-	seq  int64
-	rows map[useKey]use
-
+	node    invalidation.NodeID
+	seq     int64
+	rows    map[useKey]use
 	refused map[string]int64
 }
+
+// foldMost bounds the rows of a fold: those of a long outage go in several, each of which ends in time.
+const foldMost = 1000
 
 // NewUsageBook returns an empty book; every is the time between folds, 0 for 1 s.
 func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, every time.Duration, log *slog.Logger) *UsageBook {
@@ -103,8 +105,8 @@ func (b *UsageBook) Run(ctx context.Context) error {
 	}
 }
 
-// Fold sends what has been added up. If the database does not answer, the same fold is sent again the
-// next time.
+// Fold sends the sums. If the database does not answer, the same fold is sent again the next time. A fold
+// that it refuses is sent again in parts, until the rows that it refuses are alone: they are not counted.
 func (b *UsageBook) Fold(ctx context.Context) error {
 	for {
 		f := b.next()
@@ -117,32 +119,70 @@ func (b *UsageBook) Fold(ctx context.Context) error {
 		if err != nil && !strings.HasPrefix(postgres.Code(err), "22") {
 			return err
 		}
-		if err != nil { // it would be refused for ever, and keep all later use back
-			b.log.Error("use that the database refuses is not counted", "rows", len(f.rows), "error", err)
-		}
 		b.mu.Lock()
-		b.sending = nil
-		more := b.pending()
-		b.mu.Unlock()
-		if !more {
-			return nil
+		b.sending = b.sending[1:]
+		if err != nil {
+			b.split(f, err)
 		}
+		b.mu.Unlock()
 	}
 }
 
-// pending says whether there is something to fold; called with mu held.
-func (b *UsageBook) pending() bool { return len(b.rows) > 0 || len(b.refused) > 0 }
-
-// next is the fold to send: the one without an answer, else what has come since.
+// next is the fold to send: the first without an answer, else what has come since, up to foldMost rows.
 func (b *UsageBook) next() *fold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.sending == nil && b.pending() {
-		b.seq++
-		b.sending = &fold{node: b.node(), seq: b.seq, rows: b.rows, refused: b.refused}
-		b.rows, b.refused = map[useKey]use{}, map[string]int64{}
+	if len(b.sending) == 0 && (len(b.rows) > 0 || len(b.refused) > 0) {
+		rows := b.rows
+		if len(rows) > foldMost {
+			rows = moved(b.rows, foldMost)
+		} else {
+			b.rows = map[useKey]use{}
+		}
+		b.put(rows, b.refused)
+		b.refused = map[string]int64{}
 	}
-	return b.sending
+	if len(b.sending) == 0 {
+		return nil
+	}
+	return b.sending[0]
+}
+
+// split puts the halves of a fold that the database has refused in its place; a single row is dropped, since it would
+// be refused for ever, and keep all later use back. Called with mu held.
+func (b *UsageBook) split(f *fold, err error) {
+	switch {
+	case len(f.rows) > 0 && len(f.refused) > 0:
+		b.put(f.rows, nil)
+		b.put(nil, f.refused)
+	case len(f.rows) > 1:
+		b.put(moved(f.rows, len(f.rows)/2), nil)
+		b.put(f.rows, nil)
+	case len(f.refused) > 1:
+		b.put(nil, moved(f.refused, len(f.refused)/2))
+		b.put(nil, f.refused)
+	default:
+		b.log.Error("use that the database refuses is not counted", "error", err)
+	}
+}
+
+// put appends a fold under the next number. Called with mu held.
+func (b *UsageBook) put(rows map[useKey]use, refused map[string]int64) {
+	b.seq++
+	b.sending = append(b.sending, &fold{node: b.node(), seq: b.seq, rows: rows, refused: refused})
+}
+
+// moved takes n entries out of a map.
+func moved[K comparable, V any](from map[K]V, n int) map[K]V {
+	out := make(map[K]V, n)
+	for k, v := range from {
+		if len(out) == n {
+			break
+		}
+		out[k] = v
+		delete(from, k)
+	}
+	return out
 }
 
 func (b *UsageBook) send(ctx context.Context, f *fold) error {

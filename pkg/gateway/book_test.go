@@ -3,7 +3,10 @@ package gateway
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -18,10 +21,12 @@ type answering struct {
 	postgres.DB
 	err   error
 	calls int
+	rows  []int // of each statement
 }
 
-func (a *answering) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+func (a *answering) Exec(_ context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
 	a.calls++
+	a.rows = append(a.rows, len(args[2].([]time.Time))) //nolint:errcheck,forcetypeassert // the hours
 	return pgconn.CommandTag{}, a.err
 }
 
@@ -42,14 +47,58 @@ func TestRefusedUseKeepsNoLaterUseBack(t *testing.T) {
 			if err := b.Fold(t.Context()); (err != nil) != c.kept {
 				t.Errorf("fold: %v", err)
 			}
-			if (b.sending != nil) != c.kept {
-				t.Errorf("the fold is kept: %t, want %t", b.sending != nil, c.kept)
+			if (len(b.sending) > 0) != c.kept {
+				t.Errorf("the fold is kept: %t, want %t", len(b.sending) > 0, c.kept)
 			}
 			db.err = nil
 			b.Charge(Charge{Model: "m", Queue: "m", Flow: "f", Took: time.Second})
-			if err := b.Fold(t.Context()); err != nil || b.sending != nil || len(b.rows) != 0 {
+			if err := b.Fold(t.Context()); err != nil || len(b.sending) > 0 || len(b.rows) != 0 {
 				t.Errorf("the next fold: %v", err)
 			}
 		})
+	}
+}
+
+// Use that the database refuses takes no use of other flows with it.
+func TestRefusedUseTakesNoOtherUseWithIt(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
+	var queue string
+	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
+		t.Fatal(err)
+	}
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, time.Hour, slog.New(slog.DiscardHandler))
+	for range 2 {
+		b.Charge(Charge{Model: "m", Queue: queue, Flow: "evil", Took: time.Second, TokensIn: math.MaxInt64})
+		for i := range 9 {
+			b.Charge(Charge{Model: "m", Queue: queue, Flow: fmt.Sprint("honest", i), Took: time.Second, TokensIn: 5})
+		}
+		b.Refuse("m")
+		if err := b.Fold(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := x.count(`SELECT sum(calls)::int FROM penstock.usage_hour WHERE flow LIKE 'honest%'`); n != 18 {
+		t.Errorf("%d calls of other flows are counted, want 18", n)
+	}
+	if n := x.count(`SELECT refused::int FROM penstock.model_online WHERE model = 'm'`); n != 2 {
+		t.Errorf("%d refusals are counted, want 2", n)
+	}
+}
+
+// What has come in a long outage goes in folds that end in time.
+func TestAFoldIsBounded(t *testing.T) {
+	t.Parallel()
+	db := &answering{}
+	b := NewUsageBook(db, func() invalidation.NodeID { return 1 }, 0, slog.New(slog.DiscardHandler))
+	for i := range 2*foldMost + 1 {
+		b.Charge(Charge{Model: "m", Queue: "m", Flow: fmt.Sprint(i), Took: time.Second})
+	}
+	if err := b.Fold(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(db.rows, []int{foldMost, foldMost, 1}) {
+		t.Errorf("statements have %v rows", db.rows)
 	}
 }

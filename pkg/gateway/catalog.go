@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"errors"
+	"iter"
 	"net/http"
 	"net/url"
 	"slices"
@@ -22,6 +23,7 @@ type ModelState struct {
 	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
 	Version    string            // OIP
 	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them
+	Async      bool              // a call goes on behind its answer: it is for durable entries alone
 	AbortStops bool              // closing the connection of a call is known to stop it
 	RunMax     time.Duration
 	Policy     PoolPolicy
@@ -156,11 +158,58 @@ func (r *route) target(address, path string) (*url.URL, error) {
 	case worker.ProtocolCog:
 		u.Path = base + "/predictions"
 	case worker.ProtocolOIP:
-		u.Path = base + "/v2/models/" + url.PathEscape(r.model.Remote)
+		names := []string{"v2", "models", r.model.Remote}
 		if r.model.Version != "" {
-			u.Path += "/versions/" + url.PathEscape(r.model.Version)
+			names = append(names, "versions", r.model.Version)
 		}
-		u.Path += "/infer"
+		below(u, append(names, "infer"))
 	}
 	return u, nil
+}
+
+// below appends segments to the path of an address. A slash in a segment does not divide it.
+func below(u *url.URL, segments []string) {
+	path, raw := strings.TrimSuffix(u.Path, "/"), strings.TrimSuffix(u.EscapedPath(), "/")
+	for _, s := range segments {
+		path, raw = path+"/"+s, raw+"/"+url.PathEscape(s)
+	}
+	u.Path, u.RawPath = path, raw
+}
+
+// withQuery appends the query of a client to that of an instance, which may be a credential. A parameter whose name the query
+// of the instance has is left out: many servers take the last value.
+func withQuery(own, clients string) string {
+	if own == "" || clients == "" {
+		return own + clients
+	}
+	names := map[string]bool{}
+	for name := range parameterNames(own) {
+		names[name] = true
+	}
+	for parameter := range strings.SplitSeq(clients, "&") {
+		taken := false
+		for name := range parameterNames(parameter) {
+			taken = taken || names[name]
+		}
+		if !taken {
+			own += "&" + parameter
+		}
+	}
+	return own
+}
+
+// parameterNames yields the names in a query without escapes and in lower case. Older servers divide a query at semicolons
+// too, and some do not heed the case.
+func parameterNames(query string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for part := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
+			name, _, _ := strings.Cut(part, "=")
+			if plain, err := url.QueryUnescape(name); err == nil {
+				name = plain
+			}
+			if !yield(strings.ToLower(name)) {
+				return
+			}
+		}
+	}
 }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -59,5 +60,42 @@ func TestModelWhoseHeadersCannotBeReadIsNotCalled(t *testing.T) {
 				t.Errorf("the worker got %v", got)
 			}
 		})
+	}
+}
+
+// Calls go to the address of the instance with its own query, and to models of the Open Inference Protocol by names
+// that are escaped once.
+func TestTheAddressOfACall(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		model         ModelState
+		base, request string
+		want          string
+	}{
+		{ModelState{Protocol: worker.ProtocolOIP, Remote: "org/model a"}, "/base", "", "/base/v2/models/org%2Fmodel%20a/infer"},
+		{ModelState{Protocol: worker.ProtocolOIP, Remote: "m", Version: "1/2"}, "/a%2Fb/", "", "/a%2Fb/v2/models/m/versions/1%2F2/infer"},
+		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "", "/run?key=k"},
+		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "?x=1", "/run?key=k&x=1"},
+		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "?key=other&x=1&ke=2", "/run?key=k&x=1&ke=2"},
+		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?a%20b=k&c", "?x=1&a+b=2&%63=3&C&c=4", "/run?a%20b=k&c&x=1"},
+		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "?x=1;key=2&y=1;2", "/run?key=k&y=1;2"},
+		{ModelState{Protocol: worker.ProtocolCog}, "", "?x=1", "/predictions?x=1"},
+	} {
+		seen := make(chan string, 1)
+		p := startPlant(t, func(_ *Config, m *ModelState) {
+			c.model.Name, c.model.Policy, c.model.RunMax = m.Name, m.Policy, m.RunMax
+			c.model.Instances = m.Instances
+			c.model.Instances[0].Address += c.base
+			*m = c.model
+		}, func(w http.ResponseWriter, r *http.Request) {
+			seen <- r.RequestURI
+			workertest.Says(200, "{}")(w, r)
+		})
+		if a := p.post("/models/m/call"+c.request, `{}`); a.StatusCode != 200 {
+			t.Fatalf("got %d %s", a.StatusCode, a.body)
+		}
+		if got := <-seen; got != c.want {
+			t.Errorf("called %s, want %s", got, c.want)
+		}
 	}
 }

@@ -352,7 +352,8 @@ func (x *roundTrip) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. A connection whose answer was not read to its end is closed: that is what stops the call.
+// Close implements io.Closer. A connection whose answer was not read to its end is closed, which
+// stops the call.
 func (x *roundTrip) Close() error {
 	x.end(http.ErrBodyReadAfterClose)
 	return nil

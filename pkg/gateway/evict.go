@@ -36,6 +36,12 @@ func (p *Pool) makeRoom(now time.Time, r *Request) *Rejection {
 	if late := p.late(now, r); late != nil {
 		return late
 	}
+	if !p.budget.fits(r.Bytes - p.evictable(r)) {
+		return &Rejection{
+			Reason: DropOverloaded, RetryAfter: p.retryAfter(now, r),
+			Detail: "the bodies of the requests that wait take as many bytes as they may",
+		}
+	}
 	for p.waiting >= p.policy.Total || !p.budget.fits(r.Bytes) {
 		victim := p.victim(r)
 		if victim == nil {
@@ -50,6 +56,15 @@ func (p *Pool) makeRoom(now time.Time, r *Request) *Rejection {
 		p.drop(now, victim, DropEvicted)
 	}
 	return nil
+}
+
+// evictable is how many bytes evictions for a request can free at most: others are those of critical requests, and of
+// other pools.
+func (p *Pool) evictable(r *Request) (bytes int) {
+	for c := max(r.Class, Default); c <= Sheddable; c++ {
+		bytes += p.lines[c].bytes
+	}
+	return bytes
 }
 
 // victim returns the request that makes room for r: the newest of the flow that was evicted from least

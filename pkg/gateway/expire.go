@@ -45,6 +45,7 @@ func (p *Pool) Expire(now time.Time) {
 			continue
 		}
 		p.observeWait(now, first.r, true)
+		p.count.Expired++
 		p.drop(now, first.r, p.expiryReason(first.r))
 	}
 	p.compactTimeouts()
@@ -98,14 +99,15 @@ func (p *Pool) thaw() (at time.Time) {
 		return at
 	}
 	for _, i := range p.fleet.instances {
-		if i.usable && len(i.idle) > 0 && !i.cool.IsZero() && (at.IsZero() || i.cool.Before(at)) {
+		if i.usable && !i.cool.IsZero() && (at.IsZero() || i.cool.Before(at)) {
 			at = i.cool
 		}
 	}
 	return at
 }
 
-// Tick does what is due at now: waits end, and instances that had no room are tried again.
+// Tick carries out the actions that are due at now: waits end, and instances that had no room are
+// tried again.
 func (p *Pool) Tick(now time.Time) {
 	for _, i := range p.fleet.instances {
 		if !i.cool.IsZero() && !now.Before(i.cool) {

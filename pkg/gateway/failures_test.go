@@ -168,7 +168,7 @@ func TestReadingsThatSayNothingDecideNothing(t *testing.T) {
 				}
 				calls[r.slot.Instance]++
 			}
-			if s := p.view("m"); s.Instances[0].Limit != 100 {
+			if s := p.view(now, "m"); s.Instances[0].Limit != 100 {
 				t.Errorf("the limit is %d of 100", s.Instances[0].Limit)
 			}
 			if calls[1] < 40 || calls[1] > 85 {
@@ -309,7 +309,7 @@ func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
 	p.SetInstances(now, nil)
 	p.End(now, second, Taken{Took: time.Second})
 	p.SetInstances(now, nil)
-	if s := p.view("m"); s.Stock != 0 || s.Held != 0 || len(s.Instances) != 0 {
+	if s := p.view(now, "m"); s.Stock != 0 || s.Held != 0 || len(s.Instances) != 0 {
 		t.Errorf("an instance that is gone is kept: %+v", s)
 	}
 }
@@ -378,4 +378,65 @@ func stormVersion(model ModelState, n int, last bool) []ModelState {
 	model.Policy.FlowTotal = 100 + n%3
 	other := ModelState{Name: fmt.Sprint("other-", n%9), Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy()}
 	return []ModelState{model, other}
+}
+
+// What explain and metrics have of a request is what became of it: half an answer has the status that its client got and
+// an error, a client that left 499.
+func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
+	t.Parallel()
+	record := func(p *plant) (e RequestRecord) {
+		workertest.WaitFor(t, func() (known bool) { e, known = p.gateway.Explain("r"); return known })
+		return e
+	}
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Length", "100000")
+		_, _ = io.WriteString(w, strings.Repeat("x", 50_000))
+		panic(http.ErrAbortHandler)
+	})
+	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", "r"))
+	if err == nil {
+		_, err = io.ReadAll(answer.Body)
+		answer.Body.Close()
+	}
+	if err == nil {
+		t.Error("half an answer passes for a whole one")
+	}
+	if e := record(p); e.Status != http.StatusOK || e.Error == "" {
+		t.Errorf("half an answer: status %d, error %q", e.Status, e.Error)
+	}
+
+	p = startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		streamer("data: {}\n\n")(w, r)
+		<-r.Context().Done()
+	})
+	ctx, leave := context.WithCancel(t.Context())
+	answer, err = http.DefaultClient.Do(p.request(ctx, http.MethodPost, chat, `{"model":"m","stream":true}`, "X-Request-Id", "r"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	_, _ = answer.Body.Read(make([]byte, 1))
+	leave()
+	if e := record(p); e.Status != statusLeft || e.Error == "" {
+		t.Errorf("a client that left a stream: status %d, error %q", e.Status, e.Error)
+	}
+}
+
+// Requests that are refused at arrival have not expired: they have not waited.
+func TestRequestsThatWereRefusedHaveNotExpired(t *testing.T) {
+	t.Parallel()
+	g := open(DefaultPolicy())
+	if err := g.admit(t.Context(), &Request{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := g.admit(t.Context(), &Request{Deadline: time.Now().Add(-time.Second)}); dropped(err) != DropDeadline {
+		t.Errorf("got %v", err)
+	}
+	if err := g.admit(t.Context(), &Request{TTL: time.Millisecond}); dropped(err) != DropTimeout {
+		t.Errorf("got %v", err)
+	}
+	if n := g.view().Counters().Expired; n != 1 {
+		t.Errorf("%d requests have expired, want the one that waited", n)
+	}
 }

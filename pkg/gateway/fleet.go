@@ -45,6 +45,14 @@ func (i *instance) room(now time.Time) int {
 	return min(len(i.idle), i.limit.value()-i.flying)
 }
 
+// headroom is how many more slots of the instance could be used now if they were held.
+func (i *instance) headroom(now time.Time) int {
+	if !i.usable || now.Before(i.cool) {
+		return 0
+	}
+	return max(0, i.limit.value()-len(i.held))
+}
+
 // ceiling is how many calls may be in flight to the instance from here.
 func (i *instance) ceiling() int {
 	if !i.usable {
@@ -98,10 +106,12 @@ type InstanceState struct {
 	Slots   int
 	Usable  bool // calls may be sent to it
 
-	// Readings of the last probe, with the time when they were taken; nil where the worker does not say.
+	// Readings of the last probe, with the time when they were taken, which identifies the probe; nil where the worker
+	// does not say.
 	At     time.Time
 	Queued *int
 	KV     *float64
+	probed time.Time // At by the clock of the database
 }
 
 // ceiling is the sum over the instances.

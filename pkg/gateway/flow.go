@@ -52,6 +52,7 @@ type line struct {
 	virtual float64          // V
 	last    float64          // the greatest finish tag
 	waiting int
+	bytes   int // of their bodies
 	flying  int
 	turns   uint64
 	most    int // flows beyond which those without requests are dropped
@@ -77,6 +78,7 @@ func (l *line) enqueue(r *Request) {
 	f := r.flow
 	f.push(r)
 	l.waiting++
+	l.bytes += r.Bytes
 	if f.place < 0 {
 		l.turns++
 		f.start, f.turn = max(l.virtual, f.finish), l.turns
@@ -97,6 +99,7 @@ func (l *line) remove(r *Request) {
 	f := r.flow
 	f.unlink(r)
 	l.waiting--
+	l.bytes -= r.Bytes
 	if f.waiting == 0 && f.place >= 0 {
 		heap.Remove(&l.heap, f.place)
 	}

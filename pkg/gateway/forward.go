@@ -60,6 +60,7 @@ type result struct {
 	usage    Taken
 	answered bool // bytes went to the client
 	again    bool // nothing can have run, and no byte went out: another instance may be tried
+	halved   bool // the client must not take what it got for a whole answer
 	status   int  // that the client got; 0: none
 	err      error
 }
@@ -85,7 +86,7 @@ func (c *call) attempt(ctx context.Context) result {
 	defer c.limit.Stop()
 	upstream, err := c.upstream(ctx)
 	if err != nil {
-		return result{err: err, usage: Taken{Failed: true}}
+		return result{err: err, usage: Taken{Unused: true}}
 	}
 	answer, err := c.gateway.transport.RoundTrip(upstream)
 	if err != nil {
@@ -119,7 +120,7 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
-	target.RawQuery = c.request.URL.RawQuery
+	target.RawQuery = withQuery(target.RawQuery, c.request.URL.RawQuery)
 	out := (&http.Request{
 		Method: http.MethodPost, URL: target, Host: target.Host, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: make(http.Header, len(c.request.Header)+2), ContentLength: size(c.body),
@@ -141,6 +142,9 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 		out.Header[name] = values
 	}
 	out.Header["X-Request-Id"] = []string{c.id}
+	if c.route.model.Protocol == worker.ProtocolGeneric {
+		worker.SetSource(out.Header)
+	}
 	return out, nil
 }
 
@@ -150,7 +154,8 @@ func (c *call) reader() io.ReadCloser {
 }
 
 // keptBack says whether a header of the client is not for the worker: those of the connection, the
-// credentials for this gateway, and the words that it has understood.
+// credentials for this gateway, the words that it has understood, and those by which workers know the calls and runs of
+// Penstock.
 func keptBack(name string) bool {
 	switch name {
 	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
@@ -158,17 +163,20 @@ func keptBack(name string) bool {
 		"X-Api-Key":
 		return true
 	}
-	return strings.HasPrefix(name, "X-Penstock-")
+	return strings.HasPrefix(name, "X-Penstock-") || worker.OwnHeader(name)
 }
 
 // broken says what an exchange without an answer came to. Another instance may be tried where nothing of the
 // request was sent, and for a request that its client declares idempotent (see idempotent): a connection that
 // closes later does not show that the call has not run.
 func (c *call) broken(ctx context.Context, err error, sent bool, took time.Duration) result {
-	if cause := context.Cause(ctx); cause != nil {
+	cause := context.Cause(ctx)
+	switch {
+	case cause != nil && !sent:
+		return result{err: cause, usage: Taken{Unused: true}}
+	case cause != nil:
 		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
-	}
-	if !sent {
+	case !sent:
 		return result{err: err, again: c.mayRetry(), usage: Taken{Busy: true}}
 	}
 	return result{
@@ -279,9 +287,17 @@ func couldBeError(begin []byte) bool {
 	return string(data[:n]) == member[:n]
 }
 
-func isEvents(answer *http.Response) bool {
+func isEvents(answer *http.Response) bool { return mediaType(answer) == "text/event-stream" }
+
+// isJSON says whether an answer may report its tokens: other texts, as transcriptions, may have anything in them.
+func isJSON(answer *http.Response) bool {
+	kind := mediaType(answer)
+	return kind == "application/json" || strings.HasSuffix(kind, "+json")
+}
+
+func mediaType(answer *http.Response) string {
 	kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
-	return strings.EqualFold(strings.TrimSpace(kind), "text/event-stream")
+	return strings.ToLower(strings.TrimSpace(kind))
 }
 
 type joined struct {
@@ -299,6 +315,7 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	c.body = nil
 	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
 	p.whole = !p.events && answer.ContentLength >= 0
+	p.counts = p.events || isJSON(answer)
 	c.answer.open(answer.ContentLength)
 	c.head(answer, p.events && c.cut)
 	p.watch(c.route.model.Policy.SilenceMax.Duration())
@@ -354,8 +371,10 @@ func (c *call) head(answer *http.Response, shortened bool) {
 
 // ended says what a passed answer came to, and tells a client whose stream broke.
 func (c *call) ended(ctx context.Context, p *passing, status int, err error) result {
-	in, out := c.answer.usage()
-	r := result{answered: true, status: status, usage: Taken{TokensIn: in, TokensOut: out}}
+	r := result{answered: true, status: status}
+	if p.counts {
+		r.usage.TokensIn, r.usage.TokensOut = c.answer.usage()
+	}
 	if p.events {
 		r.usage.First = p.began.Sub(c.began)
 	}
@@ -365,18 +384,16 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	if err == nil {
 		return r
 	}
-	r.usage.Failed = true
-	r.err = err
-	if cause := context.Cause(ctx); cause != nil {
-		r.err = cause
-		r.usage.Doubt = !c.route.model.AbortStops
-	}
+	// As before the head: a connection that breaks does not show that the call has ended.
+	r.usage.Failed, r.usage.Doubt = true, !c.route.model.AbortStops
+	r.err = cmp.Or(context.Cause(ctx), err)
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
-		return r // the client has gone
+		r.status = statusLeft
+		return r
 	}
 	if p.events {
 		p.breakOff(r.err)
-		return r
 	}
-	panic(http.ErrAbortHandler) // the client must not take half an answer for a whole one
+	r.halved = !p.events
+	return r
 }

@@ -57,7 +57,7 @@ func (g *gate) admit(ctx context.Context, r *Request) error {
 	if dropped := <-verdict; dropped != DropNone { // it was decided before the cancel
 		return g.verdict(r, dropped)
 	}
-	g.end(r, Taken{Busy: true}) // a slot came in the same moment: nothing ran on it
+	g.end(r, Taken{Unused: true}) // a slot came in the same moment
 	return &Rejection{Reason: reasonOf(ctx)}
 }
 
@@ -147,5 +147,5 @@ func (g *gate) cold() bool {
 func (g *gate) view() PoolState {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.pool.view(g.model)
+	return g.pool.view(time.Now(), g.model)
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"net/http"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -24,7 +25,7 @@ type Config struct {
 	Secrets    worker.SecretStore // that headers of models may refer to
 
 	Push     Pusher          // for requests that prefer respond-async; nil: they are refused
-	Charge   Charger         // for what calls took; may be nil
+	Charge   Charger         // for the use of calls; may be nil
 	Observer RequestObserver // may be nil
 }
 
@@ -33,11 +34,12 @@ type Pusher interface {
 	// Push puts the body into the queue of a model, with a priority by class, and returns the id of the
 	// entry and the address of its state.
 	Push(ctx context.Context, d Durable) (id, location string, err error)
-	// Await returns what came of an entry of a queue once it has ended. ended is false if ctx ended first.
+	// Await returns the outcome of an entry of a queue once it has ended. ended is false if ctx
+	// ended first.
 	Await(ctx context.Context, queue, id string) (o DurableOutcome, ended bool, err error)
 }
 
-// DurableOutcome is what came of an entry that has ended.
+// DurableOutcome is the outcome of an entry that has ended.
 type DurableOutcome struct {
 	Outcome string          // done, failed, expired, cancelled or another word for an end without a result
 	Result  json.RawMessage // of one that is done
@@ -49,18 +51,18 @@ type Durable struct {
 	Model, Queue, Flow string
 	Class              Criticality
 	Body               []byte // as the client sent it, with the operation where its model has another
-	ID                 string // of the request: the idempotency key
+	Key                string // idempotency key of the client, unique to its token; empty: none
 	Token              string // name of the token
 }
 
-// Charger keeps the book of what calls took, and of the demand that found no room.
+// Charger books the measured use of calls, and the demand that found no slot.
 type Charger interface {
 	Charge(c Charge)
 	// Refuse counts a request of a model that was refused for want of room when it arrived.
 	Refuse(model string)
 }
 
-// Charge is what one call took.
+// Charge is the measured use of one call.
 type Charge struct {
 	Model, Queue, Flow string
 	Class              Criticality
@@ -96,7 +98,7 @@ type Gateway struct {
 	catching  sync.Mutex // one version of the models at a time
 }
 
-// FlowState is what is set about a flow, for all models.
+// FlowState has the settings of a flow, for all models.
 type FlowState struct {
 	Class  Criticality // of its requests that name none, and the highest that they may name
 	Set    bool        // Class is set
@@ -205,7 +207,7 @@ func (g *Gateway) States() []PoolState {
 	return states
 }
 
-// Explain returns what happened to one of the last requests.
+// Explain returns the record of one of the last requests.
 func (g *Gateway) Explain(id string) (RequestRecord, bool) { return g.ring.find(id) }
 
 // ServeHTTP implements http.Handler.
@@ -219,12 +221,25 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.answer() // an answer without a body has not begun yet
 }
 
-// flow returns what is set about a flow.
-func (g *Gateway) flow(name string) FlowState {
-	if flows := g.flows.Load(); flows != nil {
-		return (*flows)[name]
+// flow returns what is set about a flow. What is not set about a name holds as for the name above it, which a slash
+// divides from it; a pause holds for all names below.
+func (g *Gateway) flow(name string) (set FlowState) {
+	flows := g.flows.Load()
+	if flows == nil {
+		return set
 	}
-	return FlowState{}
+	for {
+		of := (*flows)[name]
+		if !set.Set {
+			set.Class, set.Set = of.Class, of.Set
+		}
+		set.Weight, set.Paused = cmp.Or(set.Weight, of.Weight), cmp.Or(set.Paused, of.Paused)
+		end := strings.LastIndexByte(name, '/')
+		if end < 0 {
+			return set
+		}
+		name = name[:end]
+	}
 }
 
 // generic reports whether a model's workers speak another protocol than OpenAI's.

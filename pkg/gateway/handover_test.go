@@ -95,6 +95,13 @@ func (x *exchange) admit(g *gate, n int) []*Request {
 	return calls
 }
 
+func (x *exchange) exec(sql string, args ...any) {
+	x.Helper()
+	if _, err := x.pool.Exec(x.Context(), sql, args...); err != nil {
+		x.Fatal(err)
+	}
+}
+
 func (x *exchange) count(sql string) (n int) {
 	x.Helper()
 	if err := x.pool.QueryRow(x.Context(), sql).Scan(&n); err != nil {

@@ -42,8 +42,8 @@ var errBodiesFull = &Rejection{
 	Detail: "the bodies of all requests have as many bytes as they may",
 }
 
-// Read implements io.Reader for what arrives. Bytes are counted as they come: a client that announces many and sends
-// few takes little.
+// Read implements io.Reader for the arriving body. Bytes are counted as they come: a client that
+// announces many and sends few takes little.
 func (h *heldBody) Read(p []byte) (int, error) {
 	n, err := h.from.Read(p)
 	h.taken += int64(n)

@@ -10,6 +10,7 @@ type limiter struct {
 	grown  time.Time     // last time it was looked at for growth
 	used   bool          // the limit was reached since then
 	cut    time.Time     // last decrease
+	probe  time.Time     // time of the last probe that was taken in
 	queued int           // probes in a row that reported waiting inside the worker
 	tokens int           // output tokens of streams that were not judged yet
 	took   time.Duration // in which they were made
@@ -49,11 +50,13 @@ func (l *limiter) value() int { return max(1, int(l.limit)) }
 func (l *limiter) busy(now time.Time) { l.fall(now) }
 
 // report takes in what the worker said of itself: waiting requests inside it, and the used part of its
-// KV cache. Readings that are missing, or that are stale at now, change nothing.
+// KV cache, at a time that identifies the probe. Readings that are missing, that are stale at now, or of
+// a probe that was taken in before change nothing.
 func (l *limiter) report(now, at time.Time, queued *int, kv *float64) {
-	if now.Sub(at) > staleAfter {
+	if now.Sub(at) > staleAfter || !at.After(l.probe) {
 		return
 	}
+	l.probe = at
 	if queued != nil {
 		if *queued > 0 {
 			l.queued++

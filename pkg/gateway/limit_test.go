@@ -15,9 +15,11 @@ func TestLimitFallsWithSignsOfOverloadAndGrowsWithUse(t *testing.T) {
 	if l.value() != 100 {
 		t.Errorf("stale readings moved the limit to %d", l.value())
 	}
-	l.report(now, now, &one, nil)
+	for range 5 {
+		l.report(now, now.Add(-time.Second), &one, nil)
+	}
 	if l.value() != 100 {
-		t.Errorf("one probe moved the limit to %d", l.value())
+		t.Errorf("one probe that was read five times moved the limit to %d", l.value())
 	}
 	l.report(now, now, &one, nil)
 	if l.value() != 90 {
@@ -30,6 +32,12 @@ func TestLimitFallsWithSignsOfOverloadAndGrowsWithUse(t *testing.T) {
 	l.report(now.Add(2*time.Second), now.Add(2*time.Second), nil, &full)
 	if l.value() != 81 {
 		t.Errorf("full cache: limit is %d", l.value())
+	}
+	for i := range 3 {
+		l.report(now.Add(time.Duration(3+i)*time.Second), now.Add(2*time.Second), nil, &full)
+	}
+	if l.value() != 81 {
+		t.Errorf("the same probe four times: limit is %d", l.value())
 	}
 	for i := range 400 {
 		l.grow(now.Add(time.Duration(3+10*i)*time.Second), 0)

@@ -94,6 +94,23 @@ func (s *service) add(now time.Time, c Criticality, cost float64) {
 	s.sums[c] += cost
 }
 
+// correct takes in the true cost of a call of which the estimate was added when it began. What was estimated too
+// much is taken back where it was added, as long as the window has that second: elsewhere it would take back the
+// service of other calls. What was estimated too little is service of now.
+func (s *service) correct(now, began time.Time, c Criticality, estimate, cost float64) {
+	if cost >= estimate {
+		s.add(now, c, cost-estimate)
+		return
+	}
+	s.advance(now)
+	second, oldest := began.Unix(), s.at-int64(len(s.buckets))+1
+	if second < oldest || second > s.at {
+		return
+	}
+	s.buckets[second%int64(len(s.buckets))][c] += cost - estimate
+	s.sums[c] += cost - estimate
+}
+
 // slots is how many slots a class had in the mean of the window, as far as it is known.
 func (s *service) slots(now time.Time, c Criticality) float64 {
 	covers := time.Duration(len(s.buckets)-1)*time.Second + time.Duration(now.Nanosecond())

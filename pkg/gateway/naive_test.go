@@ -40,6 +40,7 @@ type naiveRequest struct {
 	flow       naiveFlow
 	weight     float64
 	estimate   float64
+	began      int64 // second of its dispatch
 	arrived    time.Time
 	limit, ttl time.Time
 	deadline   time.Time
@@ -131,7 +132,8 @@ func (n *naive) charge(r *naiveRequest, now time.Time) {
 	}
 	n.inFlight[c]++
 	n.flying++
-	n.spent = append(n.spent, naiveSpent{now.Unix(), c, r.estimate})
+	r.began = now.Unix()
+	n.spent = append(n.spent, naiveSpent{r.began, c, r.estimate})
 }
 
 func (n *naive) share(now time.Time, c Criticality) float64 {
@@ -317,7 +319,11 @@ func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []ev
 	if n.inFlight[c] == 0 && len(n.inClass(c)) == 0 {
 		n.virtual[c] = max(n.virtual[c], n.last[c])
 	}
-	n.spent = append(n.spent, naiveSpent{now.Unix(), c, ms - r.estimate})
+	second := now.Unix()
+	if ms < r.estimate {
+		second = r.began // and is forgotten with the estimate
+	}
+	n.spent = append(n.spent, naiveSpent{second, c, ms - r.estimate})
 	return n.dispatch(now)
 }
 

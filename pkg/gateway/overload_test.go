@@ -56,3 +56,42 @@ func TestYoungOverloadIsRefusedAtArrival(t *testing.T) {
 		t.Errorf("p99 until a refusal is %.0f ms", p99)
 	}
 }
+
+// Where the bytes of other pools, or of critical requests, leave no room, a request is refused and no other is evicted
+// for it.
+func TestNoRequestIsEvictedForNothing(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	budget := &byteBudget{most: 1000}
+	p, other := NewPool(DefaultPolicy(), budget), NewPool(DefaultPolicy(), budget)
+	for _, x := range []*Pool{p, other} {
+		x.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
+	}
+	evicted := 0
+	send := func(p *Pool, class Criticality, bytes int) *Rejection {
+		_, refused := p.Arrive(now, &Request{
+			Flow: class.String(), Class: class, Bytes: bytes, Leave: func(*Request, Dropped) { evicted++ },
+		})
+		return refused
+	}
+	for range 50 {
+		if refused := send(p, Sheddable, 2); refused != nil {
+			t.Fatal(refused)
+		}
+	}
+	if refused := send(other, Default, 800); refused != nil {
+		t.Fatal(refused)
+	}
+	if refused := send(p, Critical, 300); refused == nil || evicted != 0 {
+		t.Errorf("got %v, and %d of 50 are evicted", refused, evicted)
+	}
+	if refused := send(p, Critical, 150); refused != nil || evicted != 25 {
+		t.Errorf("got %v, and %d are evicted, want 25: their 50 bytes are enough", refused, evicted)
+	}
+	if refused := send(p, Default, 51); refused == nil || evicted != 25 {
+		t.Errorf("got %v, and %d are evicted: the bytes of a critical request are no room", refused, evicted)
+	}
+	if b := p.lines[Sheddable].bytes + p.lines[Critical].bytes; b != p.bytes || b != 200 {
+		t.Errorf("the classes have %d bytes, and the pool %d", b, p.bytes)
+	}
+}

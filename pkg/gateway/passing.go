@@ -15,6 +15,7 @@ type passing struct {
 	control *http.ResponseController
 	events  bool // server-sent events: each read is sent at once
 	whole   bool // the length is known: nothing is sent early
+	counts  bool // it is of a form in which workers report tokens
 	cut     eventCut
 	failed  error // of the client's connection
 

@@ -21,8 +21,8 @@ type Request struct {
 	Prefix   []uint64      // hashes of the blocks that the prompt begins with
 	Adapter  string        // LoRA adapter; empty: none
 	Avoid    []int32       // instances that have refused it
-	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it must
-	// not block. It is not called for what Arrive and Cancel answer themselves.
+	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it
+	// must not block. It is not called for requests that Arrive and Cancel answer themselves.
 	Leave func(r *Request, dropped Dropped)
 
 	flow       *flow
@@ -64,7 +64,7 @@ func (r *Request) homeKey() uint64 {
 	return 0
 }
 
-// Trace says what the pool decided about a request, for `penstock gateway explain`.
+// Trace has the decision of the pool about a request, for `penstock gateway explain`.
 type Trace struct {
 	Bypassed bool      `json:"bypassed"`
 	Mode     string    `json:"mode"`
@@ -81,13 +81,14 @@ type Trace struct {
 	CostMS   float64   `json:"service_ms"` // actual
 }
 
-// Taken is what a call took.
+// Taken is the measured use of one call.
 type Taken struct {
 	Took                time.Duration
 	TokensIn, TokensOut int64
 	First               time.Duration // until the first event of a stream; 0: the answer was none
 	Busy                bool          // the worker had no room: nothing ran
-	RetryAfter          time.Duration // with Busy: what the worker asked for
+	RetryAfter          time.Duration // with Busy: as the worker asked for
+	Unused              bool          // no call was made: it says nothing of the instance
 	Failed              bool          // it ran, and failed or was broken off
 	Doubt               bool          // it may still run: the slot is not idle
 }
@@ -129,6 +130,7 @@ type Pool struct {
 type Counts struct {
 	Arrived, Bypassed, Queued, Dispatched, Ended [classCount]int64
 	Dropped                                      map[Dropped]int64
+	Expired                                      int64 // that had waited, of those dropped
 	Evicted                                      [classCount]int64
 	CostMS                                       [classCount]float64
 }
@@ -386,8 +388,8 @@ func (p *Pool) Cancel(now time.Time, r *Request, reason Dropped) bool {
 	return true
 }
 
-// End ends a call: its slot is idle, unless it is in doubt, its flow pays what it took, and the next
-// request gets the slot. Each call ends once; a second End changes nothing.
+// End ends a call: its slot is idle, unless it is in doubt, its flow is charged its use, and the
+// next request gets the slot. Each call ends once; a second End changes nothing.
 func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	if r.state != stateFlying {
 		return
@@ -406,11 +408,14 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 		i.release(r.slot, r.estimate)
 	}
 	actual := milliseconds(u.Took)
-	if u.Busy {
+	switch {
+	case u.Unused:
+		actual = 0
+	case u.Busy:
 		actual = 0
 		i.limit.busy(now)
 		i.chill(now, u.RetryAfter)
-	} else {
+	default:
 		i.coolFor = 0
 		i.limit.grow(now, i.flying+1)
 		if !u.Failed {
@@ -420,7 +425,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	}
 	p.learn(r, i, u, actual)
 	p.lines[r.Class].settle(r, actual)
-	p.served.add(now, r.Class, actual-r.estimate)
+	p.served.correct(now, r.began, r.Class, r.estimate, actual)
 	r.trace.CostMS = actual
 	p.count.Ended[r.Class]++
 	p.count.CostMS[r.Class] += actual
@@ -429,7 +434,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 
 // learn takes in what a call took, for the estimates of those to come.
 func (p *Pool) learn(r *Request, i *instance, u Taken, actual float64) {
-	if u.Busy || u.Failed {
+	if u.Unused || u.Busy || u.Failed {
 		return
 	}
 	in, out := float64(u.TokensIn), float64(u.TokensOut)

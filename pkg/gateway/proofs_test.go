@@ -259,3 +259,60 @@ func TestTwiceTheCapacityIsOffered(t *testing.T) {
 		t.Errorf("%d critical requests were lost at 30 %% of the capacity", lost[Critical])
 	}
 }
+
+// A class whose calls turn out shorter than estimated, after their estimates have left the window, has no debt from
+// that: a floor of a fifth gives it at most one dispatch in five, and one of rounding, while a higher class waits.
+func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
+	policy := DefaultPolicy()
+	policy.QueueTTL = worker.Seconds(time.Hour)
+	policy.Floors = ByClass{Default: .2, Sheddable: .05}
+	x := newTraffic(1, 1, 10, policy)
+	p, now := x.pools[0], x.now
+	for range 30 {
+		r := &Request{Flow: "d", Class: Default}
+		if dispatched, _ := p.Arrive(now, r); !dispatched {
+			t.Fatal("a request waits beside an idle slot")
+		}
+		now = now.Add(time.Minute)
+		p.End(now, r, Taken{Took: time.Minute})
+	}
+	now = now.Add(time.Minute)
+	var flying []*Request
+	for range 10 {
+		r := &Request{Flow: "d", Class: Default}
+		if dispatched, _ := p.Arrive(now, r); !dispatched {
+			t.Fatal("a request waits beside an idle slot")
+		}
+		flying = append(flying, r)
+	}
+	var dispatched [classCount]int
+	leave := func(r *Request, d Dropped) {
+		if d == DropNone {
+			flying = append(flying, r)
+			dispatched[r.Class]++
+		}
+	}
+	for range 60 {
+		for _, r := range []*Request{{Flow: "c", Class: Critical, Leave: leave}, {Flow: "d", Class: Default, Leave: leave}} {
+			if dispatched, refused := p.Arrive(now, r); dispatched || refused != nil {
+				t.Fatal("a request does not wait although no slot is idle")
+			}
+		}
+	}
+	for range 5 {
+		now = now.Add(11 * time.Second) // not a minute
+		ended := flying
+		flying = nil
+		for _, r := range ended {
+			p.End(now, r, Taken{Took: 11 * time.Second})
+		}
+		for c, sum := range p.served.sums {
+			if sum < 0 {
+				t.Fatalf("class %d was served for %.0f ms", c, sum)
+			}
+		}
+	}
+	if n := dispatched[Default]; n > 15 {
+		t.Errorf("%d of %d dispatches for a floor of a fifth", n, n+dispatched[Critical])
+	}
+}

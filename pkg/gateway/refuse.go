@@ -63,6 +63,10 @@ var pushRefusals = []pushRefusal{
 		"the queue of the model takes no more entries",
 	},
 	{
+		invalidation.ErrIdempotencyConflict, http.StatusUnprocessableEntity, "idempotency_conflict",
+		"the idempotency key was used with another request",
+	},
+	{
 		invalidation.ErrNoInstance, http.StatusServiceUnavailable, "no_instance",
 		"no instance of the model takes calls: send the request again later",
 	},

@@ -26,7 +26,7 @@ type RegistrationConfig struct {
 	Log         *slog.Logger
 }
 
-// Registration is the gateway's row among the nodes: it is what its slots are held under.
+// Registration is the gateway's row among the nodes, under whose id it holds slots.
 type Registration struct {
 	config      RegistrationConfig
 	db          postgres.DB

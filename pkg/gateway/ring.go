@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// RequestRecord is what happened to a request.
+// RequestRecord is the history of one request.
 type RequestRecord struct {
 	ID       string    `json:"id"`
 	Model    string    `json:"model"`

@@ -115,7 +115,7 @@ type serving struct {
 	streams bool      // the answer is to come as it is made
 	ticket  *Request
 	entry   RequestRecord
-	queued  time.Duration
+	queued  time.Duration // in all waits
 	worker  time.Duration // spent in exchanges
 }
 
@@ -317,7 +317,7 @@ func milliHeader(h http.Header, name string) (time.Duration, error) {
 func (s *serving) wait(ctx context.Context) error {
 	before := time.Now()
 	err := s.route.gate.admit(ctx, s.ticket)
-	s.queued = time.Since(before)
+	s.queued += time.Since(before)
 	return err
 }
 
@@ -341,7 +341,7 @@ func (s *serving) exchange(ctx context.Context) error {
 		if err := s.wait(ctx); err != nil {
 			return err
 		}
-		c.queued += s.queued
+		c.queued = s.queued
 	}
 }
 
@@ -368,7 +368,7 @@ func (s *serving) settle(r result) {
 	}
 	s.route.gate.end(s.ticket, r.usage)
 	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut
-	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy {
+	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy && !r.usage.Unused {
 		charger.Charge(Charge{
 			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 			Took: r.usage.Took, Wasted: r.usage.Failed, TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
@@ -390,6 +390,9 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 	case r.answered:
 		if r.err != nil {
 			s.entry.Error = r.err.Error()
+		}
+		if r.halved {
+			panic(http.ErrAbortHandler) // net/http closes the connection
 		}
 		return nil
 	case errors.Is(context.Cause(ctx), context.DeadlineExceeded):

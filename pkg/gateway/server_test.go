@@ -597,6 +597,49 @@ func TestClientThatLeavesEndsTheCall(t *testing.T) {
 	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
 }
 
+// unreachable is a transport that connects to no worker until the call is given up.
+type unreachable struct{}
+
+func (unreachable) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+// A slot is in doubt where its call was sent and may run on, and there alone.
+func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*plant)
+		worker http.HandlerFunc
+		held   int
+	}{
+		"not sent": {func(p *plant) { p.gateway.transport = unreachable{} }, nil, 4},
+		"broken before the head": {nil, func(_ http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			panic(http.ErrAbortHandler)
+		}, 3},
+		"broken in mid-answer": {nil, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			streamer("data: {}\n\n")(w, r)
+			panic(http.ErrAbortHandler)
+		}, 3},
+		"whole": {nil, streamer("data: {}\n\n"), 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = false }, c.worker)
+			if c.change != nil {
+				c.change(p)
+			}
+			p.post(chat, `{"model":"m","stream":true}`, "X-Penstock-Deadline-Ms", "500", "X-Request-Id", "r")
+			workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r"); return known })
+			if s := p.state(); s.Held != c.held || s.Stock != 0 {
+				t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.Stock, c.held)
+			}
+		})
+	}
+}
+
 func TestDeadlineEndsTheCall(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
@@ -682,6 +725,85 @@ func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
 	if got := <-seen; got.Get("X-Hop") != "" || got.Get("X-Other") != "" || got.Get("Expect") != "" ||
 		got.Get("X-End") != "3" {
 		t.Errorf("the worker got %v", got)
+	}
+}
+
+// A client cannot name the entry, the fencing token or the callback of a durable run, nor the source of a call.
+func TestHeadersOfRunsAreNotTheClients(t *testing.T) {
+	t.Parallel()
+	seen := make(chan http.Header, 1)
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Clone()
+		workertest.Says(200, "{}")(w, r)
+	})
+	p.post(chat, `{"model":"m"}`, "penstock-entry", "17", "Penstock-Token", "18446744073709551615", "Penstock-Attempt", "1",
+		"Penstock-Callback", "http://169.254.169.254/", "Penstock-Remaining-Ms", "1", "X-Source", "dispatcher")
+	for name := range <-seen {
+		if worker.OwnHeader(name) {
+			t.Errorf("the worker got %s", name)
+		}
+	}
+}
+
+// Texts of workers, as transcriptions, may have any counts in them: only JSON and events report tokens.
+func TestTextReportsNoTokens(t *testing.T) {
+	t.Parallel()
+	for kind, want := range map[string]int64{
+		"text/plain": 0, "": 0, "application/json; charset=utf-8": 3, "Application/Problem+JSON": 3, "text/event-stream": 3,
+	} {
+		p := startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+			w.Header()["Content-Type"] = []string{kind}
+			_, _ = io.WriteString(w, `data: {"usage":{"prompt_tokens":3}}`+"\n\n")
+		})
+		p.post(chat, `{"model":"m"}`, "X-Request-Id", "r")
+		workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r"); return known })
+		if e, _ := p.gateway.Explain("r"); e.In != want {
+			t.Errorf("%q: %d tokens are counted, want %d", kind, e.In, want)
+		}
+	}
+}
+
+// queueOf keeps what is pushed.
+type queueOf struct {
+	Pusher
+	pushed chan Durable
+}
+
+func (q queueOf) Push(_ context.Context, d Durable) (id, location string, err error) {
+	q.pushed <- d
+	return "7", "/v1/entries/7", nil
+}
+
+// The slot of a live call of an asynchronous model would be free while its run goes on: the model is called by entries.
+func TestAnAsynchronousModelIsCalledByEntriesAlone(t *testing.T) {
+	t.Parallel()
+	q := queueOf{pushed: make(chan Durable, 1)}
+	p := startPlant(t, func(c *Config, m *ModelState) {
+		c.Push, m.Protocol, m.Async = q, worker.ProtocolGeneric, true
+	}, func(w http.ResponseWriter, _ *http.Request) {
+		t.Error("the worker is called")
+		workertest.Says(200, `{"status":"processing","job_id":"j1"}`)(w, nil)
+	})
+	refusedWith(t, p.post("/models/m/call", `{"x":1}`), 400, "async_only", "")
+	if a := p.post("/models/m/call", `{"x":1}`, "Prefer", "respond-async"); a.StatusCode != http.StatusAccepted {
+		t.Errorf("got %d %s", a.StatusCode, a.body)
+	}
+	if d := <-q.pushed; string(d.Body) != `{"x":1}` {
+		t.Errorf("pushed %s", d.Body)
+	}
+}
+
+// Workers of the generic protocol take calls without their source for those of other clients.
+func TestCallsOfTheGenericProtocolNameTheirSource(t *testing.T) {
+	t.Parallel()
+	seen := make(chan string, 1)
+	p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolGeneric }, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Get("X-Source")
+		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+	})
+	p.post("/models/m/call", `{"x":1}`)
+	if source := <-seen; source != "dispatcher" {
+		t.Errorf("the source is %q", source)
 	}
 }
 

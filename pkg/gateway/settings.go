@@ -14,7 +14,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Settings are what operators set about pools, flows and tokens.
+// Settings are those of operators for pools, flows and tokens.
 type Settings struct {
 	Policies map[string]PoolPolicy   `json:"policies"` // by model
 	Flows    map[string]FlowState    `json:"flows"`
@@ -57,14 +57,15 @@ SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(
 	pausesSQL = `
 SELECT q.model, coalesce(nullif(coalesce(p.reason, q.paused_reason), ''), 'by an operator')
   FROM penstock.queue q
-  LEFT JOIN penstock.pause p ON p.scope = 'model' AND p.value = q.model
-                            OR p.scope = 'application' AND p.value = q.application
- WHERE q.kind = 'inference' AND q.model IS NOT NULL AND (p.id IS NOT NULL OR q.paused_at IS NOT NULL)`
+  LEFT JOIN penstock.pause p ON penstock.paused_until(p.until)
+   AND (p.scope = 'model' AND p.value = q.model OR p.scope = 'application' AND p.value = q.application)
+ WHERE q.kind = 'inference' AND q.model IS NOT NULL
+   AND (p.id IS NOT NULL OR q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))`
 	pausedFlowsSQL = `
 SELECT value, coalesce(nullif(reason, ''), 'by an operator')
-  FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL`
+  FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL AND penstock.paused_until(until)`
 	readingsSQL = `
-SELECT id, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
+SELECT id, checked_at, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
   FROM penstock.instance WHERE checked_at IS NOT NULL`
 	budgetsSQL = `
 SELECT t.name, t.gpu_ms, t.gpu_period, s.ms, s.ends_in
@@ -94,7 +95,7 @@ func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, 
 	b.Queue(pausedFlowsSQL).Query(s.readPausedFlows)
 	b.Queue(tokensSQL).Query(s.readTokens)
 	b.Queue(pausesSQL).Query(s.readPauses)
-	b.Queue(readingsSQL).Query(s.readReadings)
+	b.Queue(readingsSQL).Query(func(rows pgx.Rows) error { return s.readReadings(rows, old) })
 	b.Queue(startsSQL).Query(s.readStarts)
 	if err := db.SendBatch(ctx, b).Close(); err != nil {
 		return old, nil, fmt.Errorf("read settings of the gateway: %w", err)
@@ -197,12 +198,16 @@ func (s *Settings) readPausedFlows(rows pgx.Rows) error {
 	return err
 }
 
-func (s *Settings) readReadings(rows pgx.Rows) error {
+// readReadings reads the latest probes. One that was read before keeps its time, by which a pool knows it.
+func (s *Settings) readReadings(rows pgx.Rows, old Settings) error {
 	now := time.Now()
 	var r InstanceState
 	var age float64
-	_, err := pgx.ForEachRow(rows, []any{&r.ID, &age, &r.Queued, &r.KV}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&r.ID, &r.probed, &age, &r.Queued, &r.KV}, func() error {
 		r.At = now.Add(-time.Duration(age * float64(time.Second)))
+		if before, known := old.Readings[r.ID]; known && before.probed.Equal(r.probed) {
+			r.At = before.At
+		}
 		s.Readings[r.ID] = r
 		r.Queued, r.KV = nil, nil
 		return nil
@@ -220,8 +225,8 @@ func (s *Settings) readStarts(rows pgx.Rows) error {
 	return err
 }
 
-// SavedState is what a gateway needs to serve when it starts while the database is away. Headers are kept as
-// references to secrets, and tokens as hashes.
+// SavedState is the data with which a gateway can serve when it starts while the database is away.
+// Headers are kept as references to secrets, and tokens as hashes.
 type SavedState struct {
 	At       time.Time    `json:"at"`
 	Models   []ModelState `json:"models"`

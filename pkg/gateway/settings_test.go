@@ -77,3 +77,96 @@ func TestSettingsDoNotWaitForBudgets(t *testing.T) {
 		t.Errorf("tokens are %+v, want acme alone with the budget before", s.Tokens)
 	}
 }
+
+// Pauses of a queue, a model, an application and a flow hold online until their end, whether a leader has removed them
+// by then or not.
+func TestAPauseWithAnEndEndsOnline(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	for name, c := range map[string]struct{ pause, end string }{
+		"queue": {
+			`SELECT penstock.pause_queue(q.name, 'maintenance', 'ops', now() + interval '1 day') FROM penstock.queue q WHERE q.model = 'm'`,
+			`UPDATE penstock.queue SET paused_until = now() - interval '1 second' WHERE model = 'm'`,
+		},
+		"model":       {`SELECT penstock.pause('model', 'm', NULL, 'maintenance', 'ops', now() + interval '1 day')`, endPauses},
+		"application": {`SELECT penstock.pause('application', 'default', NULL, 'maintenance', 'ops', now() + interval '1 day')`, endPauses},
+		"flow":        {`SELECT penstock.pause('flow', 'f', NULL, 'maintenance', 'ops', now() + interval '1 day')`, endPauses},
+	} {
+		read := func() (n int) {
+			s, _, err := ReadSettings(t.Context(), x.pool, Settings{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, f := range s.Flows {
+				if f.Paused == "maintenance" {
+					n++
+				}
+			}
+			for _, reason := range s.Paused {
+				if reason == "maintenance" {
+					n++
+				}
+			}
+			return n
+		}
+		x.exec(c.pause)
+		if read() != 1 {
+			t.Errorf("%s: the pause does not hold", name)
+		}
+		x.exec(c.end)
+		if read() != 0 {
+			t.Errorf("%s: the pause holds behind its end", name)
+		}
+	}
+}
+
+const endPauses = `UPDATE penstock.pause SET until = now() - interval '1 second'`
+
+// A probe has one time however often it is read, so that a pool counts it once.
+func TestAProbeHasOneTime(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	read := func(old Settings) Settings {
+		s, _, err := ReadSettings(t.Context(), x.pool, old)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	x.exec(`UPDATE penstock.instance SET checked_at = clock_timestamp() - interval '1 second', queued = 1`)
+	first := read(Settings{})
+	again := read(read(first))
+	if at := again.Readings[x.instance].At; at.IsZero() || !at.Equal(first.Readings[x.instance].At) {
+		t.Errorf("the same probe is of %s and of %s", first.Readings[x.instance].At, at)
+	}
+	x.exec(`UPDATE penstock.instance SET checked_at = clock_timestamp()`)
+	if at := read(again).Readings[x.instance].At; !at.After(first.Readings[x.instance].At) {
+		t.Errorf("the next probe is of %s, not behind %s", at, first.Readings[x.instance].At)
+	}
+}
+
+// Names below a flow have its class, weight and pause, as far as they have none of their own.
+func TestNamesBelowAFlowHaveItsSettings(t *testing.T) {
+	t.Parallel()
+	g := New(Config{})
+	g.SetFlows(map[string]FlowState{
+		"shop":          {Class: Sheddable, Set: true, Weight: 0.1},
+		"shop/checkout": {Class: Critical, Set: true},
+		"batch":         {Paused: "maintenance"},
+		"batch/urgent":  {Weight: 3},
+	})
+	for name, want := range map[string]FlowState{
+		"shop":            {Class: Sheddable, Set: true, Weight: 0.1},
+		"shop/x":          {Class: Sheddable, Set: true, Weight: 0.1},
+		"shop/x/y":        {Class: Sheddable, Set: true, Weight: 0.1},
+		"shop/checkout":   {Class: Critical, Set: true, Weight: 0.1},
+		"shop/checkout/a": {Class: Critical, Set: true, Weight: 0.1},
+		"batch/urgent":    {Weight: 3, Paused: "maintenance"},
+		"shopping":        {},
+		"":                {},
+	} {
+		if got := g.flow(name); got != want {
+			t.Errorf("%q: got %+v, want %+v", name, got, want)
+		}
+	}
+}

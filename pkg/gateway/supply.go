@@ -8,19 +8,19 @@ func (p *Pool) SetPolicy(now time.Time, policy PoolPolicy) {
 	p.dispatch(now)
 }
 
-// Starts is what the autoscaler says about new instances of a model.
+// Starts is the report of the autoscaler about new instances of a model.
 type Starts struct {
 	May bool          `json:"may"`           // a deployment of the model may start one
 	P95 time.Duration `json:"p95,omitempty"` // how long starts took; 0: not known
 }
 
-// SetStarts replaces what is known about new instances.
+// SetStarts replaces the report about new instances.
 func (p *Pool) SetStarts(now time.Time, s Starts) {
 	p.starts = s
 	p.settleMode(now)
 }
 
-// SetInstances replaces the instances by what the registry says, with their latest readings.
+// SetInstances replaces the instances by those of the registry, with their latest readings.
 func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
 	p.fleet.set(now, list)
 	for _, s := range list {
@@ -52,8 +52,8 @@ func (p *Pool) Lose(now time.Time, slots []SlotKey) {
 	p.dispatch(now)
 }
 
-// Retire takes up to n idle slots out, of unusable instances and beyond what instances have first, and
-// returns them: they are to be given back.
+// Retire takes up to n idle slots out, of unusable instances and beyond the slots of instances
+// first, and returns them for the caller to give back.
 func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
 	for _, i := range p.fleet.instances {
 		for len(i.idle) > 0 && (!i.usable || len(i.held) > i.limit.slots) {
@@ -115,19 +115,39 @@ func (p *Pool) Trust(now, until time.Time) {
 	p.dispatch(now)
 }
 
-// Drain refuses what arrives from now on. What waits and what is in flight goes on.
+// Drain refuses requests that arrive from now on. Waiting requests and calls in flight go on.
 func (p *Pool) Drain() { p.draining = true }
 
-// wanted is how many more slots the waiting requests could use, beyond the idle ones.
+// wanted is how many more slots the waiting requests could use, beyond the idle ones that may be used now.
 func (p *Pool) wanted(now time.Time) int {
+	need, usable := p.demand(now)
+	return min(need, usable)
+}
+
+// overLimit is how many waiting requests could not use a slot if there were one: the instances take no more calls.
+func (p *Pool) overLimit(now time.Time) int {
+	need, usable := p.demand(now)
+	return need - min(need, usable)
+}
+
+// demand is how many slots the waiting requests need beyond the idle ones that may be used now, and how many more the
+// instances could use. While none is below its slots by its limit, or cools, the latter has no bound: the slots that
+// are missing may be those of instances to come.
+func (p *Pool) demand(now time.Time) (need, usable int) {
 	if p.waiting == 0 {
-		return 0
+		return 0, 0
 	}
-	free := 0
+	free, room, below := 0, 0, false
 	for _, i := range p.fleet.instances {
 		free += max(0, i.room(now))
+		room += i.headroom(now)
+		below = below || i.usable && (now.Before(i.cool) || i.limit.value() < i.limit.slots)
 	}
-	return max(0, p.waiting-free)
+	need = max(0, p.waiting-free)
+	if !below {
+		return need, need
+	}
+	return need, room
 }
 
 // oldest is when the longest waiting request of class default or above arrived; zero: none waits.
@@ -152,6 +172,7 @@ type PoolState struct {
 	Waiting   map[string]int    `json:"waiting"`
 	Held      int               `json:"slots_held"`
 	Idle      int               `json:"slots_idle"`
+	OverLimit int               `json:"over_limit"` // waiting requests that the instances would not take with more slots
 	Lower     float64           `json:"lower_bound"`
 	Upper     float64           `json:"upper_bound"`
 	Flows     int               `json:"active_flows"`
@@ -176,10 +197,10 @@ type InstanceView struct {
 }
 
 // view returns the state of the pool.
-func (p *Pool) view(model string) PoolState {
+func (p *Pool) view(now time.Time, model string) PoolState {
 	s := PoolState{
 		Model: model, Mode: p.mode.String(), ModeSince: p.modeSince, Ceiling: p.ceiling(), Stock: p.stock,
-		Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{}, counts: p.count,
+		OverLimit: p.overLimit(now), Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{}, counts: p.count,
 	}
 	s.Lower, s.Upper = p.bounds()
 	s.Held, s.Idle = p.fleet.held()

@@ -41,3 +41,61 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 		t.Errorf("%d slots are held and %d idle", held, idle)
 	}
 }
+
+// Where the limit of each instance is below its slots, or the instances cool, a pool wants no slots that it could not
+// use, and says how many requests wait for another instance.
+func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		limit     float64
+		cool      bool
+		held      int32
+		want      int
+		overLimit int
+	}{
+		"no limit":                    {10, false, 1, 8, 0},
+		"all slots are held":          {10, false, 10, 0, 0},
+		"limit of the slots held":     {1, false, 1, 0, 8},
+		"limit with room":             {4, false, 1, 3, 5},
+		"idle slots beyond the limit": {1, false, 9, 0, 8},
+		"cools":                       {10, true, 3, 0, 8},
+	} {
+		now := time.Unix(1_700_000_000, 0)
+		p := NewPool(DefaultPolicy(), nil)
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
+		i := p.fleet.find(1)
+		i.limit.limit = c.limit
+		p.Grant(now, []SlotKey{{1, 0, 1}})
+		for range 9 {
+			if _, refused := p.Arrive(now, &Request{Flow: "f", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
+				t.Fatal(refused)
+			}
+		}
+		if c.cool {
+			i.cool = now.Add(time.Second)
+		}
+		for k := int32(1); k < c.held; k++ {
+			p.Grant(now, []SlotKey{{1, k, int64(k) + 1}})
+		}
+		if want, over := p.wanted(now), p.overLimit(now); want != c.want || over != c.overLimit {
+			t.Errorf("%s: %d slots are wanted and %d requests are over the limit, want %d and %d", name, want, over, c.want, c.overLimit)
+		}
+	}
+}
+
+// The autoscaler counts the requests that wait because the instances take no more calls, as a gateway reports them.
+func TestRequestsOverTheLimitAreDemand(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.join(1)
+	for load, want := range map[string]int{
+		`{"pools": {"m": {"over_limit": 8}, "n": {"over_limit": 5}}}`: 8,
+		`{"pools": {"m": {"stock": 3}}}`:                              0,
+		`{"pools": {"m": {"over_limit": "many"}}}`:                    0,
+	} {
+		x.exec(`UPDATE penstock.node SET load = $1::text::jsonb`, load)
+		if n := x.count(`SELECT missing FROM penstock.scale_online_waits('m')`); n != want {
+			t.Errorf("%s: %d requests wait, want %d", load, n, want)
+		}
+	}
+}

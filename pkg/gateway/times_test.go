@@ -266,3 +266,64 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 		p.Cancel(now, arrive(), DropCancelled)
 	}
 }
+
+// A client that leaves in the moment in which its request is dispatched says nothing of the instance.
+func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
+	t.Parallel()
+	g := newGate("m", DefaultPolicy(), nil, nil, nil)
+	g.do(func(now time.Time, p *Pool) {
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
+		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
+	})
+	left := 0
+	for range 1000 { // which of the two the waiter sees first is chance
+		first := &Request{}
+		if err := g.admit(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		second, done := &Request{}, make(chan error, 1)
+		go func() { done <- g.admit(ctx, second) }()
+		for waits := false; !waits; {
+			g.do(func(_ time.Time, p *Pool) { waits = p.waiting == 1 })
+		}
+		g.do(func(now time.Time, p *Pool) {
+			leave()
+			p.End(now, first, Taken{Took: time.Millisecond})
+		})
+		if err := <-done; err == nil {
+			g.end(second, Taken{Took: time.Millisecond})
+		} else {
+			left++
+		}
+		g.do(func(_ time.Time, p *Pool) {
+			if i := p.fleet.find(1); i.limit.limit != 10 || !i.cool.IsZero() {
+				t.Fatalf("the limit is %.1f of 10, and the instance cools for %s", i.limit.limit, i.coolFor)
+			}
+		})
+		if left == 20 {
+			return
+		}
+	}
+	t.Errorf("only %d of 1000 clients left in time", left)
+}
+
+// A request that is tried on a second instance has waited for both.
+func TestBothWaitsOfARequestCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g := open(DefaultPolicy())
+		if err := g.admit(t.Context(), &Request{}); err != nil {
+			t.Fatal(err)
+		}
+		s := &serving{route: &route{gate: g}}
+		for _, wait := range []time.Duration{3 * time.Second, 4 * time.Second} {
+			s.ticket = &Request{TTL: wait}
+			if err := s.wait(t.Context()); dropped(err) != DropTimeout {
+				t.Errorf("got %v", err)
+			}
+		}
+		if s.queued != 7*time.Second {
+			t.Errorf("the request has waited for %s, want 7s", s.queued)
+		}
+	})
+}

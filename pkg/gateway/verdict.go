@@ -53,7 +53,7 @@ func (r *Rejection) status(full int) int {
 	case DropUpstream:
 		return 502
 	case DropCancelled:
-		return 499
+		return statusLeft
 	default:
 		return 503
 	}
@@ -67,3 +67,6 @@ func (r *Rejection) code() string {
 	}
 	return string(r.Reason)
 }
+
+// statusLeft is the status of a request whose client went away, in logs and metrics.
+const statusLeft = 499

@@ -5,6 +5,8 @@ import (
 	"io"
 	"strconv"
 	"sync"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // window is the buffer that an answer is read to. Behind each read it still has the last tailBytes of the answer, from
@@ -122,9 +124,9 @@ func tokenCounts(text []byte) (in, out int64) {
 		}
 		switch string(key) {
 		case `"prompt_tokens"`, `"input_tokens"`:
-			in = max(in, n)
+			in = max(in, min(n, worker.TokensMost))
 		case `"completion_tokens"`, `"output_tokens"`:
-			out = max(out, n)
+			out = max(out, min(n, worker.TokensMost))
 		}
 	})
 	if err != nil {

@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"testing"
 	"testing/iotest"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Whatever the sizes of the reads are, the pieces are the answer, and the window has its end.
@@ -60,15 +62,16 @@ func (u *uneven) Read(p []byte) (int, error) {
 func TestUsageIsTheLastOneWithCounts(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string][2]int64{
-		`{"usage":{"prompt_tokens":3,"completion_tokens":2}}`:                           {3, 2},
-		`{"usage": {"input_tokens" : 7, "x":{"output_tokens":9}, "output_tokens":1 } }`: {7, 1},
-		`{"usage":{"prompt_tokens":3}} {"usage":null}`:                                  {3, 0},
-		`{"usage":{"prompt_tokens":3}} {"usage":{"prompt_tokens":4}}`:                   {4, 0},
-		`{"usage":{"prompt_tokens":"3"}}`:                                               {0, 0},
-		`{"usage":{"prompt_tokens":-3}}`:                                                {0, 0},
-		`{"usage":{"prompt_tokens":3`:                                                   {0, 0},
-		`{"usage":`:                                                                     {0, 0},
-		`{}`:                                                                            {0, 0},
+		`{"usage":{"prompt_tokens":3,"completion_tokens":2}}`:                                     {3, 2},
+		`{"usage": {"input_tokens" : 7, "x":{"output_tokens":9}, "output_tokens":1 } }`:           {7, 1},
+		`{"usage":{"prompt_tokens":3}} {"usage":null}`:                                            {3, 0},
+		`{"usage":{"prompt_tokens":3}} {"usage":{"prompt_tokens":4}}`:                             {4, 0},
+		`{"usage":{"prompt_tokens":"3"}}`:                                                         {0, 0},
+		`{"usage":{"prompt_tokens":-3}}`:                                                          {0, 0},
+		`{"usage":{"prompt_tokens":9223372036854775807,"completion_tokens":9223372036854775807}}`: {worker.TokensMost, worker.TokensMost},
+		`{"usage":{"prompt_tokens":3`:                                                             {0, 0},
+		`{"usage":`:                                                                               {0, 0},
+		`{}`:                                                                                      {0, 0},
 		`{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":4},"total_tokens":9}}`: {5, 0},
 	} {
 		var w window

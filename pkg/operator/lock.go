@@ -101,8 +101,8 @@ type Unlock struct {
 	invalidation.By
 }
 
-// ForceUnlock ends a lock and makes its key ready at its old position. Without EvenListed it ends only what
-// recovery would end, and returns invalidation.ErrState for a lock that a live node lists,
+// ForceUnlock ends a lock and makes its key ready at its old position. Without EvenListed it ends only a
+// lock that recovery would end, and returns invalidation.ErrState for a lock that a live node lists,
 // invalidation.ErrNotFound if there is no such lock any more.
 func (d *Database) ForceUnlock(ctx context.Context, u Unlock) error {
 	q, err := invalidation.Open(ctx, d.db, u.Queue)

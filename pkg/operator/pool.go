@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// PoolShare is how the slots of a model are divided between online calls and durable entries. What waits in a
-// pool is known to its gateways alone: each reports it with its heartbeats (Node.Load).
+// PoolShare is how the slots of a model are divided between online calls and durable entries.
+// Waiting requests of a pool are known to its gateways alone: each reports it with its heartbeats
+// (Node.Load).
 type PoolShare struct {
 	Model         string          `json:"model"`
 	Slots         int32           `json:"slots"`            // of usable instances

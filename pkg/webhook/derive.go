@@ -56,7 +56,7 @@ func (k SigningKey) sign(id, timestamp string, body []byte) []byte {
 
 const publicPrefix = "whpk_"
 
-// PublicKey verifies what an installation signs (VerifyKey). It is no secret.
+// PublicKey verifies signatures of an installation (VerifyKey). It is no secret.
 type PublicKey struct{ key ed25519.PublicKey }
 
 // ParsePublicKey reads whpk_ followed by 32 bytes in standard base64.

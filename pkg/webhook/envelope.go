@@ -17,14 +17,15 @@ const (
 	FormatBare     Format = "bare" // the data alone, as clients of a platform expect that name no envelope
 )
 
-// Envelope is what a receiver is told. All of it is under the signature: a receiver that compares issuer and audience
-// with what it expects cannot be given a message that was signed for another receiver, or by another installation.
+// Envelope is the message to a receiver. All of it is under the signature: a receiver that compares
+// issuer and audience with the expected ones cannot be given a message that was signed for another
+// receiver, or by another installation.
 type Envelope struct {
 	Type     string          `json:"type"`     // entry.done, entry.failed, entry.expired or entry.cancelled
 	At       time.Time       `json:"-"`        // when the entry ended
 	Issuer   string          `json:"issuer"`   // the installation that signs
 	Audience string          `json:"audience"` // the address that the message is for, as its pusher wrote it
-	Data     json.RawMessage `json:"data"`     // id, queue, outcome, and what came of it
+	Data     json.RawMessage `json:"data"`     // id, queue, outcome, and the result or error
 }
 
 // NewBody writes the body that Standard Webhooks recommends.

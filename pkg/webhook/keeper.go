@@ -14,7 +14,8 @@ import (
 // returned as texts, to be shown to their receivers.
 type Keeper struct {
 	DB postgres.DB
-	// Open returns the vault for what seals or opens secrets, or an error where the program has no key for it.
+	// Open returns the vault that seals and opens secrets, or an error where the program has no key
+	// for it.
 	Open func() (Vault, error)
 	// Policy says which addresses may be registered.
 	Policy AddressPolicy

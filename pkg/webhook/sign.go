@@ -108,7 +108,7 @@ func sign(id string, at time.Time, body []byte, secrets []Secret, keys []Signing
 	}, nil
 }
 
-// ErrSignature is what Verify returns for every message it does not trust.
+// ErrSignature is the error of Verify for every message that it does not trust.
 var ErrSignature = errors.New("webhook signature does not verify")
 
 // Verify checks a received message against any of the secrets, as receivers do. The error wraps ErrSignature.

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Codes of lines that did not run to their end.
@@ -97,13 +98,10 @@ func (r *results) count(body json.RawMessage) {
 		return // an answer of another form has no counts
 	}
 	u := answer.Usage
-	r.in += min(max(u.Prompt, u.Input, 0), tokensMost)
-	r.out += min(max(u.Completion, u.Output, 0), tokensMost)
-	r.cached += min(max(u.Details.Cached, 0), tokensMost)
+	r.in += min(max(u.Prompt, u.Input, 0), worker.TokensMost)
+	r.out += min(max(u.Completion, u.Output, 0), worker.TokensMost)
+	r.cached += min(max(u.Details.Cached, 0), worker.TokensMost)
 }
-
-// tokensMost bounds what a worker may say that one call took: sums of more would overflow.
-const tokensMost = 1 << 32
 
 // endedLine is a line whose entry has ended, without its answer.
 type endedLine struct {

@@ -19,11 +19,12 @@ import (
 
 // Config of Batches. The zero value works.
 type Config struct {
-	FileMax  int64         // bytes of a file: 200 MiB
-	LinesMax int           // lines of a batch: 50,000
-	LineMax  int           // bytes of a line: 8 MiB
-	Every    time.Duration // between two looks for work where there was none: 500 ms
-	TurnMax  time.Duration // of work on one batch, before the next one: 2 min
+	FileMax  int64             // bytes of a file: 200 MiB
+	LinesMax int               // lines of a batch: 50,000
+	LineMax  int               // bytes of a line: 8 MiB
+	Every    time.Duration     // between two looks for work where there was none: 500 ms
+	TurnMax  time.Duration     // of work on one batch, before the next one: 2 min
+	Hint     func(queue int32) // tells nodes that entries were committed; nil: they poll
 	Log      *slog.Logger
 }
 

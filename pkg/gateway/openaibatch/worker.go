@@ -146,11 +146,13 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.config.TurnMax)
 	defer cancel()
 	defer gateway.Recover(&err)
-	return postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+	var queue *int32 // that lines became entries of
+	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
 		b, err := oneBatch(postgres.Query(ctx, tx, takenSQL, id))
 		if err != nil {
 			return err
 		}
+		before := b.Fed
 		moved, fault, err := s.step(ctx, tx, &b)
 		if err != nil {
 			return err
@@ -164,9 +166,16 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 		if moved {
 			pause = 0
 		}
+		if b.Fed > before {
+			queue = b.QueueID
+		}
 		_, err = tx.Exec(ctx, restSQL, id, pause)
 		return err
 	})
+	if err == nil && queue != nil && s.config.Hint != nil {
+		s.config.Hint(*queue)
+	}
+	return err
 }
 
 // step does what is next for a batch. moved says whether something was done. fault is an error of the lines that were

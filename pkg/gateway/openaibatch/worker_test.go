@@ -114,11 +114,16 @@ func (s *shop) held(ctx context.Context, b batchRow) (turned <-chan bool, releas
 	}
 	result := make(chan bool, 1)
 	go func() { result <- s.turn(ctx) }()
-	for deadline := time.Now().Add(10 * time.Second); s.again(b).FailedTurns == 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			s.Error("the turn that runs is not counted")
+	// It is counted before it knows that, and before it waits.
+	const waitingSQL = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock')`
+	for deadline, waits := time.Now().Add(10*time.Second), false; !waits; time.Sleep(10 * time.Millisecond) {
+		if err := s.pool.QueryRow(s.Context(), waitingSQL).Scan(&waits); err != nil || time.Now().After(deadline) {
+			s.Errorf("no turn waits: %v", err)
 			break
 		}
+	}
+	if s.again(b).FailedTurns == 0 {
+		s.Error("the turn that runs is not counted")
 	}
 	return result, func() {
 		if err := lock.Rollback(context.WithoutCancel(s.Context())); err != nil {

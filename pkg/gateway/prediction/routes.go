@@ -27,6 +27,7 @@ type Config struct {
 	Secret func(ctx context.Context, owner string) (string, error)
 	// CheckWebhook returns why the address of a webhook is refused; nil: any host may be named.
 	CheckWebhook func(address string) error
+	Hint         func(queue int32) // tells nodes that an entry was committed; nil: they poll
 	Log          *slog.Logger
 }
 
@@ -167,9 +168,12 @@ func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.R
 		return err
 	}
 	o.base = s.base(r)
-	id, err := insert(r.Context(), s.db, o)
+	id, queue, err := insert(r.Context(), s.db, o)
 	if err != nil {
 		return err
+	}
+	if s.config.Hint != nil {
+		s.config.Hint(queue)
 	}
 	if o.Webhook != "" {
 		s.owed.ring()

@@ -37,7 +37,7 @@ type row struct {
 	ClaimedAt *time.Time
 	EndedAt   *time.Time
 	RanMS     *int64
-	RunsChat  bool // of a model of the OpenAI protocol: what the answer is read as
+	RunsChat  bool // the answer is read as one of the OpenAI protocol
 }
 
 // rowSQL reads predictions with the state of their entries. One of which neither an outcome nor the entry is there
@@ -170,14 +170,16 @@ SELECT $1, $2, $3, q.id, $4, $5, $6, $7, $8, $9, $10, CASE WHEN $11 THEN NULL EL
 // deadlineSQL is a deadline by the clock by which entries expire.
 const deadlineSQL = `SELECT clock_timestamp() + $1::interval`
 
-// insert makes the prediction and its entry in one transaction, and returns the id of the prediction.
-func insert(ctx context.Context, db postgres.DB, o order) (id string, err error) {
+// insert makes the prediction and its entry in one transaction, and returns the id of the prediction, and the queue of
+// the entry.
+func insert(ctx context.Context, db postgres.DB, o order) (id string, queue int32, err error) {
 	id = strings.ToLower(secret()[:26])
 	err = postgres.InTx(ctx, db, func(tx pgx.Tx) error {
 		q, err := invalidation.Open(ctx, tx, o.Queue)
 		if err != nil {
 			return err
 		}
+		queue = q.ID
 		ask := invalidation.Push{Payload: o.Payload, Flow: o.Flow, Name: "prediction"}
 		if o.CancelAfter > 0 {
 			if err := tx.QueryRow(ctx, deadlineSQL, o.CancelAfter).Scan(&ask.FinishBy); err != nil {
@@ -209,7 +211,7 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, err error)
 		}
 		return push(ctx, tx, p, eventStart, o.base)
 	})
-	return id, err
+	return id, queue, err
 }
 
 // secret returns 160 random bits as 32 characters.

@@ -1,0 +1,95 @@
+package gateway
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// setPolicy sets a policy, and returns the error of the database.
+func (x *exchange) setPolicy(config string) error {
+	_, err := x.pool.Exec(x.Context(), `SELECT penstock.set_gateway_policy('m', $1::text::jsonb, 'test')`, config)
+	return err
+}
+
+// A policy that gateways would not take is refused where it is set, by the name of the field: all nodes lease by it.
+func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	for config, field := range map[string]string{
+		`{"reserved": "20%"}`:                      "reserved",
+		`{"reserved": 5}`:                          "reserved",
+		`{"reserved": -3}`:                         "reserved",
+		`{"batch_reserved": 0.9}`:                  "reserved + batch_reserved",
+		`{"reserved": 0.6, "batch_reserved": 0.5}`: "reserved + batch_reserved",
+		`{"total": 1.5}`:                           "total",
+		`{"queue_ttl": 0}`:                         "queue_ttl",
+		`{"queue_ttl": "0s"}`:                      "queue_ttl",
+		`{"queue_ttl": "1 minute"}`:                "queue_ttl",
+		`{"preempt_after": "-1s"}`:                 "preempt_after",
+		`{"holdback": 1}`:                          "holdback",
+		`{"holdback": {"default": 2}}`:             "holdback.default",
+		`{"deviation": 1}`:                         "deviation",
+		`{"fair_scope": "none"}`:                   "fair_scope",
+		`{"refuse_status": 500}`:                   "refuse_status",
+		`{"refuse_status": "429"}`:                 "refuse_status",
+		`{"total": 5, "on_full": true}`:            "on_full",
+	} {
+		err := x.setPolicy(config)
+		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "ERROR: "+field+" is ") {
+			t.Errorf("%s: got %v", config, err)
+		}
+		if _, bad := ReadPolicy([]byte(config)); bad == nil {
+			t.Errorf("%s: a gateway takes it", config)
+		}
+	}
+	for _, config := range []string{
+		`{}`, `{"a field of a later version": 1}`, `{"reserved": null, "may_start": null}`, `{"reserved": 0.5, "batch_reserved": 0.5}`,
+		`{"queue_ttl": "1m30.5s", "cold_ttl": 0, "tpot_max": "80ms"}`, `{"holdback": {"default": 0}, "floors": {}}`, `{"on_full": "push", "refuse_status": 503}`,
+	} {
+		if err := x.setPolicy(config); err != nil {
+			t.Errorf("%s: %v", config, err)
+		}
+		if _, err := ReadPolicy([]byte(config)); err != nil {
+			t.Errorf("%s: a gateway does not take it: %v", config, err)
+		}
+	}
+	defaults, err := json.Marshal(DefaultPolicy())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := x.setPolicy(string(defaults)); err != nil {
+		t.Errorf("the defaults: %v", err)
+	}
+}
+
+// The check of the database knows every field that gateways read.
+func TestEachFieldOfAPolicyIsChecked(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	for field := range reflect.TypeFor[PoolPolicy]().Fields() {
+		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if err := x.setPolicy(fmt.Sprintf(`{%q: []}`, name)); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), name+" is []") {
+			t.Errorf("%s: got %v", name, err)
+		}
+	}
+}
+
+// A policy that was set before it was checked breaks no lease: nodes and gateways take the defaults.
+func TestLeasesGoOnUnderAPolicyThatIsNotValid(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.join(1)
+	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (7, 'node', 'default', interval '1 hour', 4, '{}')`)
+	for _, config := range []string{`{"reserved": "20%"}`, `{"reserved": 5}`, `{"reserved": -3}`} {
+		x.exec(`INSERT INTO penstock.gateway_policy (model, config) VALUES ('m', $1::text::jsonb) ON CONFLICT (model) DO UPDATE SET config = excluded.config`, config)
+		if n := x.count(`SELECT count(*) FROM penstock.lease_slots('m', 7, 20)`); n != 8 {
+			t.Errorf("%s: a task node gets %d of 10 slots, want the 8 that are not reserved", config, n)
+		}
+		x.exec(`DELETE FROM penstock.slot`)
+	}
+}
