@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -26,8 +27,11 @@ var allowedImports = map[string][]string{
 	"internal/devpostgres": {},
 	"internal/duty":        {},
 
+	// What a program that embeds the queue opens. It is the root of the module.
+	"penstock": {"internal/postgres"},
+
 	// What a program is told, and what it tells.
-	"internal/config":    {"internal/postgres"},
+	"internal/config":    {"penstock", "internal/postgres"},
 	"internal/telemetry": {},
 
 	"internal/telemetry/telemetrytest": {"internal/telemetry"},
@@ -93,13 +97,16 @@ var allowedImports = map[string][]string{
 	"cmd/gateway":  program,
 	"cmd/penstock": program,
 
+	// A program as its users write it: it has nothing of internal/.
+	"examples/greeting": {"penstock", "pkg/invalidation", "pkg/tasknode"},
+
 	// For development and tests.
 	"internal/pgtest": {"migrations", "internal/devpostgres", "internal/postgres"},
 }
 
 var (
 	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty"}
-	program = []string{"pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
+	program = []string{"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.
 	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
@@ -171,6 +178,18 @@ func TestProgramsDoNotLinkTestingCode(t *testing.T) {
 	}
 }
 
+// importGroups matches the import of a package of this module, and further down in the same list, behind an empty line,
+// of another one.
+var importGroups = regexp.MustCompile(`(?s)^[^)]*"github\.com/penstock/penstock[^)]*\n\n[^)]*"github\.com/penstock/penstock`)
+
+func TestImportsOfThisModuleAreOneGroup(t *testing.T) {
+	for path, text := range productionGo(t) {
+		if _, list, found := bytes.Cut(text, []byte("\nimport (\n")); found && importGroups.Match(list) {
+			t.Errorf("%s imports packages of this module in two groups", path)
+		}
+	}
+}
+
 func TestTableOfImportsRefusesWhatItShould(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
@@ -206,7 +225,7 @@ func permitted(allowed []string, name string) bool {
 func ours(imports []string) []string {
 	var names []string
 	for _, path := range imports {
-		if strings.HasPrefix(path, module+"/") {
+		if path == module || strings.HasPrefix(path, module+"/") {
 			names = append(names, relative(path))
 		}
 	}
@@ -214,7 +233,11 @@ func ours(imports []string) []string {
 	return slices.Compact(names)
 }
 
+// relative is an import path without the module's, whose root is penstock.
 func relative(path string) string {
+	if path == module {
+		return "penstock"
+	}
 	return strings.TrimPrefix(strings.TrimPrefix(path, module), "/")
 }
 

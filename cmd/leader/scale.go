@@ -125,7 +125,7 @@ func webhookBackend(cfg Leader) (*backend.Webhook, error) {
 // wakeScaler has the autoscaler decide at once when work comes for a model without instances. Without a session
 // that can listen it decides once a second.
 func wakeScaler(ctx context.Context, db config.Database, scaler *scale.Duty, log *slog.Logger) error {
-	conn, err := db.Listen()
+	conn, err := db.Connect(0).ListenConn()
 	if err != nil {
 		return err
 	}

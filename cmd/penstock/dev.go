@@ -14,8 +14,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/penstock/penstock/pkg/worker"
-
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
@@ -23,6 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // devOptions say what `penstock dev` starts.

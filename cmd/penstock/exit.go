@@ -35,7 +35,7 @@ const (
 
 const exitHelp = `Exit codes:
   0   done                              7   not confirmed
-  1   something unforeseen              8   waited in vain
+  1   something unforeseen              8   timed out waiting
   2   the command line is wrong         9   an awaited entry did not end well
   3   there is no such thing            10  doctor, verify: warnings
   4   its state does not allow it       20  doctor, verify: critical
@@ -52,7 +52,7 @@ func usagef(format string, args ...any) error { return usageError{fmt.Errorf(for
 // Errors of the commands themselves.
 var (
 	errUnconfirmed = errors.New("not confirmed")
-	errTimeout     = errors.New("waited in vain")
+	errTimeout     = errors.New("timed out waiting")
 )
 
 // verdict ends a command that did its work and found something: the output says what.

@@ -9,8 +9,7 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
+	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -39,17 +38,16 @@ func (d Database) Given(env func(name string) string) error {
 		"--database-url postgres://user@host/name or PENSTOCK_DATABASE_URL, or PGHOST")
 }
 
-// Listen returns the configuration of the connection that listens for hints, or nil if there can be
-// none: behind a pooler without a direct address.
-func (d Database) Listen() (*pgx.ConnConfig, error) {
-	if d.DirectURL == "" && d.Pooled {
-		return nil, nil
+// Connect is the section as package penstock reads it; maxConns is the program's own default.
+func (d Database) Connect(maxConns int) penstock.Config {
+	timeout := d.Timeout
+	if timeout == 0 {
+		timeout = -1 // there 0 means the default
 	}
-	cc, err := postgres.ConnConfig(postgres.Config{DSN: cmp.Or(d.DirectURL, d.URL)})
-	if err != nil {
-		return nil, fmt.Errorf("database.direct_url: %w", err)
+	return penstock.Config{
+		URL: d.URL, DirectURL: d.DirectURL, Pooled: d.Pooled, MaxConns: cmp.Or(max(0, d.MaxConns), maxConns),
+		StatementTimeout: timeout,
 	}
-	return cc, nil
 }
 
 // Pool is the section as package postgres reads it; maxConns is the program's own default.

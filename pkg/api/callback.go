@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Reports takes in what workers report about runs that they have accepted.
+// Reports receives reports of workers about runs that they have accepted.
 type Reports interface {
 	// Known says whether key is that of reports on the run of an entry under a token.
 	Known(entry, token int64, key string) bool

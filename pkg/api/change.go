@@ -44,7 +44,7 @@ type Why struct {
 
 func (w Why) by(ctx context.Context) invalidation.By { return Because(w).by(ctx) }
 
-// Reasoned is the body of what needs nothing but a reason.
+// Reasoned is the body of a request that needs nothing but a reason.
 type Reasoned struct{ Body Because }
 
 func (r Reasoned) by(ctx context.Context) invalidation.By { return r.Body.by(ctx) }
@@ -55,7 +55,7 @@ type Pausing struct{ Body UntilBody }
 func (p Pausing) by(ctx context.Context) invalidation.By { return p.Body.by(ctx) }
 func (p Pausing) until() time.Time                       { return p.Body.Until.Time }
 
-// UntilBody is what the body of a pause says.
+// UntilBody is the body of a pause.
 type UntilBody struct {
 	Because
 	Until Moment `json:"until,omitzero" doc:"When it ends by itself: a time, or a duration from now such as 30m. Absent: when it is ended."`
@@ -127,7 +127,7 @@ var (
 	errChanged       = errors.New("it has changed since; read it again")
 )
 
-// Conditional is what changes of configuration take.
+// Conditional has the headers of changes of configuration.
 type Conditional struct {
 	IfMatch string `header:"If-Match" doc:"The ETag that was read. What exists cannot be changed without."`
 }

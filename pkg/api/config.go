@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Config says what a server accepts. Its zero value means the defaults.
+// Config has the limits and parts of a server. Its zero value means the defaults.
 type Config struct {
 	// Open admits requests without a token, with every right. It is for development: requests must be addressed to this
 	// machine, and the server must listen on a loopback address.
@@ -23,15 +23,15 @@ type Config struct {
 	BodyBytesMax int64
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
-	// BodiesBytesMax bounds what the bodies of all requests together take in memory, half of it for streams,
-	// 8 MiB each. Default 256 MiB.
+	// BodiesBytesMax bounds the memory of the bodies of all requests together, half of it for
+	// streams, 8 MiB each. Default 256 MiB.
 	BodiesBytesMax int64
 	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
 	WaitersMax int
 	// CheckCallback refuses an address that callbacks must not go to; nil refuses none.
 	CheckCallback func(url string) error
-	// ReadModel lays an override over the config of a model, fills in defaults and checks what comes out. Nil: only the
-	// former, whatever comes out.
+	// ReadModel lays an override over the config of a model, fills in defaults and checks the
+	// result. Nil: the override is laid over, and nothing is checked.
 	ReadModel func(name string, config, override []byte) ([]byte, error)
 	// Webhooks keeps the receivers of callbacks; nil: they cannot be listed or changed here.
 	Webhooks Webhooks
@@ -42,7 +42,7 @@ type Config struct {
 	// TokenLifetime is that of a token whose creator gives no end. Default 365 days; negative: such a token
 	// does not end.
 	TokenLifetime time.Duration
-	// Checks are what must hold for the process to be ready, beside those that the server makes itself.
+	// Checks are conditions for the process to be ready, beside those that the server makes itself.
 	Checks []Check
 	// Metrics answers GET /metrics; nil for none.
 	Metrics http.Handler

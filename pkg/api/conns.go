@@ -144,8 +144,9 @@ type counted struct {
 // drainMax is how much is read of a request that was refused before its end.
 const drainMax = 4 << 20
 
-// CloseWrite ends the answer, and reads a part of what the client still sends: a connection closed over unread bytes is
-// reset, and an answer such as 431 lost. The server closes the connection afterwards.
+// CloseWrite ends the answer, and reads a part of the bytes that the client still sends: a
+// connection closed over unread bytes is reset, and an answer such as 431 lost. The server closes
+// the connection afterwards.
 func (c *counted) CloseWrite() error {
 	half, ok := c.Conn.(interface{ CloseWrite() error })
 	if !ok {

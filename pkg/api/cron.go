@@ -7,7 +7,7 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// InName is the input of what is about one cron job.
+// InName is the input of requests about one cron job.
 type InName struct {
 	Name string `path:"name" maxLength:"200"`
 }

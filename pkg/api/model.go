@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// InModel is the input of what is about one model, and InServer of one of its instances.
+// InModel is the input of requests about one model, and InServer of one of its instances.
 type InModel struct {
 	Model string `path:"model" maxLength:"200"`
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Paging is what every list takes.
+// Paging has the parameters of every list.
 type Paging struct {
 	Limit  int    `query:"limit" minimum:"1" maximum:"1000" default:"50" doc:"How many, at most."`
 	Cursor string `query:"cursor" maxLength:"2000" doc:"The next_cursor of the page before."`

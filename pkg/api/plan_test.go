@@ -35,7 +35,7 @@ func (p planned) scans() (tables []string) {
 
 // What all who wait and follow share, and what each of them asks before, costs the same whatever the backlog, the output
 // and the keys that are kept: planned once, on empty tables, as a leader's connections are.
-func TestLooksOfThoseWhoWaitNeverScan(t *testing.T) {
+func TestPollsOfRequestsThatWaitNeverScan(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
 	if err != nil {
 		t.Fatal(err)

@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// InQueue is the input of what is about one queue.
+// InQueue is the input of requests about one queue.
 type InQueue struct {
 	Queue string `path:"queue" maxLength:"48"`
 }

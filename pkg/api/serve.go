@@ -13,8 +13,8 @@ import (
 // grace is how long requests that are under way may take when the server ends.
 const grace = 5 * time.Second
 
-// Serve answers requests on the listener until ctx ends, then lets those under way finish. What goes wrong with
-// connections goes to log.
+// Serve answers requests on the listener until ctx ends, then lets those under way finish. Errors
+// of connections go to log.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{
 		Handler:           perAddress(handler),

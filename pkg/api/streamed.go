@@ -11,7 +11,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Streamed says what became of a stream.
+// Streamed is the result of a stream.
 type Streamed struct {
 	Lines      int64 `json:"lines"` // that were answered, blank ones left out
 	Inserted   int64 `json:"inserted"`

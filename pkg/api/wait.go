@@ -76,6 +76,6 @@ func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duratio
 	return nil
 }
 
-// Drain makes requests that wait return with what is known. Call it when the server is to end, which waits
-// for requests.
+// Drain makes waiting requests return with the present state. Call it when the server is to end,
+// which waits for requests.
 func (a *API) Drain() { a.drain() }

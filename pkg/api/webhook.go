@@ -9,9 +9,9 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Webhooks keeps the receivers of callbacks. What seals or opens secrets returns an error that wraps
-// invalidation.ErrState where the program has no key for it, and invalidation.ErrInvalid for an address that callbacks
-// may not go to.
+// Webhooks keeps the receivers of callbacks. Methods that seal or open secrets return an error that
+// wraps invalidation.ErrState where the program has no key for it, and invalidation.ErrInvalid for
+// an address that callbacks may not go to.
 type Webhooks interface {
 	// Register makes a receiver known, or enables it again, and returns its secret.
 	Register(ctx context.Context, url string, by invalidation.By) (secret string, err error)

@@ -49,7 +49,7 @@ func New(cfg Config) *Client {
 	return &Client{cfg: cfg}
 }
 
-// Code is what kind of error the API answered. It is compared with errors.Is.
+// Code is the kind of an error of the API. It is compared with errors.Is.
 type Code string
 
 // The codes that programs most often tell apart; docs/api.md has all of them.
@@ -69,12 +69,12 @@ const (
 
 func (c Code) Error() string { return string(c) }
 
-// Error is what the API answered instead of doing what it was asked.
+// Error is an answer of the API that refuses a request.
 type Error struct {
 	Status int    `json:"status"`
 	Code   Code   `json:"code"`
 	Detail string `json:"detail"`
-	// Errors say what is wrong with the request, and where.
+	// Errors name the invalid parts of the request.
 	Errors []struct {
 		Location string `json:"location"`
 		Message  string `json:"message"`
@@ -108,12 +108,12 @@ type request struct {
 type RawRequest struct {
 	Method, Path string // Path with its query, escaped
 	In           any    // the body, as JSON; nil for none
-	IfMatch      string // the ETag of what is to be changed, or *
+	IfMatch      string // the ETag of the object to change, or *
 	Key          string // Idempotency-Key, for a push
 }
 
-// Do makes a call and reads the answer into a pointer, nil for none. It sends again what can be sent twice: a GET, and
-// what has a Key.
+// Do makes a call and reads the answer into a pointer, nil for none. It sends requests again that
+// can be sent twice: a GET, and one with a Key.
 func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 	r := request{
 		method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch,

@@ -51,7 +51,7 @@ func (c *Client) Wait(ctx context.Context, id int64) (EntryState, error) {
 	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(id) + "?wait=30s"})
 }
 
-// WaitOwn is Wait for what Push or PushMany answered, which scope push allows.
+// WaitOwn is Wait for an answer of Push or PushMany, which scope push allows.
 func (c *Client) WaitOwn(ctx context.Context, p Pushed) (EntryState, error) {
 	query := url.Values{"wait": {"30s"}, "flow": {p.Flow}}
 	return c.wait(ctx, RawRequest{Method: "GET", Path: entryPath(p.ID) + "?" + query.Encode(), Key: p.Key})

@@ -13,11 +13,11 @@ import (
 	"time"
 )
 
-// Event is what happened to an entry.
+// Event is a change of an entry, or a piece of its output.
 type Event struct {
 	// Kind is state, progress, output, and at last ended, or gone where the queue keeps no outcomes.
 	Kind string
-	// ID is what Follow goes on after.
+	// ID is the position after which Follow goes on.
 	ID string
 
 	State EntryState // of state (id and state alone) and ended
@@ -25,17 +25,18 @@ type Event struct {
 	Done    float64 // of progress: 0 to 1
 	Message string  // of progress
 
-	// Of output: a piece of what a run has put out, in the order of Token and Seq. A larger token is a new
-	// run, which begins anew.
+	// Of output: a piece of the output of a run, in the order of Token and Seq. A larger token is a
+	// new run, which begins anew.
 	Output  []byte
 	Token   int64
 	Attempt int // 1 for the first
 	Seq     int // from 1, without gaps in a token
 }
 
-// Follow yields what happens to an entry from now on, progress and output of before included, until it has ended or ctx
-// ends. A connection that breaks is made anew, and goes on where it broke. After is the ID of the last event that was
-// seen, in this process or before; empty for everything. An error is the last thing that is yielded.
+// Follow yields the events of an entry, earlier progress and output included, until it has ended or
+// ctx ends. A connection that breaks is made anew, and goes on where it broke. After is the ID of
+// the last event that was seen, in this process or before; empty for everything. An error is
+// yielded last.
 func (c *Client) Follow(ctx context.Context, id int64, after string) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
 		r := request{method: http.MethodGet, path: entryPath(id) + "/events", after: after}

@@ -63,7 +63,7 @@ func (c *Client) Push(ctx context.Context, queue string, e Push) (Pushed, error)
 	return pushed, err
 }
 
-// PushMany accepts entries, all or none. The answers stand in the order of entries.
+// PushMany accepts entries, all or none. Answers are in the order of entries.
 func (c *Client) PushMany(ctx context.Context, queue string, entries []Push) ([]Pushed, error) {
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
@@ -74,7 +74,7 @@ func (c *Client) PushMany(ctx context.Context, queue string, entries []Push) ([]
 	return answer.Entries, err
 }
 
-// Summary says what became of a stream.
+// Summary is the result of a stream.
 type Summary struct {
 	Lines      int64 `json:"lines"`
 	Inserted   int64 `json:"inserted"`
@@ -99,9 +99,9 @@ const (
 	errorsMax   = 100
 )
 
-// PushStream accepts as many entries as there are, each by itself, in memory that does not grow with their number. A
-// part that broke off is sent again and finds what was accepted of it. With an error, the summary covers the parts
-// before; what there was of the last one is in the Error.
+// PushStream accepts as many entries as there are, each by itself, in memory that does not grow
+// with their number. A part that broke off is sent again, and its accepted entries are found. With
+// an error, the summary covers the parts before; that of the last part is in the Error.
 func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[Push]) (Summary, error) {
 	var total Summary
 	var part bytes.Buffer
