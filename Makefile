@@ -13,8 +13,10 @@ RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
-# Packages that are tested at a time: half of them wait for Postgres, for leases or for a clock.
-BESIDE  ?= 4
+# Packages that are tested at a time: half of them wait for Postgres, for leases or for a clock. The race detector leaves
+# fewer cores idle.
+BESIDE      ?= 6
+BESIDE_RACE ?= 4
 GO_IMAGE ?= golang:1.26
 SOAK    ?= 10m
 
@@ -84,7 +86,7 @@ SERIAL_IN := ./cmd/gateway ./cmd/leader ./cmd/penstock ./pkg/api ./pkg/cron ./pk
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/invalidation ./pkg/inference ./pkg/recovery ./cmd/tasknode ./cmd/penstock ./cmd/gateway ./pkg/api
+LONGEST  := ./pkg/invalidation ./pkg/recovery ./cmd/tasknode ./internal/devpostgres ./pkg/inference ./cmd/gateway ./pkg/api ./pkg/election ./pkg/tasknode ./web
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
@@ -102,7 +104,7 @@ race: ## Test the product under the race detector, where the machine has a C com
 	else \
 		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
 	fi; \
-	go test $(RACE) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	go test $(RACE) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
@@ -272,6 +274,8 @@ check-deploy: ## Decode the manifests for Kubernetes strictly, and let systemd c
 		tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 		for unit in deploy/systemd/*.service; do sed 's,^ExecStart=[^ ]*,ExecStart=/bin/true,' "$$unit" >"$$tmp/$$(basename "$$unit")"; done; \
 		systemd-analyze verify "$$tmp"/*.service; \
+		mkdir "$$tmp/penstock-leader.service.d"; cp deploy/systemd/scale-local.conf "$$tmp/penstock-leader.service.d"; \
+		systemd-analyze verify "$$tmp/penstock-leader.service"; \
 	fi
 
 clean: ## Remove what make built

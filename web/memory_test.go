@@ -107,7 +107,7 @@ func fleetReadings(text string) map[string]any {
 			{ID: 2, Name: text, Queue: text, State: "failed", Parts: 4, Done: 1, Bad: 3},
 		},
 		keyOf("operations", "", int64(0)): []operator.Operation{
-			{ID: 3, Queue: text, Verb: "retry_failures", Filter: map[string]any{"name": text}, Status: "running", Matched: 100, Changed: 40, Actor: text, Reason: text},
+			{ID: 3, Queue: text, Verb: "retry_failures", Filter: map[string]any{"name": text}, Status: "running", Matched: 100, Changed: 40, Actor: text, Reason: text, FailedSteps: 4, FailedAt: &now, Error: text},
 		},
 	}
 }
@@ -128,7 +128,7 @@ func TestPagesOfTheFleetAreDrawnFromTheirReadings(t *testing.T) {
 		"models":     {"gpu-1", "quarantined", "in doubt", "more than leased", "and 472 slots more", "Register again…", "4 cold starts"},
 		"fairness":   {"75 %", "now 0.800", "Weight…"},
 		"cron":       {"every hour", "12 s late", "Resume…", "broken"},
-		"operations": {"260 of 400 done (65 %), 8 failed", "40 of 100 done", "Retry…", "Resume…"},
+		"operations": {"260 of 400 done (65 %), 8 failed", "40 of 100 done", "failed 4 times", "Retry…", "Resume…"},
 	} {
 		status, text := draw(t, d, path)
 		if status != http.StatusOK {
