@@ -55,11 +55,12 @@ func (p *lanePoll) end(now time.Time, took time.Duration, cut bool) {
 	}
 }
 
-// wait is how long until a poll that is wanted may begin.
+// wait is how long until a poll that is wanted may begin: an hour if none is, and while one is in progress. The thread
+// that polls sees then that another poll is wanted.
 func (p *lanePoll) wait(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.wanted {
+	if !p.wanted || p.busy {
 		return time.Hour
 	}
 	return max(time.Millisecond, p.notBefore.Sub(now))
