@@ -189,8 +189,9 @@ chaos-mutants: ## Put one known bug after another into the programs: the fault h
 
 SEEDS ?= 100000
 FROM  ?= 1
-sim: ## Run the simulation from SEEDS=100000 schedules, the first of which is FROM=1, for a night on one core; it prints the steps of one that fails
-	go -C chaos test ./sim -count=1 -timeout 0 -run '^TestSimulation$$' -v -seeds $(SEEDS) -from $(FROM)
+PROCESSES ?= 0
+sim: ## Run the simulation from SEEDS=100000 schedules, the first of which is FROM=1, on all cores or in PROCESSES=1; it prints the steps of one that fails
+	go -C chaos test ./sim -count=1 -timeout 0 -run '^TestSimulation$$' -v -seeds $(SEEDS) -from $(FROM) -processes $(PROCESSES)
 
 screenshots: ## Write docs/images from seeded data, by chromium
 	mkdir -p docs/images

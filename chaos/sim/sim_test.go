@@ -1,12 +1,18 @@
 package sim
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"hash/fnv"
+	"os"
+	"os/exec"
+	"regexp"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,22 +22,34 @@ var (
 	seeds = flag.Uint64("seeds", 1000, "how many seeds TestSimulation runs")
 	from  = flag.Uint64("from", 1, "the first of these seeds")
 	seed  = flag.Uint64("seed", 0, "run this seed alone and print its steps")
+
+	processes = flag.Int("processes", 1, "how many processes TestSimulation plays its seeds in; 0: one for each core")
 )
 
 // oneAtATime lets one goroutine run at a time. Else two goroutines of a process that go on at the same moment reach its
 // mutexes in an order that differs from run to run, and a seed does not replay.
 func oneAtATime(t *testing.T) {
-	before := runtime.GOMAXPROCS(1)
-	t.Cleanup(func() { runtime.GOMAXPROCS(before) })
+	before, gc := runtime.GOMAXPROCS(1), debug.SetGCPercent(garbagePercent)
+	t.Cleanup(func() {
+		runtime.GOMAXPROCS(before)
+		debug.SetGCPercent(gc)
+	})
 }
+
+// garbagePercent is that of a program that keeps little and leaves much. With the usual one the collector took a sixth
+// of the time.
+const garbagePercent = 1000
 
 // Every seed is a schedule of its own; one that breaks a promise prints its steps.
 func TestSimulation(t *testing.T) {
-	oneAtATime(t)
 	first, last := *from, *from+*seeds-1
 	if *seed != 0 {
 		first, last = *seed, *seed
+	} else if *processes != 1 {
+		playBeside(t, first, last)
+		return
 	}
+	oneAtATime(t)
 	steps, faults := 0, map[string]int{}
 	for s := first; s <= last && !t.Failed(); s++ {
 		w := simulate(t, s)
@@ -50,6 +68,50 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 }
+
+// A process plays so many seeds, and another one goes on.
+const part = 500
+
+// playBeside plays seeds in several processes, for a process plays one at a time. It ends with the first that fails.
+func playBeside(t *testing.T, first, last uint64) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := make(chan uint64)
+	go func() {
+		defer close(parts)
+		for s := first; s <= last; s += part {
+			parts <- s
+		}
+	}()
+	atOnce := *processes
+	if atOnce == 0 {
+		atOnce = runtime.NumCPU()
+	}
+	var players sync.WaitGroup
+	for range atOnce {
+		players.Go(func() {
+			for s := range parts {
+				if t.Failed() {
+					continue
+				}
+				number := min(part, last-s+1)
+				out, err := exec.CommandContext(t.Context(), self, "-test.run", "^TestSimulation$", "-test.v",
+					"-from", fmt.Sprint(s), "-seeds", fmt.Sprint(number)).CombinedOutput()
+				if err != nil {
+					t.Errorf("seeds %d to %d: %v\n%s", s, s+number-1, err, out)
+				} else {
+					t.Logf("from %d: %s", s, bytes.TrimSpace(summary.Find(out)))
+				}
+			}
+		})
+	}
+	players.Wait()
+}
+
+// summary is what a process logs of its seeds.
+var summary = regexp.MustCompile(`\d+ seeds, .*`)
 
 // An election during a transaction that does not commit is not taken back with it.
 func TestElectionOutlivesARollback(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -56,7 +57,19 @@ var statements = []statement{
 	{"promote", "WHERE status = 'initial' AND due_at <=", promote},
 }
 
+// known are the statements that were met, by text.
+var known sync.Map
+
 func statementOf(sql string) *statement {
+	if s, ok := known.Load(sql); ok {
+		return s.(*statement)
+	}
+	s := find(sql)
+	known.Store(sql, s)
+	return s
+}
+
+func find(sql string) *statement {
 	for i := range statements {
 		if strings.Contains(sql, statements[i].sign) {
 			return &statements[i]

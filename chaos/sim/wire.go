@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"sync"
 	"time"
@@ -74,14 +75,56 @@ func deliver(v, destination any) error {
 	defer typesMu.Unlock()
 	oid, plain := typeOf(v)
 	if plain == nil {
-		return types.Scan(oid, pgx.TextFormatCode, nil, destination)
+		return deliverNull(oid, destination)
 	}
 	format := types.FormatCodeForOID(oid)
 	text, err := types.Encode(oid, format, plain, []byte{})
 	if err != nil {
 		return err
 	}
-	return types.Scan(oid, format, text, destination)
+	return planTo(oid, format, destination).Scan(text, destination)
+}
+
+// planKey is what the driver's way from a value to a variable depends on.
+type planKey struct {
+	oid    uint32
+	format int16
+	to     reflect.Type
+}
+
+// plans are those that the driver found before: it keeps none itself.
+var plans = map[planKey]pgtype.ScanPlan{}
+
+func planTo(oid uint32, format int16, destination any) pgtype.ScanPlan {
+	k := planKey{oid, format, reflect.TypeOf(destination)}
+	plan := plans[k]
+	if plan == nil {
+		plan = types.PlanScan(oid, format, destination)
+		plans[k] = plan
+	}
+	return plan
+}
+
+// deliverNull puts a null where the caller wants it, as one of a type that fits. Otherwise the driver tries all
+// types, each time anew.
+func deliverNull(oid uint32, destination any) error {
+	switch destination.(type) {
+	case *pgtype.Float8:
+		oid = pgtype.Float8OID
+	case *pgtype.Int8:
+		oid = pgtype.Int8OID
+	case *pgtype.Int4:
+		oid = pgtype.Int4OID
+	case *pgtype.Bool:
+		oid = pgtype.BoolOID
+	case *pgtype.TID:
+		oid = pgtype.TIDOID
+	case **time.Time:
+		oid = pgtype.TimestamptzOID
+	case *pgtype.FlatArray[pgtype.TID]:
+		oid = pgtype.TIDArrayOID
+	}
+	return planTo(oid, pgx.TextFormatCode, destination).Scan(nil, destination)
 }
 
 // arguments are those of a statement, as the product passes them to the driver.
