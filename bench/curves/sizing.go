@@ -115,7 +115,7 @@ func (s *site) pushLoad(ctx context.Context, n int, load load) error {
 		_, err := s.push(ctx, n, load.batch, entry)
 		return err
 	}
-	_, err := s.pushSingles(ctx, s.queue.On(s.pool), n, 16,
+	_, err := s.pushSingles(ctx, s.queue.WithTx(s.pool), n, 16,
 		entry) // each in a transaction of its own, as from many processes
 	return err
 }

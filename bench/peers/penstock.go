@@ -73,7 +73,7 @@ func (p *Penstock) BulkPush(ctx context.Context, n, groupSize int) (Work, error)
 func (p *Penstock) SinglePush(ctx context.Context, conns, n int, s Settings) (Work, error) {
 	defer p.hint(ctx)()
 	if s == Apart {
-		p.queue = p.queue.On(p.pushes)
+		p.queue = p.queue.WithTx(p.pushes)
 	}
 	return single(ctx, conns, n, p.pushOne())
 }

@@ -219,7 +219,7 @@ func (t *tables) laneReport(a arguments, from int64, now time.Time, head []ready
 	for _, h := range head {
 		last = h.pos
 	}
-	var dueIn any
+	var delayedFor any
 	if len(head) == 0 {
 		var first time.Time
 		for _, row := range t.ready {
@@ -229,12 +229,12 @@ func (t *tables) laneReport(a arguments, from int64, now time.Time, head []ready
 			}
 		}
 		if !first.IsZero() {
-			dueIn = seconds(first.Sub(now))
+			delayedFor = seconds(first.Sub(now))
 		}
 	}
 	limit := int32(a.number(4))
 	row := append(append([]any{nil, last}, make([]any, 14)...), "", places)
-	return append(row, true, int64(len(head)), int64(len(head)-taken), nil, dueIn, limit, limit, false)
+	return append(row, true, int64(len(head)), int64(len(head)-taken), nil, delayedFor, limit, limit, false)
 }
 
 // head are the ready rows that a claim scans, from a position on.

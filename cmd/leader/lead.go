@@ -65,7 +65,7 @@ type duties struct {
 
 // lead runs every duty until the term ends. If one of them fails, all end and the leader resigns.
 func (l *leader) lead(ctx context.Context, term election.Term) error {
-	db, fence := l.pools.duties, term.On(l.pools.duties)
+	db, fence := l.pools.duties, term.Fence(l.pools.duties)
 	cfg := recovery.Config{
 		Pause:           l.cfg.Leader.Recovery.Pause,
 		PassLocksMax:    l.cfg.Leader.Recovery.Locks,

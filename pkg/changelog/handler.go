@@ -144,7 +144,7 @@ func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
 		for _, q := range queues {
 			// A change may imply any number of entries: the push takes as long as the server works on it.
 			err := postgres.Attend(ctx, tx, pid, func(ctx context.Context) error {
-				_, err := q.On(tx).Push(ctx, pushes[q.Name]...)
+				_, err := q.WithTx(tx).Push(ctx, pushes[q.Name]...)
 				return err
 			})
 			if err != nil {

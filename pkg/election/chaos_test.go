@@ -99,7 +99,7 @@ func keepWriting(ctx context.Context, db *pgxpool.Pool, term election.Term) erro
 			ended = time.Now()
 		}
 		limited, cancel := context.WithTimeout(detached, 300*time.Millisecond)
-		_ = term.On(db).InTx(limited, func(tx pgx.Tx) error {
+		_ = term.Fence(db).InTx(limited, func(tx pgx.Tx) error {
 			time.Sleep(rand.N(5 * time.Millisecond))
 			_, err := tx.Exec(limited, `INSERT INTO written (term) VALUES ($1)`, term)
 			return err

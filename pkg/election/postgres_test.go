@@ -206,7 +206,7 @@ func TestWriteOfAnOldTermChangesNothing(t *testing.T) {
 	exec(t, pool, `CREATE TABLE written (term bigint)`)
 	old, next := takeTerm(t, pool), election.Term(0)
 	write := func(term election.Term) error {
-		return term.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+		return term.Fence(pool).InTx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `INSERT INTO written VALUES ($1)`, term)
 			return err
 		})
@@ -284,7 +284,7 @@ func TestTakeOverWaitsForWritesOfTheOldTerm(t *testing.T) {
 	var committed time.Time
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		err := old.On(pool).InTx(ctx, func(pgx.Tx) error {
+		err := old.Fence(pool).InTx(ctx, func(pgx.Tx) error {
 			close(inside)
 			<-goOn
 			return nil
@@ -323,7 +323,7 @@ func TestSilentTransactionOfALeaderIsEnded(t *testing.T) {
 	old := takeTerm(t, pool)
 	heir := candidacy(t, dsn, election.Config{})
 	began := time.Now()
-	err = old.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+	err = old.Fence(pool).InTx(ctx, func(tx pgx.Tx) error {
 		exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
 		elected(t, time.Minute, heir)
 		_, err := tx.Exec(ctx, `CREATE TABLE too_late ()`)
@@ -385,7 +385,7 @@ func TestElectionWorksWithoutPreparedStatements(t *testing.T) {
 			case <-time.After(20 * time.Millisecond):
 			}
 		}
-		return term.On(pool).InTx(ctx, func(tx pgx.Tx) error {
+		return term.Fence(pool).InTx(ctx, func(tx pgx.Tx) error {
 			_, err := tx.Exec(ctx, `CREATE TABLE written ()`)
 			return err
 		})

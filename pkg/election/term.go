@@ -17,9 +17,9 @@ type Term int64
 // written.
 var ErrTermOver = errors.New("term is over")
 
-// On returns the fence for a duty's writes: transactions of db that commit only while the term
+// Fence returns the fence for a duty's writes: transactions of db that commit only while the term
 // lasts.
-func (t Term) On(db postgres.DB) Fence { return Fence{term: t, db: db} }
+func (t Term) Fence(db postgres.DB) Fence { return Fence{term: t, db: db} }
 
 // Fence runs transactions under a term.
 type Fence struct {

@@ -256,7 +256,7 @@ func (m *miniNode) beat(ctx context.Context) {
 // recover does what the leader does for dead nodes, and promotes what has come due.
 func (m *miniNode) recover(ctx context.Context) {
 	for ctx.Err() == nil {
-		_, _ = m.queue.On(m.pool).Promote(ctx, 100)
+		_, _ = m.queue.WithTx(m.pool).Promote(ctx, 100)
 		locks, _ := invalidation.HeldLocks(ctx, m.pool)
 		_, _ = m.queue.Recover(ctx, locks, true)
 		pause(ctx, 20*time.Millisecond)

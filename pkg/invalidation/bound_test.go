@@ -125,7 +125,7 @@ func (c *bound) claim(q *Queue, node NodeID, random *rand.Rand) ([]*Lock, error)
 	}
 	defer tx.Rollback(c.ctx) // after the commit there is nothing to roll back
 	r := ClaimRequest{Node: node, ClaimID: c.claims.Add(1), Lane: Lane{Priority: 1, Flow: fmt.Sprint(random.IntN(3))}, Limit: 1 + random.IntN(20)}
-	got, err := q.On(tx).Claim(c.ctx, r)
+	got, err := q.WithTx(tx).Claim(c.ctx, r)
 	if err != nil {
 		return nil, err
 	}

@@ -83,11 +83,11 @@ func TestACapacityOfFlowsIsCountedInReadCommittedOnly(t *testing.T) {
 	tx, err := b.pool.BeginTx(b.ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	b.must(err)
 	defer tx.Rollback(b.ctx)
-	if _, err := free.On(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"}); err != nil { // takes the snapshot
+	if _, err := free.WithTx(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"}); err != nil { // takes the snapshot
 		t.Fatal(err)
 	}
 	b.must(b.pushFlow("a", 2))
-	_, err = b.q.On(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"})
+	_, err = b.q.WithTx(tx).Push(b.ctx, Push{Payload: json.RawMessage(`{}`), Flow: "a"})
 	if !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "capacity_per_flow, needs read committed") {
 		t.Errorf("a push by an older snapshot: %v, want ErrState that names capacity_per_flow", err)
 	}
@@ -187,7 +187,7 @@ func TestEndingsAreSettledWhateverTheirCountComesTo(t *testing.T) {
 func (b *bed) pushUntilFull() int {
 	b.Helper()
 	for {
-		_, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)})
+		_, err := b.q.WithTx(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)})
 		if errors.Is(err, ErrQueueFull) {
 			return b.count(`SELECT count(*) FROM penstock.entry`)
 		}
@@ -220,7 +220,7 @@ func TestEndingsAreCountedWhereSomeOfThemAreRefused(t *testing.T) {
 	}
 	accepted := 0
 	for range 9 {
-		if _, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); err == nil {
+		if _, err := b.q.WithTx(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); err == nil {
 			accepted++
 		}
 	}
@@ -238,7 +238,7 @@ func TestAnEntryThatEndsInTheHandlersTransactionIsCountedOnce(t *testing.T) {
 		run := &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
 		tx := b.begin()
 		b.must(run.FinishTx(b.ctx, tx, nil))
-		if _, err := b.q.On(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); !errors.Is(err, ErrQueueFull) {
+		if _, err := b.q.WithTx(b.pool).Push(b.ctx, Push{Payload: json.RawMessage(`1`)}); !errors.Is(err, ErrQueueFull) {
 			t.Errorf("a push beside an open transaction that ends an entry: %v, want ErrQueueFull", err)
 		}
 		if commit {

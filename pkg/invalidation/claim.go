@@ -38,8 +38,9 @@ type Claimed struct {
 	LowWater int64
 	Scanned  int // ready rows
 	Skipped  int // ready rows that could not be claimed, since their keys are locked: Sweep deletes them
-	// DueIn is how long the ready rows of the lane are delayed, where all of them are; 0 if none is. See NoCapacity.
-	DueIn time.Duration
+	// DelayedFor is how long the ready rows of the lane are delayed, where all of them are; 0 if none is. See
+	// NoCapacity.
+	DelayedFor time.Duration
 	// Drained reports that there was no ready row behind the scanned ones, and that all of them were claimed.
 	Drained bool
 }

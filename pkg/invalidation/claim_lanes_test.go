@@ -68,7 +68,7 @@ func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "a", "b", "c")
 	other := b.begin()
-	first, err := b.q.On(other).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 1}, flowLanes("b", "c"))
+	first, err := b.q.WithTx(other).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 1}, flowLanes("b", "c"))
 	if err != nil || len(first) != 1 {
 		t.Fatalf("claimed %+v (%v), want one lane", first, err)
 	}
@@ -176,7 +176,7 @@ func TestAClaimOfSeveralLanesThatDiesLeavesThemAll(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b")
 	tx := b.begin()
-	if c, err := b.q.On(tx).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 9}, flowLanes("b")); err != nil || len(c) != 2 {
+	if c, err := b.q.WithTx(tx).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 9}, flowLanes("b")); err != nil || len(c) != 2 {
 		t.Fatalf("claimed %+v (%v)", c, err)
 	}
 	b.kill(tx)

@@ -12,19 +12,19 @@ import (
 
 // laneReport is where the columns on a lane that a claim reached are scanned to. They are null in the row of a lock.
 type laneReport struct {
-	exclusive pgtype.Bool   // no other claimer was in the lane
-	scanned   pgtype.Int8   // ready rows
-	skipped   pgtype.Int8   // of these, rows that were not claimed
-	wait      pgtype.Float8 // seconds until a token bucket has enough, or the throttling ends; null for neither
-	dueIn     pgtype.Float8 // seconds until the first of the rows that were handed back for a while; null for none
-	headroom  pgtype.Int4   // locks that the request and the limits left to the lane
-	shared    pgtype.Int4   // locks that they left to all lanes together
-	queueWide pgtype.Bool   // a limit that all lanes share has no headroom
+	exclusive  pgtype.Bool   // no other claimer was in the lane
+	scanned    pgtype.Int8   // ready rows
+	skipped    pgtype.Int8   // of these, rows that were not claimed
+	wait       pgtype.Float8 // seconds until a token bucket has enough, or the throttling ends; null for neither
+	delayedFor pgtype.Float8 // seconds until the first of the rows that were handed back for a while; null for none
+	headroom   pgtype.Int4   // locks that the request and the limits left to the lane
+	shared     pgtype.Int4   // locks that they left to all lanes together
+	queueWide  pgtype.Bool   // a limit that all lanes share has no headroom
 }
 
 func (r *laneReport) columns() []any {
 	return []any{
-		&r.exclusive, &r.scanned, &r.skipped, &r.wait, &r.dueIn, &r.headroom, &r.shared, &r.queueWide,
+		&r.exclusive, &r.scanned, &r.skipped, &r.wait, &r.delayedFor, &r.headroom, &r.shared, &r.queueWide,
 	}
 }
 
@@ -37,8 +37,8 @@ func (r *laneReport) claimed(position int64) Claimed {
 		c.Limited, c.QueueWide = true, r.queueWide.Bool
 		c.Wait = time.Duration(r.wait.Float64 * float64(time.Second))
 	}
-	if r.dueIn.Valid {
-		c.DueIn = time.Duration(max(0.001, r.dueIn.Float64) * float64(time.Second))
+	if r.delayedFor.Valid {
+		c.DelayedFor = time.Duration(max(0.001, r.delayedFor.Float64) * float64(time.Second))
 	}
 	c.Drained = !c.Contended && c.Scanned < int(r.headroom.Int32) && c.Skipped == 0
 	return c

@@ -89,7 +89,7 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait, NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared,
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
        NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
@@ -160,17 +160,17 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
-       NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM locked) END, h.exclusive, h.scanned, h.skipped,
 {{- if .Limited}}
-       greatest(h.wait, headroom.wait), {{template "due"}},
+       greatest(h.wait, headroom.wait), {{template "delayed"}},
        CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
   FROM headroom CROSS JOIN (
 {{- else}}
-       h.wait, {{template "due"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
+       h.wait, {{template "delayed"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
 {{- end}}
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
@@ -320,7 +320,7 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
-       NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
@@ -332,11 +332,11 @@ UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
        CASE WHEN h.ord = 1 THEN (SELECT array_agg(row) FROM lock_solo) END, h.exclusive, h.scanned, h.scanned - h.taken,
 {{- if .Limited}}
-       greatest(h.wait, headroom.wait), {{template "due"}},
+       greatest(h.wait, headroom.wait), {{template "delayed"}},
        CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
   FROM headroom CROSS JOIN (
 {{- else}}
-       h.wait, {{template "due"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
+       h.wait, {{template "delayed"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
 {{- end}}
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
@@ -351,9 +351,9 @@ const throttledTemplate = `{{define "throttled"}}(
            SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
              FROM penstock.throttles($1, l.flow)){{end}}`
 
-// dueTemplate is for how long the rows of a lane in which nothing was found are delayed (s): the least of
+// delayedTemplate is for how long the rows of a lane in which nothing was found are delayed (s): the least of
 // the first hundred, null if there is none.
-const dueTemplate = `{{define "due"}}CASE WHEN h.scanned = 0 AND h.exclusive THEN (
+const delayedTemplate = `{{define "delayed"}}CASE WHEN h.scanned = 0 AND h.exclusive THEN (
            SELECT date_part('epoch', min(not_before) - clock_timestamp())
              FROM (SELECT not_before FROM penstock.ready
                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
@@ -380,7 +380,7 @@ const weightsTemplate = `{{define "weights"}}ARRAY(
                     LIMIT $5::int) r
             ORDER BY r.pos){{end}}`
 
-const claimParts = throttledTemplate + dueTemplate + weightsTemplate
+const claimParts = throttledTemplate + delayedTemplate + weightsTemplate
 
 var (
 	deleteFirst = template.Must(template.New("claim, delete first").Parse(claimParts + deleteFirstTemplate))

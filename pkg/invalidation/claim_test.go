@@ -67,7 +67,7 @@ func TestClaimLeavesALaneThatAnotherClaimerIsIn(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("", "")
 	other := b.begin()
-	if c, err := b.q.On(other).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
+	if c, err := b.q.WithTx(other).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
 		t.Fatalf("the first claimer got %d locks (%v)", len(c.Locks), err)
 	}
 	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}); !c.Contended || len(c.Locks) != 0 {

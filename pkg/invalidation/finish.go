@@ -150,7 +150,7 @@ func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending End
 			q.Name, isolation, ErrInvalid)
 	}
 	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
-	s, err := q.On(tx).settleHeld(ctx, node, []Ending{ending}, false)
+	s, err := q.WithTx(tx).settleHeld(ctx, node, []Ending{ending}, false)
 	if changedMeanwhile(err) {
 		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name,
 			ErrConflict, err)

@@ -104,7 +104,7 @@ func (b *bed) pushAll(db postgres.DB, pushes ...Push) []EntryID {
 			pushes[i].Payload = json.RawMessage(`{}`)
 		}
 	}
-	pushed, err := b.q.On(db).Push(b.ctx, pushes...)
+	pushed, err := b.q.WithTx(db).Push(b.ctx, pushes...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func (b *bed) settle(endings ...Ending) {
 // settleOn returns how many tokens were still ours.
 func (b *bed) settleOn(db postgres.DB, endings ...Ending) int {
 	b.Helper()
-	ours, err := b.q.On(db).Settle(b.ctx, here, endings)
+	ours, err := b.q.WithTx(db).Settle(b.ctx, here, endings)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -167,7 +167,7 @@ func TestASaveThatIsNotCommittedKeepsTheLock(t *testing.T) {
 	b.push("")
 	l := b.claimOne()
 	saver := b.begin()
-	run := &Run{Queue: b.q.On(saver), Entry: l.Entries[0], Lock: l, Node: here}
+	run := &Run{Queue: b.q.WithTx(saver), Entry: l.Entries[0], Lock: l, Node: here}
 	if err := run.Save(b.ctx, 1); err != nil {
 		t.Fatal(err)
 	}

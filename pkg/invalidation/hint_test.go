@@ -198,7 +198,7 @@ func TestAPushIsHeardAfterItsCommit(t *testing.T) {
 	q := b.q.Hinting(hinter)
 
 	tx := b.begin()
-	if _, err := q.On(tx).Push(b.ctx, withPayload(Push{})); err != nil {
+	if _, err := q.WithTx(tx).Push(b.ctx, withPayload(Push{})); err != nil {
 		t.Fatal(err)
 	}
 	b.commit(tx)
@@ -279,7 +279,7 @@ func (f *fullNotifications) SendBatch(ctx context.Context, sent *pgx.Batch) pgx.
 func TestAPushIsAcceptedWhileNotificationsAreRefused(t *testing.T) {
 	b := newBed(t, Config{})
 	full := &fullNotifications{DB: b.pool}
-	q := b.q.On(full).Hinting(NewHinter(b.pool, 0))
+	q := b.q.WithTx(full).Hinting(NewHinter(b.pool, 0))
 	for range 2 {
 		pushed, err := q.Push(b.ctx, withPayload(Push{}))
 		if err != nil || len(pushed) != 1 {

@@ -22,7 +22,7 @@ func TestAClaimerThatIsKilledBeforeItsCommitTakesNothing(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.push("", "K", "K")
 	tx := b.begin()
-	c, err := b.q.On(tx).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 9, IgnoreRowLocks: true})
+	c, err := b.q.WithTx(tx).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 9, IgnoreRowLocks: true})
 	if err != nil || len(c.Locks) != 2 {
 		t.Fatalf("claimed %d locks (%v)", len(c.Locks), err)
 	}

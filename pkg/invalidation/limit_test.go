@@ -270,7 +270,7 @@ func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
 	q := b.plenty()
 	late := b.begin()
 	for i, flow := range []string{"a", "b"} { // claims that do not count do not meet
-		if c, err := q.On(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: int32(i), Lane: Lane{Priority: 1, Flow: flow}, Limit: 2}); err != nil || len(c.Locks) != 2 {
+		if c, err := q.WithTx(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: int32(i), Lane: Lane{Priority: 1, Flow: flow}, Limit: 2}); err != nil || len(c.Locks) != 2 {
 			t.Fatalf("%d locks, %v", len(c.Locks), err)
 		}
 		if i == 0 {
@@ -397,7 +397,7 @@ func TestAQueueDoesNotComeUnderALimitBesideALongTransactionOfAClaim(t *testing.T
 	b.must(setLimit(b.ctx, b.pool, "one", limitOptions{MaxUnits: &one}))
 	b.push("", "")
 	late := b.begin()
-	if c, err := b.q.On(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
+	if c, err := b.q.WithTx(late).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
 		t.Fatalf("claimed %d (%v)", len(c.Locks), err)
 	}
 	if err := useLimit(b.ctx, b.pool, b.q.Name, "one", 1); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "3 seconds") {

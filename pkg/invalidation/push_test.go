@@ -123,7 +123,7 @@ func TestAPlainPushToADroppedQueueIsRefusedAndToOneOfTheSameNameAccepted(t *test
 		t.Errorf("push to a dropped queue: %v", err)
 	}
 	tx := b.begin()
-	if _, err := b.q.On(tx).Push(b.ctx, withPayload(Push{})); !errors.Is(err, ErrQueueNotFound) {
+	if _, err := b.q.WithTx(tx).Push(b.ctx, withPayload(Push{})); !errors.Is(err, ErrQueueNotFound) {
 		t.Errorf("push to a dropped queue inside a transaction: %v", err)
 	}
 	if err := tx.Rollback(b.ctx); err != nil {
@@ -236,7 +236,7 @@ func TestIdempotencyKeyNamesTheFirstEntry(t *testing.T) {
 	b := newBed(t, Config{})
 	p := Push{Payload: json.RawMessage(`{"a": 1}`), IdempotencyKey: "i"}
 	tx := b.begin()
-	first, err := b.q.On(tx).Push(b.ctx, p, p)
+	first, err := b.q.WithTx(tx).Push(b.ctx, p, p)
 	if err != nil || first[0].Verdict != Inserted || first[1] != (Pushed{first[0].ID, Replayed}) {
 		t.Fatalf("first push: %v, %v", first, err)
 	}
@@ -441,7 +441,7 @@ func TestPushesThatMeetAtTheCapacityDoNotExceedIt(t *testing.T) {
 	for range 12 {
 		pushers.Go(func() {
 			for range 10 { // each alone, not in a batch with others
-				_, err := b.q.On(b.pool).Push(b.ctx, slices.Repeat([]Push{{Payload: json.RawMessage(`1`)}}, 3)...)
+				_, err := b.q.WithTx(b.pool).Push(b.ctx, slices.Repeat([]Push{{Payload: json.RawMessage(`1`)}}, 3)...)
 				if err != nil && !errors.Is(err, ErrQueueFull) {
 					t.Error(err)
 				}

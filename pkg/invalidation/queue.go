@@ -53,7 +53,7 @@ func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
 	if len(queues) == 0 {
 		return nil, fmt.Errorf("open queue %q: %w", name, ErrQueueNotFound)
 	}
-	return queues[0].on(db), nil
+	return queues[0].bind(db), nil
 }
 
 // Reopen reads the queue and its settings again, or returns ErrQueueNotFound. Its pushes hint as those of q do, and go
@@ -83,7 +83,7 @@ func List(ctx context.Context, db postgres.DB) ([]*Queue, error) {
 		return nil, fmt.Errorf("list queues: %w", err)
 	}
 	for _, q := range queues {
-		q.on(db)
+		q.bind(db)
 	}
 	return queues, nil
 }
@@ -114,9 +114,9 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 		force, given(by.Reason), given(by.Actor))
 }
 
-// on binds the queue to a database and writes its statements. The table's name comes from the registry and is
+// bind binds the queue to a database and writes its statements. The table's name comes from the registry and is
 // quoted here, the only place where an identifier enters SQL.
-func (q *Queue) on(db postgres.DB) *Queue {
+func (q *Queue) bind(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
 	q.db, q.policy, q.batcher = db, &lanePolicy{}, &batcher{}
@@ -140,8 +140,9 @@ func (q *Queue) on(db postgres.DB) *Queue {
 	return q
 }
 
-// On returns the same queue on another database handle, usually a transaction. Its pushes go by themselves.
-func (q *Queue) On(db postgres.DB) *Queue {
+// WithTx returns the same queue on another database handle, usually a transaction. Its pushes are not batched with
+// those of others.
+func (q *Queue) WithTx(db postgres.DB) *Queue {
 	other := *q
 	other.db, other.batcher = db, nil
 	return &other

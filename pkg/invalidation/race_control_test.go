@@ -236,7 +236,7 @@ func TestClaimPassesByAKeyThatIsBeingCompacted(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true})
 	ids := b.push("K", "K")
 	operatorTx := b.begin()
-	n, err := b.q.On(operatorTx).Compact(b.ctx, "K")
+	n, err := b.q.WithTx(operatorTx).Compact(b.ctx, "K")
 	b.must(err)
 	b.want(n, 1)
 	b.want(len(b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1, IgnoreRowLocks: true}).Locks), 0)

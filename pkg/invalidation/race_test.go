@@ -84,7 +84,7 @@ func TestSettleSeesWhatASweepTookWhileItWaited(t *testing.T) {
 	settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, doneAll(lock)) })
 	b.awaitBlocked(sweep)
 	came := b.push("K")
-	if swept, err := b.q.On(sweep).Sweep(b.ctx, usual, 0, 1<<40); err != nil || swept != 1 {
+	if swept, err := b.q.WithTx(sweep).Sweep(b.ctx, usual, 0, 1<<40); err != nil || swept != 1 {
 		t.Fatalf("swept %d ready rows (%v), want the one of the locked key", swept, err)
 	}
 	b.commit(sweep)
@@ -136,7 +136,7 @@ func TestPushNeitherWaitsForAClaimNorReliesOnItsReadyRow(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("K")
 	claimer := b.begin()
-	c, err := b.q.On(claimer).Claim(b.ctx, ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 1})
+	c, err := b.q.WithTx(claimer).Claim(b.ctx, ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 1})
 	if err != nil || c.Skipped != 0 {
 		t.Fatalf("claim left %d (%v)", c.Skipped, err)
 	}

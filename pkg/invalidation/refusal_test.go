@@ -24,7 +24,7 @@ func TestARefusedPushWritesNothing(t *testing.T) {
 		tx := b.begin()
 		attempt, err := tx.Begin(b.ctx)
 		b.must(err)
-		if _, err := b.q.On(attempt).Push(b.ctx, p); !errors.Is(err, ErrQueueFull) {
+		if _, err := b.q.WithTx(attempt).Push(b.ctx, p); !errors.Is(err, ErrQueueFull) {
 			t.Errorf("%s: the push answered %v, want ErrQueueFull", option, err)
 		}
 		b.must(attempt.Rollback(b.ctx))

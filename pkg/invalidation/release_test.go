@@ -23,7 +23,7 @@ func TestAReleasedEntryKeepsItsPositionInItsKey(t *testing.T) {
 			c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10})
 			b.want(entryIDs(c.Locks...), later[1:])
 			b.settle(doneAll(c.Locks...)...)
-			if c = b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); c.DueIn <= 0 || c.DueIn > delay || len(c.Locks) != 0 {
+			if c = b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 10}); c.DelayedFor <= 0 || c.DelayedFor > delay || len(c.Locks) != 0 {
 				t.Errorf("found %+v, want to be told for how long the key is held back", c)
 			}
 			b.exec(b.pool, `UPDATE penstock.ready SET not_before = clock_timestamp() - interval '1 second' WHERE not_before IS NOT NULL`)

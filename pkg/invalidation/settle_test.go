@@ -325,7 +325,7 @@ func TestTwoPromotersShareTheDue(t *testing.T) {
 	}
 	b.exec(b.pool, `UPDATE penstock.entry SET due_at = clock_timestamp() - id * interval '1 second'`)
 	one := b.begin()
-	if n, err := b.q.On(one).Promote(b.ctx, 2); n != 2 || err != nil {
+	if n, err := b.q.WithTx(one).Promote(b.ctx, 2); n != 2 || err != nil {
 		t.Fatalf("the first promoted %d (%v), want 2", n, err)
 	}
 	if n, err := b.q.Promote(b.ctx, 2); n != 1 || err != nil {
@@ -456,7 +456,7 @@ func TestEndingsAreRefusedUnderAFixedSnapshot(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(b.ctx)
-	if _, err := b.q.On(tx).Settle(b.ctx, here, doneAll(l)); !errors.Is(err, ErrState) {
+	if _, err := b.q.WithTx(tx).Settle(b.ctx, here, doneAll(l)); !errors.Is(err, ErrState) {
 		t.Errorf("settled under repeatable read: %v", err)
 	}
 }

@@ -76,7 +76,7 @@ func (c *crowd) push(key string) func(*rand.Rand) error {
 		}
 		back := random.IntN(5) == 0
 		err := postgres.InTx(c.ctx, c.pool, func(tx pgx.Tx) error {
-			pushed, err := c.q.On(tx).Push(c.ctx, pushes...)
+			pushed, err := c.q.WithTx(tx).Push(c.ctx, pushes...)
 			if err != nil {
 				return err
 			}

@@ -118,7 +118,7 @@ func (b *queueBed) pushAll(db postgres.DB, pushes ...Push) []EntryID {
 			pushes[i].Payload = json.RawMessage(`{}`)
 		}
 	}
-	pushed, err := b.q.On(db).Push(b.ctx, pushes...)
+	pushed, err := b.q.WithTx(db).Push(b.ctx, pushes...)
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -165,7 +165,7 @@ func (b *queueBed) settle(endings ...Ending) {
 
 func (b *queueBed) settleOn(db postgres.DB, endings ...Ending) int {
 	b.Helper()
-	ours, err := b.q.On(db).Settle(b.ctx, here, endings)
+	ours, err := b.q.WithTx(db).Settle(b.ctx, here, endings)
 	if err != nil {
 		b.Fatal(err)
 	}

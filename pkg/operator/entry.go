@@ -308,9 +308,9 @@ func (d *Database) Compact(ctx context.Context, queue, key, after string,
 	err = postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
 		var err error
 		if key != "" {
-			replaced, err = q.On(tx).Compact(ctx, key)
+			replaced, err = q.WithTx(tx).Compact(ctx, key)
 		} else {
-			replaced, next, err = q.On(tx).CompactQueue(ctx, 2, 1000, after)
+			replaced, next, err = q.WithTx(tx).CompactQueue(ctx, 2, 1000, after)
 		}
 		if err != nil || replaced == 0 {
 			return err

@@ -77,7 +77,7 @@ func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
 	}
 	for _, id := range behind {
 		if q := byID[id]; q != nil {
-			if err := c.compact(ctx, q.On(c.db)); err != nil {
+			if err := c.compact(ctx, q.WithTx(c.db)); err != nil {
 				return 0, err
 			}
 		}

@@ -274,7 +274,7 @@ func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
 	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
-		n, err = verb(q.On(tx), ctx, limit)
+		n, err = verb(q.WithTx(tx), ctx, limit)
 		return err
 	})
 	return n, err

@@ -152,7 +152,7 @@ func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuc
 	}
 	var r invalidation.Recovered
 	err := l.write(ctx, len(batch), func(ctx context.Context, tx pgx.Tx) (err error) {
-		r, err = q.On(tx).Recover(ctx, held, batch[0].Cause.Crashed())
+		r, err = q.WithTx(tx).Recover(ctx, held, batch[0].Cause.Crashed())
 		return err
 	})
 	return r, err

@@ -187,8 +187,8 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 		n.lanes.leaveAwake(v)
 	} else if pause := n.lanes.rewind(v); pause > 0 {
 		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(pause)))
-	} else if c.DueIn > 0 { // rows that were handed back for a while
-		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(min(c.DueIn, 100*time.Millisecond))))
+	} else if c.DelayedFor > 0 { // rows that were handed back for a while
+		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(min(c.DelayedFor, 100*time.Millisecond))))
 	} else {
 		n.lanes.leaveAsleep(v)
 	}

@@ -27,7 +27,7 @@ func TestAnOpenPushOverManyKeysHidesNothingBehindThem(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback(context.Background()) // the push is not wanted
-	if _, err := q.On(tx).Push(t.Context(), pushes...); err != nil {
+	if _, err := q.WithTx(tx).Push(t.Context(), pushes...); err != nil {
 		t.Fatal(err)
 	}
 	push(t, q, invalidation.Push{Name: "behind", Payload: json.RawMessage(`{}`)})

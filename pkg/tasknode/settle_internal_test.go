@@ -98,7 +98,7 @@ func TestABatchThatCannotBeRecordedIsDivided(t *testing.T) {
 			if err != nil || len(claimed.Locks) != entries {
 				t.Fatalf("claimed %d locks: %v", len(claimed.Locks), err)
 			}
-			p := pile{queue: q.On(db)}
+			p := pile{queue: q.WithTx(db)}
 			for _, l := range claimed.Locks {
 				j := assigned()
 				j.lock, j.reserved.node, j.reserved.queue = l, n, j.served

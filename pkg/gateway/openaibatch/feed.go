@@ -168,7 +168,7 @@ func pushInside(ctx context.Context, tx pgx.Tx, q *invalidation.Queue, pushes []
 	pushed []invalidation.Pushed, err error,
 ) {
 	err = pgx.BeginFunc(ctx, tx, func(inner pgx.Tx) error {
-		pushed, err = q.On(inner).Push(ctx, pushes...)
+		pushed, err = q.WithTx(inner).Push(ctx, pushes...)
 		return err
 	})
 	return pushed, err

@@ -186,7 +186,7 @@ func insert(ctx context.Context, db postgres.DB, o order) (id string, queue int3
 				return fmt.Errorf("read deadline of prediction: %w", err)
 			}
 		}
-		pushed, err := q.On(tx).Push(ctx, ask)
+		pushed, err := q.WithTx(tx).Push(ctx, ask)
 		if err != nil {
 			return err
 		}

@@ -39,7 +39,7 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, $3 AS flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait, NULL::float8 AS due_in, NULL::int AS headroom, NULL::int AS shared,
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
        NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
