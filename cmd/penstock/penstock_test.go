@@ -230,24 +230,6 @@ func TestMigrateFromNothing(t *testing.T) {
 	}
 }
 
-func TestBenchMeasuresAndLeavesNothingBehind(t *testing.T) {
-	dsn := pgtest.DSN(t)
-	out, errs, code := command(t, nil, "bench", "--entries", "300", "--single", "10", "--batch", "100", "--yes", "-o", "json", "--database-url", dsn)
-	var phases []phase
-	if err := json.Unmarshal([]byte(out), &phases); code != 0 || err != nil {
-		t.Fatalf("exit %d (%v): %s%s", code, err, out, errs)
-	}
-	if len(phases) != 3 || phases[2].Entries != 310 || phases[2].PerSecond <= 0 || phases[0].P99MS <= 0 {
-		t.Errorf("phases are %+v", phases)
-	}
-	if out, _, _ := command(t, nil, "queue", "list", "--database-url", dsn); strings.Contains(out, "bench_") {
-		t.Errorf("the bench left a queue behind:\n%s", out)
-	}
-	if out, _, _ := command(t, nil, "node", "list", "--database-url", dsn, "-o", "json"); out != "[]\n" {
-		t.Errorf("the bench left a node behind:\n%s", out)
-	}
-}
-
 func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 	for _, c := range []struct {
 		err  error

@@ -15,7 +15,7 @@ var commands = []func(*app) *cobra.Command{
 	lockCommand, nodeCommand, limitCommand, flowCommand, pauseCommand, applicationCommand, operationCommand,
 	auditCommand, tokenCommand,
 	cronCommand, batchCommand, modelCommand, instanceCommand, slotCommand, scaleCommand, webhookCommand, gatewayCommand,
-	topCommand, doctorCommand, migrateCommand, grantsCommand, benchCommand, replayCommand, devCommand, versionCommand,
+	topCommand, doctorCommand, migrateCommand, grantsCommand, replayCommand, devCommand, versionCommand,
 }
 
 // newRoot builds the tree of commands for one run.

@@ -26,7 +26,7 @@ import (
 )
 
 // onlyOnTheDatabase are the commands that the API has not.
-var onlyOnTheDatabase = regexp.MustCompile(`^(migrate|doctor|bench)\b|--database-url`)
+var onlyOnTheDatabase = regexp.MustCompile(`^(migrate|doctor)\b|--database-url`)
 
 // differences are where the session through a server reads otherwise, and why.
 var differences = []struct{ why, database, api string }{
@@ -288,7 +288,6 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		"an actor":                    {nil, "queue list --actor ada --server http://x", exitUsage, "the actor is that of the token"},
 		"doctor":                      {nil, "doctor --deep --server http://x", exitUsage, "it works only on the database"},
 		"migrate":                     {nil, "migrate up --server http://x", exitUsage, "penstock migrate up works only on the database: use --database-url"},
-		"bench":                       {nil, "bench --yes --server http://x", exitUsage, "penstock bench works only on the database: use --database-url"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			var out bytes.Buffer

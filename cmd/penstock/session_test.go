@@ -143,7 +143,6 @@ var unsettled = []struct {
 	{regexp.MustCompile(`\bpst_[0-9a-f]{72}\b`), "<secret>"},
 	{regexp.MustCompile(`go1\.\S+`), "<go>"},
 	{regexp.MustCompile(`(?m)^(penstock|commit)  +\S+$`), "$1  <build>"},
-	{regexp.MustCompile(`bench_[0-9a-f]{8}`), "bench_<random>"},
 	{regexp.MustCompile(`schema  +\d{5}_\w+\.sql\b`), "schema  <migration>"},
 	{regexp.MustCompile(`Postgres \d+[^\n]*`), "Postgres <version>"},
 	{regexp.MustCompile(`\d+ of \d+ in use`), "<n> of <n> in use"},
