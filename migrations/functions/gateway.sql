@@ -153,6 +153,39 @@ BEGIN
     RETURN moved;
 END $$;
 
+-- offer_slots hands over as many of the slots that a gateway could do without as the other nodes miss together, from the
+-- first on, as hand_over_slots does; the rest stays the holder's. It returns how many slots they miss. Where they miss
+-- none it waits for no lock.
+-- Locks: those of hand_over_slots.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.offer_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
+RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    missed integer := penstock.missed_slots(wanted, holder);
+BEGIN
+    IF missed = 0 THEN
+        RETURN 0;
+    END IF;
+    PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
+    missed := penstock.missed_slots(wanted, holder); -- another holder may have given some meanwhile
+    IF missed > 0 THEN
+        PERFORM penstock.hand_over_slots(wanted, holder, instances[1:missed], numbers[1:missed], tokens[1:missed]);
+    END IF;
+    RETURN missed;
+END $$;
+
+-- missed_slots returns how many slots of a model the nodes other than one miss together.
+-- Callers: offer_slots.
+CREATE OR REPLACE FUNCTION penstock.missed_slots(wanted text, holder bigint) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT coalesce(sum(d.missing), 0)
+              FROM penstock.slot_demand d
+              JOIN penstock.hungry_nodes(wanted) h ON h.node_id = d.node_id
+             WHERE d.model = wanted AND d.node_id <> holder);
+END $$;
+
 -- group_is_over returns whether the instances of an instance's device group hold more slots than the group has.
 -- Callers: hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.group_is_over(i penstock.instance) RETURNS boolean

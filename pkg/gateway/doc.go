@@ -62,7 +62,8 @@
 // # The account of slots
 //
 //	registration.go the gateway's row among the nodes
-//	leases.go       leases slots while requests wait, and asks for preemption
+//	leases.go       one feeder for each pool, and what they share
+//	feeder.go       leases slots while requests wait, and asks for preemption
 //	giveback.go     gives slots back, and compares them with the database
 //	trust.go        which slots may be used after the process was stopped
 //	store.go        the statements

@@ -19,6 +19,7 @@ type gate struct {
 	alarm *time.Timer
 	armed time.Time // what the alarm is set to; zero: it is not
 	peak  int       // most calls in flight since it was read last
+	usual float64   // most calls in flight of late
 
 	hinted time.Time // until then other nodes are known to miss slots, none of which was idle here; zero: they are not
 }

@@ -131,7 +131,7 @@ func (g *Gateway) SetModels(list []ModelState) {
 	})
 	g.ready.Store(true)
 	if g.leases != nil {
-		g.leases.nudge() // requests may have waited for a new instance
+		g.leases.rouseHungry() // requests may have waited for a new instance
 	}
 }
 

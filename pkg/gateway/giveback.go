@@ -3,14 +3,12 @@ package gateway
 import (
 	"context"
 	"math"
-	"slices"
+	"sync"
 	"time"
 )
 
-// tick compares what is held with the database, gives back what is not needed, and ends what may not be
-// relied on any more.
+// tick gives back what is not needed, and ends what may not be relied on any more.
 func (l *Leases) tick(ctx context.Context) {
-	l.compare(ctx)
 	l.expire()
 	var names []string // of the models of which something could be given back
 	for _, r := range l.pools.models.all() {
@@ -30,8 +28,13 @@ func (l *Leases) tick(ctx context.Context) {
 	for _, r := range l.pools.models.all() {
 		share, contended := shares[r.model.Name]
 		out := l.surplus(r.gate, share, contended)
-		if len(out) > 0 {
-			l.giveBack(ctx, r.gate, out)
+		l.mu.Lock()
+		f := l.feeder(r.model.Name)
+		f.back = append(f.back, out...)
+		due := len(f.back)+len(f.doubts) > 0
+		l.mu.Unlock()
+		if due {
+			l.rouse(f)
 		}
 	}
 }
@@ -63,13 +66,12 @@ const (
 // that are of no use here. Where other nodes miss slots below their shares, busy slots beyond the gateway's go back
 // when their calls end: a pool whose requests wait has no idle ones.
 func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey) {
-	s := l.supplyOf(g.model)
 	g.do(func(now time.Time, p *Pool) {
-		s.peak = max(float64(g.peak), s.peak*peakFalls)
+		g.usual = max(float64(g.peak), g.usual*peakFalls)
 		g.peak = p.stock
 		held, idle := p.fleet.held()
-		n := surplusOf(held, idle, p.stock+p.waiting, s.peak, share.slots, contended)
-		out = p.Retire(now, n)
+		n := surplusOf(held, idle, p.stock+p.waiting, g.usual, share.slots, contended)
+		out = l.part(p.Retire(now, n))
 		p.owe(0)
 		if contended {
 			p.owe(min(held-share.slots, share.short) - len(out) - len(p.left))
@@ -82,41 +84,42 @@ func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey)
 // time (see LeasesConfig.GapMax).
 const hintLasts = 300 * time.Millisecond
 
-// handOver gives the idle slots of a pool that it does not need to the nodes that miss some, no more than those miss.
-// What comes idle while the hint lasts follows.
-func (l *Leases) handOver(ctx context.Context, model string) {
-	g := l.gate(model)
+// handOver offers the idle slots of a pool that it does not need to the nodes that miss some, which get no more than
+// they miss; the others stay. What comes idle while the hint lasts follows.
+func (f *feeder) handOver(ctx context.Context) {
+	l := f.leases
+	g := l.gate(f.model)
 	if g == nil {
-		return
-	}
-	spare := 0
-	g.do(func(now time.Time, p *Pool) {
-		if spare = spareOf(p); spare == 0 {
-			g.hinted = now.Add(hintLasts)
-		}
-	})
-	if spare == 0 {
-		return
-	}
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
-	defer cancel()
-	missed, err := l.store.missed(bounded, model)
-	if !l.note(err, "read what is missed") || missed == 0 {
 		return
 	}
 	var out []SlotKey
 	g.do(func(now time.Time, p *Pool) {
-		spare := spareOf(p)
-		if n := min(spare, missed); n > 0 {
-			out = p.Retire(now, n)
-		}
-		if missed > spare {
+		if out = l.part(p.Retire(now, spareOf(p))); len(out) == 0 {
 			g.hinted = now.Add(hintLasts)
 		}
 	})
-	if len(out) > 0 {
-		l.giveBack(ctx, g, out)
+	if len(out) == 0 {
+		return
 	}
+	missed := 0
+	answered := f.ask(ctx, "hand over", func(ctx context.Context) (err error) {
+		missed, err = l.store.offer(ctx, f.model, out)
+		return err
+	})
+	gone := min(missed, len(out))
+	f.gaveBack(out[:gone], answered)
+	if !answered {
+		return
+	}
+	g.do(func(now time.Time, p *Pool) {
+		l.mu.Lock()
+		l.parted.forget(out[gone:]...)
+		l.mu.Unlock()
+		p.Grant(now, out[gone:])
+		if missed > len(out) {
+			g.hinted = now.Add(hintLasts)
+		}
+	})
 }
 
 // spareOf is how many idle slots a pool could do without while other nodes go without.
@@ -141,38 +144,65 @@ func surplusOf(held, idle, need int, peak float64, share int, contended bool) in
 	return min(max(n, 0), idle)
 }
 
-func (l *Leases) giveBack(ctx context.Context, g *gate, out []SlotKey) {
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
-	defer cancel()
-	if err := l.store.release(bounded, g.model, out); !l.note(err, "give back") {
-		l.mu.Lock()
-		l.check = true // whether they are still held is not known
-		l.mu.Unlock()
-		return
-	}
+// part notes that slots are out of their pool. It is called under the pool's lock.
+func (l *Leases) part(slots []SlotKey) []SlotKey {
 	l.mu.Lock()
-	l.figures.Returned += int64(len(out))
+	defer l.mu.Unlock()
+	l.parted.add(slots...)
+	return slots
+}
+
+// giveBack gives slots back that have been parted with.
+func (f *feeder) giveBack(ctx context.Context, out []SlotKey) {
+	if len(out) > 0 {
+		f.gaveBack(out, f.ask(ctx, "give back", func(ctx context.Context) error {
+			return f.leases.store.release(ctx, f.model, out)
+		}))
+	}
+}
+
+// gaveBack notes that slots were given back, or that it is not known whether they were: a comparison finds out.
+func (f *feeder) gaveBack(out []SlotKey, answered bool) {
+	l := f.leases
+	l.mu.Lock()
+	if answered {
+		l.figures.Returned += int64(len(out))
+		l.parted.told(out...)
+	} else {
+		l.parted.forget(out...)
+	}
 	l.mu.Unlock()
+	if !answered {
+		l.compareAgain()
+	}
 }
 
 func (l *Leases) giveBackAll(ctx context.Context) {
-	l.sendDoubts(ctx)
+	var group sync.WaitGroup
 	for _, r := range l.pools.models.all() {
 		var out []SlotKey
 		r.gate.do(func(now time.Time, p *Pool) {
 			_, idle := p.fleet.held()
-			out = append(p.surrender(), p.Retire(now, idle)...)
+			out = l.part(append(p.surrender(), p.Retire(now, idle)...))
 		})
-		if len(out) > 0 {
-			l.giveBack(ctx, r.gate, out)
-		}
+		l.mu.Lock()
+		f := l.feeder(r.model.Name)
+		out = append(out, f.back...)
+		f.back = nil
+		l.mu.Unlock()
+		group.Go(func() {
+			f.sendDoubts(ctx)
+			f.giveBack(ctx, out)
+		})
 	}
+	group.Wait()
 }
 
-func (l *Leases) sendDoubts(ctx context.Context) {
+func (f *feeder) sendDoubts(ctx context.Context) {
+	l := f.leases
 	l.mu.Lock()
-	doubts := l.doubts
-	l.doubts = nil
+	doubts := f.doubts
+	f.doubts = nil
 	l.mu.Unlock()
 	if len(doubts) == 0 {
 		return
@@ -181,15 +211,14 @@ func (l *Leases) sendDoubts(ctx context.Context) {
 	for i, d := range doubts {
 		slots[i], reasons[i] = d.slot, d.reason
 	}
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
-	defer cancel()
-	ok := l.note(l.store.doubt(bounded, slots, reasons), "mark doubts")
+	ok := f.ask(ctx, "mark doubts", func(ctx context.Context) error { return l.store.doubt(ctx, slots, reasons) })
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !ok {
-		l.doubts = append(doubts, l.doubts...)
+		f.doubts = append(doubts, f.doubts...)
 		return
 	}
+	l.parted.told(slots...)
 	l.figures.Doubted += int64(len(doubts))
 }
 
@@ -197,6 +226,9 @@ func (l *Leases) sendDoubts(ctx context.Context) {
 // that were handed over are used.
 func (l *Leases) compare(ctx context.Context) {
 	start := time.Now()
+	l.mu.Lock()
+	l.parted.since(start)
+	l.mu.Unlock()
 	before := l.holding()
 	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
 	defer cancel()
@@ -209,9 +241,6 @@ func (l *Leases) compare(ctx context.Context) {
 		return
 	}
 	l.rely(start, held.valid)
-	l.mu.Lock()
-	l.strict = false
-	l.mu.Unlock()
 	ours := map[SlotKey]bool{}
 	byInstance := map[int32][]SlotKey{}
 	for _, s := range held.slots {
@@ -240,39 +269,39 @@ func (l *Leases) holding() map[*gate][]SlotKey {
 	return all
 }
 
-// align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot whose
-// call was put in doubt since the question was sent is not added: a call is put in doubt before its pool drops
-// the slot, so that under the lock of the pool the doubts are complete.
+// align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot that was put
+// in doubt or given back is not added, unless the database knew that when the question was sent: pools part with
+// slots under their locks.
 func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
+	fresh := 0
 	g.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		var lost, fresh []SlotKey
+		var lost, came []SlotKey
 		for _, s := range before {
 			if !ours[s] {
 				lost = append(lost, s)
 			}
 		}
 		for _, i := range p.fleet.instances {
-			for _, s := range byInstance[i.id] {
-				if _, known := i.held[s]; !known && !l.doubted(s) {
-					fresh = append(fresh, s)
+			for _, s := range l.parted.without(byInstance[i.id]) {
+				if _, known := i.held[s]; !known {
+					came = append(came, s)
 				}
 			}
 		}
 		p.Lose(now, lost)
-		p.Grant(now, fresh)
-		if len(fresh) > 0 {
-			l.supplyOf(g.model).gap = 0 // others have slots to give
+		p.Grant(now, came)
+		fresh = len(came)
+		if fresh > 0 {
+			l.feeder(g.model).anew = true
 		}
 		l.figures.Lost += int64(len(lost))
-		l.figures.Granted += int64(len(fresh))
+		l.figures.Granted += int64(fresh)
 	})
-}
-
-// doubted says whether the call on a slot is in doubt and the database has not been told; called with mu held.
-func (l *Leases) doubted(s SlotKey) bool {
-	return slices.ContainsFunc(l.doubts, func(d doubtful) bool { return d.slot == s })
+	if fresh > 0 {
+		l.rouseHungry()
+	}
 }
 
 // expire drops slots that may not be relied on: with the lease where the policy is strict, else when the

@@ -58,7 +58,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		p.owe(1) // as if shares had been read just before
 		p.End(now, calls[1], Taken{Took: time.Second})
 	})
-	l.feed(t.Context(), "m")
+	l.feeder("m").feed(t.Context())
 	g.do(func(_ time.Time, p *Pool) {
 		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.stock != 4 {
 			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.stock)
@@ -96,11 +96,37 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 	slot := SlotKey{Instance: 1, Number: 0, Token: 1}
 	ours, byInstance := map[SlotKey]bool{slot: true}, map[int32][]SlotKey{1: {slot}}
 
-	l.doubt(slot, "test")
+	l.doubt("m", slot, "test")
 	gate.do(func(now time.Time, p *Pool) { p.Lose(now, []SlotKey{slot}) })
 	l.align(gate, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that are not in doubt", held)
+	}
+}
+
+// A slot that was given back while a comparison was under way must not be taken for one that was handed over, though the
+// answer lists it.
+func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, nil)
+	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
+	gate := l.gate("m")
+	var out []SlotKey
+	gate.do(func(now time.Time, p *Pool) { out = l.part(p.Retire(now, 1)) })
+	ours, byInstance := map[SlotKey]bool{out[0]: true}, map[int32][]SlotKey{1: out}
+	asked := time.Now()
+	l.align(gate, ours, nil, byInstance)
+	l.feeder("m").gaveBack(out, true)
+	l.align(gate, ours, nil, byInstance)
+	l.parted.since(asked)
+	l.align(gate, ours, nil, byInstance)
+	if held := p.state().Held; held != 3 {
+		t.Errorf("%d slots are held, want the 3 that were not given back", held)
+	}
+	l.feeder("m").gaveBack(out, false) // the answer was lost: a later comparison knows
+	l.align(gate, ours, nil, byInstance)
+	if held := p.state().Held; held != 4 {
+		t.Errorf("%d slots are held, want 4: the database says so", held)
 	}
 }
 

@@ -364,7 +364,7 @@ func (s *serving) once(ctx context.Context, c *call) (r result) {
 func (s *serving) settle(r result) {
 	if r.usage.Doubt && s.gateway.leases != nil {
 		// First: a slot that is held and not in the pool would be taken for a new one.
-		s.gateway.leases.doubt(s.ticket.slot, "online call "+s.entry.ID+" was broken off")
+		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot, "online call "+s.entry.ID+" was broken off")
 	}
 	s.route.gate.end(s.ticket, r.usage)
 	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut

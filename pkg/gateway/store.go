@@ -78,18 +78,17 @@ func (s *store) withdraw(ctx context.Context, model string) error {
 	return nil
 }
 
-const missedSQL = `
-SELECT coalesce(sum(d.missing), 0)
-  FROM penstock.slot_demand d
-  JOIN penstock.hungry_nodes($1) h ON h.node_id = d.node_id
- WHERE d.model = $1 AND d.node_id <> $2`
+const offerSQL = `SELECT penstock.offer_slots($1, $2, $3, $4, $5)`
 
-// missed is how many slots of a model the other nodes miss together.
-func (s *store) missed(ctx context.Context, model string) (n int, err error) {
-	if err := s.db.QueryRow(ctx, missedSQL, model, s.node()).Scan(&n); err != nil {
-		return 0, fmt.Errorf("read how many slots of model %q other nodes miss: %w", model, err)
+// offer gives as many slots as the other nodes miss together, from the first on, to those that miss some. It returns
+// how many they missed, which may be more than were offered; the rest of the slots stays this gateway's.
+func (s *store) offer(ctx context.Context, model string, slots []SlotKey) (missed int, err error) {
+	instances, numbers, tokens := columns(slots)
+	err = s.db.QueryRow(ctx, offerSQL, model, s.node(), instances, numbers, tokens).Scan(&missed)
+	if err != nil {
+		return 0, fmt.Errorf("offer %d slots of model %q: %w", len(slots), model, err)
 	}
-	return n, nil
+	return missed, nil
 }
 
 const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`

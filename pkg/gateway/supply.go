@@ -76,8 +76,8 @@ func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
 // owe sets how many busy slots are to be given back when their calls end.
 func (p *Pool) owe(n int) { p.owed = max(0, n) }
 
-// surrender takes the slots out that are owed and whose calls have ended, and returns them. Between this and their
-// return no comparison with the database may grant them again: the leases do both in one goroutine.
+// surrender takes the slots out that are owed and whose calls have ended, and returns them. The leases note under the
+// pool's lock that they are out: until they are given back no comparison with the database may grant them again.
 func (p *Pool) surrender() []SlotKey {
 	out := p.left
 	p.left = nil
