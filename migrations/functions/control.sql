@@ -3,11 +3,32 @@
 -- paused_until returns whether a pause with this end is still in force; null means until it is
 -- resumed. It is inlined.
 -- Locks: none.
--- Callers: step_batch, node_paused, queue_reasons, pause_reasons, head_age, measure, the status
+-- Callers: step_batch, node_paused, queue_stops, pause_reasons, head_age, the status
 -- views; pkg/cron, pkg/doctor, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.paused_until(until timestamptz, moment timestamptz DEFAULT clock_timestamp()) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT coalesce($1 > $2, true)
+$$;
+
+-- queue_stops returns what keeps all entries of a queue from being claimed by order of an operator, a row each: that the queue is
+-- disabled (queue_disabled), or a pause in force of the queue (paused), its application (application_paused) or its model
+-- (model_paused). A queue is open if there is no row: NOT EXISTS (SELECT FROM penstock.queue_stops(q)). It is inlined.
+-- Nodes know the same from Queue.Paused of pkg/invalidation.
+-- Locks: none.
+-- Callers: queue_reasons, head_age, measure, scale_startable, scale_arrivals, scale_bounded; pkg/doctor.
+CREATE OR REPLACE FUNCTION penstock.queue_stops(q penstock.queue)
+RETURNS TABLE (code text, stopped_by text, reason text, since timestamptz, until timestamptz)
+LANGUAGE sql STABLE AS $$
+    SELECT 'paused', q.paused_by, q.paused_reason, q.paused_at, q.paused_until
+     WHERE q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until)
+    UNION ALL
+    SELECT 'queue_disabled', q.disabled_by, q.disabled_reason, q.disabled_at, NULL
+     WHERE q.disabled_at IS NOT NULL
+    UNION ALL
+    SELECT p.scope || '_paused', p.actor, p.reason, p.created_at, p.until
+      FROM penstock.pause p
+     WHERE ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model))
+       AND penstock.paused_until(p.until)
 $$;
 
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------

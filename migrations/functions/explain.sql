@@ -58,19 +58,17 @@ LANGUAGE sql STABLE AS $$
       WHERE r.queue_id = e.queue_id AND r.lock_key = e.lock_key ORDER BY r.priority DESC, r.pos LIMIT 1)
 $$;
 
--- queue_reasons returns the reasons why nothing of a queue is claimed.
+-- queue_reasons returns the reasons why nothing of a queue is claimed, but for pauses of its application or model: these are
+-- among pause_reasons.
 -- Callers: explain_entry, measure.
 CREATE OR REPLACE FUNCTION penstock.queue_reasons(q penstock.queue) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT penstock.because('paused', format('the queue is paused by %s for %s%s%s', q.paused_by, penstock.ago(clock_timestamp() - q.paused_at),
-               coalesce(', for ' || penstock.ago(q.paused_until - clock_timestamp()) || ' more', ''), coalesce(': ' || nullif(q.paused_reason, ''), '')),
-               jsonb_build_object('by', q.paused_by, 'reason', q.paused_reason, 'since', q.paused_at, 'until', q.paused_until))
-     WHERE q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until)
-    UNION ALL
-    SELECT penstock.because('queue_disabled', format('the queue is disabled by %s for %s%s', q.disabled_by,
-               penstock.ago(clock_timestamp() - q.disabled_at), coalesce(': ' || nullif(q.disabled_reason, ''), '')),
-               jsonb_build_object('by', q.disabled_by, 'reason', q.disabled_reason, 'since', q.disabled_at))
-     WHERE q.disabled_at IS NOT NULL
+    SELECT penstock.because(s.code, format('the queue is %s by %s for %s%s%s', CASE s.code WHEN 'paused' THEN 'paused' ELSE 'disabled' END,
+               s.stopped_by, penstock.ago(clock_timestamp() - s.since),
+               coalesce(', for ' || penstock.ago(s.until - clock_timestamp()) || ' more', ''), coalesce(': ' || nullif(s.reason, ''), '')),
+               jsonb_build_object('by', s.stopped_by, 'reason', s.reason, 'since', s.since, 'until', s.until))
+      FROM penstock.queue_stops(q) s
+     WHERE s.code IN ('paused', 'queue_disabled')
     UNION ALL
     SELECT penstock.because('limit', format('%s of at most %s %s of the queue are held', l.held, q.max_concurrent, CASE WHEN q.weighed THEN 'units' ELSE 'locks' END),
                jsonb_build_object('held', l.held, 'limit', q.max_concurrent))

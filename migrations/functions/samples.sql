@@ -98,7 +98,7 @@ $$;
 -- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
 -- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
 -- among its first 20 ready rows that are not delayed. The age is counted from the push, or from the due time. Entries of
--- a queue that is paused or disabled do not count, nor do throttled keys (see throttle_key).
+-- a queue that is not open (queue_stops) do not count, nor do throttled keys (see throttle_key).
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE plpgsql STABLE
@@ -109,7 +109,7 @@ DECLARE
     keys text[];
     age  double precision;
 BEGIN
-    IF q.disabled_at IS NOT NULL OR (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until)) THEN
+    IF EXISTS (SELECT FROM penstock.queue_stops(q)) THEN
         RETURN NULL;
     END IF;
     WITH RECURSIVE lane AS (
@@ -125,9 +125,7 @@ BEGIN
          WHERE NOT EXISTS (
                SELECT FROM penstock.pause p
                 WHERE penstock.paused_until(p.until)
-                  AND ((p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
-                    OR (p.scope = 'application' AND p.value = q.application)
-                    OR (p.scope = 'model' AND p.value = q.model)))
+                  AND p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
          LIMIT 100)
     SELECT array_agg(first.entry_id), array_agg(first.lock_key) INTO ids, keys
       FROM few CROSS JOIN LATERAL (
@@ -164,9 +162,7 @@ BEGIN
     SELECT q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
            (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
            coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
-                    (SELECT p.scope || '_paused' FROM penstock.pause p
-                      WHERE penstock.paused_until(p.until)
-                        AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)) LIMIT 1),
+                    (SELECT x.code FROM penstock.queue_stops(q) x LIMIT 1),
                     (SELECT 'throttled' FROM penstock.throttles(q.id, NULL) LIMIT 1)),
            coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
            coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL

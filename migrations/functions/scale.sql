@@ -110,12 +110,8 @@ LANGUAGE sql STABLE AS $$
                                        WHERE p.scope = 'lock_key' AND p.value = y.lock_key AND p.queue_id = q.id
                                          AND penstock.paused_until(p.until))
                     LIMIT greatest(most, 0)) bounded) r
-     WHERE q.model = wanted AND q.disabled_at IS NULL
-       AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
+     WHERE q.model = wanted AND NOT EXISTS (SELECT FROM penstock.queue_stops(q))
        AND NOT EXISTS (SELECT FROM penstock.throttle t WHERE t.queue_id = q.id AND t.until > clock_timestamp() AND t.at <= clock_timestamp() AND t.queue_wide)
-       AND NOT EXISTS (SELECT FROM penstock.pause p
-                        WHERE penstock.paused_until(p.until)
-                          AND ((p.scope = 'application' AND p.value = q.application) OR (p.scope = 'model' AND p.value = q.model)))
 $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the ready rows that a claim
@@ -352,17 +348,13 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_object_agg(q.id, jsonb_build_object(
                'inserted', coalesce((SELECT pg_stat_get_tuples_inserted(e.oid) FROM pg_catalog.pg_class e
                                       WHERE e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name), 0),
-               'open', q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
-                       AND NOT EXISTS (SELECT FROM penstock.pause p
-                                        WHERE penstock.paused_until(p.until)
-                                          AND ((p.scope = 'application' AND p.value = q.application)
-                                               OR (p.scope = 'model' AND p.value = q.model))))), '{}')
+               'open', NOT EXISTS (SELECT FROM penstock.queue_stops(q)))), '{}')
       FROM penstock.queue q
      WHERE q.model = wanted
 $$;
 
 -- scale_bounded counts the entries of the queues of a model that meet a condition, at most 1,000 a queue. Queues that are
--- disabled or paused are left out. It names the table of each queue: through penstock.entry each call would be
+-- not open (queue_stops) are left out. It names the table of each queue: through penstock.entry each call would be
 -- planned over, and would lock, the tables of all queues.
 -- Callers: scale_due.
 CREATE OR REPLACE FUNCTION penstock.scale_bounded(wanted text, condition text, before timestamptz) RETURNS bigint
@@ -373,8 +365,7 @@ DECLARE
     total bigint := 0;
 BEGIN
     FOR q IN SELECT x.id, x.name FROM penstock.queue x
-              WHERE x.model = wanted AND x.disabled_at IS NULL
-                AND NOT (x.paused_at IS NOT NULL AND penstock.paused_until(x.paused_until))
+              WHERE x.model = wanted AND NOT EXISTS (SELECT FROM penstock.queue_stops(x))
                 AND to_regclass(format('penstock.%I', 'entry_' || x.name)) IS NOT NULL
     LOOP
         BEGIN

@@ -85,10 +85,7 @@ SELECT format('queue %s of application %s: the first entry has waited %s', q.nam
               (SELECT x.created_at, x.due_at FROM penstock.entry x
                 WHERE x.queue_id = q.id AND x.lock_key = r.lock_key AND penstock.claimable(x.status, x.priority)
                        ORDER BY x.id LIMIT 1)) e) h
- WHERE q.disabled_at IS NULL AND NOT (q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))
-   AND NOT EXISTS (SELECT FROM penstock.pause p WHERE penstock.paused_until(p.until)
-                      AND ((p.scope = 'application' AND p.value = q.application)
-                             OR (p.scope = 'model' AND p.value = q.model)))
+ WHERE NOT EXISTS (SELECT FROM penstock.queue_stops(q))
    AND NOT EXISTS (SELECT FROM penstock.serving(q.id)) AND h.since < clock_timestamp() - interval '10 seconds'
  ORDER BY h.since
  LIMIT 50`

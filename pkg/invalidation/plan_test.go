@@ -97,6 +97,18 @@ func (b *bed) wantLean(what string, p *plan, touched float64) {
 	})
 }
 
+// Whether a queue is open is read as part of the statement that asks, not by a call for each queue.
+func TestTheStopsOfAQueueAreInlined(t *testing.T) {
+	b := newBed(t, Config{})
+	p := b.explainer().explain("open", statement{`
+SELECT q.id FROM penstock.queue q WHERE q.id = $1 AND NOT EXISTS (SELECT FROM penstock.queue_stops(q))`, fmt.Sprint(b.q.ID)})
+	p.walk(func(n *plan) {
+		if n.Type == "Function Scan" {
+			t.Error("queue_stops is called for each queue")
+		}
+	})
+}
+
 // The queue of these tests has solo entries in lane 1 and groups of ten in lane 2.
 var (
 	soloLane  = Lane{Priority: 1}

@@ -242,6 +242,31 @@ func TestArrivalsAreThoseOfQueuesWhoseEntriesMayStart(t *testing.T) {
 	arrived(40, pushed("llama"))
 }
 
+// Entries of a queue that is not open are no demand when they come due: an instance that starts for them has no work.
+func TestWhatComesDueInAPausedQueueIsNotCounted(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.alter_queue('llama', '{"application": "chat"}')`)
+	do(t, db, `SELECT penstock.push('llama', '{}'::jsonb, due_at => clock_timestamp() + interval '5 seconds')`)
+	for _, step := range []struct {
+		sql  string
+		want int64
+	}{
+		{`SELECT`, 1},
+		{`SELECT penstock.pause('application', 'chat', NULL, 'test', 'test')`, 0},
+		{`SELECT penstock.resume('application', 'chat', NULL, 'test', 'test')`, 1},
+		{`SELECT penstock.pause('model', 'llama', NULL, 'test', 'test')`, 0},
+		{`UPDATE penstock.pause SET until = clock_timestamp()`, 1},
+		{`SELECT penstock.pause_queue('llama', 'test', 'test')`, 0},
+		{`SELECT penstock.resume_queue('llama', 'test', 'test')`, 1},
+		{`SELECT penstock.disable_queue('llama', 'test', 'test')`, 0},
+	} {
+		do(t, db, step.sql)
+		if n := one[int64](t, db, `SELECT penstock.scale_due('llama', 60)`); n != step.want {
+			t.Errorf("after %s: %d entries are due, want %d", step.sql, n, step.want)
+		}
+	}
+}
+
 // A stale observation counts nothing: the next fresh one has the requests of its time.
 func TestRequestsOfStaleSecondsAreCountedLater(t *testing.T) {
 	s := New(nil, nil, Config{})
