@@ -31,6 +31,7 @@ var (
 	errFirstByte = errors.New("the worker sent no head of an answer within the limit")
 	errSilence   = errors.New("the worker fell silent in the middle of its answer")
 	errStalled   = errors.New("the client did not read")
+	errGoesOn    = errors.New("the worker answered that its run goes on: a model whose calls do is of model_type async")
 )
 
 // call is one request on its way to a worker.
@@ -92,7 +93,7 @@ func (c *call) attempt(ctx context.Context) result {
 	if err != nil {
 		return c.broken(ctx, err, c.sent.Load(), time.Since(c.began))
 	}
-	defer answer.Body.Close()
+	defer func() { _ = answer.Body.Close() }()
 	if !c.limit.Stop() {
 		cancel(errFirstByte) // as the limit does in this moment: the head is late
 		return c.broken(ctx, errFirstByte, true, time.Since(c.began))
@@ -103,6 +104,10 @@ func (c *call) attempt(ctx context.Context) result {
 		c.limit.Reset(silence)
 	}
 	defer c.answer.close()
+	if c.goesOn(answer) {
+		// The slot is busy until the worker's count shows that the run has ended, or the time of a run is over.
+		return result{err: errGoesOn, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)}}
+	}
 	first, refused := c.judge(answer)
 	var r result
 	if refused != nil {
@@ -197,6 +202,39 @@ type refusal struct {
 	body       []byte // of the answer
 	reason     string
 	retryAfter time.Duration // what the worker asked for; 0: it did not
+}
+
+// goesOn says whether a run goes on behind its answer, which is no answer to a client that waits. Such an answer is
+// short; one that cannot be it, as it begins otherwise, is not held back.
+func (c *call) goesOn(answer *http.Response) bool {
+	model := c.route.model
+	if model.Protocol == worker.ProtocolCog {
+		return worker.GoesOn(model.Protocol, model.Statuses, answer.StatusCode, nil)
+	}
+	if model.Protocol != worker.ProtocolGeneric || answer.StatusCode/100 != 2 || isEvents(answer) ||
+		answer.ContentLength > refusalMax {
+		return false
+	}
+	c.answer.open(answer.ContentLength)
+	begin, err := c.answer.read(answer.Body)
+	begin = bytes.Clone(begin) // it is longer than a read
+	for err == nil && len(begin) <= refusalMax && couldBeObject(begin) {
+		if silence := model.Policy.SilenceMax.Duration(); silence > 0 {
+			c.limit.Reset(silence)
+		}
+		var more []byte
+		more, err = c.answer.read(answer.Body)
+		begin = append(begin, more...)
+	}
+	c.answer.close() // what it has comes again
+	answer.Body = rejoin(begin, answer.Body)
+	return errors.Is(err, io.EOF) && worker.GoesOn(model.Protocol, model.Statuses, answer.StatusCode, begin)
+}
+
+// couldBeObject says whether the beginning of a text may be that of a JSON object.
+func couldBeObject(begin []byte) bool {
+	begin = begin[skipSpace(begin, 0):]
+	return len(begin) == 0 || begin[0] == '{'
 }
 
 // judge reads as much of an answer as shows whether it is a refusal, and returns that, or the first event of a stream.

@@ -113,7 +113,7 @@ func (p *passing) breakOff(cause error) {
 // worded keeps addresses of workers out of what clients read.
 func worded(err error) string {
 	switch {
-	case errors.Is(err, errSilence), errors.Is(err, errFirstByte):
+	case errors.Is(err, errSilence), errors.Is(err, errFirstByte), errors.Is(err, errGoesOn):
 		return err.Error()
 	case errors.Is(err, context.DeadlineExceeded):
 		return "the deadline of the request was over"

@@ -640,6 +640,63 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 	}
 }
 
+// A worker that answers that its run goes on has no answer for a client that waits. The slot is in doubt: it is busy until
+// the run has ended. Other answers pass as they are, whatever their length and type.
+func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
+	t.Parallel()
+	words := worker.Statuses{Success: []string{"success"}, Failed: []string{"failed"}, Cancelled: []string{"cancelled"}}
+	long := `{"status":"processing","text":"` + strings.Repeat("x", 2*refusalMax) + `"}`
+	for name, c := range map[string]struct {
+		protocol     worker.Protocol
+		status       int
+		kind, answer string
+		goesOn       bool
+	}{
+		"processing":           {worker.ProtocolGeneric, 200, "application/json", `{"status":"processing","job_id":"7"}`, true},
+		"without a type":       {worker.ProtocolGeneric, 202, "text/plain", ` {"status":"queued"}`, true},
+		"success":              {worker.ProtocolGeneric, 200, "application/json", `{"status":"success","result":1}`, false},
+		"failed":               {worker.ProtocolGeneric, 200, "application/json", `{"status":"FAILED","error":"x"}`, false},
+		"without a status":     {worker.ProtocolGeneric, 200, "application/json", `{"label":"cat"}`, false},
+		"status of other type": {worker.ProtocolGeneric, 200, "application/json", `{"status":200}`, false},
+		"not JSON":             {worker.ProtocolGeneric, 200, "text/plain", `status: processing`, false},
+		"cut":                  {worker.ProtocolGeneric, 200, "application/json", `{"status":"processing"`, false},
+		"long":                 {worker.ProtocolGeneric, 200, "application/json", long, false},
+		"refused":              {worker.ProtocolGeneric, 422, "application/json", `{"status":"processing"}`, false},
+		"cog accepted":         {worker.ProtocolCog, 202, "application/json", `{"status":"starting"}`, true},
+		"cog done":             {worker.ProtocolCog, 200, "application/json", `{"status":"processing"}`, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			for _, chunked := range []bool{false, true} {
+				p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol, m.Statuses = c.protocol, words },
+					func(w http.ResponseWriter, r *http.Request) {
+						_, _ = io.Copy(io.Discard, r.Body)
+						w.Header().Set("Content-Type", c.kind)
+						w.WriteHeader(c.status)
+						for _, piece := range []string{c.answer[:len(c.answer)/2], c.answer[len(c.answer)/2:]} {
+							_, _ = io.WriteString(w, piece)
+							if chunked {
+								_ = http.NewResponseController(w).Flush()
+							}
+						}
+					})
+				a := p.post("/models/m/call", `{"x":1}`, "X-Request-Id", "r")
+				held := 4
+				if c.goesOn {
+					held = 3
+					refusedWith(t, a, 502, "upstream_error", "upstream_error")
+				} else if a.StatusCode != c.status || a.body != c.answer {
+					t.Errorf("got %d %.80q, want the answer of the worker", a.StatusCode, a.body)
+				}
+				workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r"); return known })
+				if s := p.state(); s.Held != held || s.Stock != 0 {
+					t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.Stock, held)
+				}
+			}
+		})
+	}
+}
+
 func TestDeadlineEndsTheCall(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {

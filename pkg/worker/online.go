@@ -2,6 +2,7 @@ package worker
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strconv"
@@ -40,4 +41,21 @@ func ResolveHeaders(headers map[string]string, secrets SecretStore) (http.Header
 		}
 	}
 	return resolved, err
+}
+
+// GoesOn says whether an answer of status 2xx to a call in the generic protocol or Cog's reports a run that has not
+// ended: it goes on in the worker behind the answer. words are those of the model.
+func GoesOn(protocol Protocol, words Statuses, status int, body []byte) bool {
+	switch protocol {
+	case ProtocolCog:
+		return status == http.StatusAccepted
+	case ProtocolGeneric:
+		var reply genericReply
+		if json.Unmarshal(body, &reply) != nil || reply.Status == "" {
+			return false // an answer without a status is the result
+		}
+		return !isOneOf(reply.Status, words.Success) && !isOneOf(reply.Status, words.Failed) &&
+			!isOneOf(reply.Status, words.Cancelled)
+	}
+	return false
 }
