@@ -28,7 +28,7 @@ type ModelState struct {
 	AbortStops bool              // closing the connection of a call is known to stop it
 	RunMax     time.Duration
 	Policy     PoolPolicy
-	Paused     string // the reason why no call may begin; empty: calls may
+	Paused     PauseState
 	Created    time.Time
 	Starts     Starts
 	Instances  []InstanceState
@@ -41,8 +41,8 @@ type ModelState struct {
 func (m *ModelState) closed() error {
 	r := &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second}
 	switch {
-	case m.Paused != "":
-		r.Detail = "paused: " + m.Paused
+	case m.Paused.holds(time.Now()):
+		r.Detail = "paused: " + m.Paused.Reason
 	case m.unread != "":
 		r.Detail = m.unread + " that the model is called with cannot be read"
 	default:

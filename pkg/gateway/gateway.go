@@ -103,7 +103,7 @@ type FlowState struct {
 	Class  Criticality // of its requests that name none, and the highest that they may name
 	Set    bool        // Class is set
 	Weight float64     // 0 is taken as 1
-	Paused string      // the reason why none of its requests may begin; empty: they may
+	Paused PauseState  // of all its requests
 }
 
 // New returns a gateway that knows no model yet.
@@ -233,7 +233,7 @@ func (g *Gateway) flow(name string) (set FlowState) {
 		if !set.Set {
 			set.Class, set.Set = of.Class, of.Set
 		}
-		set.Weight, set.Paused = cmp.Or(set.Weight, of.Weight), cmp.Or(set.Paused, of.Paused)
+		set.Weight, set.Paused = cmp.Or(set.Weight, of.Weight), set.Paused.longer(of.Paused)
 		end := strings.LastIndexByte(name, '/')
 		if end < 0 {
 			return set

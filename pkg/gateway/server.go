@@ -201,10 +201,10 @@ func (s *serving) admission() (context.Context, context.CancelFunc, error) {
 		return ctx, cancel, err
 	}
 	set := s.gateway.flow(flow)
-	if set.Paused != "" {
+	if set.Paused.holds(time.Now()) {
 		return ctx, cancel, &Rejection{
 			Reason: DropNoEndpoints, RetryAfter: 30 * time.Second,
-			Detail: "the flow is paused: " + set.Paused,
+			Detail: "the flow is paused: " + set.Paused.Reason,
 		}
 	}
 	class, err := s.class(h.Get("X-Penstock-Class"), set)

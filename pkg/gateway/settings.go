@@ -20,9 +20,33 @@ type Settings struct {
 	Flows    map[string]FlowState    `json:"flows"`
 	Tokens   []TokenState            `json:"tokens"`
 	Budgets  map[string]Budget       `json:"budgets"` // of GPU time, by the name of the token
-	Paused   map[string]string       `json:"paused"`  // models that may not be called, and why
+	Paused   map[string]PauseState   `json:"paused"`  // models that may not be called
 	Starts   map[string]Starts       `json:"starts"`  // by model; none: no instance may start
 	Readings map[int32]InstanceState `json:"-"`       // latest probes, by instance
+}
+
+// PauseState is an order that no call may begin.
+type PauseState struct {
+	Reason string    `json:"reason"` // empty: there is none
+	Until  time.Time `json:"until"`  // by the clock of this machine; zero: until it is ended
+}
+
+// holds says whether no call may begin at a time.
+func (p PauseState) holds(now time.Time) bool {
+	return p.Reason != "" && (p.Until.IsZero() || now.Before(p.Until))
+}
+
+// longer returns the one of two pauses that ends later.
+func (p PauseState) longer(other PauseState) PauseState {
+	switch {
+	case p.Reason == "":
+		return other
+	case other.Reason == "" || p.Until.IsZero():
+		return p
+	case other.Until.IsZero() || other.Until.After(p.Until):
+		return other
+	}
+	return p
 }
 
 // SetBudgets replaces the budgets, and those of the tokens by their names.
@@ -55,14 +79,21 @@ SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(
           AND (coalesce(g.models, '{}') = '{}' OR q.model = ANY(g.models))) m
  WHERE t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true) AND t.scopes && ARRAY['call', 'admin']`
 	pausesSQL = `
-SELECT q.model, coalesce(nullif(coalesce(p.reason, q.paused_reason), ''), 'by an operator')
+SELECT q.model, coalesce(nullif(p.reason, ''), 'by an operator'),
+       extract(epoch FROM CASE WHEN isfinite(p.until) THEN p.until - clock_timestamp() END)::float8
   FROM penstock.queue q
-  LEFT JOIN penstock.pause p ON penstock.paused_until(p.until)
+  JOIN penstock.pause p ON penstock.paused_until(p.until)
    AND (p.scope = 'model' AND p.value = q.model OR p.scope = 'application' AND p.value = q.application)
  WHERE q.kind = 'inference' AND q.model IS NOT NULL
-   AND (p.id IS NOT NULL OR q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until))`
+UNION ALL
+SELECT q.model, coalesce(nullif(q.paused_reason, ''), 'by an operator'),
+       extract(epoch FROM CASE WHEN isfinite(q.paused_until) THEN q.paused_until - clock_timestamp() END)::float8
+  FROM penstock.queue q
+ WHERE q.kind = 'inference' AND q.model IS NOT NULL AND q.paused_at IS NOT NULL
+   AND penstock.paused_until(q.paused_until)`
 	pausedFlowsSQL = `
-SELECT value, coalesce(nullif(reason, ''), 'by an operator')
+SELECT value, coalesce(nullif(reason, ''), 'by an operator'),
+       extract(epoch FROM CASE WHEN isfinite(until) THEN until - clock_timestamp() END)::float8
   FROM penstock.pause WHERE scope = 'flow' AND queue_id IS NULL AND penstock.paused_until(until)`
 	readingsSQL = `
 SELECT id, checked_at, extract(epoch FROM clock_timestamp() - checked_at)::float8, queued, kv_usage::float8
@@ -85,7 +116,7 @@ SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.
 // before, if old has it.
 func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, []error, error) {
 	s := Settings{
-		Policies: map[string]PoolPolicy{}, Flows: map[string]FlowState{}, Paused: map[string]string{},
+		Policies: map[string]PoolPolicy{}, Flows: map[string]FlowState{}, Paused: map[string]PauseState{},
 		Starts: map[string]Starts{}, Readings: map[int32]InstanceState{},
 	}
 	var wrong []error
@@ -179,24 +210,37 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 }
 
 func (s *Settings) readPauses(rows pgx.Rows) error {
-	var model, reason string
-	_, err := pgx.ForEachRow(rows, []any{&model, &reason}, func() error {
-		s.Paused[model] = reason
+	return eachPause(rows, func(model string, p PauseState) { s.Paused[model] = s.Paused[model].longer(p) })
+}
+
+func (s *Settings) readPausedFlows(rows pgx.Rows) error {
+	return eachPause(rows, func(flow string, p PauseState) {
+		f := s.Flows[flow]
+		f.Paused = f.Paused.longer(p)
+		s.Flows[flow] = f
+	})
+}
+
+// eachPause reads names, the reasons of their pauses, and in how many seconds these end.
+func eachPause(rows pgx.Rows, found func(name string, p PauseState)) error {
+	now := time.Now()
+	var name string
+	var p PauseState
+	var left *float64
+	_, err := pgx.ForEachRow(rows, []any{&name, &p.Reason, &left}, func() error {
+		p.Until = time.Time{}
+		if left != nil {
+			seconds := min(*left, pauseKnown.Seconds())
+			p.Until = now.Add(time.Duration(seconds * float64(time.Second)))
+		}
+		found(name, p)
 		return nil
 	})
 	return err
 }
 
-func (s *Settings) readPausedFlows(rows pgx.Rows) error {
-	var flow, reason string
-	_, err := pgx.ForEachRow(rows, []any{&flow, &reason}, func() error {
-		f := s.Flows[flow]
-		f.Paused = reason
-		s.Flows[flow] = f
-		return nil
-	})
-	return err
-}
+// pauseKnown is how far off the end of a pause is taken to be at most.
+const pauseKnown = 100 * 24 * time.Hour
 
 // readReadings reads the latest probes. One that was read before keeps its time, by which a pool knows it.
 func (s *Settings) readReadings(rows pgx.Rows, old Settings) error {
@@ -228,16 +272,22 @@ func (s *Settings) readStarts(rows pgx.Rows) error {
 // SavedState is the data with which a gateway can serve when it starts while the database is away.
 // Headers are kept as references to secrets, and tokens as hashes.
 type SavedState struct {
+	Version  int          `json:"version"`
 	At       time.Time    `json:"at"`
 	Models   []ModelState `json:"models"`
 	Settings Settings     `json:"settings"`
 }
+
+// savedVersion is that of the fields of SavedState. It changes with each of them: a field that a snapshot does not have
+// would say that a model is not asynchronous, or not paused.
+const savedVersion = 2
 
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute
 
 // Write stores the snapshot, readable by its owner alone.
 func (s SavedState) Write(path string) error {
+	s.Version = savedVersion
 	text, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("write snapshot: %w", err)
@@ -260,12 +310,20 @@ func (s SavedState) Write(path string) error {
 	return nil
 }
 
-// ReadSavedState reads a snapshot that is not too old.
+// ReadSavedState reads a snapshot of this version of the gateway that is not too old.
 func ReadSavedState(path string, now time.Time) (SavedState, error) {
 	var s SavedState
 	text, err := os.ReadFile(path) //nolint:gosec // the operator's own path
 	if err != nil {
 		return s, fmt.Errorf("read snapshot: %w", err)
+	}
+	var of struct{ Version int }
+	if err := json.Unmarshal(text, &of); err != nil {
+		return s, fmt.Errorf("read snapshot %s: %w", path, err)
+	}
+	if of.Version != savedVersion {
+		return s, fmt.Errorf("snapshot %s is of another version of the gateway (its fields are version %d, not %d)",
+			path, of.Version, savedVersion)
 	}
 	if err := json.Unmarshal(text, &s); err != nil {
 		return s, fmt.Errorf("read snapshot %s: %w", path, err)

@@ -2,6 +2,13 @@ package gateway
 
 import (
 	"context"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -98,12 +105,12 @@ func TestAPauseWithAnEndEndsOnline(t *testing.T) {
 				t.Fatal(err)
 			}
 			for _, f := range s.Flows {
-				if f.Paused == "maintenance" {
+				if f.Paused.Reason == "maintenance" && f.Paused.holds(time.Now()) && !f.Paused.Until.IsZero() {
 					n++
 				}
 			}
-			for _, reason := range s.Paused {
-				if reason == "maintenance" {
+			for _, p := range s.Paused {
+				if p.Reason == "maintenance" && p.holds(time.Now()) && !p.Until.IsZero() {
 					n++
 				}
 			}
@@ -152,7 +159,7 @@ func TestNamesBelowAFlowHaveItsSettings(t *testing.T) {
 	g.SetFlows(map[string]FlowState{
 		"shop":          {Class: Sheddable, Set: true, Weight: 0.1},
 		"shop/checkout": {Class: Critical, Set: true},
-		"batch":         {Paused: "maintenance"},
+		"batch":         {Paused: PauseState{Reason: "maintenance"}},
 		"batch/urgent":  {Weight: 3},
 	})
 	for name, want := range map[string]FlowState{
@@ -161,12 +168,107 @@ func TestNamesBelowAFlowHaveItsSettings(t *testing.T) {
 		"shop/x/y":        {Class: Sheddable, Set: true, Weight: 0.1},
 		"shop/checkout":   {Class: Critical, Set: true, Weight: 0.1},
 		"shop/checkout/a": {Class: Critical, Set: true, Weight: 0.1},
-		"batch/urgent":    {Weight: 3, Paused: "maintenance"},
+		"batch/urgent":    {Weight: 3, Paused: PauseState{Reason: "maintenance"}},
 		"shopping":        {},
 		"":                {},
 	} {
 		if got := g.flow(name); got != want {
 			t.Errorf("%q: got %+v, want %+v", name, got, want)
 		}
+	}
+}
+
+// A pause ends by the clock where no settings can be read, as from a snapshot while the database is away.
+func TestAPauseEndsByTheClock(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for name, c := range map[string]struct {
+		until time.Time
+		model int // status of the request
+	}{
+		"without an end": {time.Time{}, 503},
+		"not over":       {now.Add(time.Hour), 503},
+		"over":           {now.Add(-time.Second), 200},
+	} {
+		for _, of := range []string{"model", "flow", "name above"} {
+			path := filepath.Join(t.TempDir(), "snapshot")
+			paused := PauseState{Reason: "maintenance", Until: c.until}
+			saved := SavedState{At: now, Settings: Settings{Flows: map[string]FlowState{}}}
+			switch of {
+			case "model":
+				saved.Models = []ModelState{{Paused: paused}}
+			case "flow":
+				saved.Settings.Flows["shop"] = FlowState{Paused: paused}
+			default:
+				saved.Settings.Flows["shop"] = FlowState{Paused: paused}
+				saved.Settings.Flows["shop/x"] = FlowState{Paused: PauseState{Reason: "over long ago", Until: now.Add(-time.Hour)}}
+			}
+			if err := saved.Write(path); err != nil {
+				t.Fatal(err)
+			}
+			read, err := ReadSavedState(path, now)
+			if err != nil {
+				t.Fatal(err)
+			}
+			p := startPlant(t, func(_ *Config, m *ModelState) {
+				if len(read.Models) > 0 {
+					m.Paused = read.Models[0].Paused
+				}
+			}, streamer("{}"))
+			p.gateway.SetFlows(read.Settings.Flows)
+			if a := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "shop/x"); a.StatusCode != c.model {
+				t.Errorf("a pause of a %s that is %s: got %d %s, want %d", of, name, a.StatusCode, a.body, c.model)
+			}
+		}
+	}
+}
+
+// A snapshot of another version is not used: a field that it does not have would say that a model is not asynchronous.
+func TestSnapshotOfAnotherVersionIsRefused(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "snapshot")
+	now := time.Now()
+	for _, text := range []string{
+		fmt.Sprintf(`{"at":%q,"models":[{"Name":"m"}]}`, now.Format(time.RFC3339)),
+		fmt.Sprintf(`{"version":%d,"at":%q,"models":"of another type"}`, savedVersion+1, now.Format(time.RFC3339)),
+	} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := ReadSavedState(path, now); err == nil || !strings.Contains(err.Error(), "another version") {
+			t.Errorf("%s: got %d models, error %v", text, len(s.Models), err)
+		}
+	}
+}
+
+// The version of the snapshot is that of its fields.
+func TestSnapshotHasAVersionForItsFields(t *testing.T) {
+	t.Parallel()
+	const version, fields = 2, "ba4aabae06201023"
+	hash := fnv.New64a()
+	writeFields(hash, reflect.TypeFor[SavedState]())
+	if got := fmt.Sprintf("%x", hash.Sum64()); got != fields || savedVersion != version {
+		t.Errorf("the fields of snapshots are %s, version %d; they were %s in version %d: a change of them needs another version",
+			got, savedVersion, fields, version)
+	}
+}
+
+// writeFields writes the names and types of all that a snapshot may have.
+func writeFields(w io.Writer, t reflect.Type) {
+	_, _ = fmt.Fprint(w, t.String(), ";")
+	switch t.Kind() {
+	case reflect.Pointer, reflect.Slice, reflect.Array:
+		writeFields(w, t.Elem())
+	case reflect.Map:
+		writeFields(w, t.Key())
+		writeFields(w, t.Elem())
+	case reflect.Struct:
+		for i := range t.NumField() {
+			if f := t.Field(i); f.IsExported() && f.Tag.Get("json") != "-" {
+				_, _ = fmt.Fprint(w, f.Name, f.Tag, ":")
+				writeFields(w, f.Type)
+			}
+		}
+	default:
 	}
 }
