@@ -87,7 +87,7 @@ $$;
 -- queue are read, of which those that are delayed or whose lock key is paused do not count.
 -- Locks are found by a range of one queue: for an equality the planner expects the mean over all queues, and reads every lock
 -- record for each model where few queues have many.
--- Callers: scale_waiting, scale_late.
+-- Callers: scale_waiting, scale_waiting_each, scale_late.
 CREATE OR REPLACE FUNCTION penstock.scale_startable(wanted text, most integer)
 RETURNS TABLE (queue_id integer, queue text, startable bigint, room bigint)
 LANGUAGE sql STABLE AS $$
@@ -116,10 +116,17 @@ $$;
 
 -- scale_waiting returns how many requests of a model wait that may start, at most `most` a queue: the ready rows that a claim
 -- could take and that the concurrency of their queue has room for.
--- Callers: scale_metric, scale_input, scale_wanted, prune_deployments.
+-- Callers: scale_metric, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_waiting(wanted text, most integer DEFAULT 10000) RETURNS bigint
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(s.startable, s.room)), 0)::bigint FROM penstock.scale_startable(wanted, most) s
+$$;
+
+-- scale_waiting_each returns the same by queue: an object of ids, without queues whose entries may not start.
+-- Callers: scale_input.
+CREATE OR REPLACE FUNCTION penstock.scale_waiting_each(wanted text, most integer DEFAULT 10000) RETURNS jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(jsonb_object_agg(s.queue_id, least(s.startable, s.room)), '{}') FROM penstock.scale_startable(wanted, most) s
 $$;
 
 -- scale_metric returns the demand of a model in requests: those that run, those that may start, and those that wait at
@@ -338,18 +345,23 @@ LANGUAGE sql STABLE AS $$
      WHERE q.model = wanted
 $$;
 
--- scale_arrivals returns, in one row, an object of the queues of a model by id: inserted is how many rows were ever inserted
--- into the table of the queue since its statistics began (a number that falls means that they began again), open whether its
--- entries may start: what comes to a queue that is paused or disabled is no demand yet. The planner puts it into the
--- statements of its callers.
+-- scale_arrivals returns, in one row, an object of the queues of a model by id: inserted and deleted are how many rows were ever
+-- inserted into and deleted from the table of the queue since its statistics began (a number that falls means that they began
+-- again), running the locks of the queue, open whether its entries may start, for leaders of the version before. With the
+-- requests that wait and may start, deleted and running are all that ever could start. The planner puts it into the statements
+-- of its callers.
 -- Callers: scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_arrivals(wanted text) RETURNS TABLE (arrivals jsonb)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_object_agg(q.id, jsonb_build_object(
-               'inserted', coalesce((SELECT pg_stat_get_tuples_inserted(e.oid) FROM pg_catalog.pg_class e
-                                      WHERE e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name), 0),
-               'open', NOT EXISTS (SELECT FROM penstock.queue_stops(q)))), '{}')
+               'inserted', coalesce(pg_stat_get_tuples_inserted(e.entries), 0), 'deleted', coalesce(pg_stat_get_tuples_deleted(e.entries), 0),
+               'running', l.held, 'open', NOT EXISTS (SELECT FROM penstock.queue_stops(q)))), '{}')
       FROM penstock.queue q
+     CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id) l
+     CROSS JOIN LATERAL (
+           SELECT (SELECT c.oid FROM pg_catalog.pg_class c
+                    WHERE c.relnamespace = 'penstock'::regnamespace AND c.relname = ('entry_' || q.name)::name) AS entries
+           OFFSET 0) e
      WHERE q.model = wanted
 $$;
 
@@ -461,7 +473,7 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
        c.starts, coalesce(c.cold_seconds, 0) AS cold_seconds,
        CASE WHEN q.any_due THEN penstock.scale_due(d.model, coalesce(c.median, 60)) ELSE 0 END AS due,
        CASE WHEN w.waiting > 0 THEN penstock.scale_late(d.model, coalesce(c.median, 60)) ELSE 0 END AS late,
-       i.*, m.*, v.*, q.queues, a.arrivals
+       i.*, m.*, v.*, q.queues, a.arrivals, y.waits
   FROM (SELECT DISTINCT x.model FROM penstock.deployment x) d
  CROSS JOIN (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) t
   LEFT JOIN penstock.scale_state s ON s.model = d.model
@@ -489,7 +501,8 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
               percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds) FILTER (WHERE x.place <= 50) AS p95
          FROM (SELECT y.seconds, row_number() OVER (ORDER BY y.at DESC) AS place
                  FROM penstock.cold_start y WHERE y.model = d.model) x) c
- CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting(d.model) ELSE 0 END AS waiting OFFSET 0) w
+ CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting_each(d.model) ELSE '{}' END AS waits OFFSET 0) y
+ CROSS JOIN LATERAL (SELECT coalesce(sum(x.value::bigint), 0)::bigint AS waiting FROM jsonb_each_text(y.waits) x OFFSET 0) w
  CROSS JOIN LATERAL (
        SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
               coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE penstock.starts(n)), '{}') AS starting,

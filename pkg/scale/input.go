@@ -8,7 +8,7 @@ import (
 
 // inputSQL reads the inputs of the decisions about some models, and the clock that all leaders share.
 const inputSQL = `
-SELECT model, queues, running, waiting, urgent, online_running, arrived, arrivals, counters, state, service,
+SELECT model, queues, running, waiting, urgent, online_running, arrived, arrivals, waits, counters, state, service,
        hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
        cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
        busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
@@ -27,6 +27,7 @@ type input struct {
 	OnlineRunning  int
 	Arrived        int64               // in queues, a counter
 	Arrivals       map[string]arrivals // by id of the queue
+	Waits          map[string]int64    // of Waiting, by id of the queue; none where nothing may start
 	Counters       []byte
 	State          []byte
 	Service        float64
@@ -62,8 +63,46 @@ type input struct {
 
 // arrivals is what came to a queue.
 type arrivals struct {
-	Inserted int64 `json:"inserted"` // a counter
-	Open     bool  `json:"open"`     // its entries may start
+	Inserted int64 `json:"inserted"` // rows, a counter
+	Deleted  int64 `json:"deleted"`  // rows, a counter: an entry is deleted when it ends
+	Running  int64 `json:"running"`
+}
+
+// begun is the requests of a queue that could ever start, and the most that there were in the last two spans. Entries
+// that are delayed, paused or throttled are none of them. It falls when some are held back again, as by a throttle, and
+// while the statistics of the database are behind: what makes up for that within a span is no arrival.
+type begun struct {
+	Inserted int64     `json:"inserted"`
+	Deleted  int64     `json:"deleted"`
+	Most     int64     `json:"most"` // since Since
+	Before   int64     `json:"before"`
+	Since    time.Time `json:"since"`
+}
+
+// begunSpan is how long a fall of begun is remembered at least, and half of how long it is at most.
+const begunSpan = 30 * time.Second
+
+// waitingMax is how many requests of a queue are counted as waiting, see penstock.scale_waiting_each.
+const waitingMax = 10_000
+
+// follow counts what could start first after the reading before, and returns what the next reading starts from. Where
+// more wait than are counted, all that came counts.
+func (b begun) follow(a arrivals, waits int64, at time.Time) (arrived int64, next begun) {
+	sum := a.Deleted + a.Running + waits
+	next = begun{Inserted: a.Inserted, Deleted: a.Deleted, Most: sum, Before: sum, Since: at}
+	if b.Since.IsZero() || a.Deleted < b.Deleted || a.Inserted < b.Inserted { // the first one, or the counters began again
+		return 0, next
+	}
+	arrived = max(0, sum-max(b.Most, b.Before))
+	if waits >= waitingMax {
+		arrived = a.Inserted - b.Inserted
+	}
+	if at.Sub(b.Since) < begunSpan {
+		next.Most, next.Before, next.Since = max(b.Most, sum), b.Before, b.Since
+	} else {
+		next.Before = b.Most
+	}
+	return arrived, next
 }
 
 // counters are sums that grow, as of the decision before: a decision reads what was added to them since.
@@ -77,7 +116,7 @@ type counters struct {
 	Starts  int64     `json:"starts"`
 	Cold    float64   `json:"cold"`
 
-	Queues map[string]int64 `json:"queues,omitempty"` // rows that were ever inserted, by id of the queue
+	Begun map[string]begun `json:"begun,omitempty"` // by id of the queue
 }
 
 // used is what happened since the decision before.
@@ -91,20 +130,21 @@ type used struct {
 	cold    float64 // seconds that they took
 }
 
-func (in input) counters() counters {
-	queues := make(map[string]int64, len(in.Arrivals))
+func (in input) counters(before counters) counters {
+	queues := make(map[string]begun, len(in.Arrivals))
 	for id, a := range in.Arrivals {
-		queues[id] = a.Inserted
+		_, queues[id] = before.Begun[id].follow(a, in.Waits[id], in.At)
 	}
 	return counters{
-		Queues: queues,
-		Hour:   in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
+		Begun: queues,
+		Hour:  in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
 		Online: in.OnlineCalls + int64(in.OnlineRunning) + int64(in.Urgent),
 	}
 }
 
-// since is what was added after the counters before were read. A counter that fell began again. Entries of a queue that
-// may not start are no arrivals, and neither are those of a queue before its first reading: they wait, or are over.
+// since is what was added after the counters before were read. A counter that fell began again. An entry is an arrival
+// when it may start: not while it is delayed, paused or throttled, and not where it was there before the first reading
+// of its queue.
 func (in input) since(before counters) used {
 	grown := func(now, then int64) int64 {
 		if now < then {
@@ -114,11 +154,10 @@ func (in input) since(before counters) used {
 	}
 	var u used
 	for id, a := range in.Arrivals {
-		if then, known := before.Queues[id]; known && a.Open {
-			u.queued += float64(grown(a.Inserted, then))
-		}
+		arrived, _ := before.Begun[id].follow(a, in.Waits[id], in.At)
+		u.queued += float64(arrived)
 	}
-	now := in.counters()
+	now := in.counters(before)
 	if before.Hour.IsZero() {
 		return u
 	}

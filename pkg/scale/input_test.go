@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -148,4 +149,47 @@ func TestReportsOfGatewaysAreReadOnceForAllModels(t *testing.T) {
 	} else {
 		t.Logf("%d reports were read for %d gateways", n, gateways)
 	}
+}
+
+// A queue whose entries are held back and released in turn, as by the throttle of a flow, has no arrivals by that. What is held
+// back for longer than two spans arrives when it may start again, and hides no others until then.
+func TestWhatIsHeldBackForAMomentIsNoArrival(t *testing.T) {
+	at, b, arrived := noon, begun{}, int64(0)
+	read := func(deleted, waits int64) {
+		t.Helper()
+		var n int64
+		at = at.Add(time.Second)
+		n, b = b.follow(arrivals{Inserted: 10_000 + deleted, Deleted: deleted, Running: 1}, waits, at)
+		arrived += n
+	}
+	want := func(n int64, when string) {
+		t.Helper()
+		if arrived != n {
+			t.Errorf("%s: %d arrived, want %d", when, arrived, n)
+		}
+		arrived = 0
+	}
+	read(5, 5000)
+	want(0, "the first reading")
+	for range 100 {
+		read(5, 0)
+		read(5, 5000)
+	}
+	want(0, "a throttle that comes and goes")
+	for i := range int64(100) {
+		read(5+i, 5000)
+	}
+	want(99, "one request a second")
+	for range 100 {
+		read(104, 0)
+	}
+	read(107, 0)
+	want(3, "beside a flow that is paused for long")
+	read(107, 5000)
+	want(5000, "its end")
+	read(108, waitingMax)
+	read(208, waitingMax)
+	want(100+1, "where more wait than are counted")
+	read(3, waitingMax)
+	want(0, "statistics that began again")
 }

@@ -328,7 +328,7 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 	d, next := Decide(in.At, policy, o, before.state)
 	v := &verdict{in: in, shares: shares, d: d, next: next, read: before}
 	if next.Counted.Equal(in.At) { // otherwise a later decision counts the requests up to now
-		v.used, v.read = u, past{counters: in.counters()}
+		v.used, v.read = u, past{counters: in.counters(before.counters)}
 	}
 	if d.Apply {
 		for i := range shares {

@@ -198,9 +198,10 @@ func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 	}
 }
 
-// Each queue has a counter of its own. What comes to one that is paused or disabled is counted neither then nor later, and
-// one that is dropped takes nothing from the others.
-func TestArrivalsAreThoseOfQueuesWhoseEntriesMayStart(t *testing.T) {
+// An entry is an arrival when it may start: what is delayed, or comes to a queue or a flow that is paused, is one when it is due
+// or its pause ends. What was held back for a while is no arrival again. Each queue has a counter of its own, and one that is
+// dropped takes nothing from the others.
+func TestAnEntryIsAnArrivalWhenItMayStart(t *testing.T) {
 	db := fleet(t)
 	do(t, db, `SELECT penstock.create_queue('second', '{"kind": "inference", "model": "llama"}')`)
 	tx, err := db.Acquire(t.Context()) // one session: its statistics are read as soon as it has written them
@@ -223,7 +224,7 @@ func TestArrivalsAreThoseOfQueuesWhoseEntriesMayStart(t *testing.T) {
 		if got := rows[0].since(before).queued; got != want {
 			t.Errorf("%s: %g arrived, want %g", change, got, want)
 		}
-		before = rows[0].counters()
+		before = rows[0].counters(before)
 	}
 	pushed := func(queue string) string {
 		return `SELECT count(penstock.push('` + queue + `', '{}'::jsonb)) FROM generate_series(1, 40)`
@@ -234,12 +235,30 @@ func TestArrivalsAreThoseOfQueuesWhoseEntriesMayStart(t *testing.T) {
 	arrived(0, `SELECT penstock.pause_queue('llama', 'incident', 'test', NULL)`)
 	arrived(0, pushed("llama"))
 	arrived(40, pushed("second"))
-	arrived(0, `SELECT penstock.resume_queue('llama', 'test', 'test')`)
+	arrived(40, `SELECT penstock.resume_queue('llama', 'test', 'test')`)
 	arrived(0, `SELECT penstock.pause('model', 'llama', NULL, 'test', 'test')`)
 	arrived(0, pushed("llama"))
-	arrived(0, `SELECT penstock.resume('model', 'llama', NULL, 'test', 'test')`)
+	arrived(40, `SELECT penstock.resume('model', 'llama', NULL, 'test', 'test')`)
 	arrived(0, `SELECT penstock.drop_queue('second', true, 'test', 'test')`)
 	arrived(40, pushed("llama"))
+
+	arrived(0, `SELECT count(penstock.push('llama', '{}'::jsonb, due_at => now() + interval '1 hour')) FROM generate_series(1, 10000)`)
+	arrived(1, `SELECT penstock.push('llama', '{}'::jsonb)`)
+	arrived(10, `WITH due AS (
+	                 UPDATE penstock.entry e SET status = 'pending', due_at = now()
+	                  WHERE e.id IN (SELECT id FROM penstock.entry WHERE status = 'initial' ORDER BY id LIMIT 10) RETURNING e.*)
+	             INSERT INTO penstock.ready (pos, entry_id, queue_id, priority, flow) SELECT id, id, queue_id, priority, flow FROM due`)
+
+	arrived(0, `SELECT penstock.pause('flow', 'tenant', 'llama', 'test', 'test')`)
+	arrived(0, `SELECT count(penstock.push('llama', '{}'::jsonb, flow => 'tenant')) FROM generate_series(1, 30)`)
+	arrived(1, `SELECT penstock.push('llama', '{}'::jsonb)`)
+	arrived(30, `SELECT penstock.resume('flow', 'tenant', 'llama', 'test', 'test')`)
+	throttle := `INSERT INTO penstock.throttle (until, queue_id, queue_wide, flow, reason)
+	             SELECT clock_timestamp() + interval '1 minute', id, false, 'tenant', 'test' FROM penstock.queue WHERE name = 'llama'`
+	for range 3 {
+		arrived(0, throttle)
+		arrived(0, `DELETE FROM penstock.throttle`)
+	}
 }
 
 // Entries of a queue that is not open are no demand when they come due: an instance that starts for them has no work.
@@ -275,7 +294,7 @@ func TestRequestsOfStaleSecondsAreCountedLater(t *testing.T) {
 	counted := 0.0
 	for _, age := range []float64{0, 0, 12, 20, 0} {
 		in.At, in.GatewayAge = in.At.Add(time.Second), age
-		in.Arrivals = map[string]arrivals{"1": {Inserted: in.Arrivals["1"].Inserted + 10, Open: true}}
+		in.Arrivals = map[string]arrivals{"1": {Deleted: in.Arrivals["1"].Deleted + 10}}
 		in.OnlineCalls++
 		v, err := s.decide(in, shares)
 		if err != nil {
