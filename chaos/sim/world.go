@@ -89,6 +89,7 @@ func play(seed uint64) *world {
 	w.stop()
 	close(w.over)
 	w.tasks.Wait()
+	time.Sleep(longestRun / 2) // a drain gives up waiting for stubborn runs; the end of a bubble needs them ended
 	<-scheduled
 	w.settle()
 	slices.SortStableFunc(w.runs, func(a, b *run) int {
@@ -141,6 +142,9 @@ func (w *world) admit(p *process) bool {
 
 var errScripted = errors.New("scripted")
 
+// longestRun bounds the time of a run. A stubborn one goes on after the end of its context for half of its time.
+const longestRun = 5 * time.Second
+
 // work is the worker: how long it takes and how it ends follows from the seed, the entry and the token.
 func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json.RawMessage, error) {
 	if up, _ := p.alive(); !up {
@@ -156,7 +160,7 @@ func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json
 	w.say("%-8s runs entry %d under token %d", p.name, one.entry, one.token)
 	takes := time.Duration(5+roll%60) * time.Millisecond
 	if roll/64%8 == 0 {
-		takes = time.Duration(roll/512%5000) * time.Millisecond // often longer than a lease
+		takes = time.Duration(roll/512%uint64(longestRun/time.Millisecond)) * time.Millisecond // often longer than a lease
 	}
 	stubborn := roll/4096%10 == 0 // goes on although its context has ended
 	select {
