@@ -86,45 +86,58 @@ func inUse(err error, pushes ...invalidation.Push) error {
 	}
 }
 
+// flight is an Idempotency-Key where it counts: keys of two flows have nothing to do with each other.
+type flight struct{ queue, flow, key string }
+
 // flights are the requests with an Idempotency-Key that are under way in this process. It is the database that accepts
 // an entry of a key once; this spares two streams of one key from being pushed side by side.
 type flights struct {
 	mu    sync.Mutex
-	under map[string]chan struct{} // closed when the request has been answered
+	under map[flight]chan struct{} // closed when the request has been answered
 }
 
-// enter registers a request. If there is another one with its key, it waits until that has been answered, after which
-// this one will be a replay; for keyPatience at most: errKeyInUse then.
-func (f *flights) enter(ctx context.Context, key string) (leave func(), err error) {
-	f.mu.Lock()
-	other, taken := f.under[key]
-	if !taken {
-		defer f.mu.Unlock()
-		return f.register(key), nil
-	}
-	f.mu.Unlock()
-	timer := time.NewTimer(keyPatience)
-	defer timer.Stop()
-	select {
-	case <-other:
-		return func() {}, nil
-	case <-timer.C:
-		return nil, errKeyInUse
-	case <-ctx.Done():
-		return nil, context.Cause(ctx)
-	}
-}
-
-func (f *flights) register(key string) (leave func()) {
-	if f.under == nil {
-		f.under = map[string]chan struct{}{}
-	}
+// enter registers a request under its keys, which must be in order. Where another request has one of them, it waits
+// until that has been answered, after which this one will be a replay; for keyPatience at most: errKeyInUse then.
+func (f *flights) enter(ctx context.Context, keys ...flight) (leave func(), err error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, keyPatience, errKeyInUse)
+	defer cancel()
 	landed := make(chan struct{})
-	f.under[key] = landed
-	return func() {
+	var ours []flight
+	leave = func() {
 		f.mu.Lock()
-		delete(f.under, key)
+		for _, key := range ours {
+			delete(f.under, key)
+		}
 		f.mu.Unlock()
 		close(landed)
 	}
+	for _, key := range keys {
+		other := f.register(key, landed)
+		if other == nil {
+			ours = append(ours, key)
+			continue
+		}
+		select {
+		case <-other:
+		case <-ctx.Done():
+			leave()
+			return nil, context.Cause(ctx)
+		}
+	}
+	return leave, nil
+}
+
+// register returns what another request with the key closes when it has been answered; nil: there is none, and the key
+// is registered.
+func (f *flights) register(key flight, landed chan struct{}) (other chan struct{}) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if other, taken := f.under[key]; taken {
+		return other
+	}
+	if f.under == nil {
+		f.under = map[flight]chan struct{}{}
+	}
+	f.under[key] = landed
+	return nil
 }

@@ -89,7 +89,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	leave, err := a.take(r)
+	leave, err := a.take(r, flowsOf(pushes)...)
 	if err != nil {
 		return err
 	}
@@ -149,13 +149,27 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request) (body []byte, tak
 	return body, taken, endedEarly(err)
 }
 
-// take registers the request's Idempotency-Key, if it has one, for as long as it is under way.
-func (a *API) take(r *http.Request) (leave func(), err error) {
+// take registers the request's Idempotency-Key, if it has one, in each of its flows for as long as it is under way.
+func (a *API) take(r *http.Request, flows ...string) (leave func(), err error) {
 	key, err := idempotencyKey(r.Header)
 	if key == "" || err != nil {
 		return func() {}, err
 	}
-	return a.flights.enter(r.Context(), r.PathValue("queue")+" "+key)
+	taken := make([]flight, len(flows))
+	for i, flow := range flows {
+		taken[i] = flight{r.PathValue("queue"), flow, key}
+	}
+	return a.flights.enter(r.Context(), taken...)
+}
+
+// flowsOf names each flow of pushes once, in order.
+func flowsOf(pushes []invalidation.Push) []string {
+	flows := make([]string, len(pushes))
+	for i := range pushes {
+		flows[i] = pushes[i].Flow
+	}
+	slices.Sort(flows)
+	return slices.Compact(flows)
 }
 
 // pushesOf makes pushes of a body, and gives each the request's trace and its part of the Idempotency-Key.

@@ -238,6 +238,7 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	s := &stream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
 		spend: func(n int) (int, error) { return n, nil },
+		take:  func(string) (func(), error) { return func() {}, nil },
 	}
 	var before, during runtime.MemStats
 	runtime.GC()
@@ -282,6 +283,7 @@ func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {
 	s := &stream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
 		spend: func(n int) (int, error) { return n, nil },
+		take:  func(string) (func(), error) { return func() {}, nil },
 	}
 	body := io.MultiReader(strings.NewReader("{\"payload\": 1}\n{\"payl"), iotest.ErrReader(io.ErrUnexpectedEOF))
 	err := a.finish(endedEarly(s.run(t.Context(), body, func() {})))
@@ -412,6 +414,14 @@ func TestKeyOfARequestUnderWayIsRefusedAfterAWhile(t *testing.T) {
 	answer, text := s.post(strings.NewReader(`{"payload": 1}`), "Content-Type", "application/json", "Idempotency-Key", `"k"`)
 	if answer.StatusCode != 409 || !strings.Contains(text, "idempotency_key_in_use") || answer.Header.Get("Retry-After") != "1" {
 		t.Errorf("while the first is under way: %d %s", answer.StatusCode, text)
+	}
+	answer, text = s.post(strings.NewReader(`{"payload": 1, "flow": "f"}`), "Content-Type", "application/json", "Idempotency-Key", "k")
+	if answer.StatusCode != 201 {
+		t.Errorf("the key in another flow, while the first is under way: %d %s", answer.StatusCode, text)
+	}
+	answer, text = s.post(strings.NewReader(`{"payload": 1, "flow": "g"}`+"\n"), "Content-Type", "application/x-ndjson", "Idempotency-Key", "k")
+	if answer.StatusCode != 200 || !strings.Contains(text, `"inserted":1`) {
+		t.Errorf("a stream under the key in another flow, while the first is under way: %d %s", answer.StatusCode, text)
 	}
 }
 

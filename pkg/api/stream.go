@@ -43,11 +43,6 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	leave, err := a.take(r)
-	if err != nil {
-		return err
-	}
-	defer leave()
 	if err := a.streams.take(streamBytes); err != nil {
 		return err
 	}
@@ -75,6 +70,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 		},
+		take: func(flow string) (leave func(), err error) { return a.take(r, flow) },
 	}
 	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
 		if !out.started {
@@ -94,8 +90,11 @@ type stream struct {
 	allowed func(context.Context) error // asked before each chunk
 	// spend takes up to n entries from the rate of the token, and returns how many with the error that refuses the rest
 	spend func(n int) (int, error)
+	// take registers the Idempotency-Key of the stream in the flow of its first line that can be read.
+	take func(flow string) (leave func(), err error)
 
-	room *semaphore.Weighted // in bytes
+	room  *semaphore.Weighted // in bytes
+	leave func()              // what take returned
 }
 
 // streamLine is a line on its way, and its answer.
@@ -113,6 +112,11 @@ func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
 	s.room = semaphore.NewWeighted(streamBytes)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer func() {
+		if s.leave != nil {
+			s.leave()
+		}
+	}()
 	incoming, ended := make(chan streamLine, chunkLines), make(chan error, 1)
 	go func() { ended <- s.read(ctx, newLines(body), incoming) }()
 	for chunk := collect(incoming); len(chunk) > 0; chunk = collect(incoming) {
@@ -209,6 +213,12 @@ func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
 	}
 	if len(good) == 0 {
 		return len(chunk), nil // all have their answer, and nothing is to be paid for
+	}
+	if s.leave == nil {
+		var err error
+		if s.leave, err = s.take(good[0].push.Flow); err != nil {
+			return 0, err
+		}
 	}
 	may, refused := s.spend(len(good))
 	tried, err := s.push(ctx, good[:may])
