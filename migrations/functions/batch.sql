@@ -428,11 +428,11 @@ END $$;
 
 -- cancel_batch ends the parts that do not run, with the next step, and requests the end of those
 -- that do. The completion entry still comes, with status cancelled.
--- Locks: the row of the batch (FOR UPDATE), then those of cancel_one for each part.
+-- Locks: the row of the batch (FOR UPDATE), then those of cancel_waiting for each part.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
--- entries push one another without end, PS012 no such batch, 55P03 a part is being compacted.
+-- entries push one another without end, PS012 no such batch, 55P03 a compaction of a part's lock key does not end.
 CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -441,12 +441,10 @@ BEGIN
     PERFORM penstock.need_read_committed();
     b := penstock.batch_row(batch);
     UPDATE penstock.batch SET cancelled_by = penstock.actor_name(cancel_batch.actor), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
-    IF 'busy' IN (SELECT penstock.cancel_one(b.queue_id, p.entry_id, reason, penstock.actor_name(actor))
-                    FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL) THEN
-        RAISE EXCEPTION 'a part of batch % is being compacted', batch USING ERRCODE = '55P03', HINT = 'Try again.';
-    END IF;
+    PERFORM penstock.cancel_waiting(b.queue_id, p.entry_id, reason, penstock.actor_name(actor))
+       FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL;
     IF b.status = 'splitting' THEN
-        PERFORM penstock.cancel_one(b.queue_id, b.split_entry_id, reason, penstock.actor_name(actor));
+        PERFORM penstock.cancel_waiting(b.queue_id, b.split_entry_id, reason, penstock.actor_name(actor));
     END IF;
     PERFORM penstock.audit_log(actor, 'cancel_batch', 'batch ' || batch, reason);
 END $$;

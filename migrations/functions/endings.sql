@@ -61,7 +61,7 @@ $$;
 -- await_compaction waits until no other session compacts a lock key, and keeps the key from being compacted
 -- until this transaction ends. A compaction never waits for a lock, so that nobody waits in a circle.
 -- Locks: the advisory lock of compactions of the key (shared); it waits, at most 3 s.
--- Callers: cancel_entry.
+-- Callers: cancel_waiting.
 -- SQLSTATE: 55P03 the compaction did not end in time.
 CREATE OR REPLACE FUNCTION penstock.await_compaction(queue integer, key text) RETURNS void
 LANGUAGE sql SET lock_timeout = '3s' AS $$
@@ -307,7 +307,7 @@ $$;
 -- A node that holds the entry's lock is notified of the request when this transaction commits (which
 -- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
 -- next heartbeat.
--- Callers: cancel_batch, cancel_entry, cancel_batch_lines, cancel_cron_runs, apply_operation.
+-- Callers: cancel_waiting, cancel_batch_lines, cancel_cron_runs, apply_operation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.cancel_one(queue integer, wanted bigint, why text, who text) RETURNS text
@@ -346,10 +346,26 @@ BEGIN
     RETURN 'requested';
 END $$;
 
+-- cancel_waiting is cancel_one, which waits for the end of a compaction of the entry's lock key and is never 'busy'.
+-- Locks: those of cancel_one, and before a second try of it that of await_compaction.
+-- Callers: cancel_entry, cancel_batch.
+-- SQLSTATE: those of cancel_one, 55P03 a compaction of the lock key does not end.
+CREATE OR REPLACE FUNCTION penstock.cancel_waiting(queue integer, wanted bigint, why text, who text) RETURNS text
+LANGUAGE plpgsql AS $$
+DECLARE
+    answer text := penstock.cancel_one(queue, wanted, why, who);
+BEGIN
+    IF answer = 'busy' THEN
+        PERFORM penstock.await_compaction(queue, x.lock_key) FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
+        answer := penstock.cancel_one(queue, wanted, why, who);
+    END IF;
+    RETURN answer;
+END $$;
+
 -- cancel_entry returns 'cancelled' if the entry has ended, and 'requested' if a node runs it or is
 -- about to: that node reads the request with its next heartbeat, and if the entry is requeued instead,
 -- settle_cancel_requests ends it.
--- Locks: those of cancel_one, and before a second try of it that of await_compaction.
+-- Locks: those of cancel_waiting.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has ended, or the transaction is not read
 -- committed, 55P03 a compaction of the lock key does not end.
@@ -361,11 +377,7 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     queue := penstock.living_entry(cancel_entry.id);
-    answer := penstock.cancel_one(queue, cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
-    IF answer = 'busy' THEN
-        PERFORM penstock.await_compaction(queue, x.lock_key) FROM penstock.entry x WHERE x.queue_id = queue AND x.id = cancel_entry.id;
-        answer := penstock.cancel_one(queue, cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
-    END IF;
+    answer := penstock.cancel_waiting(queue, cancel_entry.id, cancel_entry.reason, cancel_entry.actor);
     IF answer IS NULL THEN
         PERFORM penstock.living_entry(cancel_entry.id); -- raises an error: it ended meanwhile
     END IF;

@@ -715,3 +715,39 @@ func TestPausedBatchesCostAPassNoTransaction(t *testing.T) {
 		}
 	}
 }
+
+// A compaction of the lock key of parts that is under way puts a cancel of the whole batch off, and does not refuse it.
+func TestCancelOfABatchWaitsForACompactionOfItsParts(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.alter_queue('parts', '{"grouping": "tenant", "mergeable": true, "merge": "last"}')`)
+	id := b.create(Batch{Items: numbers(4), PartSize: 1, Detail: json.RawMessage(`{"tenant": "a"}`)})
+	b.step()
+	compaction, err := b.pool.Begin(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer compaction.Rollback(b.ctx)
+	if _, err := compaction.Exec(b.ctx, `SELECT penstock.compactable(q, 'a') FROM penstock.queue q WHERE q.name = 'parts'`); err != nil {
+		t.Fatal(err)
+	}
+	answer := make(chan error, 1)
+	go func() { answer <- Cancel(b.ctx, b.pool, id, invalidation.By{Actor: "ada", Reason: "a test"}) }()
+	const waiting = `SELECT count(*) FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`
+	for b.count(waiting, compaction.Conn().PgConn().PID()) == 0 {
+		select {
+		case err := <-answer:
+			t.Fatalf("the cancel did not wait for the compaction: %v", err)
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if err := compaction.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answer; err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.status(id); s.State != "cancelled" || s.Bad != 4 {
+		t.Errorf("ended as %+v, want it cancelled with its 4 parts", s)
+	}
+}
