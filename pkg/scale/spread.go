@@ -3,6 +3,7 @@ package scale
 import (
 	"cmp"
 	"slices"
+	"sort"
 )
 
 // Share is one deployment of a model: own machines, spot machines, external capacity.
@@ -80,35 +81,57 @@ type Claim struct {
 }
 
 // Fit lowers desired numbers until their cost an hour is within the budget. Growth is given up
-// first, from the claim that wants most beyond its present number; then instances above the floors.
-// A budget of 0 is none. Floors are kept even where they alone exceed the budget.
+// first, one instance after another, from the first of the claims that want most beyond their present numbers; then
+// instances above the floors. A budget of 0 is none. Floors are kept even where they alone exceed the budget. It takes
+// time for each claim and not for each instance that is given up.
 func Fit(budget float64, claims []Claim) map[string]int {
 	result := make(map[string]int, len(claims))
-	cost := 0.0
 	for _, c := range claims {
 		result[c.Name] = c.Desired
-		cost += float64(c.Desired) * c.Cost
 	}
 	if budget <= 0 {
 		return result
 	}
-	lower := func(least func(Claim) int) {
-		for cost > budget {
-			dearest := Claim{}
-			most := 0
-			for _, c := range claims {
-				if over := result[c.Name] - least(c); c.Cost > 0 && over > most {
-					dearest, most = c, over
-				}
-			}
-			if most == 0 {
-				return
-			}
-			result[dearest.Name]--
-			cost -= dearest.Cost
+	lower(budget, claims, result, func(c Claim) int { return max(c.Current, c.Floor) })
+	lower(budget, claims, result, func(c Claim) int { return c.Floor })
+	return result
+}
+
+// lower takes instances above the least numbers of claims until the cost is within the budget. As those that want most
+// give up one each in turn, all that want more come down to the same height above their least numbers: it is searched
+// for, and only the last round is made one by one.
+func lower(budget float64, claims []Claim, numbers map[string]int, least func(Claim) int) {
+	n := make([]int, len(claims))
+	at := func(i, height int) int {
+		if bottom := least(claims[i]); claims[i].Cost > 0 && n[i] > bottom {
+			return min(n[i], bottom+height)
+		}
+		return n[i]
+	}
+	cost := func(height int) (sum float64) {
+		for i, c := range claims {
+			sum += float64(at(i, height)) * c.Cost
+		}
+		return sum
+	}
+	highest := 0
+	for i, c := range claims {
+		n[i] = numbers[c.Name]
+		highest = max(highest, n[i]-least(c))
+	}
+	// The least height whose cost is over the budget; all are lowered to it, and some of them by one more.
+	height := sort.Search(highest, func(height int) bool { return cost(height) > budget })
+	left := cost(height)
+	for i, c := range claims {
+		n[i], numbers[c.Name] = at(i, height), at(i, height)
+	}
+	for i, c := range claims {
+		if left <= budget {
+			return
+		}
+		if lowered := at(i, height-1); height > 0 && lowered < n[i] {
+			numbers[c.Name] = lowered
+			left -= c.Cost
 		}
 	}
-	lower(func(c Claim) int { return max(c.Current, c.Floor) })
-	lower(func(c Claim) int { return c.Floor })
-	return result
 }

@@ -1,10 +1,13 @@
 package scale
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 )
 
 func TestVictimsAreThoseWhoseRemovalCostsLeast(t *testing.T) {
@@ -105,5 +108,60 @@ func TestFitKeepsCostWithinTheBudget(t *testing.T) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// greedyFit is what Fit is defined by: one instance after another, from the first of the claims that want most.
+func greedyFit(budget float64, claims []Claim) map[string]int {
+	result, cost := map[string]int{}, 0.0
+	for _, c := range claims {
+		result[c.Name] = c.Desired
+		cost += float64(c.Desired) * c.Cost
+	}
+	lower := func(least func(Claim) int) {
+		for cost > budget {
+			dearest, most := Claim{}, 0
+			for _, c := range claims {
+				if over := result[c.Name] - least(c); c.Cost > 0 && over > most {
+					dearest, most = c, over
+				}
+			}
+			if most == 0 {
+				return
+			}
+			result[dearest.Name]--
+			cost -= dearest.Cost
+		}
+	}
+	lower(func(c Claim) int { return max(c.Current, c.Floor) })
+	lower(func(c Claim) int { return c.Floor })
+	return result
+}
+
+func TestFitLowersOneAfterAnother(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		claims := make([]Claim, rapid.IntRange(0, 6).Draw(t, "claims"))
+		for i := range claims {
+			claims[i] = Claim{
+				Name: fmt.Sprint(i), Cost: float64(rapid.IntRange(-1, 4).Draw(t, "cost")), // exact in both orders of addition
+				Current: rapid.IntRange(0, 12).Draw(t, "current"), Desired: rapid.IntRange(0, 12).Draw(t, "desired"),
+				Floor: rapid.IntRange(0, 12).Draw(t, "floor"),
+			}
+		}
+		budget := float64(rapid.IntRange(1, 120).Draw(t, "budget"))
+		if got, want := Fit(budget, claims), greedyFit(budget, claims); !maps.Equal(got, want) {
+			t.Fatalf("Fit(%g, %+v): %v, want %v", budget, claims, got, want)
+		}
+	})
+}
+
+// BenchmarkFit is a thousand deployments that together want ten times their budget.
+func BenchmarkFit(b *testing.B) {
+	claims := make([]Claim, 1000)
+	for i := range claims {
+		claims[i] = Claim{Name: fmt.Sprint(i), Cost: 1 + float64(i%7)/4, Current: i % 5, Desired: 40 + i%60}
+	}
+	for b.Loop() {
+		Fit(12_000, claims)
 	}
 }
