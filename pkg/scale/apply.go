@@ -152,7 +152,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		return err
 	}
 	rows = readable(rows)
-	bounded(rows)
+	bounded(rows, time.Now())
 	neighbours(rows)
 	if asked == nil {
 		rows = withoutResting(rows, time.Now())

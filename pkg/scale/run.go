@@ -355,7 +355,7 @@ func limitByBudget(all []*verdict, byModel map[string][]share) {
 	for _, model := range slices.Sorted(maps.Keys(byModel)) {
 		shares = append(shares, byModel[model]...)
 	}
-	left := affordable(all[0].in.Budget, wanted, shares)
+	left := affordable(all[0].in.Budget, wanted, shares, all[0].in.At)
 	for _, v := range all {
 		cut := 0
 		for name, n := range v.parts {

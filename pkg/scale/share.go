@@ -248,10 +248,10 @@ func (s *share) read() error {
 }
 
 // bounded notes which deployments may not have one instance more than desired, not even while they replace one.
-func bounded(shares []share) {
+func bounded(shares []share, now time.Time) {
 	cost := 0.0
 	for _, s := range shares {
-		cost += float64(s.Desired) * s.Cost
+		cost += float64(s.atMost(now)) * s.Cost
 	}
 	for i := range shares {
 		s := &shares[i]
@@ -358,12 +358,16 @@ func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 }
 
 // affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
-// deployment that was not decided or may not change: its cost is a part of the budget.
-func affordable(budget float64, wanted map[string]int, shares []share) map[string]int {
+// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have whose
+// backend does not report: a lower number would make nothing free as far as is known.
+func affordable(budget float64, wanted map[string]int, shares []share, now time.Time) map[string]int {
 	claims := make([]Claim, 0, len(shares))
 	for _, s := range shares {
-		c := Claim{Name: s.Name, Cost: s.Cost, Current: s.Desired, Desired: s.Desired, Floor: s.Desired}
-		if n, decided := wanted[s.Name]; decided {
+		has := s.atMost(now)
+		c := Claim{Name: s.Name, Cost: s.Cost, Current: has, Desired: has, Floor: has}
+		if n, decided := wanted[s.Name]; decided && s.unknown(now) {
+			c.Desired = max(n, has)
+		} else if decided {
 			c.Desired, c.Floor = n, n
 			if s.Mode != string(Disabled) && s.Mode != string(Advise) {
 				c.Floor = min(n, s.policy.Min)
@@ -371,7 +375,28 @@ func affordable(budget float64, wanted map[string]int, shares []share) map[strin
 		}
 		claims = append(claims, c)
 	}
-	return Fit(budget, claims)
+	left := Fit(budget, claims)
+	for _, s := range shares {
+		if n, decided := wanted[s.Name]; decided {
+			left[s.Name] = min(n, left[s.Name])
+		} else {
+			left[s.Name] = s.Desired
+		}
+	}
+	return left
+}
+
+// atMost is how many instances the deployment may have: its number, and where that is not known to be followed, all that
+// were ordered, reported or registered.
+func (s share) atMost(now time.Time) int {
+	if !s.unknown(now) {
+		return s.Desired
+	}
+	n := max(s.Desired, s.Ordered, s.Registered+s.Draining)
+	if s.Existing != nil {
+		n = max(n, *s.Existing)
+	}
+	return n
 }
 
 func sortTimes(times []time.Time) { slices.SortFunc(times, time.Time.Compare) }

@@ -274,3 +274,42 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 		}
 	}
 }
+
+// What a deployment has whose backend does not report is not known: the budget counts all that it may have, and takes none of
+// it, since nothing would become free for others.
+func TestTheBudgetHoldsWhatIsNotReported(t *testing.T) {
+	now := time.Now()
+	long, none := now.Add(-time.Minute), 0
+	unknown := share{Name: "b", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKubernetes, CreatedAt: long, SeenAt: &long, Existing: &none}
+	with := func(change func(*share)) share { s := unknown; change(&s); return s }
+	for name, c := range map[string]struct {
+		b      share
+		wanted map[string]int
+		budget float64
+		want   map[string]int
+	}{
+		"its number stays": {
+			with(func(s *share) { s.Desired, s.Registered = 4, 4 }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 2, "b": 4},
+		},
+		"instances beyond its number count": {
+			with(func(s *share) { s.Registered, s.Draining = 2, 1 }), map[string]int{"a": 4, "b": 0}, 5, map[string]int{"a": 2, "b": 0},
+		},
+		"and starts that were ordered": {
+			with(func(s *share) { s.Ordered = 3 }), map[string]int{"a": 4}, 5, map[string]int{"a": 2, "b": 0},
+		},
+		"it does not grow beyond the budget": {
+			with(func(s *share) { s.Desired = 2 }), map[string]int{"a": 4, "b": 9}, 6, map[string]int{"a": 4, "b": 2},
+		},
+		"one that reports gives up its part": {
+			with(func(s *share) { s.Desired, s.Registered, s.SeenAt = 4, 4, &now }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 3, "b": 3},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a := share{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 4, Ready: 4}
+			got := affordable(c.budget, c.wanted, []share{a, c.b}, now)
+			if !maps.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+}
