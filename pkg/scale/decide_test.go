@@ -354,6 +354,9 @@ func TestZeroAndBack(t *testing.T) {
 
 func TestBounds(t *testing.T) {
 	heavy := func(o *Obs, s *State) { o.Waiting, o.Running, s.Rate = 900, 8, 100 }
+	unhealthy := func(n int) func(*Obs, *State) {
+		return func(o *Obs, s *State) { o.Unhealthy, s.Unhealthy = n, []Level{{At: ago(time.Second), N: -n}} }
+	}
 	run(t, []row{
 		{"min", four(func(p *Policy) { p.Min = 4 }), nil, 4, NoteMin, ""},
 		{"max", four(func(p *Policy) { p.Max = 5 }), heavy, 5, NoteMax, ""},
@@ -364,9 +367,9 @@ func TestBounds(t *testing.T) {
 		{"emergency cap of the policy", four(func(p *Policy) { p.EmergencyMax = 3 }), heavy, 3, NoteCap, ""},
 		{"emergency cap of all", four(), func(o *Obs, s *State) { heavy(o, s); o.Switches.MaxAll = 3 }, 3, NoteCap, ""},
 		{"cap above min", four(func(p *Policy) { p.Min, p.EmergencyMax = 4, 3 }), nil, 3, NoteCap, ""},
-		{"one more for an unhealthy one", four(), func(o *Obs, _ *State) { o.Unhealthy = 1 }, 2, NoteUnhealthy, ""},
-		{"at most half as many for all", four(), func(o *Obs, _ *State) { o.Unhealthy = 20 }, 2, NoteUnhealthy, ""},
-		{"within the rate", four(), func(o *Obs, s *State) { heavy(o, s); o.Unhealthy = 1 }, 6, NoteUnhealthy, ""},
+		{"one more for an unhealthy one", four(), unhealthy(1), 2, NoteUnhealthy, ""},
+		{"at most half as many for all", four(), unhealthy(20), 2, NoteUnhealthy, ""},
+		{"within the rate", four(), func(o *Obs, s *State) { heavy(o, s); unhealthy(1)(o, s) }, 6, NoteUnhealthy, ""},
 		{"not for one that just became so", four(), func(o *Obs, s *State) {
 			o.Unhealthy, s.Unhealthy = 1, []Level{{At: ago(10 * time.Second)}}
 		}, 1, "", NoteUnhealthy},
@@ -389,6 +392,34 @@ func TestAnotherInstanceIsStartedForOneThatHangs(t *testing.T) {
 	}
 	if last != 2 || turns != 1 {
 		t.Errorf("%d instances after %d changes", last, turns)
+	}
+}
+
+// What was unhealthy before and after a gap in the observations, or at the first of them, may have been healthy meanwhile:
+// others are started when it has been so for the whole time again.
+func TestUnhealthinessIsObservedAnewAfterAGap(t *testing.T) {
+	before := ago(0).Add(-10 * time.Minute)
+	for name, window := range map[string][]Level{
+		"first": nil, "gap": {{At: before.Add(-time.Second), N: -1}, {At: before, N: -2}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := State{At: before, Counted: before, Desired: 4, Base: 2, LastUse: noon, WasReady: noon, Unhealthy: window}
+			covered := -1
+			for second := range 40 {
+				now := noon.Add(time.Duration(second) * time.Second)
+				var d Decision
+				d, s = Decide(now, Policy{Slots: 4, Min: 2, Max: 20}, Obs{
+					Unhealthy: 2, Ready: 2, Running: 7, Service: 2, ColdStart: 60, LastRequest: now, Gateway: true,
+				}, s)
+				has := slices.ContainsFunc(d.Notes, func(n Note) bool { return n.Code == NoteUnhealthy })
+				if has && covered < 0 {
+					covered = second
+				}
+			}
+			if covered != 30 {
+				t.Errorf("others are started after %d s, want 30", covered)
+			}
+		})
 	}
 }
 

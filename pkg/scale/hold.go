@@ -34,8 +34,12 @@ func (t *turn) hold() {
 const unhealthyFor = 30 * time.Second
 
 // coverUnhealthy adds as many instances as have been unhealthy all the while, at most half as many as are needed, so
-// that probes that fail everywhere do not double the number.
+// that probes that fail everywhere do not double the number. After a gap in the observations none has been.
 func (t *turn) coverUnhealthy() {
+	last := len(t.s.Unhealthy) - 1
+	if last < 0 || t.now.Sub(t.s.Unhealthy[last].At) > unhealthyFor {
+		t.s.Unhealthy = []Level{{At: t.now}}
+	}
 	t.s.Unhealthy = pushLevel(t.s.Unhealthy, Level{At: t.now, N: -t.o.Unhealthy}, t.now.Add(-unhealthyFor))
 	n := min(-t.s.Unhealthy[0].N, (t.d.Stabilised+1)/2)
 	if n > 0 {
