@@ -90,8 +90,8 @@ const waitingMax = 10_000
 func (b begun) follow(a arrivals, waits int64, at time.Time) (arrived int64, next begun) {
 	sum := a.Deleted + a.Running + waits
 	next = begun{Inserted: a.Inserted, Deleted: a.Deleted, Most: sum, Before: sum, Since: at}
-	if b.Since.IsZero() || a.Deleted < b.Deleted || a.Inserted < b.Inserted { // the first one, or the counters began again
-		return 0, next
+	if b.Since.IsZero() || a.Deleted < b.Deleted || a.Inserted < b.Inserted {
+		return 0, next // the first reading, or the counters began again
 	}
 	arrived = max(0, sum-max(b.Most, b.Before))
 	if waits >= waitingMax {

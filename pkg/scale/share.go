@@ -358,8 +358,8 @@ func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
 }
 
 // affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
-// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have whose
-// backend does not report: a lower number would make nothing free as far as is known.
+// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have
+// whose backend does not report: a lower number would make nothing free as far as is known.
 func affordable(budget float64, wanted map[string]int, shares []share, now time.Time) map[string]int {
 	claims := make([]Claim, 0, len(shares))
 	for _, s := range shares {
@@ -386,8 +386,8 @@ func affordable(budget float64, wanted map[string]int, shares []share, now time.
 	return left
 }
 
-// atMost is how many instances the deployment may have: its number, and where that is not known to be followed, all that
-// were ordered, reported or registered.
+// atMost is how many instances the deployment may have: its number, and where that is not known to be followed, all
+// that were ordered, reported or registered.
 func (s share) atMost(now time.Time) int {
 	if !s.unknown(now) {
 		return s.Desired
