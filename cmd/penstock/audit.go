@@ -24,7 +24,7 @@ func auditList(a *app) *cobra.Command {
 	flags.StringVar(&f.Object, "object", "", "to this object: a queue, 'entry 17', 'node 4711'")
 	flags.DurationVar(&since, "since", 0, "not longer ago than this")
 	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
-	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(flags, &f.Limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &f.Limit, []column[operator.Audit]{
 		{title: "ID", right: true, text: func(r operator.Audit) string { return fmt.Sprint(r.ID) }},
 		{title: "AT", text: func(r operator.Audit) string { return stamp(&r.At) }},

@@ -27,7 +27,7 @@ func batchList(a *app) *cobra.Command {
 	var queue string
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
-	c.Flags().IntVar(&limit, "limit", 20, "at most so many; the parts of each are counted")
+	limitFlag(c.Flags(), &limit, 20, "at most so many; the parts of each are counted")
 	return listing(a, c, []column[operator.Batch]{
 		{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
 		{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},

@@ -19,7 +19,7 @@ func groupBlocked(a *app) *cobra.Command {
 	var queue string
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return listing(a, c, []column[operator.BlockedKey]{
 		{title: "QUEUE", text: func(k operator.BlockedKey) string { return k.Queue }},
 		{title: "LOCK KEY", text: func(k operator.BlockedKey) string { return short(k.LockKey, 40) }},

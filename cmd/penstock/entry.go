@@ -62,7 +62,7 @@ func entryList(a *app) *cobra.Command {
 	flags.StringVar(&f.LockKey, "lock-key", "", "of this lock key")
 	flags.StringVar(&f.Name, "name", "", "of this name")
 	flags.Int64Var(&f.After, "after", 0, "ids above this one: the last of the page before")
-	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(flags, &f.Limit, operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("state",
 		cobra.FixedCompletions(operator.States(), cobra.ShellCompDirectiveNoFileComp)))
 	return paging(a, c, &f.Limit, a.entryColumns(),

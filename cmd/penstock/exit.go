@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"net/url"
-	"os"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -66,6 +66,7 @@ var kinds = []struct {
 	code int
 	next string
 }{
+	{unreadable, exitUsage, "give the path of a file that can be read"},
 	{isA[usageError], exitUsage, "--help says what can be written"},
 	{is(errUnconfirmed), exitUnconfirmed, "give --yes to go ahead without a question, or --dry-run to see what " +
 		"would change"},
@@ -133,6 +134,11 @@ var kinds = []struct {
 		"--database-url needs none"},
 	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock " +
 		"doctor looks further"},
+}
+
+// unreadable says that a file which the command line names is missing, or may not be read.
+func unreadable(err error) bool {
+	return isA[*fs.PathError](err) && (errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission))
 }
 
 func is(target error) func(error) bool { return func(err error) bool { return errors.Is(err, target) } }
@@ -208,9 +214,6 @@ func (a *app) report(ctx context.Context, err error) int {
 		return exitInterrupted
 	}
 	fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
-	if errors.Is(err, os.ErrNotExist) || errors.Is(err, os.ErrPermission) {
-		return exitUsage
-	}
 	for _, k := range kinds {
 		if k.is(err) {
 			fmt.Fprintln(a.err, "next:", k.next)

@@ -30,7 +30,7 @@ func failureList(a *app) *cobra.Command {
 	flags.StringVar(&f.LockKey, "lock-key", "", "of this lock key")
 	flags.StringVar(&f.Name, "name", "", "of this name")
 	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
-	flags.IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(flags, &f.Limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &f.Limit, []column[operator.Failure]{
 		{title: "ID", right: true, text: func(f operator.Failure) string { return fmt.Sprint(f.ID) }},
 		{title: "FAILED", right: true, text: func(f operator.Failure) string { return a.since(f.FailedAt) }},
@@ -54,7 +54,7 @@ func failureCauses(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
 	}
 	var limit int
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return listing(a, c, []column[operator.Cause]{
 		{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
 		{title: "CLASS", text: func(c operator.Cause) string { return c.Class }},

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -60,7 +61,7 @@ func flowWeight(a *app) *cobra.Command {
 	a.queueFlag(c, &queue, "in one queue only; it goes before a weight in all queues")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		weight, err := strconv.ParseFloat(args[1], 64)
-		if err != nil || weight < 0 || weight > 1000 {
+		if err != nil || math.IsNaN(weight) || weight < 0 || weight > 1000 {
 			return change{}, usagef("weight is %q: want a number from 0.001 to 1000, or 0", args[1])
 		}
 		does := fmt.Sprintf("give flow %q weight %v", args[0], weight)
@@ -93,7 +94,7 @@ func flowUsage(a *app) *cobra.Command {
 	c.Flags().StringVar(&flow, "flow", "", "of this flow")
 	c.Flags().StringVar(&from, "from", "24h", "the first hour: a time, or a duration before now")
 	c.Flags().StringVar(&to, "to", "", "the hour behind the last one")
-	c.Flags().IntVar(&limit, "limit", 1000, "at most so many")
+	limitFlag(c.Flags(), &limit, 1000, "at most so many")
 	return listing(a, c, []column[operator.UsageHour]{
 		{title: "HOUR", text: func(u operator.UsageHour) string { return u.Hour.UTC().Format("2006-01-02 15:04Z") }},
 		{title: "QUEUE", text: func(u operator.UsageHour) string { return u.Queue }},

@@ -23,7 +23,7 @@ func groupList(a *app) *cobra.Command {
 	var after string
 	var limit int
 	c.Flags().StringVar(&after, "after", "", "keys behind this one: the last of the page before")
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &limit, []column[operator.Group]{
 		{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
 		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Entries) }},

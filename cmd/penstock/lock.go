@@ -40,7 +40,7 @@ func lockList(a *app) *cobra.Command {
 	var node string
 	a.queueFlag(c, &f.Queue, "of this queue")
 	c.Flags().StringVar(&node, "node", "", "of this node, by name or id")
-	c.Flags().IntVar(&f.Limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &f.Limit, operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
 	return listing(a, c, lockColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Lock, error) {
 		if node != "" {
@@ -63,7 +63,7 @@ func lockVerify(a *app) *cobra.Command {
 		Args: cobra.NoArgs,
 	}
 	var limit int
-	c.Flags().IntVar(&limit, "limit", 200, "at most so many")
+	limitFlag(c.Flags(), &limit, 200, "at most so many")
 	return reading(a, c, func(ctx context.Context, api conn, _ []string) error {
 		found, err := unpaged[operator.Suspect](ctx, api, "/v1/locks/suspects", limit)
 		if err != nil {

@@ -39,7 +39,7 @@ func (a *app) nodeColumns() []column[operator.Node] {
 func nodeList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Nodes by name", Args: cobra.NoArgs}
 	var limit int
-	c.Flags().IntVar(&limit, "limit", 500, "at most so many")
+	limitFlag(c.Flags(), &limit, 500, "at most so many")
 	return listing(a, c, a.nodeColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {
 		return api.Nodes(ctx, limit)
 	})

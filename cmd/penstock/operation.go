@@ -23,7 +23,7 @@ func operationList(a *app) *cobra.Command {
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
 	c.Flags().BoolVar(&running, "running", false, "only those that run")
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return listing(a, c, []column[operator.Operation]{
 		{title: "ID", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.ID) }},
 		{title: "QUEUE", text: func(o operator.Operation) string { return o.Queue }},

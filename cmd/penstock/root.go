@@ -29,14 +29,18 @@ func newRoot(a *app) *cobra.Command {
 			"The database is --database-url or PENSTOCK_DATABASE_URL, else PGHOST, PGUSER and so on.\n" +
 			"Whatever changes behaviour needs a --reason, which ends up in the audit.\n\n" + exitHelp,
 		SilenceUsage: true, SilenceErrors: true,
-		PersistentPreRunE: func(c *cobra.Command, _ []string) error {
+		PersistentPreRunE: func(c *cobra.Command, args []string) error {
 			a.started, a.command = true, c.CommandPath()
+			if err := checkForm(c, args); err != nil {
+				return err
+			}
 			return a.check()
 		},
 	}
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
+	root.SetFlagErrorFunc(readable)
 	flags := root.PersistentFlags()
 	// The variable is read later and not as a default, or --help would print the password in it.
 	flags.StringVar(&a.databaseURL, "database-url", "", "postgres://user:password@host/name (PENSTOCK_DATABASE_URL)")

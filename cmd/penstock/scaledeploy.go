@@ -107,7 +107,7 @@ func scaleHistory(a *app) *cobra.Command {
 	}
 	var limit int
 	var earlier string
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	c.Flags().StringVar(&earlier, "before", "", "older than this time: the last of the page before")
 	type decision = operator.ScaleDecision
 	number := func(of func(decision) int32) func(decision) string {

@@ -22,7 +22,7 @@ func slotList(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeModels,
 	}
 	var limit int
-	c.Flags().IntVar(&limit, "limit", operator.PageDefault, "at most so many")
+	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return listing(a, c, []column[operator.Slot]{
 		{title: "MODEL", text: func(s operator.Slot) string { return s.Model }},
 		{title: "SERVER", text: func(s operator.Slot) string { return s.Server }},

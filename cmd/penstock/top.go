@@ -47,7 +47,8 @@ func topCommand(a *app) *cobra.Command {
 	return c
 }
 
-// topOnce prints one picture. It waits for a second snapshot, for rates, only where a queue was not sampled by the leader.
+// topOnce prints one picture. It waits for a second snapshot, for rates, only where a queue was not sampled by
+// the leader.
 func (a *app) topOnce(ctx context.Context, read snapshotReader, over time.Duration) error {
 	s, err := read(ctx, nil)
 	if err != nil {

@@ -44,7 +44,7 @@ func webhookList(a *app) *cobra.Command {
 	var from string
 	limit := operator.PageDefault
 	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
-	c.Flags().IntVar(&limit, "limit", limit, "at most so many")
+	limitFlag(c.Flags(), &limit, limit, "at most so many")
 	return paging(a, c, &limit, []column[api.Receiver]{
 		{title: "URL", text: func(r api.Receiver) string { return before(r.URL, "(all others)") }},
 		{title: "STATE", text: func(r api.Receiver) string {

@@ -18,7 +18,8 @@ const (
 	// closeTimeout is for the goodbye to a server whose answer was cancelled; pgconn's own is 15 s.
 	closeTimeout = time.Second
 	// silentTimeout is for how long the other end may acknowledge nothing, neither what was sent nor probes. A server
-	// that works on a statement acknowledges. pgconn's own is 5 minutes and more, and a quarter of an hour after a send.
+	// that works on a statement acknowledges. pgconn's own is 5 minutes and more, and a quarter of an hour
+	// after a send.
 	silentTimeout = 15 * time.Second
 	// answerGrace is how long after its statement_timeout an answer is waited for: the server has ended the statement
 	// by then, so that the answer was lost on a connection that stays open, or is held up behind a pooler.

@@ -242,8 +242,8 @@ func Unavailable(err error) bool {
 	}
 }
 
-// Disconnected reports whether err is a connection that could not be made or was lost, or an answer that did not come in
-// time, and not an error of the server.
+// Disconnected reports whether err is a connection that could not be made or was lost, or an answer that did
+// not come in time, and not an error of the server.
 func Disconnected(err error) bool {
 	if Code(err) != "" {
 		return false

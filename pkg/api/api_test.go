@@ -280,6 +280,7 @@ func TestEachErrorIsAProblemDocumentWithItsStatus(t *testing.T) {
 		{name: "no media type", method: "POST", path: entries, body: `{"payload": 1}`, headers: []string{"Content-Type", "text/plain"}, status: 415, code: "not_json"},
 		{name: "bad option", method: "POST", path: entries, body: `{"payload": 1, "priority": 10}`, status: 422, code: "invalid"},
 		{name: "NUL", method: "POST", path: entries, body: `{"payload": "\u0000"}`, status: 422, code: "invalid"},
+		{name: "no time between", method: "GET", path: "/v1/usage/hours?from=2026-02-01T00:00:00Z&to=2026-01-01T00:00:00Z", status: 422, code: "invalid"},
 		{name: "large payload", method: "POST", path: entries, body: large, status: 413, code: "payload_too_large"},
 		{name: "large body", method: "POST", path: entries, body: `[` + large + `,` + large + `,` + large + `]`, status: 413, code: "payload_too_large"},
 		{name: "many entries", method: "POST", path: entries, body: `[{"payload":1},{"payload":1},{"payload":1},{"payload":1}]`, status: 413, code: "too_many_entries"},

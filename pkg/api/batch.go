@@ -108,7 +108,8 @@ func (a *API) describeBatch(op *huma.Operation) {
 	op.Responses["201"] = &huma.Response{Description: "Created", Content: jsonOf(a.schema(created{}))}
 }
 
-// createBatch accepts a query from admins alone, since it is SQL, and a completion queue from callers that may push to it.
+// createBatch accepts a query from admins alone, since it is SQL, and a completion queue from callers that may
+// push to it.
 func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
 	var in batchCreation
 	var text json.RawMessage

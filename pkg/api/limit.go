@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"time"
 
@@ -188,6 +189,9 @@ type usageHoursFilter struct {
 }
 
 func (a *API) listUsageHours(ctx context.Context, in *usageHoursFilter) (*answer[list[operator.UsageHour]], error) {
+	if !in.To.IsZero() && !in.To.After(in.From) {
+		return nil, fmt.Errorf("%w: to is not later than from", errInvalid)
+	}
 	return paged(in.Paging, func(after operator.UsageKey, limit int) ([]operator.UsageHour, error) {
 		return a.operator.UsageHours(ctx, operator.UsageFilter{
 			From: in.From, To: in.To, Application: in.Application, Queue: in.Queue, Model: in.Model, Flow: in.Flow,
