@@ -3,7 +3,7 @@
 -- session plans their queries once, those of SQL functions in each statement.
 
 -- node_online returns whether a node is a gateway.
--- Callers: class_room, slot_share, class_slots, lease_slots, hand_over_slots.
+-- Callers: class_room, slot_share, class_slots, lease_slots_within, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.node_online(node bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -66,7 +66,7 @@ END $$;
 
 -- class_room returns how many more slots of a model a node's class may hold: all but those that are
 -- kept for the other class.
--- Callers: lease_slots, hand_over_slots.
+-- Callers: lease_slots_within, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE

@@ -294,7 +294,7 @@ END $$;
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable returns whether calls may be sent to an instance.
--- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots, unpressed_room, instance_status.
+-- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots_within, unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
@@ -304,7 +304,7 @@ $$;
 
 -- pressed returns whether calls wait inside an instance's worker, or its cache is nearly full: a server such
 -- as vLLM then preempts calls and computes them again. It gets calls only where no other instance has room.
--- Callers: lease_slots, unpressed_room; pkg/inference.
+-- Callers: lease_slots_within, unpressed_room; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.pressed(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute', false)
@@ -312,7 +312,7 @@ $$;
 
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold.
--- Callers: slot_share, class_slots, lease_slots, slot_contention, hand_over_slots; pkg/gateway.
+-- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
@@ -348,7 +348,7 @@ END $$;
 
 -- slot_room returns how many more slots of an instance may be held: of its own, and of its device
 -- group's.
--- Callers: lease_slots, unpressed_room.
+-- Callers: lease_slots_within, unpressed_room.
 CREATE OR REPLACE FUNCTION penstock.slot_room(i penstock.instance) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, least(
@@ -378,7 +378,7 @@ $$;
 
 -- peer_models lists the models that compete with a model for slots: itself, and those with an
 -- instance in one of its device groups.
--- Callers: lease_slots, slot_share.
+-- Callers: lease_slots_within, slot_share.
 CREATE OR REPLACE FUNCTION penstock.peer_models(wanted text) RETURNS TABLE (model text)
 LANGUAGE sql STABLE AS $$
     SELECT wanted
@@ -393,7 +393,7 @@ $$;
 -- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
 -- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
 -- without.
--- Callers: lease_slots, slot_contention, hand_over_slots; pkg/inference, pkg/gateway.
+-- Callers: lease_slots_within, slot_contention, hand_over_slots; pkg/inference, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -420,13 +420,13 @@ END $$;
 -- lease_left_ms returns what is left of a node's lease (ms). A heartbeat that the clock has not come to was written
 -- before the clock was set back: its age is not known, and nothing is left until the next one.
 -- Locks: none.
--- Callers: lease_slots, held_slots.
+-- Callers: lease_slots_within, held_slots.
 CREATE OR REPLACE FUNCTION penstock.lease_left_ms(beat_at timestamptz, lease interval) RETURNS bigint
 LANGUAGE sql AS $$
     SELECT CASE WHEN beat_at <= clock_timestamp() THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
 $$;
 
--- lease_slots gives a node up to `want` free slots of a model, spread over its instances, least
+-- lease_slots_within gives a node up to `want` free slots of a model, spread over its instances, least
 -- held first, and no more of a device group than it has. Pressed instances come after all others, unless
 -- entries choose their instance by labels: one that only a pressed instance can take would wait until all
 -- others are leased. While other nodes go without it leaves one for each of those whose turn is before
@@ -439,8 +439,9 @@ $$;
 -- exact; then instances one by one, least held first, for one of a device group also the first of the
 -- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a gateway it waits for no
 -- other lease: an instance that another session leases from is skipped.
--- Callers: pkg/inference, pkg/gateway.
-CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
+-- Of the instances `limited`, to which the node sends no more than some calls, it gives `rooms` at most, in the same order.
+-- Callers: pkg/gateway, lease_slots_within.
+CREATE OR REPLACE FUNCTION penstock.lease_slots_within(wanted text, node bigint, want integer, limited integer[], rooms integer[])
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -484,6 +485,7 @@ BEGIN
               CROSS JOIN LATERAL (SELECT penstock.pressed(x)
                                          AND coalesce((m.config || coalesce(m.override, '{}'))->>'labels_field', '') = '' AS late) p
               WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
+                AND coalesce(rooms[array_position(limited, x.id)] > 0, true)
              WINDOW late AS (PARTITION BY p.late), by_load AS (PARTITION BY p.late ORDER BY h.held::real / x.slots, x.id)
               ORDER BY p.late, h.held::real / x.slots, x.id
     LOOP
@@ -498,6 +500,7 @@ BEGIN
             CONTINUE WHEN NOT FOUND;
         END IF;
         room := (SELECT penstock.slot_room(x) FROM penstock.instance x WHERE x.id = i.id);
+        room := least(room, coalesce(rooms[array_position(limited, i.id)], room));
         RETURN QUERY
         INSERT INTO penstock.slot (instance_id, number, token, node_id)
         SELECT i.id, n.number, nextval('penstock.token_seq'), node
@@ -525,6 +528,15 @@ BEGIN
         DELETE FROM penstock.slot_demand d WHERE d.model = wanted AND d.node_id = node;
     END IF;
 END $$;
+
+-- lease_slots gives a node slots of any of the instances.
+-- Locks: those of lease_slots_within.
+-- Callers: pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
+RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
+LANGUAGE sql AS $$
+    SELECT * FROM penstock.lease_slots_within(wanted, node, want, '{}', '{}')
+$$;
 
 -- held_slots returns the slots that a node holds, and for how long it may rely on them (ms); with
 -- no slot at all it returns one row of nulls.

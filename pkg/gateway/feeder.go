@@ -173,6 +173,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	var mode PoolMode
 	var policy PoolPolicy
 	var out []SlotKey
+	var limits limited
 	away := f.away()
 	g.do(func(now time.Time, p *Pool) {
 		if away {
@@ -181,6 +182,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 			out = l.part(p.surrender())
 		}
 		want, oldest, mode, policy = p.wanted(now), p.oldest(), p.mode, p.policy
+		limits = p.limited(now)
 	})
 	f.giveBack(ctx, out)
 	if want == 0 {
@@ -199,7 +201,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 		s.gap = 0 // what was so at the last lease says little
 	}
 	if !now.Before(s.next(l.config.GapMin)) {
-		got := f.lease(ctx, g, want)
+		got := f.lease(ctx, g, want, limits)
 		s.asked = now
 		if got > 0 {
 			s.gap = 0
@@ -258,12 +260,12 @@ func (f *feeder) sated(g *gate) {
 	}
 }
 
-func (f *feeder) lease(ctx context.Context, g *gate, want int) int {
+func (f *feeder) lease(ctx context.Context, g *gate, want int, limits limited) int {
 	l := f.leases
 	start := time.Now()
 	var got grant
 	answered := f.ask(ctx, "lease", func(ctx context.Context) (err error) {
-		got, err = l.store.lease(ctx, f.model, want)
+		got, err = l.store.lease(ctx, f.model, want, limits)
 		return err
 	})
 	l.mu.Lock()

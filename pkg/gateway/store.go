@@ -23,15 +23,16 @@ type grant struct {
 	valid time.Duration
 }
 
-const leaseSQL = `SELECT instance, slot_number, slot_token, valid_ms FROM penstock.lease_slots($1, $2, $3)`
+const leaseSQL = `
+SELECT instance, slot_number, slot_token, valid_ms FROM penstock.lease_slots_within($1, $2, $3, $4, $5)`
 
 // lease asks for up to want slots of a model. Where there are none the database remembers the demand and
-// tells the holders of idle ones.
-func (s *store) lease(ctx context.Context, model string, want int) (grant, error) {
+// tells the holders of idle ones. Of limited instances it gets no more than these could use.
+func (s *store) lease(ctx context.Context, model string, want int, limited limited) (grant, error) {
 	var g grant
 	var slot SlotKey
 	var millis int64
-	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, leaseSQL, model, s.node(), want),
+	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, leaseSQL, model, s.node(), want, limited.instances, limited.rooms),
 		[]any{&slot.Instance, &slot.Number, &slot.Token, &millis}, func() error {
 			g.slots, g.valid = append(g.slots, slot), time.Duration(millis)*time.Millisecond
 			return nil

@@ -150,6 +150,21 @@ func (p *Pool) demand(now time.Time) (need, usable int) {
 	return need, room
 }
 
+// limited is instances that could not use all of their slots, and how many more slots each could use.
+type limited struct{ instances, rooms []int32 }
+
+// limited lists the instances that take no more calls than their limit, or none because they cool.
+func (p *Pool) limited(now time.Time) limited {
+	l := limited{[]int32{}, []int32{}} // not null
+	for _, i := range p.fleet.instances {
+		if i.usable && (now.Before(i.cool) || i.limit.value() < i.limit.slots) {
+			l.instances = append(l.instances, i.id)
+			l.rooms = append(l.rooms, int32(i.headroom(now))) //nolint:gosec // at most the slots of an instance
+		}
+	}
+	return l
+}
+
 // oldest is when the longest waiting request of class default or above arrived; zero: none waits.
 func (p *Pool) oldest() (at time.Time) {
 	for _, l := range p.lines[:Sheddable] {

@@ -99,3 +99,33 @@ func TestRequestsOverTheLimitAreDemand(t *testing.T) {
 		}
 	}
 }
+
+// Slots are leased of the instances that can use them: those beyond the limit of one would lie idle, while others wait for
+// them.
+func TestNoSlotIsLeasedBeyondALimit(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	var second int32
+	err := x.pool.QueryRow(t.Context(),
+		`SELECT penstock.register_instance('m', 'gpu-2', 'http://gpu-2', 10, '{}', 'test')`).Scan(&second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := x.join(1)
+	g.do(func(now time.Time, p *Pool) {
+		p.SetInstances(now, []InstanceState{
+			{ID: x.instance, Slots: 10, Usable: true}, {ID: second, Slots: 10, Usable: true},
+		})
+		p.fleet.find(x.instance).limit.limit = 1
+	})
+	x.exec(`SELECT penstock.register_gateway(2, 'other', 'default', interval '1 hour')`)
+	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT $1, n, 1000 + n, 2 FROM generate_series(0, 5) n`, second)
+	x.admit(g, 5)
+	of := func(server string) int {
+		return x.count(`SELECT count(*) FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
+WHERE s.node_id = 1 AND i.server = '` + server + `'`)
+	}
+	if limited, free := of("gpu-1"), of("gpu-2"); limited != 1 || free != 4 {
+		t.Errorf("%d slots of an instance with a limit of 1 are leased, and %d of the other, want 1 and 4", limited, free)
+	}
+}
