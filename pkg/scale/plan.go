@@ -256,14 +256,16 @@ func (p *planner) isHung(m *member) bool {
 }
 
 // replaceHung drains one member that hangs, whose replacement is started when it is gone. It does so while all others
-// are ready or hang: what makes instances unhealthy may do so to each new one.
+// are ready or hang: what makes instances unhealthy may do so to each new one. It waits for no start for longer than
+// stuck_min_seconds: one that was begun to cover for the member may have no place before that is gone.
 func (p *planner) replaceHung() {
 	var hung *member
 	for _, m := range p.members {
 		switch {
 		case p.isHung(m) && !m.Draining:
 			hung = m
-		case p.isHung(m) || !m.Ready && !m.Draining:
+		case p.isHung(m) || m.Ready || m.Draining:
+		case p.now.Sub(m.began) <= time.Duration(p.policy.StuckMin):
 			return
 		}
 	}

@@ -70,7 +70,9 @@ func TestPlan(t *testing.T) {
 	briefly, starting := decided(2, 2), ready(2, 0)
 	briefly.SeenAt = &lately
 	briefly.Unhealthy = map[string]time.Time{"a": began(time.Minute)}
-	starting.Ready, starting.EverReady = false, false
+	starting.Ready, starting.EverReady, starting.CreatedAt = false, false, began(time.Minute)
+	waiting := starting
+	waiting.CreatedAt = began(11 * time.Minute)
 	full, ending0 := decided(1, 1), in(outdated)
 	ending0[0].State = InstanceEnding
 	recent := began(time.Minute)
@@ -115,7 +117,8 @@ func TestPlan(t *testing.T) {
 		{name: "it is removed when its slots are free", s: hanging, registered: []registration{drains(withHeld(sick, 0)), ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: 2, remove: []string{"a"}, existing: 2},
 		{name: "one that is unhealthy for a minute stays", s: briefly, registered: []registration{sick, ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
 		{name: "one that was unhealthy before a time without rounds stays", s: afterGap, registered: []registration{sick, ready(2, 0)}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
-		{name: "one that hangs stays while another one starts", s: hanging, registered: []registration{sick, starting}, found: in(ready(1, 0), ready(2, 0)), count: -1, existing: 2},
+		{name: "one that hangs stays while another one starts", s: hanging, registered: []registration{sick, starting}, found: in(ready(1, 0), starting), count: -1, existing: 2},
+		{name: "one that hangs drains where another one does not become ready, as it may wait for its place", s: hanging, registered: []registration{sick, waiting}, found: in(ready(1, 0), waiting), count: -1, drain: []string{"a"}, existing: 2},
 		{name: "of two that hang one drains", s: hanging, registered: []registration{sick, alsoSick}, found: in(ready(1, 0), ready(2, 0)), count: -1, drain: []string{"b"}, existing: 2},
 		{name: "a drain of an operator does not end", s: decided(2, 2), registered: []registration{ready(1, 1), {ID: 2, Server: "b", Endpoint: "http://b", Draining: true, EverReady: true}}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
 		{name: "one without a registration is registered", s: decided(1, 1), found: unregistered, count: -1, register: 1, existing: 1},
