@@ -153,7 +153,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	}
 	rows = readable(rows)
 	bounded(rows, time.Now())
-	neighbours(rows)
+	neighbours(rows, time.Now())
 	if asked == nil {
 		rows = withoutResting(rows, time.Now())
 	} else {

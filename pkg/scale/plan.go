@@ -2,6 +2,7 @@ package scale
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 )
@@ -49,7 +50,8 @@ type steps struct {
 	healthy   bool                 // an instance is ready that was started after the last failure
 	message   string               // of a failure
 	unhealthy map[string]time.Time // since when instances are
-	removing  []string             // named by this order or an earlier one, and not gone
+	removing  map[string]time.Time // named by this order or an earlier one, and not gone, and since when
+	overdue   string               // the message about those that do not go
 }
 
 // plan compares what a deployment is to have with what is registered and what its backend reported. listed
@@ -65,7 +67,7 @@ func plan(s share, registered []registration, found []BackendInstance, listed bo
 		p.grow()
 		p.decideOrder()
 	}
-	p.out.removing = p.removing()
+	p.followRemovals()
 	return p.out
 }
 
@@ -154,16 +156,26 @@ func (p *planner) countFailed() {
 	}
 }
 
-// removing are the instances that orders have named for removal, and that exist or are registered.
-func (p *planner) removing() []string {
-	names := slices.Clone(p.remove)
-	for _, name := range p.s.Removing {
-		if p.known[name] && !slices.Contains(names, name) {
-			names = append(names, name)
+// followRemovals notes since when orders have named instances for removal that exist or are registered.
+func (p *planner) followRemovals() {
+	p.out.removing = map[string]time.Time{}
+	for _, name := range slices.Concat(p.remove, p.s.Removing) {
+		if !p.known[name] {
+			continue
+		}
+		since, known := p.s.RemovingSince[name]
+		if !known {
+			since = p.now
+		}
+		p.out.removing[name] = since
+	}
+	for _, name := range slices.Sorted(maps.Keys(p.out.removing)) {
+		if p.s.overdue(name, p.now) {
+			p.out.overdue = fmt.Sprintf("instance %s is to go since %s and is still there",
+				name, p.out.removing[name].UTC().Format(time.RFC3339))
+			return
 		}
 	}
-	slices.Sort(names)
-	return names
 }
 
 func (p *planner) active() []*member {

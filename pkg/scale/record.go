@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -29,15 +30,15 @@ SELECT FROM penstock.instance i
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
-        removing, unhealthy)
+        removing, removing_since, unhealthy)
 SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
        CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
-       nullif($10, ''), $11, $12
+       nullif($10, ''), $11, $12, $13
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
-       removing = excluded.removing, unhealthy = excluded.unhealthy,
+       removing = excluded.removing, removing_since = excluded.removing_since, unhealthy = excluded.unhealthy,
        order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
        ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
                          ELSE s.ordered_at END, failures = excluded.failures,
@@ -86,6 +87,7 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 			message = ""
 		}
 	}
+	message = cmp.Or(message, todo.overdue)
 	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
 	}
@@ -133,8 +135,8 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 			}
 		}
 		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
-			backoff(failures), message, place, append([]string{}, todo.removing...),
-			todo.unhealthySince())
+			backoff(failures), message, place,
+			append([]string{}, slices.Sorted(maps.Keys(todo.removing))...), todo.removing, todo.unhealthySince())
 		return err
 	})
 	if err == nil {
@@ -154,7 +156,7 @@ func (p steps) changes(s share, failures int, message string) bool {
 	old := s.SeenAt == nil || !s.reported() || time.Since(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
 	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
-	newRemoval := !slices.Equal(p.removing, s.Removing)
+	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
 	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
 	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
 		failures != s.Failures || message != s.Error

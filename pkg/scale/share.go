@@ -11,7 +11,7 @@ const sharesHeadSQL = `
 SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
-       created_at, starts, removing, unhealthy,
+       created_at, starts, removing, removing_since, unhealthy,
        EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
@@ -62,6 +62,7 @@ type share struct {
 	CreatedAt     time.Time
 	Starts        []time.Time          // registered, and not ready yet
 	Removing      []string             // instances that an order named for removal, and that are not gone
+	RemovingSince map[string]time.Time // since when an order names each of these
 	Unhealthy     map[string]time.Time // since when instances are, by name
 	Off           bool                 // scaling is off everywhere
 	MaxAll        float64
@@ -265,7 +266,7 @@ func bounded(shares []share, now time.Time) {
 
 // neighbours notes for each deployment which room others of its model have in the same backend, or give up. Those of
 // a model come one after another, in the order in which they are filled.
-func neighbours(shares []share) {
+func neighbours(shares []share, now time.Time) {
 	for i := range shares {
 		s := &shares[i]
 		for j, other := range shares {
@@ -273,9 +274,19 @@ func neighbours(shares []share) {
 				continue
 			}
 			s.behind = s.behind || j > i && other.Existing != nil && *other.Existing > 0
-			s.frees = s.frees || len(other.Removing) > 0
+			leaves := func(name string) bool { return !other.overdue(name, now) }
+			s.frees = s.frees || slices.ContainsFunc(other.Removing, leaves)
 		}
 	}
+}
+
+// removingMax is how long an instance that an order named for removal may take to go: a process or a pod that is asked
+// to stop is killed long before. One that is there for longer is reported, and others do not wait for its room.
+const removingMax = 5 * time.Minute
+
+func (s share) overdue(name string, now time.Time) bool {
+	since, known := s.RemovingSince[name]
+	return known && now.Sub(since) > removingMax
 }
 
 const (

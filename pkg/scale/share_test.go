@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -311,5 +312,66 @@ func TestTheBudgetHoldsWhatIsNotReported(t *testing.T) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// An instance that was told to stop makes room for another deployment soon, or not at all.
+func TestRoomOfAnInstanceThatDoesNotGoIsNotWaitedFor(t *testing.T) {
+	for name, c := range map[string]struct {
+		ago   time.Duration
+		frees bool
+	}{"just named": {time.Second, true}, "four minutes": {4 * time.Minute, true}, "six minutes": {6 * time.Minute, false}} {
+		t.Run(name, func(t *testing.T) {
+			shares := []share{
+				{Name: "new", Model: "m", Backend: backendLocal},
+				{
+					Name: "old", Model: "m", Backend: backendLocal, Removing: []string{"a"},
+					RemovingSince: map[string]time.Time{"a": noon.Add(-c.ago)},
+				},
+			}
+			if neighbours(shares, noon); shares[0].frees != c.frees {
+				t.Errorf("room becomes free: %v, want %v", shares[0].frees, c.frees)
+			}
+		})
+	}
+}
+
+// stubborn is a cluster whose instances do not go.
+type stubborn struct{ cluster }
+
+func (s *stubborn) Apply(ctx context.Context, o Order) error {
+	o.Remove = nil
+	return s.cluster.Apply(ctx, o)
+}
+
+func TestAnInstanceThatDoesNotGoIsReported(t *testing.T) {
+	db, c := driven(t), &stubborn{}
+	w := &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendLocal: c}})}
+	w.round()
+	override(t, db, 1)
+	for range 3 {
+		w.round()
+	}
+	override(t, db, 0)
+	for range 3 {
+		w.round()
+	}
+	since := one[string](t, db, `SELECT removing_since->>removing[1] FROM penstock.deployment_state`)
+	message := func() string { return one[string](t, db, `SELECT coalesce(error, '') FROM penstock.deployment_state`) }
+	w.round()
+	if again := one[string](t, db, `SELECT removing_since->>removing[1] FROM penstock.deployment_state`); again != since || message() != "" {
+		t.Errorf("named for removal at %s and at %s: %q", since, again, message())
+	}
+	do(t, db, `UPDATE penstock.deployment_state
+	              SET removing_since = jsonb_build_object(removing[1], clock_timestamp() - interval '6 minutes')`)
+	w.round()
+	if text := message(); !strings.Contains(text, "gpu-1 is to go since") {
+		t.Errorf("the error is %q", text)
+	}
+	c.instances = nil
+	w.round()
+	w.round()
+	if n := one[int](t, db, `SELECT cardinality(removing) + (removing_since <> '{}')::int FROM penstock.deployment_state`); n != 0 || message() != "" {
+		t.Errorf("it is gone, and %d are left: %q", n, message())
 	}
 }
