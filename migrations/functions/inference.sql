@@ -534,9 +534,10 @@ END $$;
 -- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
-LANGUAGE sql AS $$
-    SELECT * FROM penstock.lease_slots_within(wanted, node, want, '{}', '{}')
-$$;
+LANGUAGE plpgsql AS $$
+BEGIN
+    RETURN QUERY SELECT * FROM penstock.lease_slots_within(wanted, node, want, '{}', '{}');
+END $$;
 
 -- held_slots returns the slots that a node holds, and for how long it may rely on them (ms); with
 -- no slot at all it returns one row of nulls.
