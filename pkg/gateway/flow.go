@@ -94,6 +94,21 @@ func (l *line) next() *Request {
 	return l.heap[0].head
 }
 
+// tagBehind is the start tag of the request of a flow behind one of its waiting requests; nil: of its first one.
+func (l *line) tagBehind(f *flow, last *Request) float64 {
+	tag := max(l.virtual, f.finish)
+	if f.place >= 0 {
+		tag = f.start
+	}
+	if last == nil {
+		return tag
+	}
+	for r := f.head; r != last.next; r = r.next {
+		tag += r.estimate / f.weight
+	}
+	return tag
+}
+
 // remove takes a waiting request out without serving it.
 func (l *line) remove(r *Request) {
 	f := r.flow

@@ -234,10 +234,12 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 	if len(n.of(r.flow)) >= n.policy.FlowTotal {
 		return false, DropFlowFull, out
 	}
+	all, before := slices.Clone(n.waiting), len(out)
 	for len(n.waiting) >= n.policy.Total {
 		victim := n.victim(r)
 		if victim == nil {
-			return false, DropOverloaded, out
+			n.waiting = all
+			return false, DropOverloaded, out[:before]
 		}
 		n.evicted++
 		n.tags(victim.flow).evicted = n.evicted
@@ -296,7 +298,23 @@ func (n *naive) victim(r *naiveRequest) *naiveRequest {
 		float64(own) >= float64(n.policy.Total)*r.weight/weights {
 		return nil
 	}
+	if n.tagOf(r.flow, own) >= n.tagOf(longest, len(n.of(longest))-1) {
+		return nil
+	}
 	return newest(longest)
+}
+
+// tagOf is the start tag of the request of a flow behind the first k that wait.
+func (n *naive) tagOf(f naiveFlow, k int) float64 {
+	t, list := n.tags(f), n.of(f)
+	tag := max(n.virtual[f.class], t.finish)
+	if len(list) > 0 {
+		tag = t.start
+	}
+	for _, r := range list[:k] {
+		tag += r.estimate / r.weight
+	}
+	return tag
 }
 
 func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []event {

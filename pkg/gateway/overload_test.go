@@ -95,3 +95,53 @@ func TestNoRequestIsEvictedForNothing(t *testing.T) {
 		t.Errorf("the classes have %d bytes, and the pool %d", b, p.bytes)
 	}
 }
+
+// Requests of its own class go for a newcomer only if they are enough, and if it is served before them.
+func TestNoRequestOfTheOwnClassIsEvictedForNothing(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	setUp := func(total int) (p *Pool, send func(flow string, bytes int) *Rejection, evicted *int) {
+		policy := DefaultPolicy()
+		policy.Total = total
+		p, evicted = NewPool(policy, &byteBudget{most: 1000}), new(int)
+		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
+		return p, func(flow string, bytes int) *Rejection {
+			_, refused := p.Arrive(now, &Request{
+				Flow: flow, Class: Default, Bytes: bytes, Leave: func(*Request, Dropped) { *evicted++ },
+			})
+			return refused
+		}, evicted
+	}
+
+	_, send, evicted := setUp(100)
+	for range 10 {
+		if refused := send("long", 100); refused != nil {
+			t.Fatal(refused)
+		}
+	}
+	if refused := send("new", 950); refused == nil || *evicted != 0 {
+		t.Errorf("too large for what may go: got %v, and %d of 10 are evicted", refused, *evicted)
+	}
+	if refused := send("new", 150); refused != nil || *evicted != 2 {
+		t.Errorf("got %v, and %d are evicted, want 2", refused, *evicted)
+	}
+
+	p, send, evicted := setUp(4)
+	p.Grant(now, []SlotKey{{1, 0, 1}})
+	if refused := send("debtor", 1); refused != nil || p.stock != 1 {
+		t.Fatal(refused, p.stock)
+	}
+	debtor := p.lines[Default].flow("debtor", Default, 1)
+	debtor.finish += 50_000 // its calls took longer than estimated
+	for range 4 {
+		if refused := send("long", 1); refused != nil {
+			t.Fatal(refused)
+		}
+	}
+	if refused := send("debtor", 1); refused == nil || *evicted != 0 {
+		t.Errorf("served behind all that wait: got %v, and %d of 4 are evicted", refused, *evicted)
+	}
+	if refused := send("new", 1); refused != nil || *evicted != 1 {
+		t.Errorf("served before the last that wait: got %v, and %d are evicted, want 1", refused, *evicted)
+	}
+}
