@@ -31,6 +31,7 @@ type applier struct {
 	due     map[string]bool // models whose deployments are not to wait for the next tick
 	busy    map[string]*call
 	removed map[string]string // removals that an unlisted deployment was last told
+	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
 	status  OrderStatus
 }
 
@@ -51,7 +52,8 @@ func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
 		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
-		seen: func(string) {},
+		notices: map[string]string{},
+		seen:    func(string) {},
 	}
 }
 
@@ -292,7 +294,9 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 	if err != nil || todo.order == nil {
 		return false, err
 	}
-	if err := backend.Apply(ctx, *todo.order); err != nil {
+	err = backend.Apply(ctx, *todo.order)
+	a.notice(*todo.order, err)
+	if err != nil && !errors.Is(err, ErrCarriedOut) {
 		if noted, failed := a.noRoom(ctx, s, todo, err); noted {
 			return false, failed
 		}
@@ -305,6 +309,23 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 	a.mu.Unlock()
 	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed,
 		todo.order.starts())
+}
+
+// notice keeps what keeps a backend from removing instances as it should, until it removes some without that.
+func (a *applier) notice(o Order, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if errors.Is(err, ErrCarriedOut) {
+		a.notices[o.Name] = oneLine(err)
+	} else if err == nil && len(o.Remove) > 0 {
+		delete(a.notices, o.Name)
+	}
+}
+
+func (a *applier) noticeOf(deployment string) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.notices[deployment]
 }
 
 // noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:

@@ -354,6 +354,35 @@ func TestABackendThatDoesNotAnswerIsNotEmpty(t *testing.T) {
 	}
 }
 
+// What keeps a backend from removing instances as it should is shown as long as it lasts, and is no failure.
+func TestAnOrderThatWasCarriedOutInAnotherWayIsNoFailure(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	lowered := func(to int) {
+		override(t, db, to)
+		for range 4 {
+			w.round()
+		}
+	}
+	lowered(3)
+	c.after = fmt.Errorf("%w: no right", ErrCarriedOut)
+	lowered(2)
+	c.after = nil
+	for range 3 {
+		w.round()
+	}
+	state := func() string {
+		return one[string](t, db, `SELECT failures || ' ' || (applied_id = order_id) || ' ' || coalesce(error, '') FROM penstock.deployment_state`)
+	}
+	if got := state(); got != "0 true the order was carried out in another way: no right" || len(c.names()) != 2 {
+		t.Errorf("%v exist: %s", c.names(), got)
+	}
+	lowered(1)
+	if got := state(); got != "0 true " || len(c.names()) != 1 {
+		t.Errorf("%v exist: %s", c.names(), got)
+	}
+}
+
 func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	db, c := driven(t), &cluster{before: errors.New("no capacity")}
 	w := newTerm(t, db, c)

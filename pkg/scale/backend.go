@@ -16,7 +16,8 @@ type Backend interface {
 	List(ctx context.Context, d BackendTarget) ([]BackendInstance, error)
 
 	// Apply brings an order about, or begins to. Applying it again does nothing more. It stops no instance
-	// but those that the order names. An error is retried by the caller, later each time.
+	// but those that the order names. An error is retried by the caller, later each time. One that wraps
+	// ErrCarriedOut is shown and not retried.
 	Apply(ctx context.Context, o Order) error
 }
 
@@ -26,6 +27,10 @@ var ErrUnlisted = errors.New("the backend does not list instances")
 // ErrNoRoom is returned by Apply where all devices or places for instances are in use. A template change then
 // replaces instances without one more.
 var ErrNoRoom = errors.New("there is no room for one more instance")
+
+// ErrCarriedOut is returned by Apply where it did what it could, and something keeps it from doing so as it should: a
+// right that is missing.
+var ErrCarriedOut = errors.New("the order was carried out in another way")
 
 // Watcher is a backend that learns by itself when the instances of a deployment change.
 type Watcher interface {

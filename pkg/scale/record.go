@@ -87,7 +87,7 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 			message = ""
 		}
 	}
-	message = cmp.Or(message, todo.overdue)
+	message = cmp.Or(message, a.noticeOf(s.Name), todo.overdue)
 	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
 	}

@@ -153,13 +153,18 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 		return err
 	}
 	defer k.watchOf(o.BackendTarget, t).ordered(o.Count)
-	gone := 0
+	gone, count := 0, o.Count
+	var forbidden error
 	if len(o.Remove) > 0 {
-		if gone, err = k.remove(ctx, t, o); err != nil {
+		gone, count, err = k.remove(ctx, t, o)
+		if errors.Is(err, scale.ErrCarriedOut) {
+			forbidden, err = err, nil
+		}
+		if err != nil {
 			return err
 		}
 	}
-	return k.setReplicas(ctx, t, o.Count, gone)
+	return cmp.Or(k.setReplicas(ctx, t, count, gone), forbidden)
 }
 
 // patchTries bounds how often a change is tried whose object something else has changed meanwhile (409).

@@ -299,6 +299,44 @@ func TestPodsAreDeletedByNameWhereTheirControllerWouldChooseAnother(t *testing.T
 	}
 }
 
+// A Role of the version before has no verb delete of pods: the pods are marked, and the number is lowered, for a moment where it
+// would stay. A pod that starts and would go in the place of the marked one stays where nothing falls.
+func TestWithoutTheRightToDeletePodsAreMarked(t *testing.T) {
+	for name, c := range map[string]struct {
+		change          func(*pod)
+		replicas, count int
+		want, later     int
+	}{
+		"it is replaced":                 {nil, 2, 2, 1, 2},
+		"one fewer, another starts":      {func(p *pod) { p.Status.Conditions = nil }, 3, 2, 2, 2},
+		"it is replaced, another starts": {func(p *pod) { p.Status.Conditions = nil }, 3, 3, 3, 3},
+	} {
+		a, k, o := newCluster(t, c.replicas)
+		a.faults["DELETE pod-0"], a.times = http.StatusForbidden, 9
+		if c.change != nil {
+			c.change(&a.pods[1])
+		}
+		o.Count, o.Remove = c.count, []string{"pod-0"}
+		err := k.Apply(t.Context(), o)
+		if !errors.Is(err, scale.ErrCarriedOut) || !strings.Contains(err.Error(), "lacks the verb delete of pods") {
+			t.Errorf("%s: %v", name, err)
+		}
+		if a.replicas != c.want || !a.cheap["pod-0"] || len(a.cheap) != 1 || len(a.deleted) > 0 {
+			t.Errorf("%s: %d replicas, marked %v, deleted %v", name, a.replicas, a.cheap, a.deleted)
+		}
+		o.Remove = nil
+		if err := k.Apply(t.Context(), o); err != nil || a.replicas != c.later {
+			t.Errorf("%s: the next order: %v, %d replicas", name, err, a.replicas)
+		}
+	}
+	a, k, o := newCluster(t, 2)
+	a.faults["DELETE pod-0"], a.faults["PATCH pod-0"], a.times = http.StatusForbidden, http.StatusForbidden, 9
+	o.Remove = []string{"pod-0"}
+	if err := k.Apply(t.Context(), o); err == nil || errors.Is(err, scale.ErrCarriedOut) || a.replicas != 2 {
+		t.Errorf("without the right to mark: %v, %d replicas", err, a.replicas)
+	}
+}
+
 // One that ends already is not among the pods by which the number may fall.
 func TestAPodThatEndsLowersTheNumberNoMore(t *testing.T) {
 	a, k, o := newCluster(t, 3)

@@ -15,22 +15,25 @@ import (
 // up for it, and a lower number would end another one.
 var replaced = []int{http.StatusNotFound, http.StatusConflict}
 
-// remove has the pods go that an order names, and returns how many were marked or deleted. Where the number falls by as
-// many and all other pods are ready, they are marked by a deletion cost, by which their controller chooses them. It
-// chooses a pod that is not running or not ready before, and no pod where the number stays. In these cases the pods
-// are deleted. A pod that is started for one of them is chosen first when the number falls then.
-func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (int, error) {
-	var err error
+// remove has the pods go that an order names, and returns how many were marked or deleted, and the number that is to be
+// set. Where the number falls by as many and all other pods are ready, they are marked by a deletion cost, by which
+// their controller chooses them. It chooses a pod that is not running or not ready before, and no pod where the number
+// stays. In these cases the pods are deleted. A pod that is started for one of them is chosen first when the number
+// falls then.
+//
+// Without the right to delete pods they are marked in any case. Where the number would stay it is lowered for them
+// while all others are ready, and the next order raises it. The error wraps scale.ErrCarriedOut then.
+func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (gone, count int, err error) {
 	if t.Selector, err = k.selector(ctx, t); err != nil {
-		return 0, err
+		return 0, o.Count, err
 	}
 	pods, _, err := k.pods(ctx, t)
 	if err != nil {
-		return 0, err
+		return 0, o.Count, err
 	}
 	var now scaleObject
 	if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
-		return 0, err
+		return 0, o.Count, err
 	}
 	var victims []pod
 	ready := true // all others
@@ -43,13 +46,33 @@ func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Ord
 			ready = ready && p.Status.Phase == "Running" && p.ready()
 		}
 	}
-	end := k.mark
-	if !ready || now.Spec.Replicas-o.Count < len(victims) {
-		end = k.delete
+	falls := now.Spec.Replicas-o.Count >= len(victims)
+	if ready && falls {
+		gone, err = k.end(ctx, t, victims, k.mark)
+		return gone, o.Count, err
 	}
-	ended := 0
-	for _, p := range victims {
-		err := end(ctx, t, p)
+	gone, err = k.end(ctx, t, victims, k.delete)
+	if status(err) != http.StatusForbidden {
+		return gone, o.Count, err
+	}
+	gone, failed := k.end(ctx, t, victims, k.mark)
+	if failed != nil {
+		return 0, o.Count, failed
+	}
+	count = o.Count
+	if ready {
+		count = min(count, now.Spec.Replicas-gone)
+	}
+	return gone, count, fmt.Errorf("%w: the Role of the leader lacks the verb delete of pods, so that pods are marked "+
+		"and the number is lowered, by which a pod that starts may go first: %w", scale.ErrCarriedOut, err)
+}
+
+// end has pods go one by one, and returns how many did. It ends at the first error.
+func (k *Kubernetes) end(
+	ctx context.Context, t KubernetesTarget, pods []pod, by func(context.Context, KubernetesTarget, pod) error,
+) (ended int, err error) {
+	for _, p := range pods {
+		err := by(ctx, t, p)
 		switch {
 		case err == nil:
 			ended++
