@@ -14,6 +14,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -36,7 +37,7 @@ type API struct {
 	refusals        refusals
 	rates           rates
 	budgets         budgets
-	watch           *watch
+	watch           *invalidation.EntryWatch
 	examining       sync.Mutex
 	// draining ends when Drain is called.
 	draining <-chan struct{}
@@ -48,7 +49,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a := newAPI(cfg)
 	a.db, a.operator = db, operator.New(db)
 	a.tokens.find, a.tokens.strangers = a.operator.FindToken, make(chan struct{}, strangersMax)
-	a.watch = &watch{db: db, max: a.cfg.WaitersMax, log: a.cfg.Log}
+	a.watch = invalidation.NewEntryWatch(db, a.cfg.WaitersMax, a.cfg.Log)
 	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
 	a.probes()
 	a.queueRoutes()

@@ -74,7 +74,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if c != nil {
-		defer c.leave()
+		defer c.Leave()
 	}
 	// as it is now: one that was dropped and made again has another id
 	queue, err := invalidation.Open(r.Context(), a.db, name)
@@ -114,7 +114,7 @@ type follower struct {
 }
 
 // follow passes on what changes until the entry has ended. False: the client has gone.
-func (f *follower) follow(ctx context.Context, c *waiter) bool {
+func (f *follower) follow(ctx context.Context, c *invalidation.EntryWaiter) bool {
 	ctx, cancel := context.WithTimeout(ctx, eventsMax)
 	defer cancel()
 	alive := time.NewTicker(eventsAlive)
@@ -123,13 +123,13 @@ func (f *follower) follow(ctx context.Context, c *waiter) bool {
 		if f.api.stillValid(ctx) != nil {
 			return false // the next request of the client says why
 		}
-		seen := c.seen()
+		seen := c.News()
 		f.pass(ctx, seen)
-		if seen.ended {
+		if seen.Ended {
 			break
 		}
 		select {
-		case <-c.changed:
+		case <-c.Changed:
 		case <-alive.C:
 			f.out.comment("still here")
 		case <-f.api.draining:
@@ -142,19 +142,19 @@ func (f *follower) follow(ctx context.Context, c *waiter) bool {
 }
 
 // pass sends what the client has not seen.
-func (f *follower) pass(ctx context.Context, s sighting) {
-	if s.state != "" && s.state != f.state {
-		f.state = s.state
-		f.out.event(f.at.String(), "state", map[string]any{"id": f.id, "state": s.state})
+func (f *follower) pass(ctx context.Context, s invalidation.EntryNews) {
+	if s.State != "" && s.State != f.state {
+		f.state = s.State
+		f.out.event(f.at.String(), "state", map[string]any{"id": f.id, "state": s.State})
 	}
-	if at := s.progressAt.UnixMicro(); !s.progressAt.IsZero() && at > f.at.progress {
+	if at := s.ProgressAt.UnixMicro(); !s.ProgressAt.IsZero() && at > f.at.progress {
 		f.at.progress = at
 		f.out.event(f.at.String(), "progress",
-			map[string]any{"done": s.done, "message": s.message, "updated_at": s.progressAt})
+			map[string]any{"done": s.Done, "message": s.Message, "updated_at": s.ProgressAt})
 	}
-	if s.token > f.at.token || s.token == f.at.token && s.seq > f.at.seq {
+	if s.Token > f.at.token || s.Token == f.at.token && s.Seq > f.at.seq {
 		if err := f.output(ctx); err != nil {
-			_ = f.api.told(ctx, err) // it logs: it is read again after the next look, or by the client's next request
+			_ = f.api.told(ctx, err) // it logs: it is read again after the next poll, or by the client's next request
 		}
 	}
 }

@@ -3,7 +3,9 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 
@@ -31,6 +33,31 @@ func (p planned) scans() (tables []string) {
 		tables = append(tables, below.scans()...)
 	}
 	return tables
+}
+
+// asked keeps the text of a statement, and answers that the database is away.
+type asked struct {
+	postgres.DB
+	sql chan string // holds one
+}
+
+func (a *asked) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
+	select {
+	case a.sql <- sql:
+	default:
+	}
+	return nil, errors.New("away")
+}
+
+// pollOf is the statement of a watch.
+func pollOf(queue int32) string {
+	db := &asked{sql: make(chan string, 1)}
+	w, err := invalidation.NewEntryWatch(db, 0, slog.New(slog.DiscardHandler)).Wait(queue, 1)
+	if err != nil {
+		panic(err)
+	}
+	defer w.Leave()
+	return <-db.sql
 }
 
 // What all who wait and follow share, and what each of them asks before, costs the same whatever the backlog, the output
@@ -61,7 +88,7 @@ func TestPollsOfRequestsThatWaitNeverScan(t *testing.T) {
 		ids[i] = fmt.Sprint(1 + 100*i)
 	}
 	looks := map[string][2]string{
-		"look": {lookSQL, fmt.Sprintf(`array_fill(%d, ARRAY[100]), '{%s}'`, q.ID, strings.Join(ids, ","))},
+		"poll": {pollOf(q.ID), fmt.Sprintf(`array_fill(%d, ARRAY[100]), '{%s}'`, q.ID, strings.Join(ids, ","))},
 		"find": {findSQL, `4242`},
 		"own":  {ownSQL, `4242, 'k4242', ''`},
 	}

@@ -63,7 +63,7 @@ var statuses = []struct {
 	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errLookups, http.StatusServiceUnavailable, "busy"},
-	{errCrowded, http.StatusServiceUnavailable, "too_many_waiters"},
+	{invalidation.ErrTooManyWaiters, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},
 	{errUnconditional, http.StatusPreconditionRequired, "precondition_required"},

@@ -36,7 +36,7 @@ SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1
 
 // subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error,
 // the entry has ended.
-func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue string, w *waiter, err error) {
+func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue string, w *invalidation.EntryWaiter, err error) {
 	var number int32
 	var ended bool
 	err = a.db.QueryRow(ctx, findSQL, id).Scan(&number, &queue, &ended)
@@ -47,7 +47,7 @@ func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue str
 		return "", nil, fmt.Errorf("wait for entry %d: %w", id, err)
 	}
 	if !ended {
-		w, err = a.watch.wait(number, id)
+		w, err = a.watch.Wait(number, id)
 	}
 	return queue, w, err
 }
@@ -59,12 +59,12 @@ func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duratio
 	if w == nil || err != nil {
 		return err
 	}
-	defer w.leave()
+	defer w.Leave()
 	timer := time.NewTimer(d)
 	defer timer.Stop()
-	for !w.seen().ended {
+	for !w.News().Ended {
 		select {
-		case <-w.changed:
+		case <-w.Changed:
 		case <-timer.C:
 			return nil
 		case <-a.draining:

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
@@ -63,21 +64,16 @@ func TestHundredsWhoWaitShareOneLook(t *testing.T) {
 	s := serve(t, Config{WaitersMax: 300}, invalidation.Config{})
 	q, lock := s.claimOne()
 	counted := &looks{DB: s.pool}
-	s.api.watch.db = counted
+	s.api.watch = invalidation.NewEntryWatch(counted, 300, slog.New(slog.DiscardHandler))
 	id := lock.Entries[0].ID
 	ended := make(chan error, 300)
 	start := time.Now()
 	for range 300 {
 		go func() { ended <- s.api.await(t.Context(), id, time.Minute) }()
 	}
-	waiting := func() int {
-		s.api.watch.mu.Lock()
-		defer s.api.watch.mu.Unlock()
-		return s.api.watch.waiting
-	}
-	for deadline := time.Now().Add(time.Minute); waiting() < 300; time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); s.api.watch.Waiting() < 300; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("%d of 300 wait", waiting())
+			t.Fatalf("%d of 300 wait", s.api.watch.Waiting())
 		}
 	}
 	r, _ := http.NewRequestWithContext(t.Context(), "GET", fmt.Sprintf("%s/v1/entries/%d?wait=5s", s.URL, id), nil)
@@ -92,7 +88,8 @@ func TestHundredsWhoWaitShareOneLook(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	if most := int64(time.Since(start)/lookPauseMin) + 2; counted.n.Load() > most {
+	const pauseMin = 25 * time.Millisecond // between two polls
+	if most := int64(time.Since(start)/pauseMin) + 2; counted.n.Load() > most {
 		t.Errorf("%d looks in %s, want at most %d", counted.n.Load(), time.Since(start), most)
 	}
 	t.Logf("300 clients, %d looks in %s", counted.n.Load(), time.Since(start).Round(time.Millisecond))

@@ -8,7 +8,7 @@
 //	store.go     the rows, joined with what is known of their entries
 //	view.go      a prediction as clients see it
 //	payload.go   input to payload and result to output, for each protocol of workers
-//	wait.go      one statement for all requests that wait
+//	wait.go      requests that wait, and the duties of the service
 //	stream.go    output as server-sent events, for one client
 //	follow.go    pieces of output to events, from any event on
 //	beat.go      one statement for the output of all streams

@@ -37,7 +37,7 @@ type Predictions struct {
 	db     postgres.DB
 	gate   *gateway.Gateway
 	log    *slog.Logger
-	waits  waits
+	watch  *invalidation.EntryWatch // of entries whose ends requests wait for
 	beat   beat
 	owed   bell // rung when a prediction with a webhook was made
 }
@@ -45,7 +45,8 @@ type Predictions struct {
 // New returns the predictions on a database, for the models and tokens of a gateway.
 func New(config Config, g *gateway.Gateway, db postgres.DB) *Predictions {
 	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
-	return &Predictions{config: config, db: db, gate: g, log: cmp.Or(config.Log, slog.Default())}
+	log := cmp.Or(config.Log, slog.Default())
+	return &Predictions{config: config, db: db, gate: g, log: log, watch: invalidation.NewEntryWatch(db, 0, log)}
 }
 
 // Mount adds the routes to the gateway.

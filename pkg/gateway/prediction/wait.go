@@ -5,9 +5,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // bell tells a duty that there is work again; one that has none waits for it without a clock.
@@ -29,100 +27,21 @@ func (b *bell) ring() {
 	}
 }
 
-// waits are the requests that wait for the end of an entry.
-type waits struct {
-	bell bell // rung when a request begins to wait
-	mu   sync.Mutex
-	open map[*wait]bool
-}
-
-type wait struct {
-	queue int32
-	entry int64
-	ended chan struct{}
-}
-
-func (w *waits) add(queue int32, entry int64) *wait {
-	one := &wait{queue: queue, entry: entry, ended: make(chan struct{})}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.open == nil {
-		w.open = map[*wait]bool{}
-	}
-	w.open[one] = true
-	w.bell.ring()
-	return one
-}
-
-func (w *waits) remove(one *wait) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	delete(w.open, one)
-}
-
-func (w *waits) list() []*wait {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	list := make([]*wait, 0, len(w.open))
-	for one := range w.open {
-		list = append(list, one)
-	}
-	return list
-}
-
-// endedSQL numbers those of the entries that are not there any more.
-const endedSQL = `
-SELECT k.n FROM unnest($1::int[], $2::bigint[]) WITH ORDINALITY k(queue_id, entry_id, n)
- WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = k.queue_id AND e.id = k.entry_id)`
-
-// poll tells those whose entries have ended, with one statement for all.
-func (w *waits) poll(ctx context.Context, db postgres.DB) error {
-	list := w.list()
-	if len(list) == 0 {
-		return nil
-	}
-	queues, entries := make([]int32, len(list)), make([]int64, len(list))
-	for i, one := range list {
-		queues[i], entries[i] = one.queue, one.entry
-	}
-	numbers, err := pgx.CollectRows(postgres.Query(ctx, db, endedSQL, queues, entries), pgx.RowTo[int])
-	if err != nil {
-		return err
-	}
-	for _, n := range numbers {
-		w.remove(list[n-1])
-		close(list[n-1].ended)
-	}
-	return nil
-}
-
 // Times of the service's duty.
 const (
-	pollEvery   = 50 * time.Millisecond
 	noticeEvery = 500 * time.Millisecond // while a webhook is owed
 	noticeIdle  = 5 * time.Second        // while none is: those of a gateway that died are found so
 	sweepEvery  = 10 * time.Minute
 	failedPause = time.Second // after a statement that failed
 )
 
-// Run tells requests about the end of their predictions, reads output for streams, and pushes deliveries of webhooks,
-// until ctx ends.
+// Run reads output for streams, and pushes deliveries of webhooks, until ctx ends.
 func (s *Predictions) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() { s.beats(ctx) })
-	group.Go(func() { s.notices(ctx) })
-	s.polls(ctx)
+	s.notices(ctx)
 	return nil
-}
-
-// polls tells requests about the end of their predictions until ctx ends.
-func (s *Predictions) polls(ctx context.Context) {
-	s.whileWanted(ctx, duty{
-		name: "wait for predictions", bell: &s.waits.bell, every: pollEvery,
-		wanted: func() bool { return len(s.waits.list()) > 0 },
-		do:     func() error { return s.waits.poll(ctx, s.db) },
-	})
 }
 
 // duty is a statement that is made again and again while requests need it.
@@ -205,12 +124,18 @@ func (s *Predictions) did(ctx context.Context, duty string, err error) (failed b
 	return err != nil
 }
 
-// Await returns when an entry has ended, or ctx has. One statement each 50 ms serves all that wait.
+// Await returns when an entry has ended, or ctx has. All that wait share one poll of the database.
 func (s *Predictions) Await(ctx context.Context, queue int32, entry int64) {
-	one := s.waits.add(queue, entry)
-	defer s.waits.remove(one)
-	select {
-	case <-one.ended:
-	case <-ctx.Done():
+	w, err := s.watch.Wait(queue, invalidation.EntryID(entry))
+	if err != nil {
+		return // never: their number is not bounded here, but by the gateway's connections
+	}
+	defer w.Leave()
+	for !w.News().Ended {
+		select {
+		case <-w.Changed:
+		case <-ctx.Done():
+			return
+		}
 	}
 }

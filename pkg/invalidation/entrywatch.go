@@ -1,0 +1,225 @@
+package invalidation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// ErrTooManyWaiters is returned by EntryWatch.Wait: as many clients wait in this process as may.
+var ErrTooManyWaiters = errors.New("too many clients wait for entries here; ask again without waiting, or later")
+
+// A poll of the watched entries costs the database a few probes an entry. So the pause between two polls grows with
+// the time that they take: together they use a twentieth of one connection, whatever the number of clients.
+const (
+	watchPauseMin = 25 * time.Millisecond
+	watchPauseMax = time.Second
+	watchShare    = 20
+	watchEntries  = 2000 // in one statement
+	watchTimeout  = 5 * time.Second
+)
+
+// EntryWatch polls living entries for all clients of a process that wait for their changes and their ends. It has one
+// goroutine, which lives while there are clients, and sends nothing while there are none. It may be used by several
+// goroutines at once.
+type EntryWatch struct {
+	db  postgres.DB
+	max int // clients
+	log *slog.Logger
+
+	mu      sync.Mutex
+	entries map[EntryID]*watched
+	waiting int
+	polling bool
+}
+
+// NewEntryWatch returns a watch that polls db. At most waitersMax clients wait at a time; 0: any number.
+func NewEntryWatch(db postgres.DB, waitersMax int, log *slog.Logger) *EntryWatch {
+	return &EntryWatch{db: db, max: waitersMax, log: log, entries: map[EntryID]*watched{}}
+}
+
+// watched is a living entry that at least one client waits for.
+type watched struct {
+	queue int32
+	id    EntryID
+	by    map[*EntryWaiter]struct{}
+	last  EntryNews
+}
+
+// EntryNews is the result of a poll. It is shared by all clients that wait for the entry.
+type EntryNews struct {
+	Ended bool   // or vanished
+	State string // initial, pending, computing or disabled; empty before the first poll
+	// Of the last report of progress of a run, zero if there is none.
+	Done       float64 // 0 to 1
+	Message    string
+	ProgressAt time.Time
+	// The last piece of output, zero if there is none.
+	Token Token
+	Seq   int
+}
+
+// EntryWaiter is one client. Changed receives when News has something new.
+type EntryWaiter struct {
+	Changed <-chan struct{}
+
+	watch   *EntryWatch
+	entry   *watched
+	changed chan struct{} // holds one
+}
+
+// Wait registers a client for an entry of a queue. It returns ErrTooManyWaiters if there are too many. If the entry has
+// ended by now the next poll will say so. Leave must follow.
+func (w *EntryWatch) Wait(queue int32, id EntryID) (*EntryWaiter, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.max > 0 && w.waiting >= w.max {
+		return nil, ErrTooManyWaiters
+	}
+	e := w.entries[id]
+	if e == nil {
+		e = &watched{queue: queue, id: id, by: map[*EntryWaiter]struct{}{}}
+		w.entries[id] = e
+	}
+	changed := make(chan struct{}, 1)
+	c := &EntryWaiter{Changed: changed, watch: w, entry: e, changed: changed}
+	e.by[c] = struct{}{}
+	w.waiting++
+	if !w.polling {
+		w.polling = true
+		go w.poll()
+	}
+	return c, nil
+}
+
+// Waiting returns how many clients wait.
+func (w *EntryWatch) Waiting() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.waiting
+}
+
+// News is the result of the last poll.
+func (c *EntryWaiter) News() EntryNews {
+	c.watch.mu.Lock()
+	defer c.watch.mu.Unlock()
+	return c.entry.last
+}
+
+// Leave ends the wait of the client.
+func (c *EntryWaiter) Leave() {
+	w := c.watch
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.waiting--
+	delete(c.entry.by, c)
+	if len(c.entry.by) == 0 && w.entries[c.entry.id] == c.entry {
+		delete(w.entries, c.entry.id)
+	}
+}
+
+// poll polls all watched entries, again and again, until no client waits.
+func (w *EntryWatch) poll() {
+	for {
+		queues, ids := w.all()
+		if len(ids) == 0 {
+			return
+		}
+		start := time.Now()
+		pause := watchPauseMin
+		for part := range slices.Chunk(ids, watchEntries) {
+			if err := w.pollSome(queues[:len(part)], part); err != nil {
+				w.log.Warn("poll entries that clients wait for", "error", err)
+				pause = watchPauseMax
+			}
+			queues = queues[len(part):]
+		}
+		time.Sleep(min(max(watchShare*time.Since(start), pause), watchPauseMax))
+	}
+}
+
+// all lists the watched entries. If there are none polling ends, and the next one to wait begins it anew.
+func (w *EntryWatch) all() (queues []int32, ids []EntryID) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id, e := range w.entries {
+		queues, ids = append(queues, e.queue), append(ids, id)
+	}
+	w.polling = len(ids) > 0
+	return queues, ids
+}
+
+// watchSQL reads the living ones of entries $2 of queues $1. An entry that is not among them has ended.
+const watchSQL = `
+SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial' WHEN l.runs THEN 'computing'
+                  ELSE 'pending' END,
+       coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at, coalesce(o.token, 0), coalesce(o.seq, 0)
+  FROM unnest($1::integer[], $2::bigint[]) w(queue_id, id)
+ CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry WHERE queue_id = w.queue_id
+        AND id = w.id OFFSET 0) e
+  LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS runs FROM penstock.lock
+                      WHERE queue_id = w.queue_id AND lock_key = coalesce(e.lock_key, '#' || w.id) OFFSET 0) l ON true
+  LEFT JOIN LATERAL (SELECT done, message, updated_at FROM penstock.progress
+                      WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true
+  LEFT JOIN LATERAL (SELECT token, seq FROM penstock.output
+                      WHERE queue_id = w.queue_id AND entry_id = w.id ORDER BY token DESC, seq DESC LIMIT 1) o ON true`
+
+func (w *EntryWatch) pollSome(queues []int32, ids []EntryID) error {
+	ctx, cancel := context.WithTimeout(context.Background(), watchTimeout)
+	defer cancel()
+	living := make(map[EntryID]EntryNews, len(ids))
+	var (
+		id EntryID
+		s  EntryNews
+		at *time.Time
+	)
+	_, err := pgx.ForEachRow(postgres.Query(ctx, w.db, watchSQL, queues, ids),
+		[]any{&id, &s.State, &s.Done, &s.Message, &at, &s.Token, &s.Seq}, func() error {
+			if s.ProgressAt = (time.Time{}); at != nil {
+				s.ProgressAt = *at
+			}
+			living[id] = s
+			return nil
+		})
+	if err != nil {
+		return fmt.Errorf("poll %d entries: %w", len(ids), err)
+	}
+	w.tell(ids, living)
+	return nil
+}
+
+// tell wakes the clients whose entry is not as it was.
+func (w *EntryWatch) tell(ids []EntryID, living map[EntryID]EntryNews) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		e := w.entries[id]
+		if e == nil {
+			continue
+		}
+		s, lives := living[id]
+		if !lives {
+			s = e.last
+			s.Ended = true
+			delete(w.entries, id) // the next client finds the end without waiting, or a new life
+		}
+		if s == e.last {
+			continue
+		}
+		e.last = s
+		for c := range e.by {
+			select {
+			case c.changed <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
