@@ -433,22 +433,66 @@ func TestStuckStarts(t *testing.T) {
 	with := func(change func(*Obs, *State)) func(*Obs, *State) {
 		return func(o *Obs, s *State) { stuck(11*time.Minute)(o, s); change(o, s) }
 	}
+	history := func(h StuckHistory) map[string]StuckHistory { return map[string]StuckHistory{"": h} }
+	blocked := func(until time.Duration) func(*Obs, *State) {
+		return func(_ *Obs, s *State) { s.Stuck = history(StuckHistory{Blocked: true, BlockedUntil: ago(until), Ready: 2}) }
+	}
 	run(t, []row{
 		{"a slow start is not stuck", four(), stuck(9 * time.Minute), 5, "", NoteStuck},
 		{"after ten minutes it is", four(), stuck(11 * time.Minute), 6, NoteReplace, NoteBlocked},
 		{"three times the p95", four(), with(func(o *Obs, _ *State) { o.ColdStartP95 = 300 }), 5, "", NoteStuck},
 		{"a bound of its own", four(func(p *Policy) { p.StuckMin = secs(1000) }), stuck(11 * time.Minute), 5, "", NoteStuck},
 		{"replaced once in that time", four(), with(func(_ *Obs, s *State) {
-			s.Replaced, s.ReplacedAt = 1, ago(time.Minute)
+			s.Stuck = history(StuckHistory{Replaced: 1, ReplacedAt: ago(time.Minute)})
 		}), 6, NoteStuck, NoteReplace},
 		{"blocked after three", four(), with(func(_ *Obs, s *State) {
-			s.Replaced, s.ReplacedAt = 3, ago(11*time.Minute)
+			s.Stuck = history(StuckHistory{Replaced: 3, ReplacedAt: ago(11 * time.Minute)})
 		}), 2, NoteBlocked, NoteReplace},
-		{"blocked still", four(), with(func(_ *Obs, s *State) { s.BlockedUntil = noon.Add(time.Minute) }), 2, NoteBlocked, ""},
-		{"blocked no more", four(), with(func(_ *Obs, s *State) { s.BlockedUntil = noon }), 6, "", NoteBlocked},
-		{"blocked may fall", four(), func(o *Obs, s *State) { s.BlockedUntil = noon.Add(time.Minute) }, 1, NoteBlocked, ""},
+		{"blocked still", four(), with(blocked(-time.Minute)), 2, NoteBlocked, ""},
+		{"blocked, and time for a try", four(), with(blocked(0)), 3, NoteBlocked, ""},
+		{"the try is ready", four(), with(func(o *Obs, s *State) {
+			blocked(time.Minute)(o, s)
+			o.Starting, o.Ready = nil, 3
+		}), 5, "", NoteBlocked},
+		{"blocked may fall", four(), blocked(-time.Minute), 1, NoteBlocked, ""},
+		{"blocked keeps unhealthy instances", four(), with(func(o *Obs, s *State) {
+			blocked(-time.Minute)(o, s)
+			o.Unhealthy = 2
+		}), 4, NoteBlocked, ""},
 		{"one pending start freezes nothing", four(), stuck(11*time.Minute, time.Minute), 5, NoteStuck, ""},
 	})
+}
+
+// Starts of the only deployment of a model never become ready. After three replacements there is one try at a time, as
+// there is for one deployment of several.
+func TestStartsThatAreStuckAreFollowedByOneTryAtATime(t *testing.T) {
+	now, s := noon, State{At: noon, Counted: noon, WasReady: noon}
+	var under []time.Time
+	blocked, tries, most := false, 0, 0
+	for range 4 * 3600 {
+		now = now.Add(time.Second)
+		o := Obs{Waiting: 50, Service: 10, ColdStart: 60, LastRequest: now, Starting: slices.Clone(under)}
+		var d Decision
+		if d, s = Decide(now, Policy{Slots: 2}, o, s); d.Replace > 0 {
+			under = nil
+		}
+		has := slices.ContainsFunc(d.Notes, func(n Note) bool { return n.Code == NoteBlocked })
+		blocked = blocked || has
+		under = under[:min(len(under), d.Desired)]
+		for len(under) < d.Desired {
+			under = append(under, now)
+			if blocked {
+				tries++
+			}
+		}
+		if blocked {
+			most = max(most, len(under))
+		}
+	}
+	// The first rounds take 4 x 10 min. Then 10 min without starts and 10 min of a try follow each other.
+	if !blocked || most != 1 || tries < 9 || tries > 11 {
+		t.Errorf("blocked %v, at most %d starts at once, %d tries", blocked, most, tries)
+	}
 }
 
 func TestAlgorithmsOfOthers(t *testing.T) {

@@ -228,6 +228,9 @@ func (in input) observe(u used, shares []share) Obs {
 		}
 	}
 	sortTimes(o.Starting)
+	if len(shares) == 1 { // with the instances that nothing of ours started
+		o.Deployments = []DeploymentStarts{{Name: shares[0].Name, Ready: o.Ready, Starting: o.Starting}}
+	}
 	if len(shares) == 1 && shares[0].Override != nil {
 		o.Switches.Override, o.Switches.OverrideUntil = shares[0].Override, *shares[0].OverrideUntil
 	}

@@ -23,7 +23,7 @@ type Obs struct {
 	Starting  []time.Time `json:"starting,omitempty"`  // when each start began, oldest first
 	Draining  int         `json:"draining,omitempty"`  // instances that end their last requests
 	Unhealthy int         `json:"unhealthy,omitempty"` // neither Ready nor Starting: failing probes, or quarantined
-	// Deployments are given where a model has several: starts of one may be stuck while those of another are not.
+	// Starts of one deployment may be stuck while those of another are not. Empty: the model has one without a name.
 	Deployments []DeploymentStarts `json:"deployments,omitempty"`
 
 	Error string `json:"error,omitempty"` // the backend's last message about a start
@@ -87,14 +87,10 @@ type State struct {
 	Synced   time.Time `json:"synced,omitzero"`    // last cycle of hpa and utilization
 	WasReady time.Time `json:"was_ready,omitzero"` // an instance was ready then
 
-	Replaced     int       `json:"replaced,omitempty"` // rounds of replacements of stuck starts
-	ReplacedAt   time.Time `json:"replaced_at,omitzero"`
-	BlockedUntil time.Time `json:"blocked_until,omitzero"`
-
-	Stuck map[string]StuckHistory `json:"stuck,omitempty"` // by deployment, where a model has several
+	Stuck map[string]StuckHistory `json:"stuck,omitempty"` // by deployment
 }
 
-// DeploymentStarts are the instances of one of several deployments of a model.
+// DeploymentStarts are the instances of a deployment.
 type DeploymentStarts struct {
 	Name     string      `json:"name"`
 	Ready    int         `json:"ready"`
@@ -103,7 +99,7 @@ type DeploymentStarts struct {
 
 // StuckHistory is the history of the stuck starts of a deployment.
 type StuckHistory struct {
-	Replaced     int       `json:"replaced,omitempty"`
+	Replaced     int       `json:"replaced,omitempty"` // rounds of replacements
 	ReplacedAt   time.Time `json:"replaced_at,omitzero"`
 	Blocked      bool      `json:"blocked,omitempty"`      // until an instance more is ready than Ready
 	BlockedUntil time.Time `json:"blocked_until,omitzero"` // nothing is started before

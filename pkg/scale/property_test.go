@@ -79,7 +79,7 @@ func TestDesiredStaysWithinBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPolicy(t)
 		walk(t, p, func(_ time.Time, o Obs, _, s State, d Decision) {
-			blocked := d.At.Before(s.BlockedUntil)
+			blocked := s.Stuck[""].Blocked
 			if d.Desired > p.Max || d.Desired < p.Min && !blocked || d.Desired < 0 {
 				t.Fatalf("%d is not within %d and %d: %s", d.Desired, p.Min, p.Max, d.Explain())
 			}
@@ -128,7 +128,7 @@ func TestRatesHoldOverAnyWindow(t *testing.T) {
 		p := Policy{Slots: 4, Max: 200}
 		var history []Level
 		walk(t, p, func(now time.Time, o Obs, before, _ State, d Decision) {
-			if d.Apply && !now.Before(before.BlockedUntil) {
+			if d.Apply && !before.Stuck[""].Blocked {
 				for _, past := range history {
 					checkRate(t, past, Level{At: now, N: d.Desired}, d)
 				}

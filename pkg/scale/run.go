@@ -332,7 +332,10 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 	}
 	if d.Apply {
 		for i := range shares {
-			shares[i].coldStartP95, shares[i].stuck = in.ColdStartP95, next.Stuck[shares[i].Name]
+			shares[i].coldStartP95 = in.ColdStartP95
+			if len(shares) > 1 { // of the only one the number has the limit already
+				shares[i].stuck = next.Stuck[shares[i].Name]
+			}
 		}
 		v.parts = spread(d.Desired, in.Unmanaged, shares, in.At)
 	}

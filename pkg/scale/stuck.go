@@ -27,62 +27,34 @@ func (t *turn) live(starts []time.Time) []time.Time {
 	return nil
 }
 
-// countStuck leaves stuck starts out of the capacity and has them replaced, three times. A start that
-// becomes ready forgives the ones before.
-func (t *turn) countStuck() {
-	live := len(t.liveStarts())
-	stuck := len(t.o.Starting) - live
-	t.alive = t.o.Ready + live
-	if len(t.o.Deployments) > 1 {
-		t.countStuckEach()
-		return
+// deployments are those of the model. Where they are not given apart, the model has one.
+func (t *turn) deployments() []DeploymentStarts {
+	if len(t.o.Deployments) > 0 {
+		return t.o.Deployments
 	}
-	t.s.Stuck = nil
-	if stuck == 0 {
-		if t.s.Replaced > 0 && t.o.Ready > 0 && t.now.Sub(t.s.ReplacedAt) > t.stuckAfter() {
-			t.s.Replaced = 0
-		}
-		return
-	}
-	t.note(NoteStuck, float64(stuck), t.stuckAfter().Seconds(), 0)
-	again := t.now.Sub(t.s.ReplacedAt) > t.stuckAfter()
-	switch {
-	case t.now.Before(t.s.BlockedUntil):
-	case again && t.s.Replaced >= replacementsMax:
-		t.s.Replaced = 0
-		t.s.BlockedUntil = t.now.Add(time.Duration(t.p.BlockedFor))
-	case again:
-		t.s.Replaced++
-		t.s.ReplacedAt = t.now
-		t.d.Replace = stuck
-	case t.now.Equal(t.s.ReplacedAt):
-		t.d.Replace = stuck
-	}
-	if t.d.Replace > 0 {
-		t.note(NoteReplace, float64(t.d.Replace), float64(t.s.Replaced), replacementsMax)
-	}
+	return []DeploymentStarts{{Ready: t.o.Ready, Starting: t.o.Starting}}
 }
 
-// countStuckEach does so for each of several deployments. One that is blocked has one try at a time after it, until the
-// try is ready: the others are asked for its share meanwhile, see Spread.
-func (t *turn) countStuckEach() {
+// countStuck leaves stuck starts out of the capacity and has them replaced, three times for each deployment. One that
+// is blocked after them has one try at a time, until the try is ready.
+func (t *turn) countStuck() {
+	t.alive = t.o.Ready + len(t.liveStarts())
 	history := map[string]StuckHistory{}
-	for _, d := range t.o.Deployments {
+	for _, d := range t.deployments() {
 		h := t.s.Stuck[d.Name]
 		stuck := len(d.Starting) - len(t.live(d.Starting))
 		if stuck > 0 {
 			t.note(NoteStuck, float64(stuck), t.stuckAfter().Seconds(), 0)
 		}
 		t.d.Replace += t.follow(&h, d, stuck)
-		if h.Blocked {
-			left := max(0, h.BlockedUntil.Sub(t.now))
-			t.note(NoteBlocked, left.Seconds(), float64(d.Ready+len(d.Starting)-stuck), 0)
-		}
 		if h != (StuckHistory{}) {
 			history[d.Name] = h
 		}
 	}
-	t.s.Stuck = history
+	t.s.Stuck = nil
+	if len(history) > 0 {
+		t.s.Stuck = history
+	}
 }
 
 // follow brings the history of a deployment up to now, and returns how many starts of it are to be replaced.
@@ -94,7 +66,7 @@ func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace i
 		*h = StuckHistory{}
 	case h.Blocked:
 		h.Ready = min(h.Ready, d.Ready)
-		tried := func(began time.Time) bool { return began.After(h.BlockedUntil) }
+		tried := func(began time.Time) bool { return !began.Before(h.BlockedUntil) }
 		if slices.ContainsFunc(d.Starting[:stuck], tried) {
 			h.BlockedUntil = blockedUntil
 		}
@@ -114,12 +86,31 @@ func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace i
 	return 0
 }
 
-// block starts nothing more while the deployment is blocked. The number may always fall.
+// block limits the starts of blocked deployments. The only one of a model limits the number of the model, which may
+// always fall; of several the others are asked for the share of a blocked one, see Spread.
 func (t *turn) block() {
-	if !t.now.Before(t.s.BlockedUntil) || len(t.o.Deployments) > 1 {
-		return
+	deployments := t.deployments()
+	for _, d := range deployments {
+		h := t.s.Stuck[d.Name]
+		if !h.Blocked {
+			continue
+		}
+		limit := t.kept(d, h)
+		if len(deployments) == 1 {
+			limit += t.o.Unhealthy
+			t.d.Desired = min(t.d.Desired, limit)
+		}
+		t.note(NoteBlocked, max(0, h.BlockedUntil.Sub(t.now).Seconds()), float64(limit), 0)
 	}
-	limit := t.o.Ready + len(t.liveStarts())
-	t.note(NoteBlocked, t.s.BlockedUntil.Sub(t.now).Seconds(), float64(limit), 0)
-	t.d.Desired = min(t.d.Desired, limit)
+}
+
+// kept are the instances of a blocked deployment that are ready or about to be, and a try where it is time for one.
+func (t *turn) kept(d DeploymentStarts, h StuckHistory) int {
+	live := t.live(d.Starting)
+	n := d.Ready + len(live)
+	trying := len(live) > 0 && !live[len(live)-1].Before(h.BlockedUntil)
+	if t.now.Before(h.BlockedUntil) || trying {
+		return n
+	}
+	return n + 1
 }
