@@ -9,8 +9,6 @@ func (t *turn) switched() bool {
 	switch {
 	case sw.Off:
 		t.note(NoteOff, 0, 0, 0)
-	case sw.ModelOff:
-		t.note(NoteModelOff, 0, 0, 0)
 	case t.p.Mode == Disabled:
 		t.note(NoteDisabled, 0, 0, 0)
 	case sw.Override != nil && t.now.Before(sw.OverrideUntil):
@@ -62,7 +60,7 @@ func (t *turn) cap(n int) int {
 // permit applies the mode and the age of the sources to the result.
 func (t *turn) permit() {
 	if t.d.Desired < t.s.Desired && t.frozen {
-		t.note(NoteFrozen, float64(t.d.Desired), float64(t.s.Desired), 0)
+		t.noteSource(NoteFrozen, float64(t.d.Desired), float64(t.s.Desired))
 		t.d.Desired = t.s.Desired
 	}
 	switch t.p.Mode {

@@ -24,10 +24,11 @@ type turn struct {
 	d       Decision
 	elapsed float64 // seconds since the last fresh observation
 	slots   float64
-	alive   int  // instances ready or starting, without stuck ones
-	stale   bool // a source is older than staleAfter: nothing is counted
-	frozen  bool // a source is older than blindAfter: no way down
-	blind   bool // no source is known
+	alive   int           // instances ready or starting, without stuck ones
+	stale   bool          // a source is older than staleAfter: nothing is counted
+	frozen  bool          // a source is older than blindAfter: no way down
+	source  InputSource   // the oldest one
+	oldest  time.Duration // its age
 	rows    []float64
 }
 
@@ -38,11 +39,6 @@ func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	t.begin()
 	if t.switched() {
 		t.moveWindows()
-		return t.end()
-	}
-	if t.blind {
-		t.note(NoteUnknown, 0, 0, 0)
-		t.d.Desired = t.s.Desired
 		return t.end()
 	}
 	t.count()
@@ -82,9 +78,6 @@ func (t *turn) penstock() {
 // moveWindows moves the windows on while a switch, an override or a mode sets the number, so that the traffic of that time
 // decides at its end. The levels that are found are published; reasons and number stay those of the switch.
 func (t *turn) moveWindows() {
-	if t.blind {
-		return
-	}
 	given := t.d
 	t.count()
 	if t.p.Algorithm == Penstock {
@@ -111,27 +104,19 @@ func (t *turn) begin() {
 
 // age marks the sources that are too old. An error is never read as zero.
 func (t *turn) age() {
-	known, oldest := 0, time.Duration(0)
-	for _, age := range []Seconds{t.o.Ages.Queue, t.o.Ages.Gateway, t.o.Ages.Instances} {
-		d := time.Duration(age)
-		if d < 0 {
-			d = math.MaxInt64
-		}
-		if d <= blindAfter {
-			known++
-		}
-		oldest = max(oldest, d)
+	t.source, t.oldest = SourceGateway, time.Duration(t.o.Ages.Gateway)
+	if age := time.Duration(t.o.Ages.Instances); age > t.oldest {
+		t.source, t.oldest = SourceInstances, age
 	}
-	t.blind = known == 0
-	t.frozen = oldest > blindAfter
-	t.stale = oldest > staleAfter
+	t.frozen = t.oldest > blindAfter
+	t.stale = t.oldest > staleAfter
 }
 
 // count adds the requests that arrived to the rates. A stale observation counts nothing: the requests
 // of its time are in the next fresh one.
 func (t *turn) count() {
 	if t.stale {
-		t.note(NoteStale, 0, 0, 0)
+		t.noteSource(NoteStale)
 		return
 	}
 	if !t.s.Counted.IsZero() {

@@ -2,6 +2,7 @@ package scale
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -80,7 +81,6 @@ func TestSwitchesAndModesComeFirst(t *testing.T) {
 	five, thirty := 5, 30
 	run(t, []row{
 		{"off everywhere", four(), func(o *Obs, s *State) { busy(o, s); o.Switches.Off = true }, 2, NoteOff, NoteBase},
-		{"off for the model", four(), func(o *Obs, s *State) { busy(o, s); o.Switches.ModelOff = true }, 2, NoteModelOff, NoteSurge},
 		{"off is before an override", four(), func(o *Obs, _ *State) {
 			o.Switches = Switches{Off: true, Override: &five, OverrideUntil: noon.Add(time.Hour)}
 		}, 2, NoteOff, NoteOverride},
@@ -108,33 +108,67 @@ func TestSwitchesAndModesComeFirst(t *testing.T) {
 }
 
 func TestUnknownInputIsNotZero(t *testing.T) {
-	old := func(queue, gateway, instances time.Duration) func(o *Obs, s *State) {
+	old := func(gateway, instances time.Duration) func(o *Obs, s *State) {
 		return func(o *Obs, s *State) {
-			o.Ages = Ages{Seconds(queue), Seconds(gateway), Seconds(instances)}
+			o.Ages = Ages{Seconds(gateway), Seconds(instances)}
 			s.Desired, o.Ready = 3, 3
 		}
 	}
-	waiting := func(o *Obs, s *State) { old(40*time.Second, 0, 0)(o, s); o.Waiting, o.Running = 4000, 12 }
+	waiting := func(o *Obs, s *State) { old(40*time.Second, 0)(o, s); o.Waiting, o.Running = 4000, 12 }
 	run(t, []row{
-		{"fresh", four(), old(0, 0, 0), 1, NoteIdle, NoteStale},
-		{"nine seconds", four(), old(9*time.Second, 0, 0), 1, NoteIdle, NoteStale},
-		{"eleven seconds: the hold decides", four(), old(11*time.Second, 0, 0), 1, NoteStale, NoteFrozen},
-		{"queue 31 s", four(), old(31*time.Second, 0, 0), 3, NoteFrozen, ""},
-		{"gateway 31 s", four(), old(0, 31*time.Second, 0), 3, NoteFrozen, ""},
-		{"instances 31 s", four(), old(0, 0, 31*time.Second), 3, NoteFrozen, ""},
-		{"one never answered", four(), old(-1, 0, 0), 3, NoteFrozen, NoteUnknown},
-		{"none answers", four(), old(-1, -1, -1), 3, NoteUnknown, NoteBase},
-		{"all are old", four(), old(time.Minute, time.Minute, time.Minute), 3, NoteUnknown, NoteBase},
+		{"fresh", four(), old(0, 0), 1, NoteIdle, NoteStale},
+		{"nine seconds", four(), old(9*time.Second, 0), 1, NoteIdle, NoteStale},
+		{"eleven seconds: the hold decides", four(), old(11*time.Second, 0), 1, NoteStale, NoteFrozen},
+		{"gateway 31 s", four(), old(31*time.Second, 0), 3, NoteFrozen, ""},
+		{"instances 31 s", four(), old(0, 31*time.Second), 3, NoteFrozen, ""},
+		{"all are old", four(), old(time.Minute, time.Minute), 3, NoteFrozen, NoteBase},
 		{"the way up is open", four(), waiting, 7, NoteSurge, NoteFrozen},
 		{"no way to zero while stale", four(), func(o *Obs, s *State) {
-			o.Ages.Queue, o.Ready, s.Desired = secs(15), 1, 1
+			o.Ages.Gateway, o.Ready, s.Desired = secs(15), 1, 1
 			o.LastRequest = ago(5 * time.Hour)
 		}, 1, NoteStale, NoteZero},
 		{"the base of the last fresh tick", four(), func(o *Obs, s *State) {
-			o.Ages.Queue, s.Base, s.Desired, o.Ready = secs(15), 3, 3, 3
+			o.Ages.Gateway, s.Base, s.Desired, o.Ready = secs(15), 3, 3, 3
 		}, 3, NoteStale, NoteFrozen},
 	})
 }
+
+// A reason names what it was measured by: the source that is old, with its age, and the queue of the base.
+func TestReasonsNameTheirMeasure(t *testing.T) {
+	for _, c := range []struct {
+		name, want string
+		change     func(o *Obs, s *State)
+	}{
+		{
+			"gateways", "the report of the gateways is 15 s old: nothing is counted",
+			func(o *Obs, _ *State) { o.Ages = Ages{Gateway: secs(15), Instances: secs(12)} },
+		},
+		{
+			"backends", "the report of the backends about instances is 31 s old: not down to",
+			func(o *Obs, s *State) {
+				o.Ages, o.Ready, s.Desired = Ages{Gateway: secs(15), Instances: secs(31)}, 3, 3
+			},
+		},
+		{
+			"queue", "3 would have kept waits in the queue at ",
+			func(o *Obs, s *State) { o.Gateway, s.Online, s.Shadow = true, level(20, 1), level(20, 60) },
+		},
+		{
+			"online", "4 would have kept online requests at 0.3 s at the gateways; with one fewer: 1.3 s",
+			func(o *Obs, s *State) { o.Gateway, s.Online = true, level(20, 30) },
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			o, s := quiet(2)
+			c.change(&o, &s)
+			if d, _ := Decide(noon, four(), o, s); !strings.Contains(d.Explain(), c.want) {
+				t.Errorf("%q does not say %q", d.Explain(), c.want)
+			}
+		})
+	}
+}
+
+func level(n int, work float64) []float64 { return slices.Repeat([]float64{work}, n) }
 
 func TestBaseIsTheLeastLevelWithShortWaits(t *testing.T) {
 	filled := func(n int, work float64) []float64 {
@@ -163,7 +197,7 @@ func TestBaseIsTheLeastLevelWithShortWaits(t *testing.T) {
 		{"one slot: three are needed", single, shadow(38), 3, NoteBase, ""},
 		{"gateway: online requests alone", four(), func(o *Obs, s *State) {
 			o.Gateway, s.Online = true, filled(20, 30)
-		}, 4, NoteBase, NoteRateUp},
+		}, 4, NoteBaseOnline, NoteBase},
 		{"gateway: the larger of both", four(), func(o *Obs, s *State) {
 			o.Gateway, s.Online, s.Shadow = true, filled(20, 1), filled(20, 60)
 		}, 3, NoteBase, ""},
@@ -435,7 +469,9 @@ func TestStuckStarts(t *testing.T) {
 	}
 	history := func(h StuckHistory) map[string]StuckHistory { return map[string]StuckHistory{"": h} }
 	blocked := func(until time.Duration) func(*Obs, *State) {
-		return func(_ *Obs, s *State) { s.Stuck = history(StuckHistory{Blocked: true, BlockedUntil: ago(until), Ready: 2}) }
+		return func(_ *Obs, s *State) {
+			s.Stuck = history(StuckHistory{Blocked: true, BlockedUntil: ago(until), Ready: 2})
+		}
 	}
 	run(t, []row{
 		{"a slow start is not stuck", four(), stuck(9 * time.Minute), 5, "", NoteStuck},

@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 )
@@ -11,15 +12,14 @@ type NoteCode string
 // The reasons, in the order of the steps.
 const (
 	NoteOff         NoteCode = "off"
-	NoteModelOff    NoteCode = "model_off"
 	NoteDisabled    NoteCode = "disabled"
 	NoteOverride    NoteCode = "override"
 	NoteManual      NoteCode = "manual"
-	NoteUnknown     NoteCode = "unknown"
 	NoteStale       NoteCode = "stale"
 	NoteStuck       NoteCode = "stuck"
 	NoteReplace     NoteCode = "replace"
 	NoteBase        NoteCode = "base"
+	NoteBaseOnline  NoteCode = "base_online"
 	NoteTolerated   NoteCode = "tolerated"
 	NoteLate        NoteCode = "late"
 	NoteSurge       NoteCode = "surge"
@@ -58,10 +58,26 @@ const (
 	NoteNextCycle NoteCode = "next_cycle"
 )
 
-// Note is one reason with its numbers, in the order in which its text names them.
+// Note is one reason with its numbers, in the order in which its text names them. Those about a source begin with its
+// age in seconds.
 type Note struct {
-	Code NoteCode   `json:"code"`
-	Args [3]float64 `json:"args"`
+	Code   NoteCode    `json:"code"`
+	Args   [3]float64  `json:"args"`
+	Source InputSource `json:"source,omitempty"` // of NoteStale and NoteFrozen
+}
+
+// InputSource is where an observation comes from that may be too old.
+type InputSource string
+
+// The sources beside the database.
+const (
+	SourceGateway   InputSource = "gateway"
+	SourceInstances InputSource = "instances"
+)
+
+// sources has the words for each source.
+var sources = map[InputSource]string{
+	SourceGateway: "the report of the gateways", SourceInstances: "the report of the backends about instances",
 }
 
 func (t *turn) note(code NoteCode, a, b, c float64) {
@@ -71,18 +87,25 @@ func (t *turn) note(code NoteCode, a, b, c float64) {
 	t.d.Notes = append(t.d.Notes, Note{Code: code, Args: [3]float64{a, b, c}})
 }
 
+// noteSource notes a reason about the oldest source.
+func (t *turn) noteSource(code NoteCode, numbers ...float64) {
+	t.note(code, 0, 0, 0)
+	n := &t.d.Notes[len(t.d.Notes)-1]
+	n.Source, n.Args[0] = t.source, t.oldest.Seconds()
+	copy(n.Args[1:], numbers)
+}
+
 // texts has the sentence of each code; its verbs take the numbers of the note in their order.
 var texts = map[NoteCode]string{
 	NoteOff:         "scaling is off everywhere",
-	NoteModelOff:    "scaling of the model is off",
 	NoteDisabled:    "the mode is disabled",
 	NoteOverride:    "override %.0f for another %.0f s",
 	NoteManual:      "the mode is manual: stays at %.0f",
-	NoteUnknown:     "no source answers: holds",
-	NoteStale:       "a source is older than 10 s: nothing is counted, no way to zero",
+	NoteStale:       "%s is %.0f s old: nothing is counted, no way to zero",
 	NoteStuck:       "%.0f starts are not ready after %.0f s",
 	NoteReplace:     "%.0f of them are replaced, round %.0f of %.0f",
-	NoteBase:        "%.0f would have kept waits at %.1f s; with one fewer: %.1f s",
+	NoteBase:        "%.0f would have kept waits in the queue at %.1f s; with one fewer: %.1f s",
+	NoteBaseOnline:  "%.0f would have kept online requests at %.1f s at the gateways; with one fewer: %.1f s",
 	NoteTolerated:   "%.0f for the last peak; with %.0f at most %.0f %% of the requests are late",
 	NoteLate:        "%.0f waiting have a deadline before a start is ready",
 	NoteSurge:       "%.0f for %.0f waiting with %.0f slot-seconds of work",
@@ -107,7 +130,7 @@ var texts = map[NoteCode]string{
 	NoteBudget:      "the budget leaves %.0f of %.0f",
 	NoteCap:         "emergency cap %.0f, wanted %.0f",
 	NoteBlocked:     "starts fail: blocked for another %.0f s at %.0f",
-	NoteFrozen:      "a source is older than 30 s: not down to %.0f, stays at %.0f",
+	NoteFrozen:      "%s is %.0f s old: not down to %.0f, stays at %.0f",
 	NoteUpOnly:      "the mode is up-only: not down to %.0f, stays at %.0f",
 	NoteAdvise:      "advice only: %.0f",
 	NoteRatio:       "metric is %.2f of the target: %.0f",
@@ -125,10 +148,14 @@ func (n Note) String() string {
 	if !known {
 		return string(n.Code)
 	}
+	var args []any
 	numbers := strings.Count(text, "%") - 2*strings.Count(text, "%%")
-	args := make([]any, numbers)
-	for i := range args {
-		args[i] = n.Args[i]
+	if strings.Contains(text, "%s") {
+		args = append(args, cmp.Or(sources[n.Source], "a source"))
+		numbers--
+	}
+	for _, number := range n.Args[:numbers] {
+		args = append(args, number)
 	}
 	return fmt.Sprintf(text, args...)
 }

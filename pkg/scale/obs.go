@@ -40,19 +40,17 @@ type Obs struct {
 	Switches Switches `json:"switches,omitzero"`
 }
 
-// Ages says how old each source of an observation is. A negative age is a source that never answered.
+// Ages says how old the sources of an observation are beside the database, which is read for each one.
 type Ages struct {
-	Queue     Seconds `json:"queue,omitempty"`
-	Gateway   Seconds `json:"gateway,omitempty"`
-	Instances Seconds `json:"instances,omitempty"`
+	Gateway   Seconds `json:"gateway,omitempty"`   // the last report of a gateway
+	Instances Seconds `json:"instances,omitempty"` // the newest report of a backend
 }
 
 // Switches are the orders of operators that hold at the time of an observation.
 type Switches struct {
-	Off      bool `json:"off,omitempty"`       // scaling is off everywhere
-	ModelOff bool `json:"model_off,omitempty"` // scaling of the model is off
-	ZeroOff  bool `json:"zero_off,omitempty"`  // no model goes to zero
-	MaxAll   int  `json:"max_all,omitempty"`   // cap of every deployment; 0 for none
+	Off     bool `json:"off,omitempty"`      // scaling is off everywhere
+	ZeroOff bool `json:"zero_off,omitempty"` // no model goes to zero
+	MaxAll  int  `json:"max_all,omitempty"`  // cap of every deployment; 0 for none
 
 	Override      *int      `json:"override,omitempty"` // instances, until OverrideUntil
 	OverrideUntil time.Time `json:"override_until,omitzero"`

@@ -23,14 +23,17 @@ func (t *turn) base() {
 		t.note(NoteTolerated, float64(base), float64(most), 100*t.p.Tolerated)
 		base = most
 	}
+	measured, code := t.s.Shadow, NoteBase
 	if t.o.Gateway {
 		online := min(t.o.Online+t.arrived()-t.o.Arrived, t.arrived())
 		t.s.Online = t.shadow(t.s.Online, online*service, false)
-		base = max(base, t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()))
+		if least := t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()); least > base {
+			base, measured, code = least, t.s.Online, NoteBaseOnline
+		}
 	}
 	t.d.Base, t.s.Base = base, base
 	if base > 0 {
-		t.note(NoteBase, float64(base), t.shadowWait(t.s.Shadow, base), t.shadowWait(t.s.Shadow, base-1))
+		t.note(code, float64(base), t.shadowWait(measured, base), t.shadowWait(measured, base-1))
 	}
 }
 

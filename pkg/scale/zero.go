@@ -28,8 +28,8 @@ func (t *turn) zero() {
 		t.note(NoteDue, float64(t.o.Due), t.coldStart(), 0)
 	case t.s.LastUse.IsZero() && t.o.LastRequest.IsZero():
 		t.keep(NoteLastRequest)
-	case t.stale:
-		t.keep(NoteStale)
+	case t.stale: // NoteStale is there already
+		t.d.Desired = min(t.s.Desired, 1)
 	case t.s.Desired > 0:
 		t.note(NoteZero, t.now.Sub(t.s.LastUse).Seconds(), 0, 0)
 	}
