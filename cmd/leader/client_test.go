@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,43 @@ import (
 	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
+
+// A program that was restarted pushes again under its own keys, alone, in a list and in a stream.
+func TestAPushUnderACallersKeyIsRepeated(t *testing.T) {
+	ctx, pool := t.Context(), pgtest.New(t)
+	if _, err := invalidation.Create(ctx, pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(api.New(pool, api.Config{Open: true}))
+	defer server.Close()
+	c := client.New(client.Config{URL: server.URL})
+
+	entry := func(key string, payload int) client.Push {
+		return client.Push{Payload: payload, IdempotencyKey: key}
+	}
+	first, err := c.Push(ctx, "work", entry("order 1", 1))
+	if err != nil || first.Verdict != "inserted" || first.Key != "order 1" {
+		t.Fatalf("push: %+v (%v)", first, err)
+	}
+	again, err := c.Push(ctx, "work", entry("order 1", 1))
+	if err != nil || again.ID != first.ID || again.Verdict != "replayed" {
+		t.Errorf("push again: %+v (%v)", again, err)
+	}
+	if _, err := c.Push(ctx, "work", entry("order 1", 2)); !errors.Is(err, client.IdempotencyConflict) {
+		t.Errorf("push another payload: %v", err)
+	}
+	if other, err := c.Push(ctx, "work", entry("", 1)); err != nil || other.Verdict != "inserted" {
+		t.Errorf("push without a key: %+v (%v)", other, err)
+	}
+	many, err := c.PushMany(ctx, "work", []client.Push{entry("", 1), entry("order 1", 1), entry("order 2", 2)})
+	if err != nil || many[0].Verdict != "inserted" || many[1].ID != first.ID || many[2].Verdict != "inserted" || many[2].Key != "order 2" {
+		t.Errorf("push many: %+v (%v)", many, err)
+	}
+	sum, err := c.PushStream(ctx, "work", slices.Values([]client.Push{entry("", 1), entry("order 2", 2), entry("", 1), entry("order 3", 3)}))
+	if err != nil || sum.Lines != 4 || sum.Inserted != 3 || sum.Replayed != 1 {
+		t.Errorf("push stream: %+v (%v)", sum, err)
+	}
+}
 
 func TestClientAndServerUnderstandEachOther(t *testing.T) {
 	ctx, pool := t.Context(), pgtest.New(t)

@@ -2,7 +2,7 @@
 // standard library.
 //
 // Requests that can be sent twice without harm are sent again where there is no answer, or one that
-// asks for it: reads, and pushes, each of which carries an Idempotency-Key made here. Retry-After
-// is honoured, with jitter. An error of the API is an *Error, and errors.Is compares it with a
-// Code.
+// asks for it: reads, and pushes, each of which carries an idempotency key, made here where
+// Push.IdempotencyKey is empty. Retry-After is honoured, with jitter. An error of the API is an *Error, and errors.Is
+// compares it with a Code.
 package client

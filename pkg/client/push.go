@@ -2,12 +2,14 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"iter"
 	"net/url"
+	"slices"
 	"time"
 )
 
@@ -23,6 +25,11 @@ type Push struct {
 	Cost     float64   `json:"cost,omitempty"`
 	Weight   int       `json:"weight,omitempty"` // times the units of each limit of the queue; 0 for 1
 	Name     string    `json:"name,omitempty"`
+	// IdempotencyKey names the push within its queue and flow, so that a caller that does not know whether an earlier
+	// push was accepted can repeat it: the same key with the same payload, lock key and name has the first push's entry
+	// as its answer (verdict replayed), with others IdempotencyConflict. At most 480 printable ASCII characters. Empty:
+	// a key is made for each call, under which the client itself repeats what it sends.
+	IdempotencyKey string `json:"idempotency_key,omitempty"`
 	// UniqueKey and UniquePolicy (while_queued, while_active, one_running_one_queued) keep an entry from
 	// being queued twice.
 	UniqueKey    string    `json:"unique_key,omitempty"`
@@ -47,7 +54,7 @@ type Callback struct {
 type Pushed struct {
 	ID      int64  `json:"id"`
 	Verdict string `json:"verdict"`
-	// Key is the Idempotency-Key that it was pushed under, and Flow its flow: with them WaitOwn needs no more
+	// Key is the idempotency key that it was pushed under, and Flow its flow: with them WaitOwn needs no more
 	// than scope push.
 	Key  string `json:"-"`
 	Flow string `json:"-"`
@@ -58,7 +65,8 @@ func entriesOf(queue string) string { return "/v1/queues/" + url.PathEscape(queu
 // Push accepts one entry.
 func (c *Client) Push(ctx context.Context, queue string, e Push) (Pushed, error) {
 	var pushed Pushed
-	pushed.Key, pushed.Flow = rand.Text(), e.Flow
+	pushed.Key, pushed.Flow = cmp.Or(e.IdempotencyKey, rand.Text()), e.Flow
+	e.IdempotencyKey = "" // it goes with the request
 	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: e, Key: pushed.Key}, &pushed)
 	return pushed, err
 }
@@ -67,9 +75,22 @@ func (c *Client) Push(ctx context.Context, queue string, e Push) (Pushed, error)
 func (c *Client) PushMany(ctx context.Context, queue string, entries []Push) ([]Pushed, error) {
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
-	err := c.Do(ctx, RawRequest{Method: "POST", Path: entriesOf(queue), In: entries, Key: key}, &answer)
+	keyOf := func(i int) string { return cmp.Or(entries[i].IdempotencyKey, fmt.Sprintf("%s/%d", key, i+1)) }
+	r := request{method: "POST", path: entriesOf(queue), key: key, again: true}
+	if slices.ContainsFunc(entries, func(e Push) bool { return e.IdempotencyKey != "" }) {
+		r.key = "" // a request has a key, or its entries have
+		entries = slices.Clone(entries)
+		for i := range entries {
+			entries[i].IdempotencyKey = keyOf(i)
+		}
+	}
+	var err error
+	if r.body, err = json.Marshal(entries); err != nil {
+		return nil, wrap(r, fmt.Errorf("write body: %w", err))
+	}
+	err = c.do(ctx, r, &answer)
 	for i := range answer.Entries[:min(len(entries), len(answer.Entries))] {
-		answer.Entries[i].Key, answer.Entries[i].Flow = fmt.Sprintf("%s/%d", key, i+1), entries[i].Flow
+		answer.Entries[i].Key, answer.Entries[i].Flow = keyOf(i), entries[i].Flow
 	}
 	return answer.Entries, err
 }
@@ -107,12 +128,16 @@ func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[
 	var part bytes.Buffer
 	lines := json.NewEncoder(&part)
 	n := 0
+	own := false // entries have keys, and not requests: an entry of the caller had one
 	flush := func() error {
 		var answer struct{ Summary Summary }
-		err := c.do(ctx, request{
-			method: "POST", path: entriesOf(queue), media: "application/x-ndjson", body: part.Bytes(), key: rand.Text(),
-			again: true,
-		}, &answer)
+		r := request{
+			method: "POST", path: entriesOf(queue), media: "application/x-ndjson", body: part.Bytes(), again: true,
+		}
+		if !own {
+			r.key = rand.Text()
+		}
+		err := c.do(ctx, r, &answer)
 		if err == nil {
 			total.add(answer.Summary)
 		}
@@ -121,6 +146,17 @@ func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[
 		return err
 	}
 	for e := range entries {
+		if e.IdempotencyKey != "" && !own {
+			if n > 0 {
+				if err := flush(); err != nil {
+					return total, err
+				}
+			}
+			own = true
+		}
+		if own && e.IdempotencyKey == "" {
+			e.IdempotencyKey = rand.Text()
+		}
 		if err := lines.Encode(e); err != nil {
 			return total, fmt.Errorf("write entry %d: %w", total.Lines+int64(n)+1, err)
 		}
