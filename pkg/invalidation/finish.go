@@ -25,11 +25,13 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry
 // that is not found under a lock of ours takes the statement back with entryChanged. In both cases Settle
 // goes the long way, by keys. Every statement deletes rows in the order of the disk, so that two
-// settlers never wait for each other in a ring.
+// settlers never wait for each other in a ring. $11 is the lock_timeout of this transaction, null for that of the
+// session.
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (
     SELECT *
       FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[]) k(id, token, result, run_ms, meta, row)
+     WHERE (SELECT set_config('lock_timeout', coalesce($11::text, current_setting('lock_timeout')), true)) IS NOT NULL
 ), freed AS MATERIALIZED (
     DELETE FROM penstock.lock
      WHERE ctid = ANY ($9::tid[]) AND ((token, last_entry_id) IN (SELECT token, id FROM held)) IS TRUE
@@ -52,11 +54,13 @@ SELECT token FROM freed
  WHERE penstock.all_ended((SELECT count(*) FROM freed), (SELECT count(*) FROM gone))
    AND (NOT $6::boolean OR penstock.all_ended((SELECT count(*) FROM gone), (SELECT count(*) FROM kept)))`
 
-func (q *Queue) finishSolo(ctx context.Context, node NodeID, endings []Ending) ([]Token, error) {
+func (q *Queue) finishSolo(
+	ctx context.Context, node NodeID, endings []Ending, patience *string,
+) ([]Token, error) {
 	c := pick(endings, verbDone)
 	locks, entries := c.tids()
 	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(),
-		node, q.metas(c), locks, entries)
+		node, q.metas(c), locks, entries, patience)
 	ours := make([]Token, 0, len(endings))
 	var token Token
 	if _, err := pgx.ForEachRow(rows, []any{(*int64)(&token)},
@@ -150,7 +154,7 @@ func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending End
 			q.Name, isolation, ErrInvalid)
 	}
 	// Not by Settle, which tries again what meets a change: here the transaction is aborted by then.
-	s, err := q.WithTx(tx).settleHeld(ctx, node, []Ending{ending}, false)
+	s, err := q.WithTx(tx).settleHeld(ctx, node, []Ending{ending}, false, nil)
 	if changedMeanwhile(err) {
 		return fmt.Errorf("finish entry %d of queue %q; roll back and run it again: %w (%w)", ending.Entry, q.Name,
 			ErrConflict, err)

@@ -32,11 +32,11 @@ type Queue struct {
 
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
 type statements struct {
-	claim                                                                    claimStatements
-	plainPush, reclaim, claimGroups, sweep, promote, expire                  string
-	finishSolo, done, retry, fail, remove, unlock, crash, deadLetter, refund string
-	mayHaveRun                                                               string
-	callBack, callBackPoison                                                 string
+	claim                                                                          claimStatements
+	plainPush, reclaim, claimGroups, sweep, promote, expire                        string
+	finishSolo, held, done, retry, fail, remove, unlock, crash, deadLetter, refund string
+	mayHaveRun                                                                     string
+	callBack, callBackPoison                                                       string
 }
 
 const openSQL = `
@@ -129,7 +129,8 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 			weighed:        own(claimTexts.weighed), weighedKeyed: own(claimTexts.weighedKeyed),
 		},
 		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
+		finishSolo: own(finishSoloSQL), held: own(heldSQL),
+		done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
 		mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),

@@ -10,6 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Ending is how one run of an entry ended. Make one with Done, Retry, Fail, Release, Postpone, Yield,
@@ -59,27 +61,114 @@ func (e *Ending) Bytes() int {
 // changes nothing, and the caller drops the result. An ending that was settled before is refused as
 // well, without harm, so that after an ambiguous error the caller simply settles again.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
-	ours, err = q.settle(ctx, node, endings)
+	ours, err = q.settle(ctx, node, endings, nil)
 	q.countRemoved(ctx, endings, ours)
 	return ours, err
 }
 
-func (q *Queue) settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
+// SettleFree is Settle for the endings whose rows no other transaction has locked: it waits for rows for 250 ms, or not
+// at all if wait is false, and then leaves out the locks that it would have to wait for. It returns their tokens: none
+// of the endings of these locks is settled. With an error it is unknown what was settled.
+func (q *Queue) SettleFree(
+	ctx context.Context, node NodeID, endings []Ending, wait bool,
+) (ours, held []Token, err error) {
+	defer func() { q.countRemoved(ctx, endings, ours) }()
+	if wait {
+		patience := "250ms"
+		ours, err = q.settle(ctx, node, endings, &patience)
+		if postgres.Code(err) != lockNotAvailable {
+			return ours, nil, err
+		}
+	}
+	rest := without(endings, ours)
+	for tries := 1; ; tries++ {
+		var more []Token
+		more, held, err = q.settleUnlocked(ctx, node, rest)
+		if !changedMeanwhile(err) || tries == triesMax {
+			return append(ours, more...), held, err
+		}
+	}
+}
+
+// settleUnlocked settles, in one transaction, the endings whose rows it can lock at once.
+func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, held []Token, err error) {
+	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
+	err = postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
+		held, err = pgx.CollectRows(postgres.Query(ctx, tx, q.sql.held, q.ID, c.keys, c.tokens, c.ids),
+			pgx.RowTo[Token])
+		if err != nil {
+			return q.errorf("lock what is to be settled of", err)
+		}
+		free := without(endings, held)
+		if len(free) == 0 {
+			return nil
+		}
+		s, err := q.WithTx(tx).settleHeld(ctx, node, free, false, nil)
+		ours = s.ours
+		return err
+	})
+	if err != nil {
+		return nil, nil, err
+	}
+	return ours, held, nil
+}
+
+// without leaves the endings under some tokens out.
+func without(endings []Ending, tokens []Token) []Ending {
+	return slices.DeleteFunc(slices.Clone(endings),
+		func(e Ending) bool { return slices.Contains(tokens, e.Lock.Token) })
+}
+
+// heldSQL locks what endings of entries $4 under locks $2 with tokens $3 change, lock records and entries, and
+// returns the tokens of those locks of which another transaction has locked a part. It waits for none.
+const heldSQL = `
+WITH asked AS MATERIALIZED (
+    SELECT lock_key COLLATE "C" AS lock_key, token, id
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[]) u(lock_key, token, id)
+), records AS MATERIALIZED (
+    SELECT a.token
+      FROM (SELECT DISTINCT lock_key, token FROM asked ORDER BY lock_key) a
+     CROSS JOIN LATERAL (
+           SELECT token FROM penstock.lock
+            WHERE queue_id = $1 AND lock_key = a.lock_key AND token = a.token FOR UPDATE SKIP LOCKED) l
+), entries AS MATERIALIZED (
+    SELECT a.id
+      FROM (SELECT DISTINCT id FROM asked ORDER BY id) a
+     CROSS JOIN LATERAL (SELECT id FROM penstock.entry_X WHERE queue_id = $1 AND id = a.id FOR UPDATE SKIP LOCKED) e
+)
+SELECT DISTINCT a.token
+  FROM asked a
+  LEFT JOIN records r ON r.token = a.token
+  LEFT JOIN entries n ON n.id = a.id
+  LEFT JOIN LATERAL (
+       SELECT true AS there FROM penstock.lock
+        WHERE r.token IS NULL AND queue_id = $1 AND lock_key = a.lock_key AND token = a.token OFFSET 0) l ON true
+  LEFT JOIN LATERAL (
+       SELECT true AS there FROM penstock.entry_X WHERE n.id IS NULL AND queue_id = $1 AND id = a.id OFFSET 0) e ON true
+ WHERE l.there OR e.there`
+
+// triesMax bounds how often endings are tried that meet a change each time.
+const triesMax = 10
+
+// settle waits for rows that other transactions have locked for patience at most, nil for as long as the session does;
+// with lockNotAvailable, ours are settled.
+func (q *Queue) settle(
+	ctx context.Context, node NodeID, endings []Ending, patience *string,
+) (ours []Token, err error) {
 	byTID := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
 	if byTID && q.soloDone(endings) {
-		switch ours, err = q.finishSolo(ctx, node, endings); {
+		switch ours, err = q.finishSolo(ctx, node, endings, patience); {
 		case err == nil && len(ours) == len(endings):
 			return ours, nil
 		case err != nil && !changedMeanwhile(err):
 			return nil, err
 		}
-		endings = slices.DeleteFunc(slices.Clone(endings),
-			func(e Ending) bool { return slices.Contains(ours, e.Lock.Token) })
+		endings = without(endings, ours)
 		byTID = false
 	}
 	for tries := 1; len(endings) > 0; tries++ {
-		s, err := q.settleHeld(ctx, node, endings, byTID)
-		if !changedMeanwhile(err) || tries == 10 {
+		s, err := q.settleHeld(ctx, node, endings, byTID, patience)
+		if !changedMeanwhile(err) || tries == triesMax {
 			return append(ours, s.ours...), err
 		}
 		byTID = false
@@ -106,11 +195,13 @@ type settled struct {
 }
 
 // settleHeld settles under locked lock records. byTID finds entries only where the claim saw them, which may fail with
-// entryChanged.
-func (q *Queue) settleHeld(ctx context.Context, node NodeID, endings []Ending, byTID bool) (settled, error) {
+// entryChanged. For patience see settle.
+func (q *Queue) settleHeld(
+	ctx context.Context, node NodeID, endings []Ending, byTID bool, patience *string,
+) (settled, error) {
 	batch := &pgx.Batch{}
 	var s settled
-	q.queueHold(batch, endings, &s.ours)
+	q.queueHold(batch, endings, patience, &s.ours)
 	q.queueCallbacks(batch, endings) // while the entries are still there
 	q.queueDone(batch, node, endings, byTID, &s.done)
 	q.queueRetry(batch, node, endings)
@@ -135,17 +226,18 @@ func (q *Queue) soloDone(endings []Ending) bool {
 // holdSQL locks the lock records that are still ours until the transaction ends, in key order, so that two
 // settlers never wait for each other in a ring. The statements after it see every entry whose ready row a sweep
 // deleted, for the sweep held the record FOR KEY SHARE. Under a fixed snapshot they would not: need_read_committed
-// raises.
+// raises. $4 is the lock_timeout of this transaction, null for that of the session.
 const holdSQL = `
 SELECT l.token
   FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
  CROSS JOIN LATERAL (
        SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l
- WHERE (SELECT penstock.need_read_committed()) IS NOT NULL`
+ WHERE (SELECT penstock.need_read_committed()) IS NOT NULL
+   AND (SELECT set_config('lock_timeout', coalesce($4::text, current_setting('lock_timeout')), true)) IS NOT NULL`
 
-func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, ours *[]Token) {
+func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, patience *string, ours *[]Token) {
 	keys, tokens := locksOf(endings)
-	batch.Queue(holdSQL, q.ID, keys, tokens).Query(func(rows pgx.Rows) error {
+	batch.Queue(holdSQL, q.ID, keys, tokens, patience).Query(func(rows pgx.Rows) error {
 		held, err := pgx.CollectRows(rows, pgx.RowTo[Token])
 		*ours = held
 		return err

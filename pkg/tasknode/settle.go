@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -21,12 +22,16 @@ type settler struct {
 	piles   map[shard]*pile
 	turn    []shard // shards with endings and no batch on its way, in the order in which they are served
 	blank   []pile  // whose memory is used again
+	apart   int     // locks in piles
 	closed  bool
 }
 
+// shard is a half of the locks of a queue, or a lock by itself while another transaction has locked a row that its
+// endings change: none waits for it.
 type shard struct {
 	queue int32
 	half  invalidation.Token
+	apart invalidation.Token // the lock; 0 for a half
 }
 
 // pile is the endings of one shard that wait to be recorded.
@@ -35,7 +40,36 @@ type pile struct {
 	endings []invalidation.Ending
 	jobs    []*job
 	sending bool
+	pause   time.Duration // of a lock apart, until it is tried again
 }
+
+// without takes the endings under some tokens out, and keeps both in order. It changes p.
+func (p *pile) without(tokens []invalidation.Token) (taken pile) {
+	taken.queue = p.queue
+	if len(tokens) == 0 {
+		return taken
+	}
+	endings, jobs := p.endings, p.jobs
+	p.endings, p.jobs = nil, nil
+	for i := range endings {
+		into := p
+		if slices.Contains(tokens, endings[i].Lock.Token) {
+			into = &taken
+		}
+		into.add(endings[i], jobs[i])
+	}
+	return taken
+}
+
+func (p *pile) add(e invalidation.Ending, j *job) {
+	p.endings, p.jobs = append(p.endings, e), append(p.jobs, j)
+}
+
+// A lock apart is tried again after apartMin, and then after twice as long each time, up to apartMax.
+const (
+	apartMin = 20 * time.Millisecond
+	apartMax = time.Second
+)
 
 // settleMax and settleBytesMax bound a transaction. What is beyond them makes the next one: a message to
 // Postgres has at most 1 GB, and one that it refuses would be sent again for ever.
@@ -67,7 +101,10 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	s := n.settler
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := shard{j.queue.ID, j.lock.Token % 2}
+	key := shard{queue: j.queue.ID, apart: j.lock.Token}
+	if s.apart == 0 || s.piles[key] == nil {
+		key = shard{queue: j.queue.ID, half: j.lock.Token % 2}
+	}
 	p := s.piles[key]
 	if p == nil {
 		p = &pile{}
@@ -80,7 +117,7 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	}
 	p.queue = j.queue
 	for _, e := range endings {
-		p.endings, p.jobs = append(p.endings, e), append(p.jobs, j)
+		p.add(e, j)
 	}
 }
 
@@ -90,7 +127,7 @@ func (s *settler) next() (shard, *pile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.turn) == 0 {
-		if s.closed {
+		if s.closed && s.apart == 0 {
 			return shard{}, nil
 		}
 		s.arrived.Wait()
@@ -118,8 +155,9 @@ func (s *settler) reuse(p *pile) {
 	}
 }
 
-// sent lets the next batch of a shard go.
-func (s *settler) sent(key shard, batch *pile) {
+// sent lets the next batch of a shard go. Held are the endings of the batch that were left out since another
+// transaction has locked a row of theirs: each lock of them is set apart, with what came for it meanwhile.
+func (s *settler) sent(key shard, batch *pile, held pile) {
 	clear(batch.endings)
 	clear(batch.jobs)
 	s.mu.Lock()
@@ -127,13 +165,51 @@ func (s *settler) sent(key shard, batch *pile) {
 	s.keep(batch)
 	p := s.piles[key]
 	p.sending = false
-	if len(p.endings) == 0 {
-		delete(s.piles, key)
-		s.keep(p)
+	if key.apart != 0 && len(held.endings) > 0 {
+		p.endings, p.jobs = append(held.endings, p.endings...), append(held.jobs, p.jobs...)
+		p.pause = min(2*p.pause, apartMax)
+		s.putOff(key, p)
 		return
 	}
-	s.turn = append(s.turn, key)
-	s.arrived.Signal()
+	s.setApart(key.queue, p, held)
+	switch {
+	case len(p.endings) == 0:
+		delete(s.piles, key)
+		s.keep(p)
+		if key.apart != 0 {
+			s.apart--
+			s.arrived.Broadcast() // of those that wait for the end of the last
+		}
+	default:
+		s.turn = append(s.turn, key)
+		s.arrived.Signal()
+	}
+}
+
+// setApart makes a shard of each lock of held, with its endings and those that came for it since, in p.
+func (s *settler) setApart(queue int32, p *pile, held pile) {
+	for len(held.endings) > 0 {
+		token := held.endings[0].Lock.Token
+		one := held.without([]invalidation.Token{token})
+		since := p.without([]invalidation.Token{token})
+		one.endings, one.jobs = append(one.endings, since.endings...), append(one.jobs, since.jobs...)
+		one.pause = apartMin
+		key := shard{queue: queue, apart: token}
+		s.piles[key] = &one
+		s.apart++
+		s.putOff(key, &one)
+	}
+}
+
+// putOff lets a shard that is apart go after its pause.
+func (s *settler) putOff(key shard, p *pile) {
+	p.sending = true
+	time.AfterFunc(p.pause, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.turn = append(s.turn, key)
+		s.arrived.Signal()
+	})
 }
 
 // keep lays the memory of an empty pile by.
@@ -158,23 +234,29 @@ func (n *Node) settle(ctx context.Context) {
 		if batch == nil {
 			return
 		}
-		n.record(ctx, *batch)
-		n.settler.sent(key, batch)
+		n.settler.sent(key, batch, n.record(ctx, *batch, key.apart == 0))
 	}
 }
 
 // record writes a batch, again and again while the reason that it fails is one that passes. One that takes too long
-// twice is divided: heartbeats list its locks meanwhile, so that recovery does not end them.
-func (n *Node) record(ctx context.Context, p pile) {
+// twice is divided: heartbeats list its locks meanwhile, so that recovery does not end them. The endings of locks of
+// which another transaction keeps a row locked are returned, and not recorded; wait says whether to wait a moment for
+// such rows.
+func (n *Node) record(ctx context.Context, p pile, wait bool) (held pile) {
 	timeouts := 0
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		start := time.Now()
 		statement, end := n.bound(ctx)
-		ours, err := p.queue.Settle(statement, n.id(), p.endings)
+		ours, left, err := p.queue.SettleFree(statement, n.id(), p.endings, wait)
 		end()
 		if err == nil {
+			held = p.without(left)
+			if wait && len(left) > 0 {
+				n.cfg.Log.Warn("settle entries: another transaction has locked rows of them", "queue", p.queue.Name,
+					"endings", len(held.endings), "entry", held.endings[0].Entry)
+			}
 			n.recorded(p, ours, time.Since(start))
-			return
+			return held
 		}
 		if tookTooLong(err) {
 			timeouts++
@@ -182,13 +264,11 @@ func (n *Node) record(ctx context.Context, p pile) {
 		switch {
 		case ctx.Err() != nil:
 			n.leaveToRecovery(p, err)
-			return
+			return held
 		case !postgres.Passes(err):
-			n.recordApart(ctx, p, err)
-			return
+			return n.recordApart(ctx, p, err)
 		case timeouts > 1 && len(p.endings) > 1:
-			n.recordHalves(ctx, p)
-			return
+			return n.recordHalves(ctx, p)
 		}
 		n.cfg.Log.Warn("settle entries", "queue", p.queue.Name, "endings", len(p.endings), "error", err)
 		select {
@@ -210,26 +290,38 @@ func refusesContent(err error) bool {
 	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
 }
 
-// recordHalves divides a batch of several endings, and records the first half before the second.
-func (n *Node) recordHalves(ctx context.Context, p pile) {
+// recordHalves divides a batch of several endings, and records the first half before the second. It returns the endings
+// of both that are held; one behind a held one of its lock waits with it.
+func (n *Node) recordHalves(ctx context.Context, p pile) (held pile) {
 	half := len(p.endings) / 2
-	n.record(ctx, pile{queue: p.queue, endings: p.endings[:half], jobs: p.jobs[:half]})
-	n.record(ctx, pile{queue: p.queue, endings: p.endings[half:], jobs: p.jobs[half:]})
+	held = n.record(ctx, pile{queue: p.queue, endings: p.endings[:half], jobs: p.jobs[:half]}, true)
+	second := pile{queue: p.queue, endings: p.endings[half:], jobs: p.jobs[half:]}
+	var tokens []invalidation.Token
+	for i := range held.endings {
+		tokens = append(tokens, held.endings[i].Lock.Token)
+	}
+	behind := second.without(tokens)
+	if len(second.endings) > 0 {
+		more := n.record(ctx, second, true)
+		behind.endings, behind.jobs = append(behind.endings, more.endings...), append(behind.jobs, more.jobs...)
+	}
+	held.queue = p.queue
+	held.endings, held.jobs = append(held.endings, behind.endings...), append(held.jobs, behind.jobs...)
+	return held
 }
 
 // recordApart divides a batch that is refused until those endings are by themselves that are the reason, so that none
 // holds up others. An ending whose values are refused becomes a failure of its entry, without what the
 // handler noted. One that cannot be recorded for any other reason (its queue was dropped, a privilege is
 // missing) is left to recovery.
-func (n *Node) recordApart(ctx context.Context, p pile, err error) {
+func (n *Node) recordApart(ctx context.Context, p pile, err error) pile {
 	if len(p.endings) > 1 {
-		n.recordHalves(ctx, p)
-		return
+		return n.recordHalves(ctx, p)
 	}
 	e, held := p.endings[0], p.jobs[0].lock
 	if !refusesContent(err) || e.Lock != held { // or this is the failure that is made below
 		n.leaveToRecovery(p, err)
-		return
+		return pile{}
 	}
 	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
 	bare := &invalidation.Lock{
@@ -239,7 +331,7 @@ func (n *Node) recordApart(ctx context.Context, p pile, err error) {
 	failed := invalidation.Fail(bare, e.Entry,
 		invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
 	failed.Last = e.Last
-	n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs})
+	return n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs}, true)
 }
 
 // leaveToRecovery gives endings up that cannot be recorded. Heartbeats do not list their locks any more, so that

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"log/slog"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -108,7 +109,7 @@ func TestABatchThatCannotBeRecordedIsDivided(t *testing.T) {
 			}
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			n.record(ctx, p)
+			n.record(ctx, p, true)
 			var left int
 			err = db.QueryRow(t.Context(), `SELECT count(*) FROM penstock.lock`).Scan(&left)
 			if err != nil || left > 0 || n.stats.Unrecorded.Load() > 0 {
@@ -118,5 +119,146 @@ func TestABatchThatCannotBeRecordedIsDivided(t *testing.T) {
 				t.Errorf("%d statements, %d of them ended, want at most %d", db.settled, db.ended, most)
 			}
 		})
+	}
+}
+
+// settling is a node with n claimed entries of queue work, whose endings are recorded until the test ends.
+type settling struct {
+	*testing.T
+	db    *pgxpool.Pool
+	node  *Node
+	queue *invalidation.Queue
+	jobs  []*job
+}
+
+func newSettling(t *testing.T, entries int, lockKey string) *settling {
+	t.Helper()
+	s := &settling{T: t, db: pgtest.New(t)}
+	var err error
+	if s.queue, err = invalidation.Create(t.Context(), s.db, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	pushes := make([]invalidation.Push, entries)
+	for i := range pushes {
+		pushes[i].Payload, pushes[i].LockKey = json.RawMessage(`1`), lockKey
+	}
+	if _, err := s.queue.Push(t.Context(), pushes...); err != nil {
+		t.Fatal(err)
+	}
+	s.node = New(Config{Log: slog.New(slog.DiscardHandler)}, s.db, s.db)
+	if err := s.node.register(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	claimed, err := s.queue.Claim(t.Context(), invalidation.ClaimRequest{
+		Node: s.node.id(), ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: entries,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range claimed.Locks {
+		j := assigned()
+		j.queue, j.lock, j.reserved.node, j.reserved.queue = s.queue, l, s.node, j.served
+		s.node.jobs.add(j)
+		s.jobs = append(s.jobs, j)
+	}
+	var workers sync.WaitGroup
+	for range 2 {
+		workers.Go(func() { s.node.settle(t.Context()) })
+	}
+	t.Cleanup(func() {
+		s.node.settler.close()
+		workers.Wait()
+	})
+	return s
+}
+
+// hold locks an entry in another transaction, and returns what ends that.
+func (s *settling) hold(e invalidation.EntryID) (release func()) {
+	s.Helper()
+	tx, err := s.db.Begin(s.Context())
+	if err != nil {
+		s.Fatal(err)
+	}
+	s.Cleanup(func() { _ = tx.Rollback(context.Background()) })
+	if _, err := tx.Exec(s.Context(), `SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, e); err != nil {
+		s.Fatal(err)
+	}
+	return func() {
+		if err := tx.Rollback(s.Context()); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+// await waits until so many entries are left, and returns how long that took.
+func (s *settling) await(left int) time.Duration {
+	s.Helper()
+	for start := time.Now(); ; time.Sleep(time.Millisecond) {
+		var n int
+		if err := s.db.QueryRow(s.Context(), `SELECT count(*) FROM penstock.entry`).Scan(&n); err != nil {
+			s.Fatal(err)
+		}
+		if n == left {
+			return time.Since(start)
+		}
+		if time.Since(start) > 20*time.Second {
+			s.Fatalf("%d entries are left, want %d", n, left)
+		}
+	}
+}
+
+func (s *settling) end(jobs ...*job) {
+	for _, j := range jobs {
+		s.node.end(j, last(invalidation.Done(j.lock, j.lock.Entries[0].ID, nil, 0)))
+	}
+}
+
+// A row that another transaction keeps locked holds up its own ending, and neither the others of the batch nor those
+// that come behind it.
+func TestARowThatIsHeldHoldsUpNoOtherEnding(t *testing.T) {
+	const entries, late = 1000, 10
+	s := newSettling(t, entries, "")
+	release := s.hold(s.jobs[entries/2].lock.Entries[0].ID)
+	s.end(s.jobs[late:]...)
+	if took := s.await(1 + late); took > time.Second {
+		t.Errorf("the other endings were recorded after %s, want within a second", took)
+	}
+	s.end(s.jobs[:late]...)
+	if took := s.await(1); took > time.Second {
+		t.Errorf("endings that came behind were recorded after %s, want within a second", took)
+	}
+	release()
+	s.await(0)
+	if n := s.node.stats.Refused.Load() + s.node.stats.Unrecorded.Load(); n != 0 {
+		t.Errorf("%d endings were refused or left to recovery", n)
+	}
+}
+
+// The endings of a lock stay in their order: those behind one that is held wait with it, also those that come later.
+func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
+	s := newSettling(t, 3, "k")
+	j := s.jobs[0]
+	id := func(i int) invalidation.EntryID { return j.lock.Entries[i].ID }
+	release := s.hold(id(0))
+	s.node.end(j, invalidation.Done(j.lock, id(0), nil, 0), invalidation.Done(j.lock, id(1), nil, 0))
+	apart := func() bool {
+		s.node.settler.mu.Lock()
+		defer s.node.settler.mu.Unlock()
+		return s.node.settler.apart == 1
+	}
+	for start := time.Now(); !apart(); time.Sleep(time.Millisecond) {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("the lock is not set apart")
+		}
+	}
+	s.node.end(j, last(invalidation.Done(j.lock, id(2), nil, 0)))
+	release()
+	s.await(0)
+	var locks int
+	if err := s.db.QueryRow(t.Context(), `SELECT count(*) FROM penstock.lock`).Scan(&locks); err != nil || locks != 0 {
+		t.Errorf("%d locks are left (%v)", locks, err)
+	}
+	if n := s.node.stats.Refused.Load(); n != 0 {
+		t.Errorf("%d endings were refused", n)
 	}
 }
