@@ -118,6 +118,11 @@ func (c *catalog) readSettings(ctx context.Context) error {
 	for _, w := range wrong {
 		c.log.Error("setting is not valid, the one before stays", "error", w)
 	}
+	counts, err := gateway.ReadTokenCounts(ctx, c.pool, c.member.ID())
+	if err != nil {
+		return err
+	}
+	c.gateway.SetTokenCounts(counts)
 	c.mu.Lock()
 	fresh.SetBudgets(c.settings.Budgets) // they may have been read meanwhile
 	c.settings = fresh

@@ -309,6 +309,6 @@ func (s *server) status() map[string]any {
 	}
 	return map[string]any{
 		"kind": "gateway", "pools": pools, "listen": s.cfg.Gateway.Listen,
-		"debug": s.cfg.Gateway.Debug,
+		"debug": s.cfg.Gateway.Debug, "tokens": s.gateway.TokenCounts(),
 	}
 }

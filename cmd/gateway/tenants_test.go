@@ -154,3 +154,25 @@ func TestRevokedTokensDoNotWaitForBudgets(t *testing.T) {
 		t.Errorf("the budget was forgotten: %d", got)
 	}
 }
+
+// A token's requests in flight at one gateway count at the others.
+func TestLimitsOfATokenHoldOverGateways(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	s.token("shop", "{}", "{}")
+	s.exec(`SELECT penstock.set_gateway_token('shop', in_flight => 1, reason => 'test')`)
+	guarded := func(c *Config) { c.Gateway.Open = false }
+	first, second := s.startGateway(guarded), s.startGateway(guarded)
+	status := func(f *front, body string) int {
+		status, _ := f.as(t, "shop", http.MethodPost, "/v1/chat/completions", "application/json", body)
+		return status
+	}
+	held := make(chan int)
+	go func() { held <- status(first, hold) }()
+	s.eventually("the other gateway refuses", func() bool { return status(second, quick) == http.StatusTooManyRequests })
+	close(s.gpu.release)
+	if got := <-held; got != http.StatusOK {
+		t.Errorf("the request in flight got %d", got)
+	}
+	s.eventually("the other gateway lets it in", func() bool { return status(second, quick) == http.StatusOK })
+}

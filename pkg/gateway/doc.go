@@ -22,6 +22,7 @@
 //	server.go       routes, and a request from its head to its end
 //	access.go       who sends it: routes of other packages enter here too
 //	token.go        tokens and their limits
+//	tokencounts.go  what the requests of a token do at other gateways
 //	held.go         the body in memory, within its bounds of bytes and time
 //	body.go         what a request asks for, by its body
 //	models.go       the list of models that a caller may use

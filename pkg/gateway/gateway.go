@@ -87,6 +87,7 @@ type Gateway struct {
 	mux       *http.ServeMux
 	models    models
 	tokens    tokenTable
+	others    tokenReports
 	flows     atomic.Pointer[map[string]FlowState]
 	budget    byteBudget
 	bodies    bodyBudget

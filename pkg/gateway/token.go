@@ -58,6 +58,20 @@ type tokenUse struct {
 	full    time.Time // when the bucket of the rate is full (generic cell rate algorithm)
 	flying  int
 	waiting int
+
+	admitted int64     // since the start
+	last     time.Time // when one was admitted last
+
+	elsewhere elsewhere // see tokencounts.go
+}
+
+// total is how many requests of the token are in flight, and wait, at all gateways; called with mu held. Reports that are
+// old say nothing: the database is away.
+func (u *tokenUse) total(now time.Time) (flying, waiting int) {
+	if now.Sub(u.elsewhere.at) > countsKept {
+		return u.flying, u.waiting
+	}
+	return u.flying + u.elsewhere.flying, u.waiting + u.elsewhere.waiting
 }
 
 // tokenTable finds tokens by the hash of their secret, without a statement.
@@ -132,13 +146,14 @@ const rateBurst = time.Second
 func (c *caller) begin(now time.Time) *Rejection {
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()
-	if c.Flying > 0 && c.use.flying >= c.Flying {
+	flying, waiting := c.use.total(now)
+	if c.Flying > 0 && flying >= c.Flying {
 		return &Rejection{
 			Reason: DropRate, RetryAfter: time.Second,
 			Detail: "the token has as many requests in flight as it may",
 		}
 	}
-	if c.Waiting > 0 && c.use.waiting >= c.Waiting {
+	if c.Waiting > 0 && waiting >= c.Waiting {
 		return &Rejection{
 			Reason: DropRate, RetryAfter: time.Second,
 			Detail: "as many requests of the token wait as may",
@@ -160,6 +175,8 @@ func (c *caller) begin(now time.Time) *Rejection {
 	}
 	c.use.flying++
 	c.use.waiting++
+	c.use.admitted++
+	c.use.last = now
 	return nil
 }
 

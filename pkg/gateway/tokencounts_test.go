@@ -1,0 +1,113 @@
+package gateway
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// gatewaysOf returns gateways that know one token, and a function by which they read each other's reports.
+func gatewaysOf(n int, token TokenState) (list []*Gateway, exchange func()) {
+	for range n {
+		g := New(Config{})
+		g.SetTokens([]TokenState{token})
+		list = append(list, g)
+	}
+	return list, func() {
+		for i, g := range list {
+			reports := map[invalidation.NodeID]map[string]TokenCounts{}
+			for j, other := range list {
+				if i != j {
+					reports[invalidation.NodeID(j)+1] = other.TokenCounts()
+				}
+			}
+			g.SetTokenCounts(reports)
+		}
+	}
+}
+
+// The rate of a token holds over all gateways: a client that asks each as often as it can gets no more than its rate, but
+// for what it had saved up at each before they knew of one another.
+func TestTheRateOfATokenHoldsOverAllGateways(t *testing.T) {
+	t.Parallel()
+	const rate, count, seconds = 50, 4, 60
+	synctest.Test(t, func(t *testing.T) {
+		list, exchange := gatewaysOf(count, TokenState{Name: "shop", Rate: rate})
+		admitted := 0
+		for tick := range seconds * 100 {
+			if tick%100 == 0 {
+				exchange()
+			}
+			for _, g := range list {
+				if c := g.tokens.named("shop")[0]; c.begin(time.Now()) == nil {
+					admitted++
+					c.dispatched()
+					c.leave()
+				}
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		if most := rate * (seconds + 2*count); admitted > most || admitted < rate*seconds*9/10 {
+			t.Errorf("%d requests in %d s at a rate of %d are let in, want %d at most and nearly that", admitted, seconds, rate, most)
+		}
+	})
+}
+
+// A client whose requests are spread over gateways gets all of them through at a rate below its own.
+func TestReportsOfOtherGatewaysRefuseNobodyBelowItsRate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		list, exchange := gatewaysOf(4, TokenState{Name: "shop", Rate: 50})
+		refused := 0
+		for tick := range 60 * 40 {
+			if tick%40 == 0 {
+				exchange()
+			}
+			if c := list[tick%4].tokens.named("shop")[0]; c.begin(time.Now()) != nil {
+				refused++
+			} else {
+				c.dispatched()
+				c.leave()
+			}
+			time.Sleep(25 * time.Millisecond) // 40 a second
+		}
+		if refused > 0 {
+			t.Errorf("%d of 2,400 requests are refused", refused)
+		}
+	})
+}
+
+// Requests in flight and those that wait count at all gateways, as long as their reports are known.
+func TestRequestsInFlightCountAtAllGateways(t *testing.T) {
+	t.Parallel()
+	for name, token := range map[string]TokenState{
+		"in flight": {Name: "shop", Flying: 3},
+		"waiting":   {Name: "shop", Waiting: 3},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			list, exchange := gatewaysOf(2, token)
+			first, second := list[0].tokens.named("shop")[0], list[1].tokens.named("shop")[0]
+			for range 2 {
+				if refused := first.begin(time.Now()); refused != nil {
+					t.Fatal(refused)
+				}
+			}
+			exchange()
+			exchange()
+			if refused := second.begin(time.Now()); refused != nil {
+				t.Errorf("%s: the third is refused: %s", name, refused.Detail)
+			}
+			if second.begin(time.Now()) == nil {
+				t.Errorf("%s: the fourth is let in", name)
+			}
+			time.Sleep(countsKept + time.Second) // the database is away: each counts alone
+			for range 2 {
+				if refused := second.begin(time.Now()); refused != nil {
+					t.Errorf("%s: a gateway alone refuses: %s", name, refused.Detail)
+				}
+			}
+		})
+	}
+}
