@@ -60,6 +60,7 @@ CREATE OR REPLACE FUNCTION penstock.alter_queue(queue_name text, options jsonb) 
 DECLARE
     q       penstock.queue;
     unknown text;
+    reading text; -- the option that is being read
     keyed   text; -- the first ten cron jobs with a lock key
 BEGIN
     PERFORM penstock.lock_all_limits();
@@ -79,7 +80,10 @@ BEGIN
         RAISE EXCEPTION 'queue option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.queue that are settings.';
     END IF;
-    q := jsonb_populate_record(q, options);
+    FOR reading IN SELECT jsonb_object_keys(options) LOOP
+        q := jsonb_populate_record(q, jsonb_build_object(reading, options->reading));
+    END LOOP;
+    reading := NULL;
     IF options->>'max_concurrent_per_name' IS NOT NULL THEN
         SELECT string_agg(j.name, ', ' ORDER BY j.name) INTO keyed
           FROM (SELECT c.name FROM penstock.cron_job c WHERE c.queue_id = q.id AND c.lock_key IS NOT NULL ORDER BY c.name LIMIT 10) j;
@@ -119,7 +123,8 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range
       OR invalid_datetime_format OR interval_field_overflow OR not_null_violation THEN
-        RAISE EXCEPTION 'queue option of "%" is not valid: %', queue_name, SQLERRM USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'queue option %of "%" is not valid: %', coalesce('"' || reading || '" ', ''), queue_name, SQLERRM
+            USING ERRCODE = 'PS002';
 END $$;
 
 -- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced.

@@ -43,6 +43,8 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}')`)
 	for call, want := range map[string]string{
 		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
+		`penstock.alter_queue('work', '{"capacity": 5, "max_concurrent": "lots"}')`:                              `queue option "max_concurrent" of "work" is not valid: invalid input syntax`,
+		`penstock.alter_queue('work', '{"run_timeout": "soon", "shards": 1}')`:                                   `queue option "run_timeout" of "work" is not valid: invalid input syntax`,
 		`penstock.set_limit('l', '[1]')`:                                                                         "options must be an object",
 		`penstock.set_limit('l', '{"max_units": -1}')`:                                                           "max_units is not at least 0",
 		`penstock.set_limit('l', '{"per_key": true, "max_units": 1}')`:                                           "per_key is given with max_units",
