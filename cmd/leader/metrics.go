@@ -168,9 +168,10 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 	for _, m := range s.Models {
 		model := l.models.Label(m.Model)
 		sums.Add("scale_requests", m.Metric, model)
+		sums.Add("scale_waiting", float64(m.Waiting), model)
 		for what, n := range map[string]int{
 			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, "desired": m.Desired, "ready": m.Ready,
-			"starting": m.Started,
+			"starting": m.Started, "stuck": m.Stuck,
 		} {
 			sums.Add("scale_instances", float64(n), model, what)
 		}

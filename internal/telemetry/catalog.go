@@ -116,8 +116,10 @@ var catalog = []Metric{
 	leader("operations_changed_total", counter, "entries and failures changed by bulk operations"),
 	leader("statistics_counts_total", counter, "counts of bounded queues"),
 	leader("scale_requests", gauge, "requests of a model that run, that may start, and that wait at gateways", "model"),
+	leader("scale_waiting", gauge, "of these, requests that wait, in queues and at gateways", "model"),
 	leader("scale_instances", gauge,
-		"instances of a model; what: base, raw, stabilised, desired, ready, starting", "model", "what"),
+		"instances of a model; what: base, raw, stabilised, desired, ready, starting, stuck (starts that are not "+
+			"ready in time, not among starting)", "model", "what"),
 	leader("scale_pass_seconds", gauge, "duration of the last pass of decisions"),
 	leader("scale_woken_total", counter, "decisions that a push or request for a model without instances caused"),
 	leader("scale_orders_total", counter, "orders to backends; outcome: applied, failed", "outcome"),

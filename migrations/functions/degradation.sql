@@ -26,8 +26,23 @@ LANGUAGE sql STABLE AS $$
      WHERE x.model = model_slots.model
 $$;
 
+-- awaited returns whether a model that has instances is expected to have none that takes calls: each one is being started,
+-- for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
+-- Callers: degraded_models.
+CREATE OR REPLACE FUNCTION penstock.awaited(model text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT bool_and(n.draining_at IS NOT NULL AND n.drain_by = 'autoscaler'
+                    OR penstock.starts(n) AND n.created_at > clock_timestamp() - interval '1 second' * greatest(
+                        (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
+                           FROM (SELECT c.seconds FROM penstock.cold_start c WHERE c.model = n.model ORDER BY c.at DESC LIMIT 50) x),
+                        (SELECT CASE WHEN jsonb_typeof(d.policy->'stuck_min_seconds') = 'number'
+                                     THEN (d.policy->>'stuck_min_seconds')::double precision END
+                           FROM penstock.deployment d WHERE d.name = n.deployment), 600))
+      FROM penstock.instance n WHERE n.model = awaited.model
+$$;
+
 -- degraded_models lists the models whose slots are held by calls of dead nodes, critical where that
--- is all of them, and the models none of whose instances takes calls.
+-- is all of them, and the models none of whose instances takes calls, but for first starts and last drains.
 -- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_models()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
@@ -43,7 +58,7 @@ LANGUAGE sql STABLE AS $$
            UNION ALL
            SELECT CASE WHEN s.quarantined > 0 THEN 'quarantined' ELSE 'no_instance' END, 'model ' || m.model, true,
                   format('none of the %s instances of model %s takes calls: %s', s.n, m.model, s.why)
-            WHERE s.usable = 0) d
+            WHERE CASE WHEN s.usable = 0 THEN s.quarantined > 0 OR NOT penstock.awaited(m.model) ELSE false END) d
 $$;
 
 -- degraded_hints lists the live nodes that receive no hints and find work by polling, as their

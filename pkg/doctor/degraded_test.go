@@ -118,6 +118,34 @@ func TestAModelWithoutAUsableInstanceIsNamed(t *testing.T) {
 	s.alerted("no_instance", "model m")
 }
 
+// A model that is started for the first time, and one whose last instance the autoscaler drains, are as they should be.
+func TestFirstStartsAndLastDrainsAreNoDegradation(t *testing.T) {
+	s := newStandstill(t)
+	exec(t, s.pool, `SELECT penstock.set_deployment('own', 'm', '{}')`)
+	const starts = `UPDATE penstock.instance SET state = 'starting', ready_at = NULL, created_at = now() - $1::interval, deployment = 'own'`
+	exec(t, s.pool, starts, "9 minutes")
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
+	exec(t, s.pool, starts, "11 minutes")
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 is starting")
+	s.alerted("no_instance", "model m")
+	exec(t, s.pool, `INSERT INTO penstock.cold_start (model, server, seconds) VALUES ('m', 'gpu-1', 400)`)
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
+	exec(t, s.pool, starts, "21 minutes")
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 is starting")
+	exec(t, s.pool, `SELECT penstock.set_deployment('own', 'm', '{"policy": {"stuck_min_seconds": 3600}}')`)
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
+
+	exec(t, s.pool, `UPDATE penstock.instance SET state = 'ready', ready_at = now()`)
+	exec(t, s.pool, `SELECT penstock.drain_instance('m', 'gpu-1', '0 desired', 'autoscaler')`)
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
+	exec(t, s.pool, `SELECT penstock.drain_instance('m', 'gpu-1', 'a new disk', 'ada')`)
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 drains")
+	exec(t, s.pool, `UPDATE penstock.instance SET drain_by = 'autoscaler'`)
+	exec(t, s.pool, `SELECT penstock.register_instance('m', 'gpu-2', 'http://127.0.0.1:8', 2)`)
+	exec(t, s.pool, `UPDATE penstock.instance SET state = 'unhealthy', checked_at = now() WHERE server = 'gpu-2'`)
+	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-2 is unhealthy")
+}
+
 func TestNodesThatHearNoHintsAreNamed(t *testing.T) {
 	s := newStandstill(t)
 	exec(t, s.pool, `UPDATE penstock.node SET load = '{"hints": "lost", "hints_error": "timeout"}'`) // of the dead one, nothing is said

@@ -68,8 +68,10 @@ type DutyStatus struct {
 type ModelStatus struct {
 	Model                   string
 	Metric                  float64 // requests that run and wait
+	Waiting                 int     // of these
 	Base, Raw, Stabilised   int
-	Desired, Ready, Started int // Started: starts under way
+	Desired, Ready, Started int // Started: starts under way that are not stuck
+	Stuck                   int // starts that are
 	Limited                 bool
 }
 
@@ -293,6 +295,8 @@ type verdict struct {
 	read   past // with the counters up to which requests are counted
 	used   used
 	parts  map[string]int // instances of each deployment
+	starts int            // under way and not stuck
+	stuck  int
 }
 
 // past is what the next decision starts from.
@@ -327,6 +331,12 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 	o.Floor = floorAt(policy.Floors, in.At)
 	d, next := Decide(in.At, policy, o, before.state)
 	v := &verdict{in: in, shares: shares, d: d, next: next, read: before}
+	for _, began := range o.Starting {
+		if in.At.Sub(began) > stuckAfterOf(policy, in.ColdStartP95) {
+			v.stuck++
+		}
+	}
+	v.starts = len(o.Starting) - v.stuck
 	if next.Counted.Equal(in.At) { // otherwise a later decision counts the requests up to now
 		v.used, v.read = u, past{counters: in.counters(before.counters)}
 	}
@@ -405,8 +415,9 @@ func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
 	}
 	for _, v := range all {
 		s.models[v.in.Model] = ModelStatus{
-			Model: v.in.Model, Metric: v.metric(), Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
-			Desired: v.d.Desired, Ready: v.in.Ready, Started: len(v.in.Starting), Limited: v.d.Desired < v.d.Raw,
+			Model: v.in.Model, Metric: v.metric(), Waiting: v.in.Waiting + v.in.Urgent,
+			Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised, Desired: v.d.Desired, Ready: v.in.Ready,
+			Started: v.starts, Stuck: v.stuck, Limited: v.d.Desired < v.d.Raw,
 		}
 	}
 }

@@ -388,6 +388,23 @@ func TestAPublishedNumberIsNoStart(t *testing.T) {
 	}
 }
 
+// Alerts leave out starts that are in time: stuck ones are counted apart, and requests that wait apart from those that run.
+func TestFiguresTellStartsInTimeFromStuckOnes(t *testing.T) {
+	s := New(nil, nil, Config{})
+	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+	shares := []share{{Name: "own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2}`), Mode: "full"}}
+	in := input{Model: "llama", At: at, Waiting: 3, Urgent: 1, Running: 5, ColdStartP95: 300}
+	in.Starting = []time.Time{at.Add(-16 * time.Minute), at.Add(-14 * time.Minute), at.Add(-time.Minute)}
+	v, err := s.decide(in, shares)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.publish([]string{"llama"}, []*verdict{v}, nil)
+	if m := s.Status().Models[0]; m.Started != 2 || m.Stuck != 1 || m.Waiting != 4 || m.Metric != 9 {
+		t.Errorf("%d starts in time, %d stuck, %d waiting of %g; want 2, 1, 4 of 9", m.Started, m.Stuck, m.Waiting, m.Metric)
+	}
+}
+
 func TestSwitchesReachTheNextPass(t *testing.T) {
 	db := fleet(t)
 	push(t, db, 40)
