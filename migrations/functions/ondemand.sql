@@ -1,9 +1,25 @@
 -- Autoscaling: deployments that the first request of a model makes, and that go when they are idle.
 
+-- template_target_holder returns what of another model sets the number of the object of a cluster that a template names: a
+-- deployment, or what its template would make; null where nothing does.
+-- Callers: set_deployment_template.
+CREATE OR REPLACE FUNCTION penstock.template_target_holder(wanted text, backend text, target jsonb) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT x.holder
+      FROM (SELECT format('deployment "%s"', d.name) AS holder, d.target AS held FROM penstock.deployment d
+             WHERE d.model <> wanted AND d.backend = 'kubernetes'
+            UNION ALL
+            SELECT format('the template of model "%s"', t.model), t.target FROM penstock.deployment_template t
+             WHERE t.model <> wanted AND t.backend = 'kubernetes') x
+     WHERE $2 = 'kubernetes' AND penstock.same_kubernetes_object(x.held, $3)
+     ORDER BY x.holder LIMIT 1
+$$;
+
 -- set_deployment_template sets what the first request of a model makes a deployment from, while it has none: backend, target,
 -- policy, template, cost, fill_order, and idle_seconds after which an unused deployment goes (a day). Fields that are
 -- not given take their defaults. A deployment that was made from it follows: its instances are replaced one by one where
--- its template changed. Null options remove the template; a deployment that was made from it stays until it is idle.
+-- its template changed. Null options remove the template; a deployment that was made from it stays until it is idle. A
+-- target of a deployment or template of another model is refused: no deployment could be made.
 -- Locks: the row of the template, then that of the deployment.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
@@ -15,6 +31,7 @@ DECLARE
                       WHERE k NOT IN ('backend', 'target', 'policy', 'template', 'cost', 'fill_order', 'idle_seconds'));
     t       penstock.deployment_template;
     moved   text;
+    holder  text;
 BEGIN
     PERFORM penstock.need_model(model);
     IF unknown IS NOT NULL THEN
@@ -38,6 +55,11 @@ BEGIN
            cost = excluded.cost, fill_order = excluded.fill_order, idle = excluded.idle, changed_at = now()
     RETURNING * INTO t;
     PERFORM penstock.check_kubernetes_kind(t.backend, t.target);
+    holder := penstock.template_target_holder(t.model, t.backend, t.target);
+    IF holder IS NOT NULL THEN
+        RAISE EXCEPTION 'target: it is the target of %', holder USING ERRCODE = 'PS002',
+            HINT = 'One object of a cluster belongs to one deployment. Name the namespace in both where they are two objects.';
+    END IF;
     SELECT d.name INTO moved FROM penstock.deployment d
      WHERE d.model = t.model AND d.on_demand AND (d.backend, d.target) IS DISTINCT FROM (t.backend, t.target);
     UPDATE penstock.deployment d

@@ -168,18 +168,25 @@ BEGIN
     END IF;
 END $$;
 
+-- same_kubernetes_object returns whether two targets name the same object of a cluster. A target without a namespace is in that
+-- of the leader, which may be any.
+-- Callers: kubernetes_target_holder, template_target_holder.
+CREATE OR REPLACE FUNCTION penstock.same_kubernetes_object(a jsonb, b jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT a->>'name' = b->>'name'
+       AND coalesce(nullif(a->>'group', ''), 'apps') = coalesce(nullif(b->>'group', ''), 'apps')
+       AND coalesce(nullif(a->>'resource', ''), 'deployments') = coalesce(nullif(b->>'resource', ''), 'deployments')
+       AND coalesce(nullif(a->>'namespace', ''), b->>'namespace', '') = coalesce(nullif(b->>'namespace', ''), a->>'namespace', '')
+$$;
+
 -- kubernetes_target_holder returns the name of a deployment other than the wanted one that sets the number of the same object of
--- a cluster; null where none does. A target without a namespace is in that of the leader, which may be any.
+-- a cluster; null where none does.
 -- Callers: check_kubernetes_target, make_wanted_deployments.
 CREATE OR REPLACE FUNCTION penstock.kubernetes_target_holder(wanted text, backend text, target jsonb) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT o.name
       FROM penstock.deployment o
-     WHERE $2 = 'kubernetes' AND o.backend = $2 AND o.name <> wanted AND o.target->>'name' = $3->>'name'
-       AND coalesce(nullif(o.target->>'group', ''), 'apps') = coalesce(nullif($3->>'group', ''), 'apps')
-       AND coalesce(nullif(o.target->>'resource', ''), 'deployments') = coalesce(nullif($3->>'resource', ''), 'deployments')
-       AND coalesce(nullif(o.target->>'namespace', ''), $3->>'namespace', '')
-           = coalesce(nullif($3->>'namespace', ''), o.target->>'namespace', '')
+     WHERE $2 = 'kubernetes' AND o.backend = $2 AND o.name <> wanted AND penstock.same_kubernetes_object(o.target, $3)
      ORDER BY o.name LIMIT 1
 $$;
 

@@ -276,18 +276,32 @@ func TestATemplateOfDeploymentsIsChecked(t *testing.T) {
 	}
 }
 
-// A template with the target of a deployment makes none, and keeps no other model from its own.
+// A template with the target of a deployment is refused, or makes none where the deployment came later. It keeps no other model from its own.
 func TestATemplateWithTheTargetOfADeploymentMakesNone(t *testing.T) {
 	db := fleet(t)
-	do(t, db, `SELECT penstock.set_deployment('pods', 'llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`)
 	for model, object := range map[string]string{"a": "pods", "b": "own"} {
 		do(t, db, `SELECT penstock.register_model($1, '{"protocol": "openai"}')`, model)
 		do(t, db, `SELECT penstock.set_deployment_template($1, jsonb_build_object('backend', 'kubernetes',
 		           'target', jsonb_build_object('name', $2::text, 'port', 1)))`, model, object)
 	}
+	do(t, db, `SELECT penstock.set_deployment('pods', 'llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`)
 	if made := one[[]string](t, db, `SELECT penstock.make_wanted_deployments('{a,b}')`); !slices.Equal(made, []string{"b"}) {
 		t.Errorf("made %v, want b alone", made)
 	}
+	for target, holder := range map[string]string{
+		`{"name": "pods", "port": 2, "namespace": "x"}`: `target: it is the target of deployment "pods"`,
+		`{"name": "own", "port": 1}`:                    `target: it is the target of deployment "b"`,
+		`{"name": "a", "port": 1}`:                      `target: it is the target of the template of model "c"`,
+	} {
+		do(t, db, `SELECT penstock.register_model('c', '{"protocol": "openai"}')`)
+		do(t, db, `SELECT penstock.set_deployment_template('c', '{"backend": "kubernetes", "target": {"name": "a", "port": 1}}')`)
+		_, err := db.Exec(t.Context(), `SELECT penstock.set_deployment_template('a', jsonb_build_object('backend', 'kubernetes', 'target', $1::jsonb))`, target)
+		if err == nil || !strings.Contains(err.Error(), holder) || !strings.Contains(err.Error(), "PS002") {
+			t.Errorf("%s: %v, want %s", target, err, holder)
+		}
+	}
+	do(t, db, `SELECT penstock.set_deployment_template('a', NULL)`) // the model of the deployment may have a template of its target
+	do(t, db, `SELECT penstock.set_deployment_template('llama', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`)
 	const move = `SELECT penstock.set_deployment_template('b', '{"backend": "kubernetes", "target": {"name": "pods", "port": 1}}')`
 	if _, err := db.Exec(t.Context(), move); err == nil || !strings.Contains(err.Error(), `target of deployment "pods"`) {
 		t.Errorf("got %v", err)
