@@ -61,25 +61,44 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.scale_slots_missing(wanted) b
 $$;
 
+-- scale_closed_flows returns the flows of a queue that are paused or throttled, some of them twice. It is put into the statements
+-- of its callers.
+-- Callers: scale_lanes.
+CREATE OR REPLACE FUNCTION penstock.scale_closed_flows(queue integer) RETURNS TABLE (flow text)
+LANGUAGE sql STABLE AS $$
+    SELECT x.value COLLATE "C" FROM penstock.pause x
+     WHERE x.scope = 'flow' AND penstock.paused_until(x.until) AND coalesce(x.queue_id, $1) = $1
+     UNION ALL
+    SELECT t.flow FROM penstock.throttle t
+     WHERE t.queue_id = $1 AND NOT t.queue_wide AND t.until > clock_timestamp() AND t.at <= clock_timestamp()
+$$;
+
+-- scale_flow_closed returns whether a flow of a queue is one of scale_closed_flows, by two look-ups in indexes. It is put into the
+-- statements of its callers.
+-- Callers: scale_late.
+CREATE OR REPLACE FUNCTION penstock.scale_flow_closed(queue integer, flow text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM penstock.pause x
+                    WHERE x.scope = 'flow' AND x.value = $2 AND penstock.paused_until(x.until) AND coalesce(x.queue_id, $1) = $1)
+           OR EXISTS (SELECT FROM penstock.throttle t
+                       WHERE t.queue_id = $1 AND NOT t.queue_wide AND t.flow = $2 AND t.until > clock_timestamp() AND t.at <= clock_timestamp())
+$$;
+
 -- scale_lanes returns the ranges of flows of a priority in which ready rows of a queue may start: all but the flows that are
 -- paused or throttled. A range begins at first_flow and ends before end_flow. A flow that is left out costs no reading, however many
--- rows wait in it. chr(1) is the least character: nothing is between a flow and the same with it appended.
--- Callers: scale_startable, scale_late.
+-- rows wait in it, but a range for each priority. chr(1) is the least character: nothing is between a flow and the same with it
+-- appended.
+-- Callers: scale_startable.
 CREATE OR REPLACE FUNCTION penstock.scale_lanes(queue integer) RETURNS TABLE (priority smallint, first_flow text, end_flow text)
 LANGUAGE sql STABLE AS $$
-    SELECT p::smallint, coalesce(f.flow || chr(1), '') COLLATE "C",
-           lead(f.flow, 1, z.flow || chr(1)) OVER (PARTITION BY p ORDER BY f.flow NULLS FIRST)
+    SELECT p::smallint, f.first_flow, coalesce(f.end_flow, z.flow || chr(1))
       FROM generate_series(0, 9) p
      CROSS JOIN LATERAL (
            SELECT y.flow FROM penstock.ready y WHERE y.queue_id = $1 AND y.priority = p::smallint ORDER BY y.flow DESC LIMIT 1) z
-     CROSS JOIN (
-           SELECT NULL::text COLLATE "C" AS flow
-            UNION ALL
-           SELECT x.value FROM penstock.pause x
-            WHERE x.scope = 'flow' AND penstock.paused_until(x.until) AND coalesce(x.queue_id, $1) = $1
-            UNION
-           SELECT t.flow FROM penstock.throttle t
-            WHERE t.queue_id = $1 AND t.until > clock_timestamp() AND t.at <= clock_timestamp() AND NOT t.queue_wide) f
+      JOIN (SELECT coalesce(x.flow || chr(1), '') COLLATE "C" AS first_flow, lead(x.flow) OVER (ORDER BY x.flow NULLS FIRST) AS end_flow
+              FROM (SELECT NULL::text COLLATE "C" AS flow UNION ALL SELECT c.flow COLLATE "C" FROM penstock.scale_closed_flows($1) c) x
+            OFFSET 0) f
+        ON f.first_flow <= z.flow
 $$;
 
 -- scale_startable returns, for each queue of a model whose entries may start, how many do wait, at most `most`, and how many
@@ -437,8 +456,8 @@ BEGIN
                          WHERE e.queue_id = $1 AND penstock.claimable(e.status, e.priority) AND e.start_by <= $2
                          LIMIT 10000) e
                   JOIN penstock.ready y ON y.queue_id = $1 AND y.priority = e.priority AND y.flow = e.flow AND y.pos = e.pos
-                  JOIN penstock.scale_lanes($1) s ON s.priority = y.priority AND y.flow >= s.first_flow AND y.flow < s.end_flow
                  WHERE penstock.ready_now(y.not_before)
+                   AND NOT penstock.scale_flow_closed($1, y.flow)
                    AND NOT EXISTS (SELECT FROM penstock.pause p
                                     WHERE p.scope = ''lock_key'' AND p.value = y.lock_key AND p.queue_id = $1
                                       AND penstock.paused_until(p.until))', 'entry_' || q.queue)
