@@ -1,39 +1,57 @@
 -- Tables that are dropped by the day.
 
--- ensure_partitions gives every table of penstock.retention a partition for each day from today to
--- days_ahead, and returns how many it made. Each is made on its own and then attached. Rows of a
--- day in a default partition keep that day from getting one; that is only the first day of an
--- installation, or after days_ahead without a leader. Samples have no default partition: they wait
--- for theirs.
+-- make_partition makes the first missing partition of a table of penstock.retention (parent) for a day from today to
+-- days_ahead, and returns how many it made: 1 or 0, so that its locks are held for one partition only. Call it until it
+-- returns 0.
+-- The partition is made on its own and then attached. Rows of a day in a default partition keep that day from getting
+-- one; that is only the first day of an installation, or after days_ahead without a leader. Samples have no default
+-- partition: they wait for theirs.
 -- Locks: that of hold_rights, before the name of a partition is taken: of two sessions one would wait for that name and
 -- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
--- 200 ms of waiting at most; a partition that needs longer is left to the next call.
--- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
+-- 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the default partitions
+-- of two tables waits in a circle with a statement that reads both.
+-- Callers: pkg/invalidation; ensure_partitions.
+CREATE OR REPLACE FUNCTION penstock.make_partition(parent text, days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
-    made   integer := 0;
-    kind   record;
-    day    date;
-    child  text;
+    day   date;
+    child text;
+BEGIN
+    FOR day IN SELECT generate_series(current_date, current_date + days_ahead, interval '1 day')::date LOOP
+        child := parent || to_char(day, '_YYYYMMDD');
+        CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
+        BEGIN
+            PERFORM penstock.hold_rights();
+            EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.%I INCLUDING ALL)', child, parent);
+            PERFORM penstock.copy_rights(child, parent);
+            EXECUTE format('ALTER TABLE penstock.%I ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
+                           parent, child, day, day + 1);
+            RETURN 1;
+        EXCEPTION
+            -- Another session makes it, or the default partition has rows of the day.
+            WHEN duplicate_table OR unique_violation OR check_violation THEN
+                NULL;
+            -- A long query is in the way, of the other days too.
+            WHEN lock_not_available OR deadlock_detected THEN
+                EXIT;
+        END;
+    END LOOP;
+    RETURN 0;
+END $$;
+
+-- ensure_partitions calls make_partition for each table until nothing is left to make, in one transaction, and returns
+-- how many it made.
+-- Locks: those of make_partition, for all partitions until the transaction ends.
+-- Callers: programs of the version before; psql.
+CREATE OR REPLACE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    kind record;
+    made integer := 0;
 BEGIN
     FOR kind IN SELECT parent FROM penstock.retention LOOP
-        FOR day IN SELECT generate_series(current_date, current_date + days_ahead, interval '1 day')::date LOOP
-            child := kind.parent || to_char(day, '_YYYYMMDD');
-            CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
-            BEGIN
-                PERFORM penstock.hold_rights();
-                EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.%I INCLUDING ALL)', child, kind.parent);
-                PERFORM penstock.copy_rights(child, kind.parent);
-                EXECUTE format('ALTER TABLE penstock.%I ATTACH PARTITION penstock.%I FOR VALUES FROM (%L) TO (%L)',
-                               kind.parent, child, day, day + 1);
-                made := made + 1;
-            EXCEPTION
-                -- Another session makes it, the default partition has rows of the day, or a long query is in the way:
-                -- the next call tries again.
-                WHEN duplicate_table OR unique_violation OR check_violation OR lock_not_available OR deadlock_detected THEN
-                    NULL;
-            END;
+        WHILE penstock.make_partition(kind.parent, days_ahead) > 0 LOOP
+            made := made + 1;
         END LOOP;
     END LOOP;
     RETURN made;

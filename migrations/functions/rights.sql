@@ -15,7 +15,7 @@
 -- hold_rights excludes other changes of rights until the transaction ends: two that change the same
 -- row of the catalog would fail ("tuple concurrently updated").
 -- Locks: the advisory lock of rights.
--- Callers: grant_duty, copy_rights, ensure_partitions, make_output_partitions; the end of this file.
+-- Callers: grant_duty, copy_rights, make_partition, make_output_partitions; the end of this file.
 CREATE OR REPLACE FUNCTION penstock.hold_rights() RETURNS void
 LANGUAGE sql AS $$ SELECT pg_advisory_xact_lock(hashtextextended('penstock rights', 0)) $$;
 
@@ -132,8 +132,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node operator', 'throttle lift_throttle'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
         ('owner', 'bump_inference_version note_ready'), -- triggers
-        ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_wanted_deployments prune_audit
-          prune_deployments')) v(duties, names)
+        ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_partition make_wanted_deployments
+          prune_audit prune_deployments')) v(duties, names)
      CROSS JOIN LATERAL unnest(regexp_split_to_array(v.names, '\s+')) n(name)
 $$;
 
@@ -261,7 +261,7 @@ END $$;
 
 -- copy_rights gives a new table or sequence the rights that others than its owner have on another.
 -- Locks: that of hold_rights, then a row of pg_class.
--- Callers: create_queue, alter_queue, ensure_partitions, make_output_partitions.
+-- Callers: create_queue, alter_queue, make_partition, make_output_partitions.
 CREATE OR REPLACE FUNCTION penstock.copy_rights(made text, model text) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
     a record;

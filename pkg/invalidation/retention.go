@@ -5,27 +5,43 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// EnsurePartitions gives results and failures a partition for today and each of the days ahead, and
-// returns how many it made. It waits at most 200 ms for a lock; partitions that it cannot make are
-// left to the next call.
+// EnsurePartitions gives results, failures and the other tables of penstock.retention a partition for today and each of
+// the days ahead, each in a transaction of its own, and returns how many it made. It waits at most 200 ms for the lock of
+// a table; tables that it cannot have are left to the next call.
 func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, error) {
-	var n int
-	if err := db.QueryRow(ctx, `SELECT penstock.ensure_partitions($1)`, daysAhead).Scan(&n); err != nil {
-		return 0, fmt.Errorf("make partitions: %w", err)
+	rows, _ := db.Query(ctx, `SELECT parent FROM penstock.retention`)
+	parents, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return 0, fmt.Errorf("list tables with partitions: %w", err)
 	}
-	return n, nil
+	made := 0
+	for _, parent := range parents {
+		n, err := countCalls(ctx, db, "make partitions", `SELECT penstock.make_partition($1, $2)`, parent, daysAhead)
+		made += n
+		if err != nil {
+			return made, err
+		}
+	}
+	return made, nil
 }
 
 // DropOldPartitions drops partitions of results and failures that are past the longest retention of any queue, each
 // in a transaction of its own, and returns how many.
 func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
+	return countCalls(ctx, db, "drop old partitions", `SELECT penstock.drop_old_partitions()`)
+}
+
+// countCalls repeats a statement that does one thing in a transaction, and returns 1, until it returns 0 because nothing is left.
+func countCalls(ctx context.Context, db postgres.DB, what, sql string, args ...any) (int, error) {
 	for total := 0; ; total++ {
 		var n int
-		if err := db.QueryRow(ctx, `SELECT penstock.drop_old_partitions()`).Scan(&n); err != nil {
-			return total, fmt.Errorf("drop old partitions: %w", err)
+		if err := db.QueryRow(ctx, sql, args...).Scan(&n); err != nil {
+			return total, fmt.Errorf("%s: %w", what, err)
 		}
 		if n == 0 {
 			return total, nil

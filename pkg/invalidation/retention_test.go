@@ -50,7 +50,7 @@ func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
 // A session that waits for a change of rights holds no name of a partition: the other one may need it.
 func TestPartitionsAreNamedOnceRightsAreHeld(t *testing.T) {
 	b := newBed(t, Config{})
-	const days = 60 // it gives up after 200 ms for each, and goes on with the next one
+	const days = 60
 	rights := b.begin()
 	b.exec(rights, `SELECT penstock.hold_rights()`)
 	made := make(chan error, 1)
@@ -100,6 +100,19 @@ func TestMaintenanceGivesWay(t *testing.T) {
 	b.commit(reader)
 	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 2 || err != nil {
 		t.Fatalf("made %d (%v), want 2 once the reader is gone", n, err)
+	}
+}
+
+func TestPartitionsOfSeveralTablesAreNotLockedTogether(t *testing.T) {
+	b := newBed(t, Config{})
+	reader := b.begin()
+	b.exec(reader, `SELECT FROM penstock.failure`)
+	made := later(b, func() (int, error) { return EnsurePartitions(b.ctx, b.pool, 7) })
+	b.awaitBlocked(reader) // results, whose turn is before, have theirs
+	b.exec(reader, `SELECT FROM penstock.result`)
+	b.commit(reader)
+	if n := made(); n < 8 {
+		t.Errorf("made %d, want those of results at least", n)
 	}
 }
 
