@@ -61,8 +61,9 @@ var statements = []statement{
 var known sync.Map
 
 func statementOf(sql string) *statement {
-	if s, ok := known.Load(sql); ok {
-		return s.(*statement)
+	met, _ := known.Load(sql)
+	if s, ok := met.(*statement); ok {
+		return s
 	}
 	s := find(sql)
 	known.Store(sql, s)
