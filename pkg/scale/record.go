@@ -34,7 +34,7 @@ INSERT INTO penstock.deployment_state AS s
 SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
        CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
-       nullif($10, ''), $11, $12, $13
+       nullif($10, ''), $11, coalesce($12::jsonb, '{}'), $13
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
