@@ -282,14 +282,23 @@ func endedWaterfall(w *picture.Waterfall, v entryView, m runMeta, at time.Time) 
 		}
 	}
 	w.Phases = append(w.Phases, picture.Phase{
-		Name: e.Outcome, Detail: e.Class, Kind: picture.PhaseFinish,
+		Name: e.Outcome, Detail: e.Class, Kind: endKind(e.Outcome, picture.PhaseFinish),
 		Start: e.At,
 	})
 	for _, c := range v.Callbacks {
 		w.Phases = append(w.Phases, picture.Phase{
-			Name: "callback", Detail: c.State, Kind: picture.PhaseCallback, Start: c.At, End: c.Ended, Open: c.Ended.IsZero(),
+			Name: "callback", Detail: c.State, Kind: endKind(c.State, picture.PhaseCallback), Start: c.At, End: c.Ended,
+			Open: c.Ended.IsZero(),
 		})
 	}
+}
+
+// endKind is the kind of an end: of one that failed or expired that of a failed run, else good.
+func endKind(outcome string, good picture.PhaseKind) picture.PhaseKind {
+	if outcome == "failed" || outcome == "expired" {
+		return picture.PhaseFailed
+	}
+	return good
 }
 
 // addRun adds the last run: to its end, or, where the begin of an answer was measured, to that and from there

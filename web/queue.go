@@ -255,6 +255,10 @@ func settingsOf(text json.RawMessage) []fact {
 		if n, err := strconv.ParseInt(string(value), 10, 64); err == nil {
 			written = format.Count(n)
 		}
+		var hours, minutes, seconds float64
+		if n, err := fmt.Sscanf(written, "%f:%f:%f", &hours, &minutes, &seconds); n == 3 && err == nil {
+			written = format.Seconds(hours*3600 + minutes*60 + seconds) // an interval below a day
+		}
 		facts = append(facts, fact{strings.ReplaceAll(name, "_", " "), format.Label(written, 300)})
 	}
 	slices.SortFunc(facts, func(a, b fact) int { return strings.Compare(a.Label, b.Label) })

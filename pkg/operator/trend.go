@@ -17,8 +17,8 @@ type TrendPoint struct {
 	HeadAgeSeconds *float64  `json:"head_age_seconds"` // the largest
 	InPerSecond    *float64  `json:"in_per_second"`
 	OutPerSecond   *float64  `json:"out_per_second"`
-	// Gone is the number of entries that left the queue since the sample before the step, or since
-	// the first sample of the period.
+	// Gone is the number of entries that left the queue since the sample before the step. In the first step of the
+	// period those before its first sample count only of a queue that was made within the period.
 	Gone int64 `json:"gone"`
 }
 
@@ -35,7 +35,8 @@ SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.hea
               avg(x.in_per_second) AS in_per_second, avg(x.out_per_second) AS out_per_second,
               sum(x.gone)::bigint AS gone
          FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second,
-                      greatest(gone - lag(gone) OVER (ORDER BY at), 0) AS gone
+                      greatest(gone - coalesce(lag(gone) OVER (ORDER BY at),
+                                               CASE WHEN q.created_at > statement_timestamp() - $1::interval THEN 0 ELSE gone END), 0) AS gone
                  FROM penstock.sample
                 WHERE queue_id = q.id AND at > statement_timestamp() - $1::interval
                 ORDER BY at DESC LIMIT 1000) x

@@ -420,3 +420,17 @@ margin:0 0 14px;max-width:1040px}</style>`, css, pictures)
 		t.Fatal(err)
 	}
 }
+
+// The axis of a short period has seconds: a minute would be written several times.
+func TestTimesOfAShortPeriodDiffer(t *testing.T) {
+	t.Parallel()
+	h := picture.HeatMap{Title: "Waiting time", Bounds: []float64{1, 10}}
+	for i := range 12 {
+		h.Cells = append(h.Cells, picture.HeatColumn{At: start.Add(time.Duration(i) * 10 * time.Second), Counts: []int64{1, 0}})
+	}
+	for _, want := range []string{">14:20:00<", ">14:20:30<", ">14:21:30<"} {
+		if drawn := string(h.HTML()); !strings.Contains(drawn, want) {
+			t.Errorf("two minutes are drawn without %s", want)
+		}
+	}
+}

@@ -24,12 +24,16 @@ func bound(seconds float64) string {
 	return format.Seconds(seconds)
 }
 
-// clock writes a time of an axis, with the day where a period is longer than a day.
+// clock writes a time of an axis, with the day where a period is longer than a day, and with seconds where it is short.
 func clock(at time.Time, period time.Duration) string {
-	if period > 36*time.Hour {
+	switch {
+	case period > 36*time.Hour:
 		return at.Format("2 Jan 15:04")
+	case period < 5*time.Minute: // a minute would be written several times
+		return at.Format("15:04:05")
+	default:
+		return at.Format("15:04")
 	}
-	return at.Format("15:04")
 }
 
 // spread picks at most most of n positions, evenly, with the first one.

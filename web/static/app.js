@@ -43,7 +43,7 @@
       const order = c.stacked ? [...c.series].reverse() : c.series;
       const axis = { stroke: colour('ink-3'), font: '11px system-ui,sans-serif', grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
       const u = new uPlot({
-        width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 8, 0, 0],
+        width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 24, 0, 0],
         cursor: { y: false, points: { size: 6 } }, legend: { live: true },
         scales: { y: { range }, right: { range } },
         axes: [{ ...axis, size: 28, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: short },
@@ -93,6 +93,7 @@
     stop();
     if (!('live' in main.dataset) || paused || document.hidden) return;
     if (!window.EventSource) return again();
+    if (state.dataset.state === 'off') say('opening', 'connecting');
     source = new EventSource(address({ live: 'stream', seen: tag || '' }));
     source.addEventListener('open', () => { failures = 0; say('live', 'live'); });
     source.addEventListener('points', e => { points = JSON.parse(e.data) || {}; draw(); });
