@@ -18,7 +18,7 @@ type feeder struct {
 	asked   bool // another node misses slots of the model
 	anew    bool // slots were handed over: others have some to give
 	doubts  []doubtful
-	back    []SlotKey // out of the pool already, to be given back
+	back    []SlotKey // out of the pool already, to be given back, some of them once more
 
 	// Of the goroutine.
 	failed time.Time // when the database did not answer the last statement; zero: it did
@@ -56,7 +56,7 @@ func (p parted) told(slots ...SlotKey) {
 	}
 }
 
-// forget drops slots of which the pools know nothing any more, or that the database may have kept.
+// forget drops slots that are in their pools again.
 func (p parted) forget(slots ...SlotKey) {
 	for _, s := range slots {
 		delete(p, s)
@@ -115,11 +115,16 @@ func (f *feeder) run(ctx context.Context) {
 func (f *feeder) pass(ctx context.Context) time.Time {
 	l := f.leases
 	f.sendDoubts(ctx)
+	away := f.away()
 	l.mu.Lock()
-	hungry, asked, back := f.hungry, f.asked, f.back
-	f.due, f.asked, f.back = false, false, nil
+	hungry, asked := f.hungry, f.asked
+	f.due, f.asked = false, false
 	if f.anew {
 		f.anew, f.supply.gap = false, 0
+	}
+	var back []SlotKey
+	if !away { // else the leases would wait for it each time
+		back, f.back = f.back, nil
 	}
 	l.mu.Unlock()
 	f.giveBack(ctx, back)

@@ -106,11 +106,12 @@ func (f *feeder) handOver(ctx context.Context) {
 		missed, err = l.store.offer(ctx, f.model, out)
 		return err
 	})
-	gone := min(missed, len(out))
-	f.gaveBack(out[:gone], answered)
 	if !answered {
+		f.gaveBack(out, false)
 		return
 	}
+	gone := min(missed, len(out))
+	f.gaveBack(out[:gone], true)
 	g.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		l.parted.forget(out[gone:]...)
@@ -161,20 +162,18 @@ func (f *feeder) giveBack(ctx context.Context, out []SlotKey) {
 	}
 }
 
-// gaveBack notes that slots were given back, or that it is not known whether they were: a comparison finds out.
+// gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its slots
+// are not used again, and are given back once more under the same tokens, which changes nothing where they are gone.
 func (f *feeder) gaveBack(out []SlotKey, answered bool) {
 	l := f.leases
 	l.mu.Lock()
-	if answered {
-		l.figures.Returned += int64(len(out))
-		l.parted.told(out...)
-	} else {
-		l.parted.forget(out...)
-	}
-	l.mu.Unlock()
+	defer l.mu.Unlock()
 	if !answered {
-		l.compareAgain()
+		f.back = append(f.back, out...)
+		return
 	}
+	l.figures.Returned += int64(len(out))
+	l.parted.told(out...)
 }
 
 func (l *Leases) giveBackAll(ctx context.Context) {

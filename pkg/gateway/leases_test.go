@@ -1,12 +1,20 @@
 package gateway
 
 import (
+	"context"
+	"reflect"
+	"slices"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // awayLeases are the leases of a gateway that holds 4 slots of one instance, on a database that does not answer.
@@ -123,11 +131,126 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that were not given back", held)
 	}
-	l.feeder("m").gaveBack(out, false) // the answer was lost: a later comparison knows
-	l.align(gate, ours, nil, byInstance)
-	if held := p.state().Held; held != 4 {
-		t.Errorf("%d slots are held, want 4: the database says so", held)
+}
+
+// deafBank is a database with four slots of the gateway, under the tokens 1 to 4. The first give-backs have no answer, and
+// are not carried out before they are sent again.
+type deafBank struct {
+	bank
+	lost  int // answers
+	given [][]int64
+	gone  []int64
+}
+
+func (b *deafBank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
+	if sql == heldSQL {
+		return &fourRows{gone: b.gone}, nil
 	}
+	return &heldRows{read: true}, nil
+}
+
+func (b *deafBank) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sql == handOverSQL {
+		b.given = append(b.given, args[4].([]int64)) //nolint:errcheck,forcetypeassert // of handOverSQL
+		if b.lost > 0 {
+			b.lost--
+			<-ctx.Done()
+			return pgconn.CommandTag{}, ctx.Err()
+		}
+		b.gone = append(b.gone, b.given[len(b.given)-1]...)
+	}
+	return pgconn.CommandTag{}, nil
+}
+
+// fourRows is the answer that those of the slots 0 to 3 are held that are not gone.
+type fourRows struct {
+	heldRows
+	gone []int64
+	n    int64
+}
+
+func (r *fourRows) Next() bool {
+	r.n++
+	for slices.Contains(r.gone, r.n) {
+		r.n++
+	}
+	return r.n <= 4
+}
+
+func (r *fourRows) Scan(to ...any) error {
+	instance, number, token := int32(1), int32(r.n-1), r.n //nolint:gosec // four
+	for i, value := range []any{&instance, &number, &token, false, int64(30_000)} {
+		reflect.ValueOf(to[i]).Elem().Set(reflect.ValueOf(value))
+	}
+	return nil
+}
+
+// deafLeases runs the leases of a gateway with four idle slots, the first give-back of which loses its answer.
+func deafLeases(t *testing.T) (db *deafBank, p *gate, stop func()) {
+	t.Helper()
+	db = &deafBank{lost: 1}
+	g := New(Config{Open: true})
+	l := NewLeases(LeasesConfig{}, g, db, func() invalidation.NodeID { return 1 })
+	g.SetModels([]ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+		Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
+	}})
+	g.Fixed()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { _ = l.Run(ctx) })
+	return db, l.gate("m"), func() {
+		cancel()
+		group.Wait()
+	}
+}
+
+// A give-back without an answer may be carried out at any later time: its slots are not used again, though a comparison
+// lists them, and are given back once more.
+func TestSlotsAreNotUsedBehindAGiveBackWithoutAnAnswer(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, pool, stop := deafLeases(t)
+		defer stop()
+		time.Sleep(1100 * time.Millisecond)
+		if len(db.given) != 1 {
+			t.Fatalf("%d give-backs in a second, want 1", len(db.given))
+		}
+		first := db.given[0][0]
+		for range 100 {
+			pool.do(func(_ time.Time, p *Pool) {
+				for s := range p.fleet.instances[0].held {
+					if s.Token == first {
+						t.Fatalf("the slot of a give-back that has no answer is used again")
+					}
+				}
+			})
+			time.Sleep(100 * time.Millisecond)
+		}
+		times := 0
+		for _, tokens := range db.given {
+			if slices.Contains(tokens, first) {
+				times++
+			}
+		}
+		if times != 2 {
+			t.Errorf("the slot was given back %d times, want once more than the answer was lost", times)
+		}
+	})
+}
+
+// A give-back that the end of the gateway breaks off is sent again: its slots would else be those of a dead node.
+func TestGiveBackThatWasBrokenOffIsSentAgainAtTheEnd(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db, _, stop := deafLeases(t)
+		time.Sleep(1100 * time.Millisecond)
+		stop()
+		last := slices.Sorted(slices.Values(db.given[len(db.given)-1]))
+		if want := []int64{1, 2, 3, 4}; !slices.Equal(last, want) {
+			t.Errorf("the slots %v were given back at the end, want %v", last, want)
+		}
+	})
 }
 
 // A gateway keeps idle slots for what it was called for of late, and none once it has not been called for a while.
