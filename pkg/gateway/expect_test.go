@@ -4,6 +4,7 @@ import (
 	"math"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -140,5 +141,39 @@ func TestARetryIsSpread(t *testing.T) {
 		if got := jitter(c.wait, 1); got != c.latest {
 			t.Errorf("%v becomes %v at the latest, want %v", c.wait, got, c.latest)
 		}
+	}
+}
+
+// setBack is a reading of the clock behind which the system's clock was set back: the monotonic one was not.
+func setBack(now time.Time, by time.Duration) time.Time {
+	const secondBit = 30                                                    // see time.Time: of the first word, of a reading by both clocks
+	*(*uint64)(unsafe.Pointer(&now)) -= uint64(by/time.Second) << secondBit //nolint:gosec // as said
+	return now
+}
+
+// The service of the last ten seconds is that by the monotonic clock: where the system's clock is set back an hour, no
+// class is taken to have been served for an hour.
+func TestAClockThatIsSetBackKeepsNoOldService(t *testing.T) {
+	t.Parallel()
+	var s service
+	now := time.Now()
+	for range 20 {
+		s.add(now, Default, 1000)
+		now = now.Add(time.Second)
+	}
+	for range 20 {
+		s.add(setBack(now, time.Hour), Critical, 1000)
+		now = now.Add(time.Second)
+	}
+	later := setBack(now, time.Hour)
+	if before := now.Add(-30 * time.Minute); !later.Before(before.Round(0)) || later.Sub(now) != 0 {
+		t.Fatalf("%s is no reading of a clock that was set back an hour from %s", later, now)
+	}
+	s.advance(later)
+	if share := s.share(Default); share > 0 {
+		t.Errorf("a class that was not served for 20 s has a share of %.2f", share)
+	}
+	if slots := s.slots(later, Critical); slots > 1.2 {
+		t.Errorf("a class that is served with a second each second has %.1f slots, want 1", slots)
 	}
 }

@@ -55,18 +55,24 @@ func (p *Pool) settleMode(now time.Time) {
 }
 
 // service counts the cost that each class was served with in the last ten seconds, in buckets of a
-// second.
+// second. Seconds are those since its first use: the system's clock may be set back.
 type service struct {
 	buckets [10][classCount]float64
 	sums    [classCount]float64
+	begun   time.Time // second 0; zero: it was not used yet
 	at      int64     // second of the newest bucket
 	since   time.Time // when the first call of the window began; zero: there was none
 }
 
+func (s *service) second(now time.Time) int64 { return int64(now.Sub(s.begun) / time.Second) }
+
 func (s *service) advance(now time.Time) {
-	second := now.Unix()
+	if s.begun.IsZero() {
+		s.begun = now
+	}
+	second := s.second(now)
 	if second-s.at >= int64(len(s.buckets)) {
-		*s = service{at: second}
+		*s = service{begun: s.begun, at: second}
 		return
 	}
 	if s.at == second {
@@ -103,8 +109,8 @@ func (s *service) correct(now, began time.Time, c Criticality, estimate, cost fl
 		return
 	}
 	s.advance(now)
-	second, oldest := began.Unix(), s.at-int64(len(s.buckets))+1
-	if second < oldest || second > s.at {
+	second, oldest := s.second(began), s.at-int64(len(s.buckets))+1
+	if second < max(oldest, 0) || second > s.at {
 		return
 	}
 	s.buckets[second%int64(len(s.buckets))][c] += cost - estimate
@@ -113,7 +119,7 @@ func (s *service) correct(now, began time.Time, c Criticality, estimate, cost fl
 
 // slots is how many slots a class had in the mean of the window, as far as it is known.
 func (s *service) slots(now time.Time, c Criticality) float64 {
-	covers := time.Duration(len(s.buckets)-1)*time.Second + time.Duration(now.Nanosecond())
+	covers := time.Duration(len(s.buckets)-1)*time.Second + now.Sub(s.begun)%time.Second
 	covers = min(covers, max(now.Sub(s.since), serviceLeast))
 	return s.sums[c] / milliseconds(covers)
 }
