@@ -93,6 +93,11 @@ func (q *Queue) SettleFree(
 // settleUnlocked settles, in one transaction, the endings whose rows it can lock at once.
 func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, held []Token, err error) {
 	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
+	for i, e := range c.endings {
+		if e.verb == verbRelease || e.verb == verbYield { // the entry stays as it is
+			c.ids[i] = 0
+		}
+	}
 	err = postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
 		held, err = pgx.CollectRows(postgres.Query(ctx, tx, q.sql.held, q.ID, c.keys, c.tokens, c.ids),
 			pgx.RowTo[Token])
@@ -120,7 +125,8 @@ func without(endings []Ending, tokens []Token) []Ending {
 }
 
 // heldSQL locks what endings of entries $4 under locks $2 with tokens $3 change, lock records and entries, and
-// returns the tokens of those locks of which another transaction has locked a part. It waits for none.
+// returns the tokens of those locks of which another transaction has locked a part. It waits for none. An id of 0 is
+// that of no entry.
 const heldSQL = `
 WITH asked AS MATERIALIZED (
     SELECT lock_key COLLATE "C" AS lock_key, token, id
@@ -136,16 +142,16 @@ WITH asked AS MATERIALIZED (
       FROM (SELECT DISTINCT id FROM asked ORDER BY id) a
      CROSS JOIN LATERAL (SELECT id FROM penstock.entry_X WHERE queue_id = $1 AND id = a.id FOR UPDATE SKIP LOCKED) e
 )
-SELECT DISTINCT a.token
+SELECT a.token
   FROM asked a
-  LEFT JOIN records r ON r.token = a.token
-  LEFT JOIN entries n ON n.id = a.id
-  LEFT JOIN LATERAL (
-       SELECT true AS there FROM penstock.lock
-        WHERE r.token IS NULL AND queue_id = $1 AND lock_key = a.lock_key AND token = a.token OFFSET 0) l ON true
-  LEFT JOIN LATERAL (
-       SELECT true AS there FROM penstock.entry_X WHERE n.id IS NULL AND queue_id = $1 AND id = a.id OFFSET 0) e ON true
- WHERE l.there OR e.there`
+ CROSS JOIN LATERAL (
+       SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = a.lock_key AND token = a.token OFFSET 0) l
+ WHERE (a.token IN (SELECT token FROM records)) IS NOT TRUE
+ UNION
+SELECT a.token
+  FROM asked a
+ CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1 AND id = a.id OFFSET 0) e
+ WHERE (a.id IN (SELECT id FROM entries)) IS NOT TRUE`
 
 // triesMax bounds how often endings are tried that meet a change each time.
 const triesMax = 10

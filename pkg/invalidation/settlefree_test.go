@@ -1,0 +1,47 @@
+package invalidation
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// Endings of which one meets a locked row have their rows locked in one statement, whose work grows with the number of
+// endings and not with its square.
+func TestRowsOfEndingsAreLockedInOnePass(t *testing.T) {
+	const n = 1000
+	b := newBed(t, Config{})
+	b.push(make([]string, n)...)
+	var keys, tokens, ids []string
+	locks := b.claim(n)
+	for _, l := range locks {
+		keys, tokens, ids = append(keys, l.Key), append(tokens, fmt.Sprint(l.Token)), append(ids, fmt.Sprint(l.Entries[0].ID))
+	}
+	list := func(of []string) string { return "'{" + strings.Join(of, ",") + "}'" }
+	args := fmt.Sprintf("%d, %s, %s, %s", b.q.ID, list(keys), list(tokens), list(ids))
+	b.explainer().explain("held", statement{b.q.sql.held, args}).walk(func(p *plan) {
+		if rows := p.Rows * p.Loops; rows > n {
+			t.Errorf("%s of %s%s returns %.0f rows for %d endings", p.Type, p.CTE, p.Relation, rows, n)
+		}
+	})
+	b.settle(releaseAll(locks...)...)
+}
+
+// An entry that is handed back is not changed: another transaction that has locked it holds nothing up.
+func TestAReleaseDoesNotWaitForItsEntry(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("", "")
+	locks := b.claim(2)
+	reader := b.begin()
+	for _, l := range locks {
+		b.exec(reader, `SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, l.Entries[0].ID)
+	}
+	ours, held, err := b.q.SettleFree(b.ctx, here, []Ending{
+		last(Done(locks[0], locks[0].Entries[0].ID, nil, 0)), last(Release(locks[1], locks[1].Entries[0].ID, 0)),
+	}, true)
+	if err != nil || len(ours) != 1 || ours[0] != locks[1].Token || len(held) != 1 || held[0] != locks[0].Token {
+		t.Errorf("settled %v and left %v (%v), want %d settled and %d left", ours, held, err, locks[1].Token, locks[0].Token)
+	}
+	b.commit(reader)
+	b.settle(last(Done(locks[0], locks[0].Entries[0].ID, nil, 0)))
+}
