@@ -21,17 +21,22 @@ import (
 
 // reading makes c a command that reads and prints, with --watch to do so again and again.
 func reading(a *app, c *cobra.Command, read func(ctx context.Context, api conn, args []string) error) *cobra.Command {
-	var every time.Duration
-	c.Flags().DurationVar(&every, "watch", 0, "print again every so often, until interrupted")
-	c.Flags().Lookup("watch").NoOptDefVal = "2s"
+	every := watchFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
 		api, err := a.connect(c.Context())
 		if err != nil {
 			return err
 		}
-		return a.watch(c.Context(), every, func() error { return read(c.Context(), api, args) })
+		return a.watch(c.Context(), *every, func() error { return read(c.Context(), api, args) })
 	}
 	return c
+}
+
+// watchFlag adds --watch to a command that reads.
+func watchFlag(c *cobra.Command) *time.Duration {
+	every := c.Flags().Duration("watch", 0, "print again every so often, until interrupted")
+	c.Flags().Lookup("watch").NoOptDefVal = "2s"
+	return every
 }
 
 // showing makes c a command that prints one thing; write is its form for people.
@@ -48,7 +53,9 @@ func showing[T any](a *app, c *cobra.Command, read func(ctx context.Context, api
 }
 
 // ofEntry reads what there is about the entry whose id is the argument.
-func ofEntry[T any](read func(context.Context, conn, int64) (T, error)) func(context.Context, conn, []string) (found T, err error) {
+func ofEntry[T any](
+	read func(context.Context, conn, int64) (T, error),
+) func(context.Context, conn, []string) (found T, err error) {
 	return func(ctx context.Context, api conn, args []string) (found T, err error) {
 		ids, err := entryIDs(args)
 		if err != nil {

@@ -96,7 +96,8 @@ func (c conn) post(ctx context.Context, path string, in, into any) error {
 
 // remove sends a DELETE, whose reason is a query parameter.
 func (c conn) remove(ctx context.Context, path string, by invalidation.By, parameters ...any) error {
-	return c.do(ctx, client.RawRequest{Method: "DELETE", Path: path + query(append(parameters, "reason", by.Reason)...)}, nil)
+	path += query(append(parameters, "reason", by.Reason)...)
+	return c.do(ctx, client.RawRequest{Method: "DELETE", Path: path}, nil)
 }
 
 // overwrite changes configuration whatever its current version is: If-Match is the star.

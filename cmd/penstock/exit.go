@@ -86,7 +86,8 @@ var kinds = []struct {
 	},
 	{
 		problem("rate_exceeded"), exitFull,
-		"push again when that time is over, or fewer entries at once; penstock token list -o wide shows rates and budgets",
+		"push again when that time is over, or fewer entries at once; " +
+			"penstock token list -o wide shows rates and budgets",
 	},
 	{
 		is(invalidation.ErrNoInstance), exitFull,
@@ -129,6 +130,8 @@ var kinds = []struct {
 		"check --server (PENSTOCK_SERVER): no leader of this version answers there",
 	},
 	{problem("internal"), exitError, "the leader's log says what went wrong"},
+	{lateGateway, exitTimeout, "check --gateway, or give the request longer with --timeout"},
+	{isA[gatewayError], exitUnavailable, "give the address of a gateway's debug listener (gateway.debug_listen) with --gateway"},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; " +
 		"--database-url needs none"},
@@ -191,6 +194,11 @@ func shownError(err error) string {
 // lateAnswer says that the API did not answer within --timeout.
 func lateAnswer(err error) bool {
 	return isA[*url.Error](err) && errors.Is(err, context.DeadlineExceeded)
+}
+
+// lateGateway says that a gateway did not answer within --timeout.
+func lateGateway(err error) bool {
+	return isA[gatewayError](err) && errors.Is(err, context.DeadlineExceeded)
 }
 
 // unavailable says that the database could not be reached, or refused work for a reason that passes.

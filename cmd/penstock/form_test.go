@@ -25,6 +25,8 @@ func TestValuesThatNoCommandTakesAreRefusedByName(t *testing.T) {
 		"entry push mails 1 --name \xff":         `--name is "\xff": want UTF-8`,
 		"pause set lock_key a\xffb --reason r":   `VALUE is "a\xffb": want UTF-8`,
 		"entry wait 1 \x00":                      `ID is empty`,
+		"pause set galaxy ann --reason r":        `SCOPE is "galaxy": want flow, name, lock_key, model, application, node`,
+		"pause set queue mails --reason r":       `a queue is paused by penstock queue pause`,
 		"flow weight ann NaN --reason r":         `weight is "NaN": want a number from 0.001 to 1000, or 0`,
 		"entry push mails @/nonexistent/payload": "next: give the path of a file that can be read",
 	} {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -13,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // gatewayStatus is what a gateway's /status answers.
@@ -67,13 +67,17 @@ func gatewayPools(a *app) *cobra.Command {
 		Use: "status", Args: cobra.NoArgs,
 		Short: "Pools of one gateway: calls in flight, waiting requests by class, mode",
 	}
-	return listing(a, c, a.poolColumns(), func(ctx context.Context, _ conn, _ []string) ([]gateway.PoolState, error) {
-		var s gatewayStatus
-		if err := askGateway(ctx, c, "/status", &s); err != nil {
-			return nil, err
-		}
-		return s.Pools, nil
-	})
+	every := watchFlag(c)
+	c.RunE = func(c *cobra.Command, _ []string) error {
+		return a.watch(c.Context(), *every, func() error {
+			var s gatewayStatus
+			if err := a.askGateway(c, "/status", &s); err != nil {
+				return err
+			}
+			return printList(a, a.poolColumns(), s.Pools)
+		})
+	}
+	return c
 }
 
 func gatewayExplain(a *app) *cobra.Command {
@@ -84,19 +88,16 @@ func gatewayExplain(a *app) *cobra.Command {
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		var e gateway.RequestRecord
-		if err := askGateway(c.Context(), c, "/explain/"+url.PathEscape(args[0]), &e); err != nil {
+		if err := a.askGateway(c, "/explain/"+url.PathEscape(args[0]), &e); err != nil {
 			return err
 		}
-		if a.format != "table" && a.format != "wide" {
-			return json.NewEncoder(a.out).Encode(e)
-		}
-		return writeExplanation(a.out, e)
+		return printOne(a, e, func(w io.Writer) { writeExplanation(w, e) })
 	}
 	return c
 }
 
 // writeExplanation tells what happened to a request, in the order in which it did.
-func writeExplanation(w io.Writer, e gateway.RequestRecord) error {
+func writeExplanation(w io.Writer, e gateway.RequestRecord) {
 	way := fmt.Sprintf("it waited %.1f ms behind %d requests in mode %s", e.QueueMS, e.Trace.Ahead, e.Trace.Mode)
 	if e.Trace.Bypassed {
 		way = "it passed the queue by"
@@ -110,31 +111,49 @@ func writeExplanation(w io.Writer, e gateway.RequestRecord) error {
 	} else {
 		fmt.Fprintf(w, "call       %s, attempt %d, slot kept for %.1f ms\n", e.Server, e.Attempts, e.Trace.CostMS)
 	}
-	_, err := fmt.Fprintf(w, "end        status %d after %.1f ms%s\n", e.Status, e.TookMS, after(": ", e.Error))
-	return err
+	fmt.Fprintf(w, "end        status %d after %.1f ms%s\n", e.Status, e.TookMS, after(": ", e.Error))
 }
 
-// askGateway reads one page of a gateway's debug listener.
-func askGateway(ctx context.Context, c *cobra.Command, path string, into any) error {
-	base, err := c.Flags().GetString("gateway")
+// gatewayError is an address at which no gateway answers.
+type gatewayError struct{ error }
+
+func (e gatewayError) Unwrap() error { return e.error }
+
+// askGateway reads one page of a gateway's debug listener, within --timeout. It needs neither the database nor the API.
+func (a *app) askGateway(c *cobra.Command, path string, into any) error {
+	address, err := c.Flags().GetString("gateway")
 	if err != nil {
 		return err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(base, "/")+path, nil)
+	at, err := url.Parse(address)
+	if err != nil || at.Scheme != "http" && at.Scheme != "https" || at.Host == "" {
+		return usagef("--gateway is %q: want http://host:port", address)
+	}
+	ctx, cancel := context.WithTimeout(c.Context(), a.timeout)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, strings.TrimSuffix(address, "/")+path, nil)
 	if err != nil {
 		return usagef("--gateway: %s", err.Error())
 	}
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
-		return fmt.Errorf("ask gateway: %w; give the address of its debug listener with --gateway", err)
+		return gatewayError{fmt.Errorf("ask gateway: %w", err)}
 	}
 	defer answer.Body.Close()
 	body, err := io.ReadAll(io.LimitReader(answer.Body, 64<<20))
 	if err != nil {
-		return fmt.Errorf("ask gateway: %w", err)
+		return gatewayError{fmt.Errorf("ask gateway: %w", err)}
 	}
-	if answer.StatusCode != http.StatusOK {
-		return errors.New(strings.TrimSpace(string(body)))
+	text, isText := strings.CutSuffix(string(body), "\n")
+	isText = isText && strings.HasPrefix(answer.Header.Get("Content-Type"), "text/plain")
+	switch {
+	case answer.StatusCode == http.StatusNotFound && isText && strings.HasPrefix(path, "/explain/"):
+		return fmt.Errorf("%s: %w", text, invalidation.ErrNotFound)
+	case answer.StatusCode != http.StatusOK:
+		return gatewayError{fmt.Errorf("ask gateway: %s answered %d to %s", address, answer.StatusCode, path)}
 	}
-	return json.Unmarshal(body, into)
+	if err := json.Unmarshal(body, into); err != nil {
+		return gatewayError{fmt.Errorf("ask gateway: read answer of %s: %w", address, err)}
+	}
+	return nil
 }

@@ -90,7 +90,8 @@ func lockVerify(a *app) *cobra.Command {
 
 func lockUnlock(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "unlock QUEUE TOKEN", Short: "End one lock by hand, so that its key is ready again", Args: cobra.ExactArgs(2),
+		Use: "unlock QUEUE TOKEN", Args: cobra.ExactArgs(2),
+		Short:             "End one lock by hand, so that its key is ready again",
 		ValidArgsFunction: a.completeQueues,
 		Long: "End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead\n" +
 			"nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused\n" +
@@ -113,7 +114,8 @@ func lockUnlock(a *app) *cobra.Command {
 			return change{}, fmt.Errorf("queue %s has no lock with token %d: %w", args[0], token, invalidation.ErrNotFound)
 		}
 		l := found[0]
-		detail := fmt.Sprintf("%d entries, held by node %s for %s", l.Entries, before(l.Node, fmt.Sprint(l.NodeID)), age(l.AgeSeconds))
+		node := before(l.Node, fmt.Sprint(l.NodeID))
+		detail := fmt.Sprintf("%d entries, held by node %s for %s", l.Entries, node, age(l.AgeSeconds))
 		return simple(fmt.Sprintf("end the lock of key %q in queue %s", l.LockKey, l.Queue), detail, true,
 			func(ctx context.Context, by invalidation.By) error {
 				return api.post(ctx, at("/v1/queues/%v/locks/%v/unlock", l.Queue, token),

@@ -39,7 +39,10 @@ func migrationColumns() []column[migrations.Status] {
 }
 
 func migrateStatus(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "status", Short: "Which migrations were applied, are pending, or are unknown to this program", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "status", Args: cobra.NoArgs,
+		Short: "Which migrations were applied, are pending, or are unknown to this program",
+	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		all, err := a.migrations(c.Context())
 		if err != nil {

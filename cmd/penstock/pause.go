@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -32,6 +34,18 @@ func pauseList(a *app) *cobra.Command {
 
 // scopes are what can be paused beside a queue.
 var scopes = []string{"flow", "name", "lock_key", "model", "application", "node"}
+
+// checkScope refuses what is no scope, and names the commands for queues, which a person would try here.
+func checkScope(scope operator.Scope) error {
+	switch {
+	case slices.Contains(scopes, string(scope)):
+		return nil
+	case scope == "queue":
+		return usagef("a queue is paused by penstock queue pause, and its pause ended by penstock queue resume")
+	default:
+		return usagef("SCOPE is %q: want %s", scope, strings.Join(scopes, ", "))
+	}
+}
 
 // subject makes c take a scope, a value and --queue.
 func (a *app) subject(c *cobra.Command) func(args []string) operator.Subject {
@@ -63,6 +77,9 @@ func pauseSet(a *app) *cobra.Command {
 			return change{}, err
 		}
 		s := read(args)
+		if err := checkScope(s.Scope); err != nil {
+			return change{}, err
+		}
 		return simple("pause "+s.String(), after("until ", stamp(&end)), false,
 			func(ctx context.Context, by invalidation.By) error {
 				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
@@ -76,6 +93,9 @@ func pauseEnd(a *app) *cobra.Command {
 	read := a.subject(c)
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		s := read(args)
+		if err := checkScope(s.Scope); err != nil {
+			return change{}, err
+		}
 		return simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
 			return api.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
 		})

@@ -80,7 +80,7 @@ func run(ctx context.Context, a *app, args []string) int {
 		if strings.Contains(err.Error(), "arg(s)") {
 			err = fmt.Errorf("%w: %s", err, c.UseLine())
 		} else if strings.Contains(err.Error(), "unknown shorthand flag") {
-			err = fmt.Errorf("%w; arguments that begin with a dash stand behind --", err)
+			err = fmt.Errorf("%w; arguments that begin with a dash follow --", err)
 		}
 		err = usageError{err}
 	}

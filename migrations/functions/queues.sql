@@ -122,9 +122,12 @@ BEGIN
     END IF;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range
-      OR invalid_datetime_format OR interval_field_overflow OR not_null_violation THEN
+      OR invalid_datetime_format OR interval_field_overflow THEN
         RAISE EXCEPTION 'queue option %of "%" is not valid: %', coalesce('"' || reading || '" ', ''), queue_name, SQLERRM
             USING ERRCODE = 'PS002';
+    WHEN not_null_violation THEN
+        GET STACKED DIAGNOSTICS reading = COLUMN_NAME;
+        RAISE EXCEPTION 'queue option "%" of "%" is not valid: it always has a value', reading, queue_name USING ERRCODE = 'PS002';
 END $$;
 
 -- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced.

@@ -44,6 +44,8 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	for call, want := range map[string]string{
 		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
 		`penstock.alter_queue('work', '{"capacity": 5, "max_concurrent": "lots"}')`:                              `queue option "max_concurrent" of "work" is not valid: invalid input syntax`,
+		`penstock.alter_queue('work', '{"kind": null}')`:                                                         `queue option "kind" of "work" is not valid: it always has a value`,
+		`penstock.alter_queue('work', '{"quantum_time": null, "capacity": 5}')`:                                  `queue option "quantum_time" of "work" is not valid: it always has a value`,
 		`penstock.alter_queue('work', '{"run_timeout": "soon", "shards": 1}')`:                                   `queue option "run_timeout" of "work" is not valid: invalid input syntax`,
 		`penstock.set_limit('l', '[1]')`:                                                                         "options must be an object",
 		`penstock.set_limit('l', '{"max_units": -1}')`:                                                           "max_units is not at least 0",

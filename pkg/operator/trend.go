@@ -36,7 +36,8 @@ SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.hea
               sum(x.gone)::bigint AS gone
          FROM (SELECT at, initial, pending, computing, failed, head_age, in_per_second, out_per_second,
                       greatest(gone - coalesce(lag(gone) OVER (ORDER BY at),
-                                               CASE WHEN q.created_at > statement_timestamp() - $1::interval THEN 0 ELSE gone END), 0) AS gone
+                                               CASE WHEN q.created_at > statement_timestamp() - $1::interval THEN 0
+                                                    ELSE gone END), 0) AS gone
                  FROM penstock.sample
                 WHERE queue_id = q.id AND at > statement_timestamp() - $1::interval
                 ORDER BY at DESC LIMIT 1000) x
