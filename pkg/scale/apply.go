@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,7 @@ type applier struct {
 	busy    map[string]*call
 	removed map[string]string // removals that an unlisted deployment was last told
 	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
+	failed  map[string]failedOrders
 	status  OrderStatus
 }
 
@@ -52,8 +54,8 @@ func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
 		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
-		notices: map[string]string{},
-		seen:    func(string) {},
+		notices: map[string]string{}, failed: map[string]failedOrders{},
+		seen: func(string) {},
 	}
 }
 
@@ -301,6 +303,9 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 			return false, failed
 		}
 		a.count(func(st *OrderStatus) { st.Failed++ })
+		if !todo.order.starts() {
+			return false, err
+		}
 		return false, errors.Join(err, a.fail(ctx, s, err))
 	}
 	a.count(func(st *OrderStatus) { st.Applied++ })
@@ -311,21 +316,50 @@ func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}
 		todo.order.starts())
 }
 
-// notice keeps what keeps a backend from removing instances as it should, until it removes some without that.
+// failedOrders are the orders of a deployment in a row that start nothing and failed. They tell nothing about starts:
+// they block none, and are forgotten when an order was carried out.
+type failedOrders struct {
+	n       int
+	retryAt time.Time
+	message string // of the last one
+}
+
+// removeRetry is the longest pause after an order that starts nothing and failed: what it removes costs money.
+const removeRetry = 15 * time.Second
+
+// notice keeps what keeps a backend from removing instances, or from removing them as it should: until it carries out an
+// order, or removes some without that.
 func (a *applier) notice(o Order, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if errors.Is(err, ErrCarriedOut) {
+	carriedOut := errors.Is(err, ErrCarriedOut)
+	switch {
+	case carriedOut:
 		a.notices[o.Name] = oneLine(err)
-	} else if err == nil && len(o.Remove) > 0 {
+	case err == nil && len(o.Remove) > 0:
 		delete(a.notices, o.Name)
+	}
+	switch {
+	case err == nil || carriedOut:
+		delete(a.failed, o.Name)
+	case !o.starts():
+		n := a.failed[o.Name].n + 1
+		pause := min(backoff(n), removeRetry)
+		a.failed[o.Name] = failedOrders{n: n, retryAt: time.Now().Add(pause), message: oneLine(err)}
 	}
 }
 
 func (a *applier) noticeOf(deployment string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.notices[deployment]
+	return cmp.Or(a.failed[deployment].message, a.notices[deployment])
+}
+
+// waits says whether an order is not to be given yet, because those before it failed that start nothing either.
+func (a *applier) waits(o Order) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !o.starts() && time.Now().Before(a.failed[o.Name].retryAt)
 }
 
 // noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
@@ -376,7 +410,7 @@ func (a *applier) prepare(
 		return steps{}, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
 	}
 	todo := plan(s, registered, found, listed, time.Now())
-	if !listed && todo.order != nil && !a.isNews(s, todo.order) {
+	if todo.order != nil && (!listed && !a.isNews(s, todo.order) || a.waits(*todo.order)) {
 		todo.order = nil
 	}
 	if err := a.write(ctx, s, place, todo); err != nil {

@@ -804,3 +804,39 @@ func TestAnInstanceThatCannotBeRegisteredIsReported(t *testing.T) {
 		t.Errorf("the error is %q", text)
 	}
 }
+
+// A backend that refuses to remove instances for a moment is asked again later each time. It blocks no start, and
+// nothing of it is left when the instances are gone.
+func TestARemovalThatFailedBlocksNothing(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 3)
+	for range 3 {
+		w.round()
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	override(t, db, 1)
+	w.round() // drains
+	c.before = errors.New("status 503")
+	for range 6 {
+		w.round()
+	}
+	if n := w.duty.applier.figures().Failed; n < 1 || n > 2 {
+		t.Errorf("%d orders failed within a second", n)
+	}
+	state := func() string {
+		return one[string](t, db, `SELECT failures || ' ' || (retry_at > clock_timestamp()) || ' ' || coalesce(error, '') FROM penstock.deployment_state`)
+	}
+	if got := state(); got != "0 false status 503" {
+		t.Errorf("while it fails: %s", got)
+	}
+	c.before = nil
+	w.duty.applier.failed["llama-own"] = failedOrders{} // the pause is over
+	for range 3 {
+		w.round()
+	}
+	if got := state(); got != "0 false " || len(c.names()) != 1 {
+		t.Errorf("when they are gone: %s, %v exist", got, c.names())
+	}
+}
