@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -240,7 +241,10 @@ func (a *applier) trim(ctx context.Context) {
 // messageMax bounds what is kept of an error of a backend, in bytes.
 const messageMax = 500
 
+// oneLine is the message of an error as Postgres takes it and a terminal shows it: without control characters.
 func oneLine(err error) string {
-	text := strings.Join(strings.Fields(err.Error()), " ")
+	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool {
+		return unicode.IsSpace(r) || unicode.IsControl(r)
+	}), " ")
 	return strings.ToValidUTF8(text[:min(len(text), messageMax)], "")
 }
