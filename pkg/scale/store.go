@@ -191,7 +191,8 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 	return nil
 }
 
-// collect adds the rows of one model that are to be stored: its number changed, or its state is old.
+// collect adds the rows of one model that are to be stored: its number changed, starts of it are
+// replaced, or its state is old.
 func (s *Duty) collect(v *verdict, rows *outcome) error {
 	at := v.in.At
 	for _, sh := range v.shares {
@@ -207,7 +208,7 @@ func (s *Duty) collect(v *verdict, rows *outcome) error {
 		}
 	}
 	changed := v.d.Desired != v.d.Current
-	if !changed && at.Sub(s.written[v.in.Model]) < s.cfg.Keep {
+	if !changed && v.d.Replace == 0 && at.Sub(s.written[v.in.Model]) < s.cfg.Keep {
 		return nil
 	}
 	state, err := json.Marshal(v.next)
