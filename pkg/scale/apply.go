@@ -156,10 +156,14 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		return err
 	}
 	rows = readable(rows)
-	bounded(rows, time.Now())
-	neighbours(rows, time.Now())
+	if len(rows) == 0 {
+		return nil
+	}
+	now := rows[0].now()
+	bounded(rows, now)
+	neighbours(rows, now)
 	if asked == nil {
-		rows = withoutResting(rows, time.Now())
+		rows = withoutResting(rows, now)
 	} else {
 		rows = slices.DeleteFunc(rows, func(s share) bool { return !asked[s.Model] })
 	}
@@ -197,12 +201,19 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 func (a *applier) shares(ctx context.Context, asked map[string]bool) ([]share, error) {
 	if asked != nil {
 		models := slices.Sorted(maps.Keys(asked))
-		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesOfSQL, models), pgx.RowToStructByName[share])
+		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesOfSQL, models), readShare)
 		if err != nil || len(rows) == 0 || rows[0].Budget == 0 {
 			return rows, err
 		}
 	}
-	return pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), pgx.RowToStructByName[share])
+	return pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), readShare)
+}
+
+// readShare notes when a row was read: the times in it are compared with the clock of the database.
+func readShare(row pgx.CollectableRow) (share, error) {
+	s, err := pgx.RowToStructByName[share](row)
+	s.readAt = time.Now()
+	return s, err
 }
 
 // withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
@@ -409,7 +420,7 @@ func (a *applier) prepare(
 	if err != nil {
 		return steps{}, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
 	}
-	todo := plan(s, registered, found, listed, time.Now())
+	todo := plan(s, registered, found, listed, s.now())
 	if todo.order != nil && (!listed && !a.isNews(s, todo.order) || a.waits(*todo.order)) {
 		todo.order = nil
 	}
@@ -447,5 +458,5 @@ func (a *applier) isNews(s share, o *Order) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	same := o.Count == s.Ordered && s.AppliedID == s.OrderID && a.removed[s.Name] == strings.Join(o.Remove, " ")
-	return !same || s.AppliedAt == nil || time.Since(*s.AppliedAt) >= confirmUnlisted
+	return !same || s.AppliedAt == nil || s.now().Sub(*s.AppliedAt) >= confirmUnlisted
 }

@@ -84,7 +84,7 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 		failures, message = failures+1, todo.message
 	} else if todo.healthy || failures == 0 {
 		failures = 0
-		if !s.noRoom(time.Now()) || !strings.Contains(message, ErrNoRoom.Error()) {
+		if !s.noRoom(s.now()) || !strings.Contains(message, ErrNoRoom.Error()) {
 			message = ""
 		}
 	}
@@ -154,7 +154,7 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
 func (p steps) changes(s share, failures int, message string) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
-	old := s.SeenAt == nil || !s.reported() || time.Since(*s.SeenAt) > seenEvery-time.Second
+	old := s.SeenAt == nil || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
 	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
 	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)

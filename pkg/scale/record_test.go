@@ -65,3 +65,19 @@ func TestAReplacementThatCouldNotBeStoredIsStoredLater(t *testing.T) {
 		t.Errorf("%d rounds of replacements are stored", n)
 	}
 }
+
+// The times of a deployment are those of the database's clock. A leader whose own clock is an hour off writes the reports
+// of backends as often as another one.
+func TestReportsAreWrittenByTheClockOfTheDatabase(t *testing.T) {
+	for _, off := range []time.Duration{-time.Hour, 0, time.Hour} {
+		at := time.Now().Add(off)
+		existing := 0
+		for age, want := range map[time.Duration]bool{time.Second: false, seenEvery: true} {
+			seen := at.Add(-age)
+			s := share{At: at, readAt: time.Now(), SeenAt: &seen, Existing: &existing, Backend: backendLocal}
+			if got := (steps{}).changes(s, 0, ""); got != want {
+				t.Errorf("clock %s off: a report that is %s old is written again: %v", -off, age, got)
+			}
+		}
+	}
+}

@@ -12,6 +12,7 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
        created_at, starts, removing, removing_since, unhealthy,
+       clock_timestamp() AS at,
        EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
@@ -66,16 +67,26 @@ type share struct {
 	Unhealthy     map[string]time.Time // since when instances are, by name
 	Off           bool                 // scaling is off everywhere
 	MaxAll        float64
-	Budget        float64 // of all deployments, in cost an hour; 0 for none
+	Budget        float64   // of all deployments, in cost an hour; 0 for none
+	At            time.Time // when the row was read
 
-	policy Policy // read from Policy
-	full   bool   // bounds and the budget have no room for one instance more than desired
-	behind bool   // a deployment of the model that is filled later has instances in the same backend
-	frees  bool   // another one of the model is about to have fewer there
+	readAt time.Time // At by the clock of this machine
+	policy Policy    // read from Policy
+	full   bool      // bounds and the budget have no room for one instance more than desired
+	behind bool      // a deployment of the model that is filled later has instances in the same backend
+	frees  bool      // another one of the model is about to have fewer there
 
 	// Both are known where a number is decided, and not where it is applied.
 	coldStartP95 float64      // of the model, in seconds
 	stuck        StuckHistory // the history of its stuck starts
+}
+
+// now is the time by the clock of the database, which all times of the row are from.
+func (s share) now() time.Time {
+	if s.At.IsZero() {
+		return time.Now()
+	}
+	return s.At.Add(time.Since(s.readAt))
 }
 
 // The backends that the leader drives. The others publish a number.
