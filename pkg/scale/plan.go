@@ -159,8 +159,13 @@ func (p *planner) countFailed() {
 // followRemovals notes since when orders have named instances for removal that exist or are registered.
 func (p *planner) followRemovals() {
 	p.out.removing = map[string]time.Time{}
+	backAgain := func(name string) bool { // taken back by an operator, or by a leader of the version before
+		return slices.ContainsFunc(p.members, func(m *member) bool {
+			return m.Server == name && m.registered && !m.Draining
+		})
+	}
 	for _, name := range slices.Concat(p.remove, p.s.Removing) {
-		if !p.known[name] {
+		if !p.known[name] || backAgain(name) {
 			continue
 		}
 		since, known := p.s.RemovingSince[name]

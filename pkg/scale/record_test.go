@@ -81,3 +81,16 @@ func TestReportsAreWrittenByTheClockOfTheDatabase(t *testing.T) {
 		}
 	}
 }
+
+// An instance that was named for removal and that an operator, or a leader of the version before, took back is to go no
+// more.
+func TestAnInstanceThatWasTakenBackIsToGoNoMore(t *testing.T) {
+	s := decided(2, 2)
+	s.Removing = []string{"a", "b"}
+	s.RemovingSince = map[string]time.Time{"a": began(time.Hour), "b": began(time.Minute)}
+	back, going := ready(1, 0), drains(ready(2, 1))
+	p := plan(s, []registration{back, going}, in(back, going), true, noon)
+	if _, named := p.removing["b"]; !named || len(p.removing) != 1 || p.overdue != "" {
+		t.Errorf("to go are %v: %q", p.removing, p.overdue)
+	}
+}
