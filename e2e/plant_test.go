@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"net/http"
 	"net/url"
 	"strings"
 	"syscall"
@@ -29,9 +30,16 @@ type plant struct {
 
 func newPlant(t *testing.T, slots int, model worker.Model, workerArgs ...string) *plant {
 	t.Helper()
+	p := notedPlant(t)
+	p.queue = p.register(model, slots, p.startWorker(slots, workerArgs...))
+	return p
+}
+
+// notedPlant is a plant without a worker.
+func notedPlant(t *testing.T) *plant {
+	t.Helper()
 	p := &plant{site: newSite(t, 1)}
 	p.elected(0)
-	p.queue = p.register(model, slots, p.startWorker(slots, workerArgs...))
 	p.exec(`CREATE TABLE public.claim (at timestamptz DEFAULT clock_timestamp(), token bigint, node_id bigint, entry_id bigint)`)
 	p.exec(`CREATE FUNCTION public.note_claim() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
 	        BEGIN INSERT INTO public.claim (token, node_id, entry_id) VALUES (NEW.token, NEW.node_id, NEW.last_entry_id); RETURN NULL; END $$`)
@@ -102,7 +110,23 @@ func (p *plant) push(queue *invalidation.Queue, n int) {
 // taskNode is a running cmd/tasknode. Its database role has its name.
 type taskNode struct {
 	*program
-	id int64
+	id      int64
+	address string
+}
+
+// ready says whether the node is ready by its own account.
+func (n *taskNode) ready(t *testing.T) bool {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, n.address+"/readyz", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.DefaultClient.Do(r)
+	if err != nil {
+		return false
+	}
+	_ = answer.Body.Close()
+	return answer.StatusCode == http.StatusOK
 }
 
 func (p *plant) startNode(name string, args ...string) *taskNode {
@@ -116,7 +140,7 @@ func (p *plant) startNode(name string, args ...string) *taskNode {
 		"--lease", nodeLease.String(), "--beat", "500ms", "--governor=false", // the machine belongs to other tests as well
 	}, args...)
 	n := &taskNode{program: start(p.t, "tasknode", name, args...)}
-	n.says("task node started")
+	n.address = "http://" + value(n.says("task node started"), "listen")
 	const known = `SELECT coalesce(max(id), 0) FROM penstock.node WHERE name = $1`
 	eventually(p.t, time.Minute, name+" registers", func() bool {
 		n.id = p.query(known, name)
@@ -134,13 +158,17 @@ func (p *plant) settled() {
 	})
 }
 
-// running waits until a node holds so many locks.
-func (p *plant) running(n *taskNode, locks int64) {
+// running waits until a node runs so many entries and has said so by a heartbeat. Their calls must not end meanwhile.
+func (p *plant) running(n *taskNode, entries int64) {
 	p.t.Helper()
-	eventually(p.t, time.Minute, fmt.Sprintf("%s runs %d entries", n.name, locks), func() bool {
-		return p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, n.id) == locks
+	eventually(p.t, time.Minute, fmt.Sprintf("%s runs %d entries", n.name, entries), func() bool {
+		return p.query(runningSQL, n.id) == entries
 	})
 }
+
+// runningSQL counts the locks of node $1 that its latest heartbeat lists as running.
+const runningSQL = `
+SELECT count(*) FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id WHERE n.id = $1 AND l.token = ANY (n.running)`
 
 // ended waits until no entry is left.
 func (p *plant) ended(within time.Duration) {
@@ -187,8 +215,13 @@ func (p *plant) noneEndedTwice() {
 	}
 }
 
+// consistent asserts that no invariant is violated. A claim that came too late for an entry holds a lock for a moment, until its
+// node gives it back.
 func (p *plant) consistent() {
 	p.t.Helper()
+	eventually(p.t, time.Minute, "no lock is without entries", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.check_invariants() WHERE invariant = 'a lock has entries'`) == 0
+	})
 	p.complain("%d times against the invariants", `SELECT 0, invariant || ': ' || detail FROM penstock.check_invariants()`)
 }
 

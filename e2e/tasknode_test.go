@@ -12,19 +12,20 @@ import (
 )
 
 func TestKilledNodesEntriesRunElsewhereWithinLeaseAndTwoSeconds(t *testing.T) {
-	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "3s")
+	const held = 100
+	p, g := newGatedPlant(t, 300)
 	m := p.watchMachine()
 	p.settled()
 	first := p.startNode("node_a")
-	p.push(p.queue, 100)
-	p.running(first, 100)
+	p.push(p.queue, held)
+	p.running(first, held)
 	second := p.startNode("node_b")
 	first.kill()
 	p.exec(`CREATE TABLE public.held AS SELECT last_entry_id AS entry_id FROM penstock.lock`)
-	held := p.query(`SELECT count(*) FROM public.held`)
-	if held < 90 {
-		t.Fatalf("the node died with %d locks: the test shows little", held)
+	if n := p.query(`SELECT count(*) FROM public.held`); n != held {
+		t.Fatalf("the node died with %d locks, want %d", n, held)
 	}
+	g.letAllEnd()
 	p.ended(time.Minute)
 
 	const after = `
@@ -52,8 +53,9 @@ func TestKilledNodesEntriesRunBeforeALongBacklog(t *testing.T) {
 	first := p.startNode("node_a", "--threads", fmt.Sprint(threads))
 	p.push(p.queue, backlog)
 	second := p.startNode("node_b")
-	eventually(t, time.Minute, "the node holds locks", func() bool {
-		return p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, first.id) >= threads
+	const locks = `SELECT count(*) FROM penstock.lock WHERE node_id = $1`
+	eventually(t, time.Minute, "both nodes hold locks", func() bool {
+		return p.query(locks, first.id) >= threads && p.query(locks, second.id) > 0
 	})
 	first.kill()
 	p.exec(`CREATE TABLE public.held AS SELECT last_entry_id AS entry_id FROM penstock.lock WHERE node_id = ` + fmt.Sprint(first.id))
@@ -87,8 +89,9 @@ func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 	})
 	p.worker.signal(syscall.SIGSTOP)
 	last, since := int64(-1), time.Now()
-	eventually(t, time.Minute, "nothing ends any more", func() bool {
-		if n := p.query(`SELECT count(*) + 100000 * (SELECT count(*) FROM penstock.result) FROM penstock.lock`); n != last {
+	eventually(t, time.Minute, "nothing ends any more, and the heartbeat lists what runs", func() bool {
+		n := p.query(`SELECT count(*) + 100000 * (SELECT count(*) FROM penstock.result) FROM penstock.lock`)
+		if n != last || p.query(runningSQL, first.id) != threads {
 			last, since = n, time.Now()
 		}
 		return time.Since(since) > time.Second
@@ -109,26 +112,24 @@ func TestWhatOnlyWaitedOnAKilledNodeCountsNoCrash(t *testing.T) {
 
 func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testing.T) {
 	t.Parallel()
-	p := newPlant(t, 300, worker.Model{Name: "echo"}, "--delay", "3s")
+	const held = 100
+	p, g := newGatedPlant(t, 300)
 	frozen := p.startNode("node_a")
-	p.push(p.queue, 100)
-	p.running(frozen, 100)
+	p.push(p.queue, held)
+	p.running(frozen, held)
 	heir := p.startNode("node_b")
 	frozen.signal(syscall.SIGSTOP)
-	held := p.query(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, frozen.id)
-	eventually(t, time.Minute, "the other node was given every entry", func() bool {
-		return held == p.query(`SELECT (SELECT count(*) FROM penstock.lock WHERE node_id = $1)
-		                             + (SELECT count(*) FROM penstock.result WHERE node_id = $1)`, heir.id)
-	})
-	// While the other node runs the last of them, this one finds the worker's answers to its own calls waiting for it.
-	p.worker.signal(syscall.SIGSTOP) // the runs of the other node end after the leader has heard of this one
+	p.running(heir, held)
+	// While the other node runs them, this one finds the worker's answers to its own calls waiting for it. The runs of the
+	// other node end after the leader has heard of this one.
+	g.letEnd(held)
 	p.exec(`CREATE TABLE public.over AS SELECT clock_timestamp() AS at`)
 	frozen.signal(syscall.SIGCONT)
 	frozen.says("endings refused")
 	eventually(t, time.Minute, "a node that is heard again has killed no entry", func() bool {
 		return p.query(`SELECT coalesce(sum(crashes), 0) FROM penstock.entry`) == 0
 	})
-	p.worker.signal(syscall.SIGCONT)
+	g.letAllEnd()
 	p.ended(time.Minute)
 	if n := p.query(`SELECT count(*) FROM public.entry_change c, public.over o WHERE c.who = 'node_a' AND c.at > o.at`); n != 0 {
 		t.Errorf("the stopped node wrote %d times about entries, locks and results after they were given to others", n)
@@ -139,16 +140,11 @@ func TestNodeStoppedBeyondItsLeaseWritesNothingAboutWhatOthersWereGiven(t *testi
 	p.eachDoneOnce()
 	p.spent(0)
 
-	used := func() bool {
-		return p.query(`SELECT count(*) FROM penstock.result r, public.over o WHERE node_id = $1 AND finished_at > o.at`, frozen.id) > 0
-	}
-	for round := 0; !used(); round++ {
-		if round == 5 {
-			t.Fatal("the stopped node runs nothing any more")
-		}
-		p.push(p.queue, 200) // more than one node has threads for: the stopped one is of use again
-		p.ended(time.Minute)
-	}
+	g.shut()
+	p.push(p.queue, 2*held) // more than one node has threads for: the stopped one is of use again
+	eventually(t, time.Minute, "the stopped node runs entries", func() bool { return p.query(runningSQL, frozen.id) > 0 })
+	g.letAllEnd()
+	p.ended(time.Minute)
 	p.eachDoneOnce()
 }
 
@@ -193,7 +189,7 @@ func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
 	for _, how := range []devpostgres.Signal{devpostgres.Fast, devpostgres.Crash} {
 		p.server.Restart(how)
 		began := time.Now()
-		eventually(t, time.Minute, "the database answers", func() bool { return p.pool.Ping(t.Context()) == nil })
+		p.answers()
 		p.exec(`DROP TABLE IF EXISTS public.back`)
 		p.exec(`CREATE TABLE public.back AS SELECT clock_timestamp() AS at`)
 		eventually(t, time.Minute, "entries are accepted, claimed and done again", func() bool {
@@ -220,22 +216,29 @@ func TestTerminatedNodeDrainsUnderLoad(t *testing.T) {
 		name, grace string
 		handsBack   bool
 	}{
-		{"what runs finishes within the grace", "10s", false},
+		{"what runs finishes within the grace", "1m", false},
 		{"what does not finish is handed back", "300ms", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			p := newPlant(t, 200, worker.Model{Name: "echo"}, "--delay", "3s")
-			leaving := p.startNode("node_a", "--grace", c.grace, "--threads", "50")
+			p, g := newGatedPlant(t, 200)
+			// A beat is as long as the node tries to remove its row.
+			leaving := p.startNode("node_a", "--grace", c.grace, "--threads", "50", "--beat", "4s", "--lease", "20s")
 			p.push(p.queue, 150)
 			p.running(leaving, 50)
 			staying := p.startNode("node_b")
+			p.running(staying, 100)
 			leaving.signal(syscall.SIGTERM)
+			if !c.handsBack {
+				eventually(t, time.Minute, "the node says that it drains", func() bool { return !leaving.ready(t) })
+				g.letAllEnd()
+			}
 			if code := leaving.exit(); code != 0 {
 				t.Errorf("exit status %d", code)
 			}
 			if n := p.query(`SELECT count(*) FROM penstock.node WHERE id = $1`, leaving.id); n != 0 {
 				t.Error("the node's row is still there")
 			}
+			g.letAllEnd()
 			p.ended(time.Minute)
 			p.eachDoneOnce()
 			p.spent(0)
