@@ -66,7 +66,7 @@ func TestWorkersReportOutlivesTheNodeAndALeader(t *testing.T) {
 	report := func(to, body string) (int, error) {
 		u := *at
 		u.Host = strings.TrimPrefix(to, "http://")
-		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, http.MethodPost, u.String(), strings.NewReader(body))
 		p.must(err)

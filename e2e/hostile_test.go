@@ -91,7 +91,7 @@ func TestHostileTextsGoThroughNodeWorkerAndWebhook(t *testing.T) {
 		for _, fails := range []bool{false, true} {
 			body := fmt.Sprintf(`{"payload": {"n": %d, "fails": %v, "text": %s}, "callback": {"url": "%s/hook", "context": %s}, "name": %s, "flow": %s, "lock_key": %s}`,
 				i, fails, text, receiver.URL, text, text, text, text)
-			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			r, err := http.NewRequestWithContext(ctx, http.MethodPost, address+"/v1/queues/m/entries",
 				strings.NewReader(body))
 			p.must(err)
@@ -114,7 +114,7 @@ func TestHostileTextsGoThroughNodeWorkerAndWebhook(t *testing.T) {
 	if pushed < int64(len(hostile)) {
 		t.Errorf("%d of %d entries were accepted", pushed, 2*len(hostile))
 	}
-	for deadline := time.Now().Add(60 * time.Second); p.query(`SELECT count(*) FROM penstock.entry`) > 0; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(2 * time.Minute); p.query(`SELECT count(*) FROM penstock.entry`) > 0; time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			p.complain("%d entries have not ended", `
 SELECT e.id, format('%s attempt %s: %s %s', q.name, e.attempt, left(e.payload::text, 300),

@@ -2,15 +2,15 @@ package e2e_test
 
 import (
 	"context"
-	"crypto/rand"
+	crand "crypto/rand"
 	"encoding/base64"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -57,10 +57,10 @@ func newImage(t *testing.T) *image {
 		site: &site{t: t, dsn: owner.String(), pool: pool}, name: name, owner: owner, secrets: t.TempDir(),
 	}
 	for _, role := range []string{"leader", "node", "gateway"} {
-		i.secret(role, rand.Text())
+		i.secret(role, crand.Text())
 	}
 	key := make([]byte, 32)
-	_, _ = rand.Read(key) // never fails
+	_, _ = crand.Read(key) // never fails
 	i.secret("webhook", base64.StdEncoding.EncodeToString(key))
 	return i
 }
@@ -147,22 +147,20 @@ func (i *image) as(duty string) *url.URL {
 	return &u
 }
 
+// freePort is a port of none of the programs and servers that run now. It is below those that systems give to a listener or
+// a connection without one, which would take it before the program of the test does.
 func freePort(t *testing.T) int {
 	t.Helper()
-	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range 100 {
+		port := 10_000 + rand.IntN(20_000)
+		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			_ = listener.Close()
+			return port
+		}
 	}
-	defer listener.Close()
-	_, port, err := net.SplitHostPort(listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	number, err := strconv.Atoi(port)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return number
+	t.Fatal("no port is free")
+	return 0
 }
 
 func TestImageRunsEntriesAndDrains(t *testing.T) {

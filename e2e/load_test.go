@@ -32,7 +32,7 @@ func loadEntries(t *testing.T) int {
 func TestLoadThroughEightSlotsWithRandomFaultsLosesNothing(t *testing.T) {
 	n, retries := loadEntries(t), 2
 	faults := func(seed string) []string {
-		return []string{"--fail-rate", "0.15", "--busy-rate", "0.002", "--drop-rate", "0.001", "--seed", seed}
+		return []string{"--fail-rate", "0.2", "--busy-rate", "0.002", "--drop-rate", "0.001", "--seed", seed}
 	}
 	p := newPlant(t, 2, worker.Model{Name: "echo", MaxRetries: &retries}, faults("1")...)
 	for _, seed := range []string{"2", "3", "4"} {

@@ -68,7 +68,7 @@ func scaled(t *testing.T, most int) *plant {
 	p.must(err)
 	p.queue, err = invalidation.Open(t.Context(), p.pool, name)
 	p.must(err)
-	p.exec(`SELECT penstock.set_gateway_policy('m', '{"may_start": true}', 'test', 'test')`)
+	p.exec(`SELECT penstock.set_gateway_policy('m', '{"may_start": true, "queue_ttl": 120}', 'test', 'test')`)
 	p.exec(fmt.Sprintf(`SELECT penstock.set_deployment_template('m', '{"backend": "local", "target": {"command": "m"},
 	         "policy": {"slots": 4, "max": %d, "hold_seconds": 1, "idle_min_seconds": 1, "idle_max_seconds": 2, "online_slo_seconds": 1,
 	                    "drain_seconds": 1}}', 'test', 'test')`, most))
@@ -206,7 +206,7 @@ func TestABurstAtZeroStartsOneWave(t *testing.T) {
 	const most = 3
 	requests := burstSize(t)
 	p := scaled(t, most)
-	p.exec(fmt.Sprintf(`SELECT penstock.set_gateway_policy('m', '{"may_start": true, "total": %d, "flow_total": %[1]d}', 'test', 'test')`, requests))
+	p.exec(fmt.Sprintf(`SELECT penstock.set_gateway_policy('m', '{"may_start": true, "queue_ttl": 120, "total": %d, "flow_total": %[1]d}', 'test', 'test')`, requests))
 	g := p.startGateway("g1")
 	var answered atomic.Int64
 	var clients sync.WaitGroup

@@ -136,7 +136,7 @@ func TestPlantedSecretsComeOutNowhere(t *testing.T) {
 	probes := "http://" + value(n.says("task node started"), "listen")
 
 	send := func(source, method, to, body, token string) []byte {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		r, err := http.NewRequestWithContext(ctx, method, to, strings.NewReader(body))
 		p.must(err)
