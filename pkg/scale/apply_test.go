@@ -274,7 +274,7 @@ func TestAWantedDeploymentDoesNotWaitBehindItsOwnTurn(t *testing.T) {
 	if err := w.duty.Pass(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	limit := time.After(10 * time.Second)
+	limit := time.After(time.Minute)
 	for started := false; !started; {
 		select {
 		case <-a.wake:

@@ -145,7 +145,7 @@ func newSettling(t *testing.T, entries int, lockKey string) *settling {
 	if _, err := s.queue.Push(t.Context(), pushes...); err != nil {
 		t.Fatal(err)
 	}
-	s.node = New(Config{Log: slog.New(slog.DiscardHandler)}, s.db, s.db)
+	s.node = New(Config{Log: slog.New(slog.DiscardHandler), Lease: 2 * awaitMax}, s.db, s.db)
 	if err := s.node.register(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +190,10 @@ func (s *settling) hold(e invalidation.EntryID) (release func()) {
 	}
 }
 
-// await waits until so many entries are left. An ending that waited for a locked row would take the statement's bound.
+// awaitMax is how long an ending may take that waits for no row. One that waits for a row takes two leases.
+const awaitMax = time.Minute
+
+// await waits until so many entries are left.
 func (s *settling) await(left int) {
 	s.Helper()
 	for start := time.Now(); ; time.Sleep(time.Millisecond) {
@@ -201,7 +204,7 @@ func (s *settling) await(left int) {
 		if n == left {
 			return
 		}
-		if time.Since(start) > 20*time.Second {
+		if time.Since(start) > awaitMax {
 			s.Fatalf("%d entries are left, want %d", n, left)
 		}
 	}
@@ -243,7 +246,7 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 		return s.node.settler.apart == 1
 	}
 	for start := time.Now(); !apart(); time.Sleep(time.Millisecond) {
-		if time.Since(start) > 10*time.Second {
+		if time.Since(start) > awaitMax {
 			t.Fatal("the lock is not set apart")
 		}
 	}
