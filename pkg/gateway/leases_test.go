@@ -137,6 +137,7 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 // are not carried out before they are sent again.
 type deafBank struct {
 	bank
+	mu    sync.Mutex
 	lost  int // answers
 	given [][]int64
 	gone  []int64
@@ -144,22 +145,37 @@ type deafBank struct {
 
 func (b *deafBank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
 	if sql == heldSQL {
-		return &fourRows{gone: b.gone}, nil
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		return &fourRows{gone: slices.Clone(b.gone)}, nil
 	}
 	return &heldRows{read: true}, nil
 }
 
 func (b *deafBank) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sql == handOverSQL {
-		b.given = append(b.given, args[4].([]int64)) //nolint:errcheck,forcetypeassert // of handOverSQL
-		if b.lost > 0 {
-			b.lost--
-			<-ctx.Done()
-			return pgconn.CommandTag{}, ctx.Err()
-		}
-		b.gone = append(b.gone, b.given[len(b.given)-1]...)
+	if sql != handOverSQL {
+		return pgconn.CommandTag{}, nil
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	tokens := args[4].([]int64) //nolint:errcheck,forcetypeassert // of handOverSQL
+	b.given = append(b.given, tokens)
+	if b.lost > 0 {
+		b.lost--
+		b.mu.Unlock()
+		<-ctx.Done()
+		b.mu.Lock()
+		return pgconn.CommandTag{}, ctx.Err()
+	}
+	b.gone = append(b.gone, tokens...)
 	return pgconn.CommandTag{}, nil
+}
+
+// sent returns the tokens of all give-backs.
+func (b *deafBank) sent() [][]int64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.Clone(b.given)
 }
 
 // fourRows is the answer that those of the slots 0 to 3 are held that are not gone.
@@ -213,10 +229,11 @@ func TestSlotsAreNotUsedBehindAGiveBackWithoutAnAnswer(t *testing.T) {
 		db, pool, stop := deafLeases(t)
 		defer stop()
 		time.Sleep(1100 * time.Millisecond)
-		if len(db.given) != 1 {
-			t.Fatalf("%d give-backs in a second, want 1", len(db.given))
+		given := db.sent()
+		if len(given) != 1 {
+			t.Fatalf("%d give-backs in a second, want 1", len(given))
 		}
-		first := db.given[0][0]
+		first := given[0][0]
 		for range 100 {
 			pool.do(func(_ time.Time, p *Pool) {
 				for s := range p.fleet.instances[0].held {
@@ -228,7 +245,7 @@ func TestSlotsAreNotUsedBehindAGiveBackWithoutAnAnswer(t *testing.T) {
 			time.Sleep(100 * time.Millisecond)
 		}
 		times := 0
-		for _, tokens := range db.given {
+		for _, tokens := range db.sent() {
 			if slices.Contains(tokens, first) {
 				times++
 			}
@@ -246,7 +263,8 @@ func TestGiveBackThatWasBrokenOffIsSentAgainAtTheEnd(t *testing.T) {
 		db, _, stop := deafLeases(t)
 		time.Sleep(1100 * time.Millisecond)
 		stop()
-		last := slices.Sorted(slices.Values(db.given[len(db.given)-1]))
+		given := db.sent()
+		last := slices.Sorted(slices.Values(given[len(given)-1]))
 		if want := []int64{1, 2, 3, 4}; !slices.Equal(last, want) {
 			t.Errorf("the slots %v were given back at the end, want %v", last, want)
 		}
