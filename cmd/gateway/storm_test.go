@@ -77,7 +77,7 @@ func TestRegistryStormIsReadOnceASecond(t *testing.T) {
 	}
 	s.eventually("requests are served", func() bool { return served.Load() > 10 })
 	began, before := time.Now(), readings.Load()
-	const changes = 150
+	const changes = 60
 	for n := range changes {
 		s.register("gpu-1", s.gpu.URL, 4+n%5)
 		s.register(fmt.Sprint("gpu-", 2+n%40), others.URL, 1+n%3)
