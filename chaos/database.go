@@ -176,6 +176,32 @@ func (d *database) lockTable(ctx context.Context, table string, hold time.Durati
 	})
 }
 
+// holdRows keeps rows of entries that run, or lock records, locked for a while. It waits for none, so that it takes part
+// in no deadlock.
+func (d *database) holdRows(ctx context.Context, entries bool, n int, hold time.Duration) error {
+	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
+		sql := `
+SELECT FROM penstock.lock
+ WHERE (queue_id, lock_key) IN (SELECT queue_id, lock_key FROM penstock.lock ORDER BY random() LIMIT $1)
+   FOR UPDATE SKIP LOCKED`
+		if entries {
+			sql = `
+SELECT FROM penstock.entry
+ WHERE id IN (
+       SELECT e.id
+         FROM penstock.lock l
+         JOIN penstock.entry e ON e.queue_id = l.queue_id AND e.id <= l.last_entry_id
+                              AND (e.id = l.last_entry_id OR e.lock_key = l.lock_key)
+        ORDER BY random() LIMIT $1)
+   FOR UPDATE SKIP LOCKED`
+		}
+		if _, err := tx.Exec(ctx, sql, n); err != nil {
+			return err
+		}
+		return sleepIn(ctx, tx, hold)
+	})
+}
+
 // holdSnapshot keeps a REPEATABLE READ transaction open for a while, so that no dead row can be
 // removed.
 func (d *database) holdSnapshot(ctx context.Context, hold time.Duration) error {

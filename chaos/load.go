@@ -23,17 +23,18 @@ import (
 // load is the clients. They speak HTTP and SQL by themselves, and record what they asked for and
 // what they were told.
 type load struct {
-	leaders []string // addresses of the API
-	sql     string   // address of the database through the clients' link
-	hook    string
-	http    *http.Client
-	seed    uint64
-	long    bool // solo entries take seconds, so that many nodes hold a lock when they are killed
-	ops     atomic.Int64
-	work    sync.WaitGroup
-	link    *pgproxy.Link   // of clients that speak SQL
-	patient context.Context // clients stop asking again when it ends
-	db      *database
+	leaders    []string // addresses of the API
+	sql        string   // address of the database through the clients' link
+	hook       string
+	http       *http.Client
+	seed       uint64
+	atMostOnce bool // entries of onceQueue are pushed
+	long       bool // solo entries take seconds, so that many nodes hold a lock when they are killed
+	ops        atomic.Int64
+	work       sync.WaitGroup
+	link       *pgproxy.Link   // of clients that speak SQL
+	patient    context.Context // clients stop asking again when it ends
+	db         *database
 
 	mu      sync.Mutex
 	pushes  []*judge.Push
@@ -50,7 +51,7 @@ func newLoad(
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, patient: patient, db: db, link: link,
+		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "", patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
@@ -110,8 +111,13 @@ func (l *load) next(random *rand.Rand) func() {
 		// Claims of one lane exclude each other; only those of several meet at the limit.
 		body["flow"] = "flow-" + strconv.Itoa(random.IntN(4))
 		in.MS = 500 + random.IntN(700) // at the usual rate two of the three locks are held on average
-	case roll < 68: // retried
+	case roll < 62: // retried
 		in.Fail = 1 + random.IntN(2)
+	case roll < 68: // must not run twice, also where it is unknown whether it ran
+		in.MS, in.Fail = 100+random.IntN(1400), random.IntN(2)
+		if l.atMostOnce {
+			p.Queue, p.Once = onceQueue, true
+		}
 	case roll < 75: // delayed
 		p.Due = time.Now().Add(time.Duration(500+random.IntN(4000)) * time.Millisecond)
 		body["due_at"] = p.Due

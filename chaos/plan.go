@@ -55,6 +55,7 @@ var steps = []step{
 	{4, (*plan).killBackends},
 	{2, (*plan).restartDatabase},
 	{2, (*plan).lockTables},
+	{8, (*plan).holdRows},
 	{1, (*plan).useUpConnections},
 	{1, (*plan).holdSnapshot},
 	{8, (*plan).spoilWorkers},
@@ -80,6 +81,7 @@ var rareSteps = []step{
 	{1, (*plan).slowLink},
 	{1, (*plan).killBackends},
 	{1, (*plan).restartDatabase},
+	{2, (*plan).holdRows},
 	{4, (*plan).spoilWorkers},
 }
 
@@ -359,6 +361,15 @@ func (p *plan) lockTables() string {
 		return ""
 	}
 	return "a hot table locked for up to 5 s"
+}
+
+// holdRows keeps some of the entries that run, or their lock records, locked by another transaction: their endings have to
+// wait, and no other ones.
+func (p *plan) holdRows() string {
+	rows, n, hold := pick(p, []string{"entries", "lock records"}), 1+p.random.IntN(4), p.leases(0.2, 2)
+	p.site.disturbed("rows held", time.Now(), hold)
+	go func() { _ = p.site.db.holdRows(p.ctx, rows == "entries", n, hold) }()
+	return "some " + rows + " of what runs held for up to 2 leases"
 }
 
 func (p *plan) useUpConnections() string {

@@ -34,6 +34,9 @@ var sqlstates = []string{
 	"08003", "58030", "XX000",
 }
 
+// finalStates are those after which a node does not send an ending again: it leaves the entry to recovery.
+var finalStates = []string{"58030", "XX000"}
+
 // faultKey is a row of the table of what happened.
 type faultKey struct {
 	kind  pgproxy.Kind
@@ -56,6 +59,7 @@ type policy struct {
 	faults  []pgproxy.Fault           // one of them is drawn
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
+	final   []judge.Death             // statements that met an error of finalStates
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
 }
 
@@ -146,7 +150,7 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 		}
 		r.left--
 		if r.fault == pgproxy.Refuse {
-			p.note(group.Site, r.code)
+			p.note(group, incarnation, r.code)
 		}
 		name := link.Name
 		return pgproxy.Decision{
@@ -167,7 +171,7 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 		}
 		if p.random.Float64() < chance {
 			code := p.leastTried(group.Site)
-			p.note(group.Site, code)
+			p.note(group, incarnation, code)
 			return pgproxy.Decision{Fault: pgproxy.Refuse, SQLSTATE: code}
 		}
 	}
@@ -202,12 +206,16 @@ func (p *policy) lost(kind pgproxy.Kind) int {
 // While it starts it reads and checks the schema, and an error that does not pass ends it, as it should.
 const settled = 5 * time.Second
 
-// note counts an SQLSTATE that is injected at a call site. The caller holds mu.
-func (p *policy) note(site, code string) {
-	if p.tried[site] == nil {
-		p.tried[site] = map[string]int{}
+// note counts an SQLSTATE that a process is answered at a call site. The caller holds mu.
+func (p *policy) note(group pgproxy.Group, incarnation, code string) {
+	if p.tried[group.Site] == nil {
+		p.tried[group.Site] = map[string]int{}
 	}
-	p.tried[site][code]++
+	p.tried[group.Site][code]++
+	settles := group.Kind == pgproxy.Finish || group.Kind == pgproxy.Other // as the first statement of a settlement
+	if settles && slices.Contains(finalStates, code) {
+		p.final = append(p.final, judge.Death{Process: incarnation, At: time.Now()})
+	}
 }
 
 // leastTried returns the SQLSTATE that a call site has met least often. The caller holds mu.

@@ -29,6 +29,7 @@ type process struct {
 	cmd         *exec.Cmd
 	ended       chan struct{}
 	deaths      []judge.Death
+	drains      []judge.Death
 	healed      bool // the faults are over
 	starts      int
 	otherPath   string          // the same program of another build; empty: there is none
@@ -181,6 +182,7 @@ func (p *process) drain(within time.Duration) {
 		p.mu.Unlock()
 		return
 	}
+	p.drains = append(p.drains, judge.Death{Process: p.current(), At: time.Now()})
 	_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	ended := p.ended

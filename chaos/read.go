@@ -159,6 +159,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	s.recorder.mu.Unlock()
 	s.policy.mu.Lock()
 	h.Beats = slices.Clone(s.policy.beats)
+	h.Hindrances = slices.Clone(s.policy.final)
 	s.policy.mu.Unlock()
 	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
 	if s.standby != nil && !s.standby.sync {
@@ -167,6 +168,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	for _, p := range s.all() {
 		p.mu.Lock()
 		h.Deaths = append(h.Deaths, p.deaths...)
+		h.Hindrances = append(h.Hindrances, p.drains...)
 		p.mu.Unlock()
 	}
 	return h, s.readDatabase(ctx, h)

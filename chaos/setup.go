@@ -35,7 +35,11 @@ func (c config) timetable() timetable {
 	return t
 }
 
-var models = []string{"solo", "keyed", "limited"} // queues whose entries workers run
+// onceQueue is that of a model which is called at most once. The version before called it again in some cases: beside
+// programs of another build nothing is pushed to it.
+const onceQueue = "once"
+
+var models = []string{"solo", "keyed", "limited", onceQueue} // queues whose entries workers run
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
@@ -43,8 +47,12 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
 		attemptsMax, crashesMax)
 	for _, model := range models {
-		config := fmt.Sprintf(`{"protocol": "dispatcher", "max_retries": 60,
-		    "timeouts": {"connect": 1, "run": %v, "control": 2, "probe": 2}}`, runMax.Seconds())
+		unknown := "at_least_once"
+		if model == onceQueue {
+			unknown = "at_most_once"
+		}
+		config := fmt.Sprintf(`{"protocol": "dispatcher", "max_retries": 60, "on_unknown": %q,
+		    "timeouts": {"connect": 1, "run": %v, "control": 2, "probe": 2}}`, unknown, runMax.Seconds())
 		if err := db.exec(ctx, `SELECT penstock.register_model($1, $2)`, model, config); err != nil {
 			return fmt.Errorf("register model %s: %w", model, err)
 		}

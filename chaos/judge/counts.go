@@ -20,6 +20,9 @@ func attemptsAreErrors(x *index, r *report) {
 				errors++
 			}
 		}
+		if p := x.pushByEntry[e.Entry]; p != nil && p.Once && e.Class == classUnknown {
+			errors++ // that it is unknown whether it ran
+		}
 		if e.Attempt > errors {
 			r.bad(
 				"entry %d has %d attempts, and workers answered it with %d errors",
@@ -75,6 +78,9 @@ func (x *index) deathsOf(key [2]string, entry int64) (deaths int) {
 	return deaths
 }
 
+// classUnknown is that of a failure for the reason that it is unknown whether the entry ran.
+const classUnknown = "unknown"
+
 func failuresHaveCauses(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]
@@ -91,6 +97,10 @@ func failuresHaveCauses(x *index, r *report) {
 			r.bad("entry %d was cancelled, and its client did not ask for that", e.Entry)
 		case e.Outcome == "expired":
 			r.bad("entry %d expired, and has no deadline", e.Entry)
+		case e.Outcome == "failed" && p.Once && e.Class == classUnknown:
+			if !x.mayBeUnknown(p) {
+				r.bad("entry %d failed because it is unknown whether it ran, and its calls were answered", e.Entry)
+			}
 		case e.Outcome == "failed" && (p.FailMax == 0 || e.Attempt < p.FailMax) &&
 			(p.CrashMax == 0 || e.Crashes < p.CrashMax):
 			r.bad(

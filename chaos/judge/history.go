@@ -33,6 +33,7 @@ type History struct {
 	Places     []Place
 	Beats      []Beat
 	Deaths     []Death
+	Hindrances []Death // drains of processes, and errors that make them leave endings to recovery
 	Samples    []Sample
 	Firings    []Firing
 	Deliveries []Delivery
@@ -77,6 +78,7 @@ type Push struct {
 	Due              time.Time
 	Callback, Effect bool
 	Joint            bool // pushed in a transaction that also wrote a row of the client's own
+	Once             bool // must not run twice, also where it is unknown whether it ran
 	Cancel           *Cancel
 	// CrashMax and FailMax: the entry may end as failed after so many crashes or errors. 0: it may
 	// not.

@@ -37,6 +37,8 @@ var Invariants = []Invariant{
 	{"tokens are unique and grow per key", tokensGrow},
 	{"a call carries a committed token", callsAreGranted},
 	{"no overlap without silence beyond the lease", noOverlap},
+	{"an entry that was answered well runs once", answeredOnce},
+	{"an entry that must not run twice is called once", calledAtMostOnce},
 	{"an end is recorded under the newest token only", newestToken},
 	{"a result is what its own call answered", resultsAreAnswers},
 	{"entries of a key start in the order of acceptance", keysInOrder},

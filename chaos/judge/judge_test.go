@@ -43,6 +43,7 @@ func good() *History {
 			{Op: 5, Queue: "work", Called: at(10), Returned: at(15), Told: true, Entry: 15, Effect: true},
 			{Op: 6, Queue: "solo", Called: at(10), Returned: at(15), Told: true, Entry: 16, Joint: true},
 			{Op: 7, Queue: "solo", Called: at(10), Returned: at(15), Refused: true},
+			{Op: 18, Queue: "once", Called: at(10), Returned: at(15), Told: true, Entry: 18, Once: true},
 		},
 		Calls: []Call{
 			{Entry: 11, Token: 101, Op: 1, Begin: at(30), Closed: at(40), Answer: "ok", Nonce: "a"},
@@ -51,6 +52,8 @@ func good() *History {
 			{Entry: 13, Token: 104, Op: 3, Begin: at(70), Closed: at(9000), Answer: "none"},
 			{Entry: 13, Token: 107, Op: 3, Begin: at(5000), Closed: at(5010), Answer: "ok", Nonce: "c"},
 			{Entry: 16, Token: 106, Op: 6, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "d"},
+			{Entry: 18, Token: 109, Op: 18, Begin: at(50), Closed: at(60), Answer: "error"},
+			{Entry: 18, Token: 110, Op: 18, Begin: at(70), Closed: at(80), Answer: "died"},
 		},
 		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
 		Deaths:     []Death{{Process: "n1", At: at(800), Killed: true}},
@@ -72,6 +75,7 @@ func good() *History {
 		{Entry: 16, Queue: "solo", Outcome: "done", Token: 106, Nonce: "d"},
 		{Entry: 21, Queue: "cron", Outcome: "done"},
 		{Entry: 22, Queue: "cron", Outcome: "done"},
+		{Entry: 18, Queue: "once", Outcome: "failed", Class: "unknown", Attempt: 2},
 	} {
 		e.Seq = int64(200 + 10*i)
 		h.Endings = append(h.Endings, e)
@@ -84,6 +88,8 @@ func good() *History {
 		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0, 50},
 		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0, 60},
 		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0, 70},
+		{72, "once", "#18", 109, 18, 1, "n1", at(45), at(62), 73, 72},
+		{74, "once", "#18", 110, 18, 1, "n1", at(65), time.Time{}, 0, 74},
 		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304},
 	}
 	h.Lanes = []string{"solo", "work"}
@@ -97,7 +103,7 @@ func good() *History {
 		{Seq: 65, Queue: "solo", Entry: 13, Position: 18, At: at(4980)}, // recovered
 		{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
 	}
-	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16} {
+	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 18: 18} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
 	}
 	return h
@@ -107,6 +113,14 @@ func good() *History {
 func overtake(h *History) {
 	h.Places = append(h.Places, Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
 	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0, 303})
+}
+
+// again lets an entry be called once more, on another node.
+func again(h *History, entry int64, begin time.Time) {
+	h.Grants = append(h.Grants, Grant{350, "solo", "#16", 350, entry, 2, "n2", begin, time.Time{}, 0, 350})
+	h.Calls = append(h.Calls, Call{
+		Entry: entry, Token: 350, Begin: begin, Closed: begin.Add(10 * time.Millisecond), Answer: "error",
+	})
 }
 
 func broken(h *History) map[string]int {
@@ -142,6 +156,8 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"tokens are unique and grow per key":                func(h *History) { h.Grants[6].Token = 104 },
 		"a call carries a committed token":                  func(h *History) { h.Calls[0].Token = 555 },
 		"no overlap without silence beyond the lease":       func(h *History) { h.Beats[1].At = at(4000) },
+		"an entry that was answered well runs once":         func(h *History) { again(h, 16, at(700)) },
+		"an entry that must not run twice is called once":   func(h *History) { again(h, 18, at(700)) },
 		"an end is recorded under the newest token only":    func(h *History) { h.Endings[2].Token = 104 },
 		"a result is what its own call answered":            func(h *History) { h.Endings[0].Nonce = "z" },
 		"entries of a key start in the order of acceptance": func(h *History) { h.Calls[0].Begin = at(55) },
