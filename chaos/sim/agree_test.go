@@ -23,7 +23,8 @@ type side struct {
 	queues map[string]*invalidation.Queue
 	held   map[string]*invalidation.Lock // by queue and key; also those that were lost since
 	push   func(queue, key string) error
-	silent func(node int64) error // the node's heartbeat was an hour ago
+	silent func(node int64) error                                               // the node's heartbeat was an hour ago
+	hold   func(l *invalidation.Lock, queue string) (release func(), err error) // by another transaction
 	state  func() (string, error)
 }
 
@@ -104,6 +105,15 @@ func onPostgres(t *testing.T) *side {
 		)
 		return err
 	}
+	s.hold = func(l *invalidation.Lock, queue string) (func(), error) {
+		tx, err := pool.Begin(t.Context())
+		if err != nil {
+			return nil, err
+		}
+		const sql = `SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = $2 AND token = $3 FOR UPDATE`
+		_, err = tx.Exec(t.Context(), sql, s.queues[queue].ID, l.Key, l.Token)
+		return func() { _ = tx.Rollback(context.Background()) }, err
+	}
 	s.state = func() (string, error) {
 		const sql = `
 SELECT format('entry %s of %s: key %s, %s, %s attempts, %s crashes, may have run: %s', e.id, q.name, coalesce(e.lock_key, ''), e.status, e.attempt, e.crashes,
@@ -151,6 +161,10 @@ func inMemory(t *testing.T) *side {
 			n.beatAt = n.beatAt.Add(-time.Hour)
 		}
 		return nil
+	}
+	s.hold = func(l *invalidation.Lock, _ string) (func(), error) {
+		store.tables.heldUntil[int64(l.Token)] = time.Now().Add(time.Hour)
+		return func() { clear(store.tables.heldUntil) }, nil
 	}
 	s.state = func() (string, error) { return store.tables.describe(), nil }
 	return s
@@ -332,7 +346,8 @@ func (w *twins) someLocks() (queue string, keys []string) {
 	return queue, keys[:min(len(keys), 1+w.random.IntN(3))]
 }
 
-// settle ends locks, also those that were ended or lost before.
+// settle ends locks, also those that were ended or lost before. In one case of three it does not wait for rows, and another
+// transaction has locked the record of the first lock.
 func (w *twins) settle(node int64) {
 	queue, keys := w.someLocks()
 	verbs := make([]int, len(keys))
@@ -342,20 +357,34 @@ func (w *twins) settle(node int64) {
 	if len(keys) == 0 {
 		return
 	}
-	w.both(fmt.Sprintf("settle %v of %s as %v", keys, queue, verbs), func(s *side) (string, error) {
+	free := w.random.IntN(3) == 0
+	w.both(fmt.Sprintf("settle %v of %s as %v, the first is held: %v", keys, queue, verbs, free), func(s *side) (string, error) {
 		var endings []invalidation.Ending
 		for i, key := range keys {
 			endings = append(endings, endingsOf(s.held[queue+" "+key], verbs[i])...)
 		}
-		tokens, err := s.queues[queue].Settle(context.Background(), invalidation.NodeID(node), endings)
-		var ours []string
-		for _, key := range keys {
-			if slices.Contains(tokens, s.held[queue+" "+key].Token) {
-				ours = append(ours, key)
-			}
+		if !free {
+			tokens, err := s.queues[queue].Settle(context.Background(), invalidation.NodeID(node), endings)
+			return fmt.Sprint(s.keysOf(queue, keys, tokens)), err
 		}
-		return fmt.Sprint(ours), err
+		release, err := s.hold(s.held[queue+" "+keys[0]], queue)
+		if err != nil {
+			return "", err
+		}
+		defer release()
+		ours, held, err := s.queues[queue].SettleFree(context.Background(), invalidation.NodeID(node), endings, false)
+		return fmt.Sprint(s.keysOf(queue, keys, ours), s.keysOf(queue, keys, held)), err
 	})
+}
+
+// keysOf are those of the keys whose locks have one of the tokens.
+func (s *side) keysOf(queue string, keys []string, tokens []invalidation.Token) (list []string) {
+	for _, key := range keys {
+		if slices.Contains(tokens, s.held[queue+" "+key].Token) {
+			list = append(list, key)
+		}
+	}
+	return list
 }
 
 // endingsOf ends the entries of a lock in one of eight ways.

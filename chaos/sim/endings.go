@@ -11,6 +11,14 @@ import (
 
 var errChanged = &pgconn.PgError{Code: "40001", Message: "entry changed while it was ended"}
 
+var errHeld = &pgconn.PgError{Code: "55P03", Message: "canceling statement due to lock timeout"}
+
+// patient says that a statement waits for rows for the time that its argument says, and no longer.
+func patient(a arguments, i int) bool {
+	patience, _ := a[i].(*string)
+	return patience != nil
+}
+
 func finishSolo(t *tables, now time.Time, a arguments) (reply, error) {
 	ids, tokens, lockRows, entryRows := a.numbers(1), a.numbers(2), a.places(8), a.places(9)
 	var r reply
@@ -18,6 +26,9 @@ func finishSolo(t *tables, now time.Time, a arguments) (reply, error) {
 		l := t.locks[lockKey{int32(a.number(0)), soloKey(id)}]
 		if l == nil || l.token != tokens[i] || !slices.Contains(lockRows, l.row) {
 			continue
+		}
+		if patient(a, 10) && t.isHeld(l, now) {
+			return reply{}, errHeld
 		}
 		if e := t.entries[id]; e == nil || !slices.Contains(entryRows, e.row) {
 			return reply{}, errChanged
@@ -31,7 +42,11 @@ func finishSolo(t *tables, now time.Time, a arguments) (reply, error) {
 
 func (t *tables) free(l *lock, now time.Time) {
 	delete(t.locks, l.lockKey)
-	t.note(event{at: now, what: "freed", queue: l.queue, key: l.key, token: l.token, node: l.node})
+	how := "settled"
+	if slices.Contains(t.recovering, l.token) {
+		how = "recovered"
+	}
+	t.note(event{at: now, what: "freed", queue: l.queue, key: l.key, token: l.token, node: l.node, how: how})
 }
 
 // held returns the lock of a key if it has the token.
@@ -42,12 +57,29 @@ func (t *tables) held(queue int64, key string, token int64) *lock {
 	return nil
 }
 
-func holdLocks(t *tables, _ time.Time, a arguments) (reply, error) {
+func holdLocks(t *tables, now time.Time, a arguments) (reply, error) {
 	var r reply
 	tokens := a.numbers(2)
 	for i, key := range a.texts(1) {
-		if t.held(a.number(0), key, tokens[i]) != nil {
-			r.rows = append(r.rows, []any{tokens[i]})
+		l := t.held(a.number(0), key, tokens[i])
+		if l == nil {
+			continue
+		}
+		if patient(a, 3) && t.isHeld(l, now) {
+			return reply{}, errHeld
+		}
+		r.rows = append(r.rows, []any{tokens[i]})
+	}
+	return r, nil
+}
+
+// findHeld names the locks of which another transaction has locked the record.
+func findHeld(t *tables, now time.Time, a arguments) (reply, error) {
+	var r reply
+	tokens := a.numbers(2)
+	for i, key := range a.texts(1) {
+		if l := t.held(a.number(0), key, tokens[i]); l != nil && t.isHeld(l, now) {
+			r.rows = append(r.rows, []any{l.token})
 		}
 	}
 	return r, nil
@@ -192,14 +224,14 @@ func holdForRecovery(t *tables, now time.Time, a arguments) (reply, error) {
 	var r reply
 	for i, key := range a.texts(1) {
 		l := t.held(a.number(0), key, tokens[i])
-		if l == nil {
+		if l == nil || t.isHeld(l, now) {
 			continue
 		}
 		n := t.nodes[l.node]
 		holds := n != nil &&
 			(crashed && n.beatAt.Add(n.lease).After(now) || !crashed && slices.Contains(n.tokens, l.token))
 		if !holds {
-			r.rows = append(r.rows, []any{l.token})
+			r.rows, t.recovering = append(r.rows, []any{l.token}), append(t.recovering, l.token)
 		}
 	}
 	return r, nil

@@ -55,6 +55,7 @@ func (w *world) judge() (violations []string) {
 	}
 	w.judgeOverlaps(bad)
 	w.judgeOrder(bad)
+	w.judgeMarks(bad)
 	slices.Sort(violations)
 	return violations
 }
@@ -128,5 +129,28 @@ func (w *world) judgeOrder(bad func(string, ...any)) {
 			bad("key %s: entry %d started after entry %d, which was accepted later", r.key, r.entry, newest[r.key])
 		}
 		newest[r.key] = max(newest[r.key], r.entry)
+	}
+}
+
+// judgeMarks finds runs that were not told that their entry may have run: recovery had ended the lock of an earlier run
+// that had begun.
+func (w *world) judgeMarks(bad func(string, ...any)) {
+	recovered := map[int64]time.Time{}
+	for _, e := range w.store.tables.events {
+		if e.what == "freed" && e.how == "recovered" {
+			recovered[e.token] = e.at
+		}
+	}
+	for _, earlier := range w.runs {
+		freed, lost := recovered[earlier.token]
+		if !lost || !earlier.began.Before(freed) {
+			continue
+		}
+		for _, later := range w.runs {
+			if later.entry == earlier.entry && later.token > earlier.token && !later.mayHaveRun {
+				bad("entry %d ran under token %d, which recovery took, and under token %d without the mark that it may have run",
+					later.entry, earlier.token, later.token)
+			}
+		}
 	}
 }

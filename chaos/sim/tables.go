@@ -18,6 +18,9 @@ type tables struct {
 	nodes   map[int64]*node
 	term    int64 // of the newest leader
 	events  []event
+
+	recovering []int64             // tokens of locks that recovery ends
+	heldUntil  map[int64]time.Time // locks whose record a transaction of another program has locked; not rolled back
 	sequences
 }
 
@@ -87,7 +90,7 @@ type event struct {
 }
 
 func newTables(queues ...string) *tables {
-	t := &tables{entries: map[int64]*entry{}, locks: map[lockKey]*lock{}, nodes: map[int64]*node{}, term: 1}
+	t := &tables{entries: map[int64]*entry{}, locks: map[lockKey]*lock{}, nodes: map[int64]*node{}, term: 1, heldUntil: map[int64]time.Time{}}
 	for i, name := range queues {
 		t.queues = append(t.queues, queue{int32(i + 1), name})
 	}
@@ -110,7 +113,7 @@ func (t *tables) clone() *tables {
 		copied := *n
 		c.nodes[id] = &copied
 	}
-	c.ready = slices.Clone(t.ready)
+	c.ready, c.recovering = slices.Clone(t.ready), slices.Clip(t.recovering)
 	c.events = slices.Clip(t.events)
 	return &c
 }
@@ -169,6 +172,9 @@ func (t *tables) end(id, token int64, how string, now time.Time) {
 	delete(t.entries, id)
 	t.note(event{at: now, what: "ended", entry: id, queue: e.queue, key: e.key, token: token, how: how})
 }
+
+// isHeld says that a transaction of another program has locked a lock record.
+func (t *tables) isHeld(l *lock, now time.Time) bool { return t.heldUntil[l.token].After(now) }
 
 // broken lists what is inconsistent, as penstock.check_invariants does.
 func (t *tables) broken() (found []string) {

@@ -43,6 +43,7 @@ type run struct {
 	process      *process
 	began, ended time.Time
 	well         bool // it ended without an error
+	mayHaveRun   bool // it was told that the entry may have run before
 }
 
 // world is everything of one simulation.
@@ -153,7 +154,7 @@ func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json
 	h := fnv.New64a()
 	fmt.Fprint(h, w.seed, r.Entry.ID, r.Lock.Token)
 	roll := h.Sum64()
-	one := &run{entry: int64(r.Entry.ID), token: int64(r.Lock.Token), key: r.Lock.Key, process: p, began: time.Now()}
+	one := &run{entry: int64(r.Entry.ID), token: int64(r.Lock.Token), key: r.Lock.Key, process: p, began: time.Now(), mayHaveRun: r.Entry.MayHaveRun}
 	w.mu.Lock()
 	w.runs = append(w.runs, one)
 	w.mu.Unlock()
@@ -271,6 +272,7 @@ const (
 	crashShare     = 36
 	partitionShare = 47
 	electShare     = 12
+	holdShare      = 60
 )
 
 // disturb crashes a process, cuts one off, or elects another leader, now and then.
@@ -303,7 +305,22 @@ func (w *world) disturb() {
 	case roll < crashShare+partitionShare+electShare:
 		w.count("election beside a leader")
 		w.elect()
+	case roll < crashShare+partitionShare+electShare+holdShare:
+		w.holdRow(lasts)
 	}
+}
+
+// holdRow lets another transaction keep the record of a lock locked for a while.
+func (w *world) holdRow(lasts time.Duration) {
+	t := w.store.tables
+	locks := t.inOrder()
+	if len(locks) == 0 {
+		return
+	}
+	l := locks[w.random.IntN(len(locks))]
+	w.say("the record of lock %s is held for %v", l.key, lasts)
+	w.count("row held")
+	t.heldUntil[l.token] = time.Now().Add(lasts)
 }
 
 // elect gives another leader the next term; the one before may go on until it notices.
@@ -333,6 +350,7 @@ func (w *world) heal() {
 	w.schedule.mu.Lock()
 	w.calm = true
 	w.schedule.mu.Unlock()
+	clear(w.store.tables.heldUntil)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, p := range w.nodes {
