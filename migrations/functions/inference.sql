@@ -660,13 +660,13 @@ BEGIN
     RETURN made;
 END $$;
 
--- sweep_output drops the partitions of penstock.output that are not read any more: an hour after
--- their end, unless a queue that keeps its output has some there, or a run that began before their
--- end goes on. Of the default partition it deletes up to `most` rows of entries that are gone. It
--- returns how many partitions and rows those were, and makes the partitions of the next hours.
--- Every prober calls it once a minute.
--- Locks: those of make_output_partitions; ACCESS EXCLUSIVE on penstock.output and each partition
--- that it drops, for 200 ms of waiting at most; the deleted rows.
+-- sweep_output does one of three things, so that its locks are held for that one only: it makes the partitions of
+-- penstock.output for the next hours; or drops the oldest one that is not read any more; or deletes up to `most` rows of
+-- entries that are gone from the default partition. It returns how many partitions it dropped or rows it deleted.
+-- A partition is dropped an hour after its end, unless a queue that keeps its output has some there, or a run that
+-- began before its end goes on. Every prober calls it once a minute.
+-- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one, for
+-- 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
@@ -674,9 +674,10 @@ DECLARE
     part  record;
     stays boolean;
     gone  bigint;
-    hours bigint := 0;
 BEGIN
-    PERFORM penstock.make_output_partitions();
+    IF penstock.make_output_partitions() > 0 THEN
+        RETURN 0;
+    END IF;
     FOR part IN
         SELECT c.relname AS name,
                to_timestamp(right(c.relname, 10), 'YYYYMMDDHH24') + interval '1 hour' AS until
@@ -696,7 +697,7 @@ BEGIN
                INTO stays USING part.until;
             CONTINUE WHEN stays;
             EXECUTE format('DROP TABLE penstock.%I', part.name);
-            hours := hours + 1;
+            RETURN 1;
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
                 NULL;
@@ -712,5 +713,5 @@ BEGIN
               AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = x.queue_id AND e.id = x.entry_id)
             LIMIT most));
     GET DIAGNOSTICS gone = ROW_COUNT;
-    RETURN hours + gone;
+    RETURN gone;
 END $$;

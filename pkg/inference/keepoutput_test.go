@@ -23,6 +23,8 @@ func TestSweepOfOutputEndsWhateverAModelSays(t *testing.T) {
 	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
 		VALUES ($1, 1, 1, 1, 1, 'x', date_trunc('hour', now()) - interval '3 hours')`, b.queue.ID)
 	b.must(err)
+	_, err = b.pool.Exec(b.ctx, `SELECT penstock.make_output_partitions()`)
+	b.must(err)
 	var gone int
 	b.must(b.pool.QueryRow(b.ctx, `SELECT penstock.sweep_output(10)`).Scan(&gone))
 	if gone != 1 {

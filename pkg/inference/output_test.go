@@ -25,6 +25,21 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 	there := func(name string) bool { return b.count(`SELECT count(to_regclass($1))`, name) == 1 }
 	old, recent := hour(5*time.Hour), hour(time.Hour)
 
+	// What makes partitions drops none: it would wait for readers of the table, who wait for the default partition.
+	locked := func() int {
+		tx, err := b.pool.Begin(b.ctx)
+		b.must(err)
+		_, err = tx.Exec(b.ctx, `SELECT penstock.sweep_output(10)`)
+		b.must(err)
+		var n int
+		b.must(tx.QueryRow(b.ctx, `SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND mode = 'AccessExclusiveLock'
+			AND relation IN ('penstock.output'::regclass, 'penstock.output_default'::regclass)`).Scan(&n))
+		b.must(tx.Commit(b.ctx))
+		return n
+	}
+	if n := locked(); n != 1 || !there(old) {
+		t.Errorf("the sweep that makes partitions locks %d tables, want the default partition; old one %v", n, there(old))
+	}
 	b.count(`SELECT penstock.sweep_output(10)`)
 	if there(old) || !there(recent) {
 		t.Errorf("after the sweep: old %v, recent %v", there(old), there(recent))
