@@ -130,10 +130,45 @@ EXCEPTION
         RAISE EXCEPTION 'queue option "%" of "%" is not valid: it always has a value', reading, queue_name USING ERRCODE = 'PS002';
 END $$;
 
--- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced.
--- Locks: those of lock_all_limits; ACCESS EXCLUSIVE on the queue's own table, so that no push comes
--- between; those of alter_queue; ACCESS EXCLUSIVE on penstock.entry to detach the table; rows of
--- the queue. Each waits 3 s at most, unless lock_timeout is set.
+-- lock_entries locks the table of all entries and that of a queue, and returns whether it could. Other transactions lock
+-- the two in either order, so that it waits for less than deadlock_timeout and then lets both go: no other one is the
+-- victim of a deadlock.
+-- Locks: ACCESS EXCLUSIVE on penstock.entry, then on the queue's own table, each for 200 ms of waiting at most.
+-- Callers: drop_queue.
+CREATE OR REPLACE FUNCTION penstock.lock_entries(queue_name text) RETURNS boolean
+LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+BEGIN
+    LOCK TABLE ONLY penstock.entry IN ACCESS EXCLUSIVE MODE;
+    EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
+    RETURN true;
+EXCEPTION
+    WHEN lock_not_available OR deadlock_detected THEN
+        RETURN false;
+END $$;
+
+-- need_no_entries raises an error if a queue has entries; where force is true it returns how many, up to a million.
+-- Locks: none.
+-- Callers: drop_queue.
+-- SQLSTATE: PS006 it has entries.
+CREATE OR REPLACE FUNCTION penstock.need_no_entries(queue_name text, force boolean) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    n bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
+    IF n > 0 AND NOT force THEN
+        RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
+            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
+    END IF;
+    RETURN n;
+END $$;
+
+-- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced. Results and failures
+-- go before the tables of entries are locked, for they may be millions; behind the locks only those that endings may have
+-- added meanwhile. What a longer transaction adds goes by retention.
+-- Locks: those of lock_all_limits; the results and failures; those of lock_entries, tried again for 3 s, or for as long as
+-- lock_timeout is set to, so that no push comes between; those of alter_queue; rows of the queue. Each of the others
+-- waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
 -- in time.
@@ -141,19 +176,27 @@ CREATE OR REPLACE FUNCTION penstock.drop_queue(queue_name text, force boolean DE
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    q penstock.queue := penstock.queue_row(queue_name);
-    n bigint;
+    q       penstock.queue := penstock.queue_row(queue_name);
+    began   timestamptz := clock_timestamp() - interval '1 minute';
+    n       bigint := penstock.need_no_entries(queue_name, force);
+    give_up timestamptz;
 BEGIN
     PERFORM penstock.lock_all_limits();
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;
-    -- No push may come between: the lock is on this queue's table only.
-    EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
-    EXECUTE format('SELECT count(*) FROM (SELECT FROM penstock.%I LIMIT 1000000) e', 'entry_' || queue_name) INTO n;
-    IF n > 0 AND NOT force THEN
-        RAISE EXCEPTION 'queue "%" still has % entries', queue_name, n
-            USING ERRCODE = 'PS006', HINT = 'Wait until it is empty, cancel them, or drop with force => true.';
+    DELETE FROM penstock.result WHERE queue_id = q.id;
+    DELETE FROM penstock.failure WHERE queue_id = q.id;
+    give_up := clock_timestamp() + current_setting('lock_timeout')::interval;
+    WHILE NOT penstock.lock_entries(queue_name) LOOP
+        IF clock_timestamp() > give_up THEN
+            RAISE EXCEPTION 'queue "%" cannot be dropped: other transactions use the tables of entries', queue_name
+                USING ERRCODE = '55P03', HINT = 'Try again.';
+        END IF;
+        PERFORM pg_sleep(0.1); -- transactions that wait for these tables go on
+    END LOOP;
+    IF NOT force THEN
+        PERFORM penstock.need_no_entries(queue_name, force);
     END IF;
     PERFORM penstock.alter_queue(queue_name, '{"capacity": null, "capacity_per_slot": null}');
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
@@ -166,8 +209,8 @@ BEGIN
     DELETE FROM penstock.progress WHERE queue_id = q.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = q.id;
     DELETE FROM penstock.blocked_key WHERE queue_id = q.id;
-    DELETE FROM penstock.result WHERE queue_id = q.id;
-    DELETE FROM penstock.failure WHERE queue_id = q.id;
+    DELETE FROM penstock.result WHERE queue_id = q.id AND finished_at > began;
+    DELETE FROM penstock.failure WHERE queue_id = q.id AND failed_at > began;
     DELETE FROM penstock.queue WHERE id = q.id;
     PERFORM penstock.audit_log(drop_queue.actor, 'drop_queue', queue_name,
                                drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
