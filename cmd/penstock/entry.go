@@ -90,7 +90,7 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 			{"priority", fmt.Sprint(e.Priority)},
 			{"weight", fmt.Sprint(e.Weight)},
 			{"name", e.Name},
-			{"attempts", fmt.Sprint(e.Attempt)},
+			{"attempts spent", fmt.Sprint(e.Attempt)},
 			{"crashes", fmt.Sprint(e.Crashes)},
 			{"accepted", stamp(&e.CreatedAt)},
 			{"due", stamp(e.DueAt)},
@@ -106,7 +106,7 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 		facts = append(facts, [][2]string{
 			{"ended", stamp(&e.At)},
 			{"accepted", stamp(&e.Accepted)},
-			{"attempts", fmt.Sprint(e.Attempt)},
+			{"attempts spent", fmt.Sprint(e.Attempt)},
 			{"class", e.Class},
 			{"reason", e.Reason},
 		}...)

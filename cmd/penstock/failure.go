@@ -84,7 +84,7 @@ func failureShow(a *app) *cobra.Command {
 		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue},
 			[2]string{"failed", stamp(&f.FailedAt)},
 			[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
-			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts", fmt.Sprint(f.Attempt)},
+			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts spent", fmt.Sprint(f.Attempt)},
 			[2]string{"crashes", fmt.Sprint(f.Crashes)},
 			[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow},
 			[2]string{"trace", f.Trace})
