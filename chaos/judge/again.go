@@ -38,18 +38,20 @@ func calledAtMostOnce(x *index, r *report) {
 
 // grantedAfter says that a solo entry was granted under a later token than this one.
 func (x *index) grantedAfter(p *Push, token int64) bool {
-	return slices.ContainsFunc(x.byKey[[2]string{p.Queue, "#" + strconv.FormatInt(p.Entry, 10)}],
-		func(g *Grant) bool { return g.Token > token })
+	return slices.ContainsFunc(x.grantsOf(p), func(g *Grant) bool { return g.Token > token })
+}
+
+func (x *index) grantsOf(solo *Push) []*Grant {
+	return x.byKey[[2]string{solo.Queue, "#" + strconv.FormatInt(solo.Entry, 10)}]
 }
 
 // mayBeUnknown says that the node of an entry may not know whether a call of it ran, or that the entry came back after
 // another than its node had ended its lock.
 func (x *index) mayBeUnknown(p *Push) bool {
-	calls := x.calls[p.Entry]
-	if len(calls) > 0 && x.grantedAfter(p, calls[0].Token) || len(x.byKey[[2]string{p.Queue, "#" + strconv.FormatInt(p.Entry, 10)}]) > 1 {
+	if len(x.grantsOf(p)) > 1 {
 		return true
 	}
-	return slices.ContainsFunc(calls, func(c *Call) bool {
+	return slices.ContainsFunc(x.calls[p.Entry], func(c *Call) bool {
 		g := x.grants[c.Token]
 		return c.Answer == "none" || c.Answer == "died" || x.missed(c) ||
 			g != nil && x.disturbed(g.Process, c.Begin, c.Closed.Add(x.Lease))

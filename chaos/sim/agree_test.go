@@ -346,8 +346,8 @@ func (w *twins) someLocks() (queue string, keys []string) {
 	return queue, keys[:min(len(keys), 1+w.random.IntN(3))]
 }
 
-// settle ends locks, also those that were ended or lost before. In one case of three it does not wait for rows, and another
-// transaction has locked the record of the first lock.
+// settle ends locks, also those that were ended or lost before. In one case of three it does not wait for rows, and
+// another transaction has locked the record of the first lock.
 func (w *twins) settle(node int64) {
 	queue, keys := w.someLocks()
 	verbs := make([]int, len(keys))
@@ -358,7 +358,8 @@ func (w *twins) settle(node int64) {
 		return
 	}
 	free := w.random.IntN(3) == 0
-	w.both(fmt.Sprintf("settle %v of %s as %v, the first is held: %v", keys, queue, verbs, free), func(s *side) (string, error) {
+	what := fmt.Sprintf("settle %v of %s as %v, the first is held: %v", keys, queue, verbs, free)
+	w.both(what, func(s *side) (string, error) {
 		var endings []invalidation.Ending
 		for i, key := range keys {
 			endings = append(endings, endingsOf(s.held[queue+" "+key], verbs[i])...)

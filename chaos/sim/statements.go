@@ -42,7 +42,7 @@ var statements = []statement{
 	{"first unlocked", "ORDER BY pos LIMIT 1 FOR UPDATE SKIP LOCKED", firstUnlocked},
 	{"sweep", "pos BETWEEN $4::bigint AND $5::bigint", sweep},
 	{"finish solo", "unnest($2::bigint[], $3::bigint[], $4::jsonb[]", finishSolo},
-	{"find held rows", "LEFT JOIN records r ON r.token = a.token", findHeld},
+	{"find held rows", "SELECT DISTINCT lock_key, token FROM asked ORDER BY lock_key", findHeld},
 	{"hold locks", "penstock.need_read_committed()", holdLocks},
 	{"done", "unnest($10::bigint[], $4::bigint[]", done},
 	{"retry", "NOT k.spent OR k.attempt IS NULL", retry},
