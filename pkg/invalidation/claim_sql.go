@@ -126,7 +126,8 @@ WITH headroom AS MATERIALIZED (
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
-            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
+              AND pos >= a.position
               AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
@@ -151,15 +152,18 @@ WITH headroom AS MATERIALIZED (
 )
 {{- if .Limited}}, charged AS MATERIALIZED (
     SELECT CASE WHEN $9::int > 0 OR max(s.token) > (SELECT uncounted_to FROM headroom) THEN
-           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token), (SELECT uncounted_to FROM headroom)) END AS done
+           penstock.charge_lanes($1, $9, array_agg(s.flow), array_agg(s.taken), NULL, NULL, max(s.token),
+               (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT flow, count(*) AS taken, max(token) AS token FROM solo GROUP BY flow) s
 )
 {{- end}}
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
        coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait,
        NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
@@ -173,7 +177,8 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
        h.wait, {{template "delayed"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
 {{- end}}
-       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
+              max(locks) AS locks,
               coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
@@ -195,7 +200,8 @@ WITH headroom AS MATERIALIZED (
       FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
            {{if .Weighed}}{{template "weights"}}{{else}}NULL{{end}}, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
-           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
+           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0
+               AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
 {{- else}}
     SELECT $5::int AS locks
@@ -205,24 +211,28 @@ WITH headroom AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
 {{- if .Limited}}
            greatest(b.wait, CASE WHEN c.locks < 1 THEN headroom.waits[l.ord] END) AS wait, c.locks,
-           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks), headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
+           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks),
+               headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
 {{- else}}
            b.wait, headroom.locks, $8::int AS quantum,
 {{- end}}
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
-     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY
+         l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL {{template "throttled"}} b
 {{- if .Limited}}
      CROSS JOIN LATERAL (SELECT least(headroom.locks, headroom.headrooms[l.ord]) AS locks) c
 {{- end}}
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
+    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos,
+           r.lock_key
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
-            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
+              AND pos >= a.position
               AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
@@ -243,8 +253,10 @@ WITH headroom AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 )
 {{- if .Keyed}}, bucket AS MATERIALIZED (
-    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.headroom, k.wait, h.flows[a.at] AS flow, h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
-      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS positions, array_agg(flow) AS flows, array_agg(ignore_row_locks) AS ignored,
+    SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.headroom, k.wait, h.flows[a.at] AS flow,
+           h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
+      FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS positions, array_agg(flow) AS flows,
+            array_agg(ignore_row_locks) AS ignored,
                    array_agg(quantum) AS quantums
               FROM head WHERE lock_key IS NOT NULL) h
      CROSS JOIN LATERAL penstock.key_headroom($1, h.keys, h.positions) k
@@ -295,7 +307,8 @@ WITH headroom AS MATERIALIZED (
 {{- end}}, taken AS (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM mine
-                              WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group{{if .Keyed}} UNION ALL SELECT pos FROM throttled{{end}})) IS TRUE))
+                              WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group
+                                                {{- if .Keyed}} UNION ALL SELECT pos FROM throttled{{end}})) IS TRUE))
     RETURNING pos
 )
 {{- if .Limited}}, used AS MATERIALIZED (
@@ -307,7 +320,8 @@ WITH headroom AS MATERIALIZED (
     SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used),
 {{- if .Keyed}}
-                                 (SELECT array_agg(lock_key) FROM lock_group), (SELECT array_agg(entry_count::bigint) FROM lock_group),
+                                 (SELECT array_agg(lock_key) FROM lock_group),
+                                 (SELECT array_agg(entry_count::bigint) FROM lock_group),
 {{- else}}
                                  NULL, NULL,
 {{- end}}
@@ -317,9 +331,11 @@ WITH headroom AS MATERIALIZED (
 {{- end}}
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
        coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait,
        NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
@@ -339,8 +355,10 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
        h.wait, {{template "delayed"}}, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
 {{- end}}
-       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
+              max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
@@ -424,7 +442,8 @@ var claimTexts = claimStatements{
 const claimGroupsSQL = `
 SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, e.may_have_run, coalesce(e.cost, 0) AS cost, e.name, e.trace,
        e.callback, e.payload,
-       date_part('epoch', clock_timestamp() - e.created_at) AS waited, date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - e.created_at) AS waited,
+       date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
        date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in, e.row AS entry_tid, l.entry_count,
        coalesce(e.weight > l.weight, false) AS heavier
   FROM unnest($2::text[], $3::bigint[]) k(lock_key, token)

@@ -195,9 +195,11 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
        paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
-       ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id), penstock.queue_pauses(queue),
+       ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id),
+       penstock.queue_pauses(queue),
        penstock.queue_weights(queue),
-       (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s), penstock.queue_rate_kind(id)`
+       (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s),
+       penstock.queue_rate_kind(id)`
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (

@@ -28,7 +28,8 @@ func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
 const failSQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
-      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[]) k(lock_key, token, id, error, fingerprint, run_ms)
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::jsonb[], $6::text[], $8::bigint[])
+          k(lock_key, token, id, error, fingerprint, run_ms)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (

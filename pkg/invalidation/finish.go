@@ -30,7 +30,8 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (
     SELECT *
-      FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[]) k(id, token, result, run_ms, meta, row)
+      FROM unnest($2::bigint[], $3::bigint[], $4::jsonb[], $5::bigint[], $8::jsonb[], $10::tid[])
+          k(id, token, result, run_ms, meta, row)
      WHERE (SELECT set_config('lock_timeout', coalesce($11::text, current_setting('lock_timeout')), true)) IS NOT NULL
 ), freed AS MATERIALIZED (
     DELETE FROM penstock.lock
@@ -100,13 +101,15 @@ WITH ours AS MATERIALIZED (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
 ), ended AS MATERIALIZED (
     SELECT *
-      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[]) k(token, id, result, run_ms, meta, row)
+      FROM unnest($10::bigint[], $4::bigint[], $5::jsonb[], $6::bigint[], $9::jsonb[], $11::tid[])
+          k(token, id, result, run_ms, meta, row)
      WHERE (token IN (SELECT token FROM ours)) IS TRUE
 ), found AS MATERIALIZED (
     SELECT k.token, k.id, k.result, k.run_ms, k.meta, coalesce(k.row, e.row) AS row
       FROM ended k
       LEFT JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.entry_X WHERE k.row IS NULL AND queue_id = $1 AND id = k.id OFFSET 0) e ON true
+           SELECT ctid AS row FROM penstock.entry_X WHERE k.row IS NULL AND queue_id = $1
+               AND id = k.id OFFSET 0) e ON true
      WHERE coalesce(k.row, e.row) IS NOT NULL
 ), gone AS MATERIALIZED (
     DELETE FROM penstock.entry_X
@@ -119,7 +122,8 @@ WITH ours AS MATERIALIZED (
      CROSS JOIN LATERAL (SELECT created_at, attempt FROM penstock.entry_X WHERE ctid = k.row AND id = k.id OFFSET 0) e
      WHERE $7::boolean
 )
-SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)), (SELECT count(*) FROM gone) AS ended`
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)),
+       (SELECT count(*) FROM gone) AS ended`
 
 // queueDone adds the number of entries that it ended to *ended.
 func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {

@@ -34,7 +34,8 @@ SELECT pg_notify('` + hintChannel + `', hint) FROM unnest($1::text[]) u(hint)`
 // It commits without waiting for the disk, so that it has the lock of NOTIFY for a moment only: nothing is
 // lost with it.
 const hintSQL = `
-SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 'off', true) FROM unnest($1::text[]) u(hint)`
+SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 'off', true)
+  FROM unnest($1::text[]) u(hint)`
 
 // Hinter tells nodes after a push that a queue has work, so that they need not wait for their next poll. A hint is
 // only a hint: pushes never wait for it, and where the database does not answer it is dropped without a word.

@@ -13,7 +13,8 @@ const refundSQL = `
 SELECT penstock.refund($1, $2, $3, ARRAY(
        SELECT (k.uncovered + (SELECT count(*)
                                 FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
-                               CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1 AND id = c.id OFFSET 0) e
+                               CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1
+                                   AND id = c.id OFFSET 0) e
                                WHERE c.token = k.token))::int
          FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, uncovered, ord) ORDER BY ord), $5)`
 

@@ -67,14 +67,17 @@ WITH beat AS (
     UPDATE penstock.node
        SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], running = $3::bigint[], load = $4::jsonb
      WHERE id = $1
-    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason, penstock.node_paused(id, name) AS paused
+    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason,
+              penstock.node_paused(id, name) AS paused
 ), wished AS MATERIALIZED (
     SELECT c.ctid AS row
       FROM penstock.cancel_request c
-     CROSS JOIN LATERAL (SELECT coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id AND e.id = c.entry_id),
+     CROSS JOIN LATERAL (SELECT coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id
+         AND e.id = c.entry_id),
                                          '#' || c.entry_id) AS lock_key OFFSET 0) k
      CROSS JOIN LATERAL (SELECT FROM penstock.lock l
-                          WHERE l.queue_id = c.queue_id AND l.lock_key = k.lock_key AND l.node_id = $1 AND c.entry_id <= l.last_entry_id
+                          WHERE l.queue_id = c.queue_id AND l.lock_key = k.lock_key AND l.node_id = $1
+                            AND c.entry_id <= l.last_entry_id
                          OFFSET 0) l
 ), asked AS (
     UPDATE penstock.cancel_request c
@@ -83,7 +86,8 @@ WITH beat AS (
     RETURNING c.queue_id, c.entry_id, c.reason
 )
 SELECT b.draining, b.reason, b.paused, (SELECT coalesce(bit_xor(hashint8extended(version, id)), 0) FROM penstock.queue),
-       (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]') FROM asked)
+       (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]')
+           FROM asked)
   FROM beat b`
 
 // Renew renews the node's lease and returns its orders. It returns ErrNodeGone if the node's row

@@ -31,7 +31,8 @@ type Ended struct {
 // ErrState if the entry has not ended yet, ErrEntryNotFound if there is no such entry.
 func Outcome(ctx context.Context, db postgres.DB, id EntryID) (Ended, error) {
 	const sql = `
-SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0), coalesce(token, 0), coalesce(run_ms, 0),
+SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0), coalesce(token, 0),
+       coalesce(run_ms, 0),
        coalesce(reason, ''), coalesce(class, ''), result
   FROM penstock.outcome_of($1)`
 	for {

@@ -37,7 +37,8 @@ WITH due AS MATERIALIZED (
      GROUP BY priority, flow, lock_key
 )
 SELECT (SELECT count(*) FROM fresh)
-       + CASE WHEN EXISTS (SELECT FROM penstock.ready WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = '') THEN penstock.requeue_throttled($1, $2::int) ELSE 0 END`
+       + CASE WHEN EXISTS (SELECT FROM penstock.ready WHERE queue_id = $1 AND priority = penstock.throttled_priority()
+           AND flow = '') THEN penstock.requeue_throttled($1, $2::int) ELSE 0 END`
 
 // promoteCronSQL is promoteSQL for queues of kind cron.
 var promoteCronSQL = strings.Replace(promoteSQL, "/* cron */", "AND NOT penstock.waits_for_cron(id)", 1)

@@ -16,12 +16,14 @@ const reclaimSQL = `
 SELECT l.token, l.pos AS position, e.id AS entry_id, l.lock_key, e.attempt, e.crashes, e.may_have_run,
        coalesce(e.cost, 0) AS cost, e.name, e.trace,
        e.callback, e.payload, date_part('epoch', clock_timestamp() - e.created_at) AS waited,
-       date_part('epoch', e.start_by - clock_timestamp()) AS start_in, date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in,
+       date_part('epoch', e.start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', e.finish_by - clock_timestamp()) AS finish_in,
        e.row AS entry_tid, l.flow, l.row AS lock_tid, l.priority
   FROM (SELECT ctid AS row, * FROM penstock.lock
          WHERE queue_id = $1 AND node_id = $2 AND claim_id = $3 OFFSET 0) l
   LEFT JOIN LATERAL (
-       SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = l.last_entry_id AND l.lock_key LIKE '#%' OFFSET 0) e ON true
+       SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = l.last_entry_id
+           AND l.lock_key LIKE '#%' OFFSET 0) e ON true
  ORDER BY l.pos`
 
 // Reclaim returns the locks of a claim whose answer was lost, none if it was not committed.

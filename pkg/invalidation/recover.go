@@ -25,7 +25,8 @@ type HeldLock struct {
 }
 
 const heldLocksSQL = `
-SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() - claimed_at)::float8, priority, flow, claim_id, pos
+SELECT queue_id, lock_key, token, node_id, extract(epoch FROM clock_timestamp() - claimed_at)::float8, priority, flow,
+       claim_id, pos
   FROM penstock.lock`
 
 // HeldLocks returns every lock record: the table is as small as the work in flight.
@@ -52,13 +53,15 @@ type Recovered struct {
 // skips it meets in its next pass.
 const recoverHoldSQL = `
 SELECT l.token
-  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
+  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
+      ORDER BY 1) k
  CROSS JOIN LATERAL (
        SELECT token FROM penstock.lock l
         WHERE l.queue_id = $1 AND l.lock_key = k.lock_key AND l.token = k.token
           AND (SELECT n.id FROM penstock.node n
                 WHERE n.id = l.node_id
-                  AND CASE WHEN $4::boolean THEN n.beat_at + n.lease > clock_timestamp() ELSE l.token = ANY (n.tokens) END) IS NULL
+                  AND CASE WHEN $4::boolean THEN n.beat_at + n.lease > clock_timestamp()
+                      ELSE l.token = ANY (n.tokens) END) IS NULL
           FOR UPDATE OF l SKIP LOCKED) l`
 
 // crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
@@ -68,16 +71,20 @@ const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
        SET crashes = e.crashes + 1, start_by = NULL,
-           history = penstock.history_add(e.history, jsonb_build_object('class', 'crash', 'node', k.node_id, 'token', k.token,
+           history = penstock.history_add(e.history,
+               jsonb_build_object('class', 'crash', 'node', k.node_id, 'token', k.token,
                                           'error', 'node ' || k.name || ' died while it ran this entry'))
-      FROM (SELECT l.token, l.node_id, coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
+      FROM (SELECT l.token, l.node_id,
+            coalesce((SELECT n.name FROM penstock.node n WHERE n.id = l.node_id), l.node_id::text) AS name,
                    CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
                         ELSE (SELECT g.id FROM penstock.entry_X g
-                               WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority) AND g.id <= l.last_entry_id
+                               WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority)
+                                 AND g.id <= l.last_entry_id
                                ORDER BY g.id LIMIT 1) END AS entry_id
               FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
              CROSS JOIN LATERAL (
-                   SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
+                   SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key
+                       AND token = t.token OFFSET 0) l
              ORDER BY 4) k
      CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.entry_id OFFSET 0) f
      WHERE e.ctid = f.row

@@ -18,7 +18,8 @@ func Cancel(l *Lock, e EntryID, reason string) Ending {
 const removeSQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
-      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[]) k(lock_key, token, id, outcome, reason)
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::text[], $6::text[])
+          k(lock_key, token, id, outcome, reason)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
@@ -31,7 +32,8 @@ WITH found AS MATERIALIZED (
 ), asked AS (
     DELETE FROM penstock.cancel_request d
      USING gone
-     CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.cancel_request WHERE queue_id = $1 AND entry_id = gone.id OFFSET 0) c
+     CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.cancel_request WHERE queue_id = $1
+         AND entry_id = gone.id OFFSET 0) c
      WHERE d.ctid = c.row
 ), kept AS (
     INSERT INTO penstock.result (queue_id, entry_id, created_at, node_id, token, attempt, outcome, reason)

@@ -129,7 +129,8 @@ func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
 const retrySQL = `
 WITH found AS MATERIALIZED (
     SELECT k.*, e.row
-      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[], $10::int[]) k(lock_key, token, id, delay_ms, error, spent, run_ms, attempt)
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[], $5::bigint[], $6::jsonb[], $7::boolean[], $9::bigint[],
+            $10::int[]) k(lock_key, token, id, delay_ms, error, spent, run_ms, attempt)
      CROSS JOIN LATERAL (
            SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
      CROSS JOIN LATERAL (
@@ -141,7 +142,8 @@ WITH found AS MATERIALIZED (
            attempt = least(d.attempt + f.spent::int, 32767),
            start_by = CASE WHEN NOT f.spent THEN d.start_by END,
            history = CASE WHEN f.spent
-               THEN penstock.history_add(d.history, penstock.run_note(d.attempt + 1, f.error, $8, f.run_ms)) ELSE d.history END
+               THEN penstock.history_add(d.history, penstock.run_note(d.attempt + 1, f.error, $8, f.run_ms))
+               ELSE d.history END
       FROM found f
      WHERE d.ctid = f.row
     RETURNING d.id

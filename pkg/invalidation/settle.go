@@ -235,7 +235,8 @@ func (q *Queue) soloDone(endings []Ending) bool {
 // raises. $4 is the lock_timeout of this transaction, null for that of the session.
 const holdSQL = `
 SELECT l.token
-  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token) ORDER BY 1) k
+  FROM (SELECT lock_key COLLATE "C" AS lock_key, token FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
+      ORDER BY 1) k
  CROSS JOIN LATERAL (
        SELECT token FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token FOR UPDATE) l
  WHERE (SELECT penstock.need_read_committed()) IS NOT NULL
@@ -279,7 +280,8 @@ WITH freed AS (
     DELETE FROM penstock.lock d
      USING unnest($2::text[], $3::bigint[], $4::text[], $6::bigint[]) k(lock_key, token, requeue, delay_ms)
      CROSS JOIN LATERAL (
-           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key
+               AND token = k.token OFFSET 0) l
      WHERE d.ctid = l.row
     RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.requeue,
               CASE WHEN k.delay_ms > 0 THEN clock_timestamp() + k.delay_ms * interval '1 millisecond' END AS not_before

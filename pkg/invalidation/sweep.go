@@ -28,7 +28,8 @@ WITH head AS MATERIALIZED (
            SELECT h.row FROM head h
             WHERE h.lock_key IN (SELECT lock_key FROM held)
                OR (h.entry_id IS NOT NULL AND NOT EXISTS (
-                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id AND e.priority >= 0 OFFSET 0))))
+                   SELECT FROM penstock.entry_X e WHERE e.queue_id = $1 AND e.id = h.entry_id
+                       AND e.priority >= 0 OFFSET 0))))
        FOR UPDATE SKIP LOCKED
 )
 DELETE FROM penstock.ready

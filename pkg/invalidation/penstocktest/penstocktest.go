@@ -38,7 +38,8 @@ type Queued[P any] struct {
 type Entry[P any] = Queued[P]
 
 const entriesSQL = `
-SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e.name, ''), e.status = 'initial', e.attempt
+SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e.name, ''), e.status = 'initial',
+       e.attempt
   FROM penstock.entry e
   JOIN penstock.queue q ON q.id = e.queue_id
  WHERE q.name = $1

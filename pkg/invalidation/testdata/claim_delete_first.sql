@@ -15,7 +15,8 @@ WITH headroom AS MATERIALIZED (
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
-            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
+              AND pos >= a.position
               AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
@@ -40,9 +41,11 @@ WITH headroom AS MATERIALIZED (
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
        coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait,
        NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
@@ -54,6 +57,7 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                     ORDER BY pos LIMIT 100) d) END, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
-       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
+              max(locks) AS locks,
               coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
          FROM head GROUP BY ord, flow) h

@@ -6,17 +6,20 @@ WITH headroom AS MATERIALIZED (
            b.wait, headroom.locks, $8::int AS quantum,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
-     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY
+         l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
              FROM penstock.throttles($1, l.flow)) b
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
+    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos,
+           r.lock_key
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
-            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
+              AND pos >= a.position
               AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
@@ -71,9 +74,11 @@ WITH headroom AS MATERIALIZED (
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
        coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait,
        NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
@@ -91,6 +96,8 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                     ORDER BY pos LIMIT 100) d) END, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
-       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
+              max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h

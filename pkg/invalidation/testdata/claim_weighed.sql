@@ -19,26 +19,31 @@ WITH headroom AS MATERIALIZED (
                     LIMIT $5::int) r
             ORDER BY r.pos), $10::int[], $11::int) r
       LEFT JOIN LATERAL (
-           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
+           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0
+               AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
            greatest(b.wait, CASE WHEN c.locks < 1 THEN headroom.waits[l.ord] END) AS wait, c.locks,
-           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks), headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
+           greatest(1, least($8::int, headroom.entries / greatest(1, headroom.locks),
+               headroom.headrooms[l.ord] / greatest(1, c.locks))) AS quantum,
            pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
-     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY l(flow, position, ignore_row_locks, ord)
+     CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY
+         l(flow, position, ignore_row_locks, ord)
      CROSS JOIN LATERAL (
            SELECT nullif(greatest(0, extract(epoch FROM max(until) - clock_timestamp())), 0)::float8 AS wait
              FROM penstock.throttles($1, l.flow)) b
      CROSS JOIN LATERAL (SELECT least(headroom.locks, headroom.headrooms[l.ord]) AS locks) c
 ), head AS MATERIALIZED (
-    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos, r.lock_key
+    SELECT a.ord, a.flow, a.position, a.ignore_row_locks, a.exclusive, a.wait, a.locks, a.quantum, r.row, r.pos,
+           r.lock_key
       FROM lane a
       LEFT JOIN LATERAL (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
-            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow AND pos >= a.position
+            WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
+              AND pos >= a.position
               AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
@@ -104,9 +109,11 @@ WITH headroom AS MATERIALIZED (
 )
 SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, crashes, may_have_run,
        coalesce(cost, 0) AS cost, name, trace, callback, payload,
-       date_part('epoch', clock_timestamp() - created_at) AS waited, date_part('epoch', start_by - clock_timestamp()) AS start_in,
+       date_part('epoch', clock_timestamp() - created_at) AS waited,
+       date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
-       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped, NULL::float8 AS wait,
+       NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
+       NULL::float8 AS wait,
        NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
@@ -125,7 +132,9 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                     ORDER BY pos LIMIT 100) d) END,
        CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, headroom.locks, headroom.uncounted_to = 0
   FROM headroom CROSS JOIN (
-       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait, max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
+       SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
+              max(locks) AS locks,
+              coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
