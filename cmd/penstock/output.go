@@ -73,9 +73,14 @@ func (a *app) encode(v any) error {
 			return fmt.Errorf("write yaml: %w", err)
 		}
 		block(&tree)
-		encoder := yaml.NewEncoder(a.out)
+		var blocks bytes.Buffer
+		encoder := yaml.NewEncoder(&blocks)
 		encoder.SetIndent(2)
-		return encoder.Encode(&tree)
+		if err := encoder.Encode(&tree); err != nil {
+			return fmt.Errorf("write yaml: %w", err)
+		}
+		_, err := a.out.Write(escapeControls(blocks.Bytes()))
+		return err
 	case "json":
 		var indented bytes.Buffer
 		if err := json.Indent(&indented, text, "", "  "); err != nil {
@@ -87,9 +92,12 @@ func (a *app) encode(v any) error {
 	return err
 }
 
-// block takes the style of JSON from a YAML tree: nothing in braces, no quotes where none are needed.
+// block takes the style of JSON from a YAML tree: nothing in braces, no quotes where none are needed. Escapes need quotes.
 func block(n *yaml.Node) {
 	n.Style = 0
+	if strings.ContainsFunc(n.Value, isControl) {
+		n.Style = yaml.DoubleQuotedStyle
+	}
 	if len(n.Content) == 0 && (n.Kind == yaml.SequenceNode || n.Kind == yaml.MappingNode) {
 		n.Style = yaml.FlowStyle
 	}
@@ -198,8 +206,8 @@ func (a *app) indented(w io.Writer, title string, text json.RawMessage) {
 	fmt.Fprintf(w, "\n%s\n  %s\n", a.paint(bold, title), escapeControls(pretty.Bytes()))
 }
 
-// escapeControls writes the control characters that JSON leaves as they are (DEL and U+0080 to U+009F) as escapes: some
-// terminals obey them.
+// escapeControls writes characters that JSON leaves as they are as escapes: DEL and U+0080 to U+009F, which some terminals
+// obey, and those that change the direction in which the rest of the line is read.
 func escapeControls(text []byte) []byte {
 	if !bytes.ContainsFunc(text, isControl) {
 		return text
@@ -215,7 +223,7 @@ func escapeControls(text []byte) []byte {
 	return safe.Bytes()
 }
 
-func isControl(r rune) bool { return r >= 0x7f && r < 0xa0 }
+func isControl(r rune) bool { return r >= 0x7f && r < 0xa0 || unicode.Is(unicode.Bidi_Control, r) }
 
 // Colours are those of ANSI, so that they fit the person's own scheme.
 const (

@@ -13,9 +13,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/client"
@@ -547,15 +549,25 @@ func TestAgesAreSaidAsPeopleSayThem(t *testing.T) {
 	}
 }
 
-// TestControlCharactersOfPayloadsDoNotReachTheTerminal: U+009B begins an escape sequence as ESC [ does.
+// TestControlCharactersOfPayloadsDoNotReachTheTerminal: U+009B begins an escape sequence as ESC [ does, and U+202E has the rest
+// of the line read from right to left.
 func TestControlCharactersOfPayloadsDoNotReachTheTerminal(t *testing.T) {
 	s := newSession(t)
 	s.penstock("queue create mails --reason test")
-	s.penstock("entry push mails '{\"a\": \"x\u009b2J\u007f\"}' --name n\u009bm")
+	s.penstock("entry push mails '{\"a\": \"x\u009b2J\u007f\", \"b\": \"to \u202eada\"}' --name n\u009bm --flow f\u202eg")
+	steers := func(r rune) bool {
+		return r != '\n' && r < ' ' || r >= 0x7f && r < 0xa0 || unicode.Is(unicode.Bidi_Control, r)
+	}
 	for _, format := range formats {
 		got := s.penstock("entry show 1 -o " + format)
-		if strings.ContainsFunc(got, func(r rune) bool { return r != '\n' && (r < ' ' || isControl(r)) }) || !strings.Contains(got, "2J") {
+		if strings.ContainsFunc(got, steers) || !strings.Contains(got, "2J") {
 			t.Errorf("-o %s prints %q", format, got)
+		}
+		if format == "yaml" {
+			var e struct{ Entry struct{ Flow string } }
+			if err := yaml.Unmarshal([]byte(got), &e); err != nil || e.Entry.Flow != "f\u202eg" {
+				t.Errorf("-o yaml prints %s, which is read as %+v (%v)", got, e, err)
+			}
 		}
 	}
 }
