@@ -314,10 +314,11 @@ func TestTokensSaveUpRequestsOfASecond(t *testing.T) {
 		{2, time.Hour, 2, 2},
 		{0.001, 999 * time.Second, 1, 0},
 		{0.001, 1000 * time.Second, 1, 1},
+		{1e-30, time.Hour, 1, 0},
 	} {
 		token := &caller{TokenState: TokenState{Rate: c.rate}, use: &tokenUse{}}
 		letIn := func(now time.Time) (n int) {
-			for token.begin(now) == nil {
+			for token.begin(now) == nil && n < 100 {
 				n++
 			}
 			return n

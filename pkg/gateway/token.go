@@ -3,6 +3,7 @@ package gateway
 import (
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -141,6 +142,14 @@ func (c *caller) mayUse(model string) bool {
 // rateBurst is for how long a token may save up requests that it did not make.
 const rateBurst = time.Second
 
+// stepMost bounds the time of requests: sums of a few of them must not overflow.
+const stepMost = math.MaxInt64 / 8
+
+// step is the time in which the rate of the token lets in so many requests.
+func (c *caller) step(requests float64) time.Duration {
+	return time.Duration(min(requests/c.Rate*float64(time.Second), stepMost))
+}
+
 // begin takes a request into account. The refusal says when there is room again. leave must follow. Only requests for
 // work are refused for a spent budget: see Budget.refuse.
 func (c *caller) begin(now time.Time) *Rejection {
@@ -160,7 +169,7 @@ func (c *caller) begin(now time.Time) *Rejection {
 		}
 	}
 	if c.Rate > 0 {
-		step := time.Duration(float64(time.Second) / c.Rate)
+		step := c.step(1)
 		burst := max(rateBurst, step)
 		if c.use.full.Before(now) {
 			c.use.full = now

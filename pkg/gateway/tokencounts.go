@@ -114,6 +114,7 @@ func (g *Gateway) SetTokenCounts(reports map[invalidation.NodeID]map[string]Toke
 		for node, counts := range reports {
 			sum.flying += max(0, counts[name].Flying)
 			sum.waiting += max(0, counts[name].Waiting)
+			sum.gateways++
 			if earlier, met := before[node]; met && since <= countsKept { // after a longer time each has counted alone
 				sum.admitted += max(0, min(float64(o.admitted[node][name]-earlier[name]), most+1))
 			}
@@ -126,6 +127,7 @@ func (g *Gateway) SetTokenCounts(reports map[invalidation.NodeID]map[string]Toke
 type elsewhere struct {
 	flying, waiting int
 	admitted        float64   // since their last reports
+	gateways        int       // that have reported
 	at              time.Time // when they were read
 }
 
@@ -142,9 +144,9 @@ func (c *caller) othersDid(now time.Time, sum elsewhere) {
 		c.use.full = now
 	}
 	// It comes off what this gateway admits, but for what would take too long.
-	owed := time.Duration(min(sum.admitted/c.Rate, owedMost.Seconds()) * float64(time.Second))
-	c.use.full = c.use.full.Add(owed)
+	c.use.full = c.use.full.Add(min(c.step(sum.admitted), max(owedMost, c.step(float64(sum.gateways)))))
 }
 
-// owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports.
+// owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports, if that
+// was more than a request of each.
 const owedMost = 30 * time.Second

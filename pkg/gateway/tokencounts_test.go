@@ -55,6 +55,30 @@ func TestTheRateOfATokenHoldsOverAllGateways(t *testing.T) {
 	})
 }
 
+// The same of a rate of less than a request in half a minute.
+func TestALowRateHoldsOverAllGateways(t *testing.T) {
+	t.Parallel()
+	const hours, count = 10, 4
+	synctest.Test(t, func(t *testing.T) {
+		list, exchange := gatewaysOf(count, TokenState{Name: "shop", Rate: 0.01})
+		admitted := 0
+		for range hours * 3600 {
+			exchange()
+			for _, g := range list {
+				if c := g.tokens.named("shop")[0]; c.begin(time.Now()) == nil {
+					admitted++
+					c.dispatched()
+					c.leave()
+				}
+			}
+			time.Sleep(time.Second)
+		}
+		if want := hours * 36; admitted > want+2*count || admitted < want*9/10 {
+			t.Errorf("%d requests in %d hours at a rate of 36 an hour are let in", admitted, hours)
+		}
+	})
+}
+
 // A client whose requests are spread over gateways gets all of them through at a rate below its own.
 func TestReportsOfOtherGatewaysRefuseNobodyBelowItsRate(t *testing.T) {
 	t.Parallel()
