@@ -50,12 +50,18 @@ func newExchange(t *testing.T) *exchange {
 // join starts the leases of a gateway, and returns its pool.
 func (x *exchange) join(id invalidation.NodeID) *gate {
 	x.Helper()
+	return x.joinEvery(id, time.Hour, true)
+}
+
+// joinEvery is join for a gateway that compares and gives back by the clock, and may be deaf for hints.
+func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears bool) *gate {
+	x.Helper()
 	if _, err := x.pool.Exec(x.Context(), `SELECT penstock.register_gateway($1, 'gateway', 'default', interval '1 hour')`, id); err != nil {
 		x.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(x.Output(), nil))
 	g := New(Config{Open: true, Log: log})
-	l := NewLeases(LeasesConfig{Lease: time.Hour, Every: time.Hour, Timeout: time.Minute, Log: log}, g, x.pool,
+	l := NewLeases(LeasesConfig{Lease: time.Hour, Every: every, Timeout: time.Minute, Log: log}, g, x.pool,
 		func() invalidation.NodeID { return id })
 	g.SetModels([]ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
@@ -71,12 +77,14 @@ func (x *exchange) join(id invalidation.NodeID) *gate {
 	ctx, stop := context.WithCancel(context.WithoutCancel(x.Context()))
 	var group sync.WaitGroup
 	group.Go(func() { _ = l.Run(ctx) })
-	group.Go(func() { _ = listener.Run(ctx) })
 	x.Cleanup(func() {
 		stop()
 		group.Wait()
 	})
-	x.eventually("the gateway hears hints", func() bool { return listener.Status().Connected })
+	if hears {
+		group.Go(func() { _ = listener.Run(ctx) })
+		x.eventually("the gateway hears hints", func() bool { return listener.Status().Connected })
+	}
 	return l.gate("m")
 }
 
@@ -156,6 +164,21 @@ func TestDemandEndsWithTheRequestsThatWait(t *testing.T) {
 		t.Error("a request that left was served")
 	}
 	x.eventually("no slot is missed", func() bool { return x.count(missedSlots) == 0 })
+}
+
+// Hints are only a shorter way: gateways that hear none give each other slots by the clock.
+func TestSlotsChangeHandsWithoutHints(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	first, second := x.joinEvery(1, 100*time.Millisecond, false), x.joinEvery(2, 100*time.Millisecond, false)
+	calls := x.admit(first, 9) // all that online calls may hold
+	for _, call := range calls[:4] {
+		first.end(call, Taken{Took: time.Second})
+	}
+	x.admit(second, 4)
+	for _, call := range calls[4:] {
+		first.end(call, Taken{Took: time.Second})
+	}
 }
 
 // bank is a database that has nothing to lease, and counts leases.

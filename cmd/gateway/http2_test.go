@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Clients may speak HTTP/2 without TLS. Each event of a stream goes to them at once there too.
+func TestClientsMaySpeakHTTP2(t *testing.T) {
+	t.Parallel()
+	const first, last = "data: {\"choices\":[1]}\n\n", "data: [DONE]\n\n"
+	read := make(chan struct{})
+	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		w.Header().Set("Content-Type", "text/event-stream")
+		_, _ = io.WriteString(w, first)
+		_ = http.NewResponseController(w).Flush()
+		<-read
+		_, _ = io.WriteString(w, last)
+	}))
+	t.Cleanup(backend.Close)
+	s := &server{cfg: defaults(), log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true})}
+	s.gateway.SetModels([]gateway.ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute,
+		Instances: []gateway.InstanceState{{ID: 1, Address: backend.URL, Slots: 1, Usable: true}},
+	}})
+	s.gateway.Fixed()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- s.serveClients(ctx, t.Context(), listener) }()
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://"+listener.Addr().String()+"/v1/chat/completions",
+		strings.NewReader(`{"model":"m","stream":true}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer, err := client.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	if answer.ProtoMajor != 2 || answer.StatusCode != http.StatusOK {
+		t.Errorf("got %s over %s", answer.Status, answer.Proto)
+	}
+	event := make([]byte, len(first))
+	if _, err := io.ReadFull(answer.Body, event); err != nil || string(event) != first {
+		t.Errorf("got %q: %v", event, err)
+	}
+	close(read)
+	if rest, err := io.ReadAll(answer.Body); err != nil || string(rest) != last {
+		t.Errorf("got %q behind the first event: %v", rest, err)
+	}
+	client.CloseIdleConnections()
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}

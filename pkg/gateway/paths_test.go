@@ -1,0 +1,85 @@
+package gateway
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// Each operation of the contract is sent on to its path at the worker, and nothing else is.
+func TestEachOperationGoesToItsPath(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		_, _ = io.WriteString(w, r.Method+" "+r.URL.Path+" "+string(body))
+	})
+	json := []string{
+		"chat/completions", "completions", "responses", "embeddings", "rerank", "score", "pooling", "classify",
+		"images/generations", "audio/speech", "messages",
+	}
+	for _, path := range json {
+		if got := p.post("/v1/"+path, `{"model":"m"}`).body; got != "POST /v1/"+path+` {"model":"org/m-7b"}` {
+			t.Errorf("%s: got %s", path, got)
+		}
+	}
+	form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b\r\n" +
+		"Content-Disposition: form-data; name=\"file\"; filename=\"a.wav\"\r\n\r\n\x00\xff\r\n--b--\r\n"
+	for _, path := range []string{"audio/transcriptions", "audio/translations", "images/edits"} {
+		request := p.request(t.Context(), http.MethodPost, "/v1/"+path, form)
+		request.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+		want := "POST /v1/" + path + " " + strings.Replace(form, "\r\n\r\nm\r\n", "\r\n\r\norg/m-7b\r\n", 1)
+		if got := p.send(request).body; got != want {
+			t.Errorf("%s: got %q, want %q", path, got, want)
+		}
+	}
+	for _, path := range []string{"moderations", "assistants", "fine_tuning/jobs", "chat", "chat/completions/x"} {
+		refusedWith(t, p.post("/v1/"+path, `{"model":"m"}`), http.StatusNotFound, "unknown_url", "")
+	}
+}
+
+// A request for a model that has no instance yet waits for one for as long as a cold start may take.
+func TestAColdStartThatTakesTooLongIsToldAsSuch(t *testing.T) {
+	t.Parallel()
+	may := true
+	p := startPlant(t, func(_ *Config, m *ModelState) {
+		m.Instances = []InstanceState{{ID: 1, Address: "http://127.0.0.1:1", Slots: 1}} // not usable
+		m.Policy.MayStart, m.Policy.ColdTTL = &may, worker.Seconds(20*time.Millisecond)
+	})
+	refused := p.post(chat, `{"model":"m"}`)
+	refusedWith(t, refused, http.StatusServiceUnavailable, "cold_start_timeout", "cold_start_timeout")
+	if refused.Header.Get("Retry-After") == "" {
+		t.Error("the client is not told when to come back")
+	}
+}
+
+// Second attempts are a tenth of a pool's requests, and ten that are saved up; one pool has none of another's.
+func TestSecondAttemptsAreATenthOfTheRequests(t *testing.T) {
+	t.Parallel()
+	var b retryBudget
+	first, second := new(gate), new(gate)
+	b.earn(second)
+	allowed := 0
+	for range 1000 {
+		b.earn(first)
+		for range 3 {
+			if b.allow(first) {
+				allowed++
+			}
+		}
+	}
+	if allowed < 100 || allowed > 110 {
+		t.Errorf("%d second attempts of 1,000 requests, want 100 and 10 that were saved up", allowed)
+	}
+	for range 10 {
+		if !b.allow(second) {
+			t.Fatal("the attempts of one pool take those of another")
+		}
+	}
+	if b.allow(second) {
+		t.Error("more than ten second attempts are saved up")
+	}
+}

@@ -1,0 +1,78 @@
+package gateway
+
+import (
+	"fmt"
+	"testing"
+)
+
+// Runs are preempted youngest first, at most a quarter of them in a second, none more than twice, none beyond 80 percent of
+// its usual time, none of a node that is dead, and none within the share of task nodes.
+func TestPreemptionHasBounds(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 40, '{}', 'test')`)
+	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
+	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES
+		(7, 'node', 'default', interval '1 hour', 40, '{}'), (8, 'dead', 'default', interval '0', 40, '{}')`)
+	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 31) n WHERE model = 'm'`)
+	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 30)`)
+	// 32 runs: that of the entry n has the token n, and began n tenths of a second ago.
+	run := func(n, node int) {
+		x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+			SELECT r.n, $2, r.n, r.n, clock_timestamp() - r.n * interval '100 ms', q.id, 1, 1, 1, 5, 'f', '#' || r.n
+			  FROM penstock.queue q, (SELECT $1::integer AS n) r WHERE q.model = 'm'`, n, node)
+	}
+	run(1, 8) // of the dead node
+	for n := 2; n <= 32; n++ {
+		run(n, 7)
+	}
+	order := func(want int) int {
+		return x.count(fmt.Sprintf(`SELECT penstock.preempt_durable('m', 1, %d)`, want))
+	}
+	ordered := func() string {
+		var list string
+		err := x.pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(entry_id::text, ' ' ORDER BY entry_id), '') FROM penstock.preemption`).Scan(&list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return list
+	}
+	if n := order(3); n != 3 || ordered() != "2 3 4" {
+		t.Errorf("%d runs are preempted, of the entries %s, want the three youngest of the live node", n, ordered())
+	}
+	if n := order(3); n != 0 {
+		t.Errorf("%d more are preempted for requests that the first orders are for", n)
+	}
+	if n := order(30); n != 5 { // 8 of 32 in a second
+		t.Errorf("%d more are preempted in the same second, want 5", n)
+	}
+	// The first orders are an hour old, and their runs have begun anew. Those of the entries 3 and 4 were preempted twice.
+	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at - interval '1 hour', times = CASE WHEN entry_id IN (3, 4) THEN 2 ELSE 1 END`)
+	x.exec(`UPDATE penstock.lock SET token = token + 1000`)
+	if n := order(2); n != 2 {
+		t.Errorf("%d runs are preempted, want 2", n)
+	}
+	if n := x.count(`SELECT count(*) FROM penstock.preemption WHERE ordered_at > clock_timestamp() - interval '1 minute' AND entry_id IN (2, 5)`); n != 2 {
+		t.Errorf("the orders are not those for the youngest runs that were preempted once: %s", ordered())
+	}
+	// Runs usually take 2.5 s: those that began more than 2 s ago go on.
+	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at - interval '1 hour', times = 2`)
+	x.exec(`UPDATE penstock.lock SET claimed_at = clock_timestamp() - last_entry_id * interval '100 ms'`)
+	x.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms)
+		SELECT date_trunc('hour', clock_timestamp()), q.id, 'm', 'f', 20, 50000, 0, 0, 0, 0, 20, 50000 FROM penstock.queue q WHERE q.model = 'm'`)
+	x.exec(`DELETE FROM penstock.lock WHERE last_entry_id BETWEEN 10 AND 19`)
+	if n := order(8); n != 0 {
+		t.Errorf("%d runs are preempted beyond 80 percent of their usual time: %s", n, ordered())
+	}
+	// Without a request that misses slots task nodes may hold all that they have.
+	x.exec(`DELETE FROM penstock.usage_hour`)
+	x.exec(`UPDATE penstock.slot_demand SET missing = 0`)
+	if n := order(8); n != 0 {
+		t.Errorf("%d runs are preempted within the share of task nodes", n)
+	}
+	x.exec(`UPDATE penstock.slot_demand SET missing = 30, wanted_at = clock_timestamp()`)
+	if n := order(3); n != 3 {
+		t.Errorf("%d runs are preempted where all bounds allow it, want 3", n)
+	}
+}
