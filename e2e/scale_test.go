@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/scale"
 	"github.com/penstock/penstock/pkg/scale/backend"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -28,6 +30,9 @@ const (
 	envWorker = "PENSTOCK_E2E_WORKER"
 	coldStart = time.Second
 )
+
+// workersMax is the most workers that the model of scaled may have.
+const workersMax = 3
 
 // serveWorker is a model that answers each request after a while. It ends with its process.
 func serveWorker(address string) error {
@@ -45,7 +50,7 @@ func serveWorker(address string) error {
 }
 
 // scaled is a site whose leader may start workers of the model m, which has a template and no deployment.
-func scaled(t *testing.T, most int) *plant {
+func scaled(t *testing.T) *plant {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -71,7 +76,7 @@ func scaled(t *testing.T, most int) *plant {
 	p.exec(`SELECT penstock.set_gateway_policy('m', '{"may_start": true, "queue_ttl": 120}', 'test', 'test')`)
 	p.exec(fmt.Sprintf(`SELECT penstock.set_deployment_template('m', '{"backend": "local", "target": {"command": "m"},
 	         "policy": {"slots": 4, "max": %d, "hold_seconds": 1, "idle_min_seconds": 1, "idle_max_seconds": 2, "online_slo_seconds": 1,
-	                    "drain_seconds": 1}}', 'test', 'test')`, most))
+	                    "drain_seconds": 1}}', 'test', 'test')`, workersMax))
 	instances := filepath.Join(dir, "instances")
 	t.Cleanup(func() { // after the end of the leader, which its workers outlive
 		local, err := backend.NewLocal(backend.LocalConfig{Dir: instances, Grace: 5 * time.Second})
@@ -117,7 +122,7 @@ var passLine = regexp.MustCompile(`(?m)^penstock_scale_pass_seconds.* [0-9.e-]*[
 // started, the request is answered, and all of it goes again. The leader has the rights of its role and no more.
 func TestARequestStartsAModelAtZeroAndItGoesBackToZero(t *testing.T) {
 	t.Parallel()
-	p := scaled(t, 3)
+	p := scaled(t)
 	g := p.startGateway("g1")
 	asked := time.Now()
 	if status := askModel(t.Context(), g.url); status != http.StatusOK {
@@ -172,7 +177,7 @@ func (p *plant) started() []step {
 // An entry that is pushed for a model at zero starts it as a request does: the task node gets slots as soon as the
 // instance is ready.
 func TestAnEntryStartsAModelAtZero(t *testing.T) {
-	p := scaled(t, 3)
+	p := scaled(t)
 	hinter := invalidation.NewHinter(p.pool, 0)
 	go func() { _ = hinter.Run(t.Context()) }()
 	asked := time.Now()
@@ -203,9 +208,9 @@ func burstSize(t *testing.T) int {
 // Many requests at once at zero start as many instances as they need, in one wave, and each is answered.
 func TestABurstAtZeroStartsOneWave(t *testing.T) {
 	t.Parallel()
-	const most = 3
+	const most = workersMax
 	requests := burstSize(t)
-	p := scaled(t, most)
+	p := scaled(t)
 	p.exec(fmt.Sprintf(`SELECT penstock.set_gateway_policy('m', '{"may_start": true, "queue_ttl": 120, "total": %d, "flow_total": %[1]d}', 'test', 'test')`, requests))
 	g := p.startGateway("g1")
 	var answered atomic.Int64
@@ -227,5 +232,42 @@ func TestABurstAtZeroStartsOneWave(t *testing.T) {
 	p.logStart(asked, time.Now())
 	if started < 1 || started > most {
 		t.Errorf("%d instances were started, want at most %d", started, most)
+	}
+}
+
+// A leader is killed while it starts instances, before it confirms its order. The one that follows gives the order again,
+// finds what was started, and starts none of it a second time.
+func TestALeaderKilledInMidScaleIsFollowedByNoExtraStart(t *testing.T) {
+	t.Parallel()
+	const wanted = workersMax
+	p := scaled(t)
+	args := p.leaders[0].cmd.Args
+	args = args[len(args)-4:] // of its backend
+	p.leaders = append(p.leaders, p.startLeader("leader_b", args...))
+	term, first := p.elected(0)
+	p.exec(`CREATE FUNCTION public.refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not confirmed'; END $$`)
+	p.exec(`CREATE TRIGGER refuse BEFORE UPDATE ON penstock.deployment_state FOR EACH ROW
+	        WHEN (NEW.applied_id <> OLD.applied_id AND session_user = '` + first.name + `') EXECUTE FUNCTION public.refuse()`)
+	p.exec(`SELECT penstock.set_deployment('m', 'm', '{"backend": "local", "target": {"command": "m"}, "policy": {"slots": 4}}', 'test', 'test')`)
+	p.exec(fmt.Sprintf(`SELECT penstock.set_scale_override('m', %d, clock_timestamp() + interval '1 hour', 'test', 'test')`, wanted))
+	eventually(t, time.Minute, "an instance is started", func() bool {
+		records, err := filepath.Glob(filepath.Join(args[1], "*.json"))
+		return err == nil && len(records) > 0
+	})
+	first.signal(syscall.SIGKILL)
+	if _, second := p.elected(term); second == first {
+		t.Fatal("the dead leader is elected")
+	}
+	eventually(t, time.Minute, "all instances are ready, and the next leader has given its order", func() bool {
+		return p.query(`SELECT count(*) FROM penstock.instance i WHERE penstock.usable(i)`) == wanted &&
+			p.query(`SELECT count(*) FROM penstock.deployment_state s, penstock.leader l
+			          WHERE s.existing = $1 AND s.applied_id = s.order_id AND s.seen_at > l.elected_at`, wanted) == 1
+	})
+	local, err := backend.NewLocal(backend.LocalConfig{Dir: args[1]})
+	p.must(err)
+	processes, err := local.List(t.Context(), scale.BackendTarget{Name: "m", Model: "m"})
+	p.must(err)
+	if n := p.query(`SELECT count(*) FROM penstock.audit WHERE verb = 'announce_instance'`); n != wanted || len(processes) != wanted {
+		t.Errorf("%d instances were registered, and %d run, want %d", n, len(processes), wanted)
 	}
 }
