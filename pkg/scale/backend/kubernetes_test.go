@@ -265,6 +265,25 @@ func TestOnlyMarkedPodsMayGo(t *testing.T) {
 	}
 }
 
+// However many pods are to go, an order ends within its time: the next one has the rest.
+func TestManyPodsGoInSeveralOrders(t *testing.T) {
+	a, k, o := newCluster(t, 2*removeMax+20)
+	o.Count = 0
+	for _, left := range []int{removeMax + 20, 20, 0} {
+		o.Remove = nil
+		for _, p := range a.pods {
+			o.Remove = append(o.Remove, p.Metadata.Name)
+		}
+		if err := k.Apply(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+		a.pods = slices.DeleteFunc(a.pods, func(p pod) bool { return a.cheap[p.Metadata.Name] }) // by their controller
+		if a.replicas != left || len(a.pods) != left {
+			t.Fatalf("%d replicas, %d pods that are not marked, want %d", a.replicas, len(a.pods), left)
+		}
+	}
+}
+
 // A pod that is to be replaced is deleted: the number of replicas stays, and so would the pod.
 func TestAPodThatIsReplacedIsDeleted(t *testing.T) {
 	a, k, o := newCluster(t, 2)

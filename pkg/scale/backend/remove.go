@@ -15,7 +15,10 @@ import (
 // up for it, and a lower number would end another one.
 var replaced = []int{http.StatusNotFound, http.StatusConflict}
 
-// remove has the pods go that an order names, and returns how many were marked or deleted, and the number that is to be
+// removeMax is how many pods go by one order: each takes a request, and an order has 30 s. The next order has the rest.
+const removeMax = 50
+
+// remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, and the number that is to be
 // set. Where the number falls by as many and all other pods are ready, they are marked by a deletion cost, by which
 // their controller chooses them. It chooses a pod that is not running or not ready before, and no pod where the number
 // stays. In these cases the pods are deleted. A pod that is started for one of them is chosen first when the number
@@ -46,6 +49,7 @@ func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Ord
 			ready = ready && p.Status.Phase == "Running" && p.ready()
 		}
 	}
+	victims = victims[:min(len(victims), removeMax)]
 	falls := now.Spec.Replicas-o.Count >= len(victims)
 	if ready && falls {
 		gone, err = k.end(ctx, t, victims, k.mark)
