@@ -558,6 +558,9 @@ func TestAlgorithmsOfOthers(t *testing.T) {
 		{"replicate to zero", of(ReplicateV2), func(o *Obs, s *State) {
 			o.Ready, s.Desired, o.LastRequest = 1, 1, ago(6*time.Minute)
 		}, 0, NoteZero, ""},
+		{"replicate: not below what runs", of(ReplicateV2), func(o *Obs, s *State) {
+			o.Ready, s.Desired, o.Running = 4, 4, 9
+		}, 3, NoteRunning, ""},
 		{"hpa up", of(HPA), waiting(20), 5, "", NoteTolerance},
 		{"hpa within tolerance", of(HPA), func(o *Obs, s *State) {
 			o.Waiting, s.Desired = 42, 10
