@@ -101,7 +101,8 @@ var allowedImports = map[string][]string{
 	"examples/greeting": {"penstock", "pkg/invalidation", "pkg/tasknode"},
 
 	// For development and tests.
-	"internal/pgtest": {"migrations", "internal/devpostgres", "internal/postgres"},
+	"internal/pgtest":  {"migrations", "internal/devpostgres", "internal/postgres"},
+	"internal/machine": {},
 }
 
 var (
@@ -109,7 +110,7 @@ var (
 	program = []string{"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.
-	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
+	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/machine", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
 )
 
 // listed is what `go list -json` says about a package, as far as it is needed here.
@@ -158,6 +159,7 @@ func TestImportsPointDownwards(t *testing.T) {
 func TestProgramsDoNotLinkTestingCode(t *testing.T) {
 	forbidden := []string{
 		module + "/internal/pgtest",
+		module + "/internal/machine",
 		module + "/internal/telemetry/telemetrytest",
 		"github.com/testcontainers/testcontainers-go",
 		"github.com/docker/docker",

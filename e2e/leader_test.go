@@ -280,7 +280,7 @@ func TestLeadersOutliveADatabaseThatIsRestarted(t *testing.T) {
 			return err == nil
 		})
 	}
-	m.judge(t, "the way from the start of the database to an accepted entry", began, time.Now(), 5*time.Second)
+	m.Judge(t, "the way from the start of the database to an accepted entry", began, time.Now(), 5*time.Second)
 	s.answers()
 	if next, _ := s.elected(term); next <= term {
 		t.Errorf("term %d after term %d", next, term)

@@ -198,7 +198,7 @@ func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
 			                             (SELECT count(*) FROM public.entry_change c, public.back b
 			                               WHERE c.at > b.at AND relation ~ '^entry' AND verb = 'INSERT'))`) > 0
 		})
-		m.judge(t, fmt.Sprintf("the way back into service after a restart of the database (%s)", how), began, time.Now(), 5*time.Second)
+		m.Judge(t, fmt.Sprintf("the way back into service after a restart of the database (%s)", how), began, time.Now(), 5*time.Second)
 	}
 	stop()
 	p.ended(time.Minute)

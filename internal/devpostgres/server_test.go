@@ -13,6 +13,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/shirou/gopsutil/v3/process"
+
+	"github.com/penstock/penstock/internal/machine"
 )
 
 func TestZeroConfigIsDurableAndOnSocketOnly(t *testing.T) {
@@ -212,13 +214,15 @@ func TestDataDirectoryOutOfReachOfServersUserIsRefused(t *testing.T) {
 }
 
 func TestColdStartToFirstQueryTakesLessThanTwoSeconds(t *testing.T) {
-	const limit, tries = 2 * time.Second, 10 // other tests may be keeping the machine busy
-	best := time.Hour
+	const limit, tries = 2 * time.Second, 10
+	m := machine.WatchTest(t, nil)
+	best := time.Hour // without what others had of the processors
 	for try := 0; best > limit && try < tries; try++ {
 		began := time.Now()
 		server := start(t, Config{})
 		query(t, server.ConnString(), "SELECT 'first'")
-		best = min(best, time.Since(began))
+		ended := time.Now()
+		best = min(best, ended.Sub(began)-m.Taken(began, ended))
 		if err := server.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/machine"
 )
 
 func loopback() AddressPolicy {
@@ -154,6 +156,7 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 	// A pool of 8 works off 300 deliveries, two in three to dead receivers.
 	work, outcomes := make(chan string), sync.Map{}
 	var workers sync.WaitGroup
+	m := machine.WatchTest(t, nil)
 	began := time.Now()
 	for range 8 {
 		workers.Go(func() {
@@ -171,7 +174,7 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 	}
 	close(work)
 	workers.Wait()
-	took := time.Since(began)
+	ended := time.Now()
 	outcomes.Range(func(key, n any) bool {
 		t.Log(key, n.(*atomic.Int64).Load()) //nolint:errcheck // all values are
 		return true
@@ -183,9 +186,7 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 		t.Errorf("%d attempts were spent on the hanging receiver, want at most 8", n)
 	}
 	// Without breaker and bound: 100 timeouts of 0.5 s over 8 workers, 6 s.
-	if took > 3*time.Second {
-		t.Errorf("took %s", took)
-	}
+	m.Judge(t, "300 deliveries", began, ended, 3*time.Second)
 }
 
 func TestBreakerOfAnEndpoint(t *testing.T) {

@@ -1,0 +1,7 @@
+// Package machine measures how much time a machine withholds from a test because of others that
+// use it.
+//
+// The promises of the product in seconds are for a machine that has time for it. A test that holds
+// the product to such a promise watches the machine, and judges what passed without the time that
+// was withheld: on an idle machine it is none.
+package machine
