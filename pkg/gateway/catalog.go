@@ -105,7 +105,8 @@ func (m *models) set(list []ModelState, config Config, open func(name string, po
 		})
 		headers, err := worker.ResolveHeaders(s.Headers, config.Secrets)
 		if err != nil {
-			config.Log.Error("a header of a model cannot be read: its requests are refused", "model", s.Name, "error", err)
+			config.Log.Error("a header of a model cannot be read: its requests are refused",
+				"model", s.Name, "error", err)
 		}
 		s.headers, s.unread = headers, unread(err)
 		own := &route{model: s, remote: s.Remote, gate: g}
@@ -177,8 +178,8 @@ func below(u *url.URL, segments []string) {
 	u.Path, u.RawPath = path, raw
 }
 
-// withQuery appends the query of a client to that of an instance, which may be a credential. A parameter whose name the query
-// of the instance has is left out: many servers take the last value.
+// withQuery appends the query of a client to that of an instance, which may be a credential. A parameter whose name
+// the query of the instance has is left out: many servers take the last value.
 func withQuery(own, clients string) string {
 	if own == "" || clients == "" {
 		return own + clients
@@ -199,8 +200,8 @@ func withQuery(own, clients string) string {
 	return own
 }
 
-// parameterNames yields the names in a query without escapes and in lower case. Older servers divide a query at semicolons
-// too, and some do not heed the case.
+// parameterNames yields the names in a query without escapes and in lower case. Older servers divide a query at
+// semicolons too, and some do not heed the case.
 func parameterNames(query string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for part := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {

@@ -141,8 +141,8 @@ func (e *eviction) longer(a, b *flow) int {
 }
 
 // next returns the next request that makes room: the newest of the flow that was evicted from least recently, in the
-// lowest class below; else the newest of the longest flow of its own class, if the flow of the arrival has less than its
-// share, and the arrival is served before it. Critical requests are never evicted.
+// lowest class below; else the newest of the longest flow of its own class, if the flow of the arrival has less than
+// its share, and the arrival is served before it. Critical requests are never evicted.
 func (e *eviction) next() *Request {
 	p, r := e.pool, e.of
 	for c := Sheddable; c > r.Class; c-- {

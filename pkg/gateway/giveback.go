@@ -162,8 +162,9 @@ func (f *feeder) giveBack(ctx context.Context, out []SlotKey) {
 	}
 }
 
-// gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its slots
-// are not used again, and are given back once more under the same tokens, which changes nothing where they are gone.
+// gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its
+// slots are not used again, and are given back once more under the same tokens, which changes nothing where they are
+// gone.
 func (f *feeder) gaveBack(out []SlotKey, answered bool) {
 	l := f.leases
 	l.mu.Lock()

@@ -187,7 +187,7 @@ type PoolState struct {
 	Waiting   map[string]int    `json:"waiting"`
 	Held      int               `json:"slots_held"`
 	Idle      int               `json:"slots_idle"`
-	OverLimit int               `json:"over_limit"` // waiting requests that the instances would not take with more slots
+	OverLimit int               `json:"over_limit"` // waiting requests that more slots would not help
 	Lower     float64           `json:"lower_bound"`
 	Upper     float64           `json:"upper_bound"`
 	Flows     int               `json:"active_flows"`
@@ -215,7 +215,8 @@ type InstanceView struct {
 func (p *Pool) view(now time.Time, model string) PoolState {
 	s := PoolState{
 		Model: model, Mode: p.mode.String(), ModeSince: p.modeSince, Ceiling: p.ceiling(), Stock: p.stock,
-		OverLimit: p.overLimit(now), Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{}, counts: p.count,
+		OverLimit: p.overLimit(now), Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{},
+		counts: p.count,
 	}
 	s.Lower, s.Upper = p.bounds()
 	s.Held, s.Idle = p.fleet.held()

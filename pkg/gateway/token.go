@@ -66,8 +66,8 @@ type tokenUse struct {
 	elsewhere elsewhere // see tokencounts.go
 }
 
-// total is how many requests of the token are in flight, and wait, at all gateways; called with mu held. Reports that are
-// old say nothing: the database is away.
+// total is how many requests of the token are in flight, and wait, at all gateways; called with mu held. Reports that
+// are old say nothing: the database is away.
 func (u *tokenUse) total(now time.Time) (flying, waiting int) {
 	if now.Sub(u.elsewhere.at) > countsKept {
 		return u.flying, u.waiting

@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// The limits of a token hold over all gateways: each reports with its heartbeats what the requests of limited tokens do,
-// and takes the reports of the others into account as if those were its own requests. What they did since their last
-// reports, two seconds at most, is not known. While the database is away each gateway counts its own requests alone.
+// The limits of a token hold over all gateways: each reports with its heartbeats what the requests of limited tokens
+// do, and takes the reports of the others into account as if those were its own requests. What they did since their
+// last reports, two seconds at most, is not known. While the database is away each gateway counts its own requests alone.
 
 // TokenCounts are the requests of the tokens of one name at one gateway.
 type TokenCounts struct {
@@ -147,6 +147,6 @@ func (c *caller) othersDid(now time.Time, sum elsewhere) {
 	c.use.full = c.use.full.Add(min(c.step(sum.admitted), max(owedMost, c.step(float64(sum.gateways)))))
 }
 
-// owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports, if that
-// was more than a request of each.
+// owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports,
+// if that was more than a request of each.
 const owedMost = 30 * time.Second

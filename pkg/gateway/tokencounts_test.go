@@ -58,7 +58,7 @@ func TestTheRateOfATokenHoldsOverAllGateways(t *testing.T) {
 // The same of a rate of less than a request in half a minute.
 func TestALowRateHoldsOverAllGateways(t *testing.T) {
 	t.Parallel()
-	const hours, count = 10, 4
+	const hours, count = 2, 4
 	synctest.Test(t, func(t *testing.T) {
 		list, exchange := gatewaysOf(count, TokenState{Name: "shop", Rate: 0.01})
 		admitted := 0

@@ -28,7 +28,8 @@ func (m Model) checkChoices(fields map[string]json.RawMessage) error {
 	for _, name := range []string{"n", "best_of"} {
 		n := 0
 		if raw := fields[name]; isSet(raw) && json.Unmarshal(raw, &n) != nil {
-			return fieldError(name, "is not a whole number: a server might take it for one, and compute as many sequences")
+			return fieldError(name,
+				"is not a whole number: a server might take it for one, and compute as many sequences")
 		}
 		if m.ChoicesMax > 0 && n > m.ChoicesMax {
 			return fieldError(name, "is %d: model %s takes at most %d sequences for one call (choices_max)", n, m.Name,

@@ -112,7 +112,8 @@ func lockInput(ctx context.Context, tx pgx.Tx, o order) error {
 	err := tx.QueryRow(ctx, inputSQL, o.Input, o.Owner).Scan(&purpose)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id", "there is no file %q", o.Input)
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "input_file_id",
+			"there is no file %q", o.Input)
 	case err != nil:
 		return fmt.Errorf("lock input file %s: %w", o.Input, err)
 	case purpose != purposeBatch:

@@ -109,7 +109,8 @@ func (s *Batches) said(r *http.Request, err error) error {
 		return &gateway.Rejection{Reason: gateway.DropCancelled}
 	}
 	if postgres.BadText(err) {
-		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "", "a text of the request is not UTF-8, or has NUL")
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "",
+			"a text of the request is not UTF-8, or has NUL")
 	}
 	s.log.Warn("files and batches", "method", r.Method, "path", r.URL.Path, "error", err)
 	if postgres.Unavailable(err) {

@@ -103,7 +103,8 @@ func (s *Batches) receive(w http.ResponseWriter, r *http.Request, owner string) 
 	r.Body = http.MaxBytesReader(w, r.Body, s.config.FileMax+formBytesMax)
 	form, err := r.MultipartReader()
 	if err != nil {
-		return nil, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
+		return nil, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "",
+			"the body must be multipart/form-data")
 	}
 	return &upload{
 		service: s, form: form, control: http.NewResponseController(w), owner: owner, fields: url.Values{},
