@@ -237,6 +237,9 @@ func holdForRecovery(t *tables, now time.Time, a arguments) (reply, error) {
 	return r, nil
 }
 
+// holdNoEntries finds no entry that another transaction has locked: in the simulation these lock records alone.
+func holdNoEntries(*tables, time.Time, arguments) (reply, error) { return reply{}, nil }
+
 // markMayHaveRun marks the entries that locks cover, as invalidation.mayHaveRunSQL does.
 func markMayHaveRun(t *tables, _ time.Time, a arguments) (reply, error) {
 	tokens := a.numbers(2)

@@ -52,6 +52,7 @@ var statements = []statement{
 	{"read nodes", "crashed_entries <> '{}', kind = 'gateway'", readNodes},
 	{"read clock", "pg_postmaster_start_time()", readClock},
 	{"hold for recovery", "FOR UPDATE OF l SKIP LOCKED", holdForRecovery},
+	{"hold entries for recovery", "FROM covered WHERE (id IN (SELECT id FROM entries)) IS NOT TRUE", holdNoEntries},
 	{"mark what may have run", "SET may_have_run = true", markMayHaveRun},
 	{"count crashes", "WITH struck AS", countCrashes},
 	{"take crashes back", "penstock.take_back_crashes($1)", takeBack},

@@ -202,6 +202,8 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"call back":     one(q.callBack, `%d, %s, %s, %s, %s, %s`, id, keys, tokens, ids, fill("'done'::text", n), fill("'{}'::jsonb", n)),
 		"mark groups":   one(q.mayHaveRun, `%d, %s, %s`, id, lockKeys, lockTokens),
 		"mark solo":     one(q.mayHaveRun, `%d, %s, %s`, id, soloKeys, soloTokens),
+		"hold groups":   one(q.recoverEntries, `%d, %s, %s`, id, lockKeys, lockTokens),
+		"hold solo":     one(q.recoverEntries, `%d, %s, %s`, id, soloKeys, soloTokens),
 		"crash":         one(q.crash, `%d, %s, %s, 3`, id, keys, tokens),
 		"promote":       one(q.promote, `%d, 100`, id),
 		"push one":      one(q.plainPush, `%d, '{"{}"}', 76`, id),
@@ -310,7 +312,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
 		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "held": q.held, "done": q.done,
 		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
-		"mayHaveRun": q.mayHaveRun, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
+		"mayHaveRun": q.mayHaveRun, "recoverEntries": q.recoverEntries, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {
 		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {

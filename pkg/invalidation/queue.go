@@ -35,7 +35,7 @@ type statements struct {
 	claim                                                                          claimStatements
 	plainPush, reclaim, claimGroups, sweep, promote, expire                        string
 	finishSolo, held, done, retry, fail, remove, unlock, crash, deadLetter, refund string
-	mayHaveRun                                                                     string
+	mayHaveRun, recoverEntries                                                     string
 	callBack, callBackPoison                                                       string
 }
 
@@ -132,7 +132,8 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 		finishSolo: own(finishSoloSQL), held: own(heldSQL),
 		done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
-		mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL), deadLetter: own(deadLetterSQL), refund: own(refundSQL),
+		recoverEntries: own(recoverEntriesSQL), mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL),
+		deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),
 	}
 	if q.Config.Kind == KindCron {

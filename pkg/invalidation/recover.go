@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -98,6 +99,30 @@ WITH struck AS (
 )
 SELECT id FROM struck WHERE crashes >= $4`
 
+// recoverEntriesSQL locks the entries that locks $2 with tokens $3 cover, and returns the tokens of those locks of
+// which another transaction has locked or changed an entry. It waits for none, or one such entry would hold up all
+// others.
+const recoverEntriesSQL = `
+WITH covered AS MATERIALIZED (
+    SELECT l.token, e.id
+      FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
+     CROSS JOIN LATERAL (
+           SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key AND token = t.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT id FROM penstock.entry_X
+            WHERE left(l.lock_key, 1) = '#' AND queue_id = $1 AND id = l.last_entry_id
+           UNION ALL
+           SELECT id FROM penstock.entry_X
+            WHERE left(l.lock_key, 1) <> '#' AND lock_key = l.lock_key AND penstock.claimable(status, priority)
+              AND id <= l.last_entry_id
+           OFFSET 0) e
+), entries AS MATERIALIZED (
+    SELECT e.id
+      FROM (SELECT id FROM covered ORDER BY id) c
+     CROSS JOIN LATERAL (SELECT id FROM penstock.entry_X WHERE queue_id = $1 AND id = c.id FOR UPDATE SKIP LOCKED) e
+)
+SELECT DISTINCT token FROM covered WHERE (id IN (SELECT id FROM entries)) IS NOT TRUE`
+
 // mayHaveRunSQL marks the entries that locks $2 with tokens $3 cover: one of them may have run, and of a group those
 // behind it as well, whose node had not recorded the endings before them. The mark has no other reader than handlers
 // (Entry.MayHaveRun). An entry that another transaction changes at this moment raises 40001, so that none is left out.
@@ -134,7 +159,8 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
   FROM gone`
 
 // Recover ends locks of this queue that no node will settle and makes their keys ready at their old
-// positions, all under fence: a lock that was settled meanwhile is skipped. crashed reports that
+// positions, all under fence: a lock that was settled meanwhile is skipped, and so is one of which another
+// transaction has locked the record or an entry that may have run. crashed reports that
 // their node died: its lease must have lapsed by the database's clock, and each lock counts a crash
 // (never an attempt) for the entries that it ran. Locks that only waited count none, and their
 // tokens of token buckets are refunded. Locks that a live node does not list may have run: they are
@@ -148,6 +174,10 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 			return err
 		}
 		ran, waited := splitByBegun(held, locks)
+		if ran, err = q.holdEntries(ctx, tx, ran); err != nil {
+			return err
+		}
+		held = slices.Concat(ran, waited)
 		if err := q.markMayHaveRun(ctx, tx, ran); err != nil {
 			return err
 		}
@@ -189,6 +219,16 @@ func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock
 			e.Last = true
 			return e, err
 		})
+}
+
+// holdEntries locks the entries of locks, and leaves out the locks of which another transaction has one.
+func (q *Queue) holdEntries(ctx context.Context, tx pgx.Tx, held []Ending) ([]Ending, error) {
+	if len(held) == 0 {
+		return nil, nil
+	}
+	keys, tokens := locksOf(held)
+	busy, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.recoverEntries, q.ID, keys, tokens), pgx.RowTo[Token])
+	return without(held, busy), err
 }
 
 // splitByBegun separates the locks that may have run from those that waited.

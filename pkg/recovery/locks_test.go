@@ -393,25 +393,33 @@ func TestLockThatCannotBeFreedIsReportedAndHoldsUpNobody(t *testing.T) {
 	eventually(t, "the lock is freed once nothing keeps it", func() bool { return f.locks() == 1 })
 }
 
-func TestRecordThatATransactionHoldsIsPassedBy(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
-	node := f.register(shortLease)
-	f.push(2, "")
-	locks := f.claim(node, 2)
-	f.lapse(node, time.Minute)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+// What another transaction has locked holds up the lock that it belongs to alone.
+func TestRowThatATransactionHoldsIsPassedBy(t *testing.T) {
+	for name, sql := range map[string]string{
+		"lock record": `SELECT FROM penstock.lock WHERE token = $1 AND last_entry_id = $2 FOR UPDATE`,
+		"entry":       `SELECT FROM penstock.entry WHERE $1 > 0 AND id = $2 FOR UPDATE`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, pgtest.New(t), invalidation.Config{})
+			node := f.register(shortLease)
+			f.push(2, "")
+			locks := f.claim(node, 2)
+			f.lapse(node, time.Minute)
+			tx, err := f.pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), sql, locks[0].Token, locks[0].Entries[0].ID); err != nil {
+				t.Fatal(err)
+			}
+			f.start(recovery.Config{})
+			eventually(t, "the other lock is freed", func() bool { return f.locks() == 1 })
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "the lock is freed once no transaction locks it", func() bool { return f.locks() == 0 })
+		})
 	}
-	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.lock WHERE token = $1 FOR UPDATE`, locks[0].Token); err != nil {
-		t.Fatal(err)
-	}
-	f.start(recovery.Config{})
-	eventually(t, "the other lock is freed", func() bool { return f.locks() == 1 })
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the lock is freed once no transaction locks it", func() bool { return f.locks() == 0 })
 }
 
 func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
