@@ -2,8 +2,9 @@
  * One lock key: push, claim, sweep, finish and recover, each a transaction under READ COMMITTED.
  *
  * The model follows the statements of push_many, lockFirstTemplate, claimGroupsSQL, sweepSQL, holdSQL, doneSQL, unlockSQL and
- * recoverHoldSQL. A statement is one step that takes its snapshot and one or more steps that lock and change rows, because other
- * transactions may commit between the two. Changes are visible to others at the commit, which is one step.
+ * recoverHoldSQL. A finish waits for the lock record. A node waits for a moment, then skips it (heldSQL) and tries again later,
+ * which reaches no other states. A statement is one step that takes its snapshot and one or more steps that lock and change rows,
+ * because other transactions may commit between the two. Changes are visible to others at the commit, which is one step.
  *
  * Claims are checked:
  *   no entry is stranded   when all transactions have ended, a pending entry has a ready row of its key
@@ -15,6 +16,7 @@
  *   SWEEP_UNHELD   the sweep deletes a ready row of a locked key without a lock on the lock record
  *   PUSH_UNHELD    the push relies on a ready row that it has not locked
  *   NO_FENCE       the finish does not compare the token
+ *   SKIPPED_LOST   a finish that skips the lock record, since another transaction has locked it, takes the lock for lost
  *   NO_KEY_LOCK    the claim inserts its lock record without the advisory lock of the key and replaces a record that it did not see
  */
 
@@ -240,7 +242,14 @@ again:
 	/* Finish: holdSQL, doneSQL, unlockSQL in one transaction. */
 	d_step { more = pending & ~work };                      /* read again below, but for ONE_LOOK */
 	atomic {
+#ifdef SKIPPED_LOST
+		if
+		:: lock_updating || lock_shared != 0 -> goto again
+		:: !lock_updating && lock_shared == 0
+		fi;
+#else
 		!lock_updating && lock_shared == 0;
+#endif
 		if
 #ifndef NO_FENCE
 		:: token != my_token -> goto again
