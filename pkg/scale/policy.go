@@ -37,6 +37,9 @@ type Seconds time.Duration
 // MarshalJSON writes seconds, with a fraction where there is one.
 func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(s.float()) }
 
+// longest is the longest duration of a policy, 31 years: sums and multiples of it fit into a time.Duration.
+const longest = 1e9 * time.Second
+
 // UnmarshalJSON reads a number of seconds or a duration in Go's notation.
 func (s *Seconds) UnmarshalJSON(data []byte) error {
 	var text string
@@ -45,15 +48,18 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 		if err != nil {
 			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
 		}
+		if d.Abs() > longest {
+			return fmt.Errorf("read duration %q: out of range", text)
+		}
 		*s = Seconds(d)
 		return nil
 	}
 	var seconds float64
 	err := json.Unmarshal(data, &seconds)
-	if err != nil || math.Abs(seconds) > 1e9 {
+	if err != nil || math.Abs(seconds) > longest.Seconds() {
 		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
 	}
-	*s = Seconds(seconds * float64(time.Second))
+	*s = Seconds(math.Round(seconds * float64(time.Second)))
 	return nil
 }
 

@@ -372,6 +372,9 @@ func (s Seconds) MarshalJSON() ([]byte, error) {
 	return json.Marshal(time.Duration(s).Seconds())
 }
 
+// longest is the longest duration of a setting, 31 years.
+const longest = 1e9 * time.Second
+
 // UnmarshalJSON reads a number of seconds or a duration in Go's notation.
 func (s *Seconds) UnmarshalJSON(data []byte) error {
 	var text string
@@ -380,6 +383,9 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 		if err != nil {
 			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
 		}
+		if d.Abs() > longest {
+			return fmt.Errorf("read duration %q: out of range", text)
+		}
 		*s = Seconds(d)
 		return nil
 	}
@@ -387,7 +393,7 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &seconds); err != nil {
 		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
 	}
-	if math.Abs(seconds) > 1e9 {
+	if math.Abs(seconds) > longest.Seconds() {
 		return fmt.Errorf("read duration %s: out of range", data)
 	}
 	*s = Seconds(math.Round(seconds * float64(time.Second)))
