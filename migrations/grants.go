@@ -95,7 +95,7 @@ func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int,
 			return err
 		}
 		if !owns {
-			return fmt.Errorf("only the owner of the schema penstock grants rights on it, and %q is not", cfg.User)
+			return &OwnerError{User: cfg.User}
 		}
 		return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
 			for _, role := range roles {

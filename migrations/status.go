@@ -183,3 +183,10 @@ func functionsSQL() (string, error) {
 		set.hash, set.release, strings.Join(hashes, ", "))
 	return all.String(), nil
 }
+
+// OwnerError says that a role which does not own the schema was to grant rights on it.
+type OwnerError struct{ User string }
+
+func (e *OwnerError) Error() string {
+	return fmt.Sprintf("only the owner of the schema penstock grants rights on it, and %q is not", e.User)
+}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -109,10 +110,19 @@ var kinds = []struct {
 		code("3F000", "42P01", "42883", "42703"), exitState,
 		"the schema is missing or not of this version: penstock migrate status, then penstock migrate up",
 	},
+	{isA[*migrations.OldError], exitState, "penstock migrate status shows what is missing, penstock migrate up applies it"},
 	{code("08P01"), exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
 	{
-		code("28P01", "28000", "3D000", "42501"), exitUnavailable,
-		"check the user, the password, the database and its grants in --database-url (PENSTOCK_DATABASE_URL)",
+		code("28P01", "28000", "3D000"), exitUnavailable,
+		"check the user, the password and the database in --database-url (PENSTOCK_DATABASE_URL)",
+	},
+	{
+		code("42501"), exitUnavailable,
+		"connect as a role with the duty operator (penstock grants); migrate and grants need the owner of the schema",
+	},
+	{
+		isA[*migrations.OwnerError], exitUnavailable,
+		"give the address of the owner in --database-url (PENSTOCK_DATABASE_URL)",
 	},
 	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
 	{
@@ -131,7 +141,10 @@ var kinds = []struct {
 	},
 	{problem("internal"), exitError, "the leader's log says what went wrong"},
 	{lateGateway, exitTimeout, "check --gateway, or give the request longer with --timeout"},
-	{isA[gatewayError], exitUnavailable, "give the address of a gateway's debug listener (gateway.debug_listen) with --gateway"},
+	{
+		isA[gatewayError], exitUnavailable,
+		"give the address of a gateway's debug listener (gateway.debug_listen) with --gateway",
+	},
 	{lateAnswer, exitTimeout, "narrow the filter, or give the request longer with --timeout"},
 	{isA[*url.Error], exitUnavailable, "check --server (PENSTOCK_SERVER) and that a leader runs there; " +
 		"--database-url needs none"},

@@ -20,6 +20,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/doctor"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -250,6 +251,9 @@ func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 		{fmt.Errorf("x: %w", &invalidation.FullError{}), exitFull},
 		{&pgconn.PgError{Code: "57P01"}, exitUnavailable},
 		{&pgconn.PgError{Code: "28P01"}, exitUnavailable},
+		{&pgconn.PgError{Code: "42501"}, exitUnavailable},
+		{&migrations.OldError{Missing: migrations.FunctionsName}, exitState},
+		{&migrations.OwnerError{User: "ann"}, exitUnavailable},
 		{errUnconfirmed, exitUnconfirmed},
 		{errTimeout, exitTimeout},
 		{&pgconn.PgError{Code: "57014"}, exitTimeout},
