@@ -146,6 +146,11 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 			return err
 		}
 		s.leaders = append(s.leaders, l)
+		if i == 0 && s.cfg.before != "" {
+			if err := s.upgrade(ctx, l, addresses); err != nil {
+				return err
+			}
+		}
 	}
 	if err := s.ready(ctx, addresses); err != nil {
 		return err
@@ -178,6 +183,17 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 	return nil
 }
 
+// upgrade lets the other build make the schema, and starts the leader again with the newer one: programs whose functions
+// were never applied to a database do not start on it.
+func (s *site) upgrade(ctx context.Context, l *process, addresses []string) error {
+	if err := s.ready(ctx, addresses); err != nil {
+		return fmt.Errorf("other build: %w", err)
+	}
+	l.drain(15 * time.Second)
+	l.change()
+	return l.start()
+}
+
 func (s *site) add(
 	ctx context.Context,
 	kind, name string,
@@ -208,7 +224,7 @@ func (s *site) add(
 		}
 	}
 	if s.cfg.before != "" {
-		p.otherPath = filepath.Join(s.cfg.before, kind)
+		p.otherPath, p.other = filepath.Join(s.cfg.before, kind), kind == "leader" && len(s.leaders) == 0
 	}
 	return p, p.start()
 }
