@@ -485,12 +485,17 @@ func TestRestartOfPostgresFreesNoLockOfALiveNode(t *testing.T) {
 	nodes := []invalidation.NodeID{f.register(lease), f.register(lease)}
 	f.push(4, "")
 	held := map[invalidation.NodeID][]*invalidation.Lock{}
+	var fallSilent []func()
 	for _, n := range nodes {
 		held[n] = f.claim(n, 2)
 		f.beat(n, held[n]...)
+		fallSilent = append(fallSilent, f.keepAlive(n, held[n]...))
 	}
 	duty, _, out := f.start(recovery.Config{})
 	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return !s.ReadAt.IsZero() && s.Suspended == "" })
+	for _, stop := range fallSilent {
+		stop()
+	}
 	own.Stop(devpostgres.Crash)
 	<-time.After(lease) // while the database is down, every lease lapses
 	own.Start()

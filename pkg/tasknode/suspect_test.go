@@ -20,7 +20,7 @@ func TestANodeRunsOneSuspectAtATime(t *testing.T) {
 	pushes := make([]invalidation.Push, 8)
 	for i := range pushes {
 		name := "innocent"
-		if i < 4 {
+		if i < 2 {
 			name = "suspect"
 		}
 		pushes[i] = invalidation.Push{Payload: json.RawMessage(`{}`), Name: name}
@@ -30,7 +30,7 @@ func TestANodeRunsOneSuspectAtATime(t *testing.T) {
 		t.Fatal(err)
 	}
 	var suspects, most, innocents, together atomic.Int32
-	start(t, pool, tasknode.Config{Threads: 8, Lease: time.Second, Beat: 200 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+	start(t, pool, tasknode.Config{Threads: 8, Lease: 6 * time.Second, Beat: 200 * time.Millisecond}, map[string]invalidation.HandlerFunc{
 		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 			if r.Entry.Name == "innocent" {
 				together.Store(max(together.Load(), innocents.Add(1)))
