@@ -2,13 +2,15 @@
 
 -- take_back_crashes uncounts the crashes that were counted when the lease of a node lapsed, if the
 -- node is heard again: it was stopped or cut off and did not die. It returns the number of entries;
--- entries that have ended are left out.
--- Locks: the row of the node (FOR NO KEY UPDATE), then the rows of the entries.
+-- entries that have ended are left out, and those that another transaction has locked are left to the next call: the
+-- node waits with its next heartbeat.
+-- Locks: the row of the node (FOR NO KEY UPDATE), then the rows of the entries (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.take_back_crashes(node bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     n     penstock.node;
+    free  bigint[]; -- the entries that no other transaction has locked
     taken bigint;
 BEGIN
     SELECT * INTO n FROM penstock.node x
@@ -16,6 +18,10 @@ BEGIN
     IF NOT FOUND OR n.crashed_entries = '{}' THEN
         RETURN 0;
     END IF;
+    free := ARRAY(
+        SELECT e.id
+          FROM (SELECT DISTINCT u.queue_id, u.id FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id) ORDER BY u.queue_id, u.id) k
+         CROSS JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = k.queue_id AND x.id = k.id FOR UPDATE SKIP LOCKED) e);
     UPDATE penstock.entry e
        SET crashes = greatest(e.crashes - k.times, 0),
            history = (SELECT jsonb_agg(h.note ORDER BY h.no)
@@ -23,9 +29,14 @@ BEGIN
                        WHERE NOT (h.note->>'class' = 'crash' AND h.note->>'node' = n.id::text))
       FROM (SELECT u.queue_id, u.id, count(*) AS times
               FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id) GROUP BY u.queue_id, u.id) k
-     WHERE e.queue_id = k.queue_id AND e.id = k.id;
+     WHERE e.queue_id = k.queue_id AND e.id = k.id AND e.id = ANY (free);
     GET DIAGNOSTICS taken = ROW_COUNT;
-    UPDATE penstock.node x SET crashed_queues = '{}', crashed_entries = '{}' WHERE x.id = n.id;
+    UPDATE penstock.node x
+       SET (crashed_queues, crashed_entries) = (
+           SELECT coalesce(array_agg(u.queue_id), '{}'), coalesce(array_agg(u.id), '{}')
+             FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id)
+            WHERE u.id <> ALL (free) AND EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.id))
+     WHERE x.id = n.id;
     RETURN taken;
 END $$;
 

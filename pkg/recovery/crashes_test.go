@@ -78,6 +78,34 @@ func TestCrashesOfANodeThatIsHeardAgainAreTakenBack(t *testing.T) {
 	}
 }
 
+// An entry that another transaction has locked keeps neither the other crashes of a node counted, nor its heartbeat waiting.
+func TestCrashesAreTakenBackBesideALockedEntry(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.push(2, "")
+	node := f.register(aliveLease)
+	locks := f.claim(node, 2)
+	f.lapse(node, time.Minute)
+	f.start(recovery.Config{})
+	crashed := func(n int) func() bool {
+		return func() bool { return f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1`) == n }
+	}
+	eventually(t, "both crashes are counted", crashed(2))
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, locks[0].Entries[0].ID); err != nil {
+		t.Fatal(err)
+	}
+	f.beat(node)
+	defer f.keepAlive(node)()
+	eventually(t, "one crash is taken back", crashed(1))
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the other one is taken back", crashed(0))
+}
+
 func TestAPassThatLeavesLocksOverIsFollowedByTheNextAtOnce(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	dead := f.register(10 * time.Second)
