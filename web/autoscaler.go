@@ -62,7 +62,8 @@ var scaleSpans = []string{"1h", "6h", "24h"}
 
 func (d *Dashboard) autoscalerPages() {
 	d.page(page{
-		path: "autoscaler", nav: "Autoscaler", section: "Fleet", title: "Autoscaler", template: "autoscaler", live: true,
+		path: "autoscaler", nav: "Autoscaler", section: "Fleet", title: "Autoscaler",
+		template: "autoscaler", live: true,
 		read: d.autoscaler,
 	})
 	d.scaleVerbs()

@@ -74,7 +74,8 @@ func (d *Dashboard) deploymentPreview(ctx context.Context, in form) (preview, er
 		{"model", found.Model}, {"mode", found.Mode}, {"policy", policyFacts(found.Policy)},
 	}}
 	if s := found.State; s != nil {
-		p.Facts = append(p.Facts, fact{"instances wanted", strconv.Itoa(s.Desired)}, fact{"ready", strconv.Itoa(s.Ready)})
+		p.Facts = append(p.Facts,
+			fact{"instances wanted", strconv.Itoa(s.Desired)}, fact{"ready", strconv.Itoa(s.Ready)})
 	}
 	if !found.Decides {
 		p.Warning = "Another deployment of the model is filled first: its policy, mode and override count."

@@ -136,8 +136,9 @@ func (d *Dashboard) gatewayPages() {
 		fields: []field{
 			{Name: "flow", Label: "Flow", Kind: "text", Required: true},
 			{
-				Name: "class", Label: "Class", Kind: "select", Choices: append(slices.Clone(classes), "none of its own"),
-				Value: "default",
+				Name: "class", Label: "Class", Kind: "select",
+				Choices: append(slices.Clone(classes), "none of its own"),
+				Value:   "default",
 			},
 		},
 		effect: "Online requests of the flow that name no class are of this one, and none may name a higher one.",
@@ -305,7 +306,8 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 	}
 	for code, n := range dropped {
 		if n > 0 {
-			card.Refusals = append(card.Refusals, refusal{code, cmp.Or(dropMeanings[code], strings.ReplaceAll(code, "_", " ")), n})
+			meaning := cmp.Or(dropMeanings[code], strings.ReplaceAll(code, "_", " "))
+			card.Refusals = append(card.Refusals, refusal{code, meaning, n})
 		}
 	}
 	slices.SortFunc(card.Refusals, func(a, b refusal) int {

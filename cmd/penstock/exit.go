@@ -110,7 +110,10 @@ var kinds = []struct {
 		code("3F000", "42P01", "42883", "42703"), exitState,
 		"the schema is missing or not of this version: penstock migrate status, then penstock migrate up",
 	},
-	{isA[*migrations.OldError], exitState, "penstock migrate status shows what is missing, penstock migrate up applies it"},
+	{
+		isA[*migrations.OldError], exitState,
+		"penstock migrate status shows what is missing, penstock migrate up applies it",
+	},
 	{code("08P01"), exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
 	{
 		code("28P01", "28000", "3D000"), exitUnavailable,

@@ -111,7 +111,8 @@ func lockUnlock(a *app) *cobra.Command {
 			return change{}, err
 		}
 		if len(found) == 0 || found[0].Token != token {
-			return change{}, fmt.Errorf("queue %s has no lock with token %d: %w", args[0], token, invalidation.ErrNotFound)
+			return change{}, fmt.Errorf("queue %s has no lock with token %d: %w", args[0], token,
+				invalidation.ErrNotFound)
 		}
 		l := found[0]
 		node := before(l.Node, fmt.Sprint(l.NodeID))

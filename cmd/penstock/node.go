@@ -55,8 +55,9 @@ const drainPoll = 500 * time.Millisecond
 
 func nodeDrain(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "drain NODE", Short: "Ask a node, by name or id, to claim nothing more, finish, hand back the rest and exit",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes,
+		Use:   "drain NODE",
+		Short: "Ask a node, by name or id, to claim nothing more, finish, hand back the rest and exit",
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes,
 	}
 	var wait bool
 	c.Flags().BoolVar(&wait, "wait", false, "until the node is gone or dead")

@@ -92,7 +92,8 @@ func (a *app) encode(v any) error {
 	return err
 }
 
-// block takes the style of JSON from a YAML tree: nothing in braces, no quotes where none are needed. Escapes need quotes.
+// block takes the style of JSON from a YAML tree: nothing in braces, no quotes where none are needed. Escapes
+// need quotes.
 func block(n *yaml.Node) {
 	n.Style = 0
 	if strings.ContainsFunc(n.Value, isControl) {
@@ -206,8 +207,8 @@ func (a *app) indented(w io.Writer, title string, text json.RawMessage) {
 	fmt.Fprintf(w, "\n%s\n  %s\n", a.paint(bold, title), escapeControls(pretty.Bytes()))
 }
 
-// escapeControls writes characters that JSON leaves as they are as escapes: DEL and U+0080 to U+009F, which some terminals
-// obey, and those that change the direction in which the rest of the line is read.
+// escapeControls writes characters that JSON leaves as they are as escapes: DEL and U+0080 to U+009F, which some
+// terminals obey, and those that change the direction in which the rest of the line is read.
 func escapeControls(text []byte) []byte {
 	if !bytes.ContainsFunc(text, isControl) {
 		return text

@@ -15,7 +15,8 @@ const versionMin = 14
 func checkVersion(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var number int
 	var text string
-	err := tx.QueryRow(ctx, `SELECT current_setting('server_version_num')::int, current_setting('server_version')`).Scan(&number, &text)
+	err := tx.QueryRow(ctx, `
+SELECT current_setting('server_version_num')::int, current_setting('server_version')`).Scan(&number, &text)
 	if err != nil {
 		return Finding{}, err
 	}
