@@ -11,8 +11,8 @@ import (
 )
 
 // EnsurePartitions gives results, failures and the other tables of penstock.retention a partition for today and each of
-// the days ahead, each in a transaction of its own, and returns how many it made. It waits at most 200 ms for the lock of
-// a table; tables that it cannot have are left to the next call.
+// the days ahead, each in a transaction of its own, and returns how many it made. It waits at most 200 ms for the lock
+// of a table; tables that it cannot have are left to the next call.
 func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, error) {
 	rows, _ := db.Query(ctx, `SELECT parent FROM penstock.retention`)
 	parents, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -36,7 +36,8 @@ func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
 	return countCalls(ctx, db, "drop old partitions", `SELECT penstock.drop_old_partitions()`)
 }
 
-// countCalls repeats a statement that does one thing in a transaction, and returns 1, until it returns 0 because nothing is left.
+// countCalls repeats a statement that does one thing in a transaction, and returns 1, until it returns 0 because
+// nothing is left.
 func countCalls(ctx context.Context, db postgres.DB, what, sql string, args ...any) (int, error) {
 	for total := 0; ; total++ {
 		var n int

@@ -35,11 +35,11 @@ type lane struct {
 	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
 }
 
-// claimOverlap is how many positions before its low-water mark a claim begins. A push that took its positions and committed
-// after the next ones is there: a batch of pushes (group commit) has up to 500 entries or a little more, and two of
-// them are under way. So few positions cost next to nothing even where their rows are dead; with 100, pushes of 20 by
-// 40 callers waited for up to 1 s, with 1000 for 70 ms. What came later still, or came back, is met when the lane is
-// scanned from its beginning.
+// claimOverlap is how many positions before its low-water mark a claim begins. A push that took its positions and
+// committed after the next ones is there: a batch of pushes (group commit) has up to 500 entries or a little more, and
+// two of them are under way. So few positions cost next to nothing even where their rows are dead; with 100, pushes of
+// 20 by 40 callers waited for up to 1 s, with 1000 for 70 ms. What came later still, or came back, is met when the lane
+// is scanned from its beginning.
 const claimOverlap = 1000
 
 // headEvery is how often a lane is scanned from its beginning, for rows that came in behind the low-water mark.

@@ -64,7 +64,8 @@ func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
 
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
 // renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
-// database no other node can be given their locks, and if only this node is cut off their tokens keep it from recording them.
+// database no other node can be given their locks, and if only this node is cut off their tokens keep it from
+// recording them.
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
