@@ -97,7 +97,7 @@ func (t *turn) begin() {
 		t.s.Desired = t.o.Ready + len(t.o.Starting)
 	}
 	t.s.At = t.now
-	t.alive = t.o.Ready + len(t.o.Starting)
+	t.alive = t.o.Ready + len(t.liveStarts())
 	t.d = Decision{At: t.now, Current: t.s.Desired, Desired: t.s.Desired, Apply: true}
 	t.age()
 }

@@ -101,6 +101,10 @@ func TestSwitchesAndModesComeFirst(t *testing.T) {
 		{"override under the cap", four(), func(o *Obs, _ *State) {
 			o.Switches = Switches{Override: &thirty, OverrideUntil: noon.Add(time.Hour), MaxAll: 7}
 		}, 7, NoteCap, NoteMax},
+		{"manual with a stuck start", four(func(p *Policy) { p.Mode = Manual }), func(o *Obs, s *State) {
+			busy(o, s)
+			o.Ready, o.Starting = 1, starts(time.Hour)
+		}, 2, NoteManual, NoteBase},
 		{"override in manual mode", four(func(p *Policy) { p.Mode = Manual }), func(o *Obs, _ *State) {
 			o.Switches = Switches{Override: &five, OverrideUntil: noon.Add(time.Hour)}
 		}, 5, NoteOverride, NoteManual},

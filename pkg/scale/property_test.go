@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +73,30 @@ func TestDecideIsDeterministicAndWritesToNothing(t *testing.T) {
 				t.Fatalf("from the stored state: %s, not %s", again.Explain(), d.Explain())
 			}
 		})
+	})
+}
+
+// Whatever is switched, there is a decision: a panic would end the leader, and the next one.
+func TestEverySwitchAndModeHasADecision(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		p := drawPolicy(t)
+		p.Mode = rapid.SampledFrom([]Mode{Disabled, Manual, UpOnly, Full, Advise}).Draw(t, "mode")
+		override := rapid.IntRange(0, 50).Draw(t, "override")
+		now, s := noon, State{}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(1, 20).Draw(t, "seconds")) * time.Second)
+			o := drawObs(t, now)
+			slices.SortFunc(o.Starting, time.Time.Compare)
+			o.Switches.Off = rapid.IntRange(0, 4).Draw(t, "off") == 0
+			if rapid.Bool().Draw(t, "overridden") {
+				o.Switches.Override, o.Switches.OverrideUntil = &override, now.Add(time.Minute)
+			}
+			d, next := Decide(now, p, o, s)
+			if d.Desired < 0 || next.Desired != d.Desired {
+				t.Fatalf("%d and %d desired: %s", d.Desired, next.Desired, d.Explain())
+			}
+			s = next
+		}
 	})
 }
 

@@ -35,10 +35,8 @@ func (t *turn) deployments() []DeploymentStarts {
 	return []DeploymentStarts{{Ready: t.o.Ready, Starting: t.o.Starting}}
 }
 
-// countStuck leaves stuck starts out of the capacity and has them replaced, three times for each deployment. One that
-// is blocked after them has one try at a time, until the try is ready.
+// countStuck has stuck starts replaced, three times for each deployment. One that is blocked after them has one try at a time, until the try is ready.
 func (t *turn) countStuck() {
-	t.alive = t.o.Ready + len(t.liveStarts())
 	history := map[string]StuckHistory{}
 	for _, d := range t.deployments() {
 		h := t.s.Stuck[d.Name]
