@@ -38,6 +38,9 @@ func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	t := turn{now: now, p: p.WithDefaults(), o: o, s: s}
 	t.begin()
 	if t.switched() {
+		if t.d.Apply {
+			t.countStuck()
+		}
 		t.moveWindows()
 		return t.end()
 	}

@@ -503,6 +503,30 @@ func TestStuckStarts(t *testing.T) {
 	})
 }
 
+// A number that is set by hand is one of instances that serve: a start that is stuck is replaced under it, too.
+func TestAStuckStartIsReplacedUnderAnOverride(t *testing.T) {
+	three := 3
+	for name, change := range map[string]func(*Policy, *Obs){
+		"override": func(_ *Policy, o *Obs) { o.Switches = Switches{Override: &three, OverrideUntil: noon.Add(time.Hour)} },
+		"manual":   func(p *Policy, _ *Obs) { p.Mode = Manual },
+	} {
+		p := four()
+		o, s := quiet(2)
+		s.Desired, o.Starting = 3, starts(time.Hour)
+		change(&p, &o)
+		d, next := Decide(noon, p, o, s)
+		if d.Replace != 1 || d.Desired != 3 || next.Stuck[""].Replaced != 1 {
+			t.Errorf("%s: %d are replaced, %d desired: %s", name, d.Replace, d.Desired, d.Explain())
+		}
+	}
+	p, off := four(), Switches{Off: true}
+	o, s := quiet(2)
+	s.Desired, o.Starting, o.Switches = 3, starts(time.Hour), off
+	if d, _ := Decide(noon, p, o, s); d.Replace != 0 {
+		t.Errorf("%d are replaced while scaling is off", d.Replace)
+	}
+}
+
 // Starts of the only deployment of a model never become ready. After three replacements there is one try at a time, as
 // there is for one deployment of several.
 func TestStartsThatAreStuckAreFollowedByOneTryAtATime(t *testing.T) {
