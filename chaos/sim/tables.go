@@ -90,7 +90,10 @@ type event struct {
 }
 
 func newTables(queues ...string) *tables {
-	t := &tables{entries: map[int64]*entry{}, locks: map[lockKey]*lock{}, nodes: map[int64]*node{}, term: 1, heldUntil: map[int64]time.Time{}}
+	t := &tables{
+		entries: map[int64]*entry{}, locks: map[lockKey]*lock{}, nodes: map[int64]*node{}, term: 1,
+		heldUntil: map[int64]time.Time{},
+	}
 	for i, name := range queues {
 		t.queues = append(t.queues, queue{int32(i + 1), name})
 	}

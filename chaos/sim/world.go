@@ -154,7 +154,10 @@ func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json
 	h := fnv.New64a()
 	fmt.Fprint(h, w.seed, r.Entry.ID, r.Lock.Token)
 	roll := h.Sum64()
-	one := &run{entry: int64(r.Entry.ID), token: int64(r.Lock.Token), key: r.Lock.Key, process: p, began: time.Now(), mayHaveRun: r.Entry.MayHaveRun}
+	one := &run{
+		entry: int64(r.Entry.ID), token: int64(r.Lock.Token), key: r.Lock.Key, process: p, began: time.Now(),
+		mayHaveRun: r.Entry.MayHaveRun,
+	}
 	w.mu.Lock()
 	w.runs = append(w.runs, one)
 	w.mu.Unlock()
