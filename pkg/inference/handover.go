@@ -145,7 +145,18 @@ func (p *SlotPool) sendLeaving(model string) {
 	instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
 	if _, err := p.db.Exec(ctx, handOverSQL, model, p.node(), instances, numbers, tokens); err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
-		p.lostAnswer()
+		p.leaveAgain(map[string][]*heldSlot{model: out})
+	}
+}
+
+// leaveAgain lets slots leave once more whose statement has no answer: it may be carried out at any later time, so that
+// they are not used again. Under the same tokens another one changes nothing where they are gone.
+func (p *SlotPool) leaveAgain(out map[string][]*heldSlot) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for model, slots := range out {
+		l := p.stateOf(model).ledger
+		l.leaving = append(l.leaving, slots...)
 	}
 }
 

@@ -151,14 +151,15 @@ DELETE FROM penstock.slot s
  USING unnest($1::int[], $2::int[], $3::bigint[]) k(instance_id, number, token)
  WHERE s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token AND s.node_id = $4`
 
-// giveBack returns what the node has no use for. If the answer is lost, verify finds out what is
-// still ours.
+// giveBack returns what the node has no use for. If the answer is lost, it is returned again.
 func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
 	now := time.Now()
 	p.mu.Lock()
 	var out []*heldSlot
+	of := map[string][]*heldSlot{}
 	for model, a := range p.models {
-		out = append(out, a.ledger.surplus(now, idleMax, p.usable(model, now))...)
+		of[model] = a.ledger.surplus(now, idleMax, p.usable(model, now))
+		out = append(out, of[model]...)
 	}
 	p.mu.Unlock()
 	if len(out) == 0 {
@@ -166,7 +167,7 @@ func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
 	}
 	instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
 	if _, err := p.db.Exec(ctx, returnSlotsSQL, instances, numbers, tokens, p.node()); err != nil {
-		p.lostAnswer()
+		p.leaveAgain(of)
 		return fmt.Errorf("give back %d slots: %w", len(out), err)
 	}
 	return nil

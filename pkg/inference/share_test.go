@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -140,6 +141,61 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 				t.Errorf("the node has %d slots after the comparison, want the %d that it kept", n, kept)
 			}
 			c.await(kept, `SELECT count(*) FROM penstock.slot s JOIN penstock.node n ON n.id = s.node_id WHERE n.kind = 'task'`)
+		})
+	}
+}
+
+// lateHandOver is a database that carries out each statement that lets slots go when its caller has given up.
+type lateHandOver struct {
+	postgres.DB
+	late *[]func() error
+}
+
+func (d lateHandOver) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sql != handOverSQL && sql != returnSlotsSQL {
+		return d.DB.Exec(ctx, sql, args...)
+	}
+	*d.late = append(*d.late, func() error {
+		_, err := d.DB.Exec(context.WithoutCancel(ctx), sql, args...)
+		return err
+	})
+	return pgconn.CommandTag{}, context.DeadlineExceeded
+}
+
+// A statement that lets slots go and has no answer may be carried out at any later time: the node does not use them again.
+func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
+	for name, letGo := range map[string]func(c *contended, pool *SlotPool){
+		"hand over": func(c *contended, pool *SlotPool) {
+			pool.mu.Lock()
+			pool.stateOf(c.model.Name).ledger.yield()
+			pool.mu.Unlock()
+			pool.sendLeaving(c.model.Name)
+		},
+		"give back": func(c *contended, pool *SlotPool) {
+			pool.talk.Lock()
+			defer pool.talk.Unlock()
+			if pool.giveBack(c.ctx, 0) == nil {
+				t.Error("a give-back without an answer is no error")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newContended(t)
+			var late []func() error
+			pool, calls, giveBack := c.busyNode(lateHandOver{c.pool, &late})
+			for _, call := range calls {
+				call.release()
+			}
+			giveBack()
+			letGo(c, pool)
+			c.must(pool.verify(c.ctx))
+			held := pool.Tallies()[c.model.Name].Held
+			for _, carryOut := range late {
+				c.must(carryOut())
+			}
+			if n := c.count(`SELECT count(*) FROM penstock.slot s JOIN penstock.node n ON n.id = s.node_id WHERE n.kind = 'task'`); held > n {
+				t.Errorf("the node uses %d slots, and holds %d", held, n)
+			}
 		})
 	}
 }
