@@ -206,7 +206,7 @@ func (p *plan) disturbedBy(one *process, what string, lasts time.Duration) {
 func (p *plan) drainNode() string {
 	n := pick(p, p.site.nodes)
 	go func() {
-		n.drain(15 * time.Second)
+		n.drain()
 		p.site.startLater(n, 0)
 	}()
 	return "SIGTERM of a task node"
@@ -219,7 +219,7 @@ func (p *plan) rollingRestart() string {
 		}
 		one.change()
 		p.disturbedBy(one, "rolling restart", 2*time.Second)
-		one.drain(15 * time.Second)
+		one.drain()
 		p.site.startLater(one, 0)
 		p.rest(500*time.Millisecond, time.Second)
 	}

@@ -175,8 +175,11 @@ func (p *process) cutOff() {
 	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
 }
 
+// endMax is how long a process may take to end after SIGTERM.
+const endMax = 15 * time.Second
+
 // drain asks the process to end by SIGTERM and waits; one that does not obey is killed.
-func (p *process) drain(within time.Duration) {
+func (p *process) drain() {
 	p.mu.Lock()
 	if !p.running() {
 		p.mu.Unlock()
@@ -189,7 +192,7 @@ func (p *process) drain(within time.Duration) {
 	p.mu.Unlock()
 	select {
 	case <-ended:
-	case <-time.After(within):
+	case <-time.After(endMax):
 		p.kill()
 		<-ended
 	}

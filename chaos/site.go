@@ -189,7 +189,7 @@ func (s *site) upgrade(ctx context.Context, l *process, addresses []string) erro
 	if err := s.ready(ctx, addresses); err != nil {
 		return fmt.Errorf("other build: %w", err)
 	}
-	l.drain(15 * time.Second)
+	l.drain()
 	l.change()
 	return l.start()
 }
