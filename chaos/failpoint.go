@@ -58,7 +58,7 @@ func (s *site) setFailpoints(plan string) {
 	s.plan = plan
 	s.mu.Unlock()
 	for _, p := range s.all() {
-		p.drain(15 * time.Second)
+		p.drain()
 		s.startLater(p, 0)
 	}
 }
