@@ -41,7 +41,7 @@ const exitHelp = `Exit codes:
   3   there is no such thing            10  doctor, verify: warnings
   4   its state does not allow it       20  doctor, verify: critical
   5   a queue or rate is full           130 interrupted
-  6   no way to the database or the API`
+  6   no way to the database or the API, or no right to what was asked there`
 
 // usageError is a mistake in the command line.
 type usageError struct{ error }
