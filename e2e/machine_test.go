@@ -40,15 +40,23 @@ func (s *site) consumers() *machine.Consumers {
 // within judges the time between the two moments, on the clock of the database, that a query returns.
 func (s *site) within(m *machine.Machine, what string, bound time.Duration, sql string, args ...any) {
 	s.t.Helper()
+	if from, to, happened := s.moments(what, sql, args...); happened {
+		m.Judge(s.t, what, from, to, bound)
+	}
+}
+
+// moments returns the two moments of a query, and whether there are both.
+func (s *site) moments(what, sql string, args ...any) (began, ended time.Time, happened bool) {
+	s.t.Helper()
 	var from, to *time.Time
 	if err := s.pool.QueryRow(s.t.Context(), sql, args...).Scan(&from, &to); err != nil {
 		s.t.Fatalf("%s: %v", what, err)
 	}
 	if from == nil || to == nil {
 		s.t.Errorf("%s did not happen", what)
-		return
+		return began, ended, false
 	}
-	m.Judge(s.t, what, *from, *to, bound)
+	return *from, *to, true
 }
 
 // What the programs and the database of a site take is not taken by others, and what other tests take is.

@@ -114,6 +114,7 @@ func (m *Machine) Withheld(from, to time.Time) (sum time.Duration) {
 // withheld: for what waits for messages and clocks.
 func (m *Machine) Judge(t testing.TB, what string, from, to time.Time, bound time.Duration) {
 	t.Helper()
+	m.awaitAccount(to)
 	judge(t, what, to.Sub(from), m.Withheld(from, to), bound)
 }
 
@@ -127,9 +128,22 @@ func (m *Machine) JudgeWork(t testing.TB, what string, from, to time.Time, bound
 
 // Taken is how much of the time between two moments others had the processors.
 func (m *Machine) Taken(from, to time.Time) time.Duration {
+	m.awaitAccount(to)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return othersTook(m.used, from, to)
+}
+
+// awaitAccount waits for an account of the time up to a moment, where the machine tells.
+func (m *Machine) awaitAccount(to time.Time) {
+	known := func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return len(m.used) == 0 || !m.used[len(m.used)-1].at.Before(to)
+	}
+	for end := time.Now().Add(time.Minute); !known() && time.Now().Before(end); {
+		time.Sleep(accountPause / 5)
+	}
 }
 
 func judge(t testing.TB, what string, took, withheld, bound time.Duration) {
