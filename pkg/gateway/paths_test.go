@@ -37,7 +37,7 @@ func TestEachOperationGoesToItsPath(t *testing.T) {
 		}
 	}
 	for _, path := range []string{"moderations", "assistants", "fine_tuning/jobs", "chat", "chat/completions/x"} {
-		refusedWith(t, p.post("/v1/"+path, `{"model":"m"}`), http.StatusNotFound, "unknown_url", "")
+		refusedWith(t, p.post("/v1/"+path, `{"model":"m"}`), http.StatusNotFound, "unknown_url", "unknown_url")
 	}
 }
 

@@ -126,8 +126,8 @@ func SetRetryAfter(w http.ResponseWriter, err error) {
 	}
 }
 
-// answerError writes an error as OpenAI's clients expect it. full is the status for a pool without room.
-// It returns the status.
+// answerError writes an error as OpenAI's clients expect it, with the reason in a header: the code, but for requests that
+// were evicted. full is the status for a pool without room. It returns the status.
 func answerError(w http.ResponseWriter, err error, full int) int {
 	var b *badRequest
 	var r *Rejection
@@ -143,8 +143,12 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 		}
 	case errors.As(err, &r):
 		status, body.Code = r.status(full), r.code()
-		w.Header()["X-Penstock-Dropped-Reason"] = []string{string(r.Reason)}
 	}
+	reason := body.Code
+	if r != nil {
+		reason = string(r.Reason)
+	}
+	w.Header()["X-Penstock-Dropped-Reason"] = []string{reason}
 	SetRetryAfter(w, err)
 	body.Type = kindOf(status)
 	text, failed := json.Marshal(envelope{body})

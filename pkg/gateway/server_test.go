@@ -257,16 +257,16 @@ func TestErrorsSpeakOpenAI(t *testing.T) {
 		{"/v1/fine_tuning/jobs", `{}`, 404, "unknown_url"},
 		{"/models/m/call", `{}`, 404, "model_not_found"}, // it speaks OpenAI's protocol
 	} {
-		refusedWith(t, p.post(c.path, c.body), c.status, c.code, "")
+		refusedWith(t, p.post(c.path, c.body), c.status, c.code, c.code)
 	}
-	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "royal"), 400, "invalid_class", "")
-	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "soon"), 400, "invalid_header", "")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "royal"), 400, "invalid_class", "invalid_class")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "soon"), 400, "invalid_header", "invalid_header")
 }
 
 func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
-	refusedWith(t, p.post(chat, `{"model":"m"}`), 401, "invalid_api_key", "")
+	refusedWith(t, p.post(chat, `{"model":"m"}`), 401, "invalid_api_key", "invalid_api_key")
 	p.gateway.SetTokens([]TokenState{
 		{Hash: sha256.Sum256([]byte("all")), Name: "all"},
 		{Hash: sha256.Sum256([]byte("few")), Name: "few", Models: []string{"x"}},
@@ -280,9 +280,9 @@ func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	if a := with("all"); a.StatusCode != 200 {
 		t.Errorf("got %d", a.StatusCode)
 	}
-	refusedWith(t, with("few"), 404, "model_not_found", "")
-	refusedWith(t, with("old"), 401, "invalid_api_key", "")
-	refusedWith(t, with("low", "X-Penstock-Flow", "u"), 403, "flow_not_allowed", "")
+	refusedWith(t, with("few"), 404, "model_not_found", "model_not_found")
+	refusedWith(t, with("old"), 401, "invalid_api_key", "invalid_api_key")
+	refusedWith(t, with("low", "X-Penstock-Flow", "u"), 403, "flow_not_allowed", "flow_not_allowed")
 	if a := with("low", "X-Penstock-Flow", "t/sub", "X-Penstock-Class", "critical", "X-Request-Id", "r-low"); a.StatusCode != 200 {
 		t.Errorf("got %d", a.StatusCode)
 	}
@@ -378,7 +378,7 @@ func TestAFullQueueSaysWhenThereWillBeRoom(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push = fullQueue{} }, workertest.Says(200, "{}"))
 	refused := p.post(chat, `{"model":"m","messages":[]}`, "Prefer", "respond-async")
-	refusedWith(t, refused, 429, "queue_full", "")
+	refusedWith(t, refused, 429, "queue_full", "queue_full")
 	if s, err := strconv.Atoi(refused.Header.Get("Retry-After")); err != nil || s < 40 || s > 50 {
 		t.Errorf("Retry-After is %q, want 40 s and up to a quarter more", refused.Header.Get("Retry-After"))
 	}
@@ -842,7 +842,7 @@ func TestAnAsynchronousModelIsCalledByEntriesAlone(t *testing.T) {
 		t.Error("the worker is called")
 		workertest.Says(200, `{"status":"processing","job_id":"j1"}`)(w, nil)
 	})
-	refusedWith(t, p.post("/models/m/call", `{"x":1}`), 400, "async_only", "")
+	refusedWith(t, p.post("/models/m/call", `{"x":1}`), 400, "async_only", "async_only")
 	if a := p.post("/models/m/call", `{"x":1}`, "Prefer", "respond-async"); a.StatusCode != http.StatusAccepted {
 		t.Errorf("got %d %s", a.StatusCode, a.body)
 	}
@@ -956,7 +956,7 @@ func TestRespondAsyncMakesADurableEntry(t *testing.T) {
 		t.Errorf("pushed %+v", d)
 	}
 	queue.err = errors.New("the database is away")
-	refusedWith(t, p.post(chat, body, "Prefer", "respond-async"), 503, "async_unavailable", "")
+	refusedWith(t, p.post(chat, body, "Prefer", "respond-async"), 503, "async_unavailable", "async_unavailable")
 }
 
 func TestOnFullPushesForThoseWhoAgree(t *testing.T) {
