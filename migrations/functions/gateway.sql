@@ -376,10 +376,10 @@ END $$;
 
 -- Settings -----------------------------------------------------------------------------------------------------------
 
--- check_gateway_policy refuses a policy with a field that is not valid, by its name. Unknown fields pass: a newer version
--- may know them. Durations are numbers of seconds or texts in Go's notation, as 1m30s.
+-- check_gateway_policy refuses a policy with a field that is not valid or does not exist, by its name. Durations are
+-- numbers of seconds or texts in Go's notation, as 1m30s.
 -- Callers: set_gateway_policy.
--- SQLSTATE: PS002 a field is not valid.
+-- SQLSTATE: PS002 a field is not valid, or does not exist.
 CREATE OR REPLACE FUNCTION penstock.check_gateway_policy(config jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
@@ -387,9 +387,14 @@ DECLARE
     ok boolean;
 BEGIN
     FOR f IN
-        SELECT v.field, v.kind, v.wanted, v.least, v.most, v.words, config #> p.path AS value, config #>> p.path AS word,
-               jsonb_typeof(config #> p.path) AS type
-          FROM (VALUES
+        SELECT p.field, v.kind, v.wanted, v.least, v.most, v.words, p.value, p.value #>> '{}' AS word, jsonb_typeof(p.value) AS type
+          FROM (SELECT key, value FROM jsonb_each(config)
+                 UNION ALL
+                SELECT o.key || '.' || m.key, m.value
+                  FROM jsonb_each(config) o
+                 CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(o.value) = 'object' THEN o.value ELSE '{}' END) m
+               ) p(field, value)
+          LEFT JOIN (VALUES
             ('total',                  'integer',  'a whole number of 0 or more',      0::numeric, 1e9::numeric, NULL::jsonb),
             ('flow_total',             'integer',  'a whole number of 0 or more',      0, 1e9, NULL),
             ('queue_ttl',              'duration', 'a duration of more than 0',        1e-9, 1e9, NULL),
@@ -419,11 +424,14 @@ BEGIN
             ('strict_band',            'boolean',  'true or false',                    NULL, NULL, NULL),
             ('preempt',                'boolean',  'true or false',                    NULL, NULL, NULL),
             ('strict_slots',           'boolean',  'true or false',                    NULL, NULL, NULL)
-               ) v(field, kind, wanted, least, most, words)
-         CROSS JOIN LATERAL string_to_array(v.field, '.') p(path)
-         WHERE jsonb_typeof(config #> p.path) <> 'null' -- a null brings the default back
+               ) v(field, kind, wanted, least, most, words) USING (field)
+         ORDER BY p.field COLLATE "C"
     LOOP
+        IF f.kind IS NULL THEN
+            RAISE EXCEPTION 'a policy has no field %: docs/gateway.md lists them', quote_ident(f.field) USING ERRCODE = 'PS002';
+        END IF;
         ok := CASE
+            WHEN f.type = 'null' THEN true -- the default
             WHEN f.kind IN ('object', 'boolean') THEN f.type = f.kind
             WHEN f.kind = 'word' THEN f.value IN (SELECT jsonb_array_elements(f.words))
             WHEN f.type = 'number' THEN
@@ -446,7 +454,7 @@ END $$;
 -- read it within two seconds.
 -- Locks: the row of gateway_policy.
 -- Callers: psql.
--- SQLSTATE: PS008 no such model, PS002 the config is not an object, or a field of it is not valid.
+-- SQLSTATE: PS008 no such model, PS002 the config is not an object, or a field of it is not valid or does not exist.
 CREATE OR REPLACE FUNCTION penstock.set_gateway_policy(model text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$

@@ -48,7 +48,7 @@ func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
 		}
 	}
 	for _, config := range []string{
-		`{}`, `{"a field of a later version": 1}`, `{"reserved": null, "may_start": null}`, `{"reserved": 0.5, "batch_reserved": 0.5}`,
+		`{}`, `{"reserved": null, "may_start": null}`, `{"reserved": 0.5, "batch_reserved": 0.5}`,
 		`{"queue_ttl": "1m30.5s", "cold_ttl": 0, "tpot_max": "80ms"}`, `{"holdback": {"default": 0}, "floors": {}}`, `{"on_full": "push", "refuse_status": 503}`,
 	} {
 		if err := x.setPolicy(config); err != nil {
@@ -56,6 +56,14 @@ func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
 		}
 		if _, err := ReadPolicy([]byte(config)); err != nil {
 			t.Errorf("%s: a gateway does not take it: %v", config, err)
+		}
+	}
+	for config, field := range map[string]string{
+		`{"queue_tll": 5}`: "queue_tll", `{"total": 5, "x": null}`: "x", `{"floors": {"Default": 0.1}}`: `"floors.Default"`,
+	} {
+		err := x.setPolicy(config)
+		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "ERROR: a policy has no field "+field+":") {
+			t.Errorf("%s: got %v", config, err)
 		}
 	}
 	defaults, err := json.Marshal(DefaultPolicy())
