@@ -76,8 +76,8 @@ vuln: $(VULN) ## Look for known vulnerabilities in what the programs call; needs
 
 # Tests that hold something to a number of seconds say nothing under the race detector, nor while other packages have the
 # same cores: they run one after another and without it, in `make timed`.
-TIMED    := TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce|TestNodeGoesOnWithTheFlowThatIsLoaded|TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestTheWorkerIsToldOfACancelWithinASecond|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds
-TIMED_IN := ./pkg/cron ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./pkg/webhook ./internal/devpostgres
+TIMED    := TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce|TestNodeGoesOnWithTheFlowThatIsLoaded|TestManyJobsDueInTheSameSecondFireWithinTenSeconds|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestTheWorkerIsToldOfACancelWithinASecond|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestLookAtManyQueuesTakesNoLongerForEach|TestDeadReceiversCostNoOthers|TestColdStartToFirstQueryTakesLessThanTwoSeconds|TestCallsEndWithinTenMillisecondsOfTheirClient
+TIMED_IN := ./pkg/cron ./pkg/gateway ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./pkg/webhook ./internal/devpostgres
 
 # Tests of one goroutine: simulations, statements whose cost the server counts, and keys that are stretched. The race detector
 # has nothing to find there, and slows them three to ten times. `make check` runs them without it.

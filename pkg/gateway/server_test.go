@@ -11,6 +11,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -577,25 +578,51 @@ func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 
 func TestClientThatLeavesEndsTheCall(t *testing.T) {
 	t.Parallel()
-	begun, ended := make(chan struct{}), make(chan time.Time, 1)
-	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+	p, leave := leaving(t)
+	leave()
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+}
+
+// In the median: a single call is late where the machine is.
+func TestCallsEndWithinTenMillisecondsOfTheirClient(t *testing.T) {
+	p, leave := leaving(t)
+	took := make([]time.Duration, 41)
+	for i := range took {
+		took[i] = leave()
+		workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	}
+	slices.Sort(took)
+	t.Logf("from the cancel of a client to the end of its call at the worker: p50 %s, longest %s", took[len(took)/2], took[len(took)-1])
+	if median := took[len(took)/2]; median > 10*time.Millisecond {
+		t.Errorf("calls end %s after their clients", median)
+	}
+}
+
+// leaving starts a plant whose worker answers nothing. leave sends a request, cancels it when the worker has it, and
+// returns how long after the cancel the call has ended at the worker.
+func leaving(t *testing.T) (p *plant, leave func() time.Duration) {
+	t.Helper()
+	begun, ended := make(chan struct{}), make(chan time.Time)
+	p = startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
-		close(begun)
+		begun <- struct{}{}
 		<-r.Context().Done()
 		ended <- time.Now()
 	})
-	ctx, leave := context.WithCancel(t.Context())
-	request := p.request(ctx, http.MethodPost, chat, `{"model":"m"}`)
-	go func() {
-		answer, err := http.DefaultClient.Do(request)
-		if err == nil {
-			answer.Body.Close()
-		}
-	}()
-	<-begun
-	leave()
-	<-ended
-	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+	return p, func() time.Duration {
+		ctx, cancel := context.WithCancel(t.Context())
+		request := p.request(ctx, http.MethodPost, chat, `{"model":"m"}`)
+		go func() {
+			answer, err := http.DefaultClient.Do(request)
+			if err == nil {
+				answer.Body.Close()
+			}
+		}()
+		<-begun
+		left := time.Now()
+		cancel()
+		return (<-ended).Sub(left)
+	}
 }
 
 // unreachable is a transport that connects to no worker until the call is given up.
