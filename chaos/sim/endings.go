@@ -120,6 +120,7 @@ func retry(t *tables, now time.Time, a arguments) (reply, error) {
 		if spent[i] {
 			e.attempt++
 		}
+		t.note(event{at: now, what: "retried", entry: id, token: tokens[i]})
 	}
 	return reply{rows: [][]any{{true}}}, nil
 }

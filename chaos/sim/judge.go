@@ -132,18 +132,24 @@ func (w *world) judgeOrder(bad func(string, ...any)) {
 	}
 }
 
+// grant is an entry under a token.
+type grant struct{ entry, token int64 }
+
 // judgeMarks finds runs that were not told that their entry may have run: recovery had ended the lock of an earlier run
-// that had begun.
+// that had begun, and whose end was not recorded.
 func (w *world) judgeMarks(bad func(string, ...any)) {
-	recovered := map[int64]time.Time{}
+	recovered, recorded := map[int64]time.Time{}, map[grant]bool{}
 	for _, e := range w.store.tables.events {
-		if e.what == "freed" && e.how == "recovered" {
+		switch {
+		case e.what == "freed" && e.how == "recovered":
 			recovered[e.token] = e.at
+		case e.what == "retried":
+			recorded[grant{e.entry, e.token}] = true
 		}
 	}
 	for _, earlier := range w.runs {
 		freed, lost := recovered[earlier.token]
-		if !lost || !earlier.began.Before(freed) {
+		if !lost || !earlier.began.Before(freed) || recorded[grant{earlier.entry, earlier.token}] {
 			continue
 		}
 		for _, later := range w.runs {

@@ -80,7 +80,7 @@ type node struct {
 // event is something that the judge goes by. It is part of the state: what is rolled back left none.
 type event struct {
 	at    time.Time
-	what  string // accepted, granted, freed, beat, ended
+	what  string // accepted, granted, freed, beat, retried, ended
 	entry int64
 	queue int32
 	key   string
