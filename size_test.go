@@ -20,7 +20,7 @@ const (
 	tabColumns     = 4
 	// wideLinesMax is how many lines of production Go were wider when the rule came. It only ever goes down:
 	// whoever folds wide lines lowers it, and at zero it goes.
-	wideLinesMax = 245
+	wideLinesMax = 232
 )
 
 // Reading every file has a second use: the go command caches the result of this package's tests,
