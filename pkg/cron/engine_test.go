@@ -15,7 +15,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/duty"
-	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -642,34 +641,6 @@ func TestTwoEnginesAtOnceFireEachOnce(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.ready`); n != jobs {
 		t.Errorf("%d ready rows, want %d", n, jobs)
-	}
-}
-
-func TestManyJobsDueInTheSameSecondFireWithinTenSeconds(t *testing.T) {
-	b := newBed(t)
-	const jobs = 100_000
-	b.exec(`INSERT INTO penstock.cron_job (queue_id, name, spec, handled_at)
-	        SELECT $1, 'job ' || i, '0 13 * * *', $2 FROM generate_series(1, $3) i`, b.q.ID, noon, jobs)
-	m := machine.WatchTest(t, b.pool)
-	start := time.Now()
-	b.at(noon)
-	t.Logf("%d entries created in %v", jobs, time.Since(start).Round(time.Millisecond))
-	b.now = noon.Add(time.Hour)
-	e := b.newEngine(open{b.pool}) // a fresh leader: nothing is cached
-	start = time.Now()
-	if err := e.fireDue(b.ctx); err != nil {
-		t.Fatal(err)
-	}
-	m.JudgeWork(t, fmt.Sprintf("firing %d jobs", jobs), start, time.Now(), 10*time.Second)
-	for what, sql := range map[string]string{
-		"firings": `SELECT count(*) FROM penstock.cron_firing`,
-		"jobs":    `SELECT count(DISTINCT job_id) FROM penstock.cron_firing`,
-		"ready":   `SELECT count(*) FROM penstock.ready`,
-		"pending": `SELECT count(*) FROM penstock.entry WHERE status = 'pending'`,
-	} {
-		if n := b.count(sql); n != jobs {
-			t.Errorf("%s: %d, want %d", what, n, jobs)
-		}
 	}
 }
 
