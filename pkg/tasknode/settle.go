@@ -3,7 +3,6 @@ package tasknode
 import (
 	"context"
 	"errors"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,23 +14,21 @@ import (
 // settler records endings in batches. While one batch is on its way, the endings that arrive make the next one:
 // batches are small when little happens and large under load, without a timer. The endings of a queue go in two
 // shards, so that two batches are on their way at once; those of one lock stay in one shard, where no batch
-// overtakes another, since the lock record goes with the last of them.
+// overtakes another, since the lock record goes with the last of them. A third shard has the locks apart.
 type settler struct {
 	mu      sync.Mutex
 	arrived *sync.Cond
 	piles   map[shard]*pile
 	turn    []shard // shards with endings and no batch on its way, in the order in which they are served
 	blank   []pile  // whose memory is used again
-	apart   int     // locks in piles
+	apart   int     // queues with locks apart
 	closed  bool
 }
 
-// shard is a half of the locks of a queue, or a lock by itself while another transaction has locked a row that its
-// endings change: none waits for it.
+// shard is a half of the locks of a queue, or its locks apart.
 type shard struct {
 	queue int32
-	half  invalidation.Token
-	apart invalidation.Token // the lock; 0 for a half
+	part  invalidation.Token // 0 or 1 for the halves, or partApart
 }
 
 // pile is the endings of one shard that wait to be recorded.
@@ -40,7 +37,7 @@ type pile struct {
 	endings []invalidation.Ending
 	jobs    []*job
 	sending bool
-	pause   time.Duration // of a lock apart, until it is tried again
+	apart   *apart // of partApart
 }
 
 // without takes the endings under some tokens out, and keeps both in order. It changes p.
@@ -49,11 +46,15 @@ func (p *pile) without(tokens []invalidation.Token) (taken pile) {
 	if len(tokens) == 0 {
 		return taken
 	}
+	out := make(map[invalidation.Token]bool, len(tokens))
+	for _, t := range tokens {
+		out[t] = true
+	}
 	endings, jobs := p.endings, p.jobs
 	p.endings, p.jobs = nil, nil
 	for i := range endings {
 		into := p
-		if slices.Contains(tokens, endings[i].Lock.Token) {
+		if out[endings[i].Lock.Token] {
 			into = &taken
 		}
 		into.add(endings[i], jobs[i])
@@ -65,11 +66,19 @@ func (p *pile) add(e invalidation.Ending, j *job) {
 	p.endings, p.jobs = append(p.endings, e), append(p.jobs, j)
 }
 
-// A lock apart is tried again after apartMin, and then after twice as long each time, up to apartMax.
-const (
-	apartMin = 20 * time.Millisecond
-	apartMax = time.Second
-)
+// addAll adds the endings of another pile behind those of p.
+func (p *pile) addAll(other pile) {
+	p.endings, p.jobs = append(p.endings, other.endings...), append(p.jobs, other.jobs...)
+}
+
+// tokens are those of the endings, one for each ending.
+func (p *pile) tokens() []invalidation.Token {
+	tokens := make([]invalidation.Token, len(p.endings))
+	for i := range p.endings {
+		tokens[i] = p.endings[i].Lock.Token
+	}
+	return tokens
+}
 
 // settleMax and settleBytesMax bound a transaction. What is beyond them makes the next one: a message to
 // Postgres has at most 1 GB, and one that it refuses would be sent again for ever.
@@ -101,9 +110,9 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	s := n.settler
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	key := shard{queue: j.queue.ID, apart: j.lock.Token}
-	if s.apart == 0 || s.piles[key] == nil {
-		key = shard{queue: j.queue.ID, half: j.lock.Token % 2}
+	key := shard{queue: j.queue.ID, part: j.lock.Token % 2}
+	if s.isApart(j) {
+		key.part = partApart
 	}
 	p := s.piles[key]
 	if p == nil {
@@ -164,52 +173,19 @@ func (s *settler) sent(key shard, batch *pile, held pile) {
 	defer s.mu.Unlock()
 	s.keep(batch)
 	p := s.piles[key]
-	p.sending = false
-	if key.apart != 0 && len(held.endings) > 0 {
-		p.endings, p.jobs = append(held.endings, p.endings...), append(held.jobs, p.jobs...)
-		p.pause = min(2*p.pause, apartMax)
-		s.putOff(key, p)
+	if key.part == partApart {
+		s.triedApart(key, p, len(batch.endings), held)
 		return
 	}
 	s.setApart(key.queue, p, held)
-	switch {
-	case len(p.endings) == 0:
+	p.sending = false
+	if len(p.endings) > 0 {
+		s.turn = append(s.turn, key)
+		s.arrived.Signal()
+	} else {
 		delete(s.piles, key)
 		s.keep(p)
-		if key.apart != 0 {
-			s.apart--
-			s.arrived.Broadcast() // of those that wait for the end of the last
-		}
-	default:
-		s.turn = append(s.turn, key)
-		s.arrived.Signal()
 	}
-}
-
-// setApart makes a shard of each lock of held, with its endings and those that came for it since, in p.
-func (s *settler) setApart(queue int32, p *pile, held pile) {
-	for len(held.endings) > 0 {
-		token := held.endings[0].Lock.Token
-		one := held.without([]invalidation.Token{token})
-		since := p.without([]invalidation.Token{token})
-		one.endings, one.jobs = append(one.endings, since.endings...), append(one.jobs, since.jobs...)
-		one.pause = apartMin
-		key := shard{queue: queue, apart: token}
-		s.piles[key] = &one
-		s.apart++
-		s.putOff(key, &one)
-	}
-}
-
-// putOff lets a shard that is apart go after its pause.
-func (s *settler) putOff(key shard, p *pile) {
-	p.sending = true
-	time.AfterFunc(p.pause, func() {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		s.turn = append(s.turn, key)
-		s.arrived.Signal()
-	})
 }
 
 // keep lays the memory of an empty pile by.
@@ -234,7 +210,7 @@ func (n *Node) settle(ctx context.Context) {
 		if batch == nil {
 			return
 		}
-		n.settler.sent(key, batch, n.record(ctx, *batch, key.apart == 0))
+		n.settler.sent(key, batch, n.record(ctx, *batch, key.part != partApart))
 	}
 }
 
@@ -296,17 +272,12 @@ func (n *Node) recordHalves(ctx context.Context, p pile) (held pile) {
 	half := len(p.endings) / 2
 	held = n.record(ctx, pile{queue: p.queue, endings: p.endings[:half], jobs: p.jobs[:half]}, true)
 	second := pile{queue: p.queue, endings: p.endings[half:], jobs: p.jobs[half:]}
-	var tokens []invalidation.Token
-	for i := range held.endings {
-		tokens = append(tokens, held.endings[i].Lock.Token)
-	}
-	behind := second.without(tokens)
+	behind := second.without(held.tokens())
 	if len(second.endings) > 0 {
-		more := n.record(ctx, second, true)
-		behind.endings, behind.jobs = append(behind.endings, more.endings...), append(behind.jobs, more.jobs...)
+		behind.addAll(n.record(ctx, second, true))
 	}
 	held.queue = p.queue
-	held.endings, held.jobs = append(held.endings, behind.endings...), append(held.jobs, behind.jobs...)
+	held.addAll(behind)
 	return held
 }
 

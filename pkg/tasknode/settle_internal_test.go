@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -260,4 +261,59 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 	if n := s.node.stats.Refused.Load(); n != 0 {
 		t.Errorf("%d endings were refused", n)
 	}
+}
+
+// Each of a thousand locks whose rows another transaction holds was tried again by itself, about once a second: a
+// thousand transactions a second on all settling workers.
+func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const locks = 1000
+		n := &Node{settler: newSettler()}
+		queue := &invalidation.Queue{ID: 1}
+		for i := range locks {
+			n.end(&job{queue: queue, lock: &invalidation.Lock{Token: invalidation.Token(i)}}, invalidation.Ending{
+				Lock: &invalidation.Lock{Token: invalidation.Token(i)}, Entry: invalidation.EntryID(i), Last: true,
+			})
+		}
+		try := func(held func(invalidation.Token) bool) (tried int) {
+			key, batch := n.settler.next()
+			left := pile{queue: queue}
+			for i, e := range batch.endings {
+				if held(e.Lock.Token) {
+					left.add(e, batch.jobs[i])
+				}
+			}
+			tried = len(batch.endings)
+			n.settler.sent(key, batch, left)
+			return tried
+		}
+		all := func(invalidation.Token) bool { return true }
+		for range 2 {
+			try(all) // a half
+		}
+		start, tries := time.Now(), 0
+		for ; time.Since(start) < 10*time.Second; tries++ {
+			if got := try(all); got != locks {
+				t.Fatalf("%d of %d locks were tried", got, locks)
+			}
+		}
+		if tries > 16 {
+			t.Errorf("%d transactions in 10 s", tries)
+		}
+		odd := func(k invalidation.Token) bool { return k%2 == 1 }
+		if got := try(odd); got != locks {
+			t.Errorf("%d of %d locks were tried", got, locks)
+		}
+		start = time.Now()
+		if got := try(odd); got != locks/2 || time.Since(start) > apartMin {
+			t.Errorf("%d locks were tried after %s, want %d within %s", got, time.Since(start), locks/2, apartMin)
+		}
+		n.settler.close()
+		if got := try(func(invalidation.Token) bool { return false }); got != locks/2 {
+			t.Errorf("%d locks were tried, want %d", got, locks/2)
+		}
+		if _, batch := n.settler.next(); batch != nil {
+			t.Errorf("%d endings are left", len(batch.endings))
+		}
+	})
 }

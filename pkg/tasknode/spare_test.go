@@ -151,7 +151,7 @@ func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
 		n.waiting.close()
 		threads.Wait()
 		var verbs []string
-		for _, half := range []*pile{n.settler.piles[shard{queue: 1, half: 1}]} {
+		for _, half := range []*pile{n.settler.piles[shard{queue: 1, part: 1}]} {
 			for _, e := range half.endings {
 				verbs = append(verbs, e.Verb())
 			}
