@@ -394,23 +394,33 @@ BEGIN
                                resume.reason, jsonb_strip_nulls(jsonb_build_object('queue', queue)));
 END $$;
 
--- end_pauses resumes up to 100 pauses whose end has passed, and returns how many. Nodes compare the
--- end with the time themselves; this is for names and lock keys, whose entries must be enabled, and
--- keeps the table current.
--- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each those of resume.
+-- end_pauses resumes up to 100 pauses whose end has passed, for half a second, and returns how many: call it again
+-- if there are some. A pause that cannot be ended since another transaction has locked a row is left for a later call,
+-- with the others of its queue. Nodes compare the end with the time themselves; this is for names and lock keys, whose
+-- entries must be enabled, and keeps the table current.
+-- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each those of resume, for which it waits at most 50 ms.
 -- Callers: pkg/recovery.
 -- SQLSTATE: PS001 no such queue, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$
 DECLARE
     p     record;
     ended integer := 0;
+    held  integer[] := '{}'; -- queues; 0 is for the pauses of none
+    began timestamptz := clock_timestamp();
 BEGIN
-    FOR p IN SELECT x.scope, x.value, q.name AS queue FROM penstock.pause x LEFT JOIN penstock.queue q ON q.id = x.queue_id
-              WHERE x.until <= clock_timestamp() ORDER BY x.id LIMIT 100 FOR UPDATE OF x SKIP LOCKED
+    FOR p IN SELECT x.scope, x.value, coalesce(x.queue_id, 0) AS queue_id, q.name AS queue
+               FROM penstock.pause x LEFT JOIN penstock.queue q ON q.id = x.queue_id
+              WHERE x.until <= clock_timestamp() ORDER BY x.id FOR UPDATE OF x SKIP LOCKED
     LOOP
-        PERFORM penstock.resume(p.scope, p.value, p.queue, 'its time is over', 'penstock');
-        ended := ended + 1;
+        EXIT WHEN ended = 100 OR clock_timestamp() > began + interval '500 milliseconds';
+        CONTINUE WHEN p.queue_id = ANY (held);
+        BEGIN
+            PERFORM penstock.resume(p.scope, p.value, p.queue, 'its time is over', 'penstock');
+            ended := ended + 1;
+        EXCEPTION WHEN lock_not_available THEN
+            held := held || p.queue_id;
+        END;
     END LOOP;
     RETURN ended;
 END $$;

@@ -37,22 +37,32 @@ func (o *Operations) Changed() int64 { return o.changed.Load() }
 // pass ends pauses whose time is over, and steps the operations. A step locks the row of its
 // operation, so that two leaders never take the same step.
 func (o *Operations) pass(ctx context.Context) (time.Duration, error) {
-	err := o.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `SELECT penstock.end_pauses()`)
-		if err != nil {
-			return fmt.Errorf("end pauses: %w", err)
-		}
-		return nil
-	})
+	ended, err := o.endPauses(ctx)
 	if err != nil {
 		return 0, err
 	}
 	n, err := o.stepAll(ctx)
 	o.changed.Add(int64(n))
-	if n > 0 {
+	if n > 0 || ended > 0 {
 		return 0, err
 	}
 	return time.Second, err
+}
+
+// endPauses returns how many it ended. That the database refuses it keeps no operation from its turn, and is logged.
+func (o *Operations) endPauses(ctx context.Context) (ended int, err error) {
+	err = o.fence.InTx(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, `SELECT penstock.end_pauses()`).Scan(&ended)
+	})
+	switch {
+	case err == nil:
+		return ended, nil
+	case general(err) || ctx.Err() != nil:
+		return 0, fmt.Errorf("end pauses: %w", err)
+	default:
+		o.cfg.Log.ErrorContext(ctx, "cannot end pauses; the next pass tries again", "error", err)
+		return 0, nil
+	}
 }
 
 const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 1000`

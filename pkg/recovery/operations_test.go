@@ -1,7 +1,11 @@
 package recovery_test
 
 import (
+	"context"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -35,5 +39,73 @@ func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
 	eventually(t, "the operation that failed goes on", func() bool { return status("work") == 1 })
 	if n := f.count(`SELECT count(*) FROM penstock.operation WHERE failed_steps = 0 AND error LIKE '%no%'`); n != 1 {
 		t.Error("a step that succeeded ends the count of failed ones, and keeps the last error")
+	}
+}
+
+// bounded is a term whose statements have two seconds, as those of election.Fence.
+type bounded struct{ *term }
+
+func (b bounded) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return b.term.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SELECT set_config('statement_timeout', '2000', true)`); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// A transaction that had locked the row of a queue let no pause end, ended no turn of an operation, and after 30 s the
+// term of the leader.
+func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`SELECT penstock.create_queue('other')`)
+	f.exec(`SELECT penstock.push('other', '{}')`)
+	for range 3 {
+		f.exec(`SELECT penstock.pause('flow', gen_random_uuid()::text, 'work')`)
+	}
+	f.exec(`SELECT penstock.pause('flow', 'f', 'other'), penstock.pause('name', 'n', 'other')`)
+	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
+	f.exec(`SELECT penstock.start_operation('other', 'cancel', '{"all": true}')`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
+		Pause: time.Millisecond, GiveUp: time.Millisecond,
+	}))
+	paused := func(queue string) int {
+		return f.count(`SELECT count(*) FROM penstock.pause p JOIN penstock.queue q ON q.id = p.queue_id WHERE q.name = $1`, queue)
+	}
+	eventually(t, "the pauses of the other queue have ended", func() bool { return paused("other") == 0 })
+	eventually(t, "the operation is done", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'cancel' AND status = 'running'`) == 0
+	})
+	if n := paused("work"); n != 3 {
+		t.Errorf("%d pauses of the queue that is locked are left", n)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pauses of the queue that was locked have ended", func() bool { return paused("work") == 0 })
+}
+
+// A hundred pauses that ended at once enabled up to 500 entries each in one transaction, which may take two seconds:
+// it was rolled back, and tried again for ever.
+func TestPausesThatEndTogetherEndInSeveralTransactions(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
+		f.exec(`SELECT penstock.push('work', '{}', name => $1), penstock.pause('name', $1, 'work')`, name)
+	}
+	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
+	f.exec(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END'`)
+	f.exec(`CREATE TRIGGER slow BEFORE UPDATE ON penstock.entry_work FOR EACH ROW EXECUTE FUNCTION public.slow()`)
+	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{Pause: time.Millisecond}))
+	eventually(t, "all pauses have ended", func() bool { return f.count(`SELECT count(*) FROM penstock.pause`) == 0 })
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE priority >= 0`); n != 8 {
+		t.Errorf("%d entries are enabled", n)
 	}
 }
