@@ -10,7 +10,7 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(least(g.held, g.since + coalesce(g.flying, g.held))), 0)::bigint
       FROM (SELECT count(*) AS held, count(*) FILTER (WHERE s.leased_at > n.beat_at) AS since,
                    CASE WHEN jsonb_typeof(n.load->'pools'->wanted->'stock') = 'number'
-                        THEN (n.load->'pools'->wanted->>'stock')::numeric END AS flying
+                        THEN greatest((n.load->'pools'->wanted->>'stock')::numeric, 0) END AS flying
               FROM penstock.instance i
               JOIN penstock.slot s ON s.instance_id = i.id
               JOIN penstock.node n ON n.id = s.node_id
@@ -28,23 +28,24 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- scale_slots_missing returns, in one row, how many slots the gateways miss that asked for some of a model within the last
--- 3 seconds. The planner puts it into the statements of its callers.
+-- 3 seconds, at most 1,000,000. The planner puts it into the statements of its callers.
 -- Callers: scale_online_waits, scale_input, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_slots_missing(wanted text) RETURNS TABLE (missing bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(sum(d.missing), 0)::bigint
+    SELECT least(coalesce(sum(d.missing), 0), 1000000)::bigint
       FROM penstock.slot_demand d
      WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds'
        AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
 $$;
 
 -- scale_over_limit returns, for each model with such requests, how many wait because the instances take no more calls: each
--- gateway reported the number with its last heartbeat. A report has all pools of a gateway and is stored compressed, so each is
--- read once for all models.
+-- gateway reported the number with its last heartbeat. It is at most 1,000,000, whatever they report: a number that does not
+-- fit a column would end the decisions about all models. A report has all pools of a gateway and is stored compressed, so each
+-- is read once for all models.
 -- Callers: scale_online_waits, scale_input, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_over_limit() RETURNS TABLE (model text, waiting bigint)
 LANGUAGE sql STABLE AS $$
-    SELECT p.key, sum((p.value->>'over_limit')::numeric)::bigint
+    SELECT p.key, least(sum((p.value->>'over_limit')::numeric), 1000000)::bigint
       FROM penstock.node n
      CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(n.load->'pools') = 'object' THEN n.load->'pools' END) p
      WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp()

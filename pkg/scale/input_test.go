@@ -151,6 +151,30 @@ func TestReportsOfGatewaysAreReadOnceForAllModels(t *testing.T) {
 	}
 }
 
+// A gateway that reports what cannot be ends the decisions about no model: counts are bounded before they are added up.
+func TestAReportOutOfRangeEndsNoPass(t *testing.T) {
+	for _, report := range []string{
+		`{"over_limit": 1e30, "stock": 1}`, `{"over_limit": 4000000000, "stock": 1}`, `{"over_limit": -1e30, "stock": -1e30}`,
+		`{"over_limit": "many", "stock": null}`, `{"over_limit": [], "stock": 1e30}`, `7`,
+	} {
+		db := fleet(t)
+		do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://10.0.0.1:80', 1)`)
+		do(t, db, `SELECT penstock.register_gateway(i, 'g' || i, 'default', '1 minute') FROM generate_series(7, 8) i`)
+		do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT i.id, 0, 1, 7 FROM penstock.instance i`)
+		do(t, db, `INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('llama', 7, 2000000000), ('llama', 8, 2000000000)`)
+		do(t, db, `UPDATE penstock.node SET load = jsonb_build_object('pools', jsonb_build_object('llama', $1::jsonb)) WHERE id IN (7, 8)`, report)
+		if err := New(db, free{db}, Config{}).Pass(t.Context()); err != nil {
+			t.Errorf("%s: %v", report, err)
+		}
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.scale_state WHERE decided_at IS NOT NULL`); n != 1 {
+			t.Errorf("%s: %d models were decided", report, n)
+		}
+		if running := one[int](t, db, `SELECT running FROM penstock.scale_input WHERE model = 'llama'`); running < 0 || running > 1 {
+			t.Errorf("%s: %d requests run", report, running)
+		}
+	}
+}
+
 // A queue whose entries are held back and released in turn, as by the throttle of a flow, has no arrivals by that. What is held
 // back for longer than two spans arrives when it may start again, and hides no others until then.
 func TestWhatIsHeldBackForAMomentIsNoArrival(t *testing.T) {
