@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,6 +28,7 @@ type apiServer struct {
 	rivals   string         // of the target: the resource that owns it
 	faults   map[string]int // "METHOD last element" to a status, or 0 for an answer that ends in the middle
 	times    int            // each of them
+	message  string         // of the faults
 	patches  int
 	page     int // pods a page; 0: all
 	calls    []string
@@ -48,8 +50,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w.WriteHeader(status)
 		reason := map[int]string{http.StatusGone: "Expired", http.StatusConflict: "Conflict"}[status]
 		// A continuation in the answer goes on with the pods of now: the pages before are of another time.
-		fmt.Fprintf(w, `{"kind": "Status", "status": "Failure", "message": "told to", "reason": %q, "code": %d, "metadata": {"continue": "1"}}`,
-			reason, status)
+		fmt.Fprintf(w, `{"kind": "Status", "status": "Failure", "message": %q, "reason": %q, "code": %d, "metadata": {"continue": "1"}}`,
+			cmp.Or(a.message, "told to"), reason, status)
 		return
 	}
 	switch {
@@ -332,6 +334,7 @@ func TestWithoutTheRightToDeletePodsAreMarked(t *testing.T) {
 	} {
 		a, k, o := newCluster(t, c.replicas)
 		a.faults["DELETE pod-0"], a.times = http.StatusForbidden, 9
+		a.message = `pods "pod-0" is forbidden: User "leader" cannot delete resource "pods" in API group "" in the namespace "gpu"`
 		if c.change != nil {
 			c.change(&a.pods[1])
 		}
@@ -353,6 +356,21 @@ func TestWithoutTheRightToDeletePodsAreMarked(t *testing.T) {
 	o.Remove = []string{"pod-0"}
 	if err := k.Apply(t.Context(), o); err == nil || errors.Is(err, scale.ErrCarriedOut) || a.replicas != 2 {
 		t.Errorf("without the right to mark: %v, %d replicas", err, a.replicas)
+	}
+}
+
+// A webhook of the cluster refuses with the same status as RBAC: no verb is missing.
+func TestAPodThatAdmissionProtectsIsMarked(t *testing.T) {
+	a, k, o := newCluster(t, 2)
+	a.faults["DELETE pod-0"], a.times = http.StatusForbidden, 9
+	a.message = `admission webhook "keep.example" denied the request: deleting pods is for people`
+	o.Remove = []string{"pod-0"}
+	err := k.Apply(t.Context(), o)
+	if !errors.Is(err, scale.ErrCarriedOut) || !strings.Contains(err.Error(), "deleting pods is for people") {
+		t.Errorf("the error is %v", err)
+	}
+	if err != nil && strings.Contains(err.Error(), "verb") {
+		t.Errorf("a verb is said to be missing: %v", err)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 
 	"github.com/penstock/penstock/pkg/scale"
 )
@@ -24,8 +25,9 @@ const removeMax = 50
 // stays. In these cases the pods are deleted. A pod that is started for one of them is chosen first when the number
 // falls then.
 //
-// Without the right to delete pods they are marked in any case. Where the number would stay it is lowered for them
-// while all others are ready, and the next order raises it. The error wraps scale.ErrCarriedOut then.
+// Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where the
+// number would stay it is lowered for them while all others are ready, and the next order raises it. The error wraps
+// scale.ErrCarriedOut then.
 func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (gone, count int, err error) {
 	if t.Selector, err = k.selector(ctx, t); err != nil {
 		return 0, o.Count, err
@@ -67,8 +69,17 @@ func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Ord
 	if ready {
 		count = min(count, now.Spec.Replicas-gone)
 	}
-	return gone, count, fmt.Errorf("%w: the Role of the leader lacks the verb delete of pods, so that pods are marked "+
-		"and the number is lowered, by which a pod that starts may go first: %w", scale.ErrCarriedOut, err)
+	return gone, count, fmt.Errorf("%w: %s, so that pods are marked and the number is lowered, by which a pod that "+
+		"starts may go first: %w", scale.ErrCarriedOut, forbiddenBy(err), err)
+}
+
+// forbiddenBy says why pods may not be deleted. RBAC refuses in the words below; all other
+// refusals are of admission.
+func forbiddenBy(err error) string {
+	if strings.Contains(err.Error(), `cannot delete resource "pods"`) {
+		return "the Role of the leader lacks the verb delete of pods"
+	}
+	return "the cluster's admission refuses to have the leader delete pods"
 }
 
 // end has pods go one by one, and returns how many did. It ends at the first error.
