@@ -155,6 +155,9 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	if err != nil {
 		return err
 	}
+	if asked == nil {
+		a.retain(rows)
+	}
 	rows = readable(rows)
 	if len(rows) == 0 {
 		return nil
@@ -194,6 +197,19 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		})
 	}
 	return nil
+}
+
+// retain forgets what was noted about deployments that were removed: one that gets the name of another is not that one.
+func (a *applier) retain(rows []share) {
+	exists := make(map[string]bool, len(rows))
+	for _, s := range rows {
+		exists[s.Name] = true
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.removed, func(name string, _ string) bool { return !exists[name] })
+	maps.DeleteFunc(a.notices, func(name string, _ string) bool { return !exists[name] })
+	maps.DeleteFunc(a.failed, func(name string, _ failedOrders) bool { return !exists[name] })
 }
 
 // shares reads the deployments of the models, or those of all: where asked is nil, and under a budget, since

@@ -413,6 +413,26 @@ func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	}
 }
 
+// What is noted about a deployment goes with it: one that gets its name later is another one.
+func TestNotesGoWithTheirDeployment(t *testing.T) {
+	db := driven(t)
+	w := newTerm(t, db, &cluster{})
+	w.round()
+	a := w.duty.applier
+	for _, name := range []string{"llama-own", "removed before"} {
+		a.removed[name], a.notices[name], a.failed[name] = "x", "x", failedOrders{n: 1}
+	}
+	w.round()
+	if len(a.removed) != 1 || len(a.notices) != 1 || len(a.failed) != 1 || a.notices["llama-own"] == "" {
+		t.Errorf("kept: %v, %v, %v", a.removed, a.notices, a.failed)
+	}
+	do(t, db, `SELECT penstock.remove_deployment('llama-own')`)
+	w.round()
+	if len(a.removed)+len(a.notices)+len(a.failed) != 0 {
+		t.Errorf("kept without a deployment: %v, %v, %v", a.removed, a.notices, a.failed)
+	}
+}
+
 // A machine has room for fewer instances than are wanted: those that fit are started once, and stay while they start.
 // When there is more room it is used.
 func TestStartsStayWhereOneMoreHasNoRoom(t *testing.T) {
