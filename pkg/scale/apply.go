@@ -371,7 +371,7 @@ func (a *applier) notice(o Order, err error) {
 		delete(a.failed, o.Name)
 	case !o.starts():
 		n := a.failed[o.Name].n + 1
-		pause := min(backoff(n), removeRetry)
+		pause := max(min(backoff(n), removeRetry), pauseAfter(err, 0))
 		a.failed[o.Name] = failedOrders{n: n, retryAt: time.Now().Add(pause), message: oneLine(err)}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -410,6 +411,37 @@ func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	w.round()
 	if n := one[int](t, db, `SELECT failures FROM penstock.deployment_state`); n != 0 || len(c.names()) != 2 {
 		t.Errorf("%d failures, %v exist", n, c.names())
+	}
+}
+
+// throttling is the error of a backend that asks to wait.
+type throttling time.Duration
+
+func (throttling) Error() string               { return "status 429" }
+func (t throttling) RetryAfter() time.Duration { return time.Duration(t) }
+
+// A backend that asks to wait is tried no sooner. An order that starts nothing waits too.
+func TestABackendThatAsksToWaitIsTriedNoSooner(t *testing.T) {
+	for wait, want := range map[throttling][2]float64{
+		throttling(25 * time.Second): {25, 25}, throttling(time.Millisecond): {1, 2}, throttling(24 * time.Hour): {300, 300},
+	} {
+		db, c := driven(t), &cluster{before: wait}
+		w := newTerm(t, db, c)
+		w.round()
+		override(t, db, 2)
+		for i := range 2 {
+			do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+			w.round()
+			pause := one[float64](t, db, `SELECT extract(epoch FROM retry_at - failed_at)::float8 FROM penstock.deployment_state`)
+			if math.Abs(pause-want[i]) > 0.1 {
+				t.Errorf("it asks for %s: pause %d is %g s, want %g", time.Duration(wait), i+1, pause, want[i])
+			}
+		}
+		a := newApplier(db, free{db}, Config{})
+		a.notice(Order{BackendTarget: BackendTarget{Name: "own"}, Count: 1, Current: 2, Remove: []string{"a"}}, wait)
+		if left := time.Until(a.failed["own"].retryAt).Seconds(); math.Abs(left-want[0]) > 0.5 {
+			t.Errorf("it asks for %s: a removal is tried again after %g s, want %g", time.Duration(wait), left, want[0])
+		}
 	}
 }
 

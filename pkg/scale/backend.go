@@ -16,8 +16,8 @@ type Backend interface {
 	List(ctx context.Context, d BackendTarget) ([]BackendInstance, error)
 
 	// Apply brings an order about, or begins to. Applying it again does nothing more. It stops no instance
-	// but those that the order names. An error is retried by the caller, later each time. One that wraps
-	// ErrCarriedOut is shown and not retried.
+	// but those that the order names. An error is retried by the caller, later each time, and no sooner than its
+	// method RetryAfter says where it has one. One that wraps ErrCarriedOut is shown and not retried.
 	Apply(ctx context.Context, o Order) error
 }
 

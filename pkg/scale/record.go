@@ -3,6 +3,7 @@ package scale
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -194,9 +195,18 @@ func backoff(failures int) time.Duration {
 	return min(time.Second<<min(failures-1, 10), backoffMax)
 }
 
+// pauseAfter is the time until the next try after so many failures in a row, the last of which was cause.
+func pauseAfter(cause error, failures int) time.Duration {
+	var told interface{ RetryAfter() time.Duration }
+	if errors.As(cause, &told) {
+		return min(max(backoff(failures), told.RetryAfter()), backoffMax)
+	}
+	return backoff(failures)
+}
+
 // fail records that an order failed. It is given again after a pause.
 func (a *applier) fail(ctx context.Context, s share, cause error) error {
-	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), backoff(s.Failures+1), s.Ordered, s.OrderedAt)
+	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
 // note records why a backend does not answer: what it has is unknown, and not zero.

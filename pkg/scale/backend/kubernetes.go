@@ -31,7 +31,9 @@ type Kubernetes struct {
 	stream *http.Client // of watches: their answers last
 
 	mu      sync.Mutex
-	watches *watches // nil: Watch does not run
+	watches *watches  // nil: Watch does not run
+	refusal error     // the last answer that asked to wait
+	until   time.Time // no call is made before
 }
 
 // KubernetesConfig says where the API server is.
@@ -237,6 +239,9 @@ type statusError struct {
 	after  time.Duration // that the server asks to wait
 }
 
+// RetryAfter is how long the server asks to wait, see scale.Backend.
+func (e *statusError) RetryAfter() time.Duration { return min(e.after, retryMax) }
+
 func (e *statusError) Error() string {
 	return fmt.Sprintf("%s: status %d: %s", e.doing, e.code, e.reason)
 }
@@ -292,8 +297,33 @@ func refused(doing string, reply *http.Response, text []byte) error {
 	}
 }
 
+// paused returns the answer of the API server that asked to wait until later than now: it limits how much the leader may
+// ask in all (429), or is about to stop (503).
+func (k *Kubernetes) paused() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if left := time.Until(k.until); left > 0 {
+		return fmt.Errorf("the API server is not asked for another %s: %w", left.Round(time.Second), k.refusal)
+	}
+	return nil
+}
+
+func (k *Kubernetes) pause(err error) {
+	var answered *statusError
+	if !errors.As(err, &answered) || answered.after == 0 ||
+		answered.code != http.StatusTooManyRequests && answered.code != http.StatusServiceUnavailable {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.refusal, k.until = err, time.Now().Add(answered.RetryAfter())
+}
+
 func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte, into any) error {
 	doing := method + " " + strings.SplitN(path, "?", 2)[0]
+	if err := k.paused(); err != nil {
+		return fmt.Errorf("%s: %w", doing, err)
+	}
 	request, err := k.request(ctx, method, path, body)
 	if err != nil {
 		return fmt.Errorf("%s: %w", doing, err)
@@ -308,7 +338,9 @@ func (k *Kubernetes) call(ctx context.Context, method, path string, body []byte,
 		return fmt.Errorf("%s: %w", doing, err)
 	}
 	if !slices.Contains([]int{http.StatusOK, http.StatusCreated, http.StatusAccepted}, reply.StatusCode) {
-		return refused(doing, reply, text)
+		err := refused(doing, reply, text)
+		k.pause(err)
+		return err
 	}
 	if into == nil {
 		return nil

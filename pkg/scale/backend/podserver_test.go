@@ -33,6 +33,8 @@ type podServer struct {
 	twice   bool     // each event is sent twice
 	stalled bool     // nothing is sent and no watch ends
 	refuse  []answer // to the next watches
+	busy    answer   // to all other requests; the zero value: they are answered
+	asked   int      // other requests
 }
 
 type change struct {
@@ -43,6 +45,12 @@ type change struct {
 type answer struct {
 	status int
 	after  string // Retry-After
+}
+
+func (a answer) reply() *http.Response {
+	refusal := reply(a.status, `{"message": "told to"}`)
+	refusal.Header.Set("Retry-After", a.after)
+	return refusal
 }
 
 // stream is a watch that was asked for. Its lines are written by a goroutine of its own.
@@ -62,6 +70,12 @@ func (s *podServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	query := r.URL.Query()
+	if !query.Has("watch") {
+		s.asked++
+		if s.busy.status != 0 {
+			return s.busy.reply(), nil
+		}
+	}
 	switch {
 	case strings.HasSuffix(r.URL.Path, "/scale"):
 		if r.Method == http.MethodPatch {
@@ -100,9 +114,7 @@ func (s *podServer) watch(ctx context.Context, query url.Values) *http.Response 
 	if len(s.refuse) > 0 {
 		a := s.refuse[0]
 		s.refuse = s.refuse[1:]
-		refusal := reply(a.status, `{"message": "told to"}`)
-		refusal.Header.Set("Retry-After", a.after)
-		return refusal
+		return a.reply()
 	}
 	from, err := strconv.Atoi(query.Get("resourceVersion"))
 	if err != nil || query.Get("allowWatchBookmarks") != "true" {
@@ -268,6 +280,12 @@ func (s *podServer) figures() (lists, watches int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.lists, len(s.watched)
+}
+
+func (s *podServer) requests() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.asked
 }
 
 func (s *podServer) configure(change func()) {

@@ -279,7 +279,7 @@ func retryAfter(err error, failures int) time.Duration {
 	pause = pause/2 + rand.N(pause/2) //nolint:gosec // spreads requests
 	var answered *statusError
 	if errors.As(err, &answered) {
-		pause = max(pause, min(answered.after, retryMax))
+		pause = max(pause, answered.RetryAfter())
 	}
 	return pause
 }

@@ -1,6 +1,7 @@
 package backend
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/http"
@@ -353,6 +354,43 @@ func TestAfterAnyFaultsTheListIsRight(t *testing.T) {
 				case time.Since(wrong) > checkEvery+time.Second:
 					t.Fatalf("seed %d: listed: %s, want %s", seed, got, f.truth())
 				}
+			}
+		})
+	}
+}
+
+// A server that asks to wait is not asked by any call before, for at most half a minute.
+func TestAServerThatAsksToWaitIsNotAsked(t *testing.T) {
+	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		inBubble(t, func(t *testing.T, f *follower) {
+			refused := func(wait time.Duration) {
+				t.Helper()
+				var told interface{ RetryAfter() time.Duration }
+				if err := f.k.Apply(t.Context(), f.order(3)); !errors.As(err, &told) || told.RetryAfter() != wait {
+					t.Errorf("the error of an order is %v", err)
+				}
+				if _, _, err := f.k.pods(t.Context(), KubernetesTarget{Namespace: "models", Selector: "app=llama"}); !errors.As(err, &told) || told.RetryAfter() != wait {
+					t.Errorf("the error of a list is %v", err)
+				}
+			}
+			f.configure(func() { f.busy = answer{status, "7"} })
+			refused(7 * time.Second)
+			asked := f.requests()
+			for range 6 {
+				time.Sleep(time.Second)
+				refused(7 * time.Second)
+			}
+			if n := f.requests() - asked; n != 0 {
+				t.Errorf("the server was asked %d times within 7 s", n)
+			}
+			f.configure(func() { f.busy.after = "86400" })
+			time.Sleep(2 * time.Second)
+			refused(retryMax)
+			f.configure(func() { f.busy = answer{} })
+			refused(retryMax)
+			time.Sleep(retryMax)
+			if got := f.list(); got != f.truth() {
+				t.Errorf("half a minute after it asked for a day: %s, want %s", got, f.truth())
 			}
 		})
 	}
