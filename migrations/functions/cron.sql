@@ -186,7 +186,7 @@ END $$;
 -- cancelled, and returns how many. The nominal time goes with its entry; a run that was requested
 -- with run_cron_job_now is still owed.
 -- Locks: the rows of the jobs, which the engine has.
--- Callers: fire_cron_jobs, move_cron_jobs; pkg/cron.
+-- Callers: fire_cron_jobs, move_cron_entries; pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.drop_missing_cron_entries(jobs bigint[]) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -200,30 +200,54 @@ BEGIN
     RETURN n;
 END $$;
 
--- move_cron_jobs gives waiting entries another nominal time: the one they had was dropped, or its
--- jitter makes it later. Null: the schedule has no more times, and the entry ends.
--- Locks: the waiting entries, then those of withdraw_cron_entry. The engine has the rows of the
+-- move_cron_entries gives waiting entries another nominal time, and returns how many jobs it moved: the time they had
+-- was dropped, or its jitter makes it later. Null: the schedule has no more times, and the entry ends. A job whose entry
+-- another transaction keeps is left as it is, for the next call.
+-- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of the
 -- jobs, before these.
--- Callers: pkg/cron.
--- SQLSTATE: PS006 not allowed in this state.
-CREATE OR REPLACE FUNCTION penstock.move_cron_jobs(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
-RETURNS void LANGUAGE plpgsql
+-- Callers: move_cron_jobs; pkg/cron.
+CREATE OR REPLACE FUNCTION penstock.move_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
+RETURNS integer LANGUAGE plpgsql
 SET enable_hashjoin = on
 AS $$
+DECLARE
+    free  bigint[];
+    over  record; -- a job whose schedule has no more times
+    moved integer;
 BEGIN
     PERFORM penstock.drop_missing_cron_entries(jobs);
+    free := ARRAY(SELECT j.id FROM penstock.cron_job j
+                   CROSS JOIN LATERAL (SELECT FROM penstock.entry x WHERE x.queue_id = j.queue_id AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e
+                   WHERE j.id = ANY (jobs) AND j.entry_id IS NOT NULL);
     UPDATE penstock.entry e SET due_at = m.due
       FROM unnest(jobs, dues) m(job, due) JOIN penstock.cron_job j ON j.id = m.job
-     WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL;
+     WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL AND j.id = ANY (free);
     UPDATE penstock.cron_job j SET nominal_at = m.nominal, due_at = m.due, handled_at = m.handled
       FROM unnest(jobs, nominals, dues, handled) m(job, nominal, due, handled)
-     WHERE j.id = m.job AND j.entry_id IS NOT NULL AND m.nominal IS NOT NULL;
-    UPDATE penstock.cron_job j SET handled_at = m.handled, check_at = 'infinity'
-      FROM unnest(jobs, nominals, handled) m(job, nominal, handled)
-     WHERE j.id = m.job AND m.nominal IS NULL;
-    PERFORM penstock.withdraw_cron_entry(m.job, 'the schedule has ended')
-       FROM unnest(jobs, nominals) m(job, nominal) WHERE m.nominal IS NULL;
+     WHERE j.id = m.job AND m.nominal IS NOT NULL AND j.id = ANY (free);
+    GET DIAGNOSTICS moved = ROW_COUNT;
+    FOR over IN SELECT j.id, x.handled FROM unnest(jobs, nominals, handled) x(job, nominal, handled)
+               JOIN penstock.cron_job j ON j.id = x.job
+              WHERE x.nominal IS NULL AND (j.entry_id IS NULL OR j.id = ANY (free))
+    LOOP
+        BEGIN
+            PERFORM penstock.withdraw_cron_entry(over.id, 'the schedule has ended');
+            UPDATE penstock.cron_job SET handled_at = over.handled, check_at = 'infinity' WHERE id = over.id;
+            moved := moved + 1;
+        EXCEPTION WHEN SQLSTATE 'PS006' THEN
+            CONTINUE; -- another transaction keeps the lock key of the entry
+        END;
+    END LOOP;
+    RETURN moved;
 END $$;
+
+-- move_cron_jobs is move_cron_entries for programs of the version before, which do not ask how many were moved.
+-- Locks: those of move_cron_entries.
+-- Callers: programs of the version before.
+CREATE OR REPLACE FUNCTION penstock.move_cron_jobs(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
+RETURNS void LANGUAGE sql AS $$
+    SELECT penstock.move_cron_entries($1, $2, $3, $4)
+$$;
 
 -- end_cron_runs finds up to `most` jobs whose fired entry is gone, with any outcome, and
 -- returns how many: they get their next entries then.
@@ -262,7 +286,7 @@ END $$;
 
 -- withdraw_cron_entry ends the waiting entry of a job, if it has one.
 -- Locks: those of take_entry. The caller has the row of the job.
--- Callers: move_cron_jobs, alter_cron_job, drop_cron_job.
+-- Callers: move_cron_entries, alter_cron_job, drop_cron_job.
 -- SQLSTATE: PS006 the entry is locked by another transaction; try again.
 CREATE OR REPLACE FUNCTION penstock.withdraw_cron_entry(job bigint, why text) RETURNS void
 LANGUAGE plpgsql AS $$

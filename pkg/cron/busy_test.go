@@ -1,6 +1,7 @@
 package cron
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -91,5 +92,51 @@ func TestAPassEndsThoughAllDueEntriesAreLocked(t *testing.T) {
 	b.at(noon.Add(time.Minute + time.Second))
 	if n := b.engine.Status().Fired; n != 1 {
 		t.Errorf("%d jobs were fired once the entry was free", n)
+	}
+}
+
+// Waiting entries that another transaction has locked are moved to another nominal time, or withdrawn, by a later pass. A
+// pass that waited for them kept every job from its turn, and the leader resigned in the end.
+func TestAJobThatCannotBeMovedKeepsNoOtherJob(t *testing.T) {
+	b := newBed(t)
+	var cancel context.CancelFunc
+	b.ctx, cancel = context.WithTimeout(b.ctx, time.Minute)
+	defer cancel()
+	b.engine.cfg.BatchJobsMax = 2 // as many as cannot be moved
+	hourly := Schedule{Spec: "0 * * * *", CatchUp: CatchUpNone}
+	ends := hourly
+	ends.End = noon.Add(90 * time.Minute)
+	b.job(Job{Name: "moves", Schedule: hourly})
+	b.job(Job{Name: "ends", Schedule: ends})
+	b.job(Job{Name: "other", Schedule: Schedule{Spec: "0 * * * *", CatchUp: CatchUpLast}})
+	b.at(noon)
+	const waiting = `SELECT count(*) FROM penstock.cron_job j JOIN penstock.entry e ON e.id = j.entry_id
+	                  WHERE j.name = $1 AND j.nominal_at = $2`
+	b.exec(`UPDATE penstock.cron_job SET due_at = due_at - interval '1 second' WHERE name = 'other'`) // its turn is first
+	tx := b.begin()
+	if _, err := tx.Exec(b.ctx, `SELECT FROM penstock.entry WHERE name <> 'other' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	late := noon.Add(time.Hour + 40*time.Minute) // 13:00 was missed by more than the grace
+	for range 2 {
+		b.at(late)
+	}
+	if n := len(b.firings("other")); n != 1 {
+		t.Errorf("the other job was fired %d times", n)
+	}
+	for _, name := range []string{"moves", "ends"} {
+		if b.count(waiting, name, noon.Add(time.Hour)) != 1 {
+			t.Errorf("the entry of %q was moved although it is locked", name)
+		}
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.at(late)
+	if b.count(waiting, "moves", noon.Add(2*time.Hour)) != 1 {
+		t.Error("the job has no entry for the next hour")
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.cron_job WHERE name = 'ends' AND entry_id IS NULL`); n != 1 {
+		t.Error("the job whose schedule has ended has an entry")
 	}
 }

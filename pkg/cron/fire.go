@@ -119,10 +119,11 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			s.Dropped += int64(dropped)
 			s.Late = time.Duration(late * float64(time.Second))
 		})
-		if err := move.move(ctx, tx); err != nil {
+		moved, err := move.move(ctx, tx)
+		if err != nil {
 			return 0, err
 		}
-		return fired + len(move.ids), e.report(ctx, tx, broken)
+		return fired + moved, e.report(ctx, tx, broken)
 	})
 }
 
@@ -182,7 +183,8 @@ func (e *Engine) createNext(ctx context.Context) error {
 		if err := e.report(ctx, tx, broken); err != nil {
 			return 0, err
 		}
-		return len(jobs), rest.move(ctx, tx)
+		_, err = rest.move(ctx, tx) // no entry waits: none is kept
+		return len(jobs), err
 	})
 }
 
@@ -251,15 +253,17 @@ func (c *changes) create(ctx context.Context, tx pgx.Tx) (n int, err error) {
 	return n, nil
 }
 
-func (c *changes) move(ctx context.Context, tx pgx.Tx) error {
+// move returns how many jobs it moved; the entries of the others are kept by other transactions.
+func (c *changes) move(ctx context.Context, tx pgx.Tx) (n int, err error) {
 	if len(c.ids) == 0 {
-		return nil
+		return 0, nil
 	}
-	if _, err := tx.Exec(ctx, `SELECT penstock.move_cron_jobs($1, $2, $3, $4)`, c.ids, c.nominals, c.dues,
-		c.handled); err != nil {
-		return fmt.Errorf("move cron jobs: %w", err)
+	err = tx.QueryRow(ctx, `SELECT penstock.move_cron_entries($1, $2, $3, $4)`, c.ids, c.nominals, c.dues,
+		c.handled).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("move cron jobs: %w", err)
 	}
-	return nil
+	return n, nil
 }
 
 // timetables caches parsed schedules: many jobs share one, and each firing needs one.
