@@ -80,11 +80,15 @@ SELECT q.id, q.capacity IS NOT NULL, q.refusal->>'reason' FROM penstock.queue q 
 
 const databaseBytesSQL = `SELECT pg_catalog.pg_database_size(pg_catalog.current_database())`
 
-// setRefusalsSQL sets the refusals $2 of queues $1, null for none.
+// setRefusalsSQL sets the refusals $2 of queues $1, null for none. A queue whose row another transaction has locked is
+// left for the next sampling: the disk does not wait for that transaction.
 const setRefusalsSQL = `
+WITH free AS MATERIALIZED (
+    SELECT ctid AS row FROM penstock.queue WHERE id = ANY ($1::integer[]) ORDER BY id FOR NO KEY UPDATE SKIP LOCKED
+)
 UPDATE penstock.queue q SET refusal = w.refusal
   FROM unnest($1::integer[], $2::jsonb[]) w(id, refusal)
- WHERE q.id = w.id AND q.refusal IS DISTINCT FROM w.refusal`
+ WHERE q.ctid = ANY (ARRAY(SELECT row FROM free)) AND q.id = w.id AND q.refusal IS DISTINCT FROM w.refusal`
 
 // brake refuses pushes where there is nearly no room, and takes them again where there is.
 type brake struct {
