@@ -25,11 +25,18 @@ func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
 	return &Compaction{cfg: cfg.withDefaults(), db: termDB{db, fence}}
 }
 
-// Run compacts until ctx ends.
+// Run compacts until ctx ends. An error of the database does not end the term: no other duty depends on compaction.
 func (c *Compaction) Run(ctx context.Context) error {
 	cfg := c.cfg
 	cfg.Pause = c.cfg.CompactPause
-	return loop(ctx, cfg, "compaction", c.pass)
+	return loop(ctx, cfg, "compaction", func(ctx context.Context) (time.Duration, error) {
+		err := c.pass(ctx)
+		if err != nil && !general(err) && ctx.Err() == nil {
+			c.cfg.Log.ErrorContext(ctx, "cannot compact queues; the next pass tries again", "error", err)
+			err = nil
+		}
+		return cfg.Pause, err
+	})
 }
 
 // Replaced returns how many entries were merged into older ones in this term.
@@ -58,18 +65,18 @@ SELECT q.id
                 LIMIT 10000) bounded) waiting
  WHERE q.mergeable AND waiting.n >= $2 AND waiting.n > $1 * greatest(held.n, 1)`
 
-func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
+func (c *Compaction) pass(ctx context.Context) error {
 	rows := postgres.Query(ctx, c.db, fallingBehindSQL, compactFactor, compactEntriesMin)
 	behind, err := pgx.CollectRows(rows, pgx.RowTo[int32])
 	if err != nil {
-		return 0, fmt.Errorf("list queues that fall behind: %w", err)
+		return fmt.Errorf("list queues that fall behind: %w", err)
 	}
 	if len(behind) == 0 {
-		return c.cfg.CompactPause, nil
+		return nil
 	}
 	list, err := invalidation.List(ctx, c.db)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	byID := make(map[int32]*invalidation.Queue, len(list))
 	for _, q := range list {
@@ -78,11 +85,11 @@ func (c *Compaction) pass(ctx context.Context) (time.Duration, error) {
 	for _, id := range behind {
 		if q := byID[id]; q != nil {
 			if err := c.compact(ctx, q.WithTx(c.db)); err != nil {
-				return 0, err
+				return err
 			}
 		}
 	}
-	return c.cfg.CompactPause, nil
+	return nil
 }
 
 // compact goes once over the keys of one queue. An error in one queue does not end the duty:

@@ -1,10 +1,17 @@
 package recovery_test
 
 import (
+	"context"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -38,4 +45,29 @@ func TestMergeableQueuesThatFallBehindAreCompacted(t *testing.T) {
 	if n := f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); n != 147 {
 		t.Errorf("%d entries ended done", n)
 	}
+}
+
+// refusing is a database that refuses to list the queues that fall behind, some times.
+type refusing struct {
+	*pgxpool.Pool
+	times atomic.Int32
+}
+
+func (r *refusing) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.Contains(sql, "q.mergeable") && r.times.Add(-1) >= 0 {
+		return nil, &pgconn.PgError{Severity: "ERROR", Code: "57014"}
+	}
+	return r.Pool.Query(ctx, sql, args...)
+}
+
+// A queue that takes too long to count ended the term of its leader, and of the next one.
+func TestCompactionThatIsRefusedDoesNotEndTheTerm(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{Mergeable: true})
+	f.push(150, "a")
+	db := &refusing{Pool: f.pool}
+	db.times.Store(5)
+	run(t, recovery.NewCompaction(db, &term{db: f.pool}, recovery.Config{
+		CompactPause: 20 * time.Millisecond, GiveUp: time.Millisecond,
+	}))
+	eventually(t, "one entry is left", func() bool { return f.count(`SELECT count(*) FROM penstock.entry_work`) == 1 })
 }
