@@ -2,7 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -20,8 +19,8 @@ type HeldLock struct {
 	Lane     Lane
 	Claim    int32 // the claim that brought it, as the node numbered it
 	Position int64 // the key's
-	// Waited reports that its node died before a thread can have begun to run it: no crash is
-	// counted. Recovery sets it.
+	// Waited reports that its node died before a thread began to run it, as far as the last heartbeat and the number of
+	// threads tell: no crash is counted. Recovery sets it.
 	Waited bool
 }
 
@@ -123,8 +122,8 @@ WITH covered AS MATERIALIZED (
 )
 SELECT DISTINCT token FROM covered WHERE (id IN (SELECT id FROM entries)) IS NOT TRUE`
 
-// mayHaveRunSQL marks the entries that locks $2 with tokens $3 cover: one of them may have run, and of a group those
-// behind it as well, whose node had not recorded the endings before them. The mark has no other reader than handlers
+// mayHaveRunSQL marks the entries that locks $2 with tokens $3 cover: each of them may have run, of a group also those
+// behind the first, if their node had not recorded the endings before them. The mark has no other reader than handlers
 // (Entry.MayHaveRun). An entry that another transaction changes at this moment raises 40001, so that none is left out.
 const mayHaveRunSQL = `
 WITH covered AS MATERIALIZED (
@@ -160,12 +159,14 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
 
 // Recover ends locks of this queue that no node will settle and makes their keys ready at their old
 // positions, all under fence: a lock that was settled meanwhile is skipped, and so is one of which another
-// transaction has locked the record or an entry that may have run. crashed reports that
-// their node died: its lease must have lapsed by the database's clock, and each lock counts a crash
-// (never an attempt) for the entries that it ran. Locks that only waited count none, and their
-// tokens of token buckets are refunded. Locks that a live node does not list may have run: they are
-// not refunded. The entries of all locks that may have run are marked (Entry.MayHaveRun), also where
-// the crash is taken back later.
+// transaction has locked the record or an entry. All their entries are marked (Entry.MayHaveRun), and the mark stays
+// where a crash is taken back later. crashed reports that their node died: its lease must have lapsed by the
+// database's clock, and each lock counts a crash (never an attempt) for the entry that it ran. Locks that waited
+// count none, and their tokens of token buckets are refunded. Locks that a live node does not list are not refunded.
+//
+// The mark does not go by Waited: between two heartbeats a thread may end a run whose ending is not recorded and begin
+// another one, and a node may serve its lanes in another order than recovery supposes. Then an entry has run whose
+// lock counts as waiting.
 func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
@@ -173,14 +174,13 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 		if err != nil || len(held) == 0 {
 			return err
 		}
+		if held, err = q.holdEntries(ctx, tx, held); err != nil {
+			return err
+		}
+		if err := q.markMayHaveRun(ctx, tx, held); err != nil {
+			return err
+		}
 		ran, waited := splitByBegun(held, locks)
-		if ran, err = q.holdEntries(ctx, tx, ran); err != nil {
-			return err
-		}
-		held = slices.Concat(ran, waited)
-		if err := q.markMayHaveRun(ctx, tx, ran); err != nil {
-			return err
-		}
 		if crashed {
 			if r.DeadLettered, err = q.countCrashes(ctx, tx, ran); err != nil {
 				return err
@@ -231,7 +231,7 @@ func (q *Queue) holdEntries(ctx context.Context, tx pgx.Tx, held []Ending) ([]En
 	return without(held, busy), err
 }
 
-// splitByBegun separates the locks that may have run from those that waited.
+// splitByBegun separates the locks that count as begun from those that waited.
 func splitByBegun(held []Ending, locks []HeldLock) (ran, waited []Ending) {
 	notBegun := make(map[Token]bool, len(locks))
 	for _, l := range locks {

@@ -58,6 +58,26 @@ func TestAnEntryThatBeganOnAFreeThreadAfterTheLastHeartbeatCountsACrash(t *testi
 	}
 }
 
+// The ending of a run cannot be recorded, its thread runs another entry, and the node dies before its next heartbeat:
+// by the number of threads the second entry waited. Which entries began cannot be counted then, so all may have run.
+func TestAnEntryBehindAnEndingThatWasNotRecordedMayHaveRun(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	dead := f.register(shortLease)
+	f.push(3, "")
+	locks := f.claim(dead, 3)
+	f.beat(dead, locks...)
+	f.exec(`UPDATE penstock.node SET threads = 1, running = $1`, []invalidation.Token{locks[0].Token})
+	f.lapse(dead, time.Minute)
+	f.start(recovery.Config{})
+	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE may_have_run`); n != 3 {
+		t.Errorf("%d entries have the mark that they may have run, want all 3 that the dead node held", n)
+	}
+	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes > 0`); n != 1 {
+		t.Errorf("%d entries count a crash, want the one that the last heartbeat lists as running", n)
+	}
+}
+
 func TestCrashesOfANodeThatIsHeardAgainAreTakenBack(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 3})
 	f.push(1, "")

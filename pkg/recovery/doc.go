@@ -32,8 +32,8 @@
 // entries; if fewer ran than the node has threads, those that can have begun since are counted as
 // well. An entry with as many crashes as the crash limit of its queue is dead-lettered as poison. A
 // node that is heard again after its lease had lapsed was suspended or cut off and did not die: its
-// crashes are taken back (penstock.take_back_crashes); that its entries may have run stays, which is
-// also noted of locks that a live node does not list (Entry.MayHaveRun). An entry that one more crash makes poison is
+// crashes are taken back (penstock.take_back_crashes). That an entry may have run (Entry.MayHaveRun) does not go by
+// this count: it is noted of all entries whose locks are freed, and stays. An entry that one more crash makes poison is
 // a suspect: a node runs one suspect at a time, so that the next death has one cause.
 //
 // # Suspension
