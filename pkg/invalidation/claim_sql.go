@@ -30,8 +30,9 @@ import (
 //
 // A queue under limits has a variant of each statement, and of the second another one if its entries may have
 // weights. penstock.lane_headroom computes for how many locks the limits have headroom, if they are the ones in
-// the parameter `limits`; its head has the proof that no limit is ever exceeded. penstock.charge_lanes comes last: it fails the claim, with SQLSTATE 40001, if it
-// drew tokens beyond those that may go uncounted, and charges the token buckets.
+// the parameter `limits`; its head has the proof that no limit is ever exceeded. penstock.charge_lanes comes last: it
+// fails the claim, with SQLSTATE 40001, if it drew tokens beyond those that may go uncounted, and charges the token
+// buckets.
 
 // claimOptions are the variants of the statements of a claim.
 type claimOptions struct {
@@ -116,7 +117,8 @@ WITH headroom AS MATERIALIZED (
 {{- end}}
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
-           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+           pg_try_advisory_xact_lock(
+               hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL {{template "throttled"}} b
@@ -127,8 +129,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
-              AND pos >= a.position
-              AND penstock.ready_now(not_before)
+              AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -163,8 +164,8 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait,
-       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
@@ -178,8 +179,8 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
   FROM (
 {{- end}}
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
-              max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
+              max(locks) AS locks, coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              count(pos) - count(entry_id) AS skipped
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
  WHERE (SELECT count(done) FROM charged) IS NOT NULL
@@ -200,8 +201,9 @@ WITH headroom AS MATERIALIZED (
       FROM penstock.lane_headroom($1, $2, CASE WHEN cardinality($3::text[]) = 1 THEN ($3::text[])[1] END, $5,
            {{if .Weighed}}{{template "weights"}}{{else}}NULL{{end}}, $10::int[], $11::int) r
       LEFT JOIN LATERAL (
-           SELECT headrooms, waits FROM penstock.flow_headroom($1, $3) WHERE $11::int > 0
-               AND cardinality($3::text[]) > 1 AND r.ok) f ON true
+           SELECT headrooms, waits
+             FROM penstock.flow_headroom($1, $3)
+            WHERE $11::int > 0 AND cardinality($3::text[]) > 1 AND r.ok) f ON true
      WHERE r.ok
 {{- else}}
     SELECT $5::int AS locks
@@ -216,7 +218,8 @@ WITH headroom AS MATERIALIZED (
 {{- else}}
            b.wait, headroom.locks, $8::int AS quantum,
 {{- end}}
-           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+           pg_try_advisory_xact_lock(
+               hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY
          l(flow, position, ignore_row_locks, ord)
@@ -232,8 +235,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
-              AND pos >= a.position
-              AND penstock.ready_now(not_before)
+              AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -247,8 +249,7 @@ WITH headroom AS MATERIALIZED (
 {{- if .Weighed}} (SELECT max(nextval('penstock.token_seq')) FROM generate_series(1, coalesce(e.weight, 1)))
 {{- else}} nextval('penstock.token_seq')
 {{- end}} AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.may_have_run,
-           e.cost, e.weight, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+           e.cost, e.weight, e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 )
@@ -256,8 +257,7 @@ WITH headroom AS MATERIALIZED (
     SELECT k.pos, k.lock_key COLLATE "C" AS lock_key, k.headroom, k.wait, h.flows[a.at] AS flow,
            h.ignored[a.at] AS ignore_row_locks, h.quantums[a.at] AS quantum
       FROM (SELECT array_agg(lock_key) AS keys, array_agg(pos) AS positions, array_agg(flow) AS flows,
-            array_agg(ignore_row_locks) AS ignored,
-                   array_agg(quantum) AS quantums
+                   array_agg(ignore_row_locks) AS ignored, array_agg(quantum) AS quantums
               FROM head WHERE lock_key IS NOT NULL) h
      CROSS JOIN LATERAL penstock.key_headroom($1, h.keys, h.positions) k
      CROSS JOIN LATERAL (SELECT array_position(h.positions, k.pos) AS at) a
@@ -308,7 +308,7 @@ WITH headroom AS MATERIALIZED (
     DELETE FROM penstock.ready
      WHERE ctid = ANY (ARRAY(SELECT row FROM mine
                               WHERE (pos IN (SELECT pos FROM lock_solo UNION ALL SELECT pos FROM lock_group
-                                                {{- if .Keyed}} UNION ALL SELECT pos FROM throttled{{end}})) IS TRUE))
+                                    {{- if .Keyed}} UNION ALL SELECT pos FROM throttled{{end}})) IS TRUE))
     RETURNING pos
 )
 {{- if .Limited}}, used AS MATERIALIZED (
@@ -320,12 +320,12 @@ WITH headroom AS MATERIALIZED (
     SELECT CASE WHEN $11::int > 0 OR l.token > (SELECT uncounted_to FROM headroom) THEN
            penstock.charge_lanes($1, $11, (SELECT flows FROM used), (SELECT taken FROM used),
 {{- if .Keyed}}
-                                 (SELECT array_agg(lock_key) FROM lock_group),
-                                 (SELECT array_agg(entry_count::bigint) FROM lock_group),
+               (SELECT array_agg(lock_key) FROM lock_group),
+               (SELECT array_agg(entry_count::bigint) FROM lock_group),
 {{- else}}
-                                 NULL, NULL,
+               NULL, NULL,
 {{- end}}
-                                 l.token, (SELECT uncounted_to FROM headroom)) END AS done
+               l.token, (SELECT uncounted_to FROM headroom)) END AS done
       FROM (SELECT greatest((SELECT max(token) FROM lock_solo), (SELECT max(token) FROM lock_group)) AS token) l
 )
 {{- end}}
@@ -335,14 +335,13 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait,
-       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
 SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       flow,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       flow, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
@@ -356,8 +355,7 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
   FROM (
 {{- end}}
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
-              max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              max(locks) AS locks, coalesce(max(pos), 0) AS position, count(pos) AS scanned,
               count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h
 {{- if .Limited}}
@@ -377,9 +375,9 @@ const delayedTemplate = `{{define "delayed"}}CASE WHEN h.scanned = 0 AND h.exclu
                     WHERE queue_id = $1 AND priority = $2 AND flow = h.flow AND pos >= h.start
                     ORDER BY pos LIMIT 100) d) END{{end}}`
 
-// weightsTemplate is the weights of the ready rows that a claim of one lane may take, in their order. That of a key is the
-// largest of the entries that the lock would cover, which run one after another; a key that is locked has 0: its row is
-// not claimed. All is read in the snapshot of the claim, so that the rows are those that it takes.
+// weightsTemplate is the weights of the ready rows that a claim of one lane may take, in their order. That of a key
+// is the largest of the entries that the lock would cover, which run one after another; a key that is locked has 0:
+// its row is not claimed. All is read in the snapshot of the claim, so that the rows are those that it takes.
 const weightsTemplate = `{{define "weights"}}ARRAY(
            SELECT coalesce(CASE
                   WHEN r.entry_id IS NOT NULL THEN (
@@ -437,8 +435,8 @@ var claimTexts = claimStatements{
 // entries of each and no more than the claim counted and charged, though others may have been committed since
 // with lower ids. A group without entries has one row without an entry: those that the claim counted had
 // ended, or the key is blocked. A claim may take a blocked key, for its snapshot or a later push may show a ready
-// row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted has a
-// row as well, and ends the cover of the lock.
+// row; none is left when the lock has been handed back. An entry that is heavier than those that the claim counted
+// has a row as well, and ends the cover of the lock.
 const claimGroupsSQL = `
 SELECT l.token, e.id AS entry_id, e.attempt, e.crashes, e.may_have_run, coalesce(e.cost, 0) AS cost, e.name, e.trace,
        e.callback, e.payload,

@@ -53,12 +53,12 @@ SELECT q.id, l.priority, l.flow, l.pos
                         ORDER BY flow, pos LIMIT 1)
                       UNION ALL
                       (SELECT f.priority, f.flow, f.pos
-                         FROM (SELECT priority FROM penstock.ready WHERE queue_id = q.id AND priority < lane.priority
-                             AND priority >= 0
+                         FROM (SELECT priority FROM penstock.ready
+                                WHERE queue_id = q.id AND priority < lane.priority AND priority >= 0
                                 ORDER BY priority DESC, flow DESC, pos DESC LIMIT 1) lower
                         CROSS JOIN LATERAL (
-                              SELECT priority, flow, pos FROM penstock.ready WHERE queue_id = q.id
-                                  AND priority = lower.priority
+                              SELECT priority, flow, pos FROM penstock.ready
+                               WHERE queue_id = q.id AND priority = lower.priority
                                ORDER BY flow, pos LIMIT 1) f)) x LIMIT 1) n
        )
        SELECT priority, flow, pos FROM lane OFFSET 1 LIMIT $2::int) l`

@@ -3,7 +3,8 @@ WITH headroom AS MATERIALIZED (
      WHERE NOT EXISTS (SELECT FROM penstock.limit_use WHERE queue_id = $1)
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, b.wait, headroom.locks,
-           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+           pg_try_advisory_xact_lock(
+               hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[]) WITH ORDINALITY l(flow, position, ord)
      CROSS JOIN LATERAL (
@@ -16,8 +17,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, entry_id
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
-              AND pos >= a.position
-              AND penstock.ready_now(not_before)
+              AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -45,8 +45,8 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait,
-       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
 UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
@@ -58,6 +58,6 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                     ORDER BY pos LIMIT 100) d) END, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
-              max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned, count(pos) - count(entry_id) AS skipped
+              max(locks) AS locks, coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              count(pos) - count(entry_id) AS skipped
          FROM head GROUP BY ord, flow) h

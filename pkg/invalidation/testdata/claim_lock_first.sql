@@ -4,7 +4,8 @@ WITH headroom AS MATERIALIZED (
 ), lane AS MATERIALIZED (
     SELECT l.ord, l.flow, l.position, l.ignore_row_locks,
            b.wait, headroom.locks, $8::int AS quantum,
-           pg_try_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
+           pg_try_advisory_xact_lock(
+               hashtextextended('penstock lane ' || $1::int || ' ' || $2::smallint || ' ' || l.flow, 0)) AS exclusive
       FROM headroom
      CROSS JOIN LATERAL unnest($3::text[], $4::bigint[], $9::boolean[]) WITH ORDINALITY
          l(flow, position, ignore_row_locks, ord)
@@ -19,8 +20,7 @@ WITH headroom AS MATERIALIZED (
            SELECT ready.ctid AS row, pos, lock_key
              FROM penstock.ready
             WHERE a.exclusive AND a.wait IS NULL AND queue_id = $1 AND priority = $2 AND flow = a.flow
-              AND pos >= a.position
-              AND penstock.ready_now(not_before)
+              AND pos >= a.position AND penstock.ready_now(not_before)
             ORDER BY pos
             LIMIT a.locks) r ON true
      LIMIT (SELECT greatest(1, locks) FROM headroom)
@@ -31,8 +31,7 @@ WITH headroom AS MATERIALIZED (
        FOR UPDATE SKIP LOCKED
 ), solo AS MATERIALIZED (
     SELECT nextval('penstock.token_seq') AS token, m.pos, m.flow, e.id, e.attempt, e.crashes, e.may_have_run,
-           e.cost, e.weight, e.created_at, e.start_by,
-           e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
+           e.cost, e.weight, e.created_at, e.start_by, e.finish_by, e.name, e.trace, e.callback, e.payload, e.row
       FROM mine m
      CROSS JOIN LATERAL (SELECT ctid AS row, * FROM penstock.entry_X WHERE queue_id = $1 AND id = m.entry_id OFFSET 0) e
 ), groups AS MATERIALIZED (
@@ -78,14 +77,13 @@ SELECT token, pos AS position, id AS entry_id, NULL::text AS lock_key, attempt, 
        date_part('epoch', start_by - clock_timestamp()) AS start_in,
        date_part('epoch', finish_by - clock_timestamp()) AS finish_in, row AS entry_tid, flow,
        NULL::tid[] AS lock_tids, NULL::boolean AS exclusive, NULL::bigint AS scanned, NULL::bigint AS skipped,
-       NULL::float8 AS wait,
-       NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared, NULL::boolean AS queue_wide
+       NULL::float8 AS wait, NULL::float8 AS delayed_for, NULL::int AS headroom, NULL::int AS shared,
+       NULL::boolean AS queue_wide
   FROM solo
  WHERE (token IN (SELECT token FROM lock_solo)) IS TRUE
 UNION ALL
 SELECT token, pos, last_entry_id, lock_key, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL,
-       flow,
-       NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
+       flow, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL
   FROM lock_group
 UNION ALL
 SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, h.flow,
@@ -97,7 +95,6 @@ SELECT NULL, h.position, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, N
                     ORDER BY pos LIMIT 100) d) END, CASE WHEN h.wait IS NULL THEN h.locks ELSE 0 END, h.locks, false
   FROM (
        SELECT ord, flow, min(position) AS start, bool_and(exclusive) AS exclusive, max(wait) AS wait,
-              max(locks) AS locks,
-              coalesce(max(pos), 0) AS position, count(pos) AS scanned,
+              max(locks) AS locks, coalesce(max(pos), 0) AS position, count(pos) AS scanned,
               count(*) FILTER (WHERE (pos IN (SELECT pos FROM taken)) IS TRUE) AS taken
          FROM head GROUP BY ord, flow) h
