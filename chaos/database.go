@@ -176,8 +176,8 @@ func (d *database) lockTable(ctx context.Context, table string, hold time.Durati
 	})
 }
 
-// holdRows keeps rows of entries that run, or lock records, locked for a while. It waits for none, so that it takes part
-// in no deadlock.
+// holdRows keeps rows of entries that run, or lock records, locked for a while. It waits for none, so that it takes
+// part in no deadlock.
 func (d *database) holdRows(ctx context.Context, entries bool, n int, hold time.Duration) error {
 	return pgx.BeginFunc(ctx, d.pool, func(tx pgx.Tx) error {
 		sql := `

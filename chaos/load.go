@@ -51,7 +51,8 @@ func newLoad(
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "", patient: patient, db: db, link: link,
+		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
+		patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,

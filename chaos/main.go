@@ -92,7 +92,8 @@ func (c *config) flags(keep *bool) {
 	flag.BoolVar(&c.rare, "rare", false,
 		"lose as many answers to recoveries, schedules, elections and heartbeats as to pushes, claims and finishes")
 	flag.BoolVar(&c.release, "release", false, fmt.Sprintf(
-		"as -rare, until %d programs were killed and %d answers to each kind of commit were swallowed, at most for -for",
+		"as -rare, until %d programs were killed and %d answers to each kind of commit were swallowed, "+
+			"at most for -for",
 		releaseKills, releaseAnswers))
 	flag.BoolVar(&c.kills, "kills", false,
 		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")

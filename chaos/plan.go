@@ -363,8 +363,8 @@ func (p *plan) lockTables() string {
 	return "a hot table locked for up to 5 s"
 }
 
-// holdRows keeps some of the entries that run, or their lock records, locked by another transaction: their endings have to
-// wait, and no other ones.
+// holdRows keeps some of the entries that run, or their lock records, locked by another transaction: their endings
+// have to wait, and no other ones.
 func (p *plan) holdRows() string {
 	rows, n, hold := pick(p, []string{"entries", "lock records"}), 1+p.random.IntN(4), p.leases(0.2, 2)
 	p.site.disturbed("rows held", time.Now(), hold)

@@ -183,8 +183,8 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 	return nil
 }
 
-// upgrade lets the other build make the schema, and starts the leader again with the newer one: programs whose functions
-// were never applied to a database do not start on it.
+// upgrade lets the other build make the schema, and starts the leader again with the newer one: programs whose
+// functions were never applied to a database do not start on it.
 func (s *site) upgrade(ctx context.Context, l *process, addresses []string) error {
 	if err := s.ready(ctx, addresses); err != nil {
 		return fmt.Errorf("other build: %w", err)

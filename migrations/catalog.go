@@ -25,11 +25,12 @@ SELECT CASE r.relkind WHEN 'v' THEN 'view ' ELSE 'table ' END || r.relname AS ob
   FROM rel r WHERE r.relkind IN ('r', 'p', 'v', 'm')
 UNION ALL
 SELECT format('column %s.%s', r.relname, a.attname),
-       format('%s %s not null %s default %s identity %s generated %s storage %s compression %s statistics %s options %s ' ||
-              'collation %s comment %s',
-              row_number() OVER (PARTITION BY r.oid ORDER BY a.attnum), format_type(a.atttypid, a.atttypmod), a.attnotnull,
-              pg_get_expr(d.adbin, d.adrelid), a.attidentity, a.attgenerated, a.attstorage, a.attcompression,
-              nullif(a.attstattarget, -1), a.attoptions, a.attcollation::regcollation, col_description(r.oid, a.attnum))
+       format('%s %s not null %s default %s identity %s generated %s storage %s compression %s statistics %s ' ||
+              'options %s collation %s comment %s',
+              row_number() OVER (PARTITION BY r.oid ORDER BY a.attnum), format_type(a.atttypid, a.atttypmod),
+              a.attnotnull, pg_get_expr(d.adbin, d.adrelid), a.attidentity, a.attgenerated, a.attstorage,
+              a.attcompression, nullif(a.attstattarget, -1), a.attoptions, a.attcollation::regcollation,
+              col_description(r.oid, a.attnum))
   FROM rel r
   JOIN pg_attribute a ON a.attrelid = r.oid AND a.attnum > 0 AND NOT a.attisdropped
   LEFT JOIN pg_attrdef d ON d.adrelid = r.oid AND d.adnum = a.attnum

@@ -24,7 +24,10 @@ func (d *Dashboard) scaleVerbs() {
 		name: "override_deployment", title: "Override deployment", role: operatorRole, objects: one,
 		fields: []field{
 			{Name: "instances", Label: "Instances", Kind: "number", Required: true, Hint: "0 to 1,400"},
-			{Name: "for", Label: "For", Kind: "text", Required: true, Value: "1h", Hint: "such as 30m or 2h; then the policy decides again"},
+			{
+				Name: "for", Label: "For", Kind: "text", Required: true, Value: "1h",
+				Hint: "such as 30m or 2h; then the policy decides again",
+			},
 		},
 		effect:  "The model gets this number of instances, whatever its policy says, until the time is over.",
 		preview: d.deploymentPreview, do: d.overrideDeployment,
@@ -43,24 +46,28 @@ func (d *Dashboard) scaleVerbs() {
 			{Name: "mode", Label: "Mode", Kind: "select", Choices: append([]string{"as it is"}, scaleModes...)},
 			{
 				Name: "policy", Label: "Policy", Kind: "textarea",
-				Hint: `a JSON object that replaces the present one, such as {"min": 1, "max": 8, "slo_seconds": 30}; empty: as it is`,
+				Hint: `a JSON object in place of the present one, such as {"min": 1, "max": 8, "slo_seconds": 30}; ` +
+					`empty: as it is`,
 			},
 		},
-		effect: "Mode advise publishes the number and changes nothing, up-only never removes an instance, manual keeps " +
-			"the number, disabled does not decide.",
+		effect: "Mode advise publishes the number and changes nothing, up-only never removes an instance, manual " +
+			"keeps the number, disabled does not decide.",
 		preview: d.deploymentPreview, do: d.setDeployment,
 	})
 	d.verb(verb{
 		name: "set_scaling", title: "Set switch of scaling", role: operatorRole,
 		fields: []field{
-			{Name: "switch", Label: "Switch", Kind: "select", Choices: []string{"scale.off", "scale.zero_off", "scale.max_all"}},
+			{
+				Name: "switch", Label: "Switch", Kind: "select",
+				Choices: []string{"scale.off", "scale.zero_off", "scale.max_all"},
+			},
 			{
 				Name: "value", Label: "Value", Kind: "text",
 				Hint: "true or false; of scale.max_all a number of instances; empty: the switch is removed",
 			},
 		},
-		effect: "It holds for all models at once: scale.off keeps every number as it is, scale.zero_off keeps the last " +
-			"instance of each model, scale.max_all bounds each deployment.",
+		effect: "It holds for all models at once: scale.off keeps every number as it is, scale.zero_off keeps the " +
+			"last instance of each model, scale.max_all bounds each deployment.",
 		do: d.setScaling, next: func(form) string { return "autoscaler" },
 	})
 }
@@ -142,7 +149,8 @@ func (d *Dashboard) setScaling(ctx context.Context, in form, by invalidation.By)
 	var value any
 	if text != "" {
 		if err := json.Unmarshal([]byte(text), &value); err != nil {
-			return "", fmt.Errorf("value is %q: want true, false, a number or nothing: %w", text, invalidation.ErrInvalid)
+			return "", fmt.Errorf("value is %q: want true, false, a number or nothing: %w",
+				text, invalidation.ErrInvalid)
 		}
 	}
 	return fmt.Sprintf("Switch %s is set.", name), d.change.SetScaleSettings(ctx, map[string]any{name: value}, by)

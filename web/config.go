@@ -61,7 +61,8 @@ func CheckTraceURL(address string) error {
 		return nil
 	}
 	u, err := url.Parse(address)
-	if err != nil || u.Scheme != "https" && u.Scheme != "http" || u.Host == "" || !strings.Contains(address, "{trace}") {
+	ok := err == nil && (u.Scheme == "https" || u.Scheme == "http") && u.Host != ""
+	if !ok || !strings.Contains(address, "{trace}") {
 		return fmt.Errorf("address of traces %q: want one such as https://tempo.example/trace/{trace}", address)
 	}
 	return nil

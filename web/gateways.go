@@ -126,8 +126,8 @@ func (d *Dashboard) gatewayPages() {
 			Name: "config", Label: "Settings", Kind: "textarea",
 			Hint: `a JSON object laid over the defaults, such as {"total": 500, "reserved": 0.3}; empty: the defaults`,
 		}},
-		effect: "Replaces the settings of the model's pool. Gateways read them within two seconds; requests that wait " +
-			"keep their places.",
+		effect: "Replaces the settings of the model's pool. Gateways read them within two seconds; requests that " +
+			"wait keep their places.",
 		preview: d.poolPreview, do: d.setPool,
 		next: func(form) string { return "gateways" },
 	})
@@ -238,7 +238,8 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		return slices.IndexFunc(poolModes, func(m struct{ name, meaning string }) bool { return m.name == p.Mode })
 	}
 	slices.SortStableFunc(v.Pools, func(a, b poolCard) int { // pools that no gateway serves have rank -1: the last
-		return cmp.Or(cmp.Compare(uint(rank(a)), uint(rank(b))), cmp.Compare(a.Model, b.Model)) //nolint:gosec // on purpose
+		byRank := cmp.Compare(uint(rank(a)), uint(rank(b))) //nolint:gosec // on purpose
+		return cmp.Or(byRank, cmp.Compare(a.Model, b.Model))
 	})
 	return v, nil
 }

@@ -79,7 +79,8 @@ func (d *Dashboard) lockPages() {
 			},
 		},
 		effect: "Ends the lock, so that another node may claim the key at its old position. Recovery does the " +
-			"same by itself within seconds when a node dies: a lock that it leaves alone is listed by a node that lives.",
+			"same by itself within seconds when a node dies: a lock that it leaves alone is listed by a node that " +
+			"lives.",
 		preview: d.unlockPreview, do: d.forceUnlock,
 	})
 	d.blockedKeyVerbs()

@@ -187,7 +187,8 @@ func (d *Dashboard) make(ctx context.Context, p page, q query, address string) *
 	if err := d.views.ExecuteTemplate(&part, name, v); err != nil {
 		d.cfg.Log.Error("write a page", "page", p.path, "template", name, "error", err)
 		now.status = http.StatusInternalServerError
-		part.WriteString(`<p class="banner bad">This page could not be written; the log of the leader has the reason.</p>`)
+		part.WriteString(
+			`<p class="banner bad">This page could not be written; the log of the leader has the reason.</p>`)
 	}
 	now.part = part.Bytes()
 	if charted, has := v.Page.(interface{ Charts() map[string]Chart }); has && err == nil {

@@ -190,7 +190,8 @@ func (w *whatIf) add(name string, played simulate.Replay) {
 	if first {
 		w.Since, w.Recorded = played.Minutes[0].Minute, played.Recorded
 		line = Series{Label: name, Colour: "st-waiting", Stepped: true}
-		w.chart = Chart{Unit: "instances", Series: []Series{{Label: "recorded", Colour: "ink-3", Dashed: true, Stepped: true}}}
+		recorded := Series{Label: "recorded", Colour: "ink-3", Dashed: true, Stepped: true}
+		w.chart = Chart{Unit: "instances", Series: []Series{recorded}}
 	}
 	for _, m := range played.Minutes {
 		desired, recorded := float64(m.Desired), float64(m.Recorded)

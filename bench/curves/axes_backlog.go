@@ -73,7 +73,8 @@ func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
 
 // disk is what entries and ready rows take, with their indexes.
 func (s *site) disk(ctx context.Context) (bytes float64, err error) {
-	err = s.pool.QueryRow(ctx, `SELECT pg_total_relation_size('penstock.entry_bench') + pg_total_relation_size('penstock.ready')`).Scan(&bytes)
+	err = s.pool.QueryRow(ctx, `
+		SELECT pg_total_relation_size('penstock.entry_bench') + pg_total_relation_size('penstock.ready')`).Scan(&bytes)
 	return bytes, err
 }
 
@@ -81,8 +82,10 @@ func (s *site) disk(ctx context.Context) (bytes float64, err error) {
 func (l *Lab) states(ctx context.Context, add func(Point)) error {
 	sizes := l.sizes([]int{0, 100_000}, []int{0, 100_000, 1_000_000})
 	for _, state := range []struct{ name, sql string }{
-		{"failed", `INSERT INTO penstock.failure (queue_id, entry_id, created_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
-			SELECT $1, -i, now(), 1, 1, 0, '', 'error', 'bench', 'bench', '{}' FROM generate_series($2::int + 1, $3::int) i`},
+		{"failed", `INSERT INTO penstock.failure (queue_id, entry_id, created_at, priority, attempt, crashes, flow,
+			       class, error, fingerprint, payload)
+			SELECT $1, -i, now(), 1, 1, 0, '', 'error', 'bench', 'bench', '{}'
+			  FROM generate_series($2::int + 1, $3::int) i`},
 		{"not due", `INSERT INTO penstock.entry_bench (id, queue_id, status, priority, due_at, payload)
 			SELECT -i, $1, 'initial', 1, now() + interval '1 day', '{}' FROM generate_series($2::int + 1, $3::int) i`},
 		{"disabled", `INSERT INTO penstock.entry_bench (id, queue_id, status, priority, payload)

@@ -20,10 +20,10 @@ import (
 // and as many threads as the node then has.
 const inferenceSlots = 256
 
-// instantWorker is an inference worker on the loopback interface that answers at once. An entry counts as handled when its
-// call has arrived: what lies between a claim and that is part of the queue. For drains it runs in the contender's own
-// process, so that its CPU is in the client's. For pick-ups it runs in the process of the Runner, the same for all
-// contenders that call it, and tells the times of arrival afterwards.
+// instantWorker is an inference worker on the loopback interface that answers at once. An entry counts as handled
+// when its call has arrived: what lies between a claim and that is part of the queue. For drains it runs in the
+// contender's own process, so that its CPU is in the client's. For pick-ups it runs in the process of the Runner, the
+// same for all contenders that call it, and tells the times of arrival afterwards.
 type instantWorker struct {
 	server  *http.Server
 	url     string

@@ -11,7 +11,8 @@ import (
 )
 
 // WriteTable prints one table a scenario: medians over the rounds, and the spread of the rate. The columns from client
-// on are costs per entry, the client process's greatest memory, and the share of the machine that others took meanwhile.
+// on are costs per entry, the client process's greatest memory, and the share of the machine that others took
+// meanwhile.
 func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []Run) error {
 	for _, s := range scenarios {
 		fmt.Fprintf(w, "\n%s: %s\n", s.Name, s.About)

@@ -15,7 +15,8 @@ const (
 	fastestCalls = "graphile-call" // the same with a call to the worker
 )
 
-// target is a bound on a ratio or a value of one comparison. One whose scenarios or contenders were not run is left out.
+// target is a bound on a ratio or a value of one comparison. One whose scenarios or contenders were not run is left
+// out.
 type target struct {
 	name  string
 	least bool // wanted is the least allowed, else the most

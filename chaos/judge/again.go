@@ -8,7 +8,8 @@ import (
 
 // inTime returns the calls of an entry in the order in which they began.
 func (x *index) inTime(entry int64) []*Call {
-	return slices.SortedStableFunc(slices.Values(x.calls[entry]), func(a, b *Call) int { return a.Begin.Compare(b.Begin) })
+	byBegin := func(a, b *Call) int { return a.Begin.Compare(b.Begin) }
+	return slices.SortedStableFunc(slices.Values(x.calls[entry]), byBegin)
 }
 
 // calledAtMostOnce looks at each entry that must not run twice. A call of which the worker said that it failed, or that
@@ -30,8 +31,8 @@ func calledAtMostOnce(x *index, r *report) {
 			r.checked++
 		}
 		if ran+1 < len(calls) {
-			r.bad("entry %d must not run twice, and was called under token %d after its call under token %d had the answer %q",
-				p.Entry, calls[ran+1].Token, calls[ran].Token, calls[ran].Answer)
+			r.bad("entry %d must not run twice, and was called under token %d after its call under token %d had the "+
+				"answer %q", p.Entry, calls[ran+1].Token, calls[ran].Token, calls[ran].Answer)
 		}
 	}
 }
@@ -74,8 +75,8 @@ func answeredOnce(x *index, r *report) {
 			}
 			next, g := calls[i+1], x.grants[c.Token]
 			if next.Token == c.Token || g != nil && !x.disturbed(g.Process, c.Begin, next.Begin) {
-				r.bad("entry %d was answered well under token %d, and ran again under token %d; nothing kept its node from "+
-					"recording the end", entry, c.Token, next.Token)
+				r.bad("entry %d was answered well under token %d, and ran again under token %d; nothing kept its node "+
+					"from recording the end", entry, c.Token, next.Token)
 			}
 		}
 	}

@@ -271,8 +271,8 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 }
 
 // holdCommit sends a group whose end commits a transaction: the statements at once, and what commits them after the
-// delay of its decision. That is the Sync of an implicit transaction, and the whole of a simple query or of a group with
-// a COMMIT.
+// delay of its decision. That is the Sync of an implicit transaction, and the whole of a simple query or of a group
+// with a COMMIT.
 func (s *session) holdCommit(last byte, frames []byte, explicit bool, g *group) error {
 	if last == 'S' && !explicit {
 		sync := bytes.Clone(frames[len(frames)-5:])

@@ -101,7 +101,8 @@ func (w *world) judgeOverlaps(bad func(string, ...any)) {
 			if earlier.key != later.key || !ended.IsZero() && !ended.After(later.began) {
 				continue
 			}
-			if silent := w.silence(earlier.token, w.lost(earlier, later.began)); silent < lease || earlier.token == later.token {
+			silent := w.silence(earlier.token, w.lost(earlier, later.began))
+			if silent < lease || earlier.token == later.token {
 				bad(
 					"key %s: entry %d ran under token %d beside entry %d under token %d, whose node was silent for %v",
 					later.key,
@@ -154,8 +155,8 @@ func (w *world) judgeMarks(bad func(string, ...any)) {
 		}
 		for _, later := range w.runs {
 			if later.entry == earlier.entry && later.token > earlier.token && !later.mayHaveRun {
-				bad("entry %d ran under token %d, which recovery took, and under token %d without the mark that it may have run",
-					later.entry, earlier.token, later.token)
+				bad("entry %d ran under token %d, which recovery took, and under token %d without the mark "+
+					"that it may have run", later.entry, earlier.token, later.token)
 			}
 		}
 	}

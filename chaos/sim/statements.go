@@ -217,7 +217,9 @@ func listLanes(t *tables, _ time.Time, a arguments) (reply, error) {
 }
 
 // laneReport is the row of a claim on its lane. There is one lane in each queue.
-func (t *tables) laneReport(a arguments, from int64, now time.Time, head []readyRow, taken int, places []pgtype.TID) []any {
+func (t *tables) laneReport(
+	a arguments, from int64, now time.Time, head []readyRow, taken int, places []pgtype.TID,
+) []any {
 	var last int64
 	for _, h := range head {
 		last = h.pos

@@ -164,7 +164,8 @@ func (w *world) work(ctx context.Context, p *process, r *invalidation.Run) (json
 	w.say("%-8s runs entry %d under token %d", p.name, one.entry, one.token)
 	takes := time.Duration(5+roll%60) * time.Millisecond
 	if roll/64%8 == 0 {
-		takes = time.Duration(roll/512%uint64(longestRun/time.Millisecond)) * time.Millisecond // often longer than a lease
+		// Often longer than a lease.
+		takes = time.Duration(roll/512%uint64(longestRun/time.Millisecond)) * time.Millisecond
 	}
 	stubborn := roll/4096%10 == 0 // goes on although its context has ended
 	select {

@@ -38,12 +38,12 @@ func devCommand(a *app) *cobra.Command {
 	var o devOptions
 	c := &cobra.Command{
 		Use:   "dev",
-		Short: "Start the whole platform on an embedded Postgres, with real work flowing",
-		Long: "Start an embedded Postgres, a leader, task nodes and an inference worker, push real pictures and texts\n" +
-			"through them and show the results. The programs are those beside this one (make build puts them there).\n" +
-			"Each is a process of its own that may be killed: it is started again, and no entry is lost.\n" +
-			"The autoscaler starts one to three workers that find faces, and each change is printed with its reasons.\n" +
-			"Ctrl-C stops everything.",
+		Short: "Start the whole platform on a private Postgres, and push real work through it",
+		Long: `Start a private Postgres, a leader, task nodes, a gateway and an inference worker, push real pictures and
+texts through them and show the results. The programs are those beside this one (make build puts them there).
+Each is a process of its own that may be killed: it is started again, and no entry is lost.
+The autoscaler starts one to three workers that find faces, and each change is printed with its reasons.
+Ctrl-C stops everything.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error { return dev(c.Context(), a.out, o) },
 	}

@@ -95,7 +95,7 @@ func (m *member) pin(address string) {
 func (m *member) spawn(sign string, said chan<- string) (*exec.Cmd, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	cmd := exec.Command(m.path, m.args...) //nolint:gosec,noctx // a program of ours, ended by stop and not with a context
+	cmd := exec.Command(m.path, m.args...) //nolint:gosec,noctx // a program of ours, which stop ends
 	cmd.Env = append(os.Environ(), m.env...)
 	cmd.SysProcAttr = endsWithParent()
 	r, w, err := os.Pipe()

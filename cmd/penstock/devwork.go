@@ -52,7 +52,8 @@ func readSamples(ctx context.Context, n int) ([]sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	text, err := exec.CommandContext(ctx, path, "samples", "--jsonl", "--count", fmt.Sprint(n)).Output() //nolint:gosec // a program of ours
+	cmd := exec.CommandContext(ctx, path, "samples", "--jsonl", "--count", fmt.Sprint(n)) //nolint:gosec // ours
+	text, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("make samples: %w", err)
 	}

@@ -13,11 +13,11 @@ import (
 
 func doctorCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "doctor", Short: "Examine the database and what runs on it, and say what to do; exit code 10 for " +
-			"warnings, 20 for critical", Args: cobra.NoArgs,
-		Long: "Examine settings (durability, isolation, clock), what keeps vacuum from cleaning, the schema, " +
-			"partitions, the leader, late\n" +
-			"entries, stuck locks, unserved queues, and the invariants. It only reads, and each check is bounded in time.",
+		Use: "doctor", Args: cobra.NoArgs,
+		Short: "Examine the database and the programs on it; exit code 10 for warnings, 20 for critical findings",
+		Long: `Examine settings (durability, isolation, clock), causes that keep vacuum from cleaning, the schema,
+partitions, the leader, late entries, stuck locks, unserved queues, and the invariants, and print advice for each
+finding. It only reads, and each check is bounded in time.`,
 	}
 	var cfg doctor.Config
 	var quiet bool

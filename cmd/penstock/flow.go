@@ -83,9 +83,9 @@ func flowUsage(a *app) *cobra.Command {
 	var limit int
 	c := &cobra.Command{
 		Use: "usage", Short: "Calls, GPU time and tokens by hour, queue, model and flow", Args: cobra.NoArgs,
-		Long: "Calls, GPU time and tokens by hour, queue, model and flow, oldest hour first. GPU is the time in which\n" +
-			"slots were busy, times the GPUs of their instances; WASTED is the part of runs whose answer was not\n" +
-			"kept. Hours are kept for 13 months.",
+		Long: `Calls, GPU time and tokens by hour, queue, model and flow, oldest hour first. GPU is the time in which
+slots were busy, times the GPUs of their instances; WASTED is the part of runs whose answer was not kept.
+Hours are kept for 13 months.`,
 		Example: "  penstock flow usage --flow acme --from 2026-11-01 --to 2026-12-01 -o json",
 	}
 	a.queueFlag(c, &queue, "of this queue")

@@ -21,9 +21,9 @@ func grantsCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "grants", Args: cobra.NoArgs,
 		Short: "Print or apply the rights of database roles, one for each program and duty",
-		Long: `Print SQL that makes a database role for each duty (leader, node, gateway, operator, push, read), gives it
-the rights of the duty and takes what it has beyond them; --apply carries it out. It can be repeated. Run it as the
-owner of the schema after the first migration; later migrations keep the rights up to date.
+		Long: `Print SQL that makes a database role for each duty (leader, node, gateway, operator, push, read) and
+gives it exactly the rights of the duty; --apply carries it out. It can be repeated. Run it as the owner of the
+schema after the first migration; later migrations keep the rights up to date.
 
 The roles cannot log in unless --passwords names a directory with a file for each that should, named like the duty.
 Without it, make login roles that are members of them.`,

@@ -93,10 +93,10 @@ func lockUnlock(a *app) *cobra.Command {
 		Use: "unlock QUEUE TOKEN", Args: cobra.ExactArgs(2),
 		Short:             "End one lock by hand, so that its key is ready again",
 		ValidArgsFunction: a.completeQueues,
-		Long: "End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead\n" +
-			"nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused\n" +
-			"here too unless --even-listed is given. The run then goes on at the worker, its result is refused by the\n" +
-			"token, and the entry runs a second time.",
+		Long: `End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead
+nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused here too
+unless --even-listed is given. The run then goes on at the worker, its result is refused by the token, and the
+entry runs a second time.`,
 		Example: "  penstock lock unlock mail 4711 --reason 'its node is cut off'",
 	}
 	var evenListed bool

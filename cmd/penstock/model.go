@@ -200,7 +200,8 @@ func instanceRegister(a *app) *cobra.Command {
 		Use:   "register MODEL SERVER ENDPOINT",
 		Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3),
 		ValidArgsFunction: a.completeModels,
-		Example:           "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
+
+		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
 	}
 	var slots int32
 	var labels string

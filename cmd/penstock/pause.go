@@ -127,8 +127,12 @@ func applicationList(a *app) *cobra.Command {
 			return before(optional(x.QuotaUnits),
 				"-")
 		}},
-		{title: "PER SECOND", right: true, text: func(x operator.Application) string { return before(optional(x.QuotaRate), "-") }},
-		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string { return before(ageOrNone(x.OldestSeconds), "-") }},
+		{title: "PER SECOND", right: true, text: func(x operator.Application) string {
+			return before(optional(x.QuotaRate), "-")
+		}},
+		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string {
+			return before(ageOrNone(x.OldestSeconds), "-")
+		}},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Application, error) {
 		return everything[operator.Application](ctx, api, "/v1/applications")
 	})

@@ -74,7 +74,9 @@ func queueColumns() []column[operator.Queue] {
 		depth("AWAITING", func(q operator.Queue) int64 { return q.AwaitingCompute }, true),
 		depth("DISABLED", func(q operator.Queue) int64 { return q.Disabled }, true),
 		depth("FAILED", func(q operator.Queue) int64 { return q.Failed }, false),
-		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string { return before(ageOrNone(q.HeadAgeSeconds), "-") }},
+		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string {
+			return before(ageOrNone(q.HeadAgeSeconds), "-")
+		}},
 		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
 		{
 			title: "CAPACITY", right: true, wide: true,
@@ -154,7 +156,9 @@ func queueHistory(a *app) *cobra.Command {
 		count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
 		{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
 		{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
-		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string { return before(ageOrNone(s.HeadAgeSeconds), "-") }},
+		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string {
+			return before(ageOrNone(s.HeadAgeSeconds), "-")
+		}},
 		{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
 		{title: "BLOCKED", text: func(s operator.Sample) string {
 			if s.Blocked == nil {

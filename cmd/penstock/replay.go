@@ -18,11 +18,12 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-const replayHelp = `Push what a trace recorded, at the pace at which it happened: one entry for each row of FILE (- for standard input),
-which is CSV with a line of titles, or JSON objects, one a line. The whole row is the payload; columns say when it came,
-whose work it is and so on. Rows are in the order of time; one that is earlier than the row before it comes at once.`
+const replayHelp = `Push the requests of a recorded trace at the pace at which they were made: one entry for each row
+of FILE (- for standard input), which is CSV with a line of titles, or JSON objects, one a line. The whole row is the
+payload; columns have the time, the flow, the lock key and the cost. Rows are in the order of time; a row that is
+earlier than the one before it is pushed at once.`
 
-// trace says which columns of a recorded row mean what.
+// trace has the names of the columns of a recorded row.
 type trace struct {
 	at, flow, lockKey, cost string
 	speed                   float64
@@ -31,7 +32,8 @@ type trace struct {
 
 func replayCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "replay QUEUE FILE", Short: "Push what a trace recorded, at its own pace or faster", Long: replayHelp,
+		Use: "replay QUEUE FILE", Short: "Push the requests of a recorded trace, at its own pace or faster",
+		Long: replayHelp,
 		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
 		Example: "  penstock replay thumbnails requests.csv --at created --flow tenant --speed 10\n  penstock " +
 			"replay thumbnails requests.csv --at created --dry-run",

@@ -13,8 +13,8 @@ import (
 
 func scaleCommand(a *app) *cobra.Command {
 	return noun("scale", "Autoscaling: how many instances each model has, and why",
-		scaleStatus(a), scaleExplain(a), scaleHistory(a), scaleSet(a), scaleTemplate(a), scaleOverride(a), scaleDisable(a),
-		scaleSimulate(a))
+		scaleStatus(a), scaleExplain(a), scaleHistory(a), scaleSet(a), scaleTemplate(a), scaleOverride(a),
+		scaleDisable(a), scaleSimulate(a))
 }
 
 const simulateHelp = `Play a trace of requests against Penstock's autoscaler, those of others with their published

@@ -60,8 +60,8 @@ func slotFree(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "free MODEL", Short: "Free the slots of dead nodes at once", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeModels,
-		Long: "Free the slots of dead nodes at once. Use it when the worker's host is known to run no call of theirs:\n" +
-			"where one still runs, the worker gets one call more than it has slots.",
+		Long: `Free the slots of dead nodes at once. Use it when the worker's host is known to run no call of theirs:
+where one still runs, the worker gets one call more than it has slots.`,
 		Example: "  penstock slot free llama --server gpu-3 --reason 'the host was replaced'",
 	}
 	var server string

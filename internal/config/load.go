@@ -38,7 +38,8 @@ const secretPrefix = envPrefix + "SECRET_"
 
 // linked matches variables that Kubernetes and Docker set for a service whose name begins with
 // penstock.
-var linked = regexp.MustCompile(`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)
+var linked = regexp.MustCompile(
+	`^PENSTOCK_(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?|NAME|ENV_.*)$`)
 
 // ErrHelp is returned after the help was printed on request.
 var ErrHelp = errors.New("help was printed")

@@ -55,7 +55,7 @@ rm -rf -- "$1" 2>/dev/null || { sleep 1; rm -rf -- "$1"; }
 
 // supervisorCommand runs postgres under a supervisor on this machine.
 func supervisorCommand(acct account, bin binaries, data string, last Signal) *exec.Cmd {
-	//nolint:noctx // its life is the pipe's
+	//nolint:noctx // the pipe ends it
 	cmd := exec.Command("/bin/sh", "-c", supervisorScript, "penstock-postgres", string(last), bin.program("postgres"),
 		"-D", data)
 	cmd.SysProcAttr = acct.attributes()
@@ -137,7 +137,7 @@ func startJanitor(dir string) (hold *os.File, deleted chan struct{}, err error) 
 		return nil, nil, fmt.Errorf("open pipe to janitor: %w", err)
 	}
 	defer held.Close()
-	cmd := exec.Command("/bin/sh", "-c", janitorScript, "penstock-janitor", dir) //nolint:noctx // its life is the pipe's
+	cmd := exec.Command("/bin/sh", "-c", janitorScript, "penstock-janitor", dir) //nolint:noctx // the pipe ends it
 	cmd.Stdin = held
 	cmd.SysProcAttr = account{}.attributes()
 	cmd.Dir = "/"

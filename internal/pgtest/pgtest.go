@@ -8,8 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// cleanupTimeout bounds what happens after a test, when its own context is gone. It is for what hangs: on a machine that
-// is busy with other things, the checkpoint of a DROP DATABASE alone can take many seconds.
+// cleanupTimeout bounds what happens after a test, when its own context is gone. It is for what hangs: on a machine
+// that is busy with other things, the checkpoint of a DROP DATABASE alone can take many seconds.
 const cleanupTimeout = 3 * time.Minute
 
 // New returns a pool on a fresh migrated database, which is dropped when the test ends.

@@ -137,8 +137,12 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 var ErrIsolation = errors.New("transactions must be read committed by default")
 
 const checkSQL = `
-SELECT current_setting('default_transaction_isolation'), format('ALTER ROLE %I IN DATABASE %I SET ', current_user, current_database()),
-       ARRAY(SELECT s.name || ' = ' || s.value FROM unnest($1::text[], $2::text[]) s(name, value) WHERE current_setting(s.name) <> s.value ORDER BY 1)`
+SELECT current_setting('default_transaction_isolation'),
+       format('ALTER ROLE %I IN DATABASE %I SET ', current_user, current_database()),
+       ARRAY(SELECT s.name || ' = ' || s.value
+               FROM unnest($1::text[], $2::text[]) s(name, value)
+              WHERE current_setting(s.name) <> s.value
+              ORDER BY 1)`
 
 // Check compares the settings of sessions with the needed ones. For settings that only make
 // statements slow it returns the ALTER statements that correct them: sessions of a pooler in

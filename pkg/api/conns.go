@@ -112,7 +112,8 @@ func (b *bounded) Accept() (net.Conn, error) {
 
 const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: " +
 	"1\r\nConnection: close\r\n\r\n" +
-	`{"type":"urn:penstock:problem:busy","title":"Service Unavailable","status":503,"detail":"too many connections; try again","code":"busy"}` + "\n"
+	`{"type":"urn:penstock:problem:busy","title":"Service Unavailable","status":503,` +
+	`"detail":"too many connections; try again","code":"busy"}` + "\n"
 
 // refuse says why, and waits a moment for the client to have read it: a connection closed over unread bytes
 // is reset, and the answer lost.

@@ -227,7 +227,7 @@ func (e *eventWriter) write(text string) {
 	if e.err != nil {
 		return
 	}
-	e.rc.SetWriteDeadline(time.Now().Add(eventsWrite)) //nolint:errcheck // where it cannot be set, the server's own holds
+	e.rc.SetWriteDeadline(time.Now().Add(eventsWrite)) //nolint:errcheck // the server's own holds otherwise
 	if _, e.err = e.w.Write([]byte(text)); e.err == nil {
 		e.err = e.rc.Flush()
 	}

@@ -26,7 +26,8 @@ func (a *API) lockRoutes() {
 		scope:   admin, of: ofQueue,
 	}, func(ctx context.Context, in *unlocking) error {
 		return a.operator.ForceUnlock(ctx, operator.Unlock{
-			Queue: in.Queue, Token: in.Token, LockKey: in.Body.LockKey, EvenListed: in.Body.EvenListed, By: in.Body.by(ctx),
+			Queue: in.Queue, Token: in.Token, LockKey: in.Body.LockKey, EvenListed: in.Body.EvenListed,
+			By: in.Body.by(ctx),
 		})
 	})
 }

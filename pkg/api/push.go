@@ -220,7 +220,8 @@ func (a *API) pushOf(c caller, e entryToPush, key, trace string, number int64) (
 	p.Trace = cmp.Or(p.Trace, trace)
 	if key != "" {
 		if p.IdempotencyKey != "" {
-			return p, fmt.Errorf("%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them",
+			return p, fmt.Errorf(
+				"%w: there is an idempotency_key, and the request has an Idempotency-Key; give one of them",
 				errMalformed)
 		}
 		p.IdempotencyKey = key
@@ -279,7 +280,8 @@ const (
 	callbackContextMax = 64 << 10
 )
 
-var errTrace = errors.New("it is not a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
+var errTrace = errors.New(
+	"it is not a W3C traceparent, such as 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 
 // checkNumbers refuses numbers in a JSON text that are long when Postgres writes them. The push checks that as well;
 // here the error names the field, and a line of a stream is refused before other lines are pushed with it.

@@ -102,7 +102,7 @@ func (a *answers) send() error {
 		a.w.Header().Set("X-Accel-Buffering", "no")
 		a.w.WriteHeader(http.StatusOK)
 	}
-	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // where it cannot be set, the server's own holds
+	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // the server's own holds otherwise
 	if _, err := a.w.Write(a.buf); err != nil {
 		return err
 	}

@@ -36,7 +36,9 @@ SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1
 
 // subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error,
 // the entry has ended.
-func (a *API) subscribe(ctx context.Context, id invalidation.EntryID) (queue string, w *invalidation.EntryWaiter, err error) {
+func (a *API) subscribe(
+	ctx context.Context, id invalidation.EntryID,
+) (queue string, w *invalidation.EntryWaiter, err error) {
 	var number int32
 	var ended bool
 	err = a.db.QueryRow(ctx, findSQL, id).Scan(&number, &queue, &ended)

@@ -136,8 +136,8 @@ func (c *Client) Pause(ctx context.Context, queue, reason string, until time.Tim
 
 // Resume ends a pause.
 func (c *Client) Resume(ctx context.Context, queue, reason string) error {
-	return c.Do(ctx, RawRequest{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)},
-		nil)
+	request := RawRequest{Method: "POST", Path: "/v1/queues/" + url.PathEscape(queue) + "/resume", In: because(reason)}
+	return c.Do(ctx, request, nil)
 }
 
 // Failure is an entry that ended in error.

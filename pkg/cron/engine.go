@@ -127,9 +127,9 @@ func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
 // behindFirst is the pause after a job was fired whose next nominal time has come as well.
 const behindFirst = 20 * time.Millisecond
 
-// pause is the time until the next pass; due is the time until the next job is due. A job that is behind fires its next nominal
-// time when its run has ended, and runs may be short: with the usual pause after each, a schedule of every second
-// that was away for a minute would never catch up. While the run lasts, the pause doubles.
+// pause is the time until the next pass; due is the time until the next job is due. A job that is behind fires its
+// next nominal time when its run has ended, and runs may be short: with the usual pause after each, a schedule of
+// every second that was away for a minute would never catch up. While the run lasts, the pause doubles.
 func (e *Engine) pause(due time.Duration) time.Duration {
 	switch {
 	case e.behind:

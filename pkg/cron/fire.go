@@ -22,8 +22,8 @@ type jobRow struct {
 	memory
 }
 
-const jobColumns = `id, queue_id, name, spec, zone, jitter, starts_at, ends_at, catch_up, catch_up_max, grace, coalesce(gap, ''), coalesce(fold, ''),
-       overlap, run_now_at, handled_at, catching_up_to, ended_at`
+const jobColumns = `id, queue_id, name, spec, zone, jitter, starts_at, ends_at, catch_up, catch_up_max, grace,
+       coalesce(gap, ''), coalesce(fold, ''), overlap, run_now_at, handled_at, catching_up_to, ended_at`
 
 // waitingSQL locks up to $2 jobs whose waiting entry is due at $1.
 const waitingSQL = `

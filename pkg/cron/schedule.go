@@ -100,7 +100,8 @@ func (t *Timetable) Schedule() Schedule { return t.schedule }
 
 func parseZone(name string) (*time.Location, error) {
 	if strings.EqualFold(name, "local") {
-		return nil, fmt.Errorf("zone %q depends on the leader's machine; use an IANA name such as Europe/Berlin, or UTC", name)
+		return nil, fmt.Errorf(
+			"zone %q depends on the leader's machine; use an IANA name such as Europe/Berlin, or UTC", name)
 	}
 	zone, err := time.LoadLocation(name)
 	if err != nil {

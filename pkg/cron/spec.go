@@ -58,7 +58,8 @@ func parseSpec(text string) (spec, error) {
 	case strings.HasPrefix(trimmed, "@"):
 		expanded, known := names()[strings.ToLower(trimmed)]
 		if !known {
-			return spec{}, fmt.Errorf(`spec %q is not known; use @hourly, @daily, @weekly, @monthly, @yearly, or "@every 90m"`, text)
+			return spec{}, fmt.Errorf(
+				`spec %q is not known; use @hourly, @daily, @weekly, @monthly, @yearly, or "@every 90m"`, text)
 		}
 		trimmed = expanded
 	}
@@ -68,7 +69,8 @@ func parseSpec(text string) (spec, error) {
 func parseEvery(text string) (spec, error) {
 	d, err := time.ParseDuration(strings.TrimSpace(strings.TrimPrefix(text, "@every")))
 	if err != nil || d < time.Second || d%time.Second != 0 {
-		return spec{}, fmt.Errorf(`spec %q: write a duration of whole seconds, such as "@every 90m" or "@every 1h30m"`,
+		return spec{}, fmt.Errorf(
+			`spec %q: write a duration of whole seconds, such as "@every 90m" or "@every 1h30m"`,
 			text)
 	}
 	return spec{interval: d}, nil

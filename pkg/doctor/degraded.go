@@ -11,8 +11,8 @@ const degradedSQL = `SELECT detail, critical FROM penstock.degradations() WHERE 
 
 func checkDeadSlots(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no slot is held by a dead node", "models with slots that dead nodes hold: %d",
-		"They come free when the worker's health reports fewer runs (active_jobs), or when the longest run that the model "+
-			"allows is over. Where that takes too long: see that no worker computes, remove the instance "+
+		"They come free when the worker's health reports fewer runs (active_jobs), or when the longest run that the "+
+			"model allows is over. Where that takes too long: see that no worker computes, remove the instance "+
 			"(penstock instance remove --force) and register it again.",
 		[]string{"dead_slots"})
 }

@@ -60,7 +60,8 @@ func (c Config) withDefaults() Config {
 // would take too long.
 const checkSettingsSQL = `SET TRANSACTION READ ONLY;
 SET LOCAL enable_seqscan = on; SET LOCAL enable_hashjoin = on; SET LOCAL enable_mergejoin = on;
-SET LOCAL plan_cache_mode = auto; SET LOCAL max_parallel_workers_per_gather = 2; SET LOCAL lock_timeout = '2s'; SET LOCAL statement_timeout = `
+SET LOCAL plan_cache_mode = auto; SET LOCAL max_parallel_workers_per_gather = 2; SET LOCAL lock_timeout = '2s';
+SET LOCAL statement_timeout = `
 
 // Examine runs every check and returns the findings, in the order of the table. It returns an error
 // only if the database cannot be reached.

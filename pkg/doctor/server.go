@@ -77,8 +77,9 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var isolation, readOnly string
 	var replica bool
-	err := tx.QueryRow(ctx, `SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'), pg_is_in_recovery()`).
-		Scan(&isolation, &readOnly, &replica)
+	err := tx.QueryRow(ctx, `
+		SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'),
+		       pg_is_in_recovery()`).Scan(&isolation, &readOnly, &replica)
 	if err != nil {
 		return Finding{}, err
 	}
@@ -136,8 +137,11 @@ const connectionsSQL = `
 SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
        ARRAY(SELECT format('%s by %s', count(*), coalesce(nullif(application_name, ''), 'no name'))
-              FROM pg_stat_activity
-              WHERE backend_type = 'client backend' GROUP BY application_name ORDER BY count(*) DESC, application_name LIMIT 5)`
+               FROM pg_stat_activity
+              WHERE backend_type = 'client backend'
+              GROUP BY application_name
+              ORDER BY count(*) DESC, application_name
+              LIMIT 5)`
 
 func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var used, most int

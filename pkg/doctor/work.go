@@ -152,7 +152,8 @@ func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 		}, nil
 	}
 	start := time.Now()
-	broken, err := texts(ctx, tx, `SELECT invariant || ': ' || detail FROM penstock.check_invariants('10 seconds') LIMIT 50`)
+	broken, err := texts(ctx, tx,
+		`SELECT invariant || ': ' || detail FROM penstock.check_invariants('10 seconds') LIMIT 50`)
 	if err != nil {
 		return Finding{}, err
 	}

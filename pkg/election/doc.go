@@ -46,7 +46,8 @@
 //	                            another process gets the next term; if none takes it for four polls
 //	                            (1.2 s), it takes the next term itself
 //	database clock jumps ahead  a follower may take over early; the old term's writes are refused from then on
-//	database clock jumps back   a renewal later than the clock plus a lease counts as lapsed: no term outlives its lease
+//	database clock jumps back   a renewal later than the clock plus a lease counts as lapsed: no term outlives its
+//	                            lease
 //	failover to a standby that has not seen the last term   the term is not in its table, so its writes are refused
 //	read-only standby           polls fail as for a database that is unavailable
 //

@@ -52,7 +52,8 @@ WITH free AS MATERIALIZED (
     RETURNING l.term, l.holder, l.changes
 )
 SELECT coalesce(won.term, l.term), won.term IS NOT NULL, coalesce(won.holder, l.holder),
-       won.term IS NOT NULL OR coalesce(l.renewed_at + l.lease > clock_timestamp(), false), coalesce(won.changes, l.changes)
+       won.term IS NOT NULL OR coalesce(l.renewed_at + l.lease > clock_timestamp(), false),
+       coalesce(won.changes, l.changes)
   FROM penstock.leader l
   LEFT JOIN won ON true
  WHERE l.name = $1`

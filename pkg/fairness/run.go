@@ -123,7 +123,9 @@ DELETE FROM penstock.usage
         LIMIT 10000 FOR UPDATE SKIP LOCKED))`
 
 // swap is one round trip and one short transaction.
-func (x *exchange) swap(ctx context.Context, report []AttainedService) (snapshot []AttainedService, nodes int, err error) {
+func (x *exchange) swap(
+	ctx context.Context, report []AttainedService,
+) (snapshot []AttainedService, nodes int, err error) {
 	b := &pgx.Batch{}
 	b.Queue(hastilySQL)
 	b.Queue(foldSQL, append(columns(report), x.HalfLife.Seconds())...)

@@ -126,8 +126,8 @@ func SetRetryAfter(w http.ResponseWriter, err error) {
 	}
 }
 
-// answerError writes an error as OpenAI's clients expect it, with the reason in a header: the code, but for requests that
-// were evicted. full is the status for a pool without room. It returns the status.
+// answerError writes an error as OpenAI's clients expect it, with the reason in a header: the code, but for requests
+// that were evicted. full is the status for a pool without room. It returns the status.
 func answerError(w http.ResponseWriter, err error, full int) int {
 	var b *badRequest
 	var r *Rejection

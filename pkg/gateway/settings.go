@@ -75,7 +75,8 @@ SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(
  CROSS JOIN LATERAL (
        SELECT coalesce(array_agg(q.model), '{}') AS models FROM penstock.queue q
         WHERE l.limited AND q.kind = 'inference' AND q.model IS NOT NULL
-          AND (t.queues = '{}' OR q.name = ANY(t.queues)) AND (t.applications = '{}' OR q.application = ANY(t.applications))
+          AND (t.queues = '{}' OR q.name = ANY(t.queues))
+          AND (t.applications = '{}' OR q.application = ANY(t.applications))
           AND (coalesce(g.models, '{}') = '{}' OR q.model = ANY(g.models))) m
  WHERE t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true) AND t.scopes && ARRAY['call', 'admin']`
 	pausesSQL = `
@@ -135,8 +136,9 @@ func ReadSettings(ctx context.Context, db postgres.DB, old Settings) (Settings, 
 	return s, wrong, nil
 }
 
-// ReadBudgets reads the budgets of tokens, by their names, and how much of each is spent. Its sums over the use of a day
-// take longer than the rest of the settings, which must not wait for them: a token that is revoked is refused at once.
+// ReadBudgets reads the budgets of tokens, by their names, and how much of each is spent. Its sums over the use of a
+// day take longer than the rest of the settings, which must not wait for them: a token that is revoked is refused at
+// once.
 func ReadBudgets(ctx context.Context, db postgres.DB) (map[string]Budget, error) {
 	budgets := map[string]Budget{}
 	var name string

@@ -32,7 +32,8 @@ func (s *store) lease(ctx context.Context, model string, want int, limited limit
 	var g grant
 	var slot SlotKey
 	var millis int64
-	_, err := pgx.ForEachRow(postgres.Query(ctx, s.db, leaseSQL, model, s.node(), want, limited.instances, limited.rooms),
+	rows := postgres.Query(ctx, s.db, leaseSQL, model, s.node(), want, limited.instances, limited.rooms)
+	_, err := pgx.ForEachRow(rows,
 		[]any{&slot.Instance, &slot.Number, &slot.Token, &millis}, func() error {
 			g.slots, g.valid = append(g.slots, slot), time.Duration(millis)*time.Millisecond
 			return nil

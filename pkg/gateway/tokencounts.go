@@ -16,7 +16,8 @@ import (
 
 // The limits of a token hold over all gateways: each reports with its heartbeats what the requests of limited tokens
 // do, and takes the reports of the others into account as if those were its own requests. What they did since their
-// last reports, two seconds at most, is not known. While the database is away each gateway counts its own requests alone.
+// last reports, two seconds at most, is not known. While the database is away each gateway counts its own requests
+// alone.
 
 // TokenCounts are the requests of the tokens of one name at one gateway.
 type TokenCounts struct {

@@ -68,11 +68,14 @@ func (c *Callbacks) Known(entry, token int64, key string) bool {
 // reportedSQL reads the state of entry $1: whether it has ended, the holder of its lock, which run
 // of it is stored.
 const reportedSQL = `
-SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 0), coalesce(r.remote_id, ''), coalesce(m.name, ''), m.config, m.override
+SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 0), coalesce(r.remote_id, ''),
+       coalesce(m.name, ''), m.config, m.override
   FROM penstock.find_entry($1) f
   LEFT JOIN LATERAL (SELECT lock_key FROM penstock.entry WHERE queue_id = f.queue_id AND id = $1 OFFSET 0) e ON true
-  LEFT JOIN LATERAL (SELECT token FROM penstock.lock WHERE queue_id = f.queue_id AND lock_key = coalesce(e.lock_key, '#' || $1) OFFSET 0) l ON true
-  LEFT JOIN LATERAL (SELECT token, remote_id, instance_id FROM penstock.remote_run WHERE queue_id = f.queue_id AND entry_id = $1 OFFSET 0) r ON true
+  LEFT JOIN LATERAL (SELECT token FROM penstock.lock
+                      WHERE queue_id = f.queue_id AND lock_key = coalesce(e.lock_key, '#' || $1) OFFSET 0) l ON true
+  LEFT JOIN LATERAL (SELECT token, remote_id, instance_id FROM penstock.remote_run
+                      WHERE queue_id = f.queue_id AND entry_id = $1 OFFSET 0) r ON true
   LEFT JOIN LATERAL (SELECT model FROM penstock.instance WHERE id = r.instance_id OFFSET 0) i ON true
   LEFT JOIN LATERAL (SELECT name, config, override FROM penstock.model WHERE name = i.model OFFSET 0) m ON true
  WHERE f.queue_id IS NOT NULL`
@@ -196,7 +199,8 @@ const readReportsSQL = `
 SELECT w.n, r.report
   FROM unnest($1::integer[], $2::bigint[], $3::bigint[]) WITH ORDINALITY w(queue_id, entry_id, token, n)
  CROSS JOIN LATERAL (SELECT report FROM penstock.remote_run
-                      WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token AND report IS NOT NULL OFFSET 0) r`
+                      WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token
+                        AND report IS NOT NULL OFFSET 0) r`
 
 func (c *Callbacks) readReports(all []*subscriber) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)

@@ -16,8 +16,9 @@
 //
 // What keeps calls within slots:
 //   - a lease is given under the instance's row, by number and by count, never beyond its slots;
-//   - a node begins calls with what it holds only while its own lease cannot have lapsed by the database's clock; a call
-//     that has begun runs through, so that the worker of a node that alone is cut off may get a call beyond its slots;
+//   - a node begins calls with what it holds only while its own lease cannot have lapsed by the database's clock; a
+//     call that has begun runs through, so that the worker of a node that alone is cut off may get a call beyond its
+//     slots;
 //   - a slot is freed by others only when its node's lease has lapsed or its call is in doubt, and then only as the
 //     worker's own count allows, or when no call could have lasted so long (health.go).
 //

@@ -20,7 +20,8 @@ SELECT count(*)
   JOIN penstock.slot s ON s.instance_id = r.instance_id AND s.number = r.slot_number AND s.token = r.slot_token
   JOIN penstock.entry e ON e.queue_id = r.queue_id AND e.id = r.entry_id
  WHERE e.status = 'pending' AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
-   AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = r.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))`
+   AND NOT EXISTS (SELECT FROM penstock.lock l
+                    WHERE l.queue_id = r.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))`
 
 func (p *SlotPool) countAbandoned(ctx context.Context, model string) {
 	var n int
@@ -93,12 +94,12 @@ func (p *SlotPool) lostAnswer() {
 	p.unsure = true
 }
 
-// doubtSQL tells everybody that slots $1 to $3 have no caller any more, though their calls may
-// still run.
+// doubtSQL marks slots $1 to $3 as in doubt: they have no caller any more, but their calls may still run.
 const doubtSQL = `
 UPDATE penstock.slot s
    SET doubt_at = clock_timestamp(), doubt = k.reason, queue_id = k.queue_id, entry_id = k.entry_id
-  FROM unnest($1::int[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bigint[]) k(instance_id, number, token, reason, queue_id, entry_id)
+  FROM unnest($1::int[], $2::int[], $3::bigint[], $4::text[], $5::int[], $6::bigint[])
+       k(instance_id, number, token, reason, queue_id, entry_id)
  WHERE s.instance_id = k.instance_id AND s.number = k.number AND s.token = k.token`
 
 func (p *SlotPool) markDoubts(ctx context.Context) error {

@@ -214,7 +214,8 @@ func (r *Registry) Endpoint(id int32) *Endpoint { return r.current.Load().instan
 // catalogSQL reads every model with its instances.
 const catalogSQL = `
 SELECT m.name, m.config, m.override, coalesce(i.id, 0), coalesce(i.server, ''), coalesce(i.endpoint, ''),
-       coalesce(i.slots, 0), coalesce(i.labels, '{}'), coalesce(nullif(i.state, 'unknown'), ''), i.draining_at IS NOT NULL,
+       coalesce(i.slots, 0), coalesce(i.labels, '{}'), coalesce(nullif(i.state, 'unknown'), ''),
+       i.draining_at IS NOT NULL,
        coalesce(greatest(0, extract(epoch FROM i.quarantined_until - clock_timestamp())), 0)::float8,
        coalesce(penstock.starts(i), false)
   FROM penstock.model m

@@ -209,8 +209,8 @@ func (a *attempt) noRoom(last worker.Outcome) error {
 	return invalidation.NoCapacity(max(wait, last.RetryAfter), errors.New(last.Reason))
 }
 
-// affinity is the value of the affinity field for the entry, which the worker has to load. Empty: the entry needs nothing
-// loaded.
+// affinity is the value of the affinity field for the entry, which the worker has to load. Empty: the entry needs
+// nothing loaded.
 func (a *attempt) affinity() string {
 	switch field := a.model.AffinityField; field {
 	case "":

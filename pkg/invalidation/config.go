@@ -75,8 +75,8 @@ type Config struct {
 	// MaxConcurrentPerName is entries of one name at once over all nodes, 1 to 100; 0 for no limit. Entries with a
 	// name have lock keys of that name then, and no order among them unless it is 1.
 	MaxConcurrentPerName int
-	// MaxWeight is the largest Push.Weight that entries may have, 1 to 1000: 1. Under it an entry takes its weight times
-	// the units of each limit of the queue, MaxConcurrent as well.
+	// MaxWeight is the largest Push.Weight that entries may have, 1 to 1000: 1. Under it an entry takes its weight
+	// times the units of each limit of the queue, MaxConcurrent as well.
 	MaxWeight int
 	// Shards is flows over which entries that name none are spread by their lock keys, 1 to 64: 1, which is none.
 	Shards          int
@@ -184,7 +184,8 @@ func (c Config) options() (map[string]any, error) {
 // seconds writes a duration as Postgres reads an interval.
 func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
 
-const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''), mergeable, merge,
+const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''),
+       mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0),
        coalesce(max_concurrent_per_name, 0), max_weight, weighed, shards, coalesce(capacity, 0),
        coalesce(capacity_per_flow, 0), coalesce(capacity_per_slot, 0)::float8,

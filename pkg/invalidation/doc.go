@@ -15,14 +15,15 @@
 //	cover        a lock record covers the entries of its key up to an id; later ones wait for the next lock
 //	token        the fencing token of a lock record. Tokens grow with every lock of a key; each write about a running
 //	             entry names one, and takes effect only while the record still carries it
-//	claim        takes ready rows of lanes and inserts lock records. It deletes the rows first (lanes of solo entries) or
-//	             locks them first (lanes with keys); the lane policy remembers which
+//	claim        takes ready rows of lanes and inserts lock records. It deletes the rows first (lanes of solo entries)
+//	             or locks them first (lanes with keys); the lane policy remembers which
 //	contended    another claimer is in the lane, or holds a limit exclusively
 //	headroom     the locks that the limits of a queue leave; queue-wide if all lanes share the limit
-//	weight       of an entry: how many times the units of each limit of its queue it takes while it runs. That of a flow is
-//	             its share beside other flows
+//	weight       of an entry: how many times the units of each limit of its queue it takes while it runs. That of a
+//	             flow is its share beside other flows
 //	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
-//	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is unblocked
+//	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is
+//	             unblocked
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
 //	delayed      a ready row that may not be claimed before a time (not_before): its entry was released with a delay
@@ -31,8 +32,8 @@
 //	ending       the end of one run of an entry: done, retry, fail, release, postpone, yield, expire or cancel
 //	outcome      the end of an entry: done, failed, expired or cancelled
 //	settle       record endings under their tokens
-//	attempt      a run that ended in an error; the retry policy bounds them. A crash, the death of a node during a run,
-//	             is counted apart
+//	attempt      a run that ended in an error; the retry policy bounds them. A crash, the death of a node during a
+//	             run, is counted apart
 //	release      make a locked key ready again at its old position, without spending an attempt
 //	recover      release locks in place of a node that died
 //	lease        how long a node lives without a heartbeat. Its locks are recovered when it has lapsed
@@ -68,7 +69,7 @@
 //	fail      ready → failed          noinstance.go  elected leader: the model has had no instance for too long
 //	fail      ready → failed          unreadable.go  scheduling threads: no claim can read the entry
 //	fail      locked → failed         recover.go   elected leader: poison, too many nodes died with it
-//	release   locked → ready          retry.go     drain, shutdown, no capacity: at the old position, after a delay if any
+//	release   locked → ready          retry.go     drain, shutdown, no capacity: at the old position, delayed or not
 //	postpone  locked → initial        retry.go     a handler that snoozes
 //	remove    locked → expired, cancelled  remove.go  processing threads
 //	expire    initial, ready → expired     expire.go  elected leader

@@ -82,8 +82,9 @@ func translate(err error) error {
 		return full
 	}
 	if pg.Code == "42501" && strings.HasPrefix(pg.Message, "permission denied") {
-		return fmt.Errorf("%w. This database role has not the rights for it: one with the duty push calls penstock.push "+
-			"or penstock.push_json, as PushSQLTx does; Open, Push and Define need those of operator (penstock grants)",
+		return fmt.Errorf("%w. This database role does not have the rights for it: one with the duty push calls "+
+			"penstock.push or penstock.push_json, as PushSQLTx does; Open, Push and Define need those of operator "+
+			"(penstock grants)",
 			err)
 	}
 	if sentinel, ok := sentinels[pg.Code]; ok {

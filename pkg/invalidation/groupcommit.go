@@ -19,8 +19,8 @@ import (
 // when one of the running statements has returned: large batches under load, none without, and no timer. Each
 // caller still gets its own answer after the commit, and all or none of the entries that it pushed:
 //
-//   - An error that the server reports has rolled the statement back. Each call is then repeated in a statement of its own,
-//     so that no call fails for an entry of another one, and each error names the right entry.
+//   - An error that the server reports has rolled the statement back. Each call is then repeated in a statement of its
+//     own, so that no call fails for an entry of another one, and each error names the right entry.
 //   - Where the outcome of the statement is unknown, because the connection is lost, all its callers get that error.
 //   - A caller whose context ends leaves at once. The batch goes on for the others; one without callers is cancelled.
 type batcher struct {

@@ -394,7 +394,8 @@ func (q *Queue) countRemoved(ctx context.Context, endings []Ending, ours []Token
 		}
 	}
 	if n > 0 {
-		_, _ = q.db.Exec(ctx, `SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`, q.ID, n)
+		_, _ = q.db.Exec(ctx,
+			`SELECT penstock.count(queue_id, 'removed', $2) FROM penstock.depth WHERE queue_id = $1`, q.ID, n)
 	}
 }
 

@@ -138,20 +138,24 @@ func value[T int64 | float64](v *T) T {
 }
 
 // peekSQL reads the first entries of three partial indexes, the first key that waits for a token
-// bucket (penstock.throttle_key), whether a cancel is requested, and where $2 says so the end of the time for which
-// entries wait for an instance. Deadlines and requested cancels of
-// running entries stay there until their node ends the runs; such a queue is read in each pass
-// without effect.
+// bucket (penstock.throttle_key), whether a cancel is requested, and, if $2 is true, the end of the time for which
+// entries wait for an instance. Deadlines and requested cancels of running entries stay there until their node ends
+// the runs; such a queue is read in each pass without effect.
 const peekSQL = `
-SELECT extract(epoch FROM least((SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
-                                (SELECT to_timestamp(pos / 1e6) FROM penstock.ready 
-                                  WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = '' ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
-       extract(epoch FROM least((SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
-                                (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
+SELECT extract(epoch FROM least(
+           (SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
+           (SELECT to_timestamp(pos / 1e6) FROM penstock.ready
+             WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = ''
+             ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
+       extract(epoch FROM least(
+           (SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
+           (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
        (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8,
        CASE WHEN $2::boolean THEN (
-       SELECT extract(epoch FROM o.since + q.no_instance_timeout - clock_timestamp())
-         FROM penstock.queue q JOIN penstock.model_outage o ON o.model = q.model WHERE q.id = $1) END::float8`
+           SELECT extract(epoch FROM o.since + q.no_instance_timeout - clock_timestamp())
+             FROM penstock.queue q
+             JOIN penstock.model_outage o ON o.model = q.model
+            WHERE q.id = $1) END::float8`
 
 // peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.

@@ -130,12 +130,13 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 }
 
 const measureSQL = `
-SELECT m.queue_id, q.name, m.at, m.initial, m.pending, m.disabled, m.computing, m.failed, m.estimated, m.serving, m.head_age, m.blocked,
-       m.accepted, m.gone, m.dead_tuples, m.in_per_second, m.out_per_second
+SELECT m.queue_id, q.name, m.at, m.initial, m.pending, m.disabled, m.computing, m.failed, m.estimated,
+       m.serving, m.head_age, m.blocked, m.accepted, m.gone, m.dead_tuples, m.in_per_second, m.out_per_second
   FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m
  ORDER BY q.id`
 
-const serverSQL = `SELECT connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
+const serverSQL = `
+SELECT connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
 
 const modelSlotsSQL = `
 SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(doubtful)::bigint

@@ -354,8 +354,8 @@ type failedOrders struct {
 // removeRetry is the longest pause after an order that starts nothing and failed: what it removes costs money.
 const removeRetry = 15 * time.Second
 
-// notice keeps what keeps a backend from removing instances, or from removing them as it should: until it carries out an
-// order, or removes some without that.
+// notice keeps what keeps a backend from removing instances, or from removing them as it should: until it carries out
+// an order, or removes some without that.
 func (a *applier) notice(o Order, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -78,8 +78,8 @@ func (t *turn) penstock() {
 	t.zero()
 }
 
-// moveWindows moves the windows on while a switch, an override or a mode sets the number, so that the traffic of that time
-// decides at its end. The levels that are found are published; reasons and number stay those of the switch.
+// moveWindows moves the windows on while a switch, an override or a mode sets the number, so that the traffic of that
+// time decides at its end. The levels that are found are published; reasons and number stay those of the switch.
 func (t *turn) moveWindows() {
 	given := t.d
 	t.count()

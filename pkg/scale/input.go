@@ -137,7 +137,8 @@ func (in input) counters(before counters) counters {
 	}
 	return counters{
 		Begun: queues,
-		Hour:  in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts, Cold: in.ColdSeconds,
+		Hour:  in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts,
+		Cold:   in.ColdSeconds,
 		Online: in.OnlineCalls + int64(in.OnlineRunning) + int64(in.Urgent),
 	}
 }
@@ -221,7 +222,8 @@ func (in input) observe(u used, shares []share) Obs {
 	for _, s := range shares {
 		o.Starting = append(o.Starting, s.unregistered()...)
 		if len(shares) > 1 {
-			o.Deployments = append(o.Deployments, DeploymentStarts{Name: s.Name, Ready: s.Ready, Starting: s.underWay()})
+			o.Deployments = append(o.Deployments,
+				DeploymentStarts{Name: s.Name, Ready: s.Ready, Starting: s.underWay()})
 		}
 		if s.Error != "" {
 			o.Error = s.Error

@@ -35,8 +35,8 @@ func (t *turn) deployments() []DeploymentStarts {
 	return []DeploymentStarts{{Ready: t.o.Ready, Starting: t.o.Starting}}
 }
 
-// countStuck has stuck starts replaced, three times for each deployment. One that is blocked after them has one try at a
-// time, until the try is ready.
+// countStuck has stuck starts replaced, three times for each deployment. One that is blocked after them has one try
+// at a time, until the try is ready.
 func (t *turn) countStuck() {
 	history := map[string]StuckHistory{}
 	for _, d := range t.deployments() {

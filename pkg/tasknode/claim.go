@@ -194,8 +194,8 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 	}
 }
 
-// passLocked moves the low-water mark of a claim that brought nothing behind the ready rows that other transactions have
-// locked, if the claim before it met nothing else either.
+// passLocked moves the low-water mark of a claim that brought nothing behind the ready rows that other transactions
+// have locked, if the claim before it met nothing else either.
 func (n *Node) passLocked(ctx context.Context, v *laneLease, c *invalidation.Claimed) {
 	if !n.lanes.stuckAgain(v) {
 		return

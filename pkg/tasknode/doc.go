@@ -5,7 +5,8 @@
 // A job is a lock on its way through the node. Five files tell its life, in this order:
 //
 //	claim.go        lease the lanes that rank first, claim from them, accept what the claim brought
-//	reservation.go  before the claim: a permit, a place under the queue's limit and the admission of the gates, for each lock
+//	reservation.go  before the claim: a permit, a place under the queue's limit and the admission of the gates, for
+//	                each lock
 //	job.go          each claimed lock becomes a job with its part of the reservation, and waits for a thread
 //	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released

@@ -154,7 +154,7 @@ func (e *endpoints) release(f *flight) {
 	default:
 		p.idle = e.idle.PushBack(p)
 		if e.idle.Len() > endpointsMax {
-			oldest := e.idle.Remove(e.idle.Front()).(*endpoint) //nolint:errcheck,forcetypeassert // the list holds nothing else
+			oldest := e.idle.Remove(e.idle.Front()).(*endpoint) //nolint:errcheck,forcetypeassert // all are
 			delete(e.byID, oldest.id)
 		}
 	}
@@ -184,7 +184,7 @@ func (h *promptHosts) set(name string, prompt bool) {
 	case prompt:
 		h.byName[name] = h.order.PushBack(name)
 		if h.order.Len() > endpointsMax {
-			oldest := h.order.Remove(h.order.Front()).(string) //nolint:errcheck,forcetypeassert // the list holds nothing else
+			oldest := h.order.Remove(h.order.Front()).(string) //nolint:errcheck,forcetypeassert // all are
 			delete(h.byName, oldest)
 		}
 	}

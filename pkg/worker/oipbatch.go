@@ -37,8 +37,8 @@ func (p *oip) request(call Call) (inferRequest, int64, error) {
 	rows := int64(0)
 	for _, t := range r.Inputs {
 		if len(t.Shape) == 0 || t.Shape[0] <= 0 || (rows != 0 && t.Shape[0] != rows) {
-			return r, 0, fmt.Errorf("input %s has no first dimension in common with the others, so it cannot be stacked",
-				t.Name)
+			return r, 0, fmt.Errorf("input %s has no first dimension in common with the others, so it cannot "+
+				"be stacked", t.Name)
 		}
 		rows = t.Shape[0]
 	}

@@ -115,8 +115,8 @@ var narrowFlow = flowLayout{
 		{path: "M152 199 H178", headX: 184, headY: 199, direction: "right"},
 		{path: "M252 232 V262", headX: 252, headY: 268, direction: "down", rate: "finished", labelX: 290, labelY: 259},
 		{
-			path: "M196 232 V254 H166 V381 H178", headX: 184, headY: 381, direction: "right", rate: "failed", labelX: 124,
-			labelY: 385,
+			path: "M196 232 V254 H166 V381 H178", headX: 184, headY: 381, direction: "right", rate: "failed",
+			labelX: 124, labelY: 385,
 		},
 		{
 			path: "M320 199 H336 V73 H320", headX: 314, headY: 73, direction: "left", rate: "retried", labelX: 292,

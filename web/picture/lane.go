@@ -81,7 +81,8 @@ func (l EventLane) Table() Table {
 	t := Table{Caption: label(l.Title, 80), Head: []string{"At", "Before", "After", "Why"}}
 	for _, e := range l.Events {
 		t.Rows = append(t.Rows, []string{
-			e.At.Format("2 Jan 15:04:05"), format.Count(int64(e.Before)), format.Count(int64(e.After)), label(e.Text, 240),
+			e.At.Format("2 Jan 15:04:05"), format.Count(int64(e.Before)), format.Count(int64(e.After)),
+			label(e.Text, 240),
 		})
 	}
 	return t

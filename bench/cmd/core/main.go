@@ -30,7 +30,8 @@ func main() {
 	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
 	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in "+
 		"turns, at 1, 100 and 100,000 lock keys")
-	flows := flag.Int("flows", 0, "instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
+	flows := flag.Int("flows", 0,
+		"instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
 	shards := flag.Int("shards", 0,
 		"instead: pushes to and drains by several nodes of a queue without shards, and of one with so many")
 	rounds := flag.Int("rounds", 5, "of -limits, -flows and -shards")

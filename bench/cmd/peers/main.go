@@ -87,13 +87,16 @@ func parse(args []string) (options, error) {
 	f.IntVar(&o.sizes.GroupSize, "group", 50, "entries of one ordered group")
 	f.IntVar(&o.sizes.Backlog, "backlog", 500_000, "further entries waiting in scenario backlog")
 	f.IntVar(&o.sizes.Conns, "conns", 16, "connections of single pushes")
-	f.IntVar(&o.sizes.Pickups, "pickups", 2000, "entries of a latency measurement by default settings; the others have a fifth of it")
+	f.IntVar(&o.sizes.Pickups, "pickups", 2000,
+		"entries of a latency measurement by default settings; the others have a fifth of it")
 	f.Float64Var(&o.sizes.Seconds, "seconds", 10, "length of sustained push and work")
 	f.IntVar(&o.sizes.PayloadBytes, "payload", 50, "bytes of JSON in an entry")
 	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
 	f.BoolVar(&o.short, "short", false, "10,000 entries, 100 pick-ups, 3 s, one round, except for what is given")
 	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
-	f.StringVar(&o.scenarios, "scenarios", "bulk,single,single-apart,solo,groups,sustained,pickup,pickup-tuned,pickup-polling", "what is measured; also: held, backlog, or all")
+	f.StringVar(&o.scenarios, "scenarios",
+		"bulk,single,single-apart,solo,groups,sustained,pickup,pickup-tuned,pickup-polling",
+		"what is measured; also: held, backlog, or all")
 	f.StringVar(&o.nodeDir, "node", "peers/node", "folder of the Node contenders, with node_modules")
 	f.StringVar(&o.csvTo, "csv", "", "file for every single run as CSV")
 	f.StringVar(&o.jsonTo, "json", "", "file for every single run as JSON")

@@ -191,7 +191,8 @@ func check(w io.Writer, model sizing.Model, points []sizing.Point, cores int) er
 		return err
 	}
 	slices.Sort(errs)
-	_, err := fmt.Fprintf(w, "\nserver CPU at the %d points that were not fitted: median error %.0f%%, largest %.0f%%\n"+
+	_, err := fmt.Fprintf(w, "\n"+
+		"server CPU at the %d points that were not fitted: median error %.0f%%, largest %.0f%%\n"+
 		"The rate is what all cores of the machine would do if nothing but CPU held it up; no rate is given for "+
 		"loads that wait for commits or handlers.\n",
 		len(errs), 100*errs[len(errs)/2], 100*errs[len(errs)-1])

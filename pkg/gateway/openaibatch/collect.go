@@ -139,8 +139,8 @@ const resultsSQL = `SELECT r.entry_id, r.result FROM penstock.result r WHERE r.q
 const (
 	// collectBytesMax is how many bytes of answers are taken in one turn, but for those read last.
 	collectBytesMax = 8 << 20
-	// storedBytesMax is how many bytes, as they are stored, the answers have that are read in one statement, but for the
-	// last of them: a statement is read to its end, also where the turn has enough.
+	// storedBytesMax is how many bytes, as they are stored, the answers have that are read in one statement, but for
+	// the last of them: a statement is read to its end, also where the turn has enough.
 	storedBytesMax = 256 << 10
 )
 

@@ -91,8 +91,8 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error)
 	return n, s.fed(ctx, tx, b, lines[:n], ids, refused)
 }
 
-// pushMost makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a quarter
-// and so on. 0: it has room for none, which is no error.
+// pushMost makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a
+// quarter and so on. 0: it has room for none, which is no error.
 func (s *Batches) pushMost(ctx context.Context, tx pgx.Tx, b *batchRow, pushes []invalidation.Push) (
 	n int, ids []int64, refused map[int]error, err error,
 ) {

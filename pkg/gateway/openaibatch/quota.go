@@ -46,7 +46,8 @@ func (u used) refusal() error {
 		return nil
 	}
 	return gateway.BadRequest(http.StatusBadRequest, "storage_limit_exceeded", "",
-		"files take %d bytes in %d files; delete some, which takes effect within minutes: %d bytes and %d files are allowed",
+		"files take %d bytes in %d files; delete some, which takes effect within minutes: %d bytes and %d files "+
+			"are allowed",
 		u.bytes, u.files, int64(ownerBytesMax), ownerFilesMax)
 }
 

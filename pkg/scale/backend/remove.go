@@ -19,11 +19,11 @@ var replaced = []int{http.StatusNotFound, http.StatusConflict}
 // removeMax is how many pods go by one order: each takes a request, and an order has 30 s. The next order has the rest.
 const removeMax = 50
 
-// remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, and the number that is to be
-// set. Where the number falls by as many and all other pods are ready, they are marked by a deletion cost, by which
-// their controller chooses them. It chooses a pod that is not running or not ready before, and no pod where the number
-// stays. In these cases the pods are deleted. A pod that is started for one of them is chosen first when the number
-// falls then.
+// remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, and the
+// number that is to be set. Where the number falls by as many and all other pods are ready, they are marked by a
+// deletion cost, by which their controller chooses them. It chooses a pod that is not running or not ready before,
+// and no pod where the number stays. In these cases the pods are deleted. A pod that is started for one of them is
+// chosen first when the number falls then.
 //
 // Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where the
 // number would stay it is lowered for them while all others are ready, and the next order raises it. The error wraps

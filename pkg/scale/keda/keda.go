@@ -31,8 +31,8 @@ type Config struct {
 	Timeout  time.Duration // of one read: 2 s
 }
 
-// External is the external scaler. The metadata of a trigger name a deployment of backend keda: {"deployment": "llama-own"}. The
-// metric is the number of instances that were decided, and its target is 1.
+// External is the external scaler. The metadata of a trigger name a deployment of backend keda: {"deployment":
+// "llama-own"}. The metric is the number of instances that were decided, and its target is 1.
 type External struct {
 	externalscaler.UnimplementedExternalScalerServer
 	cfg   Config
