@@ -297,8 +297,8 @@ func refused(doing string, reply *http.Response, text []byte) error {
 	}
 }
 
-// paused returns the answer of the API server that asked to wait until later than now: it limits how much the leader may
-// ask in all (429), or is about to stop (503).
+// paused returns the answer of the API server that asked to wait until later than now: it limits how much the leader
+// may ask in all (429), or is about to stop (503).
 func (k *Kubernetes) paused() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

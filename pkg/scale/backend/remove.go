@@ -25,9 +25,9 @@ const removeMax = 50
 // and no pod where the number stays. In these cases the pods are deleted. A pod that is started for one of them is
 // chosen first when the number falls then.
 //
-// Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where the
-// number would stay it is lowered for them while all others are ready, and the next order raises it. The error wraps
-// scale.ErrCarriedOut then.
+// Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where
+// the number would stay it is lowered for them while all others are ready, and the next order raises it. The error
+// wraps scale.ErrCarriedOut then.
 func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (gone, count int, err error) {
 	if t.Selector, err = k.selector(ctx, t); err != nil {
 		return 0, o.Count, err
