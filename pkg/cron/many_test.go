@@ -23,8 +23,8 @@ type pushingFence struct {
 	rowsMost      int64 // the most rows that a transaction read
 }
 
-// rowsReadSQL counts the rows of tables that the session has read and not yet reported to the statistics. It reports none
-// within a transaction.
+// rowsReadSQL counts the rows of tables that the session has read and not yet reported to the statistics.
+// It reports none within a transaction.
 const rowsReadSQL = `
 SELECT sum(coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint
   FROM pg_stat_xact_user_tables WHERE schemaname = 'penstock'`
@@ -54,8 +54,9 @@ func (f *pushingFence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return err
 }
 
-// Jobs that are due at the same time are fired in full batches, each of which reads a few rows for each of its jobs, however
-// many are due, and takes a few times as long as a push of as many entries. CRON_JOBS=100000 measures a hundred thousand.
+// Jobs that are due at the same time are fired in full batches, each of which reads a few rows for each of its jobs,
+// however many are due, and takes a few times as long as a push of as many entries. CRON_JOBS=100000 measures a hundred
+// thousand.
 func TestManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	const (
 		batch    = 2000
@@ -92,7 +93,7 @@ func TestManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 		t.Fatal(err)
 	}
 	perJob, ratio := float64(fence.rowsMost)/batch, fence.fired.Seconds()/fence.pushed.Seconds()
-	t.Logf("%d jobs fired in %v and %d transactions, %.2f times what pushes of as many entries took; at most %.1f rows read for a job",
+	t.Logf("%d jobs fired in %v and %d transactions, %.2f times the time of pushes of as many entries; %.1f rows read for a job",
 		jobs, fence.fired.Round(time.Millisecond), fence.transactions, ratio, perJob)
 	if want := jobs/batch + 1; fence.transactions != want {
 		t.Errorf("%d transactions, want %d: full batches, and one that finds nothing", fence.transactions, want)
@@ -103,14 +104,14 @@ func TestManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	if ratio > timeMost {
 		t.Errorf("firing took %.2f times what pushes of as many entries took, want %d at most", ratio, timeMost)
 	}
-	for what, sql := range map[string]string{
+	for contents, sql := range map[string]string{
 		"firings": `SELECT count(*) FROM penstock.cron_firing`,
 		"jobs":    `SELECT count(DISTINCT job_id) FROM penstock.cron_firing`,
-		"ready":   `SELECT count(*) FROM penstock.ready r JOIN penstock.queue q ON q.id = r.queue_id WHERE q.name = 'reports'`,
+		"ready":   `SELECT count(*) FROM penstock.ready JOIN penstock.queue q ON q.id = queue_id WHERE q.name = 'reports'`,
 		"pending": `SELECT count(*) FROM penstock.entry_reports WHERE status = 'pending'`,
 	} {
 		if n := b.count(sql); n != jobs {
-			t.Errorf("%s: %d, want %d", what, n, jobs)
+			t.Errorf("%s: %d, want %d", contents, n, jobs)
 		}
 	}
 }
