@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-var update = flag.Bool("update", false, "write the words of pkg/invalidation/doc.go into docs/glossary.md")
+var update = flag.Bool("update", false, "write the parts of documents that are made from code: -run 'Glossary|TableOfImports'")
 
 const (
 	glossarySource = "pkg/invalidation/doc.go"

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"regexp"
@@ -113,6 +114,13 @@ var (
 	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/machine", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
 )
 
+// The table of imports in the documents, made from allowedImports.
+const (
+	architecturePage = "docs/architecture.md"
+	importsBegin     = "<!-- imports -->\n"
+	importsEnd       = "<!-- end of imports -->\n"
+)
+
 // listed is what `go list -json` says about a package, as far as it is needed here.
 type listed struct {
 	ImportPath   string
@@ -124,15 +132,17 @@ type listed struct {
 }
 
 func TestImportsPointDownwards(t *testing.T) {
-	architecture, err := os.ReadFile("docs/architecture.md")
+	architecture, err := os.ReadFile(architecturePage)
 	if err != nil {
 		t.Fatal(err)
 	}
+	absent := maps.Clone(allowedImports)
 	for _, pkg := range goList(t) {
 		name := relative(pkg.ImportPath)
 		if len(pkg.GoFiles) == 0 {
 			continue // tests alone, as in this directory
 		}
+		delete(absent, name)
 		allowed, known := allowedImports[name]
 		if !known {
 			t.Errorf("%s is not in the table of imports: add a row to imports_test.go and to docs/architecture.md", name)
@@ -152,6 +162,9 @@ func TestImportsPointDownwards(t *testing.T) {
 				t.Errorf("the tests of %s import %s; the table allows them only %v", name, imported, inTests)
 			}
 		}
+	}
+	for name := range absent {
+		t.Errorf("the table of imports has a row for %s, which does not exist", name)
 	}
 }
 
@@ -191,6 +204,59 @@ func TestImportsOfThisModuleAreOneGroup(t *testing.T) {
 		}
 	}
 }
+
+func TestTheTableOfImportsOfTheDocumentsIsThatOfTheTest(t *testing.T) {
+	text, err := os.ReadFile(architecturePage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, begins := strings.Cut(string(text), importsBegin)
+	_, after, ends := strings.Cut(rest, importsEnd)
+	if !begins || !ends {
+		t.Fatalf("%s lacks %q or %q", architecturePage, importsBegin, importsEnd)
+	}
+	want := before + importsBegin + "\n" + importsTable(allowedImports) + "\n" + importsEnd + after
+	if want == string(text) {
+		return
+	}
+	if !*update {
+		t.Fatalf("%s differs from the table of imports_test.go: go test . -run TableOfImports -update", architecturePage)
+	}
+	if err := os.WriteFile(architecturePage, []byte(want), 0o644); err != nil { //nolint:gosec // a page for everyone
+		t.Fatal(err)
+	}
+}
+
+func TestATableOfImportsJoinsPackagesWithOneList(t *testing.T) {
+	got := importsTable(map[string][]string{"b": {"y", "x"}, "a": {"x", "y"}, "c": {}, "d": {"pkg/..."}, "e": {"z", "z"}})
+	want := "| package | may import (of this module) |\n|---|---|\n| `a`, `b` | `x`, `y` |\n| `c` | nothing |\n" +
+		"| `d` | `pkg/...` |\n| `e` | `z` |\n"
+	if got != want {
+		t.Errorf("got\n%swant\n%s", got, want)
+	}
+}
+
+// importsTable writes a table of imports for readers: packages that may import the same are one row.
+func importsTable(allowed map[string][]string) string {
+	packages := map[string][]string{} // by the cell of their imports
+	for name, list := range allowed {
+		list = slices.Compact(slices.Sorted(slices.Values(list)))
+		cell := "nothing"
+		if len(list) > 0 {
+			cell = quoted(list)
+		}
+		packages[cell] = append(packages[cell], name)
+	}
+	var rows []string
+	for cell, names := range packages {
+		slices.Sort(names)
+		rows = append(rows, "| "+quoted(names)+" | "+cell+" |\n")
+	}
+	slices.Sort(rows)
+	return "| package | may import (of this module) |\n|---|---|\n" + strings.Join(rows, "")
+}
+
+func quoted(names []string) string { return "`" + strings.Join(names, "`, `") + "`" }
 
 func TestTableOfImportsRefusesWhatItShould(t *testing.T) {
 	for _, c := range []struct {
