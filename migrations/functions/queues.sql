@@ -51,7 +51,7 @@ END $_$;
 -- Locks: those of lock_all_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
 -- for max_concurrent, application and max_weight (await_claims, count_again). A change of capacity_per_flow makes or drops an
 -- index: pushes and endings of the queue wait meanwhile (SHARE or ACCESS EXCLUSIVE on its table).
--- Callers: fit_model_queue, create_queue, drop_queue; pkg/invalidation, pkg/operator; psql.
+-- Callers: fit_model_queue, create_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
 -- needed by cron jobs, watches or batches, or a claim took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.alter_queue(queue_name text, options jsonb) RETURNS void
@@ -130,16 +130,19 @@ EXCEPTION
         RAISE EXCEPTION 'queue option "%" of "%" is not valid: it always has a value', reading, queue_name USING ERRCODE = 'PS002';
 END $$;
 
--- lock_entries locks the table of all entries and that of a queue, and returns whether it could. Other transactions lock
--- the two in either order, so that it waits for less than deadlock_timeout and then lets both go: no other one is the
--- victim of a deadlock.
--- Locks: ACCESS EXCLUSIVE on penstock.entry, then on the queue's own table, each for 200 ms of waiting at most.
+-- lock_entries locks the table of all entries and that of a queue, drops the counters of the queue, and returns whether it
+-- could. Other transactions lock these in any order, so that it waits for less than deadlock_timeout and then lets all go:
+-- no other one is the victim of a deadlock.
+-- Locks: ACCESS EXCLUSIVE on penstock.entry, on the queue's own table and on its counters, each for 200 ms of waiting at most.
 -- Callers: drop_queue.
 CREATE OR REPLACE FUNCTION penstock.lock_entries(queue_name text) RETURNS boolean
-LANGUAGE plpgsql SET lock_timeout = '200ms' AS $$
+LANGUAGE plpgsql SET lock_timeout = '200ms' SET client_min_messages = warning AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue_name);
 BEGIN
     LOCK TABLE ONLY penstock.entry IN ACCESS EXCLUSIVE MODE;
     EXECUTE format('LOCK TABLE penstock.%I IN ACCESS EXCLUSIVE MODE', 'entry_' || queue_name);
+    EXECUTE format('DROP SEQUENCE IF EXISTS penstock.%I, penstock.%I', 'accepted_' || q.id, 'removed_' || q.id);
     RETURN true;
 EXCEPTION
     WHEN lock_not_available OR deadlock_detected THEN
@@ -163,11 +166,11 @@ BEGIN
     RETURN n;
 END $$;
 
--- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced. Results and failures
--- go before the tables of entries are locked, for they may be millions; behind the locks only those that endings may have
--- added meanwhile. What a longer transaction adds goes by retention.
--- Locks: those of lock_all_limits; the results and failures; those of lock_entries, tried again for 3 s, or for as long as
--- lock_timeout is set to, so that no push comes between; those of alter_queue; rows of the queue. Each of the others
+-- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced. What may be millions of
+-- rows goes first: no push to another queue and no change of limits waits for that. Behind the locks go the few results,
+-- failures and ready rows that were added meanwhile. Keys that were, and what a longer transaction adds, go by retention.
+-- Locks: results, failures, keys and ready rows of the queue; those of lock_all_limits; those of lock_entries, tried again
+-- for 3 s, or for as long as lock_timeout is set to, so that no push comes between; rows of the queue. Each of the others
 -- waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
@@ -181,12 +184,16 @@ DECLARE
     n       bigint := penstock.need_no_entries(queue_name, force);
     give_up timestamptz;
 BEGIN
-    PERFORM penstock.lock_all_limits();
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
+    DELETE FROM penstock.idempotency WHERE queue_id = q.id;
+    DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
+    DELETE FROM penstock.ready WHERE queue_id = q.id;
+    PERFORM penstock.lock_all_limits();
+    q := penstock.queue_row(queue_name); -- another drop may have been faster, and the queue have been made again
     give_up := clock_timestamp() + current_setting('lock_timeout')::interval;
     WHILE NOT penstock.lock_entries(queue_name) LOOP
         IF clock_timestamp() > give_up THEN
@@ -198,14 +205,11 @@ BEGIN
     IF NOT force THEN
         PERFORM penstock.need_no_entries(queue_name, force);
     END IF;
-    PERFORM penstock.alter_queue(queue_name, '{"capacity": null, "capacity_per_slot": null}');
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;
     DELETE FROM penstock.lock WHERE queue_id = q.id;
     DELETE FROM penstock.limit_wait WHERE queue_id = q.id;
-    DELETE FROM penstock.idempotency WHERE queue_id = q.id;
-    DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
     DELETE FROM penstock.progress WHERE queue_id = q.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = q.id;
     DELETE FROM penstock.blocked_key WHERE queue_id = q.id;

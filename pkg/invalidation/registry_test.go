@@ -38,10 +38,11 @@ func TestADropDoesNotWaitInACircle(t *testing.T) {
 	for name, first := range map[string]string{
 		"all entries first":      `LOCK TABLE ONLY penstock.entry IN ACCESS SHARE MODE`,
 		"those of a queue first": `SELECT FROM penstock.entry_dropped`,
+		"a counter of it first":  `SELECT penstock.count(id, 'accepted', 1) FROM penstock.queue WHERE name = 'dropped'`, // as a push
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, Config{})
-			if _, err := Create(b.ctx, b.pool, "dropped", Config{}); err != nil {
+			if _, err := Create(b.ctx, b.pool, "dropped", Config{Capacity: 10}); err != nil {
 				t.Fatal(err)
 			}
 			other := b.begin()
@@ -55,24 +56,47 @@ func TestADropDoesNotWaitInACircle(t *testing.T) {
 	}
 }
 
-// A queue may have millions of results and failures: nobody waits until they are deleted.
-func TestADropDeletesResultsBeforeItLocksEntries(t *testing.T) {
-	b := newBed(t, Config{})
-	b.push("", "")
-	for _, l := range b.claim(2) {
-		b.settle(last(Done(l, l.Entries[0].ID, nil, 0)))
+// A queue may have millions of results, keys and ready rows. While they are deleted, others push, and change other queues.
+func TestADropDeletesRowsBeforeItLocksEntries(t *testing.T) {
+	for table, rows := range map[string]string{
+		"result": `INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome) SELECT id, 0, now(), 1, 'done'
+		             FROM penstock.queue WHERE name = 'work'`,
+		"idempotency": `SELECT penstock.push('work', '1', idempotency_key => 'k')`,
+		"uniqueness":  `SELECT penstock.push('work', '1', unique_key => 'k', unique_policy => 'while_active')`,
+		"ready":       `SELECT penstock.push('work', '1')`,
+	} {
+		t.Run(table, func(t *testing.T) {
+			b := newControlBed(t, Config{})
+			b.exec(b.pool, rows)
+			b.exec(b.pool, `SELECT penstock.create_queue('other')`)
+			slow := b.begin()
+			b.exec(slow, `SELECT FROM penstock.`+table+` FOR UPDATE`)
+			done := later(b, func() (bool, error) { return true, Drop(b.ctx, b.pool, b.q.Name, true, By{}) })
+			b.awaitBlocked(slow)
+			other := b.begin()
+			b.exec(other, `SET LOCAL lock_timeout = '1s'`)
+			b.exec(other, `SELECT penstock.push('other', '1'), penstock.alter_queue('other', '{"priority": 2}')`)
+			b.commit(other)
+			b.commit(slow)
+			done()
+			if n := b.count(`SELECT count(*) FROM penstock.` + table + ` WHERE queue_id <> (SELECT id FROM penstock.queue WHERE name = 'other')`); n != 0 {
+				t.Errorf("%d rows of the dropped queue are left", n)
+			}
+		})
 	}
-	slow := b.begin()
-	b.exec(slow, `SELECT FROM penstock.result FOR UPDATE`)
-	done := later(b, func() (bool, error) { return true, Drop(b.ctx, b.pool, b.q.Name, false, By{}) })
-	b.awaitBlocked(slow)
-	reader := b.begin()
-	b.exec(reader, `SET LOCAL lock_timeout = '1s'`)
-	b.exec(reader, `SELECT FROM penstock.entry`)
-	b.commit(reader)
-	b.commit(slow)
-	done()
-	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 0 {
-		t.Errorf("%d results of the dropped queue are left", n)
+}
+
+// A queue that was dropped and made again while a drop waited was left without its table.
+func TestADropThatWaitedDropsTheQueueThatIsThereNow(t *testing.T) {
+	b := newControlBed(t, Config{})
+	first := b.begin()
+	b.exec(first, `SELECT penstock.drop_queue('work', true)`)
+	b.exec(first, `SELECT penstock.create_queue('work')`)
+	second := later(b, func() (bool, error) { return true, Drop(b.ctx, b.pool, "work", true, By{}) })
+	b.awaitBlocked(first)
+	b.commit(first)
+	second()
+	if n := b.count(`SELECT count(*) FROM penstock.queue WHERE name = 'work'`); n != 0 {
+		t.Errorf("the queue is still there")
 	}
 }
