@@ -68,7 +68,7 @@ var kinds = []struct {
 	next string
 }{
 	{unreadable, exitUsage, "give the path of a file that can be read"},
-	{isA[usageError], exitUsage, "--help says what can be written"},
+	{isA[usageError], exitUsage, "the same command with --help lists its arguments and flags"},
 	{is(errUnconfirmed), exitUnconfirmed, "give --yes to go ahead without a question, or --dry-run to see what " +
 		"would change"},
 	{is(errTimeout), exitTimeout, "wait longer with --for, or ask penstock entry explain"},
@@ -80,7 +80,7 @@ var kinds = []struct {
 		is(invalidation.ErrEntryNotFound), exitNotFound,
 		"ids are those that a push answered; outcomes are kept for the queue's result_retention",
 	},
-	{is(invalidation.ErrNotFound), exitNotFound, "the verb list of the same noun shows what there is"},
+	{is(invalidation.ErrNotFound), exitNotFound, "the verb list of the same noun shows those that exist, as in penstock node list"},
 	{
 		is(invalidation.ErrQueueFull), exitFull,
 		"push again later, or raise the capacity: penstock queue alter NAME --set capacity=N",
@@ -103,7 +103,7 @@ var kinds = []struct {
 		is(invalidation.ErrIdempotencyConflict), exitState,
 		"an idempotency key belongs to one payload: use another key for another payload",
 	},
-	{is(invalidation.ErrInvalid), exitUsage, "--help says what can be written"},
+	{is(invalidation.ErrInvalid), exitUsage, "the same command with --help lists its arguments and flags"},
 	{problem("loop"), exitState, "push without the entry that pushes the others again"},
 	{is(invalidation.ErrState), exitState, "the verbs show and explain print its state"},
 	{

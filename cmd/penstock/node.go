@@ -13,12 +13,13 @@ import (
 )
 
 func nodeCommand(a *app) *cobra.Command {
-	return noun("node", "Task nodes: list, drain", nodeList(a), nodeDrain(a))
+	return noun("node", "Task nodes and gateways: list, drain", nodeList(a), nodeDrain(a))
 }
 
 func (a *app) nodeColumns() []column[operator.Node] {
 	return []column[operator.Node]{
 		{title: "NODE", text: func(n operator.Node) string { return n.Name }},
+		{title: "KIND", text: func(n operator.Node) string { return n.Kind }},
 		{title: "STATE", text: func(n operator.Node) string { return n.State }},
 		{title: "APPLICATION", text: func(n operator.Node) string { return n.Application }},
 		{title: "THREADS", right: true, text: func(n operator.Node) string { return fmt.Sprint(n.Threads) }},
@@ -37,7 +38,7 @@ func (a *app) nodeColumns() []column[operator.Node] {
 }
 
 func nodeList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "Nodes by name", Args: cobra.NoArgs}
+	c := &cobra.Command{Use: "list", Short: "Task nodes and gateways, by name", Args: cobra.NoArgs}
 	var limit int
 	limitFlag(c.Flags(), &limit, 500, "at most so many")
 	return listing(a, c, a.nodeColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {

@@ -419,6 +419,43 @@ func TestTheManualNamesEveryCommand(t *testing.T) {
 	}
 }
 
+// commandInText matches a command that a text for operators names, such as `penstock node list`.
+var commandInText = regexp.MustCompile(`penstock ([a-z]+)(?: ([a-z]+))?`)
+
+func TestCommandsThatTheDashboardNamesExist(t *testing.T) {
+	pages, err := filepath.Glob("../../web/templates/*.html")
+	if err != nil || len(pages) == 0 {
+		t.Fatalf("found no pages: %v", err)
+	}
+	root, named := newRoot(newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv)), 0
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range commandInText.FindAllStringSubmatch(string(text), -1) {
+			named++
+			found, rest, err := root.Find(match[1:])
+			if err != nil || found == root || (found.HasSubCommands() && len(rest) > 0 && rest[0] != "") {
+				t.Errorf("%s names %q, which is no command", page, match[0])
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("found no command")
+	}
+}
+
+func TestTopCountsGatewaysApartFromTaskNodes(t *testing.T) {
+	s := &operator.Snapshot{Nodes: []operator.Node{
+		{Kind: "task", State: "live"}, {Kind: "task", State: "dead"}, {Kind: "gateway", State: "live"},
+	}}
+	line := newApp(nil, &bytes.Buffer{}, &bytes.Buffer{}, os.Getenv).headline(s)
+	if want := "nodes 1 live, 1 dead  gateways 1 live"; !strings.Contains(line, want) {
+		t.Errorf("got %q, want it to contain %q", line, want)
+	}
+}
+
 func TestADryRunChangesNothing(t *testing.T) {
 	s := &fake{}
 	out, _, code := command(t, s, "queue", "pause", "mails", "--until", "1h", "--dry-run")

@@ -125,15 +125,23 @@ func (a *app) headline(s *operator.Snapshot) string {
 	} else if l != nil {
 		leader = a.paint(red, fmt.Sprintf("no leader: %s fell silent %s ago", oneLine(l.Holder), age(l.SilentSeconds)))
 	}
-	states := map[string]int{}
+	states, gateways := map[string]int{}, 0
 	for _, n := range s.Nodes {
-		states[n.State]++
+		switch {
+		case n.Kind != "gateway":
+			states[n.State]++
+		case n.State == "live":
+			gateways++
+		}
 	}
 	nodes := fmt.Sprintf("nodes %d live", states["live"])
 	for _, state := range []string{"draining", "dead"} {
 		if states[state] > 0 {
 			nodes += ", " + a.paint(cellColours[state], fmt.Sprintf("%d %s", states[state], state))
 		}
+	}
+	if gateways > 0 {
+		nodes += fmt.Sprintf("  gateways %d live", gateways)
 	}
 	running, failed, in, out := int64(0), int64(0), 0.0, 0.0
 	for _, q := range s.Queues {
