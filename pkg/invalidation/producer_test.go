@@ -36,7 +36,8 @@ func TestAProducersRolePushesBySQLAndIsToldSoByGo(t *testing.T) {
 	_, opened := Open(b.ctx, producer, b.q.Name)
 	_, pushed := Definition[int]{Name: b.q.Name}.Push(b.ctx, producer, 1)
 	for verb, err := range map[string]error{"Open": opened, "Push": pushed} {
-		if postgres.Code(err) != "42501" || !strings.Contains(err.Error(), "PushSQLTx") {
+		if postgres.Code(err) != "42501" || !strings.Contains(err.Error(), "penstock grants lists") ||
+			!strings.Contains(err.Error(), "PushSQLTx") {
 			t.Errorf("%s by a producer: %v, want it refused with the way that is open", verb, err)
 		}
 	}
