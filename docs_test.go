@@ -10,6 +10,9 @@ import (
 	"testing"
 )
 
+// changelogLinesMax keeps the list of the first release to what can be read in a sitting.
+const changelogLinesMax = 150
+
 var (
 	markdownLink    = regexp.MustCompile(`\]\(([^)\s]+)\)`)
 	markdownHeading = regexp.MustCompile(`(?m)^#+ (.+)$`)
@@ -51,11 +54,36 @@ func TestAnchorsAreThoseOfRenderedHeadings(t *testing.T) {
 	}
 }
 
+// Before the first release there is nothing that a version changed or mended for its users: the changelog has what
+// there is, and what a person who ran a build of main has to do. Lists of mends, which a rebase brings back easily,
+// belong to the commits.
+func TestTheChangelogBeforeTheFirstReleaseHasTwoSections(t *testing.T) {
+	text, err := os.ReadFile("CHANGELOG.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"Changelog", "[Unreleased]", "Added", "For those who ran a build of main"}
+	if got := headings(string(text)); !slices.Equal(got, want) {
+		t.Errorf("the headings are %q, want %q", got, want)
+	}
+	if lines := strings.Count(string(text), "\n"); lines > changelogLinesMax {
+		t.Errorf("it has %d lines, more than %d: shorten it, each feature is a line", lines, changelogLinesMax)
+	}
+}
+
+// headings are the texts of the headings of a document.
+func headings(text string) (all []string) {
+	for _, match := range markdownHeading.FindAllStringSubmatch(fencedBlock.ReplaceAllString(text, ""), -1) {
+		all = append(all, match[1])
+	}
+	return all
+}
+
 // anchors are the names by which links reach the headings of a document, as GitHub makes them.
 func anchors(text string) []string {
 	var names []string
-	for _, match := range markdownHeading.FindAllStringSubmatch(fencedBlock.ReplaceAllString(text, ""), -1) {
-		name := notInAnchors.ReplaceAllString(strings.ToLower(match[1]), "")
+	for _, heading := range headings(text) {
+		name := notInAnchors.ReplaceAllString(strings.ToLower(heading), "")
 		names = append(names, strings.ReplaceAll(name, " ", "-"))
 	}
 	return names
