@@ -80,7 +80,10 @@ var kinds = []struct {
 		is(invalidation.ErrEntryNotFound), exitNotFound,
 		"ids are those that a push answered; outcomes are kept for the queue's result_retention",
 	},
-	{is(invalidation.ErrNotFound), exitNotFound, "the verb list of the same noun shows those that exist, as in penstock node list"},
+	{
+		is(invalidation.ErrNotFound), exitNotFound,
+		"the verb list of the same noun shows those that exist, as in penstock node list",
+	},
 	{
 		is(invalidation.ErrQueueFull), exitFull,
 		"push again later, or raise the capacity: penstock queue alter NAME --set capacity=N",

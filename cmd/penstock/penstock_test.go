@@ -126,8 +126,8 @@ func snapshotNow() *operator.Snapshot {
 		At: noon, Queues: queues, Waiting: 1_199_942,
 		Lanes: []operator.Lane{{Queue: "embed", Priority: 1, Flow: "acme", Keys: 1000, HeadAgeSeconds: &head}, {Queue: "mails", Priority: 5, Keys: 2}},
 		Nodes: []operator.Node{
-			{ID: 7001, Name: "gpu-1", Application: "gpu", State: "live", Threads: 32, Locks: 64, SilentSeconds: 0.8, Queues: []string{"embed"}, StartedAt: noon.Add(-50 * time.Hour)},
-			{ID: 7002, Name: "gpu-2", Application: "gpu", State: "dead", Threads: 32, Locks: 2, SilentSeconds: 75, Queues: []string{"embed"}, StartedAt: noon.Add(-time.Hour)},
+			{ID: 7001, Name: "gpu-1", Kind: "task", Application: "gpu", State: "live", Threads: 32, Locks: 64, SilentSeconds: 0.8, Queues: []string{"embed"}, StartedAt: noon.Add(-50 * time.Hour)},
+			{ID: 7002, Name: "gpu-2", Kind: "task", Application: "gpu", State: "dead", Threads: 32, Locks: 2, SilentSeconds: 75, Queues: []string{"embed"}, StartedAt: noon.Add(-time.Hour)},
 		},
 		Locks:  []operator.Lock{{Queue: "embed", LockKey: "#17", Entries: 1, Token: 99, NodeID: 7002, Node: "gpu-2", AgeSeconds: 200}},
 		Rates:  []operator.Rate{{Queue: "embed", In: 120.25, Out: 118}, {Queue: "mails"}},
