@@ -78,7 +78,7 @@ var (
 	}
 	queuedMetrics = []string{
 		"vllm:num_requests_waiting", "sglang:num_queue_reqs", "trtllm_num_requests_waiting",
-		"llamacpp:requests_deferred", "nv_inference_pending_request_count",
+		"llamacpp:requests_deferred", "nv_inference_pending_request_count", "tgi_queue_size",
 	}
 	cacheMetrics = []string{
 		"vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", "sglang:token_usage",
