@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -86,6 +87,7 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 		}
 		i.server, i.address, i.usable = s.Server, s.Address, s.Usable
 		i.limit.resize(s.Slots)
+		maps.DeleteFunc(i.adapters, func(_ string, used time.Time) bool { return now.Sub(used) >= adapterKept })
 		next = append(next, i)
 	}
 	for _, i := range f.instances {

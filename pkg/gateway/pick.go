@@ -38,7 +38,7 @@ func (f *fleet) pick(now time.Time, r *Request, bound float64) *instance {
 		return only(candidates)
 	}
 	if r.Adapter != "" {
-		candidates = withAdapter(candidates, r.Adapter)
+		candidates = withAdapter(now, candidates, r.Adapter)
 	}
 	most := bound*float64(flying)/float64(usable) + affinitySlack
 	fits := func(i *instance) bool { return float64(i.flying) <= most }
@@ -67,11 +67,15 @@ func only(list []*instance) *instance {
 	return list[0]
 }
 
+// adapterKept is for how long an instance counts as one that has an adapter loaded after a call for it. Servers have
+// room for some adapters and say seldom which.
+const adapterKept = 10 * time.Minute
+
 // withAdapter keeps the instances that have the adapter loaded, all if none has.
-func withAdapter(list []*instance, adapter string) []*instance {
+func withAdapter(now time.Time, list []*instance, adapter string) []*instance {
 	var loaded []*instance
 	for _, i := range list {
-		if _, has := i.adapters[adapter]; has {
+		if used, has := i.adapters[adapter]; has && now.Sub(used) < adapterKept {
 			loaded = append(loaded, i)
 		}
 	}
