@@ -179,8 +179,10 @@ func below(u *url.URL, segments []string) {
 }
 
 // withQuery appends the query of a client to that of an instance, which may be a credential. A parameter whose name
-// the query of the instance has is left out: many servers take the last value.
+// the query of the instance has is left out: many servers take the last value. A space, which HTTP/2 allows, would
+// divide the first line of the call.
 func withQuery(own, clients string) string {
+	clients = strings.ReplaceAll(clients, " ", "%20")
 	if own == "" || clients == "" {
 		return own + clients
 	}

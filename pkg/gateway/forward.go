@@ -138,11 +138,7 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 			out.Header[name] = values
 		}
 	}
-	for _, list := range c.request.Header["Connection"] { // RFC 9110, section 7.6.1
-		for name := range strings.SplitSeq(list, ",") {
-			out.Header.Del(strings.TrimSpace(name))
-		}
-	}
+	withoutHops(out.Header, c.request.Header["Connection"])
 	for name, values := range c.route.model.headers {
 		out.Header[name] = values
 	}
@@ -151,6 +147,16 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 		worker.SetSource(out.Header)
 	}
 	return out, nil
+}
+
+// withoutHops removes the headers that the values of Connection name: they are for this hop alone (RFC 9110, section
+// 7.6.1).
+func withoutHops(h http.Header, connection []string) {
+	for _, list := range connection {
+		for name := range strings.SplitSeq(list, ",") {
+			h.Del(strings.TrimSpace(name))
+		}
+	}
 }
 
 // reader returns the body, and notes when it is read: from then on the worker may have got the request.
@@ -403,6 +409,7 @@ func (c *call) head(answer *http.Response, shortened bool) {
 			header[name] = values
 		}
 	}
+	withoutHops(header, answer.Header["Connection"])
 	c.gateway.own(header, c)
 	c.writer.WriteHeader(answer.StatusCode)
 }

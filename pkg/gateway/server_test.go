@@ -813,6 +813,23 @@ func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
 	}
 }
 
+// The same of an answer.
+func TestHeadersOfTheWorkersConnectionStayBehind(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Connection", "x-hop, X-Other")
+		w.Header().Set("X-Hop", "1")
+		w.Header().Set("X-Other", "2")
+		w.Header().Set("Keep-Alive", "timeout=5")
+		w.Header().Set("X-End", "3")
+		_, _ = io.WriteString(w, "{}")
+	})
+	h := p.post(chat, `{"model":"m"}`).Header
+	if h.Get("X-Hop") != "" || h.Get("X-Other") != "" || h.Get("Keep-Alive") != "" || h.Get("X-End") != "3" {
+		t.Errorf("the client got %v", h)
+	}
+}
+
 // A client cannot name the entry, the fencing token or the callback of a durable run, nor the source of a call.
 func TestHeadersOfRunsAreNotTheClients(t *testing.T) {
 	t.Parallel()
