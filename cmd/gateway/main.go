@@ -73,6 +73,8 @@ type server struct {
 	log      *slog.Logger
 	observer *observer
 	gateway  *gateway.Gateway
+	listens  string // address of the listener of clients, with its port
+	debugs   string // and that of operators
 
 	// With a database alone.
 	pool     *pgxpool.Pool
@@ -214,6 +216,7 @@ func (s *server) listen(ctx context.Context, duties map[string]func(context.Cont
 		return fmt.Errorf("%w; see gateway.debug_listen", err)
 	}
 	defer operators.Close()
+	s.listens, s.debugs = clients.Addr().String(), operators.Addr().String()
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, running := errgroup.WithContext(running)
@@ -230,7 +233,7 @@ func (s *server) listen(ctx context.Context, duties map[string]func(context.Cont
 		defer end()
 		return s.serveClients(ctx, running, clients)
 	})
-	s.log.Info("gateway started", "listen", clients.Addr().String(), "debug", operators.Addr().String(), "name", g.Name)
+	s.log.Info("gateway started", "listen", s.listens, "debug", s.debugs, "name", g.Name)
 	err = group.Wait()
 	if s.member != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
@@ -308,7 +311,6 @@ func (s *server) status() map[string]any {
 		}
 	}
 	return map[string]any{
-		"kind": "gateway", "pools": pools, "listen": s.cfg.Gateway.Listen,
-		"debug": s.cfg.Gateway.Debug, "tokens": s.gateway.TokenCounts(),
+		"kind": "gateway", "pools": pools, "listen": s.listens, "debug": s.debugs, "tokens": s.gateway.TokenCounts(),
 	}
 }

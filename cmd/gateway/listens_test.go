@@ -1,0 +1,37 @@
+package main
+
+import (
+	"net/http"
+	"testing"
+)
+
+// A gateway says in its heartbeats where it can be reached, also where the system chose the port.
+func TestAGatewayReportsThePortsThatItListensOn(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 2)
+	cfg := defaults()
+	cfg.Database.URL, cfg.Gateway.Open, cfg.Gateway.Name = s.dsn, true, "gateway"
+	cfg.Gateway.Listen, cfg.Gateway.Debug = "127.0.0.1:0", "127.0.0.1:0"
+	x := &server{cfg: cfg, log: s.log(), observer: newObserver()}
+	s.background(x.serveShared)
+	for field, page := range map[string]string{"listen": "/livez", "debug": "/metrics"} {
+		var address string
+		s.eventually("the heartbeat has its addresses", func() bool {
+			err := s.pool.QueryRow(t.Context(), `
+SELECT load->>$1 FROM penstock.node WHERE name = 'gateway' AND load ? $1`, field).Scan(&address)
+			return err == nil
+		})
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+page, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		answer, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatalf("%s: %s", field, err)
+		}
+		_ = answer.Body.Close()
+		if answer.StatusCode != http.StatusOK {
+			t.Errorf("%s %s answers %d", field, address, answer.StatusCode)
+		}
+	}
+}
