@@ -78,6 +78,7 @@ type server struct {
 
 	// With a database alone.
 	pool     *pgxpool.Pool
+	slots    *pgxpool.Pool // of the statements about slots and of heartbeats: no other one makes them wait
 	member   *gateway.Registration
 	leases   *gateway.Leases
 	book     *gateway.UsageBook
@@ -123,6 +124,10 @@ func (s *server) serveShared(ctx context.Context) error {
 	}
 	defer db.Close()
 	s.pool = db.Pool
+	if s.slots, err = s.openSlots(ctx); err != nil {
+		return err
+	}
+	defer s.slots.Close()
 	if err := s.assemble(db.Listen); err != nil {
 		return err
 	}
@@ -147,6 +152,17 @@ func (s *server) serveShared(ctx context.Context) error {
 	return s.listen(ctx, s.duties())
 }
 
+// slotConns is one connection for each statement about slots that may be under way, for the comparison and the shares,
+// and for the heartbeat.
+const slotConns = gateway.SlotStatements + 3
+
+// openSlots opens the connections of the statements about slots.
+func (s *server) openSlots(ctx context.Context) (*pgxpool.Pool, error) {
+	c := s.cfg.Database.Pool(slotConns)
+	c.MaxConns, c.Warm = slotConns, gateway.WarmSlots
+	return postgres.Open(ctx, c)
+}
+
 // duties are what a gateway with a database does beside its requests, by name.
 func (s *server) duties() map[string]func(context.Context) error {
 	duties := map[string]func(context.Context) error{
@@ -163,13 +179,16 @@ func (s *server) duties() map[string]func(context.Context) error {
 // assemble puts the parts together.
 func (s *server) assemble(conn *pgx.ConnConfig) error {
 	g := s.cfg.Gateway
+	if s.slots == nil { // in tests, which have one pool for all
+		s.slots = s.pool
+	}
 	s.member = gateway.NewRegistration(gateway.RegistrationConfig{
 		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
 		Status: s.status, Drain: func(reason string) {
 			s.log.Info("drain ordered", "reason", reason)
 			s.gateway.Drain()
 		},
-	}, s.pool)
+	}, s.slots)
 	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
 	s.hinter = invalidation.NewHinter(s.pool, 0)
 	s.queues = &pusher{db: s.pool, base: g.APIURL, hinter: s.hinter}
@@ -179,7 +198,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 	if err := s.mount(); err != nil {
 		return err
 	}
-	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.pool, s.member.ID)
+	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
 	s.catalog = &catalog{server: s, ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.catalog.publish)

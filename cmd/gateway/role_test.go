@@ -13,6 +13,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // withRole returns the site as a process sees it that has the rights of a duty and no others.
@@ -63,6 +64,15 @@ func TestAGatewayNeedsTheRightsOfItsDutyAlone(t *testing.T) {
 	f := s.withRole("gateway").startGateway(nil)
 	if _, err := f.pool.Exec(t.Context(), `DELETE FROM penstock.result`); postgres.Code(err) != "42501" {
 		t.Fatalf("the gateway has more rights than its duty: %v", err)
+	}
+	conn, err := f.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = gateway.WarmSlots(t.Context(), conn.Conn())
+	conn.Release()
+	if err != nil {
+		t.Error(err)
 	}
 	s.startNode(8)
 	file, _ := f.upload(t, func(w io.Writer) {

@@ -42,6 +42,10 @@ type Config struct {
 	LockTimeout time.Duration
 	// ReadOnly makes every transaction of the pool read only, but not behind a pooler.
 	ReadOnly bool
+	// Warm, if set, is called with each new connection before it is used, but not behind a pooler, and all MaxConns
+	// connections are kept open: no statement then waits for a connection or its first plan.
+	// An error of it is left to the first use: the schema may be about to come.
+	Warm func(ctx context.Context, conn *pgx.Conn) error
 }
 
 // session holds the settings of every connection of Penstock. The hot statements are keyed lookups.
@@ -78,6 +82,13 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	pc.MaxConns = cmp.Or(pc.MaxConns, 4)
 	pc.MaxConnLifetimeJitter = 5 * time.Minute
 	cfg.prepare(pc.ConnConfig)
+	if cfg.Warm != nil && !cfg.Pooled {
+		pc.MinConns = pc.MaxConns
+		pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_ = cfg.Warm(ctx, conn)
+			return nil
+		}
+	}
 	pool, err := pgxpool.NewWithConfig(ctx, pc)
 	if err != nil {
 		return nil, fmt.Errorf("open pool: %w", err)

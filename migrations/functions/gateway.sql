@@ -222,7 +222,9 @@ $$;
 -- preempt_durable orders the end of up to `want` runs of durable entries of a model, the youngest
 -- first: of each entry at most twice, none that has run for more than 80 percent of its usual time,
 -- at most a quarter of the runs in a second, and none within the share of task nodes. Orders of the last 5 seconds whose runs
--- have not ended yet count towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY.
+-- have not ended yet count towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY, which does
+-- not wait for the disk: a crash of the server loses an order only together with the return of its entry, whose node
+-- then returns it again without the order being counted.
 -- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
 -- Callers: pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.preempt_durable(wanted text, gateway bigint, want integer) RETURNS integer
@@ -263,17 +265,19 @@ BEGIN
     GET DIAGNOSTICS ordered = ROW_COUNT;
     IF ordered > 0 THEN
         PERFORM pg_notify('penstock', 'slots ' || wanted);
+        PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN ordered;
 END $$;
 
--- take_preemptions returns the orders for the runs of a node, each once.
+-- take_preemptions returns the orders for the runs of a node, each once. It does not wait for the disk: an order that is
+-- returned again behind a crash of the server finds its run ended.
 -- Locks: the rows of preemption.
 -- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.take_preemptions(node bigint) RETURNS TABLE (run_token bigint)
 LANGUAGE sql AS $$
     UPDATE penstock.preemption p SET taken_at = clock_timestamp()
-     WHERE p.node_id = node AND p.taken_at IS NULL
+     WHERE p.node_id = node AND p.taken_at IS NULL AND set_config('synchronous_commit', 'off', true) <> ''
     RETURNING p.token
 $$;
 

@@ -205,7 +205,11 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	if now.Sub(s.asked) > most {
 		s.gap = 0 // what was so at the last lease says little
 	}
-	if !now.Before(s.next(l.config.GapMin)) {
+	due := preemptDue(policy, mode, oldest, s.preempt)
+	if !now.Before(s.next(l.config.GapMin, due)) {
+		if l.granting() {
+			return now.Add(l.config.GapMin)
+		}
 		got := f.lease(ctx, g, want, limits)
 		s.asked = now
 		if got > 0 {
@@ -216,22 +220,37 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 			s.gap = min(max(2*s.gap, l.config.GapTold), most)
 		}
 	}
-	next := s.next(l.config.GapMin)
-	if due, can := preemptDue(policy, mode, oldest, s.preempt); can && want > 0 {
-		if now := time.Now(); !now.Before(due) {
-			f.preempt(ctx, want)
-			s.preempt = now.Add(policy.PreemptAfter.Duration())
-			due = s.preempt
-		}
-		if due.Before(next) {
-			next = due
-		}
+	if now := time.Now(); want > 0 && !due.IsZero() && !now.Before(due) {
+		f.preempt(ctx, want)
+		s.preempt = now.Add(policy.PreemptAfter.Duration())
+		due = s.preempt
+	}
+	next := s.next(l.config.GapMin, due)
+	if want > 0 && !due.IsZero() && due.Before(next) {
+		return due
 	}
 	return next
 }
 
-// next is when the next lease may be sent.
-func (s *supply) next(least time.Duration) time.Time { return s.asked.Add(max(s.gap, least)) }
+// preemptLead is how long before the first preemption for the requests that wait a lease is sent: runs are ended only
+// for slots that no node had to give just before, and without a statement in between.
+const preemptLead = 15 * time.Millisecond
+
+// next is when the next lease may be sent. due is when durable runs may be preempted, zero if they may not.
+func (s *supply) next(least time.Duration, due time.Time) time.Time {
+	at := s.asked.Add(max(s.gap, least))
+	early := due.Add(-preemptLead)
+	switch {
+	case due.IsZero() || !due.After(s.preempt): // or it is not the first preemption
+	case s.asked.Before(early):
+		if early.Before(at) {
+			at = early
+		}
+	case at.Before(due.Add(least)):
+		at = due.Add(least)
+	}
+	return at
+}
 
 // withdraw tells the database that the pool misses no slots any more: until then other nodes keep back what they could
 // use.
@@ -242,16 +261,16 @@ func (f *feeder) withdraw(ctx context.Context) {
 	}
 }
 
-// preemptDue says when durable runs may be preempted for the requests that wait.
-func preemptDue(p PoolPolicy, mode PoolMode, oldest, before time.Time) (due time.Time, can bool) {
+// preemptDue is when durable runs may be preempted for the requests that wait, zero if they may not.
+func preemptDue(p PoolPolicy, mode PoolMode, oldest, before time.Time) time.Time {
 	if !p.Preempt || mode != ModeQueue || oldest.IsZero() {
-		return due, false
+		return time.Time{}
 	}
-	due = oldest.Add(p.PreemptAfter.Duration())
+	due := oldest.Add(p.PreemptAfter.Duration())
 	if due.Before(before) {
-		due = before
+		return before
 	}
-	return due, true
+	return due
 }
 
 // sated notes that the pool wants no slots.

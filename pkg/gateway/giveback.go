@@ -228,7 +228,13 @@ func (l *Leases) compare(ctx context.Context) {
 	start := time.Now()
 	l.mu.Lock()
 	l.parted.since(start)
+	l.reading, l.granted = l.granted, false
 	l.mu.Unlock()
+	defer func() {
+		l.mu.Lock()
+		l.reading = false
+		l.mu.Unlock()
+	}()
 	before := l.holding()
 	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
 	defer cancel()

@@ -26,6 +26,8 @@ type Leases struct {
 	feeders map[string]*feeder // by model
 	start   func(f *feeder)    // runs a feeder in a goroutine; nil while Run does not
 	check   bool               // some slots were handed over: read which
+	granted bool               // the gateway was told of slots that no comparison has read
+	reading bool               // a comparison reads them
 	parted  parted
 	answer  time.Time // the last statement that the database answered
 	failed  bool      // it did not answer the last one about all models
@@ -34,9 +36,9 @@ type Leases struct {
 	figures LeaseFigures
 }
 
-// talksMost bounds the statements of the feeders that are under way at once: the others of the gateway, its heartbeats
-// among them, need connections too.
-const talksMost = 4
+// SlotStatements bounds the statements of the feeders that are under way at once. The comparison, the shares and the
+// heartbeat take a connection each besides.
+const SlotStatements = 4
 
 // LeasesConfig of the Leases. The zero value works.
 type LeasesConfig struct {
@@ -72,7 +74,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
 		config: config, store: store{db, node}, pools: g, log: cmp.Or(config.Log, slog.Default()),
-		wake: make(chan struct{}, 1), talks: make(chan struct{}, talksMost), feeders: map[string]*feeder{},
+		wake: make(chan struct{}, 1), talks: make(chan struct{}, SlotStatements), feeders: map[string]*feeder{},
 		parted: parted{}, answer: time.Now(),
 	}
 	g.leases = l
@@ -108,7 +110,17 @@ func (l *Leases) Granted(node invalidation.NodeID) {
 	if node != l.store.node() {
 		return
 	}
+	l.mu.Lock()
+	l.granted = true
+	l.mu.Unlock()
 	l.compareAgain()
+}
+
+// granting says whether slots are about to come in, so that what pools miss is not known.
+func (l *Leases) granting() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.granted || l.reading
 }
 
 // Wanted is called when another node misses slots of a model: idle ones that are not needed here are handed over. It

@@ -3,6 +3,7 @@ package gateway
 import (
 	"fmt"
 	"testing"
+	"time"
 )
 
 // Runs are preempted youngest first, at most a quarter of them in a second, none more than twice, none beyond 80 percent of
@@ -74,5 +75,91 @@ func TestPreemptionHasBounds(t *testing.T) {
 	x.exec(`UPDATE penstock.slot_demand SET missing = 30, wanted_at = clock_timestamp()`)
 	if n := order(3); n != 3 {
 		t.Errorf("%d runs are preempted where all bounds allow it, want 3", n)
+	}
+}
+
+// Orders, and the node that takes them, do not wait for the disk: a request waits for both.
+func TestOrdersOfPreemptionDoNotWaitForTheDisk(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
+	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
+	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES
+		(7, 'node', 'default', interval '1 hour', 40, '{}')`)
+	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 7) n WHERE model = 'm'`)
+	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 8)`)
+	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+		SELECT 1, 7, 1, 1, clock_timestamp(), q.id, 1, 1, 1, 5, 'f', '#1' FROM penstock.queue q WHERE q.model = 'm'`)
+	for _, statement := range []string{
+		`SELECT penstock.preempt_durable('m', 1, 1)`, `SELECT count(*) FROM penstock.take_preemptions(7)`,
+	} {
+		tx, err := x.pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var n int
+		var commit string
+		if err := tx.QueryRow(t.Context(), statement).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.QueryRow(t.Context(), `SHOW synchronous_commit`).Scan(&commit); err != nil {
+			t.Fatal(err)
+		}
+		if err := tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if n != 1 || commit != "off" {
+			t.Errorf("%s: %d runs, synchronous_commit is %s", statement, n, commit)
+		}
+	}
+}
+
+// A lease is sent a moment before runs are preempted, and none between that moment and the order.
+func TestLeaseGoesBeforeThePreemption(t *testing.T) {
+	t.Parallel()
+	begin := time.Unix(1_700_000_000, 0)
+	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
+	const least = 5 * time.Millisecond
+	for _, c := range []struct {
+		name                    string
+		asked, gap, due, before int // milliseconds; due 0: none are preempted
+		next                    int
+	}{
+		{"no preemption", 54, 50, 0, -1, 104},
+		{"the gap reaches into the moment", 54, 50, 100, -1, 85},
+		{"the gap is over before", 1, 25, 100, -1, 26},
+		{"the lease of the moment was sent", 85, 50, 100, -1, 135},
+		{"and brought something", 90, 0, 100, -1, 105},
+		{"runs were preempted just now", 54, 250, 200, 200, 304},
+	} {
+		s := supply{asked: at(c.asked), gap: time.Duration(c.gap) * time.Millisecond, preempt: at(c.before)}
+		var due time.Time
+		if c.due > 0 {
+			due = at(c.due)
+		}
+		if got := s.next(least, due); !got.Equal(at(c.next)) {
+			t.Errorf("%s: the next lease goes at %s, want %d ms", c.name, got.Sub(begin), c.next)
+		}
+	}
+}
+
+// A new session has planned the statements about slots before its first use, and nothing has come of it.
+func TestSessionsAreWarmedWithoutEffect(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
+	conn, err := x.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	if err := WarmSlots(t.Context(), conn.Conn()); err != nil {
+		t.Fatal(err)
+	}
+	for _, table := range []string{"slot", "slot_demand", "preemption"} {
+		if n := x.count(`SELECT count(*) FROM penstock.` + table); n != 0 {
+			t.Errorf("%d rows of %s", n, table)
+		}
 	}
 }

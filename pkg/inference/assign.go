@@ -121,9 +121,13 @@ func (h *slotRef) end(ceded bool) {
 		l.depart(h.slot) // the permit of the run that has ended goes back without it
 	}
 	leaving := len(l.leaving) > 0
+	var wait time.Duration
+	if ceded {
+		wait = p.ceded()
+	}
 	p.mu.Unlock()
 	if goes {
-		go p.sendLeaving(h.model)
+		time.AfterFunc(wait, func() { p.sendLeaving(h.model) })
 		return
 	}
 	if owed || leaving {

@@ -39,13 +39,15 @@ func (r *runs) begin(ctx context.Context, token int64) (run context.Context, don
 	}
 }
 
-func (r *runs) preempt(token int64) {
+// preempt ends a run. It is false if the run is not there any more.
+func (r *runs) preempt(token int64) bool {
 	r.mu.Lock()
 	end := r.end[token]
 	r.mu.Unlock()
 	if end != nil {
 		end(errPreempted)
 	}
+	return end != nil
 }
 
 // preempted puts the entry of a run that was preempted back at its position, without an attempt spent. A
@@ -111,10 +113,34 @@ func (p *SlotPool) takePreemptions(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("take preemptions: %w", err)
 	}
+	if len(tokens) == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	p.ceding = len(tokens)
+	p.mu.Unlock()
 	for _, token := range tokens {
-		p.preempt(token)
+		if !p.preempt(token) {
+			p.mu.Lock()
+			p.ceding--
+			p.mu.Unlock()
+		}
 	}
 	return nil
+}
+
+// cedeGather is how long the slot of a run that was preempted waits for those of the other runs that were ended at the
+// same time, so that one statement hands them over: each waits for the disk.
+const cedeGather = 5 * time.Millisecond
+
+// ceded notes that a run that was preempted has ended, and returns how long its slot waits for the slots of others;
+// called with mu held. A run whose result came first cedes nothing: the others then wait in vain.
+func (p *SlotPool) ceded() time.Duration {
+	p.ceding--
+	if p.ceding > 0 {
+		return cedeGather
+	}
+	return 0
 }
 
 const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`

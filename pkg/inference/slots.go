@@ -30,13 +30,14 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
-	idled   func(model string) // called when a slot has come free
-	preempt func(token int64)  // ends a run whose slot is wanted for an online request
-	kick    chan struct{}      // holds one: there is something to give back at once
+	idled   func(model string)     // called when a slot has come free
+	preempt func(token int64) bool // ends a run whose slot is wanted for an online request; false: it is over
+	kick    chan struct{}          // holds one: there is something to give back at once
 
 	mu       sync.Mutex
 	models   map[string]*modelState
 	hints    int       // that have come since followHints began; 0: it does not run
+	ceding   int       // runs that the last orders of preemption have ended, and whose slots have not come
 	unsure   bool      // an answer about slots was lost: the node may hold some that it does not know of
 	until    time.Time // what is held may be relied on
 	breaker  map[string]*breaker
@@ -121,7 +122,7 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
-		idled: func(string) {}, preempt: func(int64) {}, kick: make(chan struct{}, 1),
+		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
 	}
 	registry.OnChange(p.changed)
 	return p
