@@ -256,7 +256,7 @@ func TestSurgeForTheBacklogThatIsThere(t *testing.T) {
 		{"starts that ready ones make needless are given up", four(), func(o *Obs, s *State) {
 			o.Waiting, o.Running, s.Rate, s.Desired = 100, 8, 4, 6
 			o.Starting = starts(50*time.Second, 50*time.Second, 50*time.Second, 50*time.Second)
-		}, 3, "", NoteRateUp},
+		}, 3, NoteEnough, NoteRateUp},
 		{"starts that the backlog needs are kept", four(), func(o *Obs, s *State) {
 			o.Waiting, o.Running, s.Rate, s.Desired = 500, 8, 4, 6
 			o.Starting = starts(50*time.Second, 50*time.Second, 50*time.Second, 50*time.Second)

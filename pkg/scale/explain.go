@@ -47,6 +47,7 @@ const (
 	NoteFrozen      NoteCode = "frozen"
 	NoteUpOnly      NoteCode = "up_only"
 	NoteAdvise      NoteCode = "advise"
+	NoteEnough      NoteCode = "enough" // of a change that nothing else explains
 
 	// Of the algorithms of others.
 	NoteRatio     NoteCode = "ratio"
@@ -133,6 +134,7 @@ var texts = map[NoteCode]string{
 	NoteFrozen:      "%s is %.0f s old: not down to %.0f, stays at %.0f",
 	NoteUpOnly:      "the mode is up-only: not down to %.0f, stays at %.0f",
 	NoteAdvise:      "advice only: %.0f",
+	NoteEnough:      "%.0f are enough for the %.0f that wait or run",
 	NoteRatio:       "metric is %.2f of the target: %.0f",
 	NoteTolerance:   "metric is %.2f of the target, within %.2f",
 	NoteWindow:      "%.0f was wanted within the last %.0f s",

@@ -100,6 +100,16 @@ func TestEverySwitchAndModeHasADecision(t *testing.T) {
 	})
 }
 
+func TestEachChangeHasAReason(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		walk(t, drawPolicy(t), func(_ time.Time, _ Obs, _, _ State, d Decision) {
+			if d.Desired != d.Current && len(d.Notes) == 0 {
+				t.Fatalf("no reason: %s", d.Explain())
+			}
+		})
+	})
+}
+
 func TestDesiredStaysWithinBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPolicy(t)
