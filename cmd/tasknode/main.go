@@ -201,6 +201,7 @@ func newListener(cfg Config, conn *pgx.ConnConfig, task *tasknode.Node, models *
 // hints is for `penstock doctor`.
 func (n *node) status() map[string]any {
 	status := n.hintStatus()
+	status["instances"] = n.inference.Pool.Report(time.Now())
 	if n.governor != nil {
 		status["governor"] = n.governor.Report(time.Now())
 	}

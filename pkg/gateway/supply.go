@@ -209,6 +209,8 @@ type InstanceView struct {
 	Limit   int     `json:"limit"`
 	Rate    float64 `json:"tokens_per_second"`
 	KVUsage float64 `json:"kv_usage"`
+
+	RemainingMS float64 `json:"remaining_ms"` // of its calls: the mean duration of one, whatever their age
 }
 
 // view returns the state of the pool.
@@ -231,7 +233,7 @@ func (p *Pool) view(now time.Time, model string) PoolState {
 	for _, i := range p.fleet.instances {
 		s.Instances = append(s.Instances, InstanceView{
 			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: len(i.held), Flying: i.flying,
-			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv,
+			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv, RemainingMS: min(float64(i.flying), 1) * p.cost.ms,
 		})
 	}
 	return s

@@ -31,6 +31,7 @@
 //	register.go, registry.go   models and instances: changed and read by every process
 //	slots.go, leasing.go       the slots that the node holds: leased, renewed, given back
 //	ledger.go, affinity.go     permits, and which slot an entry gets; pure
+//	residual.go                how long calls that run will take yet, for the autoscaler
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
 //	remote.go, callbacks.go    runs that outlive their connection or their node

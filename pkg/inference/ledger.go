@@ -29,6 +29,8 @@ type slotLedger struct {
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
 	relief  int            // free slots of the others, when last counted
+
+	took durations // of calls that ended
 }
 
 type slotKey struct{ instance, number int32 }
@@ -38,9 +40,9 @@ type heldSlot struct {
 	slotKey
 	token   int64
 	busy    bool
-	permits int  // permits that are assigned to it
-	doubt   bool // busy no more, but not to be used: about to be marked in the database
-	since   time.Time
+	permits int       // permits that are assigned to it
+	doubt   bool      // busy no more, but not to be used: about to be marked in the database
+	since   time.Time // it is idle, or busy
 }
 
 // instanceSlots is the slots of one instance.
@@ -84,7 +86,7 @@ func (l *slotLedger) add(key slotKey, token int64, now time.Time) {
 func (l *slotLedger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
 	l.add(key, token, now)
 	h := l.held[key]
-	l.occupy(h, 1)
+	l.occupy(h, 1, now)
 	return h
 }
 
@@ -158,7 +160,7 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 		if admit(id) {
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
-			l.occupy(h, max(a.permits, 1))
+			l.occupy(h, max(a.permits, 1), now)
 			return h, s.note(a.affinity, now), 0
 		}
 	}
@@ -181,11 +183,11 @@ func (l *slotLedger) unawait() {
 }
 
 // occupy turns an idle slot busy and assigns permits to it.
-func (l *slotLedger) occupy(h *heldSlot, permits int) {
+func (l *slotLedger) occupy(h *heldSlot, permits int, now time.Time) {
 	s := l.of(h.instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.busy++
-	h.busy, h.permits = true, permits
+	h.busy, h.permits, h.since = true, permits, now
 	l.unassigned -= permits
 }
 
@@ -205,8 +207,10 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	}
 	s := l.of(h.instance)
 	s.busy--
+	began := h.since
 	h.busy, h.since, h.doubt = false, now, doubt
 	if !doubt {
+		l.took.add(now.Sub(began))
 		s.idle = append(s.idle, h)
 		l.retire(s)
 		l.relieve(h, others)

@@ -436,6 +436,11 @@ func (a *applier) prepare(
 	if err != nil {
 		return steps{}, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
 	}
+	if mayDrop(s, registered) {
+		if err := a.readUsage(ctx, s.Model, registered); err != nil {
+			return steps{}, fmt.Errorf("read which instances of deployment %q are in use: %w", s.Name, err)
+		}
+	}
 	todo := plan(s, registered, found, listed, s.now())
 	if todo.order != nil && (!listed && !a.isNews(s, todo.order) || a.waits(*todo.order)) {
 		todo.order = nil

@@ -28,7 +28,8 @@
 //
 // replicate.go, hpa.go and utilization.go have the algorithms of others in place of base to zero.
 // spread.go divides a number among the deployments of a model, and a budget among models;
-// victims.go names the instances to be removed. simulate plays all of them against traces.
+// victims.go names the instances to be removed, by what usage.go reads about their calls. simulate plays all of
+// them against traces.
 //
 // # The base
 //

@@ -21,6 +21,8 @@ type registration struct {
 	Held         int // slots
 	TemplateHash string
 	CreatedAt    time.Time
+
+	usage `db:"-"` // known where there are more instances than are wanted
 }
 
 // member is an instance of a deployment: registered, or in its backend, or both.
@@ -306,6 +308,7 @@ func (p *planner) drop(from []*member, n int) {
 		byName[m.Server] = m
 		candidates[i] = Removable{
 			ID: m.Server, Ready: m.Ready, Quarantined: m.Quarantined, Running: m.Held, Started: m.began,
+			Remaining: m.remaining, Affinity: m.affinity,
 		}
 	}
 	for _, name := range Victims(candidates, n) {

@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -165,6 +166,65 @@ func TestPlan(t *testing.T) {
 				t.Errorf("%+v", got)
 			}
 		})
+	}
+}
+
+// Of instances with calls those go first whose calls end soonest, of idle ones those that have loaded least.
+func TestPlanDrainsWhatIsInUseLeast(t *testing.T) {
+	long, short, warm, cold := ready(1, 1), ready(2, 2), ready(3, 0), ready(4, 0)
+	long.remaining, short.remaining = time.Hour, time.Second
+	warm.affinity = 0.5
+	registered := []registration{long, short, warm, cold}
+	want := []string{"d", "c", "b", "a"}
+	for desired := range len(registered) {
+		got := plan(decided(desired, 4), registered, in(registered...), true, noon)
+		if !slices.Equal(got.drain, want[:len(want)-desired]) {
+			t.Errorf("with %d desired %v drain, want %v", desired, got.drain, want[:len(want)-desired])
+		}
+	}
+}
+
+// Reports of task nodes and gateways are read where an instance is to be given up. What cannot be read tells nothing.
+func TestTheInstanceWhoseCallsEndSoonestIsGivenUp(t *testing.T) {
+	db := fleet(t)
+	c := &cluster{}
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "local", "target": {"command": "x"}}')`)
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 3)
+	w.round()
+	w.round()
+	do(t, db, `UPDATE penstock.instance SET state = 'ready', ready_at = clock_timestamp()`)
+	do(t, db, `SELECT penstock.register_gateway(7, 'g', 'default', '1 hour'), penstock.register_gateway(8, 'broken', 'default', '1 hour')`)
+	do(t, db, `INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (9, 'n', 'default', '1h', 1, '{}')`)
+	do(t, db, `INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT id, 0, id, 9 FROM penstock.instance`)
+	report := func(node int, path, server string, ms int) {
+		do(t, db, `UPDATE penstock.node SET load = jsonb_set('{"instances": null, "pools": {"llama": {}}}', $2::text[], jsonb_build_array(jsonb_build_object(
+		           'id', (SELECT id FROM penstock.instance WHERE server = $3), 'in_flight', 1, 'remaining_ms', $4::int)))
+		            WHERE id = $1`, node, path, server, ms)
+	}
+	report(9, "{instances}", "gpu-1", 60_000)
+	report(7, "{pools,llama,instances}", "gpu-3", 90_000)
+	do(t, db, `UPDATE penstock.node SET load = '{"pools": {"llama": {"instances": [{"id": "x"}]}}}' WHERE id = 8`)
+	rows := []registration{}
+	for i, r := range c.names() {
+		rows = append(rows, registration{ID: one[int32](t, db, `SELECT id FROM penstock.instance WHERE server = $1`, r), Server: fmt.Sprint(i)})
+	}
+	if err := w.duty.applier.readUsage(t.Context(), "llama", rows); err != nil {
+		t.Fatal(err)
+	}
+	if rows[0].remaining != time.Minute || rows[1].remaining != 0 || rows[2].remaining != 90*time.Second {
+		t.Errorf("the calls take another %v, %v and %v", rows[0].remaining, rows[1].remaining, rows[2].remaining)
+	}
+	for n, want := range map[int]string{2: "gpu-2", 1: "gpu-1,gpu-2"} {
+		do(t, db, `UPDATE penstock.instance SET draining_at = NULL, drain_by = NULL`)
+		override(t, db, n)
+		w.round()
+		w.round()
+		got := one[string](t, db, `SELECT coalesce(string_agg(server, ',' ORDER BY server), '') FROM penstock.instance WHERE draining_at IS NOT NULL`)
+		if got != want {
+			t.Errorf("with %d desired %q drain, want %s", n, got, want)
+		}
 	}
 }
 
