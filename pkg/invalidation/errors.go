@@ -83,7 +83,8 @@ func translate(err error) error {
 	}
 	if pg.Code == "42501" && strings.HasPrefix(pg.Message, "permission denied") {
 		return fmt.Errorf("%w. This database role does not have the rights for it: penstock grants lists those of "+
-			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does", err)
+			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
+			err)
 	}
 	if sentinel, ok := sentinels[pg.Code]; ok {
 		if pg.Hint != "" {
