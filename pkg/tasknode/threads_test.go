@@ -44,3 +44,30 @@ func TestNodeGrowsToTheThreadsThatAreNeeded(t *testing.T) {
 		t.Errorf("%d threads, %d runs at once", n.Threads(), most.Load())
 	}
 }
+
+// However many calls of workers a node waits for, none of them keeps a connection to the database.
+func TestRunsHoldNoConnection(t *testing.T) {
+	const threads = 64
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var running atomic.Int64
+	over := make(chan struct{})
+	start(t, pool, tasknode.Config{Threads: threads}, map[string]invalidation.HandlerFunc{
+		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			running.Add(1)
+			<-over
+			return nil, nil
+		},
+	})
+	defer close(over)
+	pushes := make([]invalidation.Push, threads)
+	for i := range pushes {
+		pushes[i].Payload = json.RawMessage(`{}`)
+	}
+	push(t, q, pushes...)
+	eventuallyTrue(t, "all threads run", func() bool { return running.Load() == threads })
+	eventuallyTrue(t, "no connection is in use", func() bool { return pool.Stat().AcquiredConns() == 0 })
+	if n := pool.Stat().TotalConns(); n >= threads {
+		t.Errorf("%d connections for %d runs", n, threads)
+	}
+}
