@@ -160,7 +160,7 @@ CHAOS ?= 10m
 
 chaos: ## Try to break every promise for ten minutes: real programs, a proxy, faults from a seed, judges; CHAOS=90s, ARGS='-seed 7'
 	@mkdir -p bin
-	go build -o bin/ ./cmd/leader ./cmd/tasknode
+	go build -o bin/ ./cmd/leader ./cmd/tasknode ./cmd/gateway
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin -for $(CHAOS) $(ARGS)
 
@@ -172,14 +172,14 @@ chaos-short:
 .PHONY: chaos-failpoints
 chaos-failpoints: ## Run the fault harness on programs that end themselves before and after commits, by kind of transaction
 	@mkdir -p bin/failpoints
-	go build -tags failpoints -o bin/failpoints/ ./cmd/leader ./cmd/tasknode
+	go build -tags failpoints -o bin/failpoints/ ./cmd/leader ./cmd/tasknode ./cmd/gateway
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin/failpoints -failpoints -for $(CHAOS) $(ARGS)
 
 .PHONY: chaos-release
 chaos-release: ## Run the fault harness until 500 programs were killed and 1,000 answers to each kind of commit were lost; half an hour
 	@mkdir -p bin
-	go build -o bin/ ./cmd/leader ./cmd/tasknode
+	go build -o bin/ ./cmd/leader ./cmd/tasknode ./cmd/gateway
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin -release -for 60m -drain 10m -rate 8 -nodes 8 -leaders 3 $(ARGS)
 

@@ -16,6 +16,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/penstock/penstock/chaos/judge"
 	"github.com/penstock/penstock/chaos/mutants"
 )
 
@@ -183,7 +184,7 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 	if err := os.Mkdir(programs, 0o755); err != nil { //nolint:gosec // programs are executed
 		return err
 	}
-	if err := h.Build(ctx, root, overlay, programs, "./cmd/leader", "./cmd/tasknode"); err != nil {
+	if err := h.Build(ctx, root, overlay, programs, "./cmd/leader", "./cmd/tasknode", "./cmd/gateway"); err != nil {
 		return err
 	}
 	self, err := os.Executable()
@@ -191,18 +192,11 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 		return err
 	}
 	for began := time.Now(); len(h.By) == 0 && time.Since(began) < huntMax; h.Runs++ {
-		run := exec.CommandContext(
-			ctx,
-			self,
-			"-bin",
-			programs,
-			"-for",
-			huntRun.String(),
-			"-drain",
-			"60s",
-			"-seed",
-			fmt.Sprint(seed+uint64(h.Runs)),
-		)
+		args := []string{"-bin", programs, "-for", huntRun.String(), "-drain", "60s", "-seed", fmt.Sprint(seed + uint64(h.Runs))}
+		if slices.ContainsFunc(h.Breaks, func(promise string) bool { return slices.Contains(judge.OfGateways, promise) }) {
+			args = append(args, "-gateways", "2")
+		}
+		run := exec.CommandContext(ctx, self, args...)
 		var out bytes.Buffer
 		run.Stdout, run.Stderr = &out, &out
 		var exit *exec.ExitError

@@ -27,7 +27,9 @@ type load struct {
 	sql        string   // address of the database through the clients' link
 	hook       string
 	http       *http.Client
+	fresh      *http.Client // a connection for each request, which no earlier process has
 	seed       uint64
+	gateways   bool // entries of onlineQueue are pushed
 	atMostOnce bool // entries of onceQueue are pushed
 	long       bool // solo entries take seconds, so that many nodes hold a lock when they are killed
 	ops        atomic.Int64
@@ -36,10 +38,11 @@ type load struct {
 	patient    context.Context // clients stop asking again when it ends
 	db         *database
 
-	mu      sync.Mutex
-	pushes  []*judge.Push
-	batches []int64
-	asked   int // requests, also those that were repeated
+	mu       sync.Mutex
+	pushes   []*judge.Push
+	requests []judge.Request // to gateways
+	batches  []int64
+	asked    int // requests, also those that were repeated
 }
 
 func newLoad(
@@ -52,14 +55,15 @@ func newLoad(
 ) *load {
 	return &load{
 		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
-		patient: patient, db: db, link: link,
+		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
 			link.Address(),
 			databaseName,
 		),
-		http: &http.Client{Timeout: 12 * time.Second},
+		http:  &http.Client{Timeout: 12 * time.Second},
+		fresh: &http.Client{Transport: &http.Transport{DisableKeepAlives: true}},
 	}
 }
 
@@ -98,6 +102,9 @@ func (l *load) next(random *rand.Rand) func() {
 	case roll < 20: // solo
 		if l.long {
 			in.MS = 1000 + random.IntN(5000)
+		}
+		if l.gateways && op%2 == 0 { // on the slots that requests want as well
+			p.Queue, in.Messages = onlineQueue, []string{"x"}
 		}
 	case roll < 42:
 		p.Queue, p.Key = "keyed", "key "+strconv.Itoa(random.IntN(6))

@@ -87,6 +87,7 @@ func (c *config) flags(keep *bool) {
 	flag.Float64Var(&c.rate, "rate", 25, "operations of clients a second")
 	flag.IntVar(&c.nodes, "nodes", 3, "task nodes")
 	flag.IntVar(&c.leaders, "leaders", 2, "leaders")
+	flag.IntVar(&c.gateways, "gateways", 0, "gateways, with clients that wait, and faults that aim at them")
 	flag.DurationVar(&c.lease, "lease", 3*time.Second, "of task nodes")
 	flag.DurationVar(&c.term, "election-lease", 4*time.Second, "of leaders")
 	flag.BoolVar(&c.rare, "rare", false,
@@ -184,11 +185,13 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	if err != nil {
 		return 0, fmt.Errorf("probe: %w", err)
 	}
+	unserved := s.serves(ctx)
 	h, err := s.history(ctx)
 	if err != nil {
 		return 0, err
 	}
 	h.Unfinished, h.Drained, h.FaultFree, h.Unhinted = left, drained, faultFree, unhinted
+	h.Unserved = unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err
 	}
@@ -222,6 +225,9 @@ func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 			s.untilReleased(ctx)
 			end()
 		})
+	}
+	if s.cfg.gateways > 0 {
+		duties = append(duties, s.askOnline)
 	}
 	if s.cfg.snapshot {
 		duties = append(duties, s.holdSnapshots)

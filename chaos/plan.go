@@ -104,6 +104,9 @@ func (p *plan) run(ctx context.Context) {
 	case p.site.cfg.before != "":
 		steps = append(slices.Clone(steps), step{restartsBetweenBuilds, (*plan).rollingRestart})
 	}
+	if len(p.site.gateways) > 0 {
+		steps = slices.Concat(steps, gatewaySteps)
+	}
 	for _, s := range steps {
 		total += s.share
 	}

@@ -133,6 +133,12 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		Effects:  map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
+	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
+		h.Served, h.GatewayLease, h.Slots = append(slices.Clone(models), onlineQueue), gatewayLease, map[string]int{}
+		for _, server := range onlineServers {
+			h.Slots[server] = onlineSlots
+		}
+	}
 	for _, t := range s.tables {
 		h.Tables = append(h.Tables, *t)
 	}
@@ -146,6 +152,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		}
 		h.Pushes = append(h.Pushes, *p)
 	}
+	h.Requests = slices.Clone(s.load.requests)
 	s.load.mu.Unlock()
 	s.recorder.mu.Lock()
 	for _, c := range s.recorder.calls {
@@ -153,7 +160,12 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		if one.Closed.IsZero() {
 			one.Closed = time.Now()
 		}
-		h.Calls = append(h.Calls, one)
+		if one.Instance != "" {
+			h.OnlineCalls = append(h.OnlineCalls, one)
+		}
+		if one.Token != 0 || one.Via == "" {
+			h.Calls = append(h.Calls, one)
+		}
 	}
 	h.Deliveries = slices.Clone(s.recorder.deliveries)
 	s.recorder.mu.Unlock()
@@ -328,7 +340,7 @@ func (s *site) each(ctx context.Context, sql string, into []any, do func()) erro
 
 // deadlocks are the lines in the logs of the programs that tell of one.
 func (s *site) deadlocks() (lines []string, err error) {
-	logs, err := filepath.Glob(filepath.Join(s.cfg.logs, "[ln]*.log"))
+	logs, err := filepath.Glob(filepath.Join(s.cfg.logs, "[lng]*.log"))
 	if err != nil {
 		return nil, err
 	}

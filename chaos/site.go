@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,7 @@ type config struct {
 	seed           uint64
 	rate           float64
 	nodes, leaders int
+	gateways       int
 	lease, term    time.Duration // of task nodes, of leaders
 	rare           bool          // as many answers of each kind are lost, also of those that are rare
 	release        bool          // the run ends when enough was killed and lost
@@ -43,6 +45,8 @@ type site struct {
 	recorder *recorder
 	leaders  []*process
 	nodes    []*process
+	gateways []*process
+	fronts   []string // addresses of the gateways
 	load     *load
 	furthest time.Duration // that the server's clock was ahead
 	disk     *smallDisk    // nil: Postgres has the disk of the machine
@@ -105,6 +109,11 @@ func openSite(ctx context.Context, cfg config) (s *site, err error) {
 	s.db.keep = cfg.logs
 	if err := setUp(ctx, s.db, s.recorder, cfg.timetable()); err != nil {
 		return s, errors.Join(append([]error{err}, asErrors(s.db.deadlocks())...)...)
+	}
+	if cfg.gateways > 0 {
+		if err := setUpOnline(ctx, s.db, s.recorder); err != nil {
+			return s, err
+		}
 	}
 	s.policy.killer = s.killLink
 	s.policy.named = s.incarnationOf
@@ -175,6 +184,9 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 		}
 		s.nodes = append(s.nodes, n)
 	}
+	if err := s.startGateways(ctx); err != nil {
+		return err
+	}
 	clients, err := s.proxy.Open(ctx, "client")
 	if err != nil {
 		return err
@@ -223,7 +235,7 @@ func (s *site) add(
 			s.startLater(p, 300*time.Millisecond)
 		}
 	}
-	if s.cfg.before != "" {
+	if s.cfg.before != "" && kind != "gateway" {
 		p.otherPath, p.other = filepath.Join(s.cfg.before, kind), kind == "leader" && len(s.leaders) == 0
 	}
 	return p, p.start()
@@ -263,7 +275,7 @@ func freeAddress(ctx context.Context) (string, error) {
 	return l.Addr().String(), nil
 }
 
-func (s *site) all() []*process { return append(append([]*process{}, s.leaders...), s.nodes...) }
+func (s *site) all() []*process { return slices.Concat(s.leaders, s.nodes, s.gateways) }
 
 func (s *site) find(link string) *process {
 	for _, p := range s.all() {

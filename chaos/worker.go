@@ -37,6 +37,12 @@ type payload struct {
 	Op   int64 `json:"op"`
 	MS   int   `json:"ms"`
 	Fail int   `json:"fail,omitempty"`
+
+	// For the model of the gateways, which speaks OpenAI's protocol.
+	Via      string   `json:"via,omitempty"` // the gateway that the client asked
+	Stream   bool     `json:"stream,omitempty"`
+	Model    string   `json:"model,omitempty"`
+	Messages []string `json:"messages,omitempty"`
 }
 
 // recorder is the inference worker of all models, and the receiver of webhooks. It records every
@@ -64,6 +70,7 @@ func newRecorder() (*recorder, error) {
 	w.behave(honest, 0)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /run/{queue}", w.run)
+	mux.HandleFunc("POST /online/{server}/v1/chat/completions", w.online)
 	mux.HandleFunc("POST /hook", w.hook)
 	mux.HandleFunc("/", w.health)
 	w.server = &http.Server{Handler: mux, ReadHeaderTimeout: 10 * time.Second}
@@ -92,24 +99,38 @@ func (w *recorder) run(rw http.ResponseWriter, r *http.Request) {
 		return
 	}
 	_, _ = io.Copy(io.Discard, r.Body) // so that the end of the connection is noticed
-	number := func(name string) int64 { n, _ := strconv.ParseInt(r.Header.Get(name), 10, 64); return n }
-	c := &judge.Call{
-		Entry: number(
-			"Penstock-Entry",
-		), Token: number("Penstock-Token"), Op: in.Op, Queue: r.PathValue("queue"), Begin: time.Now(),
-		Answer: "none",
-	}
+	c := w.called(r, in, r.PathValue("queue"))
+	w.begin(c)
 	w.mu.Lock()
-	w.calls = append(w.calls, c)
 	fails := w.failed[in.Op] < in.Fail
 	w.mu.Unlock()
 	w.active.Add(1)
 	defer w.active.Add(-1)
+	w.answer(rw, r, c, w.modeOf(), time.Duration(in.MS)*time.Millisecond, fails)
+}
+
+// called is the record of a call.
+func (w *recorder) called(r *http.Request, in payload, queue string) *judge.Call {
+	number := func(name string) int64 { n, _ := strconv.ParseInt(r.Header.Get(name), 10, 64); return n }
+	return &judge.Call{
+		Entry: number("Penstock-Entry"), Token: number("Penstock-Token"), Op: in.Op, Queue: queue, Begin: time.Now(),
+		Answer: "none",
+	}
+}
+
+func (w *recorder) begin(c *judge.Call) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls = append(w.calls, c)
+}
+
+// modeOf is how one call is answered.
+func (w *recorder) modeOf() mode {
 	m, _ := w.mode.Load().(mode)
 	if rand.Int64N(100) >= w.share.Load() {
 		m = honest
 	}
-	w.answer(rw, r, c, m, time.Duration(in.MS)*time.Millisecond, fails)
+	return m
 }
 
 func (w *recorder) answer(
@@ -163,6 +184,10 @@ func (w *recorder) answer(
 	}
 	nonce := strconv.FormatUint(rand.Uint64(), 36)
 	w.closed(c, "ok", nonce)
+	if c.Instance != "" {
+		fmt.Fprintf(rw, `{"nonce": %q, "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}`, nonce)
+		return
+	}
 	fmt.Fprintf(rw, `{"status": "success", "result": {"nonce": %q}}`, nonce)
 }
 

@@ -42,6 +42,13 @@ type History struct {
 	BatchParts []BatchPart
 	Rows       map[int64]bool // operations whose own transaction committed another row with the push
 
+	Requests     []Request // to gateways
+	OnlineCalls  []Call    // of workers whose slots gateways and nodes share
+	Slots        map[string]int
+	Gateways     int
+	GatewayLease time.Duration
+	Unserved     []string // gateways that served no request after the faults
+
 	Disturbances []Disturbance
 	Terms        []Term // elections, renewals and resignations in the order of their sequence numbers
 
@@ -99,6 +106,8 @@ type Call struct {
 	Begin, Closed    time.Time // until the answer, or the end of the connection
 	Answer           string    // ok, error, busy, died, none
 	Nonce            string    // in the answer, so that a result names its call
+	Instance         string    // of the model that gateways serve
+	Via              string    // the gateway, by the word of its client
 }
 
 // Grant is a lock record that was committed.

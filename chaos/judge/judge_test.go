@@ -93,6 +93,9 @@ func good() *History {
 		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304},
 	}
 	h.Lanes = []string{"solo", "work"}
+	o := online()
+	h.Gateways, h.GatewayLease, h.Slots, h.OnlineCalls, h.Requests = o.Gateways, o.GatewayLease, o.Slots, o.OnlineCalls, o.Requests
+	h.Beats = append(h.Beats, o.Beats...)
 	h.Places = []Place{
 		{Seq: 21, Queue: "solo", Entry: 13, At: at(14), Due: at(20)},
 		{Seq: 22, Queue: "work", Entry: 15, Position: 15, At: at(14)},
@@ -174,6 +177,9 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"a cancelled entry does not run":                    func(h *History) { h.Endings[3].Outcome = "done" },
 		"one delivery id for each ending":                   func(h *History) { h.Deliveries[0].ID = "other" },
 		"the API tells the outcome that is stored":          func(h *History) { h.Told[0].State = "failed" },
+		slotsOfInstances:                                    func(h *History) { h.Slots["gpu"] = 1 },
+		answersOfGateways:                                   func(h *History) { h.Requests[0].Nonce = "b" },
+		gatewaysServeAgain:                                  func(h *History) { h.Unserved = []string{"g1 serves nothing"} },
 		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
 		"an entry is found without a hint":                  func(h *History) { h.Unhinted[0].Took = h.Unhinted[0].Max },
 		"hot tables stay bounded":                           func(h *History) { h.Tables[0].Dead = 100 },
