@@ -82,6 +82,7 @@ func (c *config) flags(keep *bool) {
 		"keep the database on a small disk and fill it up now and then; needs root",
 	)
 	flag.BoolVar(&c.snapshot, "snapshot", false, "hold a snapshot all the while, so that no dead row is removed")
+	flag.BoolVar(&c.partitions, "partitions", false, "drop and make partitions of results and failures now and then")
 	flag.StringVar(&c.standby, "standby", "", "sync or async: promote a standby, with the old primary still up")
 	flag.Uint64Var(&c.seed, "seed", 0, "of load and faults; 0: a random one, which is printed")
 	flag.Float64Var(&c.rate, "rate", 25, "operations of clients a second")

@@ -107,6 +107,9 @@ func (p *plan) run(ctx context.Context) {
 	if len(p.site.gateways) > 0 {
 		steps = slices.Concat(steps, gatewaySteps)
 	}
+	if p.site.cfg.partitions {
+		steps = slices.Concat(steps, partitionSteps)
+	}
 	for _, s := range steps {
 		total += s.share
 	}

@@ -33,6 +33,7 @@ type config struct {
 	clock, faults  bool
 	failpoints     bool // the programs end themselves around commits
 	disk, snapshot bool
+	partitions     bool   // partitions are dropped and made all the while
 	standby        string // sync, async or empty: none
 }
 
