@@ -40,8 +40,9 @@ func (s *site) startGateways(ctx context.Context) error {
 		}
 		g, err := s.add(ctx, "gateway", fmt.Sprintf("g%d", i+1), func(incarnation, database string) []string {
 			return []string{
-				"--name", incarnation, "--listen", listen, "--debug-listen", "127.0.0.1:0", "--open", "--database-url", database,
-				"--lease", gatewayLease.String(), "--grace", "5s", "--database-max-conns", "6",
+				"--name", incarnation, "--listen", listen, "--debug-listen", "127.0.0.1:0", "--open",
+				"--database-url", database, "--database-max-conns", "6",
+				"--lease", gatewayLease.String(), "--grace", "5s",
 			}
 		})
 		if err != nil {
@@ -79,7 +80,8 @@ func (s *site) askOnline(ctx context.Context) {
 			for ctx.Err() == nil {
 				at := random.IntN(len(s.gateways))
 				one := judge.Request{Op: s.load.ops.Add(1), Process: s.incarnationOf(s.gateways[at].name)}
-				s.load.online(ctx, s.fronts[at], &one, payload{Op: one.Op, MS: 50 + random.IntN(350)}, random.IntN(2) == 0)
+				in := payload{Op: one.Op, MS: 50 + random.IntN(350)}
+				s.load.online(ctx, s.fronts[at], &one, in, random.IntN(2) == 0)
 				if one.How != judge.AnsweredWhole {
 					time.Sleep(200 * time.Millisecond) // the gateway is away, or busy
 				}
@@ -226,7 +228,8 @@ func (w *recorder) stream(rw http.ResponseWriter, r *http.Request, c *judge.Call
 		if part == streamParts-1 {
 			named = nonce
 		}
-		fmt.Fprintf(rw, "data: {\"choices\": [{\"index\": 0, \"delta\": {\"content\": \"%d\"}}], \"nonce\": %q}\n\n", part, named)
+		const event = `data: {"choices": [{"index": 0, "delta": {"content": "%d"}}], "nonce": %q}` + "\n\n"
+		fmt.Fprintf(rw, event, part, named)
 		_ = http.NewResponseController(rw).Flush()
 	}
 	w.closed(c, "ok", nonce)

@@ -193,9 +193,11 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 	}
 	for began := time.Now(); len(h.By) == 0 && time.Since(began) < huntMax; h.Runs++ {
 		args := []string{
-			"-bin", programs, "-for", huntRun.String(), "-drain", "60s", "-seed", fmt.Sprint(seed + uint64(h.Runs)),
+			"-bin", programs, "-for", huntRun.String(), "-drain", "60s",
+			"-seed", fmt.Sprint(seed + uint64(h.Runs)),
 		}
-		if slices.ContainsFunc(h.Breaks, func(promise string) bool { return slices.Contains(judge.OfGateways, promise) }) {
+		ofGateways := func(promise string) bool { return slices.Contains(judge.OfGateways, promise) }
+		if slices.ContainsFunc(h.Breaks, ofGateways) {
 			args = append(args, "-gateways", "2")
 		}
 		run := exec.CommandContext(ctx, self, args...)

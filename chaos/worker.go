@@ -185,7 +185,8 @@ func (w *recorder) answer(
 	nonce := strconv.FormatUint(rand.Uint64(), 36)
 	w.closed(c, "ok", nonce)
 	if c.Instance != "" {
-		fmt.Fprintf(rw, `{"nonce": %q, "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}`, nonce)
+		const answer = `{"nonce": %q, "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}`
+		fmt.Fprintf(rw, answer, nonce)
 		return
 	}
 	fmt.Fprintf(rw, `{"status": "success", "result": {"nonce": %q}}`, nonce)

@@ -51,7 +51,8 @@ func slotsHold(x *index, r *report) {
 			continue
 		}
 		r.checked++
-		if len(now) > x.Slots[c.Instance] && !slices.ContainsFunc(now, func(o *Call) bool { return x.lapsed(o, c.Begin) }) {
+		lapsed := func(o *Call) bool { return x.lapsed(o, c.Begin) }
+		if len(now) > x.Slots[c.Instance] && !slices.ContainsFunc(now, lapsed) {
 			r.bad("%s had %d calls on %d slots at %s, when operation %d began by %s", c.Instance, len(now),
 				x.Slots[c.Instance], c.Begin.Format(time.StampMilli), c.Op, x.caller(c))
 		}
@@ -95,8 +96,8 @@ func wholeOrError(x *index, r *report) {
 			}
 		case AnsweredNot, AnsweredPart:
 			if !x.gone(q) {
-				r.bad("request %d to %s was answered %s from %s to %s, and nothing kept the gateway from it", q.Op, q.Process,
-					q.How, q.Begin.Format(time.StampMilli), q.End.Format(time.StampMilli))
+				r.bad("request %d to %s was answered %s from %s to %s, and nothing kept the gateway from it", q.Op,
+					q.Process, q.How, q.Begin.Format(time.StampMilli), q.End.Format(time.StampMilli))
 			}
 		}
 	}
