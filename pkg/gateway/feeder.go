@@ -37,6 +37,7 @@ type supply struct {
 	cold    bool          // the pool had no instance at the last lease
 	missed  bool          // the last lease brought too few: the database has the demand
 	preempt time.Time     // no preemption before
+	awaited time.Time     // since when a lease waits for a comparison; zero: none does
 }
 
 // parted has the slots that pools have dropped, and that a comparison must not bring back: since when the database
@@ -191,6 +192,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	})
 	f.giveBack(ctx, out)
 	if want == 0 {
+		s.awaited = time.Time{}
 		f.withdraw(ctx)
 		f.sated(g)
 		return time.Time{}
@@ -207,7 +209,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	}
 	due := preemptDue(policy, mode, oldest, s.preempt)
 	if !now.Before(s.next(l.config.GapMin, due)) {
-		if l.granting() {
+		if s.awaits(now, l.granting(), l.config.GapTold) {
 			return now.Add(l.config.GapMin)
 		}
 		got := f.lease(ctx, g, want, limits)
@@ -250,6 +252,19 @@ func (s *supply) next(least time.Duration, due time.Time) time.Time {
 		at = due.Add(least)
 	}
 	return at
+}
+
+// awaits says whether a lease waits for a comparison, by which slots are about to come in. It does so for a moment at
+// most: hand-overs of other models may follow one another without a pause.
+func (s *supply) awaits(now time.Time, granting bool, most time.Duration) bool {
+	switch {
+	case granting && s.awaited.IsZero():
+		s.awaited = now
+	case !granting || now.Sub(s.awaited) >= most:
+		s.awaited = time.Time{}
+		return false
+	}
+	return true
 }
 
 // withdraw tells the database that the pool misses no slots any more: until then other nodes keep back what they could

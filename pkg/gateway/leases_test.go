@@ -287,3 +287,49 @@ func TestSlotsOfAPoolThatIsNotCalledAreAllGivenBack(t *testing.T) {
 		t.Errorf("%d slots are kept after three minutes without a call", held)
 	}
 }
+
+// slowBank is a database that takes a moment to tell which slots are held, and has none to lease.
+type slowBank struct{ bank }
+
+func (*slowBank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
+	if sql == heldSQL {
+		time.Sleep(3 * time.Millisecond)
+	}
+	return &heldRows{read: true}, nil
+}
+
+func (*slowBank) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, nil
+}
+
+// Where slots of other models come in all the time, one comparison follows the other: a pool whose requests wait leases
+// all the same.
+func TestLeasesWaitForComparisonsForAMomentAlone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		g := New(Config{Open: true})
+		l := NewLeases(LeasesConfig{}, g, &slowBank{}, func() invalidation.NodeID { return 1 })
+		policy := DefaultPolicy()
+		policy.Preempt = false
+		g.SetModels([]ModelState{{
+			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: policy, Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var group sync.WaitGroup
+		group.Go(func() { _ = l.Run(ctx) })
+		defer group.Wait()
+		defer cancel()
+		l.gate("m").do(func(now time.Time, p *Pool) {
+			if _, refused := p.Arrive(now, &Request{Flow: "a", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
+				t.Fatal(refused)
+			}
+		})
+		for range 500 {
+			l.Granted(1)
+			time.Sleep(2 * time.Millisecond)
+		}
+		if n := l.Figures().Leases; n < 3 || n > 10 {
+			t.Errorf("%d leases were sent in a second, want one every 275 ms at the latest", n)
+		}
+	})
+}
