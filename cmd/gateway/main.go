@@ -326,10 +326,23 @@ func (s *server) status() map[string]any {
 	for _, p := range s.gateway.States() {
 		pools[p.Model] = map[string]any{
 			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held,
-			"over_limit": p.OverLimit, "dropped": p.Dropped,
+			"over_limit": p.OverLimit, "dropped": p.Dropped, "instances": inUse(p.Instances),
 		}
 	}
 	return map[string]any{
 		"kind": "gateway", "pools": pools, "listen": s.listens, "debug": s.debugs, "tokens": s.gateway.TokenCounts(),
 	}
+}
+
+// inUse is what the autoscaler reads of instances, see scale.instanceReport: of those with calls alone.
+func inUse(instances []gateway.InstanceView) []map[string]any {
+	reports := []map[string]any{}
+	for _, i := range instances {
+		if i.Flying > 0 {
+			reports = append(reports, map[string]any{
+				"id": i.ID, "in_flight": i.Flying, "remaining_ms": int64(i.RemainingMS),
+			})
+		}
+	}
+	return reports
 }
