@@ -167,11 +167,13 @@ BEGIN
 END $$;
 
 -- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced. What may be millions of
--- rows goes first: no push to another queue and no change of limits waits for that. Behind the locks go the few results,
--- failures and ready rows that were added meanwhile. Keys that were, and what a longer transaction adds, go by retention.
--- Locks: results, failures, keys and ready rows of the queue; those of lock_all_limits; those of lock_entries, tried again
--- for 3 s, or for as long as lock_timeout is set to, so that no push comes between; rows of the queue. Each of the others
--- waits 3 s at most, unless lock_timeout is set.
+-- rows goes first: no push to another queue and no change of limits waits for that. A push or an ending that has locked the
+-- queue's table would wait for deleted ready rows of lock keys, and for deleted unique keys: these ready rows go behind the
+-- locks, with the few results, failures and other ready rows that were added meanwhile. Unique keys, idempotency keys that
+-- were added, and what a longer transaction adds, go by retention.
+-- Locks: results, failures, idempotency keys and ready rows of the queue; those of lock_all_limits; those of lock_entries,
+-- tried again for 3 s, or for as long as lock_timeout is set to, so that no push comes between; rows of the queue. Each of
+-- the others waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
 -- in time.
@@ -190,8 +192,7 @@ BEGIN
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.idempotency WHERE queue_id = q.id;
-    DELETE FROM penstock.uniqueness WHERE queue_id = q.id;
-    DELETE FROM penstock.ready WHERE queue_id = q.id;
+    DELETE FROM penstock.ready WHERE queue_id = q.id AND lock_key IS NULL;
     PERFORM penstock.lock_all_limits();
     q := penstock.queue_row(queue_name); -- another drop may have been faster, and the queue have been made again
     give_up := clock_timestamp() + current_setting('lock_timeout')::interval;

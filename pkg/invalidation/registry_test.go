@@ -56,13 +56,63 @@ func TestADropDoesNotWaitInACircle(t *testing.T) {
 	}
 }
 
-// A queue may have millions of results, keys and ready rows. While they are deleted, others push, and change other queues.
+// A push that has locked the table of the queue's entries, for which a drop waits, does not wait for rows that the drop has
+// deleted.
+func TestAPushDoesNotWaitForADropThatWaitsForIt(t *testing.T) {
+	for name, push := range map[string]string{
+		"lock key":        `SELECT penstock.push('work', '1', lock_key => 'k')`,
+		"idempotency key": `SELECT penstock.push('work', '1', idempotency_key => 'k')`,
+		"unique key":      `SELECT penstock.push('work', '1', unique_key => 'k', unique_policy => 'while_active')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newControlBed(t, Config{})
+			b.exec(b.pool, push)
+			other := b.begin()
+			b.exec(other, `SET LOCAL lock_timeout = '500ms'`)
+			b.exec(other, `SELECT penstock.push('work', '1')`)
+			dropped := later(b, func() (bool, error) { return true, Drop(b.ctx, b.pool, "work", true, By{}) })
+			b.awaitBlocked(other)
+			b.exec(other, push)
+			b.commit(other)
+			dropped()
+			if n := b.count(`SELECT count(*) FROM penstock.ready`); n != 0 {
+				t.Errorf("%d ready rows of the dropped queue are left", n)
+			}
+			if _, _, err := new(Sweep).Tidy(b.ctx, b.pool, 100); err != nil {
+				t.Error(err)
+			}
+			if n := b.count(`SELECT count(*) FROM penstock.uniqueness`); n != 0 {
+				t.Errorf("%d unique keys of the dropped queue are left", n)
+			}
+		})
+	}
+}
+
+// The ending of an entry makes its lock key ready, at the position of a ready row that a push has inserted meanwhile: it does
+// not wait for a drop that has deleted this row.
+func TestAnEndingDoesNotWaitForADropThatWaitsForIt(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.push("k")
+	l := b.claim(1)[0]
+	b.push("k")
+	other := b.begin()
+	b.exec(other, `SET LOCAL lock_timeout = '500ms'`)
+	b.exec(other, `SELECT FROM penstock.entry`)
+	dropped := later(b, func() (bool, error) { return true, Drop(b.ctx, b.pool, "work", true, By{}) })
+	b.awaitBlocked(other)
+	if _, err := b.q.WithTx(other).Settle(b.ctx, here, []Ending{last(Done(l, l.Entries[0].ID, nil, 0))}); err != nil {
+		t.Fatal(err)
+	}
+	b.commit(other)
+	dropped()
+}
+
+// A queue may have millions of results, idempotency keys and ready rows. While they are deleted, others push, and change other queues.
 func TestADropDeletesRowsBeforeItLocksEntries(t *testing.T) {
 	for table, rows := range map[string]string{
 		"result": `INSERT INTO penstock.result (queue_id, entry_id, created_at, attempt, outcome) SELECT id, 0, now(), 1, 'done'
 		             FROM penstock.queue WHERE name = 'work'`,
 		"idempotency": `SELECT penstock.push('work', '1', idempotency_key => 'k')`,
-		"uniqueness":  `SELECT penstock.push('work', '1', unique_key => 'k', unique_policy => 'while_active')`,
 		"ready":       `SELECT penstock.push('work', '1')`,
 	} {
 		t.Run(table, func(t *testing.T) {
