@@ -208,7 +208,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 		s.gap = 0 // what was so at the last lease says little
 	}
 	due := preemptDue(policy, mode, oldest, s.preempt)
-	if !now.Before(s.next(l.config.GapMin, due)) {
+	if !now.Before(s.next(l.config.GapMin, oldest, due)) {
 		if s.awaits(now, l.granting(), l.config.GapTold) {
 			return now.Add(l.config.GapMin)
 		}
@@ -227,7 +227,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 		s.preempt = now.Add(policy.PreemptAfter.Duration())
 		due = s.preempt
 	}
-	next := s.next(l.config.GapMin, due)
+	next := s.next(l.config.GapMin, oldest, due)
 	if want > 0 && !due.IsZero() && due.Before(next) {
 		return due
 	}
@@ -238,15 +238,22 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 // for slots that no node had to give just before, and without a statement in between.
 const preemptLead = 15 * time.Millisecond
 
-// next is when the next lease may be sent. due is when durable runs may be preempted, zero if they may not.
-func (s *supply) next(least time.Duration, due time.Time) time.Time {
+// next is when the next lease may be sent. due is when durable runs may be preempted for requests that wait since
+// oldest, zero if they may not. A lease from before oldest has not asked for these requests.
+func (s *supply) next(least time.Duration, oldest, due time.Time) time.Time {
 	at := s.asked.Add(max(s.gap, least))
 	early := due.Add(-preemptLead)
+	if early.Before(oldest) {
+		early = oldest
+	}
 	switch {
 	case due.IsZero() || !due.After(s.preempt): // or it is not the first preemption
 	case s.asked.Before(early):
 		if early.Before(at) {
 			at = early
+		}
+		if soonest := s.asked.Add(least); at.Before(soonest) {
+			at = soonest
 		}
 	case at.Before(due.Add(least)):
 		at = due.Add(least)

@@ -122,23 +122,26 @@ func TestLeaseGoesBeforeThePreemption(t *testing.T) {
 	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
 	const least = 5 * time.Millisecond
 	for _, c := range []struct {
-		name                    string
-		asked, gap, due, before int // milliseconds; due 0: none are preempted
-		next                    int
+		name                            string
+		asked, gap, oldest, due, before int // milliseconds; due 0: none are preempted
+		next                            int
 	}{
-		{"no preemption", 54, 50, 0, -1, 104},
-		{"the gap reaches into the moment", 54, 50, 100, -1, 85},
-		{"the gap is over before", 1, 25, 100, -1, 26},
-		{"the lease of the moment was sent", 85, 50, 100, -1, 135},
-		{"and brought something", 90, 0, 100, -1, 105},
-		{"runs were preempted just now", 54, 250, 200, 200, 304},
+		{"no preemption", 54, 50, 0, 0, -1, 104},
+		{"the gap reaches into the moment", 54, 50, 0, 100, -1, 85},
+		{"a lease was sent just before", 83, 50, 0, 100, -1, 88},
+		{"the gap is over before", 1, 25, 0, 100, -1, 26},
+		{"the lease of the moment was sent", 85, 50, 0, 100, -1, 135},
+		{"and brought something", 90, 0, 0, 100, -1, 105},
+		{"the moment begins with the request", 90, 0, 92, 102, -1, 95},
+		{"runs are preempted at once", 90, 0, 96, 96, -1, 95},
+		{"runs were preempted just now", 54, 250, 100, 200, 200, 304},
 	} {
 		s := supply{asked: at(c.asked), gap: time.Duration(c.gap) * time.Millisecond, preempt: at(c.before)}
 		var due time.Time
 		if c.due > 0 {
 			due = at(c.due)
 		}
-		if got := s.next(least, due); !got.Equal(at(c.next)) {
+		if got := s.next(least, at(c.oldest), due); !got.Equal(at(c.next)) {
 			t.Errorf("%s: the next lease goes at %s, want %d ms", c.name, got.Sub(begin), c.next)
 		}
 	}
