@@ -44,7 +44,7 @@ type Config struct {
 	ReadOnly bool
 	// Warm, if set, is called with each new connection before it is used, but not behind a pooler, and all MaxConns
 	// connections are kept open: no statement then waits for a connection or its first plan.
-	// An error of it is left to the first use: the schema may be about to come.
+	// An error of it is left to the first use, for the schema may be about to come, unless it ended the connection.
 	Warm func(ctx context.Context, conn *pgx.Conn) error
 }
 
@@ -85,7 +85,9 @@ func Open(ctx context.Context, cfg Config) (*pgxpool.Pool, error) {
 	if cfg.Warm != nil && !cfg.Pooled {
 		pc.MinConns = pc.MaxConns
 		pc.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-			_ = cfg.Warm(ctx, conn)
+			if err := cfg.Warm(ctx, conn); conn.IsClosed() {
+				return fmt.Errorf("warm a connection: %w", err)
+			}
 			return nil
 		}
 	}
