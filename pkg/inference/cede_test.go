@@ -47,12 +47,13 @@ func TestRunsThatArePreemptedTogetherAreHandedOverAtOnce(t *testing.T) {
 				db: db, models: map[string]*modelState{}, idled: func(string) {}, kick: make(chan struct{}, 1),
 				log: slog.New(slog.DiscardHandler), node: func() invalidation.NodeID { return 7 },
 			}
+			p.mu.Lock()
 			p.ceding = len(c.ends)
-			l := p.stateOf("m").ledger
 			for n, end := range c.ends {
-				slot := l.adopt(slotKey{1, int32(n)}, int64(n)+1, time.Now()) //nolint:gosec // a few
+				slot := p.stateOf("m").ledger.adopt(slotKey{1, int32(n)}, int64(n)+1, time.Now()) //nolint:gosec // a few
 				time.AfterFunc(end, func() { (&slotRef{pool: p, model: "m", slot: slot}).cede() })
 			}
+			p.mu.Unlock()
 			time.Sleep(time.Minute)
 			synctest.Wait()
 			if len(db.slots) != len(c.want) || db.slots[0] != c.want[0] || db.at[0] != c.at {

@@ -3,6 +3,7 @@ package inference
 import (
 	"context"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
@@ -148,18 +149,34 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 // lateHandOver is a database that carries out each statement that lets slots go when its caller has given up.
 type lateHandOver struct {
 	postgres.DB
-	late *[]func() error
+
+	mu   sync.Mutex // the ends of calls hand over in goroutines of their own
+	late []func() error
 }
 
-func (d lateHandOver) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+func (d *lateHandOver) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if sql != handOverSQL && sql != returnSlotsSQL {
 		return d.DB.Exec(ctx, sql, args...)
 	}
-	*d.late = append(*d.late, func() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.late = append(d.late, func() error {
 		_, err := d.DB.Exec(context.WithoutCancel(ctx), sql, args...)
 		return err
 	})
 	return pgconn.CommandTag{}, context.DeadlineExceeded
+}
+
+// carryOut carries out the statements that have come so far.
+func (d *lateHandOver) carryOut() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, statement := range d.late {
+		if err := statement(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // A statement that lets slots go and has no answer may be carried out at any later time: the node does not use them again.
@@ -181,8 +198,8 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := newContended(t)
-			var late []func() error
-			pool, calls, giveBack := c.busyNode(lateHandOver{c.pool, &late})
+			db := &lateHandOver{DB: c.pool}
+			pool, calls, giveBack := c.busyNode(db)
 			for _, call := range calls {
 				call.release()
 			}
@@ -190,9 +207,7 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 			letGo(c, pool)
 			c.must(pool.verify(c.ctx))
 			held := pool.Tallies()[c.model.Name].Held
-			for _, carryOut := range late {
-				c.must(carryOut())
-			}
+			c.must(db.carryOut())
 			if n := c.count(`SELECT count(*) FROM penstock.slot s JOIN penstock.node n ON n.id = s.node_id WHERE n.kind = 'task'`); held > n {
 				t.Errorf("the node uses %d slots, and holds %d", held, n)
 			}
