@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -40,14 +41,16 @@ func TestEachServerWithoutRoomIsLeftForAnother(t *testing.T) {
 				first.Add(1)
 				c.busy(w, r)
 			}, streamer(plainStream))
+			begin := time.Now()
 			for range 8 {
 				answer := p.post(chat, `{"model":"m","stream":true}`)
 				if answer.StatusCode != 200 || answer.body != plainStream {
 					t.Fatalf("got %d %s", answer.StatusCode, answer.body)
 				}
 			}
-			if n := first.Load(); n == 0 || n > 4 {
-				t.Errorf("%d of 8 calls went to the instance without room", n)
+			n, took := first.Load(), time.Since(begin)
+			if n == 0 || took < coolMin<<(n-1)-coolMin { // it is left alone for twice as long each time
+				t.Errorf("%d of 8 calls within %s went to the instance without room", n, took)
 			}
 			workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
 		})
