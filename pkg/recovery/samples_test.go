@@ -83,25 +83,31 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 }
 
 // The cost of sampling grows linearly with the queues: no statement is planned over the tables of other queues. With five
-// times the queues, the cost of a queue may double, where it would be fivefold otherwise. The fastest of three passes over
-// each count is compared; each is the first one of a term, for which nothing waits.
+// times the queues, the cost of a queue may double, where it would be fivefold otherwise. In each round five passes over 20
+// queues alternate with one over 100, so that other work on the machine slows both down. One round within the bound is enough:
+// were the cost not linear, none would be. Each pass is the first one of a term, for which nothing waits.
 func TestSamplingTakesNoLongerForEachOfManyQueues(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
-	perQueue := func(from, to int) time.Duration {
-		t.Helper()
-		f.exec(`SELECT penstock.create_queue('q' || n) FROM generate_series($1::int, $2) n`, from, to)
-		fastest := time.Hour
-		for range 3 {
-			fastest = min(fastest, firstSampling(t, f).Took)
+	const few, many, rounds = 20, 100, 5
+	withQueues := func(n int) *fleet {
+		f := newFleet(t, pgtest.New(t), invalidation.Config{}) // has one
+		f.exec(`SELECT penstock.create_queue('q' || n) FROM generate_series(2, $1::int) n`, n)
+		firstSampling(t, f) // warms up
+		return f
+	}
+	ofFew, ofMany := withQueues(few), withQueues(many)
+	for range rounds {
+		var short time.Duration
+		for range many / few {
+			short += firstSampling(t, ofFew).Took
 		}
-		return fastest / time.Duration(f.count(`SELECT count(*) FROM penstock.queue`))
+		long := firstSampling(t, ofMany).Took
+		t.Logf("%d passes over %d queues took %v, one over %d took %v", many/few, few, short, many, long)
+		if long <= 2*short {
+			return
+		}
 	}
-	few := perQueue(1, 20)
-	many := perQueue(21, 100)
-	t.Logf("a queue is sampled in %v where there are 20, in %v where there are 100", few, many)
-	if many > 2*few {
-		t.Errorf("sampling a queue takes %v where there are 20, and %v where there are 100", few, many)
-	}
+	t.Errorf("in each of %d rounds, sampling a queue took more than twice as long where there are %d as where there are %d",
+		rounds, many, few)
 }
 
 // firstSampling is that of a term, which ends then.
