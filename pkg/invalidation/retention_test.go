@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -107,10 +108,20 @@ func TestPartitionsOfSeveralTablesAreNotLockedTogether(t *testing.T) {
 	b := newBed(t, Config{})
 	reader := b.begin()
 	b.exec(reader, `SELECT FROM penstock.failure`)
-	made := later(b, func() (int, error) { return EnsurePartitions(b.ctx, b.pool, 7) })
+	var gone atomic.Bool // the reader, whom a maker waits for no longer than 200 ms
+	made := later(b, func() (n int, err error) {
+		for err == nil && !gone.Load() {
+			var more int
+			more, err = EnsurePartitions(b.ctx, b.pool, 7)
+			n += more
+		}
+		return n, err
+	})
 	b.awaitBlocked(reader) // results, whose turn is before, have theirs
+	b.exec(reader, `SET LOCAL lock_timeout = '10ms'`)
 	b.exec(reader, `SELECT FROM penstock.result`)
 	b.commit(reader)
+	gone.Store(true)
 	if n := made(); n < 8 {
 		t.Errorf("made %d, want those of results at least", n)
 	}
