@@ -17,7 +17,7 @@ import (
 var entryNumber = regexp.MustCompile(`\bentry (\d+)`)
 
 // keepEvidence writes what the recorders know of each entry that a finding names to the directory of
-// the logs, and when programs were killed and stopped.
+// the logs, and when programs were killed, stopped, drained or kept from recording endings.
 func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []judge.Finding) error {
 	if !slices.ContainsFunc(findings, func(f judge.Finding) bool { return f.Broken > 0 }) {
 		return nil
@@ -25,6 +25,9 @@ func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []ju
 	var deaths strings.Builder
 	for _, d := range h.Deaths {
 		fmt.Fprintf(&deaths, "%s from %v to %v, killed: %v\n", d.Process, d.At.UTC(), d.Until.UTC(), d.Killed)
+	}
+	for _, d := range h.Hindrances {
+		fmt.Fprintf(&deaths, "%s at %v: drained, or an error that leaves endings to recovery\n", d.Process, d.At.UTC())
 	}
 	if err := os.WriteFile(filepath.Join(s.cfg.logs, "deaths.txt"), []byte(deaths.String()), 0o600); err != nil {
 		return err

@@ -91,3 +91,5 @@ CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.lock FOR EACH ROW EXECUT
 CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();
 CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_failure();
 CREATE TRIGGER judge AFTER INSERT ON penstock.node FOR EACH ROW EXECUTE FUNCTION judge.on_node();
+-- Nodes that registered before the triggers were there; none registers until this transaction ends.
+INSERT INTO judge.event (what, node, key) SELECT 'node', id, name FROM penstock.node;
