@@ -176,6 +176,10 @@ chaos-failpoints: ## Run the fault harness on programs that end themselves befor
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin/failpoints -failpoints -for $(CHAOS) $(ARGS)
 
+.PHONY: chaos-scale
+chaos-scale: ## Faults for the autoscaler on real leaders, processes and a provider, SEED=1: is a call interrupted? CHAOS=2m
+	PENSTOCK_SCALE_CHAOS=$(CHAOS) PENSTOCK_SCALE_SEED=$${SEED:-1} go test -vet=off -count=1 -timeout 0 -run TestAutoscalerUnderFaults -v ./e2e
+
 .PHONY: chaos-release
 chaos-release: ## Run the fault harness until 500 programs were killed and 1,000 answers to each kind of commit were lost; half an hour
 	@mkdir -p bin

@@ -25,32 +25,50 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Environment of a worker that the leader starts: the binary of this test serves, after a cold start.
+// Environment of a worker that the leader starts: the binary of this test serves, after a cold start, and notes its calls.
 const (
 	envWorker = "PENSTOCK_E2E_WORKER"
+	envCalls  = "PENSTOCK_E2E_CALLS"
 	coldStart = time.Second
 )
 
 // workersMax is the most workers that the model of scaled may have.
 const workersMax = 3
 
-// serveWorker is a model that answers each request after a while. It ends with its process.
+// serveWorker is a model that answers each request after max_tokens milliseconds, or 50. It ends with its process.
 func serveWorker(address string) error {
 	time.Sleep(coldStart)
-	server := http.Server{Addr: address, ReadHeaderTimeout: time.Minute, Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodGet {
-			return // the probe
-		}
-		_, _ = io.Copy(io.Discard, r.Body)
-		time.Sleep(50 * time.Millisecond)
-		w.Header().Set("Content-Type", "application/json")
-		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
-	})}
+	calls, err := os.OpenFile(os.Getenv(envCalls), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	note := func(what string) { fmt.Fprintf(calls, "%d %s\n", os.Getpid(), what) } // a line is written whole
+	model := answering(func() { note("begins") }, func() { note("ends") })
+	server := http.Server{Addr: address, ReadHeaderTimeout: time.Minute, Handler: model}
 	return server.ListenAndServe()
 }
 
-// scaled is a site whose leader may start workers of the model m, which has a template and no deployment.
-func scaled(t *testing.T) *plant {
+// answering is the handler of a model. It calls begins and ends around each call, ends before the answer.
+func answering(begins, ends func()) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			return // the probe
+		}
+		asked := struct {
+			MaxTokens int `json:"max_tokens"`
+		}{50}
+		_ = json.NewDecoder(r.Body).Decode(&asked)
+		begins()
+		time.Sleep(time.Duration(asked.MaxTokens) * time.Millisecond)
+		ends()
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)
+	}
+}
+
+// scaled is a site whose leader may start workers of the model m, which has a template and no deployment. Their calls are
+// noted in the file calls beside the one of its commands.
+func scaled(t *testing.T, args ...string) *plant {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
@@ -59,7 +77,7 @@ func scaled(t *testing.T) *plant {
 	dir := t.TempDir()
 	commands, err := json.Marshal(map[string]any{"m": map[string]any{
 		"command": []string{self, "-test.run=^$"}, "endpoint": "http://127.0.0.1:${PORT}", "slots": 4,
-		"env": map[string]string{envWorker: "127.0.0.1:${PORT}"},
+		"env": map[string]string{envWorker: "127.0.0.1:${PORT}", envCalls: filepath.Join(dir, "calls")},
 	}})
 	if err != nil {
 		t.Fatal(err)
@@ -83,7 +101,8 @@ func scaled(t *testing.T) *plant {
 		p.must(err)
 		p.must(local.StopAll(context.WithoutCancel(t.Context())))
 	})
-	p.leaders = append(p.leaders, p.startLeader("leader_a", "--scale-local-dir", instances, "--scale-local-commands", file))
+	args = append(args, "--scale-local-dir", instances, "--scale-local-commands", file)
+	p.leaders = append(p.leaders, p.startLeader("leader_a", args...))
 	p.elected(0)
 	p.startNode("n1") // probes the instances
 	eventually(t, time.Minute, "the node reports that it hears hints", func() bool {
