@@ -41,8 +41,8 @@ func (d *durations) remaining(age time.Duration) time.Duration {
 	return sum / time.Duration(longer)
 }
 
-// InstanceReport is what a node tells of an instance with each heartbeat. The autoscaler chooses by it which instances
-// are given up first.
+// InstanceReport describes the use of an instance by a node, with each heartbeat. The autoscaler chooses by it which
+// instances are given up first.
 type InstanceReport struct {
 	ID          int32 `json:"id"`
 	InFlight    int   `json:"in_flight"`           // calls of this node
@@ -50,7 +50,7 @@ type InstanceReport struct {
 	LoadedMS    int64 `json:"loaded_ms,omitempty"` // since it last ran a call with an affinity, 1 at least; 0: never
 }
 
-// Report returns what there is to tell of the instances of all models.
+// Report describes the instances of all models that have calls of this node, or something loaded.
 func (p *SlotPool) Report(now time.Time) []InstanceReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()

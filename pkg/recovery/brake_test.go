@@ -119,14 +119,7 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 func TestTheBrakeWaitsForNoQueueThatIsLocked(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.exec(`SELECT penstock.create_queue('other')`)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	letGo := f.hold(`SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`)
 	run(t, recovery.NewSamples(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
 		SamplePause: 20 * time.Millisecond,
 		Brake:       recovery.BrakeConfig{Disk: func() (float64, error) { return 0.97, nil }},
@@ -135,8 +128,6 @@ func TestTheBrakeWaitsForNoQueueThatIsLocked(t *testing.T) {
 		return f.count(`SELECT count(*) FROM penstock.queue WHERE name = $1 AND refusal IS NOT NULL`, queue) == 1
 	}
 	eventually(t, "pushes to the other queue are refused", func() bool { return refused("other") })
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	letGo()
 	eventually(t, "pushes to the queue that was locked are refused", func() bool { return refused("work") })
 }

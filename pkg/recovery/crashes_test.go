@@ -110,19 +110,11 @@ func TestCrashesAreTakenBackBesideALockedEntry(t *testing.T) {
 		return func() bool { return f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1`) == n }
 	}
 	eventually(t, "both crashes are counted", crashed(2))
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, locks[0].Entries[0].ID); err != nil {
-		t.Fatal(err)
-	}
+	letGo := f.hold(`SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, locks[0].Entries[0].ID)
 	f.beat(node)
 	defer f.keepAlive(node)()
 	eventually(t, "one crash is taken back", crashed(1))
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	letGo()
 	eventually(t, "the other one is taken back", crashed(0))
 }
 

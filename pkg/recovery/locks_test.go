@@ -126,6 +126,21 @@ func (f *fleet) exec(sql string, args ...any) {
 	}
 }
 
+// hold keeps the rows that a statement locks in a transaction of another session, until letGo is called or the test ends.
+func (f *fleet) hold(sql string, args ...any) (letGo func()) {
+	f.t.Helper()
+	tx, err := f.pool.Begin(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	letGo = func() { _ = tx.Rollback(context.WithoutCancel(f.t.Context())) } // after the first call without effect
+	f.t.Cleanup(letGo)
+	if _, err := tx.Exec(f.t.Context(), sql, args...); err != nil {
+		f.t.Fatal(err)
+	}
+	return letGo
+}
+
 func (f *fleet) count(sql string, args ...any) (n int) {
 	f.t.Helper()
 	if err := f.pool.QueryRow(f.t.Context(), sql, args...).Scan(&n); err != nil {
@@ -405,18 +420,10 @@ func TestRowThatATransactionHoldsIsPassedBy(t *testing.T) {
 			f.push(2, "")
 			locks := f.claim(node, 2)
 			f.lapse(node, time.Minute)
-			tx, err := f.pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if _, err := tx.Exec(t.Context(), sql, locks[0].Token, locks[0].Entries[0].ID); err != nil {
-				t.Fatal(err)
-			}
+			letGo := f.hold(sql, locks[0].Token, locks[0].Entries[0].ID)
 			f.start(recovery.Config{})
 			eventually(t, "the other lock is freed", func() bool { return f.locks() == 1 })
-			if err := tx.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			letGo()
 			eventually(t, "the lock is freed once no transaction locks it", func() bool { return f.locks() == 0 })
 		})
 	}

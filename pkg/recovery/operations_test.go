@@ -66,14 +66,7 @@ func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
 	f.exec(`SELECT penstock.pause('flow', 'f', 'other'), penstock.pause('name', 'n', 'other')`)
 	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
 	f.exec(`SELECT penstock.start_operation('other', 'cancel', '{"all": true}')`)
-	tx, err := f.pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`); err != nil {
-		t.Fatal(err)
-	}
+	letGo := f.hold(`SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`)
 	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
 		Pause: time.Millisecond, GiveUp: time.Millisecond,
 	}))
@@ -87,9 +80,7 @@ func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
 	if n := paused("work"); n != 3 {
 		t.Errorf("%d pauses of the queue that is locked are left", n)
 	}
-	if err := tx.Rollback(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	letGo()
 	eventually(t, "the pauses of the queue that was locked have ended", func() bool { return paused("work") == 0 })
 }
 

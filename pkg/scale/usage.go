@@ -12,7 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// usage is what nodes and gateways told of an instance with their last heartbeats.
+// usage describes the use of an instance, by the last heartbeats of nodes and gateways.
 type usage struct {
 	remaining time.Duration // expected time until the last of its calls has ended; 0 where none runs
 	affinity  float64       // 1 where a call has just used what the instance has loaded; 0 where nothing is loaded
