@@ -146,7 +146,6 @@ func (b *queueBed) claimAs(r ClaimRequest) Claimed {
 }
 
 // claimOne claims the one lock that must be there.
-
 func (b *queueBed) claimOne() *Lock {
 	b.Helper()
 	locks := b.claim(1)
@@ -237,10 +236,6 @@ func (b *queueBed) count(sql string, args ...any) (n int) {
 	return n
 }
 
-// gate is a transaction for which inserts of lock records of node `there` wait once they have drawn their token.
-
-// where is a condition on the record, NEW.
-
 func withPayload(p Push) Push { p.Payload = json.RawMessage(`{}`); return p }
 
 func (b *queueBed) must(err error) {
@@ -279,6 +274,7 @@ func (b *queueBed) outcome(id EntryID) Ended {
 	return e
 }
 
+// reasons are the codes of the explanation of an entry.
 func (b *queueBed) reasons(id EntryID) []string {
 	b.Helper()
 	e, err := b.d.Explain(b.ctx, int64(id))

@@ -13,10 +13,6 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// newControlBed is a bed with both nodes registered, so that the schema's own check of every invariant must hold too.
-
-// reasons are the codes of an entry's explanation.
-
 func TestPauseSaysWhoWhyAndUntil(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	until := time.Now().Add(time.Hour).Truncate(time.Millisecond)
