@@ -1,11 +1,12 @@
 package main
 
 import (
+	"encoding/json"
 	"net/http"
 	"testing"
 )
 
-// A gateway says in its heartbeats where it can be reached, also where the system chose the port.
+// A gateway says in its heartbeats and in its status where it can be reached, also where the system chose the port.
 func TestAGatewayReportsThePortsThatItListensOn(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, 2)
@@ -14,6 +15,7 @@ func TestAGatewayReportsThePortsThatItListensOn(t *testing.T) {
 	cfg.Gateway.Listen, cfg.Gateway.Debug = "127.0.0.1:0", "127.0.0.1:0"
 	x := &server{cfg: cfg, log: s.log(), observer: newObserver()}
 	s.background(x.serveShared)
+	addresses := map[string]string{}
 	for field, page := range map[string]string{"listen": "/livez", "debug": "/metrics"} {
 		var address string
 		s.eventually("the heartbeat has its addresses", func() bool {
@@ -33,5 +35,24 @@ SELECT load->>$1 FROM penstock.node WHERE name = 'gateway' AND load ? $1`, field
 		if answer.StatusCode != http.StatusOK {
 			t.Errorf("%s %s answers %d", field, address, answer.StatusCode)
 		}
+		addresses[field] = address
+	}
+	var status statusAnswer
+	readJSON(t, "http://"+addresses["debug"]+"/status", &status)
+	if status.Listen != addresses["listen"] {
+		t.Errorf("the status names %s, and clients reach the gateway at %s", status.Listen, addresses["listen"])
+	}
+}
+
+// readJSON reads what an address of the test answers.
+func readJSON(t *testing.T, address string, into any) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, address, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, _, text := send(t, request)
+	if err := json.Unmarshal(text, into); err != nil || status != http.StatusOK {
+		t.Fatalf("%s answers %d %s: %v", address, status, text, err)
 	}
 }

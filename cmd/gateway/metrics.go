@@ -131,7 +131,7 @@ func (s *server) debug() http.Handler {
 	metrics := promhttp.HandlerFor(s.registryOf(), promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
-		a := statusAnswer{Name: s.cfg.Gateway.Name, Listen: s.cfg.Gateway.Listen, Pools: s.gateway.States()}
+		a := statusAnswer{Name: s.cfg.Gateway.Name, Listen: s.listens, Pools: s.gateway.States()}
 		if s.leases != nil {
 			f := s.leases.Figures()
 			a.Degraded, a.Silent = f.Degraded, f.Silent.Seconds()
