@@ -224,7 +224,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	}
 	if now := time.Now(); want > 0 && !due.IsZero() && !now.Before(due) {
 		f.preempt(ctx, want)
-		s.preempt = now.Add(policy.PreemptAfter.Duration())
+		s.preempt = now.Add(max(policy.PreemptAfter.Duration(), preemptGap))
 		due = s.preempt
 	}
 	next := s.next(l.config.GapMin, oldest, due)
@@ -237,6 +237,10 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 // preemptLead is how long before the first preemption for the requests that wait a lease is sent: runs are ended only
 // for slots that no node had to give just before, and without a statement in between.
 const preemptLead = 15 * time.Millisecond
+
+// preemptGap is the least time between two orders of preemption for a pool, whatever preempt_after is: the runs that one
+// ends need some time to leave their slots.
+const preemptGap = 25 * time.Millisecond
 
 // next is when the next lease may be sent. due is when durable runs may be preempted for requests that wait since
 // oldest, zero if they may not. A lease from before oldest has not asked for these requests.

@@ -187,6 +187,7 @@ type bank struct {
 	leases int
 	wants  []int // of the leases
 	asked  int   // how many slots others miss
+	orders int   // of preemption
 	grant  bool  // comparisons find the slot 0 of the instance 1
 }
 
@@ -202,8 +203,11 @@ func (b *bank) Query(_ context.Context, sql string, args ...any) (pgx.Rows, erro
 }
 
 func (b *bank) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
-	if sql == offerSQL {
+	switch sql {
+	case offerSQL:
 		b.asked++
+	case preemptSQL:
+		b.orders++
 	}
 	return noneOrdered{}
 }

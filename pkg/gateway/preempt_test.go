@@ -1,9 +1,14 @@
 package gateway
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Runs are preempted youngest first, at most a quarter of them in a second, none more than twice, none beyond 80 percent of
@@ -145,6 +150,36 @@ func TestLeaseGoesBeforeThePreemption(t *testing.T) {
 			t.Errorf("%s: the next lease goes at %s, want %d ms", c.name, got.Sub(begin), c.next)
 		}
 	}
+}
+
+// A pool that preempts at once orders so with its first lease, and then no more often than runs can end.
+func TestOrdersOfPreemptionHaveAGap(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &bank{}
+		g := New(Config{Open: true})
+		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		policy := DefaultPolicy()
+		policy.PreemptAfter = 0
+		g.SetModels([]ModelState{{
+			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: policy, Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
+		}})
+		ctx, stop := context.WithCancel(t.Context())
+		go func() { _ = l.Run(ctx) }()
+		go func() { _ = l.gate("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
+		time.Sleep(10 * time.Millisecond)
+		synctest.Wait()
+		if db.orders != 1 {
+			t.Errorf("%d orders within 10 ms, want 1", db.orders)
+		}
+		time.Sleep(time.Second)
+		synctest.Wait()
+		if most := int(time.Second/preemptGap) + 1; db.orders < 2 || db.orders > most {
+			t.Errorf("%d orders in a second, want some, %d at most", db.orders, most)
+		}
+		stop()
+		synctest.Wait()
+	})
 }
 
 // A new session has planned the statements about slots before its first use, and nothing has come of it.
