@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -142,11 +144,21 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 	for name, values := range c.route.model.headers {
 		out.Header[name] = values
 	}
-	out.Header["X-Request-Id"] = []string{c.id}
+	out.Header["X-Request-Id"] = []string{c.attemptID()}
 	if c.route.model.Protocol == worker.ProtocolGeneric {
 		worker.SetSource(out.Header)
 	}
 	return out, nil
+}
+
+// attemptID is the id of the request for the worker, which begins with that of the client. Services hand one id through
+// many calls, and servers that take it as the id of a run refuse one that still runs, as vLLM before 0.16 does: each attempt
+// has an id of its own.
+func (c *call) attemptID() string {
+	if c.tries == 1 && c.request.Header.Get("X-Request-Id") != c.id { // it was made for this request
+		return c.id
+	}
+	return c.id + "-" + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // an id, no secret
 }
 
 // withoutHops removes the headers that the values of Connection name: they are for this hop alone (RFC 9110, section
