@@ -227,7 +227,8 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 	if n.usable {
 		ceiling = n.slots
 	}
-	if above == 0 && n.flying < int(float64(ceiling)*n.policy.Holdback.of(r.flow.class)) && n.idle() {
+	most := float64(ceiling) * n.policy.Holdback.of(r.flow.class)
+	if above == 0 && (n.flying < int(most) || n.flying == 0 && most > 0) && n.idle() {
 		n.charge(r, now)
 		return true, DropNone, out
 	}

@@ -218,7 +218,8 @@ func (p *Pool) bypasses(r *Request) bool {
 		_, upper := p.bounds()
 		return p.waiting == 0 && float64(p.stock) < upper
 	}
-	return p.stock < int(float64(p.ceiling())*p.policy.Holdback.of(r.Class))
+	most := float64(p.ceiling()) * p.policy.Holdback.of(r.Class)
+	return p.stock < int(most) || p.stock == 0 && most > 0 // the first call of a small pool, in which nobody may wait
 }
 
 func (p *Pool) enqueue(now time.Time, r *Request) {

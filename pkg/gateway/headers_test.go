@@ -1,0 +1,182 @@
+package gateway
+
+import (
+	"context"
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// full starts a plant of one slot, which a call keeps until the test ends.
+func full(t *testing.T, change func(*Config, *ModelState)) *plant {
+	t.Helper()
+	release := make(chan struct{})
+	p := startPlant(t, func(c *Config, m *ModelState) {
+		m.Instances[0].Slots = 1
+		m.Policy.QueueTTL = worker.Seconds(time.Hour)
+		if change != nil {
+			change(c, m)
+		}
+	}, held(release))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var group sync.WaitGroup
+	t.Cleanup(func() {
+		cancel()
+		close(release)
+		group.Wait()
+	})
+	p.occupy(ctx, &group, `{"model":"m"}`)
+	workertest.WaitFor(t, func() bool { return p.state().Stock == 1 })
+	return p
+}
+
+// occupy sends a request whose answer the test does not need.
+func (p *plant) occupy(ctx context.Context, group *sync.WaitGroup, body string, headers ...string) {
+	request := p.request(ctx, http.MethodPost, chat, body, headers...)
+	group.Go(func() {
+		if answer, err := http.DefaultClient.Do(request); err == nil {
+			_, _ = io.Copy(io.Discard, answer.Body)
+			answer.Body.Close()
+		}
+	})
+}
+
+func TestAClientSaysHowLongItsRequestMayWait(t *testing.T) {
+	t.Parallel()
+	p := full(t, nil)
+	refused := p.post(chat, `{"model":"m"}`, "X-Penstock-Queue-Ttl-Ms", "50")
+	refusedWith(t, refused, http.StatusTooManyRequests, "queue_timeout", "queue_timeout")
+	if refused.Header.Get("Retry-After") == "" {
+		t.Error("the client is not told when to come back")
+	}
+}
+
+func TestAPolicyRefusesWith503(t *testing.T) {
+	t.Parallel()
+	p := full(t, func(_ *Config, m *ModelState) {
+		m.Policy.RefuseStatus, m.Policy.Total = http.StatusServiceUnavailable, 0
+	})
+	refusedWith(t, p.post(chat, `{"model":"m"}`), http.StatusServiceUnavailable, "overloaded", "overloaded")
+}
+
+// A flow that has as many waiting requests as it may leaves room for others.
+func TestAFlowHasItsShareOfTheQueue(t *testing.T) {
+	t.Parallel()
+	p := full(t, func(_ *Config, m *ModelState) { m.Policy.FlowTotal = 1 })
+	ctx, leave := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer leave()
+	p.occupy(ctx, &group, `{"model":"m"}`, "X-Penstock-Flow", "a")
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["default"] == 1 })
+	refused := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a")
+	refusedWith(t, refused, http.StatusTooManyRequests, "flow_queue_full", "flow_queue_full")
+	other := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "b", "X-Penstock-Queue-Ttl-Ms", "50")
+	refusedWith(t, other, http.StatusTooManyRequests, "queue_timeout", "queue_timeout")
+}
+
+// The bodies of requests that wait have a bound of their own.
+func TestBodiesThatWaitAreBounded(t *testing.T) {
+	t.Parallel()
+	p := full(t, func(c *Config, _ *ModelState) { c.WaitingMax = 1000 })
+	body := `{"model":"m","x":"` + strings.Repeat("y", 600) + `"}`
+	ctx, leave := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer leave()
+	p.occupy(ctx, &group, body)
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["default"] == 1 })
+	refusedWith(t, p.post(chat, body), http.StatusTooManyRequests, "overloaded", "overloaded")
+}
+
+// A request that makes room for one of a higher class is told so by its reason, with the code of a full pool.
+func TestAnEvictedRequestIsToldSo(t *testing.T) {
+	t.Parallel()
+	p := full(t, func(_ *Config, m *ModelState) { m.Policy.Total = 1 })
+	evicted := make(chan reply, 1)
+	go func() { evicted <- p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "sheddable") }()
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["sheddable"] == 1 })
+	ctx, leave := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer leave()
+	p.occupy(ctx, &group, `{"model":"m"}`, "X-Penstock-Class", "critical")
+	refusedWith(t, <-evicted, http.StatusTooManyRequests, "overloaded", "evicted")
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["critical"] == 1 })
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "critical"), http.StatusTooManyRequests, "overloaded", "overloaded")
+}
+
+// A client that left while its request waited is 499 in metrics and in the record of the request.
+func TestAClientThatLeftIs499(t *testing.T) {
+	t.Parallel()
+	p := full(t, nil)
+	ctx, leave := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	p.occupy(ctx, &group, `{"model":"m"}`, "X-Request-Id", "left")
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["default"] == 1 })
+	leave()
+	group.Wait()
+	workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("left"); return known })
+	if e, _ := p.gateway.Explain("left"); e.Status != statusLeft || e.Trace.Dropped != DropCancelled {
+		t.Errorf("got %d %s", e.Status, e.Trace.Dropped)
+	}
+}
+
+// Anthropic's clients send their key in a header of its own.
+func TestAKeyMayComeAsAnthropicsClientsSendIt(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	p.gateway.SetTokens([]TokenState{{Hash: sha256.Sum256([]byte("key")), Name: "a"}})
+	if a := p.post("/v1/messages", `{"model":"m"}`, "X-Api-Key", "key"); a.StatusCode != 200 {
+		t.Errorf("got %d %s", a.StatusCode, a.body)
+	}
+}
+
+// Requests of a session, of a prompt_cache_key, and of a long prefix go to one instance each, the same from each of two
+// gateways, and those of different ones to different instances.
+func TestWhatBelongsTogetherGoesToOneInstance(t *testing.T) {
+	t.Parallel()
+	server := func(n int) http.HandlerFunc { return workertest.Says(200, fmt.Sprintf(`{"instance":%d}`, n)) }
+	prompt := func(key int) string { return strings.Repeat(fmt.Sprintf("%04d", key), prefixBlock) }
+	for name, send := range map[string]func(p *plant, key int) reply{
+		"session": func(p *plant, key int) reply {
+			return p.post(chat, `{"model":"m"}`, "X-Penstock-Session", fmt.Sprint(key))
+		},
+		"prompt_cache_key": func(p *plant, key int) reply {
+			return p.post(chat, fmt.Sprintf(`{"model":"m","prompt_cache_key":"%d"}`, key))
+		},
+		"prefix of messages": func(p *plant, key int) reply {
+			return p.post(chat, fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"%s"}]}`, prompt(key)))
+		},
+		"prefix of a prompt": func(p *plant, key int) reply {
+			return p.post("/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"%s"}`, prompt(key)))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			first := startPlant(t, nil, server(1), server(2))
+			second := startPlant(t, nil, server(1), server(2))
+			homes := map[string]bool{}
+			for key := range 12 {
+				home := send(first, key).body
+				homes[home] = true
+				for _, p := range []*plant{first, second, second} {
+					if got := send(p, key).body; got != home {
+						t.Errorf("request of %d went to %s, and the one before to %s", key, got, home)
+					}
+				}
+			}
+			if len(homes) != 2 {
+				t.Errorf("all went to %v", homes)
+			}
+		})
+	}
+}
