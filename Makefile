@@ -273,7 +273,7 @@ check-kubernetes: ## Test the backend and its rights on a real API server; PENST
 	@: "$${PENSTOCK_TEST_KUBE_APISERVER:?set it to the path of a kube-apiserver}"
 	go test -count=1 -timeout $(TIMEOUT) -run TestOnARealAPIServer -v ./pkg/scale/backend
 
-check-deploy: ## Decode the manifests for Kubernetes strictly, and let systemd check the units where it is there
+check-deploy: ## Check the manifests against the published schemas of Kubernetes, and let systemd check the units where it is there
 	go -C deploy/validate test ./...
 	@if command -v systemd-analyze >/dev/null; then \
 		tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \

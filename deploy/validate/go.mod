@@ -3,6 +3,7 @@ module github.com/penstock/penstock/deploy/validate
 go 1.26.0
 
 require (
+	github.com/santhosh-tekuri/jsonschema/v6 v6.0.3
 	k8s.io/api v0.34.1
 	k8s.io/apimachinery v0.34.1
 	sigs.k8s.io/kustomize/api v0.20.1
