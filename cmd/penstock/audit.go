@@ -15,7 +15,7 @@ func auditCommand(a *app) *cobra.Command {
 }
 
 func auditList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "What was done, newest first", Args: cobra.NoArgs}
+	c := &cobra.Command{Use: "list", Short: "Changes with their actors and reasons, newest first", Args: cobra.NoArgs}
 	var f operator.AuditFilter
 	var since time.Duration
 	flags := c.Flags()

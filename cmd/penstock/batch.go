@@ -13,7 +13,7 @@ import (
 )
 
 func batchCommand(a *app) *cobra.Command {
-	return noun("batch", "Batches: a set, worked through in parts",
+	return noun("batch", "Batches: sets that are processed in parts",
 		batchList(a), batchShow(a), batchCreate(a),
 		batchVerb(a, operator.PauseBatch, "pause", "Take the parts that do not run out of the queue"),
 		batchVerb(a, operator.ResumeBatch, "resume", "End a pause"),
@@ -76,7 +76,7 @@ func batchShow(a *app) *cobra.Command {
 
 func batchCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create NAME QUEUE", Short: "Make a batch of a list of items, or of the rows of a query",
+		Use: "create NAME QUEUE", Short: "Create a batch from a list of items, or from the rows of a query",
 		Args: cobra.ExactArgs(2),
 		Example: "  penstock batch create backfill embeddings --items @ids.json --set part_size=50 --reason 'new " +
 			"model'\n" +

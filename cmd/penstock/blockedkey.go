@@ -12,7 +12,7 @@ import (
 
 func groupBlocked(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "blocked", Short: "Lock keys that a failure blocks, with the failure and since when", Args: cobra.NoArgs,
+		Use: "blocked", Short: "Blocked lock keys, with the failure and its time", Args: cobra.NoArgs,
 		Long: "Lock keys that are blocked: one of their entries failed for good in a queue with\n" +
 			"on_failure=block_key. Their other entries wait until penstock group unblock.",
 	}

@@ -119,7 +119,7 @@ var cronSettings = []string{
 
 func cronCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create JOB QUEUE SPEC", Short: "Make a job that fires entries of a queue of kind cron",
+		Use: "create JOB QUEUE SPEC", Short: "Create a job that fires entries of a queue of kind cron",
 		Args: cobra.ExactArgs(3), ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock cron create nightly reports '30 2 * * *' --set zone=Europe/Berlin --set " +
 			"'payload={\"all\": true}' --reason 'asked for by sales'",

@@ -75,7 +75,7 @@ func entryList(a *app) *cobra.Command {
 
 func entryShow(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "show ID", Short: "All about one entry, living or ended", Args: cobra.ExactArgs(1),
+		Use: "show ID", Short: "One entry in detail, whether it waits, runs or has ended", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, ofEntry(entryDetail), a.writeEntry)
@@ -126,7 +126,7 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 
 func entryExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "explain ID", Short: "Why does it not run? The conditions of the claim, one by one, with their numbers",
+		Use: "explain ID", Short: "Why an entry does not run: each condition of a claim, with its numbers",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, ofEntry(explain), func(w io.Writer, e operator.Explanation) {
@@ -148,7 +148,7 @@ type ended struct {
 
 func entryWait(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "wait ID...", Short: "Wait until entries have ended; exit code 9 if one did not end done",
+		Use: "wait ID...", Short: "Wait until entries have ended; exit code 9 if one did not end as done",
 		Args: cobra.MinimumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	var most time.Duration
@@ -256,7 +256,7 @@ func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.EntryO
 
 func entryCancel(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "cancel [ID...]", Short: "End entries by id, or all that match a filter; one that runs is asked to end",
+		Use: "cancel [ID...]", Short: "Cancel entries by id or by filter; the node of one that runs is asked to end it",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue " +
 			"mails --name newsletter --reason 'sent twice'",

@@ -50,7 +50,7 @@ func failureList(a *app) *cobra.Command {
 
 func failureCauses(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "causes QUEUE", Short: "What the newest 10,000 failures have in common: fingerprints, by frequency",
+		Use: "causes QUEUE", Short: "Causes of the newest 10,000 failures: fingerprints by frequency",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
 	}
 	var limit int
@@ -95,7 +95,7 @@ func failureShow(a *app) *cobra.Command {
 
 func failureRetry(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "retry [ID...]", Short: "Put failed entries back into line, by id or by filter",
+		Use: "retry [ID...]", Short: "Retry failed entries, by id or by filter: they go back into their queue",
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails " +
 			"--class timeout --reason 'provider is back' --dry-run",
@@ -112,7 +112,7 @@ func failureRetry(a *app) *cobra.Command {
 func failureDiscard(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:               "discard [ID...]",
-		Short:             "Forget failures, by id or by filter; only the audit remembers them",
+		Short:             "Discard failures, by id or by filter; only the audit keeps a record",
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	bulk := a.bulkFlags(c, true)

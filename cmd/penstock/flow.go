@@ -16,15 +16,15 @@ import (
 )
 
 func flowCommand(a *app) *cobra.Command {
-	return noun("flow", "Flows: what each uses, and its share beside others", flowList(a), flowUsage(a), flowWeight(a),
+	return noun("flow", "Flows: use of slots and weights", flowList(a), flowUsage(a), flowWeight(a),
 		flowClass(a))
 }
 
 func flowList(a *app) *cobra.Command {
 	var queue string
 	c := &cobra.Command{
-		Use: "list", Short: "What flows use, those that use most first", Args: cobra.NoArgs,
-		Long: "What flows use, those that use most first. SLOTS are the slots that a flow had over the last " +
+		Use: "list", Short: "Use of slots by flow, largest first", Args: cobra.NoArgs,
+		Long: "Use of slots by flow, largest first. SLOTS are the slots that a flow had over the last " +
 			"minutes, the latest\n" +
 			"counting most; SHARE is its part of what its application used. Fair queues go by them, divided by WEIGHT.",
 	}

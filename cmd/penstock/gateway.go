@@ -23,7 +23,8 @@ type gatewayStatus struct {
 }
 
 func gatewayCommand(a *app) *cobra.Command {
-	c := noun("gateway", "Online gateways: pools, and what happened to a request", gatewayPools(a), gatewayExplain(a),
+	c := noun("gateway", "Online gateways: pools, policies, and the course of a request", gatewayPools(a),
+		gatewayExplain(a),
 		gatewayPolicies(a), gatewaySet(a))
 	c.PersistentFlags().String("gateway", "http://127.0.0.1:8431", "address of a gateway's debug listener")
 	return c
@@ -83,7 +84,7 @@ func gatewayPools(a *app) *cobra.Command {
 func gatewayExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain REQUEST", Args: cobra.ExactArgs(1),
-		Short: "Why one of the last requests waited, where it went, and how it ended",
+		Short: "One of the last requests: why it waited, its instance, and its end",
 		Long:  "REQUEST is the x-request-id of the answer. A gateway remembers its last 10,000 requests.",
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {

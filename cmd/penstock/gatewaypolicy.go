@@ -17,7 +17,7 @@ var flowClasses = []string{"critical", "default", "sheddable"}
 
 func gatewayPolicies(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "policies", Short: "How the slots of each model are divided, and the settings of its pool",
+		Use: "policies", Short: "Shares of the slots of each model, and the settings of its pool",
 		Args: cobra.NoArgs,
 		Long: "How the slots of each model are divided between online calls and entries, and the settings of its\n" +
 			"pool. ONLINE and DURABLE are the slots that are kept for each; both may use the others.",
@@ -38,8 +38,9 @@ func gatewayPolicies(a *app) *cobra.Command {
 
 func gatewaySet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "set MODEL [SETTINGS]", Short: "Replace the settings of a model's pool, a JSON object; none: the defaults",
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: cobra.NoFileCompletions,
+		Use:   "set MODEL [SETTINGS]",
+		Short: "Replace the settings of a model's pool, a JSON object; without it, the defaults",
+		Args:  cobra.RangeArgs(1, 2), ValidArgsFunction: cobra.NoFileCompletions,
 		Example: `  penstock gateway set llama '{"total": 500, "queue_ttl": 20}' --reason 'fewer may wait'`,
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
@@ -60,7 +61,7 @@ func gatewaySet(a *app) *cobra.Command {
 func flowClass(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "class FLOW CLASS",
-		Short: "Set the class of a flow's online requests: critical, default or sheddable; none takes it away",
+		Short: "Set the class of a flow's online requests: critical, default or sheddable; none removes it",
 		Args:  cobra.ExactArgs(2), ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock flow class acme critical --reason 'a person waits for the answer'",
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 func groupCommand(a *app) *cobra.Command {
-	return noun("group", "Groups: lock keys with entries in line", groupList(a), groupCompact(a),
+	return noun("group", "Groups: lock keys with waiting entries", groupList(a), groupCompact(a),
 		groupBlocked(a), groupUnblock(a))
 }
 

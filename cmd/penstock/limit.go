@@ -12,12 +12,12 @@ import (
 )
 
 func limitCommand(a *app) *cobra.Command {
-	return noun("limit", "Limits: how many locks at once, how many a second", limitList(a), limitSet(a), limitUse(a))
+	return noun("limit", "Limits on locks at once and on locks a second", limitList(a), limitSet(a), limitUse(a))
 }
 
 func limitList(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "list", Short: "Limits, what is in use, and which queues are under them",
+		Use: "list", Short: "Limits with their use and their queues",
 		Args: cobra.NoArgs,
 	}
 	return listing(a, c, []column[operator.Limit]{
@@ -50,7 +50,7 @@ func limitList(a *app) *cobra.Command {
 
 func limitSet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "set LIMIT", Short: "Make a limit, or change what is given", Args: cobra.ExactArgs(1),
+		Use: "set LIMIT", Short: "Create a limit, or change the given settings", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock limit set gpus --max-units 8 --reason 'two cards more'\n  penstock limit set " +
 			"provider --rate 50 --burst 100 --per-flow --reason 'their quota'",

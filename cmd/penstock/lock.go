@@ -12,7 +12,7 @@ import (
 )
 
 func lockCommand(a *app) *cobra.Command {
-	return noun("lock", "Lock records: which node computes which key", lockList(a), lockVerify(a), lockUnlock(a))
+	return noun("lock", "Lock records: the node that holds each lock key", lockList(a), lockVerify(a), lockUnlock(a))
 }
 
 func lockColumns() []column[operator.Lock] {
@@ -56,7 +56,7 @@ func lockList(a *app) *cobra.Command {
 
 func lockVerify(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "verify", Short: "Compare locks with their nodes and entries; exit code 20 if something is wrong",
+		Use: "verify", Short: "Compare locks with their nodes and entries; exit code 20 if one breaks a rule",
 		Long: "Compare locks with their nodes and entries. The elected leader frees the locks of a dead node within " +
 			"the lease and two\n" +
 			"seconds; what stays here for longer shows that no leader leads, or that recovery has suspended itself.",
@@ -91,7 +91,7 @@ func lockVerify(a *app) *cobra.Command {
 func lockUnlock(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "unlock QUEUE TOKEN", Args: cobra.ExactArgs(2),
-		Short:             "End one lock by hand, so that its key is ready again",
+		Short:             "End one lock by hand; its key is ready again",
 		ValidArgsFunction: a.completeQueues,
 		Long: `End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead
 nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused here too

@@ -41,7 +41,7 @@ func migrationColumns() []column[migrations.Status] {
 func migrateStatus(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "status", Args: cobra.NoArgs,
-		Short: "Which migrations were applied, are pending, or are unknown to this program",
+		Short: "Migrations: applied, pending, or unknown to this program",
 	}
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		all, err := a.migrations(c.Context())
@@ -71,7 +71,7 @@ func (a *app) migrations(ctx context.Context) ([]migrations.Status, error) {
 
 func migrateUp(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "up", Short: "Apply what is pending; two at once are safe", Args: cobra.NoArgs,
+		Use: "up", Short: "Apply pending migrations and functions; safe to run twice at once", Args: cobra.NoArgs,
 		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on " +
 			"the new schema:\n" +
 			"migrate first, then roll out. Two calls at once are safe, the second waits for the first.",

@@ -14,7 +14,8 @@ import (
 )
 
 func modelCommand(a *app) *cobra.Command {
-	return noun("model", "Models: how their workers are spoken to", modelList(a), modelRegister(a), modelOverride(a),
+	return noun("model", "Models: the protocol and settings of their workers", modelList(a), modelRegister(a),
+		modelOverride(a),
 		modelRemove(a))
 }
 
@@ -132,7 +133,7 @@ func findModel(ctx context.Context, api conn, name string) (operator.Model, erro
 
 func modelRemove(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "remove MODEL", Short: "Forget a model that has no instances; its queue stays",
+		Use: "remove MODEL", Short: "Remove a model that has no instances; its queue stays",
 		ValidArgsFunction: a.completeModels,
 	}
 	return doing(a, c, operator.RemoveModel, true,
@@ -198,7 +199,7 @@ func instanceList(a *app) *cobra.Command {
 func instanceRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "register MODEL SERVER ENDPOINT",
-		Short: "Make an endpoint known, or change it; ends a drain and a quarantine", Args: cobra.ExactArgs(3),
+		Short: "Register an instance or change it; a drain and a quarantine of it end", Args: cobra.ExactArgs(3),
 		ValidArgsFunction: a.completeModels,
 
 		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
@@ -228,7 +229,7 @@ func instanceRegister(a *app) *cobra.Command {
 func instanceDrain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "drain MODEL SERVER",
-		Short: "Send an instance no new calls; register it again to end the drain", Args: cobra.ExactArgs(2),
+		Short: "Drain an instance: it gets no new calls until it is registered again", Args: cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeModels,
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
@@ -242,7 +243,7 @@ func instanceDrain(a *app) *cobra.Command {
 func instanceRemove(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove MODEL SERVER",
-		Short: "Forget an instance; refused while slots are held, unless forced", Args: cobra.ExactArgs(2),
+		Short: "Remove an instance; refused while its slots are held, unless forced", Args: cobra.ExactArgs(2),
 		ValidArgsFunction: a.completeModels,
 	}
 	var force bool

@@ -57,7 +57,7 @@ const drainPoll = 500 * time.Millisecond
 func nodeDrain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "drain NODE",
-		Short: "Ask a node, by name or id, to claim nothing more, finish, hand back the rest and exit",
+		Short: "Drain a node, by name or id: it claims nothing more, finishes its runs, hands back the rest and exits",
 		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes,
 	}
 	var wait bool

@@ -91,7 +91,7 @@ func numbered(what string, args []string) (int64, error) {
 
 func operationFollow(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "follow ID", Short: "Carry an operation out to its end, and show how far it is", Args: cobra.ExactArgs(1),
+		Use: "follow ID", Short: "Carry out an operation to its end, and print its progress", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -114,7 +114,7 @@ func operationFollow(a *app) *cobra.Command {
 }
 
 func operationCancel(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; what it has changed stays changed"}
+	c := &cobra.Command{Use: "cancel ID", Short: "End an operation; the changes that it made remain"}
 	return doing(a, c, operator.CancelOperation, false,
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
 			o, err := findOperation(ctx, api, []string{arg})

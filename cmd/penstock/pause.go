@@ -19,7 +19,7 @@ func pauseCommand(a *app) *cobra.Command {
 }
 
 func pauseList(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "list", Short: "Every pause that lasts, oldest first", Args: cobra.NoArgs}
+	c := &cobra.Command{Use: "list", Short: "Pauses in force, oldest first", Args: cobra.NoArgs}
 	return listing(a, c, []column[operator.Pause]{
 		{title: "SCOPE", text: func(p operator.Pause) string { return p.Scope }},
 		{title: "VALUE", text: func(p operator.Pause) string { return before(short(p.Value, 60), `""`) }},
@@ -103,7 +103,7 @@ func pauseEnd(a *app) *cobra.Command {
 }
 
 func applicationCommand(a *app) *cobra.Command {
-	return noun("application", "Applications: what they have, use and may use", applicationList(a), applicationQuota(a))
+	return noun("application", "Applications: nodes, locks and quotas", applicationList(a), applicationQuota(a))
 }
 
 func applicationList(a *app) *cobra.Command {

@@ -16,10 +16,10 @@ import (
 )
 
 func queueCommand(a *app) *cobra.Command {
-	return noun("queue", "Queues: how they stand, their settings, pause and disable",
+	return noun("queue", "Queues: state, settings, pause and disable",
 		queueList(a), queueShow(a), queueHistory(a), queueCreate(a), queueAlter(a), queueDrop(a),
 		queueVerb(a, operator.PauseQueue, &cobra.Command{
-			Use: "pause QUEUE", Short: "Stop claims from a queue; what runs goes on",
+			Use: "pause QUEUE", Short: "Pause claims from a queue; runs go on",
 			Example: "  penstock queue pause mails --until 30m --reason 'provider is down'",
 		}),
 		queueVerb(a, operator.ResumeQueue, &cobra.Command{Use: "resume QUEUE", Short: "End a pause"}),
@@ -96,10 +96,9 @@ func queueColumns() []column[operator.Queue] {
 
 func queueList(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "list [QUEUE...]", Short: "How the queues stand",
-		Long: "How the queues stand. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is how long the " +
-			"entry has\n" +
-			"waited that a node would take first; entries of held keys and paused queues do not count.",
+		Use: "list [QUEUE...]", Short: "State of each queue",
+		Long: "State of each queue. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is the waiting\n" +
+			"time of the entry that a node would claim first; entries of locked keys and paused queues do not count.",
 		ValidArgsFunction: func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion,
 			cobra.ShellCompDirective,
 		) {
@@ -119,7 +118,7 @@ func queueList(a *app) *cobra.Command {
 
 func queueShow(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "show QUEUE", Short: "All about one queue: state, settings, lanes",
+		Use: "show QUEUE", Short: "One queue in detail: state, settings, lanes",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
 	}
 	return showing(a, c, func(ctx context.Context, api conn, args []string) (operator.QueueDetail, error) {
@@ -129,10 +128,10 @@ func queueShow(a *app) *cobra.Command {
 
 func queueHistory(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "history QUEUE", Short: "How a queue stood, oldest first", Args: cobra.ExactArgs(1),
+		Use: "history QUEUE", Short: "Samples of the state of a queue, oldest first", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeQueues,
-		Long: "How a queue stood, as the elected leader sampled it: about every five seconds for up to " +
-			"an hour back, beyond by the minute, for 30 days.",
+		Long: "Samples of the state of a queue, taken by the elected leader: about every five seconds for the last\n" +
+			"hour, and one a minute before that, for 30 days.",
 	}
 	var over time.Duration
 	c.Flags().DurationVar(&over, "over", 5*time.Minute, "how far back")
@@ -267,7 +266,7 @@ func samples(ctx context.Context, api conn, queue string, over time.Duration) ([
 
 func queueCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create QUEUE", Short: "Make a queue with its table", Args: cobra.ExactArgs(1),
+		Use: "create QUEUE", Short: "Create a queue with its table", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock queue create thumbnails --kind task --set max_concurrent=4 --set " +
 			"'result_retention=2 days' --reason 'new feature'",

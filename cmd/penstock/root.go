@@ -22,12 +22,13 @@ var commands = []func(*app) *cobra.Command{
 func newRoot(a *app) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "penstock",
-		Short: "See and steer Penstock, the queue between requests and GPUs",
-		Long: "See and steer Penstock, through the API of a leader, or through the same API in this process on the\n" +
-			"database, so that it works while no leader runs.\n\n" +
+		Short: "Inspect and control Penstock, a task queue on Postgres for calls to GPU workers",
+		Long: "Inspect and control Penstock, a task queue on Postgres for calls to GPU workers. Commands use the\n" +
+			"API of a leader, or run the same API in this process on the database, so that they work while no\n" +
+			"leader runs.\n\n" +
 			"The API is --server or PENSTOCK_SERVER, with a token in --token-file or PENSTOCK_TOKEN.\n" +
 			"The database is --database-url or PENSTOCK_DATABASE_URL, else PGHOST, PGUSER and so on.\n" +
-			"Whatever changes behaviour needs a --reason, which ends up in the audit.\n\n" + exitHelp,
+			"Commands that change behaviour need a --reason, which is recorded in the audit.\n\n" + exitHelp,
 		SilenceUsage: true, SilenceErrors: true,
 		PersistentPreRunE: func(c *cobra.Command, args []string) error {
 			a.started, a.command = true, c.CommandPath()

@@ -16,7 +16,7 @@ import (
 const deploymentPath = "/v1/scale/deployments/%v"
 
 func scaleStatus(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "status", Short: "Deployments, their desired instances, and why", Args: cobra.NoArgs}
+	c := &cobra.Command{Use: "status", Short: "Deployments with desired instances and reasons", Args: cobra.NoArgs}
 	type state = operator.ScaleState
 	of := func(value func(state) string) func(operator.Deployment) string {
 		return func(d operator.Deployment) string {
@@ -145,7 +145,7 @@ var deploymentSettings = []string{"backend", "target", "policy", "template", "co
 
 func scaleSet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "set DEPLOYMENT", Short: "Make a deployment of a model, or change what is given",
+		Use: "set DEPLOYMENT", Short: "Create a deployment of a model, or change the given settings",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDeployments,
 		Example: "  penstock scale set llama --model llama --set 'policy={\"slots\": 4}' --reason new\n" +
 			"  penstock scale set llama-own --set mode=up-only --reason launch",

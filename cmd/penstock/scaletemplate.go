@@ -15,7 +15,8 @@ var templateSettings = []string{"backend", "target", "policy", "template", "cost
 
 func scaleTemplate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "template MODEL", Short: "Set what the first request of a model makes a deployment from, or --clear it",
+		Use:   "template MODEL",
+		Short: "Set the template from which the first request of a model creates a deployment, or --clear it",
 		Long: "Set what the first request of a model makes a deployment from, while the model has none. What is\n" +
 			"not given takes its default. A deployment that was made from it follows: where its template changed,\n" +
 			"its instances are replaced one by one. It goes when it has no instance and its last request is older\n" +

@@ -12,7 +12,7 @@ import (
 )
 
 func slotCommand(a *app) *cobra.Command {
-	return noun("slot", "Slots: calls that nodes may have on an instance at once",
+	return noun("slot", "Slots: the calls that an instance takes at once, and their holders",
 		slotList(a), slotDead(a), slotFree(a), slotGroup(a))
 }
 

@@ -73,7 +73,7 @@ type issued struct {
 
 func tokenCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "create NAME", Short: "Make a token and print its secret, which cannot be read again",
+		Use: "create NAME", Short: "Create a token and print its secret, which cannot be read again",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock token create ci --scope push,read --queue mails --expires 2160h --reason 'build server'",
 	}

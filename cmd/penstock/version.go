@@ -25,7 +25,7 @@ type version struct {
 }
 
 func versionCommand(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "version", Short: "What this program was built from", Args: cobra.NoArgs}
+	c := &cobra.Command{Use: "version", Short: "Version and commit of this program", Args: cobra.NoArgs}
 	c.RunE = func(*cobra.Command, []string) error {
 		v, err := built()
 		if err != nil {

@@ -218,7 +218,7 @@ func (a *app) sealing(server conn, does, path string, open func() error, fields 
 
 func webhookDisable(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "disable URL", Short: "Send a receiver nothing more until it is registered again",
+		Use: "disable URL", Short: "Disable a receiver until it is registered again",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {

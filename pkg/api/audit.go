@@ -14,7 +14,7 @@ func (a *API) auditRoutes() {
 		scope:   read, of: ofPlatform,
 	}, a.listAudit)
 	add(a, route{
-		method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live system at one moment",
+		method: "GET", path: "/v1/snapshot", id: "show-snapshot", summary: "The live state of the system at one moment",
 		scope: read, of: ofPlatform,
 	}, func(ctx context.Context, _ *struct{}) (*answer[operator.Snapshot], error) {
 		s, err := a.operator.Snapshot(ctx, nil)

@@ -16,7 +16,7 @@ import (
 func (a *API) batchRoutes() {
 	const one = "/v1/batches/{id}"
 	add(a, route{
-		method: "GET", path: "/v1/batches", id: "list-batches", summary: "Batches and how far they are, newest first",
+		method: "GET", path: "/v1/batches", id: "list-batches", summary: "Batches with their progress, newest first",
 		scope: read, of: ofQueue,
 	}, a.listBatches)
 	a.raw(route{
@@ -25,18 +25,18 @@ func (a *API) batchRoutes() {
 		scope:   operate, of: ofQueue, status: http.StatusCreated, bytesMax: a.cfg.BodyBytesMax,
 	}, a.describeBatch, a.createBatch)
 	add(a, route{
-		method: "GET", path: one, id: "show-batch", summary: "One batch",
+		method: "GET", path: one, id: "show-batch", summary: "One batch with its progress and result",
 		scope: read, of: ofBatch,
 	}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
 		found, err := a.operator.Batch(ctx, in.ID)
 		return &answer[operator.Batch]{found}, err
 	})
 	verb[idPause](a, operator.PauseBatch, route{
-		path: one + "/pause", id: "pause-batch", summary: "Take the parts that do not run out of the queue",
+		path: one + "/pause", id: "pause-batch", summary: "Pause a batch: its waiting parts leave the queue",
 		scope: operate, of: ofBatch,
 	})
 	verb[idVerb](a, operator.ResumeBatch, route{
-		path: one + "/resume", id: "resume-batch", summary: "End a pause",
+		path: one + "/resume", id: "resume-batch", summary: "Resume a batch",
 		scope: operate, of: ofBatch,
 	})
 	verb[idVerb](a, operator.CancelBatch, route{
@@ -44,7 +44,7 @@ func (a *API) batchRoutes() {
 		scope: operate, of: ofBatch,
 	})
 	verb[idVerb](a, operator.RetryBatch, route{
-		path: one + "/retry", id: "retry-batch", summary: "Run the parts again that did not end done",
+		path: one + "/retry", id: "retry-batch", summary: "Retry the parts of a batch that did not end as done",
 		scope: operate, of: ofBatch,
 	})
 }

@@ -10,7 +10,7 @@ import (
 func (a *API) blockedKeyRoutes() {
 	add(a, route{
 		method: "GET", path: "/v1/blocked-keys", id: "list-blocked-keys",
-		summary: "Lock keys that a failure blocks, and since when",
+		summary: "Lock keys that are blocked by a failure, with its time",
 		scope:   read, of: ofQueue,
 	}, a.listBlockedKeys)
 	add(a, route{

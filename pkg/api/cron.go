@@ -40,16 +40,16 @@ func (a *API) cronRoutes() {
 		scope: admin, of: ofCron,
 	})
 	verb[namePause](a, operator.PauseCronJob, route{
-		path: one + "/pause", id: "pause-cron-job", summary: "Keep it from firing",
+		path: one + "/pause", id: "pause-cron-job", summary: "Pause a cron job",
 		scope: operate, of: ofCron,
 	})
 	verb[nameVerb](a, operator.ResumeCronJob, route{
 		path: one + "/resume", id: "resume-cron-job",
-		summary: "End a pause; the catch-up policy says what becomes of missed times",
+		summary: "Resume a cron job; its catch-up policy decides about the times that passed meanwhile",
 		scope:   operate, of: ofCron,
 	})
 	verb[nameVerb](a, operator.RunCronJob, route{
-		path: one + "/run", id: "run-cron-job", summary: "Ask for one run now, beside the schedule",
+		path: one + "/run", id: "run-cron-job", summary: "Fire a cron job once now, beside its schedule",
 		scope: operate, of: ofCron, status: http.StatusAccepted,
 	})
 }

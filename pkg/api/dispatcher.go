@@ -29,24 +29,24 @@ func (a *API) dispatcherRoutes() {
 	}, a.describeSubmission, a.submitJob)
 	add(a, route{
 		method: "POST", path: "/admin/register", id: "register-server",
-		summary: "Make a server of a model known; a model that is not known yet is spoken to as by a dispatcher",
+		summary: "Register a server of a model; an unknown model is created with the protocol of a dispatcher",
 		scope:   admin, of: ofPlatform,
 	}, a.registerServer)
 	add(a, route{
 		method: "GET", path: config, id: "show-model-config",
-		summary: "The config of a model in force: what was registered, what is laid over it, and defaults",
+		summary: "Effective config of a model: registered values, override and defaults",
 		scope:   read, of: ofModel,
 	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		return a.modelConfig(ctx, in.Model)
 	})
 	add(a, route{
 		method: "PUT", path: config, id: "put-model-config",
-		summary: "Lay fields over a model's config, instead of those that were laid over it",
+		summary: "Replace the override of a model's config",
 		scope:   admin, of: ofPlatform,
 	}, a.putModelConfig)
 	add(a, route{
 		method: "DELETE", path: config, id: "delete-model-config",
-		summary: "Take away what was laid over a model's config",
+		summary: "Remove the override of a model's config",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
 		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
@@ -59,19 +59,20 @@ func (a *API) dispatcherRoutes() {
 		summary: fmt.Sprintf("The newest failures of all models together, up to %d", dlqMax),
 	}, a.listDLQ)
 	add(a, route{
-		method: "POST", path: dlq + "/{id}/retry", id: "retry-job", summary: "Put a failed entry back into its queue",
-		scope: operate, of: ofEntry,
+		method: "POST", path: dlq + "/{id}/retry", id: "retry-job",
+		summary: "Retry a failed entry: it goes back into its queue",
+		scope:   operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}},
 			a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
 	})
 	add(a, route{
 		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs",
-		summary: "Put the failures of all models back: a bulk operation for each",
+		summary: "Retry the failures of all models: one bulk operation for each",
 		scope:   operate, of: ofPlatform, status: http.StatusAccepted,
 	}, a.retryAll)
 	add(a, route{
-		method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Forget a failure",
+		method: "DELETE", path: dlq + "/{id}", id: "delete-job", summary: "Discard a failure",
 		scope: operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}},

@@ -49,25 +49,25 @@ func (a *API) entryRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listEntries)
 	add(a, route{
-		method: "GET", path: one, id: "show-entry", summary: "One entry, living or ended",
+		method: "GET", path: one, id: "show-entry", summary: "One entry, whether it waits, runs or has ended",
 		scope: read, own: true, of: ofEntry, timeout: waitMax + a.cfg.Timeout,
 	}, a.entry)
 	a.raw(route{
 		method: "GET", path: one + "/events", id: "follow-entry",
-		summary: "What happens to an entry, as server-sent events",
+		summary: "Events of an entry, as a stream of server-sent events",
 		scope:   read, of: ofEntry, timeout: -1,
 	}, describeEvents, a.events)
 	add(a, route{
 		method: "POST", path: one + "/cancel", id: "cancel-entry",
-		summary: "End an entry, or ask the node that runs it to",
+		summary: "Cancel an entry; if it runs, its node is asked to end it",
 		scope:   operate, of: ofEntry,
 	}, a.cancelEntry)
 	verb[idVerb](a, operator.DisableEntry, route{
-		path: one + "/disable", id: "disable-entry", summary: "Take an entry out of line",
+		path: one + "/disable", id: "disable-entry", summary: "Disable an entry: it is not claimed until it is enabled",
 		scope: operate, of: ofEntry,
 	})
 	verb[idVerb](a, operator.EnableEntry, route{
-		path: one + "/enable", id: "enable-entry", summary: "Put a disabled entry back",
+		path: one + "/enable", id: "enable-entry", summary: "Enable a disabled entry at its old position",
 		scope: operate, of: ofEntry,
 	})
 	const some = "/v1/queues/{queue}/entries"
@@ -80,9 +80,12 @@ func (a *API) entryRoutes() {
 	}
 	change(operator.DisableEntry, route{
 		path: some + "/disable", id: "disable-entries",
-		summary: "Disable all entries of a name or lock key, those to come as well",
+		summary: "Disable all entries of a name or lock key, later ones too",
 	})
-	change(operator.EnableEntry, route{path: some + "/enable", id: "enable-entries", summary: "End disable-entries"})
+	change(operator.EnableEntry, route{
+		path: some + "/enable", id: "enable-entries",
+		summary: "Enable the entries of a name or lock key again",
+	})
 }
 
 type entriesVerb struct {

@@ -14,7 +14,7 @@ func (a *API) failureRoutes() {
 	}, a.listFailures)
 	add(a, route{
 		method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes",
-		summary: "What the newest 10,000 failures were about",
+		summary: "Causes of the newest 10,000 failures: fingerprints by frequency",
 		scope:   read, of: ofQueue,
 	}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
 		found, err := a.operator.Causes(ctx, in.Queue, 200)
@@ -28,11 +28,11 @@ func (a *API) failureRoutes() {
 		return &answer[operator.FailureDetail]{found}, err
 	})
 	verb[idVerb](a, operator.RetryFailure, route{
-		path: one + "/retry", id: "retry-failure", summary: "Put a failed entry back into its queue",
+		path: one + "/retry", id: "retry-failure", summary: "Retry a failed entry: it goes back into its queue",
 		scope: operate, of: ofEntry,
 	})
 	verb[idVerb](a, operator.DiscardFailure, route{
-		path: one + "/discard", id: "discard-failure", summary: "Forget a failure",
+		path: one + "/discard", id: "discard-failure", summary: "Discard a failure",
 		scope: operate, of: ofEntry,
 	})
 }

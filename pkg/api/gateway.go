@@ -11,7 +11,7 @@ import (
 func (a *API) gatewayRoutes() {
 	add(a, route{
 		method: "GET", path: "/v1/gateway/pools", id: "list-pools",
-		summary: "Pools of models by name: slots, the parts kept for online calls and entries, and settings",
+		summary: "Pools of models by name: slots, shares reserved for online calls and for entries, and settings",
 		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.PoolShare]], error) {
 		found, err := a.operator.Pools(ctx, operator.PageMax)

@@ -18,7 +18,7 @@ type InLimit struct {
 func (a *API) limitRoutes() {
 	const one = "/v1/limits/{limit}"
 	add(a, route{
-		method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, and what is in use",
+		method: "GET", path: "/v1/limits", id: "list-limits", summary: "Limits by name, with their use",
 		scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Limit]], error) {
 		found, err := a.operator.Limits(ctx, operator.PageMax)
@@ -32,7 +32,7 @@ func (a *API) limitRoutes() {
 		return &tagged[operator.Limit]{limitTag(found), found}, err
 	})
 	change(a, route{
-		method: "PUT", path: one, id: "set-limit", summary: "Make a limit, or change what is given of it",
+		method: "PUT", path: one, id: "set-limit", summary: "Create a limit, or change the given settings",
 		scope: admin, of: ofPlatform,
 	}, a.setLimit)
 	change(a, route{
@@ -46,12 +46,12 @@ func (a *API) limitRoutes() {
 	}, a.listApplications)
 	change(a, route{
 		method: "PUT", path: "/v1/applications/{application}/quota", id: "set-quota",
-		summary: "Bound what an application uses over all its queues",
+		summary: "Set the quota of an application over all its queues",
 		scope:   admin, of: ofPlatform,
 	}, a.setQuota)
 	change(a, route{
 		method: "DELETE", path: "/v1/applications/{application}/quota", id: "remove-quota",
-		summary: "Remove that bound",
+		summary: "Remove the quota of an application",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InApplication
@@ -62,7 +62,7 @@ func (a *API) limitRoutes() {
 		return a.quota(ctx, in.Conditional, in.Application, nil, in.by(ctx))
 	})
 	add(a, route{
-		method: "GET", path: "/v1/usage", id: "list-usage", summary: "What flows use now and used of late",
+		method: "GET", path: "/v1/usage", id: "list-usage", summary: "Use of slots by flow, now and in the last hours",
 		scope: read, of: ofQueue,
 	}, a.listUsage)
 	add(a, route{
@@ -70,8 +70,9 @@ func (a *API) limitRoutes() {
 		summary: "Calls, GPU time and tokens by hour, queue, model and flow", scope: read, of: ofQueue,
 	}, a.listUsageHours)
 	change(a, route{
-		path: "/v1/flows/weight", id: "set-flow-weight", summary: "Give a flow a larger or smaller share beside others",
-		scope: admin, of: ofQueue,
+		path: "/v1/flows/weight", id: "set-flow-weight",
+		summary: "Set the weight of a flow: its share relative to the 1 of others",
+		scope:   admin, of: ofQueue,
 	}, func(ctx context.Context, in *struct {
 		OfOneQueue
 		Body struct {

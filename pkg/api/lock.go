@@ -14,7 +14,7 @@ func (a *API) lockRoutes() {
 	}, a.listLocks)
 	add(a, route{
 		method: "GET", path: "/v1/locks/suspects", id: "verify-locks",
-		summary: "Locks that look stuck or wrong; none is the good answer",
+		summary: "Lock records that break a rule of the schema; an empty list is the normal answer",
 		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *struct{}) (*answer[list[operator.Suspect]], error) {
 		found, err := a.operator.VerifyLocks(ctx, 1000)
@@ -22,7 +22,7 @@ func (a *API) lockRoutes() {
 	})
 	change(a, route{
 		method: "POST", path: "/v1/queues/{queue}/locks/{token}/unlock", id: "force-unlock",
-		summary: "End a lock by hand, so that its key is ready again at its old position",
+		summary: "End a lock record by hand; its key is ready again at its old position",
 		scope:   admin, of: ofQueue,
 	}, func(ctx context.Context, in *unlocking) error {
 		return a.operator.ForceUnlock(ctx, operator.Unlock{

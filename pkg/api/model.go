@@ -41,20 +41,20 @@ func (a *API) modelRoutes() {
 		return &tagged[operator.Model]{etag(found.Config, found.Override), found}, err
 	})
 	add(a, route{
-		method: "PUT", path: one, id: "register-model", summary: "Make a model known, or replace its config",
+		method: "PUT", path: one, id: "register-model", summary: "Register a model, or replace its config",
 		scope: admin, of: ofPlatform,
 	}, a.registerModel)
 	verb[modelRemoval](a, operator.RemoveModel, route{
-		method: "DELETE", path: one, id: "remove-model", summary: "Forget a model that has no instances",
+		method: "DELETE", path: one, id: "remove-model", summary: "Remove a model that has no instances",
 		scope: admin, of: ofPlatform,
 	})
 	change(a, route{
 		method: "PUT", path: one + "/override", id: "override-model",
-		summary: "Lay fields over a model's config, for all nodes at once",
+		summary: "Override fields of a model's config, for all nodes at once",
 		scope:   admin, of: ofPlatform,
 	}, a.overrideModel)
 	change(a, route{
-		method: "DELETE", path: one + "/override", id: "end-override", summary: "Go back to the config",
+		method: "DELETE", path: one + "/override", id: "end-override", summary: "Remove the override of a model",
 		scope: admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InModel
@@ -74,7 +74,7 @@ func (a *API) instanceRoutes() {
 	}, a.listInstances)
 	change(a, route{
 		method: "PUT", path: instance, id: "register-instance",
-		summary: "Make an endpoint known or change it; ends a drain and a quarantine",
+		summary: "Register an instance or change it; a drain and a quarantine of it end",
 		scope:   admin, of: ofPlatform,
 	}, a.registerInstance)
 	add(a, route{
@@ -83,8 +83,9 @@ func (a *API) instanceRoutes() {
 		scope:   announce, of: ofModel,
 	}, a.announceInstance)
 	change(a, route{
-		path: instance + "/drain", id: "drain-instance", summary: "Send it no new calls; those in flight end",
-		scope: operate, of: ofModel,
+		path: instance + "/drain", id: "drain-instance",
+		summary: "Drain an instance: it gets no new calls, and those in flight end",
+		scope:   operate, of: ofModel,
 	}, func(ctx context.Context, in *struct {
 		InServer
 		Reasoned
@@ -93,7 +94,7 @@ func (a *API) instanceRoutes() {
 		return a.operator.DrainInstance(ctx, in.Model, in.Server, in.Body.by(ctx))
 	})
 	change(a, route{
-		method: "DELETE", path: instance, id: "remove-instance", summary: "Forget an endpoint",
+		method: "DELETE", path: instance, id: "remove-instance", summary: "Remove an instance",
 		scope: operate, of: ofModel,
 	}, func(ctx context.Context, in *struct {
 		InServer

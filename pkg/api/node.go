@@ -22,8 +22,9 @@ func (a *API) nodeRoutes() {
 		return &answer[operator.Node]{found}, err
 	})
 	verb[idVerb](a, operator.DrainNode, route{
-		path: one + "/drain", id: "drain-node", summary: "Claim nothing more, finish, hand back the rest, exit",
-		scope: operate, of: ofNode,
+		path: one + "/drain", id: "drain-node",
+		summary: "Drain a node: it claims nothing more, finishes its runs, hands back the rest and exits",
+		scope:   operate, of: ofNode,
 	})
 }
 

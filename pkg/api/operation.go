@@ -11,7 +11,7 @@ import (
 func (a *API) operationRoutes() {
 	const one = "/v1/operations/{id}"
 	add(a, route{
-		method: "GET", path: "/v1/operations", id: "list-operations", summary: "Operations on many, newest first",
+		method: "GET", path: "/v1/operations", id: "list-operations", summary: "Bulk operations, newest first",
 		scope: read, of: ofQueue,
 	}, a.listOperations)
 	add(a, route{
@@ -20,7 +20,7 @@ func (a *API) operationRoutes() {
 		scope:   operate, of: ofQueue, status: http.StatusAccepted,
 	}, a.startOperation)
 	add(a, route{
-		method: "GET", path: one, id: "show-operation", summary: "One operation and how far it is",
+		method: "GET", path: one, id: "show-operation", summary: "One operation with its progress",
 		scope: read, of: ofOperation,
 	}, func(ctx context.Context, in *InID) (*answer[operator.Operation], error) {
 		found, err := a.operator.Operation(ctx, in.ID)
@@ -28,11 +28,11 @@ func (a *API) operationRoutes() {
 	})
 	add(a, route{
 		method: "POST", path: one + "/step", id: "step-operation",
-		summary: "Carry out the next part of it now, without waiting for the elected leader",
+		summary: "Carry out the next step of an operation now, without waiting for the elected leader",
 		scope:   operate, of: ofOperation,
 	}, a.stepOperation)
 	verb[idVerb](a, operator.CancelOperation, route{
-		path: one + "/cancel", id: "cancel-operation", summary: "End it; what it has changed stays changed",
+		path: one + "/cancel", id: "cancel-operation", summary: "End an operation; the changes that it made remain",
 		scope: operate, of: ofOperation,
 	})
 }

@@ -11,7 +11,7 @@ import (
 func (a *API) pauseRoutes() {
 	const all = "/v1/pauses"
 	add(a, route{
-		method: "GET", path: all, id: "list-pauses", summary: "Every pause that lasts, oldest first",
+		method: "GET", path: all, id: "list-pauses", summary: "Pauses in force, oldest first",
 		scope: read, of: ofQueue,
 	}, a.listPauses)
 	change(a, route{

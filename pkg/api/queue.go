@@ -25,8 +25,9 @@ type OfOneQueue struct {
 func (a *API) queueRoutes() {
 	const one = "/v1/queues/{queue}"
 	add(a, route{
-		method: "GET", path: "/v1/queues", id: "list-queues", summary: "How the queues stand",
-		scope: read,
+		method: "GET", path: "/v1/queues", id: "list-queues",
+		summary: "State of each queue: entries by state, age of the first, rates",
+		scope:   read,
 	}, a.listQueues)
 	change(a, route{
 		path: "/v1/queues", status: http.StatusCreated, id: "create-queue", summary: "Make a queue",
@@ -49,15 +50,15 @@ func (a *API) queueRoutes() {
 		scope: read, of: ofQueue,
 	}, a.listLanes)
 	add(a, route{
-		method: "GET", path: one + "/samples", id: "list-samples", summary: "How the queue stood, oldest first",
+		method: "GET", path: one + "/samples", id: "list-samples", summary: "Samples of a queue's state, oldest first",
 		scope: read, of: ofQueue,
 	}, a.listSamples)
 	verb[queuePause](a, operator.PauseQueue, route{
-		path: one + "/pause", id: "pause-queue", summary: "Stop claims; what runs goes on",
+		path: one + "/pause", id: "pause-queue", summary: "Pause claims from a queue; runs go on",
 		scope: operate, of: ofQueue,
 	})
 	verb[queueVerb](a, operator.ResumeQueue, route{
-		path: one + "/resume", id: "resume-queue", summary: "End a pause",
+		path: one + "/resume", id: "resume-queue", summary: "Resume a queue",
 		scope: operate, of: ofQueue,
 	})
 	verb[queueVerb](a, operator.DisableQueue, route{

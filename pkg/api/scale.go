@@ -38,12 +38,12 @@ func (a *API) scaleRoutes() {
 	})
 	change(a, route{
 		method: "PUT", path: one, id: "set-deployment",
-		summary: "Make a deployment of a model, or change what is given of it",
+		summary: "Create a deployment of a model, or change the given settings",
 		scope:   admin, of: ofPlatform,
 	}, a.setDeployment)
 	change(a, route{
 		method: "DELETE", path: one, id: "remove-deployment",
-		summary: "Forget a deployment; its instances stay",
+		summary: "Remove a deployment; its instances stay",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InDeployment
@@ -64,7 +64,7 @@ func (a *API) scaleRoutes() {
 	}, a.overrideDeployment)
 	change(a, route{
 		method: "DELETE", path: "/v1/scale/override", id: "end-deployment-override",
-		summary: "Let the policy decide again",
+		summary: "End the override of a deployment; its policy decides again",
 		scope:   operate, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		Why
@@ -94,12 +94,12 @@ func (a *API) scaleRoutes() {
 func (a *API) scaleRecordRoutes() {
 	add(a, route{
 		method: "GET", path: "/v1/scale/minutes", id: "list-scale-minutes",
-		summary: "What a model did in each minute, and what was decided, oldest first",
+		summary: "Use of a model by minute, with the decisions about it, oldest first",
 		scope:   read, of: ofPlatform,
 	}, a.listScaleMinutes)
 	add(a, route{
 		method: "POST", path: "/v1/scale/simulate", id: "simulate-scale-policy",
-		summary: "What another policy would have done with the recorded minutes of a model",
+		summary: "Decisions of another policy over the recorded minutes of a model",
 		scope:   read, of: ofPlatform, status: 200,
 	}, a.simulateScalePolicy)
 }

@@ -19,7 +19,7 @@ func (a *API) scaleCompatRoutes() {
 	for method, id := range map[string]string{"GET": "compat-scale-by-get", "POST": "compat-scale-model"} {
 		add(a, route{
 			method: method, path: "/models/scale", id: id,
-			summary: "Add instances to what a model is to have, for a time",
+			summary: "Add a number of instances to the desired ones of a model, for a time",
 			scope:   operate, of: ofPlatform,
 		}, a.compatScale)
 	}

@@ -11,7 +11,7 @@ func (a *API) scaleTemplateRoutes() {
 	const one = "/v1/scale/templates/{model}"
 	add(a, route{
 		method: "GET", path: "/v1/scale/templates", id: "list-deployment-templates",
-		summary: "What the first requests of models make deployments from",
+		summary: "Templates from which first requests of models create deployments",
 		scope:   read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.DeploymentTemplate]], error) {
 		return paged(*in, func(after string, limit int) ([]operator.DeploymentTemplate, error) {
@@ -20,7 +20,7 @@ func (a *API) scaleTemplateRoutes() {
 	})
 	change(a, route{
 		method: "PUT", path: one, id: "set-deployment-template",
-		summary: "Set what the first request of a model makes a deployment from; one that was made follows",
+		summary: "Set the template of the deployment that a model's first request creates; an existing one follows it",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *templateSetting) error {
 		if err := checkPolicy(in.Body.Settings["policy"]); err != nil {
@@ -34,7 +34,7 @@ func (a *API) scaleTemplateRoutes() {
 	})
 	change(a, route{
 		method: "DELETE", path: one, id: "remove-deployment-template",
-		summary: "Make no more deployments of a model on demand; one that was made stays until it is idle",
+		summary: "Remove the template of a model; a deployment that was created from it stays until it is idle",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *struct {
 		InTemplate

@@ -18,7 +18,7 @@ func (a *API) slotRoutes() {
 	}, a.listDeadSlots)
 	add(a, route{
 		method: "POST", path: "/v1/models/{model}/slots/free", id: "free-dead-slots",
-		summary: "Free the slots of dead nodes before their workers have been seen without those calls",
+		summary: "Free the slots of dead nodes at once, without waiting until their workers report no such calls",
 		scope:   operate, of: ofModel,
 	}, a.freeDeadSlots)
 	change(a, route{

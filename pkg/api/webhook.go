@@ -118,7 +118,7 @@ func (a *API) webhookRoutes() {
 	}, a.rotateWebhook)
 	change(a, route{
 		path: all + "/disable", id: "disable-webhook", scope: admin, of: ofPlatform,
-		summary: "Send a receiver nothing more until it is registered again",
+		summary: "Disable a receiver until it is registered again",
 	}, func(ctx context.Context, in *webhookChange) error {
 		keeper, err := a.webhooks()
 		if err != nil {
