@@ -289,10 +289,16 @@ func free(o worker.Outcome, r *route, body []byte) bool {
 	return o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.MaybeRunning && len(bytes.TrimSpace(body)) == 0)
 }
 
-// refuse keeps the answer of a worker without room, or sends it on.
+// refuse keeps the answer of a worker without room, or sends it on. One without a body becomes an error of the gateway.
 func (c *call) refuse(answer *http.Response, r *refusal) result {
 	if c.mayRetry() {
 		return result{again: true, usage: Taken{Busy: true, RetryAfter: r.retryAfter}, err: errors.New(r.reason)}
+	}
+	if len(r.body) == 0 {
+		answer.Body.Close()
+		return result{usage: Taken{Busy: true, RetryAfter: r.retryAfter}, err: &Rejection{
+			Reason: DropOverloaded, RetryAfter: r.retryAfter, Detail: "the workers that were asked have no room",
+		}}
 	}
 	worker := answer.Body
 	defer worker.Close()

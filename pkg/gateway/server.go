@@ -386,6 +386,7 @@ func (s *serving) refused(r *Rejection) {
 
 // outcome is what the client still has to be told.
 func (s *serving) outcome(ctx context.Context, r result) error {
+	var refused *Rejection
 	switch {
 	case r.answered:
 		if r.err != nil {
@@ -402,6 +403,8 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 		}
 	case s.r.Context().Err() != nil:
 		return &Rejection{Reason: DropCancelled}
+	case errors.As(r.err, &refused):
+		return refused
 	default:
 		return &Rejection{Reason: DropUpstream, Detail: worded(r.err)}
 	}

@@ -423,6 +423,22 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 	}
 }
 
+// A refusal without a body tells a client nothing. Where the second instance refuses the call as well, the client gets
+// the error of a pool without room, and is told when the worker wants to be asked again.
+func TestRefusalWithoutABodyIsAnErrorWithAReason(t *testing.T) {
+	t.Parallel()
+	full := func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "40")
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	p := startPlant(t, nil, full, full)
+	answer := p.post(chat, `{"model":"m"}`)
+	refusedWith(t, answer, http.StatusTooManyRequests, "overloaded", "overloaded")
+	if s, err := strconv.Atoi(answer.Header.Get("Retry-After")); err != nil || s < 40 || s > 50 {
+		t.Errorf("Retry-After is %q, want 40 s and up to a quarter more", answer.Header.Get("Retry-After"))
+	}
+}
+
 // A worker sends comments while it computes: they show the client that its connection lives.
 func TestCommentBeforeTheFirstEventPassesAtOnce(t *testing.T) {
 	t.Parallel()
