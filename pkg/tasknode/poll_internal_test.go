@@ -23,3 +23,32 @@ func TestThreadsRestWhileAnotherOnePolls(t *testing.T) {
 		t.Errorf("after a poll of 10ms the poll that was wanted meanwhile may begin after %v, want 100ms", wait)
 	}
 }
+
+// A node that is idle polls at the usual time. It polls less often the longer the database takes to answer, so that a
+// slow one is not asked more often than before, and as usual again once answers come in time.
+func TestIdlePollsGetRarerWhileTheDatabaseIsSlow(t *testing.T) {
+	const usual = 250 * time.Millisecond
+	var p lanePoll
+	now := time.Now()
+	for _, c := range []struct{ took, every, notBefore time.Duration }{
+		{time.Millisecond, usual, 10 * time.Millisecond},
+		{50 * time.Millisecond, time.Second, 500 * time.Millisecond},
+		{10 * time.Second, 5 * time.Second, 5 * time.Second},
+		{time.Millisecond, usual, 10 * time.Millisecond},
+	} {
+		p.want()
+		if !p.start(now) {
+			t.Fatal("a poll that is wanted, and may begin, does not begin")
+		}
+		now = now.Add(c.took)
+		p.end(now, c.took, false)
+		if got := p.every(usual); got != c.every {
+			t.Errorf("after a poll of %v the next one of an idle node comes after %v, want %v", c.took, got, c.every)
+		}
+		p.want()
+		if got := p.wait(now); got != c.notBefore {
+			t.Errorf("after a poll of %v a hint has the next one after %v, want %v", c.took, got, c.notBefore)
+		}
+		now = now.Add(c.notBefore)
+	}
+}
