@@ -173,14 +173,14 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	left, drained := s.drain(ctx)
-	var faultFree time.Duration
+	drained := s.drain(ctx, "drain.txt")
+	left, faultFree := drained.left, time.Duration(0)
 	if len(left) == 0 {
 		if left, faultFree, err = s.runWithoutFaults(ctx, backlog); err != nil {
 			return 0, err
 		}
-		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s\n",
-			len(backlog), round(drained), endedWithin(left, faultFree))
+		fmt.Printf("chaos: %d entries were left by the faults and ended within %v, without faults %s; last: %s\n",
+			len(backlog), round(drained.took), endedWithin(left, faultFree), drained.last)
 	}
 	unhinted, err := s.probe(ctx)
 	if err != nil {
@@ -191,8 +191,9 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	h.Unfinished, h.Drained, h.FaultFree, h.Unhinted = left, drained, faultFree, unhinted
-	h.Unserved = unserved
+	h.Unfinished, h.Drained, h.Last, h.FaultFree = left, drained.took, drained.last, faultFree
+	h.Doubtful, h.Freed = drained.doubtful, drained.freed
+	h.Unhinted, h.Unserved = unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err
 	}

@@ -70,9 +70,17 @@ SELECT relname::text, pg_total_relation_size(relid), n_dead_tup
 	})
 }
 
-// drain waits until nothing is left to do, and returns what is left when the time is up.
-func (s *site) drain(ctx context.Context) (left []string, took time.Duration) {
-	const sql = `
+// drained is what became of the work that was left, and of slots whose call may still run.
+type drained struct {
+	left     []string      // work that has not ended
+	took     time.Duration // until all work had ended
+	last     string        // what ended last
+	doubtful []string      // slots that are still in doubt
+	freed    time.Duration // until no slot was in doubt
+}
+
+// workSQL lists what has not ended. Schedules go on: of their locks those count that were taken before $1.
+const workSQL = `
 SELECT q.name || ': entry ' || e.id || ', ' || e.status || ', attempt ' || e.attempt
        || coalesce(', key ' || e.lock_key, '')
   FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
@@ -83,23 +91,55 @@ SELECT 'lock of ' || l.lock_key || ' of ' || q.name || ', token ' || l.token || 
        || age(clock_timestamp(), l.claimed_at) || ' old, on '
        || coalesce(n.name || ', which lists it: ' || (l.token = ANY (n.tokens)), 'an unknown node')
   FROM penstock.lock l JOIN penstock.queue q ON q.id = l.queue_id LEFT JOIN penstock.node n ON n.id = l.node_id
+ WHERE q.kind <> 'cron' OR l.claimed_at < $1::timestamptz
 UNION ALL
-SELECT 'batch ' || id || ' is ' || status FROM penstock.batch WHERE ended_at IS NULL
-UNION ALL
-SELECT 'slot of instance ' || instance_id || ' is in doubt' FROM penstock.slot WHERE doubt_at IS NOT NULL`
-	began := time.Now()
-	for deadline := began.Add(2 * s.cfg.drainMax); ; time.Sleep(100 * time.Millisecond) {
-		rows, err := s.db.pool.Query(ctx, sql)
-		if err == nil {
-			left, err = pgx.CollectRows(rows, pgx.RowTo[string])
+SELECT 'batch ' || id || ' is ' || status FROM penstock.batch WHERE ended_at IS NULL`
+
+const doubtfulSQL = `
+SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model || ' is in doubt: ' || s.doubt
+  FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
+ WHERE s.doubt_at IS NOT NULL`
+
+// drain waits until no work is left and no slot is in doubt, or the time is up. What was left when is beside the logs.
+func (s *site) drain(ctx context.Context, name string) (d drained) {
+	began, from := time.Now(), s.list(ctx, `SELECT clock_timestamp()::text`)[0]
+	deadline, working, doubting := began.Add(2*s.cfg.drainMax), true, true
+	var seen strings.Builder
+	defer func() { _ = os.WriteFile(filepath.Join(s.cfg.logs, name), []byte(seen.String()), 0o600) }()
+	for before := []string{""}; ; time.Sleep(100 * time.Millisecond) {
+		d.left, d.doubtful = s.list(ctx, workSQL, from), s.list(ctx, doubtfulSQL)
+		if all := slices.Concat(d.left, d.doubtful); !slices.Equal(all, before) {
+			some := all[:min(10, len(all))]
+			fmt.Fprintf(&seen, "%v after the faults %d, as %q\n", round(time.Since(began)), len(all), some)
+			before = all
 		}
-		if err != nil {
-			left = []string{"the database does not answer: " + err.Error()}
+		if working {
+			d.took = time.Since(began)
 		}
-		if len(left) == 0 || time.Now().After(deadline) {
-			return left, time.Since(began)
+		if doubting {
+			d.freed = time.Since(began)
+		}
+		if working = len(d.left) > 0; working {
+			d.last = d.left[0]
+		}
+		doubting = len(d.doubtful) > 0
+		if !working && !doubting || time.Now().After(deadline) {
+			return d
 		}
 	}
+}
+
+// list reads a column of text. A database that does not answer is one row.
+func (s *site) list(ctx context.Context, sql string, args ...any) []string {
+	rows, err := s.db.pool.Query(ctx, sql, args...)
+	if err != nil {
+		return []string{"the database does not answer: " + err.Error()}
+	}
+	list, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return []string{"the database does not answer: " + err.Error()}
+	}
+	return list
 }
 
 // tolerance is how late the harness may have seen something: the end of a connection takes a moment
@@ -128,7 +168,8 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	ticks := s.cfg.timetable()
 	h := &judge.History{
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
-		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
+		DoubtMax: doubtMax,
+		Jobs:     ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
 		LocksMax: map[string]int{"limited": limitedLocks},
 		Effects:  map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}

@@ -18,6 +18,9 @@ const (
 	attemptsMax  = 60
 	crashesMax   = 60
 	runMax       = 8 * time.Second
+	// doubtMax is how long a slot is in doubt at most although its worker has no call: the grace of the prober, and
+	// until its next probe, which are 10 s, 5 s and a quarter, and a second for who makes it.
+	doubtMax = 17250 * time.Millisecond
 )
 
 // timetable is when the schedules of a run fire. Jitter spreads them, so that each firing is a transaction of its own.

@@ -282,8 +282,8 @@ func drains(x *index, r *report) {
 		r.bad("%s", left)
 	}
 	if most := x.drainMost(); x.Drained > most {
-		r.bad("the backlog was gone %v after the faults, at most %v are allowed (%v without faults)", x.Drained, most,
-			x.FaultFree)
+		r.bad("the backlog was gone %v after the faults, at most %v are allowed (%v without faults); last was %s",
+			x.Drained, most, x.FaultFree, x.Last)
 	}
 }
 
@@ -294,6 +294,18 @@ func (x *index) drainMost() time.Duration {
 		return x.DrainMax
 	}
 	return min(x.DrainMax, 2*x.FaultFree+max(x.Lease+2*time.Second, x.RunMax)+x.Tolerance)
+}
+
+// slotsFreed is that slots whose calls had an unknown end at the faults can be used again: after the last call of a
+// hanging worker, and the time that a probe is given.
+func slotsFreed(x *index, r *report) {
+	r.checked++
+	for _, slot := range x.Doubtful {
+		r.bad("%s", slot)
+	}
+	if most := x.RunMax + x.DoubtMax + x.Tolerance; x.Freed > most {
+		r.bad("slots were in doubt until %v after the faults, at most %v are allowed", x.Freed, most)
+	}
 }
 
 func foundWithoutHint(x *index, r *report) {

@@ -65,8 +65,12 @@ type History struct {
 
 	CronStep   time.Duration // between nominal times of each job
 	CronUntil  time.Time     // when the schedules were paused, by the server's clock; zero: it jumped
-	Unfinished []string      // entries, locks and other state that is left after the drain
+	Unfinished []string      // entries, locks and batches that are left after the drain
 	Drained    time.Duration // from the end of the faults until nothing was left
+	Last       string        // what ended last
+	Doubtful   []string      // slots that are in doubt after the drain
+	Freed      time.Duration // from the end of the faults until no slot was in doubt
+	DoubtMax   time.Duration // that a slot may be in doubt although its worker has no call
 	DrainMax   time.Duration // that this may take, whatever it takes without faults
 	FaultFree  time.Duration // that the same backlog took afterwards, without faults; 0: not measured
 	Tables     []Table

@@ -59,6 +59,7 @@ var Invariants = []Invariant{
 	{answersOfGateways, wholeOrError},
 	{gatewaysServeAgain, gatewaysServe},
 	{"all is terminal soon after the faults", drains},
+	{"slots in doubt are free soon after the faults", slotsFreed},
 	{"an entry is found without a hint", foundWithoutHint},
 	{"hot tables stay bounded", tablesBounded},
 	{"no statement meets a deadlock", noDeadlock},

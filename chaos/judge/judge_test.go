@@ -181,6 +181,7 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		answersOfGateways:                                   func(h *History) { h.Requests[0].Nonce = "b" },
 		gatewaysServeAgain:                                  func(h *History) { h.Unserved = []string{"g1 serves nothing"} },
 		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
+		"slots in doubt are free soon after the faults":     func(h *History) { h.Doubtful = []string{"a slot"} },
 		"an entry is found without a hint":                  func(h *History) { h.Unhinted[0].Took = h.Unhinted[0].Max },
 		"hot tables stay bounded":                           func(h *History) { h.Tables[0].Dead = 100 },
 		"no statement meets a deadlock":                     func(h *History) { h.Deadlocks = []string{"x"} },
@@ -213,6 +214,21 @@ func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
 	h.FaultFree, h.Drained = time.Minute, 61*time.Second
 	if found := broken(h); found[promise] == 0 {
 		t.Error("more than -drain is allowed")
+	}
+}
+
+// A slot whose call had an unknown end holds up no judgement about entries: they are terminal before it is free.
+func TestSlotsInDoubtAreJudgedByTheTimeOfTheirProbe(t *testing.T) {
+	const entries, slots = "all is terminal soon after the faults", "slots in doubt are free soon after the faults"
+	h := good()
+	h.DoubtMax, h.FaultFree, h.Drained = 17*time.Second, time.Second, 10*time.Second
+	h.Freed = h.RunMax + h.DoubtMax // a worker that hangs, and the probe after that
+	if found := broken(h); found[entries]+found[slots] != 0 {
+		t.Errorf("a slot that is free after its call and its probe breaks a promise: %v", found)
+	}
+	h.Freed += time.Second
+	if found := broken(h); found[entries] != 0 || found[slots] == 0 {
+		t.Errorf("a slot that its probe left in doubt is not reported as such: %v", found)
 	}
 }
 
