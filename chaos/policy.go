@@ -61,6 +61,7 @@ type policy struct {
 	seen    map[string]int            // groups of messages, by call site
 	final   []judge.Death             // statements that met an error of finalStates
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
+	refused []judge.Disturbance       // SQLSTATEs that leaders were answered
 }
 
 // baseChance is the share of transactions of each kind that meet a fault at their commit at any
@@ -230,13 +231,20 @@ func (p *policy) leastTried(site string) string {
 	return least
 }
 
+// refusalCost is what an error costs a duty of a leader: the pass in which it came, and the pause after that. Half of
+// the passes meet one in the first minutes, since a site that is rarely passed meets more of them.
+const refusalCost = time.Second
+
 // Happened implements pgproxy.Policy. A fault counts as soon as it takes effect.
 func (p *policy) Happened(
-	_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+	link *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
 ) (over func(to time.Time)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.happens[faultKey{kind, fault.String()}]++
+	if fault == pgproxy.Refuse && strings.HasPrefix(link.Name, "l") {
+		p.refused = append(p.refused, judge.Disturbance{What: "error", From: from, To: from.Add(refusalCost)})
+	}
 	if kind != pgproxy.Recover && kind != pgproxy.Elect {
 		return func(time.Time) {}
 	}
@@ -247,6 +255,13 @@ func (p *policy) Happened(
 		defer p.mu.Unlock()
 		p.delayed[i].To = to
 	}
+}
+
+// refusals are the times that errors at leaders cost these.
+func (p *policy) refusals() []judge.Disturbance {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.refused)
 }
 
 // heldUp are the times for which leaders were kept waiting for answers; one that still waits does so until now.

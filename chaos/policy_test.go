@@ -33,6 +33,20 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	}
 }
 
+// An error costs a leader a pass of its duty, in which nothing comes in line. Errors at other programs do not.
+func TestErrorsAtLeadersAreDisturbances(t *testing.T) {
+	now := time.Now()
+	p := newPolicy(1, false)
+	for _, name := range []string{"l1", "n1", "g1"} {
+		for _, fault := range []pgproxy.Fault{pgproxy.Refuse, pgproxy.Slow} {
+			p.Happened(&pgproxy.Link{Name: name}, pgproxy.Other, fault, now)(now)
+		}
+	}
+	if list := p.refusals(); len(list) != 1 || !list[0].From.Equal(now) || !list[0].To.Equal(now.Add(refusalCost)) {
+		t.Errorf("%+v, want one of the leader", list)
+	}
+}
+
 // The commits of each kind are those of a run of eight minutes, five times: with one share for all of its time, a kind
 // was lost 320 times and another 1,600 times.
 func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {

@@ -215,6 +215,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	h.Hindrances = slices.Clone(s.policy.final)
 	s.policy.mu.Unlock()
 	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
+	h.Refusals = s.policy.refusals()
 	if s.standby != nil && !s.standby.sync {
 		h.Forked = s.standby.forked
 	}

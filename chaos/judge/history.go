@@ -50,7 +50,8 @@ type History struct {
 	Unserved     []string // gateways that served no request after the faults
 
 	Disturbances []Disturbance
-	Terms        []Term // elections, renewals and resignations in the order of their sequence numbers
+	Refusals     []Disturbance // errors that leaders were answered, which cost them a pass of a duty
+	Terms        []Term        // elections, renewals and resignations in the order of their sequence numbers
 
 	Served   []string       // queues whose entries workers run
 	Jobs     []string       // schedules

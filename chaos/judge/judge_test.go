@@ -295,6 +295,21 @@ func TestOvertakingIsJudgedByTimeWithoutDisturbance(t *testing.T) {
 	}
 }
 
+// An error that a leader is answered costs it a pass: what is due comes in line with the next one.
+func TestAnErrorAtALeaderExcusesWhatIsDueForItsPass(t *testing.T) {
+	const promise = "a due entry comes in line"
+	h := good()
+	h.Places[5].At = at(5300)
+	h.Refusals = []Disturbance{{"error", at(3000), at(4000)}}
+	if found := broken(h); found[promise] != 0 {
+		t.Errorf("an entry is late that waited for the pass after an error: %v", found)
+	}
+	h.Places[5].At = at(6300)
+	if found := broken(h); found[promise] == 0 {
+		t.Error("one error excuses more than one pass")
+	}
+}
+
 // An entry that was in line for a moment, or among disturbances, is no case of a promise about longer times.
 func TestCasesOfTimesAreThoseThatCouldBeBroken(t *testing.T) {
 	const due, overtaken = "a due entry comes in line", "no entry in line is overtaken for long"

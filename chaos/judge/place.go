@@ -204,10 +204,10 @@ func CalmTime(h *History) (calm, all time.Duration) {
 	return newIndex(h).newCalm().between(first, last), last.Sub(first)
 }
 
-// newCalm takes for disturbed the time of faults at the database and at the leader, that in which a node is stopped,
-// and the time between the last sign of life of a term and the first one of the next.
+// newCalm takes for disturbed the time of faults and errors at the database and at the leader, that in which a node is
+// stopped, and the time between the last sign of life of a term and the first one of the next.
 func (x *index) newCalm() *calm {
-	spans := slices.Clone(x.Disturbances)
+	spans := slices.Concat(x.Disturbances, x.Refusals)
 	for i := 1; i < len(x.Terms); i++ {
 		if a, b := x.Terms[i-1], x.Terms[i]; a.Number != b.Number {
 			spans = append(spans, Disturbance{From: a.At, To: b.At})
