@@ -82,10 +82,11 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		Chunks int  `json:"chunks"`
 		Stream bool `json:"stream"`
 
-		Tools   []any          `json:"tools"`
-		Input   []string       `json:"input"`
-		Options map[string]any `json:"stream_options"`
-		Format  string         `json:"encoding_format"`
+		Tools   []any                 `json:"tools"`
+		Input   []string              `json:"input"`
+		Options map[string]any        `json:"stream_options"`
+		Format  string                `json:"encoding_format"`
+		Answer  struct{ Type string } `json:"response_format"`
 	}
 	_ = json.Unmarshal(body, &ask)
 	g.mu.Lock()
@@ -158,6 +159,14 @@ func (g *gpu) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.HasSuffix(r.URL.Path, "/embeddings") {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, embeddings(len(ask.Input), ask.Format))
+		return
+	}
+	if media(w, r, body) {
+		return
+	}
+	if ask.Answer.Type == "json_object" {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"{\"a\":1}"},"finish_reason":"stop"}]}`)
 		return
 	}
 	if len(ask.Tools) > 0 {

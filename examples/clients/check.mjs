@@ -3,6 +3,7 @@
 //   GATEWAY=http://127.0.0.1:8430 TOKEN=... MODEL=llama EMBEDDER=llama node check.mjs
 //
 // WEBHOOK=1 also waits for a delivery on a port of its own, which the gateway's task nodes must be allowed to reach.
+// LIMITED is a token that may make one or two requests a second, which the client of OpenAI is to respect.
 import assert from 'node:assert/strict'
 import http from 'node:http'
 import OpenAI, { toFile } from 'openai'
@@ -73,6 +74,33 @@ await check('openai tools', async () => {
   assert.equal(answer.choices[0].message.tool_calls[0].function.name, 'weather')
 })
 
+await check('openai JSON mode', async () => {
+  const answer = await openai.chat.completions.create({ model, messages, response_format: { type: 'json_object' } })
+  assert.equal(typeof JSON.parse(answer.choices[0].message.content), 'object')
+})
+
+await check('openai responses', async () => {
+  const answer = await openai.responses.create({ model, input: 'hello' })
+  assert.ok(answer.output_text.length > 0)
+})
+
+await check('openai audio upload', async () => {
+  const sound = Buffer.from(Array.from({ length: 70_000 }, (_, i) => i % 256))
+  const answer = await openai.audio.transcriptions.create({ model, file: await toFile(sound, 'a.wav') })
+  assert.equal(typeof answer.text, 'string')
+  if (process.env.LENGTHS) assert.equal(answer.text, '70000 bytes of a.wav') // a worker that counts them
+})
+
+await check('openai audio download', async () => {
+  const answer = await openai.audio.speech.create({ model, voice: 'alloy', input: 'hello' })
+  assert.ok((await answer.arrayBuffer()).byteLength > 0)
+})
+
+await check('openai images', async () => {
+  const answer = await openai.images.generate({ model, prompt: 'a penstock' })
+  assert.equal(typeof answer.data[0].b64_json, 'string')
+})
+
 await check('openai embeddings', async () => {
   const answer = await openai.embeddings.create({ model: embedder, input: ['a', 'b'] })
   assert.equal(answer.data.length, 2)
@@ -84,6 +112,23 @@ await check('openai error', async () => {
   assert.ok(refused instanceof OpenAI.NotFoundError)
   assert.equal(refused.code, 'model_not_found')
 })
+
+if (process.env.LIMITED) {
+  await check('openai retries on 429', async () => {
+    let refused = 0
+    const counting = async (...request) => {
+      const answer = await fetch(...request)
+      if (answer.status === 429) {
+        refused++
+        assert.ok(Number(answer.headers.get('retry-after')) >= 1)
+      }
+      return answer
+    }
+    const limited = new OpenAI({ baseURL: `${base}/v1`, apiKey: process.env.LIMITED, maxRetries: 10, fetch: counting })
+    for (let i = 0; i < 5; i++) await limited.chat.completions.create({ model, messages })
+    assert.ok(refused > 0 && refused < 20, `${refused} refusals`)
+  })
+}
 
 const lines = (n) => Array.from({ length: n }, (_, i) => JSON.stringify({
   custom_id: `r${i}`, method: 'POST', url: '/v1/chat/completions', body: { model, messages },
