@@ -22,7 +22,7 @@ type gatewaysView struct {
 	Flows    []operator.FlowClass
 	Live     int
 	Stock    int64 // calls in flight
-	Ceiling  int64 // calls that there may be at once
+	Ceiling  int64 // calls that the slots held now allow at once
 	Waiting  int64
 	Refused  int64 // since the start of each gateway
 	Legend   template.HTML
@@ -95,9 +95,9 @@ var classes = []string{"critical", "default", "sheddable"}
 
 // poolModes are the modes, the one that needs most attention first, with what they mean.
 var poolModes = []struct{ name, meaning string }{
-	{"cold", "no instance is usable: requests wait for a start"},
-	{"queue", "more is wanted than fits: requests wait by class and flow, and durable calls may be preempted"},
-	{"pass", "slots suffice: requests pass the queue by"},
+	{"cold", "no instance takes calls: requests wait until one has started"},
+	{"queue", "there are more requests than slots: they wait, by class and flow, and runs of entries may be ended for them"},
+	{"pass", "requests get a slot as they arrive"},
 }
 
 // dropMeanings are the reasons for which gateways end requests, in words.

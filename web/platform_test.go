@@ -63,7 +63,7 @@ func TestPagesOfThePlatform(t *testing.T) {
 	wanted := map[string][]string{
 		"gateways": {
 			"10 of 12", "80 waiting", "2 online, 3 durable, 1 in doubt", "2,400", "the pool is full", "gateway-2", "10.0.1.1:8430",
-			"more is wanted than fits", "total", "kept for online", "critical", "waited as long as it may",
+			"there are more requests than slots", "of 12 that the slots held now allow", "total", "kept for online", "critical", "waited as long as it may",
 		},
 		"autoscaler": {
 			"llama-own", "on demand", "3 for 41 waiting", "not below 3 for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
@@ -92,6 +92,27 @@ func TestPagesOfThePlatform(t *testing.T) {
 		if err := json.Unmarshal([]byte(points.text), &charts); err != nil || len(charts["scale"].Series) != 5 {
 			t.Errorf("the chart has %+v, %v: want five lines", charts, err)
 		}
+	}
+}
+
+// Gateways that are not called hold no slots: the page says so, and does not read as if no call could be made.
+func TestGatewaysThatAreNotCalledAreExplained(t *testing.T) {
+	s := newSite(t)
+	s.fillFleet()
+	s.fillPlatform()
+	s.exec(`UPDATE penstock.node SET load = $1::jsonb WHERE kind = 'gateway'`,
+		`{"kind": "gateway", "pools": {"llama": {"mode": "pass", "ceiling": 0, "stock": 0, "held": 0}}}`)
+	got := s.as(viewer).get("gateways").text
+	for _, text := range []string{
+		"gateways hold no slot: the next request leases one", "0; no slot is held until a request comes",
+		"requests get a slot as they arrive",
+	} {
+		if !strings.Contains(got, text) {
+			t.Errorf("the page has no %q", text)
+		}
+	}
+	if strings.Contains(got, "at most 0") {
+		t.Error("the page says that there may be no call")
 	}
 }
 
