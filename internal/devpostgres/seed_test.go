@@ -1,10 +1,16 @@
 package devpostgres
 
 import (
+	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // seeds are the paths of the seeds in a cache.
@@ -69,7 +75,98 @@ func TestABrokenSeedCostsTheTimeOfInitdbAlone(t *testing.T) {
 	identifier(t, start(t, Config{Fast: true, CacheDir: none}))
 }
 
-// Programs that start at once find no seed, and each makes it.
+// greeting are contents whose writes are counted.
+func greeting(key string, writes *atomic.Int32) *Contents {
+	return &Contents{Key: key, Write: func(ctx context.Context, server *Server) error {
+		writes.Add(1)
+		conn, err := pgx.Connect(ctx, server.ConnString())
+		if err != nil {
+			return err
+		}
+		defer conn.Close(ctx)
+		_, err = conn.Exec(ctx, "CREATE TABLE greeting AS SELECT 'hello '||$1::text AS text", key)
+		return err
+	}}
+}
+
+// Programs that start at once find no seed. One makes it, and the others wait.
+func TestContentsAreWrittenOnceForEachKey(t *testing.T) {
+	cache := openTempDir(t)
+	var writes atomic.Int32
+	var all sync.WaitGroup
+	for range 3 {
+		all.Go(func() {
+			server := start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("ann", &writes)})
+			if text := query(t, server.ConnString(), "SELECT text FROM greeting"); text != "hello ann" {
+				t.Errorf("the cluster has %q", text)
+			}
+		})
+	}
+	all.Wait()
+	if n := writes.Load(); n != 1 {
+		t.Errorf("the contents were written %d times for three clusters", n)
+	}
+	changed := start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("bob", &writes)})
+	if text := query(t, changed.ConnString(), "SELECT text FROM greeting"); text != "hello bob" || writes.Load() != 2 {
+		t.Errorf("under another key the cluster has %q, after %d writes", text, writes.Load())
+	}
+}
+
+// A program that was killed while it made the seed leaves a lock that is free, and a directory under another name.
+func TestAHalfMadeSeedIsNotUsed(t *testing.T) {
+	cache := openTempDir(t)
+	half := filepath.Join(cache, "unfinished-seed-1234")
+	if err := os.MkdirAll(filepath.Join(half, "base"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(cache, "seeds.lock"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var writes atomic.Int32
+	server := start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("ann", &writes)})
+	if text := query(t, server.ConnString(), "SELECT text FROM greeting"); text != "hello ann" {
+		t.Errorf("the cluster has %q", text)
+	}
+	if exists(half) || len(seeds(t, cache)) != 1 {
+		t.Errorf("the cache has %v, want one seed and nothing that is unfinished", seeds(t, cache))
+	}
+}
+
+// What could not be written is in no seed, and costs the contents alone.
+func TestContentsThatCannotBeWrittenLeaveNoSeed(t *testing.T) {
+	cache := openTempDir(t)
+	none := &Contents{Key: "none", Write: func(context.Context, *Server) error { return errors.New("no") }}
+	identifier(t, start(t, Config{Fast: true, CacheDir: cache, Contents: none}))
+	if kept := seeds(t, cache); len(kept) != 0 {
+		t.Errorf("the cache has %v", kept)
+	}
+}
+
+func TestSeedsThatAreNotUsedAreRemoved(t *testing.T) {
+	cache := openTempDir(t)
+	var writes atomic.Int32
+	identifier(t, start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("ann", &writes)}))
+	ann := seeds(t, cache)[0]
+	long := time.Now().Add(-seedUnused - time.Hour)
+	if err := os.Chtimes(ann, long, long); err != nil {
+		t.Fatal(err)
+	}
+	// A use counts, however old the seed is.
+	identifier(t, start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("ann", &writes)}))
+	identifier(t, start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("bob", &writes)}))
+	if !exists(ann) || len(seeds(t, cache)) != 2 {
+		t.Fatalf("the cache has %v, want %s beside another", seeds(t, cache), ann)
+	}
+	if err := os.Chtimes(ann, long, long); err != nil {
+		t.Fatal(err)
+	}
+	identifier(t, start(t, Config{Fast: true, CacheDir: cache, Contents: greeting("cid", &writes)}))
+	if exists(ann) || len(seeds(t, cache)) != 2 {
+		t.Errorf("the cache has %v, among them one that nobody has used for a week", seeds(t, cache))
+	}
+}
+
+// Programs that start at once find no seed, and one makes it.
 func TestSeedsThatAreMadeAtOnceLeaveOne(t *testing.T) {
 	cache := openTempDir(t)
 	var all sync.WaitGroup

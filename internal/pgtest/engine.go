@@ -9,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/migrations"
 )
 
 // engine is a runner of Postgres for tests: a private cluster, or a container if there are no
@@ -32,7 +33,13 @@ func startShared(ctx context.Context) (engine, error) {
 // startOwn starts a private cluster or, if there are no binaries, a container. PENSTOCK_TEST_POSTGRES names the version
 // that the tests are about: 15, 16, ...
 func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
-	cfg := devpostgres.Config{Fast: true, NoContainer: true, Settings: map[string]string{"max_connections": "300"}}
+	contents, err := migrated()
+	if err != nil {
+		return nil, err
+	}
+	cfg := devpostgres.Config{
+		Fast: true, NoContainer: true, Contents: contents, Settings: map[string]string{"max_connections": "300"},
+	}
 	maps.Copy(cfg.Settings, settings)
 	if name := os.Getenv("PENSTOCK_TEST_POSTGRES"); name != "" {
 		major, err := strconv.Atoi(name)
@@ -50,6 +57,25 @@ func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
 		return nil, err
 	}
 	return instead(ctx, cfg, missing)
+}
+
+// migrated has the template written once for all test binaries, instead of once for each.
+func migrated() (*devpostgres.Contents, error) {
+	digest, err := migrations.Digest()
+	if err != nil {
+		return nil, fmt.Errorf("identify migrations: %w", err)
+	}
+	return &devpostgres.Contents{
+		Key: digest,
+		Write: func(ctx context.Context, server *devpostgres.Server) error {
+			b, err := newBackend(ctx, server)
+			if err != nil {
+				return err
+			}
+			b.close(ctx)
+			return nil
+		},
+	}, nil
 }
 
 // instead starts a container; where that does not work either, the error says so beside all else that was tried.
