@@ -162,16 +162,23 @@ func (d *Dashboard) fairness(ctx context.Context, q query, history *jainHistory)
 	}
 	drawn := picture.Shares{Title: "Share wanted and got"}
 	for _, r := range rows[:min(len(rows), sharesDrawn)] {
-		name := r.Flow
-		if name == "" {
-			name = "(none) of " + r.Queue
-		}
-		drawn.Flows = append(drawn.Flows, picture.Share{Flow: name, Wanted: r.Wanted, Got: r.Got})
+		drawn.Flows = append(drawn.Flows, picture.Share{Flow: r.label(rows), Wanted: r.Wanted, Got: r.Got})
 	}
 	v.Shares, v.SharesData = drawn.HTML(), picture.Data(drawn.Table())
 	line := picture.JainLine{Title: "Jain index of " + v.Application, Points: history.points(v.Application)}
 	v.Jain, v.JainData = line.HTML(), picture.Data(line.Table())
 	return v, nil
+}
+
+// label is the name of the flow in the picture: with its queue where several of the rows have the flow.
+func (r flowRow) label(rows []flowRow) string {
+	switch {
+	case r.Flow == "":
+		return "(none) in " + r.Queue
+	case slices.ContainsFunc(rows, func(o flowRow) bool { return o.Flow == r.Flow && o.Queue != r.Queue }):
+		return r.Flow + " in " + r.Queue
+	}
+	return r.Flow
 }
 
 // sharesOf returns the flows of an application with the share that their weights give them among flows with work or

@@ -48,7 +48,7 @@ func fleetReadings(text string) map[string]any {
 		"version": text, "hints": text, "claims": 900, "claimed": 1200, "runs": 1100, "run_errors": 11, "claim_ms": 1800,
 		"refusals": map[string]int{"memory_high": 12, text: 340},
 		"governor": []map[string]any{
-			{"resource": "cpu", "used": 0.62, "high": 0.9, "low": 0.75},
+			{"resource": "cpu", "used": 0.97, "high": 0.9, "low": 0.75, "closed": true, "declared_only": true},
 			{"resource": "memory", "used": 0.93, "high": 0.9, "low": 0.8, "closed": true},
 		},
 	})
@@ -124,7 +124,7 @@ func TestPagesOfTheFleetAreDrawnFromTheirReadings(t *testing.T) {
 	d := inMemory(t, fleetReadings("acme"))
 	for path, texts := range map[string][]string{
 		"locks":      {"Locks of acme", "pic-a-bad", "pic-a-4", "not registered", "Unlock…", `href="/ui/entries/4711"`},
-		"nodes":      {"admits to 90 %", "93 %, closed until 80 %", "memory is above its mark", "340", "Drain…"},
+		"nodes":      {"97 %, closed until 75 % to queues with declared cores", "93 %, closed until 80 %<", "memory is above its mark", "340", "Drain…"},
 		"models":     {"gpu-1", "quarantined", "in doubt", "more than leased", "and 472 slots more", "Register again…", "4 cold starts"},
 		"fairness":   {"75 %", "now 0.800", "Weight…"},
 		"cron":       {"every hour", "12 s late", "Resume…", "broken"},

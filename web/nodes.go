@@ -51,6 +51,8 @@ type gauge struct {
 	High    float64
 	Low     float64
 	Closed  bool
+	// DeclaredOnly: when closed, it refuses only queues that declare a need of the resource.
+	DeclaredOnly bool
 }
 
 // refusal is why a node claimed nothing, and how often.
@@ -88,6 +90,7 @@ type nodeReport struct {
 		Used      float64 `json:"used"`
 		High, Low float64
 		Closed    bool
+		Declared  bool `json:"declared_only"`
 	} `json:"governor"`
 }
 
@@ -198,7 +201,7 @@ func nodeCardOf(n operator.Node) nodeCard {
 	}
 	for _, g := range r.Governor {
 		c.Gauges = append(c.Gauges, gauge{
-			Name: g.Resource, Used: g.Used, High: g.High, Low: g.Low, Closed: g.Closed,
+			Name: g.Resource, Used: g.Used, High: g.High, Low: g.Low, Closed: g.Closed, DeclaredOnly: g.Declared,
 			Picture: picture.Gauge{
 				Title: fmt.Sprintf("%s of %s", g.Resource, n.Name), Value: g.Used,
 				Mark: g.High,

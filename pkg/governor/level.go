@@ -8,7 +8,9 @@ type GateLevel struct {
 	Used     float64 `json:"used"`     // of the cores, or of the memory limit
 	High     float64 `json:"high"`     // the gate closes above it
 	Low      float64 `json:"low"`      // and opens below it
-	Closed   bool    `json:"closed"`   // no work is admitted
+	Closed   bool    `json:"closed"`   // the gate refuses claims
+	// DeclaredOnly: when closed, the gate refuses only queues that declare a need of the resource.
+	DeclaredOnly bool `json:"declared_only"`
 }
 
 // Levels returns the last reading, a level for each resource whose capacity is known; none while the reading is stale.
@@ -23,6 +25,7 @@ func (g *Governor) Levels() []GateLevel {
 		levels = append(levels, GateLevel{
 			Resource: "cpu", Used: g.sample.CPUUsed,
 			High: g.config.CPUHigh, Low: g.config.CPULow, Closed: g.state.CPU.Closed,
+			DeclaredOnly: !g.config.RefuseUndeclared,
 		})
 	}
 	if g.sample.MemoryLimitBytes > 0 {

@@ -19,7 +19,7 @@ func TestLevelsAreThoseOfTheLastReadingUntilItIsStale(t *testing.T) {
 		g.sample = Measurement{At: time.Now(), Cores: 4, CPUUsed: 0.5, MemoryLimitBytes: 100, MemoryUsedBytes: 95}
 		g.state.Memory.Closed = true
 		got := g.Levels()
-		if len(got) != 2 || got[0] != (GateLevel{"cpu", 0.5, 0.90, 0.75, false}) || got[1] != (GateLevel{"memory", 0.95, 0.90, 0.80, true}) {
+		if len(got) != 2 || got[0] != (GateLevel{"cpu", 0.5, 0.90, 0.75, false, true}) || got[1] != (GateLevel{"memory", 0.95, 0.90, 0.80, true, false}) {
 			t.Errorf("got %+v", got)
 		}
 		time.Sleep(6 * time.Second)

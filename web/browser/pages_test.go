@@ -70,7 +70,7 @@ func TestFirstVisitLogsInAndDisplaysTheOverview(t *testing.T) {
 	tab.do(chromedp.WaitVisible(`input[name=token]`), chromedp.SendKeys(`input[name=token]`, tab.secret+kb.Enter))
 	tab.reads("embeddings") // the page that was asked for
 	tab.visit("")
-	tab.reads("awaitingCompute")
+	tab.reads("awaiting compute")
 	if cookie := eval[string](tab, `document.cookie`); strings.Contains(cookie, "session") {
 		t.Errorf("script can read the session: %s", cookie)
 	}

@@ -23,7 +23,7 @@ type StateFlow struct {
 	// DoneNote says over which time Done counts, as "last hour".
 	DoneNote string
 	// Awaiting is the number of entries in initial and pending that no lock covers, counted apart: the picture checks
-	// that initial + pending = computing + awaitingCompute.
+	// that initial + pending = computing + awaiting compute.
 	Awaiting int64
 }
 
@@ -36,7 +36,7 @@ type State struct {
 // Pending is the number of pending entries.
 func (f StateFlow) Pending() int64 { return f.Waiting.Count + f.Computing.Count }
 
-// Balanced reports whether initial + pending = computing + awaitingCompute.
+// Balanced reports whether initial + pending = computing + awaiting compute.
 func (f StateFlow) Balanced() bool {
 	return f.Initial.Count+f.Pending() == f.Computing.Count+f.Awaiting
 }
@@ -52,7 +52,7 @@ type flowLayout struct {
 	boxes         map[string]box
 	panel         box
 	panelLabel    [2]float64
-	bracket       [3]float64 // y, from x, to x of the span of awaitingCompute
+	bracket       [3]float64 // y, from x, to x of the span of awaiting compute
 	push          [2]float64
 	edges         []edge
 }
@@ -207,7 +207,7 @@ func (f StateFlow) bracket(c *canvas, at [3]float64) {
 	c.empty("path", "class", "pic-bracket", "d",
 		"M"+number(from)+" "+number(y+10)+" V"+number(y)+" H"+number(to)+" V"+number(y+10))
 	c.open("text", "class", "pic-name pic-middle pic-halo", "x", number((from+to)/2), "y", number(y+4))
-	c.b.WriteString("awaitingCompute ")
+	c.b.WriteString("awaiting compute ")
 	c.leaf("tspan", f.count(f.Awaiting), "class", "pic-strong")
 	c.close("text")
 }
@@ -264,7 +264,7 @@ func (f StateFlow) identity(c *canvas) {
 	}
 	c.open("p", "class", class)
 	c.leaf("span", "initial "+f.count(f.Initial.Count)+" + pending "+f.count(f.Pending()))
-	c.leaf("span", "= computing "+f.count(f.Computing.Count)+" + awaitingCompute "+f.count(f.Awaiting))
+	c.leaf("span", "= computing "+f.count(f.Computing.Count)+" + awaiting compute "+f.count(f.Awaiting))
 	c.leaf("b", verdict)
 	c.close("p")
 }

@@ -360,7 +360,7 @@ func TestNoCoordinateIsNotANumber(t *testing.T) {
 func TestIdentityOfStatesIsChecked(t *testing.T) {
 	balanced := exampleFlow()
 	if !balanced.Balanced() || !strings.Contains(string(balanced.HTML()), "balanced") {
-		t.Error("initial + pending = computing + awaitingCompute holds and is not shown to hold")
+		t.Error("initial + pending = computing + awaiting compute holds and is not shown to hold")
 	}
 	balanced.Awaiting++
 	if balanced.Balanced() || !strings.Contains(string(balanced.HTML()), "differs by −1") {

@@ -36,13 +36,13 @@ func (s Shares) HTML() template.HTML {
 	largest = max(largest, 0.01)
 	var c canvas
 	c.open("div", "class", "pic-frame")
-	c.begin("pic-shares pic-gutter-wide", s.Title, "Share wanted and got of each flow.", shareRow*float64(len(s.Flows)))
+	c.begin("pic-shares pic-gutter-names", s.Title, "Share wanted and got of each flow.", shareRow*float64(len(s.Flows)))
 	for i, f := range s.Flows {
 		y := shareRow * float64(i)
 		c.open("g")
 		c.leaf("title", label(f.Flow, 120)+": wanted "+format.Percent(f.Wanted)+", got "+
 			format.Percent(f.Got)+f.verdict())
-		c.text("pic-tick pic-end pic-mid", "-10", number(y+shareRow/2), label(f.name(), 14))
+		c.text("pic-tick pic-end pic-mid", "-10", number(y+shareRow/2), label(f.name(), 22))
 		c.empty("rect", "class", "pic-wanted", "x", "0", "y", number(y+5.5), "width", percent(clamp(f.Wanted)/largest),
 			"height", number(shareRow-11), "rx", "3")
 		c.empty("rect", "class", "pic-got"+f.class(), "x", "0", "y", number(y+9.5), "width",
