@@ -18,9 +18,9 @@ const (
 	attemptsMax  = 60
 	crashesMax   = 60
 	runMax       = 8 * time.Second
-	// doubtMax is how long a slot is in doubt at most although its worker has no call: the grace of the prober, and
-	// until its next probe, which are 10 s, 5 s and a quarter, and a second for who makes it.
-	doubtMax = 17250 * time.Millisecond
+	// doubtMax is how long a slot is in doubt at most although its worker has no call: the 10 s after which a probe
+	// may free it, a second until a node makes that, and the timeout of a probe.
+	doubtMax = 13 * time.Second
 )
 
 // timetable is when the schedules of a run fire. Jitter spreads them, so that each firing is a transaction of its own.

@@ -251,6 +251,11 @@ func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
 	if isStarting(f) {
 		next = min(next, startingInterval) // requests may wait for it
 	}
+	for _, o := range orphans {
+		if young := p.config.grace(o) - o.Age; young > 0 {
+			next = min(next, young) // it may be free then
+		}
+	}
 	if err := p.store(ctx, f, next); err != nil {
 		return found{}, err
 	}
@@ -307,10 +312,7 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 	active := running(h, e)
 	var settled []orphan
 	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {
-		grace := c.Grace
-		if o.Dead {
-			grace = min(grace, deadGrace) // it has not used the slot for a whole lease
-		}
+		grace := c.grace(o)
 		switch {
 		case o.Age >= doubtMax, o.Dead && stops && o.Age >= grace:
 			// its connection is closed (unless its node lives, cut off), or no run lasts so long
@@ -323,6 +325,14 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 		stale = append(stale, settled[i].Token)
 	}
 	return stale
+}
+
+// grace is how old an orphan must be before a probe may free it. A dead node has not used the slot for a whole lease.
+func (c ProberConfig) grace(o orphan) time.Duration {
+	if o.Dead {
+		return min(c.Grace, deadGrace)
+	}
+	return c.Grace
 }
 
 // deadGrace is how long after the lapse of a node's lease a call that it sent may still be on its way.

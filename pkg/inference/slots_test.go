@@ -489,6 +489,22 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 }
 
+// The next probe of an instance comes when a slot in doubt may be freed, however long it is until the next regular one.
+func TestSlotInDoubtIsProbedWhenItsGraceIsOver(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	id := b.instance("gpu-1", b.gpu(answers).URL, 2)
+	b.lease(b.node(time.Minute), 1)
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET doubt_at = clock_timestamp(), doubt = 'hangs'`)
+	b.must(err)
+	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
+	b.must(registry.Refresh(b.ctx))
+	prober := NewProber(ProberConfig{Interval: 24 * time.Hour, Grace: time.Hour}, b.pool, registry, quiet)
+	_, err = prober.probe(b.ctx, id)
+	b.must(err)
+	b.await(1, `SELECT count(*) FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
+	             WHERE i.next_check_at BETWEEN s.doubt_at + interval '1 hour' AND s.doubt_at + interval '2 hours'`)
+}
+
 func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 	one := 1
 	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
