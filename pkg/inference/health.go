@@ -97,10 +97,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil {
 			p.log.Warn("claim probes at instances", "error", err)
 		}
-		for _, id := range due {
-			probing <- struct{}{}
-			probes.Go(func() { p.serve(ctx, id, probing) })
-		}
+		p.begin(ctx, due, &probes, probing)
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
 			p.sweep(ctx)
@@ -108,10 +105,20 @@ func (p *Prober) Run(ctx context.Context) error {
 	}
 }
 
+// begin carries out the probes that were claimed, each in a place of probing. Those that still run here were claimed
+// because the database took longer to renew their claims than these last, and are not begun again.
+func (p *Prober) begin(ctx context.Context, due []int32, probes *sync.WaitGroup, probing chan struct{}) {
+	for _, id := range due {
+		if p.mark(id) {
+			probing <- struct{}{}
+			probes.Go(func() { p.serve(ctx, id, probing) })
+		}
+	}
+}
+
 // serve carries out a probe that was claimed, and gives back its place in probing. A start is watched after
 // that.
 func (p *Prober) serve(ctx context.Context, id int32, probing <-chan struct{}) {
-	p.mark(id)
 	defer p.unmark(id)
 	h, err := p.probe(ctx, id)
 	<-probing
@@ -123,10 +130,13 @@ func (p *Prober) serve(ctx context.Context, id int32, probing <-chan struct{}) {
 	}
 }
 
-func (p *Prober) mark(id int32) {
+// mark notes that an instance is being probed. It returns false where it is so already.
+func (p *Prober) mark(id int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	_, runs := p.running[id]
 	p.running[id] = struct{}{}
+	return !runs
 }
 
 func (p *Prober) unmark(id int32) {

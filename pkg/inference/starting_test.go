@@ -103,6 +103,32 @@ func TestAnAnnouncedInstanceIsReadyWhenItsServerIs(t *testing.T) {
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE state = 'ready'`)
 }
 
+// A stall of the database lapses the claim on a probe that runs, and the process claims it again. A start would be
+// watched once more with each stall.
+func TestAProbeThatRunsIsNotBegunAgain(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	id := b.instance("gpu-1", b.starter("loading").URL, 1)
+	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
+	b.must(registry.Refresh(b.ctx))
+	prober := NewProber(ProberConfig{Interval: time.Hour}, b.pool, registry, quiet)
+	ctx, stop := context.WithCancel(b.ctx)
+	var probes sync.WaitGroup
+	probing := make(chan struct{}, probesMax)
+	prober.begin(ctx, []int32{id}, &probes, probing)
+	b.watches(prober, 1)
+	prober.begin(ctx, []int32{id}, &probes, probing)
+	if len(probing) != 0 {
+		t.Error("an instance is probed whose start is watched")
+	}
+	stop()
+	probes.Wait()
+	ctx, stop = context.WithCancel(b.ctx)
+	prober.begin(ctx, []int32{id}, &probes, probing)
+	b.watches(prober, 1) // one that has ended is begun again
+	stop()
+	probes.Wait()
+}
+
 // Nobody else probes an instance whose start is watched.
 func TestOrphanedSlotsOfAWatchedStartAreFreed(t *testing.T) {
 	b := newBed(t, worker.Model{})
