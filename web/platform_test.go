@@ -46,13 +46,13 @@ func (s *site) fillPlatform() {
 	}
 	s.exec(`UPDATE penstock.deployment SET on_demand = true WHERE name = 'llama-own'`)
 	s.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
-	        SELECT 'llama', '{}', 0, 3, 2, 5, 4, 2, 11.5, '3 for 41 waiting', clock_timestamp()`)
+	        SELECT 'llama', '{}', 0, 3, 2, 5, 4, 2, 11.5, 'the backlog needs 3: 41 wait', clock_timestamp()`)
 	s.exec(`INSERT INTO penstock.model_minute (minute, model, arrived, online, calls, busy_seconds, refused, starts, cold_seconds,
 	                waiting, running, base, raw, stabilised, desired, ready, starting)
 	        SELECT date_trunc('minute', now()) - n * interval '1 min', 'llama', 150 + n % 40, 0, 150, 225, 0, 0, 0,
 	               n % 9, 8, 2, 2 + n % 4, 3, 3, 2, 0 FROM generate_series(0, 59) n`)
 	s.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
-	        SELECT now() - n * interval '7 min', 'llama', 2 + n % 2, 3 - n % 2, 2, 3, 3, 2, true, '[]', 'not below 3 for another 240 s'
+	        SELECT now() - n * interval '7 min', 'llama', 2 + n % 2, 3 - n % 2, 2, 3, 3, 2, true, '[]', '3 were needed lately: no fewer for another 240 s'
 	          FROM generate_series(1, 6) n`)
 }
 
@@ -66,7 +66,7 @@ func TestPagesOfThePlatform(t *testing.T) {
 			"there are more requests than slots", "of 12 that the slots held now allow", "total", "kept for online", "critical", "waited as long as it may",
 		},
 		"autoscaler": {
-			"llama-own", "on demand", "3 for 41 waiting", "not below 3 for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
+			"llama-own", "on demand", "the backlog needs 3: 41 wait", "3 were needed lately: no fewer for another 240 s", "2 → <strong>3</strong>", "pic-lane", "What if",
 		},
 		"autoscaler?model=llama&over=6h&whatif=1&past=1h&max=2&slots=4": {
 			"present policy", "other policy", "GPU hours", "there were 2 instance-hours",

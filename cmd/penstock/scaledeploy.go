@@ -120,7 +120,7 @@ func scaleHistory(a *app) *cobra.Command {
 		{title: "BASE", right: true, wide: true, text: number(func(d decision) int32 { return d.Base })},
 		{title: "RAW", right: true, wide: true, text: number(func(d decision) int32 { return d.Raw })},
 		{title: "STABILISED", right: true, wide: true, text: number(func(d decision) int32 { return d.Stabilised })},
-		{title: "WHY", text: func(d operator.ScaleDecision) string { return short(d.Why, 120) }},
+		{title: "WHY", text: func(d operator.ScaleDecision) string { return short(d.Why, 200) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.ScaleDecision, error) {
 		var behind decisionKey
 		if earlier != "" {

@@ -154,11 +154,11 @@ func TestReasonsNameTheirMeasure(t *testing.T) {
 			},
 		},
 		{
-			"queue", "3 would have kept waits in the queue at ",
+			"queue", "the load needs 3: with so many all along, requests would wait ",
 			func(o *Obs, s *State) { o.Gateway, s.Online, s.Shadow = true, level(20, 1), level(20, 60) },
 		},
 		{
-			"online", "4 would have kept online requests at 0.3 s at the gateways; with one fewer: 1.3 s",
+			"online", "the load needs 4: with so many all along, requests would wait 0.3 s at the gateways, with one fewer 1.3 s",
 			func(o *Obs, s *State) { o.Gateway, s.Online = true, level(20, 30) },
 		},
 	} {

@@ -49,13 +49,13 @@ func (s *stage) platform() {
 	                ceil((40 + 30 * sin(ceil((n + 3) / 6.0) * 6 / 9.0) + 12) / 20)::int AS ready) x`)
 	s.exec(`INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
 	        SELECT m.minute + interval '7 s', m.model, m.before, m.desired, m.base, m.raw, m.stabilised, m.ready, true, '[]',
-	               CASE WHEN m.desired > m.before THEN m.desired || ' for ' || (m.waiting + 18) || ' waiting with ' || (m.waiting + 18) * 5 || ' slot-seconds of work'
-	                    ELSE 'not below ' || m.desired || ' for another 240 s' END
+	               CASE WHEN m.desired > m.before THEN 'the backlog needs ' || m.desired || ': ' || (m.waiting + 18) || ' wait, with ' || (m.waiting + 18) * 5 || ' slot-seconds of work'
+	                    ELSE m.desired || ' were needed lately: no fewer for another 240 s' END
 	          FROM (SELECT x.*, lag(desired) OVER (ORDER BY minute) AS before FROM penstock.model_minute x) m
 	         WHERE m.before <> m.desired`)
 	s.exec(`INSERT INTO penstock.scale_state (model, state, arrived, desired, base, raw, stabilised, ready, metric, why, decided_at)
 	        SELECT model, '{}', 0, desired, base, raw, stabilised, ready, waiting + running,
-	               '3 would have kept waits at 4.1 s; with one fewer: 38.0 s; not below ' || desired || ' for another 240 s', now()
+	               'the load needs 3: with so many all along, requests would wait 4.1 s in the queue, with one fewer 38.0 s; ' || desired || ' were needed lately: no fewer for another 240 s', now()
 	          FROM penstock.model_minute ORDER BY minute DESC LIMIT 1`)
 	s.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
 	        SELECT date_trunc('hour', now()) - n * interval '1 h', q.id, q.model, 'acme', 27700, 144040000, 2100000, 41000000, 9000000, 8000000

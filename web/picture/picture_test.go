@@ -227,7 +227,7 @@ func exampleLane() picture.EventLane {
 		Title: "Decisions about llama", From: start, To: start.Add(time.Hour),
 		Events: []picture.LaneEvent{
 			{At: start.Add(-time.Minute), Before: 9, After: 1, Text: "before the line begins"},
-			{At: start.Add(10 * time.Minute), Before: 1, After: 5, Text: "5 for 41 waiting with 120 slot-seconds of work"},
+			{At: start.Add(10 * time.Minute), Before: 1, After: 5, Text: "the backlog needs 5: 41 wait, with 120 slot-seconds of work"},
 			{At: start.Add(40 * time.Minute), Before: 5, After: 2, Text: "level 2 <b>is</b> kept", Href: "/ui/autoscaler"},
 		},
 	}
