@@ -1,0 +1,63 @@
+package scale
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// minuteSums are the sums of the minutes of a model.
+type minuteSums struct {
+	Calls  int64
+	Busy   float64
+	Online float64
+	Refuse float64
+	Starts int64
+	Cold   float64
+}
+
+// What nodes, gateways and starts added up is folded into minutes once, whoever leads: not again by the next leader, and not at all by
+// one whose term is over, whose share the next one folds.
+func TestMinutesAreFoldedOnceWhoeverLeads(t *testing.T) {
+	db := fleet(t)
+	used := func() {
+		t.Helper()
+		do(t, db, `INSERT INTO penstock.usage_hour AS u
+		                  (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+		           SELECT date_trunc('hour', clock_timestamp(), 'UTC'), id, 'llama', '', 10, 20000, 0, 0, 0, 0
+		             FROM penstock.queue WHERE name = 'llama'
+		           ON CONFLICT (hour, queue_id, model, flow) DO UPDATE SET calls = u.calls + 10, gpu_ms = u.gpu_ms + 20000`)
+		do(t, db, `INSERT INTO penstock.model_online (model, calls, refused) VALUES ('llama', 5, 3)
+		           ON CONFLICT (model) DO UPDATE SET calls = model_online.calls + 5, refused = model_online.refused + 3`)
+		do(t, db, `INSERT INTO penstock.cold_start (model, server, seconds) VALUES ('llama', 'gpu-1', 7)`)
+	}
+	folded := func(leader *Duty, ends bool, want minuteSums, when string) {
+		t.Helper()
+		if err := leader.Pass(t.Context()); (err == nil) != ends {
+			t.Fatalf("%s: %v", when, err)
+		}
+		const sql = `SELECT sum(calls)::bigint AS calls, sum(busy_seconds) AS busy, sum(online) AS online, sum(refused) AS refuse,
+		                    sum(starts) AS starts, sum(cold_seconds) AS cold FROM penstock.model_minute WHERE model = 'llama'`
+		got, err := pgx.CollectExactlyOneRow(postgres.Query(t.Context(), db, sql), pgx.RowToStructByName[minuteSums])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got != want {
+			t.Errorf("%s: %+v, want %+v", when, got, want)
+		}
+	}
+	config := Config{Keep: time.Nanosecond} // each pass stores its state
+	first := New(db, free{db}, config)
+	used()
+	folded(first, true, minuteSums{}, "the first reading")
+	used()
+	folded(first, true, minuteSums{10, 20, 5, 3, 1, 7}, "use after it")
+	folded(first, true, minuteSums{10, 20, 5, 3, 1, 7}, "no use")
+	used()
+	folded(New(db, over{}, config), false, minuteSums{10, 20, 5, 3, 1, 7}, "a leader whose term is over")
+	folded(New(db, free{db}, config), true, minuteSums{20, 40, 10, 6, 2, 14}, "the next leader")
+	folded(New(db, free{db}, config), true, minuteSums{20, 40, 10, 6, 2, 14}, "the one after that")
+}
