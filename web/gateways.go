@@ -96,7 +96,7 @@ var classes = []string{"critical", "default", "sheddable"}
 // poolModes are the modes, the one that needs most attention first, with what they mean.
 var poolModes = []struct{ name, meaning string }{
 	{"cold", "no instance takes calls: requests wait until one has started"},
-	{"queue", "there are more requests than slots: they wait, by class and flow, and runs of entries may be ended for them"},
+	{"queue", "there are more requests than slots: they wait by class and flow, and runs of entries may end for them"},
 	{"pass", "requests get a slot as they arrive"},
 }
 

@@ -238,8 +238,8 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 // for slots that no node had to give just before, and without a statement in between.
 const preemptLead = 15 * time.Millisecond
 
-// preemptGap is the least time between two orders of preemption for a pool, whatever preempt_after is: the runs that one
-// ends need some time to leave their slots.
+// preemptGap is the least time between two orders of preemption for a pool, whatever preempt_after is: the runs that
+// one ends need some time to leave their slots.
 const preemptGap = 25 * time.Millisecond
 
 // next is when the next lease may be sent. due is when durable runs may be preempted for requests that wait since

@@ -152,8 +152,8 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 }
 
 // attemptID is the id of the request for the worker, which begins with that of the client. Services hand one id through
-// many calls, and servers that take it as the id of a run refuse one that still runs, as vLLM before 0.16 does: each attempt
-// has an id of its own.
+// many calls, and servers that take it as the id of a run refuse one that still runs, as vLLM before 0.16 does: each
+// attempt has an id of its own.
 func (c *call) attemptID() string {
 	if c.tries == 1 && c.request.Header.Get("X-Request-Id") != c.id { // it was made for this request
 		return c.id
