@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -43,13 +44,21 @@ func serveWorker(address string) error {
 		return err
 	}
 	note := func(what string) { fmt.Fprintf(calls, "%d %s\n", os.Getpid(), what) } // a line is written whole
-	model := answering(func() { note("begins") }, func() { note("ends") })
+	released := func() bool {
+		_, err := os.Stat(releaseOf(os.Getenv(envCalls), "http://"+address))
+		return err == nil
+	}
+	model := answering(func() { note("begins") }, func() { note("ends") }, released)
 	server := http.Server{Addr: address, ReadHeaderTimeout: time.Minute, Handler: model}
 	return server.ListenAndServe()
 }
 
-// answering is the handler of a model. It calls begins and ends around each call, ends before the answer.
-func answering(begins, ends func()) http.HandlerFunc {
+// releaseOf is the file that ends the calls of a worker early, those that come too, for as long as it exists.
+func releaseOf(calls, endpoint string) string { return calls + "." + path.Base(endpoint) }
+
+// answering is the handler of a model. It calls begins and ends around each call, ends before the answer. A call takes
+// as long as it asks for, or until released.
+func answering(begins, ends func(), released func() bool) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			return // the probe
@@ -59,7 +68,10 @@ func answering(begins, ends func()) http.HandlerFunc {
 		}{50}
 		_ = json.NewDecoder(r.Body).Decode(&asked)
 		begins()
-		time.Sleep(time.Duration(asked.MaxTokens) * time.Millisecond)
+		lasts := time.Duration(asked.MaxTokens) * time.Millisecond
+		for end := time.Now().Add(lasts); time.Now().Before(end) && !released(); {
+			time.Sleep(min(20*time.Millisecond, time.Until(end)))
+		}
 		ends()
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = io.WriteString(w, `{"choices":[{"message":{"content":"x"},"finish_reason":"stop"}],"usage":{"prompt_tokens":1,"completion_tokens":1}}`)

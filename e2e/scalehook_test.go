@@ -149,7 +149,7 @@ func (h *provider) start() {
 			return
 		case <-time.After(coldStart):
 		}
-		i.Server = httptest.NewServer(answering(count(1), count(-1)))
+		i.Server = httptest.NewServer(answering(count(1), count(-1), func() bool { return false }))
 		defer i.Close()
 		h.announce(ctx, i)
 	})
