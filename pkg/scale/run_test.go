@@ -81,6 +81,40 @@ func TestMetricCountsWhatMayStart(t *testing.T) {
 	}
 }
 
+// KEDA's trigger asks with a login of its own: the duty read is enough for it, also where throttles, limits and a gateway matter.
+func TestTheMetricNeedsNoMoreThanTheDutyRead(t *testing.T) {
+	db := fleet(t)
+	push(t, db, 7)
+	do(t, db, `SELECT penstock.alter_queue('llama', '{"max_concurrent": 5}')`)
+	do(t, db, `INSERT INTO penstock.throttle (until, queue_id, queue_wide, flow, reason)
+	           SELECT clock_timestamp() + interval '1 minute', id, false, 'tenant', 'test' FROM penstock.queue WHERE name = 'llama'`)
+	do(t, db, `SELECT penstock.register_gateway(7, 'g', 'default', '1 hour')`)
+	role := fmt.Sprintf("keda_%d", time.Now().UnixNano())
+	do(t, db, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_, _ = db.Exec(ctx, `DROP OWNED BY `+role)
+		_, _ = db.Exec(ctx, `DROP ROLE `+role)
+	})
+	do(t, db, `SELECT penstock.grant_duty('read', $1)`, role)
+	err := pgx.BeginFunc(t.Context(), db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL ROLE `+role); err != nil {
+			return err
+		}
+		var metric float64
+		if err := tx.QueryRow(t.Context(), `SELECT penstock.scale_metric('llama')`).Scan(&metric); err != nil {
+			return err
+		}
+		if metric != 5 {
+			t.Errorf("%g, want 5 of the 7 that wait", metric)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // Entries whose deadline comes before an instance is ready count as late only where they count as waiting: those of a paused
 // flow, of a throttled one and of a paused lock key, and those that wait behind others of their key, count as neither.
 func TestLateIsPartOfWhatWaits(t *testing.T) {
