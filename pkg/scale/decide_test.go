@@ -569,6 +569,13 @@ func TestAlgorithmsOfOthers(t *testing.T) {
 	}
 	bounds := func(p *Policy) { p.Utilization = UtilizationPolicy{Variant: "bounds", OutOfCap: true} }
 	band := func(p *Policy) { p.Utilization.Variant = "band" }
+	forecast := func(p *Policy) { p.Utilization.Forecast = true }
+	lastWeek := func(perMinute float64) func(*Obs, *State) {
+		return func(o *Obs, s *State) {
+			used(60*4*5)(o, s)
+			o.Forecast = perMinute
+		}
+	}
 	run(t, []row{
 		{"replicate up", of(ReplicateV2), waiting(20), 5, NoteRatio, ""},
 		{"replicate within hysteresis", of(ReplicateV2), waiting(8), 2, NoteTolerance, ""},
@@ -615,6 +622,10 @@ func TestAlgorithmsOfOthers(t *testing.T) {
 			used(60*4*5)(o, s)
 			o.Arrived, o.Refused = 10, 500
 		}, 13, NoteOutOfCap, ""},
+		{"band: more last week", of(Utilization, band), lastWeek(60 * 4 * 10), 12, NoteLoad, ""},
+		{"bounds: more last week", of(Utilization, bounds, forecast), lastWeek(60 * 4 * 9), 12, NoteLoad, NoteDeadBand},
+		{"bounds: less last week", of(Utilization, bounds, forecast), lastWeek(60), 10, NoteDeadBand, ""},
+		{"bounds: last week is not asked for", of(Utilization, bounds), lastWeek(60 * 4 * 9), 10, NoteDeadBand, NoteLoad},
 		{"bounds: unhealthy ones go one by one", of(Utilization, bounds), func(o *Obs, s *State) {
 			used(60*4*4)(o, s)
 			o.Unhealthy = 2

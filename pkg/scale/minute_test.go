@@ -61,3 +61,30 @@ func TestMinutesAreFoldedOnceWhoeverLeads(t *testing.T) {
 	folded(New(db, free{db}, config), true, minuteSums{20, 40, 10, 6, 2, 14}, "the next leader")
 	folded(New(db, free{db}, config), true, minuteSums{20, 40, 10, 6, 2, 14}, "the one after that")
 }
+
+// The load of now is that of the last quarter of an hour, the forecast that of the half hour around this time last week.
+func TestTheLoadOfNowAndOfLastWeekIsReadFromMinutes(t *testing.T) {
+	db := fleet(t)
+	for _, m := range []struct {
+		ago           string
+		arrived, busy float64
+	}{
+		{"1 minute", 30, 60},
+		{"13 minutes", 15, 30},
+		{"17 minutes", 1000, 1000},
+		{"7 days -17 minutes", 1000, 1000},
+		{"7 days -13 minutes", 10, 100},
+		{"7 days 13 minutes", 10, 200},
+		{"7 days 17 minutes", 1000, 1000},
+	} {
+		do(t, db, `INSERT INTO penstock.model_minute SELECT date_trunc('minute', now() - $1::interval), 'llama', $2, 0, 0, $3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0`,
+			m.ago, m.arrived, m.busy)
+	}
+	rows, err := pgx.CollectRows(postgres.Query(t.Context(), db, inputSQL, []string{"llama"}), pgx.RowToStructByName[input])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if o := rows[0].observe(used{}, nil); o.PerMin != 3 || o.Busy != 6 || o.Forecast != 10 {
+		t.Errorf("%g requests and %g slot-seconds a minute, %g last week, want 3, 6 and 10", o.PerMin, o.Busy, o.Forecast)
+	}
+}
