@@ -193,6 +193,9 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	}
 	h.Unfinished, h.Drained, h.Last, h.FaultFree = left, drained.took, drained.last, faultFree
 	h.Doubtful, h.Freed = drained.doubtful, drained.freed
+	if cfg.rare { // recovery frees lock by lock there
+		h.Released = drained.released
+	}
 	h.Unhinted, h.Unserved = unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err

@@ -75,6 +75,7 @@ type drained struct {
 	left     []string      // work that has not ended
 	took     time.Duration // until all work had ended
 	last     string        // what ended last
+	released time.Duration // until the locks were gone that were held when the faults ended
 	doubtful []string      // slots that are still in doubt
 	freed    time.Duration // until no slot was in doubt
 }
@@ -115,6 +116,9 @@ func (s *site) drain(ctx context.Context, name string) (d drained) {
 		}
 		if working {
 			d.took = time.Since(began)
+		}
+		if len(s.list(ctx, `SELECT lock_key FROM penstock.lock WHERE claimed_at < $1::timestamptz LIMIT 1`, from)) > 0 {
+			d.released = time.Since(began)
 		}
 		if doubting {
 			d.freed = time.Since(began)

@@ -289,11 +289,12 @@ func drains(x *index, r *report) {
 
 // drainMost is how long the backlog may take after the faults: twice as long as it takes without any, after the
 // time within which the work of the node that was killed last is free, and the last call of a hanging worker is over.
+// Where recovery is made to free locks one by one, that time is as long as it took.
 func (x *index) drainMost() time.Duration {
 	if x.FaultFree == 0 {
 		return x.DrainMax
 	}
-	return min(x.DrainMax, 2*x.FaultFree+max(x.Lease+2*time.Second, x.RunMax)+x.Tolerance)
+	return min(x.DrainMax, 2*x.FaultFree+max(x.Lease+2*time.Second, x.RunMax, x.Released)+x.Tolerance)
 }
 
 // slotsFreed is that slots whose calls had an unknown end at the faults can be used again: after the last call of a

@@ -69,6 +69,7 @@ type History struct {
 	Unfinished []string      // entries, locks and batches that are left after the drain
 	Drained    time.Duration // from the end of the faults until nothing was left
 	Last       string        // what ended last
+	Released   time.Duration // until locks were free that were held at the end; 0 where recovery frees them together
 	Doubtful   []string      // slots that are in doubt after the drain
 	Freed      time.Duration // from the end of the faults until no slot was in doubt
 	DoubtMax   time.Duration // that a slot may be in doubt although its worker has no call

@@ -211,6 +211,10 @@ func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
 	if found := broken(h); found[promise] == 0 {
 		t.Error("29 s are allowed where 10 s are needed without faults")
 	}
+	h.Released = 9 * time.Second
+	if found := broken(h); found[promise] != 0 {
+		t.Errorf("29 s are too long where locks are freed one by one in 9 s: %v", found)
+	}
 	h.FaultFree, h.Drained = time.Minute, 61*time.Second
 	if found := broken(h); found[promise] == 0 {
 		t.Error("more than -drain is allowed")
