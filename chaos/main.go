@@ -191,12 +191,8 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	h.Unfinished, h.Drained, h.Last, h.FaultFree = left, drained.took, drained.last, faultFree
-	h.Doubtful, h.Freed = drained.doubtful, drained.freed
-	if cfg.rare { // recovery frees lock by lock there
-		h.Released = drained.released
-	}
-	h.Unhinted, h.Unserved = unhinted, unserved
+	drained.tell(h, cfg.rare)
+	h.Unfinished, h.FaultFree, h.Unhinted, h.Unserved = left, faultFree, unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {
 		return 0, err
 	}
@@ -213,6 +209,7 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 // storm is the load and the faults, and what is recorded meanwhile.
 func (s *site) storm(ctx context.Context, p *plan) time.Duration {
 	began := time.Now()
+	go s.watchServer(context.WithoutCancel(ctx))
 	ctx, end := context.WithTimeout(ctx, s.cfg.run)
 	defer end()
 	ended := make(chan struct{}, 8)

@@ -101,6 +101,14 @@ SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model || ' is in do
   FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
  WHERE s.doubt_at IS NOT NULL`
 
+// tell adds to the history what the drain was.
+func (d drained) tell(h *judge.History, rare bool) {
+	h.Drained, h.Last, h.Doubtful, h.Freed = d.took, d.last, d.doubtful, d.freed
+	if rare { // recovery frees lock by lock there
+		h.Released = d.released
+	}
+}
+
 // drain waits until no work is left and no slot is in doubt, or the time is up. What was left when is beside the logs.
 func (s *site) drain(ctx context.Context, name string) (d drained) {
 	began, from := time.Now(), s.list(ctx, `SELECT clock_timestamp()::text`)[0]
@@ -153,6 +161,25 @@ func (s *site) tolerance() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return min(400*time.Millisecond+s.lateness, s.cfg.lease/3)
+}
+
+// slowCommit is how long a commit takes at most without a disturbance. A pass of a leader's duty has dozens of
+// statements, and each takes four programs that the machine has to run.
+const slowCommit = 100 * time.Millisecond
+
+// watchServer measures how long commits take that meet neither the product nor a fault at a connection.
+// It goes on until the site is closed, for entries come in line after the faults as well.
+func (s *site) watchServer(ctx context.Context) {
+	for !s.isClosing() {
+		began := time.Now()
+		one, cancel := context.WithTimeout(ctx, 10*time.Second)
+		_ = s.db.exec(one, `SELECT pg_logical_emit_message(true, 'chaos', '')`) // an error takes its time as well
+		cancel()
+		if took := time.Since(began); took > slowCommit {
+			s.disturbed("Postgres slow", began, took)
+		}
+		time.Sleep(slowCommit / 2)
+	}
 }
 
 // watchItself measures how late timers of the harness fire.

@@ -403,6 +403,12 @@ func (s *site) heal(ctx context.Context) error {
 	}
 }
 
+func (s *site) isClosing() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.closing
+}
+
 func (s *site) close() {
 	s.mu.Lock()
 	s.closing = true
