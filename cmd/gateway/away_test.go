@@ -13,7 +13,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/gateway"
 )
@@ -154,6 +156,57 @@ func TestOnlineTrafficOutlivesTheDatabase(t *testing.T) {
 	s.eventually("each call is counted", func() bool {
 		return s.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour WHERE flow = 't'`) == int(served.Load())
 	})
+}
+
+// cutOnce cuts the connections at the first batch of statements, which is the first reading of the settings.
+type cutOnce struct {
+	cut  func()
+	once sync.Once
+}
+
+func (c *cutOnce) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (c *cutOnce) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (c *cutOnce) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	c.once.Do(c.cut)
+	return ctx
+}
+
+func (c *cutOnce) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+
+func (c *cutOnce) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// A connection that is lost while the gateway starts costs a wait, not the process.
+func TestAGatewayWhoseDatabaseGoesAwayWhileItStartsWaits(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	wire, dsn := s.cuttable()
+	cuts := 0
+	s.dsn = dsn
+	cfg := s.connect().Config()
+	cfg.ConnConfig.Tracer = &cutOnce{cut: func() {
+		cuts++
+		wire.away(true)
+		wire.away(false)
+	}}
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	x := &server{cfg: defaults(), log: s.log(), observer: newObserver(), pool: pool}
+	if err := x.assemble(nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := x.enter(t.Context()); err != nil || cuts != 1 {
+		t.Fatalf("the gateway ended after %d cuts: %v", cuts, err)
+	}
+	if states := x.gateway.States(); len(states) != 1 || states[0].Model != "m" {
+		t.Errorf("got %+v, want the model that is registered", states)
+	}
 }
 
 func TestSnapshotTakesAGatewayThroughAStart(t *testing.T) {

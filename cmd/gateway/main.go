@@ -132,17 +132,7 @@ func (s *server) serveShared(ctx context.Context) error {
 		return err
 	}
 	if !s.catalog.restore() {
-		err = postgres.Wait(ctx, s.pool, s.log, func() error {
-			err := migrations.Check(ctx, s.pool)
-			if postgres.Code(err) == "42501" {
-				return nil // the gateway's role may not read what was applied
-			}
-			return err
-		})
-		if err != nil || ctx.Err() != nil {
-			return err
-		}
-		if err := s.catalog.read(ctx); err != nil {
+		if err := s.enter(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -150,6 +140,18 @@ func (s *server) serveShared(ctx context.Context) error {
 		s.log.Warn("database is away, serving from the snapshot", "error", err)
 	}
 	return s.listen(ctx, s.duties())
+}
+
+// enter checks the schema and reads models and settings. It waits for a database that is away, also where that goes away
+// meanwhile, until ctx ends.
+func (s *server) enter(ctx context.Context) error {
+	return postgres.Wait(ctx, s.pool, s.log, func() error {
+		err := migrations.Check(ctx, s.pool)
+		if err != nil && postgres.Code(err) != "42501" { // the gateway's role may not read what was applied
+			return err
+		}
+		return s.catalog.read(ctx)
+	})
 }
 
 // slotConns is one connection for each statement about slots that may be under way, for the comparison and the shares,
