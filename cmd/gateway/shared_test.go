@@ -559,6 +559,25 @@ func TestOnlineUseCountsInTheOrderOfDurableEntries(t *testing.T) {
 	}
 }
 
+// Where a pool keeps the two apart, what online calls take is counted, and does not count in the order of entries.
+func TestOnlineUseMayBeKeptApart(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 4)
+	s.exec(`SELECT penstock.set_gateway_policy('m', '{"fair_scope": "separate"}', 'test')`)
+	f := s.startGateway(nil)
+	for range 5 {
+		if _, _, err := f.ask(t.Context(), quick, "X-Penstock-Flow", "tenant"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.eventually("the use is folded", func() bool {
+		return s.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour WHERE flow = 'tenant'`) == 5
+	})
+	if n := s.count(`SELECT count(*) FROM penstock.usage WHERE flow = 'tenant'`); n != 0 {
+		t.Errorf("%d rows of use order the entries of the flow", n)
+	}
+}
+
 func TestAFoldIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, 1)
