@@ -226,29 +226,39 @@ func (x *twin) supply() {
 // refused, evicted and expire, in the same order.
 func TestPoolDoesAsItsModel(t *testing.T) {
 	t.Parallel()
-	all := operations(t, 100_000)
-	const each = 5_000
-	for seed := range uint64(max(1, all/each)) { //nolint:gosec // positive
-		x := newTwin(t, seed)
-		for range 6 {
-			x.supply()
-		}
-		for range each {
-			x.now = x.now.Add(time.Duration(x.rand.IntN(120)) * time.Millisecond)
-			switch n := x.rand.IntN(100); {
-			case n < 50:
-				x.arrive()
-			case n < 88:
-				x.end()
-			case n < 93:
-				x.cancel()
-			case n < 96:
-				x.supply()
-			default:
-				x.now = x.now.Add(time.Duration(x.rand.IntN(2000)) * time.Millisecond)
-				x.pool.Tick(x.now)
-				x.settle("tick", x.model.dispatch(x.now))
+	const each, parts = 5_000, 4
+	twins := uint64(max(1, operations(t, 1_000_000)/each)) //nolint:gosec // positive
+	for part := range uint64(parts) {
+		t.Run(fmt.Sprint(part), func(t *testing.T) {
+			t.Parallel()
+			for seed := part; seed < twins; seed += parts {
+				newTwin(t, seed).play(each)
 			}
+		})
+	}
+}
+
+// play carries out so many random operations.
+func (x *twin) play(operations int) {
+	x.t.Helper()
+	for range 6 {
+		x.supply()
+	}
+	for range operations {
+		x.now = x.now.Add(time.Duration(x.rand.IntN(120)) * time.Millisecond)
+		switch n := x.rand.IntN(100); {
+		case n < 50:
+			x.arrive()
+		case n < 88:
+			x.end()
+		case n < 93:
+			x.cancel()
+		case n < 96:
+			x.supply()
+		default:
+			x.now = x.now.Add(time.Duration(x.rand.IntN(2000)) * time.Millisecond)
+			x.pool.Tick(x.now)
+			x.settle("tick", x.model.dispatch(x.now))
 		}
 	}
 }
