@@ -18,6 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 
+	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/scale/keda/externalscaler"
@@ -161,6 +162,43 @@ func TestWhatIsNotKnownIsNoZero(t *testing.T) {
 	close(away)
 	expect("the database is away", "llama", 4, codes.OK)
 	expect("the database is away, and nothing was read before", "nobody", 0, codes.Unavailable)
+}
+
+// A server that is stopped, and not only a connection that fails: the last number is given out, one that was never read is
+// not known, and when the server answers again the next number is that of the next decision.
+func TestNumbersOutliveARestartOfTheDatabase(t *testing.T) {
+	own := pgtest.Server(t)
+	db := own.Pool()
+	exec(t, db, `SELECT penstock.register_model('llama', '{"protocol": "openai"}')`)
+	for _, name := range []string{"llama", "unread"} {
+		exec(t, db, `SELECT penstock.set_deployment($1, 'llama', '{"backend": "keda"}')`, name)
+	}
+	client := serve(t, Config{DB: db, Timeout: time.Minute})
+	metric := func(deployment string) (int64, codes.Code) {
+		got, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref(deployment)})
+		if err != nil {
+			return 0, status.Code(err)
+		}
+		return got.GetMetricValues()[0].GetMetricValue(), codes.OK
+	}
+	expect := func(when, deployment string, value int64, code codes.Code) {
+		t.Helper()
+		if n, got := metric(deployment); n != value || got != code {
+			t.Errorf("%s: %d, %v, want %d, %v", when, n, got, value, code)
+		}
+	}
+	decide(t, db, 4, -time.Hour) // of a clock that is ahead: it does not get too old in this test
+	expect("decided", "llama", 4, codes.OK)
+	own.Stop(devpostgres.Fast)
+	expect("the server is stopped", "llama", 4, codes.OK)
+	expect("the server is stopped, and nothing was read before", "unread", 0, codes.Unavailable)
+	own.Start()
+	db.Reset() // connections that the stop has cut
+	for db.Ping(t.Context()) != nil {
+		time.Sleep(10 * time.Millisecond)
+	}
+	decide(t, db, 6, -time.Hour)
+	expect("the server is back", "llama", 6, codes.OK)
 }
 
 func TestTheLastKnownNumberGetsTooOld(t *testing.T) {
