@@ -200,6 +200,9 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 	return found[:min(len(found), 50)], nil
 }
 
+// listedByObject are the checks of doctor that count degradations and pauses: the list has these themselves.
+var listedByObject = []string{"standstills", "dead slots", "instances", "hints", "room", "blocked keys", "pauses"}
+
 // faults lists the instances in quarantine, and the warnings and critical findings of the doctor's last
 // examination: it takes longer than a page may.
 func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
@@ -220,7 +223,8 @@ func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
 	}
 	examined, _, _, _ := d.examined.last(d.cfg.Examine)
 	for _, f := range examined {
-		if f.Severity == doctor.Critical || f.Severity == doctor.Warning {
+		serious := f.Severity == doctor.Critical || f.Severity == doctor.Warning
+		if serious && !slices.Contains(listedByObject, f.Check) {
 			found = append(found, attention{
 				Critical: f.Severity == doctor.Critical, Code: f.Check, Text: f.Summary, Address: "database#doctor",
 			})

@@ -196,6 +196,7 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 		return []doctor.Finding{
 			{Check: "settings", Severity: doctor.Fine, Summary: "all is well"},
 			{Check: "wraparound", Severity: doctor.Critical, Summary: "the database is close to a <wraparound>"},
+			{Check: "dead slots", Severity: doctor.Warning, Summary: "models with slots that dead nodes hold: 2"},
 		}, nil
 	}
 	b := s.as(viewer)
@@ -212,6 +213,9 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 		if !strings.Contains(got, text) {
 			t.Errorf("the overview has no %q: %s", text, got)
 		}
+	}
+	if strings.Contains(got, "slots that dead nodes hold") {
+		t.Errorf("the models with slots of dead nodes are listed and counted again: %s", got)
 	}
 	if strings.Contains(got, "all is well") || strings.Index(got, "wraparound") > strings.Index(got, "four device errors") {
 		t.Errorf("fine findings are left out and critical ones come first: %s", got)
