@@ -142,8 +142,8 @@ func (s *server) serveShared(ctx context.Context) error {
 	return s.listen(ctx, s.duties())
 }
 
-// enter checks the schema and reads models and settings. It waits for a database that is away, also where that goes away
-// meanwhile, until ctx ends.
+// enter checks the schema and reads models and settings. It waits for a database that is away, also where that goes
+// away meanwhile, until ctx ends.
 func (s *server) enter(ctx context.Context) error {
 	return postgres.Wait(ctx, s.pool, s.log, func() error {
 		err := migrations.Check(ctx, s.pool)
