@@ -88,7 +88,8 @@ func (c Config) settings() map[string]string {
 	return s
 }
 
-// cacheDir is where downloaded binaries and seeds are kept. A cache in root's home would be out of reach of the server's user.
+// cacheDir is where downloaded binaries and seeds are kept. A cache in root's home would be out of reach of the
+// server's user.
 func (c Config) cacheDir() (string, error) {
 	if c.CacheDir != "" {
 		return filepath.Abs(c.CacheDir)

@@ -36,7 +36,8 @@ func (s Shares) HTML() template.HTML {
 	largest = max(largest, 0.01)
 	var c canvas
 	c.open("div", "class", "pic-frame")
-	c.begin("pic-shares pic-gutter-names", s.Title, "Share wanted and got of each flow.", shareRow*float64(len(s.Flows)))
+	c.begin("pic-shares pic-gutter-names", s.Title, "Share wanted and got of each flow.",
+		shareRow*float64(len(s.Flows)))
 	for i, f := range s.Flows {
 		y := shareRow * float64(i)
 		c.open("g")
