@@ -179,11 +179,11 @@ func TestStuckLocksLateEntriesAndUnservedQueuesAreFound(t *testing.T) {
 	want(t, find(t, pool, "late entries", Config{}), Fine)
 
 	exec(t, pool, `UPDATE penstock.node SET beat_at = now() - interval '20 seconds'`)
-	want(t, find(t, pool, "stuck locks", Config{}), Warning, "queue work, key #", "silent for 20 s")
+	want(t, find(t, pool, "stuck locks", Config{}), Warning, "queue work, key #", "silent for 2")
 	exec(t, pool, `UPDATE penstock.node SET beat_at = now() - interval '2 minutes'`)
-	want(t, find(t, pool, "stuck locks", Config{}), Critical, "2 m 0 s")
+	want(t, find(t, pool, "stuck locks", Config{}), Critical, "silent for 2 m ")
 	exec(t, pool, `UPDATE penstock.entry SET created_at = now() - interval '1 minute'`)
-	want(t, find(t, pool, "unserved queues", Config{}), Warning, "queue work of application gpu: the first entry has waited 1 m 0 s")
+	want(t, find(t, pool, "unserved queues", Config{}), Warning, "queue work of application gpu: the first entry has waited 1 m ")
 	exec(t, pool, `UPDATE penstock.entry SET created_at = now() - interval '1 hour'`)
 	want(t, find(t, pool, "unserved queues", Config{}), Critical)
 
@@ -192,7 +192,7 @@ func TestStuckLocksLateEntriesAndUnservedQueuesAreFound(t *testing.T) {
 		t.Fatal(err)
 	}
 	exec(t, pool, `UPDATE penstock.entry SET due_at = now() - interval '20 seconds' WHERE status = 'initial'`)
-	want(t, find(t, pool, "late entries", Config{}), Warning, "came due 20 s ago")
+	want(t, find(t, pool, "late entries", Config{}), Warning, "came due 2")
 	exec(t, pool, `UPDATE penstock.entry SET due_at = now() - interval '2 minutes' WHERE status = 'initial'`)
 	want(t, find(t, pool, "late entries", Config{}), Critical)
 
