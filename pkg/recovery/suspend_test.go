@@ -222,3 +222,27 @@ func TestRestartOfTheDatabaseSuspendsForALease(t *testing.T) {
 		t.Error("recovery did not go on after a lease")
 	}
 }
+
+// Gateways run no entries: that they are heard is no evidence that task nodes which fell silent together have died.
+func TestGatewaysDoNotCountInASuspension(t *testing.T) {
+	for _, gateways := range []bool{false, true} {
+		s := recovery.Suspender{Share: 0.3, NodesMin: 3}
+		reason := ""
+		for at := time.Duration(0); at < 30*time.Second; at += 500 * time.Millisecond {
+			r := recovery.Reading{At: time.Unix(1_000_000, 0).Add(at), Clock: 1000*time.Hour + at, Uptime: 1000 * time.Hour}
+			for i := range 3 {
+				silent := max(0, at-22*time.Second)
+				r.Nodes = append(r.Nodes, node(i, 0, silent))
+			}
+			for i := range 4 {
+				heard := node(3+i, 0, 0)
+				heard.Gateway = gateways
+				r.Nodes = append(r.Nodes, heard)
+			}
+			reason = s.Judge(r)
+		}
+		if suspended := reason != ""; suspended != gateways {
+			t.Errorf("four others are heard, gateways: %t; recovery is suspended: %q", gateways, reason)
+		}
+	}
+}
