@@ -712,7 +712,7 @@ func TestTheBudgetCountsDeploymentsThatDoNotChange(t *testing.T) {
 	if n := one[int](t, db, `SELECT desired FROM penstock.scale_state WHERE model = 'llama'`); n != 2 {
 		t.Errorf("%d are desired where the budget has room for 2", n)
 	}
-	if why := one[string](t, db, `SELECT why FROM penstock.scale_decision WHERE model = 'llama'`); !strings.Contains(why, "the budget leaves 2 of ") {
+	if why := one[string](t, db, `SELECT why FROM penstock.scale_decision WHERE model = 'llama'`); !strings.Contains(why, "the budget of all deployments leaves 2 of ") {
 		t.Errorf("the reason is %q", why)
 	}
 }
