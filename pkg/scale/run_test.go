@@ -448,7 +448,7 @@ func TestAPublishedNumberIsNoStart(t *testing.T) {
 	in.Starting = []time.Time{first}
 	decide()
 	in.At = in.At.Add(10 * time.Second)
-	if d := decide(); !strings.Contains(d.Explain(), "are not ready after") {
+	if d := decide(); !strings.Contains(d.Explain(), "are stuck: not ready after") {
 		t.Errorf("an instance that is registered and starts for an hour is not stuck: %s", d.Explain())
 	}
 }
