@@ -2,6 +2,7 @@ package main
 
 import (
 	"math/rand/v2"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -207,12 +208,24 @@ func (p *policy) lost(kind pgproxy.Kind) int {
 // While it starts it reads and checks the schema, and an error that does not pass ends it, as it should.
 const settled = 5 * time.Second
 
+// refusalCost is what an error costs the duty of a leader that puts entries in line: the pass in which it came, and the
+// pause after that. Half of the passes meet one in the first minutes, since a site that is rarely passed meets more.
+const refusalCost = time.Second
+
+// promoting is how the statements of that pass begin. Those of transactions and terms are of other duties as well.
+var promoting = regexp.MustCompile(`(?i)^(begin|commit|SELECT set_config\('statement_timeout'|SELECT id, name,|` +
+	`SELECT extract\(epoch FROM least\(|WITH due AS MATERIALIZED)`)
+
 // note counts an SQLSTATE that a process is answered at a call site. The caller holds mu.
 func (p *policy) note(group pgproxy.Group, incarnation, code string) {
 	if p.tried[group.Site] == nil {
 		p.tried[group.Site] = map[string]int{}
 	}
 	p.tried[group.Site][code]++
+	if strings.HasPrefix(incarnation, "l") && promoting.MatchString(group.Site) {
+		now := time.Now()
+		p.refused = append(p.refused, judge.Disturbance{What: "error", From: now, To: now.Add(refusalCost)})
+	}
 	settles := group.Kind == pgproxy.Finish || group.Kind == pgproxy.Other // as the first statement of a settlement
 	if settles && slices.Contains(finalStates, code) {
 		p.final = append(p.final, judge.Death{Process: incarnation, At: time.Now()})
@@ -231,20 +244,13 @@ func (p *policy) leastTried(site string) string {
 	return least
 }
 
-// refusalCost is what an error costs a duty of a leader: the pass in which it came, and the pause after that. Half of
-// the passes meet one in the first minutes, since a site that is rarely passed meets more of them.
-const refusalCost = time.Second
-
 // Happened implements pgproxy.Policy. A fault counts as soon as it takes effect.
 func (p *policy) Happened(
-	link *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+	_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
 ) (over func(to time.Time)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.happens[faultKey{kind, fault.String()}]++
-	if fault == pgproxy.Refuse && strings.HasPrefix(link.Name, "l") {
-		p.refused = append(p.refused, judge.Disturbance{What: "error", From: from, To: from.Add(refusalCost)})
-	}
 	if kind != pgproxy.Recover && kind != pgproxy.Elect {
 		return func(time.Time) {}
 	}

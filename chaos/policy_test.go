@@ -33,17 +33,21 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	}
 }
 
-// An error costs a leader a pass of its duty, in which nothing comes in line. Errors at other programs do not.
-func TestErrorsAtLeadersAreDisturbances(t *testing.T) {
-	now := time.Now()
-	p := newPolicy(1, false)
-	for _, name := range []string{"l1", "n1", "g1"} {
-		for _, fault := range []pgproxy.Fault{pgproxy.Refuse, pgproxy.Slow} {
-			p.Happened(&pgproxy.Link{Name: name}, pgproxy.Other, fault, now)(now)
-		}
+// An error costs a leader the pass in which entries come in line. Errors of other duties and programs do not.
+func TestErrorsInThePassOfDueEntriesAreDisturbances(t *testing.T) {
+	sites := map[string]bool{
+		"commit #1": true, "SELECT set_config('statement_timeout', '2000', true #2": true, "SELECT id, name, kind #3": true,
+		"SELECT extract(epoch FROM least( (SELECT min(due_at #4": true, "WITH due AS MATERIALIZED ( SELECT ctid #5": true,
+		"SELECT id FROM penstock.batch WHERE ended_at IS NULL #6": false,
 	}
-	if list := p.refusals(); len(list) != 1 || !list[0].From.Equal(now) || !list[0].To.Equal(now.Add(refusalCost)) {
-		t.Errorf("%+v, want one of the leader", list)
+	for site, counts := range sites {
+		for _, incarnation := range []string{"l1.2", "n1.2", "g1.2"} {
+			p := newPolicy(1, false)
+			p.note(pgproxy.Group{Kind: pgproxy.Other, Site: site}, incarnation, "57P01")
+			if want := counts && incarnation == "l1.2"; (len(p.refusals()) == 1) != want {
+				t.Errorf("%s at %s: %v, want a disturbance: %v", site, incarnation, p.refusals(), want)
+			}
+		}
 	}
 }
 
