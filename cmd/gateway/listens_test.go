@@ -37,6 +37,15 @@ SELECT load->>$1 FROM penstock.node WHERE name = 'gateway' AND load ? $1`, field
 		}
 		addresses[field] = address
 	}
+	for _, page := range []string{"/livez", "/readyz"} { // probes may ask either
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+addresses["debug"]+page, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, _, text := send(t, request); status != http.StatusOK {
+			t.Errorf("%s of the debug listener answers %d %s", page, status, text)
+		}
+	}
 	var status statusAnswer
 	readJSON(t, "http://"+addresses["debug"]+"/status", &status)
 	if status.Listen != addresses["listen"] {

@@ -146,6 +146,8 @@ func (s *server) debug() http.Handler {
 		}
 		answer(w, e)
 	})
+	mux.Handle("GET /livez", s.gateway)
+	mux.Handle("GET /readyz", s.gateway)
 	if !config.Loopback(s.cfg.Gateway.Debug) {
 		mux.Handle("/", api.NewMetrics(metrics))
 		return mux

@@ -232,6 +232,45 @@ func TestFlowsShareByCost(t *testing.T) {
 	}
 }
 
+// A flow whose call took far longer than estimated falls behind by a minute for each unit of its weight, and no more.
+func TestTheDebtOfAFlowIsBounded(t *testing.T) {
+	t.Parallel()
+	for _, weight := range []float64{1, 4} {
+		x := newTraffic(1, 1, 1, DefaultPolicy())
+		p := x.pools[0]
+		r := &Request{Flow: "f", Class: Default, Weight: weight}
+		if flying, refused := p.Arrive(x.now, r); !flying {
+			t.Fatal(refused)
+		}
+		line := p.lines[Default]
+		line.flying++ // another call keeps the busy period going
+		p.End(x.now.Add(time.Hour), r, Taken{Took: time.Hour})
+		if debt := (line.flows["f"].finish - line.virtual) * weight; debt != debtMax*weight {
+			t.Errorf("a flow of weight %g owes %.0f slot-milliseconds, want %.0f", weight, debt, debtMax*weight)
+		}
+	}
+}
+
+// Clients are told to come back later where no instance is there, and at once, to another gateway, where this one drains.
+func TestRefusalsSayWhenToComeBack(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(p *Pool)
+		reason Dropped
+		want   time.Duration
+	}{
+		"no instance": {func(*Pool) {}, DropNoEndpoints, 30 * time.Second},
+		"drains":      {func(p *Pool) { p.Drain() }, DropShutdown, time.Second},
+	} {
+		p := NewPool(DefaultPolicy(), nil)
+		c.change(p)
+		_, refused := p.Arrive(time.Unix(1_700_000_000, 0), &Request{Class: Default})
+		if refused == nil || refused.Reason != c.reason || refused.RetryAfter != c.want {
+			t.Errorf("%s: got %+v, want %s and %s", name, refused, c.reason, c.want)
+		}
+	}
+}
+
 // Ten thousand requests wait in a thousand flows: the time of each operation, in the mean.
 func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 	now := time.Unix(1_700_000_000, 0)
