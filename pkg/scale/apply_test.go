@@ -414,6 +414,35 @@ func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	}
 }
 
+// A receiver takes an order that it has had for a repetition: another number needs another order, also after one that
+// failed, of which it is not known whether it was carried out.
+func TestAnOrderThatFailedIsNotGivenAgainWithAnotherNumber(t *testing.T) {
+	for name, fails := range map[string]*cluster{
+		"before it has an effect": {before: errors.New("status 503")}, "after it": {after: errors.New("status 500")}, "without room": {growth: ErrNoRoom},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, c := driven(t), fails
+			w := newTerm(t, db, c)
+			w.round()
+			for _, desired := range []int{2, 0, 3, 2} {
+				override(t, db, desired)
+				do(t, db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
+				w.round()
+			}
+			if len(c.orders) < 3 {
+				t.Errorf("%d orders", len(c.orders))
+			}
+			counts := map[int64]int{}
+			for _, o := range c.orders {
+				if n, known := counts[o.ID]; known && n != o.Count {
+					t.Errorf("order %d was for %d, and is for %d", o.ID, n, o.Count)
+				}
+				counts[o.ID] = o.Count
+			}
+		})
+	}
+}
+
 // throttling is the error of a backend that asks to wait.
 type throttling time.Duration
 

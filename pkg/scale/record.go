@@ -56,20 +56,24 @@ UPDATE penstock.deployment_state
        error = CASE WHEN starts_with(error, $3) OR NOT $4 THEN error END
  WHERE name = $1`
 	// failedSQL, noRoomSQL and waitSQL set ordered ($4) and ordered_at ($5) back to what they were before the order:
-	// the starts that it was to begin do not count as under way.
+	// the starts that it was to begin do not count as under way. Its number is used up: what follows is another order,
+	// also where the backend has carried this one out.
 	failedSQL = `
 UPDATE penstock.deployment_state
    SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
-       retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5
+       retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
+       order_id = order_id + 1
  WHERE name = $1`
 	noRoomSQL = `
 UPDATE penstock.deployment_state
    SET no_room_at = clock_timestamp(), error = nullif($2, ''), retry_at = clock_timestamp() + $3::interval,
-       ordered = $4, ordered_at = $5
+       ordered = $4, ordered_at = $5,
+       order_id = order_id + 1
  WHERE name = $1`
 	waitSQL = `
 UPDATE penstock.deployment_state
-   SET error = $2, retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5
+   SET error = $2, retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
+       order_id = order_id + 1
  WHERE name = $1`
 	noteSQL = `
 INSERT INTO penstock.deployment_state AS s (name, error)
