@@ -22,17 +22,13 @@ func TestPreemptionHasBounds(t *testing.T) {
 		(7, 'node', 'default', interval '1 hour', 40, '{}'), (8, 'dead', 'default', interval '0', 40, '{}')`)
 	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
 		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 31) n WHERE model = 'm'`)
-	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 30)`)
-	// 32 runs: that of the entry n has the token n, and began n tenths of a second ago.
-	run := func(n, node int) {
-		x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
-			SELECT r.n, $2, r.n, r.n, clock_timestamp() - r.n * interval '100 ms', q.id, 1, 1, 1, 5, 'f', '#' || r.n
-			  FROM penstock.queue q, (SELECT $1::integer AS n) r WHERE q.model = 'm'`, n, node)
-	}
-	run(1, 8) // of the dead node
-	for n := 2; n <= 32; n++ {
-		run(n, 7)
-	}
+	// The demand and the first orders are of the last seconds, however long the test takes.
+	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing, wanted_at)
+		VALUES ('m', 1, 30, clock_timestamp() + interval '1 hour')`)
+	// 32 runs: that of the entry n has the token n, and began n tenths of a second ago. The first is of the dead node.
+	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+		SELECT n, CASE n WHEN 1 THEN 8 ELSE 7 END, n, n, now() - n * interval '100 ms', q.id, 1, 1, 1, 5, 'f', '#' || n
+		  FROM penstock.queue q, generate_series(1, 32) n WHERE q.model = 'm'`)
 	order := func(want int) int {
 		return x.count(fmt.Sprintf(`SELECT penstock.preempt_durable('m', 1, %d)`, want))
 	}
@@ -47,6 +43,7 @@ func TestPreemptionHasBounds(t *testing.T) {
 	if n := order(3); n != 3 || ordered() != "2 3 4" {
 		t.Errorf("%d runs are preempted, of the entries %s, want the three youngest of the live node", n, ordered())
 	}
+	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at + interval '1 hour'`)
 	if n := order(3); n != 0 {
 		t.Errorf("%d more are preempted for requests that the first orders are for", n)
 	}
@@ -54,7 +51,7 @@ func TestPreemptionHasBounds(t *testing.T) {
 		t.Errorf("%d more are preempted in the same second, want 5", n)
 	}
 	// The first orders are an hour old, and their runs have begun anew. Those of the entries 3 and 4 were preempted twice.
-	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at - interval '1 hour', times = CASE WHEN entry_id IN (3, 4) THEN 2 ELSE 1 END`)
+	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at - interval '2 hours', times = CASE WHEN entry_id IN (3, 4) THEN 2 ELSE 1 END`)
 	x.exec(`UPDATE penstock.lock SET token = token + 1000`)
 	if n := order(2); n != 2 {
 		t.Errorf("%d runs are preempted, want 2", n)
@@ -77,7 +74,7 @@ func TestPreemptionHasBounds(t *testing.T) {
 	if n := order(8); n != 0 {
 		t.Errorf("%d runs are preempted within the share of task nodes", n)
 	}
-	x.exec(`UPDATE penstock.slot_demand SET missing = 30, wanted_at = clock_timestamp()`)
+	x.exec(`UPDATE penstock.slot_demand SET missing = 30`)
 	if n := order(3); n != 3 {
 		t.Errorf("%d runs are preempted where all bounds allow it, want 3", n)
 	}
