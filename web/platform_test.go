@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -184,6 +185,19 @@ func (s *site) hostilePlatform(i int, text string) {
 	        VALUES ($1, 1, 2, 2, 3, 3, 2, true, '[]', $1)`, text)
 	s.exec(`INSERT INTO penstock.setting (name, value, actor, reason) VALUES ($1, to_jsonb($2::text), $2, $2)`,
 		fmt.Sprintf("scale.x%d", i), text)
+}
+
+// A check of the doctor that is renamed would be listed twice.
+func TestTheOverviewLeavesOutChecksThatExist(t *testing.T) {
+	found, err := doctor.Examine(t.Context(), newSite(t).pool, doctor.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range listedByObject {
+		if !slices.ContainsFunc(found, func(f doctor.Finding) bool { return f.Check == name }) {
+			t.Errorf("the doctor has no check %q", name)
+		}
+	}
 }
 
 // The overview lists what the doctor found last and which instances are in quarantine, the critical first.
