@@ -73,14 +73,14 @@ func (b *backend) close(ctx context.Context) {
 	_ = b.presence.Close(ctx) // nothing hangs on a good-bye
 }
 
-// prepare makes the migrated template unless it exists, under a name with the hash of its
-// migrations, and drops databases that earlier test binaries left.
+// prepare makes the migrated template unless it exists, under a name with its key, and drops databases that earlier
+// test binaries left.
 func (b *backend) prepare(ctx context.Context) error {
-	digest, err := migrations.Digest()
+	key, _, err := templateKey()
 	if err != nil {
-		return fmt.Errorf("identify migrations: %w", err)
+		return err
 	}
-	owner := digest[:16]
+	owner := key[:16]
 	b.template = "penstock_template_" + owner
 	if _, err := b.presence.Exec(ctx, "SELECT pg_advisory_lock($1)", templateLock); err != nil {
 		return fmt.Errorf("lock templates: %w", err)

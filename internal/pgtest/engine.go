@@ -9,7 +9,6 @@ import (
 	"strconv"
 
 	"github.com/penstock/penstock/internal/devpostgres"
-	"github.com/penstock/penstock/migrations"
 )
 
 // engine is a runner of Postgres for tests: a private cluster, or a container if there are no
@@ -59,14 +58,15 @@ func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
 	return instead(ctx, cfg, missing)
 }
 
-// migrated has the template written once for all test binaries, instead of once for each.
+// migrated has the template written once for all test binaries, instead of once for each. It returns nil where the key
+// would not tell templates apart.
 func migrated() (*devpostgres.Contents, error) {
-	digest, err := migrations.Digest()
-	if err != nil {
-		return nil, fmt.Errorf("identify migrations: %w", err)
+	key, whole, err := templateKey()
+	if err != nil || !whole {
+		return nil, err
 	}
 	return &devpostgres.Contents{
-		Key: digest,
+		Key: key,
 		Write: func(ctx context.Context, server *devpostgres.Server) error {
 			b, err := newBackend(ctx, server)
 			if err != nil {
