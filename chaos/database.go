@@ -28,9 +28,10 @@ type database struct {
 	server *devpostgres.Server
 	socket string // of the server that was started first
 	pool   *pgxpool.Pool
-	clock  *clock // nil: libfaketime is not installed
-	log    string // file of the server's log, which each start begins anew
-	keep   string // directory for logs that tell of deadlocks
+	timed  *pgxpool.Pool // one connection, for what is timed: it waits for no other statement of the harness
+	clock  *clock        // nil: libfaketime is not installed
+	log    string        // file of the server's log, which each start begins anew
+	keep   string        // directory for logs that tell of deadlocks
 
 	met []string // deadlocks before the last restart
 
@@ -64,22 +65,30 @@ func startDatabase(ctx context.Context, clock *clock) (*database, error) {
 	if _, err := admin.Exec(ctx, "CREATE DATABASE "+databaseName); err != nil {
 		return nil, err
 	}
-	pc, err := pgxpool.ParseConfig(d.dsn())
-	if err != nil {
+	if d.pool, err = d.open(ctx, 6); err != nil {
 		return nil, err
 	}
-	pc.MaxConns = 6
-	pc.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
-		cc.Host, cc.Port = d.address()
-		return nil
-	}
-	if d.pool, err = pgxpool.NewWithConfig(ctx, pc); err != nil {
+	if d.timed, err = d.open(ctx, 1); err != nil {
 		return nil, err
 	}
 	var data string
 	err = d.pool.QueryRow(ctx, `SHOW data_directory`).Scan(&data)
 	d.log = filepath.Join(filepath.Dir(data), "postgres.log")
 	return d, err
+}
+
+// open opens connections to the primary, whichever server that is.
+func (d *database) open(ctx context.Context, most int32) (*pgxpool.Pool, error) {
+	pc, err := pgxpool.ParseConfig(d.dsn())
+	if err != nil {
+		return nil, err
+	}
+	pc.MaxConns = most
+	pc.BeforeConnect = func(_ context.Context, cc *pgx.ConnConfig) error {
+		cc.Host, cc.Port = d.address()
+		return nil
+	}
+	return pgxpool.NewWithConfig(ctx, pc)
 }
 
 // deadlocks returns what the server's log tells of deadlocks, a line for each, and keeps a log that does: the
@@ -129,11 +138,14 @@ func (d *database) move(host string, port uint16) {
 	d.host, d.port = host, port
 	d.mu.Unlock()
 	d.pool.Reset()
+	d.timed.Reset()
 }
 
 func (d *database) close() {
-	if d.pool != nil {
-		d.pool.Close()
+	for _, pool := range []*pgxpool.Pool{d.pool, d.timed} {
+		if pool != nil {
+			pool.Close()
+		}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
@@ -157,6 +169,12 @@ func (d *database) restart(ctx context.Context, how devpostgres.Signal, down tim
 // exec runs a statement of the harness past the proxy.
 func (d *database) exec(ctx context.Context, sql string, args ...any) error {
 	_, err := d.pool.Exec(ctx, sql, args...)
+	return err
+}
+
+// commit makes a transaction that needs no lock, and waits for it alone.
+func (d *database) commit(ctx context.Context) error {
+	_, err := d.timed.Exec(ctx, `SELECT pg_logical_emit_message(true, 'chaos', '')`)
 	return err
 }
 

@@ -173,10 +173,12 @@ func (s *site) watchServer(ctx context.Context) {
 	for !s.isClosing() {
 		began := time.Now()
 		one, cancel := context.WithTimeout(ctx, 10*time.Second)
-		_ = s.db.exec(one, `SELECT pg_logical_emit_message(true, 'chaos', '')`) // an error takes its time as well
+		_ = s.db.commit(one) // an error takes its time as well
 		cancel()
 		if took := time.Since(began); took > slowCommit {
-			s.disturbed("Postgres slow", began, took)
+			s.mu.Lock()
+			s.slow = append(s.slow, judge.Disturbance{What: "slow", From: began, To: began.Add(took)})
+			s.mu.Unlock()
 		}
 		time.Sleep(slowCommit / 2)
 	}
@@ -245,8 +247,10 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	h.Beats = slices.Clone(s.policy.beats)
 	h.Hindrances = slices.Clone(s.policy.final)
 	s.policy.mu.Unlock()
+	s.mu.Lock()
 	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
-	h.Refusals = s.policy.refusals()
+	h.Refusals = append(s.policy.refusals(), s.slow...)
+	s.mu.Unlock()
 	if s.standby != nil && !s.standby.sync {
 		h.Forked = s.standby.forked
 	}

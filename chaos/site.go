@@ -61,11 +61,12 @@ type site struct {
 	tables   map[string]*judge.Table
 	restarts []time.Time
 	disturbs []judge.Disturbance
-	points   map[string]int // failpoints that were met
-	plan     string         // of failpoints; empty while there are no faults
-	paused   time.Time      // when the schedules were paused, after the faults
-	sizes    []footprint    // of the programs and the tables, once a minute
-	lateness time.Duration  // the longest time for which the harness itself was not run when it should have been
+	slow     []judge.Disturbance // times in which Postgres was slow to the harness
+	points   map[string]int      // failpoints that were met
+	plan     string              // of failpoints; empty while there are no faults
+	paused   time.Time           // when the schedules were paused, after the faults
+	sizes    []footprint         // of the programs and the tables, once a minute
+	lateness time.Duration       // the longest time for which the harness itself was not run when it should have been
 }
 
 func openSite(ctx context.Context, cfg config) (s *site, err error) {

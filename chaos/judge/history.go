@@ -50,7 +50,7 @@ type History struct {
 	Unserved     []string // gateways that served no request after the faults
 
 	Disturbances []Disturbance
-	Refusals     []Disturbance // errors that leaders were answered, which cost them a pass of a duty
+	Refusals     []Disturbance // what costs leaders a pass of a duty: errors, and times in which Postgres is slow
 	Terms        []Term        // elections, renewals and resignations in the order of their sequence numbers
 
 	Served   []string       // queues whose entries workers run
