@@ -224,7 +224,8 @@ func (d *Dashboard) faults(ctx context.Context) ([]attention, error) {
 	examined, _, _, _ := d.examined.last(d.cfg.Examine)
 	for _, f := range examined {
 		serious := f.Severity == doctor.Critical || f.Severity == doctor.Warning
-		if serious && !slices.Contains(listedByObject, f.Check) {
+		listed := len(f.Details) > 0 && slices.Contains(listedByObject, f.Check) // not where the check itself failed
+		if serious && !listed {
 			found = append(found, attention{
 				Critical: f.Severity == doctor.Critical, Code: f.Check, Text: f.Summary, Address: "database#doctor",
 			})

@@ -210,7 +210,11 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 		return []doctor.Finding{
 			{Check: "settings", Severity: doctor.Fine, Summary: "all is well"},
 			{Check: "wraparound", Severity: doctor.Critical, Summary: "the database is close to a <wraparound>"},
-			{Check: "dead slots", Severity: doctor.Warning, Summary: "models with slots that dead nodes hold: 2"},
+			{
+				Check: "dead slots", Severity: doctor.Warning, Summary: "models with slots that dead nodes hold: 2",
+				Details: []string{"2 of 2 slots of model a", "1 of 2 slots of model b"},
+			},
+			{Check: "standstills", Severity: doctor.Warning, Summary: "could not be checked: it took too long"},
 		}, nil
 	}
 	b := s.as(viewer)
@@ -223,6 +227,7 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 	got := b.get("").text
 	for _, text := range []string{
 		"the database is close to a &lt;wraparound&gt;", "/ui/database#doctor", "four device errors in a minute", "/ui/models?model=llama",
+		"could not be checked: it took too long",
 	} {
 		if !strings.Contains(got, text) {
 			t.Errorf("the overview has no %q: %s", text, got)
