@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -185,10 +186,10 @@ func TestSlotsChangeHandsWithoutHints(t *testing.T) {
 type bank struct {
 	postgres.DB
 	leases int
-	wants  []int // of the leases
-	asked  int   // how many slots others miss
-	orders int   // of preemption
-	grant  bool  // comparisons find the slot 0 of the instance 1
+	wants  []int        // of the leases
+	asked  int          // how many slots others miss
+	orders atomic.Int32 // of preemption
+	grant  bool         // comparisons find the slot 0 of the instance 1
 }
 
 func (b *bank) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
@@ -207,7 +208,7 @@ func (b *bank) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
 	case offerSQL:
 		b.asked++
 	case preemptSQL:
-		b.orders++
+		b.orders.Add(1)
 	}
 	return noneOrdered{}
 }

@@ -166,13 +166,13 @@ func TestOrdersOfPreemptionHaveAGap(t *testing.T) {
 		go func() { _ = l.gate("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
-		if db.orders != 1 {
-			t.Errorf("%d orders within 10 ms, want 1", db.orders)
+		if n := db.orders.Load(); n != 1 {
+			t.Errorf("%d orders within 10 ms, want 1", n)
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if most := int(time.Second/preemptGap) + 1; db.orders < 2 || db.orders > most {
-			t.Errorf("%d orders in a second, want some, %d at most", db.orders, most)
+		if n, most := db.orders.Load(), int32(time.Second/preemptGap)+1; n < 2 || n > most {
+			t.Errorf("%d orders in a second, want some, %d at most", n, most)
 		}
 		stop()
 		synctest.Wait()
