@@ -19,6 +19,7 @@ const (
 func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
 	var stopping, aborted atomic.Int32
+	replaced := make(chan struct{}) // closed once the next server is registered
 	old := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method == http.MethodGet && stopping.Load() > 3:
@@ -30,6 +31,10 @@ func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 			workertest.Says(200, ``)(w, r)
 		default:
 			aborted.Add(1)
+			select {
+			case <-replaced:
+			case <-r.Context().Done():
+			}
 			workertest.Says(200, abortedAnswer)(w, r)
 		}
 	})
@@ -39,6 +44,7 @@ func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 	awaitAtLeast(t, &aborted, 1)
 	next := workertest.NewScript(t, healthy(workertest.Says(200, finishedAnswer)))
 	b.instance("next", next.URL, 1)
+	close(replaced)
 	o := b.outcome(id)
 	if o.Outcome != "done" || o.Attempt != 0 {
 		t.Errorf("ended %s after %d attempts: %s", o.Outcome, o.Attempt, o.Result)
