@@ -55,6 +55,7 @@ type duties struct {
 	deadlines  *recovery.Deadlines
 	statistics *recovery.Statistics
 	samples    *recovery.Samples
+	brake      *recovery.Brake
 	operations *recovery.Operations
 	retention  *recovery.Retention
 	compaction *recovery.Compaction
@@ -89,6 +90,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
 		scaler:     scale.New(db, fence, scale.Config{Log: cfg.Log, Backends: l.backends}),
 	}
+	d.brake = recovery.NewBrake(db, fence, cfg, d.samples.Latest)
 	l.duties.Store(d)
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -96,6 +98,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	group.Go(func() error { return d.deadlines.Run(ctx) })
 	group.Go(func() error { return d.statistics.Run(ctx) })
 	group.Go(func() error { return d.samples.Run(ctx) })
+	group.Go(func() error { return d.brake.Run(ctx) })
 	group.Go(func() error { return d.operations.Run(ctx) })
 	group.Go(func() error { return d.retention.Run(ctx) })
 	group.Go(func() error { return d.compaction.Run(ctx) })

@@ -41,3 +41,17 @@ func TestARefusedPushWritesNothing(t *testing.T) {
 		t.Errorf("a new entry beside one that was accepted: %v, want ErrQueueFull", err)
 	}
 }
+
+// The sample that a refusal reads may be from before the queue filled. The push was then told that the queue is full of
+// two entries.
+func TestARefusalForTheDepthNamesNoSmallerOne(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.ensure_partitions(0)`)
+	b.exec(b.pool, `INSERT INTO penstock.sample SELECT (s.m).* FROM (SELECT penstock.measure(q) m FROM penstock.queue q WHERE id = $1) s`, b.q.ID)
+	b.exec(b.pool, `UPDATE penstock.queue SET refusal = '{"reason": "depth", "capacity": 40, "release": 38}' WHERE id = $1`, b.q.ID)
+	_, err := b.q.Push(b.ctx, Push{Payload: json.RawMessage(`{}`)})
+	var refused *FullError
+	if !errors.As(err, &refused) || refused.Capacity != 40 || refused.Depth < 38 {
+		t.Errorf("the push answered %v, want a depth from which it is refused", err)
+	}
+}

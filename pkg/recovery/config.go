@@ -32,8 +32,10 @@ type Config struct {
 	AuditRetention time.Duration
 	// RetentionPause is the time between two passes of Retention. Default 1 minute.
 	RetentionPause time.Duration
-	// Brake says when pushes are refused because there is nearly no room. Samples applies it.
+	// Brake says when pushes are refused because there is nearly no room.
 	Brake BrakeConfig
+	// BrakePause is the time between two passes of Brake. Default 2 s.
+	BrakePause time.Duration
 	// CountPause is the shortest time between two counts of a bounded queue. Default 1 s.
 	CountPause time.Duration
 	// SamplePause is the shortest time between two samples of the queues. Default 5 s.
@@ -60,6 +62,7 @@ func (c Config) withDefaults() Config {
 	c.SuspendNodesMin = cmp.Or(c.SuspendNodesMin, 3)
 	c.NodeRetention = cmp.Or(c.NodeRetention, 10*time.Minute)
 	c.RetentionPause = cmp.Or(c.RetentionPause, time.Minute)
+	c.BrakePause = cmp.Or(c.BrakePause, 2*time.Second)
 	c.CountPause = cmp.Or(c.CountPause, time.Second)
 	c.SamplePause = cmp.Or(c.SamplePause, 5*time.Second)
 	c.CompactPause = cmp.Or(c.CompactPause, 10*time.Second)

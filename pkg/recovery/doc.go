@@ -11,6 +11,7 @@
 //	            behind
 //	Statistics  counts the depth of bounded queues                        about every second
 //	Samples     records the state of each queue, for status pages         about every five seconds
+//	Brake       refuses pushes where there is nearly no room              within seconds
 //
 // Each is a Run(ctx) error that blocks until ctx ends, or until its passes have failed for so long
 // that another leader should try. A duty writes through a Fence only: its writes commit within the

@@ -31,6 +31,9 @@ func TestAFrozenConnectionHoldsADutyUpForSeconds(t *testing.T) {
 	for name, run := range map[string]func(db postgres.DB) func(context.Context) error{
 		"locks":     func(db postgres.DB) func(context.Context) error { return NewLocks(db, nil, Config{}).Run },
 		"deadlines": func(db postgres.DB) func(context.Context) error { return NewDeadlines(db, nil, Config{}).Run },
+		"brake": func(db postgres.DB) func(context.Context) error {
+			return NewBrake(db, nil, Config{}, func() Sampling { return Sampling{} }).Run
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

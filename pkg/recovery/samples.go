@@ -21,7 +21,6 @@ type Samples struct {
 	fence    Fence
 	prepared bool      // there are partitions for today
 	rolledUp time.Time // to the minute
-	brake    brake
 
 	latest duty.Tally[Sampling]
 }
@@ -81,7 +80,7 @@ type ModelSlots struct {
 
 // NewSamples returns the duty for one term. It reads through db and writes through fence.
 func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
-	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence, brake: brake{cfg: cfg.Brake, db: db, fence: fence}}
+	return &Samples{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
 // Run samples until ctx ends. A failed pass is logged and does not end the term: no other duty
@@ -121,9 +120,6 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	s.latest.Add(func(l *Sampling) { *l = found })
 	if err := s.write(ctx, found.Queues); err != nil {
 		s.prepared = false // perhaps a partition is missing
-		return 0, err
-	}
-	if err := s.brake.apply(ctx, found.Queues); err != nil {
 		return 0, err
 	}
 	return max(s.cfg.SamplePause, time.Duration(float64(found.Took)/sampleShare)), nil
