@@ -396,9 +396,11 @@ END $$;
 
 -- end_pauses resumes up to 100 pauses whose end has passed, for half a second, and returns how many: call it again
 -- if there are some. A pause that cannot be ended since another transaction has locked a row is left for a later call,
--- with the others of its queue. Nodes compare the end with the time themselves; this is for names and lock keys, whose
--- entries must be enabled, and keeps the table current.
--- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each those of resume, for which it waits at most 50 ms.
+-- with the others of its queue; where that is the row of the queue, it takes no time from other pauses. Nodes compare the
+-- end with the time themselves; this is for names and lock keys, whose entries must be enabled, and keeps the table
+-- current.
+-- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each the row of the queue that pauses_changed updates
+-- (SKIP LOCKED), then those of resume, for which it waits at most 50 ms.
 -- Callers: pkg/recovery.
 -- SQLSTATE: PS001 no such queue, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
@@ -409,13 +411,16 @@ DECLARE
     held  integer[] := '{}'; -- queues; 0 is for the pauses of none
     began timestamptz := clock_timestamp();
 BEGIN
-    FOR p IN SELECT x.scope, x.value, coalesce(x.queue_id, 0) AS queue_id, q.name AS queue
+    FOR p IN SELECT x.scope, x.value, coalesce(x.queue_id, 0) AS queue_id, q.name AS queue,
+                    coalesce(x.queue_id, (SELECT min(id) FROM penstock.queue)) AS row
                FROM penstock.pause x LEFT JOIN penstock.queue q ON q.id = x.queue_id
               WHERE x.until <= clock_timestamp() ORDER BY x.id FOR UPDATE OF x SKIP LOCKED
     LOOP
         EXIT WHEN ended = 100 OR clock_timestamp() > began + interval '500 milliseconds';
         CONTINUE WHEN p.queue_id = ANY (held);
         BEGIN
+            PERFORM FROM penstock.queue c WHERE c.id = p.row FOR NO KEY UPDATE SKIP LOCKED;
+            CONTINUE WHEN NOT FOUND AND p.row IS NOT NULL;
             PERFORM penstock.resume(p.scope, p.value, p.queue, 'its time is over', 'penstock');
             ended := ended + 1;
         EXCEPTION WHEN lock_not_available THEN

@@ -84,6 +84,22 @@ func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
 	eventually(t, "the pauses of the queue that was locked have ended", func() bool { return paused("work") == 0 })
 }
 
+// Each queue whose row another transaction had locked took 50 ms of the half second that a call has: with ten of them
+// the pauses of the queues after them never ended.
+func TestPausesEndBesideManyQueuesThatAreLocked(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`SELECT penstock.create_queue('locked' || n) FROM generate_series(1, 12) n`)
+	f.exec(`SELECT penstock.pause('flow', 'f', 'locked' || n) FROM generate_series(1, 12) n`)
+	f.exec(`SELECT penstock.pause('flow', 'f', 'work')`)
+	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
+	letGo := f.hold(`SELECT FROM penstock.queue WHERE name LIKE 'locked%' FOR UPDATE`)
+	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{Pause: time.Millisecond}))
+	const paused = `SELECT count(*) FROM penstock.pause`
+	eventually(t, "the pause of the queue that is not locked has ended", func() bool { return f.count(paused) == 12 })
+	letGo()
+	eventually(t, "the pauses of the queues that were locked have ended", func() bool { return f.count(paused) == 0 })
+}
+
 // A hundred pauses that ended at once enabled up to 500 entries each in one transaction, which may take two seconds:
 // it was rolled back, and tried again for ever.
 func TestPausesThatEndTogetherEndInSeveralTransactions(t *testing.T) {
