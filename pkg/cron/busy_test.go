@@ -95,6 +95,34 @@ func TestAPassEndsThoughAllDueEntriesAreLocked(t *testing.T) {
 	}
 }
 
+// One entry that another transaction had locked ended the pass after the batch with its job. With as many as fit in a
+// batch, the jobs that are due after them were never fired.
+func TestAJobThatCannotBeFiredKeepsNoOtherJob(t *testing.T) {
+	b := newBed(t)
+	b.engine.cfg.BatchJobsMax = 2
+	every := Schedule{Spec: "* * * * *", CatchUp: CatchUpNone}
+	for _, name := range []string{"locked 1", "locked 2", "other 1", "other 2", "other 3"} {
+		b.job(Job{Name: name, Schedule: every})
+	}
+	b.at(noon)
+	b.exec(`UPDATE penstock.cron_job SET due_at = due_at - interval '1 second' WHERE name LIKE 'locked%'`) // they come first
+	tx := b.begin()
+	if _, err := tx.Exec(b.ctx, `SELECT FROM penstock.entry WHERE name LIKE 'locked%' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	b.at(noon.Add(time.Minute))
+	if n := b.engine.Status().Fired; n != 3 {
+		t.Errorf("%d jobs were fired, want the three whose entries are not locked", n)
+	}
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	b.at(noon.Add(time.Minute + time.Second))
+	if n := b.engine.Status().Fired; n != 5 {
+		t.Errorf("%d jobs were fired once the entries were free", n)
+	}
+}
+
 // Waiting entries that another transaction has locked are moved to another nominal time, or withdrawn, by a later pass. A
 // pass that waited for them kept every job from its turn, and the leader resigned in the end.
 func TestAJobThatCannotBeMovedKeepsNoOtherJob(t *testing.T) {

@@ -206,44 +206,47 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 	return o, nil
 }
 
-// each repeats a batch until fewer jobs are changed than fit in one. Jobs that another session keeps from being changed
-// do not count: they wait for the next pass.
-func (e *Engine) each(ctx context.Context, batch func(tx pgx.Tx, now time.Time) (changed int, err error)) error {
-	for {
-		var n int
+// each repeats a batch until one finds fewer jobs than it may take. Jobs that another session keeps from being changed
+// are found again by the next batch, which may take as many more: they keep no other job from its turn.
+func (e *Engine) each(ctx context.Context,
+	batch func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error),
+) error {
+	for limit := e.cfg.BatchJobsMax; ; {
+		var found, changed int
 		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
 			now, err := e.clock(ctx, tx)
 			if err != nil {
 				return err
 			}
-			n, err = batch(tx, now)
+			found, changed, err = batch(tx, now, limit)
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		if n < e.cfg.BatchJobsMax {
+		if found < limit {
 			return nil
 		}
+		limit = e.cfg.BatchJobsMax + found - changed
 	}
 }
 
 // endRuns records which runs have ended.
 func (e *Engine) endRuns(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time) (n int, err error) {
-		err = tx.QueryRow(ctx, `SELECT penstock.end_cron_runs($1, $2)`, now, e.cfg.BatchJobsMax).Scan(&n)
-		return n, err
+	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
+		err = tx.QueryRow(ctx, `SELECT penstock.end_cron_runs($1, $2)`, now, limit).Scan(&n)
+		return n, n, err
 	})
 }
 
 // cancelOverlapped requests the cancel of runs whose next nominal time has come.
 func (e *Engine) cancelOverlapped(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time) (n int, err error) {
-		err = tx.QueryRow(ctx, `SELECT penstock.cancel_cron_runs($1, $2)`, now, e.cfg.BatchJobsMax).Scan(&n)
+	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
+		err = tx.QueryRow(ctx, `SELECT penstock.cancel_cron_runs($1, $2)`, now, limit).Scan(&n)
 		if err != nil {
-			return 0, fmt.Errorf("cancel overlapped runs: %w", err)
+			return 0, 0, fmt.Errorf("cancel overlapped runs: %w", err)
 		}
-		return n, nil
+		return n, n, nil
 	})
 }
 

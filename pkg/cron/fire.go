@@ -79,10 +79,10 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			e.cfg.Hint(queue)
 		}
 	}()
-	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
-		jobs, err := readJobs(ctx, tx, waitingSQL, now, e.cfg.BatchJobsMax)
+	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
+		jobs, err := readJobs(ctx, tx, waitingSQL, now, limit)
 		if err != nil || len(jobs) == 0 {
-			return 0, err
+			return 0, 0, err
 		}
 		var fire, move changes
 		broken := map[int64]string{}
@@ -112,7 +112,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 		}
 		fired, err := fire.fire(ctx, tx, now)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		e.done.Add(func(s *EngineStatus) {
 			s.Fired += int64(fired)
@@ -121,9 +121,9 @@ func (e *Engine) fireDue(ctx context.Context) error {
 		})
 		moved, err := move.move(ctx, tx)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
-		return fired + moved, e.report(ctx, tx, broken)
+		return len(jobs), fired + moved, e.report(ctx, tx, broken)
 	})
 }
 
@@ -151,10 +151,10 @@ func following(t *Timetable, overlap Overlap, m memory) *time.Time {
 // createNext gives each job that has no entry its next one, due when its next nominal time comes. One that has come
 // already is judged by the policies when it is fired, in the same pass.
 func (e *Engine) createNext(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time) (int, error) {
-		jobs, err := readJobs(ctx, tx, entrylessSQL, now, e.cfg.BatchJobsMax)
+	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
+		jobs, err := readJobs(ctx, tx, entrylessSQL, now, limit)
 		if err != nil || len(jobs) == 0 {
-			return 0, err
+			return 0, 0, err
 		}
 		var create, rest changes
 		broken := map[int64]string{}
@@ -177,14 +177,14 @@ func (e *Engine) createNext(ctx context.Context) error {
 		}
 		created, err := create.create(ctx, tx)
 		if err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		e.done.Add(func(s *EngineStatus) { s.Created += int64(created) })
 		if err := e.report(ctx, tx, broken); err != nil {
-			return 0, err
+			return 0, 0, err
 		}
 		_, err = rest.move(ctx, tx) // no entry waits: none is kept
-		return len(jobs), err
+		return len(jobs), len(jobs), err
 	})
 }
 
