@@ -170,13 +170,26 @@ func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]n
 		if err != nil && (general(err) || ctx.Err() != nil) {
 			return nil, err
 		}
-		if err != nil {
+		if err != nil && !d.dropped(ctx, q, err) {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 			d.cfg.Log.ErrorContext(ctx, "cannot read due entries of queue", "queue", q.Name, "error", err)
 		}
 		works = append(works, one...)
 	}
 	return works, nil
+}
+
+const queueExistsSQL = `SELECT EXISTS (SELECT FROM penstock.queue WHERE id = $1)`
+
+// dropped reports whether the table of a queue is missing because the queue was dropped after the pass had read it.
+func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err error) bool {
+	const undefinedTable = "42P01"
+	if postgres.Code(err) != undefinedTable {
+		return false
+	}
+	exists := true
+	err = d.db.QueryRow(ctx, queueExistsSQL, q.ID).Scan(&exists)
+	return err == nil && !exists
 }
 
 func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([]nextWork, error) {
@@ -256,6 +269,9 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 			return false, err
 		}
 		d.learn(q.ID, n, err)
+		if err != nil && d.dropped(ctx, q, err) {
+			return false, nil
+		}
 		if err != nil {
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 			d.cfg.Log.ErrorContext(ctx, "cannot process due entries; the next pass tries again",

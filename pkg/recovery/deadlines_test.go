@@ -105,6 +105,37 @@ func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
 	}
 }
 
+// A queue that is dropped while a pass waits for its table is no error: the leader had logged one.
+func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.exec(`SELECT penstock.create_queue('other')`)
+	f.push(3, "")
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	if _, err := tx.Exec(t.Context(), `SELECT penstock.drop_queue('work', true)`); err != nil {
+		t.Fatal(err)
+	}
+	out := &log{}
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{
+		Pause: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(out, nil)),
+	})
+	run(t, duty)
+	eventually(t, "a pass waits for the table of the queue", func() bool {
+		return f.count(`SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`) > 0
+	})
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.exec(`SELECT penstock.push('other', '1', due_at => clock_timestamp() + interval '1 millisecond')`)
+	eventually(t, "passes go on", func() bool { return duty.Status().Promoted == 1 })
+	if duty.Status().Errors != 0 || out.contains("level=ERROR") {
+		t.Errorf("%d errors were counted for the queue that was dropped", duty.Status().Errors)
+	}
+}
+
 func TestOperationIsCarriedOut(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	f.push(1200, "")
