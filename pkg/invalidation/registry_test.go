@@ -88,6 +88,18 @@ func TestAPushDoesNotWaitForADropThatWaitsForIt(t *testing.T) {
 	}
 }
 
+// Unique keys of a dropped queue stayed until the sweep. One that another transaction has locked is left to it.
+func TestADropDeletesTheUniqueKeysThatAreFree(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.push('work', '1', unique_key => 'k' || n, unique_policy => 'while_active') FROM generate_series(1, 3) n`)
+	other := b.begin()
+	b.exec(other, `SELECT FROM penstock.uniqueness WHERE key = 'k1' FOR UPDATE`)
+	b.must(Drop(b.ctx, b.pool, "work", true, By{}))
+	if n := b.count(`SELECT count(*) FROM penstock.uniqueness`); n != 1 {
+		t.Errorf("%d unique keys of the dropped queue are left, want the one that is locked", n)
+	}
+}
+
 // The ending of an entry makes its lock key ready, at the position of a ready row that a push has inserted meanwhile: it does
 // not wait for a drop that has deleted this row.
 func TestAnEndingDoesNotWaitForADropThatWaitsForIt(t *testing.T) {
