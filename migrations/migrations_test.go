@@ -165,6 +165,22 @@ func TestAProgramWhoseFunctionsWereNeverAppliedDoesNotStart(t *testing.T) {
 	}
 }
 
+// Nodes and gateways start with a role that may not read what was applied, and not on a schema that is too old.
+func TestAProgramThatMayNotReadWhatWasAppliedStarts(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `DELETE FROM penstock.schema_version`)
+	if err := migrations.CheckIfReadable(t.Context(), c); err == nil {
+		t.Error("a schema without applied migrations is not refused")
+	}
+	exec(t, c, `SET ROLE pg_monitor`) // of Postgres, without rights here
+	if err := migrations.CheckIfReadable(t.Context(), c); err != nil {
+		t.Errorf("a role without the right to read what was applied: %v", err)
+	}
+	if err := migrations.Check(t.Context(), c); err == nil {
+		t.Error("the role may read what was applied: the test shows nothing")
+	}
+}
+
 func TestTwoThatMigrateAtOnceApplyOnce(t *testing.T) {
 	dsn := pgtest.Empty(t)
 	type answer struct {

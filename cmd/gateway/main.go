@@ -146,8 +146,7 @@ func (s *server) serveShared(ctx context.Context) error {
 // away meanwhile, until ctx ends.
 func (s *server) enter(ctx context.Context) error {
 	return postgres.Wait(ctx, s.pool, s.log, func() error {
-		err := migrations.Check(ctx, s.pool)
-		if err != nil && postgres.Code(err) != "42501" { // the gateway's role may not read what was applied
+		if err := migrations.CheckIfReadable(ctx, s.pool); err != nil {
 			return err
 		}
 		return s.catalog.read(ctx)

@@ -74,11 +74,7 @@ func run(cfg Config, log *slog.Logger) error {
 		if err := db.Beats.Ping(ctx); err != nil {
 			return err
 		}
-		err := migrations.Check(ctx, db.Pool)
-		if postgres.Code(err) == "42501" {
-			return nil // the node's role may not read what was applied
-		}
-		return err
+		return migrations.CheckIfReadable(ctx, db.Pool)
 	})
 	if err != nil || ctx.Err() != nil {
 		return err
