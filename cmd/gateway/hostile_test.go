@@ -27,7 +27,7 @@ type staticFront struct {
 	calls   atomic.Int32
 }
 
-func startStaticFront(t *testing.T, slots int, work http.HandlerFunc) *staticFront {
+func startStaticFront(t *testing.T, slots int, work http.HandlerFunc, settings ...func(*server)) *staticFront {
 	t.Helper()
 	f := &staticFront{t: t}
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -38,6 +38,9 @@ func startStaticFront(t *testing.T, slots int, work http.HandlerFunc) *staticFro
 	}))
 	t.Cleanup(backend.Close)
 	f.server = &server{cfg: defaults(), log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true})}
+	for _, set := range settings {
+		set(f.server)
+	}
 	f.gateway.SetModels([]gateway.ModelState{{
 		Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute, AbortStops: true,
 		Instances: []gateway.InstanceState{{ID: 1, Address: backend.URL, Slots: slots, Usable: true}},
@@ -238,10 +241,10 @@ func TestClientsThatLeaveAtAnyPointLeaveNothing(t *testing.T) { //nolint:paralle
 	}
 }
 
-// A head that comes slowly, or not at all, keeps its connection for 10 s.
+// A head that comes slowly, or not at all, keeps its connection for a bounded time: 10 s, here a second.
 func TestHeadThatDoesNotComeIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
-	f := startStaticFront(t, 1, func(http.ResponseWriter, *http.Request) {})
+	f := startStaticFront(t, 1, func(http.ResponseWriter, *http.Request) {}, func(s *server) { s.headWait = time.Second })
 	for _, sent := range []string{"", "PRI * HTTP/2.0\r\n", callHead} {
 		conn := f.dial()
 		if _, err := io.WriteString(conn, sent); err != nil {

@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -73,8 +74,9 @@ type server struct {
 	log      *slog.Logger
 	observer *observer
 	gateway  *gateway.Gateway
-	listens  string // address of the listener of clients, with its port
-	debugs   string // and that of operators
+	listens  string        // address of the listener of clients, with its port
+	debugs   string        // and that of operators
+	headWait time.Duration // for the head of a request; 0: the default
 
 	// With a database alone.
 	pool     *pgxpool.Pool
@@ -266,6 +268,9 @@ func (s *server) listen(ctx context.Context, duties map[string]func(context.Cont
 	return err
 }
 
+// headWait is how long a connection may take for the head of a request.
+const headWait = 10 * time.Second
+
 // serveClients serves until ctx ends, then refuses what is new and waits for what is in flight.
 func (s *server) serveClients(ctx, running context.Context, listener net.Listener) error {
 	var protocols http.Protocols
@@ -274,8 +279,8 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 	protocols.SetUnencryptedHTTP2(true)
 	requests := &counted{Handler: s.gateway}
 	front := &http.Server{
-		Handler: requests, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		Handler: requests, ReadHeaderTimeout: cmp.Or(s.headWait, headWait), IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: 64 << 10, Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
 	failed := make(chan error, 1)
 	go func() { failed <- front.Serve(listener) }()
