@@ -161,8 +161,9 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 		found = append(found, attention{Critical: true, Code: "no node", Text: text, Address: "nodes"})
 	}
 	for _, g := range degradations {
+		// The detail names the object.
 		found = append(found, attention{
-			Critical: g.Critical, Code: g.Code, Text: g.Object + ": " + g.Detail, Address: d.pageOf(g.Object),
+			Critical: g.Critical, Code: g.Code, Text: g.Detail, Address: d.pageOf(g.Object),
 		})
 	}
 	faults, err := d.faults(ctx)

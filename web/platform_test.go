@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -232,6 +233,12 @@ func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 		if !strings.Contains(got, text) {
 			t.Errorf("the overview has no %q: %s", text, got)
 		}
+	}
+	if again := regexp.MustCompile(`model llama: [^<]* model llama`).FindString(got); again != "" {
+		t.Errorf("a degradation names its model twice: %s", again)
+	}
+	if !strings.Contains(got, "slots of model llama are held by calls of dead nodes") {
+		t.Errorf("the overview has no degradation of the model: %s", got)
 	}
 	if strings.Contains(got, "slots that dead nodes hold") {
 		t.Errorf("the models with slots of dead nodes are listed and counted again: %s", got)

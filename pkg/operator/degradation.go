@@ -8,7 +8,7 @@ type Degradation struct {
 	Code     string `json:"code"`
 	Object   string `json:"object"` // "model NAME", "node NAME" or "queue NAME"
 	Critical bool   `json:"critical"`
-	Detail   string `json:"detail"` // text for operators, with figures and causes
+	Detail   string `json:"detail"` // text for operators, which names the object, with figures and causes
 }
 
 const degradationsSQL = `SELECT code, object, critical, detail FROM penstock.degradations() LIMIT $1`
