@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,7 +64,10 @@ func copySeed(ctx context.Context, cfg Config, acct account, bin binaries, dir *
 	if err := copyTree(ctx, acct, dir, seed, work, copyScript); err != nil {
 		return err
 	}
-	_, err = os.Stat(seed) // one that was removed meanwhile may have been copied in part
+	err = checkCopy(work)
+	if err != nil { // the next process makes it again
+		_ = os.Rename(seed, filepath.Join(filepath.Dir(seed), fmt.Sprintf("unfinished-seed-%d", now.UnixNano())))
+	}
 	return err
 }
 
@@ -161,6 +165,47 @@ func startFirst(ctx context.Context, cfg Config, acct account, bin binaries) (*S
 	return server, nil
 }
 
+// contentsFile is the file of a seed that has the hash of its contents, see hashTree.
+const contentsFile = "penstock_seed"
+
+// checkCopy compares a copy with what its seed had when it was made. A seed that is deleted during the copy, with the
+// cache, loses its files one by one.
+func checkCopy(work string) error {
+	want, err := os.ReadFile(filepath.Join(work, contentsFile))
+	if err != nil {
+		return err
+	}
+	found, err := hashTree(work)
+	if err != nil {
+		return err
+	}
+	if found != string(want) {
+		return fmt.Errorf("the copy of the seed in %s is not complete", work)
+	}
+	return nil
+}
+
+// hashTree hashes the names and sizes of all files and directories below root but contentsFile.
+func hashTree(root string) (string, error) {
+	sum := sha256.New()
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() == contentsFile {
+			return err
+		}
+		info, err := entry.Info()
+		if err != nil {
+			return err
+		}
+		size := info.Size()
+		if entry.IsDir() {
+			size = 0 // depends on the file system
+		}
+		fmt.Fprintf(sum, "%q %d\n", strings.TrimPrefix(path, root), size)
+		return nil
+	})
+	return hex.EncodeToString(sum.Sum(nil)), err
+}
+
 // keepSeed copies the cluster into the cache, complete or not at all.
 func keepSeed(ctx context.Context, acct account, dir *directory, seed string) error {
 	unfinished, err := os.MkdirTemp(filepath.Dir(seed), "unfinished-seed-")
@@ -168,9 +213,17 @@ func keepSeed(ctx context.Context, acct account, dir *directory, seed string) er
 		return err
 	}
 	err = acct.own(unfinished)
-	if err == nil { // it outlives a crash of the machine
-		err = copyTree(ctx, acct, dir, dir.data(), unfinished, copyScript+" && sync")
+	if err == nil {
+		err = copyTree(ctx, acct, dir, dir.data(), unfinished, copyScript)
 	}
+	var hash string
+	if err == nil {
+		hash, err = hashTree(unfinished)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(unfinished, contentsFile), []byte(hash), 0o644) //nolint:gosec // no secret
+	}
+	syscall.Sync() // it outlives a crash of the machine
 	if err == nil {
 		err = os.Rename(unfinished, seed)
 	}

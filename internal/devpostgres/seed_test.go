@@ -75,6 +75,30 @@ func TestABrokenSeedCostsTheTimeOfInitdbAlone(t *testing.T) {
 	identifier(t, start(t, Config{Fast: true, CacheDir: none}))
 }
 
+// A seed that is copied while the cache is deleted lacks files, and its directory is the last to go. No server starts on
+// such a copy, and the seed is made anew.
+func TestNoServerStartsOnAPartOfASeed(t *testing.T) {
+	for name, damage := range map[string]func(path string) error{
+		"a file is gone":  os.Remove,
+		"a file is short": func(path string) error { return os.Truncate(path, 1) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			cache := openTempDir(t)
+			first := identifier(t, start(t, Config{Fast: true, CacheDir: cache}))
+			if err := damage(filepath.Join(seeds(t, cache)[0], "base", "1", "2619")); err != nil { // rows of pg_statistic
+				t.Fatal(err)
+			}
+			if id := identifier(t, start(t, Config{Fast: true, CacheDir: cache})); id == first {
+				t.Error("a server started on a part of the seed")
+			}
+			made := identifier(t, start(t, Config{Fast: true, CacheDir: cache}))
+			if id := identifier(t, start(t, Config{Fast: true, CacheDir: cache})); made == first || id != made {
+				t.Errorf("the seed was not made anew: clusters %s and %s", made, id)
+			}
+		})
+	}
+}
+
 // greeting are contents whose writes are counted.
 func greeting(key string, writes *atomic.Int32) *Contents {
 	return &Contents{Key: key, Write: func(ctx context.Context, server *Server) error {
