@@ -273,6 +273,7 @@ type event struct {
 	Key, Outcome, Nonce, Class   string
 	Due                          *time.Time
 	Transaction                  int64
+	Began                        time.Time // the transaction
 }
 
 func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
@@ -291,7 +292,7 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id
 SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
        coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
        coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, ''),
-       e.due, e.tx::text::bigint
+       e.due, e.tx::text::bigint, e.began
   FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
 	rows, err := s.db.pool.Query(ctx, sql)
 	if err != nil {
@@ -332,7 +333,7 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 			h.Grants = append(h.Grants, judge.Grant{
 				Seq: e.Seq, Queue: e.Queue, Key: e.Key, Token: e.Token, Last: e.Last, Node: e.Node,
 				Process: processes[e.Node], At: e.At, Freed: freed[e.Token].At, FreedSeq: freed[e.Token].Seq,
-				Transaction: e.Transaction,
+				Transaction: e.Transaction, FreeBegan: freed[e.Token].Began,
 			})
 		case "end":
 			h.Endings = append(h.Endings, judge.Ending{

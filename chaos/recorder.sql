@@ -4,6 +4,7 @@ CREATE SCHEMA judge;
 CREATE TABLE judge.event (
     seq      bigint GENERATED ALWAYS AS IDENTITY,
     at       timestamptz NOT NULL DEFAULT clock_timestamp(),
+    began    timestamptz NOT NULL DEFAULT transaction_timestamp(),
     tx       xid8 NOT NULL DEFAULT pg_current_xact_id(),
     what     text NOT NULL,
     queue_id int,

@@ -68,10 +68,14 @@ func crashesAreDeaths(x *index, r *report) {
 }
 
 // deathsOf counts the locks of a key that were taken from nodes which were silent for a lease, and that
-// covered an entry.
+// covered an entry. The transaction that takes a lock may have waited since it saw that the lease had ended, for a
+// table that is locked: a heartbeat that waited as well may be committed just before it.
 func (x *index) deathsOf(key [2]string, entry int64) (deaths int) {
 	for _, g := range x.byKey[key] {
-		if g.Last >= entry && !g.Freed.IsZero() && x.silent(g.Process, g.Freed) >= x.Lease-x.Tolerance {
+		if g.Last < entry || g.Freed.IsZero() {
+			continue
+		}
+		if x.silentWithin(g.Process, g.FreeBegan, g.Freed) >= x.Lease-x.Tolerance {
 			deaths++
 		}
 	}

@@ -127,7 +127,8 @@ type Grant struct {
 	At          time.Time
 	Freed       time.Time // zero: not yet
 	FreedSeq    int64
-	Transaction int64 // the claim's; a claim that grants several entries records them in any order
+	Transaction int64     // the claim's; a claim that grants several entries records them in any order
+	FreeBegan   time.Time // when the transaction that freed it began
 }
 
 // Insertion is an entry that was committed.
@@ -316,6 +317,17 @@ func (x *index) leaveOutForked() {
 		return x.forked(p.Returned) || p.Cancel != nil && x.forked(p.Cancel.Returned) || called[p.Op]
 	})
 	x.History = &h
+}
+
+// silentWithin is the longest for which a process had no committed heartbeat at any moment between two.
+func (x *index) silentWithin(process string, from, to time.Time) time.Duration {
+	longest := x.silent(process, to)
+	for _, b := range x.beats[process] {
+		if b.After(from) && !b.After(to) {
+			longest = max(longest, x.silent(process, b.Add(-1)))
+		}
+	}
+	return longest
 }
 
 // silent is for how long a process had no committed heartbeat at a moment.

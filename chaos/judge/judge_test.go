@@ -81,16 +81,16 @@ func good() *History {
 		h.Endings = append(h.Endings, e)
 	}
 	h.Grants = []Grant{
-		{10, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0, 10},
-		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0, 203},
-		{30, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0, 30},
-		{40, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0, 40},
-		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0, 50},
-		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0, 60},
-		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0, 70},
-		{72, "once", "#18", 109, 18, 1, "n1", at(45), at(62), 73, 72},
-		{74, "once", "#18", 110, 18, 1, "n1", at(65), time.Time{}, 0, 74},
-		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304},
+		{10, "keyed", "k", 101, 11, 1, "n1", at(20), time.Time{}, 0, 10, time.Time{}},
+		{203, "keyed", "k", 102, 12, 1, "n1", at(45), time.Time{}, 0, 203, time.Time{}},
+		{30, "solo", "#13", 103, 13, 1, "n1", at(45), time.Time{}, 0, 30, time.Time{}},
+		{40, "solo", "#13", 104, 13, 1, "n1", at(65), at(4980), 0, 40, at(4980)},
+		{50, "work", "#15", 105, 15, 1, "n1", at(45), time.Time{}, 0, 50, time.Time{}},
+		{60, "solo", "#16", 106, 16, 1, "n1", at(45), time.Time{}, 0, 60, time.Time{}},
+		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0, 70, time.Time{}},
+		{72, "once", "#18", 109, 18, 1, "n1", at(45), at(62), 73, 72, at(62)},
+		{74, "once", "#18", 110, 18, 1, "n1", at(65), time.Time{}, 0, 74, time.Time{}},
+		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304, time.Time{}},
 	}
 	h.Lanes = []string{"solo", "work"}
 	o := online()
@@ -115,12 +115,12 @@ func good() *History {
 // overtake lets an entry be granted half a second before the one that is in line before it and waits for 16 s.
 func overtake(h *History) {
 	h.Places = append(h.Places, Place{Seq: 302, Queue: "solo", Entry: 42, Position: 42, At: at(10_000)})
-	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0, 303})
+	h.Grants = append(h.Grants, Grant{303, "solo", "#42", 342, 42, 1, "n1", at(25_500), time.Time{}, 0, 303, time.Time{}})
 }
 
 // again lets an entry be called once more, on another node.
 func again(h *History, entry int64, begin time.Time) {
-	h.Grants = append(h.Grants, Grant{350, "solo", "#16", 350, entry, 2, "n2", begin, time.Time{}, 0, 350})
+	h.Grants = append(h.Grants, Grant{350, "solo", "#16", 350, entry, 2, "n2", begin, time.Time{}, 0, 350, time.Time{}})
 	h.Calls = append(h.Calls, Call{
 		Entry: entry, Token: 350, Begin: begin, Closed: begin.Add(10 * time.Millisecond), Answer: "error",
 	})
@@ -363,11 +363,11 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 			h.Jobs = append(h.Jobs, "other")
 		}},
 		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
-			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90, 80})
+			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90, 80, at(46)})
 		}},
 		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
 			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1
-			h.Grants[1].Last, h.Grants[1].Freed = 12, at(4980)
+			h.Grants[1].Last, h.Grants[1].Freed, h.Grants[1].FreeBegan = 12, at(4980), at(4980)
 			h.Grants[0].Last = 10
 			h.Endings[0].Entry = 12
 		}},
@@ -377,6 +377,20 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 		c.spoil(h)
 		if broken(h)[c.invariant] == 0 {
 			t.Errorf("%s: %q reports nothing", c.fault, c.invariant)
+		}
+	}
+}
+
+// A heartbeat that waited for the same table lock as recovery may be committed a moment before the lock is freed.
+func TestAHeartbeatThatWaitedWithRecoveryHidesNoDeath(t *testing.T) {
+	for _, c := range []struct {
+		began, broken int
+	}{{4000, 0}, {4975, 1}} {
+		h := good()
+		h.Beats = append(h.Beats, Beat{"n1", at(4970)})
+		h.Grants[3].FreeBegan = at(c.began)
+		if found := broken(h)["crashes are deaths of nodes that had it"]; min(found, 1) != c.broken {
+			t.Errorf("recovery that began at %d ms: %d reports, want %d", c.began, found, c.broken)
 		}
 	}
 }
