@@ -16,7 +16,6 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/penstock/penstock/chaos/judge"
 	"github.com/penstock/penstock/chaos/mutants"
 )
 
@@ -196,11 +195,7 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 			"-bin", programs, "-for", huntRun.String(), "-drain", "60s",
 			"-seed", fmt.Sprint(seed + uint64(h.Runs)),
 		}
-		ofGateways := func(promise string) bool { return slices.Contains(judge.OfGateways, promise) }
-		if slices.ContainsFunc(h.Breaks, ofGateways) {
-			args = append(args, "-gateways", "2")
-		}
-		run := exec.CommandContext(ctx, self, args...)
+		run := exec.CommandContext(ctx, self, append(args, h.With...)...)
 		var out bytes.Buffer
 		run.Stdout, run.Stderr = &out, &out
 		var exit *exec.ExitError

@@ -97,6 +97,8 @@ func (c *config) flags(keep *bool) {
 		"as -rare, until %d programs were killed and %d answers to each kind of commit were swallowed, "+
 			"at most for -for",
 		releaseKills, releaseAnswers))
+	flag.BoolVar(&c.holds, "holds", false,
+		"nearly all faults are rows of running entries that another transaction keeps locked, and few processes die")
 	flag.BoolVar(&c.kills, "kills", false,
 		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")
 	flag.DurationVar(

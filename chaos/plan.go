@@ -85,6 +85,18 @@ var rareSteps = []step{
 	{4, (*plan).spoilWorkers},
 }
 
+// holdSteps stand in for them where endings shall meet locked rows, and their nodes live on afterwards.
+var holdSteps = []step{
+	{60, (*plan).holdRows},
+	{4, (*plan).killNode},
+	{4, (*plan).pause},
+	{4, (*plan).loseAnswers},
+	{4, (*plan).injectError},
+	{4, (*plan).spoilWorkers},
+	{2, (*plan).drainNode},
+	{2, (*plan).killLeader},
+}
+
 // killSteps stand in for them where nothing but the death of task nodes is measured. A node is dead and recovered
 // before the next one dies, nearly always: a fleet that falls silent together is given a second lease.
 var killSteps = []step{{1, func(p *plan) string {
@@ -101,6 +113,8 @@ func (p *plan) run(ctx context.Context) {
 		steps = killSteps
 	case p.site.cfg.rare:
 		steps = rareSteps
+	case p.site.cfg.holds:
+		steps = holdSteps
 	case p.site.cfg.before != "":
 		steps = append(slices.Clone(steps), step{restartsBetweenBuilds, (*plan).rollingRestart})
 	}

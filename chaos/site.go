@@ -28,6 +28,7 @@ type config struct {
 	rare           bool          // as many answers of each kind are lost, also of those that are rare
 	release        bool          // the run ends when enough was killed and lost
 	kills          bool          // task nodes are killed, and nothing else happens
+	holds          bool          // most faults are rows that are locked
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool

@@ -19,10 +19,12 @@ import (
 //go:embed *.patch
 var patches embed.FS
 
-// Mutant is a bug. Its patch begins with a line that describes it and one that names the promises that it breaks.
+// Mutant is a bug. Its patch begins with a line that describes it, one that names the promises that it breaks, and,
+// where the usual faults do not reach it, one with flags of the harness.
 type Mutant struct {
 	Name, Bug string
 	Breaks    []string // one of them has to be found broken
+	With      []string // flags
 	patch     []byte
 }
 
@@ -39,10 +41,14 @@ func All() ([]Mutant, error) {
 			return nil, err
 		}
 		bug, rest, _ := strings.Cut(string(text), "\n")
-		breaks, _, _ := strings.Cut(rest, "\n")
+		breaks, rest, _ := strings.Cut(rest, "\n")
+		with, _, _ := strings.Cut(rest, "\n")
 		m := Mutant{Name: strings.TrimSuffix(f.Name(), ".patch"), Bug: bug, patch: text}
 		if promises, named := strings.CutPrefix(breaks, "breaks: "); named {
 			m.Breaks = strings.Split(promises, ", ")
+		}
+		if flags, named := strings.CutPrefix(with, "with: "); named {
+			m.With = strings.Fields(flags)
 		}
 		all = append(all, m)
 	}
