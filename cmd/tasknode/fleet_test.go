@@ -26,6 +26,7 @@ type fleet struct {
 	dsn    string
 	pool   *pgxpool.Pool
 	hinter *invalidation.Hinter
+	watch  func(tasknode.Ranker) tasknode.Ranker // goes between nodes and their rankers, nil for nothing
 }
 
 func newFleet(t testing.TB) *fleet {
@@ -88,7 +89,11 @@ func (f *fleet) startWithSlots(nodes, threads, slots int, handle invalidation.Ha
 		if slots > 0 {
 			gates = []tasknode.Gate{&slotGate{free: slots}}
 		}
-		node := tasknode.New(tasknode.Config{Name: fmt.Sprint("node-", i), Threads: threads, Ranker: ranker, Log: log, Gates: gates}, claims, beats)
+		ranks := tasknode.Ranker(ranker)
+		if f.watch != nil {
+			ranks = f.watch(ranker)
+		}
+		node := tasknode.New(tasknode.Config{Name: fmt.Sprint("node-", i), Threads: threads, Ranker: ranks, Log: log, Gates: gates}, claims, beats)
 		node.HandleKind(invalidation.KindTask, handle)
 		listener := invalidation.NewListener(invalidation.ListenConfig{Conn: beats.Config().ConnConfig.Copy(), Wake: node.Wake, Log: log})
 		f.beside(node.Run, ranker.Run, listener.Run)
