@@ -165,12 +165,12 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
 	const refused = `SELECT count(*) FROM penstock.queue WHERE refusal->>'reason' = 'depth'`
 	var asked atomic.Int64
+	f.push(60, "")
 	at := time.Now()
 	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40}, func() recovery.Sampling {
 		asked.Add(1)
 		return recovery.Sampling{At: at, Queues: []recovery.Sample{{QueueID: f.q.ID, Pending: 60}}}
 	})
-	f.push(60, "")
 	eventually(t, "the full queue is refused", func() bool { return f.count(refused) == 1 })
 	passes := func(n int64) {
 		t.Helper()
