@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -88,14 +89,14 @@ var statuses = []struct {
 	{errInternal, http.StatusInternalServerError, "internal"},
 }
 
-// sqlstates are what functions of the schema raise and the packages that call them pass through.
+// sqlstates are those that have an error of this package; sentinel adds those of package invalidation.
 var sqlstates = map[string]error{
-	"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS003": invalidation.ErrPayloadTooLarge,
-	"PS004": invalidation.ErrIdempotencyConflict, "PS005": invalidation.ErrQueueFull, "PS006": invalidation.ErrState,
-	"PS007": invalidation.ErrEntryNotFound,
-	"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS011": errLoop,
-	"PS012": invalidation.ErrNotFound, "PS013": invalidation.ErrNoInstance,
-	"57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
+	"PS011": errLoop, "57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
+}
+
+// sentinel is the row of the table above for an SQLSTATE that a package passed through, nil for others.
+func sentinel(sqlstate string) error {
+	return cmp.Or(sqlstates[sqlstate], invalidation.Sentinel(sqlstate))
 }
 
 // Problem is a problem document.
@@ -199,8 +200,8 @@ func classify(ctx context.Context, err error) error {
 		return errTimeout
 	case errors.Is(context.Cause(ctx), context.Canceled) && !known(err):
 		return errGone // what failed was given up for it
-	case sqlstates[code] != nil && !known(err):
-		return fmt.Errorf("%w: %w", err, sqlstates[code])
+	case sentinel(code) != nil && !known(err):
+		return fmt.Errorf("%w: %w", err, sentinel(code))
 	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
 		return fmt.Errorf("%w: %w", errUnstorable, err)
 	case away(err) && !known(err):

@@ -286,10 +286,7 @@ func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.Ra
 	}
 }
 
-// translate wraps the SQLSTATEs of the schema's functions in the errors of this package.
+// translate is invalidation.Translate, with an error of this package for a batch that does not exist.
 func translate(err error) error {
-	return postgres.Named(err, map[string]error{
-		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
-		"PS012": ErrNotFound,
-	})
+	return invalidation.Translate(postgres.Named(err, map[string]error{"PS012": ErrNotFound}))
 }

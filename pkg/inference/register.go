@@ -49,7 +49,5 @@ func explained(what string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", what, postgres.Named(err, map[string]error{
-		"PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState, "PS008": invalidation.ErrNotFound,
-	}))
+	return fmt.Errorf("%s: %w", what, invalidation.Translate(err))
 }

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // Errors that a caller can tell apart with errors.Is. The message of the wrapping error names the field.
@@ -56,13 +58,24 @@ var sentinels = map[string]error{
 	"PS002": ErrInvalid,
 	"PS003": ErrPayloadTooLarge,
 	"PS004": ErrIdempotencyConflict,
+	"PS005": ErrQueueFull,
 	"PS006": ErrState,
 	"PS007": ErrEntryNotFound,
 	"PS008": ErrNotFound,
+	"PS010": ErrNotFound,
+	"PS012": ErrNotFound,
 	"PS013": ErrNoInstance,
 }
 
-// translate turns an error of the schema's functions into one of this package's; others pass through.
+// Sentinel returns the error of this package that an SQLSTATE of the schema's functions stands for, nil for others.
+func Sentinel(sqlstate string) error { return sentinels[sqlstate] }
+
+// Translate turns an error of the schema's functions into one that is Sentinel of its SQLSTATE, with the message and
+// the hint of the function. Others pass through.
+func Translate(err error) error { return postgres.Named(err, sentinels) }
+
+// translate is Translate for the life of an entry: a full queue is a FullError, and an error about missing rights
+// says which role has them.
 func translate(err error) error {
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
@@ -86,11 +99,5 @@ func translate(err error) error {
 			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
 			err)
 	}
-	if sentinel, ok := sentinels[pg.Code]; ok {
-		if pg.Hint != "" {
-			return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinel)
-		}
-		return fmt.Errorf("%s: %w", pg.Message, sentinel)
-	}
-	return err
+	return Translate(err)
 }

@@ -67,7 +67,7 @@ func (d *Database) CreateBatch(ctx context.Context, name, queue string, options 
 	const sql = `SELECT penstock.create_batch($1, $2, $3, $4, coalesce($5, current_user))`
 	var id int64
 	if err := d.db.QueryRow(ctx, sql, name, queue, options, by.Reason, given(by.Actor)).Scan(&id); err != nil {
-		return 0, fmt.Errorf("create batch %q: %w", name, translate(err))
+		return 0, fmt.Errorf("create batch %q: %w", name, invalidation.Translate(err))
 	}
 	return id, nil
 }

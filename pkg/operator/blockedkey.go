@@ -78,7 +78,7 @@ func (d *Database) UnblockKeys(ctx context.Context, u Unblock) (unblocked int, m
 		const sql = `SELECT penstock.unblock_keys($1, $2, $3, $4, coalesce($5, current_user::text))`
 		err := tx.QueryRow(ctx, sql, u.Queue, u.Retry, unblockPage, u.Reason, given(u.Actor)).Scan(&unblocked)
 		if err != nil {
-			return translate(err)
+			return invalidation.Translate(err)
 		}
 		const leftSQL = `SELECT EXISTS (SELECT FROM penstock.blocked_key b JOIN penstock.queue q ON q.id = b.queue_id
 		                         WHERE q.name = $1)`

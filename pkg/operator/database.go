@@ -57,19 +57,9 @@ func show[T any](ctx context.Context, db postgres.DB, what string, absent error,
 // change calls a function of the schema with the reason as $1, the actor (null: the database user) as $2, and the rest.
 func (d *Database) change(ctx context.Context, does, sql string, by invalidation.By, rest ...any) error {
 	if _, err := d.db.Exec(ctx, sql, append([]any{by.Reason, given(by.Actor)}, rest...)...); err != nil {
-		return fmt.Errorf("%s: %w", does, translate(err))
+		return fmt.Errorf("%s: %w", does, invalidation.Translate(err))
 	}
 	return nil
-}
-
-// translate wraps SQLSTATEs of the schema's functions in the errors of package invalidation; other
-// errors pass through.
-func translate(err error) error {
-	return postgres.Named(err, map[string]error{
-		"PS001": invalidation.ErrQueueNotFound, "PS002": invalidation.ErrInvalid, "PS006": invalidation.ErrState,
-		"PS007": invalidation.ErrEntryNotFound,
-		"PS008": invalidation.ErrNotFound, "PS010": invalidation.ErrNotFound, "PS012": invalidation.ErrNotFound,
-	})
 }
 
 // given returns nil for a zero value: a condition that is not set.

@@ -245,7 +245,7 @@ func (d *Database) CancelEntry(ctx context.Context, id int64, by invalidation.By
 	const sql = `SELECT penstock.cancel_entry($1, $2, coalesce($3, current_user::text))`
 	var answer Cancelled
 	if err := d.db.QueryRow(ctx, sql, id, by.Reason, given(by.Actor)).Scan(&answer); err != nil {
-		return "", fmt.Errorf("cancel entry %d: %w", id, translate(err))
+		return "", fmt.Errorf("cancel entry %d: %w", id, invalidation.Translate(err))
 	}
 	return answer, nil
 }

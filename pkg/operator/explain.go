@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Explanation is the state of an entry and the reasons why it does not run. Without a reason it is
@@ -30,7 +32,7 @@ type Reason struct {
 func (d *Database) Explain(ctx context.Context, id int64) (Explanation, error) {
 	var text []byte
 	if err := d.db.QueryRow(ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text); err != nil {
-		return Explanation{}, fmt.Errorf("explain entry %d: %w", id, translate(err))
+		return Explanation{}, fmt.Errorf("explain entry %d: %w", id, invalidation.Translate(err))
 	}
 	var e Explanation
 	if err := json.Unmarshal(text, &e); err != nil {

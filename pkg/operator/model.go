@@ -47,7 +47,7 @@ func (d *Database) RegisterModel(ctx context.Context, name string, config []byte
 ) (queue string, err error) {
 	const sql = `SELECT penstock.register_model($1, $2::jsonb, $3, $4)`
 	if err := d.db.QueryRow(ctx, sql, name, config, by.Reason, given(by.Actor)).Scan(&queue); err != nil {
-		return "", fmt.Errorf("register model %q: %w", name, translate(err))
+		return "", fmt.Errorf("register model %q: %w", name, invalidation.Translate(err))
 	}
 	return queue, nil
 }

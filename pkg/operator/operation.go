@@ -112,7 +112,7 @@ func (d *Database) CountMatching(ctx context.Context, o OperationRequest) (int64
 	var n int64
 	err := d.db.QueryRow(ctx, `SELECT penstock.count_matching($1, $2, $3)`, o.Queue, o.Verb, o.Filter).Scan(&n)
 	if err != nil {
-		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, translate(err))
+		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, invalidation.Translate(err))
 	}
 	return n, nil
 }
@@ -126,7 +126,7 @@ func (d *Database) StartOperation(ctx context.Context, o OperationRequest) (int6
 	var id int64
 	err := d.db.QueryRow(ctx, startSQL, o.Queue, o.Verb, o.Filter, o.Reason, given(o.Actor), o.PerSecond).Scan(&id)
 	if err != nil {
-		return 0, fmt.Errorf("start %s in queue %q: %w", o.Verb, o.Queue, translate(err))
+		return 0, fmt.Errorf("start %s in queue %q: %w", o.Verb, o.Queue, invalidation.Translate(err))
 	}
 	return id, nil
 }
@@ -143,7 +143,7 @@ func (d *Database) SwitchEntries(
 	}
 	var id int64
 	if err := d.db.QueryRow(ctx, sql, queue, scope, value, by.Reason, given(by.Actor)).Scan(&id); err != nil {
-		return 0, fmt.Errorf("%s of queue %q with %s %q: %w", v, queue, scope, value, translate(err))
+		return 0, fmt.Errorf("%s of queue %q with %s %q: %w", v, queue, scope, value, invalidation.Translate(err))
 	}
 	return id, nil
 }

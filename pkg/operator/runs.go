@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // RecentRun is a run that ended with a result: the last one of its entry.
@@ -149,7 +151,7 @@ func (d *Database) CountMatchingTo(ctx context.Context, o OperationRequest, boun
 	err := d.db.QueryRow(ctx, `SELECT penstock.count_matching_to($1, $2, $3, $4)`, o.Queue, o.Verb, o.Filter,
 		bound).Scan(&n)
 	if err != nil {
-		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, translate(err))
+		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, invalidation.Translate(err))
 	}
 	return n, nil
 }

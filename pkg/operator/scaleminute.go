@@ -74,7 +74,7 @@ func (d *Database) Announce(ctx context.Context, a Announcement, by invalidation
 	err = d.db.QueryRow(ctx, announceSQL, a.Model, a.Server, a.Endpoint, a.Slots, a.Labels, a.TTL,
 		given(a.Deployment), given(by.Actor)).Scan(&order)
 	if err != nil {
-		return "", fmt.Errorf("announce instance %s of model %q: %w", a.Server, a.Model, translate(err))
+		return "", fmt.Errorf("announce instance %s of model %q: %w", a.Server, a.Model, invalidation.Translate(err))
 	}
 	return order, nil
 }

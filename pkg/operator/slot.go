@@ -64,7 +64,7 @@ func (d *Database) DeadSlots(ctx context.Context, model string, limit int) ([]De
 func (d *Database) FreeDeadSlots(ctx context.Context, model, server string, by invalidation.By) (freed int, err error) {
 	const sql = `SELECT penstock.free_dead_slots($1, $2, $3, coalesce($4, current_user))`
 	if err := d.db.QueryRow(ctx, sql, model, given(server), by.Reason, given(by.Actor)).Scan(&freed); err != nil {
-		return 0, fmt.Errorf("free slots of dead nodes of model %q: %w", model, translate(err))
+		return 0, fmt.Errorf("free slots of dead nodes of model %q: %w", model, invalidation.Translate(err))
 	}
 	return freed, nil
 }
