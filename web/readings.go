@@ -238,7 +238,7 @@ func bounded[T any](ctx context.Context, s *readings, read func(ctx context.Cont
 func unanswered(err error) bool { return postgres.Unavailable(err) && !known(err) || slow(err) }
 
 // slow reports whether a statement was ended because of its timeout.
-func slow(err error) bool { return postgres.Code(err) == "57014" }
+func slow(err error) bool { return postgres.Code(err) == postgres.QueryCanceled }
 
 // keyOf makes a key of the name of a read and its parameters.
 func keyOf(name string, parameters ...any) string { return fmt.Sprintf("%s %#v", name, parameters) }

@@ -123,14 +123,14 @@ var kinds = []struct {
 		"check the user, the password and the database in --database-url (PENSTOCK_DATABASE_URL)",
 	},
 	{
-		code("42501"), exitUnavailable,
+		code(postgres.InsufficientPrivilege), exitUnavailable,
 		"connect as a role with the duty operator (penstock grants); migrate and grants need the owner of the schema",
 	},
 	{
 		isA[*migrations.OwnerError], exitUnavailable,
 		"give the address of the owner in --database-url (PENSTOCK_DATABASE_URL)",
 	},
-	{code("57014"), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
+	{code(postgres.QueryCanceled), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
 	{
 		problem("unauthorized", "forbidden", "not_local"), exitUnavailable,
 		"check the token in --token-file (PENSTOCK_TOKEN); penstock token list shows what each may do",

@@ -283,7 +283,7 @@ func BadText(err error) bool {
 // (query_canceled).
 func Passes(err error) bool {
 	code := Code(err)
-	return Unavailable(err) || strings.HasPrefix(code, "40") || code == "55P03" || code == "57014"
+	return Unavailable(err) || strings.HasPrefix(code, "40") || code == LockNotAvailable || code == QueryCanceled
 }
 
 // Named turns an error that a function of the schema raised into the sentinel of its SQLSTATE, with the function's own

@@ -77,7 +77,7 @@ func Pool(cfg postgres.Config) postgres.Config {
 // else a transaction with their unique key.
 func inUse(err error, pushes ...invalidation.Push) error {
 	switch keyed := func(p invalidation.Push) bool { return p.IdempotencyKey != "" }; {
-	case postgres.Code(err) != "55P03":
+	case postgres.Code(err) != postgres.LockNotAvailable:
 		return err
 	case slices.ContainsFunc(pushes, keyed):
 		return fmt.Errorf("%w: %w", errKeyInUse, err)

@@ -91,7 +91,11 @@ var statuses = []struct {
 
 // sqlstates are those that have an error of this package; sentinel adds those of package invalidation.
 var sqlstates = map[string]error{
-	"PS011": errLoop, "57014": errTimeout, "40001": errTaken, "40P01": errTaken, "55P03": errHeld,
+	"PS011":                       errLoop,
+	postgres.QueryCanceled:        errTimeout,
+	postgres.SerializationFailure: errTaken,
+	postgres.DeadlockDetected:     errTaken,
+	postgres.LockNotAvailable:     errHeld,
 }
 
 // sentinel is the row of the table above for an SQLSTATE that a package passed through, nil for others.

@@ -129,9 +129,9 @@ func cannot(code string) string {
 	case ofSchema(code):
 		return "The schema is missing or older than this program: run penstock migrate status, then penstock " +
 			"migrate up."
-	case code == "42501":
+	case code == postgres.InsufficientPrivilege:
 		return "Grant the role pg_monitor and rights on schema penstock, or run the doctor as a role that has them."
-	case code == "57014", code == "55P03":
+	case code == postgres.QueryCanceled, code == postgres.LockNotAvailable:
 		return "The database is busy: try again, or read the view by hand."
 	}
 	return "Try again; if it stays, the error says what Postgres refused."

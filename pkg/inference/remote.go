@@ -43,7 +43,7 @@ func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote,
 		r.Ran.Milliseconds())
 	switch {
-	case postgres.Code(err) == "23505":
+	case postgres.Code(err) == postgres.UniqueViolation:
 		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, worker.ErrSharedID, r.Remote)
 	case err != nil:
 		return fmt.Errorf("store run of entry %d: %w", r.Entry, err)

@@ -148,7 +148,7 @@ func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneH
 // wouldWait reports that a claim that deletes first met a row that another transaction has locked.
 func wouldWait(err error) bool {
 	code := postgres.Code(err)
-	return code == lockNotAvailable || code == uniqueViolation
+	return code == postgres.LockNotAvailable || code == postgres.UniqueViolation
 }
 
 // sortLocks sorts by position: the statements return rows in the order of the disk.
@@ -157,11 +157,6 @@ func sortLocks(locks []*Lock) {
 		slices.SortFunc(locks, (*Lock).Compare)
 	}
 }
-
-const (
-	lockNotAvailable = "55P03"
-	uniqueViolation  = "23505"
-)
 
 // lockFirstFor is how long a lane in which a claim met keys, or locked ready rows, is claimed from by the
 // statement that locks first.
@@ -310,7 +305,7 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, for
 
 // limitUncounted is the SQLSTATE of penstock.charge_lanes: since the claim began, a limit came so near that
 // its use must be counted. Nothing was claimed; the next claim counts.
-const limitUncounted = "40001"
+const limitUncounted = postgres.SerializationFailure
 
 // handBackEmpty ends locks that cover nothing, and returns the others. The claim's snapshot may show entries of a
 // key that ended before the claim locked it.

@@ -162,7 +162,7 @@ func TestCancelOfAKeyThatIsNotGivenBackIsRefused(t *testing.T) {
 	compaction := b.begin()
 	b.exec(compaction, `SELECT penstock.compact('work', 'K')`)
 	_, err := cancelEntry(b.ctx, b.pool, ids[0], ann)
-	if code := postgres.Code(err); code != lockNotAvailable {
+	if code := postgres.Code(err); code != postgres.LockNotAvailable {
 		t.Errorf("cancel: %v", err)
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)

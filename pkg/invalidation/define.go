@@ -56,7 +56,7 @@ func openOrCreate(ctx context.Context, db postgres.DB, name string, config Confi
 		return q, err
 	}
 	q, err = Create(ctx, db, name, config)
-	if errors.Is(err, ErrState) || postgres.Code(err) == "23505" { // another process was faster
+	if errors.Is(err, ErrState) || postgres.Code(err) == postgres.UniqueViolation { // another process was faster
 		return Open(ctx, db, name)
 	}
 	return q, err

@@ -94,7 +94,7 @@ func translate(err error) error {
 		}
 		return full
 	}
-	if pg.Code == "42501" && strings.HasPrefix(pg.Message, "permission denied") {
+	if pg.Code == postgres.InsufficientPrivilege && strings.HasPrefix(pg.Message, "permission denied") {
 		return fmt.Errorf("%w. This database role does not have the rights for it: penstock grants lists those of "+
 			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
 			err)

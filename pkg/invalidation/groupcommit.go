@@ -86,7 +86,7 @@ func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error
 	if c == nil {
 		pushed, err := q.pushBatch(ctx, pushes, keyed, lone)
 		q.batcher.leave(q)
-		if err != nil && postgres.Code(err) == lockNotAvailable {
+		if err != nil && postgres.Code(err) == postgres.LockNotAvailable {
 			return q.pushStatement(ctx, pushes, false)
 		}
 		return pushed, err
@@ -206,7 +206,7 @@ func (b *batcher) runNext(q *Queue) bool {
 }
 
 // pushBatch pushes while others wait. It does not wait for an Idempotency-Key that is used in an open transaction:
-// lockNotAvailable.
+// lock_not_available.
 func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed, lone bool) ([]Pushed, error) {
 	if !keyed {
 		return q.pushStatement(ctx, pushes, lone)

@@ -121,14 +121,12 @@ func (q *Queue) inside() bool {
 	return ok
 }
 
-const undefinedTable = "42P01"
-
 // pushStatement pushes in one statement: the plain one where that serves, else penstock.push_many. lone says that no
 // other push of the queue is under way in this process. Its errors are those of the database.
 func (q *Queue) pushStatement(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
 	run := q.hinted(pushes, lone)
 	pushed, err := q.pushPlain(ctx, run, pushes)
-	if pushed == nil && (err == nil || (postgres.Code(err) == undefinedTable && !q.inside())) {
+	if pushed == nil && (err == nil || (postgres.Code(err) == postgres.UndefinedTable && !q.inside())) {
 		return pushMany(ctx, run, q.Name, pushes)
 	}
 	return pushed, err
@@ -209,7 +207,7 @@ func (q *Queue) pushPlain(ctx context.Context, run query, pushes []Push) ([]Push
 		return err
 	})
 	switch {
-	case postgres.Code(err) == undefinedTable:
+	case postgres.Code(err) == postgres.UndefinedTable:
 		return nil, fmt.Errorf("%w: %w", ErrQueueNotFound, err)
 	case err != nil || len(ids) == 0:
 		return nil, err

@@ -76,7 +76,7 @@ func (q *Queue) SettleFree(
 	if wait {
 		patience := "250ms"
 		ours, err = q.settle(ctx, node, endings, &patience)
-		if postgres.Code(err) != lockNotAvailable {
+		if postgres.Code(err) != postgres.LockNotAvailable {
 			return ours, nil, err
 		}
 	}
@@ -157,7 +157,7 @@ SELECT a.token
 const triesMax = 10
 
 // settle waits for rows that other transactions have locked for patience at most, nil for as long as the session does;
-// with lockNotAvailable, ours are settled.
+// with lock_not_available, ours are settled.
 func (q *Queue) settle(
 	ctx context.Context, node NodeID, endings []Ending, patience *string,
 ) (ours []Token, err error) {
@@ -184,7 +184,7 @@ func (q *Queue) settle(
 
 // entryChanged is the SQLSTATE of penstock.all_ended: an operator changed an entry (disabled it, say) at the very
 // moment when it was ended. Nothing was written; the next try, which waits for the operator's commit, sees it.
-const entryChanged = "40001"
+const entryChanged = postgres.SerializationFailure
 
 // changedMeanwhile says that something that endings depend on changed at the very moment: an entry, or the partitions
 // of results and failures. A row that was on its way to the default partition when its day got one of its own is

@@ -23,7 +23,7 @@ SELECT coalesce(string_agg(format('session %s (%s, %s) that has been in a transa
 // waited names the transactions for which a change of a queue waited until its timeout; other
 // errors pass through.
 func (d *Database) waited(ctx context.Context, does, queue string, err error) error {
-	if code := postgres.Code(err); code != "55P03" && code != "57014" {
+	if code := postgres.Code(err); code != postgres.LockNotAvailable && code != postgres.QueryCanceled {
 		return err
 	}
 	holder := "a transaction that has the queue open, a push or a backup perhaps; penstock doctor names those that last"

@@ -233,9 +233,6 @@ func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 	return context.WithTimeout(ctx, n.cfg.Lease)
 }
 
-// undefinedTable is the SQLSTATE of statements on the entries of a queue that was dropped.
-const undefinedTable = "42P01"
-
 // resolve finds out what of a claim that ended in an error was committed, lane by lane. Whatever the error,
 // that may be some of it: a claim has parts, and the entries of groups are read after its commit. It does not
 // give up while the node lives; a node that stops, or that the database refuses, leaves the locks to recovery
@@ -259,7 +256,7 @@ func (n *Node) resolve(
 			}
 			return claimed
 		}
-		if errors.Is(err, invalidation.ErrQueueNotFound) || postgres.Code(err) == undefinedTable {
+		if errors.Is(err, invalidation.ErrQueueNotFound) || postgres.Code(err) == postgres.UndefinedTable {
 			return claimed // the queue was dropped, and its locks with it
 		}
 		refused := !postgres.Unavailable(err)

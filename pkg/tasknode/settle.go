@@ -256,7 +256,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (held pile) {
 
 // tookTooLong says that a statement ended at a bound on its time: the server's, or that of the node.
 func tookTooLong(err error) bool {
-	return postgres.Code(err) == "57014" || errors.Is(err, context.DeadlineExceeded)
+	return postgres.Code(err) == postgres.QueryCanceled || errors.Is(err, context.DeadlineExceeded)
 }
 
 // refusesContent says that the database refused the values of a statement: data exceptions, violated constraints, and
