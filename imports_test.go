@@ -27,6 +27,7 @@ var allowedImports = map[string][]string{
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
 	"internal/duty":        {},
+	"internal/duration":    {},
 
 	// What a program that embeds the queue opens. It is the root of the module.
 	"penstock": {"internal/postgres"},
@@ -38,11 +39,11 @@ var allowedImports = map[string][]string{
 	"internal/telemetry/telemetrytest": {"internal/telemetry"},
 
 	// The queue, the only writer of entry, ready, lock and failure.
-	"pkg/invalidation":              {"internal/postgres"},
+	"pkg/invalidation":              {"internal/postgres", "internal/duration"},
 	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
 
-	// The protocols of inference servers: HTTP and nothing else. Its test servers know no more.
-	"pkg/worker":            {},
+	// The protocols of inference servers: HTTP, and nothing of Penstock. Its test servers know no more.
+	"pkg/worker":            {"internal/duration"},
 	"pkg/worker/workertest": {},
 
 	// The duties.
@@ -71,7 +72,7 @@ var allowedImports = map[string][]string{
 	"pkg/scale/simulate": {"pkg/scale"},
 
 	// What starts and stops instances.
-	"pkg/scale/backend": {"pkg/scale"},
+	"pkg/scale/backend": {"pkg/scale", "internal/duration"},
 
 	// Numbers for KEDA, from rows. What is generated knows nothing.
 	"pkg/scale/keda":                {"internal/postgres", "pkg/scale/keda/externalscaler"},
@@ -107,7 +108,7 @@ var allowedImports = map[string][]string{
 }
 
 var (
-	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty"}
+	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty", "internal/duration"}
 	program = []string{"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/telemetry"}
 
 	// allowedInTests is what the tests of any package may import besides.

@@ -40,7 +40,6 @@ var oneMeaning = map[string]sharedName{
 	"Degradation":  {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
 	"Sample":       {"operator recovery", "the state of a queue at one time: as the leader measured it, and as it is seen"},
 	"Request":      {"gateway scale/simulate", "a request whose client waits: served, and simulated"},
-	"Seconds":      {"invalidation scale worker", "a duration that JSON writes as a number of seconds"},
 }
 
 func TestATypeNameOfPkgHasOneMeaning(t *testing.T) {

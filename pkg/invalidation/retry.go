@@ -1,12 +1,13 @@
 package invalidation
 
 import (
-	"encoding/json"
 	"fmt"
 	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/duration"
 )
 
 // RetryPolicy sets the attempts and the backoff after errors. A zero field means its default.
@@ -23,20 +24,7 @@ type RetryPolicy struct {
 }
 
 // Seconds is a duration that JSON writes as a number of seconds.
-type Seconds time.Duration
-
-// MarshalJSON writes seconds.
-func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(time.Duration(s).Seconds()) }
-
-// UnmarshalJSON reads seconds.
-func (s *Seconds) UnmarshalJSON(text []byte) error {
-	var seconds float64
-	if err := json.Unmarshal(text, &seconds); err != nil {
-		return fmt.Errorf("duration is not a number of seconds: %w", err)
-	}
-	*s = Seconds(seconds * float64(time.Second))
-	return nil
-}
+type Seconds = duration.Seconds
 
 func (p RetryPolicy) isZero() bool {
 	return p.MaxAttempts == 0 && p.Base == 0 && p.Factor == 0 && p.Cap == 0 && p.Jitter == 0 && len(p.Classes) == 0

@@ -50,7 +50,7 @@ func (t *turn) hpa() {
 	}
 	t.s.Window = pushLevel(t.s.Window, Level{At: t.now, N: wanted}, t.now.Add(-time.Duration(p.Window)))
 	if held := t.s.Window[0].N; held > wanted {
-		t.note(NoteWindow, float64(held), p.Window.float(), 0)
+		t.note(NoteWindow, float64(held), p.Window.Float(), 0)
 		wanted = held
 	}
 	t.d.Stabilised, t.d.Desired = wanted, wanted

@@ -1,11 +1,11 @@
 package scale
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"time"
+
+	"github.com/penstock/penstock/internal/duration"
 )
 
 // Method names the arithmetic of a policy.
@@ -32,38 +32,7 @@ const (
 )
 
 // Seconds is a duration that JSON writes as a number of seconds.
-type Seconds time.Duration
-
-// MarshalJSON writes seconds, with a fraction where there is one.
-func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(s.float()) }
-
-// longest is the longest duration of a policy, 31 years: sums and multiples of it fit into a time.Duration.
-const longest = 1e9 * time.Second
-
-// UnmarshalJSON reads a number of seconds or a duration in Go's notation.
-func (s *Seconds) UnmarshalJSON(data []byte) error {
-	var text string
-	if json.Unmarshal(data, &text) == nil {
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
-		}
-		if d.Abs() > longest {
-			return fmt.Errorf("read duration %q: out of range", text)
-		}
-		*s = Seconds(d)
-		return nil
-	}
-	var seconds float64
-	err := json.Unmarshal(data, &seconds)
-	if err != nil || math.Abs(seconds) > longest.Seconds() {
-		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
-	}
-	*s = Seconds(math.Round(seconds * float64(time.Second)))
-	return nil
-}
-
-func (s Seconds) float() float64 { return time.Duration(s).Seconds() }
+type Seconds = duration.Seconds
 
 // Policy says how the instances of a model are scaled. A field that is zero takes its default.
 type Policy struct {

@@ -82,7 +82,7 @@ func (t *turn) stabilise(wanted int, p ReplicatePolicy) int {
 	case least > t.s.Desired:
 		return least
 	case most < t.s.Desired:
-		t.note(NoteWindow, float64(most), p.InWindow.float(), 0)
+		t.note(NoteWindow, float64(most), p.InWindow.Float(), 0)
 		return most
 	}
 	return t.s.Desired

@@ -18,7 +18,7 @@ func (t *turn) base() {
 		t.s.Bare = t.shadow(t.s.Bare, t.arrived()*service, true)
 	}
 	t.countLate()
-	base := t.least(t.s.Shadow, t.p.Theta*t.p.SLO.float())
+	base := t.least(t.s.Shadow, t.p.Theta*t.p.SLO.Float())
 	if most := t.tolerable(); base > most {
 		t.note(NoteTolerated, float64(base), float64(most), 100*t.p.Tolerated)
 		base = most
@@ -27,7 +27,7 @@ func (t *turn) base() {
 	if t.o.Gateway {
 		online := min(t.o.Online+t.arrived()-t.o.Arrived, t.arrived())
 		t.s.Online = t.shadow(t.s.Online, online*service, false)
-		if least := t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.float()); least > base {
+		if least := t.least(t.s.Online, t.p.Theta*t.p.OnlineSLO.Float()); least > base {
 			base, measured, code = least, t.s.Online, NoteBaseOnline
 		}
 	}
@@ -51,7 +51,7 @@ func (t *turn) shadow(w []float64, arrived float64, bare bool) []float64 {
 		if bare {
 			c = t.bareCapacity(i + 1)
 		}
-		next[i] = max(0, min(next[i]+arrived-c*t.elapsed, t.free(i+1)+c*t.p.Drain.float()+arrived))
+		next[i] = max(0, min(next[i]+arrived-c*t.elapsed, t.free(i+1)+c*t.p.Drain.Float()+arrived))
 		if next[i] == 0 {
 			clear(next[i:])
 			break
@@ -138,7 +138,7 @@ func (t *turn) countLate() {
 	t.s.Seen = t.s.Seen*keep + arrived
 	late := t.row()
 	copy(late, t.s.Late)
-	slo := t.p.SLO.float()
+	slo := t.p.SLO.Float()
 	for i := range late {
 		late[i] *= keep
 		limit := max(t.p.Theta*slo, slo-t.lateError(i+1))

@@ -25,7 +25,7 @@ func (t *turn) surge() {
 // sufficient is the least level that works off the work in slot-seconds, with load more coming each second.
 // Instances that are ready come first, then starts by their age, then new starts.
 func (t *turn) sufficient(work, load float64) int {
-	cold, drain := t.coldStart(), t.p.Drain.float()
+	cold, drain := t.coldStart(), t.p.Drain.Float()
 	back := work + load*cold
 	starts := t.liveStarts()
 	level := 0

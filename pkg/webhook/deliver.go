@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/penstock/penstock/internal/duration"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -214,7 +215,7 @@ func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time
 	case status/100 == 3:
 		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
 	default:
-		o = d.again(m, retryAfter(reply.Header, now), reason)
+		o = d.again(m, duration.RetryAfter(reply.Header, now, retryAfterMax), reason)
 	}
 	o.StatusCode = status
 	// A receiver that refuses is up; one that says 5xx or too many is not.

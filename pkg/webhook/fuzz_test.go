@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/duration"
 )
 
 // Nothing that was not signed verifies, whatever the headers are.
@@ -58,7 +60,7 @@ func FuzzRetryAfter(f *testing.F) {
 			return
 		}
 		h := http.Header{"Retry-After": {value}, "Date": {date}}
-		if wait := retryAfter(h, time.Unix(1_700_000_000, 0)); wait < 0 || wait > retryAfterMax {
+		if wait := duration.RetryAfter(h, time.Unix(1_700_000_000, 0), retryAfterMax); wait < 0 || wait > retryAfterMax {
 			t.Errorf("%q at %q: %s", value, date, wait)
 		}
 	})

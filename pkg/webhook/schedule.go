@@ -1,9 +1,6 @@
 package webhook
 
 import (
-	"net/http"
-	"strconv"
-	"strings"
 	"time"
 )
 
@@ -25,20 +22,3 @@ func Schedule(n int, jitter float64) (wait time.Duration, ok bool) {
 
 // retryAfterMax bounds what a receiver may ask for.
 const retryAfterMax = 24 * time.Hour
-
-// retryAfter reads the header in both of its forms; a date is compared with the
-// receiver's own Date where it sent one.
-func retryAfter(header http.Header, now time.Time) time.Duration {
-	value := strings.TrimSpace(header.Get("Retry-After"))
-	if seconds, err := strconv.ParseUint(value, 10, 32); err == nil {
-		return min(time.Duration(seconds)*time.Second, retryAfterMax)
-	}
-	at, err := http.ParseTime(value)
-	if err != nil {
-		return 0
-	}
-	if sent, err := http.ParseTime(header.Get("Date")); err == nil {
-		now = sent
-	}
-	return min(max(at.Sub(now), 0), retryAfterMax)
-}

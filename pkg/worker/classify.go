@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/duration"
 )
 
 // classifyStatus turns an answer that is not a success into an outcome. request is what the worker was
@@ -214,26 +216,7 @@ func reasonOf(status int, message string) string {
 // not park an entry for a year.
 const retryAfterMax = time.Hour
 
-// retryAfter reads the header in both of its forms (RFC 9110, 10.2.3). A date
-// is compared with the worker's own Date, so that its clock does not matter.
+// retryAfter is how long the header of an answer asks to wait; 0 for none.
 func retryAfter(header http.Header) time.Duration {
-	value := strings.TrimSpace(header.Get("Retry-After"))
-	if value == "" {
-		return 0
-	}
-	if seconds, err := strconv.ParseFloat(value, 64); err == nil {
-		if !(seconds > 0) {
-			return 0
-		}
-		return time.Duration(min(seconds, retryAfterMax.Seconds()) * float64(time.Second))
-	}
-	at, err := http.ParseTime(value)
-	if err != nil {
-		return 0
-	}
-	sent, err := http.ParseTime(header.Get("Date"))
-	if err != nil {
-		sent = time.Now()
-	}
-	return min(max(at.Sub(sent), 0), retryAfterMax)
+	return duration.RetryAfter(header, time.Now(), retryAfterMax)
 }

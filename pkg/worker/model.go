@@ -7,9 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"math"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/duration"
 )
 
 // Protocol of a model's workers.
@@ -362,40 +363,4 @@ func setDefaultList(field *[]string, values ...string) {
 
 // Seconds is a duration that JSON writes as a number of seconds. It reads
 // numbers and Go durations ("90s", "10m").
-type Seconds time.Duration
-
-// Duration of s.
-func (s Seconds) Duration() time.Duration { return time.Duration(s) }
-
-// MarshalJSON writes seconds, with a fraction where there is one.
-func (s Seconds) MarshalJSON() ([]byte, error) {
-	return json.Marshal(time.Duration(s).Seconds())
-}
-
-// longest is the longest duration of a setting, 31 years.
-const longest = 1e9 * time.Second
-
-// UnmarshalJSON reads a number of seconds or a duration in Go's notation.
-func (s *Seconds) UnmarshalJSON(data []byte) error {
-	var text string
-	if json.Unmarshal(data, &text) == nil {
-		d, err := time.ParseDuration(text)
-		if err != nil {
-			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
-		}
-		if d.Abs() > longest {
-			return fmt.Errorf("read duration %q: out of range", text)
-		}
-		*s = Seconds(d)
-		return nil
-	}
-	var seconds float64
-	if err := json.Unmarshal(data, &seconds); err != nil {
-		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
-	}
-	if math.Abs(seconds) > longest.Seconds() {
-		return fmt.Errorf("read duration %s: out of range", data)
-	}
-	*s = Seconds(math.Round(seconds * float64(time.Second)))
-	return nil
-}
+type Seconds = duration.Seconds

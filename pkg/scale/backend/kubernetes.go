@@ -16,11 +16,11 @@ import (
 	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duration"
 	"github.com/penstock/penstock/pkg/scale"
 )
 
@@ -240,7 +240,7 @@ type statusError struct {
 }
 
 // RetryAfter is how long the server asks to wait, see scale.Backend.
-func (e *statusError) RetryAfter() time.Duration { return min(e.after, retryMax) }
+func (e *statusError) RetryAfter() time.Duration { return e.after }
 
 func (e *statusError) Error() string {
 	return fmt.Sprintf("%s: status %d: %s", e.doing, e.code, e.reason)
@@ -287,13 +287,9 @@ func refused(doing string, reply *http.Response, text []byte) error {
 		Message string `json:"message"`
 	}
 	_ = json.Unmarshal(text, &said)
-	seconds, err := strconv.Atoi(reply.Header.Get("Retry-After"))
-	if err != nil {
-		seconds = 0
-	}
 	return &statusError{
 		code: reply.StatusCode, doing: doing, reason: cmp.Or(said.Message, http.StatusText(reply.StatusCode)),
-		after: time.Duration(max(0, seconds)) * time.Second,
+		after: duration.RetryAfter(reply.Header, time.Now(), retryMax),
 	}
 }
 
