@@ -91,16 +91,16 @@ func (d *Dashboard) deploymentPreview(ctx context.Context, in form) (preview, er
 }
 
 func (d *Dashboard) overrideDeployment(ctx context.Context, in form, by invalidation.By) (string, error) {
-	n, err := numberOf(in, "instances")
+	n, err := in.Number("instances", 0, 1400)
 	if err != nil {
 		return "", err
 	}
-	lasts, err := time.ParseDuration(in.Get("for"))
-	if err != nil || lasts <= 0 {
-		return "", fmt.Errorf("for is %q: want a duration such as 30m: %w", in.Get("for"), invalidation.ErrInvalid)
+	lasts, err := in.Duration("for", 1)
+	if err != nil {
+		return "", err
 	}
-	if n < 0 || n > 1400 {
-		return "", fmt.Errorf("instances is %d: want 0 to 1400: %w", n, invalidation.ErrInvalid)
+	if lasts == 0 {
+		return "", in.refuse("for", "a duration such as 30m or 24h")
 	}
 	instances := int(n)
 	err = d.change.SetScaleOverride(ctx, in.Get("deployment"), &instances, time.Now().Add(lasts), by)

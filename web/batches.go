@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"html/template"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -65,7 +64,7 @@ func (d *Dashboard) batchPages() {
 			name: string(v.verb), title: v.title, role: operatorRole, destroys: v.destroys, objects: []string{"batch"},
 			effect: v.effect, preview: d.batchPreview,
 			do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-				id, err := idOf(in, "batch")
+				id, err := in.ID("batch")
 				if err != nil {
 					return "", err
 				}
@@ -79,7 +78,7 @@ func (d *Dashboard) batchPages() {
 		effect:  "Ends the operation. Changes that it has made stay.",
 		preview: d.operationPreview,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			id, err := idOf(in, "operation")
+			id, err := in.ID("operation")
 			if err != nil {
 				return "", err
 			}
@@ -89,17 +88,8 @@ func (d *Dashboard) batchPages() {
 	})
 }
 
-// idOf reads an id that a form names its object by.
-func idOf(in form, name string) (int64, error) {
-	id, err := strconv.ParseInt(in.Get(name), 10, 64)
-	if err != nil || id <= 0 {
-		return 0, fmt.Errorf("%s %q is not an id: %w", name, in.Get(name), invalidation.ErrInvalid)
-	}
-	return id, nil
-}
-
 func (d *Dashboard) batchPreview(ctx context.Context, in form) (preview, error) {
-	id, err := idOf(in, "batch")
+	id, err := in.ID("batch")
 	if err != nil {
 		return preview{}, err
 	}
@@ -115,7 +105,7 @@ func (d *Dashboard) batchPreview(ctx context.Context, in form) (preview, error) 
 }
 
 func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, error) {
-	id, err := idOf(in, "operation")
+	id, err := in.ID("operation")
 	if err != nil {
 		return preview{}, err
 	}

@@ -234,21 +234,17 @@ func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) 
 	f := &o.Filter
 	f.Flow, f.LockKey, f.Name = in.Get("flow"), in.Get("lock_key"), in.Get("name")
 	f.Class, f.Pattern = in.Get("class"), in.Get("fingerprint")
-	if text := in.Get("older_than"); text != "" {
-		d, err := time.ParseDuration(text)
-		if err != nil || d <= 0 {
-			return o, fmt.Errorf("older than is %q: want a duration such as 30m or 24h: %w", text,
-				invalidation.ErrInvalid)
-		}
-		f.OlderThan = d
-	}
 	f.All = in.Get("all") != ""
-	if text := in.Get("per_second"); text != "" {
-		n, err := strconv.Atoi(text)
-		if err != nil || n < 1 || n > 100_000 {
-			return o, fmt.Errorf("changes a second is %q: want 1 to 100,000: %w", text, invalidation.ErrInvalid)
+	var err error
+	if f.OlderThan, err = in.Duration("older_than", 1); err != nil {
+		return o, err
+	}
+	if in.Get("per_second") != "" {
+		n, err := in.Number("per_second", 1, 100_000)
+		if err != nil {
+			return o, err
 		}
-		o.PerSecond = n
+		o.PerSecond = int(n)
 	}
 	return o, nil
 }

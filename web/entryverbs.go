@@ -3,21 +3,11 @@ package web
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
-
-// numberOf returns the id that a form names.
-func numberOf(in form, name string) (int64, error) {
-	id, err := strconv.ParseInt(in.Get(name), 10, 64)
-	if err != nil {
-		return 0, fmt.Errorf("%s is %q: want a number: %w", name, in.Get(name), invalidation.ErrInvalid)
-	}
-	return id, nil
-}
 
 // numbered returns a verb of operators for one object that pkg/operator does by its id.
 func (d *Dashboard) numbered(v operator.Verb, effect, done string) verb {
@@ -25,7 +15,7 @@ func (d *Dashboard) numbered(v operator.Verb, effect, done string) verb {
 		name: string(v), title: capital(v.String()), role: operatorRole, objects: []string{"id"},
 		effect: effect,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			id, err := numberOf(in, "id")
+			id, err := in.ID("id")
 			if err != nil {
 				return "", err
 			}
@@ -59,7 +49,7 @@ func (d *Dashboard) entryVerbs() {
 		effect:   "The entry ends as cancelled. If a node runs it, the node is asked to stop the run.",
 		preview:  d.previewEntry,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			id, err := numberOf(in, "id")
+			id, err := in.ID("id")
 			if err != nil {
 				return "", err
 			}
@@ -74,7 +64,7 @@ func (d *Dashboard) entryVerbs() {
 
 // previewEntry tells the state of the entry that a change is about.
 func (d *Dashboard) previewEntry(ctx context.Context, in form) (preview, error) {
-	id, err := numberOf(in, "id")
+	id, err := in.ID("id")
 	if err != nil {
 		return preview{}, err
 	}

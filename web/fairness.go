@@ -72,8 +72,8 @@ func (d *Dashboard) fairnessPages() {
 }
 
 func weightOf(in form) (float64, error) {
-	weight, err := strconv.ParseFloat(in.Get("weight"), 64)
-	if err != nil || math.IsNaN(weight) || weight != 0 && (weight < weightLeast || weight > weightMost) {
+	weight, err := in.Float("weight")
+	if err != nil || weight != 0 && (weight < weightLeast || weight > weightMost) {
 		return 0, fmt.Errorf("weight %q: want 0, or a number from 0.001 to 1000: %w", in.Get("weight"),
 			invalidation.ErrInvalid)
 	}

@@ -7,7 +7,6 @@ import (
 	"html/template"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -87,9 +86,9 @@ func (d *Dashboard) lockPages() {
 }
 
 func (d *Dashboard) unlockPreview(ctx context.Context, in form) (preview, error) {
-	token, err := strconv.ParseInt(in.Get("token"), 10, 64)
+	token, err := in.ID("token")
 	if err != nil {
-		return preview{}, fmt.Errorf("the token is not a number: %w", invalidation.ErrInvalid)
+		return preview{}, err
 	}
 	found, err := d.db.Locks(ctx, operator.LockFilter{Queue: in.Get("queue"), After: token - 1, Limit: 1})
 	if err != nil {
@@ -106,7 +105,7 @@ func (d *Dashboard) unlockPreview(ctx context.Context, in form) (preview, error)
 }
 
 func (d *Dashboard) forceUnlock(ctx context.Context, in form, by invalidation.By) (string, error) {
-	token, err := strconv.ParseInt(in.Get("token"), 10, 64)
+	token, err := in.ID("token")
 	if err != nil || in.Get("confirm") != in.Get("token") {
 		return "", fmt.Errorf("the token that you typed is not that of the lock: %w", invalidation.ErrInvalid)
 	}

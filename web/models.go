@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"html/template"
+	"math"
 	"slices"
 	"strconv"
 	"time"
@@ -115,10 +116,10 @@ func (d *Dashboard) registerInstance(ctx context.Context, in form, by invalidati
 	if endpoint := in.Get("endpoint"); endpoint != "" {
 		i.Endpoint = endpoint
 	}
-	if text := in.Get("slots"); text != "" {
-		slots, err := strconv.ParseInt(text, 10, 32)
-		if err != nil || slots < 1 {
-			return "", fmt.Errorf("slots %q: want a number from 1 up: %w", text, invalidation.ErrInvalid)
+	if in.Get("slots") != "" {
+		slots, err := in.Number("slots", 1, math.MaxInt32)
+		if err != nil {
+			return "", err
 		}
 		i.Slots = int32(slots)
 	}

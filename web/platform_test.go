@@ -133,6 +133,7 @@ func TestVerbsOfThePlatformAreInTheAudit(t *testing.T) {
 		{"set_pool", "set_gateway_policy", []string{"model", "llama"}, http.StatusOK},
 		{"set_flow_class", "set_flow_criticality", []string{"flow", "blue", "class", "sheddable"}, http.StatusOK},
 		{"override_deployment", "", []string{"deployment", "llama-own", "instances", "4", "for", "soon"}, http.StatusUnprocessableEntity},
+		{"override_deployment", "", []string{"deployment", "llama-own", "instances", "4", "for", ""}, http.StatusUnprocessableEntity},
 		{"override_deployment", "set_scale_override", []string{"deployment", "llama-own", "instances", "4", "for", "1h"}, http.StatusOK},
 		{"end_override", "set_scale_override", []string{"deployment", "llama-own"}, http.StatusOK},
 		{"set_deployment", "", []string{"deployment", "llama-own", "policy", `{"mix": 1}`}, http.StatusUnprocessableEntity},

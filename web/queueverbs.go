@@ -17,14 +17,9 @@ var lasts = field{
 
 // endOf returns the end of a pause that a form asks for; zero: it has none.
 func endOf(in form) (time.Time, error) {
-	text := in.Get("for")
-	if text == "" {
-		return time.Time{}, nil
-	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 {
-		return time.Time{}, fmt.Errorf("for is %q: want a duration such as 30m or 2h: %w", text,
-			invalidation.ErrInvalid)
+	d, err := in.Duration("for", 1)
+	if d == 0 || err != nil {
+		return time.Time{}, err
 	}
 	return time.Now().Add(d), nil
 }

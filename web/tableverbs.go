@@ -4,33 +4,14 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
-
-// maybeNumber reads a field that is a number or empty.
-func maybeNumber(in form, name string) (*float64, error) {
-	text := in.Get(name)
-	if text == "" {
-		return nil, nil //nolint:nilnil // the field is empty
-	}
-	n, err := strconv.ParseFloat(text, 64)
-	if err != nil {
-		return nil, fmt.Errorf("%s is %q: want a number: %w", strings.ReplaceAll(name, "_", " "), text,
-			invalidation.ErrInvalid)
-	}
-	return &n, nil
-}
-
-// words splits a field at commas and white space.
-func words(text string) []string {
-	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == ' ' || r == '\n' || r == '\t' })
-}
 
 func (d *Dashboard) pauseVerbs() {
 	d.verb(verb{
@@ -40,7 +21,7 @@ func (d *Dashboard) pauseVerbs() {
 		fields: []field{
 			{
 				Name: "scope", Label: "What", Kind: "select",
-				Choices: []string{"flow", "name", "lock_key", "model", "application", "node"},
+				Choices: operator.Scopes(),
 			},
 			{Name: "value", Label: "Its name", Kind: "text", Required: true},
 			{
@@ -54,10 +35,7 @@ func (d *Dashboard) pauseVerbs() {
 			if err != nil {
 				return "", err
 			}
-			s := operator.Subject{
-				Scope: operator.Scope(in.Get("scope")), Value: in.Get("value"),
-				Queue: in.Get("queue"),
-			}
+			s := in.Subject()
 			return fmt.Sprintf("%s is paused.", capital(s.String())), d.change.Pause(ctx, s, by, until)
 		},
 		next: func(form) string { return "pauses" },
@@ -69,10 +47,7 @@ func (d *Dashboard) pauseVerbs() {
 		}, optional: []string{"queue", "value"},
 		effect: "Nodes claim it again, within one heartbeat.",
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			s := operator.Subject{
-				Scope: operator.Scope(in.Get("scope")), Value: in.Get("value"),
-				Queue: in.Get("queue"),
-			}
+			s := in.Subject()
 			return fmt.Sprintf("%s is resumed.", capital(s.String())), d.change.Resume(ctx, s, by)
 		},
 	})
@@ -102,13 +77,14 @@ func (d *Dashboard) limitVerbs() {
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
 			options := map[string]any{}
 			for _, name := range []string{"max_units", "rate", "burst"} {
-				n, err := maybeNumber(in, name)
+				if in.Get(name) == "" {
+					continue
+				}
+				n, err := in.Float(name)
 				if err != nil {
 					return "", err
 				}
-				if n != nil {
-					options[name] = *n
-				}
+				options[name] = n
 			}
 			switch in.Get("scope") {
 			case "over all flows":
@@ -132,7 +108,7 @@ func (d *Dashboard) limitVerbs() {
 			{Name: "units", Label: "Units a lock", Kind: "number", Value: "1", Required: true},
 		},
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			units, err := numberOf(in, "units")
+			units, err := in.Number("units", 0, math.MaxInt32)
 			if err != nil {
 				return "", err
 			}
@@ -140,7 +116,7 @@ func (d *Dashboard) limitVerbs() {
 			if units == 0 {
 				done = fmt.Sprintf("Queue %s does not use limit %s any more.", in.Get("queue"), in.Get("limit"))
 			}
-			return done, d.change.UseLimit(ctx, in.Get("queue"), in.Get("limit"), int(min(units, 1<<30)), by)
+			return done, d.change.UseLimit(ctx, in.Get("queue"), in.Get("limit"), int(units), by)
 		},
 		next: func(form) string { return "limits" },
 	})
@@ -169,12 +145,9 @@ func (d *Dashboard) tokenVerbs() {
 			},
 		},
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			days, err := numberOf(in, "days")
+			days, err := in.Number("days", 1, 3650)
 			if err != nil {
 				return "", err
-			}
-			if days < 1 || days > 3650 {
-				return "", fmt.Errorf("days is %d: want 1 to 3650: %w", days, invalidation.ErrInvalid)
 			}
 			return d.change.CreateToken(ctx, operator.Grant{
 				Name: in.Get("name"), Scopes: words(in.Get("scopes")), Queues: words(in.Get("queues")),
@@ -192,10 +165,9 @@ func (d *Dashboard) tokenVerbs() {
 			Hint: "such as 1h or 24h",
 		}},
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
-			overlap, err := time.ParseDuration(in.Get("overlap"))
+			overlap, err := in.Duration("overlap", 0)
 			if err != nil {
-				return "", fmt.Errorf("overlap is %q: want a duration such as 24h: %w", in.Get("overlap"),
-					invalidation.ErrInvalid)
+				return "", err
 			}
 			return d.change.RotateToken(ctx, in.Get("name"), overlap, time.Time{}, by)
 		},
@@ -273,11 +245,11 @@ func (d *Dashboard) alterVerb() {
 				case text == "null":
 					options[a.name] = nil
 				case a.kind == "number":
-					n, err := maybeNumber(in, a.name)
+					n, err := in.Float(a.name)
 					if err != nil {
 						return "", err
 					}
-					options[a.name] = *n
+					options[a.name] = n
 				case a.kind == "textarea":
 					var v map[string]any
 					if err := json.Unmarshal([]byte(text), &v); err != nil {

@@ -62,21 +62,6 @@ type preview struct {
 // fact is a label with its value.
 type fact struct{ Label, Value string }
 
-// form is what a visitor asks of a verb.
-type form struct {
-	values  url.Values
-	objects []string // parameters that name the object: they come from an address, and nobody types them
-}
-
-// Get returns a parameter or a field: what names the object as it is, since a blank may be part of a name, and what
-// people type without the blanks around it. Browsers send the line ends of hidden fields as CRLF.
-func (f form) Get(name string) string {
-	if slices.Contains(f.objects, name) {
-		return strings.ReplaceAll(f.values.Get(name), "\r\n", "\n")
-	}
-	return strings.TrimSpace(f.values.Get(name))
-}
-
 // verbView is what the template of a verb's form gets.
 type verbView struct {
 	Root, Theme string

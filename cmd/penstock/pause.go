@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -22,28 +23,25 @@ func pauseList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Pauses in force, oldest first", Args: cobra.NoArgs}
 	return listing(a, c, []column[operator.Pause]{
 		{title: "SCOPE", text: func(p operator.Pause) string { return p.Scope }},
-		{title: "VALUE", text: func(p operator.Pause) string { return before(short(p.Value, 60), `""`) }},
-		{title: "QUEUE", text: func(p operator.Pause) string { return before(p.Queue, "-") }},
+		{title: "VALUE", text: func(p operator.Pause) string { return cmp.Or(short(p.Value, 60), `""`) }},
+		{title: "QUEUE", text: func(p operator.Pause) string { return cmp.Or(p.Queue, "-") }},
 		{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
-		{title: "UNTIL", text: func(p operator.Pause) string { return before(stamp(p.Until), "-") }},
+		{title: "UNTIL", text: func(p operator.Pause) string { return cmp.Or(stamp(p.Until), "-") }},
 		{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Pause, error) {
 		return everything[operator.Pause](ctx, api, "/v1/pauses")
 	})
 }
 
-// scopes are what can be paused beside a queue.
-var scopes = []string{"flow", "name", "lock_key", "model", "application", "node"}
-
 // checkScope refuses what is no scope, and names the commands for queues, which a person would try here.
 func checkScope(scope operator.Scope) error {
 	switch {
-	case slices.Contains(scopes, string(scope)):
+	case slices.Contains(operator.Scopes(), string(scope)):
 		return nil
 	case scope == "queue":
 		return usagef("a queue is paused by penstock queue pause, and its pause ended by penstock queue resume")
 	default:
-		return usagef("SCOPE is %q: want %s", scope, strings.Join(scopes, ", "))
+		return usagef("SCOPE is %q: want %s", scope, strings.Join(operator.Scopes(), ", "))
 	}
 }
 
@@ -52,7 +50,7 @@ func (a *app) subject(c *cobra.Command) func(args []string) operator.Subject {
 	var queue string
 	a.queueFlag(c, &queue, "of a name or lock key, or of a flow in one queue only")
 	c.Args = cobra.ExactArgs(2)
-	c.ValidArgsFunction = cobra.FixedCompletions(scopes, cobra.ShellCompDirectiveNoFileComp)
+	c.ValidArgsFunction = cobra.FixedCompletions(operator.Scopes(), cobra.ShellCompDirectiveNoFileComp)
 	return func(args []string) operator.Subject {
 		return operator.Subject{Scope: operator.Scope(args[0]), Value: args[1], Queue: queue}
 	}
@@ -124,14 +122,13 @@ func applicationList(a *app) *cobra.Command {
 		{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
 		{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
 		{title: "QUOTA", right: true, text: func(x operator.Application) string {
-			return before(optional(x.QuotaUnits),
-				"-")
+			return cmp.Or(optional(x.QuotaUnits), "-")
 		}},
 		{title: "PER SECOND", right: true, text: func(x operator.Application) string {
-			return before(optional(x.QuotaRate), "-")
+			return cmp.Or(optional(x.QuotaRate), "-")
 		}},
 		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string {
-			return before(ageOrNone(x.OldestSeconds), "-")
+			return cmp.Or(ageOrNone(x.OldestSeconds), "-")
 		}},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Application, error) {
 		return everything[operator.Application](ctx, api, "/v1/applications")

@@ -50,6 +50,13 @@ const (
 	ByNode        Scope = "node"        // a node, by name or id
 )
 
+// Scopes are all scopes, in the order in which they are offered.
+func Scopes() []string {
+	return []string{
+		string(ByFlow), string(ByName), string(ByLockKey), string(ByModel), string(ByApplication), string(ByNode),
+	}
+}
+
 // Subject is the object of a pause other than a whole queue, for which there is PauseQueue. Queue is required for names
 // and lock keys, and may be given for a flow.
 type Subject struct {
