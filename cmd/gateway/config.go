@@ -63,12 +63,8 @@ var privateNetworks = []string{
 
 // policy returns the policy for addresses that a prediction may name.
 func (c Callback) policy() (webhook.AddressPolicy, error) {
-	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
+	p, err := webhook.NewPolicy(webhook.AddressConfig(c))
 	if err != nil {
-		return p, fmt.Errorf("gateway.callback.allow_networks: %w", err)
-	}
-	p.AllowHTTP = c.AllowHTTP
-	if p.Ports, err = webhook.ParsePorts(c.Ports); err != nil {
 		return p, fmt.Errorf("gateway.callback.%w", err)
 	}
 	return p, nil

@@ -128,7 +128,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	cfg := l.cfg.Leader
 	callbacks, err := cfg.Callback.policy()
 	if err != nil {
-		return nil, fmt.Errorf("leader.callback: %w", err)
+		return nil, err
 	}
 	reports, err := cfg.Reports.open(l.pools.api, l.log)
 	if err != nil {
@@ -187,13 +187,11 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 
 // policy returns the policy for addresses that a push may name.
 func (c Callback) policy() (webhook.AddressPolicy, error) {
-	p, err := webhook.NewPolicy(c.HTTPSOnly, c.AllowHosts, c.AllowNetworks)
+	p, err := webhook.NewPolicy(webhook.AddressConfig(c))
 	if err != nil {
-		return p, fmt.Errorf("allow_networks: %w", err)
+		return p, fmt.Errorf("leader.callback.%w", err)
 	}
-	p.AllowHTTP = c.AllowHTTP
-	p.Ports, err = webhook.ParsePorts(c.Ports)
-	return p, err
+	return p, nil
 }
 
 // listen opens the address for clients, and the debug address for operators.

@@ -104,7 +104,7 @@ func webhookBackend(cfg Leader) (*backend.Webhook, error) {
 	}
 	policy, err := cfg.Callback.policy()
 	if err != nil {
-		return nil, fmt.Errorf("leader.callback: %w", err)
+		return nil, err
 	}
 	transport := &http.Transport{
 		DialContext: policy.Dialer(net.Dialer{Timeout: 5 * time.Second}), MaxIdleConnsPerHost: 2,

@@ -21,12 +21,11 @@ func (w Webhook) config(secrets worker.SecretStore) (c webhook.Config, err error
 }
 
 func (w Webhook) policy() (webhook.AddressPolicy, error) {
-	p, err := webhook.NewPolicy(w.HTTPSOnly, w.AllowHosts, w.AllowNetworks)
+	p, err := webhook.NewPolicy(webhook.AddressConfig{
+		HTTPSOnly: w.HTTPSOnly, AllowHTTP: w.AllowHTTP, Ports: w.Ports, AllowHosts: w.AllowHosts,
+		AllowNetworks: w.AllowNetworks,
+	})
 	if err != nil {
-		return p, fmt.Errorf("tasknode.webhook.allow_networks: %w", err)
-	}
-	p.AllowHTTP = w.AllowHTTP
-	if p.Ports, err = webhook.ParsePorts(w.Ports); err != nil {
 		return p, fmt.Errorf("tasknode.webhook.%w", err)
 	}
 	return p, nil

@@ -26,31 +26,32 @@ type AddressPolicy struct {
 	AllowNetworks []netip.Prefix
 }
 
-// NewPolicy makes a policy of configuration: networks are written as 10.1.0.0/16.
-// The caller sets AllowHTTP and Ports.
-func NewPolicy(httpsOnly bool, hosts, networks []string) (AddressPolicy, error) {
-	p := AddressPolicy{HTTPSOnly: httpsOnly, AllowHosts: hosts}
-	for _, text := range networks {
+// AddressConfig is an AddressPolicy as configuration has it.
+type AddressConfig struct {
+	HTTPSOnly, AllowHTTP bool
+	Ports                []string
+	AllowHosts           []string
+	AllowNetworks        []string // as in 10.1.0.0/16
+}
+
+// NewPolicy makes a policy of configuration. Its errors begin with allow_networks or ports.
+func NewPolicy(c AddressConfig) (AddressPolicy, error) {
+	p := AddressPolicy{HTTPSOnly: c.HTTPSOnly, AllowHTTP: c.AllowHTTP, AllowHosts: c.AllowHosts}
+	for _, text := range c.AllowNetworks {
 		network, err := netip.ParsePrefix(text)
 		if err != nil {
-			return p, fmt.Errorf("%q is not a network such as 10.1.0.0/16: %w", text, err)
+			return p, fmt.Errorf("allow_networks: %q is not a network such as 10.1.0.0/16: %w", text, err)
 		}
 		p.AllowNetworks = append(p.AllowNetworks, network)
 	}
-	return p, nil
-}
-
-// ParsePorts reads the numbers of Policy.Ports.
-func ParsePorts(texts []string) ([]uint16, error) {
-	ports := make([]uint16, len(texts))
-	for i, text := range texts {
-		n, err := strconv.ParseUint(text, 10, 16)
-		if err != nil || n == 0 {
-			return nil, fmt.Errorf("ports: %q is not a port", text)
+	for _, text := range c.Ports {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil || port == 0 {
+			return p, fmt.Errorf("ports: %q is not a port", text)
 		}
-		ports[i] = uint16(n)
+		p.Ports = append(p.Ports, uint16(port))
 	}
-	return ports, nil
+	return p, nil
 }
 
 // ErrForbiddenAddress is wrapped by every refusal.
