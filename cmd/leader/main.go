@@ -3,7 +3,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -160,13 +159,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 			_, err := callbacks.CheckURL(url)
 			return err
 		},
-		ReadModel: func(name string, config, override []byte) ([]byte, error) {
-			m, err := worker.ReadModel(name, config, override)
-			if err != nil {
-				return nil, err
-			}
-			return json.Marshal(m)
-		},
+		ReadModel: worker.EffectiveConfig,
 	}), nil
 }
 

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"net/http"
 	"time"
 
@@ -25,7 +24,8 @@ func (a *app) inProcess(ctx context.Context) (conn, error) {
 		}
 		a.keeper.DB = pool
 		a.handler = api.New(pool, api.Config{
-			Actor: a.actor, Timeout: a.timeout, ReadModel: readModel, OnError: keepError, Webhooks: &a.keeper,
+			Actor: a.actor, Timeout: a.timeout, ReadModel: worker.EffectiveConfig, OnError: keepError,
+			Webhooks: &a.keeper,
 		})
 	}
 	transport := handlerTransport{a.handler}
@@ -34,15 +34,6 @@ func (a *app) inProcess(ctx context.Context) (conn, error) {
 		// Longer than the handler's own limit, so that its answer says what took the time.
 		HTTP: &http.Client{Transport: transport, Timeout: a.timeout + 5*time.Second},
 	})}, nil
-}
-
-// readModel checks the config of a model under an override.
-func readModel(name string, config, override []byte) ([]byte, error) {
-	m, err := worker.ReadModel(name, config, override)
-	if err != nil {
-		return nil, err
-	}
-	return json.Marshal(m)
 }
 
 // poolConfig is that of a program that serves the API in its own process.

@@ -224,6 +224,15 @@ func ReadModel(name string, config, override []byte) (Model, error) {
 	return m, nil
 }
 
+// EffectiveConfig is ReadModel for callers that pass the result on as JSON.
+func EffectiveConfig(name string, config, override []byte) ([]byte, error) {
+	m, err := ReadModel(name, config, override)
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(m)
+}
+
 // FieldError names the invalid field and its valid values.
 type FieldError struct{ Field, Problem string }
 
