@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -184,7 +185,7 @@ func changing(a *app, c *cobra.Command,
 			return err
 		}
 		return printOne(a, done{Did: planned.does, Answer: answer}, func(w io.Writer) {
-			fmt.Fprintf(w, "%s: %s\n", planned.does, before(answer, "done"))
+			fmt.Fprintf(w, "%s: %s\n", planned.does, cmp.Or(answer, "done"))
 		})
 	}
 	return c
@@ -212,13 +213,6 @@ func after(prefix, text string) string {
 		return ""
 	}
 	return prefix + text
-}
-
-func before(text, otherwise string) string {
-	if text == "" {
-		return otherwise
-	}
-	return text
 }
 
 // simple is the plan of a change that needs nothing but its arguments, and has nothing to tell.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -33,7 +34,7 @@ func (a *app) cronColumns() []column[operator.CronJob] {
 		{title: "STATE", text: func(j operator.CronJob) string { return j.State }},
 		{title: "SPEC", text: func(j operator.CronJob) string { return j.Spec }},
 		{title: "ZONE", text: func(j operator.CronJob) string { return j.Zone }},
-		{title: "NEXT", text: func(j operator.CronJob) string { return before(stamp(j.NominalAt), "-") }},
+		{title: "NEXT", text: func(j operator.CronJob) string { return cmp.Or(stamp(j.NominalAt), "-") }},
 		{title: "FIRED", right: true, text: func(j operator.CronJob) string {
 			if j.LastFiredAt == nil {
 				return "-"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,10 +29,10 @@ func (a *app) entryColumns() []column[operator.EntryStatus] {
 	return []column[operator.EntryStatus]{
 		{title: "ID", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.ID) }},
 		{title: "STATE", text: func(e operator.EntryStatus) string { return e.State }},
-		{title: "LOCK KEY", text: func(e operator.EntryStatus) string { return before(short(e.LockKey, 32), "-") }},
-		{title: "FLOW", text: func(e operator.EntryStatus) string { return before(short(e.Flow, 24), "-") }},
+		{title: "LOCK KEY", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.LockKey, 32), "-") }},
+		{title: "FLOW", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.Flow, 24), "-") }},
 		{title: "PRIORITY", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.Priority) }},
-		{title: "NAME", text: func(e operator.EntryStatus) string { return before(short(e.Name, 24), "-") }},
+		{title: "NAME", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.Name, 24), "-") }},
 		{title: "ATTEMPT", right: true, text: func(e operator.EntryStatus) string { return number(e.Attempt) }},
 		{title: "CRASHES", right: true, wide: true, text: func(e operator.EntryStatus) string {
 			return number(e.Crashes)
@@ -213,7 +214,7 @@ func (a *app) writeEnds(found []ended) error {
 			return age(e.RunSeconds)
 		}},
 		{title: "RESULT", text: func(e ended) string {
-			return before(short(e.Reason, 100),
+			return cmp.Or(short(e.Reason, 100),
 				short(string(e.Result), 100))
 		}},
 	}, found)

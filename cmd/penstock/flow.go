@@ -31,7 +31,7 @@ func flowList(a *app) *cobra.Command {
 	a.queueFlag(c, &queue, "of one queue")
 	return listing(a, c, []column[operator.Usage]{
 		{title: "QUEUE", text: func(u operator.Usage) string { return u.Queue }},
-		{title: "FLOW", text: func(u operator.Usage) string { return before(short(u.Flow, 60), "-") }},
+		{title: "FLOW", text: func(u operator.Usage) string { return cmp.Or(short(u.Flow, 60), "-") }},
 		{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
 		{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
 		{title: "SHARE", right: true, text: func(u operator.Usage) string {
@@ -99,7 +99,7 @@ Hours are kept for 13 months.`,
 		{title: "HOUR", text: func(u operator.UsageHour) string { return u.Hour.UTC().Format("2006-01-02 15:04Z") }},
 		{title: "QUEUE", text: func(u operator.UsageHour) string { return u.Queue }},
 		{title: "MODEL", text: func(u operator.UsageHour) string { return u.Model }},
-		{title: "FLOW", text: func(u operator.UsageHour) string { return before(short(u.Flow, 40), "-") }},
+		{title: "FLOW", text: func(u operator.UsageHour) string { return cmp.Or(short(u.Flow, 40), "-") }},
 		{title: "CALLS", right: true, text: func(u operator.UsageHour) string { return number(u.Calls) }},
 		{title: "GPU", right: true, text: func(u operator.UsageHour) string { return busy(u.GPUMS) }},
 		{title: "WASTED", right: true, text: func(u operator.UsageHour) string { return busy(u.WastedMS) }},

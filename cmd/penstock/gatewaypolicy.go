@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -30,7 +31,7 @@ func gatewayPolicies(a *app) *cobra.Command {
 		{title: "SLOTS", right: true, text: count(func(p operator.PoolShare) int32 { return p.Slots })},
 		{title: "ONLINE", right: true, text: count(func(p operator.PoolShare) int32 { return p.Reserved })},
 		{title: "DURABLE", right: true, text: count(func(p operator.PoolShare) int32 { return p.BatchReserved })},
-		{title: "SETTINGS", text: func(p operator.PoolShare) string { return before(string(p.Policy), "defaults") }},
+		{title: "SETTINGS", text: func(p operator.PoolShare) string { return cmp.Or(string(p.Policy), "defaults") }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.PoolShare, error) {
 		return everything[operator.PoolShare](ctx, api, "/v1/gateway/pools")
 	})

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -29,10 +30,9 @@ func groupList(a *app) *cobra.Command {
 		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Entries) }},
 		{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
 		{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
-		{title: "NODE", text: func(g operator.Group) string { return before(g.Node, "-") }},
+		{title: "NODE", text: func(g operator.Group) string { return cmp.Or(g.Node, "-") }},
 		{title: "HELD", right: true, text: func(g operator.Group) string {
-			return before(ageOrNone(g.HeldSeconds),
-				"-")
+			return cmp.Or(ageOrNone(g.HeldSeconds), "-")
 		}},
 		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Group, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -23,12 +24,11 @@ func limitList(a *app) *cobra.Command {
 	return listing(a, c, []column[operator.Limit]{
 		{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
 		{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
-		{title: "MAX", right: true, text: func(l operator.Limit) string { return before(optional(l.MaxUnits), "-") }},
+		{title: "MAX", right: true, text: func(l operator.Limit) string { return cmp.Or(optional(l.MaxUnits), "-") }},
 		{title: "PER SECOND", right: true, text: func(l operator.Limit) string {
-			return before(optional(l.Rate),
-				"-")
+			return cmp.Or(optional(l.Rate), "-")
 		}},
-		{title: "BURST", right: true, text: func(l operator.Limit) string { return before(optional(l.Burst), "-") }},
+		{title: "BURST", right: true, text: func(l operator.Limit) string { return cmp.Or(optional(l.Burst), "-") }},
 		{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
 		{title: "OF", text: func(l operator.Limit) string {
 			switch {
@@ -40,8 +40,7 @@ func limitList(a *app) *cobra.Command {
 			return "all flows"
 		}},
 		{title: "QUEUES", text: func(l operator.Limit) string {
-			return before(short(strings.Join(l.Queues, ","), 60),
-				"-")
+			return cmp.Or(short(strings.Join(l.Queues, ","), 60), "-")
 		}},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Limit, error) {
 		return everything[operator.Limit](ctx, api, "/v1/limits")

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strconv"
@@ -19,9 +20,9 @@ func lockColumns() []column[operator.Lock] {
 	return []column[operator.Lock]{
 		{title: "QUEUE", text: func(l operator.Lock) string { return l.Queue }},
 		{title: "LOCK KEY", text: func(l operator.Lock) string { return short(l.LockKey, 40) }},
-		{title: "FLOW", text: func(l operator.Lock) string { return before(short(l.Flow, 24), "-") }},
+		{title: "FLOW", text: func(l operator.Lock) string { return cmp.Or(short(l.Flow, 24), "-") }},
 		{title: "ENTRIES", right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.Entries) }},
-		{title: "NODE", text: func(l operator.Lock) string { return before(l.Node, fmt.Sprint(l.NodeID)) }},
+		{title: "NODE", text: func(l operator.Lock) string { return cmp.Or(l.Node, fmt.Sprint(l.NodeID)) }},
 		{title: "AGE", right: true, text: func(l operator.Lock) string { return age(l.AgeSeconds) }},
 		{title: "TOKEN", right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.Token) }},
 		{title: "NODE ID", wide: true, right: true, text: func(l operator.Lock) string { return fmt.Sprint(l.NodeID) }},
@@ -76,7 +77,7 @@ func lockVerify(a *app) *cobra.Command {
 		err = printList(a, []column[operator.Suspect]{
 			{title: "QUEUE", text: func(s operator.Suspect) string { return s.Queue }},
 			{title: "LOCK KEY", text: func(s operator.Suspect) string { return short(s.LockKey, 40) }},
-			{title: "NODE", text: func(s operator.Suspect) string { return before(s.Node, fmt.Sprint(s.NodeID)) }},
+			{title: "NODE", text: func(s operator.Suspect) string { return cmp.Or(s.Node, fmt.Sprint(s.NodeID)) }},
 			{title: "AGE", right: true, text: func(s operator.Suspect) string { return age(s.AgeSeconds) }},
 			{title: "TOKEN", right: true, text: func(s operator.Suspect) string { return fmt.Sprint(s.Token) }},
 			{title: "PROBLEM", text: func(s operator.Suspect) string { return s.Problem }},
@@ -115,7 +116,7 @@ entry runs a second time.`,
 				invalidation.ErrNotFound)
 		}
 		l := found[0]
-		node := before(l.Node, fmt.Sprint(l.NodeID))
+		node := cmp.Or(l.Node, fmt.Sprint(l.NodeID))
 		detail := fmt.Sprintf("%d entries, held by node %s for %s", l.Entries, node, age(l.AgeSeconds))
 		return simple(fmt.Sprintf("end the lock of key %q in queue %s", l.LockKey, l.Queue), detail, true,
 			func(ctx context.Context, by invalidation.By) error {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -32,9 +33,9 @@ func migrationColumns() []column[migrations.Status] {
 			}
 			return fmt.Sprint(m.Version)
 		}},
-		{title: "NAME", text: func(m migrations.Status) string { return before(m.Name, "-") }},
+		{title: "NAME", text: func(m migrations.Status) string { return cmp.Or(m.Name, "-") }},
 		{title: "STATE", text: func(m migrations.Status) string { return m.State }},
-		{title: "APPLIED", text: func(m migrations.Status) string { return before(stamp(m.AppliedAt), "-") }},
+		{title: "APPLIED", text: func(m migrations.Status) string { return cmp.Or(stamp(m.AppliedAt), "-") }},
 	}
 }
 

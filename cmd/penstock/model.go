@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -33,7 +34,7 @@ func modelList(a *app) *cobra.Command {
 			return fmt.Sprintf("%d/%d", m.Held,
 				m.Slots)
 		}},
-		{title: "OVERRIDE", text: func(m operator.Model) string { return before(short(string(m.Override), 60), "-") }},
+		{title: "OVERRIDE", text: func(m operator.Model) string { return cmp.Or(short(string(m.Override), 60), "-") }},
 		{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Model, error) {
 		return everything[operator.Model](ctx, api, "/v1/models")
@@ -160,8 +161,7 @@ func (a *app) instanceColumns() []column[operator.Instance] {
 				i.Slots)
 		}},
 		{title: "ACTIVE", right: true, text: func(i operator.Instance) string {
-			return before(optional(i.Active),
-				"-")
+			return cmp.Or(optional(i.Active), "-")
 		}},
 		{
 			title: "QUEUED", right: true, wide: true,

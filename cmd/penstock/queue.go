@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,7 +76,7 @@ func queueColumns() []column[operator.Queue] {
 		depth("DISABLED", func(q operator.Queue) int64 { return q.Disabled }, true),
 		depth("FAILED", func(q operator.Queue) int64 { return q.Failed }, false),
 		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string {
-			return before(ageOrNone(q.HeadAgeSeconds), "-")
+			return cmp.Or(ageOrNone(q.HeadAgeSeconds), "-")
 		}},
 		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
 		{
@@ -86,7 +87,7 @@ func queueColumns() []column[operator.Queue] {
 			title: "MAX", right: true, wide: true,
 			text: func(q operator.Queue) string { return optional(q.MaxConcurrent) },
 		},
-		{title: "AS OF", wide: true, text: func(q operator.Queue) string { return before(stamp(q.SampledAt), "now") }},
+		{title: "AS OF", wide: true, text: func(q operator.Queue) string { return cmp.Or(stamp(q.SampledAt), "now") }},
 		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string {
 			return q.PausedBy + after(": ",
 				q.PausedReason)
@@ -156,7 +157,7 @@ func queueHistory(a *app) *cobra.Command {
 		{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
 		{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
 		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string {
-			return before(ageOrNone(s.HeadAgeSeconds), "-")
+			return cmp.Or(ageOrNone(s.HeadAgeSeconds), "-")
 		}},
 		{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
 		{title: "BLOCKED", text: func(s operator.Sample) string {
@@ -211,7 +212,7 @@ func laneColumns() []column[operator.Lane] {
 			}
 			return fmt.Sprint(l.Priority)
 		}},
-		{title: "FLOW", text: func(l operator.Lane) string { return before(l.Flow, "-") }},
+		{title: "FLOW", text: func(l operator.Lane) string { return cmp.Or(l.Flow, "-") }},
 		{title: "KEYS", right: true, text: func(l operator.Lane) string {
 			if l.Keys >= 1000 {
 				return "1000+"
@@ -219,8 +220,7 @@ func laneColumns() []column[operator.Lane] {
 			return fmt.Sprint(l.Keys)
 		}},
 		{title: "HEAD AGE", right: true, text: func(l operator.Lane) string {
-			return before(ageOrNone(l.HeadAgeSeconds),
-				"-")
+			return cmp.Or(ageOrNone(l.HeadAgeSeconds), "-")
 		}},
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -36,7 +37,7 @@ func scaleStatus(a *app) *cobra.Command {
 		{title: "DESIRED", right: true, text: of(func(s state) string { return strconv.Itoa(s.Desired) })},
 		{title: "BASE", right: true, wide: true, text: of(func(s state) string { return strconv.Itoa(s.Base) })},
 		{title: "OVERRIDE", right: true, text: func(d operator.Deployment) string {
-			return before(optional(d.Override), "-")
+			return cmp.Or(optional(d.Override), "-")
 		}},
 		{title: "DECIDED", right: true, text: of(func(s state) string { return a.since(s.DecidedAt) })},
 		{title: "WHY", text: func(d operator.Deployment) string {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -29,7 +30,7 @@ func slotList(a *app) *cobra.Command {
 		{title: "SLOT", right: true, text: func(s operator.Slot) string { return fmt.Sprint(s.Number) }},
 		{title: "NODE ID", right: true, text: func(s operator.Slot) string { return fmt.Sprint(s.NodeID) }},
 		{title: "HELD", right: true, text: func(s operator.Slot) string { return a.since(s.LeasedAt) }},
-		{title: "IN DOUBT", text: func(s operator.Slot) string { return before(short(s.Doubt, 60), "-") }},
+		{title: "IN DOUBT", text: func(s operator.Slot) string { return cmp.Or(short(s.Doubt, 60), "-") }},
 		{title: "ENTRY", wide: true, right: true, text: func(s operator.Slot) string { return optional(s.EntryID) }},
 		{title: "TOKEN", wide: true, right: true, text: func(s operator.Slot) string { return fmt.Sprint(s.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Slot, error) {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -25,16 +26,13 @@ func tokenList(a *app) *cobra.Command {
 		{title: "STATE", text: tokenState},
 		{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
 		{title: "APPLICATIONS", text: func(t operator.APIToken) string {
-			return before(strings.Join(t.Applications,
-				","), "all")
+			return cmp.Or(strings.Join(t.Applications, ","), "all")
 		}},
 		{title: "QUEUES", text: func(t operator.APIToken) string {
-			return before(short(strings.Join(t.Queues, ","), 40),
-				"all")
+			return cmp.Or(short(strings.Join(t.Queues, ","), 40), "all")
 		}},
 		{title: "FLOWS", wide: true, text: func(t operator.APIToken) string {
-			return before(short(strings.Join(t.Flows,
-				","), 40), "all")
+			return cmp.Or(short(strings.Join(t.Flows, ","), 40), "all")
 		}},
 		{title: "PRIORITY MAX", wide: true, right: true, text: func(t operator.APIToken) string {
 			if t.PriorityMax == nil {
@@ -48,8 +46,8 @@ func tokenList(a *app) *cobra.Command {
 			}
 			return fmt.Sprint(*t.Rate)
 		}},
-		{title: "USED", text: func(t operator.APIToken) string { return before(stamp(t.UsedAt), "never") }},
-		{title: "EXPIRES", text: func(t operator.APIToken) string { return before(stamp(t.ExpiresAt), "never") }},
+		{title: "USED", text: func(t operator.APIToken) string { return cmp.Or(stamp(t.UsedAt), "never") }},
+		{title: "EXPIRES", text: func(t operator.APIToken) string { return cmp.Or(stamp(t.ExpiresAt), "never") }},
 		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.APIToken, error) {
 		return everything[operator.APIToken](ctx, api, "/v1/tokens")

@@ -46,7 +46,7 @@ func webhookList(a *app) *cobra.Command {
 	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, limit, "at most so many")
 	return paging(a, c, &limit, []column[api.Receiver]{
-		{title: "URL", text: func(r api.Receiver) string { return before(r.URL, "(all others)") }},
+		{title: "URL", text: func(r api.Receiver) string { return cmp.Or(r.URL, "(all others)") }},
 		{title: "STATE", text: func(r api.Receiver) string {
 			if r.Disabled != nil {
 				return "disabled"
@@ -59,7 +59,7 @@ func webhookList(a *app) *cobra.Command {
 			}
 			return "-"
 		}},
-		{title: "OLD UNTIL", text: func(r api.Receiver) string { return before(stamp(r.OldUntil), "-") }},
+		{title: "OLD UNTIL", text: func(r api.Receiver) string { return cmp.Or(stamp(r.OldUntil), "-") }},
 		{title: "WHY", text: func(r api.Receiver) string { return short(r.Reason, 60) }},
 	}, func(ctx context.Context, c conn, _ []string) ([]api.Receiver, error) {
 		return list[api.Receiver](ctx, c, "/v1/webhooks", limit, from)
