@@ -57,8 +57,7 @@ func run(cfg Config, log *slog.Logger) error {
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal is not caught
 	if cfg.Gateway.Name == "" {
-		host, _ := os.Hostname()
-		cfg.Gateway.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+		cfg.Gateway.Name = config.ProcessName()
 	}
 	go new(collector).run(ctx)
 	s := &server{cfg: cfg, log: log, observer: newObserver()}

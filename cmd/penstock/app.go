@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"golang.org/x/term"
 
+	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -91,12 +92,7 @@ func (a *app) place() error {
 		return usagef("--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given: want " +
 			"one of them")
 	}
-	for _, libpq := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"} {
-		if a.env(libpq) != "" {
-			return nil
-		}
-	}
-	if a.server == "" && a.databaseURL == "" {
+	if a.server == "" && a.databaseURL == "" && !config.LibpqNames(a.env) {
 		return usagef("where is the system? Give --server (PENSTOCK_SERVER) to go through its API, or " +
 			"--database-url (PENSTOCK_DATABASE_URL)")
 	}

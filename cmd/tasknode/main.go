@@ -118,8 +118,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	claims, beats := db.Pool, db.Beats
 	t := &cfg.TaskNode
 	if t.Name == "" {
-		host, _ := os.Hostname()
-		t.Name = fmt.Sprintf("%s/%d", host, os.Getpid())
+		t.Name = config.ProcessName()
 	}
 	n := &node{cfg: cfg, log: log, claims: claims, beats: beats, observer: newObserver()}
 	var err error

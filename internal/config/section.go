@@ -7,6 +7,8 @@ import (
 	"io"
 	"log/slog"
 	"net/url"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock"
@@ -26,16 +28,17 @@ type Database struct {
 // Given returns an error unless the address of the database is given, here or by a variable that libpq reads. Without
 // one, the driver would look for a socket in a directory of its own and the program would wait there for ever.
 func (d Database) Given(env func(name string) string) error {
-	if d.URL != "" {
+	if d.URL != "" || LibpqNames(env) {
 		return nil
-	}
-	for _, libpq := range []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"} {
-		if env(libpq) != "" {
-			return nil
-		}
 	}
 	return errors.New("database.url is empty: give the address of the database, as in " +
 		"--database-url postgres://user@host/name or PENSTOCK_DATABASE_URL, or PGHOST")
+}
+
+// LibpqNames reports whether variables that libpq reads name a database.
+func LibpqNames(env func(name string) string) bool {
+	names := []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"}
+	return slices.ContainsFunc(names, func(name string) bool { return env(name) != "" })
 }
 
 // Connect is the section as package penstock reads it; maxConns is the program's own default.
@@ -105,6 +108,12 @@ func DatabaseDefault() Database { return Database{Timeout: 30 * time.Second} }
 
 // LogDefault is the section with its defaults.
 func LogDefault() Log { return Log{Level: "info", Format: "text"} }
+
+// ProcessName tells this process from others in lists: host name and process id.
+func ProcessName() string {
+	host, _ := os.Hostname() // empty if unknown
+	return fmt.Sprintf("%s/%d", host, os.Getpid())
+}
 
 // keyBytesMin is the least length of a key that others must not be able to guess.
 const keyBytesMin = 16
