@@ -9,10 +9,8 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"runtime/debug"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -47,15 +45,12 @@ func main() {
 	cfg := defaults()
 	config.Main(config.Program{Name: "gateway", Summary: summary}, &cfg, &cfg.Log,
 		func() error { return cfg.check(os.Getenv) },
-		func(log *slog.Logger) error { return run(cfg, log) })
+		func(ctx context.Context, log *slog.Logger) error { return run(ctx, cfg, log) })
 }
 
 // run is the gateway from the first connection to the last. It returns nil after a signal or an ordered
 // drain.
-func run(cfg Config, log *slog.Logger) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal is not caught
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if cfg.Gateway.Name == "" {
 		cfg.Gateway.Name = config.ProcessName()
 	}

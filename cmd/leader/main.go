@@ -9,8 +9,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -39,15 +37,11 @@ func main() {
 	cfg := defaults()
 	config.Main(config.Program{Name: "leader", Summary: summary}, &cfg, &cfg.Log,
 		func() error { return errors.Join(cfg.validate(), cfg.Database.Given(os.Getenv)) },
-		func(log *slog.Logger) error { return run(cfg, log) })
+		func(ctx context.Context, log *slog.Logger) error { return run(ctx, cfg, log) })
 }
 
 // run is the leader from the first connection to the last. It returns nil after a signal.
-func run(cfg Config, log *slog.Logger) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal is not caught
-
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	pools, err := open(ctx, cfg)
 	if err != nil {
 		return err

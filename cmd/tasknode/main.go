@@ -10,9 +10,7 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/signal"
 	"runtime/debug"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -51,15 +49,11 @@ func main() {
 	cfg := defaults()
 	config.Main(config.Program{Name: "tasknode", Summary: summary}, &cfg, &cfg.Log,
 		func() error { return errors.Join(cfg.validate(), cfg.Database.Given(os.Getenv)) },
-		func(log *slog.Logger) error { return run(cfg, log) })
+		func(ctx context.Context, log *slog.Logger) error { return run(ctx, cfg, log) })
 }
 
 // run is the node from the first connection to the last. It returns nil after a signal or an ordered drain.
-func run(cfg Config, log *slog.Logger) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal is not caught
-
+func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	db, err := penstock.Open(ctx, cfg.Database.Connect(4))
 	if err != nil {
 		return err

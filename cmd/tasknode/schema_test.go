@@ -13,7 +13,7 @@ func TestNodeOnASchemaThatIsTooOldSaysWhatIsMissing(t *testing.T) {
 	cfg := defaults()
 	cfg.Database.URL = pgtest.Empty(t)
 	var old *migrations.OldError
-	if err := run(cfg, slog.New(slog.DiscardHandler)); !errors.As(err, &old) || old.Missing != "00001_baseline.sql" {
+	if err := run(t.Context(), cfg, slog.New(slog.DiscardHandler)); !errors.As(err, &old) || old.Missing != "00001_baseline.sql" {
 		t.Errorf("on an empty database it says %v", err)
 	}
 }

@@ -2,15 +2,18 @@ package config
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"os/signal"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/knadh/koanf/parsers/yaml"
@@ -54,9 +57,12 @@ type Program struct {
 }
 
 // Main is the main function of a daemon: it reads cfg (see Load) from the command line and its
-// environment, and runs. The exit code is 2 for an invalid configuration, and 1 if run ended with
-// an error.
-func Main(p Program, cfg any, section *Log, validate func() error, run func(*slog.Logger) error) {
+// environment, and runs. The context of run ends with the first SIGINT or SIGTERM; the second one
+// ends the process. The exit code is 2 for an invalid configuration, and 1 if run ended with an
+// error.
+func Main(
+	p Program, cfg any, section *Log, validate func() error, run func(context.Context, *slog.Logger) error,
+) {
 	p.Args, p.Out = os.Args[1:], os.Stdout
 	err := Load(p, cfg)
 	if errors.Is(err, ErrHelp) {
@@ -73,7 +79,11 @@ func Main(p Program, cfg any, section *Log, validate func() error, run func(*slo
 		fmt.Fprintf(os.Stderr, "%s: %v\n", p.Name, err)
 		os.Exit(2)
 	}
-	if err := run(log); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	context.AfterFunc(ctx, stop)
+	err = run(ctx, log)
+	stop()
+	if err != nil {
 		log.Error("program ended", "program", p.Name, "error", err)
 		os.Exit(1)
 	}
