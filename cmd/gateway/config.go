@@ -92,25 +92,21 @@ func (c Config) check(getenv func(string) string) error {
 
 func (c Config) validate() error {
 	g := c.Gateway
-	var errs []error
-	check := func(ok bool, key string, value any, want string) {
-		if !ok {
-			errs = append(errs, fmt.Errorf("gateway.%s is %v: want %s", key, value, want))
-		}
-	}
-	check(g.Application != "", "application", g.Application, "a name")
-	check(g.Lease >= 5*time.Second, "lease", g.Lease, "5 s or more")
-	check(g.Grace >= 0, "grace", g.Grace, "0 or more")
-	check(g.Conns > 0, "connections_max", g.Conns, "more than 0")
-	check(g.BodyBytes > 0, "body_bytes_max", g.BodyBytes, "more than 0")
-	check(g.AllBytes >= g.BodyBytes, "bodies_bytes_max", g.AllBytes, "body_bytes_max or more")
-	check(g.WaitBytes > 0, "waiting_bytes_max", g.WaitBytes, "more than 0")
-	check(g.Remember >= 0, "remember", g.Remember, "0 or more")
-	check(!g.Open || config.Loopback(g.Listen), "open", g.Open, "false, where gateway.listen is not a loopback address")
+	checks := config.Checks{Section: "gateway"}
+	checks.Want(g.Application != "", "application", g.Application, "a name")
+	checks.Want(g.Lease >= 5*time.Second, "lease", g.Lease, "5 s or more")
+	checks.Want(g.Grace >= 0, "grace", g.Grace, "0 or more")
+	checks.Want(g.Conns > 0, "connections_max", g.Conns, "more than 0")
+	checks.Want(g.BodyBytes > 0, "body_bytes_max", g.BodyBytes, "more than 0")
+	checks.Want(g.AllBytes >= g.BodyBytes, "bodies_bytes_max", g.AllBytes, "body_bytes_max or more")
+	checks.Want(g.WaitBytes > 0, "waiting_bytes_max", g.WaitBytes, "more than 0")
+	checks.Want(g.Remember >= 0, "remember", g.Remember, "0 or more")
+	checks.Want(!g.Open || config.Loopback(g.Listen), "open", g.Open,
+		"false, where gateway.listen is not a loopback address")
 	_, err := g.models()
 	_, wrong := g.Callback.policy()
-	return errors.Join(append(errs, err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway",
-		g.Listen, g.TLS, g.Insecure))...)
+	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure))
+	return checks.Err()
 }
 
 // models reads the models that need no database.

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
@@ -118,42 +116,38 @@ func defaults() Config {
 
 func (c Config) validate() error {
 	l := c.Leader
-	var errs []error
-	check := func(ok bool, key string, value any, want string) {
-		if !ok {
-			errs = append(errs, fmt.Errorf("leader.%s is %v: want %s", key, value, want))
-		}
-	}
-	check(!l.Open || config.Loopback(l.Listen), "open", l.Open,
+	checks := config.Checks{Section: "leader"}
+	checks.Want(!l.Open || config.Loopback(l.Listen), "open", l.Open,
 		"it only with leader.listen on a loopback address such as 127.0.0.1:8420")
-	errs = append(errs, l.TLS.Validate("leader.tls"), config.CheckPlain("leader", l.Listen, l.TLS, l.Insecure))
-	check(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
-	check(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
-	check(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
-	check(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")
-	check(l.HTTP.TokenLifetime >= 0, "http.token_lifetime", l.HTTP.TokenLifetime, "0 or more")
-	check(l.Election.Lease >= time.Second, "election.lease", l.Election.Lease, "at least 1s")
-	check(l.Election.Poll > 0, "election.poll", l.Election.Poll, "more than 0")
-	check(l.Recovery.Pause > 0, "recovery.pause", l.Recovery.Pause, "more than 0")
-	check(l.Recovery.Locks > 0, "recovery.pass_locks_max", l.Recovery.Locks, "more than 0")
-	check(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share",
+	checks.Add(l.TLS.Validate("leader.tls"), config.CheckPlain("leader", l.Listen, l.TLS, l.Insecure))
+	checks.Want(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
+	checks.Want(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")
+	checks.Want(l.HTTP.Entries > 0, "http.entries_max", l.HTTP.Entries, "more than 0")
+	checks.Want(l.HTTP.Timeout > 0, "http.timeout", l.HTTP.Timeout, "more than 0")
+	checks.Want(l.HTTP.TokenLifetime >= 0, "http.token_lifetime", l.HTTP.TokenLifetime, "0 or more")
+	checks.Want(l.Election.Lease >= time.Second, "election.lease", l.Election.Lease, "at least 1s")
+	checks.Want(l.Election.Poll > 0, "election.poll", l.Election.Poll, "more than 0")
+	checks.Want(l.Recovery.Pause > 0, "recovery.pause", l.Recovery.Pause, "more than 0")
+	checks.Want(l.Recovery.Locks > 0, "recovery.pass_locks_max", l.Recovery.Locks, "more than 0")
+	checks.Want(l.Recovery.SuspendShare > 0 && l.Recovery.SuspendShare <= 1, "recovery.suspend_share",
 		l.Recovery.SuspendShare, "more than 0 and at most 1")
-	check(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
-	check(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
-	check(l.Brake.At > 0.1 && l.Brake.At <= 1, "brake.at", l.Brake.At, "more than 0.1 and at most 1")
-	check(l.Brake.DatabaseBytes >= 0, "brake.database_bytes_max", l.Brake.DatabaseBytes, "0 or more")
-	check(l.Brake.QueueEntries >= 0, "brake.queue_entries_max", l.Brake.QueueEntries, "0 or more")
+	checks.Want(l.Recovery.SuspendNodes > 0, "recovery.suspend_nodes_min", l.Recovery.SuspendNodes, "more than 0")
+	checks.Want(l.Recovery.NodeRetention > 0, "recovery.node_retention", l.Recovery.NodeRetention, "more than 0")
+	checks.Want(l.Brake.At > 0.1 && l.Brake.At <= 1, "brake.at", l.Brake.At, "more than 0.1 and at most 1")
+	checks.Want(l.Brake.DatabaseBytes >= 0, "brake.database_bytes_max", l.Brake.DatabaseBytes, "0 or more")
+	checks.Want(l.Brake.QueueEntries >= 0, "brake.queue_entries_max", l.Brake.QueueEntries, "0 or more")
 	keep := l.Recovery.AuditRetention
-	check(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
-	check(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,
+	checks.Want(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
+	checks.Want(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,
 		"a path such as /ui/ that no route of the API begins with")
-	check(web.CheckTraceURL(l.Dashboard.Trace) == nil, "dashboard.trace_url", l.Dashboard.Trace,
+	checks.Want(web.CheckTraceURL(l.Dashboard.Trace) == nil, "dashboard.trace_url", l.Dashboard.Trace,
 		"an http or https address that contains {trace}")
-	check(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
-	check((l.Scale.LocalDir == "") == (l.Scale.LocalCommands == ""), "scale.local_dir", l.Scale.LocalDir,
+	checks.Want(l.Dashboard.Session > 0, "dashboard.session", l.Dashboard.Session, "more than 0")
+	checks.Want((l.Scale.LocalDir == "") == (l.Scale.LocalCommands == ""), "scale.local_dir", l.Scale.LocalDir,
 		"it together with leader.scale.local_commands")
-	check(l.Scale.KEDA == "" || l.TLS.Cert != "" || l.Insecure || config.Loopback(l.Scale.KEDA), "scale.keda_listen",
-		l.Scale.KEDA, "leader.tls as well, or leader.insecure_listen where a mesh encrypts")
-	check(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
-	return errors.Join(append(errs, c.Trace.Validate())...)
+	checks.Want(l.Scale.KEDA == "" || l.TLS.Cert != "" || l.Insecure || config.Loopback(l.Scale.KEDA),
+		"scale.keda_listen", l.Scale.KEDA, "leader.tls as well, or leader.insecure_listen where a mesh encrypts")
+	checks.Want(l.HTTP.ConnsPerAddress > 0, "http.connections_per_address_max", l.HTTP.ConnsPerAddress, "more than 0")
+	checks.Add(c.Trace.Validate())
+	return checks.Err()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -86,27 +85,23 @@ func defaults() Config {
 
 func (c Config) validate() error {
 	t := c.TaskNode
-	var errs []error
-	check := func(ok bool, key string, value any, want string) {
-		if !ok {
-			errs = append(errs, fmt.Errorf("tasknode.%s is %v: want %s", key, value, want))
-		}
-	}
-	check(t.Application != "", "application", t.Application, "a name")
-	check(t.Threads >= 0, "threads", t.Threads, "0 or more")
-	check(t.SchedulingThreads > 0, "scheduling_threads", t.SchedulingThreads, "more than 0")
-	check(t.Beat > 0, "beat", t.Beat, "more than 0")
-	check(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
-	check(t.Poll > 0, "poll", t.Poll, "more than 0")
-	check(t.Grace >= 0, "grace", t.Grace, "0 or more")
-	check(t.Webhook.Threads >= 0, "webhook.threads", t.Webhook.Threads, "0 or more")
-	check(t.ConnsMax > 0, "connections_max", t.ConnsMax, "more than 0")
-	errs = append(errs, t.TLS.Validate("tasknode.tls"))
+	checks := config.Checks{Section: "tasknode"}
+	checks.Want(t.Application != "", "application", t.Application, "a name")
+	checks.Want(t.Threads >= 0, "threads", t.Threads, "0 or more")
+	checks.Want(t.SchedulingThreads > 0, "scheduling_threads", t.SchedulingThreads, "more than 0")
+	checks.Want(t.Beat > 0, "beat", t.Beat, "more than 0")
+	checks.Want(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
+	checks.Want(t.Poll > 0, "poll", t.Poll, "more than 0")
+	checks.Want(t.Grace >= 0, "grace", t.Grace, "0 or more")
+	checks.Want(t.Webhook.Threads >= 0, "webhook.threads", t.Webhook.Threads, "0 or more")
+	checks.Want(t.ConnsMax > 0, "connections_max", t.ConnsMax, "more than 0")
+	checks.Add(t.TLS.Validate("tasknode.tls"))
 	if t.Inference.CallbackURL != "" {
-		errs = append(errs, config.CheckPlain("tasknode", t.Listen, t.TLS, t.Insecure))
+		checks.Add(config.CheckPlain("tasknode", t.Listen, t.TLS, t.Insecure))
 	}
 	_, err := t.needs()
-	return errors.Join(append(errs, err, t.marks().Validate(), c.Trace.Validate())...)
+	checks.Add(err, t.marks().Validate(), c.Trace.Validate())
+	return checks.Err()
 }
 
 // marks are the governor's.
