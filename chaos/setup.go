@@ -21,6 +21,8 @@ const (
 	// doubtMax is how long a slot is in doubt at most although its worker has no call: the 10 s after which a probe
 	// may free it, a second until a node makes that, and the timeout of a probe.
 	doubtMax = 13 * time.Second
+	// catchUpMax is the largest number of nominal times that a schedule may catch up on.
+	catchUpMax = 1000
 )
 
 // timetable is when the schedules of a run fire. Jitter spreads them, so that each firing is a transaction of its own.
@@ -89,8 +91,9 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	for _, job := range ticks.jobs {
 		const sql = `
 SELECT penstock.create_cron_job($1, 'ticks', $2, '{}', jsonb_build_object('jitter', $3::text, 'catch_up', 'all',
-       'catch_up_max', 1000, 'overlap', 'queue'))`
-		if err := db.exec(ctx, sql, job, fmt.Sprintf("@every %v", ticks.step), ticks.jitter.String()); err != nil {
+       'catch_up_max', $4::int, 'overlap', 'queue'))`
+		spec := fmt.Sprintf("@every %v", ticks.step)
+		if err := db.exec(ctx, sql, job, spec, ticks.jitter.String(), catchUpMax); err != nil {
 			return fmt.Errorf("create schedule: %w", err)
 		}
 	}

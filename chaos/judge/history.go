@@ -65,6 +65,7 @@ type History struct {
 	Unhinted []Unhinted
 
 	CronStep   time.Duration // between nominal times of each job
+	CatchUpMax int           // of them, the latest ones, that a job is late with at most: those before are dropped
 	CronUntil  time.Time     // when the schedules were paused, by the server's clock; zero: it jumped
 	Unfinished []string      // entries, locks and batches that are left after the drain
 	Drained    time.Duration // from the end of the faults until nothing was left

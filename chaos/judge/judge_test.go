@@ -19,7 +19,7 @@ func at(ms int) time.Time { return epoch.Add(time.Duration(ms) * time.Millisecon
 // schedule.
 func good() *History {
 	h := &History{
-		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, CronStep: 2 * time.Second, DrainMax: time.Minute,
+		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, CronStep: 2 * time.Second, CatchUpMax: 1000, DrainMax: time.Minute,
 		Effects: map[int64]int{5: 1}, Rows: map[int64]bool{6: true}, Served: []string{"solo", "keyed"},
 		Jobs: []string{"job"}, CronUntil: at(5000), LocksMax: map[string]int{"work": 1},
 		Pushes: []Push{
@@ -311,6 +311,23 @@ func TestAnErrorAtALeaderExcusesWhatIsDueForItsPass(t *testing.T) {
 	h.Places[5].At = at(6300)
 	if found := broken(h); found[promise] == 0 {
 		t.Error("one error excuses more than one pass")
+	}
+}
+
+// A schedule that is late by more nominal times than it catches up on drops the oldest ones, and no others.
+func TestASchedulesCatchUpExcusesTheOldestTimesAlone(t *testing.T) {
+	const promise = "each nominal time of a schedule fires once"
+	h := good()
+	h.CatchUpMax = 3
+	last := &h.Firings[len(h.Firings)-1]
+	last.Nominal = last.Nominal.Add(4 * time.Second)
+	last.Fired = last.Nominal.Add(4 * time.Second)
+	if found := broken(h); found[promise] != 0 {
+		t.Errorf("times before the three latest ones were dropped: %v", found)
+	}
+	last.Fired = last.Nominal.Add(3900 * time.Millisecond)
+	if found := broken(h); found[promise] == 0 {
+		t.Error("a time was dropped that is one of the three latest")
 	}
 }
 
