@@ -73,7 +73,7 @@ const grantDutySQL = `SELECT penstock.grant_duty($1, $2)`
 
 // Grant carries out the script of GrantSQL, and returns how many rights it gave or took. The
 // connection must be that of the owner of the schema. It waits for a migration that runs, at most a
-// minute.
+// minute, and two minutes for transactions that hold a role or the rights of an object.
 func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int, err error) {
 	m, err := open(cfg)
 	if err != nil {
@@ -89,24 +89,33 @@ func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int,
 		return 0, fmt.Errorf("take migration lock: %w", err)
 	}
 	defer func() { _ = m.locker.SessionUnlock(context.WithoutCancel(ctx), session) }()
-	err = m.with(session, func(c *pgx.Conn) error {
-		owns, err := Owns(ctx, c)
-		if err != nil {
+	err = m.untilFree(ctx, func() error {
+		return m.with(session, func(c *pgx.Conn) error {
+			changed, err = grantAll(ctx, c, cfg.User, roles)
 			return err
-		}
-		if !owns {
-			return &OwnerError{User: cfg.User}
-		}
-		return pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
-			for _, role := range roles {
-				n, err := role.grant(ctx, tx)
-				if err != nil {
-					return err
-				}
-				changed += n
-			}
-			return nil
 		})
+	})
+	return changed, err
+}
+
+// grantAll gives all roles their rights, or none.
+func grantAll(ctx context.Context, c *pgx.Conn, user string, roles []Role) (changed int, err error) {
+	owns, err := Owns(ctx, c)
+	if err != nil {
+		return 0, err
+	}
+	if !owns {
+		return 0, &OwnerError{User: user}
+	}
+	err = pgx.BeginFunc(ctx, c, func(tx pgx.Tx) error {
+		for _, role := range roles {
+			n, err := role.grant(ctx, tx)
+			if err != nil {
+				return err
+			}
+			changed += n
+		}
+		return nil
 	})
 	return changed, err
 }

@@ -28,7 +28,7 @@ var files embed.FS
 const Table = "public.penstock_migration"
 
 // A statement that waits for a table makes every later statement on that table wait behind it. So a migration gives up
-// after lockWait, lets the others pass for lockPause, and tries again for lockPatience.
+// after lockWait, lets the others pass for lockPause, and tries again for lockPatience. So does a grant of rights.
 const (
 	lockWait     = 2 * time.Second
 	lockPause    = 3 * time.Second
@@ -60,31 +60,15 @@ func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) 
 	}
 	defer m.db.Close()
 	applied := 0
-	for began := time.Now(); ; {
+	err = m.untilFree(ctx, func() error {
 		n, err := m.apply(ctx, set)
 		applied += n
-		var pg *pgconn.PgError
-		if err == nil {
-			return applied, nil
-		}
-		blocked := errors.As(err, &pg) && (pg.Code == lockNotAvailable || pg.Code == deadlockDetected)
-		if !blocked && ctx.Err() == nil {
-			return applied, fmt.Errorf("apply migrations: %w", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(lockPause):
-			if time.Since(began) < lockPatience {
-				continue
-			}
-		}
-		holder, found := m.holder(ctx)
-		if !blocked && !found { // ctx ended in a try that had no lock to wait for
-			return applied, fmt.Errorf("apply migrations: %w", err)
-		}
-		return applied, fmt.Errorf("apply migrations: a table was held for %s by %s: %w",
-			time.Since(began).Round(time.Second), holder, err)
+		return err
+	})
+	if err != nil {
+		return applied, fmt.Errorf("apply migrations: %w", err)
 	}
+	return applied, nil
 }
 
 // migrator applies migrations and functions over connections of its own.
@@ -148,6 +132,33 @@ func (m *migrator) apply(ctx context.Context, set functionSet) (int, error) {
 		return err
 	})
 	return applied, err
+}
+
+// untilFree repeats try while another transaction holds a lock that it needs, for lockPatience or until ctx ends.
+func (m *migrator) untilFree(ctx context.Context, try func() error) error {
+	for began := time.Now(); ; {
+		err := try()
+		if err == nil {
+			return nil
+		}
+		var pg *pgconn.PgError
+		blocked := errors.As(err, &pg) && (pg.Code == lockNotAvailable || pg.Code == deadlockDetected)
+		if !blocked && ctx.Err() == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lockPause):
+			if time.Since(began) < lockPatience {
+				continue
+			}
+		}
+		holder, found := m.holder(ctx)
+		if !blocked && !found { // ctx ended in a try that had no lock to wait for
+			return err
+		}
+		return fmt.Errorf("a table was held for %s by %s: %w", time.Since(began).Round(time.Second), holder, err)
+	}
 }
 
 // with calls f with the connection of pgx that is behind conn.

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -248,6 +249,33 @@ func TestMigrationGivesRolesRightsOnWhatIsNew(t *testing.T) {
 	}
 	if got := scalar(t, c, `SELECT has_function_privilege('public', 'penstock.later()', 'EXECUTE')::text`); got != "false" {
 		t.Error("PUBLIC may call a new function")
+	}
+}
+
+// A transaction that changes rights may be open for longer than a statement waits for it: the grant is tried again.
+func TestGrantIsTriedAgainAfterAWaitForRights(t *testing.T) {
+	t.Parallel()
+	c, roles := granted(t, "push")
+	holder := connect(t, c.Config().ConnString())
+	exec(t, holder, `BEGIN; SELECT penstock.hold_rights()`)
+	granting := make(chan error, 1)
+	go func() {
+		_, err := migrations.Grant(t.Context(), c.Config(), roles)
+		granting <- err
+	}()
+	const waiting = `SELECT count(*)::text FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`
+	for _, want := range []string{"1", "0"} { // it waits, and has given up
+		for scalar(t, c, waiting, holder.PgConn().PID()) != want {
+			select {
+			case err := <-granting:
+				t.Fatalf("the grant ended while another transaction held the rights: %v", err)
+			case <-time.After(10 * time.Millisecond):
+			}
+		}
+	}
+	exec(t, holder, `ROLLBACK`)
+	if err := <-granting; err != nil {
+		t.Error(err)
 	}
 }
 
