@@ -45,6 +45,14 @@ func (s *site) within(m *machine.Machine, what string, bound time.Duration, sql 
 	}
 }
 
+// worked is within for work that keeps processors busy all that time, such as many claims.
+func (s *site) worked(m *machine.Machine, what string, bound time.Duration, sql string, args ...any) {
+	s.t.Helper()
+	if from, to, happened := s.moments(what, sql, args...); happened {
+		m.JudgeWork(s.t, what, from, to, bound)
+	}
+}
+
 // moments returns the two moments of a query, and whether there are both.
 func (s *site) moments(what, sql string, args ...any) (began, ended time.Time, happened bool) {
 	s.t.Helper()

@@ -56,7 +56,8 @@ func (c *contended) busyNode(db postgres.DB) (pool *SlotPool, calls []*slotRef, 
 	c.must(s.Registry.Refresh(c.ctx))
 	held := 0
 	n, release := s.Pool.Take(c.queue.Name, 64)
-	for ; n > 0; n, _ = s.Pool.Take(c.queue.Name, 64) {
+	// A lease that takes too long is given up, and the next question asks again.
+	for until := time.Now().Add(time.Minute); n > 0 || held < 7 && time.Now().Before(until); n, _ = s.Pool.Take(c.queue.Name, 64) {
 		held += n
 	}
 	for range held {
