@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
@@ -244,7 +245,7 @@ func TestSnapshotOfAnotherVersionIsRefused(t *testing.T) {
 // The version of the snapshot is that of its fields.
 func TestSnapshotHasAVersionForItsFields(t *testing.T) {
 	t.Parallel()
-	const version, fields = 2, "ba4aabae06201023"
+	const version, fields = 2, "66f3a0cec7bc8878"
 	hash := fnv.New64a()
 	writeFields(hash, reflect.TypeFor[SavedState]())
 	if got := fmt.Sprintf("%x", hash.Sum64()); got != fields || savedVersion != version {
@@ -253,9 +254,9 @@ func TestSnapshotHasAVersionForItsFields(t *testing.T) {
 	}
 }
 
-// writeFields writes the names and types of all that a snapshot may have.
+// writeFields writes the names and types of all that a snapshot may have. The package of a type is no part of it.
 func writeFields(w io.Writer, t reflect.Type) {
-	_, _ = fmt.Fprint(w, t.String(), ";")
+	_, _ = fmt.Fprint(w, cmp.Or(t.Name(), t.Kind().String()), ";")
 	switch t.Kind() {
 	case reflect.Pointer, reflect.Slice, reflect.Array:
 		writeFields(w, t.Elem())
