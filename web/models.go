@@ -121,7 +121,7 @@ func (d *Dashboard) registerInstance(ctx context.Context, in form, by invalidati
 		if err != nil {
 			return "", err
 		}
-		i.Slots = int32(slots)
+		i.Slots = int32(slots) //nolint:gosec // Number has its bounds
 	}
 	return fmt.Sprintf("Instance %s of %s is registered.", i.Server, i.Model), d.change.RegisterInstance(ctx, i, by)
 }
