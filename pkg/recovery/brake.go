@@ -77,8 +77,9 @@ type Brake struct {
 	latest func() Sampling
 	writes patience
 
-	sized     time.Time // when the database was measured, or the measurement failed
-	bytes     *int64    // of the database; nil: not measured yet
+	sized     time.Time    // when the database was measured, or the measurement failed
+	bytes     *int64       // of the database; nil: not measured yet
+	disk      chan diskUse // of the question to the disk that is under way; nil: there is none
 	depths    map[int32]queueDepth
 	notBefore map[int32]time.Time // when a queue may be counted again
 	failing   map[string]bool     // measurements of which an error was logged
@@ -212,6 +213,8 @@ const (
 	sizeEvery = 15 * time.Second
 	// measureMax bounds the wait for the size of the database, and that for the counts of one pass.
 	measureMax = 15 * time.Second
+	// diskMax bounds the wait for the use of the disk.
+	diskMax = time.Second
 	// sampleOld is the age, in pauses between samples, of a sample that ends no refusal any more.
 	sampleOld = 3
 )
@@ -242,13 +245,41 @@ func (b *Brake) measure(ctx context.Context) (m room) {
 		m.bytes, m.partial = value(b.bytes), b.bytes == nil
 	}
 	if b.cfg.Brake.Disk != nil {
-		disk, err := b.cfg.Brake.Disk()
+		disk, err := b.diskUse(ctx)
 		if b.report(ctx, "use of the disk", err); err != nil {
 			disk, m.partial = 0, true
 		}
 		m.disk = disk
 	}
 	return m
+}
+
+// diskUse is the answer of BrakeConfig.Disk.
+type diskUse struct {
+	share float64
+	err   error
+}
+
+// diskUse asks for the use of the disk, and waits a second. A file system that hangs answers later or never: until it
+// does it is not asked again, and the other measurements go on.
+func (b *Brake) diskUse(ctx context.Context) (float64, error) {
+	if b.disk == nil {
+		answer := make(chan diskUse, 1)
+		b.disk = answer
+		go func() {
+			share, err := b.cfg.Brake.Disk()
+			answer <- diskUse{share, err}
+		}()
+	}
+	select {
+	case use := <-b.disk:
+		b.disk = nil
+		return use.share, use.err
+	case <-time.After(diskMax):
+		return 0, fmt.Errorf("the file system has not answered within %v", diskMax)
+	case <-ctx.Done():
+		return 0, ctx.Err()
+	}
 }
 
 // report logs the first error of a measurement since it last succeeded.

@@ -35,18 +35,56 @@ func TestAFrozenConnectionHoldsADutyUpForSeconds(t *testing.T) {
 			return NewBrake(db, nil, Config{}, func() Sampling { return Sampling{} }).Run
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				db := &frozen{}
-				ctx, cancel := context.WithTimeout(t.Context(), 25*time.Second)
-				defer cancel()
-				if err := run(db)(ctx); err != nil {
-					t.Fatal(err)
-				}
-				if n := db.asked.Load(); n < 3 {
-					t.Errorf("%d statements in 25 s: the first connection that froze held up the others", n)
-				}
-			})
-		})
+		t.Run(name, func(t *testing.T) { askedWithin(t, 25*time.Second, run) })
 	}
+}
+
+// A sampling may read for long.
+func TestAFrozenConnectionHoldsSamplesUpForMinutes(t *testing.T) {
+	askedWithin(t, 10*time.Minute, func(db postgres.DB) func(context.Context) error {
+		s := NewSamples(db, nil, Config{})
+		s.prepared = true
+		return s.Run
+	})
+}
+
+// askedWithin runs a duty whose connections freeze: it must send three statements in that time.
+func askedWithin(t *testing.T, span time.Duration, run func(db postgres.DB) func(context.Context) error) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		db := &frozen{}
+		ctx, cancel := context.WithTimeout(t.Context(), span)
+		defer cancel()
+		if err := run(db)(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if n := db.asked.Load(); n < 3 {
+			t.Errorf("%d statements in %v: the first connection that froze held up the others", n, span)
+		}
+	})
+}
+
+// A file system that hangs keeps the brake from no other measurement, and what it answers later counts.
+func TestAFileSystemThatHangsHoldsUpNoOtherMeasurement(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked, answer := 0, make(chan float64)
+		b := NewBrake(&frozen{}, nil, Config{Brake: BrakeConfig{Disk: func() (float64, error) {
+			asked++
+			return <-answer, nil
+		}}}, func() Sampling { return Sampling{} })
+		began := time.Now()
+		for range 3 {
+			if m := b.measure(t.Context()); !m.partial {
+				t.Errorf("%+v without an answer", m)
+			}
+		}
+		if took := time.Since(began); took > 3*diskMax {
+			t.Errorf("three passes waited %v", took)
+		}
+		answer <- 0.97
+		synctest.Wait()
+		if m := b.measure(t.Context()); m.partial || m.disk != 0.97 || asked != 1 {
+			t.Errorf("%+v after the answer to question %d", m, asked)
+		}
+	})
 }

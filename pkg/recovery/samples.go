@@ -87,8 +87,11 @@ func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
 // depends on samples.
 func (s *Samples) Run(ctx context.Context) error {
 	return loop(ctx, s.cfg, "samples", func(ctx context.Context) (time.Duration, error) {
-		next, err := s.pass(ctx)
-		if err != nil && !general(err) && ctx.Err() == nil {
+		bounded, cancel := context.WithTimeout(ctx, samplingMax)
+		defer cancel()
+		next, err := s.pass(bounded)
+		late := bounded.Err() != nil // says nothing about the database
+		if err != nil && (late || !general(err)) && ctx.Err() == nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot sample the queues", "error", err)
 			return s.cfg.SamplePause, nil
 		}
@@ -102,6 +105,9 @@ func (s *Samples) Latest() Sampling { return s.latest.Read() }
 // sampleShare is the share of the time that sampling may take: a pass of one second runs every ten
 // seconds.
 const sampleShare = 0.1
+
+// samplingMax bounds a pass, which takes seconds at most: a connection may freeze without an error.
+const samplingMax = 2 * time.Minute
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	if !s.prepared {
