@@ -46,6 +46,7 @@ func (s *site) runWithoutFaults(ctx context.Context, list []waiting) (left []str
 	const sql = `
 SELECT penstock.push(w.queue, jsonb_build_object('op', 0, 'ms', w.ms), w.key, due_at => clock_timestamp() + w.due)
   FROM unnest($1::text[], $2::text[], $3::int[], $4::interval[]) AS w (queue, key, ms, due)`
+	began := time.Now()
 	for part := range slices.Chunk(list, 100) {
 		var queues []string
 		var keys []*string
@@ -59,7 +60,9 @@ SELECT penstock.push(w.queue, jsonb_build_object('op', 0, 'ms', w.ms), w.key, du
 			return nil, 0, fmt.Errorf("push the backlog again: %w", err)
 		}
 	}
+	pushing := time.Since(began) // the first ones run meanwhile
 	d := s.drain(ctx, "drain-without-faults.txt")
+	d.took += pushing
 	left, took = faultFree(slices.Concat(d.left, d.doubtful), d.took)
 	return left, took, nil
 }

@@ -6,11 +6,13 @@ import (
 	"crypto/pbkdf2"
 	"crypto/rand"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/base64"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -80,22 +82,21 @@ func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int,
 		return 0, err
 	}
 	defer m.db.Close()
-	session, err := m.db.Conn(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("connect: %w", err)
-	}
-	defer session.Close()
-	if err := m.locker.SessionLock(ctx, session); err != nil {
-		return 0, fmt.Errorf("take migration lock: %w", err)
-	}
-	defer func() { _ = m.locker.SessionUnlock(context.WithoutCancel(ctx), session) }()
-	err = m.untilFree(ctx, func() error {
-		return m.with(session, func(c *pgx.Conn) error {
-			changed, err = grantAll(ctx, c, cfg.User, roles)
-			return err
+	err = m.untilFree(ctx, rightsHeld, func() error {
+		return m.locked(ctx, func(conn *sql.Conn) error {
+			return m.with(conn, func(c *pgx.Conn) error {
+				changed, err = grantAll(ctx, c, cfg.User, roles)
+				return err
+			})
 		})
 	})
 	return changed, err
+}
+
+// rightsHeld names no session: roles are those of all databases, and the wait for one is over when this is told.
+func rightsHeld(_ context.Context, waited time.Duration) (text string, found bool) {
+	return fmt.Sprintf("a transaction that changes roles or rights was open for %v; wait for it, or end it, and start "+
+		"again", waited), false
 }
 
 // grantAll gives all roles their rights, or none.

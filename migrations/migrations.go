@@ -60,7 +60,7 @@ func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) 
 	}
 	defer m.db.Close()
 	applied := 0
-	err = m.untilFree(ctx, func() error {
+	err = m.untilFree(ctx, m.holder, func() error {
 		n, err := m.apply(ctx, set)
 		applied += n
 		return err
@@ -97,17 +97,30 @@ func open(cfg *pgx.ConnConfig) (*migrator, error) {
 }
 
 // apply tries once, and returns how many it applied even if it failed then.
-func (m *migrator) apply(ctx context.Context, set functionSet) (int, error) {
+func (m *migrator) apply(ctx context.Context, set functionSet) (applied int, err error) {
+	err = m.locked(ctx, func(conn *sql.Conn) (err error) {
+		applied, err = m.applyOn(ctx, conn, set)
+		return err
+	})
+	return applied, err
+}
+
+// locked calls f with a session that has the migration lock.
+func (m *migrator) locked(ctx context.Context, f func(*sql.Conn) error) error {
 	conn, err := m.db.Conn(ctx)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	defer conn.Close()
 	if err := m.locker.SessionLock(ctx, conn); err != nil {
-		return 0, fmt.Errorf("take migration lock: %w", err)
+		return fmt.Errorf("take migration lock: %w", err)
 	}
 	// The session ends with the connection, so that a failed unlock keeps nothing.
 	defer func() { _ = m.locker.SessionUnlock(context.WithoutCancel(ctx), conn) }()
+	return f(conn)
+}
+
+func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (int, error) {
 	var byHand changes
 	if err := m.with(conn, func(c *pgx.Conn) (err error) {
 		byHand, err = changedByHand(ctx, c)
@@ -134,8 +147,11 @@ func (m *migrator) apply(ctx context.Context, set functionSet) (int, error) {
 	return applied, err
 }
 
+// obstacle describes after so long a wait the transaction that holds the lock. found is false if none is known.
+type obstacle func(ctx context.Context, waited time.Duration) (text string, found bool)
+
 // untilFree repeats try while another transaction holds a lock that it needs, for lockPatience or until ctx ends.
-func (m *migrator) untilFree(ctx context.Context, try func() error) error {
+func (m *migrator) untilFree(ctx context.Context, holder obstacle, try func() error) error {
 	for began := time.Now(); ; {
 		err := try()
 		if err == nil {
@@ -153,11 +169,11 @@ func (m *migrator) untilFree(ctx context.Context, try func() error) error {
 				continue
 			}
 		}
-		holder, found := m.holder(ctx)
+		text, found := holder(ctx, time.Since(began).Round(time.Second))
 		if !blocked && !found { // ctx ended in a try that had no lock to wait for
 			return err
 		}
-		return fmt.Errorf("a table was held for %s by %s: %w", time.Since(began).Round(time.Second), holder, err)
+		return fmt.Errorf("%s: %w", text, err)
 	}
 }
 
@@ -186,13 +202,11 @@ SELECT format('process %s (user %s, program "%s", %s since %s), which has %s; ' 
    AND (c.relnamespace = to_regnamespace('penstock') OR c.oid = to_regclass($2))
  GROUP BY a.pid, a.usename, a.application_name, a.state, a.xact_start ORDER BY a.xact_start LIMIT 1`
 
-// holder describes the session that is in the way; one that has just ended is not found.
-func (m *migrator) holder(ctx context.Context) (session string, found bool) {
+// holder describes the session that has a table of ours; one that has just ended is not found.
+func (m *migrator) holder(ctx context.Context, waited time.Duration) (text string, found bool) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
 	defer cancel()
-	err := m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session)
-	if err != nil {
-		return "transactions that have ended; start again", false
-	}
-	return session, true
+	session := "transactions that have ended; start again"
+	found = m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session) == nil
+	return fmt.Sprintf("a table was held for %v by %s", waited, session), found
 }

@@ -95,12 +95,9 @@ func (d *Dashboard) overrideDeployment(ctx context.Context, in form, by invalida
 	if err != nil {
 		return "", err
 	}
-	lasts, err := in.Duration("for", 1)
+	lasts, err := in.Duration("for", time.Second)
 	if err != nil {
 		return "", err
-	}
-	if lasts == 0 {
-		return "", in.refuse("for", "a duration such as 30m or 24h")
 	}
 	instances := int(n)
 	err = d.change.SetScaleOverride(ctx, in.Get("deployment"), &instances, time.Now().Add(lasts), by)

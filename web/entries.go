@@ -236,7 +236,7 @@ func bulk(v operator.OperationVerb, in form) (operator.OperationRequest, error) 
 	f.Class, f.Pattern = in.Get("class"), in.Get("fingerprint")
 	f.All = in.Get("all") != ""
 	var err error
-	if f.OlderThan, err = in.Duration("older_than", 1); err != nil {
+	if f.OlderThan, err = in.OptionalDuration("older_than", time.Second); err != nil {
 		return o, err
 	}
 	if in.Get("per_second") != "" {

@@ -46,22 +46,27 @@ func (f form) ID(name string) (int64, error) { return f.Number(name, 1, math.Max
 // Float returns a field that is a number.
 func (f form) Float(name string) (float64, error) {
 	n, err := strconv.ParseFloat(f.Get(name), 64)
-	if err != nil || math.IsNaN(n) {
+	if err != nil || math.IsNaN(n) || math.IsInf(n, 0) {
 		return 0, f.refuse(name, "a number")
 	}
 	return n, nil
 }
 
-// Duration returns a field that is a duration of at least so long; 0 for an empty one.
+// Duration returns a field that is a duration of at least so long.
 func (f form) Duration(name string, least time.Duration) (time.Duration, error) {
+	d, err := time.ParseDuration(f.Get(name))
+	if err != nil || d < least {
+		return 0, f.refuse(name, fmt.Sprintf("a duration from %v up, such as 30m or 24h", least))
+	}
+	return d, nil
+}
+
+// OptionalDuration is Duration for a field that may be empty, which is 0.
+func (f form) OptionalDuration(name string, least time.Duration) (time.Duration, error) {
 	if f.Get(name) == "" {
 		return 0, nil
 	}
-	d, err := time.ParseDuration(f.Get(name))
-	if err != nil || d < least {
-		return 0, f.refuse(name, "a duration such as 30m or 24h")
-	}
-	return d, nil
+	return f.Duration(name, least)
 }
 
 // Subject returns the object of a pause.

@@ -259,7 +259,9 @@ func (d *Dashboard) write(w http.ResponseWriter, status int, name string, v any)
 func known(err error) bool {
 	for _, sentinel := range []error{
 		invalidation.ErrQueueNotFound, invalidation.ErrEntryNotFound, invalidation.ErrNotFound,
-		invalidation.ErrInvalid, invalidation.ErrState, errForbidden, errNoSession, errLimited, errPushOnly,
+		invalidation.ErrInvalid, invalidation.ErrPayloadTooLarge, invalidation.ErrState,
+		invalidation.ErrIdempotencyConflict, invalidation.ErrNoInstance, invalidation.ErrQueueFull,
+		errForbidden, errNoSession, errLimited, errPushOnly,
 	} {
 		if errors.Is(err, sentinel) {
 			return true
@@ -273,9 +275,10 @@ func statusOf(err error) int {
 	case errors.Is(err, invalidation.ErrQueueNotFound), errors.Is(err, invalidation.ErrEntryNotFound),
 		errors.Is(err, invalidation.ErrNotFound):
 		return http.StatusNotFound
-	case errors.Is(err, invalidation.ErrInvalid):
+	case errors.Is(err, invalidation.ErrInvalid), errors.Is(err, invalidation.ErrPayloadTooLarge):
 		return http.StatusUnprocessableEntity
-	case errors.Is(err, invalidation.ErrState):
+	case errors.Is(err, invalidation.ErrState), errors.Is(err, invalidation.ErrIdempotencyConflict),
+		errors.Is(err, invalidation.ErrNoInstance), errors.Is(err, invalidation.ErrQueueFull):
 		return http.StatusConflict
 	case errors.Is(err, errForbidden):
 		return http.StatusForbidden

@@ -196,7 +196,7 @@ func slotsOnce(x *index, r *report) {
 			if n := len(x.endings[f.Entry]); n != 1 {
 				r.bad("the entry of %s at %s has %d outcomes", job, f.Nominal.Format(time.RFC3339), n)
 			}
-			if i > 0 && f.Nominal.Sub(firings[i-1].Nominal) != x.CronStep && !x.dropsBefore(f) {
+			if i > 0 && f.Nominal.Sub(firings[i-1].Nominal) != x.CronStep && !x.dropped(firings[i-1], f) {
 				r.bad(
 					"%s fired at %s and then at %s",
 					job,
@@ -208,9 +208,11 @@ func slotsOnce(x *index, r *report) {
 	}
 }
 
-// dropsBefore reports whether a job was so late with a nominal time that its schedule drops those before it.
-func (x *index) dropsBefore(f Firing) bool {
-	return f.Fired.Sub(f.Nominal) >= time.Duration(x.CatchUpMax-1)*x.CronStep
+// dropped reports whether a job was so late with a nominal time that its schedule drops those between it and the one
+// before.
+func (x *index) dropped(before, f Firing) bool {
+	return x.CatchUpMax > 0 && f.Nominal.Sub(before.Nominal) > x.CronStep &&
+		f.Fired.Sub(f.Nominal) >= time.Duration(x.CatchUpMax-1)*x.CronStep
 }
 
 func notEarly(x *index, r *report) {

@@ -92,7 +92,7 @@ func (a *app) place() error {
 		return usagef("--server (PENSTOCK_SERVER) and --database-url (PENSTOCK_DATABASE_URL) are both given: want " +
 			"one of them")
 	}
-	if a.server == "" && a.databaseURL == "" && !config.LibpqNames(a.env) {
+	if a.server == "" && a.databaseURL == "" && !config.LibpqHasDatabase(a.env) {
 		return usagef("where is the system? Give --server (PENSTOCK_SERVER) to go through its API, or " +
 			"--database-url (PENSTOCK_DATABASE_URL)")
 	}

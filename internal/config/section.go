@@ -28,15 +28,15 @@ type Database struct {
 // Given returns an error unless the address of the database is given, here or by a variable that libpq reads. Without
 // one, the driver would look for a socket in a directory of its own and the program would wait there for ever.
 func (d Database) Given(env func(name string) string) error {
-	if d.URL != "" || LibpqNames(env) {
+	if d.URL != "" || LibpqHasDatabase(env) {
 		return nil
 	}
 	return errors.New("database.url is empty: give the address of the database, as in " +
 		"--database-url postgres://user@host/name or PENSTOCK_DATABASE_URL, or PGHOST")
 }
 
-// LibpqNames reports whether variables that libpq reads name a database.
-func LibpqNames(env func(name string) string) bool {
+// LibpqHasDatabase reports whether variables that libpq reads name a database.
+func LibpqHasDatabase(env func(name string) string) bool {
 	names := []string{"PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE", "PGUSER", "PGSERVICE"}
 	return slices.ContainsFunc(names, func(name string) bool { return env(name) != "" })
 }

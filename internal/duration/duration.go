@@ -3,6 +3,7 @@ package duration
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -28,6 +29,9 @@ func (s Seconds) MarshalJSON() ([]byte, error) { return json.Marshal(s.Float()) 
 
 // UnmarshalJSON reads a number of seconds, or a text in Go's notation.
 func (s *Seconds) UnmarshalJSON(data []byte) error {
+	if string(data) == "null" { // leaves it as it is
+		return nil
+	}
 	var text string
 	if json.Unmarshal(data, &text) == nil {
 		d, err := time.ParseDuration(text)
@@ -35,7 +39,7 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 			return fmt.Errorf("read duration %q: want a number of seconds or 10m30s", text)
 		}
 		if d.Abs() > longest {
-			return fmt.Errorf("read duration %q: out of range", text)
+			return fmt.Errorf("read duration %q: want at most %v", text, longest)
 		}
 		*s = Seconds(d)
 		return nil
@@ -45,19 +49,20 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 		return fmt.Errorf("read duration %s: want a number of seconds or \"10m30s\"", data)
 	}
 	if math.Abs(seconds) > longest.Seconds() {
-		return fmt.Errorf("read duration %s: out of range", data)
+		return fmt.Errorf("read duration %s: want at most %v seconds", data, longest.Seconds())
 	}
 	*s = Seconds(math.Round(seconds * float64(time.Second)))
 	return nil
 }
 
-// RetryAfter is how long the header Retry-After of an answer asks to wait, at most so long; 0 without the header. It
-// is a number of seconds or a date (RFC 9110, 10.2.3). A date is compared with the Date of the answer, or with now
+// RetryAfter is how long the header Retry-After of an answer asks to wait, but not longer than most; 0 without the
+// header. It is a number of seconds, which some servers give a fraction, or a date (RFC 9110, 10.2.3). A date is compared with the Date of the answer, or with now
 // where that is missing, so that the clock of the server does not matter.
 func RetryAfter(header http.Header, now time.Time, most time.Duration) time.Duration {
 	value := strings.TrimSpace(header.Get("Retry-After"))
-	if seconds, err := strconv.ParseFloat(value, 64); err == nil {
-		if !(seconds > 0) {
+	if value != "" && strings.Trim(value, "0123456789.") == "" {
+		seconds, err := strconv.ParseFloat(value, 64)
+		if err != nil && !errors.Is(err, strconv.ErrRange) { // beyond the range it is infinite
 			return 0
 		}
 		return time.Duration(min(seconds, most.Seconds()) * float64(time.Second))

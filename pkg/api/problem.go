@@ -98,7 +98,7 @@ var sqlstates = map[string]error{
 	postgres.LockNotAvailable:     errHeld,
 }
 
-// sentinel is the row of the table above for an SQLSTATE that a package passed through, nil for others.
+// sentinel is the error that an SQLSTATE stands for, nil for others.
 func sentinel(sqlstate string) error {
 	return cmp.Or(sqlstates[sqlstate], invalidation.Sentinel(sqlstate))
 }

@@ -71,30 +71,34 @@ var sentinels = map[string]error{
 func Sentinel(sqlstate string) error { return sentinels[sqlstate] }
 
 // Translate turns an error of the schema's functions into one that is Sentinel of its SQLSTATE, with the message and
-// the hint of the function. Others pass through.
-func Translate(err error) error { return postgres.Named(err, sentinels) }
-
-// translate is Translate for the life of an entry: a full queue is a FullError, and an error about missing rights
-// says which role has them.
-func translate(err error) error {
+// the hint of the function; a full queue is a FullError. Others pass through.
+func Translate(err error) error {
 	var pg *pgconn.PgError
-	if !errors.As(err, &pg) {
-		return err
+	if errors.As(err, &pg) && sentinels[pg.Code] == ErrQueueFull {
+		return fullError(pg)
 	}
-	if pg.Code == "PS005" {
-		full := &FullError{message: pg.Message}
-		var detail struct {
-			FullError
-			RetryAfterMS int64 `json:"retry_after_ms"`
-		}
-		if json.Unmarshal([]byte(pg.Detail), &detail) == nil {
-			*full = detail.FullError
-			full.message = pg.Message
-			full.RetryAfter = time.Duration(detail.RetryAfterMS) * time.Millisecond
-		}
-		return full
+	return postgres.Named(err, sentinels)
+}
+
+func fullError(pg *pgconn.PgError) *FullError {
+	full := &FullError{message: pg.Message}
+	var detail struct {
+		FullError
+		RetryAfterMS int64 `json:"retry_after_ms"`
 	}
-	if pg.Code == postgres.InsufficientPrivilege && strings.HasPrefix(pg.Message, "permission denied") {
+	if json.Unmarshal([]byte(pg.Detail), &detail) == nil {
+		*full = detail.FullError
+		full.message = pg.Message
+		full.RetryAfter = time.Duration(detail.RetryAfterMS) * time.Millisecond
+	}
+	return full
+}
+
+// withDuty is Translate for callers that are programs of users: an error about missing rights says which role has them.
+func withDuty(err error) error {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == postgres.InsufficientPrivilege &&
+		strings.HasPrefix(pg.Message, "permission denied") {
 		return fmt.Errorf("%w. This database role does not have the rights for it: penstock grants lists those of "+
 			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
 			err)

@@ -60,5 +60,5 @@ func outcomeErrorf(id EntryID, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("read outcome of entry %d: %w", id, translate(err))
+	return fmt.Errorf("read outcome of entry %d: %w", id, withDuty(err))
 }

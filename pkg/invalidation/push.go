@@ -275,7 +275,7 @@ func pushOn(ctx context.Context, db postgres.DB, queue string, pushes []Push) ([
 	}
 	pushed, err := pushMany(ctx, queryOn(db), queue, pushes)
 	if err != nil {
-		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
+		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(withDuty(err)))
 	}
 	return pushed, nil
 }
@@ -378,7 +378,7 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 	var answer []byte
 	err = tx.QueryRowContext(ctx, `SELECT penstock.push_json($1, CAST($2 AS jsonb))`, queue, string(args)).Scan(&answer)
 	if err != nil {
-		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(translate(err)))
+		return nil, fmt.Errorf("push to queue %q: %w", queue, unstorable(withDuty(err)))
 	}
 	var pushed []Pushed
 	if err := json.Unmarshal(answer, &pushed); err != nil {

@@ -48,7 +48,7 @@ SELECT id, name, ` + configColumns + `
 func Open(ctx context.Context, db postgres.DB, name string) (*Queue, error) {
 	queues, err := pgx.CollectRows(postgres.Query(ctx, db, openSQL, name), scanQueue)
 	if err != nil {
-		return nil, fmt.Errorf("open queue %q: %w", name, translate(err))
+		return nil, fmt.Errorf("open queue %q: %w", name, withDuty(err))
 	}
 	if len(queues) == 0 {
 		return nil, fmt.Errorf("open queue %q: %w", name, ErrQueueNotFound)
@@ -95,7 +95,7 @@ func Create(ctx context.Context, db postgres.DB, name string, config Config) (*Q
 		return nil, fmt.Errorf("create queue %q: %w", name, err)
 	}
 	if _, err := db.Exec(ctx, `SELECT penstock.create_queue($1, $2)`, name, options); err != nil {
-		return nil, fmt.Errorf("create queue %q: %w", name, translate(err))
+		return nil, fmt.Errorf("create queue %q: %w", name, withDuty(err))
 	}
 	return Open(ctx, db, name)
 }
@@ -103,7 +103,7 @@ func Create(ctx context.Context, db postgres.DB, name string, config Config) (*Q
 // Alter changes the settings named in options, keys being columns of penstock.queue, and returns the queue anew.
 func Alter(ctx context.Context, db postgres.DB, name string, options map[string]any) (*Queue, error) {
 	if _, err := db.Exec(ctx, `SELECT penstock.alter_queue($1, $2)`, name, options); err != nil {
-		return nil, fmt.Errorf("alter queue %q: %w", name, translate(err))
+		return nil, fmt.Errorf("alter queue %q: %w", name, withDuty(err))
 	}
 	return Open(ctx, db, name)
 }
@@ -155,13 +155,13 @@ func (q *Queue) errorf(verb string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
 	}
-	return fmt.Errorf("%s queue %q: %w", verb, q.Name, translate(err))
+	return fmt.Errorf("%s queue %q: %w", verb, q.Name, withDuty(err))
 }
 
 // control runs a function of the schema that returns nothing; does names it in the error.
 func control(ctx context.Context, db postgres.DB, does, sql string, args ...any) error {
 	if _, err := db.Exec(ctx, sql, args...); err != nil {
-		return fmt.Errorf("%s: %w", does, translate(err))
+		return fmt.Errorf("%s: %w", does, withDuty(err))
 	}
 	return nil
 }

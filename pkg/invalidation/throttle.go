@@ -54,7 +54,7 @@ func Throttle(ctx context.Context, db postgres.DB, queue string, flow *string, w
 ) error {
 	_, err := db.Exec(ctx, `SELECT penstock.throttle($1, $2, $3, $4)`, queue, wait, flow, reason)
 	if err != nil {
-		return fmt.Errorf("throttle queue %q: %w", queue, translate(err))
+		return fmt.Errorf("throttle queue %q: %w", queue, withDuty(err))
 	}
 	return nil
 }
@@ -63,7 +63,7 @@ func Throttle(ctx context.Context, db postgres.DB, queue string, flow *string, w
 func LiftThrottle(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
 	var stood bool
 	if err := db.QueryRow(ctx, `SELECT penstock.lift_throttle($1, $2)`, queue, flow).Scan(&stood); err != nil {
-		return false, fmt.Errorf("lift throttle of queue %q: %w", queue, translate(err))
+		return false, fmt.Errorf("lift throttle of queue %q: %w", queue, withDuty(err))
 	}
 	return stood, nil
 }

@@ -33,7 +33,7 @@ const (
 
 func cancelEntry(ctx context.Context, db postgres.DB, id EntryID, by By) (answer string, err error) {
 	err = db.QueryRow(ctx, `SELECT penstock.cancel_entry($1, $2, $3)`, id, by.Reason, by.Actor).Scan(&answer)
-	return answer, translate(err)
+	return answer, withDuty(err)
 }
 
 func disableEntry(ctx context.Context, db postgres.DB, id EntryID, by By) error {
@@ -53,7 +53,7 @@ type explanation struct {
 func explain(ctx context.Context, db postgres.DB, id EntryID) (e explanation, err error) {
 	var text []byte
 	if err := db.QueryRow(ctx, `SELECT penstock.explain_entry($1)`, id).Scan(&text); err != nil {
-		return e, translate(err)
+		return e, withDuty(err)
 	}
 	return e, json.Unmarshal(text, &e)
 }
