@@ -56,8 +56,9 @@ func (s *Seconds) UnmarshalJSON(data []byte) error {
 }
 
 // RetryAfter is how long the header Retry-After of an answer asks to wait, but not longer than most; 0 without the
-// header. It is a number of seconds, which some servers give a fraction, or a date (RFC 9110, 10.2.3). A date is compared with the Date of the answer, or with now
-// where that is missing, so that the clock of the server does not matter.
+// header. It is a number of seconds, which some servers give with a fraction, or a date (RFC 9110, 10.2.3). A date is
+// compared with the Date of the answer, or with now where that is missing, so that the clock of the server does not
+// matter.
 func RetryAfter(header http.Header, now time.Time, most time.Duration) time.Duration {
 	value := strings.TrimSpace(header.Get("Retry-After"))
 	if value != "" && strings.Trim(value, "0123456789.") == "" {

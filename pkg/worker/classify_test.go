@@ -2,6 +2,7 @@ package worker
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 )
@@ -63,7 +64,8 @@ func TestRetryAfterInBothForms(t *testing.T) {
 		{"0.5", "", 500 * time.Millisecond},
 		{"-3", "", 0},
 		{"NaN", "", 0},
-		{"1e300", "", time.Hour},
+		{"1e300", "", 0},
+		{strings.Repeat("9", 400), "", time.Hour},
 		{"soon", "", 0},
 		// The worker's clock is years off; only the difference counts.
 		{"Wed, 21 Oct 2015 07:28:30 GMT", "Wed, 21 Oct 2015 07:28:00 GMT", 30 * time.Second},
