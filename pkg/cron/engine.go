@@ -207,7 +207,8 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 }
 
 // each repeats a batch until one finds fewer jobs than it may take. Jobs that another session keeps from being changed
-// are found again by the next batch, which may take as many more: they keep no other job from its turn.
+// are found again by the next batch, whose limit is larger by their number: they keep no other job from its turn, as
+// long as there are fewer than BatchJobsMax of them. The limit has a bound, since a batch has only so much time.
 func (e *Engine) each(ctx context.Context,
 	batch func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error),
 ) error {
@@ -224,10 +225,11 @@ func (e *Engine) each(ctx context.Context,
 		if err != nil {
 			return err
 		}
-		if found < limit {
+		next := min(e.cfg.BatchJobsMax+found-changed, 2*e.cfg.BatchJobsMax)
+		if found < limit || changed == 0 && next == limit {
 			return nil
 		}
-		limit = e.cfg.BatchJobsMax + found - changed
+		limit = next
 	}
 }
 
