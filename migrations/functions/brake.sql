@@ -24,7 +24,7 @@ BEGIN
                          'Repeat entries that were accepted before in a push of their own.';
     END IF;
     SELECT (x.l).* INTO s FROM (SELECT penstock.last_sample(q.id) AS l) x;
-    -- A sample from before the queue filled is older than the refusal.
+    -- The last sample may be older than the refusal and show fewer entries.
     depth := greatest(coalesce(s.initial + s.pending + s.disabled, limit_), (q.refusal->>'release')::bigint);
     wait := CASE WHEN s.out_per_second > coalesce(s.in_per_second, 0)
                  THEN greatest(0, depth - (q.refusal->>'release')::bigint) / (s.out_per_second - coalesce(s.in_per_second, 0)) + 10 END;

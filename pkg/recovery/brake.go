@@ -31,6 +31,7 @@ const brakeGap = 0.03
 // refusal is why pushes to a queue are refused: a row's penstock.queue.refusal.
 type refusal struct {
 	Reason   string `json:"reason"`             // storage or depth
+	Of       string `json:"of,omitempty"`       // storage: disk or database, the measurement that says so
 	Text     string `json:"text,omitempty"`     // of storage
 	Capacity int64  `json:"capacity,omitempty"` // of depth, in entries
 	Release  int64  `json:"release,omitempty"`  // the depth from which pushes are taken again
@@ -48,10 +49,13 @@ func (c BrakeConfig) storage(bytes int64, disk float64, held bool) *refusal {
 	}
 	switch share := float64(bytes) / float64(max(1, c.DatabaseBytesMax)); {
 	case disk >= at:
-		return &refusal{Reason: "storage", Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*disk)}
+		return &refusal{
+			Reason: "storage", Of: "disk",
+			Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*disk),
+		}
 	case c.DatabaseBytesMax > 0 && share >= at:
 		return &refusal{
-			Reason: "storage",
+			Reason: "storage", Of: "database",
 			Text: fmt.Sprintf("the database has %.0f %% of the %d bytes that it may take", 100*share,
 				c.DatabaseBytesMax),
 		}
@@ -69,7 +73,8 @@ func (c BrakeConfig) depth(entries int64, held bool) *refusal {
 }
 
 // Brake is the duty that refuses pushes where there is nearly no room, and takes them again where there is. It has a
-// loop of its own: sampling that is slow, hangs or fails delays it in nothing.
+// loop of its own: a sampling that is slow, hangs or fails does not delay it, and a measurement of its own that hangs
+// delays each pass by a second.
 type Brake struct {
 	cfg    Config
 	db     postgres.DB
@@ -77,9 +82,11 @@ type Brake struct {
 	latest func() Sampling
 	writes patience
 
-	sized     time.Time    // when the database was measured, or the measurement failed
-	bytes     *int64       // of the database; nil: not measured yet
-	disk      chan diskUse // of the question to the disk that is under way; nil: there is none
+	began     time.Time
+	disk      question[float64]
+	database  question[int64]
+	bytes     *int64    // of the database; nil: it is not known
+	sized     time.Time // when bytes was measured
 	depths    map[int32]queueDepth
 	notBefore map[int32]time.Time // when a queue may be counted again
 	failing   map[string]bool     // measurements of which an error was logged
@@ -97,6 +104,7 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
 		writes:    patience{first: answerMax, now: answerMax},
+		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},
 		failing:   map[string]bool{},
@@ -121,15 +129,16 @@ type brakedQueue struct {
 	ID      int32
 	Bounded bool   // it has a capacity of its own
 	Held    string // the reason of its refusal; empty: it has none
+	Of      string // the measurement of a refusal for storage
 }
 
 const brakedSQL = `
-SELECT q.id, q.capacity IS NOT NULL, coalesce(q.refusal->>'reason', '')
+SELECT q.id, q.capacity IS NOT NULL, coalesce(q.refusal->>'reason', ''), coalesce(q.refusal->>'of', '')
   FROM penstock.queue q WHERE q.kind <> 'webhook' ORDER BY q.id`
 
 // pass sets the refusals of all queues by what is known of disk, database and depths.
 func (b *Brake) pass(ctx context.Context) error {
-	room := b.measure(ctx)
+	measured := b.measure(ctx)
 	queues, err := b.read(ctx)
 	if err != nil {
 		return err
@@ -138,8 +147,8 @@ func (b *Brake) pass(ctx context.Context) error {
 	var ids []int32
 	var refusals []json.RawMessage
 	for _, q := range queues {
-		r, known := b.judge(q, room)
-		if !known || r == nil && q.Held == "" || r != nil && r.Reason == q.Held {
+		r, known := b.judge(q, measured)
+		if !known || r == nil && q.Held == "" || r != nil && r.Reason == q.Held && r.Of == q.Of {
 			continue // a refusal's text stays that of the beginning
 		}
 		var text json.RawMessage
@@ -168,11 +177,11 @@ func (b *Brake) read(ctx context.Context) ([]brakedQueue, error) {
 
 // judge returns the refusal that a queue should have, nil for none. known is false where a measurement failed that
 // could end its present refusal, which then stays.
-func (b *Brake) judge(q brakedQueue, m room) (r *refusal, known bool) {
+func (b *Brake) judge(q brakedQueue, m storageUse) (r *refusal, known bool) {
 	if r := b.cfg.Brake.storage(m.bytes, m.disk, q.Held == "storage"); r != nil {
 		return r, true
 	}
-	if q.Held == "storage" && m.partial {
+	if q.Held == "storage" && (m.noDisk && q.Of != "database" || m.noBytes && q.Of != "disk") {
 		return nil, false
 	}
 	if q.Bounded || b.cfg.Brake.QueueEntriesMax <= 0 {
@@ -211,105 +220,112 @@ func (b *Brake) set(ctx context.Context, ids []int32, refusals []json.RawMessage
 const (
 	// sizeEvery is how often the database is measured, for which the server reads the size of each of its files.
 	sizeEvery = 15 * time.Second
-	// measureMax bounds the wait for the size of the database, and that for the counts of one pass.
+	// measureMax bounds how long the database may measure itself.
 	measureMax = 15 * time.Second
-	// diskMax bounds the wait for the use of the disk.
-	diskMax = time.Second
-	// sampleOld is the age, in pauses between samples, of a sample that ends no refusal any more.
+	// waitMax bounds the wait of a pass for a measurement.
+	waitMax = time.Second
+	// countsMax bounds the wait of a pass for the counts of queues, each of which reads 10,000 entries at most.
+	countsMax = 2 * time.Second
+	// sampleOld is the age, in pauses between samples, from which the brake counts a queue itself.
 	sampleOld = 3
 )
 
-// room is the use of the storage.
-type room struct {
-	bytes   int64   // of the database
-	disk    float64 // share of its disk
-	partial bool    // one of them is not known, and zero
+// storageUse is the use of the storage.
+type storageUse struct {
+	bytes           int64   // of the database
+	disk            float64 // share of its disk
+	noBytes, noDisk bool    // it is not known, and zero
 }
 
 const databaseBytesSQL = `SELECT pg_catalog.pg_database_size(pg_catalog.current_database())`
 
 // measure reads the share of the disk, and the size of the database unless that was done a moment ago. A measurement
 // that fails ends nothing: the other one can still refuse pushes.
-func (b *Brake) measure(ctx context.Context) (m room) {
+func (b *Brake) measure(ctx context.Context) (m storageUse) {
 	if b.cfg.Brake.DatabaseBytesMax > 0 {
 		if time.Since(b.sized) >= sizeEvery {
-			sizing, cancel := context.WithTimeout(ctx, measureMax)
-			var bytes int64
-			err := b.db.QueryRow(sizing, databaseBytesSQL).Scan(&bytes)
-			cancel()
-			if b.report(ctx, "size of the database", err); err == nil {
-				b.bytes = &bytes
+			bytes, err := b.database.ask(ctx, func() (bytes int64, err error) {
+				ctx, cancel := context.WithTimeout(ctx, measureMax)
+				defer cancel()
+				return bytes, b.db.QueryRow(ctx, databaseBytesSQL).Scan(&bytes)
+			})
+			b.report(ctx, "size of the database", err)
+			b.bytes = nil
+			if err == nil {
+				b.bytes, b.sized = &bytes, time.Now()
 			}
-			b.sized = time.Now()
 		}
-		m.bytes, m.partial = value(b.bytes), b.bytes == nil
+		m.bytes, m.noBytes = value(b.bytes), b.bytes == nil
 	}
 	if b.cfg.Brake.Disk != nil {
-		disk, err := b.diskUse(ctx)
-		if b.report(ctx, "use of the disk", err); err != nil {
-			disk, m.partial = 0, true
-		}
-		m.disk = disk
+		disk, err := b.disk.ask(ctx, b.cfg.Brake.Disk)
+		b.report(ctx, "use of the disk", err)
+		m.disk, m.noDisk = disk, err != nil
 	}
 	return m
 }
 
-// diskUse is the answer of BrakeConfig.Disk.
-type diskUse struct {
-	share float64
+// question is a measurement that may take long, or hang, as a file system can. The passes go on beside it: it is not
+// asked again until it has answered.
+type question[T any] struct{ answer chan answer[T] }
+
+type answer[T any] struct {
+	value T
 	err   error
 }
 
-// diskUse asks for the use of the disk, and waits a second. A file system that hangs answers later or never: until it
-// does it is not asked again, and the other measurements go on.
-func (b *Brake) diskUse(ctx context.Context) (float64, error) {
-	if b.disk == nil {
-		answer := make(chan diskUse, 1)
-		b.disk = answer
+// ask asks, or waits for the answer to what was asked before, for waitMax. The value is zero with an error.
+func (q *question[T]) ask(ctx context.Context, read func() (T, error)) (none T, err error) {
+	if q.answer == nil {
+		answered := make(chan answer[T], 1)
+		q.answer = answered
 		go func() {
-			share, err := b.cfg.Brake.Disk()
-			answer <- diskUse{share, err}
+			value, err := read()
+			answered <- answer[T]{value, err}
 		}()
 	}
 	select {
-	case use := <-b.disk:
-		b.disk = nil
-		return use.share, use.err
-	case <-time.After(diskMax):
-		return 0, fmt.Errorf("the file system has not answered within %v", diskMax)
+	case a := <-q.answer:
+		q.answer = nil
+		if a.err != nil {
+			return none, a.err
+		}
+		return a.value, nil
+	case <-time.After(waitMax):
+		return none, fmt.Errorf("no answer within %v", waitMax)
 	case <-ctx.Done():
-		return 0, ctx.Err()
+		return none, ctx.Err()
 	}
 }
 
 // report logs the first error of a measurement since it last succeeded.
 func (b *Brake) report(ctx context.Context, measurement string, err error) {
-	if err != nil && !b.failing[measurement] && ctx.Err() == nil {
-		b.cfg.Log.ErrorContext(ctx, "cannot measure the room for pushes; those that are refused stay refused",
+	if err == nil {
+		delete(b.failing, measurement)
+		return
+	}
+	if !b.failing[measurement] && ctx.Err() == nil {
+		b.cfg.Log.ErrorContext(ctx, "cannot measure what the brake goes by; pushes that it refuses stay refused",
 			"measurement", measurement, "error", err)
 	}
-	if b.failing[measurement] = true; err == nil {
-		delete(b.failing, measurement)
-	}
+	b.failing[measurement] = true
 }
 
-// update takes the depths of the queues from the newest sampling. A queue that is refused for its depth and has only
-// an old sample, or none yet in this term, is counted, so that it does not stay refused while sampling is slow or
-// fails. A queue that is not refused waits for the next sample: the storage is measured apart.
+// update takes the depths of the queues from the newest sampling, and counts those that have an old sample or none.
 func (b *Brake) update(ctx context.Context, queues []brakedQueue) {
 	known := make(map[int32]queueDepth, len(queues))
 	sampling := b.latest()
 	for _, s := range sampling.Queues {
 		known[s.QueueID] = queueDepth{s.Initial + s.Pending + s.Disabled, sampling.At}
 	}
-	until := time.Now().Add(measureMax)
+	until := time.Now().Add(countsMax)
 	depths := make(map[int32]queueDepth, len(queues))
 	for _, q := range queues {
 		d := known[q.ID]
 		if before := b.depths[q.ID]; before.at.After(d.at) {
 			d = before
 		}
-		if q.Held == "depth" && !q.Bounded && time.Since(d.at) > sampleOld*b.cfg.SamplePause {
+		if b.old(q, d.at, sampling.Took) {
 			d = b.count(ctx, until, q.ID, d)
 		}
 		if !d.at.IsZero() {
@@ -320,7 +336,23 @@ func (b *Brake) update(ctx context.Context, queues []brakedQueue) {
 	maps.DeleteFunc(b.notBefore, func(_ int32, until time.Time) bool { return time.Now().After(until) })
 }
 
-const countHeldSQL = `
+// old tells whether the depth of a queue, known at a time, is too old. A queue that is refused for its depth does not
+// wait for a sampling that is slow. Another one does, and is counted where samplings do not end: it would take entries
+// without a bound.
+func (b *Brake) old(q brakedQueue, at time.Time, took time.Duration) bool {
+	if q.Bounded || b.cfg.Brake.QueueEntriesMax <= 0 {
+		return false
+	}
+	if q.Held == "depth" {
+		return time.Since(at) > sampleOld*b.cfg.SamplePause
+	}
+	if at.Before(b.began) {
+		at = b.began
+	}
+	return time.Since(at) > sampleOld*samplePause(b.cfg, took)
+}
+
+const countBrakedSQL = `
 SELECT coalesce(max(c.initial + c.pending + c.disabled), 0)
   FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c WHERE q.id = $1`
 
@@ -333,7 +365,7 @@ func (b *Brake) count(ctx context.Context, until time.Time, queue int32, known q
 	}
 	counted := queueDepth{at: start}
 	counting, cancel := context.WithDeadline(ctx, until)
-	err := b.db.QueryRow(counting, countHeldSQL, queue).Scan(&counted.entries)
+	err := b.db.QueryRow(counting, countBrakedSQL, queue).Scan(&counted.entries)
 	cancel()
 	b.notBefore[queue] = start.Add(time.Duration(float64(time.Since(start)) / sampleShare))
 	b.report(ctx, fmt.Sprintf("depth of queue %d", queue), err)

@@ -189,6 +189,16 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 	}
 }
 
+// A leader whose samplings never end bounds its queues nevertheless.
+func TestAQueueWithoutSamplesGetsTheDefaultCapacity(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f.push(60, "")
+	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40}, noSampling)
+	eventually(t, "the full queue is refused", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.queue WHERE refusal->>'reason' = 'depth'`) == 1
+	})
+}
+
 // While the use of the disk cannot be read, a full disk stays full and the term goes on: such an error had ended it.
 func TestADiskThatCannotBeMeasuredEndsNothing(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})

@@ -183,10 +183,11 @@ const queueExistsSQL = `SELECT EXISTS (SELECT FROM penstock.queue WHERE id = $1)
 
 // dropped reports whether the table of a queue is missing because the queue was dropped after the pass had read it.
 func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err error) bool {
-	const undefinedTable = "42P01"
-	if postgres.Code(err) != undefinedTable {
+	if postgres.Code(err) != postgres.UndefinedTable {
 		return false
 	}
+	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	defer cancel()
 	exists := true
 	err = d.db.QueryRow(ctx, queueExistsSQL, q.ID).Scan(&exists)
 	return err == nil && !exists

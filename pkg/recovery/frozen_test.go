@@ -19,6 +19,15 @@ type frozen struct {
 	asked atomic.Int64
 }
 
+func (f *frozen) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row { return hanging{ctx} }
+
+type hanging struct{ ctx context.Context }
+
+func (h hanging) Scan(...any) error {
+	<-h.ctx.Done()
+	return h.ctx.Err()
+}
+
 func (f *frozen) Query(ctx context.Context, _ string, _ ...any) (pgx.Rows, error) {
 	f.asked.Add(1)
 	<-ctx.Done()
@@ -74,17 +83,74 @@ func TestAFileSystemThatHangsHoldsUpNoOtherMeasurement(t *testing.T) {
 		}}}, func() Sampling { return Sampling{} })
 		began := time.Now()
 		for range 3 {
-			if m := b.measure(t.Context()); !m.partial {
+			if m := b.measure(t.Context()); !m.noDisk {
 				t.Errorf("%+v without an answer", m)
 			}
 		}
-		if took := time.Since(began); took > 3*diskMax {
+		if took := time.Since(began); took > 3*waitMax {
 			t.Errorf("three passes waited %v", took)
 		}
 		answer <- 0.97
 		synctest.Wait()
-		if m := b.measure(t.Context()); m.partial || m.disk != 0.97 || asked != 1 {
+		if m := b.measure(t.Context()); m.noDisk || m.disk != 0.97 || asked != 1 {
 			t.Errorf("%+v after the answer to question %d", m, asked)
 		}
 	})
+}
+
+// A database that does not tell its size delays no measurement of the disk.
+func TestADatabaseThatHangsDelaysNoDisk(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		b := NewBrake(&frozen{}, nil, Config{Brake: BrakeConfig{
+			DatabaseBytesMax: 1,
+			Disk: func() (float64, error) {
+				asked++
+				return 0.97, nil
+			},
+		}}, func() Sampling { return Sampling{} })
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		began := time.Now()
+		for range 30 {
+			if m := b.measure(ctx); !m.noBytes || m.noDisk || m.disk != 0.97 {
+				t.Fatalf("%+v, want the disk alone", m)
+			}
+		}
+		if took := time.Since(began); took > 30*waitMax || asked != 30 {
+			t.Errorf("the disk was measured %d times in %v, want 30 in as many seconds", asked, took)
+		}
+	})
+}
+
+// A refusal ends with the measurement that it is of, whether the other one succeeds or not.
+func TestARefusalEndsWithItsMeasurement(t *testing.T) {
+	const max = 100
+	b := NewBrake(&frozen{}, nil, Config{Brake: BrakeConfig{DatabaseBytesMax: max}}, func() Sampling { return Sampling{} })
+	for _, c := range []struct {
+		of   string
+		m    storageUse
+		want string // none, stays, or the measurement
+	}{
+		{"disk", storageUse{disk: 0.5, bytes: 50}, "none"},
+		{"disk", storageUse{noDisk: true, bytes: 50}, "stays"},
+		{"disk", storageUse{noDisk: true, bytes: 97}, "database"},
+		{"disk", storageUse{disk: 0.5, noBytes: true}, "none"},
+		{"disk", storageUse{disk: 0.93, noBytes: true}, "disk"},
+		{"database", storageUse{noDisk: true, bytes: 50}, "none"},
+		{"database", storageUse{disk: 0.5, noBytes: true}, "stays"},
+		{"database", storageUse{disk: 0.97, noBytes: true}, "disk"},
+		{"", storageUse{noDisk: true, bytes: 50}, "stays"}, // a refusal of a version before names none
+		{"", storageUse{disk: 0.5, bytes: 50}, "none"},
+	} {
+		got := "none"
+		if r, known := b.judge(brakedQueue{Held: "storage", Of: c.of}, c.m); !known {
+			got = "stays"
+		} else if r != nil {
+			got = r.Of
+		}
+		if got != c.want {
+			t.Errorf("a refusal of %q at %+v: %s, want %s", c.of, c.m, got, c.want)
+		}
+	}
 }

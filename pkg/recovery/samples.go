@@ -90,7 +90,7 @@ func (s *Samples) Run(ctx context.Context) error {
 		bounded, cancel := context.WithTimeout(ctx, samplingMax)
 		defer cancel()
 		next, err := s.pass(bounded)
-		late := bounded.Err() != nil // says nothing about the database
+		late := bounded.Err() != nil // a pass that is too long may have only much to count
 		if err != nil && (late || !general(err)) && ctx.Err() == nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot sample the queues", "error", err)
 			return s.cfg.SamplePause, nil
@@ -106,8 +106,13 @@ func (s *Samples) Latest() Sampling { return s.latest.Read() }
 // seconds.
 const sampleShare = 0.1
 
-// samplingMax bounds a pass, which takes seconds at most: a connection may freeze without an error.
+// samplingMax bounds a pass, which takes seconds: a connection may freeze without an error.
 const samplingMax = 2 * time.Minute
+
+// samplePause is the pause after a pass that took so long.
+func samplePause(cfg Config, took time.Duration) time.Duration {
+	return max(cfg.SamplePause, time.Duration(float64(took)/sampleShare))
+}
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	if !s.prepared {
@@ -128,7 +133,7 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 		s.prepared = false // perhaps a partition is missing
 		return 0, err
 	}
-	return max(s.cfg.SamplePause, time.Duration(float64(found.Took)/sampleShare)), nil
+	return samplePause(s.cfg, found.Took), nil
 }
 
 const measureSQL = `
