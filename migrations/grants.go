@@ -93,7 +93,8 @@ func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int,
 	return changed, err
 }
 
-// rightsHeld names no session: roles are those of all databases, and the wait for one is over when this is told.
+// rightsHeld is the text for another transaction that changes rights. It names no session: that may belong to another
+// database of the server, and the view of locks shows it no more after the wait has ended.
 func rightsHeld(_ context.Context, waited time.Duration) (text string, found bool) {
 	return fmt.Sprintf("a transaction that changes roles or rights was open for %v; wait for it, or end it, and start "+
 		"again", waited), false

@@ -264,11 +264,15 @@ func TestGrantIsTriedAgainAfterAWaitForRights(t *testing.T) {
 		granting <- err
 	}()
 	const waiting = `SELECT count(*)::text FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`
+	late := time.After(time.Minute)
 	for _, want := range []string{"1", "0"} { // it waits, and has given up
 		for scalar(t, c, waiting, holder.PgConn().PID()) != want {
 			select {
 			case err := <-granting:
 				t.Fatalf("the grant ended while another transaction held the rights: %v", err)
+			case <-late:
+				t.Fatalf("%s transactions wait for the rights after a minute, want %s",
+					scalar(t, c, waiting, holder.PgConn().PID()), want)
 			case <-time.After(10 * time.Millisecond):
 			}
 		}

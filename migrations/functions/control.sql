@@ -396,9 +396,9 @@ END $$;
 
 -- end_pauses resumes up to 100 pauses whose end has passed, for half a second, and returns how many: call it again
 -- if there are some. A pause that cannot be ended since another transaction has locked a row is left for a later call,
--- with the others of its queue; where that is the row of the queue, it takes no time from other pauses. Nodes compare the
--- end with the time themselves; this is for names and lock keys, whose entries must be enabled, and keeps the table
--- current.
+-- with the others of its queue; if the row of the queue is locked, this takes no time of other pauses. Nodes compare the
+-- end with the time themselves: this function is for names and lock keys, whose entries must be enabled, and keeps the
+-- table current.
 -- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each the row of the queue that pauses_changed updates
 -- (SKIP LOCKED), then those of resume, for which it waits at most 50 ms.
 -- Callers: pkg/recovery.
