@@ -10,10 +10,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
-	"runtime/debug"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -73,10 +72,9 @@ func TestInsideMemoryLimit(t *testing.T) {
 	if limit := g.Status().Readings.MemoryLimitBytes; limit != limitBytes {
 		t.Fatalf("limit %d, want %d", limit, limitBytes)
 	}
-	if full := fill(ask); full.Allow != 0 || full.Reasons[0].Code != MemoryHigh {
+	if full := fill(t, ask); full.Allow != 0 || full.Reasons[0].Code != MemoryHigh {
 		t.Errorf("nearly full: verdict %+v, want a refusal for %s", full, MemoryHigh)
 	}
-	debug.FreeOSMemory()
 	ask("released")
 	time.Sleep(2 * time.Millisecond) // the calm time of this test's config
 	ask("calm")
@@ -85,25 +83,25 @@ func TestInsideMemoryLimit(t *testing.T) {
 	}
 }
 
-// fill uses memory until the gate closes or the limit is reached, in small steps: under the
-// race detector every byte costs several.
-func fill(ask func(string) Admission) Admission {
-	var ballast [][]byte
+// fill uses memory until the gate closes or the limit is reached, in small steps, and releases it. The memory is the
+// kernel's and not Go's: under the race detector that would cost several times its size, and more when it is freed.
+func fill(t *testing.T, ask func(string) Admission) Admission {
+	const step = 4 << 20
 	full := Admission{Allow: 1}
-	for len(ballast) < limitBytes>>22 && (full.Allow > 0 || full.Reasons[0].Code != MemoryHigh) {
-		ballast = append(ballast, touched(4<<20))
+	for used := 0; used < limitBytes && (full.Allow > 0 || full.Reasons[0].Code != MemoryHigh); used += step {
+		memory, err := syscall.Mmap(-1, 0, step, syscall.PROT_READ|syscall.PROT_WRITE,
+			syscall.MAP_ANON|syscall.MAP_PRIVATE|syscall.MAP_POPULATE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() {
+			if err := syscall.Munmap(memory); err != nil {
+				t.Error(err)
+			}
+		}()
 		full = ask("filling")
 	}
-	runtime.KeepAlive(ballast)
 	return full
-}
-
-func touched(bytes int) []byte {
-	memory := make([]byte, bytes)
-	for i := 0; i < len(memory); i += 4096 {
-		memory[i] = 1
-	}
-	return memory
 }
 
 // limitedCgroup makes a memory cgroup below our own, or skips where this machine does not allow one.
