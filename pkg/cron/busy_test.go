@@ -76,7 +76,9 @@ func TestARunThatIsBeingCancelledKeepsNoOtherJob(t *testing.T) {
 func TestAPassEndsThoughAllDueEntriesAreLocked(t *testing.T) {
 	b := newBed(t)
 	b.engine.cfg.BatchJobsMax = 1
-	b.job(Job{Name: "job", Schedule: Schedule{Spec: "* * * * *", CatchUp: CatchUpNone}})
+	for _, name := range []string{"one", "two", "three"} { // more than twice those of a batch
+		b.job(Job{Name: name, Schedule: Schedule{Spec: "* * * * *", CatchUp: CatchUpNone}})
+	}
 	b.at(noon)
 	tx := b.begin()
 	if _, err := tx.Exec(b.ctx, `SELECT FROM penstock.entry FOR UPDATE`); err != nil {
@@ -90,8 +92,8 @@ func TestAPassEndsThoughAllDueEntriesAreLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.at(noon.Add(time.Minute + time.Second))
-	if n := b.engine.Status().Fired; n != 1 {
-		t.Errorf("%d jobs were fired once the entry was free", n)
+	if n := b.engine.Status().Fired; n != 3 {
+		t.Errorf("%d jobs were fired once the entries were free, want 3", n)
 	}
 }
 

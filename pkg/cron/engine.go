@@ -208,7 +208,7 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 
 // each repeats a batch until one finds fewer jobs than it may take. Jobs that another session keeps from being changed
 // are found again by the next batch, whose limit is larger by their number: they keep no other job from its turn, as
-// long as there are fewer than BatchJobsMax of them. The limit has a bound, since a batch has only so much time.
+// long as there are fewer than twice BatchJobsMax of them. The limit has a bound, since a batch has only so much time.
 func (e *Engine) each(ctx context.Context,
 	batch func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error),
 ) error {

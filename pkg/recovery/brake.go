@@ -1,10 +1,12 @@
 package recovery
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,23 +39,22 @@ type refusal struct {
 	Release  int64  `json:"release,omitempty"`  // the depth from which pushes are taken again
 }
 
-// storage tells whether there is nearly no room, for a database of so many bytes on a disk of which a share is in use.
-// It was so before if held.
-func (c BrakeConfig) storage(bytes int64, disk float64, held bool) *refusal {
-	at := c.At
-	if at <= 0 {
-		at = 0.95
+// storage tells whether there is nearly no room. A measurement that a refusal is of counts until it is brakeGap below
+// the share from which pushes are refused.
+func (c BrakeConfig) storage(m storageUse, refusedFor string) *refusal {
+	at := func(measurement string) float64 {
+		if refusedFor == measurement {
+			return cmp.Or(max(0, c.At), 0.95) - brakeGap
+		}
+		return cmp.Or(max(0, c.At), 0.95)
 	}
-	if held {
-		at -= brakeGap
-	}
-	switch share := float64(bytes) / float64(max(1, c.DatabaseBytesMax)); {
-	case disk >= at:
+	switch share := float64(m.bytes) / float64(max(1, c.DatabaseBytesMax)); {
+	case m.disk >= at("disk"):
 		return &refusal{
 			Reason: "storage", Of: "disk",
-			Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*disk),
+			Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*m.disk),
 		}
-	case c.DatabaseBytesMax > 0 && share >= at:
+	case c.DatabaseBytesMax > 0 && share >= at("database"):
 		return &refusal{
 			Reason: "storage", Of: "database",
 			Text: fmt.Sprintf("the database has %.0f %% of the %d bytes that it may take", 100*share,
@@ -73,8 +74,8 @@ func (c BrakeConfig) depth(entries int64, held bool) *refusal {
 }
 
 // Brake is the duty that refuses pushes where there is nearly no room, and takes them again where there is. It has a
-// loop of its own: a sampling that is slow, hangs or fails does not delay it, and a measurement of its own that hangs
-// delays each pass by a second.
+// loop of its own: a sampling that is slow, hangs or fails does not delay it, and each measurement of its own that hangs
+// delays a pass by a second.
 type Brake struct {
 	cfg    Config
 	db     postgres.DB
@@ -86,8 +87,10 @@ type Brake struct {
 	disk      question[float64]
 	database  question[int64]
 	bytes     *int64    // of the database; nil: it is not known
-	sized     time.Time // when bytes was measured
+	sized     time.Time // when bytes was answered
+	sizeAfter time.Time // the database is not asked for its size before
 	depths    map[int32]queueDepth
+	counted   int32               // the queue that was counted last
 	notBefore map[int32]time.Time // when a queue may be counted again
 	failing   map[string]bool     // measurements of which an error was logged
 }
@@ -178,11 +181,11 @@ func (b *Brake) read(ctx context.Context) ([]brakedQueue, error) {
 // judge returns the refusal that a queue should have, nil for none. known is false where a measurement failed that
 // could end its present refusal, which then stays.
 func (b *Brake) judge(q brakedQueue, m storageUse) (r *refusal, known bool) {
-	if r := b.cfg.Brake.storage(m.bytes, m.disk, q.Held == "storage"); r != nil {
-		return r, true
-	}
 	if q.Held == "storage" && (m.noDisk && q.Of != "database" || m.noBytes && q.Of != "disk") {
 		return nil, false
+	}
+	if r := b.cfg.Brake.storage(m, q.Of); r != nil {
+		return r, true
 	}
 	if q.Bounded || b.cfg.Brake.QueueEntriesMax <= 0 {
 		return nil, true
@@ -224,8 +227,10 @@ const (
 	measureMax = 15 * time.Second
 	// waitMax bounds the wait of a pass for a measurement.
 	waitMax = time.Second
-	// countsMax bounds the wait of a pass for the counts of queues, each of which reads 10,000 entries at most.
-	countsMax = 2 * time.Second
+	// countsMax is how long a pass begins counts of queues, and countMax bounds each: it reads some 10,000 entries of each
+	// state at most.
+	countsMax = time.Second
+	countMax  = 5 * time.Second
 	// sampleOld is the age, in pauses between samples, from which the brake counts a queue itself.
 	sampleOld = 3
 )
@@ -239,21 +244,12 @@ type storageUse struct {
 
 const databaseBytesSQL = `SELECT pg_catalog.pg_database_size(pg_catalog.current_database())`
 
-// measure reads the share of the disk, and the size of the database unless that was done a moment ago. A measurement
-// that fails ends nothing: the other one can still refuse pushes.
+// measure reads the share of the disk, and the size of the database unless that was done a moment ago. The size of a
+// moment ago serves while the database takes its time to answer.
 func (b *Brake) measure(ctx context.Context) (m storageUse) {
 	if b.cfg.Brake.DatabaseBytesMax > 0 {
-		if time.Since(b.sized) >= sizeEvery {
-			bytes, err := b.database.ask(ctx, func() (bytes int64, err error) {
-				ctx, cancel := context.WithTimeout(ctx, measureMax)
-				defer cancel()
-				return bytes, b.db.QueryRow(ctx, databaseBytesSQL).Scan(&bytes)
-			})
-			b.report(ctx, "size of the database", err)
-			b.bytes = nil
-			if err == nil {
-				b.bytes, b.sized = &bytes, time.Now()
-			}
+		if time.Now().After(b.sizeAfter) {
+			b.measureDatabase(ctx)
 		}
 		m.bytes, m.noBytes = value(b.bytes), b.bytes == nil
 	}
@@ -265,6 +261,26 @@ func (b *Brake) measure(ctx context.Context) (m storageUse) {
 	return m
 }
 
+func (b *Brake) measureDatabase(ctx context.Context) {
+	bytes, err := b.database.ask(ctx, func() (bytes int64, err error) {
+		ctx, cancel := context.WithTimeout(ctx, measureMax)
+		defer cancel()
+		return bytes, b.db.QueryRow(ctx, databaseBytesSQL).Scan(&bytes)
+	})
+	if b.database.answered() {
+		b.sizeAfter = time.Now().Add(sizeEvery)
+	}
+	switch {
+	case err == nil:
+		b.bytes, b.sized = &bytes, time.Now()
+	case time.Since(b.sized) < sizeEvery+measureMax:
+		return // a moment ago
+	default:
+		b.bytes = nil
+	}
+	b.report(ctx, "size of the database", err)
+}
+
 // question is a measurement that may take long, or hang, as a file system can. The passes go on beside it: it is not
 // asked again until it has answered.
 type question[T any] struct{ answer chan answer[T] }
@@ -274,7 +290,10 @@ type answer[T any] struct {
 	err   error
 }
 
-// ask asks, or waits for the answer to what was asked before, for waitMax. The value is zero with an error.
+func (q *question[T]) answered() bool { return q.answer == nil }
+
+// ask asks, or waits for the answer to what was asked before, for waitMax. The value is zero with an error. read may
+// outlive the pass, and uses a context of the term.
 func (q *question[T]) ask(ctx context.Context, read func() (T, error)) (none T, err error) {
 	if q.answer == nil {
 		answered := make(chan answer[T], 1)
@@ -320,7 +339,9 @@ func (b *Brake) update(ctx context.Context, queues []brakedQueue) {
 	}
 	until := time.Now().Add(countsMax)
 	depths := make(map[int32]queueDepth, len(queues))
-	for _, q := range queues {
+	// The counts of a pass go on behind those of the last one: there may be more queues than a pass has time for.
+	next := max(0, slices.IndexFunc(queues, func(q brakedQueue) bool { return q.ID > b.counted }))
+	for _, q := range slices.Concat(queues[next:], queues[:next]) {
 		d := known[q.ID]
 		if before := b.depths[q.ID]; before.at.After(d.at) {
 			d = before
@@ -356,15 +377,16 @@ const countBrakedSQL = `
 SELECT coalesce(max(c.initial + c.pending + c.disabled), 0)
   FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c WHERE q.id = $1`
 
-// count counts a queue, unless it was counted a moment ago: counting takes as large a share of the time as sampling.
-// It waits no longer than until, and returns the depth that is known if there is no count.
+// count counts a queue, unless it was counted a moment ago: the counts of one queue take as large a share of the time as
+// samplings. It begins before until, and returns the depth that is known if there is no count.
 func (b *Brake) count(ctx context.Context, until time.Time, queue int32, known queueDepth) queueDepth {
 	start := time.Now()
 	if start.Before(b.notBefore[queue]) || start.After(until) {
 		return known
 	}
 	counted := queueDepth{at: start}
-	counting, cancel := context.WithDeadline(ctx, until)
+	b.counted = queue
+	counting, cancel := context.WithTimeout(ctx, countMax)
 	err := b.db.QueryRow(counting, countBrakedSQL, queue).Scan(&counted.entries)
 	cancel()
 	b.notBefore[queue] = start.Add(time.Duration(float64(time.Since(start)) / sampleShare))

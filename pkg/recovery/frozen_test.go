@@ -19,7 +19,10 @@ type frozen struct {
 	asked atomic.Int64
 }
 
-func (f *frozen) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row { return hanging{ctx} }
+func (f *frozen) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row {
+	f.asked.Add(1)
+	return hanging{ctx}
+}
 
 type hanging struct{ ctx context.Context }
 
@@ -101,8 +104,8 @@ func TestAFileSystemThatHangsHoldsUpNoOtherMeasurement(t *testing.T) {
 // A database that does not tell its size delays no measurement of the disk.
 func TestADatabaseThatHangsDelaysNoDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		asked := 0
-		b := NewBrake(&frozen{}, nil, Config{Brake: BrakeConfig{
+		asked, database := 0, &frozen{}
+		b := NewBrake(database, nil, Config{Brake: BrakeConfig{
 			DatabaseBytesMax: 1,
 			Disk: func() (float64, error) {
 				asked++
@@ -120,6 +123,9 @@ func TestADatabaseThatHangsDelaysNoDisk(t *testing.T) {
 		if took := time.Since(began); took > 30*waitMax || asked != 30 {
 			t.Errorf("the disk was measured %d times in %v, want 30 in as many seconds", asked, took)
 		}
+		if n := database.asked.Load(); n > 2 {
+			t.Errorf("the database was asked %d times in %v, want once in %v", n, time.Since(began), measureMax+sizeEvery)
+		}
 	})
 }
 
@@ -134,12 +140,16 @@ func TestARefusalEndsWithItsMeasurement(t *testing.T) {
 	}{
 		{"disk", storageUse{disk: 0.5, bytes: 50}, "none"},
 		{"disk", storageUse{noDisk: true, bytes: 50}, "stays"},
-		{"disk", storageUse{noDisk: true, bytes: 97}, "database"},
+		{"disk", storageUse{noDisk: true, bytes: 97}, "stays"}, // else it would end with the database
+		{"disk", storageUse{disk: 0.5, bytes: 97}, "database"},
+		{"disk", storageUse{disk: 0.5, bytes: 93}, "none"},
 		{"disk", storageUse{disk: 0.5, noBytes: true}, "none"},
 		{"disk", storageUse{disk: 0.93, noBytes: true}, "disk"},
 		{"database", storageUse{noDisk: true, bytes: 50}, "none"},
 		{"database", storageUse{disk: 0.5, noBytes: true}, "stays"},
-		{"database", storageUse{disk: 0.97, noBytes: true}, "disk"},
+		{"database", storageUse{disk: 0.97, noBytes: true}, "stays"},
+		{"database", storageUse{disk: 0.93, bytes: 50}, "none"},
+		{"database", storageUse{disk: 0.93, bytes: 93}, "database"},
 		{"", storageUse{noDisk: true, bytes: 50}, "stays"}, // a refusal of a version before names none
 		{"", storageUse{disk: 0.5, bytes: 50}, "none"},
 	} {
@@ -152,5 +162,47 @@ func TestARefusalEndsWithItsMeasurement(t *testing.T) {
 		if got != c.want {
 			t.Errorf("a refusal of %q at %+v: %s, want %s", c.of, c.m, got, c.want)
 		}
+	}
+}
+
+// A database that is slow to tell its size is judged by the size before, and one that fails is not asked in each pass.
+func TestTheSizeOfAMomentAgoServes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		db := &frozen{}
+		b := NewBrake(db, nil, Config{Brake: BrakeConfig{DatabaseBytesMax: 100}}, func() Sampling { return Sampling{} })
+		bytes := int64(97)
+		b.bytes, b.sized = &bytes, time.Now()
+		known := func() bool { return !b.measure(t.Context()).noBytes }
+		if !known() {
+			t.Error("the size of a moment ago is forgotten while the database does not answer")
+		}
+		time.Sleep(sizeEvery + measureMax)
+		synctest.Wait()
+		if known() {
+			t.Error("a size of long ago counts")
+		}
+		asked := db.asked.Load()
+		for range 5 {
+			known()
+			time.Sleep(time.Second)
+		}
+		if n := db.asked.Load(); n != asked {
+			t.Errorf("a database that failed was asked %d times in the next seconds", n-asked)
+		}
+	})
+}
+
+// A new leader counts no queue before its first sampling could have ended, unless the queue is refused.
+func TestANewLeaderWaitsForItsFirstSampling(t *testing.T) {
+	b := NewBrake(&frozen{}, nil, Config{Brake: BrakeConfig{QueueEntriesMax: 1}}, func() Sampling { return Sampling{} })
+	if b.old(brakedQueue{}, time.Time{}, 0) {
+		t.Error("a queue without a sample is counted at once")
+	}
+	if !b.old(brakedQueue{Held: "depth"}, time.Time{}, 0) {
+		t.Error("a refused queue waits for a sampling")
+	}
+	b.began = time.Now().Add(-time.Minute)
+	if !b.old(brakedQueue{}, time.Time{}, 0) {
+		t.Error("a queue without a sample is not counted after a minute")
 	}
 }
