@@ -140,8 +140,8 @@ BEGIN
     END IF;
 END $$;
 
--- all_ended undoes a statement that ended fewer entries than locks, because another session was
--- changing one of the entries.
+-- all_ended raises, and so undoes a statement, unless it has changed as many entries as it has found: another session
+-- was changing one of them. Statements that end entries call it, and those that retry or mark them.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: 40001 an entry changed while it was ended; retry the statement.
 CREATE OR REPLACE FUNCTION penstock.all_ended(locks bigint, entries bigint) RETURNS boolean

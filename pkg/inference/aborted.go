@@ -11,7 +11,7 @@ const abortProbes = 250 * time.Millisecond
 // wentAway reports whether the instance that gave the run up goes away within AbortWait: its server
 // ends the generations that it has when it is stopped, and then the entry is not to blame. The slot is
 // free meanwhile; the entry's thread and its lock key are not.
-func (a *attempt) wentAway(ctx context.Context) bool {
+func (a *dispatch) wentAway(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, a.config.AbortWait)
 	defer cancel()
 	if a.run == nil || !a.blame.free(a.call.Entry, a.held.endpoint.ID) {

@@ -128,7 +128,7 @@ func (b *blame) avoid(entry string, instances []int32) map[int32]bool {
 }
 
 // usableInstances lists the instances that calls may be sent to.
-func (a *attempt) usableInstances() []int32 {
+func (a *dispatch) usableInstances() []int32 {
 	var ids []int32
 	for _, e := range a.registry.Endpoints(a.model.Name) {
 		if e.Usable(time.Now()) {
@@ -139,7 +139,7 @@ func (a *attempt) usableInstances() []int32 {
 }
 
 // evidence is what the breaker is told of a call beside its outcome.
-func (a *attempt) evidence() evidence {
+func (a *dispatch) evidence() evidence {
 	e := evidence{entry: a.call.Entry, ran: time.Since(a.began), last: true}
 	if a.run != nil {
 		e.flow = a.run.Lock.Lane.Flow
@@ -157,7 +157,7 @@ const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3,
 // noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes. An entry is not
 // run again once its runs ended so on two instances, or on one instance three times with the device lost or five
 // times out of memory.
-func (a *attempt) noteHarm(ctx context.Context, class worker.Class) {
+func (a *dispatch) noteHarm(ctx context.Context, class worker.Class) {
 	if class == worker.ClassContextLost {
 		a.lost++
 	}

@@ -144,7 +144,7 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 
 // subscribe prepares for reports on a run that was started under token. Protocols without them need
 // none.
-func (a *attempt) subscribe(token int64) (<-chan worker.Outcome, func()) {
+func (a *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	c := a.config.Callbacks
 	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog &&
 		a.model.Protocol != worker.ProtocolGeneric) {

@@ -195,7 +195,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	c := NewCallbacks("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
 	model := asyncModel()
 	model.Protocol = worker.ProtocolGeneric
-	a := &attempt{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
+	a := &dispatch{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
 	db.broken.Store(true)
 	_, done := a.subscribe(1)
 	until := func(n int64) {

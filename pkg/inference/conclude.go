@@ -18,12 +18,12 @@ const classUnknown = "unknown"
 
 // conclude turns an outcome into the answer to the queue, and lets go of the slot. A run that goes
 // on at the worker keeps its slot counted, and what is stored about it.
-func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+func (a *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	cause := context.Cause(ctx)
 	if cause != nil && !o.Final() {
 		o = a.interrupted(ctx, o, cause)
 	}
-	if a.run != nil && !a.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
+	if !a.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 	}
 	a.letGo(ctx, o)
@@ -31,7 +31,7 @@ func (a *attempt) conclude(ctx context.Context, o worker.Outcome) (json.RawMessa
 }
 
 // answer is the ending that the queue is given.
-func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+func (a *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	a.run.Note(a.meta(o))
 	if a.poison != nil {
 		return nil, a.poison
@@ -60,7 +60,7 @@ func (a *attempt) answer(ctx context.Context, o worker.Outcome) (json.RawMessage
 
 // interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an
 // accepted run to the next node; everything else stops it, as far as the worker lets us.
-func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
+func (a *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
 	if !o.MaybeRunning {
 		return o
@@ -100,7 +100,7 @@ func (a *attempt) interrupted(ctx context.Context, o worker.Outcome, cause error
 }
 
 // followOn follows a cancelled run that goes on until it ends or reaches its limits.
-func (a *attempt) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
+func (a *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
 	reports, done := a.subscribe(a.saved.Token)
 	defer done()
 	end := a.held.endpoint.follower.Follow(context.Background(), worker.Pending{
@@ -114,7 +114,7 @@ func (a *attempt) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
 
 // letGo frees the slot, or leaves it counted while the call may still run. What is stored about the
 // run stays only if it is to be followed on.
-func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
+func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
 	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil &&
 		!errors.Is(o.Err, worker.ErrSharedID)
@@ -139,7 +139,7 @@ func (a *attempt) letGo(ctx context.Context, o worker.Outcome) {
 // result hands the answer on, through the object store if it is large. While the store is away the
 // answer is kept, and the slot is free already: the GPU's work is not done again for that. When it
 // stays away the answer is stored in its row if it is not too large for that.
-func (a *attempt) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+func (a *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
 	putting := time.Now()
 	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
@@ -180,14 +180,14 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (a *attempt) cancelled(ctx context.Context, o worker.Outcome) error {
+func (a *dispatch) cancelled(ctx context.Context, o worker.Outcome) error {
 	if cause := context.Cause(ctx); cause != nil {
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
 	}
 	return fmt.Errorf("%w: %s", invalidation.ErrCancelled, o.Reason)
 }
 
-func (a *attempt) failure(ctx context.Context, o worker.Outcome) error {
+func (a *dispatch) failure(ctx context.Context, o worker.Outcome) error {
 	switch {
 	case context.Cause(ctx) != nil:
 		return fmt.Errorf("%w (%s)", context.Cause(ctx), o.Reason)
@@ -207,7 +207,7 @@ func isLimit(err error) bool {
 }
 
 // unsettled is for a run of which it is unknown whether it ended.
-func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
+func (a *dispatch) unsettled(ctx context.Context, o worker.Outcome) error {
 	switch cause := context.Cause(ctx); {
 	case cause != nil && o.Kind == worker.Unknown && a.model.OnUnknown == worker.AtMostOnce:
 		return a.unknownOutcome(cause.Error() + " (" + o.Reason + ")")
@@ -223,13 +223,13 @@ func (a *attempt) unsettled(ctx context.Context, o worker.Outcome) error {
 	return invalidation.WithClass(classUnknown, errors.New(o.Reason))
 }
 
-func (a *attempt) unknownOutcome(reason string) error {
+func (a *dispatch) unknownOutcome(reason string) error {
 	return invalidation.Unrepeatable(invalidation.WithClass(classUnknown,
 		fmt.Errorf("it is unknown whether this entry ran, and it must not run twice: %s", reason)))
 }
 
 // meta is what is kept beside the outcome.
-func (a *attempt) meta(o worker.Outcome) json.RawMessage {
+func (a *dispatch) meta(o worker.Outcome) json.RawMessage {
 	if len(o.Metrics) > metricsMost || invalidation.CheckJSON(o.Metrics) != nil {
 		o.Metrics = nil
 	}
@@ -286,7 +286,7 @@ func tail(text string, most int) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
 }
 
-func (a *attempt) remote() string {
+func (a *dispatch) remote() string {
 	if a.saved == nil {
 		return ""
 	}

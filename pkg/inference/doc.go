@@ -6,7 +6,7 @@
 //
 // A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot
 // is a row of penstock.slot with a token; there is none for a free one. Nodes lease slots in blocks
-// (slots.go), and hand them out as permits (ledger.go):
+// (leasing.go), and hand them out as permits (slots.go, with the arithmetic of ledger.go):
 //
 //	            Take, before the claim       assign                 the call ended
 //	leased ──────────────► permit ──────────► busy with an entry ──────────► permit ──► given back, leased still
@@ -26,11 +26,20 @@
 // its entry next adopts its slot and follows it on. Since that slot is taken, the claim needs a
 // permit without one: SlotPool.takeAbandoned.
 //
+// # Words
+//
+//	model     what calls are made of: a name with a protocol and settings, to which queues refer
+//	instance  one worker that serves a model, with an address and a number of slots
+//	permit    a place in a slot for one entry, taken before its claim; a permit of pkg/tasknode is taken besides
+//	in doubt  a slot whose call may still run at the worker, although no node follows it
+//
 // # Files
 //
 //	register.go, registry.go   models and instances: changed and read by every process
 //	slots.go, leasing.go       the slots that the node holds: leased, renewed, given back
 //	ledger.go, affinity.go     permits, and which slot an entry gets; pure
+//	assign.go                  the slot of one call: assigned, released, in doubt
+//	handover.go                slots that go to gateways, and runs that are preempted for them
 //	residual.go                how long calls that run will take yet, for the autoscaler
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need

@@ -149,7 +149,7 @@ const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
 // miss some. It does not block.
 func (p *SlotPool) HandOver(model string) {
 	p.mu.Lock()
-	leaving := p.stateOf(model).ledger.yield()
+	leaving := p.stateOf(model).ledger.releaseIdle()
 	p.mu.Unlock()
 	if leaving {
 		go p.sendLeaving(model)
@@ -186,8 +186,8 @@ func (p *SlotPool) leaveAgain(out map[string][]*heldSlot) {
 	}
 }
 
-// yield lets the idle slots without a permit leave. It says whether there are any.
-func (l *slotLedger) yield() bool {
+// releaseIdle lets the idle slots without a permit leave. It says whether there are any.
+func (l *slotLedger) releaseIdle() bool {
 	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	for _, s := range l.instances {
 		spare += len(s.idle)

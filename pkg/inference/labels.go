@@ -7,7 +7,7 @@ import (
 )
 
 // labels are those that the entry asks its instance to have, as its payload has them; empty for none.
-func (a *attempt) labels() string {
+func (a *dispatch) labels() string {
 	if a.model.LabelsField == "" {
 		return ""
 	}
@@ -15,7 +15,7 @@ func (a *attempt) labels() string {
 }
 
 // unfit returns the instances that lack a label which the entry asks for, and whether any has them all.
-func (a *attempt) unfit() (unfit map[int32]bool, fits bool) {
+func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
 	text := a.labels()
 	if text == "" {
 		return nil, true

@@ -79,10 +79,11 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	return d
 }
 
-// attempt is one run of an entry, on its way through the instances.
-type attempt struct {
+// dispatch is what one claim of an entry does with it: calls to one instance after another, until one has run it. A
+// call for several entries has one of its own, besides those of its entries.
+type dispatch struct {
 	*Dispatcher
-	run   *invalidation.Run
+	run   *invalidation.Run // nil: of a call for several entries
 	model worker.Model
 	call  worker.Call
 	start time.Time
@@ -114,7 +115,7 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run) (json.RawM
 		return nil, invalidation.NoCapacity(d.config.ReadyWait,
 			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
-	a := &attempt{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
+	a := &dispatch{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
 	a.call.Output = outputLog{r} // adapters write to it what their servers stream
 	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
@@ -161,7 +162,7 @@ func callOf(r *invalidation.Run) worker.Call {
 
 // submit sends the call to one instance after the other until one takes it; to the one first whose
 // slot it has.
-func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
+func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 	unfit, fits := a.unfit()
 	if !fits {
 		return nil, invalidation.NoCapacity(a.config.ReadyWait,
@@ -197,7 +198,7 @@ func (a *attempt) submit(ctx context.Context) (json.RawMessage, error) {
 }
 
 // noRoom hands the entry back unspent: no instance took it, or there was no slot.
-func (a *attempt) noRoom(last worker.Outcome) error {
+func (a *dispatch) noRoom(last worker.Outcome) error {
 	wait := a.config.BusyWait
 	switch {
 	case last.Kind == worker.NotReady:
@@ -211,7 +212,7 @@ func (a *attempt) noRoom(last worker.Outcome) error {
 
 // affinity is the value of the affinity field for the entry, which the worker has to load. Empty: the entry needs
 // nothing loaded.
-func (a *attempt) affinity() string {
+func (a *dispatch) affinity() string {
 	switch field := a.model.AffinityField; field {
 	case "":
 		return ""
@@ -223,7 +224,7 @@ func (a *attempt) affinity() string {
 }
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
-func (a *attempt) exchange(ctx context.Context) worker.Outcome {
+func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 	reports, done := a.subscribe(a.call.Token)
 	defer done()
 	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
@@ -265,7 +266,7 @@ func (a *attempt) exchange(ctx context.Context) worker.Outcome {
 // outliveCancel keeps a call open that was cancelled, where closing its connection is not known to
 // stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
 // run's own limits still end it, as does everything else that ends ctx.
-func (a *attempt) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
+func (a *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
 	if a.run == nil || a.run.Lock.Solo() || a.model.Type != worker.TypeSync || *a.model.AbortStops {
 		return ctx, func() {}
 	}
@@ -288,7 +289,7 @@ func unanswered(reason string, err error) worker.Outcome {
 }
 
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
-func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
+func (a *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	v := a.held.record(ctx, *o, a.evidence())
 	if a.run != nil {
 		a.use(*o, 1)
@@ -316,14 +317,14 @@ func (a *attempt) record(ctx context.Context, o *worker.Outcome) {
 
 // elsewhere says whether another instance should be tried: nothing ran here, and nothing has ended
 // the run.
-func (a *attempt) elsewhere(ctx context.Context, o worker.Outcome) bool {
+func (a *dispatch) elsewhere(ctx context.Context, o worker.Outcome) bool {
 	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil &&
 		!errors.Is(o.Err, worker.ErrStaleToken)
 }
 
 // save stores the accepted run before it is followed. If the database cannot be reached, the run
 // goes on all the same: only a crash would then start it again.
-func (a *attempt) save(ctx context.Context, remote string) error {
+func (a *dispatch) save(ctx context.Context, remote string) error {
 	r := remoteRun{
 		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
 		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
@@ -340,7 +341,7 @@ func (a *attempt) save(ctx context.Context, remote string) error {
 
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
 // it.
-func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
 	run := a.call.RunRef
 	run.Remote = old.Remote
 	reported, err := a.model.ReadReport(run, old.Report)
@@ -391,7 +392,7 @@ func (a *attempt) reattach(ctx context.Context, old *remoteRun) (json.RawMessage
 	return a.conclude(ctx, o)
 }
 
-func (a *attempt) forget(ctx context.Context, r *remoteRun) {
+func (a *dispatch) forget(ctx context.Context, r *remoteRun) {
 	if err := forgetRun(context.WithoutCancel(ctx), a.db, *r); err != nil {
 		a.log.Warn("forget run", "entry", r.Entry, "error", err)
 	}

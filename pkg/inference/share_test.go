@@ -185,7 +185,7 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 	for name, letGo := range map[string]func(c *contended, pool *SlotPool){
 		"hand over": func(c *contended, pool *SlotPool) {
 			pool.mu.Lock()
-			pool.stateOf(c.model.Name).ledger.yield()
+			pool.stateOf(c.model.Name).ledger.releaseIdle()
 			pool.mu.Unlock()
 			pool.sendLeaving(c.model.Name)
 		},

@@ -150,7 +150,7 @@ func (c *usageColumns) append(k usageKey, u Used) {
 
 // use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
 // ran there is nothing to count.
-func (a *attempt) use(o worker.Outcome, members int) {
+func (a *dispatch) use(o worker.Outcome, members int) {
 	switch o.Kind {
 	case worker.Busy, worker.NotReady, worker.Rejected, worker.Accepted:
 		return

@@ -27,7 +27,7 @@ type waitlist struct {
 
 // waiter is an entry that waits here, or is on its way in a call with others.
 type waiter struct {
-	*attempt
+	*dispatch
 	member  worker.Member
 	granted chan grant  // takes one
 	call    *sharedCall // nil while it waits
@@ -86,10 +86,10 @@ func (d *Dispatcher) slotIdled(model string) {
 
 // runShared runs an entry in a call with others of its kind. What cannot be joined, or was in a call
 // that went wrong as a whole, waits for a slot of its own.
-func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
+func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
 	l, alone := a.waitlistOf(a.model.Name), false
 	for {
-		s := l.wait(ctx, &waiter{attempt: a, member: a.measured(alone), granted: make(chan grant, 1)})
+		s := l.wait(ctx, &waiter{dispatch: a, member: a.measured(alone), granted: make(chan grant, 1)})
 		switch {
 		case s.held != nil:
 			a.held = s.held
@@ -111,8 +111,8 @@ func (a *attempt) runShared(ctx context.Context) (json.RawMessage, error) {
 	}
 }
 
-// measured is the attempt as a member of a batch.
-func (a *attempt) measured(alone bool) worker.Member {
+// measured is the call as a member of a batch.
+func (a *dispatch) measured(alone bool) worker.Member {
 	if b, ok := a.batchCodec(); ok && !alone {
 		if m, err := b.Measure(a.call, a.start); err == nil {
 			m.Shape = a.affinity() + "|" + a.labels() + "|" + m.Shape
@@ -122,7 +122,7 @@ func (a *attempt) measured(alone bool) worker.Member {
 	return worker.Member{Entry: a.call.Entry, Shape: "alone|" + a.call.Entry, At: a.start, Alone: true}
 }
 
-func (a *attempt) batchCodec() (worker.BatchCodec, bool) {
+func (a *dispatch) batchCodec() (worker.BatchCodec, bool) {
 	if a.model.Batch.Items <= 1 {
 		return nil, false
 	}
@@ -272,7 +272,7 @@ func (l *waitlist) start(batch batch, held *slotRef) {
 func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter) {
 	calls := make([]worker.Call, len(waiters))
 	for i, r := range waiters {
-		calls[i] = r.attempt.call
+		calls[i] = r.dispatch.call
 	}
 	first := waiters[0]
 	var whole worker.Outcome
@@ -284,7 +284,7 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 		if joined, err := codec.Join(calls); err != nil {
 			outcomes = worker.SameForAll(calls, worker.BadPayload(err))
 		} else {
-			a := &attempt{Dispatcher: l.Dispatcher, model: first.model, call: joined, held: call.held}
+			a := &dispatch{Dispatcher: l.Dispatcher, model: first.model, call: joined, held: call.held}
 			whole = a.exchange(ctx)
 			outcomes = codec.Split(calls, whole)
 		}

@@ -145,7 +145,8 @@ func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneH
 	return claimed, err
 }
 
-// wouldWait reports that a claim that deletes first met a row that another transaction has locked.
+// wouldWait reports that a claim that deletes first met a row that another transaction has locked, or a lock record
+// that another one has inserted. The claim that locks first passes both by.
 func wouldWait(err error) bool {
 	code := postgres.Code(err)
 	return code == postgres.LockNotAvailable || code == postgres.UniqueViolation

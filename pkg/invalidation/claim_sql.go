@@ -5,9 +5,10 @@ import (
 	"text/template"
 )
 
-// A claim has two statements, both over a list of lanes of one priority; a single lane is a list of one. A third
-// (oneLaneSQL) is the first of them for the usual case. The rendered texts are in testdata, and a test compares
-// them with what runs.
+// A claim has two statements, one that deletes first and one that locks first, both over a list of lanes of one
+// priority; a single lane is a list of one. A third (oneLaneSQL) is the first of them written out for the usual case.
+// Rendered for queues with and without limits they are eight texts, in testdata; a test compares them with those that
+// run.
 //
 // Parameters of both: $1 queue, $2 priority, $3 flows of the lanes in the order in which they are served, $4
 // the positions from which each is scanned, $5 how many locks at most, $6 node, $7 claim id. A lane is locked

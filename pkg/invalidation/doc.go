@@ -1,5 +1,7 @@
-// Package invalidation is the queue: push, claim, finish, fail, retry, expire, cancel, compact. It is the only
-// writer of entries, ready rows, lock records, results and failures.
+// Package invalidation is the queue: push, claim, finish, fail, retry, expire, cancel, compact. It is the only Go
+// package with statements that write entries, ready rows, lock records, results and failures; the SQL functions of the
+// schema write them too. Its name is that of the invalidation queues that it began with, whose entries said that
+// computed values are out of date: entries may be any work.
 //
 // # Words
 //
@@ -39,7 +41,14 @@
 //	lease        how long a node lives without a heartbeat. Its locks are recovered when it has lapsed
 //	term         the period of one elected leader; its duties write only within it
 //	tid          where a row is on disk: a finish goes there instead of through an index
-//	batch        pushes of one process that are committed as a group (group commit), see batcher
+//	yield        the ending of a lock whose quantum is over: its key goes to the end of the lane, without spending an
+//	             attempt
+//	poison       the class of the failure of an entry that has as many crashes as its queue allows. It is
+//	             dead-lettered: moved to the failures without a further attempt
+//	node         a process with a row in penstock.node and a lease: a task node or a gateway
+//	batch        pushes of one process that are committed as a group (group commit), see batcher. Any other batch is
+//	             named with its things: of endings (one transaction), of entries (one run or one call); a batch queue
+//	             splits input into entries (pkg/batch)
 //	hint         a notification that a lane has work. Hints may be lost: nodes poll
 //
 // # States
@@ -63,15 +72,15 @@
 //	push      → initial, ready        push.go      any client, in its own transaction
 //	promote   initial → ready         promote.go   elected leader
 //	claim     ready → locked          claim.go     scheduling threads
-//	finish    locked → done           finish.go    processing threads, batched over the node
-//	retry     locked → initial        retry.go     processing threads, after an error
-//	fail      locked → failed         fail.go      processing threads, when no attempt is left
+//	finish    locked → done           finish.go    settling threads, in batches over the node
+//	retry     locked → initial        retry.go     settling threads, after an error
+//	fail      locked → failed         fail.go      settling threads, when no attempt is left
 //	fail      ready → failed          noinstance.go  elected leader: the model has had no instance for too long
 //	fail      ready → failed          unreadable.go  scheduling threads: no claim can read the entry
 //	fail      locked → failed         recover.go   elected leader: poison, too many nodes died with it
 //	release   locked → ready          retry.go     drain, shutdown, no capacity: at the old position, delayed or not
 //	postpone  locked → initial        retry.go     a handler that snoozes
-//	remove    locked → expired, cancelled  remove.go  processing threads
+//	remove    locked → expired, cancelled  remove.go  settling threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died
 //	unlock    locked → ready          unlock.go    operators, by hand
@@ -80,17 +89,18 @@
 //	disable, enable                   SQL          the same
 //	compact   ready entries of a key → one  compact.go  push, operators
 //
-// Around them: define.go (typed queues, synced with the registry), handler.go (what a handler's
-// error asks for), progress.go (progress and checkpoints under the same fence), throttle.go
-// (throttle a queue or a flow), hint.go and listen.go (wake-ups after commits), pause.go and
-// weight.go (the settings that nodes apply), limit.go (refunds), outcome.go (the outcome of an
-// entry), retention.go (partitions, and rows without a purpose). The functions of operators
-// (pauses, limits, bulk operations, explain) are in pkg/operator.
+// Around them: groupcommit.go (pushes that share a commit), claim_sql.go and claim_read.go (the statements of a claim
+// and their answer), reclaim.go (a claim whose answer was lost), settle.go (the transaction that records endings of all
+// verbs), define.go (typed queues, synced with the registry), handler.go (what a handler's error asks for), progress.go
+// (progress and checkpoints under the same fence), throttle.go (throttle a queue or a flow), hint.go and listen.go
+// (wake-ups after commits), pause.go and weight.go (the settings that nodes apply), limit.go (refunds), outcome.go (the
+// outcome of an entry), retention.go (partitions, and rows without a purpose). The functions of operators (pauses,
+// limits, bulk operations, explain) are in pkg/operator.
 //
 // # Locking and waiting
 //
 // Claims and sweeps skip rows that other transactions have locked. Endings lock records in key
-// order, and wait only for a sweep, a checkpoint or an operator that holds one of them FOR KEY
-// SHARE; none of these waits for an ending. A push locks at most one ready row of a key and waits
-// only for an uncommitted push with the same idempotency or unique key.
+// order (finishes of solo entries alone in the order of the disk), and wait only for a sweep, a checkpoint or an
+// operator that holds one of them FOR KEY SHARE; none of these waits for an ending. A push locks at most one ready row
+// of a key and waits only for an uncommitted push with the same idempotency or unique key.
 package invalidation

@@ -10,9 +10,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// expireSQL removes up to $2 entries that are past their deadline and do not run. It skips locked
-// rows and never waits. It locks the ready row of an entry first, so that no claim can start the
-// entry meanwhile; if a claim has that lock, the claim checks the deadline itself.
+// expireSQL ends up to $2 entries of queue $1 whose deadline has passed and that do not run. It skips rows that others
+// have locked, and never waits: what a claim has locked is left to its node, which checks the deadline before the run.
 const expireSQL = `SELECT penstock.expire_entries($1, $2)`
 
 // Expire removes up to limit entries whose start_by or finish_by has passed and which do not run.
@@ -20,7 +19,7 @@ const expireSQL = `SELECT penstock.expire_entries($1, $2)`
 // that.
 func (q *Queue) Expire(ctx context.Context, limit int) (int, error) {
 	var n int
-	err := q.db.QueryRow(ctx, q.sql.expire, q.ID, limit).Scan(&n)
+	err := q.db.QueryRow(ctx, expireSQL, q.ID, limit).Scan(&n)
 	return n, q.errorf("expire entries of", err)
 }
 

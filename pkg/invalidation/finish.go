@@ -24,8 +24,8 @@ func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending 
 // another may stand there: token and id decide, and both, for a server that came back without its last
 // commits hands tokens out twice. A lock that is not found may have moved, or is not ours any more. An entry
 // that is not found under a lock of ours takes the statement back with entryChanged. In both cases Settle
-// goes the long way, by keys. Every statement deletes rows in the order of the disk, so that two
-// settlers never wait for each other in a ring. $11 is the lock_timeout of this transaction, null for that of the
+// goes the long way, by keys. Each statement of this kind deletes rows in the order of the disk, so that two
+// of them never wait for each other in a ring. $11 is the lock_timeout of this transaction, null for that of the
 // session.
 const finishSoloSQL = `
 WITH held AS MATERIALIZED (

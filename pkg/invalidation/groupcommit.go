@@ -79,7 +79,7 @@ func batchable(pushes []Push) (bytes int, keyed, ok bool) {
 // pushBatched pushes, in a batch with others if there are any.
 func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error) {
 	bytes, keyed, ok := batchable(pushes)
-	if !ok || q.batcher == nil || q.inside() {
+	if !ok || q.batcher == nil || q.onTx() {
 		return q.pushStatement(ctx, pushes, true)
 	}
 	c, lone := q.batcher.enter(pushes, bytes, keyed)

@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Lane is the unit in which ready rows are ordered: first in, first out.
+// Lane names a lane within its queue. Its ready rows are served by position: first in, first out.
 type Lane struct {
 	Priority int16
 	Flow     string

@@ -38,6 +38,10 @@ type CancelRequest struct {
 	Reason  string
 }
 
+// ActFor is how long a node acts on the last renewal of its lease. Recovery waits for the whole lease: the quarter
+// between is for runs to end.
+func ActFor(lease time.Duration) time.Duration { return lease * 3 / 4 }
+
 // Node is a process as it registers itself.
 type Node struct {
 	ID          NodeID

@@ -189,7 +189,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 		"finishSolo": one(q.finishSolo, `%d, %s, %s, '{}', %s, true, %d, '{}', %s, %s, '250ms'`, id, soloIDs, soloTokens, fill("1::bigint", m), node,
 			array(rows), array(entryRows)),
 		"hold":      one(holdSQL, `%d, %s, %s, '250ms'`, id, keys, tokens),
-		"held":      one(q.held, `%d, %s, %s, %s`, id, keys, tokens, ids),
+		"busy":      one(q.busy, `%d, %s, %s, %s`, id, keys, tokens, ids),
 		"done":      one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, '{}'`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens),
 		"doneByTID": one(q.done, `%d, %s, %s, %s, '{}', %s, true, %d, '{}', %s, %s`, id, keys, tokens, ids, fill("1::bigint", n), node, tokens, array(groupRows)),
 		"retry": one(q.retry, `%d, %s, %s, %s, %s, %s, %s, %d, %s, %s`, id, keys, tokens, ids, fill("5::bigint", n), fill(failure, n),
@@ -310,8 +310,8 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 	for what, sql := range map[string]string{
 		"oneLane": q.claim.oneLane, "deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
-		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "held": q.held, "done": q.done,
-		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": q.expire,
+		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "busy": q.busy, "done": q.done,
+		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": expireSQL,
 		"mayHaveRun": q.mayHaveRun, "recoverEntries": q.recoverEntries, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {

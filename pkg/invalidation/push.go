@@ -115,8 +115,8 @@ func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	return pushed, nil
 }
 
-// inside says that the queue is on a transaction.
-func (q *Queue) inside() bool {
+// onTx reports whether the queue is bound to a transaction of the caller.
+func (q *Queue) onTx() bool {
 	_, ok := q.db.(pgx.Tx)
 	return ok
 }
@@ -126,7 +126,7 @@ func (q *Queue) inside() bool {
 func (q *Queue) pushStatement(ctx context.Context, pushes []Push, lone bool) ([]Pushed, error) {
 	run := q.hinted(pushes, lone)
 	pushed, err := q.pushPlain(ctx, run, pushes)
-	if pushed == nil && (err == nil || (postgres.Code(err) == postgres.UndefinedTable && !q.inside())) {
+	if pushed == nil && (err == nil || (postgres.Code(err) == postgres.UndefinedTable && !q.onTx())) {
 		return pushMany(ctx, run, q.Name, pushes)
 	}
 	return pushed, err
@@ -146,7 +146,7 @@ func queryOn(db postgres.DB) query {
 // hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of
 // a lone push, so that nodes hear of the entries when they are committed, and else through the Hinter.
 func (q *Queue) hinted(pushes []Push, lone bool) query {
-	if q.hinter == nil || q.inside() {
+	if q.hinter == nil || q.onTx() {
 		return queryOn(q.db)
 	}
 	return func(ctx context.Context, sql string, args []any, read func(pgx.Rows) error) error {

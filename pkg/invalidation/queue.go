@@ -33,8 +33,8 @@ type Queue struct {
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
 type statements struct {
 	claim                                                                          claimStatements
-	plainPush, reclaim, claimGroups, sweep, promote, expire                        string
-	finishSolo, held, done, retry, fail, remove, unlock, crash, deadLetter, refund string
+	plainPush, reclaim, claimGroups, sweep, promote                                string
+	finishSolo, busy, done, retry, fail, remove, unlock, crash, deadLetter, refund string
 	mayHaveRun, recoverEntries                                                     string
 	callBack, callBackPoison                                                       string
 }
@@ -129,9 +129,9 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 			weighed:        own(claimTexts.weighed), weighedKeyed: own(claimTexts.weighedKeyed),
 		},
 		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
-		finishSolo: own(finishSoloSQL), held: own(heldSQL),
+		finishSolo: own(finishSoloSQL), busy: own(busySQL),
 		done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
-		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL), expire: own(expireSQL),
+		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL),
 		recoverEntries: own(recoverEntriesSQL), mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL),
 		deadLetter: own(deadLetterSQL), refund: own(refundSQL),
 		callBack: own(callBackSQL), callBackPoison: own(callBackPoisonSQL),

@@ -67,11 +67,11 @@ func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours
 }
 
 // SettleFree is Settle for the endings whose rows no other transaction has locked: it waits for rows for 250 ms, or not
-// at all if wait is false, and then leaves out the locks that it would have to wait for. It returns their tokens: none
-// of the endings of these locks is settled. With an error it is unknown what was settled.
+// at all if wait is false, and then leaves out the locks that it would have to wait for. It returns their tokens as
+// busy: none of the endings of these locks is settled. With an error it is unknown what was settled.
 func (q *Queue) SettleFree(
 	ctx context.Context, node NodeID, endings []Ending, wait bool,
-) (ours, held []Token, err error) {
+) (ours, busy []Token, err error) {
 	defer func() { q.countRemoved(ctx, endings, ours) }()
 	if wait {
 		patience := "250ms"
@@ -83,15 +83,15 @@ func (q *Queue) SettleFree(
 	rest := without(endings, ours)
 	for tries := 1; ; tries++ {
 		var more []Token
-		more, held, err = q.settleUnlocked(ctx, node, rest)
+		more, busy, err = q.settleUnlocked(ctx, node, rest)
 		if !changedMeanwhile(err) || tries == triesMax {
-			return append(ours, more...), held, err
+			return append(ours, more...), busy, err
 		}
 	}
 }
 
 // settleUnlocked settles, in one transaction, the endings whose rows it can lock at once.
-func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, held []Token, err error) {
+func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, busy []Token, err error) {
 	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
 	for i, e := range c.endings {
 		if e.verb == verbRelease || e.verb == verbYield { // the entry stays as it is
@@ -99,12 +99,12 @@ func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Endin
 		}
 	}
 	err = postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
-		held, err = pgx.CollectRows(postgres.Query(ctx, tx, q.sql.held, q.ID, c.keys, c.tokens, c.ids),
+		busy, err = pgx.CollectRows(postgres.Query(ctx, tx, q.sql.busy, q.ID, c.keys, c.tokens, c.ids),
 			pgx.RowTo[Token])
 		if err != nil {
 			return q.errorf("lock what is to be settled of", err)
 		}
-		free := without(endings, held)
+		free := without(endings, busy)
 		if len(free) == 0 {
 			return nil
 		}
@@ -115,7 +115,7 @@ func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Endin
 	if err != nil {
 		return nil, nil, err
 	}
-	return ours, held, nil
+	return ours, busy, nil
 }
 
 // without leaves the endings under some tokens out.
@@ -124,10 +124,10 @@ func without(endings []Ending, tokens []Token) []Ending {
 		func(e Ending) bool { return slices.Contains(tokens, e.Lock.Token) })
 }
 
-// heldSQL locks what endings of entries $4 under locks $2 with tokens $3 change, lock records and entries, and
+// busySQL locks what endings of entries $4 under locks $2 with tokens $3 change, lock records and entries, and
 // returns the tokens of those locks of which another transaction has locked a part. It waits for none. An id of 0 is
 // that of no entry.
-const heldSQL = `
+const busySQL = `
 WITH asked AS MATERIALIZED (
     SELECT lock_key COLLATE "C" AS lock_key, token, id
       FROM unnest($2::text[], $3::bigint[], $4::bigint[]) u(lock_key, token, id)

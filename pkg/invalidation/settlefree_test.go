@@ -19,7 +19,7 @@ func TestRowsOfEndingsAreLockedInOnePass(t *testing.T) {
 	}
 	list := func(of []string) string { return "'{" + strings.Join(of, ",") + "}'" }
 	args := fmt.Sprintf("%d, %s, %s, %s", b.q.ID, list(keys), list(tokens), list(ids))
-	b.explainer().explain("held", statement{b.q.sql.held, args}).walk(func(p *plan) {
+	b.explainer().explain("busy", statement{b.q.sql.busy, args}).walk(func(p *plan) {
 		if rows := p.Rows * p.Loops; rows > n {
 			t.Errorf("%s of %s%s returns %.0f rows for %d endings", p.Type, p.CTE, p.Relation, rows, n)
 		}

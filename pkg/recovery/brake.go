@@ -74,8 +74,8 @@ func (c BrakeConfig) depth(entries int64, held bool) *refusal {
 }
 
 // Brake is the duty that refuses pushes where there is nearly no room, and takes them again where there is. It has a
-// loop of its own: a sampling that is slow, hangs or fails does not delay it, and each measurement of its own that hangs
-// delays a pass by a second.
+// loop of its own: a sampling that is slow, hangs or fails does not delay it, and each measurement of its own that
+// hangs delays a pass by a second.
 type Brake struct {
 	cfg    Config
 	db     postgres.DB
@@ -227,8 +227,8 @@ const (
 	measureMax = 15 * time.Second
 	// waitMax bounds the wait of a pass for a measurement.
 	waitMax = time.Second
-	// countsMax is how long a pass begins counts of queues, and countMax bounds each: it reads some 10,000 entries of each
-	// state at most.
+	// countsMax is how long a pass begins counts of queues, and countMax bounds each: it reads some 10,000 entries of
+	// each state at most.
 	countsMax = time.Second
 	countMax  = 5 * time.Second
 	// sampleOld is the age, in pauses between samples, from which the brake counts a queue itself.
@@ -377,8 +377,8 @@ const countBrakedSQL = `
 SELECT coalesce(max(c.initial + c.pending + c.disabled), 0)
   FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c WHERE q.id = $1`
 
-// count counts a queue, unless it was counted a moment ago: the counts of one queue take as large a share of the time as
-// samplings. It begins before until, and returns the depth that is known if there is no count.
+// count counts a queue, unless it was counted a moment ago: the counts of one queue take as large a share of the time
+// as samplings. It begins before until, and returns the depth that is known if there is no count.
 func (b *Brake) count(ctx context.Context, until time.Time, queue int32, known queueDepth) queueDepth {
 	start := time.Now()
 	if start.Before(b.notBefore[queue]) || start.After(until) {

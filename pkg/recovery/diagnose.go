@@ -104,7 +104,7 @@ type Sightings map[invalidation.Token]int64
 // A node runs no entry of a claim whose answer took three quarters of its lease, and lists its
 // locks in each heartbeat. So a heartbeat counts as leaving a lock out if the lock was at least
 // that old, and the lock is stuck when a later heartbeat leaves it out as well: the first list may
-// have been made before the claim's answer, the second was not.
+// have been made before the claim's answer, the second was not. The lock must also be older than the whole lease.
 func Diagnose(o Observation, before Sightings) ([]Stuck, Sightings) {
 	nodes := make(map[invalidation.NodeID]*Node, len(o.Nodes))
 	type mention struct {
@@ -135,7 +135,7 @@ func Diagnose(o Observation, before Sightings) ([]Stuck, Sightings) {
 			if !seen {
 				first = node.Beat
 			}
-			if seen || lock.Age-node.Silent >= node.Lease*3/4 {
+			if seen || lock.Age-node.Silent >= invalidation.ActFor(node.Lease) {
 				after[lock.Token] = first
 			}
 			if seen && node.Beat > first && lock.Age > node.Lease {
@@ -227,9 +227,10 @@ type waitingLock struct {
 	urgent bool // the first one of its lane
 }
 
-// inOrder sorts locks as threads take them: claim by claim, and within a claim first the locks that
-// are the first of their lane on the node, then the others by position. lanes are the lanes of
-// which the node ran a lock.
+// inOrder sorts locks nearly as threads take them: claim by claim, and within a claim first the locks that are the
+// first of their lane on the node, then the others by position. Threads take a lock of the one kind and one of the
+// other in turn, so that after a claim of several lanes a crash may be counted for the wrong lock. lanes are the lanes
+// of which the node ran a lock.
 func inOrder(locks []*Stuck, lanes map[heldLane]bool) []waitingLock {
 	claims := map[int32]int{} // in their order: a claim's first token is smaller than those of later claims
 	for _, s := range locks {

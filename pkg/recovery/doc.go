@@ -3,8 +3,9 @@
 //
 //	duty        work                                                      delay
 //	Locks       frees locks that no node will settle; removes dead nodes  within 2 s after the lease lapsed
-//	Deadlines   promotes due entries, expires late ones, settles cancel   due: at once; late: within 2 s
-//	            requests, fails entries whose model has no instance
+//	Deadlines   promotes due entries, expires late ones, carries out      due: at once; late: within 2 s
+//	            requested cancels, fails entries whose model has
+//	            no instance
 //	Operations  carries out bulk operations                               as throttled
 //	Retention   makes and drops partitions, deletes rows left over        minutes
 //	Compaction  merges waiting entries of mergeable queues that fall      10 s
@@ -32,7 +33,7 @@
 // An entry that was running when its node died counts a crash. The last heartbeat lists the running
 // entries; if fewer ran than the node has threads, those that can have begun since are counted as
 // well. An entry with as many crashes as the crash limit of its queue is dead-lettered as poison. A
-// node that is heard again after its lease had lapsed was suspended or cut off and did not die: its
+// node that is heard again after its lease had lapsed was stopped or cut off and did not die: its
 // crashes are taken back (penstock.take_back_crashes). That an entry may have run (Entry.MayHaveRun) does not go by
 // this count: it is noted of all entries whose locks are freed, and stays. An entry that one more crash makes poison is
 // a suspect: a node runs one suspect at a time, so that the next death has one cause.

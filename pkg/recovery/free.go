@@ -41,7 +41,7 @@ func (l *Locks) free(ctx context.Context, stuck []Stuck) error {
 	for _, batch := range batches(chosen, l.cfg.BatchLocksMax) {
 		queue, known := queues[batch[0].QueueID]
 		if !known {
-			l.postpone(ctx, batch, fmt.Errorf("queue %d is not registered", batch[0].QueueID))
+			l.putOff(ctx, batch, fmt.Errorf("queue %d is not registered", batch[0].QueueID))
 			continue
 		}
 		if err := l.freeBatch(ctx, queue, batch); err != nil {
@@ -124,12 +124,12 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 	switch {
 	case err == nil:
 		l.answer()
-		l.settle(ctx, q, batch, freed)
+		l.noteFreed(ctx, q, batch, freed)
 		return nil
 	case general(err) || ctx.Err() != nil:
 		return err
 	case len(batch) == 1:
-		l.postpone(ctx, batch, err)
+		l.putOff(ctx, batch, err)
 		return nil
 	}
 	for _, one := range slices.Collect(slices.Chunk(batch, 1)) {
@@ -158,9 +158,9 @@ func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuc
 	return r, err
 }
 
-// settle records the result of a batch. A lock that was not freed is deferred; if it is gone, the
+// noteFreed records the result of a batch. A lock that was not freed is deferred; if it is gone, the
 // deferral is dropped later.
-func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck, r invalidation.Recovered) {
+func (l *Locks) noteFreed(ctx context.Context, q *invalidation.Queue, batch []Stuck, r invalidation.Recovered) {
 	freed := make(map[invalidation.Token]bool, len(r.Freed))
 	for _, token := range r.Freed {
 		freed[token] = true
@@ -186,7 +186,7 @@ func (l *Locks) settle(ctx context.Context, q *invalidation.Queue, batch []Stuck
 			"queue", q.Name, "entry", id)
 	}
 	l.done.Add(func(status *LocksStatus) { status.DeadLettered += int64(len(r.DeadLettered)) })
-	l.postpone(ctx, left, errUnresolved)
+	l.putOff(ctx, left, errUnresolved)
 }
 
 const (
@@ -199,8 +199,8 @@ const (
 	quietTries = 20
 )
 
-// postpone defers locks for a time that grows with each try, and logs them.
-func (l *Locks) postpone(ctx context.Context, locks []Stuck, why error) {
+// putOff defers locks for a time that grows with each try, and logs them.
+func (l *Locks) putOff(ctx context.Context, locks []Stuck, why error) {
 	for _, s := range locks {
 		d := l.deferred[s.Token]
 		wait := min(deferFirst<<min(d.tries, 10), deferMax)

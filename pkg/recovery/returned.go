@@ -10,7 +10,7 @@ import (
 )
 
 // takeBack uncounts the crashes of nodes whose lease had lapsed and that are heard again: they were
-// suspended, preempted or cut off, and had not died. Their locks were freed and are not restored.
+// stopped, preempted or cut off, and had not died. Their locks were freed and are not restored.
 func (l *Locks) takeBack(ctx context.Context, nodes []Node) error {
 	for _, n := range nodes {
 		if !n.Blamed || n.dead() {

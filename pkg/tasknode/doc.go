@@ -1,4 +1,5 @@
-// Package tasknode runs entries: a few scheduling threads claim them, many processing threads run their handlers.
+// Package tasknode runs entries: a few scheduling threads claim them, many processing threads run their
+// handlers, and a few settling threads record how the runs ended.
 //
 // # The way of a job
 //
@@ -12,8 +13,8 @@
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
 //
 // Beside them: lanes.go is the table of lanes, lane.go and lane_lease.go are the state of one lane, and poll.go finds
-// those that have work. yield.go decides which groups yield to others. fetched.go counts what the node holds and how
-// long runs take, waiting.go is the line of jobs that no thread has taken yet, jobs.go knows every job from the
+// those that have work. giveway.go decides which groups give way to others. fetched.go counts what the node holds and
+// how long runs take, waiting.go is the line of jobs that no thread has taken yet, jobs.go knows every job from the
 // claim to its recorded end. heartbeat.go renews the lease of the node and carries out the orders that come back.
 //
 // # The life of a lane in the table
@@ -30,7 +31,8 @@
 //	         │                └────────────────────────────────────┤
 //	         └── something came free, or 200 ms passed ────────────┘
 //
-// A lane that was refused is wanted: a running group whose lane ranks behind it yields after its present entry.
+// A lane that was refused is wanted: a running group whose lane ranks behind it gives way after its present entry, and
+// is released at its old position.
 //
 // # What bounds the node
 //
@@ -39,8 +41,15 @@
 // run dry while the next claim is on its way. So memory is bounded by permits, never by the backlog, and a database
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.
 //
-// The first lock of a lane of which the node holds no other is urgent: it goes before other jobs, and while
-// all threads are busy one spare thread runs it. So the node runs one job more than it has threads at most.
+// The first lock of a lane of which the node holds no other is urgent: threads take an urgent job and another one in
+// turn (waiting.go), and while all threads are busy one spare thread runs urgent jobs. So the node runs one job more
+// than it has threads at most.
+//
+// # Words
+//
+//	permit  the right to hold one lock on this node; taken before the claim
+//	gate    a further condition on taking entries of a queue: the governor, the slots of a model (Config.Gates)
+//	urgent  the first lock of a lane of which the node holds no other
 //
 // # What ends a run early
 //

@@ -10,7 +10,7 @@ import (
 type fetched struct {
 	mu     sync.Mutex
 	queues map[*servedQueue]*holding
-	lanes  map[flowKey]int // locks of each lane; lanes with none are not in it
+	lanes  map[laneKey]int // locks of each lane; lanes with none are not in it
 }
 
 // holding is what the node holds and knows of a queue.
@@ -21,7 +21,7 @@ type holding struct {
 }
 
 func newFetched() *fetched {
-	return &fetched{queues: map[*servedQueue]*holding{}, lanes: map[flowKey]int{}}
+	return &fetched{queues: map[*servedQueue]*holding{}, lanes: map[laneKey]int{}}
 }
 
 func (f *fetched) of(s *servedQueue) *holding {
@@ -63,7 +63,7 @@ func (f *fetched) unreserve(s *servedQueue, n int) {
 }
 
 // hold counts n locks more of a lane, and says whether they are the only ones on this node.
-func (f *fetched) hold(lane flowKey, n int) (only bool) {
+func (f *fetched) hold(lane laneKey, n int) (only bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.lanes[lane] += n
@@ -83,7 +83,7 @@ func (f *fetched) ended(jobs []*job) {
 }
 
 // held is how many locks of a lane the node holds.
-func (f *fetched) held(lane flowKey) int {
+func (f *fetched) held(lane laneKey) int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.lanes[lane]

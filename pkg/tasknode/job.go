@@ -27,7 +27,7 @@ type job struct {
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
 	now     []invalidation.EntryID          // the entries of the run that goes on, several of a batch
-	begun   bool                            // an entry has begun to run
+	begun   bool                            // a run was prepared, see markBegun
 }
 
 func (j *job) covers(id invalidation.EntryID) bool {
@@ -106,8 +106,8 @@ func (b *claimedBatch) enqueue() {
 }
 
 // atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
-// The others of a group are charged one by one, when they begin (see chargeNext): a group may yield after each, and a
-// charge for entries that do not run would keep its flow behind others.
+// The others of a group are charged one by one, when they begin (see chargeNext): a group may give way after each, and
+// a charge for entries that do not run would keep its flow behind others.
 func atOnce(h invalidation.Handler, lock *invalidation.Lock) []invalidation.Entry {
 	if _, batch := h.(invalidation.BatchHandler); batch {
 		return lock.Entries

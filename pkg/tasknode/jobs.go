@@ -46,10 +46,11 @@ func (r *jobs) tokens() (all, begun []invalidation.Token) {
 	return all, begun
 }
 
-// prepare keeps the function that ends the run which is about to begin. What ran before is over: a request
+// markBegun keeps the function that ends the run which is about to begin. What ran before is over: a request
 // to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as begun:
-// if the node dies, recovery counts a crash for it.
-func (r *jobs) prepare(j *job, cancel context.CancelCauseFunc, timed bool) {
+// if the node dies, recovery counts a crash for it, though the entry may still be cancelled before its handler is
+// called.
+func (r *jobs) markBegun(j *job, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
 	j.cancel, j.now, j.begun = cancel, nil, true
 	if timed {

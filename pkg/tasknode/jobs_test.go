@@ -23,17 +23,17 @@ func assigned(ids ...invalidation.EntryID) *job {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
 	q := &invalidation.Queue{ID: 1}
-	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: flowKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
+	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
 }
 
 // A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d, job := newJobs(), assigned(1, 2)
 	d.add(job)
-	d.prepare(job, func(error) {}, true)
+	d.markBegun(job, func(error) {}, true)
 	d.begin(job, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.prepare(job, cancel, true)
+	d.markBegun(job, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
 	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
 		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", asked, context.Cause(ctx))
@@ -166,7 +166,7 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	d, job := newJobs(), assigned(1)
 	job.charged = 1
 	d.add(job)
-	d.prepare(job, func(error) {}, true)
+	d.markBegun(job, func(error) {}, true)
 	sum := 0.0
 	charge := func(_ invalidation.Candidate, more float64) { sum += more }
 	now := job.timed.Add(5 * time.Second)
@@ -204,7 +204,7 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	n.jobs.add(j)
-	n.jobs.prepare(j, cancel, true)
+	n.jobs.markBegun(j, cancel, true)
 	if err := n.beat(t.Context()); err == nil {
 		t.Fatal("the database answered")
 	}
@@ -222,7 +222,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n.jobs.add(j)
-		n.jobs.prepare(j, cancel, true)
+		n.jobs.markBegun(j, cancel, true)
 		causes[lapse] = func() error { return context.Cause(ctx) }
 	}
 	if left := n.lapse(); left > 0 || n.claiming() {
@@ -245,7 +245,7 @@ func TestHeartbeatsListWhatHasBegun(t *testing.T) {
 	runs.lock.Token = 2
 	r.add(waits)
 	r.add(runs)
-	r.prepare(runs, func(error) {}, true)
+	r.markBegun(runs, func(error) {}, true)
 	all, begun := r.tokens()
 	if len(all) != 2 || !slices.Equal(begun, []invalidation.Token{2}) {
 		t.Errorf("held %v, begun %v, want both and 2", all, begun)

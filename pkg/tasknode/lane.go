@@ -9,7 +9,7 @@ import (
 // lane is a lane as the table remembers it.
 type lane struct {
 	invalidation.Candidate
-	key      flowKey
+	key      laneKey
 	lowWater int64 // position at which the next claim begins
 	stuck    int64 // position before which are rows that could not be claimed: the next claim begins behind them
 	active   int   // index in laneTable.active, from 1; 0: there is no work
@@ -31,7 +31,7 @@ type lane struct {
 	urgent bool // its first lock waits among the urgent jobs; guarded by waiting
 
 	wantedAt    time.Time // when it was refused last, see laneTable.wanted
-	yieldedAt   time.Time // when a group yielded to it last
+	gaveWayAt   time.Time // when a group gave way to it last
 	wantsPermit bool      // a permit of the node was missing; else what the jobs of its queue share
 }
 

@@ -15,11 +15,11 @@ type laneTable struct {
 	mu     sync.Mutex
 	ranker Ranker
 	queues map[int32]*servedQueue
-	lanes  map[flowKey]*lane
+	lanes  map[laneKey]*lane
 	active []*lane // those that have work, in no order
 	freed  int64   // counts whenever something came free that a claim may need
 	top    int64   // the last position that any poll or claim has met
-	want   []*lane // those that were refused, and to which running groups may yield
+	want   []*lane // those that were refused, and to which running groups may give way
 	// anyWanted is set while want is not empty: it is asked between all entries of groups
 	anyWanted atomic.Bool
 	// of the last ranking, kept so that the next one need not make them
@@ -28,7 +28,7 @@ type laneTable struct {
 	chosen     []int
 }
 
-type flowKey struct {
+type laneKey struct {
 	queue int32
 	lane  invalidation.Lane
 }
@@ -49,7 +49,7 @@ type servedQueue struct {
 const rememberMax = 20_000
 
 func newLaneTable(ranker Ranker) *laneTable {
-	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[flowKey]*lane{}, freed: 1}
+	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, freed: 1}
 }
 
 // serve replaces the queues that the node serves, and says whether they are others than before. In the map it
@@ -67,7 +67,7 @@ func (t *laneTable) serve(queues map[int32]*servedQueue) (changed bool) {
 		}
 	}
 	t.queues = queues
-	maps.DeleteFunc(t.lanes, func(k flowKey, l *lane) bool {
+	maps.DeleteFunc(t.lanes, func(k laneKey, l *lane) bool {
 		gone := queues[k.queue] == nil
 		if gone {
 			t.sleep(l)
@@ -97,7 +97,7 @@ func (t *laneTable) hint(queue int32, named *invalidation.Lane) {
 	if named == nil && !s.seen {
 		return
 	}
-	key := flowKey{queue, s.last}
+	key := laneKey{queue, s.last}
 	if named != nil {
 		key.lane = *named
 	}
@@ -110,7 +110,7 @@ func (t *laneTable) hint(queue int32, named *invalidation.Lane) {
 }
 
 // lane returns a lane, and makes it where it is not known. It comes after all that is.
-func (t *laneTable) lane(key flowKey) *lane {
+func (t *laneTable) lane(key laneKey) *lane {
 	l := t.lanes[key]
 	if l == nil {
 		t.forget()
@@ -140,7 +140,7 @@ func (t *laneTable) found(queue int32, heads []invalidation.LaneHead) {
 // forget drops lanes without work where there are very many: flows may come once and never again.
 func (t *laneTable) forget() {
 	if len(t.lanes) > rememberMax {
-		maps.DeleteFunc(t.lanes, func(_ flowKey, l *lane) bool { return l.active == 0 && !l.claiming })
+		maps.DeleteFunc(t.lanes, func(_ laneKey, l *lane) bool { return l.active == 0 && !l.claiming })
 	}
 }
 
@@ -155,7 +155,7 @@ func (t *laneTable) again(queue int32, head invalidation.LaneHead) {
 
 // at notes a ready row of a lane.
 func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
-	key := flowKey{queue, h.Lane}
+	key := laneKey{queue, h.Lane}
 	l := t.lanes[key]
 	if l == nil {
 		l = &lane{key: key, lowWater: h.Position, headAt: time.Now()}

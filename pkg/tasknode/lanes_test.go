@@ -149,9 +149,9 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	for i, s := range []*servedQueue{before, before, now} {
 		n.fetched.reserve(s, 0, 1)
 		n.permits.take(1, 0)
-		n.fetched.hold(flowKey{queue: 1}, 1)
+		n.fetched.hold(laneKey{queue: 1}, 1)
 		lock := &invalidation.Lock{Token: invalidation.Token(i)}
-		p.jobs = append(p.jobs, &job{lock: lock, served: s, lane: &lane{key: flowKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
+		p.jobs = append(p.jobs, &job{lock: lock, served: s, lane: &lane{key: laneKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
 	}
 	n.free(p)
@@ -252,7 +252,7 @@ func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
 	for i := range 2 * rememberMax {
 		lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(i)}
 		b.hint(1, &lane)
-		b.sleep(b.lanes[flowKey{1, lane}]) // claimed and emptied
+		b.sleep(b.lanes[laneKey{1, lane}]) // claimed and emptied
 	}
 	if n := len(b.lanes); n > rememberMax+1 {
 		t.Errorf("the board remembers %d lanes without work", n)
@@ -298,7 +298,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
 	b.leaveAsleep(visits[0])
-	c := b.lanes[flowKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
+	c := b.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
 	b.advance(&laneLease{servedQueue: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
 	wants("c")
 	wants("a", "b")

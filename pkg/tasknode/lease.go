@@ -58,9 +58,8 @@ func (n *Node) lapse() (left time.Duration) {
 	return left
 }
 
-// leaseBound is for how long the node acts on what the database told it last. The leader waits for the whole
-// lease; the quarter between is for runs to end.
-func (n *Node) leaseBound() time.Duration { return n.cfg.Lease * 3 / 4 }
+// leaseBound is for how long the node acts on what the database told it last.
+func (n *Node) leaseBound() time.Duration { return invalidation.ActFor(n.cfg.Lease) }
 
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
 // renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the

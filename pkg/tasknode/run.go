@@ -98,7 +98,7 @@ func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, inv
 	switch ran := time.Since(start); {
 	case ran >= j.queue.Config.QuantumTime:
 		return invalidation.Yield
-	case ran >= aheadTime && (n.waiting.crowded() || n.lanes.yields(j.lane, n.fetched.held, time.Now())):
+	case ran >= aheadTime && (n.waiting.crowded() || n.lanes.givesWay(j.lane, n.fetched.held, time.Now())):
 		return release
 	}
 	return nil
@@ -156,7 +156,7 @@ func withCause(ctx context.Context, err error) error {
 // runContext is the context of one run. Its cause says why it ended.
 func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(n.runs)
-	n.jobs.prepare(j, cancel, e.Cost == 0)
+	n.jobs.markBegun(j, cancel, e.Cost == 0)
 	if e.FinishIn == invalidation.NoDeadline && j.queue.Config.RunTimeout == 0 {
 		return ctx, func() { cancel(nil) }
 	}

@@ -194,8 +194,8 @@ func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	}
 	held := map[string]int{"noisy": 8}
 	yields := func(own *laneLease) bool {
-		now = now.Add(2 * yieldEvery)
-		return table.yields(own.lane, func(k flowKey) int { return held[k.lane.Flow] }, now)
+		now = now.Add(2 * giveWayEvery)
+		return table.givesWay(own.lane, func(k laneKey) int { return held[k.lane.Flow] }, now)
 	}
 	noisy := lease(1, "noisy")
 	table.leaveAsleep(noisy)

@@ -10,8 +10,9 @@ import (
 const (
 	// wantedFor is for how long a lane counts as wanted after it was refused. It is tried again more often than that.
 	wantedFor = time.Second
-	// yieldEvery is the time between two groups that yield to one lane: by then it was claimed from, or refused again.
-	yieldEvery = 50 * time.Millisecond
+	// giveWayEvery is the time between two groups that give way to one lane: by then it was claimed from, or refused
+	// again.
+	giveWayEvery = 50 * time.Millisecond
 )
 
 // wanted notes that a lane was refused for want of something that a running job has: a permit of the node, or
@@ -35,11 +36,11 @@ func (t *laneTable) unwant(l *lane) {
 	}
 }
 
-// yields says that a job of that lane should give up what it holds, between two of its entries, since a lane
+// givesWay says that a job of that lane should give up what it holds, between two of its entries, since a lane
 // that ranks before its own was refused. So one flow with long groups does not keep others waiting for its
-// quantum. A lane that holds locks here is yielded to only by one that would still have as many, so that two
+// quantum. A lane that holds locks here is given way to only by one that would still have as many, so that two
 // lanes do not pass a lock to and fro.
-func (t *laneTable) yields(own *lane, held func(flowKey) int, now time.Time) bool {
+func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) bool {
 	if !t.anyWanted.Load() {
 		return false
 	}
@@ -55,7 +56,7 @@ func (t *laneTable) yields(own *lane, held func(flowKey) int, now time.Time) boo
 		}
 		theirs := held(l.key)
 		fewer := theirs == 0 || theirs+1 < mine
-		open := !l.claiming && now.Sub(l.yieldedAt) > yieldEvery
+		open := !l.claiming && now.Sub(l.gaveWayAt) > giveWayEvery
 		if l != own && open && (l.wantsPermit || l.key.queue == own.key.queue) && fewer {
 			l.Busy = false // as it was when its thread took it
 			candidates, lanes = append(candidates, &l.Candidate), append(lanes, l)
@@ -69,17 +70,17 @@ func (t *laneTable) yields(own *lane, held func(flowKey) int, now time.Time) boo
 	if len(first) == 0 || first[0] == 0 {
 		return false
 	}
-	lanes[first[0]].yieldedAt = now
+	lanes[first[0]].gaveWayAt = now
 	return true
 }
 
-// granted returns the lane to which a group has just yielded, if it may be claimed from now: what came free
+// granted returns the lane to which a group has just given way, if it may be claimed from now: what came free
 // is for that lane. The ranking alone could give it back to the lane of the group, whose charge for entries
 // that have not run is returned.
 func (t *laneTable) granted(now time.Time) *lane {
 	for _, l := range t.want {
 		s := t.queues[l.key.queue]
-		if now.Sub(l.yieldedAt) <= yieldEvery && s != nil && !l.claiming && !l.resting(now, t.freed) &&
+		if now.Sub(l.gaveWayAt) <= giveWayEvery && s != nil && !l.claiming && !l.resting(now, t.freed) &&
 			s.open(l.key.lane.Flow, now, t.freed) {
 			l.Queue = s.queue
 			return l
