@@ -74,7 +74,7 @@ func Sentinel(sqlstate string) error { return sentinels[sqlstate] }
 // the hint of the function; a full queue is a FullError. Others pass through.
 func Translate(err error) error {
 	var pg *pgconn.PgError
-	if errors.As(err, &pg) && sentinels[pg.Code] == ErrQueueFull {
+	if errors.As(err, &pg) && errors.Is(sentinels[pg.Code], ErrQueueFull) {
 		return fullError(pg)
 	}
 	return postgres.Named(err, sentinels)
