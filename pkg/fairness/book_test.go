@@ -360,7 +360,7 @@ func TestReturningFlowStartsAtServiceThatWasAttained(t *testing.T) {
 			if first := b.Rank(nil, []Lane{noisy, quiet}, 1, at(now))[0]; first != 1 {
 				t.Fatalf("%v nodes, push %d: the noisy flow goes first", nodes, push)
 			}
-			// A group yields to the quiet flow, and is claimed again afterwards.
+			// A group gives way to the quiet flow, and is claimed again afterwards.
 			b.Settle(noisy, 10, 0.2, at(now))
 			b.Charge(quiet, 0.25, at(now))
 			now += 0.25

@@ -202,7 +202,7 @@ func (s *settler) close() {
 	s.arrived.Broadcast()
 }
 
-// settle is one of the settling workers. It returns when the settler is closed and empty. When ctx ends it gives
+// settle is one of the settling threads. It returns when the settler is closed and empty. When ctx ends it gives
 // up on what cannot be recorded: that is left to recovery.
 func (n *Node) settle(ctx context.Context) {
 	for {

@@ -264,7 +264,7 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 }
 
 // Each of a thousand locks whose rows another transaction holds was tried again by itself, about once a second: a
-// thousand transactions a second on all settling workers.
+// thousand transactions a second on all settling threads.
 func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const locks = 1000

@@ -177,7 +177,7 @@ func (noisyLast) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool)
 }
 
 // A lane that was refused has the turn of a group whose lane ranks behind it, but not that of one with as few locks here.
-func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
+func TestAGroupGivesWayToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	table := newLaneTable(noisyLast{&turns{}})
 	table.serve(map[int32]*servedQueue{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
 	lane := func(flow string) invalidation.LaneHead {
@@ -193,37 +193,37 @@ func TestAGroupYieldsToALaneThatRanksBeforeItsOwn(t *testing.T) {
 		return v
 	}
 	held := map[string]int{"noisy": 8}
-	yields := func(own *laneLease) bool {
+	givesWay := func(own *laneLease) bool {
 		now = now.Add(2 * giveWayEvery)
 		return table.givesWay(own.lane, func(k laneKey) int { return held[k.lane.Flow] }, now)
 	}
 	noisy := lease(1, "noisy")
 	table.leaveAsleep(noisy)
-	if yields(noisy) {
-		t.Error("it yields though no lane was refused")
+	if givesWay(noisy) {
+		t.Error("it gives way though no lane was refused")
 	}
 	quiet := lease(1, "quiet")
 	table.wanted(quiet, false)
 	table.refuse(quiet, now.Add(time.Hour))
-	if !yields(noisy) {
+	if !givesWay(noisy) {
 		t.Error("it does not yield to a lane of its queue that was refused")
 	}
 	held["quiet"] = 7
-	if yields(noisy) {
-		t.Error("it yields to a lane that would hold as many locks as its own then")
+	if givesWay(noisy) {
+		t.Error("it gives way to a lane that would hold as many locks as its own then")
 	}
 	held["quiet"] = 0
 	other := lease(2, "noisy")
 	table.leaveAsleep(other)
-	if yields(other) {
-		t.Error("it yields though the lane of another queue did not want a permit")
+	if givesWay(other) {
+		t.Error("it gives way though the lane of another queue did not want a permit")
 	}
 	quiet.lane.wantsPermit = true
-	if !yields(other) {
+	if !givesWay(other) {
 		t.Error("it does not yield a permit, which all queues share")
 	}
 	table.advance(quiet, invalidation.Claimed{Scanned: 1, Locks: make([]*invalidation.Lock, 1)}, false, 0)
-	if yields(noisy) {
-		t.Error("it yields though the lane was claimed from")
+	if givesWay(noisy) {
+		t.Error("it gives way though the lane was claimed from")
 	}
 }
