@@ -324,7 +324,7 @@ func (b *Brake) report(ctx context.Context, measurement string, err error) {
 		return
 	}
 	if !b.failing[measurement] && ctx.Err() == nil {
-		b.cfg.Log.ErrorContext(ctx, "cannot measure what the brake goes by; pushes that it refuses stay refused",
+		b.cfg.Log.ErrorContext(ctx, "cannot measure the room for pushes; those that it refuses stay refused",
 			"measurement", measurement, "error", err)
 	}
 	b.failing[measurement] = true
