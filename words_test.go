@@ -25,6 +25,7 @@ var oneMeaning = map[string]sharedName{
 	},
 	"ListenConfig": {"api invalidation", "where to listen; the package says for what"},
 	"Handler":      {"invalidation webhook", "webhook.Handler implements invalidation.Handler"},
+	"Reports":      {"api inference", "inference.Reports implements api.Reports"},
 	"Ranker":       {"fairness tasknode", "fairness.Ranker implements tasknode.Ranker"},
 	"Fence":        {"election recovery", "election.Fence implements recovery.Fence"},
 	"Model":        {"operator worker", "operator's is the row that operators see"},

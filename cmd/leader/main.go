@@ -169,7 +169,7 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	if err := config.CheckKey("leader.inference.callback_key", key); err != nil {
 		return nil, err
 	}
-	return inference.NewCallbacks("", []byte(key), db, log), nil
+	return inference.NewReports("", []byte(key), db, log), nil
 }
 
 // policy returns the policy for addresses that a push may name.

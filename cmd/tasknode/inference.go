@@ -30,7 +30,7 @@ func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.Dispa
 	if err := config.CheckKey("tasknode.inference.callback_key", key); err != nil {
 		return c, err
 	}
-	c.Callbacks = inference.NewCallbacks(i.CallbackURL, []byte(key), db, log)
+	c.Reports = inference.NewReports(i.CallbackURL, []byte(key), db, log)
 	return c, nil
 }
 

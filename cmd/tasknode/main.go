@@ -102,7 +102,7 @@ type node struct {
 	task      *tasknode.Node
 	ranker    *fairness.Ranker
 	inference *inference.Service
-	callbacks *inference.Callbacks // nil: asynchronous workers have nowhere to report to
+	reports   *inference.Reports // nil: asynchronous workers have nowhere to report to
 	governor  *governor.Governor
 	declared  *statements
 	listener  *invalidation.Listener
@@ -124,7 +124,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	if err != nil {
 		return nil, err
 	}
-	n.callbacks = dispatch.Callbacks
+	n.reports = dispatch.Reports
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Adapters: worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read},
 		Pool:     inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
@@ -284,8 +284,8 @@ func (n *node) routes(draining api.Check) http.Handler {
 		Checks:  []api.Check{{Name: "database", Run: n.beats.Ping}, draining},
 		Metrics: promhttp.HandlerFor(n.registry(), promhttp.HandlerOpts{}), Log: n.log,
 	}
-	if n.callbacks != nil {
-		cfg.Reports = n.callbacks
+	if n.reports != nil {
+		cfg.Reports = n.reports
 	}
 	return api.NewProbes(cfg)
 }

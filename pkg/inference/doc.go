@@ -43,7 +43,7 @@
 //	residual.go                how long calls that run will take yet, for the autoscaler
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
-//	remote.go, callbacks.go    runs that outlive their connection or their node
+//	remote.go, reports.go      runs that outlive their connection or their node
 //	health.go, breaker.go      probes, slots whose node is gone, quarantines
 //	service.go                 all of it together, for a node
 package inference

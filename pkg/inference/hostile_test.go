@@ -86,10 +86,10 @@ func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
 // A report that cannot be kept is refused for good, so that its worker gives up, and none is kept that cannot be read.
 func TestReportThatCannotBeKeptIsRefused(t *testing.T) {
 	b := newBed(t, asyncModel())
-	c := NewCallbacks("http://127.0.0.1:9", []byte("sixteen bytes or more"), b.pool, quiet)
+	c := NewReports("http://127.0.0.1:9", []byte("sixteen bytes or more"), b.pool, quiet)
 	w := b.longWorker(`{"status":"cancelled"}`)
 	b.instance("gpu-1", w.URL+"/run", 1)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{Callbacks: c}})
+	b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: c}})
 	id := b.push(`{}`)[0]
 	b.await(1, `SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`)
 	token := int64(b.count(`SELECT token FROM penstock.remote_run`))

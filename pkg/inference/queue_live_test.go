@@ -109,14 +109,14 @@ func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	b.instance("cpu-1", server.URL, 1)
 
 	// One address for all nodes, as behind a load balancer: here it leads to a process that runs nothing itself.
-	var front atomic.Pointer[Callbacks]
+	var front atomic.Pointer[Reports]
 	address := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { takeAt(front.Load(), w, r) }))
 	t.Cleanup(address.Close)
-	callbacks := func() *Callbacks {
-		return NewCallbacks(address.URL, []byte("key of the installation"), b.pool, quiet)
+	newReports := func() *Reports {
+		return NewReports(address.URL, []byte("key of the installation"), b.pool, quiet)
 	}
-	front.Store(callbacks())
-	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Callbacks: callbacks()}} }
+	front.Store(newReports())
+	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Reports: newReports()}} }
 
 	first := b.start(config())
 	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, workertest.Picture(t, "HELLO")))[0]

@@ -48,7 +48,7 @@ type DispatchConfig struct {
 	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
 	StoreWait   time.Duration // for an object store that is away, before a result is stored in its row: 15 min
 	// where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
-	Callbacks *Callbacks
+	Reports *Reports
 }
 
 // triesMax is how many instances are tried for one claim before the entry is handed back.

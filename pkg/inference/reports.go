@@ -21,10 +21,10 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// Callbacks receives reports of asynchronous workers, in any process that has the key: the end of a
+// Reports receives reports of asynchronous workers, in any process that has the key: the end of a
 // run is kept with the run, where the node that follows it reads it. So no report is lost with the
 // process that took it, nor with the node.
-type Callbacks struct {
+type Reports struct {
 	base string // URL under which workers reach such a process
 	key  []byte
 	db   postgres.DB
@@ -43,25 +43,25 @@ type subscriber struct {
 	reports chan worker.Outcome // takes one
 }
 
-// NewCallbacks returns callbacks under base, a URL, whose addresses cannot be guessed by clients that do not
-// have key. All processes of an installation share the key. Base may be empty where reports are
+// NewReports returns the receiver of reports under base, a URL, whose addresses cannot be guessed by clients
+// that do not have key. All processes of an installation share the key. Base may be empty where reports are
 // taken and no runs are started.
-func NewCallbacks(base string, key []byte, db postgres.DB, log *slog.Logger) *Callbacks {
+func NewReports(base string, key []byte, db postgres.DB, log *slog.Logger) *Reports {
 	log = cmp.Or(log, slog.Default())
-	return &Callbacks{
+	return &Reports{
 		base: strings.TrimSuffix(base, "/"), key: key, db: db, log: log,
 		subscribers: map[*subscriber]struct{}{},
 	}
 }
 
 // address of the reports on one lock of an entry, as pkg/api serves it.
-func (c *Callbacks) address(entry string, token int64) string {
+func (c *Reports) address(entry string, token int64) string {
 	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token,
 		worker.CallbackToken(c.key, entry, token))
 }
 
 // Known says whether key is that of the address for reports on one lock of an entry.
-func (c *Callbacks) Known(entry, token int64, key string) bool {
+func (c *Reports) Known(entry, token int64, key string) bool {
 	return worker.CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
 }
 
@@ -84,7 +84,7 @@ SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 
 // of its end counts. It returns false if the run is not stored yet and the worker must come again,
 // ErrLockLost if the run is over because its lock was lost, and ErrState if the entry has ended
 // otherwise.
-func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
+func (c *Reports) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
 	var (
 		ended            bool
 		lock             int64
@@ -130,7 +130,7 @@ func (c *Callbacks) Take(ctx context.Context, entry, token int64, body []byte) (
 
 // repeated answers for an entry that has ended: well if it was by this report, whose answer may
 // have been lost.
-func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
+func (c *Reports) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
 	e, err := invalidation.Outcome(ctx, c.db, entry)
 	switch {
 	case err != nil:
@@ -145,7 +145,7 @@ func (c *Callbacks) repeated(ctx context.Context, entry invalidation.EntryID, to
 // subscribe prepares for reports on a run that was started under token. Protocols without them need
 // none.
 func (a *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
-	c := a.config.Callbacks
+	c := a.config.Reports
 	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog &&
 		a.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}
@@ -174,7 +174,7 @@ func (a *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
 const reportsPause = 250 * time.Millisecond
 
 // poll reads reports until no run is followed any more. An error is logged once.
-func (c *Callbacks) poll() {
+func (c *Reports) poll() {
 	warned := false
 	for {
 		time.Sleep(reportsPause)
@@ -202,7 +202,7 @@ SELECT w.n, r.report
                       WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token
                         AND report IS NOT NULL OFFSET 0) r`
 
-func (c *Callbacks) readReports(all []*subscriber) error {
+func (c *Reports) readReports(all []*subscriber) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	queues, entries, tokens := make([]int32, len(all)), make([]int64, len(all)), make([]int64, len(all))

@@ -27,7 +27,7 @@ import (
 )
 
 // takeAt is pkg/api's address for reports in a few lines.
-func takeAt(c *Callbacks, w http.ResponseWriter, r *http.Request) {
+func takeAt(c *Reports, w http.ResponseWriter, r *http.Request) {
 	entry, _ := strconv.ParseInt(r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:], 10, 64)
 	token, _ := strconv.ParseInt(r.URL.Query().Get("token"), 10, 64)
 	body, _ := io.ReadAll(r.Body)
@@ -48,7 +48,7 @@ type reporter struct {
 	gone  bool // it does not know its runs any more
 }
 
-func (b *bed) reporter(c *Callbacks) *reporter {
+func (b *bed) reporter(c *Reports) *reporter {
 	w := &reporter{}
 	w.gpu = b.gpu(func(r *http.Request) (int, string) {
 		w.mu.Lock()
@@ -80,11 +80,11 @@ func (w *reporter) tokens() []invalidation.Token {
 const stored = `SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`
 
 // reported is a bed with one node that follows the run of one entry at a worker, and a leader that takes reports.
-func reported(t *testing.T) (b *bed, w *reporter, leader *Callbacks, first *miniNode, id invalidation.EntryID, config func() ServiceConfig) {
+func reported(t *testing.T) (b *bed, w *reporter, leader *Reports, first *miniNode, id invalidation.EntryID, config func() ServiceConfig) {
 	b = newBed(t, asyncModel())
-	leader = NewCallbacks("", []byte("key of the installation"), b.pool, quiet)
+	leader = NewReports("", []byte("key of the installation"), b.pool, quiet)
 	config = func() ServiceConfig {
-		return ServiceConfig{Dispatch: DispatchConfig{Callbacks: NewCallbacks("http://leader:8420/", []byte("key of the installation"), b.pool, quiet)}}
+		return ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader:8420/", []byte("key of the installation"), b.pool, quiet)}}
 	}
 	w = b.reporter(leader)
 	b.instance("gpu-1", w.URL+"/generate", 1)
@@ -192,10 +192,10 @@ func (d *brokenDB) Query(ctx context.Context, sql string, args ...any) (pgx.Rows
 func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	var out bytes.Buffer
 	db := &brokenDB{DB: pgtest.New(t)}
-	c := NewCallbacks("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
+	c := NewReports("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
 	model := asyncModel()
 	model.Protocol = worker.ProtocolGeneric
-	a := &dispatch{Dispatcher: &Dispatcher{config: DispatchConfig{Callbacks: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
+	a := &dispatch{Dispatcher: &Dispatcher{config: DispatchConfig{Reports: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
 	db.broken.Store(true)
 	_, done := a.subscribe(1)
 	until := func(n int64) {
@@ -245,7 +245,7 @@ func TestReportOfADeadRunIsRefused(t *testing.T) {
 
 func TestReportOfARunThatIsNotStoredYetIsAskedForAgain(t *testing.T) {
 	b := newBed(t, asyncModel())
-	leader := NewCallbacks("", []byte("key"), b.pool, quiet)
+	leader := NewReports("", []byte("key"), b.pool, quiet)
 	if _, err := leader.Take(b.ctx, 4711, 1, []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrEntryNotFound) {
 		t.Errorf("report on an entry that never was: %v", err)
 	}
