@@ -107,8 +107,8 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 		})
 		group.queue.Config.QuantumTime = time.Hour
 		lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
-		batch := &claimedBatch{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
-		batch.accept(lease, []*invalidation.Lock{group.lock})
+		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
+		answer.accept(lease, []*invalidation.Lock{group.lock})
 		n.process(n.waiting.next())
 		if ranker.most > 11 || ranker.open > 0.001 || ranker.open < -0.001 {
 			t.Errorf("at most %.1f s were charged at once and %.1f stay, want one run of 10 s and none", ranker.most,

@@ -131,13 +131,13 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	}
 	unused := reserved.Part(reserved.locks - len(locks))
 	unused.Release()
-	batch := &claimedBatch{
+	answer := &claimAnswer{
 		node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start),
 	}
 	for i, c := range claimed {
-		batch.accept(leases[i], c.Locks)
+		answer.accept(leases[i], c.Locks)
 	}
-	batch.enqueue()
+	answer.enqueue()
 	for i, l := range leases {
 		if i >= len(claimed) { // the limit was reached before
 			n.lanes.leaveAwake(l)

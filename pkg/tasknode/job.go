@@ -45,8 +45,8 @@ func (j *job) allCancelled(entries []invalidation.EntryID) bool {
 // runsThrough says that a run which has begun goes on when the node loses its lease.
 func (j *job) runsThrough() bool { return j.queue.Config.Lapse == invalidation.LapseRunThrough }
 
-// claimedBatch is what one claim brought, on its way into the line of waiting jobs.
-type claimedBatch struct {
+// claimAnswer is what one claim brought, on its way into the line of waiting jobs.
+type claimAnswer struct {
 	node     *Node
 	reserved reservation
 	start    time.Time // of the claim
@@ -60,15 +60,15 @@ type claimedBatch struct {
 // Locks whose claim began three quarters of a lease ago are handed back: while the answer was on its way no
 // heartbeat listed them, and the leader may take a lock that is older than a lease for one that its node does
 // not know.
-func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
+func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 	if len(locks) == 0 {
 		return
 	}
-	n := b.node
-	late := time.Since(b.start) >= n.leaseBound()
+	n := a.node
+	late := time.Since(a.start) >= n.leaseBound()
 	if late {
 		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks),
-			"took", time.Since(b.start))
+			"took", time.Since(a.start))
 	}
 	seconds, total := n.fetched.estimate(l.servedQueue).Seconds(), 0.0
 	for _, lock := range locks {
@@ -79,8 +79,8 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 	for _, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
-			charged: cost(atOnce(l.handler, lock), seconds), reserved: b.reserved.Part(1), losses: b.losses,
-			traced: b.traced.another(),
+			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.Part(1), losses: a.losses,
+			traced: a.traced.another(),
 		}
 		n.jobs.add(j)
 		switch {
@@ -93,16 +93,16 @@ func (b *claimedBatch) accept(l *laneLease, locks []*invalidation.Lock) {
 			n.waiting.add(true, j)
 			urgent = false
 		default:
-			b.others = append(b.others, j)
+			a.others = append(a.others, j)
 		}
 	}
 }
 
 // enqueue puts the jobs that are not urgent into the line, by position whatever the lane: recovery counts on
 // that order when it tells which runs a dead node had begun after its last heartbeat.
-func (b *claimedBatch) enqueue() {
-	slices.SortStableFunc(b.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
-	b.node.waiting.add(false, b.others...)
+func (a *claimAnswer) enqueue() {
+	slices.SortStableFunc(a.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
+	a.node.waiting.add(false, a.others...)
 }
 
 // atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
