@@ -23,6 +23,16 @@ EXCEPTION WHEN SQLSTATE 'PS900' THEN
     RETURN false;
 END $$;
 
+-- await_compaction waits until no other session compacts a lock key, and keeps the key from being compacted
+-- until this transaction ends. A compaction never waits for a lock, so that nobody waits in a circle.
+-- Locks: the advisory lock of compactions of the key (shared); it waits, at most 3 s.
+-- Callers: cancel_waiting.
+-- SQLSTATE: 55P03 the compaction did not end in time.
+CREATE OR REPLACE FUNCTION penstock.await_compaction(queue integer, key text) RETURNS void
+LANGUAGE sql SET lock_timeout = '3s' AS $$
+    SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock compaction ' || $1 || ' ' || $2, 0))
+$$;
+
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry with a callback (which is owed for each entry alone), or

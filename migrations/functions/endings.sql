@@ -58,16 +58,6 @@ LANGUAGE sql AS $$
        AND pg_try_advisory_xact_lock(hashtextextended('penstock key ' || $1 || ' ' || $2, 0))
 $$;
 
--- await_compaction waits until no other session compacts a lock key, and keeps the key from being compacted
--- until this transaction ends. A compaction never waits for a lock, so that nobody waits in a circle.
--- Locks: the advisory lock of compactions of the key (shared); it waits, at most 3 s.
--- Callers: cancel_waiting.
--- SQLSTATE: 55P03 the compaction did not end in time.
-CREATE OR REPLACE FUNCTION penstock.await_compaction(queue integer, key text) RETURNS void
-LANGUAGE sql SET lock_timeout = '3s' AS $$
-    SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock compaction ' || $1 || ' ' || $2, 0))
-$$;
-
 -- take_entry locks an entry that does not run, so that none can start it until the transaction
 -- ends, and returns it. The ready row of a solo entry is deleted; that of a group stays, for other
 -- entries may need it (tidy_key). It returns null if the entry runs, is being claimed, is locked by

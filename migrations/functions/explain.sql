@@ -1,21 +1,5 @@
 -- Why an entry does not run.
 
--- outcome_of returns how an entry ended, after it is gone: exactly one row, or none for an entry
--- that has not ended.
--- Callers: explain_entry; pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.outcome_of(bigint)
-RETURNS TABLE (queue text, outcome penstock.outcome, ended_at timestamptz, created_at timestamptz, attempt smallint,
-               crashes smallint, node_id bigint, token bigint, run_ms bigint, reason text, class text, result jsonb)
-LANGUAGE sql STABLE AS $$
-    SELECT q.name, o.*
-      FROM penstock.queue q CROSS JOIN LATERAL (
-           SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint, r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
-             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 AND penstock.kept(r.finished_at, q.result_retention)
-           UNION ALL
-           SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes, NULL, NULL, NULL, f.error, f.class, NULL
-             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)) o
-$$;
-
 -- Reasons -------------------------------------------------------------------------------------------------------------
 
 -- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.

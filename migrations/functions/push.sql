@@ -5,6 +5,15 @@
 DROP FUNCTION IF EXISTS penstock.push_many(text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[], text[], text[],
                                            text[], jsonb[], boolean);
 
+-- takes_plain returns whether a queue asks for nothing that the plain push leaves out: its entries get no lock key, flow
+-- or deadline by the queue, and no bound is counted.
+-- Callers: push_many; pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.takes_plain(q penstock.queue) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT q.grouping IS NULL AND q.capacity IS NULL AND q.capacity_per_flow IS NULL AND q.capacity_per_slot IS NULL
+       AND q.start_within IS NULL AND q.finish_within IS NULL AND q.on_no_instance = 'wait' AND q.shards = 1
+$$;
+
 -- push_many accepts entries: every push from SQL, and every push from Go that plainPushSQL does not take. The
 -- arrays run side by side with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
 -- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
@@ -51,11 +60,10 @@ BEGIN
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
-    IF q.grouping IS NULL AND q.capacity IS NULL AND q.start_within IS NULL AND q.finish_within IS NULL AND q.capacity_per_flow IS NULL
-       AND q.capacity_per_slot IS NULL AND q.on_no_instance = 'wait' AND q.shards = 1 AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
-       + cardinality(dues) + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
-       + cardinality(idempotency_keys) + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces)
-       + cardinality(callbacks) + cardinality(weights) = 0 THEN
+    IF penstock.takes_plain(q) AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities) + cardinality(dues)
+       + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names) + cardinality(idempotency_keys)
+       + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces) + cardinality(callbacks)
+       + cardinality(weights) = 0 THEN
         -- The plain push, which uses no option: the same as below with everything left out that is about options.
         IF q.refusal IS NOT NULL AND NOT inside THEN
             PERFORM penstock.refuse_push(q); -- raises

@@ -88,9 +88,7 @@ WITH fresh AS (
     SELECT nextval('penstock.entry_id_seq'), $1, 'pending', q.entry_priority, q.payload
       FROM (SELECT entry_priority, unnest($2::jsonb[]) AS payload
               FROM penstock.queue
-             WHERE id = $1 AND grouping IS NULL AND capacity IS NULL AND start_within IS NULL AND finish_within IS NULL
-               AND capacity_per_flow IS NULL AND capacity_per_slot IS NULL AND on_no_instance = 'wait'
-               AND shards = 1 AND refusal IS NULL
+             WHERE id = $1 AND penstock.takes_plain(queue) AND refusal IS NULL
                AND payload_limit >= $3::integer OFFSET 0) q
     RETURNING id, priority
 )
@@ -188,7 +186,8 @@ func (q *Queue) pushWithHints(
 // notificationsFull is the SQLSTATE of a commit that finds the queue of notifications full.
 const notificationsFull = "54000"
 
-// takesPlain says that the queue asks for nothing that the plain push leaves out.
+// takesPlain reports whether the plain push is worth an attempt. The rule is that of penstock.takes_plain, which the
+// statement asks: this saves a queue that it will refuse the round trip.
 func (c *Config) takesPlain() bool {
 	return c.Grouping == "" && !c.CountsDepth() && c.CapacityPerFlow == 0 && c.OnNoInstance != OnNoInstanceFail &&
 		c.Shards <= 1 && c.StartWithin == 0 && c.FinishWithin == 0 && !c.Kind.ours()
