@@ -331,7 +331,7 @@ BEGIN
         DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
         RETURN NULL;
     END IF;
-    PERFORM pg_notify('penstock', 'cancel ' || l.node_id)
+    PERFORM penstock.notify('cancel ' || l.node_id)
        FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.last_entry_id >= wanted;
     RETURN 'requested';
 END $$;

@@ -143,7 +143,7 @@ BEGIN
             CONTINUE WHEN n = 0;
             moved := moved + n;
             UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n) WHERE d.model = wanted AND d.node_id = g.node_id;
-            PERFORM pg_notify('penstock', 'granted ' || g.node_id);
+            PERFORM penstock.notify('granted ' || g.node_id);
         END LOOP;
     END LOOP;
     DELETE FROM penstock.slot s
@@ -264,7 +264,7 @@ BEGIN
            ordered_at = clock_timestamp(), taken_at = NULL;
     GET DIAGNOSTICS ordered = ROW_COUNT;
     IF ordered > 0 THEN
-        PERFORM pg_notify('penstock', 'slots ' || wanted);
+        PERFORM penstock.notify('slots ' || wanted);
         PERFORM set_config('synchronous_commit', 'off', true);
     END IF;
     RETURN ordered;

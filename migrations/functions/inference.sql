@@ -519,7 +519,7 @@ BEGIN
            SET wanted_at = clock_timestamp(), missing = excluded.missing,
                since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
         IF online THEN
-            PERFORM pg_notify('penstock', 'slots ' || wanted);
+            PERFORM penstock.notify('slots ' || wanted);
         END IF;
         IF left_ = allowed THEN -- a demand need not outlive a crash, and its hint does not wait for the disk
             PERFORM set_config('synchronous_commit', 'off', true);

@@ -87,7 +87,7 @@ BEGIN
         RETURNING * INTO found_;
         IF found_.id IS NOT NULL THEN
             PERFORM penstock.fit_model_queue(model);
-            PERFORM pg_notify('penstock', 'starting ' || model);
+            PERFORM penstock.notify('starting ' || model);
             PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
                                        jsonb_build_object('endpoint', endpoint, 'slots', slots));
             EXIT;
@@ -115,7 +115,7 @@ BEGIN
     NEW.ready_at := clock_timestamp();
     INSERT INTO penstock.cold_start (model, server, seconds)
     VALUES (NEW.model, NEW.server, extract(epoch FROM NEW.ready_at - NEW.created_at));
-    PERFORM pg_notify('penstock', 'slots ' || NEW.model);
+    PERFORM penstock.notify('slots ' || NEW.model);
     RETURN NEW;
 END $$;
 
