@@ -57,17 +57,20 @@ BEGIN
 END $$;
 
 -- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that has it. A
--- push waits for an uncommitted one of the same key: if that rolls back, this one inserts.
+-- push waits for an uncommitted one of the same key: if that rolls back, this one inserts. An entry of this push holds its
+-- key in any case; one that it replays may have started or ended since, and is asked like any other.
 -- Locks: rows of uniqueness in order of key (FOR UPDATE), for each those of holds_unique_key.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.resolve_uniqueness(
     q penstock.queue, INOUT ids bigint[], INOUT verdicts text[], keys text[], policies text[]
 ) LANGUAGE plpgsql AS $$
 DECLARE
-    u    record;
-    held bigint;
+    u     record;
+    held  bigint;
+    fresh bigint[];
 BEGIN
     verdicts := coalesce(verdicts, array_fill('inserted'::text, ARRAY[cardinality(ids)]));
+    fresh := ARRAY(SELECT x.id FROM unnest(ids, verdicts) x(id, verdict) WHERE x.verdict = 'inserted');
     FOR u IN SELECT k.key, k.policy, k.i FROM unnest(keys, policies) WITH ORDINALITY k(key, policy, i)
               WHERE k.key IS NOT NULL ORDER BY k.key COLLATE "C", k.i
     LOOP
@@ -78,7 +81,7 @@ BEGIN
             EXIT WHEN FOUND;
             SELECT entry_id INTO held FROM penstock.uniqueness WHERE queue_id = q.id AND key = u.key FOR UPDATE;
             CONTINUE WHEN NOT FOUND; -- swept between the two statements
-            IF held = ANY (ids) OR penstock.holds_unique_key(q.id, held, u.policy) THEN
+            IF held = ANY (fresh) OR penstock.holds_unique_key(q.id, held, u.policy) THEN
                 ids[u.i] := held;
                 verdicts[u.i] := 'duplicate';
             ELSE

@@ -148,3 +148,24 @@ func (b *bed) wantStartAfter(came EntryID, commit func()) {
 	}
 	b.settle(doneAll(late...)...)
 }
+
+// A client that sends again what it was not answered about sends entries that have started since beside new ones.
+func TestAnEntryThatIsReplayedBesideANewOneIsAskedWhetherItHasItsUniqueKey(t *testing.T) {
+	for _, policy := range []UniquePolicy{WhileQueued, WhileActive, OneRunningOneQueued} {
+		b := newBed(t, Config{})
+		again := Push{IdempotencyKey: "a", UniqueKey: "u", UniquePolicy: policy}
+		first := b.pushAll(b.pool, again)[0]
+		running := b.claimOne()
+		if policy == WhileActive { // the others give the key back when the entry starts
+			b.settle(doneAll(running)...)
+		}
+		fresh := Push{IdempotencyKey: "b", UniqueKey: "u", UniquePolicy: policy}
+		ids := b.pushAll(b.pool, again, fresh)
+		if ids[0] != first || ids[1] == first {
+			t.Errorf("%s: entry %d was answered with %d, and a change that it does not see with %d", policy, first, ids[0], ids[1])
+		}
+		if replayed := b.pushAll(b.pool, again, fresh); !slices.Equal(replayed, ids) {
+			t.Errorf("%s: answered with %v, and then with %v", policy, ids, replayed)
+		}
+	}
+}
