@@ -152,7 +152,8 @@ BEGIN
             WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC' THEN 'due_at, start_by and finish_by must be before 9999-12-31'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
-            WHEN cost < 0 OR cost = 'NaN' OR cost = 'Infinity' THEN 'cost is not a number of at least 0'
+            -- A lock record has the sum of its entries as a real number.
+            WHEN NOT cost BETWEEN 0 AND 1e12 THEN 'cost is not between 0 and 1e12'
             WHEN weight < 1 THEN format('weight %s is not at least 1', weight)
             END AS problem
           FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,

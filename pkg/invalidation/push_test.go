@@ -45,7 +45,8 @@ func TestPushRefusesByTheNameOfTheField(t *testing.T) {
 		"unique_policy is given with":  {UniquePolicy: WhileActive},
 		"finish_by is before start_by": {StartBy: hour, FinishBy: hour.Add(-time.Minute)},
 		"start_by is before due_at":    {DueAt: hour, StartBy: hour.Add(-time.Minute)},
-		"cost is not a number":         {Cost: -1},
+		"cost is not between 0":        {Cost: -1},
+		"cost is not between 0 and 1e": {Cost: 2e38}, // two of them in one lock are no number of the server
 		"start_by is in the past":      {StartBy: time.Date(1999, 1, 1, 0, 0, 0, 0, time.UTC), FinishBy: hour},
 		"finish_by is in the past":     {FinishBy: time.Now().Add(-2 * time.Minute)},
 	} {
