@@ -178,7 +178,7 @@ BEGIN
         IF e.callback IS NOT NULL THEN
             PERFORM penstock.call_back(e, 'failed', jsonb_build_object('class', class, 'error', error));
         END IF;
-    EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+    EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
         error := error || ' (nor can its callback: ' || SQLERRM || ')';
     END;
     DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
@@ -198,7 +198,7 @@ LANGUAGE plpgsql STABLE AS $$
 BEGIN
     PERFORM octet_length(e.payload::text), octet_length(e.callback::text);
     RETURN NULL;
-EXCEPTION WHEN data_exception OR program_limit_exceeded OR out_of_memory THEN
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
     RETURN SQLERRM;
 END $$;
 

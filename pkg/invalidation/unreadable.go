@@ -8,12 +8,11 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// unreadable reports that the server could not write a value of some row as text: it is too long, or the
-// backend's memory does not hold it (classes 22 and 54, out_of_memory). Such a row fails every claim that
-// meets it.
+// unreadable reports that the server could not write a value of some row as text (classes 22 and 54). Such a row
+// fails every claim that meets it. A server that is short of memory or locks (53200) says nothing of a row.
 func unreadable(err error) bool {
 	code := postgres.Code(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54") || code == "53200"
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54")
 }
 
 // failUnreadableSQL moves the entries that no claim can read to the failures: those of the first $5 ready
