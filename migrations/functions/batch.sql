@@ -179,9 +179,25 @@ BEGIN
     RETURN FOUND;
 END $$;
 
+-- batch_awaits returns whether a failed entry belongs to a batch that has not recorded its failure yet: as a part, as the
+-- entry that splits it, or as its completion. Without the failure the batch would not know how the entry ended.
+-- Callers: discard_failure, apply_operation.
+CREATE OR REPLACE FUNCTION penstock.batch_awaits(queue integer, entry bigint) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM penstock.failure f
+         CROSS JOIN LATERAL (SELECT CASE WHEN f.name ~ '^batch:[0-9]{1,18}$' THEN substr(f.name, 7)::bigint END AS id) n
+          JOIN penstock.batch b ON b.id = n.id AND b.ended_at IS NULL
+         WHERE f.queue_id = $1 AND f.entry_id = $2
+           AND (b.queue_id = $1 AND b.split_entry_id = $2 AND b.status = 'splitting'
+                OR b.completion_queue_id = $1 AND b.completion_entry_id = $2
+                OR b.queue_id = $1 AND EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL
+                                                  AND p.entry_id IS NOT NULL AND p.entry_id = $2)))
+$$;
+
 -- reap_batch records the outcome of parts whose entry is gone without having recorded it: it
 -- failed, was cancelled, or was run by a handler that does not know batches. An entry that left
--- neither result nor failure counts as done, in a queue that keeps no results.
+-- neither result nor failure counts as done in a queue that keeps no results, and as failed in others.
 -- Locks: the rows of the parts. The caller has the row of the batch.
 -- Callers: step_batch.
 CREATE OR REPLACE FUNCTION penstock.reap_batch(b penstock.batch) RETURNS integer
@@ -195,8 +211,11 @@ BEGIN
            AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = p.entry_id)
     )
     UPDATE penstock.batch_part p
-       SET ended_at = clock_timestamp(), outcome = coalesce(w.outcome, 'done'), result = w.result, error = w.error
+       SET ended_at = clock_timestamp(), result = w.result,
+           outcome = CASE WHEN w.outcome IS NOT NULL THEN w.outcome WHEN kept.none THEN 'done' ELSE 'failed' END,
+           error = CASE WHEN w.outcome IS NOT NULL OR kept.none THEN w.error ELSE 'its entry left neither a result nor a failure' END
       FROM gone g
+     CROSS JOIN (SELECT result_retention = '0' AS none FROM penstock.queue WHERE id = b.queue_id) kept
       LEFT JOIN LATERAL (
            SELECT 'failed'::penstock.outcome AS outcome, NULL::jsonb AS result, f.error
              FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = g.entry_id

@@ -161,6 +161,9 @@ BEGIN
             END IF;
             RETURN penstock.return_failure(o.queue_id, wanted);
         WHEN 'discard_failures' THEN
+            IF penstock.batch_awaits(o.queue_id, wanted) THEN
+                RETURN NULL;
+            END IF;
             DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;
             RETURN FOUND;
         WHEN 'cancel' THEN

@@ -507,6 +507,61 @@ func TestOutcomeOfAnyHandlerIsThePartsOutcome(t *testing.T) {
 	}
 }
 
+// Without its failure a part that failed would count as done, and so would a completion.
+func TestAFailureIsNotDiscardedBeforeItsBatchHasRecordedIt(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(2), PartSize: 1, CompletionQueue: "parts"})
+	b.step()
+	discard := func(entry invalidation.EntryID) error {
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.discard_failure($1)`, entry)
+		return err
+	}
+	fail := func(l *invalidation.Lock) invalidation.EntryID {
+		e := invalidation.Fail(l, l.Entries[0].ID, invalidation.Failure{Error: "broken"}, 0)
+		e.Last = true
+		if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+			t.Fatal(err)
+		}
+		return l.Entries[0].ID
+	}
+	for _, l := range b.claim(2) {
+		if err := discard(fail(l)); postgres.Code(err) != "PS006" {
+			t.Errorf("discarded before the batch knows: %v", err)
+		}
+	}
+	b.step()
+	end := b.claim(1)[0]
+	if err := discard(fail(end)); postgres.Code(err) != "PS006" {
+		t.Errorf("the failed completion was discarded before the batch knows: %v", err)
+	}
+	b.step()
+	if s := b.status(id); s.State != "failed" || s.Bad != 2 {
+		t.Errorf("ended as %+v, want two failed parts", s)
+	}
+	if err := discard(end.Entries[0].ID); err != nil {
+		t.Errorf("discard of a failure that the batch has recorded: %v", err)
+	}
+}
+
+// What is deleted by hand, or was kept for less long than the leader was away.
+func TestAPartWithoutAnOutcomeIsNotDoneUnlessTheQueueKeepsNoResults(t *testing.T) {
+	for kept, want := range map[string]string{"1 day": "failed", "0": "done"} {
+		b := newBed(t)
+		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('parts', jsonb_build_object('result_retention', $1::text))`, kept); err != nil {
+			t.Fatal(err)
+		}
+		id := b.create(Batch{Items: numbers(1), PartSize: 1})
+		b.step()
+		if _, err := b.pool.Exec(b.ctx, `DELETE FROM penstock.entry`); err != nil {
+			t.Fatal(err)
+		}
+		b.step()
+		if s := b.status(id); s.State != want {
+			t.Errorf("results are kept for %s: ended as %+v, want %s", kept, s, want)
+		}
+	}
+}
+
 func TestManySteppersCompleteABatchOnce(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: numbers(300), PartSize: 1, Window: 100, CompletionQueue: "parts"})
