@@ -103,6 +103,10 @@ func (h *Handler) complain(err error) {
 	}
 }
 
+// deferredInLine is how long a message may be deferred and keep its place in line. Claims walk over delayed entries
+// in line: behind a receiver that is down there may be very many. For longer ones the leader puts them in line again.
+const deferredInLine = time.Second
+
 func (h *Handler) judge(ctx context.Context, address string, o DeliveryOutcome) (json.RawMessage, error) {
 	switch o.Kind {
 	case Delivered:
@@ -110,6 +114,9 @@ func (h *Handler) judge(ctx context.Context, address string, o DeliveryOutcome) 
 	case Retry:
 		return nil, invalidation.RetryIn(o.Wait, errors.New(o.Reason))
 	case Deferred:
+		if o.Wait > deferredInLine {
+			return nil, invalidation.Snooze(o.Wait)
+		}
 		return nil, invalidation.NoCapacity(max(o.Wait, 100*time.Millisecond), errors.New(o.Reason))
 	case Disabled:
 		if err := markGone(ctx, h.db, address); err != nil {

@@ -173,6 +173,33 @@ func TestEachAttemptIsOneRunUnderTheSameID(t *testing.T) {
 	}
 }
 
+// Claims walk over what is delayed in line: behind a receiver that is down there is nothing to walk over.
+func TestMessagesToAReceiverThatIsDownAreNotInLine(t *testing.T) {
+	d := newFixture(t, atHome, http.StatusInternalServerError)
+	d.finishWork(d.receiver.URL)
+	run := &invalidation.Run{Queue: d.queue}
+	for _, c := range []struct {
+		wait   time.Duration
+		inLine bool
+	}{{50 * time.Millisecond, true}, {time.Minute, false}} {
+		lock := d.claim(d.queue, strings.TrimPrefix(d.receiver.URL, "http://"))
+		run.Entry, run.Lock = lock.Entries[0], lock
+		_, err := d.handler.judge(d.ctx, d.receiver.URL, DeliveryOutcome{Kind: Deferred, Wait: c.wait, Reason: "it is down"})
+		ending := invalidation.Judge(run, nil, err, time.Millisecond, 0)
+		ending.Last = true
+		_, err = d.queue.Settle(d.ctx, 1, []invalidation.Ending{ending})
+		d.must(err)
+		if found := d.count(`SELECT count(*) FROM penstock.ready`) > 0; found != c.inLine {
+			t.Errorf("deferred for %v: in line is %v, want %v", c.wait, found, c.inLine)
+		}
+		if n := d.count(`SELECT count(*) FROM penstock.entry_webhook WHERE attempt = 0`); n != 1 {
+			t.Errorf("deferred for %v: %d entries without an attempt are left, want 1", c.wait, n)
+		}
+		_, err = d.pool.Exec(d.ctx, `UPDATE penstock.ready SET not_before = NULL`)
+		d.must(err)
+	}
+}
+
 func TestGoneDisablesTheEndpointUntilItIsRegisteredAgain(t *testing.T) {
 	d := newFixture(t, atHome, 410)
 	d.finishWork(d.receiver.URL)
