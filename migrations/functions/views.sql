@@ -151,14 +151,19 @@ SELECT c.relname AS partition, p.parent, now() - p.kept - (to_date(right(c.relna
    AND (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' < now() - p.kept;
 
 -- server_status shows values of the database itself that an operator watches: horizon_age is the
--- age in seconds of the oldest transaction that keeps vacuum from cleaning; dead_tuples are those
+-- age in seconds of the oldest transaction of this database, prepared ones included, that keeps vacuum from cleaning. Slots
+-- of replication and standbys with hot_standby_feedback have no age in seconds: doctor lists them. dead_tuples are those
 -- of ready and lock; notify_usage is from 0 to 1.
 -- Callers: pkg/operator, pkg/recovery; psql.
 CREATE OR REPLACE VIEW penstock.server_status AS
 SELECT (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::integer AS max_connections,
-       coalesce((SELECT extract(epoch FROM max(clock_timestamp() - xact_start))::float8 FROM pg_stat_activity
-                  WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender'), 0) AS horizon_age,
+       coalesce((SELECT extract(epoch FROM max(clock_timestamp() - x.began))::float8 FROM (
+                  SELECT a.xact_start FROM pg_stat_activity a
+                   WHERE a.datname = current_database() AND a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+                     AND a.backend_type <> 'walsender' AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum v WHERE v.pid = a.pid)
+                   UNION ALL
+                  SELECT p.prepared FROM pg_prepared_xacts p WHERE p.database = current_database()) x(began)), 0) AS horizon_age,
        pg_notification_queue_usage() AS notify_usage,
        coalesce((SELECT sum(n_dead_tup)::bigint FROM pg_stat_user_tables WHERE schemaname = 'penstock' AND relname IN ('ready', 'lock')), 0) AS dead_tuples;
 

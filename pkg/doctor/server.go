@@ -10,7 +10,7 @@ import (
 )
 
 // versionMin is the oldest Postgres whose behaviour the schema relies on; CI runs on 15 and newer.
-const versionMin = 14
+const versionMin = 15
 
 func checkVersion(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var number int
@@ -191,8 +191,8 @@ func checkNotifications(ctx context.Context, tx pgx.Tx, _ Config) (Finding, erro
 			f.Severity = Critical
 		}
 		f.Advice = "A session that listens is stuck in a transaction: end it (see horizon). When the queue is full " +
-			"every NOTIFY fails at commit; " +
-			"Penstock works without, by polling."
+			"notifications are left out, " +
+			"and nodes find their work by polling."
 	}
 	return f, nil
 }

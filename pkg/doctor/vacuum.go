@@ -11,7 +11,8 @@ import (
 )
 
 // horizonSQL lists the transactions, slots and standbys that keep vacuum from removing dead rows,
-// the worst first: age and advice in one line each, and whether it is critical.
+// the worst first: age and advice in one line each, and whether it is critical. The snapshot of a VACUUM keeps no other
+// one from cleaning.
 const horizonSQL = `
 SELECT line || ': ' || advice, level = 2 FROM (
     SELECT format('session %s of %s (%s), in a transaction for %s, %s', pid, usename,
@@ -22,7 +23,7 @@ SELECT line || ': ' || advice, level = 2 FROM (
                   extract(epoch FROM clock_timestamp() - xact_start) AS rank
       FROM pg_stat_activity
      WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() AND backend_type <> 'walsender'
-            AND datname = current_database()
+       AND datname = current_database() AND pid NOT IN (SELECT pid FROM pg_stat_progress_vacuum)
        AND xact_start < clock_timestamp() - interval '1 minute'
     UNION ALL
     SELECT format('prepared transaction %L of %s, for %s', gid, owner, penstock.ago(clock_timestamp() - prepared)),
@@ -42,7 +43,12 @@ SELECT line || ': ' || advice, level = 2 FROM (
       FROM pg_replication_slots
      CROSS JOIN LATERAL (SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_wal_lsn_diff(pg_current_wal_lsn(),
             restart_lsn) END AS kept) w
-     WHERE greatest(age(xmin), age(catalog_xmin)) > 100000 OR (NOT active AND kept > 1073741824)) h
+     WHERE greatest(age(xmin), age(catalog_xmin)) > 100000 OR (NOT active AND kept > 1073741824)
+    UNION ALL
+    SELECT format('standby %L with hot_standby_feedback, %s transactions behind', coalesce(nullif(application_name, ''),
+           host(client_addr), pid::text), age(backend_xmin)), 1, 'end the long query on the standby', age(backend_xmin)
+      FROM pg_stat_replication
+     WHERE age(backend_xmin) > 100000) h
  ORDER BY level DESC, rank DESC
  LIMIT 20`
 
