@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -202,14 +203,28 @@ func instanceRegister(a *app) *cobra.Command {
 		Short: "Register an instance or change it; a drain and a quarantine of it end", Args: cobra.ExactArgs(3),
 		ValidArgsFunction: a.completeModels,
 
+		Long: `Register an instance or change it; a drain and a quarantine of it end. Slots and labels that are not
+named stay as they are. An instance that announced itself stays for good from then on, instead of until its
+announcement ends.`,
 		Example: "  penstock instance register llama gpu-1 http://10.0.0.7:8000 --slots 8 --reason 'new card'",
 	}
 	var slots int32
 	var labels string
-	c.Flags().Int32Var(&slots, "slots", 1, "how many calls at once")
+	c.Flags().Int32Var(&slots, "slots", 0, "how many calls at once; of a new instance 1")
 	c.Flags().StringVar(&labels, "labels", "", "JSON object")
-	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		i := operator.Instance{Model: args[0], Server: args[1], Endpoint: args[2], Slots: slots}
+	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
+		registered, err := everything[operator.Instance](ctx, api, "/v1/instances", "model", args[0])
+		if err != nil {
+			return change{}, err
+		}
+		i := operator.Instance{Model: args[0], Server: args[1], Slots: 1}
+		if n := slices.IndexFunc(registered, func(r operator.Instance) bool { return r.Server == args[1] }); n >= 0 {
+			i = registered[n]
+		}
+		i.Endpoint = args[2]
+		if c.Flags().Changed("slots") {
+			i.Slots = slots
+		}
 		if labels != "" {
 			text, err := a.object("--labels", labels)
 			if err != nil {
@@ -218,7 +233,7 @@ func instanceRegister(a *app) *cobra.Command {
 			i.Labels = text
 		}
 		does, detail := fmt.Sprintf("register instance %s of model %s", i.Server, i.Model),
-			fmt.Sprintf("%s with %d slots", i.Endpoint, slots)
+			fmt.Sprintf("%s with %d slots", i.Endpoint, i.Slots)
 		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
 			return api.put(ctx, at("/v1/instances/%v/%v", i.Model, i.Server),
 				body(by, "endpoint", i.Endpoint, "slots", i.Slots, "labels", i.Labels), nil)

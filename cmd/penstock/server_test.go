@@ -343,3 +343,24 @@ func TestDoctorAndMigrateStatusThroughTheAPI(t *testing.T) {
 		}
 	}
 }
+
+func TestARegistrationKeepsWhatItDoesNotName(t *testing.T) {
+	s := newSession(t)
+	s.penstock(`model register llama '{"protocol": "openai"}' --reason r`)
+	for _, c := range []struct{ flags, slots, labels string }{
+		{"", "1", "{}"},
+		{`--slots 8 --labels '{"zone": "a"}'`, "8", `{"zone": "a"}`},
+		{"", "8", `{"zone": "a"}`},
+		{"--slots 4", "4", `{"zone": "a"}`},
+		{"--labels {}", "4", "{}"},
+	} {
+		s.penstock("instance register llama gpu-1 http://127.0.0.1:1 --reason r " + c.flags)
+		var slots, labels string
+		if err := s.pool.QueryRow(t.Context(), `SELECT slots::text, labels::text FROM penstock.instance`).Scan(&slots, &labels); err != nil {
+			t.Fatal(err)
+		}
+		if slots != c.slots || labels != c.labels {
+			t.Errorf("%q: %s slots and labels %s, want %s and %s", c.flags, slots, labels, c.slots, c.labels)
+		}
+	}
+}

@@ -12,16 +12,16 @@ const degradedSQL = `SELECT detail, critical FROM penstock.degradations() WHERE 
 func checkDeadSlots(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no slot is held by a dead node", "models with slots that dead nodes hold: %d",
 		"They come free when the worker's health reports fewer runs (active_jobs), or when the longest run that the "+
-			"model allows is over. Where that takes too long: see that no worker computes, remove the instance "+
-			"(penstock instance remove --force) and register it again.",
+			"model allows is over. Where that takes too long, and the worker computes none of their calls: "+
+			"penstock slot free MODEL --server SERVER --reason '...'.",
 		[]string{"dead_slots"})
 }
 
 func checkInstances(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "every model with instances has one that takes calls",
 		"models without an instance that takes calls: %d",
-		"See the logs of the workers named here. To register an instance again ends its quarantine; if one entry is "+
-			"the cause, disable it.",
+		"See the logs of the workers named here. A quarantine ends once probes succeed, or by penstock instance "+
+			"register; if one entry is the cause, disable it.",
 		[]string{"quarantined", "no_instance"})
 }
 
