@@ -40,6 +40,7 @@ var checks = []check{
 	{"room", checkRoom},
 	{"blocked keys", checkBlockedKeys},
 	{"pauses", checkPaused},
+	{"tokens", checkTokens},
 	{"invariants", checkInvariants},
 }
 
