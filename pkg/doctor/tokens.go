@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// expiringSQL lists tokens that end soon or ended a short while ago. Rows of one name are one token: after a rotation the
-// last one to end counts. Soon is 30 days, or the last third of the lifetime of a token that is made for less than 90
-// days; a short while is a week, or the lifetime.
+// expiringSQL lists tokens that end soon or ended a short while ago. Rows of one name are one token: after a rotation
+// the last one to end counts. Soon is 30 days, or the last third of the lifetime of a token that is made for less than
+// 90 days; a short while is a week, or the lifetime.
 const expiringSQL = `
 SELECT format(CASE WHEN left_ > interval '0' THEN 'token %s (%s) ends in %s, on %s'
                    ELSE 'token %s (%s) ended %s ago, on %s' END,
@@ -26,5 +26,6 @@ SELECT format(CASE WHEN left_ > interval '0' THEN 'token %s (%s) ends in %s, on 
 func checkTokens(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, expiringSQL, "no token of the API ends soon", "tokens that end soon or have ended: %d",
 		"Before the end: penstock token rotate NAME --reason '...', which prints a new secret with the same rights; "+
-			"the old one ends after --overlap. After the end: penstock token create NAME --scope SCOPES --reason '...'.")
+			"the old one ends after --overlap. After the end: penstock token create NAME --scope SCOPES "+
+			"--reason '...'.")
 }
