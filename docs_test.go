@@ -18,6 +18,8 @@ var (
 	markdownHeading = regexp.MustCompile(`(?m)^#+ (.+)$`)
 	fencedBlock     = regexp.MustCompile("(?s)```.*?```")
 	notInAnchors    = regexp.MustCompile(`[^\p{L}\p{N} _-]`)
+	quotation       = regexp.MustCompile(`"([^"]+)"`)
+	joinedLiteral   = regexp.MustCompile(`"\s*\+\s*"`)
 )
 
 func TestLinksOfDocumentsLeadToFilesAndHeadings(t *testing.T) {
@@ -43,6 +45,33 @@ func TestLinksOfDocumentsLeadToFilesAndHeadings(t *testing.T) {
 			if anchor != "" && !slices.Contains(anchors(documents[target]), anchor) {
 				t.Errorf("%s links to %s, but %s has no such heading", path, link, target)
 			}
+		}
+	}
+}
+
+// A person who searches a log for a text of the runbook finds it: each text in quotation marks is one of the programs, or
+// the title of a panel.
+func TestTheRunbookQuotesTextsThatExist(t *testing.T) {
+	page, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	board, err := os.ReadFile("deploy/grafana/penstock.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	written := string(board)
+	for _, text := range productionGo(t) {
+		written += joinedLiteral.ReplaceAllString(string(text), "")
+	}
+	prose := backquoted.ReplaceAllString(fencedBlock.ReplaceAllString(string(page), ""), "")
+	quotations := quotation.FindAllStringSubmatch(prose, -1)
+	if len(quotations) < 10 {
+		t.Errorf("found %d quotations", len(quotations))
+	}
+	for _, match := range quotations {
+		if text := strings.Join(strings.Fields(match[1]), " "); !strings.Contains(written, text) {
+			t.Errorf("docs/operations.md quotes %q, which no program writes", text)
 		}
 	}
 }
