@@ -269,9 +269,9 @@ LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 -- reads penstock.disabled. Entries that exist are disabled by a bulk operation, whose id it
 -- returns; the first 500 at once. A push in progress may still come in enabled: the operation
 -- lasts until there is none, and disables its entries.
--- Locks: the row of disabled, then the row of the queue, then those of step_operation.
--- Callers: pause; pkg/operator; psql.
--- SQLSTATE: PS001 no such queue, PS002 scope or value is not valid.
+-- Locks: the row of the queue, then those of switch_entries.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS002 scope or value is not valid, PS006 these entries are paused.
 CREATE OR REPLACE FUNCTION penstock.disable_entries(queue text, scope text, value text, reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -281,40 +281,65 @@ BEGIN
     IF scope NOT IN ('name', 'lock_key') OR coalesce(value, '') = '' THEN
         RAISE EXCEPTION 'scope is not one of name, lock_key, or value is empty' USING ERRCODE = 'PS002';
     END IF;
-    INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
-    VALUES (q.id, disable_entries.scope, disable_entries.value, penstock.actor_name(disable_entries.actor), coalesce(disable_entries.reason, ''))
-    ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
+    PERFORM penstock.need_no_pause(q, disable_entries.scope, disable_entries.value);
     RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
 END $$;
 
 -- enable_entries ends disable_entries. Entries that are disabled by another name or key stay
 -- disabled; those that were disabled one by one are enabled as well.
--- Locks: the row of disabled, then the row of the queue, then those of step_operation.
--- Callers: resume; pkg/operator; psql.
--- SQLSTATE: PS001 no such queue, PS006 these entries are not disabled.
+-- Locks: the row of the queue, then those of switch_entries.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS001 no such queue, PS006 these entries are not disabled, or are paused.
 CREATE OR REPLACE FUNCTION penstock.enable_entries(queue text, scope text, value text, reason text DEFAULT '',
                                         actor text DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
-    DELETE FROM penstock.disabled d WHERE d.queue_id = q.id AND d.scope = enable_entries.scope AND d.value = enable_entries.value;
-    IF NOT FOUND THEN
-        RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
-    END IF;
+    PERFORM penstock.need_no_pause(q, enable_entries.scope, enable_entries.value);
     RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value, enable_entries.reason, enable_entries.actor);
 END $$;
 
--- switch_entries disables or enables the existing entries of a name or lock key by a bulk
--- operation, and returns its id.
--- Locks: the row of the queue, then those of step_operation.
+-- need_no_pause raises an error if a name or lock key is paused: the pause has disabled its entries, and its end enables
+-- them. It keeps other sessions from pausing it until the transaction ends.
+-- Locks: the row of the queue (FOR NO KEY UPDATE).
 -- Callers: disable_entries, enable_entries.
--- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS006 not allowed in this state.
+-- SQLSTATE: PS006 these entries are paused.
+CREATE OR REPLACE FUNCTION penstock.need_no_pause(q penstock.queue, scope text, value text) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM penstock.queue x WHERE x.id = q.id FOR NO KEY UPDATE;
+    IF EXISTS (SELECT FROM penstock.pause p WHERE p.scope = need_no_pause.scope AND p.value = need_no_pause.value AND p.queue_id = q.id) THEN
+        RAISE EXCEPTION 'entries with % "%" are paused', scope, value
+            USING ERRCODE = 'PS006', HINT = 'Resume them first: penstock.resume.';
+    END IF;
+END $$;
+
+-- switch_entries disables or enables a name or lock key, and its existing entries by a bulk operation, whose id it returns.
+-- What that operation matches is counted among the first 10,000 entries of the queue alone.
+-- Locks: the row of disabled, then the row of the queue, then those of step_operation.
+-- Callers: disable_entries, enable_entries, pause, resume.
+-- SQLSTATE: PS002 invalid argument, PS006 these entries are not disabled.
 CREATE OR REPLACE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    operation bigint := penstock.start_operation(q.name, verb, jsonb_build_object(scope, value), reason, actor, 5000);
+    filter    jsonb := jsonb_build_object(scope, value);
+    matched   bigint;
+    operation bigint;
 BEGIN
+    IF verb = 'disable' THEN
+        INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
+        VALUES (q.id, switch_entries.scope, switch_entries.value, penstock.actor_name(switch_entries.actor), coalesce(switch_entries.reason, ''))
+        ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
+    ELSE
+        DELETE FROM penstock.disabled d WHERE d.queue_id = q.id AND d.scope = switch_entries.scope AND d.value = switch_entries.value;
+        IF NOT FOUND THEN
+            RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
+        END IF;
+    END IF;
+    EXECUTE format('SELECT count(*) FILTER (WHERE hit) FROM (SELECT %s AS hit FROM %s ORDER BY id LIMIT 10000) w',
+                   penstock.operation_filter(q, verb, filter), penstock.operation_source(q, verb)) INTO matched;
+    operation := penstock.begin_operation(q, verb, filter, reason, actor, 5000, matched);
     UPDATE penstock.operation o SET switched_in = pg_current_xact_id() WHERE o.id = operation;
     UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;
     PERFORM penstock.step_operation(operation);
@@ -333,7 +358,8 @@ $$;
 -- pause stops claims in a scope: a flow, model, application, node, name or lock key; running
 -- entries go on. To pause again changes reason and end. A model must exist: a misspelt name would
 -- pause nothing. Entries of a paused name or lock key are disabled.
--- Locks: the row of pause (FOR UPDATE), then those of disable_entries, then the row of the queue.
+-- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause (FOR UPDATE), then those of
+-- switch_entries, then the row of the queue.
 -- Callers: cmd/leader, cmd/penstock, pkg/api, pkg/doctor, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 scope, value or until is not valid, PS006 the entries are
 -- disabled already.
@@ -342,8 +368,10 @@ CREATE OR REPLACE FUNCTION penstock.pause(scope text, value text, queue text DEF
     AS $$
 #variable_conflict use_column
 DECLARE
-    q     integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
-    known boolean;
+    q       integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
+    entries boolean := pause.scope IN ('name', 'lock_key') AND queue IS NOT NULL;
+    off     boolean; -- the entries are disabled
+    known   boolean;
 BEGIN
     IF until <= clock_timestamp() OR NOT isfinite(until) THEN
         RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
@@ -352,17 +380,20 @@ BEGIN
        AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
         RAISE EXCEPTION 'value: there is no model "%"', value USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
     END IF;
+    IF entries THEN
+        PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
+    END IF;
     PERFORM FROM penstock.pause p WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
     known := FOUND;
-    IF NOT known AND pause.scope IN ('name', 'lock_key') AND EXISTS (
-       SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value) THEN
+    off := EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value);
+    IF entries AND off AND NOT known THEN
         RAISE EXCEPTION 'entries with % "%" are disabled', scope, value USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
     END IF;
     INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
     VALUES (pause.scope, pause.value, q, penstock.actor_name(pause.actor), coalesce(pause.reason, ''), pause.until)
     ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
-    IF NOT known AND pause.scope IN ('name', 'lock_key') THEN
-        PERFORM penstock.disable_entries(queue, pause.scope, pause.value, pause.reason, pause.actor);
+    IF entries AND NOT off THEN
+        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'disable', pause.scope, pause.value, pause.reason, pause.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
     PERFORM penstock.audit_log(pause.actor, 'pause', pause.scope || ' ' || pause.value,
@@ -373,7 +404,7 @@ EXCEPTION WHEN check_violation OR not_null_violation THEN
 END $$;
 
 -- resume ends a pause.
--- Locks: the row of pause, then those of enable_entries, then the row of the queue.
+-- Locks: the row of pause, then those of switch_entries, then the row of the queue.
 -- Callers: end_pauses; cmd/penstock, pkg/api, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 there is no such pause.
 CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
@@ -387,7 +418,7 @@ BEGIN
     END IF;
     IF resume.scope IN ('name', 'lock_key') AND EXISTS (
        SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = resume.scope AND d.value = resume.value) THEN
-        PERFORM penstock.enable_entries(queue, resume.scope, resume.value, resume.reason, resume.actor);
+        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'enable', resume.scope, resume.value, resume.reason, resume.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
     PERFORM penstock.audit_log(resume.actor, 'resume', resume.scope || ' ' || resume.value,

@@ -83,10 +83,10 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- start_operation begins an operation on the current entries of a queue, and returns its id. The
+-- start_operation begins an operation on the current entries or failures of a queue, and returns its id. The
 -- elected leader steps it.
 -- Locks: none but those of an insert.
--- Callers: switch_entries; pkg/operator; psql.
+-- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid, PS006 it would retry
 -- steps of ended batches alone.
 CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
@@ -95,7 +95,6 @@ LANGUAGE plpgsql AS $$
 DECLARE
     q    penstock.queue := penstock.queue_row(queue);
     n    bigint := penstock.count_matching(queue, verb, filter);
-    made bigint;
     useless text;
 BEGIN
     IF verb = 'retry_failures' AND n > 0 THEN
@@ -110,13 +109,30 @@ BEGIN
     IF per_second < 1 OR per_second IS NULL THEN
         RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
     END IF;
+    RETURN penstock.begin_operation(q, verb, filter, reason, actor, per_second, n);
+END $$;
+
+-- begin_operation inserts an operation, and its line of the audit. An age in its filter is counted from now: an entry
+-- that was too young stays so however long the operation takes.
+-- Locks: none but those of an insert.
+-- Callers: start_operation, switch_entries.
+CREATE OR REPLACE FUNCTION penstock.begin_operation(q penstock.queue, verb text, filter jsonb, reason text, actor text, per_second integer,
+                                         matched bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    made bigint;
+BEGIN
+    IF filter ? 'older_than' THEN
+        filter := filter - 'older_than' || jsonb_build_object('before',
+                      least(clock_timestamp() - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
+    END IF;
     INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id)
-    VALUES (q.id, start_operation.verb, start_operation.filter, start_operation.per_second, penstock.actor_name(start_operation.actor),
-            coalesce(start_operation.reason, ''), n, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
+    VALUES (q.id, begin_operation.verb, begin_operation.filter, begin_operation.per_second, penstock.actor_name(begin_operation.actor),
+            coalesce(begin_operation.reason, ''), begin_operation.matched, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
     RETURNING id INTO made;
-    PERFORM penstock.audit_log(start_operation.actor, 'start_operation',
-            q.name, start_operation.reason,
-            jsonb_build_object('operation', made, 'verb', start_operation.verb, 'filter', start_operation.filter, 'matched', n));
+    PERFORM penstock.audit_log(begin_operation.actor, 'start_operation', q.name, begin_operation.reason,
+            jsonb_build_object('operation', made, 'verb', begin_operation.verb, 'filter', begin_operation.filter,
+                               'matched', begin_operation.matched));
     RETURN made;
 END $$;
 
@@ -208,6 +224,7 @@ $$;
 -- another transaction has locked is kept in operation.busy and tried again in later steps, a
 -- hundred of them in each; the others go on. With a thousand of them the operation waits for some
 -- to become free.
+-- Of failures it deals with those of entries that had failed when it began.
 -- An operation of disable_entries or enable_entries reads the queue again until no transaction is open
 -- that may have read penstock.disabled before the switch. For that, each function that reads
 -- penstock.disabled to decide whether an entry is disabled must have a transaction id by then (push_many,
@@ -255,8 +272,10 @@ BEGIN
         END IF;
     END IF;
     EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
-                      FROM (SELECT id, coalesce(%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
-                   penstock.operation_filter(q, o.verb, o.filter), penstock.operation_source(q, o.verb))
+                      FROM (SELECT id, coalesce(%s%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
+                   penstock.operation_filter(q, o.verb, o.filter),
+                   CASE WHEN o.verb IN ('retry_failures', 'discard_failures') THEN format(' AND since <= %L', o.created_at) END,
+                   penstock.operation_source(q, o.verb))
        INTO seen USING o.last_id, o.until_id;
     again := o.busy[1:least(again_most, quota)];
     fresh := seen.ids[1:least(quota - cardinality(again), busy_most - cardinality(o.busy))];

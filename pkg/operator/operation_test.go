@@ -168,6 +168,37 @@ func TestOperationRefusesAFilterThatItDoesNotKnow(t *testing.T) {
 	b.want(n, 0)
 }
 
+// An operation lasts for as long as its throttle makes it: its filter means what it meant when it began.
+func TestAnOperationLeavesWhatComesAfterItsBegin(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	failOne := func(text string) {
+		b.settle(endAll(func(l *Lock, e EntryID) Ending { return Fail(l, e, Failure{Error: text}, 0) }, b.claim(1)...)...)
+	}
+	b.push("", "")
+	failOne("seen")
+	id := b.count(`SELECT penstock.start_operation('work', 'discard_failures', '{"all": true}')`)
+	failOne("not seen by anybody")
+	b.exec(b.pool, `SELECT penstock.step_operation($1)`, id)
+	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE error = 'seen'`), 0)
+	b.want(b.count(`SELECT count(*) FROM penstock.failure`), 1)
+
+	id = b.count(`SELECT penstock.start_operation('work', 'cancel', '{"older_than": "1 hour"}')`)
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE id = $1 AND NOT filter ? 'older_than'
+		AND (filter->>'before')::timestamptz BETWEEN created_at - interval '1 hour' AND clock_timestamp() - interval '1 hour'`, id), 1)
+}
+
+// Before a pause of a name ends its entries are counted, in a transaction that may take two seconds.
+func TestASwitchDoesNotCountAWholeQueue(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[12000]), names => array_fill('mail'::text, ARRAY[12000]))`)
+	for _, verb := range []operator.Verb{operator.DisableEntry, operator.EnableEntry} {
+		_, err := b.d.SwitchEntries(b.ctx, verb, "work", operator.ByName, "mail", ann)
+		b.must(err)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'disable' AND matched = 10000`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'enable' AND matched = 500`), 1)
+}
+
 func TestDisabledNameCoversWhatIsThereAndWhatComes(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	first := b.pushAll(b.pool, Push{Name: "mail"}, Push{Name: "mail", LockKey: "K"}, Push{Name: "print"})

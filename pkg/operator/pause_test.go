@@ -152,3 +152,24 @@ func TestQuotaBoundsAnApplicationOverAllItsQueues(t *testing.T) {
 		t.Errorf("claimed %d without a quota, want the one that is left", len(locks))
 	}
 }
+
+// The end of a pause enables what the pause disabled: what an operator disables until further notice is not that.
+func TestAPausedNameIsNeitherDisabledNorEnabledMeanwhile(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.pushAll(b.pool, Push{Name: "mail"})
+	mail := operator.Subject{Scope: operator.ByName, Value: "mail", Queue: "work"}
+	b.must(b.d.Pause(b.ctx, mail, By{}, time.Now().Add(time.Hour)))
+	for _, verb := range []operator.Verb{operator.DisableEntry, operator.EnableEntry} {
+		if _, err := b.d.SwitchEntries(b.ctx, verb, "work", operator.ByName, "mail", By{}); !errors.Is(err, ErrState) {
+			t.Errorf("%s of a name that is paused: %v", verb, err)
+		}
+	}
+	b.must(b.d.Pause(b.ctx, mail, By{Reason: "for longer"}, time.Now().Add(2*time.Hour)))
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE priority < 0`), 1)
+	b.must(b.d.Resume(b.ctx, mail, By{}))
+	_, err := b.d.SwitchEntries(b.ctx, operator.DisableEntry, "work", operator.ByName, "mail", By{})
+	b.must(err)
+	if err := b.d.Pause(b.ctx, mail, By{}, time.Time{}); !errors.Is(err, ErrState) {
+		t.Errorf("pause of a name that is disabled: %v", err)
+	}
+}
