@@ -200,10 +200,10 @@ func remaining(seconds pgtype.Float8) time.Duration {
 	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
 }
 
-// The payloads that a claim of groups keeps are bounded by bytes as well, so that a node with a hundred entries of a key
-// under each lock holds no hundred times payload_limit for each. The first entry of a group has any size. Those behind
-// the bound are sent and dropped, and wait for the next lock of their key: to count bytes in the statement takes a sixth
-// of the throughput of small entries.
+// The payloads that a claim of groups keeps are bounded by bytes as well, so that a node with a hundred entries of
+// a key under each lock holds no hundred times payload_limit for each. The first entry of a group has any size.
+// Those behind the bound are sent and dropped, and wait for the next lock of their key: to count bytes in the
+// statement takes a sixth of the throughput of small entries.
 const (
 	groupBytesMax = 4 << 20  // of one group, beside its last entry
 	claimBytesMax = 64 << 20 // of all groups of a claim, likewise
