@@ -7,14 +7,15 @@ import (
 	"mime"
 	"mime/multipart"
 	"net/http"
+	"strings"
 )
 
 // readJSON reads the body of an operation of the OpenAI API.
 func readJSON(r *http.Request, body []byte) (asked, error) {
 	s, err := scan(body)
 	switch {
-	case errors.Is(err, errModelText), errors.Is(err, errModelTwice):
-		return asked{}, bad(http.StatusBadRequest, "invalid_model", "model", "%s", err.Error())
+	case errors.Is(err, errModelText), errors.Is(err, errModelTwice), errors.Is(err, errModelLong):
+		return asked{}, badModel(err)
 	case err != nil:
 		return asked{}, bad(http.StatusBadRequest, "invalid_json", "", "%s", err.Error())
 	case s.name == "":
@@ -26,9 +27,20 @@ func readJSON(r *http.Request, body []byte) (asked, error) {
 	return a, nil
 }
 
+func badModel(err error) error {
+	return bad(http.StatusBadRequest, "invalid_model", "model", "%s", err.Error())
+}
+
 // readGeneric takes a body in the worker's own protocol. The model is in the path.
 func readGeneric(r *http.Request, body []byte) (asked, error) {
-	return asked{model: r.PathValue("model"), parts: func(string, bool) [][]byte { return [][]byte{body} }}, nil
+	name := r.PathValue("model")
+	if len(name) > modelNameMax {
+		return asked{}, badModel(errModelLong)
+	}
+	// The name outlives the request, and the line that it is a part of must not.
+	return asked{
+		model: strings.Clone(name), parts: func(string, bool) [][]byte { return [][]byte{body} },
+	}, nil
 }
 
 // readForm finds the field model of a form, and where its value is.
@@ -38,6 +50,9 @@ func readForm(r *http.Request, body []byte) (asked, error) {
 		return asked{}, bad(http.StatusBadRequest, "invalid_form", "", "the body must be multipart/form-data")
 	}
 	name, at, err := formModel(body, params["boundary"])
+	if errors.Is(err, errModelLong) || errors.Is(err, errModelTwice) {
+		return asked{}, badModel(err)
+	}
 	if err != nil {
 		return asked{}, bad(http.StatusBadRequest, "invalid_form", "", "the form cannot be read: %s", err.Error())
 	}
@@ -71,9 +86,12 @@ func formModel(body []byte, boundary string) (name string, at span, err error) {
 		if name != "" {
 			return "", span{}, errModelTwice
 		}
-		value, err := io.ReadAll(io.LimitReader(part, 1<<10))
-		if err != nil {
+		value, err := io.ReadAll(io.LimitReader(part, modelNameMax+1))
+		switch {
+		case err != nil:
 			return "", span{}, err
+		case len(value) > modelNameMax:
+			return "", span{}, errModelLong
 		}
 		// The value lies between the empty line behind its header and the next boundary.
 		text := "\r\n\r\n" + string(value) + "\r\n--" + boundary

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"strings"
 	"sync"
 	"time"
 )
@@ -23,6 +24,9 @@ type RequestRecord struct {
 	Trace    Trace     `json:"trace"` // of the last attempt
 }
 
+// keptErrorMax bounds the error of a request that is kept, in bytes: errors quote what clients send.
+const keptErrorMax = 1 << 10
+
 // ring keeps the last requests.
 type ring struct {
 	mu   sync.Mutex
@@ -33,6 +37,9 @@ type ring struct {
 func newRing(size int) *ring { return &ring{last: make([]RequestRecord, 0, size)} }
 
 func (r *ring) add(e RequestRecord) {
+	if len(e.Error) > keptErrorMax {
+		e.Error = strings.Clone(ClipText(e.Error, keptErrorMax))
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if cap(r.last) == 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strconv"
 )
 
@@ -30,7 +31,11 @@ var (
 	errNotJSON    = errors.New("the body is not a JSON object")
 	errModelTwice = errors.New("the body names model more than once")
 	errModelText  = errors.New("model is not a text")
+	errModelLong  = fmt.Errorf("model has more than %d bytes", modelNameMax)
 )
+
+// modelNameMax bounds the name of a model in a request, in bytes. Those of the registry have 200 at most.
+const modelNameMax = 256
 
 // scan reads the members of the object that a body holds, in one pass over its bytes, without decoding what it
 // does not need. A body that encoding/json would not take is refused.
@@ -74,8 +79,16 @@ func (s *scanned) member(key, body []byte, at span) error {
 			return errModelTwice // the worker might take the other one
 		}
 		s.model = at
-		if value[0] != '"' || json.Unmarshal(value, &s.name) != nil {
+		const escape = len(`\u0000`) // the longest form of a byte
+		switch {
+		case value[0] != '"':
 			return errModelText
+		case len(value) > modelNameMax*escape+len(`""`):
+			return errModelLong // it is not decoded: it may have megabytes
+		case json.Unmarshal(value, &s.name) != nil:
+			return errModelText
+		case len(s.name) > modelNameMax:
+			return errModelLong
 		}
 	case `"stream"`:
 		s.stream = string(value) == "true"

@@ -15,6 +15,7 @@ func FuzzScanReadsAsEncodingJSON(f *testing.F) {
 		`{}`, `{"model":"m"}`, ` { "a" : [1,{"model":"x"}], "model" : "m\u0061\"\\" , "stream":true } `, `{"model":5}`,
 		`{"model":"a","model":"b"}`, `{"mod\u0065l":"a","stream":false,"stream_options":null}`, `[]`, `{"a":"\\\\\""}`, `1`,
 		`{"messages":[{"content":"]}{["}],"max_tokens":12.5e1}`, `{"model":"a"} x`, `{"": {"":""}}`,
+		`{"model":"` + strings.Repeat("a", modelNameMax) + `"}`, `{"model":"` + strings.Repeat(`\u00e9`, modelNameMax/2+1) + `"}`,
 	} {
 		f.Add([]byte(seed))
 	}
@@ -33,6 +34,8 @@ func FuzzScanReadsAsEncodingJSON(f *testing.F) {
 		isText := present && len(model) > 0 && model[0] == '"' && json.Unmarshal(model, &name) == nil
 		switch {
 		case err == errModelTwice: //nolint:errorlint // returned as it is
+			return
+		case err == errModelLong && len(name) > modelNameMax: //nolint:errorlint // as above
 			return
 		case present && !isText && err == nil:
 			t.Fatalf("%q: model is no text, and was taken", body)

@@ -264,6 +264,34 @@ func TestErrorsSpeakOpenAI(t *testing.T) {
 	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "soon"), 400, "invalid_header", "invalid_header")
 }
 
+// A name of a model that is longer than any that is registered is refused where it is read, in each form of a body, and
+// what is kept of a request does not grow with the texts of its client.
+func TestTextsOfClientsDoNotFillTheMemory(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, nil, workertest.Says(200, "{}"))
+	long := strings.Repeat("n", modelNameMax+1)
+	refusedWith(t, p.post(chat, `{"model":"`+long+`"}`), 400, "invalid_model", "invalid_model")
+	refusedWith(t, p.post(chat, `{"model":"`+strings.Repeat("n", 1<<20)+`"}`), 400, "invalid_model", "invalid_model")
+	refusedWith(t, p.post("/models/"+long+"/call", `{}`), 400, "invalid_model", "invalid_model")
+	for _, n := range []int{modelNameMax + 1, 1 << 20} {
+		form := "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\n" + strings.Repeat("n", n) + "\r\n--b--\r\n"
+		refusedWith(t, p.post("/v1/audio/transcriptions", form, "Content-Type", "multipart/form-data; boundary=b"),
+			400, "invalid_model", "invalid_model")
+	}
+	refusedWith(t, p.post(chat, `{"model":"`+long[1:]+`"}`), 404, "model_not_found", "model_not_found")
+	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", strings.Repeat("c", 1<<15)), 400, "invalid_class", "invalid_class")
+	workertest.WaitFor(t, func() bool {
+		p.gateway.ring.mu.Lock()
+		defer p.gateway.ring.mu.Unlock()
+		return len(p.gateway.ring.last) == 7
+	})
+	for _, e := range p.gateway.ring.last {
+		if len(e.Model) > modelNameMax || len(e.Error) > keptErrorMax {
+			t.Errorf("%d bytes of a model and %d of an error are kept", len(e.Model), len(e.Error))
+		}
+	}
+}
+
 func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
