@@ -134,6 +134,28 @@ func TestWorkersReportEndsTheRunThatANodeFollows(t *testing.T) {
 	b.await(0, `SELECT count(*) FROM penstock.lock`)
 }
 
+// A run that a worker has accepted cannot be refused for want of room, whatever words its failure has.
+func TestReportThatARunFailedInTheWordsOfAFullServerEndsIt(t *testing.T) {
+	b, w, leader, first, id, _ := reported(t)
+	take := func(token invalidation.Token, body string) {
+		if kept, err := leader.Take(b.ctx, int64(id), int64(token), []byte(body)); !kept || err != nil {
+			t.Errorf("the report was not taken: %v", err)
+		}
+	}
+	take(w.tokens()[0], `{"status":"failed","error":"rate limit exceeded"}`)
+	for deadline := time.Now().Add(time.Minute); len(w.tokens()) < 2; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			first.die()
+			t.Fatal("the report was thrown away")
+		}
+	}
+	b.await(1, stored+` AND token = $1`, w.tokens()[1])
+	take(w.tokens()[1], `{"status":"success","result":1}`)
+	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 1 {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
 func TestReportWhileNobodyFollowsIsPickedUpByTheNextNode(t *testing.T) {
 	b, w, leader, first, id, config := reported(t)
 	first.die()

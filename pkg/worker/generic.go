@@ -115,6 +115,8 @@ func (d *generic) judge(status int, body []byte, run RunRef, remote string) Outc
 			return done(body, status)
 		}
 		return done(reply.Result, status)
+	case isOneOf(reply.Status, d.model.Statuses.Failed) && remote != "":
+		return d.failure(status, reply, run).ofAccepted()
 	case isOneOf(reply.Status, d.model.Statuses.Failed):
 		return d.failure(status, reply, run)
 	case isOneOf(reply.Status, d.model.Statuses.Cancelled):

@@ -113,6 +113,15 @@ func (o Outcome) Final() bool {
 	return o.Kind == Done || o.Kind == Failed || o.Kind == Rejected || o.Kind == Cancelled
 }
 
+// ofAccepted returns what an outcome means of a run that the worker has accepted: it cannot be refused for want of
+// capacity any more, so that a failure in such words, of a server that the run itself called, is a failure.
+func (o Outcome) ofAccepted() Outcome {
+	if o.Kind == Busy {
+		o.Kind, o.Class = Failed, ClassTransient
+	}
+	return o
+}
+
 // ErrStaleToken says that the worker has seen a newer token for the entry: this
 // lock is lost. Nothing ran; no attempt is to be spent on it.
 var ErrStaleToken = errors.New("worker has seen a newer token for the entry")

@@ -25,7 +25,7 @@ func ParseCogCallback(run RunRef, body []byte) (Outcome, error) {
 	}
 	switch p.Status {
 	case "starting", "processing", "succeeded", "failed", "canceled", "cancelled", "aborted":
-		return p.outcome(run, body), nil
+		return p.outcome(run, body).ofAccepted(), nil
 	}
 	return Outcome{}, fmt.Errorf("read cog callback: unknown status %q", Clip(p.Status))
 }
