@@ -125,7 +125,7 @@ type Needs struct {
 // Control is the actor, time and reason of a pause or of disabling.
 type Control struct {
 	At     time.Time
-	Until  time.Time // zero: until it is resumed
+	Until  time.Time // on this process's clock; zero: until it is resumed
 	Actor  string
 	Reason string
 }
@@ -194,7 +194,8 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        quantum_count, quantum_time, payload_limit, result_retention, failure_retention,
        coalesce(model, ''), coalesce(lapse, CASE WHEN model IS NULL THEN 'end' ELSE 'run_through' END),
        coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
-       paused_at, paused_until, coalesce(paused_by, ''), coalesce(paused_reason, ''),
+       paused_at, extract(epoch FROM paused_until - clock_timestamp())::float8, coalesce(paused_by, ''),
+       coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id),
        penstock.queue_pauses(queue),
@@ -204,11 +205,12 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
 
 func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	var (
-		q                               Queue
-		c                               = &q.Config
-		retry, pauses, weights          []byte
-		pausedAt, pausedUntil, disabled *time.Time
-		paused, off                     Control
+		q                      Queue
+		c                      = &q.Config
+		retry, pauses, weights []byte
+		pausedAt, disabled     *time.Time
+		pauseLeft              *float64 // seconds
+		paused, off            Control
 	)
 	err := row.Scan(&q.ID, &q.Name, &c.Kind, &c.Application, &c.Priority, &c.EntryPriority, &c.Algorithm, &c.Grouping,
 		&c.Mergeable, &c.Merge, &c.MaxConcurrent, &c.MaxConcurrentPerNode, &c.MaxConcurrentPerName,
@@ -217,7 +219,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		&retry, &c.CrashLimit,
 		&c.RunTimeout, &c.StartWithin, &c.FinishWithin, &c.OnFailure, &c.QuantumCount, &c.QuantumTime, &c.PayloadLimit,
 		&c.ResultRetention, &c.FailureRetention,
-		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pausedUntil, &paused.Actor, &paused.Reason,
+		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pauseLeft, &paused.Actor, &paused.Reason,
 		&disabled, &off.Actor, &off.Reason,
 		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
 	if err != nil {
@@ -233,10 +235,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		return nil, fmt.Errorf("queue %q: %w", q.Name, err)
 	}
 	if pausedAt != nil {
-		paused.At = *pausedAt
-		if pausedUntil != nil {
-			paused.Until = *pausedUntil
-		}
+		paused.At, paused.Until = *pausedAt, endOfPause(pauseLeft)
 		c.Paused = &paused
 	}
 	if disabled != nil {

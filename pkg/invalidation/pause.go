@@ -32,12 +32,20 @@ func readPauses(text []byte) ([]pause, error) {
 	}
 	pauses := make([]pause, len(rows))
 	for i, r := range rows {
-		pauses[i] = pause{r.Scope, r.Value, Control{At: r.At, Actor: r.Actor, Reason: r.Reason}}
-		if r.Left != nil {
-			pauses[i].control.Until = time.Now().Add(time.Duration(*r.Left * float64(time.Second)))
-		}
+		c := Control{At: r.At, Until: endOfPause(r.Left), Actor: r.Actor, Reason: r.Reason}
+		pauses[i] = pause{r.Scope, r.Value, c}
 	}
 	return pauses, nil
+}
+
+// endOfPause is the end of a pause that lasts so many seconds from now on, by the database's clock; nil: until it is
+// resumed. A Duration has 292 years; a pause may have more.
+func endOfPause(left *float64) time.Time {
+	const century = 100 * 365 * 24 * 3600
+	if left == nil {
+		return time.Time{}
+	}
+	return time.Now().Add(time.Duration(min(*left, century) * float64(time.Second)))
 }
 
 // Paused returns the pause that keeps entries of a flow from being claimed at now: one of the queue, its model, its
