@@ -47,6 +47,8 @@ END $$;
 
 -- push_cron_entries is create_cron_entries for some jobs of one queue. A due time that has passed
 -- is moved behind the beginning of the transaction, so that push_many leaves the entry initial.
+-- An entry that waits has no deadlines: those of its queue count from the firing, see fire_cron_jobs. The leader would
+-- end it as expired otherwise while no job was fired for a time, or while the job is paused.
 -- Locks: those of push_many. The engine has the rows of the jobs.
 -- Callers: create_cron_entries.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -73,6 +75,11 @@ BEGIN
            due_at = CASE WHEN j.run_now_at IS NULL THEN dues[picks[w.i]] ELSE '-infinity' END
       FROM wanted w CROSS JOIN pushed p
      WHERE j.id = w.id;
+    IF EXISTS (SELECT FROM penstock.queue q WHERE q.name = push_cron_entries.queue AND (q.start_within IS NOT NULL OR q.finish_within IS NOT NULL)) THEN
+        UPDATE penstock.entry e SET start_by = NULL, finish_by = NULL
+          FROM unnest(picks) p(k) JOIN penstock.cron_job j ON j.id = jobs[p.k]
+         WHERE e.queue_id = j.queue_id AND e.id = j.entry_id;
+    END IF;
     RETURN cardinality(picks);
 END $$;
 
@@ -109,7 +116,8 @@ BEGIN
     RETURN taken;
 END $$;
 
--- fire_cron_jobs turns the waiting entries of jobs pending and returns the number of firings. A
+-- fire_cron_jobs turns the waiting entries of jobs pending and returns the number of firings. Their deadlines are those
+-- of their queue from now on, whichever nominal time they are for: the catch-up policy has judged how late it is. A
 -- nominal time that was fired before is recorded as handled and fires nothing; an entry that was
 -- cancelled takes its nominal time with it. Only jobs whose waiting entry no other session has
 -- locked are fired; the others wait for the next call.
@@ -126,7 +134,7 @@ DECLARE
     n     integer;
     fired integer := 0;
 BEGIN
-    FOR q IN SELECT x.id, 'entry_' || x.name AS entries FROM penstock.queue x
+    FOR q IN SELECT x.id, 'entry_' || x.name AS entries, x.start_within, x.finish_within FROM penstock.queue x
               WHERE x.id = ANY (ARRAY(SELECT DISTINCT j.queue_id FROM penstock.cron_job j WHERE j.id = ANY (jobs)))
     LOOP
         EXECUTE format($q$
@@ -147,7 +155,7 @@ BEGIN
                 RETURNING job_id, entry_id, nominal_at
             ), turned AS (
                 UPDATE penstock.%1$I e
-                   SET status = 'pending', due_at = $7, pos = nextval('penstock.entry_id_seq'),
+                   SET status = 'pending', due_at = $7, start_by = $7 + $8, finish_by = $7 + $9, pos = nextval('penstock.entry_id_seq'),
                        payload = CASE WHEN jsonb_typeof(e.payload) = 'object'
                                       THEN jsonb_build_object('nominal_at', (SELECT jsonb_object_agg(entry_id, nominal_at) FROM firing) -> e.id::text)
                                            || e.payload
@@ -168,7 +176,7 @@ BEGIN
                    catching_up_to = w.catching, following_at = w.following
               FROM firing f JOIN wish w ON w.id = f.job_id
              WHERE j.id = f.job_id$q$, q.entries)
-        USING q.id, jobs, nominals, handled, catching, following, at;
+        USING q.id, jobs, nominals, handled, catching, following, at, q.start_within, q.finish_within;
         GET DIAGNOSTICS n = ROW_COUNT;
         fired := fired + n;
     END LOOP;
@@ -202,7 +210,8 @@ END $$;
 
 -- move_cron_entries gives waiting entries another nominal time, and returns how many jobs it moved: the time they had
 -- was dropped, or its jitter makes it later. Null: the schedule has no more times, and the entry ends. A job whose entry
--- another transaction keeps is left as it is, for the next call.
+-- another transaction keeps is left as it is, for the next call. Deadlines that builds of main gave to waiting entries
+-- are taken away.
 -- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of the
 -- jobs, before these.
 -- Callers: move_cron_jobs; pkg/cron.
@@ -219,7 +228,7 @@ BEGIN
     free := ARRAY(SELECT j.id FROM penstock.cron_job j
                    CROSS JOIN LATERAL (SELECT FROM penstock.entry x WHERE x.queue_id = j.queue_id AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e
                    WHERE j.id = ANY (jobs) AND j.entry_id IS NOT NULL);
-    UPDATE penstock.entry e SET due_at = m.due
+    UPDATE penstock.entry e SET due_at = m.due, start_by = NULL, finish_by = NULL
       FROM unnest(jobs, dues) m(job, due) JOIN penstock.cron_job j ON j.id = m.job
      WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL AND j.id = ANY (free);
     UPDATE penstock.cron_job j SET nominal_at = m.nominal, due_at = m.due, handled_at = m.handled
