@@ -153,17 +153,23 @@ func (t Tidied) Total() int {
 // Sweep deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
 type Sweep struct {
 	idempotency, uniqueness, progress, buckets int64 // the page at which the next step begins
+
+	done [7]bool // kinds of which this pass needs no further step
 }
 
 // sweepPages is how many pages of a table one statement reads: some thousand rows.
 const sweepPages = 64
 
+// Begin begins a pass: its next step is of every kind again. A pass whose last step left nothing has ended by itself.
+func (s *Sweep) Begin() { s.done = [len(s.done)]bool{} }
+
 // Tidy makes a step: it deletes up to limit rows of each kind that have no purpose any more, each kind in a short
-// transaction of its own, and reports whether a later step of the same pass may find more. A kind whose statement
-// the database refuses keeps no other from its step, and goes on behind the pages that it could not do.
+// transaction of its own, and reports whether a later step of the same pass may find more. A step is of those kinds of
+// which the one before may have left some. A kind whose statement the database refuses keeps no other from its step,
+// and goes on in the next pass, behind the pages that it could not do.
 func (s *Sweep) Tidy(ctx context.Context, db postgres.DB, limit int) (t Tidied, more bool, err error) {
 	var refused []error
-	for _, step := range []struct {
+	for i, step := range [len(s.done)]struct {
 		kind, sql string
 		n         *int
 		from      *int64 // nil: the statement finds such rows without reading those that stay
@@ -176,6 +182,9 @@ func (s *Sweep) Tidy(ctx context.Context, db postgres.DB, limit int) (t Tidied, 
 		{"throttles", tidyThrottlesSQL, &t.Throttles, nil},
 		{"token buckets", tidyBucketSQL, &t.Buckets, &s.buckets},
 	} {
+		if s.done[i] {
+			continue
+		}
 		var left bool
 		var err error
 		if step.from == nil {
@@ -184,14 +193,19 @@ func (s *Sweep) Tidy(ctx context.Context, db postgres.DB, limit int) (t Tidied, 
 		} else {
 			left, err = sweepPart(ctx, db, step.sql, limit, step.n, step.from)
 		}
-		more = more || left
 		switch {
 		case err == nil:
+			s.done[i] = !left
+			more = more || left
 		case postgres.Unavailable(err):
 			return t, false, fmt.Errorf("tidy %s: %w", step.kind, err)
 		default:
+			s.done[i] = true
 			refused = append(refused, fmt.Errorf("tidy %s: %w", step.kind, err))
 		}
+	}
+	if !more {
+		s.Begin()
 	}
 	return t, more, errors.Join(refused...)
 }

@@ -362,6 +362,31 @@ func TestTidyStopsAtItsLimit(t *testing.T) {
 	}
 }
 
+// With many queues a step of results costs more than one of keys: a pass repeats those kinds alone that have rows left.
+func TestStepsOfAPassAreOfTheKindsThatHaveRowsLeft(t *testing.T) {
+	b := newBed(t, Config{})
+	expired := func() {
+		b.exec(b.pool, `INSERT INTO penstock.throttle (queue_id, queue_wide, flow, until, reason) VALUES ($1, true, '', now() - interval '2 hours', '')`, b.q.ID)
+	}
+	b.exec(b.pool, `INSERT INTO penstock.progress (queue_id, entry_id, token) SELECT $1, i, 1 FROM generate_series(1, 10) i`, b.q.ID)
+	expired()
+	var s Sweep
+	step := func(want Tidied, left bool) {
+		t.Helper()
+		if got, more, err := s.Tidy(b.ctx, b.pool, 4); err != nil || got != want || more != left {
+			t.Errorf("tidied %+v, more %v (%v), want %+v, %v", got, more, err, want, left)
+		}
+	}
+	s.Begin()
+	step(Tidied{Progress: 4, Throttles: 1}, true)
+	expired()
+	step(Tidied{Progress: 4}, true)
+	s.Begin()
+	step(Tidied{Progress: 2, Throttles: 1}, false)
+	expired()
+	step(Tidied{Throttles: 1}, false)
+}
+
 // The sweep of a key while a push with it waits: the push is answered as when it began, and later ones insert the key.
 func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
 	b := newBed(t, Config{})

@@ -30,7 +30,8 @@ type Config struct {
 	NodeRetention time.Duration
 	// AuditRetention is how long the audit is kept, in whole days, 30 at least. Zero: for ever.
 	AuditRetention time.Duration
-	// RetentionPause is the time between two passes of Retention. Default 1 minute.
+	// RetentionPause is the longest time between two passes of Retention; one that leaves rows to delete is
+	// followed sooner. Default 1 minute.
 	RetentionPause time.Duration
 	// Brake says when pushes are refused because there is nearly no room.
 	Brake BrakeConfig

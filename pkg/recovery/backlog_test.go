@@ -1,0 +1,69 @@
+package recovery
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// open is a fence that lets everything through.
+type open struct{ db postgres.DB }
+
+func (o open) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return postgres.InTx(ctx, o.db, fn)
+}
+
+func (o open) Hold(context.Context, pgx.Tx) error { return nil }
+
+// Each pass makes a step at least, however slow the machine is, and a step reads some 4800 of these keys.
+func TestBacklogIsTidiedBeforeTheUsualPause(t *testing.T) {
+	pool := pgtest.New(t)
+	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const keys = 100_000
+	if _, err := pool.Exec(t.Context(), `INSERT INTO penstock.idempotency (entry_id, created_at, queue_id, flow, key, fingerprint)
+		SELECT -i, now() - interval '2 days', $1, '', 'k' || i, decode(md5(i::text), 'hex') FROM generate_series(1, $2::int) i`, q.ID, keys); err != nil {
+		t.Fatal(err)
+	}
+	duty := NewRetention(pool, open{pool}, Config{RetentionPause: 1000 * time.Hour})
+	passes := 1
+	for ; passes < 30; passes++ {
+		pause, err := duty.pass(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if pause == 1000*time.Hour {
+			break
+		}
+	}
+	if n := duty.Status().Tidied; n != keys {
+		t.Errorf("tidied %d of %d keys in %d passes before the usual pause", n, keys, passes)
+	}
+}
+
+func TestTidyingUsesAShareOfTheTimeWhileRowsAreLeft(t *testing.T) {
+	for what, c := range map[string]struct {
+		left backlog
+		took time.Duration
+		want time.Duration
+	}{
+		"nothing left":                    {backlog{deleted: 9000, steps: 1}, time.Second, time.Minute},
+		"rows left":                       {backlog{more: true, deleted: 90_000, steps: 20}, time.Second, 4 * time.Second},
+		"a hundredth of a batch a step":   {backlog{more: true, deleted: 2000, steps: 20}, time.Second, 4 * time.Second},
+		"a large table of rows that stay": {backlog{more: true, deleted: 1999, steps: 20}, time.Second, 19 * time.Second},
+		"a slow database":                 {backlog{more: true, deleted: 90_000, steps: 20}, 20 * time.Second, time.Minute},
+		"a step that is refused":          {backlog{more: true, refused: true, deleted: 90_000, steps: 20}, time.Second, time.Minute},
+	} {
+		if got := c.left.pause(c.took, time.Minute); got != c.want {
+			t.Errorf("%s: the pause after a pass of %v is %v, want %v", what, c.took, got, c.want)
+		}
+	}
+}
