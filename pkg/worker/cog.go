@@ -43,6 +43,10 @@ type prediction struct {
 
 func (c *cog) Submit(ctx context.Context, call Call) Outcome {
 	call.Request = call.Payload
+	if c.model.Type == TypeAsync && call.Callback == "" {
+		// The entry is not to blame: this node was given no address, as another one was.
+		return Outcome{Kind: NotReady, Unsent: true, Err: errNoCallback, Reason: errNoCallback.Error()}
+	}
 	return c.submit(ctx, call, func(time.Time) (request, error) {
 		body, err := c.predictionBody(call)
 		r := request{method: http.MethodPut, url: c.at("/predictions/" + url.PathEscape(call.Entry)), body: body}
@@ -52,6 +56,8 @@ func (c *cog) Submit(ctx context.Context, call Call) Outcome {
 		return r, err
 	}, func(r reply) Outcome { return c.judgeSubmit(call, r.status, r.header, r.body) })
 }
+
+var errNoCallback = errors.New("an asynchronous model of cog needs tasknode.inference.callback_url, to report to")
 
 // predictionBody wraps the payload as input. A model with a body template gives
 // input (and context) itself.
@@ -73,9 +79,6 @@ func (c *cog) predictionBody(call Call) (json.RawMessage, error) {
 		request.Input = json.RawMessage("{}")
 	}
 	if c.model.Type == TypeAsync {
-		if call.Callback == "" {
-			return nil, errors.New("asynchronous cog call has no callback address to report to")
-		}
 		request.Webhook = call.Callback
 		request.Events = []string{"completed"} // of the others nothing is used
 	}

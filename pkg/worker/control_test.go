@@ -292,7 +292,6 @@ func TestPayloadsThatNoWorkerShouldSee(t *testing.T) {
 		{"no inputs", Model{Name: "m", Protocol: ProtocolOIP}, `{"prompt":"x"}`, nil},
 		{"not an object", Model{Name: "m", Protocol: ProtocolOpenAI}, `[]`, nil},
 		{"unknown operation", Model{Name: "m", Protocol: ProtocolOpenAI}, `{}`, func(c *Call) { c.Operation = "audio" }},
-		{"nowhere to report", Model{Name: "m", Protocol: ProtocolCog, Type: TypeAsync}, `{}`, func(c *Call) { c.Callback = "" }},
 	} {
 		s := workertest.NewScript(t, workertest.Says(200, `{}`))
 		call := testCall(c.payload)
@@ -303,6 +302,18 @@ func TestPayloadsThatNoWorkerShouldSee(t *testing.T) {
 		if n := len(s.Requests()); n != 0 {
 			t.Errorf("%s: worker saw %d requests", c.name, n)
 		}
+	}
+}
+
+// A node that was given no address for reports must not end the entries of the queue for that.
+func TestCogCallWithoutAnAddressToReportToIsNotTheEntrysFault(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(202, `{"id":"entry-17","status":"starting"}`))
+	call := testCall(`{}`)
+	call.Callback = ""
+	o := newAdapter(t, Model{Name: "m", Protocol: ProtocolCog, Type: TypeAsync}, s.URL, 1).Submit(t.Context(), call)
+	want{kind: NotReady}.check(t, o)
+	if !o.Unsent || len(s.Requests()) != 0 {
+		t.Errorf("unsent %v, %d requests", o.Unsent, len(s.Requests()))
 	}
 }
 
