@@ -191,6 +191,8 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 		return saysNothing // it is loading
 	case o.Kind == worker.NotReady:
 		return bad
+	case o.Kind == worker.Unknown && o.StatusCode >= 500 && ran <= b.config.Fast:
+		return bad // a proxy does not reach its server
 	case o.Kind != worker.Failed:
 		return saysNothing // Busy, Rejected, Cancelled, Accepted, Unknown
 	case o.Class == worker.ClassContextLost:

@@ -186,6 +186,19 @@ func TestLoadingIsNoFailure(t *testing.T) {
 	}
 }
 
+// A server that is down behind its proxy answers sooner than the others.
+func TestInstanceThatItsProxyDoesNotReachIsQuarantined(t *testing.T) {
+	b, now := newBreaker(QuarantineConfig{}), clock()
+	lost := worker.Outcome{Kind: worker.Unknown, StatusCode: 502}
+	for range 10 {
+		record(b, now, "slow", lost, slow)
+		record(b, now, "down", lost, fast)
+	}
+	if b.Admit(now, "down") || !b.Admit(now, "slow") {
+		t.Errorf("down is admitted: %v; slow: %v", b.Admit(now, "down"), b.Admit(now, "slow"))
+	}
+}
+
 func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	for range 100 {

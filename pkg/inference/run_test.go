@@ -147,6 +147,29 @@ func TestUnknownOutcomeFollowsTheDeclaredPolicy(t *testing.T) {
 // longQuarantine lasts for longer than a test on a busy machine, where failures are not fast either.
 var longQuarantine = QuarantineConfig{Fast: time.Minute, Quarantine: time.Hour, QuarantineMax: time.Hour}
 
+// A proxy that hangs up on calls that are longer than it waits must not have an entry run for ever, nor keep its slot.
+func TestCallThatAProxyGaveUpSpendsAnAttempt(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	s := workertest.NewScript(t, healthy(workertest.Says(504, ``)))
+	b.instance("gpu-1", s.URL, 1)
+	m := b.start(ServiceConfig{
+		Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}, Dispatch: DispatchConfig{UsageEvery: 50 * time.Millisecond},
+	})
+	id := b.push(`{"messages":[]}`)[0]
+	for deadline := time.Now().Add(time.Minute); posts(s) < 4; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			m.die()
+			t.Fatalf("%d calls, want 4", posts(s))
+		}
+	}
+	b.await(1, `SELECT count(*) FROM penstock.failure WHERE entry_id = $1 AND class = 'unknown'`, id)
+	if n := posts(s); n != 4 {
+		t.Errorf("%d calls, want as many as there are attempts", n)
+	}
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+	b.await(4, `SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`)
+}
+
 func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	broken := b.gpu(func(*http.Request) (int, string) {

@@ -67,7 +67,7 @@ func (h *harms) hostile(w http.ResponseWriter, r *http.Request) {
 		h.note(r, "loading", false)
 		workertest.Says(503, `{"detail":"model is loading"}`)(w, r)
 	case n < 430:
-		h.note(r, "proxy error", false)
+		h.note(r, "proxy error", true)
 		workertest.Says(502, `bad gateway`)(w, r)
 	case n < 450:
 		h.note(r, "odd failure", true)

@@ -15,7 +15,8 @@ import (
 // asked: what its error echoes of that says nothing about the worker.
 //
 //	429, 503 for want of room             busy: costs nothing
-//	other 503, 502, 504, 401, 403, 408    not ready: costs nothing
+//	other 503, 401, 403, 408              not ready: costs nothing
+//	502, 504                              a proxy lost the worker, which may have begun: unknown
 //	404, 405, 409, 410, 421, 426, 501     misrouted: the instance or the route is to blame, until all agree
 //	400, 413, 415, 422                    the request is refused for good
 //	everything else                       it ran and failed, with the class that the text tells
@@ -33,9 +34,8 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind, o.Class = Busy, ClassBusy
 	case status == http.StatusServiceUnavailable:
 		o.Kind, o.Class, o.Starting = NotReady, class, saysStarting(message)
-	case status == http.StatusBadGateway || status == http.StatusGatewayTimeout:
-		// A proxy speaks: the worker behind it may have begun.
-		o.Kind, o.Class, o.MaybeRunning = NotReady, class, true
+	case fromProxy(status):
+		o.Kind, o.Class, o.MaybeRunning = Unknown, class, true
 	case status >= 300 && status < 400:
 		// Following would send our secrets to an unregistered address.
 		o.Kind = NotReady
@@ -54,6 +54,12 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind, o.Class = Failed, class.OrTransient()
 	}
 	return o
+}
+
+// fromProxy lists the answers of a proxy whose connection to the worker was refused, broke or took too long: the worker
+// may have had the call, as if that connection were our own.
+func fromProxy(status int) bool {
+	return status == http.StatusBadGateway || status == http.StatusGatewayTimeout
 }
 
 // blamesPlatform lists refusals for which no entry is to blame: credentials

@@ -273,6 +273,9 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 	} else {
 		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
+	if o.Kind == Unknown && fromProxy(a.reply.StatusCode) {
+		o.MaybeRunning = !w.model.abortStops() // the proxy has closed its connection
+	}
 	o.SentAt, o.FirstByteAt = a.sentAt, a.first
 	o.StatusCode = cmp.Or(o.StatusCode, a.reply.StatusCode)
 	return o
