@@ -86,7 +86,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(eventsMax + eventsAlive)) // the server's would end the request
 	w.WriteHeader(http.StatusOK)
-	f := &follower{api: a, queue: queue, id: id, at: at, out: &eventWriter{w: w, rc: rc}}
+	f := &follower{api: a, queue: queue, id: id, at: at, out: newEventWriter(w, r)}
 	if c == nil || f.follow(r.Context(), c) { // else the client has gone, or will come again
 		f.end(r.Context())
 	}
@@ -204,9 +204,14 @@ func (f *follower) end(ctx context.Context) {
 
 // eventWriter writes events until one cannot be written.
 type eventWriter struct {
-	w   http.ResponseWriter
-	rc  *http.ResponseController
-	err error
+	w           http.ResponseWriter
+	rc          *http.ResponseController
+	multiplexed bool
+	err         error
+}
+
+func newEventWriter(w http.ResponseWriter, r *http.Request) *eventWriter {
+	return &eventWriter{w: w, rc: http.NewResponseController(w), multiplexed: r.ProtoMajor == 2}
 }
 
 func (e *eventWriter) event(id, name string, data any) {
@@ -227,8 +232,22 @@ func (e *eventWriter) write(text string) {
 	if e.err != nil {
 		return
 	}
-	e.rc.SetWriteDeadline(time.Now().Add(eventsWrite)) //nolint:errcheck // the server's own holds otherwise
-	if _, e.err = e.w.Write([]byte(text)); e.err == nil {
-		e.err = e.rc.Flush()
+	e.err = sendWithin(eventsWrite, e.w, e.rc, e.multiplexed, []byte(text))
+}
+
+// sendWithin sends a part of an answer at once. Its client may take d for it, and the answer may pause behind it for as
+// long as it likes: over HTTP/2, where answers are multiplexed, a deadline that passes resets the stream, whether
+// something is written or not. Over HTTP/1.1 it ends nothing but writes, and stays for the end of the answer.
+func sendWithin(d time.Duration, w http.ResponseWriter, rc *http.ResponseController, multiplexed bool, b []byte) error {
+	rc.SetWriteDeadline(time.Now().Add(d)) //nolint:errcheck // the server's own holds otherwise
+	if _, err := w.Write(b); err != nil {
+		return err
 	}
+	if err := rc.Flush(); err != nil {
+		return err
+	}
+	if multiplexed {
+		rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // as above
+	}
+	return nil
 }

@@ -54,7 +54,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	out := &answers{w: w, rc: rc, each: strings.Contains(r.Header.Get("Accept"), "ndjson")}
+	out := newAnswers(w, r, strings.Contains(r.Header.Get("Accept"), "ndjson"))
 	if out.each {
 		_ = rc.EnableFullDuplex() // HTTP/2 needs no leave to read and write at once
 	}

@@ -42,10 +42,20 @@ type answers struct {
 	rc   *http.ResponseController
 	each bool
 
+	multiplexed bool // it is a stream of HTTP/2
+
 	sum     Streamed
 	last    int64 // line that has an answer
 	started bool
 	buf     []byte
+}
+
+func newAnswers(w http.ResponseWriter, r *http.Request, each bool) *answers {
+	a := &answers{w: w, rc: http.NewResponseController(w), each: each, multiplexed: r.ProtoMajor == 2}
+	if a.multiplexed {
+		a.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // the server's: a stream may last longer
+	}
+	return a
 }
 
 func (a *answers) add(lines []streamLine) error {
@@ -102,11 +112,7 @@ func (a *answers) send() error {
 		a.w.Header().Set("X-Accel-Buffering", "no")
 		a.w.WriteHeader(http.StatusOK)
 	}
-	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // the server's own holds otherwise
-	if _, err := a.w.Write(a.buf); err != nil {
-		return err
-	}
-	return a.rc.Flush()
+	return sendWithin(streamIdle, a.w, a.rc, a.multiplexed, a.buf)
 }
 
 // streamEnd is the last line of an answer, or the whole of it.
@@ -117,7 +123,7 @@ type streamEnd struct {
 
 // finish writes the end. An error that comes back was not written: the answer has not begun.
 func (a *answers) finish(err error) error {
-	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // as above
+	a.rc.SetWriteDeadline(time.Now().Add(streamIdle)) //nolint:errcheck // the server's own holds otherwise
 	if err != nil {
 		a.sum.NextLine = a.last + 1
 		if !a.started {

@@ -5,12 +5,15 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
+	"net"
 	"net/http"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -212,3 +215,67 @@ func TestWaitingEndsWhenTheServerDoes(t *testing.T) {
 		t.Error("it goes on")
 	}
 }
+
+// Over HTTP/2 a deadline of writes that passes between two of them ends the stream. What is written as it comes may have
+// pauses of any length.
+func TestPausesOfAnAnswerDoNotEndItOverHTTP2(t *testing.T) {
+	t.Parallel()
+	const pause = 2 * max(eventsWrite, streamIdle)
+	for want, serve := range map[string]http.HandlerFunc{
+		": 1\n\n: 2\n\n": func(w http.ResponseWriter, r *http.Request) {
+			out := newEventWriter(w, r)
+			out.comment("1")
+			time.Sleep(pause)
+			out.comment("2")
+		},
+		"{\"line\":1,\"id\":7,\"verdict\":\"inserted\"}\n{\"line\":2,\"id\":7,\"verdict\":\"inserted\"}\n": func(w http.ResponseWriter, r *http.Request) {
+			out := newAnswers(w, r, true)
+			for n := range int64(2) {
+				_ = out.add([]streamLine{{number: n + 1, pushed: invalidation.Pushed{ID: 7, Verdict: invalidation.Inserted}}})
+				time.Sleep(pause)
+			}
+		},
+		"{\"summary\":{\"lines\":0,\"inserted\":0,\"replayed\":0,\"duplicates\":0,\"refused\":0}}\n": func(w http.ResponseWriter, r *http.Request) {
+			out := newAnswers(w, r, false)
+			time.Sleep(pause)
+			_ = out.finish(nil)
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			near, far := net.Pipe()
+			conns := make(chan net.Conn, 1)
+			conns <- far
+			server := &http.Server{Handler: serve, Protocols: new(http.Protocols), WriteTimeout: pause / 4} //nolint:gosec // on a pipe
+			server.Protocols.SetUnencryptedHTTP2(true)
+			go func() { _ = server.Serve(oneConn{conns}) }()
+			defer server.Close()
+			defer close(conns)
+			transport := &http.Transport{Protocols: new(http.Protocols)}
+			transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return near, nil }
+			transport.Protocols.SetUnencryptedHTTP2(true)
+			defer transport.CloseIdleConnections()
+			request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://server/", nil)
+			answer, err := (&http.Client{Transport: transport}).Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			if text, err := io.ReadAll(answer.Body); string(text) != want || err != nil {
+				t.Errorf("got %q: %v, want %q", text, err, want)
+			}
+		})
+	}
+}
+
+// oneConn is a listener of one connection.
+type oneConn struct{ conns chan net.Conn }
+
+func (l oneConn) Accept() (net.Conn, error) {
+	if c, open := <-l.conns; open {
+		return c, nil
+	}
+	return nil, net.ErrClosed
+}
+
+func (oneConn) Close() error   { return nil }
+func (oneConn) Addr() net.Addr { return &net.TCPAddr{} }

@@ -38,6 +38,7 @@
 //	probe_other.go  the same where the system cannot be asked
 //	window.go       the buffer of an answer, and the token counts at its end
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
+//	paced.go        writes to a client, each within a limit
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place
 //	retry.go        how many second attempts there may be
 //	verdict.go      the reasons why a request was not served

@@ -375,7 +375,8 @@ func rejoin(head []byte, rest io.ReadCloser) io.ReadCloser {
 func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, first []byte) result {
 	c.release() // there is no other attempt
 	c.body = nil
-	p := passing{call: c, cancel: cancel, events: isEvents(answer), control: http.NewResponseController(c.writer)}
+	stall := c.route.model.Policy.ClientStall.Duration()
+	p := passing{call: c, cancel: cancel, events: isEvents(answer), out: NewPacedWriter(c.writer, c.request, stall)}
 	p.whole = !p.events && answer.ContentLength >= 0
 	p.counts = p.events || isJSON(answer)
 	c.answer.open(answer.ContentLength)

@@ -4,29 +4,27 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"net/http"
 	"time"
 )
 
 // passing is the body of one answer on its way to the client.
 type passing struct {
-	call    *call
-	cancel  context.CancelCauseFunc
-	control *http.ResponseController
-	events  bool // server-sent events: each read is sent at once
-	whole   bool // the length is known: nothing is sent early
-	counts  bool // it is of a form in which workers report tokens
-	cut     eventCut
-	failed  error // of the client's connection
+	call   *call
+	cancel context.CancelCauseFunc
+	out    PacedWriter // to the client
+	events bool        // server-sent events: each read is sent at once
+	whole  bool        // the length is known: nothing is sent early
+	counts bool        // it is of a form in which workers report tokens
+	cut    eventCut
+	failed error // of the client's connection
 
-	began    time.Time     // when the first bytes of the body were there
-	silence  time.Duration // longest between two bytes of the worker; 0: no limit
-	reset    time.Time     // when the limit of the call was set last
-	deadline time.Time     // of writes
+	began   time.Time     // when the first bytes of the body were there
+	silence time.Duration // longest between two bytes of the worker; 0: no limit
+	reset   time.Time     // when the limit of the call was set last
 }
 
-// timersEvery is how often the limits on silence and stalls are moved while bytes flow: moving them for
-// each chunk costs more than the chunk.
+// timersEvery is how often the limit on silence is moved while bytes flow: moving it for each chunk costs more than the
+// chunk.
 const timersEvery = 100 * time.Millisecond
 
 // watch begins the limit on silence, with the timer of the call.
@@ -41,9 +39,7 @@ func (p *passing) watch(silence time.Duration) {
 
 func (p *passing) unwatch() {
 	p.call.limit.Stop()
-	if !p.deadline.IsZero() {
-		_ = p.control.SetWriteDeadline(time.Time{}) // the connection goes on with the next request
-	}
+	p.out.Release()
 }
 
 // heard notes that the worker has sent something.
@@ -71,14 +67,11 @@ func (p *passing) send(b []byte) error {
 	if len(b) == 0 {
 		return nil
 	}
-	stall := p.call.route.model.Policy.ClientStall.Duration()
-	if now := time.Now(); stall > 0 && now.Add(stall-stall/4).After(p.deadline) {
-		p.deadline = now.Add(stall)
-		_ = p.control.SetWriteDeadline(p.deadline) // a writer without deadlines has none
-	}
-	_, err := p.call.writer.Write(b)
-	if err == nil && !p.whole {
-		err = p.control.Flush()
+	var err error
+	if p.whole {
+		_, err = p.out.Write(b)
+	} else {
+		err = p.out.Send(b)
 	}
 	if err != nil {
 		p.failed = errStalled

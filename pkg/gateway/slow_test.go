@@ -60,6 +60,9 @@ func slowPlant(t *testing.T, work http.HandlerFunc) (clients *pipes, g *Gateway,
 	}})
 	g.Fixed()
 	front, back := &http.Server{Handler: g}, &http.Server{Handler: work} //nolint:gosec // on pipes
+	front.Protocols = new(http.Protocols)
+	front.Protocols.SetHTTP1(true)
+	front.Protocols.SetUnencryptedHTTP2(true)
 	var group sync.WaitGroup
 	group.Go(func() { _ = front.Serve(clients) })
 	group.Go(func() { _ = back.Serve(workers) })
@@ -228,6 +231,56 @@ func TestClientThatReadsOneByteASecondIsCutWhenAWriteStalls(t *testing.T) {
 			synctest.Wait()
 			if s := g.States()[0]; s.Stock != 0 || s.Idle != 1 {
 				t.Errorf("events of %d bytes: the slot is not idle: %+v", c.event, s)
+			}
+		})
+	}
+}
+
+// Over HTTP/2 a deadline of writes that passes between two of them ends the stream: client_stall bounds writes alone, and a
+// worker may be silent for longer.
+func TestSilenceOfAWorkerIsNoStallOfAClientOverHTTP2(t *testing.T) {
+	t.Parallel()
+	const pause = 2 * time.Minute
+	for _, reads := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			const first, last = "data: 1\n\n", "data: [DONE]\n\n"
+			clients, g, end := slowPlant(t, func(w http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				w.Header().Set("Content-Type", "text/event-stream")
+				for _, piece := range []string{first, last} {
+					_, _ = io.WriteString(w, piece)
+					_ = http.NewResponseController(w).Flush()
+					if !reads {
+						_, _ = w.Write(make([]byte, 32<<20)) // more than the client's window
+					}
+					select {
+					case <-time.After(pause):
+					case <-r.Context().Done():
+					}
+				}
+			})
+			defer end()
+			transport := &http.Transport{DialContext: clients.dial, Protocols: new(http.Protocols)}
+			transport.Protocols.SetUnencryptedHTTP2(true)
+			defer transport.CloseIdleConnections()
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://g"+chat, strings.NewReader(`{"model":"m","stream":true}`))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer, err := (&http.Client{Transport: transport}).Do(request)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer answer.Body.Close()
+			if !reads {
+				time.Sleep(pause)
+				if s := g.States()[0]; s.Stock != 0 || s.Idle != 1 {
+					t.Errorf("a client that does not read keeps its slot: %+v", s)
+				}
+				return
+			}
+			if text, err := io.ReadAll(answer.Body); string(text) != first+last || err != nil {
+				t.Errorf("got %q: %v", text, err)
 			}
 		})
 	}

@@ -245,18 +245,6 @@ func (s *Batches) oneFile(w http.ResponseWriter, r *http.Request, c gateway.Requ
 // copyBytes is how many bytes of a file are written at once.
 const copyBytes = 32 << 10
 
-// patient writes to a client, which may take uploadPause for each write.
-type patient struct {
-	w       io.Writer
-	control *http.ResponseController
-}
-
-// Write implements io.Writer.
-func (p patient) Write(b []byte) (int, error) {
-	_ = p.control.SetWriteDeadline(time.Now().Add(uploadPause)) // a test's writer has none
-	return p.w.Write(b)
-}
-
 // content sends a file as it was stored.
 func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
 	f, err := findFile(r.Context(), s.db, c.Name, r.PathValue("id"))
@@ -265,10 +253,9 @@ func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(f.Bytes, 10))
-	control := http.NewResponseController(w)
-	defer func() { _ = control.SetWriteDeadline(time.Time{}) }() // the connection may serve another request
-	to := patient{w, control}
-	if _, err := io.CopyBuffer(to, openFile(r.Context(), s.db, f.ID, f.Bytes), make([]byte, copyBytes)); err != nil {
+	to := gateway.NewPacedWriter(w, r, uploadPause)
+	defer to.Release()
+	if _, err := io.CopyBuffer(&to, openFile(r.Context(), s.db, f.ID, f.Bytes), make([]byte, copyBytes)); err != nil {
 		s.log.Debug("file was not sent whole", "file", f.ID, "error", err)
 		panic(http.ErrAbortHandler) // the client must not take a part for the whole
 	}

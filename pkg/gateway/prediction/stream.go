@@ -5,10 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // Bounds of one connection that reads a stream.
@@ -49,8 +50,9 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	reader := &reading{
 		service: s, p: p, follower: newFollower(last),
-		events: &events{w: w, control: http.NewResponseController(w), mark: mark},
+		events: &events{out: gateway.NewPacedWriter(w, r, streamStall), mark: mark},
 	}
+	defer reader.events.out.Release()
 	if err := reader.run(ctx); err != nil && ctx.Err() == nil {
 		s.log.Debug("stream of prediction", "prediction", p.ID, "error", err)
 	}
@@ -58,9 +60,8 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 
 // events writes server-sent events.
 type events struct {
-	w       http.ResponseWriter
-	control *http.ResponseController
-	mark    string // of the prediction
+	out  gateway.PacedWriter
+	mark string // of the prediction
 }
 
 func (e *events) send(name, data string, at place) error {
@@ -73,13 +74,7 @@ func (e *events) send(name, data string, at place) error {
 	return e.write(text.String())
 }
 
-func (e *events) write(text string) error {
-	_ = e.control.SetWriteDeadline(time.Now().Add(streamStall)) // a test's writer has none
-	if _, err := io.WriteString(e.w, text); err != nil {
-		return err
-	}
-	return e.control.Flush()
-}
+func (e *events) write(text string) error { return e.out.Send([]byte(text)) }
 
 // reading is one client that reads the stream of a prediction.
 type reading struct {
