@@ -120,8 +120,11 @@ func TestCogAsyncSubmitContract(t *testing.T) {
 		{"in flight already", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{"image":"data:,"},"logs":""}`), want{kind: Accepted, remote: "entry-17", reattached: true}},
 		{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
 		{"bad input", workertest.Says(422, `{"detail":[]}`), want{kind: Rejected, class: ClassInput}},
-		{"resets", workertest.Resets, want{kind: Unknown}},
+		{"resets", workertest.Resets, want{kind: Unknown, running: true}},
+		{"hangs", workertest.Hangs, want{kind: Unknown, running: true}},
+		{"504 of a proxy", workertest.Says(504, ``), want{kind: Unknown, running: true}},
 	})
+	want{kind: Unknown, running: true}.check(t, submitAbandoned(t, model, testCall(`{"image":"data:,"}`)))
 }
 
 func TestOIPSubmitContract(t *testing.T) {

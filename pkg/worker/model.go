@@ -104,7 +104,7 @@ type Model struct {
 
 	// AbortStops overrides whether closing the connection of a call is known to
 	// stop it. By default true for cog and openai, except for images, whose servers go on; false for
-	// dispatcher and oip.
+	// dispatcher and oip. It never is of an asynchronous call.
 	AbortStops *bool `json:"abort_stops,omitempty"`
 }
 
@@ -362,7 +362,9 @@ func checkTimes(m Model) error {
 	return nil
 }
 
-func (m Model) abortStops() bool { return m.AbortStops != nil && *m.AbortStops }
+// abortStops says whether closing the connection of a call ends its run. That of an asynchronous call is closed anyhow,
+// and its run goes on.
+func (m Model) abortStops() bool { return m.Type != TypeAsync && m.AbortStops != nil && *m.AbortStops }
 
 func setDefaultList(field *[]string, values ...string) {
 	if len(*field) == 0 {
