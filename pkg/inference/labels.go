@@ -2,7 +2,9 @@ package inference
 
 import (
 	"encoding/json"
+	"fmt"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -34,4 +36,10 @@ func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
 		fits = fits || !unfit[e.ID]
 	}
 	return unfit, fits
+}
+
+// fitsNowhere hands back an entry that asks for labels which no instance has.
+func (a *dispatch) fitsNowhere() error {
+	return invalidation.NoCapacity(a.config.ReadyWait,
+		fmt.Errorf("no instance of model %q has the labels %s", a.model.Name, a.labels()))
 }

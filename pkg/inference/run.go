@@ -165,8 +165,7 @@ func callOf(r *invalidation.Run) worker.Call {
 func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 	unfit, fits := a.unfit()
 	if !fits {
-		return nil, invalidation.NoCapacity(a.config.ReadyWait,
-			fmt.Errorf("no instance of model %q has the labels %s", a.model.Name, a.labels()))
+		return nil, a.fitsNowhere()
 	}
 	tried := a.blame.avoid(a.call.Entry, a.usableInstances())
 	maps.Copy(tried, unfit)

@@ -29,6 +29,8 @@ type waitlist struct {
 type waiter struct {
 	*dispatch
 	member  worker.Member
+	alone   bool        // the call that it was in went wrong as a whole: in the queue it would be joined again
+	since   time.Time   // it waits
 	granted chan grant  // takes one
 	call    *sharedCall // nil while it waits
 }
@@ -55,6 +57,9 @@ type grant struct {
 // maxWait is how long an entry waits for a slot before it goes back to its position, where other
 // nodes may claim it.
 const maxWait = time.Second
+
+// aloneWait is how long an entry waits that must be alone.
+const aloneWait = 30 * time.Second
 
 // usesWaitlist says whether entries of the model wait for each other at all.
 func usesWaitlist(m worker.Model) bool { return m.Batch.Items > 1 || m.AffinityWait > 0 }
@@ -89,7 +94,10 @@ func (d *Dispatcher) slotIdled(model string) {
 func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
 	l, alone := a.waitlistOf(a.model.Name), false
 	for {
-		s := l.wait(ctx, &waiter{dispatch: a, member: a.measured(alone), granted: make(chan grant, 1)})
+		if _, fits := a.unfit(); !fits {
+			return nil, a.fitsNowhere() // it would keep the slot of its permit idle
+		}
+		s := l.wait(ctx, &waiter{dispatch: a, member: a.measured(alone), alone: alone, granted: make(chan grant, 1)})
 		switch {
 		case s.held != nil:
 			a.held = s.held
@@ -134,6 +142,7 @@ func (a *dispatch) batchCodec() (worker.BatchCodec, bool) {
 }
 
 func (l *waitlist) wait(ctx context.Context, r *waiter) grant {
+	r.since = time.Now()
 	l.mu.Lock()
 	l.batcher.limits = r.model.Batch.WithDefaults()
 	l.batcher.Add(r.member)
@@ -235,16 +244,21 @@ func (l *waitlist) dispatch() {
 	}
 }
 
-// sendBack ends the wait of entries that found no slot. Entries that must be alone stay: in the queue they
-// would be joined again.
+// sendBack ends the wait of entries that found no slot: others may have use for theirs.
 func (l *waitlist) sendBack(now time.Time) {
 	for id, r := range l.waiters {
-		if now.Sub(r.member.At) > max(maxWait,
-			r.model.AffinityWait.Duration()) && !r.member.Alone && l.batcher.Withdraw(id) {
+		if r.waitedLong(now) && l.batcher.Withdraw(id) {
 			delete(l.waiters, id)
 			r.granted <- grant{outcome: &worker.Outcome{}}
 		}
 	}
+}
+
+func (r *waiter) waitedLong(now time.Time) bool {
+	if r.alone {
+		return now.Sub(r.since) > aloneWait
+	}
+	return now.Sub(r.member.At) > max(maxWait, r.model.AffinityWait.Duration())
 }
 
 // start sends a batch on its way. An entry by itself makes its call as without batching;

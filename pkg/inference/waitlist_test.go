@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -337,5 +338,26 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 			}
 			n.Pool.mu.Unlock()
 		})
+	}
+}
+
+// An entry whose call went wrong as a whole waits longer for a slot of its own, but not for ever.
+func TestWaitForASlotIsBounded(t *testing.T) {
+	now := time.Now()
+	l := &waitlist{batcher: newBatcher(worker.BatchLimits{}), waiters: map[string]*waiter{}}
+	for id, r := range map[string]*waiter{
+		"came just now":       {since: now},
+		"found none":          {since: now.Add(-2 * maxWait)},
+		"must be alone":       {since: now.Add(-2 * maxWait), alone: true},
+		"must be alone still": {since: now.Add(-2 * aloneWait), alone: true},
+	} {
+		r.dispatch, r.granted = &dispatch{}, make(chan grant, 1)
+		r.member = worker.Member{Entry: id, Shape: id, At: r.since, Alone: true}
+		l.batcher.Add(r.member)
+		l.waiters[id] = r
+	}
+	l.sendBack(now)
+	if len(l.waiters) != 2 || l.waiters["came just now"] == nil || l.waiters["must be alone"] == nil {
+		t.Errorf("left are %v", slices.Sorted(maps.Keys(l.waiters)))
 	}
 }
