@@ -19,7 +19,8 @@ $$;
 -- policy, template, cost, fill_order, and idle_seconds after which an unused deployment goes (a day). Fields that are
 -- not given take their defaults. A deployment that was made from it follows: its instances are replaced one by one where
 -- its template changed. Null options remove the template; a deployment that was made from it stays until it is idle. A
--- target of a deployment or template of another model is refused: no deployment could be made.
+-- target of a deployment or template of another model is refused: no deployment could be made. So is another backend or
+-- object of a cluster while the deployment has instances.
 -- Locks: the row of the template, then that of the deployment.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
@@ -62,6 +63,7 @@ BEGIN
     END IF;
     SELECT d.name INTO moved FROM penstock.deployment d
      WHERE d.model = t.model AND d.on_demand AND (d.backend, d.target) IS DISTINCT FROM (t.backend, t.target);
+    PERFORM penstock.check_deployment_stays(moved, t.backend, t.target);
     UPDATE penstock.deployment d
        SET backend = t.backend, target = t.target, policy = t.policy, template = t.template, cost = t.cost,
            fill_order = t.fill_order, changed_at = now()

@@ -190,7 +190,7 @@ END $$;
 
 -- same_kubernetes_object returns whether two targets name the same object of a cluster. A target without a namespace is in that
 -- of the leader, which may be any.
--- Callers: kubernetes_target_holder, template_target_holder.
+-- Callers: kubernetes_target_holder, moves_instances, template_target_holder.
 CREATE OR REPLACE FUNCTION penstock.same_kubernetes_object(a jsonb, b jsonb) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT a->>'name' = b->>'name'
@@ -240,8 +240,46 @@ BEGIN
     END IF;
 END $$;
 
+-- moves_instances returns whether a deployment whose backend and target change would lose those of its instances that exist:
+-- its backend before would never be told to end them, or the next one would not find those that are registered. Backends
+-- advise and keda start nothing, and a webhook is told all numbers anew. A namespace is compared as it is given, since
+-- that of the leader is not known here.
+-- Callers: check_deployment_stays.
+CREATE OR REPLACE FUNCTION penstock.moves_instances(was_backend text, was jsonb, backend text, target jsonb) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN was_backend <> backend THEN was_backend NOT IN ('advise', 'keda') OR backend NOT IN ('advise', 'keda', 'webhook')
+                WHEN backend = 'kubernetes' THEN
+                     NOT coalesce(penstock.same_kubernetes_object(was, target), false)
+                     OR coalesce(was->>'namespace', '') <> coalesce(target->>'namespace', '')
+                ELSE false END
+$$;
+
+-- has_instances returns whether a deployment has instances, or may have: registered, reported or ordered.
+-- Callers: check_deployment_stays, set_deployment.
+CREATE OR REPLACE FUNCTION penstock.has_instances(wanted text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (SELECT FROM penstock.instance i WHERE i.deployment = wanted)
+        OR EXISTS (SELECT FROM penstock.deployment_state s WHERE s.name = wanted AND (s.existing > 0 OR s.ordered > 0))
+$$;
+
+-- check_deployment_stays raises an error where a deployment with instances is to get another backend, or another object of a
+-- cluster. Null stands for what it has.
+-- Locks: the row of the deployment (FOR UPDATE), where they change.
+-- Callers: set_deployment, set_deployment_template.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_deployment_stays(wanted text, backend text, target jsonb) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM penstock.deployment d
+      WHERE d.name = wanted AND penstock.moves_instances(d.backend, d.target, coalesce($2, d.backend), coalesce($3, d.target)) FOR UPDATE;
+    IF FOUND AND penstock.has_instances(wanted) THEN
+        RAISE EXCEPTION 'deployment "%" has instances in its present backend and target', wanted USING ERRCODE = 'PS002',
+            HINT = 'Override it to 0 instances first, or make a deployment of another name. Where they are out of reach, or belong to the new target too, remove the deployment and make it again.';
+    END IF;
+END $$;
+
 -- set_deployment makes a deployment of a model, or changes the given fields of one: backend, target,
--- policy, template, cost, fill_order, mode. One that has instances keeps its model: they serve that.
+-- policy, template, cost, fill_order, mode. One that has instances keeps its model, which they serve, and what runs them.
 -- Locks: the row of the deployment.
 -- Callers: psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
@@ -259,11 +297,11 @@ BEGIN
     END IF;
     PERFORM penstock.check_scale_policy(options->'policy');
     PERFORM FROM penstock.deployment d WHERE d.name = set_deployment.name AND d.model <> set_deployment.model FOR UPDATE;
-    IF FOUND AND (EXISTS (SELECT FROM penstock.instance i WHERE i.deployment = set_deployment.name)
-                  OR EXISTS (SELECT FROM penstock.deployment_state s WHERE s.name = set_deployment.name AND s.existing > 0)) THEN
+    IF FOUND AND penstock.has_instances(set_deployment.name) THEN
         RAISE EXCEPTION 'deployment "%" has instances of another model', set_deployment.name
             USING ERRCODE = 'PS002', HINT = 'Make a deployment of another name, or override this one to 0 instances first.';
     END IF;
+    PERFORM penstock.check_deployment_stays(set_deployment.name, options->>'backend', options->'target');
     INSERT INTO penstock.deployment AS d (name, model, backend, target, policy, template, cost, fill_order, mode)
     VALUES (set_deployment.name, set_deployment.model, coalesce(options->>'backend', 'advise'), coalesce(options->'target', '{}'),
             coalesce(options->'policy', '{}'), options->'template', coalesce((options->>'cost')::double precision, 1),
