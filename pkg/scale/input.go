@@ -213,7 +213,7 @@ func (in input) observe(u used, shares []share) Obs {
 		ColdStart: in.ColdStart, ColdStartP95: in.ColdStartP95,
 		Busy: in.BusyAMinute, PerMin: in.ArrivedAMinute, Forecast: in.BusyLastWeek,
 		Ages:     Ages{Gateway: Seconds(in.GatewayAge * float64(time.Second))},
-		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll},
+		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll * len(shares)},
 	}
 	if in.LastMinute != nil {
 		o.LastRequest = *in.LastMinute

@@ -50,7 +50,7 @@ type Ages struct {
 type Switches struct {
 	Off     bool `json:"off,omitempty"`      // scaling is off everywhere
 	ZeroOff bool `json:"zero_off,omitempty"` // no model goes to zero
-	MaxAll  int  `json:"max_all,omitempty"`  // cap of every deployment; 0 for none
+	MaxAll  int  `json:"max_all,omitempty"`  // scale.max_all for each deployment of the model; 0 for none
 
 	Override      *int      `json:"override,omitempty"` // instances, until OverrideUntil
 	OverrideUntil time.Time `json:"override_until,omitzero"`

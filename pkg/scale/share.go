@@ -325,10 +325,23 @@ func policyOf(shares []share) Policy {
 		p.Max = min(p.Max+other.Max, maxInstances)
 		p.Floors = append(slices.Clone(p.Floors), other.Floors...)
 	}
+	p.EmergencyMax = jointCap(shares)
 	if len(shares) > 1 {
 		p.Mode = jointMode(shares)
 	}
 	return p
+}
+
+// jointCap is the sum of the emergency caps, or none where a deployment has none. Spread keeps each one within its own.
+func jointCap(shares []share) int {
+	sum := 0
+	for _, s := range shares {
+		if s.policy.EmergencyMax == 0 {
+			return 0
+		}
+		sum += min(s.policy.EmergencyMax, maxInstances)
+	}
+	return sum
 }
 
 // jointMode is what several deployments permit together: full as soon as one of them may change.

@@ -142,6 +142,31 @@ func TestCapsHoldForEachDeployment(t *testing.T) {
 	}
 }
 
+// A cap binds each deployment, and a model of several by their sum: the cap of the first one is no bound of the others.
+func TestTheCapOfADeploymentBindsNoOtherOne(t *testing.T) {
+	capped := func(most int) share {
+		return share{Name: fmt.Sprint("capped", most), policy: Policy{Max: 10, EmergencyMax: most}}
+	}
+	for name, c := range map[string]struct {
+		shares []share
+		all    int
+		want   int // 100 are wanted
+	}{
+		"one":              {[]share{capped(1)}, 0, 1},
+		"the first of two": {[]share{capped(1), capped(0)}, 0, 20},
+		"the last of two":  {[]share{capped(0), capped(1)}, 0, 20},
+		"both":             {[]share{capped(1), capped(3)}, 0, 4},
+		"max_all of one":   {[]share{capped(0)}, 3, 3},
+		"max_all of two":   {[]share{capped(0), capped(0)}, 3, 6},
+	} {
+		o := input{MaxAll: c.all}.observe(used{}, c.shares)
+		turn := turn{p: policyOf(c.shares), o: o, d: Decision{Desired: 100}}
+		if turn.bound(); turn.d.Desired != c.want {
+			t.Errorf("%s: %d of 100, want %d", name, turn.d.Desired, c.want)
+		}
+	}
+}
+
 // A deployment whose backend does not answer any more keeps its number, and the others of its model make up for the
 // instances of it that do not serve. An operator's number and the caps hold for it too.
 func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
