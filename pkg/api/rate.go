@@ -67,6 +67,17 @@ func (r *rates) some(c caller, n int) (int, error) {
 	return may, b.spend(1, *c.Rate)
 }
 
+// giveBack returns n entries that were taken, and that needed no push: they had been accepted before.
+func (r *rates) giveBack(c caller, n int) {
+	if c.Rate == nil || n == 0 {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	b, burst := r.bucket(c, time.Now())
+	b.level = min(burst, b.level+float64(n))
+}
+
 // bucket returns what a caller has left now, and its burst.
 func (r *rates) bucket(c caller, now time.Time) (*tokenBucket, float64) {
 	burst := max(1, math.Ceil(*c.Rate))

@@ -67,6 +67,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 			}
 			return a.rates.some(callerOf(r.Context()), n)
 		},
+		giveBack: func(n int) { a.rates.giveBack(callerOf(r.Context()), n) },
 		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 		},
@@ -90,6 +91,8 @@ type stream struct {
 	allowed func(context.Context) error // asked before each chunk
 	// spend takes up to n entries from the rate of the token, and returns how many with the error that refuses the rest
 	spend func(n int) (int, error)
+	// giveBack returns entries to the rate that it took and that had been accepted before.
+	giveBack func(n int)
 	// take registers the Idempotency-Key of the stream in the flow of its first line that can be read.
 	take func(flow string) (leave func(), err error)
 
@@ -220,15 +223,36 @@ func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
 			return 0, err
 		}
 	}
-	may, refused := s.spend(len(good))
-	tried, err := s.push(ctx, good[:may])
-	if err == nil {
-		err = refused
-	}
+	tried, err := s.pay(ctx, good)
 	if err == nil {
 		return len(chunk), nil
 	}
 	return slices.IndexFunc(chunk, func(l streamLine) bool { return l.number == good[tried].number }), err
+}
+
+// pay pushes lines as far as the rate of the token lets it, and returns how many have their answer. What was accepted
+// before costs nothing, so that a stream that is sent again gets further than the time before.
+func (s *stream) pay(ctx context.Context, lines []*streamLine) (int, error) {
+	for tried := 0; ; {
+		may, refused := s.spend(len(lines) - tried)
+		n, err := s.push(ctx, lines[tried:tried+may])
+		replayed := 0
+		for _, l := range lines[tried : tried+n] {
+			if l.err == nil && l.pushed.Verdict == invalidation.Replayed {
+				replayed++
+			}
+		}
+		if replayed > 0 {
+			s.giveBack(replayed)
+		}
+		tried += n
+		if err == nil && replayed == 0 {
+			err = refused
+		}
+		if err != nil || tried == len(lines) {
+			return tried, err
+		}
+	}
 }
 
 // push pushes lines in one statement; where one of them is not acceptable or not all have room, half and half, until it

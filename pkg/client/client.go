@@ -23,7 +23,8 @@ type Config struct {
 	// Unless it has a CheckRedirect, redirects are not followed: a POST would arrive as a GET, and the token
 	// at another address.
 	HTTP *http.Client
-	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again.
+	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again. A part of a stream
+	// that got further has all of them anew.
 	Tries int
 	// WaitMax is the longest pause before it is sent again: where the server asks for more, its error is returned.
 	// Default 30 s.
@@ -130,8 +131,13 @@ func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 
 // do sends a request, again where that helps, and reads the answer into a pointer, nil for none.
 func (c *Client) do(ctx context.Context, r request, into any) error {
+	furthest := int64(0)
 	for try := 1; ; try++ {
 		err := c.once(ctx, r, into)
+		var answered *Error
+		if errors.As(err, &answered) && answered.Summary != nil && answered.Summary.Lines > furthest {
+			furthest, try = answered.Summary.Lines, 1
+		}
 		wait, retry := c.pause(err, try)
 		if err == nil || !retry || !r.again || try >= c.cfg.Tries || ctx.Err() != nil {
 			return wrap(r, err)

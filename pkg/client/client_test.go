@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -121,6 +122,28 @@ func TestStreamGoesOutInPartsThatKeepTheirLines(t *testing.T) {
 	if err != nil || parts.Load() != 3 || lines.Load() != 25_000 || sum.Lines != 25_000 || sum.Refused != 3 || sum.Errors[2].Line != 20_003 {
 		t.Errorf("%d parts, %d lines, %+v (%v)", parts.Load(), lines.Load(), sum, err)
 	}
+}
+
+// A part that gets further each time is no failure, however often it is sent: the rate of a token refuses the rest.
+func TestAStreamIsSentAgainForAsLongAsItGetsFurther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct{ burst, end, times int }{
+			"to its end": {4, 40, 10}, "to where it stays": {4, 20, 9},
+		} {
+			times := 0
+			api := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(*http.Request) (*http.Response, error) {
+				times++
+				if n := min(times*c.burst, c.end); n < 40 {
+					return reply(429, fmt.Sprintf(`{"code": "rate_exceeded", "summary": {"lines": %d}}`, n), "Retry-After", "1"), nil
+				}
+				return reply(200, `{"summary": {"lines": 40, "inserted": 4, "replayed": 36}}`), nil
+			})}})
+			sum, err := api.PushStream(t.Context(), "q", slices.Values(make([]client.Push, 40)))
+			if times != c.times || (err == nil) != (c.end == 40) || err == nil && sum.Lines != 40 {
+				t.Errorf("%s: sent %d times, %+v (%v)", name, times, sum, err)
+			}
+		}
+	})
 }
 
 func TestWaitAsksUntilTheEntryHasEnded(t *testing.T) {

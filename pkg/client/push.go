@@ -121,7 +121,8 @@ const (
 )
 
 // PushStream accepts as many entries as there are, each by itself, in memory that does not grow
-// with their number. A part that broke off is sent again, and its accepted entries are found. With
+// with their number. A part that broke off is sent again, and its accepted entries are found; so for as
+// long as it gets further, where a queue or the rate of the token has room for a part of it each time. With
 // an error, the summary covers the parts before; that of the last part is in the Error.
 func (c *Client) PushStream(ctx context.Context, queue string, entries iter.Seq[Push]) (Summary, error) {
 	var total Summary
