@@ -68,7 +68,7 @@ func (a *API) dispatcherRoutes() {
 	})
 	add(a, route{
 		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs",
-		summary: "Retry the failures of all models: one bulk operation for each",
+		summary: "Retry the failures of all models: one bulk operation for each that has some and none yet",
 		scope:   operate, of: ofPlatform, status: http.StatusAccepted,
 	}, a.retryAll)
 	add(a, route{
@@ -297,24 +297,47 @@ func (a *API) listDLQ(ctx context.Context, _ *struct{}) (*answer[deadJobs], erro
 }
 
 type retriedAll struct {
-	Operations []int64 `json:"operation_ids" nullable:"false" doc:"/v1/operations/{id} says how far each is."`
+	Operations []int64      `json:"operation_ids" nullable:"false" doc:"/v1/operations/{id} says how far each is."`
+	Running    []int64      `json:"running,omitempty" nullable:"false" doc:"Operations that did so already."`
+	Errors     []modelError `json:"errors,omitempty" nullable:"false" doc:"Models of which none was begun, and why."`
 }
 
+type modelError struct {
+	Model  string `json:"model"`
+	Code   string `json:"code" doc:"As of a problem."`
+	Detail string `json:"detail"`
+}
+
+// retryAll begins an operation for each model that has failures and none yet. What is about one model keeps no other
+// one from it; where the database is away the answer says what was begun before.
 func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], error) {
-	models, err := a.operator.Models(ctx, operator.PageMax)
+	models, err := a.operator.FailedModels(ctx)
 	if err != nil {
 		return nil, err
 	}
 	out := retriedAll{Operations: []int64{}}
 	for _, m := range models {
+		if m.Retrying != 0 {
+			out.Running = append(out.Running, m.Retrying)
+			continue
+		}
 		id, err := a.operator.StartOperation(ctx, operator.OperationRequest{
 			Queue: m.Queue, Verb: operator.RetryFailures, Filter: operator.Filter{All: true},
 			By: a.came(ctx, "POST /admin/dlq/retry-all"),
 		})
-		if err != nil {
+		if err == nil {
+			out.Operations = append(out.Operations, id)
+			continue
+		}
+		p := problem(classify(ctx, err))
+		aboutAll := p.Status >= http.StatusInternalServerError
+		if aboutAll && len(out.Operations) == 0 {
 			return nil, err
 		}
-		out.Operations = append(out.Operations, id)
+		out.Errors = append(out.Errors, modelError{m.Model, p.Code, p.Detail})
+		if aboutAll {
+			break
+		}
 	}
 	return &answer[retriedAll]{out}, nil
 }

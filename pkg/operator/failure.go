@@ -93,6 +93,28 @@ func (d *Database) ModelFailures(ctx context.Context, limit int) ([]ModelFailure
 	return list[ModelFailure](ctx, d.db, "failures of models", sql, page(limit))
 }
 
+// FailedModel is a model whose queue has failures.
+type FailedModel struct {
+	Model    string
+	Queue    string
+	Retrying int64 // the operation that retries all of them already; 0 for none
+}
+
+// FailedModels returns the models that have failures, by name.
+func (d *Database) FailedModels(ctx context.Context) ([]FailedModel, error) {
+	const sql = `
+SELECT m.name AS model, q.name AS queue,
+       coalesce((SELECT max(o.id) FROM penstock.operation o
+                  WHERE o.status = 'running' AND o.queue_id = q.id AND o.verb = 'retry_failures'
+                    AND o.filter = '{"all": true}'), 0) AS retrying
+  FROM penstock.model m
+  JOIN penstock.queue q ON q.name = penstock.model_queue(m.name)
+ WHERE EXISTS (SELECT FROM penstock.failure f
+                WHERE f.queue_id = q.id AND penstock.kept(f.failed_at, q.failure_retention))
+ ORDER BY m.name`
+	return list[FailedModel](ctx, d.db, "models with failures", sql)
+}
+
 // Failure returns one failure, or invalidation.ErrEntryNotFound.
 func (d *Database) Failure(ctx context.Context, id int64) (FailureDetail, error) {
 	const sql = failureColumns + `, f.payload, f.history, coalesce(f.trace, '') AS trace
