@@ -67,10 +67,21 @@ func readForm(r *http.Request, body []byte) (asked, error) {
 	}}, nil
 }
 
+// WholeForm returns a reader of a form for multipart.Reader, which reports io.EOF then behind the last boundary alone:
+// else it may take an end within a part, or within its header, for that of the form.
+func WholeForm(form io.Reader) io.Reader {
+	// The last boundary may lack the end of its line.
+	return io.MultiReader(form, strings.NewReader("\r\n"), cutForm{})
+}
+
+// cutForm is what comes where a form has ended without its last boundary.
+type cutForm struct{}
+
+func (cutForm) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
 // formModel returns the value of the field model, and its place in the body.
 func formModel(body []byte, boundary string) (name string, at span, err error) {
-	source := bytes.NewReader(body)
-	form := multipart.NewReader(source, boundary)
+	form := multipart.NewReader(WholeForm(bytes.NewReader(body)), boundary)
 	searched := 0
 	for {
 		part, err := form.NextRawPart()

@@ -106,6 +106,20 @@ func TestFormNamesItsModel(t *testing.T) {
 	}
 }
 
+// A form that ends before its last boundary is no form, wherever it is cut.
+func TestFormsThatAreCutAreNotRead(t *testing.T) {
+	t.Parallel()
+	const whole = "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nwhisper\r\n--b--"
+	for end := range len(whole) {
+		if name, _, err := formModel([]byte(whole[:end]), "b"); err == nil {
+			t.Errorf("%q was read, and names %q", whole[:end], name)
+		}
+	}
+	if name, _, err := formModel([]byte(whole), "b"); name != "whisper" || err != nil {
+		t.Errorf("got %q, %v", name, err)
+	}
+}
+
 const plainStream = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n" +
 	"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":null}\n\n" + "data: [DONE]\n\n"
 

@@ -100,7 +100,7 @@ var formFields = []string{"purpose", "expires_after[anchor]", "expires_after[sec
 
 // receive begins to read a form.
 func (s *Batches) receive(w http.ResponseWriter, r *http.Request, owner string) (*upload, error) {
-	r.Body = http.MaxBytesReader(w, r.Body, s.config.FileMax+formBytesMax)
+	r.Body = io.NopCloser(gateway.WholeForm(http.MaxBytesReader(w, r.Body, s.config.FileMax+formBytesMax)))
 	form, err := r.MultipartReader()
 	if err != nil {
 		return nil, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "",

@@ -1,6 +1,7 @@
 package openaibatch
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -62,6 +63,38 @@ func TestFormsAreBounded(t *testing.T) {
 				t.Errorf("%d fields are held", len(u.fields))
 			}
 		})
+	}
+}
+
+// A form that ends before its last boundary is refused wherever it is cut, and its file is not kept: the file may be cut as
+// well.
+func TestFormsThatAreCutAreRefused(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	var whole bytes.Buffer
+	form := multipart.NewWriter(&whole)
+	_ = form.WriteField("purpose", "batch")
+	file, err := form.CreateFormFile("file", "in.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, _ = io.WriteString(file, "{}\n{}\n")
+	_ = form.WriteField("expires_after[anchor]", "created_at")
+	_ = form.Close()
+	for cut := 1; cut < 6*len(form.Boundary()); cut += 3 {
+		body := bytes.NewReader(whole.Bytes()[:max(0, whole.Len()-len("\r\n")-cut)])
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/files", body)
+		r.Header.Set("Content-Type", form.FormDataContentType())
+		err := s.upload(httptest.NewRecorder(), r, gateway.Requester{Name: "shop"})
+		if err == nil {
+			t.Errorf("a form that ends %d bytes before the end was taken", cut)
+		} else if status, message := gateway.ErrorOf(err); status != 400 {
+			t.Errorf("%d bytes before the end: got %d %s", cut, status, message)
+		}
+	}
+	var files int
+	if err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.gateway_file WHERE deleted_at IS NULL`).Scan(&files); err != nil || files != 0 {
+		t.Errorf("%d files are kept: %v", files, err)
 	}
 }
 
