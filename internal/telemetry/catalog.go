@@ -67,7 +67,8 @@ var catalog = []Metric{
 	leader("sample_seconds", gauge, "duration of that sample"),
 
 	// The database.
-	leader("horizon_age_seconds", gauge, "age of the oldest transaction, open or prepared, that keeps vacuum from cleaning"),
+	leader("horizon_age_seconds", gauge,
+		"age of the oldest transaction, open or prepared, that keeps vacuum from cleaning"),
 	leader("dead_tuples", gauge, "dead rows of the tables ready and lock, which every claim scans"),
 	leader("database_connections", gauge, "client connections of the whole server"),
 	leader("database_connections_max", gauge, "client connections that the server allows"),
