@@ -14,7 +14,8 @@ type scanned struct {
 	model         span // the value, with its quotes
 	name          string
 	stream        bool
-	streamOptions bool // present
+	streamOptions bool // present, and not null
+	nullOptions   span // the null of stream_options
 	prompt        span // messages, prompt or input: what the worker's cache is keyed by
 	cacheKey      string
 	tokensMax     float64
@@ -93,7 +94,9 @@ func (s *scanned) member(key, body []byte, at span) error {
 	case `"stream"`:
 		s.stream = string(value) == "true"
 	case `"stream_options"`:
-		s.streamOptions = string(value) != "null"
+		if s.streamOptions = string(value) != "null"; !s.streamOptions {
+			s.nullOptions = at
+		}
 	case `"messages"`, `"prompt"`, `"input"`:
 		s.prompt = at
 	case `"prompt_cache_key"`:
@@ -107,28 +110,41 @@ func (s *scanned) member(key, body []byte, at span) error {
 }
 
 // usageOption asks for the token counts at the end of a stream.
-const usageOption = `"stream_options":{"include_usage":true}`
+const (
+	usageValue  = `{"include_usage":true}`
+	usageOption = `"stream_options":` + usageValue
+)
 
 // rewrite returns the body with the model's remote name in place of its own and, if addUsage is set, with
 // the option that asks for token counts. Everything else stays byte for byte. The parts share the
 // body's memory.
 func (s *scanned) rewrite(body []byte, remote string, addUsage bool) [][]byte {
-	var parts [][]byte
-	from := 0
-	if addUsage {
-		option := usageOption
-		if !s.empty {
-			option += ","
-		}
-		parts = append(parts, body[:s.open], []byte(option))
-		from = s.open
+	type edit struct {
+		span
+		text []byte
+	}
+	edits := make([]edit, 0, 2)
+	switch {
+	case !addUsage:
+	case !s.nullOptions.empty(): // of two members with a name the last one holds
+		edits = append(edits, edit{s.nullOptions, []byte(usageValue)})
+	case s.empty:
+		edits = append(edits, edit{span{s.open, s.open}, []byte(usageOption)})
+	default:
+		edits = append(edits, edit{span{s.open, s.open}, []byte(usageOption + ",")})
 	}
 	if !s.model.empty() && remote != s.name {
-		quoted, err := json.Marshal(remote)
-		if err == nil { // a text always has a form in JSON
-			parts = append(parts, body[from:s.model.from], quoted)
-			from = s.model.to
+		if quoted, err := json.Marshal(remote); err == nil { // a text always has a form in JSON
+			edits = append(edits, edit{s.model, quoted})
 		}
+	}
+	if len(edits) == 2 && edits[0].from > edits[1].from {
+		edits[0], edits[1] = edits[1], edits[0]
+	}
+	parts, from := make([][]byte, 0, 2*len(edits)+1), 0
+	for _, e := range edits {
+		parts = append(parts, body[from:e.from], e.text)
+		from = e.to
 	}
 	return append(parts, body[from:])
 }

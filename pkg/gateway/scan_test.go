@@ -14,7 +14,8 @@ func FuzzScanReadsAsEncodingJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"model":"m"}`, ` { "a" : [1,{"model":"x"}], "model" : "m\u0061\"\\" , "stream":true } `, `{"model":5}`,
 		`{"model":"a","model":"b"}`, `{"mod\u0065l":"a","stream":false,"stream_options":null}`, `[]`, `{"a":"\\\\\""}`, `1`,
-		`{"messages":[{"content":"]}{["}],"max_tokens":12.5e1}`, `{"model":"a"} x`, `{"": {"":""}}`,
+		`{"stream_options":null,"model":"a"}`, `{"model":"a","stream_options":null,"stream_options":{}}`,
+		`{"stream_options":null,"stream_options": null ,"model":"a"}`, `{"messages":[{"content":"]}{["}],"max_tokens":12.5e1}`, `{"model":"a"} x`, `{"": {"":""}}`,
 		`{"model":"` + strings.Repeat("a", modelNameMax) + `"}`, `{"model":"` + strings.Repeat(`\u00e9`, modelNameMax/2+1) + `"}`,
 	} {
 		f.Add([]byte(seed))
@@ -65,6 +66,9 @@ func checkRewrite(t *testing.T, body []byte, s scanned, fields map[string]json.R
 	var name string
 	if json.Unmarshal(fresh["model"], &name) != nil || name != "remote/\"x\"" {
 		t.Fatalf("%q became %q: model is %s", body, out, fresh["model"])
+	}
+	if options := fresh["stream_options"]; !s.streamOptions && string(options) != `{"include_usage":true}` {
+		t.Fatalf("%q became %q: stream_options is %s", body, out, options)
 	}
 	for key, value := range fields {
 		if key != "model" && key != "stream_options" && !bytes.Equal(fresh[key], value) {

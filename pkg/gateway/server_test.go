@@ -178,6 +178,20 @@ func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
 	if want := `{"stream_options":{"include_usage":true},"model":"org/m-7b","stream":true}`; asked.Load() != want {
 		t.Errorf("the worker got %s, want %s", asked.Load(), want)
 	}
+	for _, null := range []string{
+		`{"model":"m","stream":true,"stream_options":null}`, `{"stream_options": null ,"model":"m","stream":true}`,
+	} {
+		if got := p.post(chat, null).body; got != plainStream {
+			t.Errorf("%s: got %q, want %q", null, got, plainStream)
+		}
+		var last struct {
+			Options json.RawMessage `json:"stream_options"`
+		}
+		sent := fmt.Sprint(asked.Load())
+		if err := json.Unmarshal([]byte(sent), &last); err != nil || string(last.Options) != usageValue {
+			t.Errorf("the worker got %s, which asks for no token counts: %v", sent, err)
+		}
+	}
 	own := `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`
 	if got := p.post(chat, own).body; !strings.Contains(got, `"usage":{`) {
 		t.Errorf("the client asked for token counts and got %q", got)
