@@ -58,15 +58,16 @@ func (a *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 	}
 }
 
-// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves an
-// accepted run to the next node; everything else stops it, as far as the worker lets us.
+// interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves a run to the next
+// node that was accepted, or that the worker can be asked about again; everything else stops it, as far as the worker
+// lets us.
 func (a *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
 	if !o.MaybeRunning {
 		return o
 	}
-	if errors.Is(cause, invalidation.ErrLeaseLost) || (o.Kind == worker.Accepted &&
-		errors.Is(cause, invalidation.ErrDraining)) {
+	known := o.Kind == worker.Accepted || a.model.OnUnknown == worker.Reattach
+	if errors.Is(cause, invalidation.ErrLeaseLost) || (known && errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
@@ -116,10 +117,10 @@ func (a *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome 
 // run stays only if it is to be followed on.
 func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
-	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && context.Cause(ctx) == nil &&
+	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && goesToNextNode(ctx) &&
 		!errors.Is(o.Err, worker.ErrSharedID)
 	switch {
-	case handedOver || (o.MaybeRunning && again):
+	case handedOver || a.unasked || (o.MaybeRunning && again):
 		if a.saved == nil {
 			_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
 		}
@@ -134,6 +135,12 @@ func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	default:
 		a.held.release()
 	}
+}
+
+// goesToNextNode says whether nobody has ended the run: the node that claims its entry next follows it on.
+func goesToNextNode(ctx context.Context) bool {
+	cause := context.Cause(ctx)
+	return cause == nil || errors.Is(cause, invalidation.ErrDraining) || errors.Is(cause, invalidation.ErrLeaseLost)
 }
 
 // result hands the answer on, through the object store if it is large. While the store is away the

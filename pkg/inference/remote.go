@@ -25,6 +25,7 @@ type remoteRun struct {
 	SlotToken  int64
 	Remote     string // empty: the worker's answer never came
 	Ran        time.Duration
+	Age        time.Duration   // since the worker was first asked
 	Report     json.RawMessage // how it ended, as the worker reported
 }
 
@@ -52,7 +53,8 @@ func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 }
 
 const findRunSQL = `
-SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms, report
+SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms, report,
+       clock_timestamp() - started_at
   FROM penstock.remote_run
  WHERE queue_id = $1 AND entry_id = $2`
 
@@ -61,7 +63,7 @@ func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidatio
 	r := remoteRun{Queue: queue, Entry: entry}
 	var ranMS int64
 	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken,
-		&r.Remote, &ranMS, &r.Report)
+		&r.Remote, &ranMS, &r.Report, &r.Age)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return nil, nil

@@ -90,6 +90,7 @@ type dispatch struct {
 
 	held    *slotRef
 	saved   *remoteRun // stored, and to be forgotten when the run is over
+	unasked bool       // the worker could not be asked about it: it may go on, and is to be asked again
 	tries   int
 	began   time.Time     // of the exchange with the worker
 	first   time.Duration // from then to the first byte of an answer; 0: there was none
@@ -365,6 +366,10 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
 	}
 	if a.held == nil {
+		if err == nil && old.Remote == "" && !known && old.Age >= runMost(a.model) {
+			a.forget(ctx, old) // no run lasts so long
+			return a.submit(ctx)
+		}
 		if err == nil {
 			err = errors.New("no free slot on the instance that runs the entry")
 		}
@@ -380,8 +385,13 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		return a.conclude(ctx, reported)
 	}
 	if old.Remote == "" {
-		// The answer was lost: a worker that knows entries by their id gives it again.
-		return a.conclude(ctx, a.exchange(ctx))
+		// The answer was lost: a worker that knows entries by their id gives it again. That it has no room, perhaps
+		// because of this very run, or cannot be reached is true of the question alone.
+		o := a.exchange(ctx)
+		if (o.FreeOfCharge() || o.Unsent) && old.Age < runMost(a.model) {
+			o.MaybeRunning, a.unasked = true, true
+		}
+		return a.conclude(ctx, o)
 	}
 	reports, done := a.subscribe(old.Token)
 	defer done()

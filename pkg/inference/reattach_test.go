@@ -1,0 +1,110 @@
+package inference
+
+import (
+	"net/http"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// That a worker cannot be asked about a run just now, perhaps because it is busy with it, does not mean that it is over.
+func TestReattachAsksAgainWhereTheWorkerHasNoRoomForTheQuestion(t *testing.T) {
+	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})
+	var calls, elsewhere atomic.Int32
+	var over atomic.Bool
+	first := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+			workertest.Says(200, `{"active_jobs":1}`)(w, r)
+		case calls.Add(1) == 1:
+			workertest.Resets(w, r)
+		case over.Load():
+			workertest.Says(200, `{"status":"success","result":"kept"}`)(w, r)
+		default:
+			workertest.Says(429, ``)(w, r)
+		}
+	})
+	b.instance("first", first.URL, 1)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &calls, 1)
+	second := b.gpu(func(r *http.Request) (int, string) { elsewhere.Add(1); return answers(r) })
+	b.instance("second", second.URL, 4)
+	awaitAtLeast(t, &calls, 4)
+	if n := b.count(`SELECT count(*) FROM penstock.remote_run`); n != 1 {
+		t.Errorf("%d runs are stored", n)
+	}
+	over.Store(true)
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 1 {
+		t.Errorf("outcome %+v", o)
+	}
+	if elsewhere.Load() != 0 {
+		t.Errorf("%d calls went elsewhere beside the run", elsewhere.Load())
+	}
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+// After as long as a run may last the worker is not asked for ever.
+func TestReattachGivesUpWhenNoRunCouldLastSoLong(t *testing.T) {
+	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})
+	var calls atomic.Int32
+	first := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
+		if calls.Add(1) == 1 {
+			workertest.Resets(w, r)
+			return
+		}
+		workertest.Says(429, ``)(w, r)
+	}))
+	b.instance("first", first.URL, 1)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &calls, 3)
+	b.instance("second", b.gpu(answers).URL, 1)
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.remote_run SET started_at = now() - interval '11 minutes'`)
+	b.must(err)
+	if o := b.outcome(id); o.Outcome != "done" {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
+// A node that drains leaves a call whose worker knows it by its id to the next one, which asks there.
+func TestReattachAsksTheSameInstanceAfterADrain(t *testing.T) {
+	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})
+	var calls atomic.Int32
+	goOn := make(chan struct{})
+	first := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		switch {
+		case r.URL.Path == "/health":
+			workertest.Says(200, `{"active_jobs":1}`)(w, r)
+			return
+		case calls.Add(1) == 1:
+			<-goOn
+		}
+		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+	})
+	t.Cleanup(func() { close(goOn) })
+	b.instance("first", first.URL, 1)
+	m := b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &calls, 1)
+	m.leave()
+	m.drain(invalidation.ErrDraining)
+	m.work.Wait()
+	var elsewhere atomic.Int32
+	second := b.gpu(func(r *http.Request) (int, string) { elsewhere.Add(1); return answers(r) })
+	b.instance("second", second.URL, 4)
+	if n := b.count(`SELECT count(*) FROM penstock.remote_run`); n != 1 {
+		t.Errorf("%d runs are stored", n)
+	}
+	b.start(ServiceConfig{})
+	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 || b.meta(id)["instance"] != "first" {
+		t.Errorf("outcome %+v, %v", o, b.meta(id))
+	}
+	if elsewhere.Load() != 0 {
+		t.Errorf("%d calls went elsewhere beside the run", elsewhere.Load())
+	}
+}
