@@ -190,9 +190,9 @@ func (c *catalog) models() []gateway.ModelState {
 		}
 		state := gateway.ModelState{
 			Name: name, Queue: c.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
-			Operation: m.Operation, Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers,
-			Statuses: m.Statuses, AbortStops: m.AbortStops != nil && *m.AbortStops,
-			Async: m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
+			Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers, Statuses: m.Statuses,
+			AbortStops: m.AbortStops != nil && *m.AbortStops,
+			Async:      m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
 			Paused: c.settings.Paused[name], Created: c.started, Starts: c.settings.Starts[name],
 		}
 		for _, e := range c.registry.Endpoints(name) {

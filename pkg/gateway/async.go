@@ -102,9 +102,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 			return bad(http.StatusBadRequest, "async_unsupported", "prefer",
 				"requests to %s cannot become entries: send it without Prefer: respond-async", s.r.URL.Path)
 		}
-		if operation != s.route.model.Operation {
-			body = DurablePayload(body, operation)
-		}
+		body = DurablePayload(body, operation) // always: a member of the client's own must not decide
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,

@@ -19,7 +19,6 @@ type ModelState struct {
 	Queue      string // of its durable entries
 	Protocol   worker.Protocol
 	Remote     string            // its name at the server
-	Operation  string            // of its entries that name none, of a model of the OpenAI protocol
 	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
 	Version    string            // OIP
 	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them

@@ -50,7 +50,7 @@ type DurableOutcome struct {
 type Durable struct {
 	Model, Queue, Flow string
 	Class              Criticality
-	Body               []byte // as the client sent it, with the operation where its model has another
+	Body               []byte // as the client sent it, of the OpenAI protocol with the operation of its path
 	Key                string // idempotency key of the client, unique to its token; empty: none
 	Token              string // name of the token
 }

@@ -36,7 +36,7 @@ func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http
 	t.Helper()
 	model := ModelState{
 		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute,
-		Policy: DefaultPolicy(), Adapters: []string{"lora-1"}, Operation: worker.OperationChat,
+		Policy: DefaultPolicy(), Adapters: []string{"lora-1"},
 	}
 	for i, handler := range workers {
 		server := httptest.NewServer(handler)
@@ -1054,8 +1054,16 @@ func TestRespondAsyncMakesADurableEntry(t *testing.T) {
 	if answer.StatusCode != 202 || answer.Header.Get("Location") != "/v1/entries/17" {
 		t.Errorf("got %d %v", answer.StatusCode, answer.Header)
 	}
-	if d := queue.list[0]; d.Model != "m" || d.Flow != "t" || d.Class != Sheddable || string(d.Body) != body {
+	if d := queue.list[0]; d.Model != "m" || d.Flow != "t" || d.Class != Sheddable {
 		t.Errorf("pushed %+v", d)
+	}
+	// The path decides which operation runs, and no member of the body.
+	p.post(chat, `{"model":"m","operation":"embeddings"}`, "Prefer", "respond-async")
+	for _, d := range queue.list {
+		var payload struct{ Operation string }
+		if err := json.Unmarshal(d.Body, &payload); err != nil || payload.Operation != worker.OperationChat {
+			t.Errorf("a request to %s became an entry for %q: %s", chat, payload.Operation, d.Body)
+		}
 	}
 	queue.err = errors.New("the database is away")
 	refusedWith(t, p.post(chat, body, "Prefer", "respond-async"), 503, "async_unavailable", "async_unavailable")
