@@ -212,7 +212,9 @@ $$;
 -- Callers: preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.preemptible(wanted text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce((c.config->>'abort_stops')::boolean, c.config->>'protocol' IN ('cog', 'openai'))
+    SELECT coalesce((c.config->>'abort_stops')::boolean,
+                    c.config->>'protocol' = 'cog'
+                    OR c.config->>'protocol' = 'openai' AND c.config->>'operation' IS DISTINCT FROM 'images')
        AND coalesce(c.config->>'model_type', 'sync') = 'sync'
        AND coalesce((c.config->'batch'->>'items')::integer, 1) <= 1
        AND coalesce(c.config->>'on_unknown', 'at_least_once') <> 'at_most_once'
