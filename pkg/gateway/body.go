@@ -82,7 +82,7 @@ func (cutForm) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
 // formModel returns the value of the field model, and its place in the body.
 func formModel(body []byte, boundary string) (name string, at span, err error) {
 	form := multipart.NewReader(WholeForm(bytes.NewReader(body)), boundary)
-	searched := 0
+	places := partPlaces{body: body, dash: []byte("--" + boundary)}
 	for {
 		part, err := form.NextRawPart()
 		if errors.Is(err, io.EOF) {
@@ -91,27 +91,62 @@ func formModel(body []byte, boundary string) (name string, at span, err error) {
 		if err != nil {
 			return "", span{}, err
 		}
-		if part.FormName() != "model" || part.FileName() != "" {
-			continue
-		}
-		if name != "" {
-			return "", span{}, errModelTwice
-		}
 		value, err := io.ReadAll(io.LimitReader(part, modelNameMax+1))
+		if err != nil {
+			return "", span{}, err
+		}
+		more, err := io.Copy(io.Discard, part)
+		if err != nil {
+			return "", span{}, err
+		}
+		place, err := places.next(len(value) + int(more))
 		switch {
 		case err != nil:
 			return "", span{}, err
+		case part.FormName() != "model" || part.FileName() != "":
+		case name != "":
+			return "", span{}, errModelTwice
 		case len(value) > modelNameMax:
 			return "", span{}, errModelLong
+		default:
+			name, at = string(value), place
 		}
-		// The value lies between the empty line behind its header and the next boundary.
-		text := "\r\n\r\n" + string(value) + "\r\n--" + boundary
-		found := bytes.Index(body[searched:], []byte(text))
-		if found < 0 {
-			return "", span{}, errors.New("the field model is not ended by a boundary")
-		}
-		name = string(value)
-		at = span{searched + found + 4, searched + found + 4 + len(value)}
-		searched = at.to
 	}
+}
+
+// partPlaces finds the values of the parts of a form, one behind the other. Other servers may divide a form otherwise if
+// its lines do not end with CR and LF: such a form is refused.
+type partPlaces struct {
+	body []byte
+	dash []byte // that a boundary begins with
+	end  int    // of the last value
+}
+
+var errFormLines = errors.New("its lines do not end with CR and LF, or it does not begin with its boundary")
+
+// next returns the place of the next value, of so many bytes.
+func (p *partPlaces) next(length int) (at span, err error) {
+	if p.end == 0 {
+		before, behind, _ := bytes.Cut(p.body, p.dash)
+		if p.end = len(before); p.end > 0 && before[p.end-1] != '\n' ||
+			!bytes.HasPrefix(bytes.TrimLeft(behind, " \t"), []byte("\r\n")) {
+			return at, errFormLines // what is there is no boundary yet
+		}
+	}
+	const gap = "\r\n\r\n" // between header and value
+	head, _, found := bytes.Cut(p.body[p.end:], []byte(gap))
+	if !found || bytes.Count(head, []byte("\n")) != bytes.Count(head, []byte("\r\n")) {
+		return at, errFormLines
+	}
+	at.from = p.end + len(head) + len(gap)
+	at.to = at.from + length
+	rest := p.body[min(at.to, len(p.body)):]
+	if length > 0 || !bytes.HasPrefix(rest, p.dash) { // a part without a value may lack the line behind it
+		rest, found = bytes.CutPrefix(rest, []byte("\r\n"))
+	}
+	if !found || !bytes.HasPrefix(rest, p.dash) {
+		return at, errFormLines
+	}
+	p.end = at.to
+	return at, nil
 }

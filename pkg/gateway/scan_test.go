@@ -5,6 +5,9 @@ import (
 	"encoding/json"
 	"io"
 	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"testing/iotest"
@@ -98,6 +101,7 @@ func TestFormNamesItsModel(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, _ = io.WriteString(file, "name=\"model\"\r\n\r\nwhisper\r\n--not the boundary")
+	_ = form.WriteField("prompt", "whisper")
 	_ = form.WriteField("model", "whisper")
 	_ = form.WriteField("language", "de")
 	_ = form.Close()
@@ -122,6 +126,66 @@ func TestFormsThatAreCutAreNotRead(t *testing.T) {
 	if name, _, err := formModel([]byte(whole), "b"); name != "whisper" || err != nil {
 		t.Errorf("got %q, %v", name, err)
 	}
+}
+
+// The place of the value is that of the field whatever is around it, or the form is refused: the worker must not get a
+// name that the gateway has not looked at.
+func TestNameOfAModelIsReplacedInItsField(t *testing.T) {
+	t.Parallel()
+	part := func(name, value string) string {
+		return "--b\r\nContent-Disposition: form-data; name=\"" + name + "\"\r\n\r\n" + value + "\r\n"
+	}
+	const end = "--b--\r\n"
+	for body, want := range map[string]string{
+		part("model", "m") + end:                                                                  part("model", "R") + end,
+		part("a", "m") + part("model", "m") + part("b", "m") + end:                                part("a", "m") + part("model", "R") + part("b", "m") + end,
+		part("a", "\r\n\r\nm\r\n--bc") + part("model", "m") + end:                                 part("a", "\r\n\r\nm\r\n--bc") + part("model", "R") + end,
+		"preamble\r\n\r\nm\r\n" + part("model", "m") + end:                                        "preamble\r\n\r\nm\r\n" + part("model", "R") + end,
+		part("model", "m") + "--b--\r\n\r\nm\r\n--b":                                              part("model", "R") + "--b--\r\n\r\nm\r\n--b",
+		"--b \r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--b \t\r\n\r\n\r\n" + end: "--b \r\nContent-Disposition: form-data; name=model\r\n\r\nR\r\n--b \t\r\n\r\n\r\n" + end,
+		"--bc\r\n\r\nm\r\n" + part("model", "m") + end:                                            "",
+		part("model", "") + part("model", "m") + end:                                              part("model", "") + part("model", "R") + end,
+		strings.ReplaceAll(part("model", "m")+end, "\r\n", "\n"):                                  "",
+		strings.ReplaceAll(part("model", "m"), "\r\n\r\n", "\n\n") + part("a", "m") + end:         "",
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/audio/transcriptions", nil)
+		r.Header.Set("Content-Type", "multipart/form-data; boundary=b")
+		a, err := readForm(r, []byte(body))
+		switch {
+		case want == "" && err == nil:
+			t.Errorf("%q was read", body)
+		case want == "":
+		case err != nil:
+			t.Errorf("%q was refused: %v", body, err)
+		default:
+			if got := bytes.Join(a.parts("R", false), nil); string(got) != want {
+				t.Errorf("%q became %q, want %q", body, got, want)
+			}
+		}
+	}
+}
+
+// A form whose model is replaced names the new one, and has the other fields as they were.
+func FuzzNameOfAModelIsReplacedInItsField(f *testing.F) {
+	for _, seed := range []string{
+		"--b\r\nContent-Disposition: form-data; name=model\r\n\r\nm\r\n--b--", "--b\r\n\r\n--b--", "\r\n--b\n\n\n--b--",
+		"--b\r\nA: b\r\n \r\n\r\nm\r\n--b \t\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--b--\r\nepilogue",
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, body []byte) {
+		name, at, err := formModel(body, "b")
+		if err != nil || name == "" {
+			return
+		}
+		if got := string(body[at.from:at.to]); got != name {
+			t.Fatalf("%q: %q is where %q was found", body, got, name)
+		}
+		fresh, again, err := formModel(slices.Concat(body[:at.from], []byte("remote"), body[at.to:]), "b")
+		if err != nil || fresh != "remote" || again.from != at.from {
+			t.Fatalf("%q: names %q at %v behind a change at %v: %v", body, fresh, again, at, err)
+		}
+	})
 }
 
 const plainStream = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n" +
