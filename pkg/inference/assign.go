@@ -22,6 +22,7 @@ type slotRef struct {
 	slot     *heldSlot
 	endpoint *Endpoint
 	swapped  bool // the worker ran another thing before
+	admitted bool // by the breaker, which has not been told of a call yet
 }
 
 // assign gives an entry, or a batch of them, its slot. nil: no instance can take a call just now;
@@ -48,7 +49,7 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 	}
 	return &slotRef{
 		pool: p, model: model, slot: slot, endpoint: p.registry.Endpoint(slot.instance),
-		swapped: swapped,
+		swapped: swapped, admitted: true,
 	}, 0
 }
 
@@ -113,6 +114,7 @@ func (h *slotRef) end(ceded bool) {
 	state := p.stateOf(h.model)
 	l := state.ledger
 	now := time.Now()
+	h.forgo()
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
@@ -139,6 +141,15 @@ func (h *slotRef) end(ceded bool) {
 	p.idled(h.model)
 }
 
+// forgo gives the admission back of a slot on which no call was made: it may be the one that shows whether an instance
+// is well again. Called with the pool's mu held.
+func (h *slotRef) forgo() {
+	if h.admitted {
+		h.admitted = false
+		h.pool.breakerOf(h.model).Forgo(h.endpoint.Server)
+	}
+}
+
 // leave takes one entry off the call, which goes on for the others of its batch.
 func (h *slotRef) leave() {
 	h.pool.mu.Lock()
@@ -152,6 +163,7 @@ func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	p := h.pool
 	p.mu.Lock()
 	a := p.stateOf(h.model)
+	h.forgo()
 	a.ledger.finish(h.slot, time.Now(), true)
 	if a.ledger.held[h.slot.slotKey] == h.slot {
 		a.doubts = append(a.doubts, doubtful{slot: h.slot, queue: queue, entry: entry, reason: reason})
@@ -193,6 +205,7 @@ func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verd
 	if o.Kind == worker.Done {
 		p.stateOf(h.model).ledger.of(h.slot.instance).coolFor = 0
 	}
+	h.admitted = false
 	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)
 	p.mu.Unlock()
 	switch {

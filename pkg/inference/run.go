@@ -165,7 +165,7 @@ func callOf(r *invalidation.Run) worker.Call {
 // slot it has.
 func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 	unfit, fits := a.unfit()
-	if !fits {
+	if !fits && a.held == nil {
 		return nil, a.fitsNowhere()
 	}
 	tried := a.blame.avoid(a.call.Entry, a.usableInstances())

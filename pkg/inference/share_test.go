@@ -277,6 +277,31 @@ func TestSlotOfAPreemptedRunGoesToTheGateway(t *testing.T) {
 	}
 }
 
+// The one call that may show whether an instance is well again is not made, as where entries cannot be joined to one:
+// another one shows it.
+func TestAdmissionOfAHalfOpenInstanceIsGivenBackWithItsSlot(t *testing.T) {
+	c := newContended(t)
+	pool, calls, giveBack := c.busyNode(c.pool)
+	defer giveBack()
+	for _, end := range []func(*slotRef){(*slotRef).release, func(h *slotRef) { h.doubt(1, 1, "test") }} {
+		pool.mu.Lock()
+		b := pool.breakerOf(c.model.Name)
+		b.Condemn(time.Now().Add(-time.Hour), "gpu-1", "test")
+		probe := b.Admit(time.Now(), "gpu-1")
+		pool.mu.Unlock()
+		if !probe {
+			t.Fatal("no call may show whether the instance is well")
+		}
+		end(calls[0])
+		calls = calls[1:]
+		pool.mu.Lock()
+		if !b.Admit(time.Now(), "gpu-1") {
+			t.Error("the instance is shut for ever")
+		}
+		pool.mu.Unlock()
+	}
+}
+
 // recorder is a database that notes the questions about shares and orders.
 type recorder struct {
 	postgres.DB
