@@ -123,6 +123,8 @@ func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	case handedOver || a.unasked || (o.MaybeRunning && again):
 		if a.saved == nil {
 			_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
+		} else if handedOver {
+			a.charge(ctx, o.Ran)
 		}
 	case a.saved != nil:
 		a.forget(ctx, a.saved)

@@ -23,8 +23,8 @@ type remoteRun struct {
 	Instance   int32
 	SlotNumber int32
 	SlotToken  int64
-	Remote     string // empty: the worker's answer never came
-	Ran        time.Duration
+	Remote     string          // empty: the worker's answer never came
+	Ran        time.Duration   // charged to its limit, as far as a node that handed it over has said
 	Age        time.Duration   // since the worker was first asked
 	Report     json.RawMessage // how it ended, as the worker reported
 }
@@ -83,6 +83,19 @@ func moveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	_, err := db.Exec(ctx, moveRunSQL, r.Queue, r.Entry, r.Token, r.SlotNumber, r.SlotToken)
 	if err != nil {
 		return fmt.Errorf("move run of entry %d: %w", r.Entry, err)
+	}
+	return nil
+}
+
+const chargeRunSQL = `
+UPDATE penstock.remote_run SET ran_ms = $5
+ WHERE queue_id = $1 AND entry_id = $2 AND token = $3 AND slot_token = $4`
+
+// chargeRun notes how much of a run that is handed over was charged, unless another node follows it already.
+func chargeRun(ctx context.Context, db postgres.DB, r remoteRun) error {
+	_, err := db.Exec(ctx, chargeRunSQL, r.Queue, r.Entry, r.Token, r.SlotToken, r.Ran.Milliseconds())
+	if err != nil {
+		return fmt.Errorf("charge run of entry %d: %w", r.Entry, err)
 	}
 	return nil
 }

@@ -395,10 +395,20 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	}
 	reports, done := a.subscribe(old.Token)
 	defer done()
+	// A node that died did not say how long it had followed the run, nor how much of that was a cold start.
+	old.Ran = max(old.Ran, old.Age-a.model.Timeouts.Start.Duration())
 	o := endpoint.follower.Follow(ctx,
 		worker.Pending{RunRef: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
 	a.record(ctx, &o)
 	return a.conclude(ctx, o)
+}
+
+// charge stores how long the run was followed that the next node follows on.
+func (a *dispatch) charge(ctx context.Context, ran time.Duration) {
+	a.saved.Ran = max(a.saved.Ran, ran)
+	if err := chargeRun(context.WithoutCancel(ctx), a.db, *a.saved); err != nil {
+		a.log.Warn("charge run", "entry", a.saved.Entry, "error", err)
+	}
 }
 
 func (a *dispatch) forget(ctx context.Context, r *remoteRun) {

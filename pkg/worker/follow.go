@@ -56,7 +56,8 @@ func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 		var o Outcome
 		select {
 		case <-ctx.Done():
-			return Outcome{Kind: Accepted, Remote: p.Remote, Err: context.Cause(ctx), MaybeRunning: true}
+			watch.charge(time.Now())
+			return Outcome{Kind: Accepted, Remote: p.Remote, Err: context.Cause(ctx), MaybeRunning: true, Ran: watch.ran}
 		case report, open := <-reports:
 			if !open {
 				reports = nil

@@ -86,6 +86,9 @@ type Outcome struct {
 	// queue). Such time is charged to no limit of the run. On NotReady: the server is still loading.
 	Starting bool
 
+	// Ran is how much of a run that is handed over was charged to its limit. Of Follow alone.
+	Ran time.Duration
+
 	// Progress changes whenever the worker's report changes.
 	Progress string
 
