@@ -200,15 +200,6 @@ func remaining(seconds pgtype.Float8) time.Duration {
 	return time.Duration(min(max(seconds.Float64, -1e9), 9e9) * float64(time.Second))
 }
 
-// The payloads that a claim of groups keeps are bounded by bytes as well, so that a node with a hundred entries of
-// a key under each lock holds no hundred times payload_limit for each. The first entry of a group has any size.
-// Those behind the bound are sent and dropped, and wait for the next lock of their key: to count bytes in the
-// statement takes a sixth of the throughput of small entries.
-const (
-	groupBytesMax = 4 << 20  // of one group, beside its last entry
-	claimBytesMax = 64 << 20 // of all groups of a claim, likewise
-)
-
 // readGroups fills in the entries of locked groups.
 func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	byToken := make(map[Token]*Lock, len(groups))
@@ -219,16 +210,14 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 	var row claimRow
 	var counted int32
 	var heavier bool
-	ended := map[Token]bool{} // an entry was heavier, or those before it had bytesMax
-	size, bytesMax := map[Token]int{}, min(groupBytesMax, claimBytesMax/len(groups))
+	ended := map[Token]bool{} // an entry was heavier
 	rows := postgres.Query(ctx, q.db, q.sql.claimGroups, q.ID, keys, tokens, q.Config.QuantumCount)
 	_, err := pgx.ForEachRow(rows, append(row.covered(), &counted, &heavier), func() error {
 		l := byToken[Token(row.token.Int64)]
 		l.counted = int(counted)
-		ended[l.Token] = ended[l.Token] || heavier || size[l.Token] >= bytesMax
+		ended[l.Token] = ended[l.Token] || heavier
 		if row.id.Valid && !ended[l.Token] {
 			l.Entries = append(l.Entries, row.entry())
-			size[l.Token] += len(row.payload)
 		}
 		return nil
 	})

@@ -2,8 +2,6 @@ package invalidation
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -254,27 +252,6 @@ func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
 		t.Fatalf("found %d locks (%v) of a claim that never was", len(none), err)
 	}
 	b.settle(doneAll(again...)...)
-}
-
-// A node with a hundred large entries of a key under each lock would run out of memory, and so would the next one.
-func TestAGroupOfLargeEntriesIsReadUpToANumberOfBytes(t *testing.T) {
-	b := newBed(t, Config{PayloadLimit: 8 << 20, QuantumCount: 100})
-	large := make([]byte, groupBytesMax/4) // as hexadecimal digits a little more than half of what is read
-	if _, err := rand.Read(large); err != nil {
-		t.Fatal(err)
-	}
-	payload := json.RawMessage(fmt.Sprintf(`"%x"`, large))
-	var ids []EntryID
-	for range 5 {
-		ids = append(ids, b.pushAll(b.pool, Push{LockKey: "K", Payload: payload})...)
-	}
-	for _, want := range [][]EntryID{ids[:2], ids[2:4], ids[4:]} {
-		l := b.claimOne()
-		b.want(entryIDs(l), want)
-		b.settle(doneAll(l)...)
-	}
-	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 0)
-	b.checkInvariants()
 }
 
 func TestAGroupIsClaimedUpToItsQuantum(t *testing.T) {
