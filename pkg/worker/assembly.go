@@ -14,7 +14,7 @@ type assembly struct {
 	members map[string]json.RawMessage // of the answer, besides choices: the first id and time, the last of the rest
 	choices []*choice
 	wanted  int   // choices that were asked for
-	bytes   int64 // of what the choices hold, as they were sent
+	bytes   int64 // of what is kept, as it was sent
 }
 
 type choice struct {
@@ -73,6 +73,10 @@ func (w *assembly) add(data []byte) error {
 		if name == "choices" || !isSet(value) || (first && w.members[name] != nil) {
 			continue
 		}
+		if w.members[name] == nil {
+			w.bytes += int64(len(name))
+		}
+		w.bytes += int64(len(value) - len(w.members[name]))
 		w.members[name] = value
 	}
 	for _, c := range choices {
@@ -106,6 +110,7 @@ func (w *assembly) addChoice(members map[string]json.RawMessage) error {
 		var err error
 		switch name {
 		case "finish_reason":
+			w.bytes += int64(len(value) - len(into.finishReason))
 			into.finishReason = value
 		case "delta":
 			err = w.addDelta(into, value)
@@ -169,6 +174,9 @@ func (c *choice) addTools(raw json.RawMessage) error {
 // merge adds a piece to a member.
 func (w *assembly) merge(into map[string]*merged, name string, piece json.RawMessage) error {
 	w.bytes += int64(len(piece))
+	if into[name] == nil {
+		w.bytes += int64(len(name))
+	}
 	return mergeMember(into, name, piece)
 }
 

@@ -313,3 +313,34 @@ func FuzzEvents(f *testing.F) {
 		}
 	})
 }
+
+// Whatever a server streams, the limit on its answer bounds what is kept of it: names count as well as values.
+func TestEverythingThatIsKeptOfAStreamCounts(t *testing.T) {
+	long := strings.Repeat("x", 1000)
+	for name, object := range map[string]string{
+		"names of members":            `{"%s%d":1}`,
+		"names of members of choices": `{"choices":[{"%s%d":1}]}`,
+		"names of members of deltas":  `{"choices":[{"delta":{"%s%d":1}}]}`,
+		"reasons":                     `{"choices":[{"finish_reason":"%s","index":%d}]}`,
+		"choices' texts":              `{"choices":[{"text":"%s","index":%d}]}`,
+	} {
+		whole := newAssembly(1)
+		for i := range 100 {
+			if err := whole.add(fmt.Appendf(nil, object, long, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if whole.bytes < 100_000 {
+			t.Errorf("%s: 100 of 1000 bytes count as %d", name, whole.bytes)
+		}
+	}
+	whole := newAssembly(1)
+	for range 100 {
+		if err := whole.add([]byte(`{"id":"c1","usage":{"note":"` + long + `"}}`)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if whole.bytes > 2000 {
+		t.Errorf("what is replaced counts as %d bytes", whole.bytes)
+	}
+}
