@@ -3,6 +3,7 @@ package inference
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -255,6 +256,11 @@ func (b *breaker) circuit(instance string) *circuit {
 		b.instances[instance] = c
 	}
 	return c
+}
+
+// keep forgets the instances that are not registered any more.
+func (b *breaker) keep(registered map[string]bool) {
+	maps.DeleteFunc(b.instances, func(instance string, _ *circuit) bool { return !registered[instance] })
 }
 
 func (b *breaker) open(now time.Time, c *circuit, reason string) {

@@ -260,6 +260,13 @@ func (p *SlotPool) changed() {
 		a.nextLease = time.Time{}
 		p.limit(model, a)
 	}
+	for model, b := range p.breaker {
+		registered := map[string]bool{}
+		for _, e := range p.registry.Endpoints(model) {
+			registered[e.Server] = true
+		}
+		b.keep(registered)
+	}
 	p.mu.Unlock()
 	p.config.Freed()
 }

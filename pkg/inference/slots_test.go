@@ -572,3 +572,24 @@ func TestSlotsUnderRandomCrashes(t *testing.T) {
 		t.Logf("gpu-%d: %d calls, at most %d at once; %d nodes died", i, calls, peak, deaths)
 	}
 }
+
+// Instances that come and go, each under a name of its own, leave nothing behind.
+func TestInstancesThatAreGoneAreForgotten(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return 1 })
+	b.instance("gpu-1", nowhere, 1)
+	b.instance("gpu-2", nowhere, 1)
+	b.must(s.Registry.Refresh(b.ctx))
+	s.Pool.mu.Lock()
+	of := s.Pool.breakerOf(b.model.Name)
+	of.Condemn(time.Now(), "gpu-1", "test")
+	of.Condemn(time.Now(), "gpu-2", "test")
+	s.Pool.mu.Unlock()
+	b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", true, By{}))
+	b.must(s.Registry.Refresh(b.ctx))
+	s.Pool.mu.Lock()
+	defer s.Pool.mu.Unlock()
+	if of.instances["gpu-1"] != nil || of.instances["gpu-2"] == nil {
+		t.Errorf("remembered are %v", of.instances)
+	}
+}
