@@ -59,7 +59,7 @@ func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
 // pushInstead turns a refusal for want of room into a durable entry, where policy and client agree.
 func (s *serving) pushInstead(ctx context.Context, err error) error {
 	var r *Rejection
-	if !errors.As(err, &r) || s.route.model.Policy.OnFull != OnFullPush {
+	if !errors.As(err, &r) || r.paused || s.route.model.Policy.OnFull != OnFullPush {
 		return err
 	}
 	async, wait := prefers(s.r.Header)

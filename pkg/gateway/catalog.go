@@ -36,20 +36,6 @@ type ModelState struct {
 	unread  string      // the header that cannot be read, for clients; empty: all can
 }
 
-// closed returns the refusal of each request for the model, nil where calls may begin.
-func (m *ModelState) closed() error {
-	r := &Rejection{Reason: DropNoEndpoints, RetryAfter: 30 * time.Second}
-	switch {
-	case m.Paused.holds(time.Now()):
-		r.Detail = "paused: " + m.Paused.Reason
-	case m.unread != "":
-		r.Detail = m.unread + " that the model is called with cannot be read"
-	default:
-		return nil
-	}
-	return r
-}
-
 // unread returns the header that an error of worker.ResolveHeaders is of, for clients; empty: there is no error.
 func unread(err error) string {
 	var of *worker.HeaderError

@@ -40,6 +40,7 @@
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
 //	paced.go        writes to a client, each within a limit
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place
+//	paused.go       which requests a pause holds, those that wait too
 //	retry.go        how many second attempts there may be
 //	verdict.go      the reasons why a request was not served
 //	refuse.go       the errors that clients read

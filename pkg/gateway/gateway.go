@@ -131,6 +131,7 @@ func (g *Gateway) SetModels(list []ModelState) {
 		return newGate(name, policy, &g.budget, g.need, g.spare)
 	})
 	g.ready.Store(true)
+	g.dropPaused()
 	if g.leases != nil {
 		g.leases.rouseHungry() // requests may have waited for a new instance
 	}
@@ -146,7 +147,10 @@ func (g *Gateway) Cold(model string) bool {
 func (g *Gateway) SetTokens(list []TokenState) { g.tokens.set(list) }
 
 // SetFlows replaces the settings of flows.
-func (g *Gateway) SetFlows(flows map[string]FlowState) { g.flows.Store(&flows) }
+func (g *Gateway) SetFlows(flows map[string]FlowState) {
+	g.flows.Store(&flows)
+	g.dropPaused()
+}
 
 // Fixed gives every instance all of its slots, for a gateway without a database: no other caller of the
 // workers is counted.

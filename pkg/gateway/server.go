@@ -201,11 +201,8 @@ func (s *serving) admission() (context.Context, context.CancelFunc, error) {
 		return ctx, cancel, err
 	}
 	set := s.gateway.flow(flow)
-	if set.Paused.holds(time.Now()) {
-		return ctx, cancel, &Rejection{
-			Reason: DropNoEndpoints, RetryAfter: 30 * time.Second,
-			Detail: "the flow is paused: " + set.Paused.Reason,
-		}
+	if err := set.closed(); err != nil {
+		return ctx, cancel, err
 	}
 	class, err := s.class(h.Get("X-Penstock-Class"), set)
 	if err != nil {
@@ -313,12 +310,23 @@ func milliHeader(h http.Header, name string) (time.Duration, error) {
 	return time.Duration(ms) * time.Millisecond, nil
 }
 
-// wait lets the pool admit the request.
+// wait lets the pool admit the request. One that a pause holds by then is refused for it.
 func (s *serving) wait(ctx context.Context) error {
 	before := time.Now()
 	err := s.route.gate.admit(ctx, s.ticket)
 	s.queued += time.Since(before)
-	return err
+	paused := s.paused()
+	if paused == nil {
+		return err
+	}
+	var refused *Rejection
+	switch {
+	case err == nil:
+		s.route.gate.end(s.ticket, Taken{Unused: true})
+	case errors.As(err, &refused) && refused.Reason != DropNoEndpoints:
+		return err
+	}
+	return paused
 }
 
 // exchange makes the call, and once more on another instance where nothing can have run.

@@ -31,6 +31,7 @@ type Rejection struct {
 	Detail     string        // one line for a person
 
 	noRoom bool // it was refused when it arrived, for want of capacity
+	paused bool // no call may begin, whether there is room or not
 }
 
 // Error implements error.
