@@ -68,3 +68,30 @@ func TestGenerationOfAServerThatStaysCostsAttempts(t *testing.T) {
 		t.Errorf("%d calls for two attempts", n)
 	}
 }
+
+// A worker that stops may call its runs cancelled. Nobody has cancelled the entry.
+func TestRunThatItsWorkerCancelledByItselfIsTriedAgain(t *testing.T) {
+	for name, model := range map[string]worker.Model{"answered": {}, "polled": asyncModel()} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, model)
+			var calls atomic.Int32
+			w := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+				switch {
+				case r.URL.Path == "/health":
+					workertest.Says(200, `{"active_jobs":0}`)(w, r)
+				case r.Method == http.MethodPost && calls.Add(1) == 1 && model.Type == worker.TypeAsync:
+					workertest.Says(200, `{"status":"processing","job_id":"j"}`)(w, r)
+				case calls.Load() == 1:
+					workertest.Says(200, `{"status":"cancelled"}`)(w, r)
+				default:
+					workertest.Says(200, `{"status":"success","result":1}`)(w, r)
+				}
+			})
+			b.instance("gpu-1", w.URL, 1)
+			b.start(ServiceConfig{Dispatch: DispatchConfig{AbortWait: 100 * time.Millisecond}})
+			if o := b.outcome(b.push(`{}`)[0]); o.Outcome != "done" || o.Attempt != 1 {
+				t.Errorf("ended %s after %d attempts: %s", o.Outcome, o.Attempt, o.Reason)
+			}
+		})
+	}
+}

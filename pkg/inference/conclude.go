@@ -40,7 +40,10 @@ func (a *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 	case worker.Done:
 		return a.result(ctx, o)
 	case worker.Cancelled:
-		return nil, a.cancelled(ctx, o)
+		if cause := context.Cause(ctx); cause != nil {
+			return nil, fmt.Errorf("%w (%s)", cause, o.Reason)
+		}
+		return nil, a.givenUp(ctx, o)
 	case worker.Busy, worker.NotReady:
 		if o.MaybeRunning && a.model.OnUnknown == worker.AtMostOnce {
 			return nil, a.unknownOutcome(o.Reason)
@@ -49,8 +52,8 @@ func (a *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 	case worker.Rejected:
 		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), errors.New(o.Reason)))
 	case worker.Failed:
-		if o.Aborted && a.wentAway(ctx) {
-			return nil, invalidation.NoCapacity(a.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
+		if o.Aborted {
+			return nil, a.givenUp(ctx, o)
 		}
 		return nil, a.failure(ctx, o)
 	default: // Unknown, and Accepted: handed over
@@ -189,11 +192,13 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-func (a *dispatch) cancelled(ctx context.Context, o worker.Outcome) error {
-	if cause := context.Cause(ctx); cause != nil {
-		return fmt.Errorf("%w (%s)", cause, o.Reason)
+// givenUp is for a run that its worker ended by itself, as it does when it shuts down. The entry goes on, also where the
+// worker calls the run cancelled: to cancel the entry is for those who pushed it, and ends the context.
+func (a *dispatch) givenUp(ctx context.Context, o worker.Outcome) error {
+	if a.wentAway(ctx) {
+		return invalidation.NoCapacity(a.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
 	}
-	return fmt.Errorf("%w: %s", invalidation.ErrCancelled, o.Reason)
+	return a.failure(ctx, o)
 }
 
 func (a *dispatch) failure(ctx context.Context, o worker.Outcome) error {

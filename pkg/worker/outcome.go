@@ -20,7 +20,7 @@ const (
 	NotReady                     // the worker cannot serve now; nothing ran unless MaybeRunning
 	Rejected                     // the worker refuses this entry for good
 	Failed                       // it ran and failed
-	Cancelled                    // the worker is known to have stopped it, at any client's request
+	Cancelled                    // the worker is known to have stopped it, whoever may have asked for that
 )
 
 var kindNames = [...]string{"unknown", "done", "accepted", "busy", "not_ready", "rejected", "failed", "cancelled"}
