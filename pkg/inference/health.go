@@ -363,6 +363,8 @@ func runMost(m worker.Model) time.Duration {
 func running(h worker.Health, e *Endpoint) *int {
 	none := 0
 	switch {
+	case h.Unreached:
+		return nil
 	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
 		return &none // the server is down, or has only just come up
 	case h.Active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):

@@ -80,6 +80,8 @@ func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
 		{"it goes on", goesOn, worker.Health{State: worker.StateReady, Active: &two}, nil},
 		{"the worker is idle", goesOn, worker.Health{State: worker.StateReady, Active: &none}, []int64{1, 2}},
 		{"calls wait inside", goesOn, worker.Health{State: worker.StateReady, Active: &none, Queued: &two}, nil},
+		{"its server is gone", goesOn, worker.Health{State: worker.StateUnhealthy}, []int64{1, 2}},
+		{"its host cannot be reached", goesOn, worker.Health{State: worker.StateUnhealthy, Unreached: true}, nil},
 		{"the worker says nothing", goesOn, worker.Health{State: worker.StateReady}, nil},
 	} {
 		e := &Endpoint{Model: c.model.WithDefaults(), Slots: 4}

@@ -3,8 +3,11 @@ package worker
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/url"
+	"syscall"
 	"time"
 )
 
@@ -60,6 +63,9 @@ type Health struct {
 	Queued   *int     // calls waiting inside the worker
 	KVUsage  *float64 // share of its key-value cache in use, 0 to 1
 	Reason   string   // for a person, when the state is not ready or busy
+
+	// Unreached: nothing answered, neither the server nor its host: what the server runs it may run still.
+	Unreached bool
 }
 
 // Idle reports whether the worker is known to run nothing. A worker that reports no count is known
@@ -69,6 +75,14 @@ func (h Health) Idle(slots int) bool {
 		return *h.Active == 0
 	}
 	return slots == 1
+}
+
+// unasked is the health of an instance whose probe got no answer. A host that refuses or resets the connection has no
+// server, or one that gives up; behind a timeout or a network without a route the server may be at work.
+func unasked(err error) Health {
+	closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) ||
+		errors.Is(err, io.ErrUnexpectedEOF)
+	return Health{State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed}
 }
 
 // HealthState of an instance as its worker reports it.

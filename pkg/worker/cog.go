@@ -185,7 +185,7 @@ func (c *cog) Probe(ctx context.Context) Health {
 		method: http.MethodGet, url: c.at(c.model.HealthPath),
 	})
 	if err != nil {
-		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
+		return unasked(err)
 	}
 	if status/100 != 2 {
 		return refusedProbe(status, body)

@@ -212,7 +212,7 @@ func (d *generic) Probe(ctx context.Context) Health {
 	root := strings.TrimSuffix(path.Dir("/"+strings.Trim(d.base.EscapedPath(), "/")), "/")
 	status, body, err := d.askBelow(ctx, d.model.Timeouts.Probe.Duration(), root, d.model.HealthPath)
 	if err != nil {
-		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
+		return unasked(err)
 	}
 	if status/100 != 2 {
 		return refusedProbe(status, body)
@@ -228,7 +228,9 @@ func (d *generic) Probe(ctx context.Context) Health {
 // refusedProbe tells a worker that is still loading from one that is ill.
 func refusedProbe(status int, body []byte) Health {
 	text := strings.ToLower(errorText(body))
-	h := Health{State: StateUnhealthy, Reason: Clip(reasonOf(status, text))}
+	h := Health{
+		State: StateUnhealthy, Reason: Clip(reasonOf(status, text)), Unreached: status == http.StatusGatewayTimeout,
+	}
 	if strings.Contains(text, "loading") || strings.Contains(text, "starting") || strings.Contains(text, "warming") {
 		h.State = StateStarting
 	}

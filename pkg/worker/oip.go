@@ -94,7 +94,7 @@ func (p *oip) Probe(ctx context.Context) Health {
 	ready, err := p.ok(ctx, p.modelPath()+"/ready")
 	switch {
 	case err != nil:
-		return Health{State: StateUnhealthy, Reason: Clip(err.Error())}
+		return unasked(err)
 	case ready == http.StatusNotFound: // a server without the route, or without the model
 		ready, err = p.ok(ctx, "/v2/health/ready")
 	}

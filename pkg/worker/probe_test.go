@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -199,5 +200,21 @@ func TestClosedConnectionDoesNotStopImages(t *testing.T) {
 	images := Model{Name: "m", Protocol: ProtocolOpenAI, Operation: OperationImages}
 	if o := submitAbandoned(t, images, testCall(`{"prompt":"x"}`)); o.Kind != Unknown || !o.MaybeRunning {
 		t.Errorf("outcome %s, running %v", o.Kind, o.MaybeRunning)
+	}
+}
+
+// A server that does not answer in time may be at work, one whose host refuses the connection is not.
+func TestProbeTellsAServerThatIsGoneFromOneThatIsNotReached(t *testing.T) {
+	for _, c := range allProtocols() {
+		t.Run(string(c.model.Protocol), func(t *testing.T) {
+			if h := newAdapter(t, c.model, nobody(t), 1).Probe(t.Context()); h.State != StateUnhealthy || h.Unreached {
+				t.Errorf("nobody listens: %+v", h)
+			}
+			c.model.Timeouts.Probe = Seconds(50 * time.Millisecond)
+			s := workertest.NewScript(t, workertest.Hangs)
+			if h := newAdapter(t, c.model, s.URL, 1).Probe(t.Context()); h.State != StateUnhealthy || !h.Unreached {
+				t.Errorf("it hangs: %+v", h)
+			}
+		})
 	}
 }

@@ -284,7 +284,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 // broken classifies an exchange that has no complete answer. Nothing ran if
 // the request did not reach the worker as a whole; otherwise it may have.
 func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
-	o := Outcome{Err: err, SentAt: a.sentAt, FirstByteAt: a.first, Reason: Clip(w.reason(err)), Unsent: a.unsent}
+	o := Outcome{Err: err, SentAt: a.sentAt, FirstByteAt: a.first, Reason: Clip(bare(err).Error()), Unsent: a.unsent}
 	var tooLarge *TooLargeError
 	cause := context.Cause(ctx)
 	switch {
@@ -314,14 +314,14 @@ func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
 	return o
 }
 
-// reason strips the URL that net/http puts into its errors: an endpoint may be
+// bare strips the URL that net/http puts into its errors: an endpoint may be
 // internal, and reasons are shown to clients.
-func (w *wire) reason(err error) string {
+func bare(err error) error {
 	var wrapped *url.Error
 	if errors.As(err, &wrapped) {
-		err = wrapped.Err
+		return wrapped.Err
 	}
-	return err.Error()
+	return err
 }
 
 // begin bounds a submit by the run time limit and the entry's deadline. It also
@@ -396,7 +396,7 @@ func (w *wire) ask(ctx context.Context, limit time.Duration, r request) (int, ht
 	defer cancel()
 	a := w.do(ctx, r)
 	if a.err != nil {
-		return 0, nil, nil, errors.New(w.reason(a.err))
+		return 0, nil, nil, bare(a.err)
 	}
 	body, err := w.read(a.reply)
 	return a.reply.StatusCode, a.reply.Header, body, err
