@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 	"github.com/penstock/penstock/pkg/webhook"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 type predicted struct {
@@ -94,6 +96,33 @@ func TestPredictionThatRunsLongerIsStartingForItsClient(t *testing.T) {
 		f.call(t, "GET", "/v1/predictions/"+p.ID, nil, &p)
 		return p.Status == "canceled"
 	})
+}
+
+// A prediction for one of the other names of a model, as that of an adapter, is an entry that asks the server for it.
+func TestPredictionOfAnAdapterAsksForIt(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	if _, err := inference.RegisterModel(t.Context(), s.pool, worker.Model{
+		Name: "m", Protocol: worker.ProtocolOpenAI, RemoteName: "base", RemoteNames: []string{"lora-1"},
+	}, inference.By{Reason: "test"}); err != nil {
+		t.Fatal(err)
+	}
+	f := s.startGateway(nil)
+	const input = `"input":{"prompt":"a","model":"other"}`
+	for _, c := range []struct{ path, body, want string }{
+		{"/v1/predictions", `{"version":"lora-1",` + input + `}`, "lora-1"},
+		{"/v1/predictions", `{"version":"acme/lora-1:latest",` + input + `}`, "lora-1"},
+		{"/v1/models/acme/lora-1/predictions", `{` + input + `}`, "lora-1"},
+		{"/v1/predictions", `{"version":"m",` + input + `}`, "none"},
+	} {
+		if status, p := f.predict(t, c.path, c.body); status != http.StatusCreated || p.Model != "m" {
+			t.Errorf("%s %s: got %d %+v", c.path, c.body, status, p)
+		}
+		var got string
+		if err := s.pool.QueryRow(t.Context(), `SELECT coalesce(payload->>'model', 'none') FROM penstock.entry ORDER BY id DESC LIMIT 1`).Scan(&got); err != nil || got != c.want {
+			t.Errorf("%s %s: the entry asks for %s, want %s: %v", c.path, c.body, got, c.want, err)
+		}
+	}
 }
 
 func TestPredictionsThatCannotBe(t *testing.T) {

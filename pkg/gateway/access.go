@@ -109,6 +109,7 @@ func (g *Gateway) callerFor(token, model string) (*caller, error) {
 // Offer is a model that a client may use.
 type Offer struct {
 	Model    string // its name, also where an adapter was asked for
+	Asked    string // the name that was asked for: the model's own, or that of an adapter
 	Queue    string // of its durable entries
 	Protocol worker.Protocol
 	Version  string
@@ -121,7 +122,7 @@ func (g *Gateway) Offered(c Requester, name string) (o Offer, ok bool) {
 		return Offer{}, false
 	}
 	m := r.model
-	return Offer{Model: m.Name, Queue: m.Queue, Protocol: m.Protocol, Version: m.Version}, true
+	return Offer{Model: m.Name, Asked: name, Queue: m.Queue, Protocol: m.Protocol, Version: m.Version}, true
 }
 
 // OfferedTo returns the model of a name, for the client that a token of that name belongs to, as

@@ -6,20 +6,21 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
 var errInput = errors.New("input must be a JSON object")
 
-// payloadOf turns the input of a prediction into the payload of an entry for a protocol of workers. For OpenAI's an
-// input with a prompt becomes a chat of one message, with system_prompt before it; one with messages, or with none
-// of both, goes as it is.
-func payloadOf(input json.RawMessage, protocol worker.Protocol, stream bool) (json.RawMessage, error) {
+// payloadOf turns the input of a prediction into the payload of an entry for a model. For OpenAI's protocol an input
+// with a prompt becomes a chat of one message, with system_prompt before it; one with messages, or with none of both,
+// goes as it is.
+func payloadOf(input json.RawMessage, offer gateway.Offer, stream bool) (json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if json.Unmarshal(input, &fields) != nil || fields == nil {
 		return nil, errInput
 	}
-	if protocol != worker.ProtocolOpenAI {
+	if offer.Protocol != worker.ProtocolOpenAI {
 		return input, nil
 	}
 	fields = maps.Clone(fields)
@@ -42,6 +43,13 @@ func payloadOf(input json.RawMessage, protocol worker.Protocol, stream bool) (js
 		fields["operation"] = json.RawMessage(`"chat"`)
 	}
 	delete(fields, "model") // the prediction names it
+	if offer.Asked != offer.Model {
+		asked, err := json.Marshal(offer.Asked)
+		if err != nil {
+			return nil, err
+		}
+		fields["model"] = asked // an adapter: without it the model itself runs
+	}
 	delete(fields, "stream")
 	if stream && fields["messages"] != nil {
 		fields["stream"] = json.RawMessage("true")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -24,13 +25,13 @@ func TestInputBecomesWhatTheWorkerTakes(t *testing.T) {
 		{worker.ProtocolOpenAI, true, `{"messages":[]}`, `{"messages":[],"operation":"chat","stream":true}`},
 		{worker.ProtocolOpenAI, true, `{"input":["a"]}`, `{"input":["a"]}`},
 	} {
-		got, err := payloadOf(json.RawMessage(c.input), c.protocol, c.stream)
+		got, err := payloadOf(json.RawMessage(c.input), gateway.Offer{Protocol: c.protocol}, c.stream)
 		if err != nil || !sameJSON(t, got, c.want) {
 			t.Errorf("%s became %s, want %s: %v", c.input, got, c.want, err)
 		}
 	}
 	for _, bad := range []string{`[]`, `null`, `"x"`, `1`} {
-		if _, err := payloadOf(json.RawMessage(bad), worker.ProtocolOpenAI, false); err == nil {
+		if _, err := payloadOf(json.RawMessage(bad), gateway.Offer{Protocol: worker.ProtocolOpenAI}, false); err == nil {
 			t.Errorf("%s passed", bad)
 		}
 	}

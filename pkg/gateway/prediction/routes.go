@@ -213,7 +213,7 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 	if len(ask.Input) == 0 || string(ask.Input) == "null" {
 		o.Input = json.RawMessage("{}")
 	}
-	if o.Payload, err = payloadOf(o.Input, offer.Protocol, ask.Stream); err != nil {
+	if o.Payload, err = payloadOf(o.Input, offer, ask.Stream); err != nil {
 		return o, invalid("input", "%s", err)
 	}
 	if o.Webhook != "" {
