@@ -68,9 +68,11 @@ DECLARE
     u     record;
     held  bigint;
     fresh bigint[];
+    again boolean; -- an entry of this push is replayed, perhaps one of this push
 BEGIN
     verdicts := coalesce(verdicts, array_fill('inserted'::text, ARRAY[cardinality(ids)]));
     fresh := ARRAY(SELECT x.id FROM unnest(ids, verdicts) x(id, verdict) WHERE x.verdict = 'inserted');
+    again := 'replayed' = ANY (verdicts);
     FOR u IN SELECT k.key, k.policy, k.i FROM unnest(keys, policies) WITH ORDINALITY k(key, policy, i)
               WHERE k.key IS NOT NULL ORDER BY k.key COLLATE "C", k.i
     LOOP
@@ -82,6 +84,9 @@ BEGIN
             SELECT entry_id INTO held FROM penstock.uniqueness WHERE queue_id = q.id AND key = u.key FOR UPDATE;
             CONTINUE WHEN NOT FOUND; -- swept between the two statements
             IF held = ANY (fresh) OR penstock.holds_unique_key(q.id, held, u.policy) THEN
+                IF again THEN
+                    ids := array_replace(ids, ids[u.i], held);
+                END IF;
                 ids[u.i] := held;
                 verdicts[u.i] := 'duplicate';
             ELSE

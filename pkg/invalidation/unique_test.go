@@ -169,3 +169,13 @@ func TestAnEntryThatIsReplayedBesideANewOneIsAskedWhetherItHasItsUniqueKey(t *te
 		}
 	}
 }
+
+// Two lines of a push may have both keys in common.
+func TestAReplayOfADuplicateIsAnsweredWithItsHolder(t *testing.T) {
+	b := newBed(t, Config{})
+	holder := b.pushAll(b.pool, Push{UniqueKey: "u", UniquePolicy: WhileActive})[0]
+	twice := Push{IdempotencyKey: "a", UniqueKey: "u", UniquePolicy: WhileActive}
+	for range 2 {
+		b.want(b.pushAll(b.pool, twice, twice), []EntryID{holder, holder})
+	}
+}
