@@ -103,9 +103,10 @@ func (h *Handler) complain(err error) {
 	}
 }
 
-// deferredInLine is how long a message may be deferred and keep its place in line. Claims walk over delayed entries
-// in line: behind a receiver that is down there may be very many. For longer ones the leader puts them in line again.
-const deferredInLine = time.Second
+// deferredInLine is how long a message may be deferred and keep its place in line, as where its receiver has enough
+// in flight (fullWait). Claims walk over delayed entries in line: behind a receiver that is down there may be very
+// many. The leader puts these in line again when their time has come.
+const deferredInLine = 2 * fullWait
 
 func (h *Handler) judge(ctx context.Context, address string, o DeliveryOutcome) (json.RawMessage, error) {
 	switch o.Kind {

@@ -181,7 +181,7 @@ func TestMessagesToAReceiverThatIsDownAreNotInLine(t *testing.T) {
 	for _, c := range []struct {
 		wait   time.Duration
 		inLine bool
-	}{{50 * time.Millisecond, true}, {time.Minute, false}} {
+	}{{50 * time.Millisecond, true}, {fullWait + fullWait/5, true}, {time.Minute, false}} {
 		lock := d.claim(d.queue, strings.TrimPrefix(d.receiver.URL, "http://"))
 		run.Entry, run.Lock = lock.Entries[0], lock
 		_, err := d.handler.judge(d.ctx, d.receiver.URL, DeliveryOutcome{Kind: Deferred, Wait: c.wait, Reason: "it is down"})
