@@ -19,7 +19,8 @@ type Retention struct {
 	db  postgres.DB // its statements commit only within the term
 
 	sweep invalidation.Sweep
-	left  backlog // of the pass that is in progress
+	whole time.Time // when the last pass began that did all steps
+	left  backlog   // of the pass that is in progress
 	done  duty.Tally[RetentionStatus]
 }
 
@@ -46,11 +47,16 @@ const daysAhead = 7
 
 // pass does its steps one after another. A step that the database refuses is logged, and the next pass tries it
 // again: it would fail under another leader as well, and keeps no other step from its work. While rows are left to
-// tidy, the next pass follows soon.
+// tidy, the next pass follows soon and does that alone: endings wait behind a partition that waits to be dropped.
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	r.left = backlog{}
-	for _, step := range []func(context.Context) error{r.make, r.drop, r.behind, r.pruneAudit, r.tidy} {
+	steps := []func(context.Context) error{r.tidy}
+	if r.whole.IsZero() || start.Sub(r.whole) >= r.cfg.RetentionPause {
+		r.whole = start
+		steps = []func(context.Context) error{r.make, r.drop, r.behind, r.pruneAudit, r.tidy}
+	}
+	for _, step := range steps {
 		err := step(ctx)
 		switch {
 		case err == nil:
