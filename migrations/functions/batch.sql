@@ -179,21 +179,30 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- batch_awaits returns whether a failed entry belongs to a batch that has not recorded its failure yet: as a part, as the
--- entry that splits it, or as its completion. Without the failure the batch would not know how the entry ended.
+-- record_in_batch records a failure that is about to be discarded in the batch of its entry, if it has one: a part that
+-- failed would count as done otherwise. It returns false, and the failure has to wait, where the batch has yet to learn
+-- that its splitting or its completion failed.
+-- Locks: the row of the part.
 -- Callers: discard_failure, apply_operation.
-CREATE OR REPLACE FUNCTION penstock.batch_awaits(queue integer, entry bigint) RETURNS boolean
-LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (
-        SELECT FROM penstock.failure f
-         CROSS JOIN LATERAL (SELECT CASE WHEN f.name ~ '^batch:[0-9]{1,18}$' THEN substr(f.name, 7)::bigint END AS id) n
-          JOIN penstock.batch b ON b.id = n.id AND b.ended_at IS NULL
-         WHERE f.queue_id = $1 AND f.entry_id = $2
-           AND (b.queue_id = $1 AND b.split_entry_id = $2 AND b.status = 'splitting'
-                OR b.completion_queue_id = $1 AND b.completion_entry_id = $2
-                OR b.queue_id = $1 AND EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL
-                                                  AND p.entry_id IS NOT NULL AND p.entry_id = $2)))
-$$;
+CREATE OR REPLACE FUNCTION penstock.record_in_batch(queue integer, entry bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    f  penstock.failure;
+    b  penstock.batch;
+BEGIN
+    SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = entry;
+    IF f.name IS NULL OR f.name !~ '^batch:[0-9]{1,18}$' THEN
+        RETURN true;
+    END IF;
+    SELECT * INTO b FROM penstock.batch x WHERE x.id = substr(f.name, 7)::bigint AND x.ended_at IS NULL;
+    IF b.queue_id = queue AND b.split_entry_id = entry AND b.status = 'splitting'
+       OR b.completion_queue_id = queue AND b.completion_entry_id = entry THEN
+        RETURN false;
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = 'failed', ended_at = clock_timestamp(), error = f.error
+     WHERE p.batch_id = b.id AND b.queue_id = queue AND p.ended_at IS NULL AND p.entry_id IS NOT NULL AND p.entry_id = entry;
+    RETURN true;
+END $$;
 
 -- reap_batch records the outcome of parts whose entry is gone without having recorded it: it
 -- failed, was cancelled, or was run by a handler that does not know batches. An entry that left

@@ -562,7 +562,7 @@ BEGIN
 END $$;
 
 -- discard_failure deletes a failure before its retention ends. Only the audit has the error then.
--- Locks: the row of failure, which is deleted.
+-- Locks: those of record_in_batch, then the row of failure, which is deleted.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or its batch has not recorded the failure.
 CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
@@ -571,7 +571,7 @@ DECLARE
     queue integer := penstock.failed_entry(discard_failure.entry_id);
     f     penstock.failure;
 BEGIN
-    IF penstock.batch_awaits(queue, discard_failure.entry_id) THEN
+    IF NOT penstock.record_in_batch(queue, discard_failure.entry_id) THEN
         RAISE EXCEPTION 'the batch of entry % has not recorded its failure yet', discard_failure.entry_id
             USING ERRCODE = 'PS006', HINT = 'The elected leader does that within a second: try again.';
     END IF;
