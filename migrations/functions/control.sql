@@ -404,7 +404,8 @@ EXCEPTION WHEN check_violation OR not_null_violation THEN
 END $$;
 
 -- resume ends a pause.
--- Locks: the row of pause, then those of switch_entries, then the row of the queue.
+-- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause, then those of switch_entries,
+-- then the row of the queue.
 -- Callers: end_pauses; cmd/penstock, pkg/api, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 there is no such pause.
 CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
@@ -412,6 +413,9 @@ LANGUAGE plpgsql AS $$
 DECLARE
     q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
 BEGIN
+    IF resume.scope IN ('name', 'lock_key') THEN
+        PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
+    END IF;
     DELETE FROM penstock.pause p WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
     IF NOT FOUND THEN
         RAISE EXCEPTION '% "%" is not paused', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';

@@ -120,15 +120,17 @@ CREATE OR REPLACE FUNCTION penstock.begin_operation(q penstock.queue, verb text,
                                          matched bigint) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    made bigint;
+    began timestamptz := clock_timestamp();
+    made  bigint;
 BEGIN
     IF filter ? 'older_than' THEN
         filter := filter - 'older_than' || jsonb_build_object('before',
-                      least(clock_timestamp() - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
+                      least(began - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
     END IF;
-    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id)
+    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, created_at)
     VALUES (q.id, begin_operation.verb, begin_operation.filter, begin_operation.per_second, penstock.actor_name(begin_operation.actor),
-            coalesce(begin_operation.reason, ''), begin_operation.matched, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0))
+            coalesce(begin_operation.reason, ''), begin_operation.matched, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0),
+            began)
     RETURNING id INTO made;
     PERFORM penstock.audit_log(begin_operation.actor, 'start_operation', q.name, begin_operation.reason,
             jsonb_build_object('operation', made, 'verb', begin_operation.verb, 'filter', begin_operation.filter,
@@ -177,7 +179,7 @@ BEGIN
             END IF;
             RETURN penstock.return_failure(o.queue_id, wanted);
         WHEN 'discard_failures' THEN
-            IF penstock.batch_awaits(o.queue_id, wanted) THEN
+            IF NOT penstock.record_in_batch(o.queue_id, wanted) THEN
                 RETURN NULL;
             END IF;
             DELETE FROM penstock.failure WHERE queue_id = o.queue_id AND entry_id = wanted;
@@ -299,7 +301,8 @@ BEGIN
         wait := '100 milliseconds'; -- only busy entries are left
     END IF;
     UPDATE penstock.operation x
-       SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before, changed = x.changed + step_operation.changed, stepped_at = clock_timestamp(),
+       SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before, changed = x.changed + step_operation.changed,
+           matched = greatest(x.matched, x.changed + step_operation.changed), stepped_at = clock_timestamp(),
            failed_steps = 0,
            status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
      WHERE x.id = o.id;
