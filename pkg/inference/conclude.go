@@ -125,7 +125,8 @@ func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	switch {
 	case handedOver || a.unasked || (o.MaybeRunning && again):
 		if a.saved == nil {
-			_ = a.save(context.WithoutCancel(ctx), "") // it logs; without it the worker is asked as if anew
+			// It logs; without it the worker is asked as if anew.
+			_ = a.save(context.WithoutCancel(ctx), "", a.call.Token)
 		} else if handedOver {
 			a.charge(ctx, o.Ran)
 		}
@@ -192,8 +193,8 @@ func pause(ctx context.Context, d time.Duration) {
 	}
 }
 
-// givenUp is for a run that its worker ended by itself, as it does when it shuts down. The entry goes on, also where the
-// worker calls the run cancelled: to cancel the entry is for those who pushed it, and ends the context.
+// givenUp is for a run that its worker ended by itself, as it does when it shuts down. The entry goes on, also where
+// the worker calls the run cancelled: to cancel the entry is for those who pushed it, and ends the context.
 func (a *dispatch) givenUp(ctx context.Context, o worker.Outcome) error {
 	if a.wentAway(ctx) {
 		return invalidation.NoCapacity(a.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))

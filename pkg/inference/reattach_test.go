@@ -1,7 +1,10 @@
 package inference
 
 import (
+	"fmt"
 	"net/http"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -106,5 +109,43 @@ func TestReattachAsksTheSameInstanceAfterADrain(t *testing.T) {
 	}
 	if elsewhere.Load() != 0 {
 		t.Errorf("%d calls went elsewhere beside the run", elsewhere.Load())
+	}
+}
+
+// A worker that is asked again says that the run goes on: it reports to the address that it was first told, and that
+// report counts.
+func TestReportOfARunThatWasReattachedCounts(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolCog, Type: worker.TypeAsync, OnUnknown: worker.Reattach})
+	leader := NewReports("", []byte("key"), b.pool, quiet)
+	var calls atomic.Int32
+	var first atomic.Int64 // the token of the first call
+	w := workertest.NewScript(t, func(rw http.ResponseWriter, r *http.Request) {
+		id := strings.TrimPrefix(r.URL.Path, "/predictions/")
+		switch {
+		case r.Method == http.MethodGet:
+			workertest.Says(200, `{"status":"BUSY"}`)(rw, r)
+		case calls.Load() == 0:
+			n, err := strconv.ParseInt(r.Header.Get("Penstock-Token"), 10, 64)
+			if err != nil {
+				b.Error(err)
+			}
+			first.Store(n)
+			calls.Add(1)
+			workertest.Resets(rw, r)
+		default:
+			workertest.Says(202, `{"id":"`+id+`","status":"processing","input":{}}`)(rw, r)
+		}
+	})
+	b.instance("gpu-1", w.URL, 1)
+	m := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)}})
+	id := b.push(`{}`)[0]
+	b.await(1, stored)
+	body := fmt.Sprintf(`{"id":"%d","status":"succeeded","output":"kept"}`, id)
+	if kept, err := leader.Take(b.ctx, int64(id), first.Load(), []byte(body)); !kept || err != nil {
+		m.die()
+		t.Fatalf("the report was not taken: %v", err)
+	}
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` {
+		t.Errorf("outcome %+v", o)
 	}
 }

@@ -29,15 +29,16 @@ type remoteRun struct {
 	Report     json.RawMessage // how it ended, as the worker reported
 }
 
-// saveRunSQL stores a run. An older one of the entry is over: its lock was. A unique index refuses
-// a second run under one id of an instance.
+// saveRunSQL stores a run. An older one of the entry is over: its lock was. One under the same token is the same run,
+// and may have reported already. A unique index refuses a second run under one id of an instance.
 const saveRunSQL = `
 INSERT INTO penstock.remote_run (queue_id, entry_id, token, instance_id, slot_number, slot_token, remote_id, ran_ms)
 VALUES ($1, $2, $3, $4, $5, $6, nullif($7, ''), $8)
 ON CONFLICT (queue_id, entry_id) DO UPDATE
    SET token = excluded.token, instance_id = excluded.instance_id, slot_number = excluded.slot_number,
        slot_token = excluded.slot_token, remote_id = excluded.remote_id, ran_ms = excluded.ran_ms,
-       started_at = clock_timestamp(), report = NULL
+       started_at = CASE WHEN remote_run.token = excluded.token THEN remote_run.started_at ELSE clock_timestamp() END,
+       report = CASE WHEN remote_run.token = excluded.token THEN remote_run.report END
  WHERE remote_run.token <= excluded.token`
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {

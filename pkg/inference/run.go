@@ -244,7 +244,14 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 	case o.Kind == worker.Accepted && a.run == nil:
 		o = unanswered("worker took a batch without answering it", nil)
 	case o.Kind == worker.Accepted:
-		if err := a.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
+		token := a.call.Token
+		if o.Reattached && a.saved != nil {
+			// The run is the one that was stored: it reports to the address that it was started with.
+			token = a.saved.Token
+			reports, done = a.subscribe(token)
+			defer done()
+		}
+		if err := a.save(ctx, o.Remote, token); errors.Is(err, worker.ErrSharedID) {
 			o = unanswered(err.Error(), worker.ErrSharedID)
 		} else {
 			run := a.call.RunRef
@@ -324,9 +331,9 @@ func (a *dispatch) elsewhere(ctx context.Context, o worker.Outcome) bool {
 
 // save stores the accepted run before it is followed. If the database cannot be reached, the run
 // goes on all the same: only a crash would then start it again.
-func (a *dispatch) save(ctx context.Context, remote string) error {
+func (a *dispatch) save(ctx context.Context, remote string, token int64) error {
 	r := remoteRun{
-		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.call.Token, Instance: a.held.endpoint.ID,
+		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token, Instance: a.held.endpoint.ID,
 		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
 	}
 	err := saveRun(ctx, a.db, r)

@@ -57,7 +57,9 @@ func (f *Follower) Follow(ctx context.Context, p Pending) Outcome {
 		select {
 		case <-ctx.Done():
 			watch.charge(time.Now())
-			return Outcome{Kind: Accepted, Remote: p.Remote, Err: context.Cause(ctx), MaybeRunning: true, Ran: watch.ran}
+			return Outcome{
+				Kind: Accepted, Remote: p.Remote, Err: context.Cause(ctx), MaybeRunning: true, Ran: watch.ran,
+			}
 		case report, open := <-reports:
 			if !open {
 				reports = nil
