@@ -114,8 +114,8 @@ func formModel(body []byte, boundary string) (name string, at span, err error) {
 	}
 }
 
-// partPlaces finds the values of the parts of a form, one behind the other. Other servers may divide a form otherwise if
-// its lines do not end with CR and LF: such a form is refused.
+// partPlaces finds the values of the parts of a form, one behind the other. Other servers may divide a form otherwise
+// if its lines do not end with CR and LF: such a form is refused.
 type partPlaces struct {
 	body []byte
 	dash []byte // that a boundary begins with

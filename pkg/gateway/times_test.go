@@ -354,7 +354,7 @@ func TestBothWaitsOfARequestCount(t *testing.T) {
 		if err := g.admit(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
-		s := &serving{route: &route{gate: g}}
+		s := &serving{gateway: &Gateway{}, route: &route{gate: g}}
 		for _, wait := range []time.Duration{3 * time.Second, 4 * time.Second} {
 			s.ticket = &Request{TTL: wait}
 			if err := s.wait(t.Context()); dropped(err) != DropTimeout {
