@@ -60,6 +60,7 @@
 //	mode.go         PASS, QUEUE and COLD
 //	fleet.go        the instances with the slots held here
 //	pick.go         the choice of an instance: affinity, adapters, least work
+//	fault.go        instances whose calls fail at once
 //	limit.go        the adaptive limit of an instance
 //
 // # The account of slots

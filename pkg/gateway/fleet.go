@@ -29,8 +29,10 @@ type instance struct {
 	idle     []SlotKey
 	held     map[SlotKey]bool // value: busy
 	flying   int
-	cool     time.Time // the worker had no room: not before
+	cool     time.Time // the worker had no room, or fails: not before
 	coolFor  time.Duration
+	faults   int     // calls that failed at once since one succeeded
+	failing  bool    // it gets one call at a time
 	queued   float64 // estimated slot-ms of what is in flight
 	rate     float64 // tokens a second that it generated of late, over all calls
 	kv       float64 // used part of the KV cache, at kvAt
@@ -85,6 +87,9 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 				id: s.ID, held: map[SlotKey]bool{}, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{},
 			}
 		}
+		if s.Usable && !i.usable {
+			i.clear()
+		}
 		i.server, i.address, i.usable = s.Server, s.Address, s.Usable
 		i.limit.resize(s.Slots)
 		maps.DeleteFunc(i.adapters, func(_ string, used time.Time) bool { return now.Sub(used) >= adapterKept })
@@ -98,6 +103,11 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 	}
 	slices.SortFunc(next, func(a, b *instance) int { return int(a.id) - int(b.id) })
 	f.instances = next
+	if !f.sound(nil) {
+		for _, i := range next {
+			i.clear()
+		}
+	}
 }
 
 // InstanceState is an instance as the registry knows it.

@@ -204,7 +204,7 @@ func (c *call) broken(ctx context.Context, err error, sent bool, took time.Durat
 	}
 	return result{
 		err: err, again: c.idempotent() && c.mayRetry(),
-		usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops},
+		usage: Taken{Failed: true, Fault: true, Took: took, Doubt: !c.route.model.AbortStops},
 	}
 }
 
@@ -442,15 +442,14 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	if p.events {
 		r.usage.First = p.began.Sub(c.began)
 	}
-	if status >= 400 {
-		r.usage.Failed = true
-	}
+	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500
 	if err == nil {
 		return r
 	}
 	// As before the head: a connection that breaks does not show that the call has ended.
 	r.usage.Failed, r.usage.Doubt = true, !c.route.model.AbortStops
 	r.err = cmp.Or(context.Cause(ctx), err)
+	r.usage.Fault = r.usage.Fault || context.Cause(ctx) == nil && !p.events
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
 		r.status = statusLeft
 		return r

@@ -184,7 +184,7 @@ func (a *affinity) find(r *Request) (int32, bool) {
 // instance had no room for a moment leaves the memory as it is: the next one finds its prefix there.
 func (f *fleet) remember(r *Request, instance int32) {
 	if id, known := f.affinity.find(r); known && id != instance {
-		if i := f.find(id); i != nil && i.usable && !r.avoids(id) {
+		if i := f.find(id); i != nil && i.usable && !i.failing && !r.avoids(id) {
 			return
 		}
 	}

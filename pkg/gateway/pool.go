@@ -34,6 +34,7 @@ type Request struct {
 	expires    time.Time // by TTL
 	limit      time.Time // the earlier of expires and Deadline
 	restarted  bool
+	trial      bool // its instance fails, and was to be tried
 	slot       SlotKey
 	instance   *instance
 	server     string // name and address of the instance when the slot was granted: a later catalog may change them
@@ -90,6 +91,7 @@ type Taken struct {
 	RetryAfter          time.Duration // with Busy: as the worker asked for
 	Unused              bool          // no call was made: it says nothing of the instance
 	Failed              bool          // it ran, and failed or was broken off
+	Fault               bool          // with Failed: the server did by itself, and nothing of an answer was passed on
 	Doubt               bool          // it may still run: the slot is not idle
 }
 
@@ -294,6 +296,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now
 	r.server, r.address = i.server, i.address
 	i.limit.grow(now, i.flying)
+	i.try(now, r)
 	p.fleet.remember(r, i.id)
 	if r.Adapter != "" {
 		i.adapters[r.Adapter] = now
@@ -416,8 +419,15 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 		actual = 0
 		i.limit.busy(now)
 		i.chill(now, u.RetryAfter)
+	case u.Fault && u.Took < faultFast:
+		p.fault(now, r, i)
 	default:
-		i.coolFor = 0
+		if !u.Failed {
+			i.clear()
+		}
+		if !i.failing {
+			i.coolFor = 0
+		}
 		i.limit.grow(now, i.flying+1)
 		if !u.Failed {
 			took, tokens := u.streamed()
