@@ -92,3 +92,42 @@ func TestPredictionsThatNobodyWaitsForCostNothing(t *testing.T) {
 		}
 	})
 }
+
+// owingDB is a quietDB that answers that a webhook is owed, and that no prediction has ended.
+type owingDB struct{ quietDB }
+
+type yes struct{}
+
+func (yes) Scan(to ...any) error {
+	*to[0].(*bool) = true //nolint:errcheck,forcetypeassert // the one column of the statement
+	return nil
+}
+
+func (d *owingDB) QueryRow(context.Context, string, ...any) pgx.Row {
+	d.statements.Add(1)
+	return yes{}
+}
+
+func (d *owingDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
+	d.statements.Add(1)
+	return &living{read: true}, nil
+}
+
+// New predictions do not make a gateway look for ends more often than it does anyway.
+func TestNewPredictionsHurryNoLookForEnds(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		db := &owingDB{}
+		s := &Predictions{db: db, log: slog.New(slog.DiscardHandler)}
+		ctx, stop := context.WithCancel(t.Context())
+		defer stop()
+		go s.notices(ctx)
+		for range 1000 {
+			s.owed.ring()
+			time.Sleep(10 * time.Millisecond)
+		}
+		if n := db.statements.Load(); n > 42 {
+			t.Errorf("%d statements in 10 s in which a webhook is owed", n)
+		}
+	})
+}

@@ -29,7 +29,7 @@ func (b *bell) ring() {
 
 // Times of the service's duty.
 const (
-	noticeEvery = 500 * time.Millisecond // while a webhook is owed
+	noticeEvery = 500 * time.Millisecond // while a webhook is owed, at most
 	noticeIdle  = 5 * time.Second        // while none is: those of a gateway that died are found so
 	sweepEvery  = 10 * time.Minute
 	failedPause = time.Second // after a statement that failed
@@ -72,7 +72,7 @@ func (s *Predictions) notices(ctx context.Context) {
 		pause := noticeIdle
 		owed, err := s.owesNotices(ctx)
 		if owed {
-			pause, err = noticeEvery, s.notify(ctx)
+			pause, err = s.notify(ctx)
 		}
 		if s.did(ctx, "push webhooks", err) {
 			pause = failedPause
@@ -82,12 +82,15 @@ func (s *Predictions) notices(ctx context.Context) {
 			_, err := s.db.Exec(ctx, sweepSQL)
 			s.did(ctx, "sweep predictions", err)
 		}
-		clock := time.NewTimer(pause)
+		clock, rung := time.NewTimer(pause), s.owed.heard()
+		if owed {
+			rung = nil // a look follows in any case
+		}
 		select {
 		case <-ctx.Done():
 			clock.Stop()
 			return
-		case <-s.owed.heard():
+		case <-rung:
 			clock.Stop()
 		case <-clock.C:
 		}

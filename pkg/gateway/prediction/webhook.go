@@ -118,14 +118,22 @@ func (s *Predictions) checkWebhook(address string) error {
 	return nil
 }
 
-// dueSQL locks the oldest prediction that has ended, whose end was not yet reported, and that is none of $1.
-const dueSQL = `
-SELECT p.id, p.owner
+// endedSQL finds the oldest predictions that have ended, and whose end was not yet reported. It looks at each that runs
+// and is older than the last of them.
+const endedSQL = `
+SELECT p.id
   FROM penstock.prediction p
- WHERE p.webhook IS NOT NULL AND p.notified_at IS NULL AND p.id <> ALL($1)
+ WHERE p.webhook IS NOT NULL AND p.notified_at IS NULL
    AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
  ORDER BY p.created_at
- LIMIT 1
+ LIMIT $1`
+
+// dueSQL locks one of them, unless another gateway has it or its entry has come back.
+const dueSQL = `
+SELECT p.owner
+  FROM penstock.prediction p
+ WHERE p.id = $1 AND p.notified_at IS NULL
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
    FOR UPDATE OF p SKIP LOCKED`
 
 // owedSQL says whether the end of a prediction is still to be reported.
@@ -140,40 +148,50 @@ func (s *Predictions) owesNotices(ctx context.Context) (owed bool, err error) {
 
 const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp() WHERE id = $1`
 
-// noticesMost is how many deliveries are pushed between two looks for requests that wait.
+// noticesMost is how many deliveries are pushed behind one look for predictions that have ended.
 const noticesMost = 100
 
-// notify pushes the deliveries of predictions that have ended, each once, by whichever gateway comes first. Each is a
-// transaction of its own: one that fails is tried again at the next call, behind the others.
-func (s *Predictions) notify(ctx context.Context) error {
-	failed := []string{}
-	for range noticesMost {
-		id, err := s.notifyNext(ctx, failed)
-		switch {
-		case err == nil && id == "":
-			return nil
-		case err == nil:
-		case id == "", postgres.Unavailable(err) && !errors.Is(err, gateway.ErrPanicked):
-			return err
-		default:
-			s.log.Warn("push webhook of prediction", "prediction", id, "error", err)
-			failed = append(failed, id)
-		}
-	}
-	return nil
+// noticeShare bounds the part of the time in which a gateway looks for ends: a pause is so many times as long as a look.
+const noticeShare = 20
+
+// noticePause is how long after a look the next one comes.
+func noticePause(took time.Duration) time.Duration {
+	return min(max(noticeEvery, noticeShare*took), noticeIdle)
 }
 
-// notifyNext pushes the delivery of one prediction that is none of failed, and returns its id; empty: none was due.
-func (s *Predictions) notifyNext(ctx context.Context, failed []string) (id string, err error) {
+// notify pushes the deliveries of predictions that have ended, each once, by whichever gateway comes first. Each is a
+// transaction of its own: one that fails is tried again at the next call. It returns when to call it again.
+func (s *Predictions) notify(ctx context.Context) (pause time.Duration, err error) {
+	began := time.Now()
+	ended, err := pgx.CollectRows(postgres.Query(ctx, s.db, endedSQL, noticesMost), pgx.RowTo[string])
+	if err != nil {
+		return 0, fmt.Errorf("read predictions that have ended: %w", err)
+	}
+	pause = noticePause(time.Since(began))
+	for _, id := range ended {
+		err := s.notifyOne(ctx, id)
+		switch {
+		case err == nil:
+		case postgres.Unavailable(err) && !errors.Is(err, gateway.ErrPanicked):
+			return pause, err
+		default:
+			s.log.Warn("push webhook of prediction", "prediction", id, "error", err)
+		}
+	}
+	return pause, nil
+}
+
+// notifyOne pushes the delivery of a prediction that has ended, unless another gateway does.
+func (s *Predictions) notifyOne(ctx context.Context, id string) (err error) {
 	defer gateway.Recover(&err)
-	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+	return postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
 		var owner string
-		err := tx.QueryRow(ctx, dueSQL, failed).Scan(&id, &owner)
+		err := tx.QueryRow(ctx, dueSQL, id).Scan(&owner)
 		if errors.Is(err, pgx.ErrNoRows) {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("read predictions that have ended: %w", err)
+			return fmt.Errorf("lock prediction %s: %w", id, err)
 		}
 		p, err := find(ctx, tx, owner, id)
 		if err == nil {
@@ -191,5 +209,4 @@ func (s *Predictions) notifyNext(ctx context.Context, failed []string) (id strin
 		}
 		return nil
 	})
-	return id, err
 }
