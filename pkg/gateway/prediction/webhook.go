@@ -151,7 +151,8 @@ const notedSQL = `UPDATE penstock.prediction SET notified_at = clock_timestamp()
 // noticesMost is how many deliveries are pushed behind one look for predictions that have ended.
 const noticesMost = 100
 
-// noticeShare bounds the part of the time in which a gateway looks for ends: a pause is so many times as long as a look.
+// noticeShare bounds the part of the time in which a gateway looks for ends: a pause is so many times as long as a
+// look.
 const noticeShare = 20
 
 // noticePause is how long after a look the next one comes.
