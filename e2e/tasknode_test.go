@@ -198,7 +198,8 @@ func TestRestartedDatabaseLosesNothingAndNobodysWorkIsRescued(t *testing.T) {
 			                             (SELECT count(*) FROM public.entry_change c, public.back b
 			                               WHERE c.at > b.at AND relation ~ '^entry' AND verb = 'INSERT'))`) > 0
 		})
-		m.Judge(t, fmt.Sprintf("the way back into service after a restart of the database (%s)", how), began, time.Now(), 5*time.Second)
+		// Dozens of sessions begin, and plan their statements: that is work, and no wait.
+		m.JudgeWork(t, fmt.Sprintf("the way back into service after a restart of the database (%s)", how), began, time.Now(), 5*time.Second)
 	}
 	stop()
 	p.ended(time.Minute)
