@@ -240,7 +240,7 @@ func (e *eventWriter) write(text string) {
 // something is written or not. Over HTTP/1.1 it ends nothing but writes, and stays for the end of the answer.
 func sendWithin(d time.Duration, w http.ResponseWriter, rc *http.ResponseController, multiplexed bool, b []byte) error {
 	rc.SetWriteDeadline(time.Now().Add(d)) //nolint:errcheck // the server's own holds otherwise
-	if _, err := w.Write(b); err != nil { //nolint:gosec // events and JSON, which no browser takes for HTML
+	if _, err := w.Write(b); err != nil {  //nolint:gosec // events and JSON, which no browser takes for HTML
 		return err
 	}
 	if err := rc.Flush(); err != nil {
