@@ -51,6 +51,46 @@ func TestReattachAsksAgainWhereTheWorkerHasNoRoomForTheQuestion(t *testing.T) {
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 }
 
+// What a worker answers when it is asked again counts: a process without its device, or a server that does not have the
+// model, is not asked for ever.
+func TestReattachTakesARefusalForAnAnswer(t *testing.T) {
+	for name, again := range map[string]http.HandlerFunc{
+		"device lost": workertest.Says(500, `{"error":"CUDA error: an illegal memory access was encountered"}`),
+		"misrouted":   workertest.Says(404, `{"error":"no such model"}`),
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, worker.Model{OnUnknown: worker.Reattach})
+			var calls atomic.Int32
+			first := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
+				switch calls.Add(1) {
+				case 1:
+					workertest.Resets(w, r)
+				case 2:
+					again(w, r)
+				default:
+					workertest.Says(200, `{"status":"success","result":"first"}`)(w, r)
+				}
+			}))
+			second := b.gpu(func(r *http.Request) (int, string) {
+				if calls.Load() < 2 {
+					return 429, ``
+				}
+				return answers(r)
+			})
+			b.instance("first", first.URL, 1)
+			b.instance("second", second.URL, 1)
+			b.start(ServiceConfig{})
+			id := b.push(`{}`)[0]
+			if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 1 || b.meta(id)["instance"] != "second" {
+				t.Errorf("outcome %+v, %v", o, b.meta(id))
+			}
+			if calls.Load() != 2 {
+				t.Errorf("%d calls, want 2", calls.Load())
+			}
+		})
+	}
+}
+
 // After as long as a run may last the worker is not asked for ever.
 func TestReattachGivesUpWhenNoRunCouldLastSoLong(t *testing.T) {
 	b := newBed(t, worker.Model{OnUnknown: worker.Reattach})

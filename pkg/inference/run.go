@@ -90,6 +90,7 @@ type dispatch struct {
 
 	held    *slotRef
 	saved   *remoteRun // stored, and to be forgotten when the run is over
+	unheard bool       // the last call says nothing of the entry: it was not sent, or found no room
 	unasked bool       // the worker could not be asked about it: it may go on, and is to be asked again
 	tries   int
 	began   time.Time     // of the exchange with the worker
@@ -261,6 +262,7 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 			})
 		}
 	}
+	a.unheard = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
 	a.record(ctx, &o)
 	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()),
 		attribute.Int("http.response.status_code", o.StatusCode))
@@ -393,9 +395,10 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	}
 	if old.Remote == "" {
 		// The answer was lost: a worker that knows entries by their id gives it again. That it has no room, perhaps
-		// because of this very run, or cannot be reached is true of the question alone.
+		// because of this very run, or cannot be reached is true of the question alone. A failure is an answer, also
+		// one that the entry does not pay for.
 		o := a.exchange(ctx)
-		if (o.FreeOfCharge() || o.Unsent) && old.Age < runMost(a.model) {
+		if a.unheard && old.Age < runMost(a.model) {
 			o.MaybeRunning, a.unasked = true, true
 		}
 		return a.conclude(ctx, o)
