@@ -126,7 +126,7 @@ func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
 	case handedOver || a.unasked || (o.MaybeRunning && again):
 		if a.saved == nil {
 			// It logs; without it the worker is asked as if anew.
-			_ = a.save(context.WithoutCancel(ctx), "", a.call.Token)
+			_ = a.save(context.WithoutCancel(ctx), "")
 		} else if handedOver {
 			a.charge(ctx, o.Ran)
 		}

@@ -1,10 +1,13 @@
 package inference
 
 import (
+	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strconv"
-	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -152,40 +155,62 @@ func TestReattachAsksTheSameInstanceAfterADrain(t *testing.T) {
 	}
 }
 
-// A worker that is asked again says that the run goes on: it reports to the address that it was first told, and that
-// report counts.
-func TestReportOfARunThatWasReattachedCounts(t *testing.T) {
-	b := newBed(t, worker.Model{Protocol: worker.ProtocolCog, Type: worker.TypeAsync, OnUnknown: worker.Reattach})
-	leader := NewReports("", []byte("key"), b.pool, quiet)
-	var calls atomic.Int32
-	var first atomic.Int64 // the token of the first call
-	w := workertest.NewScript(t, func(rw http.ResponseWriter, r *http.Request) {
-		id := strings.TrimPrefix(r.URL.Path, "/predictions/")
-		switch {
-		case r.Method == http.MethodGet:
-			workertest.Says(200, `{"status":"BUSY"}`)(rw, r)
-		case calls.Load() == 0:
-			n, err := strconv.ParseInt(r.Header.Get("Penstock-Token"), 10, 64)
-			if err != nil {
-				b.Error(err)
+// A run that is asked for again reports to the address of the first call, whether the worker has it from that call, and
+// says so or not, or begins it only now.
+func TestReportOfARunThatIsAskedForAgainCounts(t *testing.T) {
+	cog := worker.Model{Protocol: worker.ProtocolCog, Type: worker.TypeAsync, OnUnknown: worker.Reattach}
+	generic := asyncModel()
+	generic.OnUnknown = worker.Reattach
+	for _, c := range []struct {
+		name   string
+		model  worker.Model
+		answer string // to the second call
+		fresh  bool   // the run is of the second call: it reports where that says
+		report string
+	}{
+		{"cog, attached", cog, `{"id":"%d","status":"processing","input":{}}`, false, `{"id":"%d","status":"succeeded","output":"kept"}`},
+		{"cog, begun anew", cog, `{"id":"%d","status":"starting","input":{}}`, true, `{"id":"%d","status":"succeeded","output":"kept"}`},
+		{"generic, attached", generic, `{"job_id":"%d","status":"processing"}`, false, `{"job_id":"%d","status":"success","result":"kept"}`},
+		{"generic, begun anew", generic, `{"job_id":"%d","status":"processing"}`, true, `{"job_id":"%d","status":"success","result":"kept"}`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := newBed(t, c.model)
+			leader := NewReports("", []byte("key"), b.pool, quiet)
+			var calls atomic.Int32
+			var told sync.Map // by the number of the call, the token of the address that it has
+			w := workertest.NewScript(t, func(rw http.ResponseWriter, r *http.Request) {
+				if r.Method == http.MethodGet {
+					workertest.Says(200, `{"status":"BUSY"}`)(rw, r)
+					return
+				}
+				var body struct{ Webhook string }
+				_ = json.NewDecoder(r.Body).Decode(&body)
+				at, _ := url.Parse(cmp.Or(r.Header.Get("Penstock-Callback"), body.Webhook))
+				token, _ := strconv.ParseInt(at.Query().Get("token"), 10, 64)
+				n := calls.Add(1)
+				told.Store(n, token)
+				if n == 1 {
+					workertest.Resets(rw, r)
+					return
+				}
+				entry, _ := strconv.ParseInt(r.Header.Get("Penstock-Entry"), 10, 64)
+				workertest.Says(202, fmt.Sprintf(c.answer, entry))(rw, r)
+			})
+			b.instance("gpu-1", w.URL+"/generate", 1)
+			m := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)}})
+			id := b.push(`{}`)[0]
+			b.await(1, stored)
+			token, _ := told.Load(int32(1))
+			if c.fresh {
+				token, _ = told.Load(int32(2))
 			}
-			first.Store(n)
-			calls.Add(1)
-			workertest.Resets(rw, r)
-		default:
-			workertest.Says(202, `{"id":"`+id+`","status":"processing","input":{}}`)(rw, r)
-		}
-	})
-	b.instance("gpu-1", w.URL, 1)
-	m := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)}})
-	id := b.push(`{}`)[0]
-	b.await(1, stored)
-	body := fmt.Sprintf(`{"id":"%d","status":"succeeded","output":"kept"}`, id)
-	if kept, err := leader.Take(b.ctx, int64(id), first.Load(), []byte(body)); !kept || err != nil {
-		m.die()
-		t.Fatalf("the report was not taken: %v", err)
-	}
-	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` {
-		t.Errorf("outcome %+v", o)
+			if kept, err := leader.Take(b.ctx, int64(id), token.(int64), fmt.Appendf(nil, c.report, id)); !kept || err != nil {
+				m.die()
+				t.Fatalf("the report was not taken: %v", err)
+			}
+			if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` {
+				t.Errorf("outcome %+v", o)
+			}
+		})
 	}
 }

@@ -226,7 +226,7 @@ func (a *dispatch) affinity() string {
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
 func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
-	reports, done := a.subscribe(a.call.Token)
+	reports, done := a.subscribe(a.reportsUnder())
 	defer done()
 	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
 		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
@@ -245,14 +245,7 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 	case o.Kind == worker.Accepted && a.run == nil:
 		o = unanswered("worker took a batch without answering it", nil)
 	case o.Kind == worker.Accepted:
-		token := a.call.Token
-		if o.Reattached && a.saved != nil {
-			// The run is the one that was stored: it reports to the address that it was started with.
-			token = a.saved.Token
-			reports, done = a.subscribe(token)
-			defer done()
-		}
-		if err := a.save(ctx, o.Remote, token); errors.Is(err, worker.ErrSharedID) {
+		if err := a.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
 			o = unanswered(err.Error(), worker.ErrSharedID)
 		} else {
 			run := a.call.RunRef
@@ -331,11 +324,20 @@ func (a *dispatch) elsewhere(ctx context.Context, o worker.Outcome) bool {
 		!errors.Is(o.Err, worker.ErrStaleToken)
 }
 
+// reportsUnder is the token in the address that the run reports to. A run that is asked for again keeps
+// the address of the first call: not all protocols say whether it is that one or begins now.
+func (a *dispatch) reportsUnder() int64 {
+	if a.saved != nil {
+		return a.saved.Token
+	}
+	return a.call.Token
+}
+
 // save stores the accepted run before it is followed. If the database cannot be reached, the run
 // goes on all the same: only a crash would then start it again.
-func (a *dispatch) save(ctx context.Context, remote string, token int64) error {
+func (a *dispatch) save(ctx context.Context, remote string) error {
 	r := remoteRun{
-		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token, Instance: a.held.endpoint.ID,
+		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.reportsUnder(), Instance: a.held.endpoint.ID,
 		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
 	}
 	err := saveRun(ctx, a.db, r)

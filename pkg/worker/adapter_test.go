@@ -49,7 +49,6 @@ type want struct {
 	retryAfter time.Duration
 	result     string
 	remote     string
-	reattached bool
 	starting   bool
 }
 
@@ -57,7 +56,7 @@ func (w want) check(t *testing.T, got Outcome) {
 	t.Helper()
 	g := want{
 		kind: got.Kind, class: got.Class, running: got.MaybeRunning, retryAfter: got.RetryAfter,
-		result: string(got.Result), remote: got.Remote, reattached: got.Reattached, starting: got.Starting,
+		result: string(got.Result), remote: got.Remote, starting: got.Starting,
 	}
 	if g != w {
 		t.Errorf("outcome\n got %+v (reason %q, err %v)\nwant %+v", g, got.Reason, got.Err, w)

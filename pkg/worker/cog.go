@@ -34,7 +34,6 @@ type cogRequest struct {
 type prediction struct {
 	ID      string          `json:"id"`
 	Status  string          `json:"status"`
-	Input   json.RawMessage `json:"input"`
 	Output  json.RawMessage `json:"output"`
 	Error   json.RawMessage `json:"error"`
 	Logs    string          `json:"logs"`
@@ -89,7 +88,7 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	switch {
 	case status == http.StatusConflict && strings.Contains(strings.ToLower(string(body)), "exist"):
 		// The Go runtime says this of an id in flight; the Rust one answers 202.
-		return Outcome{Kind: Accepted, Remote: call.Entry, StatusCode: status, Reattached: true}
+		return Outcome{Kind: Accepted, Remote: call.Entry, StatusCode: status}
 	case status == http.StatusConflict:
 		return Outcome{
 			Kind: Busy, Class: ClassBusy, StatusCode: status,
@@ -107,9 +106,6 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	}
 	o := p.outcome(call.RunRef, body)
 	o.StatusCode = status
-	// Only a snapshot of a run that was there already carries its input, and a
-	// sync call is answered 202 only in that case.
-	o.Reattached = o.Kind == Accepted && (p.Input != nil || c.model.Type == TypeSync)
 	return o
 }
 

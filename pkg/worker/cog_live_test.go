@@ -79,7 +79,7 @@ func TestLiveCogAsync(t *testing.T) {
 	want{kind: Accepted, remote: "e1", starting: true}.check(t, o)
 
 	// A second submit of the run, as by a node that took over, starts nothing.
-	want{kind: Accepted, remote: "e1", reattached: true}.check(t, a.Submit(t.Context(), call))
+	want{kind: Accepted, remote: "e1"}.check(t, a.Submit(t.Context(), call))
 	// Another entry finds the only slot taken.
 	want{kind: Busy, class: ClassBusy}.check(t, a.Submit(t.Context(), ocrCall(t, "e2", "HELLO", 1, url)))
 	if h := a.Probe(t.Context()); h.State != StateBusy {

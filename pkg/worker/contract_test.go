@@ -106,8 +106,8 @@ func TestCogSubmitContract(t *testing.T) {
 		contract{"failed for want of memory", workertest.Says(200, `{"id":"entry-17","error":"CUDA out of memory. Tried to allocate 2 GiB","status":"failed"}`), want{kind: Failed, class: ClassOOM}},
 		contract{"canceled", workertest.Says(200, `{"id":"entry-17","status":"canceled"}`), want{kind: Cancelled}},
 		contract{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
-		contract{"id in flight, Go runtime", workertest.Says(409, `prediction already exists`, "Content-Type", "text/plain"), want{kind: Accepted, remote: "entry-17", reattached: true}},
-		contract{"id in flight", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{}}`), want{kind: Accepted, remote: "entry-17", reattached: true}},
+		contract{"id in flight, Go runtime", workertest.Says(409, `prediction already exists`, "Content-Type", "text/plain"), want{kind: Accepted, remote: "entry-17"}},
+		contract{"id in flight", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{}}`), want{kind: Accepted, remote: "entry-17"}},
 		contract{"not ready", workertest.Says(503, `{"error":"Setup has not finished","status":"failed"}`), want{kind: NotReady}},
 		contract{"another prediction's answer", workertest.Says(200, `{"id":"entry-18","output":"secret","status":"succeeded"}`), want{kind: Unknown, running: true}},
 	))
@@ -117,7 +117,7 @@ func TestCogAsyncSubmitContract(t *testing.T) {
 	model := Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync}
 	runContracts(t, model, testCall(`{"image":"data:,"}`), []contract{
 		{"accepted", workertest.Says(202, `{"id":"entry-17","status":"starting"}`), want{kind: Accepted, remote: "entry-17", starting: true}},
-		{"in flight already", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{"image":"data:,"},"logs":""}`), want{kind: Accepted, remote: "entry-17", reattached: true}},
+		{"in flight already", workertest.Says(202, `{"id":"entry-17","status":"processing","input":{"image":"data:,"},"logs":""}`), want{kind: Accepted, remote: "entry-17"}},
 		{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
 		{"bad input", workertest.Says(422, `{"detail":[]}`), want{kind: Rejected, class: ClassInput}},
 		{"resets", workertest.Resets, want{kind: Unknown, running: true}},

@@ -63,10 +63,6 @@ type Outcome struct {
 	// a probe or a confirmed cancel says otherwise.
 	MaybeRunning bool
 
-	// Reattached: the run was already in flight at the worker, so it reports to
-	// the callback address of the lock that started it.
-	Reattached bool
-
 	// Alone: the entry was in a batch that did not succeed; try it outside one.
 	Alone bool
 

@@ -123,7 +123,7 @@ func (s *CogServer) predict(w http.ResponseWriter, r *http.Request) {
 		AnswerJSON(w, 200, s.compute(ctx, body.ID, png, body.Input.Pages, run))
 		return
 	}
-	AnswerJSON(w, 202, map[string]any{"id": body.ID, "status": "starting"})
+	AnswerJSON(w, 202, map[string]any{"id": body.ID, "status": "starting", "input": body.Input})
 	s.callers.Go(func() {
 		s.report(body.Webhook, map[string]any{"id": body.ID, "status": "processing", "logs": ""}, false)
 		s.report(body.Webhook, s.compute(ctx, body.ID, png, body.Input.Pages, run), true)
