@@ -92,19 +92,27 @@ func (p *oip) modelPath() string {
 // 400 as well as 503 for not ready.
 func (p *oip) Probe(ctx context.Context) Health {
 	ready, err := p.ok(ctx, p.modelPath()+"/ready")
+	if err == nil && ready == http.StatusNotFound { // a server without the route, or without the model
+		ready, err = p.ok(ctx, "/v2/health/ready")
+	}
 	switch {
 	case err != nil:
 		return unasked(err)
-	case ready == http.StatusNotFound: // a server without the route, or without the model
-		ready, err = p.ok(ctx, "/v2/health/ready")
-	}
-	if err == nil && ready/100 == 2 {
+	case ready/100 == 2:
 		return p.withLoad(ctx, strings.TrimSuffix(p.base.EscapedPath(), "/"), Health{State: StateReady})
 	}
-	if live, err := p.ok(ctx, "/v2/health/live"); err == nil && live/100 == 2 {
-		return Health{State: StateStarting, Reason: "server is live, model is not ready"}
+	live, err := p.ok(ctx, "/v2/health/live")
+	if err != nil {
+		return unasked(err)
 	}
-	return Health{State: StateUnhealthy, Reason: "server is not live"}
+	h := Health{
+		State: StateUnhealthy, Reason: "server is not live",
+		Unreached: ready == http.StatusGatewayTimeout || live == http.StatusGatewayTimeout,
+	}
+	if live/100 == 2 {
+		h.State, h.Reason = StateStarting, "server is live, model is not ready"
+	}
+	return h
 }
 
 func (p *oip) ok(ctx context.Context, path string) (int, error) {

@@ -218,3 +218,41 @@ func TestProbeTellsAServerThatIsGoneFromOneThatIsNotReached(t *testing.T) {
 		})
 	}
 }
+
+// The probe of the Open Inference Protocol asks up to three questions. One that is not answered, or that a proxy answers
+// for its server, tells nothing of what the server runs.
+func TestProbeOfOIPThatIsNotAnsweredHalfWay(t *testing.T) {
+	const model, server, live = "/v2/models/m/ready", "/v2/health/ready", "/v2/health/live"
+	for _, c := range []struct {
+		name      string
+		statuses  map[string]int // 0: the question is not answered
+		unreached bool
+	}{
+		{"model ready not answered", map[string]int{model: 0}, true},
+		{"model ready lost by a proxy", map[string]int{model: 504, live: 503}, true},
+		{"server ready not answered", map[string]int{model: 404, server: 0, live: 503}, true},
+		{"server ready lost by a proxy", map[string]int{model: 404, server: 504, live: 503}, true},
+		{"live not answered", map[string]int{model: 503, live: 0}, true},
+		{"live not answered after two", map[string]int{model: 404, server: 503, live: 0}, true},
+		{"live lost by a proxy", map[string]int{model: 503, live: 504}, true},
+		{"ready lost by a proxy, and live", map[string]int{model: 504, live: 200}, true},
+		{"answered throughout", map[string]int{model: 404, server: 503, live: 503}, false},
+		{"live, not ready", map[string]int{model: 503, live: 200}, false},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel() // the hanging ones wait a second
+			s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+				if status := c.statuses[r.URL.Path]; status != 0 {
+					workertest.Says(status, ``)(w, r)
+					return
+				}
+				workertest.Hangs(w, r)
+			})
+			m := Model{Name: "m", Protocol: ProtocolOIP, Timeouts: Timeouts{Probe: Seconds(time.Second)}}
+			h := newAdapter(t, m, s.URL, 1).Probe(t.Context())
+			if h.State.Serving() || h.Unreached != c.unreached {
+				t.Errorf("probe says %+v", h)
+			}
+		})
+	}
+}
