@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
 // takeAt is pkg/api's address for reports in a few lines.
@@ -132,6 +133,36 @@ func TestWorkersReportEndsTheRunThatANodeFollows(t *testing.T) {
 	}
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
 	b.await(0, `SELECT count(*) FROM penstock.lock`)
+}
+
+// Entries that a node has no address for reports for are left to others, instead of coming back until they have failed.
+func TestNodeWithoutAnAddressForReportsTakesNoEntriesOfAsynchronousCog(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolCog, Type: worker.TypeAsync})
+	w := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			workertest.Says(200, `{"status":"BUSY"}`)(w, r)
+			return
+		}
+		workertest.Says(202, `{"status":"processing"}`)(w, r)
+	})
+	b.instance("gpu-1", w.URL, 2)
+	without := b.start(ServiceConfig{})
+	b.push(`{}`)
+	for range 50 {
+		n, release := without.Pool.Take(b.queue.Name, 1)
+		release(n)
+		if n != 0 || without.claims.Load() != 0 {
+			t.Fatalf("it takes %d, and has claimed %d times", n, without.claims.Load())
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	reports := NewReports("http://leader", []byte("key"), b.pool, quiet)
+	with := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: reports}})
+	b.await(1, stored)
+	if n := without.claims.Load(); n != 0 {
+		t.Errorf("it claimed %d times", n)
+	}
+	with.die()
 }
 
 // A run that a worker has accepted cannot be refused for want of room, whatever words its failure has.

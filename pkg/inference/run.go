@@ -76,7 +76,16 @@ func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt
+	pool.unmade = d.unmade
 	return d
+}
+
+// unmade says why this node makes no calls of a model. A run of Cog is over when it has reported.
+func (d *Dispatcher) unmade(m worker.Model) error {
+	if d.config.Reports == nil && m.Protocol == worker.ProtocolCog && m.Type == worker.TypeAsync {
+		return worker.ErrNoCallback
+	}
+	return nil
 }
 
 // dispatch is what one claim of an entry does with it: calls to one instance after another, until one has run it. A

@@ -30,9 +30,10 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
-	idled   func(model string)     // called when a slot has come free
-	preempt func(token int64) bool // ends a run whose slot is wanted for an online request; false: it is over
-	kick    chan struct{}          // holds one: there is something to give back at once
+	idled   func(model string)       // called when a slot has come free
+	preempt func(token int64) bool   // ends a run whose slot is wanted for an online request; false: it is over
+	unmade  func(worker.Model) error // why this node makes no calls of a model; nil: it does
+	kick    chan struct{}            // holds one: there is something to give back at once
 
 	mu       sync.Mutex
 	models   map[string]*modelState
@@ -52,6 +53,7 @@ type modelState struct {
 	abandoned int       // runs that no node follows, at the last poll
 	wanted    time.Time // by gateways, until then: slots that come idle are handed over
 	tally     Tally
+	unmade    bool // this node makes no calls of it, and has said so
 }
 
 // Tally has the counters of a node for a model since its start.
@@ -123,6 +125,7 @@ func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
+		unmade: func(worker.Model) error { return nil },
 	}
 	registry.OnChange(p.changed)
 	return p
@@ -134,6 +137,9 @@ func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int))
 	model := p.registry.QueueModel(queue)
 	if model == "" {
 		return want, func(int) {}
+	}
+	if !p.makesCalls(model) {
+		return 0, func(int) {}
 	}
 	release = func(n int) {
 		p.mu.Lock()
@@ -148,6 +154,25 @@ func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int))
 		return p.take(model, want), release
 	}
 	return p.takeAbandoned(model, want), release
+}
+
+// makesCalls says whether this node calls workers of a model. Entries that it claimed otherwise would go
+// to and fro, and others could run them. It says why not once.
+func (p *SlotPool) makesCalls(model string) bool {
+	m, known := p.registry.Model(model)
+	if !known {
+		return true // no slot is to be had
+	}
+	why := p.unmade(m)
+	p.mu.Lock()
+	state := p.stateOf(model)
+	told := state.unmade
+	state.unmade = why != nil
+	p.mu.Unlock()
+	if why != nil && !told {
+		p.log.Warn("this node takes no entries of the model", "model", model, "error", why)
+	}
+	return why == nil
 }
 
 // takeAbandoned acquires permits for entries whose runs go on at workers though their nodes are

@@ -44,7 +44,7 @@ func (c *cog) Submit(ctx context.Context, call Call) Outcome {
 	call.Request = call.Payload
 	if c.model.Type == TypeAsync && call.Callback == "" {
 		// The entry is not to blame: this node was given no address, as another one was.
-		return Outcome{Kind: NotReady, Unsent: true, Err: errNoCallback, Reason: errNoCallback.Error()}
+		return Outcome{Kind: NotReady, Unsent: true, Err: ErrNoCallback, Reason: ErrNoCallback.Error()}
 	}
 	return c.submit(ctx, call, func(time.Time) (request, error) {
 		body, err := c.predictionBody(call)
@@ -56,7 +56,8 @@ func (c *cog) Submit(ctx context.Context, call Call) Outcome {
 	}, func(r reply) Outcome { return c.judgeSubmit(call, r.status, r.header, r.body) })
 }
 
-var errNoCallback = errors.New("an asynchronous model of cog needs tasknode.inference.callback_url, to report to")
+// ErrNoCallback says that a call was not sent because its run could not report.
+var ErrNoCallback = errors.New("an asynchronous model of cog needs tasknode.inference.callback_url, to report to")
 
 // predictionBody wraps the payload as input. A model with a body template gives
 // input (and context) itself.
