@@ -416,8 +416,10 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	}
 	reports, done := a.subscribe(old.Token)
 	defer done()
-	// A node that died did not say how long it had followed the run, nor how much of that was a cold start.
-	old.Ran = max(old.Ran, old.Age-a.model.Timeouts.Start.Duration())
+	if old.Ran == 0 {
+		// The node before died: it did not say how long it had followed the run, nor how much of that was a cold start.
+		old.Ran = max(0, old.Age-a.model.Timeouts.Start.Duration())
+	}
 	o := endpoint.follower.Follow(ctx,
 		worker.Pending{RunRef: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
 	a.record(ctx, &o)

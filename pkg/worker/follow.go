@@ -124,6 +124,7 @@ type runLimits struct {
 
 	last       time.Time // of the last observation
 	answered   time.Time // of the last answer
+	followedOn bool      // and not answered yet: the run may have ended before
 	progressed time.Time // of the last change, or of the last moment not charged
 	lost       time.Time // since when the worker does not know the run; zero: it does
 	starting   bool
@@ -135,7 +136,7 @@ type runLimits struct {
 func newRunLimits(model Model, p Pending, now time.Time) *runLimits {
 	w := &runLimits{
 		model: model, finishBy: p.FinishBy, lostMax: 2 * model.PollInterval.Duration(),
-		last: now, answered: now, progressed: now, starting: p.Starting, ran: p.Ran,
+		last: now, answered: now, progressed: now, starting: p.Starting, ran: p.Ran, followedOn: p.Ran > 0,
 	}
 	if p.Reports != nil && model.Protocol == ProtocolCog {
 		// The worker is done before its callback has arrived; it repeats it for
@@ -154,7 +155,7 @@ func (w *runLimits) observe(now time.Time, o Outcome) (end bool, limit error) {
 	w.charge(now)
 	switch o.Kind {
 	case Accepted:
-		w.answered, w.lost = now, time.Time{}
+		w.answered, w.followedOn, w.lost = now, false, time.Time{}
 		if o.Starting || w.starting || o.Progress != w.progress {
 			w.progressed = now
 		}
@@ -194,7 +195,7 @@ func (w *runLimits) exceeded(now time.Time) error {
 		return ErrSilence
 	case w.cold >= w.model.Timeouts.Start.Duration():
 		return ErrStartLimit
-	case w.ran >= w.model.MaxPollTime.Duration():
+	case w.ran >= w.model.MaxPollTime.Duration() && !w.followedOn:
 		return ErrRunLimit
 	case noProgress > 0 && !w.starting && now.Sub(w.progressed) >= noProgress:
 		return ErrNoProgress

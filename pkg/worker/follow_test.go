@@ -89,6 +89,12 @@ func TestFollowEndsAtTheRightMoment(t *testing.T) {
 			want:    want{kind: Failed, class: ClassTransient, remote: "r"}, err: ErrRunLimit, after: 100 * time.Second, cancels: 1,
 		},
 		{
+			name:    "a run that ended while nobody could ask is not stopped for its limit",
+			pending: Pending{Ran: 700 * time.Second},
+			adapter: &told{answers: concat(times(3, noAnswer), []Outcome{done([]byte(`1`), 200)})},
+			want:    want{kind: Done, result: `1`}, after: 8 * time.Second,
+		},
+		{
 			name:    "a cold start is charged to nobody",
 			pending: Pending{Starting: true},
 			adapter: &told{answers: concat(times(500, cold), times(290, running), []Outcome{done([]byte(`1`), 200)})},
