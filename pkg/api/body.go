@@ -137,6 +137,9 @@ type patient struct {
 	rc   *http.ResponseController
 	idle time.Duration
 
+	// Over HTTP/2 a deadline that passes ends the body, whether it is being read or not.
+	multiplexed bool
+
 	mu    sync.Mutex
 	ended error // by the body or by stop
 }
@@ -146,10 +149,12 @@ func (p *patient) Read(into []byte) (int, error) {
 		return 0, err
 	}
 	n, err := p.body.Read(into)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if err != nil {
-		p.mu.Lock()
-		defer p.mu.Unlock()
 		p.ended = err
+	} else if p.multiplexed && p.ended == nil {
+		p.rc.SetReadDeadline(time.Time{}) //nolint:errcheck // as in extend
 	}
 	return n, err
 }

@@ -218,7 +218,7 @@ func TestWaitingEndsWhenTheServerDoes(t *testing.T) {
 
 // Over HTTP/2 a deadline of writes that passes between two of them ends the stream. What is written as it comes may have
 // pauses of any length.
-func TestPausesOfAnAnswerDoNotEndItOverHTTP2(t *testing.T) {
+func TestPausesEndNeitherABodyNorAnAnswerOverHTTP2(t *testing.T) {
 	t.Parallel()
 	const pause = 2 * max(eventsWrite, streamIdle)
 	for want, serve := range map[string]http.HandlerFunc{
@@ -240,6 +240,21 @@ func TestPausesOfAnAnswerDoNotEndItOverHTTP2(t *testing.T) {
 			time.Sleep(pause)
 			_ = out.finish(nil)
 		},
+		"1\n2\n": func(w http.ResponseWriter, r *http.Request) {
+			rc := http.NewResponseController(w)
+			_ = rc.SetWriteDeadline(time.Time{}) // it is about reads
+			body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor > 1}
+			first := make([]byte, 2)
+			if _, err := io.ReadFull(body, first); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(pause)
+			rest, err := io.ReadAll(body)
+			if err != nil {
+				t.Errorf("the rest of the body: %v", err)
+			}
+			_, _ = w.Write(append(first, rest...))
+		},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			near, far := net.Pipe()
@@ -254,7 +269,15 @@ func TestPausesOfAnAnswerDoNotEndItOverHTTP2(t *testing.T) {
 			transport.DialContext = func(context.Context, string, string) (net.Conn, error) { return near, nil }
 			transport.Protocols.SetUnencryptedHTTP2(true)
 			defer transport.CloseIdleConnections()
-			request, _ := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://server/", nil)
+			body, client := io.Pipe()
+			go func() {
+				_, _ = io.WriteString(client, "1\n")
+				time.Sleep(pause / 4)
+				_, _ = io.WriteString(client, "2\n")
+				time.Sleep(pause / 2)
+				_ = client.Close()
+			}()
+			request, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://server/", body)
 			answer, err := (&http.Client{Transport: transport}).Do(request)
 			if err != nil {
 				t.Fatal(err)
