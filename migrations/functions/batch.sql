@@ -182,15 +182,16 @@ END $$;
 -- record_in_batch records a failure that is about to be discarded in the batch of its entry, if it has one: a part that
 -- failed would count as done otherwise. It returns false, and the failure has to wait, where the batch has yet to learn
 -- that its splitting or its completion failed.
--- Locks: the row of the part.
+-- Locks: the row of failure, then that of the part (SKIP LOCKED: false).
 -- Callers: discard_failure, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.record_in_batch(queue integer, entry bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    f  penstock.failure;
-    b  penstock.batch;
+    f    penstock.failure;
+    b    penstock.batch;
+    part integer;
 BEGIN
-    SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = entry;
+    SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = entry FOR UPDATE;
     IF f.name IS NULL OR f.name !~ '^batch:[0-9]{1,18}$' THEN
         RETURN true;
     END IF;
@@ -199,8 +200,17 @@ BEGIN
        OR b.completion_queue_id = queue AND b.completion_entry_id = entry THEN
         RETURN false;
     END IF;
-    UPDATE penstock.batch_part p SET outcome = 'failed', ended_at = clock_timestamp(), error = f.error
+    SELECT p.no INTO part FROM penstock.batch_part p
      WHERE p.batch_id = b.id AND b.queue_id = queue AND p.ended_at IS NULL AND p.entry_id IS NOT NULL AND p.entry_id = entry;
+    IF NOT FOUND THEN
+        RETURN true;
+    END IF;
+    PERFORM FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = part FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    UPDATE penstock.batch_part p SET outcome = 'failed', ended_at = clock_timestamp(), error = f.error
+     WHERE p.batch_id = b.id AND p.no = part AND p.ended_at IS NULL AND p.entry_id = entry;
     RETURN true;
 END $$;
 
