@@ -3,8 +3,8 @@ package gateway
 import "time"
 
 // An instance whose calls fail at once has room again and again, and would draw all that waits to itself. It fails when
-// faultsMost calls did so with no success in between, while another one is sound: it gets one call at a time then, each
-// later than the one before, until one succeeds.
+// faultsMost calls did so with no success in between, while another one is sound: it gets one call a second then, and
+// fewer the longer it fails, until one succeeds.
 const (
 	faultFast  = 2 * time.Second // a call that lasted longer has not failed at once
 	faultsMost = 3

@@ -32,7 +32,7 @@ type instance struct {
 	cool     time.Time // the worker had no room, or fails: not before
 	coolFor  time.Duration
 	faults   int     // calls that failed at once since one succeeded
-	failing  bool    // it gets one call at a time
+	failing  bool    // it gets one call a second at most
 	queued   float64 // estimated slot-ms of what is in flight
 	rate     float64 // tokens a second that it generated of late, over all calls
 	kv       float64 // used part of the KV cache, at kvAt

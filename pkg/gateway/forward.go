@@ -442,7 +442,9 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	if p.events {
 		r.usage.First = p.began.Sub(c.began)
 	}
-	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500
+	// 501 and 505 are about the request.
+	about := status == http.StatusNotImplemented || status == http.StatusHTTPVersionNotSupported
+	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500 && !about
 	if err == nil {
 		return r
 	}

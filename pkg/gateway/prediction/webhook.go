@@ -168,7 +168,11 @@ func (s *Predictions) notify(ctx context.Context) (pause time.Duration, err erro
 	if err != nil {
 		return 0, fmt.Errorf("read predictions that have ended: %w", err)
 	}
-	pause = noticePause(time.Since(began))
+	took := time.Since(began)
+	pause = noticePause(took)
+	if len(ended) == noticesMost { // there may be more
+		pause = min(noticeShare*took, noticeIdle)
+	}
 	for _, id := range ended {
 		err := s.notifyOne(ctx, id)
 		switch {
