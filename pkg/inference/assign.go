@@ -22,7 +22,7 @@ type slotRef struct {
 	slot     *heldSlot
 	endpoint *Endpoint
 	swapped  bool // the worker ran another thing before
-	admitted bool // by the breaker, which has not been told of a call yet
+	probe    bool // the call is to show whether the instance is well again, and has not been made yet
 }
 
 // assign gives an entry, or a batch of them, its slot. nil: no instance can take a call just now;
@@ -36,8 +36,12 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 	}
 	state, usable, breaker := p.stateOf(model), p.usable(model, now), p.breakerOf(model)
 	a.pressed = p.registry.Pressed()
-	slot, swapped, await := state.ledger.assign(now, a, func(instance int32) bool {
-		return usable(instance) && breaker.Admit(now, p.registry.Endpoint(instance).Server)
+	probe := false
+	slot, swapped, await := state.ledger.assign(now, a, func(instance int32) (admitted bool) {
+		if usable(instance) {
+			admitted, probe = breaker.Admit(now, p.registry.Endpoint(instance).Server)
+		}
+		return admitted
 	})
 	if slot == nil {
 		return nil, await
@@ -49,7 +53,7 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 	}
 	return &slotRef{
 		pool: p, model: model, slot: slot, endpoint: p.registry.Endpoint(slot.instance),
-		swapped: swapped, admitted: true,
+		swapped: swapped, probe: probe,
 	}, 0
 }
 
@@ -141,11 +145,11 @@ func (h *slotRef) end(ceded bool) {
 	p.idled(h.model)
 }
 
-// forgo gives the admission back of a slot on which no call was made: it may be the one that shows whether an instance
-// is well again. Called with the pool's mu held.
+// forgo lets another call show whether an instance is well again, where the one that was to do so was not made.
+// Called with the pool's mu held.
 func (h *slotRef) forgo() {
-	if h.admitted {
-		h.admitted = false
+	if h.probe {
+		h.probe = false
 		h.pool.breakerOf(h.model).Forgo(h.endpoint.Server)
 	}
 }
@@ -205,7 +209,7 @@ func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verd
 	if o.Kind == worker.Done {
 		p.stateOf(h.model).ledger.of(h.slot.instance).coolFor = 0
 	}
-	h.admitted = false
+	h.probe = false
 	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)
 	p.mu.Unlock()
 	switch {

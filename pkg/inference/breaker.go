@@ -70,16 +70,16 @@ func newBreaker(config QuarantineConfig) *breaker {
 
 // Admit reports whether a call may go to the instance. After a quarantine one
 // call is admitted as a probe; it must end in Record or Forgo.
-func (b *breaker) Admit(now time.Time, instance string) bool {
+func (b *breaker) Admit(now time.Time, instance string) (admitted, probe bool) {
 	c := b.instances[instance]
 	switch {
 	case c == nil || c.openUntil.IsZero():
-		return true
+		return true, false
 	case now.Before(c.openUntil) || c.probing:
-		return false
+		return false, false
 	}
 	c.probing = true
-	return true
+	return true, true
 }
 
 // Forgo gives an admission back that was not used, or whose call says nothing

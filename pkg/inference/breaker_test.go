@@ -38,7 +38,7 @@ func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 	}
 	spent := 0
 	for i := range 3 {
-		if !b.Admit(now, "bad") {
+		if !admits(b, now, "bad") {
 			t.Fatalf("quarantined after %d failures, want 3", i)
 		}
 		v := record(b, now, "bad", boom, fast)
@@ -52,7 +52,7 @@ func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 	if spent > 0 {
 		t.Errorf("%d attempts were spent on a broken instance, want none", spent)
 	}
-	if b.Admit(now, "bad") || !b.Admit(now, "good") {
+	if admits(b, now, "bad") || !admits(b, now, "good") {
 		t.Error("want bad refused and good admitted")
 	}
 	if _, reason, quarantined := b.Quarantine(now, "bad"); !quarantined || reason != "fast failures: boom" {
@@ -66,29 +66,29 @@ func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 		record(b, now, "bad", refused, fast)
 	}
 	now = now.Add(15 * time.Second)
-	if !b.Admit(now, "bad") {
+	if !admits(b, now, "bad") {
 		t.Fatal("no probe call after the quarantine")
 	}
-	if b.Admit(now, "bad") {
+	if admits(b, now, "bad") {
 		t.Error("a second call was admitted beside the probe")
 	}
 	b.Forgo("bad")
-	if !b.Admit(now, "bad") {
+	if !admits(b, now, "bad") {
 		t.Error("an unused probe was not given back")
 	}
 	if v := record(b, now, "bad", refused, fast); !v.Unspent {
 		t.Error("the probe call spent an attempt")
 	}
-	if b.Admit(now.Add(29*time.Second), "bad") {
+	if admits(b, now.Add(29*time.Second), "bad") {
 		t.Error("a failed probe did not double the quarantine")
 	}
 	now = now.Add(30 * time.Second)
-	if !b.Admit(now, "bad") {
+	if !admits(b, now, "bad") {
 		t.Fatal("no second probe call")
 	}
 	record(b, now, "bad", ok, slow)
 	for range 2 {
-		if !b.Admit(now, "bad") {
+		if !admits(b, now, "bad") {
 			t.Error("a successful probe did not end the quarantine")
 		}
 	}
@@ -110,7 +110,7 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 	}
 	quarantined := 0
 	for _, instance := range []string{"a", "b", "c"} {
-		if !b.Admit(now, instance) {
+		if !admits(b, now, instance) {
 			quarantined++
 		}
 	}
@@ -123,11 +123,11 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 func TestContextLossQuarantinesAtOnceAndRecyclesWhenItLasts(t *testing.T) {
 	b, now := newBreaker(QuarantineConfig{}), clock()
 	v := record(b, now, "bad", noCUDA, slow)
-	if !v.Quarantined || v.Recycle || !v.Unspent || b.Admit(now, "bad") {
+	if !v.Quarantined || v.Recycle || !v.Unspent || admits(b, now, "bad") {
 		t.Errorf("got %+v", v)
 	}
 	now = now.Add(15 * time.Second)
-	if !b.Admit(now, "bad") {
+	if !admits(b, now, "bad") {
 		t.Fatal("no probe call")
 	}
 	if v := record(b, now, "bad", noCUDA, slow); !v.Recycle || !v.Unspent {
@@ -194,8 +194,8 @@ func TestInstanceThatItsProxyDoesNotReachIsQuarantined(t *testing.T) {
 		record(b, now, "slow", lost, slow)
 		record(b, now, "down", lost, fast)
 	}
-	if b.Admit(now, "down") || !b.Admit(now, "slow") {
-		t.Errorf("down is admitted: %v; slow: %v", b.Admit(now, "down"), b.Admit(now, "slow"))
+	if admits(b, now, "down") || !admits(b, now, "slow") {
+		t.Errorf("down is admitted: %v; slow: %v", admits(b, now, "down"), admits(b, now, "slow"))
 	}
 }
 
@@ -209,7 +209,7 @@ func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 		record(b, now, "i", worker.Outcome{Kind: worker.Unknown}, fast)
 		record(b, now, "i", boom, slow)
 	}
-	if !b.Admit(now, "i") {
+	if !admits(b, now, "i") {
 		t.Error("quarantined without a fast failure")
 	}
 }
@@ -220,7 +220,7 @@ func TestFailuresLongApartDoNotAddUp(t *testing.T) {
 		record(b, now, "i", boom, fast)
 		now = now.Add(20 * time.Second)
 	}
-	if !b.Admit(now, "i") {
+	if !admits(b, now, "i") {
 		t.Error("3 failures a minute quarantined an instance")
 	}
 }
@@ -240,7 +240,7 @@ func TestBreakerProperties(t *testing.T) {
 			if quarantined && until.Sub(now) > config.QuarantineMax {
 				t.Fatalf("%s quarantined for %s", name, until.Sub(now))
 			}
-			if !b.Admit(now, name) {
+			if !admits(b, now, name) {
 				continue
 			}
 			if quarantined {
@@ -248,16 +248,22 @@ func TestBreakerProperties(t *testing.T) {
 			}
 			if c := b.instances[name]; c != nil && c.probing {
 				probes[name]++
-				if b.Admit(now, name) {
+				if admits(b, now, name) {
 					t.Fatalf("%s admitted two probes", name)
 				}
 			}
 			o := rapid.SampledFrom([]worker.Outcome{ok, boom, refused, noCUDA, tooBig, {Kind: worker.Busy}}).Draw(t, "outcome")
 			record(b, now, name, o, fast)
-			if o.Kind == worker.Done && !b.Admit(now, name) {
+			if o.Kind == worker.Done && !admits(b, now, name) {
 				t.Fatalf("%s refused right after a success", name)
 			}
 			b.Forgo(name)
 		}
 	})
+}
+
+// admits says whether a call may go to the instance, as a probe or not.
+func admits(b *breaker, now time.Time, instance string) bool {
+	admitted, _ := b.Admit(now, instance)
+	return admitted
 }

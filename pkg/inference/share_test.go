@@ -278,27 +278,39 @@ func TestSlotOfAPreemptedRunGoesToTheGateway(t *testing.T) {
 }
 
 // The one call that may show whether an instance is well again is not made, as where entries cannot be joined to one:
-// another one shows it.
+// another one shows it. The end of a call that began before the quarantine does not let a second one through beside it.
 func TestAdmissionOfAHalfOpenInstanceIsGivenBackWithItsSlot(t *testing.T) {
 	c := newContended(t)
 	pool, calls, giveBack := c.busyNode(c.pool)
 	defer giveBack()
-	for _, end := range []func(*slotRef){(*slotRef).release, func(h *slotRef) { h.doubt(1, 1, "test") }} {
+	pool.mu.Lock()
+	b := pool.breakerOf(c.model.Name)
+	state := pool.stateOf(c.model.Name)
+	state.ledger.share, state.wanted = -1, time.Time{} // slots that come free stay here
+	pool.mu.Unlock()
+	probing := func() bool {
 		pool.mu.Lock()
-		b := pool.breakerOf(c.model.Name)
+		defer pool.mu.Unlock()
+		return b.instances["gpu-1"].probing
+	}
+	for _, end := range []func(*slotRef){(*slotRef).release, func(h *slotRef) { h.doubt(1, 1, "test") }} {
+		calls[0].release()
+		pool.mu.Lock()
 		b.Condemn(time.Now().Add(-time.Hour), "gpu-1", "test")
-		probe := b.Admit(time.Now(), "gpu-1")
 		pool.mu.Unlock()
-		if !probe {
+		probe, _ := pool.assign(c.model.Name, slotRequest{})
+		if probe == nil || !probing() {
 			t.Fatal("no call may show whether the instance is well")
 		}
-		end(calls[0])
-		calls = calls[1:]
-		pool.mu.Lock()
-		if !b.Admit(time.Now(), "gpu-1") {
+		end(calls[1])
+		calls = calls[2:]
+		if !probing() {
+			t.Error("the end of another call lets a second one through")
+		}
+		end(probe)
+		if probing() {
 			t.Error("the instance is shut for ever")
 		}
-		pool.mu.Unlock()
 	}
 }
 
