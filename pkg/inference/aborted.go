@@ -9,8 +9,8 @@ import (
 const abortProbes = 250 * time.Millisecond
 
 // wentAway reports whether the instance that gave the run up goes away within AbortWait: its server
-// ends the generations that it has when it is stopped, and then the entry is not to blame. The slot is
-// free meanwhile; the entry's thread and its lock key are not.
+// ends the generations that it has when it is stopped, and then the entry is not to blame. The entry's
+// thread and its lock key are not free meanwhile, and its permit keeps an idle slot from others.
 func (a *dispatch) wentAway(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, a.config.AbortWait)
 	defer cancel()

@@ -150,8 +150,8 @@ func goesToNextNode(ctx context.Context) bool {
 }
 
 // result hands the answer on, through the object store if it is large. While the store is away the
-// answer is kept, and the slot is free already: the GPU's work is not done again for that. When it
-// stays away the answer is stored in its row if it is not too large for that.
+// answer is kept: the GPU's work is not done again for that. The entry's permit keeps an idle slot from
+// others meanwhile. When the store stays away the answer is stored in its row if it is not too large.
 func (a *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
 	putting := time.Now()
