@@ -3,6 +3,7 @@ package inference
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
@@ -38,8 +39,16 @@ func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
 	return unfit, fits
 }
 
-// fitsNowhere hands back an entry that asks for labels which no instance has.
+// anyUsable says whether calls may be sent to an instance that is not unfit.
+func (a *dispatch) anyUsable(unfit map[int32]bool) bool {
+	return slices.ContainsFunc(a.usableInstances(), func(id int32) bool { return !unfit[id] })
+}
+
+// fitsNowhere hands back an entry that no instance takes, as it asks for labels, or as they are.
 func (a *dispatch) fitsNowhere() error {
-	return invalidation.NoCapacity(a.config.ReadyWait,
-		fmt.Errorf("no instance of model %q has the labels %s", a.model.Name, a.labels()))
+	reason := fmt.Errorf("no instance of model %q takes calls", a.model.Name)
+	if labels := a.labels(); labels != "" {
+		reason = fmt.Errorf("%w and has the labels %s", reason, labels)
+	}
+	return invalidation.NoCapacity(a.config.ReadyWait, reason)
 }

@@ -38,7 +38,7 @@ func TestEntriesGoToInstancesWithTheLabelsThatTheyAskFor(t *testing.T) {
 func TestEntryThatFindsNoInstanceKeepsNoSlot(t *testing.T) {
 	for name, labels := range map[string]string{"that there is": "h100", "that takes calls": "a100"} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, worker.Model{LabelsField: "on", AffinityField: "lora", AffinityWait: worker.Seconds(time.Second)})
+			b := newBed(t, worker.Model{LabelsField: "on", AffinityField: "lora", AffinityWait: worker.Seconds(time.Minute)})
 			w := workertest.NewScript(t, healthy(workertest.Says(200, `{"status":"success","result":1}`)))
 			for server, gpu := range map[string]string{"small": "t4", "large": "a100"} {
 				_, err := RegisterInstance(b.ctx, b.pool, b.model.Name, server, w.URL, 1, map[string]string{"gpu": gpu}, By{})

@@ -94,7 +94,7 @@ func (d *Dispatcher) slotIdled(model string) {
 func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
 	l, alone := a.waitlistOf(a.model.Name), false
 	for {
-		if _, fits := a.unfit(); !fits {
+		if unfit, _ := a.unfit(); !a.anyUsable(unfit) {
 			return nil, a.fitsNowhere() // it would keep the slot of its permit idle
 		}
 		s := l.wait(ctx, &waiter{dispatch: a, member: a.measured(alone), alone: alone, granted: make(chan grant, 1)})
