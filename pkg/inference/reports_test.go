@@ -187,6 +187,26 @@ func TestReportThatARunFailedInTheWordsOfAFullServerEndsIt(t *testing.T) {
 	}
 }
 
+// A run that its instance is to blame for is made up for by one elsewhere, under the same token: the report of the first
+// says nothing of the second.
+func TestReportOfARunIsNotTakenForThatOfTheNext(t *testing.T) {
+	b, w, leader, _, id, _ := reported(t)
+	b.instance("gpu-2", w.URL+"/generate", 1)
+	token := int64(w.tokens()[0])
+	take := func(body string) {
+		if kept, err := leader.Take(b.ctx, int64(id), token, []byte(body)); !kept || err != nil {
+			t.Errorf("the report was not taken: %v", err)
+		}
+	}
+	first := b.count(`SELECT instance_id FROM penstock.remote_run`)
+	take(`{"status":"failed","error":"CUDA error: an illegal memory access was encountered"}`)
+	b.await(1, `SELECT (count(*) > 0 OR NOT EXISTS (SELECT FROM penstock.entry))::int FROM penstock.remote_run WHERE remote_id IS NOT NULL AND instance_id <> $1`, first)
+	take(`{"status":"success","result":"kept"}`)
+	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 0 {
+		t.Errorf("outcome %+v", o)
+	}
+}
+
 func TestReportWhileNobodyFollowsIsPickedUpByTheNextNode(t *testing.T) {
 	b, w, leader, first, id, config := reported(t)
 	first.die()

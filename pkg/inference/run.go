@@ -196,6 +196,10 @@ func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 		}
 		a.held.release()
 		a.held = nil
+		if a.saved != nil { // accepted here, and over: what is reported of it says nothing of the next run
+			a.forget(ctx, a.saved)
+			a.saved = nil
+		}
 		if a.lost > 1 {
 			break // two instances are enough for one claim
 		}
