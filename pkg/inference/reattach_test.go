@@ -200,11 +200,16 @@ func TestReportOfARunThatIsAskedForAgainCounts(t *testing.T) {
 			m := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)}})
 			id := b.push(`{}`)[0]
 			b.await(1, stored)
-			token, _ := told.Load(int32(1))
+			call := int32(1)
 			if c.fresh {
-				token, _ = told.Load(int32(2))
+				call = 2
 			}
-			if kept, err := leader.Take(b.ctx, int64(id), token.(int64), fmt.Appendf(nil, c.report, id)); !kept || err != nil {
+			address, _ := told.Load(call)
+			token, known := address.(int64)
+			if !known {
+				t.Fatalf("call %d named no address for a report", call)
+			}
+			if kept, err := leader.Take(b.ctx, int64(id), token, fmt.Appendf(nil, c.report, id)); !kept || err != nil {
 				m.die()
 				t.Fatalf("the report was not taken: %v", err)
 			}
