@@ -179,10 +179,10 @@ BEGIN
     RETURN FOUND;
 END $$;
 
--- record_in_batch records a failure that is about to be discarded in the batch of its entry, if it has one: a part that
--- failed would count as done otherwise. It returns false, and the failure has to wait, where the batch has yet to learn
--- that its splitting or its completion failed.
--- Locks: the row of failure, then that of the part (SKIP LOCKED: false).
+-- record_in_batch records a failure that is about to be discarded in the batch of its entry, if it has one: reap_batch
+-- would not find it. It returns false, and the failure has to wait, where the batch has yet to learn that its splitting
+-- or its completion failed, and while another session has locked the part.
+-- Locks: the row of failure (FOR UPDATE), then that of the part (FOR UPDATE SKIP LOCKED).
 -- Callers: discard_failure, apply_operation.
 CREATE OR REPLACE FUNCTION penstock.record_in_batch(queue integer, entry bigint) RETURNS boolean
 LANGUAGE plpgsql AS $$

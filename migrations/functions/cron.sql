@@ -210,8 +210,8 @@ END $$;
 
 -- move_cron_entries gives waiting entries another nominal time, and returns how many jobs it moved: the time they had
 -- was dropped, or its jitter makes it later. Null: the schedule has no more times, and the entry ends. A job whose entry
--- another transaction keeps is left as it is, for the next call. Deadlines that builds of main gave to waiting entries
--- are taken away.
+-- another transaction keeps is left as it is, for the next call. Waiting entries that an earlier version made
+-- have deadlines: they lose them.
 -- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of the
 -- jobs, before these.
 -- Callers: move_cron_jobs; pkg/cron.

@@ -48,7 +48,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer a.streams.give(streamBytes)
 	rc := http.NewResponseController(w)
-	body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor > 1}
+	body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
 	r.Body = io.NopCloser(body)
 	plain, err := inflated(r)
 	if err != nil {
