@@ -228,7 +228,7 @@ func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	flows, positions, ignoreRowLocks := laneColumns(r, lanes)
 	args := []any{
-		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.Config.QuantumCount,
+		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.quantum(),
 		ignoreRowLocks,
 	}
 	switch {

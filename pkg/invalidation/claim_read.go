@@ -221,5 +221,6 @@ func (q *Queue) readGroups(ctx context.Context, groups []*Lock) error {
 		}
 		return nil
 	})
+	q.sizes.read(groups)
 	return q.errorf("read groups claimed from", err)
 }

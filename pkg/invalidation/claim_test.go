@@ -2,6 +2,8 @@ package invalidation
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"fmt"
 	"slices"
 	"sync"
@@ -252,6 +254,34 @@ func TestReclaimFindsAClaimWhoseAnswerWasLost(t *testing.T) {
 		t.Fatalf("found %d locks (%v) of a claim that never was", len(none), err)
 	}
 	b.settle(doneAll(again...)...)
+}
+
+// A node with a hundred large entries of a key under each lock would run out of memory, and so would the one that follows it.
+func TestAGroupOfLargeEntriesIsClaimedUpToANumberOfBytes(t *testing.T) {
+	b := newBed(t, Config{PayloadLimit: 8 << 20, QuantumCount: 10})
+	large := make([]byte, groupBytes/5) // as hexadecimal digits 2/5 of it
+	if _, err := rand.Read(large); err != nil {
+		t.Fatal(err)
+	}
+	payload := json.RawMessage(fmt.Sprintf(`"%x"`, large))
+	var ids []EntryID
+	for range 5 {
+		ids = append(ids, b.pushAll(b.pool, Push{LockKey: "K", Payload: payload})...)
+	}
+	for range 12 {
+		ids = append(ids, b.push("K")...)
+	}
+	// Nothing was read before the first one, each of which may have 8 MiB. The estimate falls again with the small ones.
+	for _, want := range []int{1, 2, 2, 2, 3, 4, 3} {
+		l := b.claimOne()
+		if !slices.Equal(entryIDs(l), ids[:want]) {
+			t.Fatalf("the lock covers %v, want %d of %v", entryIDs(l), want, ids)
+		}
+		ids = ids[want:]
+		b.settle(doneAll(l)...)
+	}
+	b.want(len(ids), 0)
+	b.checkInvariants()
 }
 
 func TestAGroupIsClaimedUpToItsQuantum(t *testing.T) {

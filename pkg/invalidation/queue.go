@@ -26,8 +26,9 @@ type Queue struct {
 	hinter  *Hinter // of pushes outside a transaction; nil for none
 	db      postgres.DB
 	sql     statements
-	policy  *lanePolicy // shared by all handles made from this one
-	batcher *batcher    // group commit of pushes outside a transaction; nil for none
+	policy  *lanePolicy // shared by all handles made from this one, as sizes are
+	sizes   *payloadSize
+	batcher *batcher // group commit of pushes outside a transaction; nil for none
 }
 
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
@@ -119,7 +120,7 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 func (q *Queue) bind(db postgres.DB) *Queue {
 	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
 	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
-	q.db, q.policy, q.batcher = db, &lanePolicy{}, &batcher{}
+	q.db, q.policy, q.sizes, q.batcher = db, &lanePolicy{}, &payloadSize{}, &batcher{}
 	q.sql = statements{
 		claim: claimStatements{
 			oneLane:     own(claimTexts.oneLane),
