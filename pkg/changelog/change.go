@@ -17,11 +17,11 @@ type Change struct {
 	To    json.RawMessage `json:"to"`
 }
 
-// Came reports whether the object was inserted.
-func (c Change) Came() bool { return c.Field == "" && isNull(c.From) && !isNull(c.To) }
+// Inserted reports whether the object was inserted.
+func (c Change) Inserted() bool { return c.Field == "" && isNull(c.From) && !isNull(c.To) }
 
-// Went reports whether the object was deleted.
-func (c Change) Went() bool { return c.Field == "" && !isNull(c.From) }
+// Deleted reports whether the object was deleted.
+func (c Change) Deleted() bool { return c.Field == "" && !isNull(c.From) }
 
 // Truncated reports whether all objects of the table were removed by TRUNCATE.
 func (c Change) Truncated() bool { return isNull(c.Object) }
@@ -31,7 +31,7 @@ func isNull(v json.RawMessage) bool { return len(v) == 0 || string(v) == "null" 
 // Columns returns the watched columns of an object that was inserted or deleted.
 func (c Change) Columns() (map[string]json.RawMessage, error) {
 	source := c.To
-	if c.Went() {
+	if c.Deleted() {
 		source = c.From
 	}
 	var columns map[string]json.RawMessage

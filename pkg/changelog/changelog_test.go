@@ -416,7 +416,7 @@ func TestCalculatedFieldsGroupedAndCompacted(t *testing.T) {
 		target := func(order string) []Push {
 			return []Push{{Queue: "calc_fields", Push: invalidation.Push{Payload: json.RawMessage(`{"target": ` + order + `}`)}}}
 		}
-		if c.Came() || c.Went() {
+		if c.Inserted() || c.Deleted() {
 			columns, err := c.Columns()
 			return target(string(columns["order_id"])), err
 		}
