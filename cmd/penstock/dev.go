@@ -59,15 +59,15 @@ Ctrl-C stops everything.`,
 
 // platform is everything that dev has started.
 type platform struct {
-	out    io.Writer
-	logs   string
-	source string            // of Postgres
-	roles  map[string]string // duty to the address of the database for its role
-	pool   *pgxpool.Pool     // of the operator
-	worker string            // address
-	leader string            // address
-	crew   *crew
-	queues map[string]string // model to queue
+	out      io.Writer
+	logs     string
+	source   string            // of Postgres
+	roles    map[string]string // duty to the address of the database for its role
+	pool     *pgxpool.Pool     // of the operator
+	worker   string            // address
+	leader   string            // address
+	programs *supervisor
+	queues   map[string]string // model to queue
 }
 
 func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
@@ -107,7 +107,7 @@ func dev(ctx context.Context, out io.Writer, o devOptions) (err error) {
 		return interrupted(ctx, err)
 	}
 	defer func() {
-		p.crew.stop(out)
+		p.programs.stop(out)
 		err = errors.Join(err, p.stopInstances(context.WithoutCancel(ctx)))
 	}()
 	explaining, done := context.WithCancel(ctx)
@@ -150,28 +150,28 @@ func interrupted(ctx context.Context, err error) error {
 
 // start brings the processes up, in the order in which they need each other.
 func (p *platform) start(ctx context.Context, o devOptions) (err error) {
-	if p.crew, err = newCrew(p.logs, p.out); err != nil {
+	if p.programs, err = newSupervisor(p.logs, p.out); err != nil {
 		return err
 	}
 	defer func() {
 		if err != nil {
-			p.crew.stop(p.out)
+			p.programs.stop(p.out)
 			err = errors.Join(err, p.stopInstances(context.WithoutCancel(ctx)))
 		}
 	}()
-	if p.worker, err = p.crew.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots",
+	if p.worker, err = p.programs.start(ctx, "worker", "listening on ", "--listen", "127.0.0.1:0", "--slots",
 		fmt.Sprint(o.slots)); err != nil {
 		return err
 	}
 	// The key is no secret: what it seals is on this machine alone, like the receivers that may be called.
 	const key = "PENSTOCK_SECRET_WEBHOOK=penstock dev, known to everybody"
-	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
+	p.programs.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["leader"]}
 	const receivers = "127.0.0.0/8"
 	instances, commands, err := p.localInstances(o)
 	if err != nil {
 		return err
 	}
-	if p.leader, err = p.crew.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen",
+	if p.leader, err = p.programs.start(ctx, "leader", "listen=", "--listen", "127.0.0.1:0", "--debug-listen",
 		"localhost:0", "--open",
 		"--callback-allow-networks", receivers, "--scale-local-dir", instances,
 		"--scale-local-commands", commands); err != nil {
@@ -180,16 +180,16 @@ func (p *platform) start(ctx context.Context, o devOptions) (err error) {
 	if err := p.register(ctx, o); err != nil {
 		return err
 	}
-	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["node"], key}
+	p.programs.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["node"], key}
 	for i := range o.nodes {
 		name := fmt.Sprintf("tasknode-%d", i+1)
-		if _, err = p.crew.start(ctx, name, "listen=", "--listen", "127.0.0.1:0", "--name", name,
+		if _, err = p.programs.start(ctx, name, "listen=", "--listen", "127.0.0.1:0", "--name", name,
 			"--webhook-key", "env:PENSTOCK_SECRET_WEBHOOK", "--webhook-allow-networks", receivers); err != nil {
 			return err
 		}
 	}
-	p.crew.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["gateway"]}
-	front, err := p.crew.start(ctx, "gateway", "listen=", "--listen", "127.0.0.1:0",
+	p.programs.env = []string{"PENSTOCK_DATABASE_URL=" + p.roles["gateway"]}
+	front, err := p.programs.start(ctx, "gateway", "listen=", "--listen", "127.0.0.1:0",
 		"--debug-listen", "localhost:0", "--open",
 		"--api-url", "http://"+p.leader)
 	if err != nil {

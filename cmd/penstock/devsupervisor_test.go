@@ -16,8 +16,8 @@ func (l lineWriter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// A process that has ended, and is to be started again, stays away once its crew is stopped.
-func TestCrewStopsWhileAProcessIsToBeStartedAgain(t *testing.T) {
+// A process that has ended, and is to be started again, stays away once its supervisor is stopped.
+func TestSupervisorStopsWhileAProcessIsToBeStartedAgain(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	path := filepath.Join(dir, "program")
@@ -31,31 +31,31 @@ func TestCrewStopsWhileAProcessIsToBeStartedAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := make(lineWriter, 16)
-	c := &crew{logs: dir, out: out}
-	m := &member{name: "program", path: path, log: log, gone: make(chan struct{})}
-	first, err := m.spawn("listen=", nil)
+	s := &supervisor{logs: dir, out: out}
+	c := &child{name: "program", path: path, log: log, gone: make(chan struct{})}
+	first, err := c.spawn("listen=", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.members = []*member{m}
-	go c.keep(m, first, "listen=")
+	s.children = []*child{c}
+	go s.supervise(c, first, "listen=")
 	if text := <-out; !strings.Contains(text, "starting it again") {
 		t.Fatalf("got %s", text)
 	}
 	stopped := make(chan struct{})
 	go func() {
-		c.stop(out)
+		s.stop(out)
 		close(stopped)
 	}()
 	select {
 	case <-stopped:
 	case text := <-out:
-		t.Errorf("the crew says %s", text)
+		t.Errorf("the supervisor says %s", text)
 	case <-time.After(time.Minute):
-		t.Error("the crew does not stop")
+		t.Error("the supervisor does not stop")
 	}
-	m.mu.Lock()
-	_ = m.process.Kill() // none, unless the test has failed
-	m.mu.Unlock()
-	<-m.gone
+	c.mu.Lock()
+	_ = c.process.Kill() // none, unless the test has failed
+	c.mu.Unlock()
+	<-c.gone
 }
