@@ -107,7 +107,7 @@ func (a *app) watch(ctx context.Context, every time.Duration, print func() error
 			if ctx.Err() != nil {
 				return nil
 			}
-			if !isA[verdict](err) { // what it found now may be gone with the next picture
+			if !isA[exitStatus](err) { // what it found now may be gone with the next picture
 				return err
 			}
 		}

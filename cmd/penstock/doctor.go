@@ -62,9 +62,9 @@ func (a *app) examine(ctx context.Context, cfg doctor.Config) ([]doctor.Finding,
 func severityExit(s doctor.Severity) error {
 	switch s {
 	case doctor.Critical:
-		return verdict{exitCritical}
+		return exitStatus{exitCritical}
 	case doctor.Warning:
-		return verdict{exitWarning}
+		return exitStatus{exitWarning}
 	}
 	return nil
 }

@@ -197,7 +197,7 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 	}
 	for _, e := range found {
 		if e.Outcome != "done" {
-			return verdict{exitEndedBadly}
+			return exitStatus{exitEndedBadly}
 		}
 	}
 	return nil

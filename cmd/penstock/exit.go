@@ -56,10 +56,10 @@ var (
 	errTimeout     = errors.New("timed out waiting")
 )
 
-// verdict ends a command that did its work and found something: the output says what.
-type verdict struct{ code int }
+// exitStatus ends a command that did its work and found something: the output says what.
+type exitStatus struct{ code int }
 
-func (v verdict) Error() string { return fmt.Sprintf("exit code %d", v.code) }
+func (s exitStatus) Error() string { return fmt.Sprintf("exit code %d", s.code) }
 
 // kinds is the one table from error to exit code, and to what a person should do next. The first that matches counts.
 var kinds = []struct {
@@ -230,7 +230,7 @@ func unavailable(err error) bool {
 
 // report writes what went wrong and what to do next, and returns the exit code.
 func (a *app) report(ctx context.Context, err error) int {
-	var found verdict
+	var found exitStatus
 	switch {
 	case err == nil:
 		return exitDone

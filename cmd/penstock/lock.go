@@ -83,7 +83,7 @@ func lockVerify(a *app) *cobra.Command {
 			{title: "PROBLEM", text: func(s operator.Suspect) string { return s.Problem }},
 		}, found)
 		if err == nil && len(found) > 0 {
-			err = verdict{exitCritical}
+			err = exitStatus{exitCritical}
 		}
 		return err
 	})

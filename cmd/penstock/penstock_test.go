@@ -257,7 +257,7 @@ func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 		{errUnconfirmed, exitUnconfirmed},
 		{errTimeout, exitTimeout},
 		{&pgconn.PgError{Code: "57014"}, exitTimeout},
-		{verdict{exitEndedBadly}, exitEndedBadly},
+		{exitStatus{exitEndedBadly}, exitEndedBadly},
 	} {
 		var errs bytes.Buffer
 		a := newApp(nil, &errs, &errs, os.Getenv)
@@ -570,7 +570,7 @@ func TestWatchPrintsUntilItIsInterrupted(t *testing.T) {
 		if pictures++; pictures == 3 {
 			cancel()
 		}
-		return verdict{exitCritical} // what is found does not end a watch
+		return exitStatus{exitCritical} // what is found does not end a watch
 	})
 	if err != nil || pictures != 3 {
 		t.Errorf("%d pictures (%v)", pictures, err)
