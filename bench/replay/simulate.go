@@ -170,7 +170,7 @@ func (s *simulation) start(n *node, lane fairness.Lane, i int) {
 		delete(n.runs, i)
 		n.free++
 		s.running--
-		n.book.Settle(lane, r.charged, service, s.clock())
+		n.book.Correct(lane, r.charged, service, s.clock())
 		if n.typical[lane.Queue] == 0 {
 			n.typical[lane.Queue] = service
 		}

@@ -228,7 +228,7 @@ func (b *Book) Charge(l Lane, estimate float64, now time.Time) {
 
 // Extend books more service for an entry that has outlived its estimate, while it runs: call it
 // before each report, so that a few long entries do not pass for short ones. These bookings are
-// part of the estimate that Settle is given.
+// part of the estimate that Correct is given.
 func (b *Book) Extend(l Lane, more float64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -236,8 +236,8 @@ func (b *Book) Extend(l Lane, more float64, now time.Time) {
 	b.book(b.flow(&l), more, more, now)
 }
 
-// Settle replaces an estimate by the actual cost of the entries, when they end.
-func (b *Book) Settle(l Lane, estimate, actual float64, now time.Time) {
+// Correct replaces an estimate by the actual cost of the entries, when they end.
+func (b *Book) Correct(l Lane, estimate, actual float64, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	estimate, actual = sane(estimate), sane(actual)

@@ -61,7 +61,7 @@ func TestTurningFairStartsLevel(t *testing.T) {
 	for range 1000 {
 		b.Rank(nil, lanes, 1, at(0))
 		b.Charge(lanes[0], 1, at(0))
-		b.Settle(lanes[0], 1, 1, at(0))
+		b.Correct(lanes[0], 1, 1, at(0))
 	}
 	lanes[0].Algorithm, lanes[1].Algorithm = Fair, Fair
 	served := [2]int{}
@@ -69,7 +69,7 @@ func TestTurningFairStartsLevel(t *testing.T) {
 		i := b.Rank(nil, lanes, 1, at(0))[0]
 		served[i]++
 		b.Charge(lanes[i], 1, at(0))
-		b.Settle(lanes[i], 1, 1, at(0))
+		b.Correct(lanes[i], 1, 1, at(0))
 	}
 	if served[0] < 49 || served[1] < 49 {
 		t.Errorf("served %v, want 50 each", served)
@@ -129,7 +129,7 @@ func TestNothingStarves(t *testing.T) {
 			i := dst[0]
 			last[i] = claim
 			b.Charge(lanes[i], cost, now)
-			b.Settle(lanes[i], cost, cost*(0.5+1.5*random.Float64()), now)
+			b.Correct(lanes[i], cost, cost*(0.5+1.5*random.Float64()), now)
 			for j, l := range lanes {
 				if claim-last[j] > patience(l) {
 					t.Fatalf("%+v was not served for %d claims", l, claim-last[j])
@@ -162,7 +162,7 @@ func TestRankIsAlwaysAPermutation(t *testing.T) {
 			}
 			for _, i := range order {
 				b.Charge(lanes[i], rapid.Float64().Draw(t, "estimate"), at(now))
-				b.Settle(lanes[i], rapid.Float64().Draw(t, "estimate"), rapid.Float64().Draw(t, "actual"), at(now))
+				b.Correct(lanes[i], rapid.Float64().Draw(t, "estimate"), rapid.Float64().Draw(t, "actual"), at(now))
 			}
 			switch rapid.IntRange(0, 3).Draw(t, "exchange") {
 			case 1:
@@ -263,7 +263,7 @@ func TestForgottenFlowsTakeNoMemory(t *testing.T) {
 	for i := range 1000 {
 		l := Lane{Queue: 1, Flow: string(rune(i))}
 		b.Charge(l, 1, at(0))
-		b.Settle(l, 1, 1, at(0))
+		b.Correct(l, 1, 1, at(0))
 	}
 	kept := []Lane{{Queue: 1, Flow: string(rune(7))}}
 	b.Rank(nil, kept, 0, at(0))
@@ -308,7 +308,7 @@ func BenchmarkRankAndCharge(b *testing.B) {
 			for b.Loop() {
 				dst = book.Rank(dst[:0], lanes, 1, at(0))
 				book.Charge(lanes[dst[0]], 1, at(0))
-				book.Settle(lanes[dst[0]], 1, 1.1, at(0))
+				book.Correct(lanes[dst[0]], 1, 1.1, at(0))
 			}
 		})
 	}
@@ -326,7 +326,7 @@ func TestBookMayBeSharedByGoroutines(t *testing.T) {
 				l := lanes[b.Rank(nil, lanes, 1, now)[0]]
 				b.Charge(l, 1, now)
 				b.Extend(l, 1, now)
-				b.Settle(l, 2, 3, now)
+				b.Correct(l, 2, 3, now)
 				if thread == 0 && i%10 == 0 {
 					b.Adopt(b.Report(now), 2, now)
 				}
@@ -361,10 +361,10 @@ func TestReturningFlowStartsAtServiceThatWasAttained(t *testing.T) {
 				t.Fatalf("%v nodes, push %d: the noisy flow goes first", nodes, push)
 			}
 			// A group gives way to the quiet flow, and is claimed again afterwards.
-			b.Settle(noisy, 10, 0.2, at(now))
+			b.Correct(noisy, 10, 0.2, at(now))
 			b.Charge(quiet, 0.25, at(now))
 			now += 0.25
-			b.Settle(quiet, 0.25, 0.25, at(now))
+			b.Correct(quiet, 0.25, 0.25, at(now))
 			b.Rank(nil, []Lane{noisy}, 1, at(now))
 			b.Charge(noisy, 10, at(now))
 		}

@@ -2,7 +2,7 @@
 //
 // A Book is one node's view of the service of all flows. It ranks lanes before each claim
 // (Rank), and books the estimated cost of a claim (Charge), the cost of a long entry beyond the
-// estimate (Extend) and the real cost at the end (Settle). Once a second or two it exchanges its
+// estimate (Extend) and the real cost at the end (Correct). Once a second or two it exchanges its
 // usage with the other nodes (Report, Adopt). It reads no clock and touches no database.
 //
 // A Ranker puts a Book to work: it ranks what a task node's scheduling threads may claim from,

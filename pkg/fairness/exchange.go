@@ -54,7 +54,7 @@ func (b *Book) Adopt(snapshot []AttainedService, nodes int, now time.Time) {
 	for key, f := range b.flows {
 		f.take(shared[key], scale)
 	}
-	b.settleFloors(before, now)
+	b.resetFloors(before, now)
 	b.prune(scale, now)
 }
 
@@ -98,10 +98,10 @@ func (b *Book) leasts(now time.Time) map[*group]float64 {
 	return least
 }
 
-// settleFloors puts every floor at the least level again: a snapshot puts right the
+// resetFloors puts every floor at the least level again: a snapshot puts right the
 // estimates that the floor was made from. The same goes for lifts made from it, which are
 // told to others only after that.
-func (b *Book) settleFloors(before map[*group]float64, now time.Time) {
+func (b *Book) resetFloors(before map[*group]float64, now time.Time) {
 	after := b.leasts(now)
 	moved := map[*group]float64{}
 	for g, old := range before {

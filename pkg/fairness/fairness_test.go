@@ -47,8 +47,8 @@ func TestGapStaysSmallWithUnevenNodes(t *testing.T) {
 	}
 }
 
-// Estimates may be wrong by any factor, differently for each flow: what is settled counts.
-func TestWrongEstimatesAreSettled(t *testing.T) {
+// Estimates may be wrong by any factor, differently for each flow: what is booked at the end counts.
+func TestWrongEstimatesAreCorrected(t *testing.T) {
 	flows := tenants(12)
 	for i, f := range flows {
 		f.estimate *= []float64{0.1, 1, 10}[i%3]
@@ -234,7 +234,7 @@ func TestGuaranteesNeverExceedOneHalf(t *testing.T) {
 		i := b.Rank(nil, lanes, 1, at(0))[0]
 		served[i]++
 		b.Charge(lanes[i], 1, at(0))
-		b.Settle(lanes[i], 1, 1, at(0))
+		b.Correct(lanes[i], 1, 1, at(0))
 	}
 	if served[9] < 4900 || served[0] < 500 {
 		t.Errorf("served by band %v, want half for the highest and the same for the others", served)
@@ -271,7 +271,7 @@ func simulateShare(b *Book, high, low Lane) float64 {
 		l := lanes[b.Rank(nil, lanes, 1, at(0))[0]]
 		cost := 2 * random.Float64()
 		b.Charge(l, 1, at(0))
-		b.Settle(l, 1, cost, at(0))
+		b.Correct(l, 1, cost, at(0))
 		served[l.Flow] += cost
 	}
 	return served["low"] / (served["low"] + served["high"])

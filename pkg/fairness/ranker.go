@@ -107,7 +107,7 @@ func (r *Ranker) Extend(c invalidation.Candidate, more float64) {
 	r.book.Extend(laneOf(c), more, time.Now())
 }
 
-// Settle replaces the estimate booked for a lock by its actual cost.
-func (r *Ranker) Settle(c invalidation.Candidate, charged, actual float64) {
-	r.book.Settle(laneOf(c), charged, actual, time.Now())
+// Correct replaces the estimate booked for a lock by its actual cost.
+func (r *Ranker) Correct(c invalidation.Candidate, charged, actual float64) {
+	r.book.Correct(laneOf(c), charged, actual, time.Now())
 }

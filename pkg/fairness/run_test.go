@@ -131,7 +131,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	}
 	first(b, onB, true) // or it would have no reason to ask
 	a.Charge(*onA[0], 100)
-	a.Settle(*onA[0], 100, 100)
+	a.Correct(*onA[0], 100, 100)
 	for _, r := range []*Ranker{a, b} {
 		if err := r.swap(t.Context()); err != nil {
 			t.Fatal(err)

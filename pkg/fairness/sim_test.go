@@ -106,7 +106,7 @@ func (c *cluster) fill(n *simNode) {
 		f.running--
 		f.starts -= running.started
 		f.finished += cost
-		n.book.Settle(f.Lane, running.charged, cost, c.clock())
+		n.book.Correct(f.Lane, running.charged, cost, c.clock())
 		c.fill(n)
 	})
 }

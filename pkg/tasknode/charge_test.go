@@ -16,7 +16,7 @@ type settled struct{ costs []float64 }
 func (s *settled) Next([]int, []*invalidation.Candidate, int, bool) []int { return nil }
 func (s *settled) Charge(invalidation.Candidate, float64)                 {}
 func (s *settled) Extend(invalidation.Candidate, float64)                 {}
-func (s *settled) Settle(_ invalidation.Candidate, _, actual float64) {
+func (s *settled) Correct(_ invalidation.Candidate, _, actual float64) {
 	s.costs = append(s.costs, actual)
 }
 
@@ -84,7 +84,7 @@ type ledger struct {
 
 func (l *ledger) Charge(_ invalidation.Candidate, estimate float64) { l.add(estimate) }
 func (l *ledger) Extend(_ invalidation.Candidate, more float64)     { l.add(more) }
-func (l *ledger) Settle(_ invalidation.Candidate, charged, _ float64) {
+func (l *ledger) Correct(_ invalidation.Candidate, charged, _ float64) {
 	l.add(-charged)
 }
 

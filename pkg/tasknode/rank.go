@@ -14,9 +14,9 @@ type Ranker interface {
 	Next(dst []int, lanes []*invalidation.Candidate, most int, idle bool) []int
 	// Charge tells the estimated cost of a claim: of the first entry of each lock, or of all
 	// entries of a lock that run together. Extend tells the cost of a run beyond its estimate so
-	// far, and the estimated cost of the next entry of a lock. Settle tells the charges of entries,
+	// far, and the estimated cost of the next entry of a lock. Correct tells the charges of entries,
 	// extensions included, and their actual cost.
 	Charge(lane invalidation.Candidate, estimate float64)
 	Extend(lane invalidation.Candidate, more float64)
-	Settle(lane invalidation.Candidate, charged, actual float64)
+	Correct(lane invalidation.Candidate, charged, actual float64)
 }

@@ -65,7 +65,7 @@ func (n *Node) process(j *job) {
 // settleCharge tells the ranker what the entries have cost that were charged for.
 func (n *Node) settleCharge(j *job) {
 	charged, used := n.jobs.account(j)
-	n.cfg.Ranker.Settle(j.ranked, charged, used)
+	n.cfg.Ranker.Correct(j.ranked, charged, used)
 }
 
 // chargeNext charges for an entry of a group that is about to run, behind the first.

@@ -52,5 +52,5 @@ func (*turns) Charge(invalidation.Candidate, float64) {}
 // Extend implements Ranker.
 func (*turns) Extend(invalidation.Candidate, float64) {}
 
-// Settle implements Ranker.
-func (*turns) Settle(invalidation.Candidate, float64, float64) {}
+// Correct implements Ranker.
+func (*turns) Correct(invalidation.Candidate, float64, float64) {}

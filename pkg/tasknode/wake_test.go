@@ -118,7 +118,7 @@ func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, 
 }
 func (lowestQueueFirst) Charge(invalidation.Candidate, float64)          {}
 func (lowestQueueFirst) Extend(invalidation.Candidate, float64)          {}
-func (lowestQueueFirst) Settle(invalidation.Candidate, float64, float64) {}
+func (lowestQueueFirst) Correct(invalidation.Candidate, float64, float64) {}
 
 func eventuallyTrue(t *testing.T, what string, is func() bool) {
 	t.Helper()
