@@ -51,9 +51,9 @@ type Lock struct {
 	Lane      Lane
 	Entries   []Entry
 	ClaimedAt time.Time // on this process's monotonic clock, from before the claim was sent
-	// Again is set by Settle when it ended the lock and the key has more entries, or its solo entry was handed back:
+	// Requeued is set by Settle when it ended the lock and the key has more entries, or its solo entry was handed back:
 	// the lane and position of its ready row.
-	Again *LaneHead
+	Requeued *LaneHead
 
 	delay    time.Duration               // the longest delay of an entry that was released
 	counted  int                         // entries that the claim of a group charged to token buckets

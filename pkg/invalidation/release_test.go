@@ -15,7 +15,7 @@ func TestAReleasedEntryKeepsItsPositionInItsKey(t *testing.T) {
 		l := b.claimOne()
 		b.want(entryIDs(l), ids)
 		b.settle(last(Release(l, ids[0], delay)))
-		if l.Again == nil {
+		if l.Requeued == nil {
 			t.Errorf("after a release for %s the node is not told where the key stands", delay)
 		}
 		later := b.push("K", "")
@@ -45,7 +45,7 @@ func TestAReleasedSoloEntryKeepsItsPosition(t *testing.T) {
 	ids := b.push("", "")
 	l := b.claimOne()
 	b.settle(last(Release(l, ids[0], 0)))
-	b.want(l.Again, &LaneHead{Lane: usual, Position: int64(ids[0])})
+	b.want(l.Requeued, &LaneHead{Lane: usual, Position: int64(ids[0])})
 	l = b.claimOne()
 	b.settle(last(Release(l, ids[0], time.Hour)))
 	b.want(b.count(`SELECT count(*) FROM penstock.ready WHERE entry_id = $1 AND pos = $1 AND not_before > now()`, ids[0]), 1)

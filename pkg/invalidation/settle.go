@@ -344,7 +344,7 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 			for _, e := range endings {
 				if e.Last && e.Lock.Key == key {
 					head := at
-					e.Lock.Again = &head
+					e.Lock.Requeued = &head
 				}
 			}
 			return nil

@@ -9,20 +9,20 @@ import (
 // lane is a lane as the table remembers it.
 type lane struct {
 	invalidation.Candidate
-	key      laneKey
-	lowWater int64 // position at which the next claim begins
-	stuck    int64 // position before which are rows that could not be claimed: the next claim begins behind them
-	active   int   // index in laneTable.active, from 1; 0: there is no work
-	hinted   bool  // pushes to it are hinted at, as far as one can tell
-	heard    bool  // a hint came since the last claim began
-	claiming bool  // a scheduling thread is in it
-	came     int64 // the first ready row that was noted while a thread was in it; 0: none
-	large    bool  // the last claim of it did not come to its end
+	key             laneKey
+	lowWater        int64 // position at which the next claim begins
+	stuck           int64 // position before which are rows that could not be claimed: the next claim begins behind them
+	active          int   // index in laneTable.active, from 1; 0: there is no work
+	hinted          bool  // pushes to it are hinted at, as far as one can tell
+	heard           bool  // a hint came since the last claim began
+	claiming        bool  // a scheduling thread is in it
+	arrivedPosition int64 // the first ready row that was noted while a thread was in it; 0: none
+	large           bool  // the last claim of it did not come to its end
 	// the last claim brought nothing, though there were rows
 	fruitless   bool
 	contentions int   // how often in a row another claimer was in it, or had a row of it
 	behind      int64 // position from which on rows were left that could not be swept either; 0: none
-	again       time.Time
+	retryAt     time.Time
 	refused     int64         // what freed was when a permit or gate refused this lane; a later value asks again
 	headAt      time.Time     // when it was last scanned from its beginning
 	headCost    time.Duration // how long that took
@@ -56,12 +56,12 @@ func (l *lane) moved(head int64) {
 
 // resting says that the lane is not to be tried yet.
 func (l *lane) resting(now time.Time, freed int64) bool {
-	return now.Before(l.again) && (l.refused == 0 || l.refused == freed)
+	return now.Before(l.retryAt) && (l.refused == 0 || l.refused == freed)
 }
 
 // elsewhere says that another node was in the lane a moment ago.
 func (l *lane) elsewhere(now time.Time) bool {
-	return l.contentions > 0 && l.refused == 0 && now.Before(l.again)
+	return l.contentions > 0 && l.refused == 0 && now.Before(l.retryAt)
 }
 
 // backOff counts a contention, and returns for how long to leave the lane: 2 ms, doubled each time up to 64 ms.

@@ -21,7 +21,7 @@ type laneLease struct {
 
 // lease begins the lease of a lane.
 func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
-	l.claiming, l.heard, l.came = true, false, 0
+	l.claiming, l.heard, l.arrivedPosition = true, false, 0
 	s := t.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
@@ -60,8 +60,8 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 	default:
 		v.lane.lowWater = c.LowWater
 	}
-	if came := v.lane.came; came != 0 { // the claim may have been too early to see it
-		v.lane.lowWater, v.lane.stuck = min(v.lane.lowWater, came), min(v.lane.stuck, came)
+	if at := v.lane.arrivedPosition; at != 0 { // the claim may have been too early to see it
+		v.lane.lowWater, v.lane.stuck = min(v.lane.lowWater, at), min(v.lane.stuck, at)
 	}
 	t.top = max(t.top, c.LowWater)
 	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another
@@ -79,27 +79,27 @@ func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, t
 func (t *laneTable) stuckAgain(v *laneLease) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	again := v.lane.fruitless
+	fruitless := v.lane.fruitless
 	v.lane.fruitless = true
-	return again
+	return fruitless
 }
 
 // leaveAwake ends a lease of a lane that is worth another claim at once.
 func (t *laneTable) leaveAwake(v *laneLease) { t.leave(v, true, time.Time{}) }
 
 // leaveUntil ends a lease of a lane that is worth another claim from a time on.
-func (t *laneTable) leaveUntil(v *laneLease, again time.Time) { t.leave(v, true, again) }
+func (t *laneTable) leaveUntil(v *laneLease, at time.Time) { t.leave(v, true, at) }
 
 // leaveAsleep ends a lease of a lane that has no work as far as the node knows.
 func (t *laneTable) leaveAsleep(v *laneLease) { t.leave(v, false, time.Time{}) }
 
 // leave ends a lease; work says whether it is worth coming back, again from when on. So it is if a hint came during the
 // lease, which may be about what the claim could not see yet.
-func (t *laneTable) leave(v *laneLease, work bool, again time.Time) {
+func (t *laneTable) leave(v *laneLease, work bool, retryAt time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.end(v, work || v.lane.heard)
-	v.lane.again, v.lane.refused = again, 0
+	v.lane.retryAt, v.lane.refused = retryAt, 0
 }
 
 func (t *laneTable) end(v *laneLease, work bool) {
@@ -144,17 +144,17 @@ func (t *laneTable) rewind(v *laneLease) time.Duration {
 }
 
 // refuse ends a lease for which there was no permit or no leave. The lane is tried again when something came free.
-func (t *laneTable) refuse(v *laneLease, again time.Time) {
+func (t *laneTable) refuse(v *laneLease, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.end(v, true)
-	v.lane.again, v.lane.refused = again, v.freed
+	v.lane.retryAt, v.lane.refused = at, v.freed
 }
 
 // refuseQueue notes that all lanes of the queue of a lease would be refused as well.
-func (t *laneTable) refuseQueue(v *laneLease, again time.Time) {
+func (t *laneTable) refuseQueue(v *laneLease, at time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := v.servedQueue
-	s.again, s.refused = again, v.freed
+	s.retryAt, s.refused = at, v.freed
 }

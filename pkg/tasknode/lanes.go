@@ -41,7 +41,7 @@ type servedQueue struct {
 	last    invalidation.Lane
 	seen    bool // last has a lane in it
 	heardAt time.Time
-	again   time.Time // when to try its lanes again, since what they share left no room
+	retryAt time.Time // when to try its lanes again, since what they share left no room
 	refused int64     // what freed was then
 }
 
@@ -144,8 +144,8 @@ func (t *laneTable) forget() {
 	}
 }
 
-// again records the position at which a key that this node held is ready again.
-func (t *laneTable) again(queue int32, head invalidation.LaneHead) {
+// readyAgain records the position at which a key that this node held is ready again.
+func (t *laneTable) readyAgain(queue int32, head invalidation.LaneHead) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.queues[queue] != nil {
@@ -164,8 +164,8 @@ func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
 	}
 	// A row before the low-water mark came late, or came back.
 	l.lowWater, l.stuck = min(l.lowWater, h.Position), min(l.stuck, h.Position)
-	if l.claiming && (l.came == 0 || h.Position < l.came) {
-		l.came = h.Position
+	if l.claiming && (l.arrivedPosition == 0 || h.Position < l.arrivedPosition) {
+		l.arrivedPosition = h.Position
 	}
 	t.wake(l)
 	l.moved(h.Position)
@@ -197,7 +197,7 @@ func (t *laneTable) sleep(l *lane) {
 // does it rest.
 func (s *servedQueue) open(flow string, now time.Time, freed int64) bool {
 	c := &s.queue.Config
-	if (now.Before(s.again) && s.refused == freed) || c.Disabled != nil {
+	if (now.Before(s.retryAt) && s.refused == freed) || c.Disabled != nil {
 		return false
 	}
 	_, paused := s.queue.Paused(flow, now)
@@ -248,9 +248,9 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	defer t.mu.Unlock()
 	first := time.Hour
 	for _, l := range t.active {
-		rest := l.again.Sub(now)
+		rest := l.retryAt.Sub(now)
 		if s := t.queues[l.key.queue]; s.refused == t.freed {
-			rest = max(rest, s.again.Sub(now))
+			rest = max(rest, s.retryAt.Sub(now))
 		}
 		if !l.claiming && rest > 0 {
 			first = min(first, rest)

@@ -200,7 +200,7 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 			lane := invalidation.Lane{Priority: 1}
 			b.found(1, []invalidation.LaneHead{{Lane: lane, Position: c.mark}})
 			v := takeOne(b, nil, true, time.Now())
-			b.again(1, invalidation.LaneHead{Lane: lane, Position: c.row})
+			b.readyAgain(1, invalidation.LaneHead{Lane: lane, Position: c.row})
 			c.claimed.Drained = true
 			b.advance(v, c.claimed, false, time.Millisecond)
 			b.leaveAsleep(v)

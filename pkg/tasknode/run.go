@@ -98,7 +98,7 @@ func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, inv
 	switch ran := time.Since(start); {
 	case ran >= j.queue.Config.QuantumTime:
 		return invalidation.Yield
-	case ran >= aheadTime && (n.waiting.crowded() || n.lanes.givesWay(j.lane, n.fetched.held, time.Now())):
+	case ran >= aheadTime && (n.waiting.urgentWaits() || n.lanes.givesWay(j.lane, n.fetched.held, time.Now())):
 		return release
 	}
 	return nil

@@ -14,34 +14,35 @@ import (
 // settler records endings in batches. While one batch is on its way, the endings that arrive make the next one:
 // batches are small when little happens and large under load, without a timer. The endings of a queue go in two
 // shards, so that two batches are on their way at once; those of one lock stay in one shard, where no batch
-// overtakes another, since the lock record goes with the last of them. A third shard has the locks apart.
+// overtakes another, since the lock record goes with the last of them. A third shard has the deferred locks, see
+// settle_deferred.go.
 type settler struct {
-	mu      sync.Mutex
-	arrived *sync.Cond
-	piles   map[shard]*pile
-	turn    []shard // shards with endings and no batch on its way, in the order in which they are served
-	blank   []pile  // whose memory is used again
-	apart   int     // queues with locks apart
-	closed  bool
+	mu       sync.Mutex
+	arrived  *sync.Cond
+	piles    map[shard]*pile
+	turn     []shard // shards with endings and no batch on its way, in the order in which they are served
+	blank    []pile  // whose memory is used again
+	deferred int     // queues with deferred locks
+	closed   bool
 }
 
-// shard is a half of the locks of a queue, or its locks apart.
+// shard is a half of the locks of a queue, or its deferred locks.
 type shard struct {
 	queue int32
-	part  invalidation.Token // 0 or 1 for the halves, or partApart
+	part  invalidation.Token // 0 or 1 for the halves, or partDeferred
 }
 
 // pile is the endings of one shard that wait to be recorded.
 type pile struct {
-	queue   *invalidation.Queue
-	endings []invalidation.Ending
-	jobs    []*job
-	sending bool
-	apart   *apart // of partApart
+	queue    *invalidation.Queue
+	endings  []invalidation.Ending
+	jobs     []*job
+	sending  bool
+	deferral *deferral // of partDeferred
 }
 
-// without takes the endings under some tokens out, and keeps both in order. It changes p.
-func (p *pile) without(tokens []invalidation.Token) (taken pile) {
+// extract takes the endings under some tokens out of p, and keeps both in order.
+func (p *pile) extract(tokens []invalidation.Token) (taken pile) {
 	taken.queue = p.queue
 	if len(tokens) == 0 {
 		return taken
@@ -111,8 +112,8 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := shard{queue: j.queue.ID, part: j.lock.Token % 2}
-	if s.isApart(j) {
-		key.part = partApart
+	if s.isDeferred(j) {
+		key.part = partDeferred
 	}
 	p := s.piles[key]
 	if p == nil {
@@ -136,7 +137,7 @@ func (s *settler) next() (shard, *pile) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for len(s.turn) == 0 {
-		if s.closed && s.apart == 0 {
+		if s.closed && s.deferred == 0 {
 			return shard{}, nil
 		}
 		s.arrived.Wait()
@@ -165,7 +166,7 @@ func (s *settler) reuse(p *pile) {
 }
 
 // sent lets the next batch of a shard go. Held are the endings of the batch that were left out since another
-// transaction has locked a row of theirs: each lock of them is set apart, with what came for it meanwhile.
+// transaction has locked a row of theirs: each lock of them is deferred, with what came for it meanwhile.
 func (s *settler) sent(key shard, batch *pile, held pile) {
 	clear(batch.endings)
 	clear(batch.jobs)
@@ -173,11 +174,11 @@ func (s *settler) sent(key shard, batch *pile, held pile) {
 	defer s.mu.Unlock()
 	s.keep(batch)
 	p := s.piles[key]
-	if key.part == partApart {
-		s.triedApart(key, p, len(batch.endings), held)
+	if key.part == partDeferred {
+		s.triedDeferred(key, p, len(batch.endings), held)
 		return
 	}
-	s.setApart(key.queue, p, held)
+	s.deferLocks(key.queue, p, held)
 	p.sending = false
 	if len(p.endings) > 0 {
 		s.turn = append(s.turn, key)
@@ -210,7 +211,7 @@ func (n *Node) settle(ctx context.Context) {
 		if batch == nil {
 			return
 		}
-		n.settler.sent(key, batch, n.record(ctx, *batch, key.part != partApart))
+		n.settler.sent(key, batch, n.record(ctx, *batch, key.part != partDeferred))
 	}
 }
 
@@ -226,7 +227,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (held pile) {
 		ours, left, err := p.queue.SettleFree(statement, n.id(), p.endings, wait)
 		end()
 		if err == nil {
-			held = p.without(left)
+			held = p.extract(left)
 			if wait && len(left) > 0 {
 				n.cfg.Log.Warn("settle entries: another transaction has locked rows of them", "queue", p.queue.Name,
 					"endings", len(held.endings), "entry", held.endings[0].Entry)
@@ -242,7 +243,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (held pile) {
 			n.leaveToRecovery(p, err)
 			return held
 		case !postgres.Passes(err):
-			return n.recordApart(ctx, p, err)
+			return n.isolateRefused(ctx, p, err)
 		case timeouts > 1 && len(p.endings) > 1:
 			return n.recordHalves(ctx, p)
 		}
@@ -272,7 +273,7 @@ func (n *Node) recordHalves(ctx context.Context, p pile) (held pile) {
 	half := len(p.endings) / 2
 	held = n.record(ctx, pile{queue: p.queue, endings: p.endings[:half], jobs: p.jobs[:half]}, true)
 	second := pile{queue: p.queue, endings: p.endings[half:], jobs: p.jobs[half:]}
-	behind := second.without(held.tokens())
+	behind := second.extract(held.tokens())
 	if len(second.endings) > 0 {
 		behind.addAll(n.record(ctx, second, true))
 	}
@@ -281,11 +282,11 @@ func (n *Node) recordHalves(ctx context.Context, p pile) (held pile) {
 	return held
 }
 
-// recordApart divides a batch that is refused until those endings are by themselves that are the reason, so that none
-// holds up others. An ending whose values are refused becomes a failure of its entry, without what the
+// isolateRefused divides a batch that is refused until those endings are alone that are the reason, so that none holds
+// up others. An ending whose values are refused becomes a failure of its entry, without what the
 // handler noted. One that cannot be recorded for any other reason (its queue was dropped, a privilege is
 // missing) is left to recovery.
-func (n *Node) recordApart(ctx context.Context, p pile, err error) pile {
+func (n *Node) isolateRefused(ctx context.Context, p pile, err error) pile {
 	if len(p.endings) > 1 {
 		return n.recordHalves(ctx, p)
 	}
@@ -345,8 +346,8 @@ func (n *Node) free(p pile) {
 	for i := range p.endings {
 		if l := p.endings[i].Lock; p.endings[i].Last {
 			ended = append(ended, p.jobs[i])
-			if l.Again != nil { // no other node knows
-				n.lanes.again(p.queue.ID, *l.Again)
+			if l.Requeued != nil { // no other node knows
+				n.lanes.readyAgain(p.queue.ID, *l.Requeued)
 			}
 		}
 	}

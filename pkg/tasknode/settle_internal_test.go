@@ -241,14 +241,14 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 	id := func(i int) invalidation.EntryID { return j.lock.Entries[i].ID }
 	release := s.hold(id(0))
 	s.node.end(j, invalidation.Done(j.lock, id(0), nil, 0), invalidation.Done(j.lock, id(1), nil, 0))
-	apart := func() bool {
+	deferred := func() bool {
 		s.node.settler.mu.Lock()
 		defer s.node.settler.mu.Unlock()
-		return s.node.settler.apart == 1
+		return s.node.settler.deferred == 1
 	}
-	for start := time.Now(); !apart(); time.Sleep(time.Millisecond) {
+	for start := time.Now(); !deferred(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > awaitMax {
-			t.Fatal("the lock is not set apart")
+			t.Fatal("the lock is not deferred")
 		}
 	}
 	s.node.end(j, last(invalidation.Done(j.lock, id(2), nil, 0)))
@@ -305,8 +305,8 @@ func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
 			t.Errorf("%d of %d locks were tried", got, locks)
 		}
 		start = time.Now()
-		if got := try(odd); got != locks/2 || time.Since(start) > apartMin {
-			t.Errorf("%d locks were tried after %s, want %d within %s", got, time.Since(start), locks/2, apartMin)
+		if got := try(odd); got != locks/2 || time.Since(start) > deferMin {
+			t.Errorf("%d locks were tried after %s, want %d within %s", got, time.Since(start), locks/2, deferMin)
 		}
 		n.settler.close()
 		if got := try(func(invalidation.Token) bool { return false }); got != locks/2 {

@@ -152,8 +152,8 @@ func (w *waiting) doneSpare() {
 	w.mu.Unlock()
 }
 
-// crowded says that an urgent job waits for a run to end.
-func (w *waiting) crowded() bool {
+// urgentWaits says that an urgent job waits for a run to end.
+func (w *waiting) urgentWaits() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.busy == w.threads

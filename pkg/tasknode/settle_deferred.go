@@ -1,0 +1,100 @@
+package tasknode
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// A lock is deferred when its endings could not be recorded, since another transaction has locked a row that they
+// change. The deferred locks of a queue are tried again together, in one transaction, for as long as it takes; the
+// other locks of the queue do not wait for them.
+
+// partDeferred is the shard of the deferred locks of a queue.
+const partDeferred invalidation.Token = 2
+
+// Deferred locks are tried again after deferMin. The pause doubles up to deferMax while none of them can be recorded
+// and none is added.
+const (
+	deferMin = 20 * time.Millisecond
+	deferMax = time.Second
+)
+
+// deferral is which locks are in a pile of deferred ones, and when they are tried again.
+type deferral struct {
+	tokens map[invalidation.Token]bool
+	pause  time.Duration
+	timer  *time.Timer
+	waits  bool // for the timer
+}
+
+// isDeferred reports whether the lock of a job is deferred: its further endings go behind those that wait.
+func (s *settler) isDeferred(j *job) bool {
+	if s.deferred == 0 {
+		return false
+	}
+	p := s.piles[shard{queue: j.queue.ID, part: partDeferred}]
+	return p != nil && p.deferral.tokens[j.lock.Token]
+}
+
+// deferLocks defers the locks of held, with their endings and those that came for them since, which are in p.
+func (s *settler) deferLocks(queue int32, p *pile, held pile) {
+	if len(held.endings) == 0 {
+		return
+	}
+	key := shard{queue: queue, part: partDeferred}
+	into := s.piles[key]
+	if into == nil {
+		into = &pile{queue: held.queue, sending: true, deferral: &deferral{
+			tokens: map[invalidation.Token]bool{}, pause: deferMin, waits: true,
+		}}
+		into.deferral.timer = time.AfterFunc(deferMin, func() { s.retryDeferred(key, into) })
+		s.piles[key] = into
+		s.deferred++
+	}
+	tokens := held.tokens()
+	into.addAll(held)
+	into.addAll(p.extract(tokens))
+	for _, t := range tokens {
+		into.deferral.tokens[t] = true
+	}
+	if into.deferral.waits && into.deferral.pause > deferMin {
+		into.deferral.timer.Reset(deferMin)
+	}
+	into.deferral.pause = deferMin
+}
+
+// retryDeferred gives deferred locks their turn, when their pause has ended.
+func (s *settler) retryDeferred(key shard, p *pile) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p.deferral.waits {
+		p.deferral.waits = false
+		s.turn = append(s.turn, key)
+		s.arrived.Signal()
+	}
+}
+
+// triedDeferred defers the locks again that are held still. They go behind those that were not tried, with the endings
+// that came for them since.
+func (s *settler) triedDeferred(key shard, p *pile, tried int, held pile) {
+	since := p.extract(held.tokens())
+	p.addAll(held)
+	p.addAll(since)
+	if len(p.endings) == 0 {
+		delete(s.piles, key)
+		s.deferred--
+		s.arrived.Broadcast() // of those that wait for the end of the last
+		return
+	}
+	clear(p.deferral.tokens)
+	for _, t := range p.tokens() {
+		p.deferral.tokens[t] = true
+	}
+	p.deferral.pause = min(2*p.deferral.pause, deferMax)
+	if len(held.endings) < tried {
+		p.deferral.pause = deferMin
+	}
+	p.deferral.waits = true
+	p.deferral.timer.Reset(p.deferral.pause)
+}
