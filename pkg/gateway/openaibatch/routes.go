@@ -30,11 +30,11 @@ type Config struct {
 
 // Batches serves the routes of files and batches, and works on batches.
 type Batches struct {
-	config Config
-	db     postgres.DB
-	gate   *gateway.Gateway
-	log    *slog.Logger
-	wake   chan struct{} // holds one
+	config  Config
+	db      postgres.DB
+	gateway *gateway.Gateway
+	log     *slog.Logger
+	wake    chan struct{} // holds one
 }
 
 // New returns the files and batches on a database, for the models and tokens of a gateway.
@@ -45,7 +45,7 @@ func New(config Config, g *gateway.Gateway, db postgres.DB) *Batches {
 	config.Every = cmp.Or(config.Every, 500*time.Millisecond)
 	config.TurnMax = cmp.Or(config.TurnMax, 2*time.Minute)
 	return &Batches{
-		config: config, db: db, gate: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),
+		config: config, db: db, gateway: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),
 	}
 }
 
@@ -62,7 +62,7 @@ func (s *Batches) Mount() {
 	s.route("POST /v1/batches", s.create, true)
 	s.route("GET /v1/batches", s.listBatches, true)
 	s.route("GET /v1/batches/{id}", s.oneBatch, true)
-	s.admit("POST /v1/batches/{id}/cancel", s.cancel, true, s.gate.EnterWithoutWork)
+	s.admit("POST /v1/batches/{id}/cancel", s.cancel, true, s.gateway.EnterWithoutWork)
 }
 
 type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
@@ -72,11 +72,11 @@ type entry func(r *http.Request) (c gateway.Requester, leave func(), err error)
 
 // route mounts one; bounded says that it ends within statementMax.
 func (s *Batches) route(pattern string, serve route, bounded bool) {
-	s.admit(pattern, serve, bounded, s.gate.Enter)
+	s.admit(pattern, serve, bounded, s.gateway.Enter)
 }
 
 func (s *Batches) admit(pattern string, serve route, bounded bool, enter entry) {
-	s.gate.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
+	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
 		c, leave, err := enter(r)
 		defer leave()
 		if err == nil {

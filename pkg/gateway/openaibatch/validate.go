@@ -124,7 +124,7 @@ func (v *validation) fits(r request, model string) *flaw {
 		}
 		return nil
 	}
-	offer, ok := v.service.gate.OfferedTo(v.batch.Owner, model)
+	offer, ok := v.service.gateway.OfferedTo(v.batch.Owner, model)
 	if !ok {
 		return flawOf("model_not_found", "body.model",
 			"the model %s does not exist or you do not have access to it", quoted(model))

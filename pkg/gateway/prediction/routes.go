@@ -33,20 +33,20 @@ type Config struct {
 
 // Predictions serves the routes of predictions.
 type Predictions struct {
-	config Config
-	db     postgres.DB
-	gate   *gateway.Gateway
-	log    *slog.Logger
-	watch  *invalidation.EntryWatch // of entries whose ends requests wait for
-	beat   beat
-	owed   bell // rung when a prediction with a webhook was made
+	config  Config
+	db      postgres.DB
+	gateway *gateway.Gateway
+	log     *slog.Logger
+	watch   *invalidation.EntryWatch // of entries whose ends requests wait for
+	beat    beat
+	owed    bell // rung when a prediction with a webhook was made
 }
 
 // New returns the predictions on a database, for the models and tokens of a gateway.
 func New(config Config, g *gateway.Gateway, db postgres.DB) *Predictions {
 	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
 	log := cmp.Or(config.Log, slog.Default())
-	return &Predictions{config: config, db: db, gate: g, log: log, watch: invalidation.NewEntryWatch(db, 0, log)}
+	return &Predictions{config: config, db: db, gateway: g, log: log, watch: invalidation.NewEntryWatch(db, 0, log)}
 }
 
 // Mount adds the routes to the gateway.
@@ -56,9 +56,9 @@ func (s *Predictions) Mount() {
 	s.route("POST /v1/deployments/{owner}/{name}/predictions", s.createModel)
 	s.route("GET /v1/predictions", s.list)
 	s.route("GET /v1/predictions/{id}", s.get)
-	s.admit("POST /v1/predictions/{id}/cancel", s.cancel, s.gate.EnterWithoutWork)
+	s.admit("POST /v1/predictions/{id}/cancel", s.cancel, s.gateway.EnterWithoutWork)
 	s.route("GET /v1/webhooks/default/secret", s.secret)
-	s.gate.Mount("GET /v1/predictions/{id}/stream/{key}", s.stream)
+	s.gateway.Mount("GET /v1/predictions/{id}/stream/{key}", s.stream)
 }
 
 type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
@@ -66,10 +66,10 @@ type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) err
 // entry authenticates a request: see gateway.Enter.
 type entry func(r *http.Request) (c gateway.Requester, leave func(), err error)
 
-func (s *Predictions) route(pattern string, serve route) { s.admit(pattern, serve, s.gate.Enter) }
+func (s *Predictions) route(pattern string, serve route) { s.admit(pattern, serve, s.gateway.Enter) }
 
 func (s *Predictions) admit(pattern string, serve route, enter entry) {
-	s.gate.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
+	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
 		c, leave, err := enter(r)
 		defer leave()
 		if err == nil {
@@ -151,7 +151,7 @@ func (s *Predictions) createModel(w http.ResponseWriter, r *http.Request, c gate
 }
 
 func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.Requester, model string) error {
-	body, release, err := s.gate.ReadBody(r, s.config.BodyMax)
+	body, release, err := s.gateway.ReadBody(r, s.config.BodyMax)
 	defer release()
 	if err != nil {
 		return err
@@ -254,12 +254,12 @@ func (s *Predictions) offer(c gateway.Requester, ref string) (o gateway.Offer, v
 	if ref == "" {
 		return o, "", invalid("version", "version is missing: name the model")
 	}
-	if o, ok := s.gate.Offered(c, ref); ok {
+	if o, ok := s.gateway.Offered(c, ref); ok {
 		return o, cmp.Or(o.Version, o.Model), nil
 	}
 	base, wanted, _ := strings.Cut(ref, ":")
 	for _, name := range []string{base, path.Base(base)} {
-		o, ok := s.gate.Offered(c, name)
+		o, ok := s.gateway.Offered(c, name)
 		if !ok {
 			continue
 		}
