@@ -53,7 +53,7 @@ type route struct {
 	model   *ModelState
 	remote  string
 	adapter string // empty: the model itself
-	gate    *gate
+	pool    *sharedPool
 }
 
 // catalog is one version of all routes.
@@ -62,28 +62,28 @@ type catalog struct {
 	models []*route          // one for each model, by name
 }
 
-// models holds the newest catalog, and the gates, which outlive it.
+// models holds the newest catalog, and the pools, which outlive it.
 type models struct {
 	current atomic.Pointer[catalog]
-	gates   map[string]*gate // touched by set alone
+	pools   map[string]*sharedPool // touched by set alone
 }
 
 // set replaces the models. Pools of models that stay keep their requests.
-func (m *models) set(list []ModelState, config Config, open func(name string, policy PoolPolicy) *gate) {
+func (m *models) set(list []ModelState, config Config, open func(name string, policy PoolPolicy) *sharedPool) {
 	fresh := &catalog{routes: map[string]*route{}}
-	if m.gates == nil {
-		m.gates = map[string]*gate{}
+	if m.pools == nil {
+		m.pools = map[string]*sharedPool{}
 	}
 	seen := map[string]bool{}
 	for i := range list {
 		s := &list[i]
-		g := m.gates[s.Name]
-		if g == nil {
-			g = open(s.Name, s.Policy)
-			m.gates[s.Name] = g
+		pool := m.pools[s.Name]
+		if pool == nil {
+			pool = open(s.Name, s.Policy)
+			m.pools[s.Name] = pool
 		}
 		seen[s.Name] = true
-		g.do(func(now time.Time, p *Pool) {
+		pool.do(func(now time.Time, p *Pool) {
 			p.SetPolicy(now, s.Policy)
 			p.SetStarts(now, s.Starts)
 			p.SetInstances(now, s.Instances)
@@ -94,20 +94,20 @@ func (m *models) set(list []ModelState, config Config, open func(name string, po
 				"model", s.Name, "error", err)
 		}
 		s.headers, s.unread = headers, unread(err)
-		own := &route{model: s, remote: s.Remote, gate: g}
+		own := &route{model: s, remote: s.Remote, pool: pool}
 		fresh.routes[s.Name] = own
 		fresh.models = append(fresh.models, own)
 	}
 	for _, r := range slices.Clone(fresh.models) {
 		for _, name := range r.model.Adapters {
 			if _, taken := fresh.routes[name]; !taken && name != "*" {
-				fresh.routes[name] = &route{model: r.model, remote: name, adapter: name, gate: r.gate}
+				fresh.routes[name] = &route{model: r.model, remote: name, adapter: name, pool: r.pool}
 			}
 		}
 	}
-	for name, g := range m.gates {
+	for name, pool := range m.pools {
 		if !seen[name] {
-			g.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
+			pool.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
 		}
 	}
 	slices.SortFunc(fresh.models, func(a, b *route) int { return strings.Compare(a.model.Name, b.model.Name) })

@@ -31,7 +31,7 @@
 //	async.go        the choice between an answer on the connection and an entry of the queue
 //	durable.go      which requests can become entries
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
-//	gate.go         waits for the pool's verdict: one mutex a pool, one timer, no goroutine
+//	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
 //	direct.go       connections to workers, and an exchange over HTTP/1.1
 //	probe_unix.go   whether an idle connection is still open
@@ -42,7 +42,7 @@
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place
 //	paused.go       which requests a pause holds, those that wait too
 //	retry.go        how many second attempts there may be
-//	verdict.go      the reasons why a request was not served
+//	rejection.go    the reasons why a request was not served
 //	refuse.go       the errors that clients read
 //	ring.go         the last requests, for explain
 //

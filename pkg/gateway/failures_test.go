@@ -359,7 +359,7 @@ func TestRegistryStormLosesNoRequest(t *testing.T) {
 			t.Errorf("instance %d: %d calls at once on 4 slots", i+1, most)
 		}
 	}
-	workertest.WaitFor(t, func() bool { s := p.gateway.models.route("m").gate.view(); return s.Stock == 0 && s.Idle == 8 })
+	workertest.WaitFor(t, func() bool { s := p.gateway.models.route("m").pool.view(); return s.Stock == 0 && s.Idle == 8 })
 }
 
 // stormVersion is a version of the registry: of the two instances with slots one may be stopped, those without are others

@@ -168,8 +168,8 @@ func (f *feeder) away() bool {
 // instances gets none: the statement records its demand, and wakes the autoscaler.
 func (f *feeder) feed(ctx context.Context) time.Time {
 	l, s := f.leases, &f.supply
-	g := l.gate(f.model)
-	if g == nil {
+	pool := l.pool(f.model)
+	if pool == nil {
 		f.sated(nil)
 		return time.Time{}
 	}
@@ -181,7 +181,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	var out []SlotKey
 	var limits limited
 	away := f.away()
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		if away {
 			p.keepOwed(now) // a slot that cannot be given back is of use here alone
 		} else {
@@ -194,7 +194,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 	if want == 0 {
 		s.awaited = time.Time{}
 		f.withdraw(ctx)
-		f.sated(g)
+		f.sated(pool)
 		return time.Time{}
 	}
 	most := l.config.GapMax
@@ -212,7 +212,7 @@ func (f *feeder) feed(ctx context.Context) time.Time {
 		if s.awaits(now, l.granting(), l.config.GapTold) {
 			return now.Add(l.config.GapMin)
 		}
-		got := f.lease(ctx, g, want, limits)
+		got := f.lease(ctx, pool, want, limits)
 		s.asked = now
 		if got > 0 {
 			s.gap = 0
@@ -300,17 +300,17 @@ func preemptDue(p PoolPolicy, mode PoolMode, oldest, before time.Time) time.Time
 }
 
 // sated notes that the pool wants no slots.
-func (f *feeder) sated(g *gate) {
+func (f *feeder) sated(pool *sharedPool) {
 	f.leases.mu.Lock()
 	f.hungry = false
 	f.leases.mu.Unlock()
 	// A request that came in between has found the mark, and woken no feeder.
-	if g != nil {
-		g.do(func(time.Time, *Pool) {})
+	if pool != nil {
+		pool.do(func(time.Time, *Pool) {})
 	}
 }
 
-func (f *feeder) lease(ctx context.Context, g *gate, want int, limits limited) int {
+func (f *feeder) lease(ctx context.Context, pool *sharedPool, want int, limits limited) int {
 	l := f.leases
 	start := time.Now()
 	var got grant
@@ -328,7 +328,7 @@ func (f *feeder) lease(ctx context.Context, g *gate, want int, limits limited) i
 	}
 	if len(got.slots) > 0 {
 		l.rely(start, got.valid)
-		g.do(func(now time.Time, p *Pool) {
+		pool.do(func(now time.Time, p *Pool) {
 			l.mu.Lock()
 			defer l.mu.Unlock()
 			p.Grant(now, l.parted.without(got.slots))

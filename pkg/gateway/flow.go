@@ -143,8 +143,8 @@ func (l *line) charge(r *Request) {
 // its calls took longer than estimated.
 const debtMax = 60_000
 
-// settle puts the account of a flow right when a call of it has ended.
-func (l *line) settle(r *Request, actual float64) {
+// correct puts the account of a flow right when a call of it has ended.
+func (l *line) correct(r *Request, actual float64) {
 	f := r.flow
 	f.flying--
 	l.flying--

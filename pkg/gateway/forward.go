@@ -309,7 +309,7 @@ func (c *call) refuse(answer *http.Response, r *refusal) result {
 	return sent
 }
 
-func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.gate) }
+func (c *call) mayRetry() bool { return c.tries < 2 && c.gateway.retries.allow(c.route.pool) }
 
 // firstEvent reads until the first event with data is whole, the stream ends, or the event gets too long. Whole events
 // without data wait only for what has begun to come behind them: workers send comments while they compute. An error

@@ -127,8 +127,8 @@ func New(config Config) *Gateway {
 func (g *Gateway) SetModels(list []ModelState) {
 	g.catching.Lock()
 	defer g.catching.Unlock()
-	g.models.set(list, g.config, func(name string, policy PoolPolicy) *gate {
-		return newGate(name, policy, &g.budget, g.need, g.spare)
+	g.models.set(list, g.config, func(name string, policy PoolPolicy) *sharedPool {
+		return newSharedPool(name, policy, &g.budget, g.need, g.spare)
 	})
 	g.ready.Store(true)
 	g.dropPaused()
@@ -140,7 +140,7 @@ func (g *Gateway) SetModels(list []ModelState) {
 // Cold says whether requests of a model wait for an instance to start.
 func (g *Gateway) Cold(model string) bool {
 	r := g.models.route(model)
-	return r != nil && r.gate.cold()
+	return r != nil && r.pool.cold()
 }
 
 // SetTokens replaces the tokens that may call models.
@@ -156,7 +156,7 @@ func (g *Gateway) SetFlows(flows map[string]FlowState) {
 // workers is counted.
 func (g *Gateway) Fixed() {
 	for _, r := range g.models.all() {
-		r.gate.do(func(now time.Time, p *Pool) {
+		r.pool.do(func(now time.Time, p *Pool) {
 			for _, s := range r.model.Instances {
 				var slots []SlotKey
 				for n := range s.Slots {
@@ -170,17 +170,17 @@ func (g *Gateway) Fixed() {
 	}
 }
 
-// need is called by a gate that wants slots, under its lock.
-func (g *Gateway) need(gate *gate) {
+// need is called by a pool that wants slots, under its lock.
+func (g *Gateway) need(pool *sharedPool) {
 	if g.leases != nil {
-		g.leases.need(gate.model)
+		g.leases.need(pool.model)
 	}
 }
 
-// spare is called by a gate whose slots came idle while other nodes miss some, under its lock.
-func (g *Gateway) spare(gate *gate) {
+// spare is called by a pool whose slots came idle while other nodes miss some, under its lock.
+func (g *Gateway) spare(pool *sharedPool) {
 	if g.leases != nil {
-		g.leases.Wanted(gate.model)
+		g.leases.Wanted(pool.model)
 	}
 }
 
@@ -188,7 +188,7 @@ func (g *Gateway) spare(gate *gate) {
 func (g *Gateway) Drain() {
 	g.draining.Store(true)
 	for _, r := range g.models.all() {
-		r.gate.do(func(_ time.Time, p *Pool) { p.Drain() })
+		r.pool.do(func(_ time.Time, p *Pool) { p.Drain() })
 	}
 }
 
@@ -207,7 +207,7 @@ func (g *Gateway) Ready(context.Context) error {
 func (g *Gateway) States() []PoolState {
 	var states []PoolState
 	for _, r := range g.models.all() {
-		states = append(states, r.gate.view())
+		states = append(states, r.pool.view())
 	}
 	return states
 }

@@ -11,8 +11,8 @@ import (
 func (l *Leases) tick(ctx context.Context) {
 	l.expire()
 	var names []string // of the models of which something could be given back
-	for _, r := range l.pools.models.all() {
-		r.gate.do(func(_ time.Time, p *Pool) {
+	for _, r := range l.gateway.models.all() {
+		r.pool.do(func(_ time.Time, p *Pool) {
 			if held, _ := p.fleet.held(); held > 0 {
 				names = append(names, r.model.Name)
 			}
@@ -20,14 +20,14 @@ func (l *Leases) tick(ctx context.Context) {
 	}
 	shares, err := l.readShares(ctx, names)
 	if err != nil {
-		for _, r := range l.pools.models.all() {
-			r.gate.do(func(now time.Time, p *Pool) { p.keepOwed(now) })
+		for _, r := range l.gateway.models.all() {
+			r.pool.do(func(now time.Time, p *Pool) { p.keepOwed(now) })
 		}
 		return
 	}
-	for _, r := range l.pools.models.all() {
+	for _, r := range l.gateway.models.all() {
 		share, contended := shares[r.model.Name]
-		out := l.surplus(r.gate, share, contended)
+		out := l.surplus(r.pool, share, contended)
 		l.mu.Lock()
 		f := l.feeder(r.model.Name)
 		f.back = append(f.back, out...)
@@ -65,12 +65,12 @@ const (
 // gateway's share. A pool that has not been called of late keeps none, so that other nodes need not ask for slots
 // that are of no use here. Where other nodes miss slots below their shares, busy slots beyond the gateway's go back
 // when their calls end: a pool whose requests wait has no idle ones.
-func (l *Leases) surplus(g *gate, share shareOf, contended bool) (out []SlotKey) {
-	g.do(func(now time.Time, p *Pool) {
-		g.usual = max(float64(g.peak), g.usual*peakFalls)
-		g.peak = p.stock
+func (l *Leases) surplus(pool *sharedPool, share shareOf, contended bool) (out []SlotKey) {
+	pool.do(func(now time.Time, p *Pool) {
+		pool.usual = max(float64(pool.peak), pool.usual*peakFalls)
+		pool.peak = p.stock
 		held, idle := p.fleet.held()
-		n := surplusOf(held, idle, p.stock+p.waiting, g.usual, share.slots, contended)
+		n := surplusOf(held, idle, p.stock+p.waiting, pool.usual, share.slots, contended)
 		out = l.part(p.Retire(now, n))
 		p.owe(0)
 		if contended {
@@ -88,14 +88,14 @@ const hintLasts = 300 * time.Millisecond
 // they miss; the others stay. What comes idle while the hint lasts follows.
 func (f *feeder) handOver(ctx context.Context) {
 	l := f.leases
-	g := l.gate(f.model)
-	if g == nil {
+	pool := l.pool(f.model)
+	if pool == nil {
 		return
 	}
 	var out []SlotKey
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		if out = l.part(p.Retire(now, spareOf(p))); len(out) == 0 {
-			g.hinted = now.Add(hintLasts)
+			pool.hinted = now.Add(hintLasts)
 		}
 	})
 	if len(out) == 0 {
@@ -112,13 +112,13 @@ func (f *feeder) handOver(ctx context.Context) {
 	}
 	gone := min(missed, len(out))
 	f.gaveBack(out[:gone], true)
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		l.parted.forget(out[gone:]...)
 		l.mu.Unlock()
 		p.Grant(now, out[gone:])
 		if missed > len(out) {
-			g.hinted = now.Add(hintLasts)
+			pool.hinted = now.Add(hintLasts)
 		}
 	})
 }
@@ -179,9 +179,9 @@ func (f *feeder) gaveBack(out []SlotKey, answered bool) {
 
 func (l *Leases) giveBackAll(ctx context.Context) {
 	var group sync.WaitGroup
-	for _, r := range l.pools.models.all() {
+	for _, r := range l.gateway.models.all() {
 		var out []SlotKey
-		r.gate.do(func(now time.Time, p *Pool) {
+		r.pool.do(func(now time.Time, p *Pool) {
 			_, idle := p.fleet.held()
 			out = l.part(append(p.surrender(), p.Retire(now, idle)...))
 		})
@@ -253,21 +253,21 @@ func (l *Leases) compare(ctx context.Context) {
 		ours[s] = true
 		byInstance[s.Instance] = append(byInstance[s.Instance], s)
 	}
-	for _, r := range l.pools.models.all() {
-		l.align(r.gate, ours, before[r.gate], byInstance)
+	for _, r := range l.gateway.models.all() {
+		l.align(r.pool, ours, before[r.pool], byInstance)
 	}
 	l.trustUntil(start.Add(l.trust())) // its answer says nothing about later times
 }
 
 // holding lists what the pools hold. Slots that come in while the question is on its way are not judged
 // by its answer.
-func (l *Leases) holding() map[*gate][]SlotKey {
-	all := map[*gate][]SlotKey{}
-	for _, r := range l.pools.models.all() {
-		r.gate.do(func(_ time.Time, p *Pool) {
+func (l *Leases) holding() map[*sharedPool][]SlotKey {
+	all := map[*sharedPool][]SlotKey{}
+	for _, r := range l.gateway.models.all() {
+		r.pool.do(func(_ time.Time, p *Pool) {
 			for _, i := range p.fleet.instances {
 				for s := range i.held {
-					all[r.gate] = append(all[r.gate], s)
+					all[r.pool] = append(all[r.pool], s)
 				}
 			}
 		})
@@ -278,9 +278,9 @@ func (l *Leases) holding() map[*gate][]SlotKey {
 // align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot that was put
 // in doubt or given back is not added, unless the database knew that when the question was sent: pools part with
 // slots under their locks.
-func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
+func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
 	fresh := 0
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		var lost, came []SlotKey
@@ -300,7 +300,7 @@ func (l *Leases) align(g *gate, ours map[SlotKey]bool, before []SlotKey, byInsta
 		p.Grant(now, came)
 		fresh = len(came)
 		if fresh > 0 {
-			l.feeder(g.model).anew = true
+			l.feeder(pool.model).anew = true
 		}
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(fresh)
@@ -321,11 +321,11 @@ func (l *Leases) expire() {
 	if !over {
 		return
 	}
-	for _, r := range l.pools.models.all() {
+	for _, r := range l.gateway.models.all() {
 		if !r.model.Policy.StrictSlots && silent < l.config.AwayMax {
 			continue
 		}
-		r.gate.do(func(now time.Time, p *Pool) {
+		r.pool.do(func(now time.Time, p *Pool) {
 			var all []SlotKey
 			for _, i := range p.fleet.instances {
 				for s := range i.held {

@@ -49,13 +49,13 @@ func newExchange(t *testing.T) *exchange {
 }
 
 // join starts the leases of a gateway, and returns its pool.
-func (x *exchange) join(id invalidation.NodeID) *gate {
+func (x *exchange) join(id invalidation.NodeID) *sharedPool {
 	x.Helper()
 	return x.joinEvery(id, time.Hour, true)
 }
 
 // joinEvery is join for a gateway that compares and gives back by the clock, and may be deaf for hints.
-func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears bool) *gate {
+func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears bool) *sharedPool {
 	x.Helper()
 	if _, err := x.pool.Exec(x.Context(), `SELECT penstock.register_gateway($1, 'gateway', 'default', interval '1 hour')`, id); err != nil {
 		x.Fatal(err)
@@ -86,18 +86,18 @@ func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears 
 		group.Go(func() { _ = listener.Run(ctx) })
 		x.eventually("the gateway hears hints", func() bool { return listener.Status().Connected })
 	}
-	return l.gate("m")
+	return l.pool("m")
 }
 
 // admit returns n requests of a pool when all of them are in flight.
-func (x *exchange) admit(g *gate, n int) []*Request {
+func (x *exchange) admit(pool *sharedPool, n int) []*Request {
 	x.Helper()
 	calls := make([]*Request, n)
 	var group sync.WaitGroup
 	for i := range calls {
 		calls[i] = &Request{Flow: "f", TTL: 2 * time.Minute}
 		group.Go(func() {
-			if err := g.admit(x.Context(), calls[i]); err != nil {
+			if err := pool.admit(x.Context(), calls[i]); err != nil {
 				x.Error(err)
 			}
 		})
@@ -236,7 +236,7 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = l.Run(ctx) }()
 		for range 3 {
-			go func() { _ = l.gate("m").admit(ctx, &Request{Flow: "f", Class: Critical, TTL: time.Hour}) }()
+			go func() { _ = l.pool("m").admit(ctx, &Request{Flow: "f", Class: Critical, TTL: time.Hour}) }()
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
@@ -272,7 +272,7 @@ func TestABurstAsksForItsSlotsAtOnce(t *testing.T) {
 		go func() { _ = l.Run(ctx) }()
 		synctest.Wait()
 		for range 4 {
-			go func() { _ = l.gate("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
+			go func() { _ = l.pool("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
 			synctest.Wait()
 			time.Sleep(200 * time.Microsecond)
 		}
@@ -300,7 +300,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 		}})
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = l.Run(ctx) }()
-		pool := l.gate("m")
+		pool := l.pool("m")
 		pool.do(func(now time.Time, p *Pool) {
 			p.Trust(now, now.Add(time.Hour))
 			p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}, {Instance: 1, Number: 1, Token: 1}})
@@ -379,12 +379,12 @@ func TestStatementThatHangsDelaysItsOwnModelAlone(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { _ = l.Run(ctx) })
-		group.Go(func() { _ = l.gate("stuck").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) })
+		group.Go(func() { _ = l.pool("stuck").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) })
 		time.Sleep(10 * time.Millisecond)
 		var longest time.Duration
 		for range 20 {
 			began := time.Now()
-			if err := l.gate("well").admit(ctx, &Request{Flow: "f", TTL: time.Hour}); err != nil {
+			if err := l.pool("well").admit(ctx, &Request{Flow: "f", TTL: time.Hour}); err != nil {
 				t.Fatal(err)
 			}
 			longest = max(longest, time.Since(began))

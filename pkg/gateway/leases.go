@@ -15,12 +15,12 @@ import (
 // one model that hangs delays no other. A request never waits for a statement of its own: it waits in its pool, and is
 // dispatched when a slot comes.
 type Leases struct {
-	config LeasesConfig
-	store  store
-	pools  *Gateway
-	log    *slog.Logger
-	wake   chan struct{} // holds one: a comparison is asked for
-	talks  chan struct{} // holds one for each statement of a feeder
+	config  LeasesConfig
+	store   store
+	gateway *Gateway
+	log     *slog.Logger
+	wake    chan struct{} // holds one: a comparison is asked for
+	talks   chan struct{} // holds one for each statement of a feeder
 
 	mu      sync.Mutex
 	feeders map[string]*feeder // by model
@@ -73,7 +73,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.AwayMax = cmp.Or(config.AwayMax, 15*time.Minute)
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
-		config: config, store: store{db, node}, pools: g, log: cmp.Or(config.Log, slog.Default()),
+		config: config, store: store{db, node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), talks: make(chan struct{}, SlotStatements), feeders: map[string]*feeder{},
 		parted: parted{}, answer: time.Now(),
 	}
@@ -249,10 +249,10 @@ func (l *Leases) keepShares(ctx context.Context) {
 	}
 }
 
-func (l *Leases) gate(model string) *gate {
-	for _, r := range l.pools.models.all() {
+func (l *Leases) pool(model string) *sharedPool {
+	for _, r := range l.gateway.models.all() {
 		if r.model.Name == model {
-			return r.gate
+			return r.pool
 		}
 	}
 	return nil

@@ -18,7 +18,7 @@ import (
 )
 
 // awayLeases are the leases of a gateway that holds 4 slots of one instance, on a database that does not answer.
-func awayLeases(t *testing.T) (*Leases, *gate) {
+func awayLeases(t *testing.T) (*Leases, *sharedPool) {
 	t.Helper()
 	db, err := pgxpool.New(t.Context(), "host="+t.TempDir()+" user=none")
 	if err != nil {
@@ -26,13 +26,13 @@ func awayLeases(t *testing.T) (*Leases, *gate) {
 	}
 	t.Cleanup(db.Close)
 	l := NewLeases(LeasesConfig{}, startPlant(t, nil, nil).gateway, db, func() invalidation.NodeID { return 1 })
-	return l, l.gate("m")
+	return l, l.pool("m")
 }
 
 // While the database is away no slot can be given back: the slots that are owed stay, and serve the requests that wait.
 func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 	t.Parallel()
-	l, g := awayLeases(t)
+	l, pool := awayLeases(t)
 	var calls []*Request
 	launched := 0
 	send := func(now time.Time, p *Pool) {
@@ -48,7 +48,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		}
 		calls = append(calls, r)
 	}
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		for range 6 {
 			send(now, p)
 		}
@@ -59,7 +59,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		}
 	})
 	l.tick(t.Context())
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		if held, _ := p.fleet.held(); held != 4 || launched != 5 || p.owed != 0 {
 			t.Errorf("%d slots are held, %d calls have begun, %d slots are owed, want 4, 5 and 0", held, launched, p.owed)
 		}
@@ -67,7 +67,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		p.End(now, calls[1], Taken{Took: time.Second})
 	})
 	l.feeder("m").feed(t.Context())
-	g.do(func(_ time.Time, p *Pool) {
+	pool.do(func(_ time.Time, p *Pool) {
 		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.stock != 4 {
 			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.stock)
 		}
@@ -77,9 +77,9 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 // At its end a gateway gives back the slots too that were owed and whose calls have ended.
 func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 	t.Parallel()
-	l, g := awayLeases(t)
+	l, pool := awayLeases(t)
 	r := &Request{Flow: "a", Class: Critical}
-	g.do(func(now time.Time, p *Pool) {
+	pool.do(func(now time.Time, p *Pool) {
 		if flying, refused := p.Arrive(now, r); !flying {
 			t.Fatal(refused)
 		}
@@ -87,7 +87,7 @@ func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 		p.End(now, r, Taken{Took: time.Second})
 	})
 	l.giveBackAll(t.Context())
-	g.do(func(_ time.Time, p *Pool) {
+	pool.do(func(_ time.Time, p *Pool) {
 		if held, _ := p.fleet.held(); held != 0 {
 			t.Errorf("%d slots are kept", held)
 		}
@@ -100,13 +100,13 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
-	gate := l.gate("m")
+	pool := l.pool("m")
 	slot := SlotKey{Instance: 1, Number: 0, Token: 1}
 	ours, byInstance := map[SlotKey]bool{slot: true}, map[int32][]SlotKey{1: {slot}}
 
 	l.doubt("m", slot, "test")
-	gate.do(func(now time.Time, p *Pool) { p.Lose(now, []SlotKey{slot}) })
-	l.align(gate, ours, nil, byInstance)
+	pool.do(func(now time.Time, p *Pool) { p.Lose(now, []SlotKey{slot}) })
+	l.align(pool, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that are not in doubt", held)
 	}
@@ -118,16 +118,16 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
-	gate := l.gate("m")
+	pool := l.pool("m")
 	var out []SlotKey
-	gate.do(func(now time.Time, p *Pool) { out = l.part(p.Retire(now, 1)) })
+	pool.do(func(now time.Time, p *Pool) { out = l.part(p.Retire(now, 1)) })
 	ours, byInstance := map[SlotKey]bool{out[0]: true}, map[int32][]SlotKey{1: out}
 	asked := time.Now()
-	l.align(gate, ours, nil, byInstance)
+	l.align(pool, ours, nil, byInstance)
 	l.feeder("m").gaveBack(out, true)
-	l.align(gate, ours, nil, byInstance)
+	l.align(pool, ours, nil, byInstance)
 	l.parted.since(asked)
-	l.align(gate, ours, nil, byInstance)
+	l.align(pool, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that were not given back", held)
 	}
@@ -202,7 +202,7 @@ func (r *fourRows) Scan(to ...any) error {
 }
 
 // deafLeases runs the leases of a gateway with four idle slots, the first give-back of which loses its answer.
-func deafLeases(t *testing.T) (db *deafBank, p *gate, stop func()) {
+func deafLeases(t *testing.T) (db *deafBank, p *sharedPool, stop func()) {
 	t.Helper()
 	db = &deafBank{lost: 1}
 	g := New(Config{Open: true})
@@ -215,7 +215,7 @@ func deafLeases(t *testing.T) (db *deafBank, p *gate, stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() { _ = l.Run(ctx) })
-	return db, l.gate("m"), func() {
+	return db, l.pool("m"), func() {
 		cancel()
 		group.Wait()
 	}
@@ -319,7 +319,7 @@ func TestLeasesWaitForComparisonsForAMomentAlone(t *testing.T) {
 		group.Go(func() { _ = l.Run(ctx) })
 		defer group.Wait()
 		defer cancel()
-		l.gate("m").do(func(now time.Time, p *Pool) {
+		l.pool("m").do(func(now time.Time, p *Pool) {
 			if _, refused := p.Arrive(now, &Request{Flow: "a", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
 				t.Fatal(refused)
 			}

@@ -30,9 +30,9 @@ func (p *Pool) bounds() (lower, upper float64) {
 	return mark * (1 - p.policy.Deviation), mark * (1 + p.policy.Deviation)
 }
 
-// settleMode moves the mode with stock and waiting requests: QUEUE above the upper bound, PASS below the
+// updateMode moves the mode with stock and waiting requests: QUEUE above the upper bound, PASS below the
 // lower one, and as it was between the two.
-func (p *Pool) settleMode(now time.Time) {
+func (p *Pool) updateMode(now time.Time) {
 	before := p.mode
 	lower, upper := p.bounds()
 	load := float64(p.stock + p.waiting)

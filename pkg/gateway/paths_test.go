@@ -60,7 +60,7 @@ func TestAColdStartThatTakesTooLongIsToldAsSuch(t *testing.T) {
 func TestSecondAttemptsAreATenthOfTheRequests(t *testing.T) {
 	t.Parallel()
 	var b retryBudget
-	first, second := new(gate), new(gate)
+	first, second := new(sharedPool), new(sharedPool)
 	b.earn(second)
 	allowed := 0
 	for range 1000 {

@@ -54,7 +54,7 @@ func (g *Gateway) dropPaused() {
 	}
 	for _, r := range g.models.all() {
 		closed := r.model.closed() != nil
-		r.gate.do(func(now time.Time, p *Pool) {
+		r.pool.do(func(now time.Time, p *Pool) {
 			p.dropFlows(now, func(flow string) bool { return closed || held(flow) })
 		})
 	}
@@ -75,5 +75,5 @@ func (p *Pool) dropFlows(now time.Time, which func(flow string) bool) {
 	for _, r := range gone {
 		p.drop(now, r, DropNoEndpoints)
 	}
-	p.settleMode(now)
+	p.updateMode(now)
 }

@@ -168,7 +168,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 	if p.bypasses(r) && p.launch(now, r) {
 		r.trace.Bypassed = true
 		p.count.Bypassed[r.Class]++
-		p.settleMode(now)
+		p.updateMode(now)
 		return true, nil
 	}
 	if refused := p.makeRoom(now, r); refused != nil {
@@ -233,7 +233,7 @@ func (p *Pool) enqueue(now time.Time, r *Request) {
 	p.budget.add(r.Bytes)
 	p.count.Queued[r.Class]++
 	p.watch(r)
-	p.settleMode(now)
+	p.updateMode(now)
 }
 
 // ttl is how long the request may wait as things are.
@@ -342,7 +342,7 @@ func (p *Pool) dispatch(now time.Time) {
 			break
 		}
 	}
-	p.settleMode(now)
+	p.updateMode(now)
 }
 
 // dispatchOne launches the next request of the first class that has one with a place to go.
@@ -388,7 +388,7 @@ func (p *Pool) Cancel(now time.Time, r *Request, reason Dropped) bool {
 	}
 	r.Leave = nil
 	p.drop(now, r, reason)
-	p.settleMode(now)
+	p.updateMode(now)
 	return true
 }
 
@@ -435,7 +435,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 		}
 	}
 	p.learn(r, i, u, actual)
-	p.lines[r.Class].settle(r, actual)
+	p.lines[r.Class].correct(r, actual)
 	p.served.correct(now, r.began, r.Class, r.estimate, actual)
 	r.trace.CostMS = actual
 	p.count.Ended[r.Class]++

@@ -60,8 +60,8 @@ func (x *twin) leave(id int) func(*Request, Dropped) {
 	return func(_ *Request, d Dropped) { x.events = append(x.events, event{id, d}) }
 }
 
-// settle compares what both reported, and the state that they are in.
-func (x *twin) settle(step string, want []event) {
+// check compares what both reported, and the state that they are in.
+func (x *twin) check(step string, want []event) {
 	x.t.Helper()
 	byID := func(a, b event) int { return cmp.Compare(a.id, b.id) }
 	// Waits that end in the same moment end in any order.
@@ -160,7 +160,7 @@ func (x *twin) arrive() {
 	if flying {
 		x.flying = append(x.flying, id)
 	}
-	x.settle(step, want)
+	x.check(step, want)
 }
 
 func (x *twin) end() {
@@ -177,9 +177,9 @@ func (x *twin) end() {
 	x.pool.End(x.now, r, took)
 	x.pool.durations = durations{} // refusals by expected wait have a test of their own
 	want := x.model.end(x.now, x.pairs[id], milliseconds(took.Took), !took.Failed)
-	x.settle(fmt.Sprint("end ", id), want)
+	x.check(fmt.Sprint("end ", id), want)
 	x.pool.End(x.now, r, took) // a second end changes nothing
-	x.settle(fmt.Sprint("end again ", id), nil)
+	x.check(fmt.Sprint("end again ", id), nil)
 }
 
 func (x *twin) cancel() {
@@ -193,7 +193,7 @@ func (x *twin) cancel() {
 			delete(x.live, id)
 			x.ended[id] = true
 		}
-		x.settle(fmt.Sprint("cancel ", id), nil)
+		x.check(fmt.Sprint("cancel ", id), nil)
 		return
 	}
 }
@@ -208,17 +208,17 @@ func (x *twin) supply() {
 		x.slots = append(x.slots, slot)
 		x.pool.SetInstances(x.now, []InstanceState{instance})
 		want := x.model.supply(x.now, len(x.slots)-1, instance.Usable)
-		x.settle(step, want)
+		x.check(step, want)
 		x.pool.Grant(x.now, []SlotKey{slot})
-		x.settle("grant", x.model.supply(x.now, len(x.slots), instance.Usable))
+		x.check("grant", x.model.supply(x.now, len(x.slots), instance.Usable))
 		return
 	}
 	x.pool.SetInstances(x.now, []InstanceState{instance})
-	x.settle(step, x.model.supply(x.now, len(x.slots), instance.Usable))
+	x.check(step, x.model.supply(x.now, len(x.slots), instance.Usable))
 	out := x.pool.Retire(x.now, 0)
 	if !instance.Usable {
 		x.slots = slices.DeleteFunc(x.slots, func(s SlotKey) bool { return slices.Contains(out, s) })
-		x.settle("retire", x.model.supply(x.now, len(x.slots), false))
+		x.check("retire", x.model.supply(x.now, len(x.slots), false))
 	}
 }
 
@@ -258,7 +258,7 @@ func (x *twin) play(operations int) {
 		default:
 			x.now = x.now.Add(time.Duration(x.rand.IntN(2000)) * time.Millisecond)
 			x.pool.Tick(x.now)
-			x.settle("tick", x.model.dispatch(x.now))
+			x.check("tick", x.model.dispatch(x.now))
 		}
 	}
 }

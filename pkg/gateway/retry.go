@@ -6,7 +6,7 @@ import "sync"
 // load to workers that break under the first. Each request earns a tenth of a retry, up to ten.
 type retryBudget struct {
 	mu     sync.Mutex
-	tenths map[*gate]int
+	tenths map[*sharedPool]int
 }
 
 const (
@@ -14,25 +14,25 @@ const (
 	retryStock = 100
 )
 
-func (b *retryBudget) earn(g *gate) {
+func (b *retryBudget) earn(pool *sharedPool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.tenths == nil {
-		b.tenths = map[*gate]int{}
+		b.tenths = map[*sharedPool]int{}
 	}
-	saved, known := b.tenths[g]
+	saved, known := b.tenths[pool]
 	if !known {
 		saved = retryStock
 	}
-	b.tenths[g] = min(saved+1, retryStock)
+	b.tenths[pool] = min(saved+1, retryStock)
 }
 
-func (b *retryBudget) allow(g *gate) bool {
+func (b *retryBudget) allow(pool *sharedPool) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.tenths[g] < retryCost {
+	if b.tenths[pool] < retryCost {
 		return false
 	}
-	b.tenths[g] -= retryCost
+	b.tenths[pool] -= retryCost
 	return true
 }

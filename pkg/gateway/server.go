@@ -313,7 +313,7 @@ func milliHeader(h http.Header, name string) (time.Duration, error) {
 // wait lets the pool admit the request. One that a pause holds by then is refused for it.
 func (s *serving) wait(ctx context.Context) error {
 	before := time.Now()
-	err := s.route.gate.admit(ctx, s.ticket)
+	err := s.route.pool.admit(ctx, s.ticket)
 	s.queued += time.Since(before)
 	paused := s.paused()
 	if paused == nil {
@@ -322,7 +322,7 @@ func (s *serving) wait(ctx context.Context) error {
 	var refused *Rejection
 	switch {
 	case err == nil:
-		s.route.gate.end(s.ticket, Taken{Unused: true})
+		s.route.pool.end(s.ticket, Taken{Unused: true})
 	case errors.As(err, &refused) && refused.Reason != DropNoEndpoints:
 		return err
 	}
@@ -332,7 +332,7 @@ func (s *serving) wait(ctx context.Context) error {
 // exchange makes the call, and once more on another instance where nothing can have run.
 func (s *serving) exchange(ctx context.Context) error {
 	g := s.gateway
-	g.retries.earn(s.route.gate)
+	g.retries.earn(s.route.pool)
 	c := &call{
 		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
 		release: s.letGo, id: s.entry.ID, ticket: s.ticket, queued: s.queued, cut: s.asked.addUsage,
@@ -361,20 +361,20 @@ func (s *serving) once(ctx context.Context, c *call) (r result) {
 		took := time.Since(before)
 		s.worker += took
 		r.usage.Took = took
-		s.settle(r)
+		s.endCall(r)
 	}()
 	s.entry.Attempts++
 	s.entry.Server = s.ticket.server
 	return c.attempt(ctx)
 }
 
-// settle ends the call in the pool and in the book.
-func (s *serving) settle(r result) {
+// endCall ends the call in the pool and in the book.
+func (s *serving) endCall(r result) {
 	if r.usage.Doubt && s.gateway.leases != nil {
 		// First: a slot that is held and not in the pool would be taken for a new one.
 		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot, "online call "+s.entry.ID+" was broken off")
 	}
-	s.route.gate.end(s.ticket, r.usage)
+	s.route.pool.end(s.ticket, r.usage)
 	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut
 	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy && !r.usage.Unused {
 		charger.Charge(Charge{

@@ -17,7 +17,7 @@ type Starts struct {
 // SetStarts replaces the report about new instances.
 func (p *Pool) SetStarts(now time.Time, s Starts) {
 	p.starts = s
-	p.settleMode(now)
+	p.updateMode(now)
 }
 
 // SetInstances replaces the instances by those of the registry, with their latest readings.
@@ -69,7 +69,7 @@ func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
 		out = append(out, i.idle[len(i.idle)-1])
 		p.fleet.drop(i.idle[len(i.idle)-1])
 	}
-	p.settleMode(now)
+	p.updateMode(now)
 	return out
 }
 

@@ -13,14 +13,14 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// open returns a gate with one instance of one slot, which is held.
-func open(policy PoolPolicy) *gate {
-	g := newGate("m", policy, nil, nil, nil)
-	g.do(func(now time.Time, p *Pool) {
+// open returns a pool with one instance of one slot, which is held.
+func open(policy PoolPolicy) *sharedPool {
+	pool := newSharedPool("m", policy, nil, nil, nil)
+	pool.do(func(now time.Time, p *Pool) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
 		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
 	})
-	return g
+	return pool
 }
 
 func dropped(err error) Dropped {
@@ -35,8 +35,8 @@ func TestAWaitEndsOnTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.QueueTTL = worker.Seconds(3 * time.Second)
-		g := open(policy)
-		if err := g.admit(t.Context(), &Request{}); err != nil {
+		pool := open(policy)
+		if err := pool.admit(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range []struct {
@@ -52,7 +52,7 @@ func TestAWaitEndsOnTime(t *testing.T) {
 			if !c.r.Deadline.IsZero() {
 				c.want = c.r.Deadline.Sub(start)
 			}
-			err := g.admit(t.Context(), &c.r)
+			err := pool.admit(t.Context(), &c.r)
 			if took := time.Since(start); dropped(err) != c.why || took < c.want || took > c.want+5*time.Millisecond {
 				t.Errorf("%v after %s, want %s after %s", err, took, c.why, c.want)
 			}
@@ -62,21 +62,21 @@ func TestAWaitEndsOnTime(t *testing.T) {
 
 func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy())
+		pool := open(DefaultPolicy())
 		first := &Request{}
-		_ = g.admit(t.Context(), first)
+		_ = pool.admit(t.Context(), first)
 		var waited time.Duration
 		go func() {
 			start := time.Now()
 			second := &Request{}
-			if err := g.admit(context.Background(), second); err != nil {
+			if err := pool.admit(context.Background(), second); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(start)
-			g.end(second, Taken{})
+			pool.end(second, Taken{})
 		}()
 		time.Sleep(time.Second)
-		g.end(first, Taken{Took: time.Second})
+		pool.end(first, Taken{Took: time.Second})
 		synctest.Wait()
 		if waited != time.Second {
 			t.Errorf("waited %s", waited)
@@ -89,23 +89,23 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.MayStart, policy.ColdTTL, policy.QueueTTL = new(true), worker.Seconds(time.Minute), worker.Seconds(5*time.Second)
-		g := newGate("m", policy, nil, nil, nil)
+		pool := newSharedPool("m", policy, nil, nil, nil)
 		start := time.Now()
 		var group sync.WaitGroup
 		group.Go(func() {
-			if err := g.admit(context.Background(), &Request{}); dropped(err) != DropTimeout || time.Since(start) != 35*time.Second {
+			if err := pool.admit(context.Background(), &Request{}); dropped(err) != DropTimeout || time.Since(start) != 35*time.Second {
 				t.Errorf("%v after %s", err, time.Since(start))
 			}
 		})
 		time.Sleep(30 * time.Second)
-		if mode := g.view().Mode; mode != "cold" {
+		if mode := pool.view().Mode; mode != "cold" {
 			t.Errorf("mode is %s", mode)
 		}
-		g.do(func(now time.Time, p *Pool) { p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}}) })
+		pool.do(func(now time.Time, p *Pool) { p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}}) })
 		group.Wait() // it holds no slot of the instance
-		g.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
+		pool.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
 		start = time.Now()
-		if err := g.admit(t.Context(), &Request{}); dropped(err) != DropCold || time.Since(start) != time.Minute {
+		if err := pool.admit(t.Context(), &Request{}); dropped(err) != DropCold || time.Since(start) != time.Minute {
 			t.Errorf("%v after %s", err, time.Since(start))
 		}
 	})
@@ -113,17 +113,17 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 
 func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy())
-		_ = g.admit(t.Context(), &Request{})
+		pool := open(DefaultPolicy())
+		_ = pool.admit(t.Context(), &Request{})
 		ctx, leave := context.WithCancel(t.Context())
 		go func() {
 			time.Sleep(time.Second)
 			leave()
 		}()
-		if err := g.admit(ctx, &Request{}); dropped(err) != DropCancelled {
+		if err := pool.admit(ctx, &Request{}); dropped(err) != DropCancelled {
 			t.Errorf("got %v", err)
 		}
-		if s := g.view(); s.Waiting["default"] != 0 || s.Stock != 1 {
+		if s := pool.view(); s.Waiting["default"] != 0 || s.Stock != 1 {
 			t.Errorf("got %+v", s)
 		}
 	})
@@ -133,15 +133,15 @@ func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 // compared them with the database.
 func TestSlotsAreNotUsedAfterAStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy())
-		g.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
+		pool := open(DefaultPolicy())
+		pool.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
 		time.Sleep(time.Minute)
 		r := &Request{TTL: time.Second}
-		if err := g.admit(t.Context(), r); dropped(err) != DropTimeout {
+		if err := pool.admit(t.Context(), r); dropped(err) != DropTimeout {
 			t.Errorf("got %v", err)
 		}
-		g.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
-		if err := g.admit(t.Context(), &Request{}); err != nil {
+		pool.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
+		if err := pool.admit(t.Context(), &Request{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -309,33 +309,33 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 // A client that leaves in the moment in which its request is dispatched says nothing of the instance.
 func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 	t.Parallel()
-	g := newGate("m", DefaultPolicy(), nil, nil, nil)
-	g.do(func(now time.Time, p *Pool) {
+	pool := newSharedPool("m", DefaultPolicy(), nil, nil, nil)
+	pool.do(func(now time.Time, p *Pool) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
 		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
 	})
 	left := 0
 	for range 1000 { // which of the two the waiter sees first is chance
 		first := &Request{}
-		if err := g.admit(t.Context(), first); err != nil {
+		if err := pool.admit(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
 		ctx, leave := context.WithCancel(t.Context())
 		second, done := &Request{}, make(chan error, 1)
-		go func() { done <- g.admit(ctx, second) }()
+		go func() { done <- pool.admit(ctx, second) }()
 		for waits := false; !waits; {
-			g.do(func(_ time.Time, p *Pool) { waits = p.waiting == 1 })
+			pool.do(func(_ time.Time, p *Pool) { waits = p.waiting == 1 })
 		}
-		g.do(func(now time.Time, p *Pool) {
+		pool.do(func(now time.Time, p *Pool) {
 			leave()
 			p.End(now, first, Taken{Took: time.Millisecond})
 		})
 		if err := <-done; err == nil {
-			g.end(second, Taken{Took: time.Millisecond})
+			pool.end(second, Taken{Took: time.Millisecond})
 		} else {
 			left++
 		}
-		g.do(func(_ time.Time, p *Pool) {
+		pool.do(func(_ time.Time, p *Pool) {
 			if i := p.fleet.find(1); i.limit.limit != 10 || !i.cool.IsZero() {
 				t.Fatalf("the limit is %.1f of 10, and the instance cools for %s", i.limit.limit, i.coolFor)
 			}
@@ -350,11 +350,11 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 // A request that is tried on a second instance has waited for both.
 func TestBothWaitsOfARequestCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		g := open(DefaultPolicy())
-		if err := g.admit(t.Context(), &Request{}); err != nil {
+		pool := open(DefaultPolicy())
+		if err := pool.admit(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
-		s := &serving{gateway: &Gateway{}, route: &route{gate: g}}
+		s := &serving{gateway: &Gateway{}, route: &route{pool: pool}}
 		for _, wait := range []time.Duration{3 * time.Second, 4 * time.Second} {
 			s.ticket = &Request{TTL: wait}
 			if err := s.wait(t.Context()); dropped(err) != DropTimeout {

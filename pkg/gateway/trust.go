@@ -70,7 +70,7 @@ func (l *Leases) trustUntil(until time.Time) {
 		l.log.Warn("the process was stopped: slots were compared before their next use",
 			"for", now.Sub(before)+l.trust())
 	}
-	for _, r := range l.pools.models.all() {
-		r.gate.do(func(now time.Time, p *Pool) { p.Trust(now, until) })
+	for _, r := range l.gateway.models.all() {
+		r.pool.do(func(now time.Time, p *Pool) { p.Trust(now, until) })
 	}
 }

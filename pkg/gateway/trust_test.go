@@ -26,9 +26,9 @@ func trusting(lease time.Duration, db postgres.DB) (l *Leases, mayUse func(ctx c
 	g.Fixed()
 	return l, func(ctx context.Context) bool {
 		r := &Request{TTL: time.Millisecond}
-		err := l.gate("m").admit(ctx, r)
+		err := l.pool("m").admit(ctx, r)
 		if err == nil {
-			l.gate("m").end(r, Taken{Took: time.Millisecond})
+			l.pool("m").end(r, Taken{Took: time.Millisecond})
 		}
 		return err == nil
 	}
