@@ -20,7 +20,8 @@
 //
 //	gateway.go      what a gateway is made of, and what is set from outside: models, tokens, flows
 //	server.go       routes, and a request from its head to its end
-//	access.go       who sends it: routes of other packages enter here too
+//	access.go       who sends it, by its token; requests of mounted routes are admitted here too
+//	mount.go        the tools of routes that other packages mount: bodies, errors, texts
 //	token.go        tokens and their limits
 //	tokencounts.go  what the requests of a token do at other gateways
 //	held.go         the body in memory, within its bounds of bytes and time

@@ -7,7 +7,7 @@ import (
 
 // listModels answers with the models that the caller may use, as OpenAI does.
 func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
-	c, err := g.admitted(r)
+	c, err := g.authenticate(r)
 	if err != nil {
 		answerError(w, err, 429)
 		return
@@ -38,7 +38,7 @@ func objectOf(name string, m *ModelState) modelObject {
 }
 
 func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
-	c, err := g.admitted(r)
+	c, err := g.authenticate(r)
 	name := r.PathValue("id")
 	route := g.models.route(name)
 	switch {

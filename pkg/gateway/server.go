@@ -120,7 +120,7 @@ type serving struct {
 }
 
 func (s *serving) run(read reader) (err error) {
-	if s.caller, err = s.gateway.admitted(s.r); err != nil {
+	if s.caller, err = s.gateway.authenticate(s.r); err != nil {
 		return err
 	}
 	if s.caller != nil {

@@ -398,12 +398,12 @@ func TestABudgetThatIsSpentRefusesUntilItsPeriodEnds(t *testing.T) {
 	}
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/batches", nil)
 	r.Header.Set("Authorization", "Bearer spent")
-	if _, leave, err := p.gateway.Enter(r); err == nil {
+	if _, leave, err := p.gateway.Admit(r); err == nil {
 		leave()
 		t.Error("a mounted route takes work beyond the budget")
 	}
 	r.Method = http.MethodGet
-	_, leave, err := p.gateway.Enter(r)
+	_, leave, err := p.gateway.Admit(r)
 	if err != nil {
 		t.Errorf("a mounted route does not answer reads: %v", err)
 	}

@@ -97,7 +97,7 @@ func TestRefusalDoesNotWaitForTheBody(t *testing.T) {
 // mountUnread mounts a route that does not read the body of its requests.
 func mountUnread(g *Gateway) {
 	g.Mount("POST /mounted", func(w http.ResponseWriter, r *http.Request) {
-		_, leave, err := g.Enter(r)
+		_, leave, err := g.Admit(r)
 		defer leave()
 		if err == nil {
 			err = BadRequest(http.StatusConflict, "unread", "", "the body was not read")

@@ -62,22 +62,22 @@ func (s *Batches) Mount() {
 	s.route("POST /v1/batches", s.create, true)
 	s.route("GET /v1/batches", s.listBatches, true)
 	s.route("GET /v1/batches/{id}", s.oneBatch, true)
-	s.admit("POST /v1/batches/{id}/cancel", s.cancel, true, s.gateway.EnterWithoutWork)
+	s.mount("POST /v1/batches/{id}/cancel", s.cancel, true, s.gateway.AdmitWithoutWork)
 }
 
 type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
 
-// entry authenticates a request: see gateway.Enter.
-type entry func(r *http.Request) (c gateway.Requester, leave func(), err error)
+// admission authenticates a request: see gateway.Admit.
+type admission func(r *http.Request) (c gateway.Requester, leave func(), err error)
 
 // route mounts one; bounded says that it ends within statementMax.
 func (s *Batches) route(pattern string, serve route, bounded bool) {
-	s.admit(pattern, serve, bounded, s.gateway.Enter)
+	s.mount(pattern, serve, bounded, s.gateway.Admit)
 }
 
-func (s *Batches) admit(pattern string, serve route, bounded bool, enter entry) {
+func (s *Batches) mount(pattern string, serve route, bounded bool, admit admission) {
 	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
-		c, leave, err := enter(r)
+		c, leave, err := admit(r)
 		defer leave()
 		if err == nil {
 			ctx := r.Context()

@@ -56,21 +56,21 @@ func (s *Predictions) Mount() {
 	s.route("POST /v1/deployments/{owner}/{name}/predictions", s.createModel)
 	s.route("GET /v1/predictions", s.list)
 	s.route("GET /v1/predictions/{id}", s.get)
-	s.admit("POST /v1/predictions/{id}/cancel", s.cancel, s.gateway.EnterWithoutWork)
+	s.mount("POST /v1/predictions/{id}/cancel", s.cancel, s.gateway.AdmitWithoutWork)
 	s.route("GET /v1/webhooks/default/secret", s.secret)
 	s.gateway.Mount("GET /v1/predictions/{id}/stream/{key}", s.stream)
 }
 
 type route func(w http.ResponseWriter, r *http.Request, c gateway.Requester) error
 
-// entry authenticates a request: see gateway.Enter.
-type entry func(r *http.Request) (c gateway.Requester, leave func(), err error)
+// admission authenticates a request: see gateway.Admit.
+type admission func(r *http.Request) (c gateway.Requester, leave func(), err error)
 
-func (s *Predictions) route(pattern string, serve route) { s.admit(pattern, serve, s.gateway.Enter) }
+func (s *Predictions) route(pattern string, serve route) { s.mount(pattern, serve, s.gateway.Admit) }
 
-func (s *Predictions) admit(pattern string, serve route, enter entry) {
+func (s *Predictions) mount(pattern string, serve route, admit admission) {
 	s.gateway.Mount(pattern, func(w http.ResponseWriter, r *http.Request) {
-		c, leave, err := enter(r)
+		c, leave, err := admit(r)
 		defer leave()
 		if err == nil {
 			err = serve(w, r, c)

@@ -27,7 +27,7 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, r, err)
 		return
 	}
-	leave, err := s.gateway.EnterAs(p.Owner, p.Model)
+	leave, err := s.gateway.AdmitAs(p.Owner, p.Model)
 	defer leave()
 	if err != nil {
 		s.refuse(w, r, err)
@@ -117,7 +117,7 @@ func (r *reading) run(ctx context.Context) error {
 
 // refused ends the stream where its client has lost the token that let it in.
 func (r *reading) refused() (over bool, err error) {
-	refusal := r.service.gateway.StaysAs(r.p.Owner, r.p.Model)
+	refusal := r.service.gateway.StillAdmitted(r.p.Owner, r.p.Model)
 	if refusal == nil {
 		return false, nil
 	}

@@ -1,0 +1,66 @@
+package gateway
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"runtime/debug"
+	"strings"
+	"unicode/utf8"
+)
+
+// Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a
+// minute, however it is read, unless the handler sets a read deadline of its own; the rest of one that the handler has
+// not read when it answers is read for a second at most.
+func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) { g.mux.HandleFunc(pattern, handler) }
+
+// ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
+// routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
+// request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.
+func (g *Gateway) ReadBody(r *http.Request, most int64) (body []byte, release func(), err error) {
+	held, err := g.readBody(r, most)
+	if held == nil {
+		return nil, func() {}, err
+	}
+	return held.bytes(), held.letGo, err
+}
+
+// BadRequest returns an error that AnswerError answers with the status and code, in OpenAI's form. param names
+// the field at fault; it may be empty.
+func BadRequest(status int, code, param, format string, args ...any) error {
+	return bad(status, code, param, format, args...)
+}
+
+// AnswerError writes an error as OpenAI's clients expect it, and returns the status.
+func AnswerError(w http.ResponseWriter, err error) int {
+	return answerError(w, err, http.StatusTooManyRequests)
+}
+
+// ErrorOf returns status and message of an error, for answers in another form.
+func ErrorOf(err error) (status int, message string) {
+	return statusOf(err, http.StatusTooManyRequests)
+}
+
+// ClipText returns a text of at most n bytes that databases take: it is cut at the end of a
+// character, and bytes that are no UTF-8, and NUL, become U+FFFD.
+func ClipText(text string, n int) string {
+	text = strings.ReplaceAll(strings.ToValidUTF8(text, "\uFFFD"), "\x00", "\uFFFD")
+	if len(text) <= n {
+		return text
+	}
+	for n > 0 && !utf8.RuneStart(text[n]) {
+		n--
+	}
+	return text[:n]
+}
+
+// ErrPanicked is the error that Recover returns for a panic.
+var ErrPanicked = errors.New("panic")
+
+// Recover makes a panic the error of the function that defers it, with its stack: work on one item of many ends with
+// an error of its own, and not with the process.
+func Recover(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%w: %v\n%s", ErrPanicked, p, debug.Stack())
+	}
+}
