@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/pkg/doctor"
 )
 
@@ -92,12 +93,12 @@ func (a *app) writeFindings(findings []doctor.Finding, quiet bool) error {
 func (a *app) writeFinding(w io.Writer, f doctor.Finding) {
 	severity := string(f.Severity)
 	fmt.Fprintf(w, "%s%s  %-16s %s\n", a.paint(cellColours[severity], severity),
-		strings.Repeat(" ", max(0, 8-len(severity))), f.Check, oneLine(f.Summary))
+		strings.Repeat(" ", max(0, 8-len(severity))), f.Check, oneline.Of(f.Summary))
 	if f.Severity == doctor.Fine {
 		return // what is fine needs no evidence
 	}
 	for _, d := range f.Details {
-		fmt.Fprintf(w, "%27s- %s\n", "", oneLine(d))
+		fmt.Fprintf(w, "%27s- %s\n", "", oneline.Of(d))
 	}
 	if f.Advice != "" {
 		fmt.Fprintf(w, "%27s%s %s\n", "", a.paint(bold, "do:"), f.Advice)

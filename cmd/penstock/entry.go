@@ -11,6 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -133,7 +134,7 @@ func entryExplain(a *app) *cobra.Command {
 	return showing(a, c, ofEntry(explain), func(w io.Writer, e operator.Explanation) {
 		fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
 		for _, r := range e.Reasons {
-			fmt.Fprintf(w, "  %s: %s\n", r.Code, oneLine(r.Text))
+			fmt.Fprintf(w, "  %s: %s\n", r.Code, oneline.Of(r.Text))
 		}
 		if len(e.Reasons) == 0 {
 			fmt.Fprintln(w, "  nothing holds it: it is next in its lane")
@@ -244,7 +245,7 @@ func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.EntryO
 			why += after("; ", r.Text)
 		}
 		if why != said && why != "" {
-			fmt.Fprintf(a.err, "entry %d waits: %s\n", id, oneLine(strings.TrimPrefix(why, "; ")))
+			fmt.Fprintf(a.err, "entry %d waits: %s\n", id, oneline.Of(strings.TrimPrefix(why, "; ")))
 		}
 		said = why
 		select { // a server that is about to end answers at once

@@ -12,6 +12,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -200,12 +201,12 @@ func sentence(err error) string {
 // is one line.
 func shownError(err error) string {
 	if isA[refused](err) {
-		return oneLine(sentence(err))
+		return oneline.Of(sentence(err))
 	}
 	lines := strings.Split(sentence(err), "\n")
 	for i, line := range lines {
 		indent := len(line) - len(strings.TrimLeft(line, "\t"))
-		lines[i] = line[:indent] + oneLine(line[indent:])
+		lines[i] = line[:indent] + oneline.Of(line[indent:])
 	}
 	return strings.Join(lines, "\n")
 }

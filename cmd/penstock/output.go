@@ -12,6 +12,8 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/penstock/penstock/internal/oneline"
 )
 
 var formats = []string{"table", "wide", "json", "jsonl", "yaml"}
@@ -123,25 +125,11 @@ func columns2text[T any](columns []column[T], rows []T, wide bool) grid {
 	for _, row := range rows {
 		line := make([]string, len(columns))
 		for i, c := range columns {
-			line[i] = oneLine(c.text(row))
+			line[i] = oneline.Of(c.text(row))
 		}
 		g.cells = append(g.cells, line)
 	}
 	return g
-}
-
-// oneLine keeps text of others, such as that of an error, from breaking a table, steering the terminal, or changing the
-// direction in which the rest of the line is read.
-func oneLine(s string) string {
-	return strings.Map(func(r rune) rune {
-		switch {
-		case r == '\n' || r == '\t' || r == '\r':
-			return ' '
-		case unicode.In(r, unicode.Cc, unicode.Bidi_Control, unicode.Zl, unicode.Zp):
-			return unicode.ReplacementChar
-		}
-		return r
-	}, s)
 }
 
 // table lays a grid out with two spaces between columns. Cells are coloured by their word, after they are measured.
@@ -190,7 +178,7 @@ func (a *app) facts(w io.Writer, pairs ...[2]string) {
 	for _, p := range pairs {
 		if p[1] != "" {
 			fmt.Fprintf(w, "%s%s  %s\n", a.paint(dim, p[0]), strings.Repeat(" ", width-len(p[0])),
-				a.paint(cellColours[p[1]], oneLine(p[1])))
+				a.paint(cellColours[p[1]], oneline.Of(p[1])))
 		}
 	}
 }
@@ -289,7 +277,7 @@ func stamp(t *time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-func short(s string, width int) string { return ansi.Truncate(oneLine(s), width, "…") }
+func short(s string, width int) string { return ansi.Truncate(oneline.Of(s), width, "…") }
 
 // number writes n, nothing for zero, so that other values are easy to find.
 func number[N int | int16 | int32 | int64](n N) string {

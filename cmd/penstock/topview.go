@@ -8,6 +8,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -121,9 +122,9 @@ func perSecond(r *operator.Rate, out bool) string {
 func (a *app) headline(s *operator.Snapshot) string {
 	leader := a.paint(red, "no leader")
 	if l := s.Leader; l != nil && l.Live {
-		leader = fmt.Sprintf("leader %s (term %d)", oneLine(l.Holder), l.Term)
+		leader = fmt.Sprintf("leader %s (term %d)", oneline.Of(l.Holder), l.Term)
 	} else if l != nil {
-		leader = a.paint(red, fmt.Sprintf("no leader: %s fell silent %s ago", oneLine(l.Holder), age(l.SilentSeconds)))
+		leader = a.paint(red, fmt.Sprintf("no leader: %s fell silent %s ago", oneline.Of(l.Holder), age(l.SilentSeconds)))
 	}
 	states, gateways := map[string]int{}, 0
 	for _, n := range s.Nodes {
@@ -180,7 +181,7 @@ func (a *app) topPicture(s *operator.Snapshot) string {
 func (t *top) draw() string {
 	if t.snapshot == nil {
 		if t.err != nil {
-			return t.a.paint(red, "cannot read: "+oneLine(t.err.Error())) + "\ntrying again; q quits\n"
+			return t.a.paint(red, "cannot read: "+oneline.Of(t.err.Error())) + "\ntrying again; q quits\n"
 		}
 		return "reading ...\n"
 	}
@@ -197,7 +198,7 @@ func (t *top) draw() string {
 		state += ", " + t.a.paint(yellow, "frozen")
 	}
 	if t.err != nil {
-		state = t.a.paint(red, "cannot read: "+oneLine(t.err.Error()))
+		state = t.a.paint(red, "cannot read: "+oneline.Of(t.err.Error()))
 	}
 	head := t.a.headline(t.snapshot) + strings.Join(tabs, "  ") + "    " + state + "\n\n"
 	rows := strings.Split(strings.TrimSuffix(pages[t.page].draw(t.a, t.snapshot, t.order), "\n"), "\n")

@@ -362,7 +362,7 @@ func (a *applier) notice(o Order, err error) {
 	carriedOut := errors.Is(err, ErrCarriedOut)
 	switch {
 	case carriedOut:
-		a.notices[o.Name] = oneLine(err)
+		a.notices[o.Name] = messageOf(err)
 	case err == nil && len(o.Remove) > 0:
 		delete(a.notices, o.Name)
 	}
@@ -372,7 +372,7 @@ func (a *applier) notice(o Order, err error) {
 	case !o.starts():
 		n := a.failed[o.Name].n + 1
 		pause := max(min(backoff(n), removeRetry), pauseAfter(err, 0))
-		a.failed[o.Name] = failedOrders{n: n, retryAt: time.Now().Add(pause), message: oneLine(err)}
+		a.failed[o.Name] = failedOrders{n: n, retryAt: time.Now().Add(pause), message: messageOf(err)}
 	}
 }
 
@@ -399,11 +399,11 @@ func (a *applier) noRoom(ctx context.Context, s share, todo steps, err error) (n
 	case todo.rolls: // for one more than desired: the next round drains one first
 		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, time.Duration(0), s.Ordered, s.OrderedAt)
 	case s.frees:
-		return true, a.exec(ctx, waitSQL, s.Name, oneLine(err), freedRetry, s.Ordered, s.OrderedAt)
+		return true, a.exec(ctx, waitSQL, s.Name, messageOf(err), freedRetry, s.Ordered, s.OrderedAt)
 	case s.behind && !s.failing():
 		return false, nil
 	}
-	return true, a.exec(ctx, noRoomSQL, s.Name, oneLine(err), noRoomRetry, s.Ordered, s.OrderedAt)
+	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomRetry, s.Ordered, s.OrderedAt)
 }
 
 // turnsMax is how many calls of a tick use the database at once. Deployments that nobody waits for would else take all

@@ -9,9 +9,10 @@ import (
 	"slices"
 	"strings"
 	"time"
-	"unicode"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/oneline"
 )
 
 const (
@@ -210,15 +211,15 @@ func pauseAfter(cause error, failures int) time.Duration {
 
 // fail records that an order failed. It is given again after a pause.
 func (a *applier) fail(ctx context.Context, s share, cause error) error {
-	return a.exec(ctx, failedSQL, s.Name, oneLine(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
+	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
 // note records why a backend does not answer: what it has is unknown, and not zero.
 func (a *applier) note(ctx context.Context, s share, cause error) error {
-	if s.Error == oneLine(cause) {
+	if s.Error == messageOf(cause) {
 		return nil
 	}
-	return a.exec(ctx, noteSQL, s.Name, oneLine(cause))
+	return a.exec(ctx, noteSQL, s.Name, messageOf(cause))
 }
 
 // exec runs one statement within the term, also where the time of a round is over.
@@ -252,13 +253,8 @@ func (a *applier) trim(ctx context.Context) {
 	}
 }
 
-// messageMax bounds what is kept of an error of a backend, in bytes.
+// messageMax bounds what is kept of an error of a backend, in characters.
 const messageMax = 500
 
-// oneLine is the message of an error as Postgres takes it and a terminal shows it: without control characters.
-func oneLine(err error) string {
-	text := strings.Join(strings.FieldsFunc(err.Error(), func(r rune) bool {
-		return unicode.IsSpace(r) || unicode.IsControl(r)
-	}), " ")
-	return strings.ToValidUTF8(text[:min(len(text), messageMax)], "")
-}
+// messageOf is the message of an error as it is stored and shown.
+func messageOf(err error) string { return oneline.Short(err.Error(), messageMax) }

@@ -19,7 +19,7 @@ func TestAFailureWithAnyTextIsRecorded(t *testing.T) {
 		w.round()
 	}
 	text := one[string](t, db, `SELECT failures || ' ' || coalesce(error, '') FROM penstock.deployment_state`)
-	if text != "1 status 500: a b [31mred" {
+	if text != "1 status 500: a\ufffdb \ufffd[31mred" {
 		t.Errorf("recorded is %q after %d orders", text, len(c.orders))
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock/internal/duration"
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -198,14 +199,14 @@ func (d *Deliverer) broken(ctx context.Context, m Message, err error) (DeliveryO
 	case ctx.Err() != nil:
 		return DeliveryOutcome{Kind: Deferred, Reason: "delivery was interrupted on our side"}, true
 	case errors.Is(err, ErrForbiddenAddress):
-		return DeliveryOutcome{Kind: Failed, Reason: oneLine(withoutURL(err).Error())}, true
+		return DeliveryOutcome{Kind: Failed, Reason: reasonOf(withoutURL(err).Error())}, true
 	}
-	return d.again(m, 0, oneLine(withoutURL(err).Error())), false
+	return d.again(m, 0, reasonOf(withoutURL(err).Error())), false
 }
 
 func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time.Time) (DeliveryOutcome, bool) {
 	status := reply.StatusCode
-	reason := oneLine(fmt.Sprintf("receiver answered %d %s", status, said))
+	reason := reasonOf(fmt.Sprintf("receiver answered %d %s", status, said))
 	var o DeliveryOutcome
 	switch {
 	case status/100 == 2:
@@ -227,7 +228,7 @@ func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time
 func (d *Deliverer) again(m Message, asked time.Duration, reason string) DeliveryOutcome {
 	wait, more := Schedule(m.Attempt+1, rand.Float64())
 	if !more {
-		return DeliveryOutcome{Kind: Failed, Reason: oneLine(fmt.Sprintf("attempts used up; last: %s", reason))}
+		return DeliveryOutcome{Kind: Failed, Reason: reasonOf(fmt.Sprintf("attempts used up; last: %s", reason))}
 	}
 	return DeliveryOutcome{Kind: Retry, Wait: max(wait, asked), Reason: reason}
 }
@@ -245,10 +246,7 @@ func withoutURL(err error) error {
 	return err
 }
 
-func oneLine(text string) string {
-	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
-	if runes := []rune(text); len(runes) > 300 {
-		return string(runes[:300]) + "…"
-	}
-	return text
-}
+// reasonMax bounds the reason of an outcome, in characters.
+const reasonMax = 300
+
+func reasonOf(text string) string { return oneline.Short(text, reasonMax) }
