@@ -28,7 +28,7 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
 // returns ErrLockLost if the entry is not this run's any more: the handler must stop then. An empty
 // message leaves the last one. It is a write to the database: once a second is often enough.
 func (r *Run) Progress(ctx context.Context, done float64, message string) error {
-	return r.saveProgress(ctx, min(max(done, 0), 1), given(tidy(message)), nil)
+	return r.saveProgress(ctx, min(max(done, 0), 1), postgres.Given(tidy(message)), nil)
 }
 
 // checkpointBytesMax bounds a checkpoint: it is written whole each time. What is larger belongs elsewhere.

@@ -315,25 +315,25 @@ func answers(ids []EntryID, verdicts []Verdict) []Pushed {
 func pushColumns(queue string, pushes []Push) []any {
 	return []any{
 		queue, payloads(pushes),
-		column(pushes, func(p *Push) *string { return given(p.LockKey) }),
-		column(pushes, func(p *Push) *string { return given(p.Flow) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.LockKey) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.Flow) }),
 		column(pushes, func(p *Push) *int16 { return p.Priority }),
 		column(pushes, func(p *Push) *time.Time { return givenTime(p.DueAt) }),
 		column(pushes, func(p *Push) *time.Time { return givenTime(p.StartBy) }),
 		column(pushes, func(p *Push) *time.Time { return givenTime(p.FinishBy) }),
-		column(pushes, func(p *Push) *float64 { return given(p.Cost) }),
-		column(pushes, func(p *Push) *string { return given(p.Name) }),
-		column(pushes, func(p *Push) *string { return given(p.IdempotencyKey) }),
-		column(pushes, func(p *Push) *string { return given(p.UniqueKey) }),
-		column(pushes, func(p *Push) *string { return given(string(p.UniquePolicy)) }),
-		column(pushes, func(p *Push) *string { return given(p.Trace) }),
+		column(pushes, func(p *Push) *float64 { return postgres.Given(p.Cost) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.Name) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.IdempotencyKey) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.UniqueKey) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(string(p.UniquePolicy)) }),
+		column(pushes, func(p *Push) *string { return postgres.Given(p.Trace) }),
 		column(pushes, func(p *Push) *json.RawMessage {
 			if p.Callback == nil {
 				return nil
 			}
 			return &p.Callback
 		}),
-		column(pushes, func(p *Push) *int32 { return given(p.Weight) }),
+		column(pushes, func(p *Push) *int32 { return postgres.Given(p.Weight) }),
 	}
 }
 
@@ -346,14 +346,6 @@ func column[T any](pushes []Push, option func(*Push) *T) []*T {
 		}
 	}
 	return values
-}
-
-func given[T comparable](v T) *T {
-	var zero T
-	if v == zero {
-		return nil
-	}
-	return &v
 }
 
 func givenTime(t time.Time) *time.Time {
@@ -393,9 +385,9 @@ func pushJSON(pushes []Push) []map[string]any {
 		p := &pushes[i]
 		m := map[string]any{"payload": p.Payload}
 		for name, value := range map[string]*string{
-			"lock_key": given(p.LockKey), "flow": given(p.Flow), "name": given(p.Name), "trace": given(p.Trace),
-			"idempotency_key": given(p.IdempotencyKey), "unique_key": given(p.UniqueKey),
-			"unique_policy": given(string(p.UniquePolicy)),
+			"lock_key": postgres.Given(p.LockKey), "flow": postgres.Given(p.Flow), "name": postgres.Given(p.Name),
+			"idempotency_key": postgres.Given(p.IdempotencyKey), "trace": postgres.Given(p.Trace),
+			"unique_key": postgres.Given(p.UniqueKey), "unique_policy": postgres.Given(string(p.UniquePolicy)),
 		} {
 			if value != nil {
 				m[name] = *value

@@ -112,7 +112,7 @@ func Alter(ctx context.Context, db postgres.DB, name string, options map[string]
 // Drop removes a queue. It refuses with ErrState while there are entries, unless force is set: then they are lost.
 func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) error {
 	return control(ctx, db, fmt.Sprintf("drop queue %q", name), `SELECT penstock.drop_queue($1, $2, $3, $4)`, name,
-		force, given(by.Reason), given(by.Actor))
+		force, postgres.Given(by.Reason), postgres.Given(by.Actor))
 }
 
 // bind binds the queue to a database and writes its statements. The table's name comes from the registry and is

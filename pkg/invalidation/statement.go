@@ -20,8 +20,8 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 		statements = map[string]string{}
 	}
 	const sql = `SELECT penstock.set_statements($1, $2, $3, coalesce($4, current_user::text))`
-	return control(ctx, db, fmt.Sprintf("set statements of queue %q", queue), sql, queue, statements, given(by.Reason),
-		given(by.Actor))
+	return control(ctx, db, fmt.Sprintf("set statements of queue %q", queue), sql, queue, statements,
+		postgres.Given(by.Reason), postgres.Given(by.Actor))
 }
 
 // beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
