@@ -94,10 +94,6 @@ func (a *answer) Unwrap() error { return a.err }
 // RetryIn asks that the entry be tried again after d, whatever the policy's backoff says; its attempts still count.
 func RetryIn(d time.Duration, err error) error { return &answer{err: err, delay: d, hasDelay: true} }
 
-// RetryAt is RetryIn until a time, by this process's clock: for a downstream that names a time
-// (Retry-After).
-func RetryAt(t time.Time, err error) error { return RetryIn(max(0, time.Until(t)), err) }
-
 // Permanent marks an error that a retry would not mend: the entry becomes a failure. Where the node lost its lease or
 // drains, which may be the reason for the error, it is released all the same.
 func Permanent(err error) error { return &answer{err: err, permanent: true} }

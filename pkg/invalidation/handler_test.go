@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
@@ -24,7 +26,6 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"joined":                {errors.Join(boom, RetryIn(time.Minute, boom)), Ending{verb: verbRetry, delay: time.Minute}},
 		"class without retries": {WithClass("input", boom), Ending{verb: verbFail, failure: Failure{Class: "input"}}},
 		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
-		"at a time gone by":     {RetryAt(time.Unix(0, 0), boom), Ending{verb: verbRetry}},
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
 		"snooze":                {Snooze(time.Minute), Ending{verb: verbPostpone, delay: time.Minute}},
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
@@ -81,7 +82,9 @@ func TestAThrottleKeepsEveryNodeOff(t *testing.T) {
 		t.Errorf("explained %+v (%v), want both throttles", e, err)
 	}
 	for _, flow := range []*string{nil, &x.Flow} {
-		if stood, err := LiftThrottle(b.ctx, b.pool, "work", flow); !stood || err != nil {
+		var stood bool
+		err := b.pool.QueryRow(b.ctx, `SELECT penstock.lift_throttle('work', $1)`, flow).Scan(&stood)
+		if !stood || err != nil {
 			t.Fatalf("lifted: %t, %v", stood, err)
 		}
 	}
@@ -106,16 +109,20 @@ func TestAStaleThrottleIsRefused(t *testing.T) {
 
 func TestThrottlesOfManyRunsKeepTheLongest(t *testing.T) {
 	b := newBed(t, Config{})
+	throttle := func(d time.Duration) error {
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.throttle('work', $1)`, d)
+		return err
+	}
 	for _, d := range []time.Duration{time.Minute, time.Second, time.Hour, time.Minute} {
-		if err := Throttle(b.ctx, b.pool, "work", nil, d, ""); err != nil {
+		if err := throttle(d); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.throttle WHERE until > now() + interval '59 minutes'`); n != 1 {
 		t.Error("the longest order does not stand")
 	}
-	if err := Throttle(b.ctx, b.pool, "work", nil, 48*time.Hour, ""); !errors.Is(err, ErrInvalid) {
-		t.Errorf("two days: %v, want ErrInvalid", err)
+	if err := throttle(48 * time.Hour); postgres.Code(err) != "PS002" {
+		t.Errorf("two days: %v, want PS002", err)
 	}
 }
 

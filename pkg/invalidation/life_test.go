@@ -151,8 +151,7 @@ func TestTheWholeLife(t *testing.T) {
 	stove.end(stove.run(lock), nil, ThrottleQueue(time.Minute, errors.New("429 from the mill")))
 	s.nothingToClaim()
 	s.because(eve, "throttled")
-	_, err = LiftThrottle(s.ctx, s.db, "orders", nil)
-	s.must(err)
+	s.equal(s.count(`SELECT penstock.lift_throttle('orders')::int`), 1)
 	lock = stove.claim()
 	stove.end(stove.run(lock), nil, nil)
 

@@ -1,14 +1,10 @@
 package invalidation
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 )
 
 // throttleOrder is a throttle that a handler ordered; none if wait is zero.
@@ -45,25 +41,4 @@ func (q *Queue) queueThrottles(batch *pgx.Batch, endings []Ending) {
 			return &e.Lock.Lane.Flow
 		}),
 		each(c, func(e *Ending) string { return tidy(e.reason) }))
-}
-
-// Throttle throttles a queue, or one flow of it (nil for all), for at most a day: no node claims
-// from it. It does not shorten a longer throttle.
-func Throttle(ctx context.Context, db postgres.DB, queue string, flow *string, wait time.Duration,
-	reason string,
-) error {
-	_, err := db.Exec(ctx, `SELECT penstock.throttle($1, $2, $3, $4)`, queue, wait, flow, reason)
-	if err != nil {
-		return fmt.Errorf("throttle queue %q: %w", queue, withDuty(err))
-	}
-	return nil
-}
-
-// LiftThrottle ends a throttle before its time, and reports whether there was one.
-func LiftThrottle(ctx context.Context, db postgres.DB, queue string, flow *string) (bool, error) {
-	var stood bool
-	if err := db.QueryRow(ctx, `SELECT penstock.lift_throttle($1, $2)`, queue, flow).Scan(&stood); err != nil {
-		return false, fmt.Errorf("lift throttle of queue %q: %w", queue, withDuty(err))
-	}
-	return stood, nil
 }

@@ -3,7 +3,6 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,9 +14,8 @@ import (
 // Compaction is the duty that merges waiting entries of mergeable queues that fall behind: where more entries wait than
 // a multiple of the locks held, those of one key are merged by the rule of the queue.
 type Compaction struct {
-	cfg      Config
-	db       postgres.DB // its statements commit only within the term
-	replaced atomic.Int64
+	cfg Config
+	db  postgres.DB // its statements commit only within the term
 }
 
 // NewCompaction returns the duty for one term.
@@ -38,9 +36,6 @@ func (c *Compaction) Run(ctx context.Context) error {
 		return cfg.Pause, err
 	})
 }
-
-// Replaced returns how many entries were merged into older ones in this term.
-func (c *Compaction) Replaced() int64 { return c.replaced.Load() }
 
 const (
 	// More entries than so many for each lock held have a mergeable queue compacted.
@@ -99,7 +94,6 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 	for {
 		n, next, err := q.CompactQueue(ctx, 2, compactKeys, after)
 		total += n
-		c.replaced.Add(int64(n))
 		if err != nil && !general(err) {
 			c.cfg.Log.ErrorContext(ctx, "cannot compact queue; the next pass tries again", "queue", q.Name,
 				"error", err)
