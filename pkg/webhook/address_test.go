@@ -73,13 +73,13 @@ func TestNoForbiddenAddressIsEverConnectedTo(t *testing.T) {
 	_, port, _ := net.SplitHostPort(server)
 	dials := &dialCount{}
 	dialer := net.Dialer{Resolver: resolver(t, fixed(forbiddenNames)), Control: dials.refuse}
-	deliverer := NewDeliverer(Config{Dialer: dialer})
+	deliverer := newDeliverer(Config{Dialer: dialer})
 	dial := AddressPolicy{}.Dialer(dialer)
 
 	tried := 0
 	attempt := func(raw string) {
 		tried++
-		if o := deliverer.Deliver(t.Context(), Message{ID: "m", URL: raw, Secrets: []Secret{NewSecret()}, Attempt: 1}); o.Kind != Failed {
+		if o := deliverer.deliver(t.Context(), message{ID: "m", URL: raw, Secrets: []Secret{NewSecret()}, Attempt: 1}); o.Kind != failed {
 			t.Errorf("%s: outcome %s (%s), want failed", raw, o.Kind, o.Reason)
 		}
 		// The same once more past the check at registration, as if it had been

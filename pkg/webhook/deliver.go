@@ -23,7 +23,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Config of a Deliverer. The zero value works; the defaults are in withDefaults.
+// Config of the deliveries of a Handler. The zero value works; the defaults are in withDefaults.
 type Config struct {
 	Policy       AddressPolicy
 	Vault        Vault         // of the secrets that sign
@@ -47,32 +47,32 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Message is one callback on its way.
-type Message struct {
+// message is one callback on its way.
+type message struct {
 	ID      string // stable over all attempts; no dot
 	URL     string
-	Body    []byte       // see Envelope
+	Body    []byte       // see envelope
 	Secrets []Secret     // one, or two while one replaces the other
-	Keys    []SigningKey // that sign beside the secrets, as many
+	Keys    []signingKey // that sign beside the secrets, as many
 	Attempt int          // 1 for the first
 }
 
-// DeliveryKind of an outcome.
-type DeliveryKind string
+// deliveryKind of an outcome.
+type deliveryKind string
 
 // What an attempt came to.
 const (
-	Delivered DeliveryKind = "delivered" // the receiver answered 2xx
-	Retry     DeliveryKind = "retry"     // try again after Wait; this was an attempt
-	Deferred  DeliveryKind = "deferred"  // not tried: come back after Wait; this was no attempt
-	Disabled  DeliveryKind = "disabled"  // the receiver answered 410: send it nothing more
-	Failed    DeliveryKind = "failed"    // no further attempt: they are used up, or the address is not allowed
+	delivered deliveryKind = "delivered" // the receiver answered 2xx
+	retry     deliveryKind = "retry"     // try again after Wait; this was an attempt
+	deferred  deliveryKind = "deferred"  // not tried: come back after Wait; this was no attempt
+	disabled  deliveryKind = "disabled"  // the receiver answered 410: send it nothing more
+	failed    deliveryKind = "failed"    // no further attempt: they are used up, or the address is not allowed
 )
 
-// DeliveryOutcome of one attempt.
-type DeliveryOutcome struct {
-	Kind       DeliveryKind
-	Wait       time.Duration // Retry, Deferred
+// deliveryOutcome of one attempt.
+type deliveryOutcome struct {
+	Kind       deliveryKind
+	Wait       time.Duration // of retry and deferred
 	StatusCode int           // 0 when there was no answer
 	Reason     string        // one line for a person
 	Took       time.Duration
@@ -82,17 +82,17 @@ type DeliveryOutcome struct {
 // receiver said, and to let it reuse the connection.
 const answerBytesMost = 4 << 10
 
-// Deliverer makes attempts. It is safe for concurrent use.
-type Deliverer struct {
+// deliverer makes attempts. It is safe for concurrent use.
+type deliverer struct {
 	config    Config
 	client    *http.Client
 	endpoints *endpoints
 }
 
-// NewDeliverer returns a deliverer with its own connections.
-func NewDeliverer(config Config) *Deliverer {
+// newDeliverer returns a deliverer with its own connections.
+func newDeliverer(config Config) *deliverer {
 	config = config.withDefaults()
-	return &Deliverer{
+	return &deliverer{
 		config: config,
 		endpoints: newEndpoints(config.Breaker,
 			flightLimits{address: config.InFlight, host: config.HostInFlight, unproven: config.Unproven}),
@@ -114,24 +114,24 @@ func NewDeliverer(config Config) *Deliverer {
 	}
 }
 
-// Deliver makes one attempt. Ending ctx ends it, as Deferred.
-func (d *Deliverer) Deliver(ctx context.Context, m Message) DeliveryOutcome {
+// deliver makes one attempt. Ending ctx ends it, as deferred.
+func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 	address, err := d.config.Policy.CheckURL(m.URL)
 	if err != nil {
-		return DeliveryOutcome{Kind: Failed, Reason: err.Error()}
+		return deliveryOutcome{Kind: failed, Reason: err.Error()}
 	}
 	to := target{id: withoutQuery(address), host: origin(address)}
 	began := time.Now()
 	f, wait := d.endpoints.enter(began, to)
 	if f == nil {
-		return DeliveryOutcome{
-			Kind: Deferred, Wait: jittered(wait),
+		return deliveryOutcome{
+			Kind: deferred, Wait: jittered(wait),
 			Reason: "endpoint is failing or has enough deliveries in flight",
 		}
 	}
 	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
 	o.Took = time.Since(began)
-	if o.Kind == Deferred {
+	if o.Kind == deferred {
 		d.endpoints.forgo(f)
 	} else {
 		d.endpoints.leave(time.Now(), f, healthy, o.Took)
@@ -157,12 +157,12 @@ func origin(u *url.URL) string {
 func withoutQuery(u *url.URL) string { return origin(u) + u.EscapedPath() }
 
 // attempt also returns whether the endpoint counts as up.
-func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, now time.Time) (o DeliveryOutcome,
+func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message, now time.Time) (o deliveryOutcome,
 	healthy bool,
 ) {
 	signed, err := sign(m.ID, now, m.Body, m.Secrets, m.Keys)
 	if err != nil {
-		return DeliveryOutcome{Kind: Failed, Reason: err.Error()}, true
+		return deliveryOutcome{Kind: failed, Reason: err.Error()}, true
 	}
 	bounded, cancel := context.WithTimeout(ctx, d.config.Timeout)
 	defer cancel()
@@ -170,14 +170,14 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 		attribute.String("server.address", address.Hostname()))
 	defer func() {
 		span.SetAttributes(attribute.Int("http.response.status_code", o.StatusCode))
-		if o.Kind != Delivered {
+		if o.Kind != delivered {
 			span.SetStatus(codes.Error, o.Reason)
 		}
 		span.End()
 	}()
 	req, err := http.NewRequestWithContext(bounded, http.MethodPost, address.String(), bytes.NewReader(m.Body))
 	if err != nil {
-		return DeliveryOutcome{Kind: Failed, Reason: "build request: " + err.Error()}, true
+		return deliveryOutcome{Kind: failed, Reason: "build request: " + err.Error()}, true
 	}
 	req.Header = signed
 	req.Header.Set("Content-Type", "application/json")
@@ -194,25 +194,25 @@ func (d *Deliverer) attempt(ctx context.Context, address *url.URL, m Message, no
 	return d.judge(m, reply, string(said), now)
 }
 
-func (d *Deliverer) broken(ctx context.Context, m Message, err error) (DeliveryOutcome, bool) {
+func (d *deliverer) broken(ctx context.Context, m message, err error) (deliveryOutcome, bool) {
 	switch {
 	case ctx.Err() != nil:
-		return DeliveryOutcome{Kind: Deferred, Reason: "delivery was interrupted on our side"}, true
+		return deliveryOutcome{Kind: deferred, Reason: "delivery was interrupted on our side"}, true
 	case errors.Is(err, ErrForbiddenAddress):
-		return DeliveryOutcome{Kind: Failed, Reason: reasonOf(withoutURL(err).Error())}, true
+		return deliveryOutcome{Kind: failed, Reason: reasonOf(withoutURL(err).Error())}, true
 	}
 	return d.again(m, 0, reasonOf(withoutURL(err).Error())), false
 }
 
-func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time.Time) (DeliveryOutcome, bool) {
+func (d *deliverer) judge(m message, reply *http.Response, said string, now time.Time) (deliveryOutcome, bool) {
 	status := reply.StatusCode
 	reason := reasonOf(fmt.Sprintf("receiver answered %d %s", status, said))
-	var o DeliveryOutcome
+	var o deliveryOutcome
 	switch {
 	case status/100 == 2:
-		o = DeliveryOutcome{Kind: Delivered}
+		o = deliveryOutcome{Kind: delivered}
 	case status == http.StatusGone:
-		o = DeliveryOutcome{Kind: Disabled, Reason: goneReason}
+		o = deliveryOutcome{Kind: disabled, Reason: goneReason}
 	case status/100 == 3:
 		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
 	default:
@@ -225,12 +225,12 @@ func (d *Deliverer) judge(m Message, reply *http.Response, said string, now time
 
 // again plans the next attempt: at the time of the schedule, or later if the
 // receiver asked for it.
-func (d *Deliverer) again(m Message, asked time.Duration, reason string) DeliveryOutcome {
+func (d *deliverer) again(m message, asked time.Duration, reason string) deliveryOutcome {
 	wait, more := Schedule(m.Attempt+1, rand.Float64())
 	if !more {
-		return DeliveryOutcome{Kind: Failed, Reason: reasonOf(fmt.Sprintf("attempts used up; last: %s", reason))}
+		return deliveryOutcome{Kind: failed, Reason: reasonOf(fmt.Sprintf("attempts used up; last: %s", reason))}
 	}
-	return DeliveryOutcome{Kind: Retry, Wait: max(wait, asked), Reason: reason}
+	return deliveryOutcome{Kind: retry, Wait: max(wait, asked), Reason: reason}
 }
 
 func jittered(wait time.Duration) time.Duration {

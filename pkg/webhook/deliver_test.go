@@ -45,8 +45,8 @@ func hangs(_ http.ResponseWriter, r *http.Request) {
 	<-r.Context().Done()
 }
 
-func message(url string, attempt int) Message {
-	return Message{ID: "msg_1", URL: url, Body: []byte(`{"a":1}`), Secrets: []Secret{NewSecret()}, Attempt: attempt}
+func messageTo(url string, attempt int) message {
+	return message{ID: "msg_1", URL: url, Body: []byte(`{"a":1}`), Secrets: []Secret{NewSecret()}, Attempt: attempt}
 }
 
 func TestWhatBecomesOfADelivery(t *testing.T) {
@@ -63,25 +63,25 @@ func TestWhatBecomesOfADelivery(t *testing.T) {
 		name    string
 		answer  http.HandlerFunc
 		attempt int
-		kind    DeliveryKind
+		kind    deliveryKind
 		least   time.Duration // of Wait; the jitter adds up to a fifth
 	}{
-		{"200", answers(200), 1, Delivered, 0},
-		{"204", answers(204), 9, Delivered, 0},
-		{"endless answer", endless, 1, Delivered, 0},
-		{"410", answers(410), 1, Disabled, 0},
-		{"400", answers(400), 1, Retry, 5 * time.Second},
-		{"404, third attempt", answers(404), 3, Retry, 30 * time.Minute},
-		{"500, ninth attempt", answers(500), 9, Retry, 24 * time.Hour},
-		{"500, tenth attempt", answers(500), 10, Failed, 0},
-		{"503 with Retry-After", answers(503, "Retry-After", "120"), 1, Retry, 2 * time.Minute},
-		{"429 asking for less than the schedule", answers(429, "Retry-After", "1"), 3, Retry, 30 * time.Minute},
-		{"429 asking for a year", answers(429, "Retry-After", "31536000"), 1, Retry, 24 * time.Hour},
-		{"Retry-After as a date", answers(503, "Date", "Wed, 21 Oct 2015 07:00:00 GMT", "Retry-After", "Wed, 21 Oct 2015 08:00:00 GMT"), 1, Retry, time.Hour},
-		{"redirect", answers(302, "Location", elsewhere.URL), 1, Retry, 5 * time.Second},
-		{"permanent redirect", answers(308, "Location", elsewhere.URL), 1, Retry, 5 * time.Second},
-		{"hangs", hangs, 1, Retry, 5 * time.Second},
-		{"drops the connection", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 1, Retry, 5 * time.Second},
+		{"200", answers(200), 1, delivered, 0},
+		{"204", answers(204), 9, delivered, 0},
+		{"endless answer", endless, 1, delivered, 0},
+		{"410", answers(410), 1, disabled, 0},
+		{"400", answers(400), 1, retry, 5 * time.Second},
+		{"404, third attempt", answers(404), 3, retry, 30 * time.Minute},
+		{"500, ninth attempt", answers(500), 9, retry, 24 * time.Hour},
+		{"500, tenth attempt", answers(500), 10, failed, 0},
+		{"503 with Retry-After", answers(503, "Retry-After", "120"), 1, retry, 2 * time.Minute},
+		{"429 asking for less than the schedule", answers(429, "Retry-After", "1"), 3, retry, 30 * time.Minute},
+		{"429 asking for a year", answers(429, "Retry-After", "31536000"), 1, retry, 24 * time.Hour},
+		{"Retry-After as a date", answers(503, "Date", "Wed, 21 Oct 2015 07:00:00 GMT", "Retry-After", "Wed, 21 Oct 2015 08:00:00 GMT"), 1, retry, time.Hour},
+		{"redirect", answers(302, "Location", elsewhere.URL), 1, retry, 5 * time.Second},
+		{"permanent redirect", answers(308, "Location", elsewhere.URL), 1, retry, 5 * time.Second},
+		{"hangs", hangs, 1, retry, 5 * time.Second},
+		{"drops the connection", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 1, retry, 5 * time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := receiving(t, c.answer)
@@ -89,8 +89,8 @@ func TestWhatBecomesOfADelivery(t *testing.T) {
 			if c.name == "hangs" {
 				within = 300 * time.Millisecond
 			}
-			d := NewDeliverer(Config{Policy: loopback(), Timeout: within})
-			o := d.Deliver(t.Context(), message(s.URL, c.attempt))
+			d := newDeliverer(Config{Policy: loopback(), Timeout: within})
+			o := d.deliver(t.Context(), messageTo(s.URL, c.attempt))
 			if o.Kind != c.kind || o.Wait < c.least || o.Wait > c.least+c.least/5 {
 				t.Errorf("got %s, wait %s (%s); want %s, wait %s", o.Kind, o.Wait, o.Reason, c.kind, c.least)
 			}
@@ -114,9 +114,9 @@ func TestReceiverCanVerifyWhatArrives(t *testing.T) {
 		}
 		verified <- err
 	})
-	m := message(s.URL+"/hook?k=v", 1)
+	m := messageTo(s.URL+"/hook?k=v", 1)
 	m.Secrets = []Secret{NewSecret(), secret}
-	if o := NewDeliverer(Config{Policy: loopback()}).Deliver(t.Context(), m); o.Kind != Delivered {
+	if o := newDeliverer(Config{Policy: loopback()}).deliver(t.Context(), m); o.Kind != delivered {
 		t.Fatalf("got %s: %s", o.Kind, o.Reason)
 	}
 	if err := <-verified; err != nil {
@@ -130,8 +130,8 @@ func TestInterruptedDeliveryIsNoAttempt(t *testing.T) {
 		cancel()
 		hangs(w, r)
 	})
-	d := NewDeliverer(Config{Policy: loopback()})
-	if o := d.Deliver(ctx, message(s.URL, 10)); o.Kind != Deferred {
+	d := newDeliverer(Config{Policy: loopback()})
+	if o := d.deliver(ctx, messageTo(s.URL, 10)); o.Kind != deferred {
 		t.Errorf("got %s: %s", o.Kind, o.Reason)
 	}
 	if len(d.endpoints.byID)+len(d.endpoints.byHost)+d.endpoints.unproven != 0 {
@@ -151,14 +151,14 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 	good := receiving(t, func(http.ResponseWriter, *http.Request) { arrived.Add(1) })
 	gone := receiving(t, hangs)
 	gone.Close()
-	d := NewDeliverer(Config{Policy: loopback(), Timeout: time.Hour})
+	d := newDeliverer(Config{Policy: loopback(), Timeout: time.Hour})
 
 	work := make(chan string)
 	var workers sync.WaitGroup
 	for range threads {
 		workers.Go(func() {
 			for url := range work {
-				d.Deliver(t.Context(), message(url, 1))
+				d.deliver(t.Context(), messageTo(url, 1))
 			}
 		})
 	}
@@ -250,24 +250,24 @@ func TestSlowReceiversUnderManyNamesLeaveThreadsForPromptOnes(t *testing.T) {
 	good := receiving(t, answers(200))
 	// Every name resolves to the tar pit: wildcard DNS.
 	dialer := net.Dialer{Resolver: resolver(t, func(string) []string { return []string{"127.0.0.1"} })}
-	d := NewDeliverer(Config{Policy: loopback(), Dialer: dialer, Unproven: 3, Timeout: time.Minute})
-	if o := d.Deliver(t.Context(), message(good.URL, 1)); o.Kind != Delivered {
+	d := newDeliverer(Config{Policy: loopback(), Dialer: dialer, Unproven: 3, Timeout: time.Minute})
+	if o := d.deliver(t.Context(), messageTo(good.URL, 1)); o.Kind != delivered {
 		t.Fatalf("first delivery: %s", o.Reason)
 	}
 	_, port, _ := net.SplitHostPort(strings.TrimPrefix(tarPit.URL, "http://"))
-	outcomes := make(chan DeliveryOutcome, 20)
+	outcomes := make(chan deliveryOutcome, 20)
 	for i := range 20 {
 		slow.Go(func() {
-			outcomes <- d.Deliver(t.Context(), message(fmt.Sprintf("http://tar%d.example.com:%s/%d", i, port, i), 1))
+			outcomes <- d.deliver(t.Context(), messageTo(fmt.Sprintf("http://tar%d.example.com:%s/%d", i, port, i), 1))
 		})
 	}
 	for range 17 {
-		if o := <-outcomes; o.Kind != Deferred {
+		if o := <-outcomes; o.Kind != deferred {
 			t.Errorf("a delivery beyond the bound came to %s: %s", o.Kind, o.Reason)
 		}
 	}
 	for i := range 10 {
-		if o := d.Deliver(t.Context(), message(good.URL, 1)); o.Kind != Delivered {
+		if o := d.deliver(t.Context(), messageTo(good.URL, 1)); o.Kind != delivered {
 			t.Errorf("delivery %d to the prompt receiver: %s, %s", i, o.Kind, o.Reason)
 		}
 	}
@@ -300,9 +300,9 @@ func TestEndpointsWithTroubleAreBounded(t *testing.T) {
 
 func TestDeliveryToAForbiddenAddressIsNotTried(t *testing.T) {
 	dials := &dialCount{}
-	d := NewDeliverer(Config{Dialer: net.Dialer{Control: dials.refuse}})
-	o := d.Deliver(t.Context(), message("http://127.0.0.1:80/", 1))
-	if o.Kind != Failed || dials.count.Load() != 0 {
+	d := newDeliverer(Config{Dialer: net.Dialer{Control: dials.refuse}})
+	o := d.deliver(t.Context(), messageTo("http://127.0.0.1:80/", 1))
+	if o.Kind != failed || dials.count.Load() != 0 {
 		t.Errorf("got %s after %d connections", o.Kind, dials.count.Load())
 	}
 }

@@ -24,8 +24,8 @@ func (s Secret) receiverSecret(address string) (Secret, error) {
 	return Secret{key: s.derive("receiver " + origin(u))}, nil
 }
 
-func (s Secret) signingKey() SigningKey {
-	return SigningKey{key: ed25519.NewKeyFromSeed(s.derive("ed25519"))}
+func (s Secret) signingKey() signingKey {
+	return signingKey{key: ed25519.NewKeyFromSeed(s.derive("ed25519"))}
 }
 
 // derive makes 32 bytes for a purpose, from which neither the root nor those of another purpose can be computed.
@@ -35,22 +35,22 @@ func (s Secret) derive(purpose string) []byte {
 	return mac.Sum(nil)
 }
 
-// SigningKey is the private Ed25519 key of the installation. It prints as a placeholder.
-type SigningKey struct{ key ed25519.PrivateKey }
+// signingKey is the private Ed25519 key of the installation. It prints as a placeholder.
+type signingKey struct{ key ed25519.PrivateKey }
 
 // String hides the key from logs.
-func (SigningKey) String() string { return "whsk_***" }
+func (signingKey) String() string { return "whsk_***" }
 
 // GoString hides the key from %#v.
-func (k SigningKey) GoString() string { return k.String() }
+func (k signingKey) GoString() string { return k.String() }
 
 // Public returns the half that receivers verify with.
-func (k SigningKey) Public() PublicKey {
+func (k signingKey) Public() PublicKey {
 	public, _ := k.key.Public().(ed25519.PublicKey) // always is one
 	return PublicKey{key: public}
 }
 
-func (k SigningKey) sign(id, timestamp string, body []byte) []byte {
+func (k signingKey) sign(id, timestamp string, body []byte) []byte {
 	return ed25519.Sign(k.key, signedContent(id, timestamp, body))
 }
 

@@ -105,7 +105,7 @@ func TestPublicKeysThatAreRefused(t *testing.T) {
 		}
 	}
 	// A key that was never set verifies nothing.
-	h, err := sign("msg_1", time.Now(), nil, []Secret{NewSecret()}, []SigningKey{NewSecret().signingKey()})
+	h, err := sign("msg_1", time.Now(), nil, []Secret{NewSecret()}, []signingKey{NewSecret().signingKey()})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,9 +5,9 @@
 // checked again at the moment of connecting (Policy.Dialer), so that a name
 // which changes its mind in between reaches nothing. No redirect is followed.
 //
-// Deliver makes one attempt. When to make the next is arithmetic (Schedule):
-// the keeper of the deliveries, one entry each in a webhook queue, stores the
-// outcome and asks again later. A receiver that is down or slow costs the
+// A Handler makes one attempt a run. When to make the next is arithmetic
+// (Schedule): the keeper of the deliveries, one entry each in a webhook queue,
+// stores the outcome and asks again later. A receiver that is down or slow costs the
 // others nothing: its breaker opens, its share of calls in flight is bounded,
-// and both are answered Deferred, which is not an attempt.
+// and both are answered deferred, which is not an attempt.
 package webhook

@@ -17,10 +17,10 @@ const (
 	FormatBare     Format = "bare" // the data alone, as clients of a platform expect that name no envelope
 )
 
-// Envelope is the message to a receiver. All of it is under the signature: a receiver that compares
+// envelope is the message to a receiver. All of it is under the signature: a receiver that compares
 // issuer and audience with the expected ones cannot be given a message that was signed for another
 // receiver, or by another installation.
-type Envelope struct {
+type envelope struct {
 	Type     string          `json:"type"`     // entry.done, entry.failed, entry.expired or entry.cancelled
 	At       time.Time       `json:"-"`        // when the entry ended
 	Issuer   string          `json:"issuer"`   // the installation that signs
@@ -28,9 +28,9 @@ type Envelope struct {
 	Data     json.RawMessage `json:"data"`     // id, queue, outcome, and the result or error
 }
 
-// NewBody writes the body that Standard Webhooks recommends.
-func NewBody(e Envelope) ([]byte, error) {
-	type fields Envelope // without methods
+// newBody writes the body that Standard Webhooks recommends.
+func newBody(e envelope) ([]byte, error) {
+	type fields envelope // without methods
 	body, err := json.Marshal(struct {
 		fields
 		Timestamp string `json:"timestamp"`
@@ -41,7 +41,7 @@ func NewBody(e Envelope) ([]byte, error) {
 	return body, nil
 }
 
-func (e Envelope) timestamp() string { return e.At.UTC().Format(time.RFC3339Nano) }
+func (e envelope) timestamp() string { return e.At.UTC().Format(time.RFC3339Nano) }
 
 // jobStatus says in a dispatcher's words how an entry ended.
 var jobStatus = map[string]string{
@@ -49,8 +49,8 @@ var jobStatus = map[string]string{
 	"cancelled": "cancelled",
 }
 
-// NewJobBody writes the body that clients of a dispatcher expect.
-func NewJobBody(e Envelope) ([]byte, error) {
+// newJobBody writes the body that clients of a dispatcher expect.
+func newJobBody(e envelope) ([]byte, error) {
 	var data struct {
 		ID      int64           `json:"id"`
 		Queue   string          `json:"queue"`

@@ -23,14 +23,14 @@ func TestJobBodyIsThatOfADispatcher(t *testing.T) {
 		{`{"id": 7, "queue": "q", "outcome": "cancelled", "reason": "by ops"}`, `{"job_id":"7","status":"cancelled","error":"by ops","queue":"q"`},
 		{`{"id": 7, "queue": "q", "outcome": "expired", "reason": "late"}`, `{"job_id":"7","status":"expired","error":"late","queue":"q"`},
 	} {
-		body, err := NewJobBody(Envelope{At: at, Issuer: "i", Audience: "https://a.example/", Data: json.RawMessage(c.data)})
+		body, err := newJobBody(envelope{At: at, Issuer: "i", Audience: "https://a.example/", Data: json.RawMessage(c.data)})
 		want := c.want + `,"timestamp":"2026-03-01T12:00:00Z","issuer":"i","audience":"https://a.example/"}`
 		if err != nil || string(body) != want {
 			t.Errorf("%s becomes\n%s, %v, want\n%s", c.data, body, err, want)
 		}
 	}
 	for _, data := range []string{`{"id": 1, "outcome": "tired"}`, `[]`, `{"id": "x", "outcome": "done"}`} {
-		if body, err := NewJobBody(Envelope{Data: json.RawMessage(data)}); err == nil {
+		if body, err := newJobBody(envelope{Data: json.RawMessage(data)}); err == nil {
 			t.Errorf("%s becomes %s", data, body)
 		}
 	}

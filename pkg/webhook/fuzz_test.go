@@ -24,7 +24,7 @@ func FuzzVerify(f *testing.F) {
 		if Verify(h, now, body, secret) == nil || VerifyKey(h, now, body, key.Public()) == nil {
 			t.Errorf("%q, %q, %q verifies", id, timestamp, signature)
 		}
-		signed, err := sign(id, now, body, []Secret{secret}, []SigningKey{key})
+		signed, err := sign(id, now, body, []Secret{secret}, []signingKey{key})
 		if err != nil {
 			return
 		}

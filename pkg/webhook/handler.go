@@ -20,7 +20,7 @@ type Handler struct {
 	db        postgres.DB
 	vault     Vault
 	issuer    string
-	deliverer *Deliverer
+	deliverer *deliverer
 	log       *slog.Logger
 
 	complained atomic.Int64 // when a delivery was last put off because its receiver could not be found, in Unix seconds
@@ -29,7 +29,7 @@ type Handler struct {
 // NewHandler returns a handler that delivers as config says.
 func NewHandler(config Config, db postgres.DB, log *slog.Logger) *Handler {
 	log = cmp.Or(log, slog.Default())
-	return &Handler{db: db, vault: config.Vault, issuer: config.Issuer, deliverer: NewDeliverer(config), log: log}
+	return &Handler{db: db, vault: config.Vault, issuer: config.Issuer, deliverer: newDeliverer(config), log: log}
 }
 
 // callback is the payload of an entry of the webhook queue, as penstock.call_back and pkg/gateway/prediction write
@@ -45,12 +45,12 @@ type callback struct {
 
 // body writes the body in the format that the pusher chose.
 func (c callback) body(issuer string) ([]byte, error) {
-	e := Envelope{Type: c.Type, At: c.At, Issuer: issuer, Audience: c.URL, Data: c.Data}
+	e := envelope{Type: c.Type, At: c.At, Issuer: issuer, Audience: c.URL, Data: c.Data}
 	switch c.Format {
 	case FormatStandard:
-		return NewBody(e)
+		return newBody(e)
 	case FormatJob:
-		return NewJobBody(e)
+		return newJobBody(e)
 	case FormatBare:
 		return c.Data, nil
 	default:
@@ -88,7 +88,7 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err != nil {
 		return nil, refuse(ClassMalformed, err)
 	}
-	o := h.deliverer.Deliver(ctx, Message{
+	o := h.deliverer.deliver(ctx, message{
 		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body,
 		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1,
 	})
@@ -108,18 +108,18 @@ func (h *Handler) complain(err error) {
 // many. The leader puts these in line again when their time has come.
 const deferredInLine = 2 * fullWait
 
-func (h *Handler) judge(ctx context.Context, address string, o DeliveryOutcome) (json.RawMessage, error) {
+func (h *Handler) judge(ctx context.Context, address string, o deliveryOutcome) (json.RawMessage, error) {
 	switch o.Kind {
-	case Delivered:
+	case delivered:
 		return json.RawMessage(fmt.Sprintf(`{"status": %d, "took_ms": %d}`, o.StatusCode, o.Took.Milliseconds())), nil
-	case Retry:
+	case retry:
 		return nil, invalidation.RetryIn(o.Wait, errors.New(o.Reason))
-	case Deferred:
+	case deferred:
 		if o.Wait > deferredInLine {
 			return nil, invalidation.Snooze(o.Wait)
 		}
 		return nil, invalidation.NoCapacity(max(o.Wait, 100*time.Millisecond), errors.New(o.Reason))
-	case Disabled:
+	case disabled:
 		if err := markGone(ctx, h.db, address); err != nil {
 			h.log.Warn("receiver was not disabled", "error", err) // the next delivery is answered 410 again
 		}

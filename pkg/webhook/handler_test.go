@@ -184,7 +184,7 @@ func TestMessagesToAReceiverThatIsDownAreNotInLine(t *testing.T) {
 	}{{50 * time.Millisecond, true}, {fullWait + fullWait/5, true}, {time.Minute, false}} {
 		lock := d.claim(d.queue, strings.TrimPrefix(d.receiver.URL, "http://"))
 		run.Entry, run.Lock = lock.Entries[0], lock
-		_, err := d.handler.judge(d.ctx, d.receiver.URL, DeliveryOutcome{Kind: Deferred, Wait: c.wait, Reason: "it is down"})
+		_, err := d.handler.judge(d.ctx, d.receiver.URL, deliveryOutcome{Kind: deferred, Wait: c.wait, Reason: "it is down"})
 		ending := invalidation.Judge(run, nil, err, time.Millisecond, 0)
 		ending.Last = true
 		_, err = d.queue.Settle(d.ctx, 1, []invalidation.Ending{ending})

@@ -71,7 +71,7 @@ func (k Keeper) Secrets(ctx context.Context, url string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	secrets, err := SecretsOf(ctx, k.DB, vault, url)
+	secrets, err := secretsOf(ctx, k.DB, vault, url)
 	texts := make([]string, len(secrets))
 	for i, s := range secrets {
 		texts[i] = s.Reveal()

@@ -16,7 +16,7 @@ import (
 // Destination is how to deliver to an address.
 type Destination struct {
 	Secrets  []Secret     // its own, or those derived for its origin; two while one replaces the other
-	Keys     []SigningKey // of the installation, likewise
+	Keys     []signingKey // of the installation, likewise
 	Disabled bool
 	Reason   string // why it is disabled
 }
@@ -262,9 +262,9 @@ func markGone(ctx context.Context, db postgres.DB, address string) error {
 	return nil
 }
 
-// SecretsOf returns the secrets that sign for an address, to be shown to its owner: its own, or those derived for its
+// secretsOf returns the secrets that sign for an address, to be shown to its owner: its own, or those derived for its
 // origin.
-func SecretsOf(ctx context.Context, db postgres.DB, vault Vault, address string) ([]Secret, error) {
+func secretsOf(ctx context.Context, db postgres.DB, vault Vault, address string) ([]Secret, error) {
 	e, err := FindEndpoint(ctx, db, vault, address)
 	return e.Secrets, err
 }

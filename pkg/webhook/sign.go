@@ -83,7 +83,7 @@ func Sign(id string, at time.Time, body []byte, secrets ...Secret) (http.Header,
 	return sign(id, at, body, secrets, nil)
 }
 
-func sign(id string, at time.Time, body []byte, secrets []Secret, keys []SigningKey) (http.Header, error) {
+func sign(id string, at time.Time, body []byte, secrets []Secret, keys []signingKey) (http.Header, error) {
 	if id == "" || strings.ContainsAny(id, ".\r\n") {
 		return nil, fmt.Errorf("sign webhook: id %q must be one line without a dot", id)
 	}

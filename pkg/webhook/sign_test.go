@@ -159,7 +159,7 @@ func TestStandardWebhooksLibraryAcceptsOurSignatures(t *testing.T) {
 	dir := receiver(t)
 	current, previous, stranger := NewSecret(), NewSecret(), NewSecret()
 	now := time.Now()
-	body, err := NewBody(Envelope{
+	body, err := newBody(envelope{
 		Type: "entry.done", At: now, Issuer: "us", Audience: "https://a.example/in", Data: json.RawMessage(`{"id":17,"text":"größer <&> \u2028"}`),
 	})
 	if err != nil {
@@ -177,7 +177,7 @@ func TestStandardWebhooksLibraryAcceptsOurSignatures(t *testing.T) {
 		Body   string `json:"body"`
 	}
 	signed := func(at time.Time, receives Secret, body string, signers ...Secret) message {
-		h, err := sign("msg_17", at, []byte(body), signers, []SigningKey{signers[0].signingKey()})
+		h, err := sign("msg_17", at, []byte(body), signers, []signingKey{signers[0].signingKey()})
 		if err != nil {
 			t.Fatal(err)
 		}
