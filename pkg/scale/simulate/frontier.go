@@ -280,34 +280,6 @@ func above(a, b, c Point) bool {
 	return b.Violations() >= a.Violations()+along*(c.Violations()-a.Violations())
 }
 
-// HoursAt returns the GPU-hours that a hull needs for a share of violations; false if it never gets there.
-func HoursAt(hull []Point, violations float64) (float64, bool) {
-	for i, p := range hull {
-		if p.Violations() > violations {
-			continue
-		}
-		if i == 0 {
-			return p.GPUHours, true
-		}
-		before := hull[i-1]
-		along := (before.Violations() - violations) / (before.Violations() - p.Violations())
-		return before.GPUHours + along*(p.GPUHours-before.GPUHours), true
-	}
-	return 0, false
-}
-
-// ViolationsAt returns the violations of a hull at GPU-hours; false if it is beyond its ends.
-func ViolationsAt(hull []Point, hours float64) (float64, bool) {
-	for i := 1; i < len(hull); i++ {
-		a, b := hull[i-1], hull[i]
-		if hours >= a.GPUHours && hours <= b.GPUHours {
-			along := (hours - a.GPUHours) / (b.GPUHours - a.GPUHours)
-			return a.Violations() + along*(b.Violations()-a.Violations()), true
-		}
-	}
-	return 0, false
-}
-
 // Write prints the points as a table.
 func Write(to io.Writer, points []Point) error {
 	table := tabwriter.NewWriter(to, 0, 0, 2, ' ', 0)

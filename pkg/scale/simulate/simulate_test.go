@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -122,7 +123,7 @@ func TestSteadyLoadCostsLittleMoreThanUnderHPA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("plays hours")
 	}
-	load := served(Steady(5, 6, 7, 2*3600), 4, 60, 30, 90)
+	load := served(steady(5, 6, 7, 2*3600), 4, 60, 30, 90)
 	load.Warm = 900
 	points := Compare([]Load{load}, Faults{}, Contenders(load, false))
 	checkFrontier(t, points, "hpa", 1)
@@ -157,7 +158,7 @@ func checkFrontier(t *testing.T, points []Point, rival string, most float64) {
 	t.Helper()
 	hull := Hull(points, rival)
 	ours := points[0]
-	hours, there := HoursAt(hull, max(ours.Violations(), 0.005))
+	hours, there := hoursAt(hull, max(ours.Violations(), 0.005))
 	if !there {
 		t.Logf("%.2f %% late at %.1f GPU-hours, %s never has so few", 100*ours.Violations(), ours.GPUHours, rival)
 		return
@@ -169,7 +170,7 @@ func checkFrontier(t *testing.T, points []Point, rival string, most float64) {
 }
 
 func TestFaultsAreSurvived(t *testing.T) {
-	load := served(Steady(3, 12, 3, 4*3600), 4, 30, 30, 60)
+	load := served(steady(3, 12, 3, 4*3600), 4, 30, 30, 60)
 	faults := Faults{ColdSpread: 0.5, Stuck: 0.05, DeathEvery: 3600, Seed: 1}
 	score := Run(load, faults, NewDecider(scale.Policy{Slots: 4, Max: 30}), 12)
 	if score.Violations() > 0.01 {
@@ -222,13 +223,13 @@ func TestHullInterpolates(t *testing.T) {
 	if len(hull) != 3 {
 		t.Fatalf("hull %+v", hull)
 	}
-	if hours, ok := HoursAt(hull, 0.05); !ok || math.Abs(hours-20) > 1e-9 {
+	if hours, ok := hoursAt(hull, 0.05); !ok || math.Abs(hours-20) > 1e-9 {
 		t.Errorf("5 %% at %g hours", hours)
 	}
-	if share, ok := ViolationsAt(hull, 20); !ok || math.Abs(share-0.05) > 1e-9 {
+	if share, ok := violationsAt(hull, 20); !ok || math.Abs(share-0.05) > 1e-9 {
 		t.Errorf("20 hours give %g", share)
 	}
-	if _, ok := ViolationsAt(hull, 99); ok {
+	if _, ok := violationsAt(hull, 99); ok {
 		t.Error("beyond the end")
 	}
 }
@@ -257,7 +258,7 @@ func TestALoopIsPlayedFromSeveralBeginnings(t *testing.T) {
 }
 
 func TestPictureIsXML(t *testing.T) {
-	load := served(Steady(1, 1, 2, 600), 4, 10, 30, 60)
+	load := served(steady(1, 1, 2, 600), 4, 10, 30, 60)
 	var b bytes.Buffer
 	if err := Picture(&b, "a < b", Compare([]Load{load}, Faults{}, Contenders(load, false))); err != nil {
 		t.Fatal(err)
@@ -284,4 +285,42 @@ func TestKnativeAndStatic(t *testing.T) {
 	if got := Static(3).Desired(now, scale.Obs{}); got != 3 {
 		t.Errorf("static: %d", got)
 	}
+}
+
+// steady is a generated load: Poisson arrivals at a rate, service times with an exponential tail.
+func steady(seed uint64, rate, service, seconds float64) Load {
+	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a load must be the same each time
+	load := Load{Name: "steady"}
+	for at := random.ExpFloat64() / rate; at < seconds; at += random.ExpFloat64() / rate {
+		load.Requests = append(load.Requests, Request{At: at, Service: service * (0.5 + random.ExpFloat64()/2)})
+	}
+	return load
+}
+
+// hoursAt returns the GPU-hours that a hull needs for a share of violations; false if it never gets there.
+func hoursAt(hull []Point, violations float64) (float64, bool) {
+	for i, p := range hull {
+		if p.Violations() > violations {
+			continue
+		}
+		if i == 0 {
+			return p.GPUHours, true
+		}
+		before := hull[i-1]
+		along := (before.Violations() - violations) / (before.Violations() - p.Violations())
+		return before.GPUHours + along*(p.GPUHours-before.GPUHours), true
+	}
+	return 0, false
+}
+
+// violationsAt returns the violations of a hull at GPU-hours; false if it is beyond its ends.
+func violationsAt(hull []Point, hours float64) (float64, bool) {
+	for i := 1; i < len(hull); i++ {
+		a, b := hull[i-1], hull[i]
+		if hours >= a.GPUHours && hours <= b.GPUHours {
+			along := (hours - a.GPUHours) / (b.GPUHours - a.GPUHours)
+			return a.Violations() + along*(b.Violations()-a.Violations()), true
+		}
+	}
+	return 0, false
 }

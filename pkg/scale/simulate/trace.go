@@ -203,16 +203,6 @@ func own(at, service, model int) parse {
 	}
 }
 
-// Steady is a generated load: Poisson arrivals at a rate, service times with an exponential tail.
-func Steady(seed uint64, rate, service, seconds float64) Load {
-	random := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // a load must be the same each time
-	load := Load{Name: "steady"}
-	for at := random.ExpFloat64() / rate; at < seconds; at += random.ExpFloat64() / rate {
-		load.Requests = append(load.Requests, Request{At: at, Service: service * (0.5 + random.ExpFloat64()/2)})
-	}
-	return load
-}
-
 // Bursty is a generated load: Poisson arrivals whose rate is four times the mean a fifth of the time.
 func Bursty(seed uint64, rate, service, seconds float64) Load {
 	random := rand.New(rand.NewPCG(seed, 2)) //nolint:gosec // a load must be the same each time
