@@ -56,8 +56,8 @@ func (c ProberConfig) withDefaults() ProberConfig {
 	return c
 }
 
-// NewProber returns the duty.
-func NewProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
+// newProber returns the duty.
+func newProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
 	log = cmp.Or(log, slog.Default())
 	return &Prober{
 		config: config.withDefaults(), db: db, registry: registry, log: log, running: map[int32]struct{}{},

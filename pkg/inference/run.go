@@ -64,15 +64,15 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 	return c
 }
 
-// NewDispatcher returns the handler of all inference queues.
-func NewDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool,
+// newDispatcher returns the handler of all inference queues.
+func newDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool,
 	log *slog.Logger,
 ) *Dispatcher {
 	log = cmp.Or(log, slog.Default())
 	d := &Dispatcher{
 		config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log,
 		waitlists: map[string]*waitlist{}, blame: newBlame(),
-		usage: NewUsageLog(db, config.UsageEvery, log),
+		usage: newUsageLog(db, config.UsageEvery, log),
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt

@@ -36,14 +36,14 @@ type Service struct {
 // asked before the first permit is.
 func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.NodeID) *Service {
 	registry := NewRegistry(db, config.Adapters, config.Poll, config.Log)
-	pool := NewSlotPool(config.Pool, db, registry, node, config.Log)
-	dispatcher := NewDispatcher(config.Dispatch, db, registry, pool, config.Log)
+	pool := newSlotPool(config.Pool, db, registry, node, config.Log)
+	dispatcher := newDispatcher(config.Dispatch, db, registry, pool, config.Log)
 	return &Service{
 		Registry:   registry,
 		Pool:       pool,
 		Dispatcher: dispatcher,
 		Usage:      dispatcher.usage,
-		Prober:     NewProber(config.Prober, db, registry, config.Log),
+		Prober:     newProber(config.Prober, db, registry, config.Log),
 	}
 }
 

@@ -116,8 +116,8 @@ const blockMax = 16
 // slow database.
 const exchangeMax = 2 * time.Second
 
-// NewSlotPool returns an empty pool for the node that node names: its incarnation may change.
-func NewSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID,
+// newSlotPool returns an empty pool for the node that node names: its incarnation may change.
+func newSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID,
 	log *slog.Logger,
 ) *SlotPool {
 	log = cmp.Or(log, slog.Default())

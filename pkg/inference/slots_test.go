@@ -429,7 +429,7 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
-	p := NewProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	p := newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	if due, err := p.claimDue(b.ctx, 10); err != nil || len(due) != 1 {
 		t.Fatalf("claimed %v, %v", due, err)
 	}
@@ -456,7 +456,7 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 	b.lease(node, 1)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := NewProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
 	probe := func() {
 		_, err := prober.probe(b.ctx, id)
 		b.must(err)
@@ -498,7 +498,7 @@ func TestSlotInDoubtIsProbedWhenItsGraceIsOver(t *testing.T) {
 	b.must(err)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := NewProber(ProberConfig{Interval: 24 * time.Hour, Grace: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(ProberConfig{Interval: 24 * time.Hour, Grace: time.Hour}, b.pool, registry, quiet)
 	_, err = prober.probe(b.ctx, id)
 	b.must(err)
 	b.await(1, `SELECT count(*) FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id

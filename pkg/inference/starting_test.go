@@ -70,7 +70,7 @@ func (b *bed) prober(config ProberConfig, poll time.Duration) *Prober {
 	b.Helper()
 	registry := NewRegistry(b.pool, worker.Config{}, poll, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := NewProber(config, b.pool, registry, quiet)
+	prober := newProber(config, b.pool, registry, quiet)
 	ctx, stop := context.WithCancel(b.ctx)
 	var running sync.WaitGroup
 	running.Go(func() { _ = registry.Run(ctx) })
@@ -110,7 +110,7 @@ func TestAProbeThatRunsIsNotBegunAgain(t *testing.T) {
 	id := b.instance("gpu-1", b.starter("loading").URL, 1)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := NewProber(ProberConfig{Interval: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(ProberConfig{Interval: time.Hour}, b.pool, registry, quiet)
 	ctx, stop := context.WithCancel(b.ctx)
 	var probes sync.WaitGroup
 	probing := make(chan struct{}, probesMax)

@@ -46,8 +46,8 @@ type UsageLog struct {
 	rows map[usageKey]Used
 }
 
-// NewUsageLog returns an empty log; every is the time between folds, 0 for 10 s.
-func NewUsageLog(db postgres.DB, every time.Duration, log *slog.Logger) *UsageLog {
+// newUsageLog returns an empty log; every is the time between folds, 0 for 10 s.
+func newUsageLog(db postgres.DB, every time.Duration, log *slog.Logger) *UsageLog {
 	return &UsageLog{
 		db: db, every: cmp.Or(every, 10*time.Second), log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
 	}
