@@ -81,7 +81,7 @@ type Brake struct {
 	db     postgres.DB
 	fence  Fence
 	latest func() Sampling
-	writes patience
+	writes answerBound
 
 	began     time.Time
 	disk      question[float64]
@@ -106,7 +106,7 @@ type queueDepth struct {
 func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *Brake {
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
-		writes:    patience{first: answerMax, now: answerMax},
+		writes:    answerBound{first: answerMax, now: answerMax},
 		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},
@@ -208,7 +208,7 @@ UPDATE penstock.queue q SET refusal = w.refusal
  WHERE q.ctid = ANY (ARRAY(SELECT row FROM free)) AND q.id = w.id AND q.refusal IS DISTINCT FROM w.refusal`
 
 func (b *Brake) set(ctx context.Context, ids []int32, refusals []json.RawMessage) error {
-	ctx, end := b.writes.bound(ctx, len(ids))
+	ctx, end := b.writes.context(ctx, len(ids))
 	err := b.fence.InTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, setRefusalsSQL, ids, refusals)
 		return err

@@ -21,6 +21,8 @@ type Deadlines struct {
 	cfg   Config
 	db    postgres.DB
 	fence Fence
+	// As those of Locks, of the usual lease: an entry that is due must not wait for a frozen connection either.
+	reads, writes answerBound
 
 	overrun   map[invalidation.Token]bool // reported
 	overrunAt time.Time                   // last check
@@ -43,7 +45,10 @@ type DeadlinesStatus struct {
 
 // NewDeadlines returns the duty for one term. It reads through db and writes through fence.
 func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
-	return &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
+	d := &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
+	d.reads.forLease(leaseDefault)
+	d.writes.forLease(leaseDefault)
+	return d
 }
 
 // Run promotes, expires and cancels entries until ctx ends.
@@ -81,9 +86,9 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 }
 
 // readNext reads the queues and what is due in them.
-func (d *Deadlines) readNext(ctx context.Context) ([]nextWork, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerMax)
-	defer cancel()
+func (d *Deadlines) readNext(ctx context.Context) (works []nextWork, err error) {
+	ctx, end := d.reads.context(ctx, 0)
+	defer func() { end(err) }()
 	queues, err := invalidation.List(ctx, d.db)
 	if err != nil {
 		return nil, err
@@ -111,7 +116,9 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	if time.Since(d.overrunAt) < overrunPause {
 		return nil
 	}
-	locks, err := invalidation.ExpiredLocks(ctx, d.db, overrunGrace)
+	reading, end := d.reads.context(ctx, 0)
+	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
+	end(err)
 	if err != nil {
 		return err
 	}
@@ -294,10 +301,12 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
+	ctx, end := d.writes.context(ctx, limit)
 	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
 		n, err = verb(q.WithTx(tx), ctx, limit)
 		return err
 	})
+	end(err)
 	return n, err
 }
 

@@ -82,7 +82,7 @@ func (l *Locks) choose(stuck []Stuck) []Stuck {
 }
 
 func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
-	ctx, end := l.reads.bound(ctx, 0)
+	ctx, end := l.reads.context(ctx, 0)
 	list, err := invalidation.List(ctx, l.db)
 	end(err)
 	if err != nil {

@@ -47,21 +47,28 @@ func TestAFrozenConnectionHoldsADutyUpForSeconds(t *testing.T) {
 			return NewBrake(db, nil, Config{}, func() Sampling { return Sampling{} }).Run
 		},
 	} {
-		t.Run(name, func(t *testing.T) { askedWithin(t, 25*time.Second, run) })
+		t.Run(name, func(t *testing.T) { askedWithin(t, 3, 25*time.Second, run) })
 	}
 }
 
 // A sampling may read for long.
 func TestAFrozenConnectionHoldsSamplesUpForMinutes(t *testing.T) {
-	askedWithin(t, 10*time.Minute, func(db postgres.DB) func(context.Context) error {
+	askedWithin(t, 3, 10*time.Minute, func(db postgres.DB) func(context.Context) error {
 		s := NewSamples(db, nil, Config{})
 		s.prepared = true
 		return s.Run
 	})
 }
 
-// askedWithin runs a duty whose connections freeze: it must send three statements in that time.
-func askedWithin(t *testing.T, span time.Duration, run func(db postgres.DB) func(context.Context) error) {
+// Entries that are due wait for one frozen connection less than half of the usual lease, as locks do.
+func TestAFrozenConnectionDelaysDueEntriesLittle(t *testing.T) {
+	askedWithin(t, 2, leaseDefault/2, func(db postgres.DB) func(context.Context) error {
+		return NewDeadlines(db, nil, Config{}).Run
+	})
+}
+
+// askedWithin runs a duty whose connections freeze: it must send so many statements in that time.
+func askedWithin(t *testing.T, want int64, span time.Duration, run func(db postgres.DB) func(context.Context) error) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		db := &frozen{}
@@ -70,7 +77,7 @@ func askedWithin(t *testing.T, span time.Duration, run func(db postgres.DB) func
 		if err := run(db)(ctx); err != nil {
 			t.Fatal(err)
 		}
-		if n := db.asked.Load(); n < 3 {
+		if n := db.asked.Load(); n < want {
 			t.Errorf("%d statements in %v: the first connection that froze held up the others", n, span)
 		}
 	})

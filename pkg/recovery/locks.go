@@ -25,7 +25,7 @@ type Locks struct {
 	heard     Heard
 	deferred  map[invalidation.Token]deferral
 	// Reads answer at once where commits take seconds: what one learns says nothing of the other.
-	reads, writes patience
+	reads, writes answerBound
 
 	answered   time.Time     // the last answer of the database
 	unanswered time.Duration // the longest time between two answers since the reading before
@@ -61,8 +61,8 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		heard:     Heard{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
-	l.reads.of(leaseDefault)
-	l.writes.of(leaseDefault)
+	l.reads.forLease(leaseDefault)
+	l.writes.forLease(leaseDefault)
 	l.done.Add(func(s *LocksStatus) { s.Freed = map[StuckCause]int64{} })
 	return l
 }
@@ -131,7 +131,7 @@ func (l *Locks) answer() {
 
 // write runs fn, which writes so many rows, in a transaction of the term, and bounds the wait for its commit.
 func (l *Locks) write(ctx context.Context, rows int, fn func(context.Context, pgx.Tx) error) error {
-	ctx, end := l.writes.bound(ctx, rows)
+	ctx, end := l.writes.context(ctx, rows)
 	err := l.fence.InTx(ctx, func(tx pgx.Tx) error { return fn(ctx, tx) })
 	end(err)
 	return err
@@ -149,7 +149,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 // read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
 // clocks come last, so that they show a stall of the database during the reading.
 func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldLock, err error) {
-	ctx, end := l.reads.bound(ctx, 0)
+	ctx, end := l.reads.context(ctx, 0)
 	defer func() { end(err) }()
 	locks, err = invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
@@ -173,8 +173,8 @@ func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldL
 	}
 	l.answer()
 	lease := longestLease(r.Nodes)
-	l.reads.of(lease)
-	l.writes.of(lease)
+	l.reads.forLease(lease)
+	l.writes.forLease(lease)
 	r.Unanswered, l.unanswered = l.unanswered, 0
 	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil

@@ -26,39 +26,39 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 // the term works: without the bound no leader would do the duty until TCP gives up, which takes a quarter of an hour.
 const answerMax = 5 * time.Second
 
-// patience bounds the wait for answers of one kind, readings or transactions, that recovery needs, in proportion to the
-// lease. On a frozen connection the whole wait is lost, and recovery suspends itself after half a lease without an
+// answerBound bounds the wait for answers of one kind, readings or transactions, that a duty needs, in proportion to
+// the lease. On a frozen connection the whole wait is lost, and recovery suspends itself after half a lease without an
 // answer. On a database that is slow the bound doubles with each answer that does not come in time, and follows those
 // that come.
-type patience struct {
+type answerBound struct {
 	first, now time.Duration // now is never less than first
 }
 
 const (
-	patienceMin = 500 * time.Millisecond
-	patienceMax = 10 * time.Second
+	answerBoundMin = 500 * time.Millisecond
+	answerBoundMax = 10 * time.Second
 )
 
-// of sets the lease of the nodes. With a sixth of it, a wait that was in vain, the pause after it and the next answer
-// take less than half a lease.
-func (p *patience) of(lease time.Duration) {
-	first := min(max(patienceMin, lease/6), answerMax)
-	if p.now == p.first { // no answer was late: the bound is that of the lease before
-		p.now = first
+// forLease sets the lease of the nodes. With a sixth of it, a wait that was in vain, the pause after it and the next
+// answer take less than half a lease.
+func (b *answerBound) forLease(lease time.Duration) {
+	first := min(max(answerBoundMin, lease/6), answerMax)
+	if b.now == b.first { // no answer was late: the bound is that of the lease before
+		b.now = first
 	}
-	p.first, p.now = first, max(p.now, first)
+	b.first, b.now = first, max(b.now, first)
 }
 
-// bound is a context for a transaction or a reading of so many rows; end must be called with the result.
-func (p *patience) bound(ctx context.Context, rows int) (bounded context.Context, end func(error)) {
+// context is a context for a transaction or a reading of so many rows; end must be called with the result.
+func (b *answerBound) context(ctx context.Context, rows int) (bounded context.Context, end func(error)) {
 	start := time.Now()
-	bounded, cancel := context.WithTimeout(ctx, p.now+time.Duration(rows)*2*time.Millisecond)
+	bounded, cancel := context.WithTimeout(ctx, b.now+time.Duration(rows)*2*time.Millisecond)
 	return bounded, func(err error) {
 		switch {
 		case err == nil:
-			p.now = min(max(p.first, 2*time.Since(start)), patienceMax)
+			b.now = min(max(b.first, 2*time.Since(start)), answerBoundMax)
 		case bounded.Err() != nil && ctx.Err() == nil:
-			p.now = min(2*p.now, patienceMax)
+			b.now = min(2*b.now, answerBoundMax)
 		}
 		cancel()
 	}
