@@ -156,7 +156,7 @@ func changedByHand(ctx context.Context, db interface {
 	return differences(was, is), nil
 }
 
-// recordSQL keeps the release of functions that this transaction has not written.
+// recordSQL keeps the release of functions that are not in $4: the set has not written them.
 const recordSQL = `
 INSERT INTO penstock.schema_object AS o (object, definition, release)
 SELECT n.object, n.definition, $3
@@ -166,16 +166,11 @@ SELECT n.object, n.definition, $3
        release = CASE WHEN o.object NOT LIKE 'function %' OR o.object = ANY ($4) THEN excluded.release
                       ELSE o.release END`
 
-const (
-	forgetSQL  = `DELETE FROM penstock.schema_object WHERE object <> ALL ($1)`
-	writtenSQL = `
-SELECT 'function ' || p.oid::regprocedure FROM pg_proc p
- WHERE p.pronamespace = to_regnamespace('penstock') AND p.xmin = pg_current_xact_id()::xid`
-)
+const forgetSQL = `DELETE FROM penstock.schema_object WHERE object <> ALL ($1)`
 
-// recordSchema records the catalog. What was changed by hand before, and not again since, keeps its earlier record: it
-// goes on to differ.
-func recordSchema(ctx context.Context, tx pgx.Tx, byHand changes, release int) error {
+// recordSchema records the catalog, with the release for the functions that were written. What was changed by hand
+// before, and not again since, keeps its earlier record: it goes on to differ.
+func recordSchema(ctx context.Context, tx pgx.Tx, byHand changes, release int, written []string) error {
 	is, err := catalog(ctx, tx)
 	if err != nil {
 		return err
@@ -189,11 +184,6 @@ func recordSchema(ctx context.Context, tx pgx.Tx, byHand changes, release int) e
 		} else {
 			is[object] = change.recorded
 		}
-	}
-	rows, _ := tx.Query(ctx, writtenSQL)
-	written, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return fmt.Errorf("read which functions were replaced: %w", err)
 	}
 	names := slices.Sorted(maps.Keys(is))
 	definitions := make([]string, len(names))

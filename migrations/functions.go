@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -108,12 +109,13 @@ func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, 
 	if known && !tables {
 		return false, nil
 	}
+	var written []string
 	if !known {
-		if err := s.replace(ctx, tx); err != nil {
+		if written, err = s.replace(ctx, tx); err != nil {
 			return false, err
 		}
 	}
-	if err := recordSchema(ctx, tx, byHand, s.release); err != nil {
+	if err := recordSchema(ctx, tx, byHand, s.release, written); err != nil {
 		return false, err
 	}
 	if err := tx.Commit(ctx); err != nil {
@@ -122,16 +124,40 @@ func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, 
 	return !known, nil
 }
 
-// replace applies the files and removes functions that no program needs any more.
-func (s functionSet) replace(ctx context.Context, tx pgx.Tx) error {
-	before, err := newestFiles(ctx, tx)
+// replace applies the files, removes functions that no program needs any more, and returns the functions that it wrote.
+func (s functionSet) replace(ctx context.Context, tx pgx.Tx) (written []string, err error) {
+	hashes, err := newestFiles(ctx, tx)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if _, err := tx.Exec(ctx, beginSetSQL); err != nil {
-		return fmt.Errorf("prepare: %w", err)
+	if _, err := tx.Exec(ctx, beginSetSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return nil, fmt.Errorf("prepare: %w", err)
 	}
+	before, err := objects(ctx, tx, functionVersionsSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read the functions: %w", err)
+	}
+	if err := s.execute(ctx, tx, hashes); err != nil {
+		return nil, err
+	}
+	after, err := objects(ctx, tx, functionVersionsSQL)
+	if err != nil {
+		return nil, fmt.Errorf("read the functions: %w", err)
+	}
+	written = slices.Sorted(maps.Keys(differences(before, after)))
+	if err := dropUnused(ctx, tx, s.release, written); err != nil {
+		return nil, err
+	}
+	if _, err := tx.Exec(ctx, recordSetSQL, s.hash, s.release, s.hashes()); err != nil {
+		return nil, fmt.Errorf("record functions: %w", err)
+	}
+	return written, nil
+}
+
+// execute runs the files, those of views and triggers only if they have another hash than before.
+func (s functionSet) execute(ctx context.Context, tx pgx.Tx, before map[string]string) error {
 	for _, f := range s.files {
+		var err error
 		switch f.name {
 		case viewsFile:
 			if before[f.name] != f.hash {
@@ -147,12 +173,6 @@ func (s functionSet) replace(ctx context.Context, tx pgx.Tx) error {
 		if err != nil {
 			return err
 		}
-	}
-	if err := dropUnused(ctx, tx, s.release); err != nil {
-		return err
-	}
-	if _, err := tx.Exec(ctx, recordSetSQL, s.hash, s.release, s.hashes()); err != nil {
-		return fmt.Errorf("record functions: %w", err)
 	}
 	return nil
 }
@@ -219,11 +239,18 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 		return fmt.Errorf("replace views: %w", err)
 	}
 	err := execute(ctx, tx, f)
+	if err == nil {
+		if _, err := tx.Exec(ctx, "RELEASE SAVEPOINT views"); err != nil {
+			return fmt.Errorf("replace views: %w", err)
+		}
+		return nil
+	}
 	var pg *pgconn.PgError
-	if err == nil || !errors.As(err, &pg) || pg.Code != invalidTableDefinition {
+	if !errors.As(err, &pg) || pg.Code != invalidTableDefinition {
 		return err
 	}
-	if _, err := tx.Exec(ctx, "ROLLBACK TO SAVEPOINT views"); err != nil {
+	const back = "ROLLBACK TO SAVEPOINT views; RELEASE SAVEPOINT views"
+	if _, err := tx.Exec(ctx, back, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("replace views: %w", err)
 	}
 	var grants, regrant string
@@ -246,18 +273,24 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 }
 
 const (
-	// What a set makes has been written by this transaction.
+	// A version of a function is a row of the catalog, which CREATE OR REPLACE and ALTER write anew. The system columns
+	// name it whichever subtransaction wrote it.
+	functionVersionsSQL = `
+SELECT 'function ' || p.oid::regprocedure, format('%s %s', p.xmin, p.ctid)
+  FROM pg_proc p WHERE p.pronamespace = 'penstock'::regnamespace`
+
 	unusedSQL = `
 SELECT p.oid::regprocedure::text
   FROM pg_proc p
   JOIN penstock.schema_object o ON o.object = 'function ' || p.oid::regprocedure::text
- WHERE p.pronamespace = 'penstock'::regnamespace AND p.xmin <> pg_current_xact_id()::xid AND o.release < $1 - 1
+ WHERE p.pronamespace = 'penstock'::regnamespace AND o.object <> ALL ($2) AND o.release < $1 - 1
  ORDER BY 1`
 )
 
-// dropUnused removes functions that were in the files of the release before the last one and not since.
-func dropUnused(ctx context.Context, tx pgx.Tx, release int) error {
-	rows, _ := tx.Query(ctx, unusedSQL, release)
+// dropUnused removes functions that were in the files of the release before the last one and not since: written is what
+// this set has written.
+func dropUnused(ctx context.Context, tx pgx.Tx, release int, written []string) error {
+	rows, _ := tx.Query(ctx, unusedSQL, release, written)
 	unused, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return fmt.Errorf("find unused functions: %w", err)
