@@ -33,9 +33,20 @@ LANGUAGE sql SET lock_timeout = '3s' AS $$
     SELECT pg_advisory_xact_lock_shared(hashtextextended('penstock compaction ' || $1 || ' ' || $2, 0))
 $$;
 
+-- records_end returns whether another record waits for the end of this very entry: a batch, whose entries have its
+-- number in their name, or the cron job of an entry of a cron queue.
+-- Callers: compactable.
+CREATE OR REPLACE FUNCTION penstock.records_end(kind penstock.queue_kind, queue integer, entry bigint, name text) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN $4 ~ '^batch:[0-9]{1,18}$' THEN EXISTS (
+                     SELECT FROM penstock.batch b
+                      WHERE b.id = substr($4, 7)::bigint AND b.ended_at IS NULL AND $2 IN (b.queue_id, b.completion_queue_id))
+                ELSE $1 = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $3) END
+$$;
+
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
--- payload_limit. A run ends before an entry with a callback (which is owed for each entry alone), or
+-- payload_limit. A run ends before an entry whose own end is owed (to a callback, a batch or a cron job), or
 -- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most` at
 -- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the entries.
 -- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
@@ -55,7 +66,8 @@ BEGIN
         RETURN;
     END IF;
     -- size is null for an entry that cannot be merged. Within an array it is not compressed, as is the merged payload.
-    FOR e IN SELECT x.id, CASE WHEN x.callback IS NULL AND pg_column_size(x.payload) <= q.payload_limit
+    FOR e IN SELECT x.id, CASE WHEN x.callback IS NULL AND NOT penstock.records_end(q.kind, q.id, x.id, x.name)
+                                    AND pg_column_size(x.payload) <= q.payload_limit
                                     AND (q.merge <> 'object' OR jsonb_typeof(x.payload) = 'object')
                                THEN pg_column_size(jsonb_build_array(x.payload)) END AS size
                FROM penstock.entry x
