@@ -67,8 +67,10 @@
 // # The account of slots
 //
 //	registration.go the gateway's row among the nodes
-//	leases.go       one feeder for each pool, and what they share
-//	feeder.go       leases slots while requests wait, and asks for preemption
+//	leases.go       one leaser for each pool, and what they share
+//	leaser.go       leases slots while requests wait, and asks for preemption
+//	leasepacing.go  when it does either
+//	droppedslots.go the slots that pools have dropped
 //	giveback.go     gives slots back, and compares them with the database
 //	trust.go        which slots may be used after the process was stopped
 //	store.go        the statements

@@ -133,7 +133,7 @@ func (g *Gateway) SetModels(list []ModelState) {
 	g.ready.Store(true)
 	g.dropPaused()
 	if g.leases != nil {
-		g.leases.rouseHungry() // requests may have waited for a new instance
+		g.leases.wakeWanting() // requests may have waited for a new instance
 	}
 }
 

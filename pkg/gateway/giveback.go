@@ -29,12 +29,12 @@ func (l *Leases) tick(ctx context.Context) {
 		share, contended := shares[r.model.Name]
 		out := l.surplus(r.pool, share, contended)
 		l.mu.Lock()
-		f := l.feeder(r.model.Name)
-		f.back = append(f.back, out...)
-		due := len(f.back)+len(f.doubts) > 0
+		leaser := l.leaser(r.model.Name)
+		leaser.back = append(leaser.back, out...)
+		due := len(leaser.back)+len(leaser.doubts) > 0
 		l.mu.Unlock()
 		if due {
-			l.rouse(f)
+			l.wakeLeaser(leaser)
 		}
 	}
 }
@@ -71,7 +71,7 @@ func (l *Leases) surplus(pool *sharedPool, share shareOf, contended bool) (out [
 		pool.peak = p.stock
 		held, idle := p.fleet.held()
 		n := surplusOf(held, idle, p.stock+p.waiting, pool.usual, share.slots, contended)
-		out = l.part(p.Retire(now, n))
+		out = l.noteDropped(p.Retire(now, n))
 		p.owe(0)
 		if contended {
 			p.owe(min(held-share.slots, share.short) - len(out) - len(p.left))
@@ -86,15 +86,15 @@ const hintLasts = 300 * time.Millisecond
 
 // handOver offers the idle slots of a pool that it does not need to the nodes that miss some, which get no more than
 // they miss; the others stay. What comes idle while the hint lasts follows.
-func (f *feeder) handOver(ctx context.Context) {
-	l := f.leases
-	pool := l.pool(f.model)
+func (l *leaser) handOver(ctx context.Context) {
+	leases := l.leases
+	pool := leases.pool(l.model)
 	if pool == nil {
 		return
 	}
 	var out []SlotKey
 	pool.do(func(now time.Time, p *Pool) {
-		if out = l.part(p.Retire(now, spareOf(p))); len(out) == 0 {
+		if out = leases.noteDropped(p.Retire(now, spareOf(p))); len(out) == 0 {
 			pool.hinted = now.Add(hintLasts)
 		}
 	})
@@ -102,20 +102,20 @@ func (f *feeder) handOver(ctx context.Context) {
 		return
 	}
 	missed := 0
-	answered := f.ask(ctx, "hand over", func(ctx context.Context) (err error) {
-		missed, err = l.store.offer(ctx, f.model, out)
+	answered := l.execute(ctx, "hand over", func(ctx context.Context) (err error) {
+		missed, err = leases.store.offer(ctx, l.model, out)
 		return err
 	})
 	if !answered {
-		f.gaveBack(out, false)
+		l.gaveBack(out, false)
 		return
 	}
 	gone := min(missed, len(out))
-	f.gaveBack(out[:gone], true)
+	l.gaveBack(out[:gone], true)
 	pool.do(func(now time.Time, p *Pool) {
-		l.mu.Lock()
-		l.parted.forget(out[gone:]...)
-		l.mu.Unlock()
+		leases.mu.Lock()
+		leases.droppedSlots.forget(out[gone:]...)
+		leases.mu.Unlock()
 		p.Grant(now, out[gone:])
 		if missed > len(out) {
 			pool.hinted = now.Add(hintLasts)
@@ -145,19 +145,19 @@ func surplusOf(held, idle, need int, peak float64, share int, contended bool) in
 	return min(max(n, 0), idle)
 }
 
-// part notes that slots are out of their pool. It is called under the pool's lock.
-func (l *Leases) part(slots []SlotKey) []SlotKey {
+// noteDropped notes that slots are out of their pool. It is called under the pool's lock.
+func (l *Leases) noteDropped(slots []SlotKey) []SlotKey {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.parted.add(slots...)
+	l.droppedSlots.add(slots...)
 	return slots
 }
 
-// giveBack gives slots back that have been parted with.
-func (f *feeder) giveBack(ctx context.Context, out []SlotKey) {
+// giveBack gives slots back that their pool has dropped.
+func (l *leaser) giveBack(ctx context.Context, out []SlotKey) {
 	if len(out) > 0 {
-		f.gaveBack(out, f.ask(ctx, "give back", func(ctx context.Context) error {
-			return f.leases.store.release(ctx, f.model, out)
+		l.gaveBack(out, l.execute(ctx, "give back", func(ctx context.Context) error {
+			return l.leases.store.release(ctx, l.model, out)
 		}))
 	}
 }
@@ -165,16 +165,16 @@ func (f *feeder) giveBack(ctx context.Context, out []SlotKey) {
 // gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its
 // slots are not used again, and are given back once more under the same tokens, which changes nothing where they are
 // gone.
-func (f *feeder) gaveBack(out []SlotKey, answered bool) {
-	l := f.leases
-	l.mu.Lock()
-	defer l.mu.Unlock()
+func (l *leaser) gaveBack(out []SlotKey, answered bool) {
+	leases := l.leases
+	leases.mu.Lock()
+	defer leases.mu.Unlock()
 	if !answered {
-		f.back = append(f.back, out...)
+		l.back = append(l.back, out...)
 		return
 	}
-	l.figures.Returned += int64(len(out))
-	l.parted.told(out...)
+	leases.figures.Returned += int64(len(out))
+	leases.droppedSlots.reported(out...)
 }
 
 func (l *Leases) giveBackAll(ctx context.Context) {
@@ -183,27 +183,27 @@ func (l *Leases) giveBackAll(ctx context.Context) {
 		var out []SlotKey
 		r.pool.do(func(now time.Time, p *Pool) {
 			_, idle := p.fleet.held()
-			out = l.part(append(p.surrender(), p.Retire(now, idle)...))
+			out = l.noteDropped(append(p.surrender(), p.Retire(now, idle)...))
 		})
 		l.mu.Lock()
-		f := l.feeder(r.model.Name)
-		out = append(out, f.back...)
-		f.back = nil
+		leaser := l.leaser(r.model.Name)
+		out = append(out, leaser.back...)
+		leaser.back = nil
 		l.mu.Unlock()
 		group.Go(func() {
-			f.sendDoubts(ctx)
-			f.giveBack(ctx, out)
+			leaser.sendDoubts(ctx)
+			leaser.giveBack(ctx, out)
 		})
 	}
 	group.Wait()
 }
 
-func (f *feeder) sendDoubts(ctx context.Context) {
-	l := f.leases
-	l.mu.Lock()
-	doubts := f.doubts
-	f.doubts = nil
-	l.mu.Unlock()
+func (l *leaser) sendDoubts(ctx context.Context) {
+	leases := l.leases
+	leases.mu.Lock()
+	doubts := l.doubts
+	l.doubts = nil
+	leases.mu.Unlock()
 	if len(doubts) == 0 {
 		return
 	}
@@ -211,15 +211,15 @@ func (f *feeder) sendDoubts(ctx context.Context) {
 	for i, d := range doubts {
 		slots[i], reasons[i] = d.slot, d.reason
 	}
-	ok := f.ask(ctx, "mark doubts", func(ctx context.Context) error { return l.store.doubt(ctx, slots, reasons) })
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	ok := l.execute(ctx, "mark doubts", func(ctx context.Context) error { return leases.store.doubt(ctx, slots, reasons) })
+	leases.mu.Lock()
+	defer leases.mu.Unlock()
 	if !ok {
-		f.doubts = append(doubts, f.doubts...)
+		l.doubts = append(doubts, l.doubts...)
 		return
 	}
-	l.parted.told(slots...)
-	l.figures.Doubted += int64(len(doubts))
+	leases.droppedSlots.reported(slots...)
+	leases.figures.Doubted += int64(len(doubts))
 }
 
 // compare reads which slots are this gateway's: those that were lost shrink the ceilings at once, those
@@ -227,7 +227,7 @@ func (f *feeder) sendDoubts(ctx context.Context) {
 func (l *Leases) compare(ctx context.Context) {
 	start := time.Now()
 	l.mu.Lock()
-	l.parted.since(start)
+	l.droppedSlots.forgetBefore(start)
 	l.reading, l.granted = l.granted, false
 	l.mu.Unlock()
 	defer func() {
@@ -246,7 +246,7 @@ func (l *Leases) compare(ctx context.Context) {
 		l.compareAgain() // the process was stopped: others may have got since then what was held
 		return
 	}
-	l.rely(start, held.valid)
+	l.extendLease(start, held.valid)
 	ours := map[SlotKey]bool{}
 	byInstance := map[int32][]SlotKey{}
 	for _, s := range held.slots {
@@ -276,8 +276,8 @@ func (l *Leases) holding() map[*sharedPool][]SlotKey {
 }
 
 // align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot that was put
-// in doubt or given back is not added, unless the database knew that when the question was sent: pools part with
-// slots under their locks.
+// in doubt or given back is not added, unless the database knew that when the question was sent: pools drop slots
+// under their locks.
 func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
 	fresh := 0
 	pool.do(func(now time.Time, p *Pool) {
@@ -290,7 +290,7 @@ func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey
 			}
 		}
 		for _, i := range p.fleet.instances {
-			for _, s := range l.parted.without(byInstance[i.id]) {
+			for _, s := range l.droppedSlots.without(byInstance[i.id]) {
 				if _, known := i.held[s]; !known {
 					came = append(came, s)
 				}
@@ -300,13 +300,13 @@ func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey
 		p.Grant(now, came)
 		fresh = len(came)
 		if fresh > 0 {
-			l.feeder(pool.model).anew = true
+			l.leaser(pool.model).handedOver = true
 		}
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(fresh)
 	})
 	if fresh > 0 {
-		l.rouseHungry()
+		l.wakeWanting()
 	}
 }
 
@@ -315,7 +315,7 @@ func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey
 func (l *Leases) expire() {
 	now := time.Now()
 	l.mu.Lock()
-	over := now.After(l.sure)
+	over := now.After(l.leaseUntil)
 	silent := now.Sub(l.answer)
 	l.mu.Unlock()
 	if !over {

@@ -11,32 +11,32 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Leases keeps the slots of the pools in step with the database. Each pool has a feeder of its own: a statement about
+// Leases keeps the slots of the pools in step with the database. Each pool has a leaser of its own: a statement about
 // one model that hangs delays no other. A request never waits for a statement of its own: it waits in its pool, and is
 // dispatched when a slot comes.
 type Leases struct {
-	config  LeasesConfig
-	store   store
-	gateway *Gateway
-	log     *slog.Logger
-	wake    chan struct{} // holds one: a comparison is asked for
-	talks   chan struct{} // holds one for each statement of a feeder
+	config     LeasesConfig
+	store      store
+	gateway    *Gateway
+	log        *slog.Logger
+	wake       chan struct{} // holds one: a comparison is asked for
+	statements chan struct{} // holds one for each statement of a leaser that is under way
 
-	mu      sync.Mutex
-	feeders map[string]*feeder // by model
-	start   func(f *feeder)    // runs a feeder in a goroutine; nil while Run does not
-	check   bool               // some slots were handed over: read which
-	granted bool               // the gateway was told of slots that no comparison has read
-	reading bool               // a comparison reads them
-	parted  parted
-	answer  time.Time // the last statement that the database answered
-	failed  bool      // it did not answer the last one about all models
-	sure    time.Time // until then what is held is this gateway's, by its lease
-	trusted time.Time // until then slots are used; zero: it was not set yet
-	figures LeaseFigures
+	mu           sync.Mutex
+	leasers      map[string]*leaser // by model
+	start        func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
+	check        bool               // some slots were handed over: read which
+	granted      bool               // the gateway was told of slots that no comparison has read
+	reading      bool               // a comparison reads them
+	droppedSlots droppedSlots
+	answer       time.Time // the last statement that the database answered
+	failed       bool      // it did not answer the last one about all models
+	leaseUntil   time.Time // until then what is held is this gateway's, by its lease
+	trusted      time.Time // until then slots are used; zero: it was not set yet
+	figures      LeaseFigures
 }
 
-// SlotStatements bounds the statements of the feeders that are under way at once. The comparison, the shares and the
+// SlotStatements bounds the statements of the leasers that are under way at once. The comparison, the shares and the
 // heartbeat take a connection each besides.
 const SlotStatements = 4
 
@@ -74,8 +74,8 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
 		config: config, store: store{db, node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
-		wake: make(chan struct{}, 1), talks: make(chan struct{}, SlotStatements), feeders: map[string]*feeder{},
-		parted: parted{}, answer: time.Now(),
+		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
+		droppedSlots: droppedSlots{}, answer: time.Now(),
 	}
 	g.leases = l
 	return l
@@ -86,23 +86,23 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 // slot, and the others would wait for a second hand-over.
 func (l *Leases) need(model string) {
 	l.mu.Lock()
-	f := l.feeder(model)
-	known := f.hungry
-	f.hungry = true
+	leaser := l.leaser(model)
+	known := leaser.wantsSlots
+	leaser.wantsSlots = true
 	l.mu.Unlock()
 	if !known {
-		time.AfterFunc(l.config.Gather, func() { l.rouse(f) })
+		time.AfterFunc(l.config.Gather, func() { l.wakeLeaser(leaser) })
 	}
 }
 
 // doubt notes that the call on a slot may still run although no client waits for it.
 func (l *Leases) doubt(model string, s SlotKey, reason string) {
 	l.mu.Lock()
-	f := l.feeder(model)
-	f.doubts = append(f.doubts, doubtful{s, reason})
-	l.parted.add(s)
+	leaser := l.leaser(model)
+	leaser.doubts = append(leaser.doubts, doubtful{s, reason})
+	l.droppedSlots.add(s)
 	l.mu.Unlock()
-	l.rouse(f)
+	l.wakeLeaser(leaser)
 }
 
 // Granted is called when slots were handed over to a gateway. It does not block.
@@ -127,52 +127,52 @@ func (l *Leases) granting() bool {
 // does not block.
 func (l *Leases) Wanted(model string) {
 	l.mu.Lock()
-	f := l.feeder(model)
-	f.asked = true
+	leaser := l.leaser(model)
+	leaser.handOverDue = true
 	l.mu.Unlock()
-	l.rouse(f)
+	l.wakeLeaser(leaser)
 }
 
-// feeder returns the feeder of a model; called with mu held.
-func (l *Leases) feeder(model string) *feeder {
-	f := l.feeders[model]
-	if f == nil {
-		f = &feeder{leases: l, model: model, wake: make(chan struct{}, 1)}
-		l.feeders[model] = f
+// leaser returns the leaser of a model; called with mu held.
+func (l *Leases) leaser(model string) *leaser {
+	known := l.leasers[model]
+	if known == nil {
+		known = &leaser{leases: l, model: model, wake: make(chan struct{}, 1)}
+		l.leasers[model] = known
 	}
-	return f
+	return known
 }
 
-// rouse lets a feeder do what is due. It does not block.
-func (l *Leases) rouse(f *feeder) {
+// wakeLeaser lets a leaser do what is due. It does not block.
+func (l *Leases) wakeLeaser(leaser *leaser) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	f.due = true
+	leaser.due = true
 	switch {
 	case l.start == nil: // Run begins with what is due
-	case !f.running:
-		f.running = true
-		l.start(f)
+	case !leaser.running:
+		leaser.running = true
+		l.start(leaser)
 	default:
 		select {
-		case f.wake <- struct{}{}:
+		case leaser.wake <- struct{}{}:
 		default:
 		}
 	}
 }
 
-// rouseHungry lets the feeders of all pools that want slots try again.
-func (l *Leases) rouseHungry() {
+// wakeWanting lets the leasers of all pools that want slots try again.
+func (l *Leases) wakeWanting() {
 	l.mu.Lock()
-	var hungry []*feeder
-	for _, f := range l.feeders {
-		if f.hungry {
-			hungry = append(hungry, f)
+	var wanting []*leaser
+	for _, leaser := range l.leasers {
+		if leaser.wantsSlots {
+			wanting = append(wanting, leaser)
 		}
 	}
 	l.mu.Unlock()
-	for _, f := range hungry {
-		l.rouse(f)
+	for _, leaser := range wanting {
+		l.wakeLeaser(leaser)
 	}
 }
 
@@ -195,16 +195,16 @@ func (l *Leases) Run(ctx context.Context) error {
 	group.Go(func() { l.keepTrust(ctx) })
 	group.Go(func() { l.keepShares(ctx) })
 	l.mu.Lock()
-	l.start = func(f *feeder) { group.Go(func() { f.run(ctx) }) }
-	var due []*feeder
-	for _, f := range l.feeders {
-		if f.due || f.hungry {
-			due = append(due, f)
+	l.start = func(leaser *leaser) { group.Go(func() { leaser.run(ctx) }) }
+	var due []*leaser
+	for _, leaser := range l.leasers {
+		if leaser.due || leaser.wantsSlots {
+			due = append(due, leaser)
 		}
 	}
 	l.mu.Unlock()
-	for _, f := range due {
-		l.rouse(f)
+	for _, leaser := range due {
+		l.wakeLeaser(leaser)
 	}
 	for ctx.Err() == nil {
 		l.mu.Lock()
@@ -291,11 +291,11 @@ func (l *Leases) nudge() {
 	}
 }
 
-// rely notes until when what is held is this gateway's: the answer to a question sent at start said so.
-func (l *Leases) rely(start time.Time, valid time.Duration) {
+// extendLease notes until when what is held is this gateway's: the answer to a question sent at start said so.
+func (l *Leases) extendLease(start time.Time, valid time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if until := start.Add(valid); until.After(l.sure) {
-		l.sure = until
+	if until := start.Add(valid); until.After(l.leaseUntil) {
+		l.leaseUntil = until
 	}
 }

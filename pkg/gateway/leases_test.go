@@ -66,7 +66,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		p.owe(1) // as if shares had been read just before
 		p.End(now, calls[1], Taken{Took: time.Second})
 	})
-	l.feeder("m").feed(t.Context())
+	l.leaser("m").leaseWhileWaiting(t.Context())
 	pool.do(func(_ time.Time, p *Pool) {
 		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.stock != 4 {
 			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.stock)
@@ -120,13 +120,13 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
 	var out []SlotKey
-	pool.do(func(now time.Time, p *Pool) { out = l.part(p.Retire(now, 1)) })
+	pool.do(func(now time.Time, p *Pool) { out = l.noteDropped(p.Retire(now, 1)) })
 	ours, byInstance := map[SlotKey]bool{out[0]: true}, map[int32][]SlotKey{1: out}
 	asked := time.Now()
 	l.align(pool, ours, nil, byInstance)
-	l.feeder("m").gaveBack(out, true)
+	l.leaser("m").gaveBack(out, true)
 	l.align(pool, ours, nil, byInstance)
-	l.parted.since(asked)
+	l.droppedSlots.forgetBefore(asked)
 	l.align(pool, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that were not given back", held)

@@ -138,12 +138,12 @@ func TestLeaseGoesBeforeThePreemption(t *testing.T) {
 		{"runs are preempted at once", 90, 0, 96, 96, -1, 95},
 		{"runs were preempted just now", 54, 250, 100, 200, 200, 304},
 	} {
-		s := supply{asked: at(c.asked), gap: time.Duration(c.gap) * time.Millisecond, preempt: at(c.before)}
+		p := leasePacing{lastLease: at(c.asked), gap: time.Duration(c.gap) * time.Millisecond, preemptFrom: at(c.before)}
 		var due time.Time
 		if c.due > 0 {
 			due = at(c.due)
 		}
-		if got := s.next(least, at(c.oldest), due); !got.Equal(at(c.next)) {
+		if got := p.next(least, at(c.oldest), due); !got.Equal(at(c.next)) {
 			t.Errorf("%s: the next lease goes at %s, want %d ms", c.name, got.Sub(begin), c.next)
 		}
 	}

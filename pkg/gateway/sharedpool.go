@@ -97,7 +97,7 @@ func (s *sharedPool) do(change func(now time.Time, p *Pool)) {
 }
 
 // afterChange follows every change of the pool: the timer is set to what is due next, and where requests wait
-// for slots, or slots are to be given back, the feeder is woken. Called with mu held.
+// for slots, or slots are to be given back, the leaser is woken. Called with mu held.
 func (s *sharedPool) afterChange() {
 	s.peak = max(s.peak, s.pool.stock)
 	now := time.Now()
