@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -41,7 +40,7 @@ type load struct {
 	mu       sync.Mutex
 	pushes   []*judge.Push
 	requests []judge.Request // to gateways
-	batches  []int64
+	batches  []judge.Batch
 	asked    int // requests, also those that were repeated
 }
 
@@ -276,27 +275,19 @@ func (l *load) joint(p *judge.Push, in payload) {
 	}
 }
 
-// batch makes a batch of n items, past the proxy: what is tried are its parts.
+// batch makes a batch of n items, past the proxy: what is tried are its parts. It is not repeated.
 func (l *load) batch(n int) {
 	ctx, cancel := context.WithTimeout(l.patient, time.Minute)
 	defer cancel()
 	const sql = `
 SELECT penstock.create_batch('b', 'parts', jsonb_build_object('part_size', 3, 'items',
        (SELECT jsonb_agg(jsonb_build_object('b', $1::bigint, 'i', i)) FROM generate_series(1, $2::int) i)))`
-	label := l.ops.Add(1)
-	for ctx.Err() == nil {
-		var id int64
-		err := l.db.pool.QueryRow(ctx, sql, label, n).Scan(&id)
-		if err == nil {
-			l.mu.Lock()
-			l.batches = append(l.batches, id)
-			l.mu.Unlock()
-			return
-		}
-		if !errors.Is(err, context.DeadlineExceeded) {
-			return // it may have been made nevertheless: then its parts are judged like others
-		}
-	}
+	b := judge.Batch{Label: l.ops.Add(1), Items: n}
+	_, err := l.db.pool.Exec(ctx, sql, b.Label, b.Items)
+	b.Told = err == nil
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.batches = append(l.batches, b)
 }
 
 // tell asks the API how entries ended.

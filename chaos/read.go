@@ -204,7 +204,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		DoubtMax: doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
 		LocksMax: map[string]int{"limited": limitedLocks},
-		Effects:  map[int64]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+		Effects:  map[int64]int{}, Items: map[judge.Item]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
 	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
@@ -226,7 +226,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		}
 		h.Pushes = append(h.Pushes, *p)
 	}
-	h.Requests = slices.Clone(s.load.requests)
+	h.Requests, h.Batches = slices.Clone(s.load.requests), slices.Clone(s.load.batches)
 	s.load.mu.Unlock()
 	s.recorder.mu.Lock()
 	for _, c := range s.recorder.calls {
@@ -381,20 +381,7 @@ func (s *site) readEffects(ctx context.Context, h *judge.History) error {
 	if err != nil {
 		return err
 	}
-	const partsSQL = `
-SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), (
-       SELECT coalesce(max(n), 0) FROM (
-              SELECT (SELECT count(*) FROM judge.part j WHERE j.b = (x->>'b')::bigint AND j.i = (x->>'i')::int) AS n
-                FROM jsonb_array_elements(p.items) x) c)::int
-  FROM penstock.batch_part p`
-	var part judge.BatchPart
-	err = s.each(
-		ctx,
-		partsSQL,
-		[]any{&part.Batch, &part.No, &part.Outcome, &part.Effect},
-		func() { h.BatchParts = append(h.BatchParts, part) },
-	)
-	if err != nil {
+	if err := s.readBatches(ctx, h); err != nil {
 		return err
 	}
 	var invariant, detail string
@@ -405,6 +392,26 @@ SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), (
 		[]any{&invariant, &detail},
 		func() { h.Broken = append(h.Broken, invariant+": "+detail) },
 	)
+}
+
+func (s *site) readBatches(ctx context.Context, h *judge.History) error {
+	var item judge.Item
+	var n int
+	const itemsSQL = `SELECT b, i, count(*) FROM judge.part GROUP BY b, i`
+	err := s.each(ctx, itemsSQL, []any{&item.Label, &item.No, &n}, func() { h.Items[item] = n })
+	if err != nil {
+		return err
+	}
+	const partsSQL = `
+SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), c.least, c.most
+  FROM penstock.batch_part p
+ CROSS JOIN LATERAL (
+       SELECT coalesce(min(n), 0)::int AS least, coalesce(max(n), 0)::int AS most FROM (
+              SELECT (SELECT count(*) FROM judge.part j WHERE j.b = (x->>'b')::bigint AND j.i = (x->>'i')::int) AS n
+                FROM jsonb_array_elements(p.items) x) i) c`
+	var part judge.BatchPart
+	return s.each(ctx, partsSQL, []any{&part.Batch, &part.No, &part.Outcome, &part.Least, &part.Most},
+		func() { h.BatchParts = append(h.BatchParts, part) })
 }
 
 func (s *site) each(ctx context.Context, sql string, into []any, do func()) error {

@@ -39,6 +39,8 @@ type History struct {
 	Deliveries []Delivery
 	Told       []Told
 	Effects    map[int64]int // executions by operation, of statements that the database ran
+	Batches    []Batch
+	Items      map[Item]int // executions of items of batches
 	BatchParts []BatchPart
 	Rows       map[int64]bool // operations whose own transaction committed another row with the push
 
@@ -214,11 +216,25 @@ type Told struct {
 	State string
 }
 
-// BatchPart is a part of a batch that was completed.
+// Batch is a batch that a client made, of items 1 to Items.
+type Batch struct {
+	Label int64 // in each of its items
+	Items int
+	Told  bool // that it was made; else it may have been made, and then as a whole
+}
+
+// Item is one item of a batch: the label of the batch and the number of the item.
+type Item struct {
+	Label int64
+	No    int
+}
+
+// BatchPart is a part of a batch as the product keeps it, and how often each of its items took effect at least and at
+// most.
 type BatchPart struct {
-	Batch      int64
-	No, Effect int
-	Outcome    string
+	Batch           int64
+	No, Least, Most int
+	Outcome         string
 }
 
 // Table is the largest size that a hot table reached.

@@ -63,8 +63,9 @@ func good() *History {
 		Firings:    []Firing{{"job", at(2000), at(2010), 21}, {"job", at(4000), at(4010), 22}},
 		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
 		Told:       []Told{{11, "done"}},
-		BatchParts: []BatchPart{{1, 1, 1, "done"}},
-		Tables:     []Table{{"lock", 10, 20, 5, 9}},
+		Batches:    []Batch{{7, 2, true}, {8, 1, false}},
+		Items:      map[Item]int{{7, 1}: 1, {7, 2}: 1}, BatchParts: []BatchPart{{1, 1, 1, 1, "done"}},
+		Tables: []Table{{"lock", 10, 20, 5, 9}},
 	}
 	for i, e := range []Ending{
 		{Entry: 11, Queue: "keyed", Key: "k", Outcome: "done", Token: 101, Nonce: "a"},
@@ -155,7 +156,7 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"nothing runs or exists that was not pushed":        func(h *History) { h.Insertions = append(h.Insertions, Insertion{9, 99, 7, "solo"}) },
 		"a push and its transaction commit together":        func(h *History) { h.Rows = nil },
 		"an effect in the database happens once":            func(h *History) { h.Effects[5] = 2 },
-		"parts of a batch are done once":                    func(h *History) { h.BatchParts[0].Effect = 2 },
+		"parts of a batch are done once":                    func(h *History) { h.Items[Item{7, 1}] = 2 },
 		"tokens are unique and grow per key":                func(h *History) { h.Grants[6].Token = 104 },
 		"a call carries a committed token":                  func(h *History) { h.Calls[0].Token = 555 },
 		"no overlap without silence beyond the lease":       func(h *History) { h.Beats[1].At = at(4000) },
