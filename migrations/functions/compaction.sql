@@ -48,9 +48,10 @@ $$;
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry whose own end is owed (to a callback, a batch or a cron job), or
 -- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most` at
--- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the entries.
+-- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the entries,
+-- or the row of a unique key: a push that waits for such a row until the merge has ended finds the entry that remains.
 -- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
--- NOWAIT), and for a moment the advisory lock of the key's cancels (try).
+-- NOWAIT), the rows of their unique keys (likewise), and for a moment the advisory lock of the key's cancels (try).
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
@@ -58,6 +59,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     e     record;
     run   bigint[] := '{}';
+    keys  text[] := '{}'; -- unique keys of the run
     bytes bigint := 0;
 BEGIN
     PERFORM penstock.need_read_committed();
@@ -66,7 +68,7 @@ BEGIN
         RETURN;
     END IF;
     -- size is null for an entry that cannot be merged. Within an array it is not compressed, as is the merged payload.
-    FOR e IN SELECT x.id, CASE WHEN x.callback IS NULL AND NOT penstock.records_end(q.kind, q.id, x.id, x.name)
+    FOR e IN SELECT x.id, x.unique_key, CASE WHEN x.callback IS NULL AND NOT penstock.records_end(q.kind, q.id, x.id, x.name)
                                     AND pg_column_size(x.payload) <= q.payload_limit
                                     AND (q.merge <> 'object' OR jsonb_typeof(x.payload) = 'object')
                                THEN pg_column_size(jsonb_build_array(x.payload)) END AS size
@@ -79,16 +81,23 @@ BEGIN
         IF e.size IS NULL OR e.size > q.payload_limit OR bytes + e.size > q.payload_limit AND q.merge IN ('object', 'array') THEN
             EXIT WHEN cardinality(run) > 1;
             run := '{}';
+            keys := '{}';
             bytes := 0;
         END IF;
         IF e.size <= q.payload_limit THEN
             bytes := bytes + e.size;
             run := run || e.id;
+            IF e.unique_key IS NOT NULL THEN
+                keys := keys || e.unique_key;
+            END IF;
             EXIT WHEN cardinality(run) = most;
         END IF;
     END LOOP;
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
     PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
+    IF cardinality(keys) > 0 THEN
+        PERFORM FROM penstock.uniqueness u WHERE u.queue_id = q.id AND u.key = ANY (keys) ORDER BY u.key FOR UPDATE NOWAIT;
+    END IF;
     -- A cancel that has not committed is not seen yet, one that has is seen by the next statement.
     IF cardinality(run) < 2 OR penstock.cancel_in_progress(q.id, key) THEN
         RETURN;
@@ -103,9 +112,9 @@ EXCEPTION WHEN lock_not_available THEN
 END $$;
 
 -- replace_merged replaces the entries, which compactable has locked, by one payload. The oldest
--- stays, with the latest deadline of all (none if one has none) and the greatest depth; the others
--- end as done, merged into it.
--- Locks: none further: compactable has locked the entries.
+-- stays, with the latest deadline of all (none if one has none), the greatest depth, and the unique keys
+-- of all: until it starts or ends, a push of one of them is its duplicate. The others end as done, merged into it.
+-- Locks: none further: compactable has locked the entries and the rows of their unique keys.
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS003 the merged payload is missing or too large.
 CREATE OR REPLACE FUNCTION penstock.replace_merged(q penstock.queue, ids bigint[], merged jsonb) RETURNS integer
@@ -130,7 +139,10 @@ BEGIN
      WHERE e.queue_id = q.id AND e.id = oldest;
     WITH gone AS (
         DELETE FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (ids) AND x.id <> oldest
-        RETURNING x.id, x.created_at, x.attempt
+        RETURNING x.id, x.created_at, x.attempt, x.unique_key
+    ), kept AS (
+        UPDATE penstock.uniqueness u SET entry_id = oldest FROM gone
+         WHERE u.queue_id = q.id AND u.key = gone.unique_key AND u.entry_id = gone.id
     ), forgotten AS (
         DELETE FROM penstock.cancel_request c USING gone WHERE c.queue_id = q.id AND c.entry_id = gone.id
     ), unsaved AS (
