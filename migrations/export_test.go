@@ -23,10 +23,10 @@ func Functions() (fstest.MapFS, error) {
 }
 
 // UpWith is Up of a program of another release with other functions.
-func UpWith(ctx context.Context, cfg *pgx.ConnConfig, functions fs.FS, release int) (int, error) {
+func UpWith(ctx context.Context, cfg *pgx.ConnConfig, functions fs.FS, release int) (Result, error) {
 	set, err := readFunctions(functions)
 	if err != nil {
-		return 0, err
+		return Result{}, err
 	}
 	set.release = release
 	set.hash = set.digest()

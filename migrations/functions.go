@@ -11,6 +11,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -82,46 +83,77 @@ func hashOf(text string) string {
 }
 
 const (
-	// A set that was applied before and has been replaced belongs to a program that is older than the schema.
-	wasAppliedSQL = `SELECT EXISTS (SELECT FROM penstock.schema_version WHERE hash = $1)`
+	// The newest row says which functions are there. A set of the same release that has a row too was replaced since: it
+	// belongs to a program that is older than the schema. Rows of other releases say nothing.
+	setStateSQL = `
+SELECT newest.release, (SELECT applied_at FROM penstock.schema_version WHERE hash = $1 AND release = newest.release)
+  FROM (SELECT release FROM penstock.schema_version ORDER BY id DESC LIMIT 1) newest`
 
 	newestFilesSQL = `SELECT files FROM penstock.schema_version ORDER BY id DESC LIMIT 1`
 
-	recordSetSQL = `INSERT INTO penstock.schema_version (hash, release, files) VALUES ($1, $2, $3)`
+	recordSetSQL = `INSERT INTO penstock.schema_version (hash, release, files) VALUES ($1, $2, $3)` + againSQL
+
+	// A set that is applied again becomes the newest one.
+	againSQL = `
+ON CONFLICT (hash) DO UPDATE SET id = DEFAULT, files = excluded.files, applied_at = excluded.applied_at`
 
 	// Bodies are not checked on creation, so that files may refer to one another in any order; a test checks
 	// all of them.
 	beginSetSQL = `SET LOCAL check_function_bodies = off; SET LOCAL search_path = ''`
 )
 
-// apply replaces all functions in one transaction unless this set was applied before, and records the schema as it is
-// then, except for what was changed by hand before. It returns whether it changed anything.
-func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, tables bool) (bool, error) {
+// state is Pending if the set is to be applied: no set was, or the newest one is of an older release, or of this release
+// and this set never was. It is Unknown if the newest set is of a newer release.
+func (s functionSet) state(ctx context.Context, db Queryer) (state string, at *time.Time, newest int, err error) {
+	err = db.QueryRow(ctx, setStateSQL, s.hash).Scan(&newest, &at)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return Pending, nil, 0, nil
+	case err != nil:
+		return "", nil, 0, fmt.Errorf("read which functions were applied: %w", err)
+	case newest > s.release:
+		return Unknown, nil, newest, nil
+	case at == nil || newest < s.release:
+		return Pending, nil, newest, nil
+	}
+	return Applied, at, newest, nil
+}
+
+// apply replaces all functions in one transaction if they are pending, and records the schema as it is then, except for
+// what was changed by hand before.
+func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, done *Result) error {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
-		return false, fmt.Errorf("begin: %w", err)
+		return fmt.Errorf("begin: %w", err)
 	}
 	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }() // after a commit it does nothing
-	var known bool
-	if err := tx.QueryRow(ctx, wasAppliedSQL, s.hash).Scan(&known); err != nil {
-		return false, fmt.Errorf("read which functions were applied: %w", err)
+	state, _, newest, err := s.state(ctx, tx)
+	if err != nil {
+		return err
 	}
-	if known && !tables {
-		return false, nil
+	if state == Unknown {
+		done.note("the functions of the database are of release %d and were left alone: this program is of release %d",
+			newest, s.release)
+	}
+	if state != Pending && done.Applied == 0 {
+		return nil
 	}
 	var written []string
-	if !known {
+	if state == Pending {
 		if written, err = s.replace(ctx, tx); err != nil {
-			return false, err
+			return err
 		}
 	}
 	if err := recordSchema(ctx, tx, byHand, s.release, written); err != nil {
-		return false, err
+		return err
 	}
 	if err := tx.Commit(ctx); err != nil {
-		return false, fmt.Errorf("commit: %w", err)
+		return fmt.Errorf("commit: %w", err)
 	}
-	return !known, nil
+	if state == Pending {
+		done.Applied++
+	}
+	return nil
 }
 
 // replace applies the files, removes functions that no program needs any more, and returns the functions that it wrote.

@@ -41,34 +41,45 @@ const (
 	deadlockDetected = "40P01"
 )
 
-// Up applies every migration that is missing on the database behind cfg, and the functions if they differ from those
-// that were applied last. It returns how many it applied, the functions counting as one.
+// Result is what a call of Up did.
+type Result struct {
+	Applied int      `json:"applied"`         // migrations, and the functions counting as one
+	Notes   []string `json:"notes,omitempty"` // sentences about what it left alone
+}
+
+func (r *Result) note(format string, args ...any) {
+	r.Notes = append(r.Notes, fmt.Sprintf(format, args...))
+}
+
+// Up applies every migration that is missing on the database behind cfg, and the functions unless they, or those of a
+// newer release, were applied. The result is valid with an error too.
 // Two calls at once are safe: the second waits for the first, at most a minute. Where another session holds a table for
 // two minutes, or until ctx ends, the error names that session.
-func Up(ctx context.Context, cfg *pgx.ConnConfig) (int, error) {
+func Up(ctx context.Context, cfg *pgx.ConnConfig) (Result, error) {
 	set, err := readFunctions(files)
 	if err != nil {
-		return 0, err
+		return Result{}, err
 	}
 	return up(ctx, cfg, set)
 }
 
-func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (int, error) {
+func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (Result, error) {
 	m, err := open(cfg)
 	if err != nil {
-		return 0, err
+		return Result{}, err
 	}
 	defer m.db.Close()
-	applied := 0
+	var all Result
 	err = m.untilFree(ctx, m.holder, func() error {
-		n, err := m.apply(ctx, set)
-		applied += n
+		done, err := m.apply(ctx, set)
+		all.Applied += done.Applied
+		all.Notes = done.Notes
 		return err
 	})
 	if err != nil {
-		return applied, fmt.Errorf("apply migrations: %w", err)
+		return all, fmt.Errorf("apply migrations: %w", err)
 	}
-	return applied, nil
+	return all, nil
 }
 
 // migrator applies migrations and functions over connections of its own.
@@ -96,13 +107,13 @@ func open(cfg *pgx.ConnConfig) (*migrator, error) {
 	return &migrator{db, provider, locker}, nil
 }
 
-// apply tries once, and returns how many it applied even if it failed then.
-func (m *migrator) apply(ctx context.Context, set functionSet) (applied int, err error) {
+// apply tries once, and returns what it did even if it failed then.
+func (m *migrator) apply(ctx context.Context, set functionSet) (done Result, err error) {
 	err = m.locked(ctx, func(conn *sql.Conn) (err error) {
-		applied, err = m.applyOn(ctx, conn, set)
+		done, err = m.applyOn(ctx, conn, set)
 		return err
 	})
-	return applied, err
+	return done, err
 }
 
 // locked calls f with a session that has the migration lock.
@@ -120,31 +131,25 @@ func (m *migrator) locked(ctx context.Context, f func(*sql.Conn) error) error {
 	return f(conn)
 }
 
-func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (int, error) {
+func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (Result, error) {
 	var byHand changes
 	if err := m.with(conn, func(c *pgx.Conn) (err error) {
 		byHand, err = changedByHand(ctx, c)
 		return err
 	}); err != nil {
-		return 0, err
+		return Result{}, err
 	}
 	results, err := m.goose.Up(ctx)
 	var partial *goose.PartialError
 	if errors.As(err, &partial) {
 		results = partial.Applied
 	}
-	applied := len(results)
+	done := Result{Applied: len(results)}
 	if err != nil {
-		return applied, err
+		return done, err
 	}
-	err = m.with(conn, func(c *pgx.Conn) error {
-		changed, err := set.apply(ctx, c, byHand, applied > 0)
-		if changed {
-			applied++
-		}
-		return err
-	})
-	return applied, err
+	err = m.with(conn, func(c *pgx.Conn) error { return set.apply(ctx, c, byHand, &done) })
+	return done, err
 }
 
 // obstacle describes after so long a wait the transaction that holds the lock. found is false if none is known.

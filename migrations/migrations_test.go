@@ -54,21 +54,21 @@ func config(t *testing.T, dsn string) *pgx.ConnConfig {
 
 func up(t *testing.T, dsn string) int {
 	t.Helper()
-	n, err := migrations.Up(t.Context(), config(t, dsn))
+	done, err := migrations.Up(t.Context(), config(t, dsn))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	return done.Applied
 }
 
 // upWith applies the functions of another program.
 func upWith(t *testing.T, dsn string, functions fstest.MapFS, release int) int {
 	t.Helper()
-	n, err := migrations.UpWith(t.Context(), config(t, dsn), functions, release)
+	done, err := migrations.UpWith(t.Context(), config(t, dsn), functions, release)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return n
+	return done.Applied
 }
 
 // changed returns the functions with one text replaced in a file.
@@ -152,6 +152,37 @@ func TestChangedFunctionsAreAppliedAndReplacedOnesNeverAgain(t *testing.T) {
 	}
 }
 
+// Programs that were rolled back to the release before, with a mended set, must not keep the newer release from having
+// its own functions when it is deployed again.
+func TestTheNewestReleaseHasItsFunctionsAfterARollback(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c := connect(t, dsn)
+	ago := func() string { return query[string](t, c, `SELECT penstock.ago('1 hour')`) }
+	older, newer := otherAgo(t, "mended"), otherAgo(t, "newer")
+	upWith(t, dsn, newer, migrations.Release+1)
+	done, err := migrations.UpWith(t.Context(), config(t, dsn), older, migrations.Release)
+	if err != nil || done.Applied != 0 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], "release 2") {
+		t.Errorf("a set of the release before: %+v (%v)", done, err)
+	}
+	if err := migrations.Check(t.Context(), c); err != nil {
+		t.Errorf("a program of the release before does not start: %v", err)
+	}
+	if n := upWith(t, dsn, newer, migrations.Release+1); n != 0 || ago() != "newer" {
+		t.Errorf("deployed again: applied %d, ago is %q", n, ago())
+	}
+	text, err := migrations.SQL(migrations.FunctionsName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(t, c, text) // by hand, or by programs that look at their own set only
+	if ago() == "newer" {
+		t.Fatal("the older set was not applied: the test shows nothing")
+	}
+	if n := upWith(t, dsn, newer, migrations.Release+1); n != 1 || ago() != "newer" {
+		t.Errorf("deployed again after an older set: applied %d, ago is %q", n, ago())
+	}
+}
+
 func TestAProgramWhoseFunctionsWereNeverAppliedDoesNotStart(t *testing.T) {
 	dsn := pgtest.Empty(t)
 	upWith(t, dsn, otherAgo(t, "never"), migrations.Release)
@@ -192,8 +223,8 @@ func TestTwoThatMigrateAtOnceApplyOnce(t *testing.T) {
 	for range programs {
 		cfg := config(t, dsn)
 		go func() {
-			n, err := migrations.Up(context.WithoutCancel(t.Context()), cfg)
-			answers <- answer{n, err}
+			done, err := migrations.Up(context.WithoutCancel(t.Context()), cfg)
+			answers <- answer{done.Applied, err}
 		}()
 	}
 	sum := 0
@@ -334,9 +365,9 @@ func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {
 	}
 
 	go func() {
-		n, err := migrations.UpWith(t.Context(), cfg, newer, migrations.Release)
-		if err == nil && n != 1 {
-			err = fmt.Errorf("applied %d", n)
+		applied, err := migrations.UpWith(t.Context(), cfg, newer, migrations.Release)
+		if err == nil && applied.Applied != 1 {
+			err = fmt.Errorf("applied %d", applied.Applied)
 		}
 		done <- err
 	}()

@@ -15,7 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// The states of a migration. One is unknown to a program that is older than the database.
+// The states of a migration. One is unknown to a program that is older than the database, and so are functions of a
+// newer release.
 const (
 	Applied = "applied"
 	Pending = "pending"
@@ -40,7 +41,7 @@ type Queryer interface {
 }
 
 // List compares the migrations that this program knows with those that the database has seen, in order, and then its
-// functions: applied if they are, or were before newer ones replaced them. It only reads.
+// functions: applied if they are, or were before others of the same release replaced them. It only reads.
 func List(ctx context.Context, db Queryer) ([]Status, error) {
 	all, err := Names()
 	if err != nil {
@@ -85,8 +86,6 @@ func applied(ctx context.Context, db Queryer) (map[int64]time.Time, error) {
 	return found, err
 }
 
-const functionsAppliedSQL = `SELECT applied_at FROM penstock.schema_version WHERE hash = $1`
-
 func functionStatus(ctx context.Context, db Queryer) (Status, error) {
 	status := Status{Name: FunctionsName, State: Pending}
 	set, err := readFunctions(files)
@@ -96,12 +95,7 @@ func functionStatus(ctx context.Context, db Queryer) (Status, error) {
 	if there, err := exists(ctx, db, "penstock.schema_version"); err != nil || !there {
 		return status, err
 	}
-	var at time.Time
-	err = db.QueryRow(ctx, functionsAppliedSQL, set.hash).Scan(&at)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return status, nil
-	}
-	status.State, status.AppliedAt = Applied, &at
+	status.State, status.AppliedAt, _, err = set.state(ctx, db)
 	return status, err
 }
 
@@ -125,7 +119,7 @@ func (e *OldError) Error() string {
 // Final says that the error does not pass by itself.
 func (e *OldError) Final() {}
 
-// Check is an *OldError where a migration is missing that this program knows, or its functions were never applied.
+// Check is an *OldError where a migration is missing that this program knows, or its functions are pending.
 func Check(ctx context.Context, db Queryer) error {
 	all, err := List(ctx, db)
 	for _, m := range all {
@@ -192,8 +186,8 @@ func functionsSQL() (string, error) {
 		hashes = append(hashes, fmt.Sprintf("'%s', '%s'", f.name, f.hash))
 	}
 	fmt.Fprintf(&all, "\nINSERT INTO penstock.schema_version (hash, release, files)\n"+
-		"VALUES ('%s', %d, jsonb_build_object(%s))\nON CONFLICT (hash) DO NOTHING;\nCOMMIT;\n",
-		set.hash, set.release, strings.Join(hashes, ", "))
+		"VALUES ('%s', %d, jsonb_build_object(%s))%s;\nCOMMIT;\n",
+		set.hash, set.release, strings.Join(hashes, ", "), againSQL)
 	return all.String(), nil
 }
 

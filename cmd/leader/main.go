@@ -270,9 +270,12 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 	if !owns { // a role with the rights of a leader and no more: another one migrates
 		return migrations.Check(ctx, pool)
 	}
-	n, err := migrations.Up(ctx, pool.Config().ConnConfig)
-	if n > 0 {
-		log.Info("migrated the schema", "applied", n)
+	done, err := migrations.Up(ctx, pool.Config().ConnConfig)
+	if done.Applied > 0 {
+		log.Info("migrated the schema", "applied", done.Applied)
+	}
+	for _, note := range done.Notes {
+		log.Warn("migrations: " + note)
 	}
 	return err
 }

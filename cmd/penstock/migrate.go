@@ -100,16 +100,19 @@ func migrateUp(a *app) *cobra.Command {
 		if err != nil {
 			return usageError{fmt.Errorf("read database address: %w", err)}
 		}
-		n, err := migrations.Up(ctx, cfg)
+		done, err := migrations.Up(ctx, cfg)
 		if err != nil {
 			return err
 		}
-		return printOne(a, map[string]int{"applied": n}, func(w io.Writer) {
-			if n == 0 {
+		return printOne(a, done, func(w io.Writer) {
+			for _, note := range done.Notes {
+				fmt.Fprintln(w, note)
+			}
+			if done.Applied == 0 || len(pending) == 0 {
 				fmt.Fprintln(w, "nothing is pending")
 				return
 			}
-			fmt.Fprintf(w, "applied %d, up to %s\n", n, pending[len(pending)-1].Name)
+			fmt.Fprintf(w, "applied %d, up to %s\n", done.Applied, pending[len(pending)-1].Name)
 		})
 	}
 	return c

@@ -28,10 +28,13 @@ func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 		return f, nil
 	}
 	if unknown := inState(all, migrations.Unknown); len(unknown) > 0 {
+		newest := unknown[len(unknown)-1]
+		has := fmt.Sprintf("migration %d", newest.Version)
+		if newest.Name == migrations.FunctionsName {
+			has = "functions of a newer release"
+		}
 		return Finding{
-			Severity: Warning,
-			Summary: fmt.Sprintf("the database is newer than this program: it has migration %d",
-				unknown[len(unknown)-1].Version),
+			Severity: Warning, Summary: "the database is newer than this program: it has " + has,
 			Advice: "Use the program of the version that runs. Programs of the version before keep working.",
 		}, nil
 	}
