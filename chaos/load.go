@@ -98,6 +98,8 @@ func (l *load) next(random *rand.Rand) func() {
 	body := map[string]any{}
 	roll, again := random.IntN(100), random.IntN(5)
 	switch {
+	case roll < 6:
+		return l.frail(p, in, random.IntN(6), random.Uint64())
 	case roll < 20: // solo
 		if l.long {
 			in.MS = 1000 + random.IntN(5000)
@@ -170,8 +172,11 @@ func (l *load) record(p *judge.Push) {
 	l.pushes = append(l.pushes, p)
 }
 
-// push accepts one entry over HTTP, and asks again under the same key until it is told.
-func (l *load) push(p *judge.Push, body map[string]any) {
+// push accepts one entry over HTTP, asks again under the same key until it is told, and cancels the entry where the
+// client is to change its mind.
+func (l *load) push(p *judge.Push, body map[string]any) { l.pushAndCancel(p, body, 0) }
+
+func (l *load) pushAndCancel(p *judge.Push, body map[string]any, after time.Duration) {
 	defer func() { l.record(p) }()
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -187,20 +192,21 @@ func (l *load) push(p *judge.Push, body map[string]any) {
 	if p.Cancel == nil || !p.Told {
 		return
 	}
-	time.Sleep(time.Duration(p.Op%7) * 100 * time.Millisecond)
+	time.Sleep(after + time.Duration(p.Op%7)*100*time.Millisecond)
+	l.cancel(p)
+}
+
+// cancel asks for the end of an entry, and notes whether it has ended or will end.
+func (l *load) cancel(p *judge.Push) {
 	p.Cancel.Called = time.Now()
-	var verdict struct {
+	var answer struct {
 		Verdict string `json:"verdict"`
 	}
-	status = l.ask(
-		p.Op,
-		fmt.Sprintf("/v1/entries/%d/cancel", p.Entry),
-		"",
-		[]byte(`{"reason": "the client changed its mind"}`),
-		&verdict,
-	)
+	const reason = `{"reason": "the client changed its mind"}`
+	status := l.ask(p.Op, fmt.Sprintf("/v1/entries/%d/cancel", p.Entry), "", []byte(reason), &answer)
 	p.Cancel.Returned = time.Now()
-	p.Cancel.Cancelled = status/100 == 2 && verdict.Verdict == "cancelled"
+	told := status/100 == 2
+	p.Cancel.Cancelled, p.Cancel.Requested = told && answer.Verdict == "cancelled", told && answer.Verdict == "requested"
 }
 
 // ask posts until there is an answer that is final, and returns its status; 0 if there was none.

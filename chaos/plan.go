@@ -314,6 +314,7 @@ func (p *plan) someLink() *process {
 func (p *plan) cutLink() string {
 	one, refuse := p.someLink(), p.between(0, 3*time.Second)
 	p.disturbedBy(one, "refused connections", refuse)
+	one.kept(refuse)
 	one.link.Refuse(true)
 	one.link.Cut()
 	time.AfterFunc(refuse, func() { one.link.Refuse(false) })
@@ -325,6 +326,7 @@ func (p *plan) slowLink() string {
 	one.link.Delay(p.between(20*time.Millisecond, 700*time.Millisecond))
 	lasts := p.between(time.Second, 5*time.Second)
 	p.disturbedBy(one, "slow connections", lasts)
+	one.kept(lasts)
 	time.AfterFunc(lasts, func() { one.link.Delay(0) })
 	return "connections slow for a while"
 }
@@ -335,6 +337,7 @@ func (p *plan) blackhole() string {
 		one.cutOff()
 	}
 	p.disturbedBy(one, "black hole", d)
+	one.kept(d)
 	one.link.Blackhole(way != 1, way != 0)
 	time.AfterFunc(d, func() {
 		one.link.Blackhole(false, false)

@@ -61,6 +61,7 @@ type policy struct {
 	tried   map[string]map[string]int // SQLSTATEs injected, by call site and code
 	seen    map[string]int            // groups of messages, by call site
 	final   []judge.Death             // statements that met an error of finalStates
+	unheard []judge.Death             // faults at heartbeats, by incarnation
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
 	refused []judge.Disturbance       // SQLSTATEs that leaders were answered
 }
@@ -246,11 +247,24 @@ func (p *policy) leastTried(site string) string {
 
 // Happened implements pgproxy.Policy. A fault counts as soon as it takes effect.
 func (p *policy) Happened(
-	_ *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+	link *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
 ) (over func(to time.Time)) {
+	incarnation := ""
+	if link != nil {
+		incarnation = p.named(link.Name)
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.happens[faultKey{kind, fault.String()}]++
+	if kind == pgproxy.Beat {
+		i := len(p.unheard)
+		p.unheard = append(p.unheard, judge.Death{Process: incarnation, At: from, Until: from})
+		return func(to time.Time) {
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.unheard[i].Until = to
+		}
+	}
 	if kind != pgproxy.Recover && kind != pgproxy.Elect {
 		return func(time.Time) {}
 	}

@@ -30,7 +30,8 @@ type process struct {
 	ended       chan struct{}
 	deaths      []judge.Death
 	drains      []judge.Death
-	healed      bool // the faults are over
+	away        []judge.Death // times for which its connections are cut, slow or muted
+	healed      bool          // the faults are over
 	starts      int
 	otherPath   string          // the same program of another build; empty: there is none
 	other       bool            // starts are of the other build
@@ -173,6 +174,14 @@ func (p *process) cutOff() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now()})
+}
+
+// kept notes that the process is kept from the database for a while.
+func (p *process) kept(lasts time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	p.away = append(p.away, judge.Death{Process: p.current(), At: now, Until: now.Add(lasts)})
 }
 
 // endMax is how long a process may take to end after SIGTERM.

@@ -203,8 +203,8 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
 		DoubtMax: doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
-		LocksMax: map[string]int{"limited": limitedLocks},
-		Effects:  map[int64]int{}, Items: map[judge.Item]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+		ClockJumped: s.cfg.clock, LocksMax: map[string]int{"limited": limitedLocks},
+		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
 	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
@@ -245,7 +245,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	s.recorder.mu.Unlock()
 	s.policy.mu.Lock()
 	h.Beats = slices.Clone(s.policy.beats)
-	h.Hindrances = slices.Clone(s.policy.final)
+	h.Hindrances, h.Away = slices.Clone(s.policy.final), slices.Clone(s.policy.unheard)
 	s.policy.mu.Unlock()
 	s.mu.Lock()
 	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
@@ -257,7 +257,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	for _, p := range s.all() {
 		p.mu.Lock()
 		h.Deaths = append(h.Deaths, p.deaths...)
-		h.Hindrances = append(h.Hindrances, p.drains...)
+		h.Hindrances, h.Away = append(h.Hindrances, p.drains...), append(h.Away, p.away...)
 		p.mu.Unlock()
 	}
 	return h, s.readDatabase(ctx, h)
@@ -336,8 +336,11 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 				Transaction: e.Transaction, FreeBegan: freed[e.Token].Began,
 			})
 		case "end":
+			if s.cfg.clock {
+				e.At = time.Time{}
+			}
 			h.Endings = append(h.Endings, judge.Ending{
-				Seq: e.Seq, Entry: e.Entry, Queue: e.Queue, Key: keys[e.Entry], Outcome: e.Outcome, Token: e.Token,
+				Seq: e.Seq, At: e.At, Entry: e.Entry, Queue: e.Queue, Key: keys[e.Entry], Outcome: e.Outcome, Token: e.Token,
 				Nonce: e.Nonce,
 				Attempt: max(
 					e.Attempt,

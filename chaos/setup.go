@@ -18,6 +18,7 @@ const (
 	attemptsMax  = 60
 	crashesMax   = 60
 	runMax       = 8 * time.Second
+	retryBase    = 200 * time.Millisecond // the wait after the first error
 	// doubtMax is how long a slot is in doubt at most although its worker has no call: the 10 s after which a probe
 	// may free it, a second until a node makes that, and the timeout of a probe.
 	doubtMax = 13 * time.Second
@@ -44,17 +45,19 @@ func (c config) timetable() timetable {
 // programs of another build nothing is pushed to it.
 const onceQueue = "once"
 
-var models = []string{"solo", "keyed", "limited", onceQueue} // queues whose entries workers run
+var models = []string{"solo", "keyed", "limited", onceQueue, frailQueue} // queues whose entries workers run
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
 func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) error {
-	patience := fmt.Sprintf(`"retry": {"base": 0.2, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
-		attemptsMax, crashesMax)
+	patient := patience(attemptsMax, crashesMax)
 	for _, model := range models {
-		unknown := "at_least_once"
-		if model == onceQueue {
+		unknown, settings := "at_least_once", patient
+		switch model {
+		case onceQueue:
 			unknown = "at_most_once"
+		case frailQueue:
+			settings = patience(frailAttempts, frailCrashes)
 		}
 		config := fmt.Sprintf(`{"protocol": "dispatcher", "max_retries": 60, "on_unknown": %q,
 		    "timeouts": {"connect": 1, "run": %v, "control": 2, "probe": 2}}`, unknown, runMax.Seconds())
@@ -67,7 +70,7 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 				return fmt.Errorf("register instance: %w", err)
 			}
 		}
-		if err := db.exec(ctx, `SELECT penstock.alter_queue($1, $2)`, model, "{"+patience+"}"); err != nil {
+		if err := db.exec(ctx, `SELECT penstock.alter_queue($1, $2)`, model, "{"+settings+"}"); err != nil {
 			return fmt.Errorf("alter queue: %w", err)
 		}
 	}
@@ -76,11 +79,11 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	}
 	for _, statement := range []string{
 		fmt.Sprintf(`SELECT penstock.alter_queue('limited', '{"max_concurrent": %d}')`, limitedLocks),
-		`SELECT penstock.create_queue('work', '{` + patience + `}')`,
+		`SELECT penstock.create_queue('work', '{` + patient + `}')`,
 		`SELECT penstock.set_statements('work', '{"run": "INSERT INTO judge.effect VALUES (($1->>''op'')::bigint)"}')`,
-		`SELECT penstock.create_queue('ticks', '{"kind": "cron", ` + patience + `}')`,
+		`SELECT penstock.create_queue('ticks', '{"kind": "cron", ` + patient + `}')`,
 		`SELECT penstock.set_statements('ticks', '{"run": "SELECT 1"}')`,
-		`SELECT penstock.create_queue('parts', '{"kind": "batch", ` + patience + `}')`,
+		`SELECT penstock.create_queue('parts', '{"kind": "batch", ` + patient + `}')`,
 		`SELECT penstock.set_statements('parts', '{"map":
 		    "INSERT INTO judge.part SELECT (x->>''b'')::bigint, (x->>''i'')::int FROM jsonb_array_elements($1) x"}')`,
 	} {

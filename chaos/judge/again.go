@@ -110,3 +110,10 @@ func (x *index) longestSilence(process string, from, to time.Time) (longest time
 	}
 	return max(longest, to.Sub(last))
 }
+
+// away says that a process was kept from the database, or did not hear the answer to a heartbeat, between two moments.
+func (x *index) away(process string, from, to time.Time) bool {
+	return slices.ContainsFunc(x.Away, func(d Death) bool {
+		return d.Process == process && !d.At.After(to) && !laterOf(d.At, d.Until).Add(x.Tolerance).Before(from)
+	})
+}

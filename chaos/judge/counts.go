@@ -82,42 +82,6 @@ func (x *index) deathsOf(key [2]string, entry int64) (deaths int) {
 	return deaths
 }
 
-// classUnknown is that of a failure for the reason that it is unknown whether the entry ran.
-const classUnknown = "unknown"
-
-func failuresHaveCauses(x *index, r *report) {
-	for i := range x.Endings {
-		e := &x.Endings[i]
-		if e.Outcome != "failed" && e.Outcome != "expired" && e.Outcome != "cancelled" {
-			continue
-		}
-		p := x.pushByEntry[e.Entry]
-		if p == nil {
-			continue
-		}
-		r.checked++
-		switch {
-		case e.Outcome == "cancelled" && p.Cancel == nil:
-			r.bad("entry %d was cancelled, and its client did not ask for that", e.Entry)
-		case e.Outcome == "expired":
-			r.bad("entry %d expired, and has no deadline", e.Entry)
-		case e.Outcome == "failed" && p.Once && e.Class == classUnknown:
-			if !x.mayBeUnknown(p) {
-				r.bad("entry %d failed because it is unknown whether it ran, and its calls were answered", e.Entry)
-			}
-		case e.Outcome == "failed" && (p.FailMax == 0 || e.Attempt < p.FailMax) &&
-			(p.CrashMax == 0 || e.Crashes < p.CrashMax):
-			r.bad(
-				"entry %d failed as %s after %d attempts and %d crashes",
-				e.Entry,
-				e.Class,
-				e.Attempt,
-				e.Crashes,
-			)
-		}
-	}
-}
-
 // limitsHold goes by samples, and by the order in which locks were granted and freed: a grant under a limit sees
 // every lock that was freed before it, so that the count is right at each grant.
 func limitsHold(x *index, r *report) {
@@ -225,26 +189,6 @@ func notEarly(x *index, r *report) {
 		for _, c := range x.calls[p.Entry] {
 			if early := p.Due.Sub(c.Begin); early > x.Tolerance {
 				r.bad("entry %d ran %v before it was due", p.Entry, early)
-			}
-		}
-	}
-}
-
-func cancelsHold(x *index, r *report) {
-	for i := range x.Pushes {
-		p := &x.Pushes[i]
-		if p.Cancel == nil || !p.Cancel.Cancelled || p.Entry == 0 {
-			continue
-		}
-		r.checked++
-		for _, e := range x.endings[p.Entry] {
-			if e.Outcome != "cancelled" {
-				r.bad("entry %d is %s, and its client was told that it is cancelled", p.Entry, e.Outcome)
-			}
-		}
-		for _, c := range x.calls[p.Entry] {
-			if c.Begin.After(p.Cancel.Returned) {
-				r.bad("entry %d was run after its client was told that it is cancelled", p.Entry)
 			}
 		}
 	}

@@ -34,6 +34,7 @@ type History struct {
 	Beats      []Beat
 	Deaths     []Death
 	Hindrances []Death // drains of processes, and errors that make them leave endings to recovery
+	Away       []Death // times for which a process was kept from the database, and faults at its heartbeats
 	Samples    []Sample
 	Firings    []Firing
 	Deliveries []Delivery
@@ -66,6 +67,8 @@ type History struct {
 	// Unhinted are entries that were pushed when all was quiet and no notification was delivered.
 	Unhinted []Unhinted
 
+	ClockJumped bool // the server's: the times of grants, endings and places are not the harness's
+
 	CronStep   time.Duration // between nominal times of each job
 	CatchUpMax int           // of them, the latest ones, that a job is late with at most: those before are dropped
 	CronUntil  time.Time     // when the schedules were paused, by the server's clock; zero: it jumped
@@ -85,17 +88,18 @@ type History struct {
 
 // Push is one operation of a client.
 type Push struct {
-	Op               int64 // names the operation in the payload
-	Queue, Key       string
-	Called, Returned time.Time
-	Told             bool  // accepted, as Entry
-	Refused          bool  // told for certain that nothing was accepted
-	Entry            int64 // 0: not told
-	Due              time.Time
-	Callback, Effect bool
-	Joint            bool // pushed in a transaction that also wrote a row of the client's own
-	Once             bool // must not run twice, also where it is unknown whether it ran
-	Cancel           *Cancel
+	Op                int64 // names the operation in the payload
+	Queue, Key        string
+	Called, Returned  time.Time
+	Told              bool  // accepted, as Entry
+	Refused           bool  // told for certain that nothing was accepted
+	Entry             int64 // 0: not told
+	Due               time.Time
+	StartBy, FinishBy time.Time // zero: none
+	Callback, Effect  bool
+	Joint             bool // pushed in a transaction that also wrote a row of the client's own
+	Once              bool // must not run twice, also where it is unknown whether it ran
+	Cancel            *Cancel
 	// CrashMax and FailMax: the entry may end as failed after so many crashes or errors. 0: it may
 	// not.
 	FailMax  int
@@ -106,6 +110,7 @@ type Push struct {
 type Cancel struct {
 	Called, Returned time.Time
 	Cancelled        bool // told that the entry is cancelled, and not only that it will be
+	Requested        bool // told that it will be
 }
 
 // Call is one call of a worker.
@@ -143,6 +148,7 @@ type Insertion struct {
 // Ending is the end of an entry as the database keeps it.
 type Ending struct {
 	Seq, Entry int64
+	At         time.Time // zero: the server's clock jumped
 	Queue, Key string
 	Outcome    string
 	Token      int64 // 0: not by a node

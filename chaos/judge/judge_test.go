@@ -5,6 +5,7 @@ import (
 	"go/token"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,12 +39,22 @@ func good() *History {
 			},
 			{
 				Op: 4, Queue: "solo", Called: at(10), Returned: at(15), Told: true, Entry: 14, Callback: true,
-				Cancel: &Cancel{at(16), at(18), true},
+				Cancel: &Cancel{Called: at(16), Returned: at(18), Cancelled: true},
 			},
 			{Op: 5, Queue: "work", Called: at(10), Returned: at(15), Told: true, Entry: 15, Effect: true},
 			{Op: 6, Queue: "solo", Called: at(10), Returned: at(15), Told: true, Entry: 16, Joint: true},
 			{Op: 7, Queue: "solo", Called: at(10), Returned: at(15), Refused: true},
 			{Op: 18, Queue: "once", Called: at(10), Returned: at(15), Told: true, Entry: 18, Once: true},
+			{Op: 51, Queue: "frail", Called: at(10), Returned: at(15), Told: true, Entry: 51, StartBy: at(100), FinishBy: at(900)},
+			{
+				Op: 52, Queue: "frail", Called: at(900), Returned: at(905), Told: true, Entry: 52,
+				Cancel: &Cancel{Called: at(1490), Returned: at(1500), Requested: true},
+			},
+			{Op: 53, Queue: "frail", Called: at(900), Returned: at(905), Told: true, Entry: 53, FailMax: 2, CrashMax: 2},
+			{
+				Op: 54, Queue: "frail", Called: at(900), Returned: at(905), Told: true, Entry: 54,
+				StartBy: at(1100), FinishBy: at(3000),
+			},
 		},
 		Calls: []Call{
 			{Entry: 11, Token: 101, Op: 1, Begin: at(30), Closed: at(40), Answer: "ok", Nonce: "a"},
@@ -54,6 +65,10 @@ func good() *History {
 			{Entry: 16, Token: 106, Op: 6, Begin: at(50), Closed: at(60), Answer: "ok", Nonce: "d"},
 			{Entry: 18, Token: 109, Op: 18, Begin: at(50), Closed: at(60), Answer: "error"},
 			{Entry: 18, Token: 110, Op: 18, Begin: at(70), Closed: at(80), Answer: "died"},
+			{Entry: 52, Token: 120, Op: 52, Begin: at(1010), Closed: at(2100), Answer: "none"},
+			{Entry: 53, Token: 121, Op: 53, Begin: at(1010), Closed: at(1100), Answer: "error"},
+			{Entry: 53, Token: 122, Op: 53, Begin: at(1410), Closed: at(1500), Answer: "error"},
+			{Entry: 54, Token: 123, Op: 54, Begin: at(1010), Closed: at(3010), Answer: "none"},
 		},
 		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
 		Deaths:     []Death{{Process: "n1", At: at(800), Killed: true}},
@@ -77,6 +92,10 @@ func good() *History {
 		{Entry: 21, Queue: "cron", Outcome: "done"},
 		{Entry: 22, Queue: "cron", Outcome: "done"},
 		{Entry: 18, Queue: "once", Outcome: "failed", Class: "unknown", Attempt: 2},
+		{Entry: 51, Queue: "frail", Outcome: "expired", At: at(150)},
+		{Entry: 52, Queue: "frail", Outcome: "cancelled", At: at(2120)},
+		{Entry: 53, Queue: "frail", Outcome: "failed", At: at(1510), Attempt: 2},
+		{Entry: 54, Queue: "frail", Outcome: "expired", At: at(3020)},
 	} {
 		e.Seq = int64(200 + 10*i)
 		h.Endings = append(h.Endings, e)
@@ -91,7 +110,14 @@ func good() *History {
 		{70, "solo", "#13", 107, 13, 2, "n2", at(4990), time.Time{}, 0, 70, time.Time{}},
 		{72, "once", "#18", 109, 18, 1, "n1", at(45), at(62), 73, 72, at(62)},
 		{74, "once", "#18", 110, 18, 1, "n1", at(65), time.Time{}, 0, 74, time.Time{}},
+		{80, "frail", "#52", 120, 52, 3, "n3", at(1000), at(2120), 81, 80, at(2120)},
+		{82, "frail", "#53", 121, 53, 3, "n3", at(1000), at(1110), 83, 82, at(1110)},
+		{84, "frail", "#53", 122, 53, 3, "n3", at(1400), at(1510), 85, 84, at(1510)},
+		{86, "frail", "#54", 123, 54, 3, "n3", at(1000), at(3020), 87, 86, at(3020)},
 		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304, time.Time{}},
+	}
+	for ms := 0; ms <= 12_000; ms += 500 {
+		h.Beats = append(h.Beats, Beat{"n3", at(ms)})
 	}
 	h.Lanes = []string{"solo", "work"}
 	o := online()
@@ -107,7 +133,9 @@ func good() *History {
 		{Seq: 65, Queue: "solo", Entry: 13, Position: 18, At: at(4980)}, // recovered
 		{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
 	}
-	for op, entry := range map[int64]int64{1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 18: 18} {
+	for op, entry := range map[int64]int64{
+		1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 18: 18, 51: 51, 52: 52, 53: 53, 54: 54,
+	} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
 	}
 	return h
@@ -125,6 +153,22 @@ func again(h *History, entry int64, begin time.Time) {
 	h.Calls = append(h.Calls, Call{
 		Entry: entry, Token: 350, Begin: begin, Closed: begin.Add(10 * time.Millisecond), Answer: "error",
 	})
+}
+
+func pushOf(h *History, entry int64) *Push {
+	return &h.Pushes[slices.IndexFunc(h.Pushes, func(p Push) bool { return p.Entry == entry })]
+}
+
+func callOf(h *History, token int64) *Call {
+	return &h.Calls[slices.IndexFunc(h.Calls, func(c Call) bool { return c.Token == token })]
+}
+
+func grantOf(h *History, token int64) *Grant {
+	return &h.Grants[slices.IndexFunc(h.Grants, func(g Grant) bool { return g.Token == token })]
+}
+
+func endOf(h *History, entry int64) *Ending {
+	return &h.Endings[slices.IndexFunc(h.Endings, func(e Ending) bool { return e.Entry == entry })]
 }
 
 func broken(h *History) map[string]int {
@@ -171,10 +215,12 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"no entry in line is overtaken for long":            func(h *History) { overtake(h) },
 		"attempts are errors":                               func(h *History) { h.Endings[0].Attempt = 1 },
 		"crashes are deaths of nodes that had it":           func(h *History) { h.Endings[2].Crashes = 3 },
-		"failures have a cause":                             func(h *History) { h.Endings[0].Outcome = "failed" },
+		"failures have a cause":                             func(h *History) { endOf(h, 53).Attempt = 1 },
 		"limits are never exceeded":                         func(h *History) { h.Samples[0].Locks = 4 },
 		"each nominal time of a schedule fires once":        func(h *History) { h.Firings[1].Nominal = at(6000) },
 		"nothing runs before it is due":                     func(h *History) { h.Pushes[2].Due = at(500) },
+		"an entry expires at its deadline, and not before":  func(h *History) { pushOf(h, 51).StartBy, pushOf(h, 51).FinishBy = time.Time{}, time.Time{} },
+		"a requested cancel ends the run":                   func(h *History) { callOf(h, 120).Closed = at(8000) },
 		"a cancelled entry does not run":                    func(h *History) { h.Endings[3].Outcome = "done" },
 		"one delivery id for each ending":                   func(h *History) { h.Deliveries[0].ID = "other" },
 		"the API tells the outcome that is stored":          func(h *History) { h.Told[0].State = "failed" },

@@ -1,6 +1,9 @@
 package judge
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // seen holds records with one bug each, and the promise whose judge has to report it.
 type seen struct {
@@ -39,5 +42,102 @@ func TestBatchesAreJudgedByWhatTheirClientsMade(t *testing.T) {
 	h.Items[Item{8, 1}] = 1 // made, and its client was not told
 	if found := broken(h); len(found) > 0 {
 		t.Errorf("a batch of whose commit the client was not told is reported: %v", found)
+	}
+}
+
+func TestFailuresDeadlinesAndCancelsHaveTheirJudges(t *testing.T) {
+	const failures, deadlines = "failures have a cause", "an entry expires at its deadline, and not before"
+	const cancelled, requested = "a cancelled entry does not run", "a requested cancel ends the run"
+	judgeEach(t, []seen{
+		{"failed after too few errors", failures, func(h *History) { endOf(h, 53).Attempt = 1 }},
+		{"failed after too few crashes", failures, func(h *History) { endOf(h, 53).Attempt, endOf(h, 53).Crashes = 0, 1 }},
+		{"failed, and may not", failures, func(h *History) { pushOf(h, 53).FailMax, pushOf(h, 53).CrashMax = 0, 0 }},
+		{"more errors than it may have", failures, func(h *History) { endOf(h, 53).Attempt = 3 }},
+		{"more crashes than it may have, and done", failures, func(h *History) {
+			pushOf(h, 13).CrashMax, endOf(h, 13).Crashes = 1, 2
+		}},
+		{"failed as unknown, and may run twice", failures, func(h *History) {
+			pushOf(h, 18).Once, pushOf(h, 18).FailMax = false, 9
+		}},
+		{"failed as unknown after answers alone", failures, func(h *History) {
+			h.Calls = h.Calls[:6]
+			h.Grants = h.Grants[:8]
+			h.Deaths = nil
+		}},
+		{"expired without a deadline", deadlines, func(h *History) { endOf(h, 16).Outcome = "expired" }},
+		{"expired before its time", deadlines, func(h *History) { endOf(h, 51).At = at(-10) }},
+		{"expired before finish_by alone", deadlines, func(h *History) { endOf(h, 54).At, pushOf(h, 54).StartBy = at(2500), time.Time{} }},
+		{"expired by finish_by, which is before start_by", deadlines, func(h *History) {
+			pushOf(h, 51).StartBy, pushOf(h, 51).FinishBy, endOf(h, 51).At = at(30_000), at(100), at(9000)
+		}},
+		{"waits for long beyond its deadline", deadlines, func(h *History) { endOf(h, 51).At = at(5300) }},
+		{"is granted long after its deadline", deadlines, func(h *History) {
+			endOf(h, 51).At = at(9010)
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#51", Token: 124, Last: 51, Process: "n3", At: at(9000)})
+		}},
+		{"starts long after start_by", deadlines, func(h *History) { callOf(h, 123).Begin = at(3750) }},
+		{"runs on after finish_by", deadlines, func(h *History) { callOf(h, 123).Closed = at(5650) }},
+		{"cancelled without a wish", cancelled, func(h *History) { endOf(h, 16).Outcome = "cancelled" }},
+		{"run after it was told to be cancelled", cancelled, func(h *History) { again(h, 14, at(700)) }},
+		{"done after it was told to be cancelled", cancelled, func(h *History) { endOf(h, 14).Outcome = "done" }},
+		{"a run goes on after its cancel was requested", requested, func(h *History) { callOf(h, 120).Closed = at(5650) }},
+		{"a run begins after a cancel and goes on", requested, func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#52", Token: 124, Last: 52, Process: "n3", At: at(2500)})
+			h.Calls = append(h.Calls, Call{Entry: 52, Token: 124, Op: 52, Begin: at(2500), Closed: at(8000), Answer: "none"})
+		}},
+		{"is granted long after its cancel", requested, func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#52", Token: 124, Last: 52, Process: "n3", At: at(7300)})
+		}},
+	})
+}
+
+// A node that does not hear, or that is stopped, ends no run, and a leader without a term nothing that waits.
+func TestDeadlinesAndCancelsWaitForThoseWhoAreDisturbed(t *testing.T) {
+	const deadlines, requested = "an entry expires at its deadline, and not before", "a requested cancel ends the run"
+	for name, c := range map[string]struct {
+		promise       string
+		spoil, excuse func(h *History)
+	}{
+		"a heartbeat whose answer was lost": {
+			requested, func(h *History) { callOf(h, 120).Closed = at(5650) },
+			func(h *History) { h.Away = []Death{{Process: "n3", At: at(3000), Until: at(3000)}} },
+		},
+		"a node that is stopped": {
+			requested, func(h *History) { callOf(h, 120).Closed = at(5650) },
+			func(h *History) { h.Deaths = append(h.Deaths, Death{Process: "n3", At: at(2600), Until: at(5600)}) },
+		},
+		"heartbeats that come late": {
+			requested, func(h *History) { callOf(h, 120).Closed = at(5650) }, func(h *History) {
+				h.Beats = append(h.Beats[:len(h.Beats)-25:len(h.Beats)-25], Beat{"n3", at(500)}, Beat{"n3", at(3000)}, Beat{"n3", at(5600)})
+				h.Lease = 10 * time.Second
+			},
+		},
+		"a leader that is not there": {
+			deadlines, func(h *History) { endOf(h, 51).At = at(5300) },
+			func(h *History) { h.Disturbances = []Disturbance{{"a", at(2000), at(3000)}} },
+		},
+		"a node that is cut off beyond finish_by": {
+			deadlines, func(h *History) { callOf(h, 123).Closed = at(5650) },
+			func(h *History) { h.Away = []Death{{Process: "n3", At: at(2900), Until: at(3500)}} },
+		},
+		"a server whose clock jumped": {
+			deadlines, func(h *History) { endOf(h, 51).At = at(5300) }, func(h *History) { h.ClockJumped = true },
+		},
+	} {
+		h := good()
+		c.spoil(h)
+		if broken(h)[c.promise] == 0 {
+			t.Errorf("%s: nothing is reported without it", name)
+		}
+		c.excuse(h)
+		if broken(h)[c.promise] != 0 {
+			t.Errorf("%s excuses nothing", name)
+		}
+	}
+	h := good()
+	h.Away = []Death{{Process: "n2", At: at(0), Until: at(9000)}}
+	callOf(h, 120).Closed = at(5650)
+	if broken(h)[requested] == 0 {
+		t.Error("what is wrong with another node excuses a run")
 	}
 }

@@ -1,0 +1,47 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/penstock/penstock/chaos/judge"
+)
+
+// frailQueue is that of a model whose entries fail for good after a few errors or crashes. Its entries have priorities,
+// so that no promise about the order of a lane is judged by them.
+const (
+	frailQueue    = "frail"
+	frailAttempts = 3
+	frailCrashes  = 3
+)
+
+// frail makes the next operation on that queue: an entry that always fails, one that expires while it waits, while it is
+// about to be claimed or while it runs, or one that is cancelled while it runs.
+func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() {
+	p.Queue, p.FailMax, p.CrashMax = frailQueue, frailAttempts, frailCrashes
+	body := map[string]any{"priority": random % 10}
+	by := func(ms uint64) time.Time { return time.Now().Add(time.Duration(ms) * time.Millisecond) }
+	switch kind {
+	case 0, 1:
+		in.Fail = 1000
+	case 2: // the leader has to find it: no node has it when its time is over
+		p.StartBy, p.Due = by(500+random%1500), by(9000)
+		body["start_by"], body["due_at"] = p.StartBy, p.Due
+	case 3:
+		p.StartBy = by(random % 400)
+		body["start_by"] = p.StartBy
+	case 4:
+		in.MS, p.FinishBy = 7000, by(1000+random%1500)
+		body["finish_by"] = p.FinishBy
+	default: // nearly as long as a node waits for an answer
+		in.MS, p.Cancel = 7000, &judge.Cancel{}
+	}
+	body["payload"] = in
+	return func() { l.pushAndCancel(p, body, time.Duration(300+random%700)*time.Millisecond) }
+}
+
+// patience is the part of a queue's settings that says when its entries fail for good.
+func patience(attempts, crashes int) string {
+	return fmt.Sprintf(`"retry": {"base": %v, "cap": 1, "max_attempts": %d}, "crash_limit": %d`,
+		retryBase.Seconds(), attempts, crashes)
+}
