@@ -27,7 +27,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	}
 	var runs []*invalidation.Run
 	var over []invalidation.Ending
-	finishIn := invalidation.NoDeadline
+	var finishIn time.Duration // the latest
 	sinceClaim := time.Since(j.lock.ClaimedAt)
 	for i := range entries {
 		if min(entries[i].StartIn, entries[i].FinishIn) <= sinceClaim {
@@ -38,7 +38,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 			over = append(over, invalidation.Cancel(j.lock, entries[i].ID, reason))
 			continue
 		}
-		finishIn = min(finishIn, entries[i].FinishIn)
+		finishIn = max(finishIn, entries[i].FinishIn)
 		runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: entries[i], Lock: j.lock, Node: n.id()})
 	}
 	endings := over
@@ -60,8 +60,8 @@ func batchOfOne(h invalidation.BatchHandler) invalidation.Handler {
 	})
 }
 
-// runBatch runs entries together. A cancel ends the run once it was asked for of all of them: else it goes on for the
-// others.
+// runBatch runs entries together. A cancel ends the run once it was asked for of all of them, and a deadline once those
+// of all of them have passed: else it goes on for the others.
 func (n *Node) runBatch(
 	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration,
 ) []invalidation.Ending {
@@ -90,7 +90,7 @@ func (n *Node) runBatch(
 		}
 	}
 	ctx, span := n.startRun(ctx, j, entries...)
-	answers, err := n.handleBatch(ctx, h, runs)
+	answers, err := n.handleBatch(ctx, j, h, runs)
 	ran := time.Since(start)
 	endRun(span, j, err, entries...)
 	n.fetched.ran(j.served, ran, true)
@@ -115,11 +115,14 @@ func (n *Node) runBatch(
 }
 
 // handleBatch calls the handler; a panic is an error of each entry.
-func (n *Node) handleBatch(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (
+func (n *Node) handleBatch(ctx context.Context, j *job, h invalidation.BatchHandler, runs []*invalidation.Run) (
 	answers []invalidation.BatchAnswer, err error,
 ) {
-	defer func() { err = n.panicked(recover(), runs[0], err) }()
-	return answersOf(ctx, h, runs)
+	returned := false
+	defer func() { err = n.panicked(recover(), returned, err, j, runs...) }()
+	answers, err = answersOf(ctx, h, runs)
+	returned = true
+	return answers, err
 }
 
 func answersOf(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (

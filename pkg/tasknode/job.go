@@ -19,6 +19,7 @@ type job struct {
 	reserved reservation            // of this lock
 	losses   int64                  // of the node's lease, before the claim
 	traced   *traced                // nil: it is not
+	exited   bool                   // its handler ended the goroutine of the thread
 
 	// guarded by jobs
 	charged float64   // what the ranker was told that its entries cost which it has not settled

@@ -4,9 +4,12 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -143,6 +146,80 @@ func TestACancelEndsABatchOfOne(t *testing.T) {
 		}
 		<-over
 	})
+}
+
+// What may take longer goes on where another entry of the run is late, as it does where another one is cancelled.
+func TestARunOfSeveralEndsAtTheLatestOfTheirDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for name, c := range map[string]struct {
+			in   [2]time.Duration
+			ends time.Duration // of the run, an hour if nothing ends it
+			verb string
+		}{
+			"one has none": {[2]time.Duration{time.Minute, invalidation.NoDeadline}, time.Hour, "done"},
+			"both":         {[2]time.Duration{time.Minute, 2 * time.Minute}, 2 * time.Minute, "expire"},
+		} {
+			n := New(Config{}, nil, nil)
+			n.runs = t.Context()
+			job := assigned(1, 2)
+			for i := range c.in {
+				job.lock.Entries[i].FinishIn = c.in[i]
+			}
+			job.handler = batchFunc(func(ctx context.Context, _ []*invalidation.Run) []invalidation.BatchAnswer {
+				select {
+				case <-ctx.Done():
+					return []invalidation.BatchAnswer{{Err: ctx.Err()}, {Err: ctx.Err()}}
+				case <-time.After(time.Hour):
+					return make([]invalidation.BatchAnswer, 2)
+				}
+			})
+			n.jobs.add(job)
+			began := time.Now()
+			n.process(job)
+			if took := time.Since(began); took != c.ends {
+				t.Errorf("%s: the run ended after %v, want %v", name, took, c.ends)
+			}
+			_, p := n.settler.next()
+			for _, e := range p.endings {
+				if e.Verb() != c.verb {
+					t.Errorf("%s: entry %d ended as %s, want %s", name, e.Entry, e.Verb(), c.verb)
+				}
+			}
+		}
+	})
+}
+
+// A handler ends the goroutine where a test of it calls FailNow. Its entries are retried, and others run after them.
+func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
+	n := New(Config{}, nil, nil)
+	n.runs = t.Context()
+	one, several, after := assigned(1, 2), assigned(3, 4), assigned(5)
+	one.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+		runtime.Goexit()
+		return nil, nil
+	})
+	several.handler = batchFunc(func(context.Context, []*invalidation.Run) []invalidation.BatchAnswer {
+		runtime.Goexit()
+		return nil
+	})
+	after.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) { return nil, nil })
+	for i, j := range []*job{one, several, after} {
+		j.lock.Token = invalidation.Token(2*i + 1)
+		n.jobs.add(j)
+		n.waiting.add(false, j)
+	}
+	var threads sync.WaitGroup
+	threads.Go(n.thread)
+	n.waiting.close()
+	threads.Wait()
+	_, p := n.settler.next()
+	var got []string
+	for _, e := range p.endings {
+		got = append(got, fmt.Sprint(e.Entry, e.Verb(), e.Last))
+	}
+	if want := []string{"1retrytrue", "3retryfalse", "4retrytrue", "5donetrue"}; !slices.Equal(got, want) {
+		t.Errorf("endings %v, want %v", got, want)
+	}
 }
 
 func TestAPanicOfABatchIsLogged(t *testing.T) {

@@ -6,25 +6,34 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // thread is one processing thread: it runs one job after another.
-func (n *Node) thread() {
-	for j := n.waiting.next(); j != nil; j = n.waiting.next() {
-		n.process(j)
-		n.waiting.done()
-	}
-}
+func (n *Node) thread() { n.processAll(n.waiting.next, n.waiting.done) }
 
 // spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait
 // for a run to end, and the node runs one job more than it has threads meanwhile.
-func (n *Node) spareThread() {
-	for j := n.waiting.nextSpare(); j != nil; j = n.waiting.nextSpare() {
+func (n *Node) spareThread() { n.processAll(n.waiting.nextSpare, n.waiting.doneSpare) }
+
+// processAll processes jobs until there is none. Where a handler ends the goroutine (runtime.Goexit), another one goes
+// on in its place.
+func (n *Node) processAll(next func() *job, done func()) {
+	var j *job
+	defer func() {
+		if j != nil && j.exited {
+			done()
+			var rest sync.WaitGroup
+			rest.Go(func() { n.processAll(next, done) })
+			rest.Wait()
+		}
+	}()
+	for j = next(); j != nil; j = next() {
 		n.process(j)
-		n.waiting.doneSpare()
+		done()
 	}
 }
 
@@ -132,7 +141,7 @@ func (n *Node) runOne(j *job, h invalidation.Handler, e *invalidation.Entry) inv
 	start := time.Now()
 	ctx, span := n.startRun(ctx, j, e)
 	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}
-	result, err := n.handle(ctx, h, r)
+	result, err := n.handle(ctx, j, h, r)
 	ran := time.Since(start)
 	endRun(span, j, err, e)
 	n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
@@ -179,19 +188,37 @@ func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duratio
 }
 
 // handle calls the handler; a panic is an error like others.
-func (n *Node) handle(ctx context.Context, h invalidation.Handler, r *invalidation.Run) (
+func (n *Node) handle(ctx context.Context, j *job, h invalidation.Handler, r *invalidation.Run) (
 	result json.RawMessage, err error,
 ) {
-	defer func() { err = n.panicked(recover(), r, err) }()
-	return h.Handle(ctx, r)
+	returned := false
+	defer func() { err = n.panicked(recover(), returned, err, j, r) }()
+	result, err = h.Handle(ctx, r)
+	returned = true
+	return result, err
 }
 
-// panicked returns the error of a handler that panicked with v while it ran r, err if v is nil.
-func (n *Node) panicked(v any, r *invalidation.Run, err error) error {
-	if v == nil {
+// panicked returns the error of a handler that panicked with v while it ran entries of a job, err if it returned. It is
+// called deferred: where the handler ended the goroutine instead of returning, nothing of the caller follows, and
+// panicked ends the job with that error of its entries.
+func (n *Node) panicked(v any, returned bool, err error, j *job, runs ...*invalidation.Run) error {
+	if returned {
 		return err
 	}
-	n.cfg.Log.Error("handler panicked", "queue", r.Queue.Name, "entry", r.Entry.ID, "entries", len(r.Lock.Entries),
-		"token", r.Lock.Token, "panic", v)
-	return &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
+	j.exited = v == nil
+	if j.exited {
+		v = "runtime.Goexit was called"
+	}
+	n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", runs[0].Entry.ID, "entries",
+		len(j.lock.Entries), "token", j.lock.Token, "panic", v)
+	panicked := &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
+	if j.exited {
+		endings := make([]invalidation.Ending, len(runs))
+		for i, r := range runs {
+			endings[i] = invalidation.Judge(r, nil, panicked, 0, n.random())
+		}
+		endings[len(endings)-1].Last = true
+		n.endLast(j, endings...)
+	}
+	return panicked
 }
