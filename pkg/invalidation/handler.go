@@ -43,7 +43,8 @@ type Handler interface {
 }
 
 // BatchHandler is a Handler that takes all entries of a lock at once, oldest first. It answers for each of them. A
-// cancel ends the context once the cancellation of each of them is requested: else the run goes on for the others.
+// cancel ends the context once the cancellation of each of them is requested, and a deadline once that of each of them
+// has passed: else the run goes on for the others.
 type BatchHandler interface {
 	HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer
 }
@@ -105,9 +106,10 @@ func Unrepeatable(err error) error { return &answer{err: err, permanent: true, u
 // WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
 func WithClass(class string, err error) error { return &answer{err: err, class: class} }
 
-// Snooze hands the entry back for d and spends no attempt: it is not time for it yet. It comes back behind
-// the entries that are ready then, and later entries of its key may run before it.
+// Snooze hands the entry back for d, a millisecond at least, and spends no attempt: it is not time for it yet. It comes
+// back behind the entries that are ready then, and later entries of its key may run before it.
 func Snooze(d time.Duration) error {
+	d = max(d, time.Millisecond)
 	return &answer{err: fmt.Errorf("snoozed for %s", d), delay: d, release: true, postpone: true}
 }
 

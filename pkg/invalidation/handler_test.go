@@ -28,6 +28,8 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"class and delay":       {WithClass("oom", RetryIn(time.Hour, boom)), Ending{verb: verbRetry, delay: time.Hour, failure: Failure{Class: "oom"}}},
 		"timeout":               {ErrRunTimeout, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "timeout"}}},
 		"snooze":                {Snooze(time.Minute), Ending{verb: verbPostpone, delay: time.Minute}},
+		"snooze for no time":    {Snooze(0), Ending{verb: verbPostpone, delay: time.Millisecond}},
+		"snooze to the past":    {Snooze(-time.Minute), Ending{verb: verbPostpone, delay: time.Millisecond}},
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
 		"throttle":              {ThrottleQueue(time.Minute, boom), Ending{verb: verbRelease, throttle: throttleOrder{wait: time.Minute}}},
 		"throttle a flow":       {fmt.Errorf("x: %w", ThrottleFlow(time.Minute, boom)), Ending{verb: verbRelease, throttle: throttleOrder{time.Minute, true}}},

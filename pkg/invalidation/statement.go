@@ -105,11 +105,16 @@ func (m mergedStatement) Handle(ctx context.Context, r *Run) (json.RawMessage, e
 	return nil, runStatement(ctx, m.db, []*Run{r})
 }
 
-// HandleBatch implements BatchHandler.
+// HandleBatch implements BatchHandler. After an error that is of the payloads or the statement, each entry runs by
+// itself, so that only those fail that are the reason.
 func (m mergedStatement) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
 	answers := make([]BatchAnswer, len(runs))
 	err := runStatement(ctx, m.db, runs)
-	for i := range answers {
+	alone := err != nil && len(runs) > 1 && ctx.Err() == nil && !postgres.Passes(err)
+	for i, r := range runs {
+		if alone {
+			err = runStatement(ctx, m.db, []*Run{r})
+		}
 		answers[i].Err = err
 	}
 	return answers

@@ -46,6 +46,33 @@ func (b *bed) declare(run string) {
 	b.must(SetStatements(b.ctx, b.pool, b.q.Name, map[string]string{"run": run}, ann))
 }
 
+// A payload that cannot be merged, or that the statement refuses, fails its own entry alone.
+func TestOfEntriesRunTogetherOnlyTheOddOneFails(t *testing.T) {
+	for name, c := range map[string]struct {
+		odd string
+		sum int // of the effects
+	}{
+		"no object":           {`5`, 4},
+		"refused with others": {`{"n": 2}`, 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newControlBed(t, Config{Mergeable: true, Merge: "object", Retry: RetryPolicy{MaxAttempts: 1}})
+			b.exec(b.pool, `CREATE TABLE public.effect (n int NOT NULL CHECK (n <> 2))`)
+			b.declare(`INSERT INTO public.effect VALUES (($1->>'n')::int)`)
+			var ids []EntryID
+			for _, payload := range []string{`{"n": 1}`, `{"n": 3}`, c.odd} { // the last one's n counts where they are merged
+				ids = append(ids, b.pushAll(b.pool, Push{LockKey: "K", Payload: json.RawMessage(payload)})...)
+			}
+			errs := b.runStatements()
+			if len(errs) != 3 || errs[0] != nil || errs[1] != nil || errs[2] == nil {
+				t.Fatalf("errors are %v, want one of the last entry", errs)
+			}
+			b.want(b.count(`SELECT sum(n) FROM public.effect`), c.sum)
+			b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1`, ids[2]), 1)
+		})
+	}
+}
+
 func TestStatementsEffectCommitsWithTheEndOfItsEntry(t *testing.T) {
 	b := newControlBed(t, Config{Retry: RetryPolicy{MaxAttempts: 1}})
 	b.exec(b.pool, `CREATE TABLE public.effect (n int CHECK (n <> 2))`)
