@@ -151,7 +151,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	a.mu.Lock()
 	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
 	a.mu.Unlock()
-	rows, err := a.shares(ctx, asked)
+	rows, err := a.deployments(ctx, asked)
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	if asked == nil {
 		rows = withoutResting(rows, now)
 	} else {
-		rows = slices.DeleteFunc(rows, func(s share) bool { return !asked[s.Model] })
+		rows = slices.DeleteFunc(rows, func(s deploymentRow) bool { return !asked[s.Model] })
 	}
 	for _, s := range rows {
 		if a.cfg.Backends[s.Backend] == nil {
@@ -200,7 +200,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 }
 
 // retain forgets what was noted about deployments that were removed: one that gets the name of another is not that one.
-func (a *applier) retain(rows []share) {
+func (a *applier) retain(rows []deploymentRow) {
 	exists := make(map[string]bool, len(rows))
 	for _, s := range rows {
 		exists[s.Name] = true
@@ -212,30 +212,30 @@ func (a *applier) retain(rows []share) {
 	maps.DeleteFunc(a.failed, func(name string, _ failedOrders) bool { return !exists[name] })
 }
 
-// shares reads the deployments of the models, or those of all: where asked is nil, and under a budget, since
+// deployments reads the deployments of the models, or those of all: where asked is nil, and under a budget, since
 // whether there is room for one more depends on all.
-func (a *applier) shares(ctx context.Context, asked map[string]bool) ([]share, error) {
+func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]deploymentRow, error) {
 	if asked != nil {
 		models := slices.Sorted(maps.Keys(asked))
-		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, sharesOfSQL, models), readShare)
+		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsOfSQL, models), readDeployment)
 		if err != nil || len(rows) == 0 || rows[0].Budget == 0 {
 			return rows, err
 		}
 	}
-	return pgx.CollectRows(postgres.Query(ctx, a.db, sharesSQL), readShare)
+	return pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsSQL), readDeployment)
 }
 
 // readShare notes when a row was read: the times in it are compared with the clock of the database.
-func readShare(row pgx.CollectableRow) (share, error) {
-	s, err := pgx.RowToStructByName[share](row)
+func readDeployment(row pgx.CollectableRow) (deploymentRow, error) {
+	s, err := pgx.RowToStructByName[deploymentRow](row)
 	s.readAt = time.Now()
 	return s, err
 }
 
 // withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
 // thousand idle models once a second would hold up the one that is wanted.
-func withoutResting(rows []share, now time.Time) []share {
-	var old, kept []share
+func withoutResting(rows []deploymentRow, now time.Time) []deploymentRow {
+	var old, kept []deploymentRow
 	for _, s := range rows {
 		switch {
 		case !s.rests():
@@ -244,12 +244,12 @@ func withoutResting(rows []share, now time.Time) []share {
 			old = append(old, s)
 		}
 	}
-	slices.SortFunc(old, func(a, b share) int { return a.SeenAt.Compare(*b.SeenAt) })
+	slices.SortFunc(old, func(a, b deploymentRow) int { return a.SeenAt.Compare(*b.SeenAt) })
 	return append(kept, old[:min(len(old), restMax)]...)
 }
 
 // readable are the deployments whose policy can be read. The pass of decisions reports the others.
-func readable(rows []share) []share {
+func readable(rows []deploymentRow) []deploymentRow {
 	kept := rows[:0]
 	for _, s := range rows {
 		if s.read() == nil {
@@ -303,13 +303,13 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
 // and gives the order. It says whether it ordered starts from a backend that lists them. Until it
 // is wanted it waits for its turn to use the database.
-func (a *applier) reconcile(ctx context.Context, s share, wanted <-chan struct{}) (starts bool, err error) {
+func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	place, err := placeOf(backend, s)
 	if err != nil {
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
-	found, err := backend.List(ctx, s.deployment())
+	found, err := backend.List(ctx, s.backendTarget())
 	listed := err == nil
 	if err != nil && !errors.Is(err, ErrUnlisted) {
 		return false, errors.Join(err, a.note(ctx, s, err))
@@ -392,7 +392,7 @@ func (a *applier) waits(o Order) bool {
 // noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
 // the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
 // these have the room, they give it up as long as the order has not failed too often.
-func (a *applier) noRoom(ctx context.Context, s share, todo steps, err error) (noted bool, failed error) {
+func (a *applier) noRoom(ctx context.Context, s deploymentRow, todo steps, err error) (noted bool, failed error) {
 	switch {
 	case !errors.Is(err, ErrNoRoom):
 		return false, nil
@@ -429,7 +429,7 @@ func (a *applier) turn(ctx context.Context, wanted <-chan struct{}) (done func()
 
 // prepare writes what follows from the report of a backend, and returns the steps, with the order that is to be given.
 func (a *applier) prepare(
-	ctx context.Context, s share, place string, found []BackendInstance, listed bool,
+	ctx context.Context, s deploymentRow, place string, found []BackendInstance, listed bool,
 ) (steps, error) {
 	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
 		pgx.RowToStructByName[registration])
@@ -457,7 +457,7 @@ func (a *applier) prepare(
 
 // placeOf is where the instances of a deployment are that a backend starts; empty where it is bound to no place. It
 // returns an error wrapping ErrElsewhere where there are some in another one: here they would count as gone.
-func placeOf(backend Backend, s share) (string, error) {
+func placeOf(backend Backend, s deploymentRow) (string, error) {
 	placed, bound := backend.(Placed)
 	if !bound {
 		return "", nil
@@ -475,7 +475,7 @@ func placeOf(backend Backend, s share) (string, error) {
 }
 
 // isNews says whether an order to a backend that lists nothing differs from the one that it confirmed.
-func (a *applier) isNews(s share, o *Order) bool {
+func (a *applier) isNews(s deploymentRow, o *Order) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	same := o.Count == s.Ordered && s.AppliedID == s.OrderID && a.removed[s.Name] == strings.Join(o.Remove, " ")

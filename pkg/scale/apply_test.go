@@ -805,7 +805,7 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 	a := newApplier(db, free{db}, Config{}.withDefaults())
 	done := make(chan error, 1)
 	go func() {
-		done <- a.write(t.Context(), decidedShare(), "", steps{drain: []string{"gpu-1", "gpu-2"}})
+		done <- a.write(t.Context(), decidedRow(), "", steps{drain: []string{"gpu-1", "gpu-2"}})
 	}()
 	waiting := `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
 	for one[int](t, db, waiting) == 0 {
@@ -822,8 +822,8 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 	}
 }
 
-func decidedShare() share {
-	return share{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}
+func decidedRow() deploymentRow {
+	return deploymentRow{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}
 }
 
 func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
@@ -841,16 +841,16 @@ func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {
 	if len(hook.orders) != before+1 {
 		t.Fatalf("%d orders, want one more than %d", len(hook.orders), before)
 	}
-	shares, err := w.duty.shares(t.Context(), []string{"llama"})
+	deployments, err := w.duty.deployments(t.Context(), []string{"llama"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, since := range shares["llama"][0].unregistered() {
+	for _, since := range deployments["llama"][0].unregistered() {
 		if age := time.Since(since); age < 50*time.Minute {
 			t.Errorf("the start is %v old", age)
 		}
 	}
-	if n := len(shares["llama"][0].unregistered()); n != 2 {
+	if n := len(deployments["llama"][0].unregistered()); n != 2 {
 		t.Errorf("%d starts are under way", n)
 	}
 }

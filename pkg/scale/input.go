@@ -204,7 +204,7 @@ func (in input) stored() (past, error) {
 // observe is the observation for Decide. A start counts from its registration as an instance in state
 // starting, or from the report of a backend: a number that is only published (backends advise and keda,
 // mode advise) may have been followed by no start at all.
-func (in input) observe(u used, shares []share) Obs {
+func (in input) observe(u used, deployments []deploymentRow) Obs {
 	o := Obs{
 		Waiting: in.Waiting + in.Urgent, Late: min(in.Late, in.Waiting), Urgent: in.Urgent,
 		Running: in.Running, Due: in.Due,
@@ -213,15 +213,15 @@ func (in input) observe(u used, shares []share) Obs {
 		ColdStart: in.ColdStart, ColdStartP95: in.ColdStartP95,
 		Busy: in.BusyAMinute, PerMin: in.ArrivedAMinute, Forecast: in.BusyLastWeek,
 		Ages:     Ages{Gateway: Seconds(in.GatewayAge * float64(time.Second))},
-		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll * len(shares)},
+		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll * len(deployments)},
 	}
 	if in.LastMinute != nil {
 		o.LastRequest = *in.LastMinute
 	}
-	o.Ages.Instances = instancesAge(shares, in.At)
-	for _, s := range shares {
+	o.Ages.Instances = instancesAge(deployments, in.At)
+	for _, s := range deployments {
 		o.Starting = append(o.Starting, s.unregistered()...)
-		if len(shares) > 1 {
+		if len(deployments) > 1 {
 			o.Deployments = append(o.Deployments,
 				DeploymentStarts{Name: s.Name, Ready: s.Ready, Starting: s.underWay()})
 		}
@@ -230,11 +230,11 @@ func (in input) observe(u used, shares []share) Obs {
 		}
 	}
 	sortTimes(o.Starting)
-	if len(shares) == 1 { // with the instances that nothing of ours started
-		o.Deployments = []DeploymentStarts{{Name: shares[0].Name, Ready: o.Ready, Starting: o.Starting}}
+	if len(deployments) == 1 { // with the instances that nothing of ours started
+		o.Deployments = []DeploymentStarts{{Name: deployments[0].Name, Ready: o.Ready, Starting: o.Starting}}
 	}
-	if len(shares) == 1 && shares[0].Override != nil {
-		o.Switches.Override, o.Switches.OverrideUntil = shares[0].Override, *shares[0].OverrideUntil
+	if len(deployments) == 1 && deployments[0].Override != nil {
+		o.Switches.Override, o.Switches.OverrideUntil = deployments[0].Override, *deployments[0].OverrideUntil
 	}
 	return o
 }

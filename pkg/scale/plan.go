@@ -59,7 +59,7 @@ type steps struct {
 // plan compares what a deployment is to have with what is registered and what its backend reported. listed
 // says that found is all that exists. It is pure. No step stops an instance that may have a request:
 // a victim is drained, and named for removal when no slot of it is held.
-func plan(s share, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
+func plan(s deploymentRow, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
 	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
 	p.join(registered, found)
 	p.followUnhealthy()
@@ -74,7 +74,7 @@ func plan(s share, registered []registration, found []BackendInstance, listed bo
 }
 
 type planner struct {
-	s       share
+	s       deploymentRow
 	policy  Policy
 	now     time.Time
 	listed  bool
@@ -302,16 +302,16 @@ func (p *planner) isStuck(m *member) bool {
 // drop drains the n members whose removal costs least; one that is not registered has no requests, and is
 // removed at once.
 func (p *planner) drop(from []*member, n int) {
-	candidates := make([]Removable, len(from))
+	candidates := make([]removable, len(from))
 	byName := map[string]*member{}
 	for i, m := range from {
 		byName[m.Server] = m
-		candidates[i] = Removable{
+		candidates[i] = removable{
 			ID: m.Server, Ready: m.Ready, Quarantined: m.Quarantined, Running: m.Held, Started: m.began,
 			Remaining: m.remaining, Affinity: m.affinity,
 		}
 	}
-	for _, name := range Victims(candidates, n) {
+	for _, name := range victims(candidates, n) {
 		m := byName[name]
 		m.Draining, m.DrainedByUs = true, true
 		if p.isRegistered(m) {
@@ -395,7 +395,7 @@ func (p *planner) decideOrder() {
 	count := len(p.members) + p.starts
 	s := p.s
 	order := &Order{
-		BackendTarget: s.deployment(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
+		BackendTarget: s.backendTarget(), ID: s.OrderID, Count: count, Current: p.out.existing, Remove: p.remove,
 		Reason: fmt.Sprintf("%d desired, %d exist, %d are removed", s.Desired, p.out.existing, len(p.remove)),
 	}
 	if p.s.backsOff(p.now) && len(p.remove) == 0 {
@@ -417,7 +417,7 @@ func (p *planner) decideOrder() {
 	}
 }
 
-func (s share) deployment() BackendTarget {
+func (s deploymentRow) backendTarget() BackendTarget {
 	return BackendTarget{
 		Name: s.Name, Model: s.Model, Target: s.Target, Template: s.Template, TemplateHash: s.TemplateHash,
 	}

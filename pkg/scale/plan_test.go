@@ -39,9 +39,9 @@ func in(all ...registration) []BackendInstance {
 	return found
 }
 
-func decided(desired, ordered int) share {
+func decided(desired, ordered int) deploymentRow {
 	at := began(time.Minute)
-	return share{
+	return deploymentRow{
 		Name: "own", Model: "llama", Backend: backendLocal, Mode: "full", Desired: desired, DecidedAt: &at, OrderID: 7,
 		AppliedID: 7, AppliedAt: &at, Ordered: ordered, TemplateHash: "t1",
 	}
@@ -92,7 +92,7 @@ func TestPlan(t *testing.T) {
 
 	for _, c := range []struct {
 		name       string
-		s          share
+		s          deploymentRow
 		registered []registration
 		found      []BackendInstance
 		unlisted   bool

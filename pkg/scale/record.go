@@ -84,7 +84,7 @@ ON CONFLICT (name) DO UPDATE SET error = excluded.error`
 
 // write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
 // new.
-func (a *applier) write(ctx context.Context, s share, place string, todo steps) error {
+func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo steps) error {
 	failures, message := s.Failures, s.Error
 	if todo.failed > 0 {
 		failures, message = failures+1, todo.message
@@ -158,7 +158,7 @@ func (a *applier) write(ctx context.Context, s share, place string, todo steps) 
 }
 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
-func (p steps) changes(s share, failures int, message string) bool {
+func (p steps) changes(s deploymentRow, failures int, message string) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
 	old := s.SeenAt == nil || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
@@ -210,12 +210,12 @@ func pauseAfter(cause error, failures int) time.Duration {
 }
 
 // fail records that an order failed. It is given again after a pause.
-func (a *applier) fail(ctx context.Context, s share, cause error) error {
+func (a *applier) fail(ctx context.Context, s deploymentRow, cause error) error {
 	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
 // note records why a backend does not answer: what it has is unknown, and not zero.
-func (a *applier) note(ctx context.Context, s share, cause error) error {
+func (a *applier) note(ctx context.Context, s deploymentRow, cause error) error {
 	if s.Error == messageOf(cause) {
 		return nil
 	}

@@ -223,7 +223,7 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	if err != nil {
 		return err
 	}
-	shares, err := s.shares(ctx, models)
+	deployments, err := s.deployments(ctx, models)
 	if err != nil {
 		return err
 	}
@@ -235,20 +235,20 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 		s.budget = true
 		return s.Pass(ctx)
 	}
-	all := make([]*verdict, 0, len(inputs))
+	all := make([]*modelDecision, 0, len(inputs))
 	for _, in := range inputs {
-		v, err := s.decide(in, shares[in.Model])
+		d, err := s.decide(in, deployments[in.Model])
 		if err != nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot decide for a model", "model", in.Model, "error", err)
 			continue
 		}
-		if v != nil {
-			all = append(all, v)
+		if d != nil {
+			all = append(all, d)
 		}
 	}
-	limitByBudget(all, shares)
-	for _, v := range all {
-		s.past[v.in.Model] = v.past()
+	limitByBudget(all, deployments)
+	for _, d := range all {
+		s.past[d.in.Model] = d.past()
 	}
 	s.publish(models, all, idle)
 	return s.store(ctx, all)
@@ -273,49 +273,52 @@ func (s *Duty) retain(models []string) {
 	maps.DeleteFunc(s.models, func(m string, _ ModelStatus) bool { return !exists[m] })
 }
 
-// shares reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
-func (s *Duty) shares(ctx context.Context, models []string) (map[string][]share, error) {
-	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, sharesOfSQL, models), pgx.RowToStructByName[share])
+// deployments reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
+func (s *Duty) deployments(ctx context.Context, models []string) (map[string][]deploymentRow, error) {
+	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, deploymentsOfSQL, models),
+		pgx.RowToStructByName[deploymentRow])
 	if err != nil {
 		return nil, fmt.Errorf("read deployments: %w", err)
 	}
-	byModel := map[string][]share{}
+	byModel := map[string][]deploymentRow{}
 	for _, row := range rows {
 		byModel[row.Model] = append(byModel[row.Model], row)
 	}
 	return byModel, nil
 }
 
-// verdict is one model's decision of a pass.
-type verdict struct {
-	in     input
-	shares []share
-	d      Decision
-	next   State
-	read   past // with the counters up to which requests are counted
-	used   used
-	parts  map[string]int // instances of each deployment
-	starts int            // under way and not stuck
-	stuck  int
+// modelDecision is the decision of a pass about one model, with what it was made from.
+type modelDecision struct {
+	Decision
+	in          input
+	deployments []deploymentRow
+	next        State
+	read        past // with the counters up to which requests are counted
+	used        used
+	parts       map[string]int // instances of each deployment
+	starts      int            // under way and not stuck
+	stuck       int
 }
 
 // past is what the next decision starts from.
-func (v *verdict) past() past {
-	return past{state: v.next, counters: v.read.counters}
+func (d *modelDecision) past() past {
+	return past{state: d.next, counters: d.read.counters}
 }
 
 // decide decides for one model. It returns nil while no backend of it has reported its instances.
-func (s *Duty) decide(in input, shares []share) (*verdict, error) {
-	if len(shares) == 0 {
+func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, error) {
+	if len(deployments) == 0 {
 		return nil, fmt.Errorf("its deployments were removed just now")
 	}
-	for i := range shares {
-		if err := shares[i].read(); err != nil {
+	for i := range deployments {
+		if err := deployments[i].read(); err != nil {
 			return nil, err
 		}
 	}
-	unreported := func(sh share) bool { return s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil }
-	if !slices.ContainsFunc(shares, func(sh share) bool { return !unreported(sh) }) {
+	unreported := func(sh deploymentRow) bool {
+		return s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil
+	}
+	if !slices.ContainsFunc(deployments, func(sh deploymentRow) bool { return !unreported(sh) }) {
 		return nil, nil //nolint:nilnil // not before a backend has told what exists
 	}
 	before, known := s.past[in.Model]
@@ -325,86 +328,43 @@ func (s *Duty) decide(in input, shares []share) (*verdict, error) {
 			return nil, err
 		}
 	}
-	policy := policyOf(shares)
+	policy := policyOf(deployments)
 	u := in.since(before.counters)
-	o := in.observe(u, shares)
+	o := in.observe(u, deployments)
 	o.Floor = floorAt(policy.Floors, in.At)
-	d, next := Decide(in.At, policy, o, before.state)
-	v := &verdict{in: in, shares: shares, d: d, next: next, read: before}
+	decision, next := Decide(in.At, policy, o, before.state)
+	d := &modelDecision{in: in, deployments: deployments, Decision: decision, next: next, read: before}
 	for _, began := range o.Starting {
 		if in.At.Sub(began) > stuckAfterOf(policy, in.ColdStartP95) {
-			v.stuck++
+			d.stuck++
 		}
 	}
-	v.starts = len(o.Starting) - v.stuck
+	d.starts = len(o.Starting) - d.stuck
 	if next.Counted.Equal(in.At) { // otherwise a later decision counts the requests up to now
-		v.used, v.read = u, past{counters: in.counters(before.counters)}
+		d.used, d.read = u, past{counters: in.counters(before.counters)}
 	}
 	if d.Apply {
-		for i := range shares {
-			shares[i].coldStartP95 = in.ColdStartP95
-			if len(shares) > 1 { // of the only one the number has the limit already
-				shares[i].stuck = next.Stuck[shares[i].Name]
+		for i := range deployments {
+			deployments[i].coldStartP95 = in.ColdStartP95
+			if len(deployments) > 1 { // of the only one the number has the limit already
+				deployments[i].stuck = next.Stuck[deployments[i].Name]
 			}
 		}
-		v.parts = spread(d.Desired, in.Unmanaged, shares, in.At)
+		d.parts = divideAmong(d.Desired, in.Unmanaged, deployments, in.At)
 	}
-	s.minuteOf(in.Model, in.At).add(v, o)
-	return v, nil
-}
-
-// limitByBudget lowers what the deployments of all models get to the budget of the installation.
-func limitByBudget(all []*verdict, byModel map[string][]share) {
-	if len(all) == 0 || all[0].in.Budget <= 0 {
-		return
-	}
-	wanted := map[string]int{}
-	for _, v := range all {
-		for name, n := range v.parts {
-			wanted[name] = n
-		}
-	}
-	var shares []share
-	for _, model := range slices.Sorted(maps.Keys(byModel)) {
-		shares = append(shares, byModel[model]...)
-	}
-	left := affordable(all[0].in.Budget, wanted, shares, all[0].in.At)
-	for _, v := range all {
-		cut := 0
-		for name, n := range v.parts {
-			cut += n - left[name]
-			v.parts[name] = left[name]
-		}
-		if cut <= 0 {
-			continue
-		}
-		v.d.Notes = append(v.d.Notes, Note{
-			Code: NoteBudget, Args: [3]float64{float64(v.d.Desired - cut), float64(v.d.Desired)},
-		})
-		v.d.Desired -= cut
-		v.d.Limited, v.next.Desired = v.d.Desired, v.d.Desired
-		v.next.Changes = withoutGrowth(v.next.Changes, v.in.At, cut)
-	}
-}
-
-// withoutGrowth takes what a limit behind Decide left out from the last change.
-func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
-	changes = slices.Clone(changes)
-	if last := len(changes) - 1; last >= 0 && changes[last].At.Equal(at) {
-		changes[last].By -= cut
-	}
-	return changes
+	s.minuteOf(in.Model, in.At).add(d, o)
+	return d, nil
 }
 
 // publish keeps the figures of a pass for metrics, and which of its models sleep.
-func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
+func (s *Duty) publish(models []string, all []*modelDecision, idle []wanted) {
 	zero := map[string][]int32{}
 	for _, w := range idle {
 		zero[w.Model] = w.Queues
 	}
-	for _, v := range all {
-		if v.d.Desired == 0 && v.mayGrow() {
-			zero[v.in.Model] = v.in.Queues
+	for _, d := range all {
+		if d.Desired == 0 && d.mayGrow() {
+			zero[d.in.Model] = d.in.Queues
 		}
 	}
 	s.hints.end(models, zero)
@@ -413,22 +373,22 @@ func (s *Duty) publish(models []string, all []*verdict, idle []wanted) {
 	for _, m := range models {
 		delete(s.models, m)
 	}
-	for _, v := range all {
-		s.models[v.in.Model] = ModelStatus{
-			Model: v.in.Model, Metric: v.metric(), Waiting: v.in.Waiting + v.in.Urgent,
-			Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised, Desired: v.d.Desired, Ready: v.in.Ready,
-			Started: v.starts, Stuck: v.stuck, Limited: v.d.Desired < v.d.Raw,
+	for _, d := range all {
+		s.models[d.in.Model] = ModelStatus{
+			Model: d.in.Model, Metric: d.metric(), Waiting: d.in.Waiting + d.in.Urgent,
+			Base: d.Base, Raw: d.Raw, Stabilised: d.Stabilised, Desired: d.Desired, Ready: d.in.Ready,
+			Started: d.starts, Stuck: d.stuck, Limited: d.Desired < d.Raw,
 		}
 	}
 }
 
 // mayGrow says whether a request may give the model an instance: its decisions are applied, and the policy of
 // a deployment, and not an override, sets the number.
-func (v *verdict) mayGrow() bool {
-	return v.d.Apply && slices.ContainsFunc(v.shares, func(s share) bool {
+func (d *modelDecision) mayGrow() bool {
+	return d.Apply && slices.ContainsFunc(d.deployments, func(s deploymentRow) bool {
 		mode := cmp.Or(Mode(s.Mode), Full)
-		return (mode == Full || mode == UpOnly) && !s.overridden(v.in.At) && s.policy.WithDefaults().Max > 0
+		return (mode == Full || mode == UpOnly) && !s.overridden(d.in.At) && s.policy.WithDefaults().Max > 0
 	})
 }
 
-func (v *verdict) metric() float64 { return float64(v.in.Running + v.in.Waiting + v.in.Urgent) }
+func (d *modelDecision) metric() float64 { return float64(d.in.Running + d.in.Waiting + d.in.Urgent) }

@@ -354,14 +354,14 @@ func TestWhatComesDueInAPausedQueueIsNotCounted(t *testing.T) {
 // A stale observation counts nothing: the next fresh one has the requests of its time.
 func TestRequestsOfStaleSecondsAreCountedLater(t *testing.T) {
 	s := New(nil, nil, Config{})
-	shares := []share{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
+	deployments := []deploymentRow{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
 	in := input{Model: "llama", At: noon, Hour: noon, Service: 5}
 	counted := 0.0
 	for _, age := range []float64{0, 0, 12, 20, 0} {
 		in.At, in.GatewayAge = in.At.Add(time.Second), age
 		in.Arrivals = map[string]arrivals{"1": {Deleted: in.Arrivals["1"].Deleted + 10}}
 		in.OnlineCalls++
-		v, err := s.decide(in, shares)
+		v, err := s.decide(in, deployments)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -411,22 +411,22 @@ func TestADeadGatewayWithoutSlotsIsNotMissed(t *testing.T) {
 // Nothing of ours starts instances for backend advise: a number that nothing followed is no start that is stuck.
 func TestAPublishedNumberIsNoStart(t *testing.T) {
 	s := New(nil, nil, Config{})
-	shares := []share{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
+	deployments := []deploymentRow{{Name: "llama-own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2, "max": 8}`), Mode: "full"}}
 	in := input{Model: "llama", Waiting: 40, Arrived: 40, Service: 5}
 	first := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
 	decide := func() Decision {
 		t.Helper()
-		v, err := s.decide(in, shares)
+		v, err := s.decide(in, deployments)
 		if err != nil {
 			t.Fatal(err)
 		}
 		s.past[in.Model] = v.past()
-		for _, note := range v.d.Notes {
+		for _, note := range v.Notes {
 			if len(in.Starting) == 0 && (note.Code == NoteStuck || note.Code == NoteReplace || note.Code == NoteBlocked) {
-				t.Fatalf("at %v: %s", in.At.Sub(first), v.d.Explain())
+				t.Fatalf("at %v: %s", in.At.Sub(first), v.Explain())
 			}
 		}
-		return v.d
+		return v.Decision
 	}
 	var d Decision
 	for second := range 3600 {
@@ -457,14 +457,14 @@ func TestAPublishedNumberIsNoStart(t *testing.T) {
 func TestFiguresTellStartsInTimeFromStuckOnes(t *testing.T) {
 	s := New(nil, nil, Config{})
 	at := time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
-	shares := []share{{Name: "own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2}`), Mode: "full"}}
+	deployments := []deploymentRow{{Name: "own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2}`), Mode: "full"}}
 	in := input{Model: "llama", At: at, Waiting: 3, Urgent: 1, Running: 5, ColdStartP95: 300}
 	in.Starting = []time.Time{at.Add(-16 * time.Minute), at.Add(-14 * time.Minute), at.Add(-time.Minute)}
-	v, err := s.decide(in, shares)
+	v, err := s.decide(in, deployments)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.publish([]string{"llama"}, []*verdict{v}, nil)
+	s.publish([]string{"llama"}, []*modelDecision{v}, nil)
 	if m := s.Status().Models[0]; m.Started != 2 || m.Stuck != 1 || m.Waiting != 4 || m.Metric != 9 {
 		t.Errorf("%d starts in time, %d stuck, %d waiting of %g; want 2, 1, 4 of 9", m.Started, m.Stuck, m.Waiting, m.Metric)
 	}

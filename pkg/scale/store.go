@@ -51,8 +51,8 @@ ON CONFLICT (model, minute) DO UPDATE
        stabilised = greatest(m.stabilised, excluded.stabilised), desired = greatest(m.desired, excluded.desired),
        ready = greatest(m.ready, excluded.ready), starting = greatest(m.starting, excluded.starting)`
 
-// sharesStoreSQL stores what deployments are to have. replace says that starts older than a time are stuck.
-const sharesStoreSQL = `
+// storeDeploymentsSQL stores what deployments are to have. replace says that starts older than a time are stuck.
+const storeDeploymentsSQL = `
 INSERT INTO penstock.deployment_state AS s (name, desired, decided_at, replace_before)
 SELECT d.name, d.desired, clock_timestamp(), d.replace_before
   FROM jsonb_to_recordset($1) AS d(name text, desired integer, replace_before timestamptz)
@@ -80,7 +80,7 @@ type storedDecision struct {
 	Changed    bool            `json:"changed"`
 }
 
-type storedShare struct {
+type storedDeployment struct {
 	Name          string     `json:"name"`
 	Desired       int        `json:"desired"`
 	ReplaceBefore *time.Time `json:"replace_before,omitempty"`
@@ -119,8 +119,8 @@ func (s *Duty) minuteOf(model string, now time.Time) *minute {
 	return m
 }
 
-func (m *minute) add(v *verdict, o Obs) {
-	u := v.used
+func (m *minute) add(d *modelDecision, o Obs) {
+	u := d.used
 	m.Arrived += u.queued + u.online
 	m.Online += u.online
 	m.Calls += u.calls
@@ -129,28 +129,28 @@ func (m *minute) add(v *verdict, o Obs) {
 	m.Starts += u.starts
 	m.Cold += u.cold
 	m.Waiting, m.Running = max(m.Waiting, o.Waiting), max(m.Running, o.Running)
-	m.Base, m.Raw = max(m.Base, v.d.Base), max(m.Raw, v.d.Raw)
-	m.Stabilised, m.Desired = max(m.Stabilised, v.d.Stabilised), max(m.Desired, v.d.Desired)
+	m.Base, m.Raw = max(m.Base, d.Base), max(m.Raw, d.Raw)
+	m.Stabilised, m.Desired = max(m.Stabilised, d.Stabilised), max(m.Desired, d.Desired)
 	m.Ready, m.Starting = max(m.Ready, o.Ready), max(m.Starting, len(o.Starting))
 }
 
 // outcome is the rows that a pass stores.
 type outcome struct {
-	decisions []storedDecision
-	minutes   []*minute
-	shares    []storedShare
-	models    []string // of the shares
+	decisions   []storedDecision
+	minutes     []*minute
+	deployments []storedDeployment
+	models      []string // of the deployments
 }
 
 // store writes what changed, and the states that are due to be stored, in one transaction within the term.
-func (s *Duty) store(ctx context.Context, all []*verdict) error {
+func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
 	var rows outcome
-	for _, v := range all {
-		if err := s.collect(v, &rows); err != nil {
+	for _, d := range all {
+		if err := s.collect(d, &rows); err != nil {
 			return err
 		}
 	}
-	if len(rows.decisions) == 0 && len(rows.shares) == 0 {
+	if len(rows.decisions) == 0 && len(rows.deployments) == 0 {
 		return nil
 	}
 	err := s.fence.InTx(ctx, func(tx pgx.Tx) error {
@@ -161,7 +161,7 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 		}{
 			{storeSQL, rows.decisions, len(rows.decisions)},
 			{minutesSQL, rows.minutes, len(rows.minutes)},
-			{sharesStoreSQL, rows.shares, len(rows.shares)},
+			{storeDeploymentsSQL, rows.deployments, len(rows.deployments)},
 		} {
 			if one.n == 0 {
 				continue
@@ -193,41 +193,41 @@ func (s *Duty) store(ctx context.Context, all []*verdict) error {
 
 // collect adds the rows of one model that are to be stored: its number changed, starts of it are
 // replaced, or its state is old.
-func (s *Duty) collect(v *verdict, rows *outcome) error {
-	at := v.in.At
-	for _, sh := range v.shares {
-		n, decided := v.parts[sh.Name]
-		row := storedShare{Name: sh.Name, Desired: n}
-		if v.d.Replace > 0 {
-			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), v.in.ColdStartP95))
+func (s *Duty) collect(d *modelDecision, rows *outcome) error {
+	at := d.in.At
+	for _, sh := range d.deployments {
+		n, decided := d.parts[sh.Name]
+		row := storedDeployment{Name: sh.Name, Desired: n}
+		if d.Replace > 0 {
+			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), d.in.ColdStartP95))
 			row.ReplaceBefore = &before
 		}
 		if decided && sh.told() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
-			rows.shares = append(rows.shares, row)
-			rows.models = append(rows.models, v.in.Model)
+			rows.deployments = append(rows.deployments, row)
+			rows.models = append(rows.models, d.in.Model)
 		}
 	}
-	changed := v.d.Desired != v.d.Current
-	if !changed && v.d.Replace == 0 && at.Sub(s.written[v.in.Model]) < s.cfg.Keep {
+	changed := d.Desired != d.Current
+	if !changed && d.Replace == 0 && at.Sub(s.written[d.in.Model]) < s.cfg.Keep {
 		return nil
 	}
-	state, err := json.Marshal(v.next)
+	state, err := json.Marshal(d.next)
 	if err != nil {
 		return fmt.Errorf("write state: %w", err)
 	}
-	counters, err := json.Marshal(v.read.counters)
+	counters, err := json.Marshal(d.read.counters)
 	if err != nil {
 		return fmt.Errorf("write counters: %w", err)
 	}
-	if v.d.Notes == nil {
-		v.d.Notes = []Note{}
+	if d.Notes == nil {
+		d.Notes = []Note{}
 	}
 	rows.decisions = append(rows.decisions, storedDecision{
-		Model: v.in.Model, At: at, State: state, Counters: counters, Arrived: v.in.Arrived,
-		Before: v.d.Current, Desired: v.d.Desired, Base: v.d.Base, Raw: v.d.Raw, Stabilised: v.d.Stabilised,
-		Ready: v.in.Ready, Metric: v.metric(), Applied: v.d.Apply, Notes: v.d.Notes, Why: v.d.Explain(),
+		Model: d.in.Model, At: at, State: state, Counters: counters, Arrived: d.in.Arrived,
+		Before: d.Current, Desired: d.Desired, Base: d.Base, Raw: d.Raw, Stabilised: d.Stabilised,
+		Ready: d.in.Ready, Metric: d.metric(), Applied: d.Apply, Notes: d.Notes, Why: d.Explain(),
 		Changed: changed,
 	})
-	rows.minutes = append(rows.minutes, s.minutes[v.in.Model])
+	rows.minutes = append(rows.minutes, s.minutes[d.in.Model])
 	return nil
 }

@@ -86,7 +86,7 @@ func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace i
 }
 
 // block limits the starts of blocked deployments. The only one of a model limits the number of the model, which may
-// always fall; of several the others are asked for the share of a blocked one, see Spread.
+// always fall; of several the others are asked for the share of a blocked one, see divide.
 func (t *turn) block() {
 	deployments := t.deployments()
 	for _, d := range deployments {

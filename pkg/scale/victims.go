@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Removable is an instance as a candidate for removal.
-type Removable struct {
+// removable is an instance as a candidate for removal.
+type removable struct {
 	ID          string
 	Ready       bool
 	Quarantined bool
@@ -18,13 +18,13 @@ type Removable struct {
 	Started     time.Time
 }
 
-// Victims returns the ids of the n instances whose removal costs least, the cheapest first: those that are
+// victims returns the ids of the n instances whose removal costs least, the cheapest first: those that are
 // not ready (the youngest first), quarantined ones, idle ones, then those whose runs end soonest, and among
 // equals those with the least affinity. Draining instances are no candidates. A victim is drained and
 // removed when its slots are free; it is never interrupted.
-func Victims(all []Removable, n int) []string {
-	candidates := slices.DeleteFunc(slices.Clone(all), func(m Removable) bool { return m.Draining })
-	slices.SortFunc(candidates, func(a, b Removable) int {
+func victims(all []removable, n int) []string {
+	candidates := slices.DeleteFunc(slices.Clone(all), func(m removable) bool { return m.Draining })
+	slices.SortFunc(candidates, func(a, b removable) int {
 		return cmp.Or(
 			cmp.Compare(a.rank(), b.rank()),
 			cmp.Compare(a.Remaining, b.Remaining),
@@ -42,7 +42,7 @@ func Victims(all []Removable, n int) []string {
 	return ids
 }
 
-func (m Removable) rank() int {
+func (m removable) rank() int {
 	switch {
 	case !m.Ready:
 		return 0

@@ -144,7 +144,7 @@ func TestPassesForModelsThatAreDueAreSpaced(t *testing.T) {
 func TestDeploymentsAtRestAreAskedInTurn(t *testing.T) {
 	now, none := time.Now(), 0
 	seen := func(ago time.Duration) *time.Time { at := now.Add(-ago); return &at }
-	rows := []share{
+	rows := []deploymentRow{
 		{Name: "new"},
 		{Name: "wanted", Desired: 1, Existing: &none, SeenAt: seen(0)},
 		{Name: "failed", Error: "no answer", Existing: &none, SeenAt: seen(0)},
@@ -152,7 +152,7 @@ func TestDeploymentsAtRestAreAskedInTurn(t *testing.T) {
 		{Name: "lately", Existing: &none, SeenAt: seen(restEvery - time.Second)},
 	}
 	for i := range restMax + 1 {
-		rows = append(rows, share{Name: fmt.Sprint("old", i), Existing: &none, SeenAt: seen(restEvery + time.Duration(i)*time.Second)})
+		rows = append(rows, deploymentRow{Name: fmt.Sprint("old", i), Existing: &none, SeenAt: seen(restEvery + time.Duration(i)*time.Second)})
 	}
 	var names []string
 	for _, s := range withoutResting(rows, now) {

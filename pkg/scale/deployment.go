@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-const sharesHeadSQL = `
+const deploymentsHeadSQL = `
 SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
@@ -18,15 +18,15 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.budget') AS budget
   FROM penstock.scale_share`
 
-// sharesSQL reads all deployments, those of a model in the order in which they are filled, sharesOfSQL those of
-// some models.
+// deploymentsSQL reads all deployments, those of a model in the order in which they are filled, deploymentsOfSQL those
+// of some models.
 const (
-	sharesSQL   = sharesHeadSQL + ` ORDER BY model, fill_order, cost, name`
-	sharesOfSQL = sharesHeadSQL + ` WHERE model = ANY ($1) ORDER BY model, fill_order, cost, name`
+	deploymentsSQL   = deploymentsHeadSQL + ` ORDER BY model, fill_order, cost, name`
+	deploymentsOfSQL = deploymentsHeadSQL + ` WHERE model = ANY ($1) ORDER BY model, fill_order, cost, name`
 )
 
-// share is a row of penstock.scale_share: a deployment, and how far its backend is.
-type share struct {
+// deploymentRow is a row of penstock.scale_share: a deployment, and how far its backend is.
+type deploymentRow struct {
 	Name          string
 	Model         string
 	Backend       string
@@ -82,7 +82,7 @@ type share struct {
 }
 
 // now is the time by the clock of the database, which all times of the row are from.
-func (s share) now() time.Time {
+func (s deploymentRow) now() time.Time {
 	if s.At.IsZero() {
 		return time.Now()
 	}
@@ -98,19 +98,21 @@ const (
 )
 
 // managed says whether the leader starts and stops the instances.
-func (s share) managed() bool {
+func (s deploymentRow) managed() bool {
 	return s.Backend == backendLocal || s.Backend == backendWebhook || s.Backend == backendKubernetes
 }
 
 // told says whether something asks for the number of the deployment: its backend, or KEDA.
-func (s share) told() bool { return s.managed() || s.Backend == backendKEDA }
+func (s deploymentRow) told() bool { return s.managed() || s.Backend == backendKEDA }
 
 // lists says whether the backend reports its instances.
-func (s share) lists() bool { return s.Backend == backendLocal || s.Backend == backendKubernetes }
+func (s deploymentRow) lists() bool {
+	return s.Backend == backendLocal || s.Backend == backendKubernetes
+}
 
 // unregistered are the starts that have no row of an instance yet: those that the backend reported, and what
 // it was told to start and has not reported. These began when the order grew: confirming it begins no start.
-func (s share) unregistered() []time.Time {
+func (s deploymentRow) unregistered() []time.Time {
 	starts := slices.Clone(s.Starting)
 	if s.AppliedAt == nil || s.OrderedAt == nil || !s.managed() {
 		return starts
@@ -122,7 +124,7 @@ func (s share) unregistered() []time.Time {
 }
 
 // underWay are all starts of the deployment, oldest first.
-func (s share) underWay() []time.Time {
+func (s deploymentRow) underWay() []time.Time {
 	starts := slices.Concat(s.Starts, s.unregistered())
 	sortTimes(starts)
 	return starts
@@ -132,7 +134,7 @@ func (s share) underWay() []time.Time {
 const seenEvery = 5 * time.Second
 
 // age is how old the last report of the backend is; 0 where none is expected.
-func (s share) age(now time.Time) Seconds {
+func (s deploymentRow) age(now time.Time) Seconds {
 	switch {
 	case !s.lists():
 		return 0
@@ -143,10 +145,10 @@ func (s share) age(now time.Time) Seconds {
 }
 
 // instancesAge is the age of the newest report of the backends that give one. A deployment whose own report is too old
-// is held at its number, see spread; it holds up no other one of its model.
-func instancesAge(shares []share, now time.Time) Seconds {
+// is held at its number, see divideAmong; it holds up no other one of its model.
+func instancesAge(deployments []deploymentRow, now time.Time) Seconds {
 	newest := Seconds(-1)
-	for _, s := range shares {
+	for _, s := range deployments {
 		if age := s.age(now); s.lists() && (newest < 0 || age < newest) {
 			newest = age
 		}
@@ -155,7 +157,7 @@ func instancesAge(shares []share, now time.Time) Seconds {
 }
 
 // unknown says whether what exists of the deployment is not known, or not any more.
-func (s share) unknown(now time.Time) bool {
+func (s deploymentRow) unknown(now time.Time) bool {
 	return s.lists() && (s.SeenAt == nil || time.Duration(s.age(now)) > blindAfter)
 }
 
@@ -167,7 +169,7 @@ const (
 
 // rests says whether there is nothing to do for the deployment: it has no instance, is to have none, and its backend
 // said so.
-func (s share) rests() bool {
+func (s deploymentRow) rests() bool {
 	none := s.Desired == 0 && s.Ordered == 0 && s.Registered == 0 && s.Draining == 0 && len(s.Starting) == 0 &&
 		s.Existing != nil && *s.Existing == 0
 	return none && s.Error == "" && s.AppliedID == s.OrderID && s.SeenAt != nil
@@ -176,21 +178,23 @@ func (s share) rests() bool {
 // blockedAfter is how many failures in a row block a deployment until a try of it succeeds.
 const blockedAfter = 3
 
-func (s share) failing() bool { return s.Failures >= blockedAfter }
+func (s deploymentRow) failing() bool { return s.Failures >= blockedAfter }
 
 // backsOff says whether starts failed lately, or had no room, and are not tried again now.
-func (s share) backsOff(now time.Time) bool { return s.RetryAt != nil && now.Before(*s.RetryAt) }
+func (s deploymentRow) backsOff(now time.Time) bool {
+	return s.RetryAt != nil && now.Before(*s.RetryAt)
+}
 
 // reported says whether the backend has reported its instances since an order failed or found no room: such an order
 // may have begun a part of its starts.
-func (s share) reported() bool {
+func (s deploymentRow) reported() bool {
 	since := func(at *time.Time) bool { return at == nil || s.SeenAt != nil && s.SeenAt.After(*at) }
 	return !s.lists() || since(s.FailedAt) && since(s.NoRoomAt)
 }
 
 // present are the instances that serve as far as is known without a report of the backend: those that are ready, and
 // starts that are not stuck.
-func (s share) present(now time.Time) int {
+func (s deploymentRow) present(now time.Time) int {
 	n := s.Ready
 	for _, began := range s.underWay() {
 		if now.Sub(began) <= stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95) {
@@ -200,42 +204,8 @@ func (s share) present(now time.Time) int {
 	return n
 }
 
-// limited is the part of a deployment whose starts fail, are stuck, or have no room. One whose starts fail or are stuck
-// has one try at a time, which is no part of those that it keeps until it is ready. One without room has one more each
-// time that there was some.
-func (s share) limited(part Share, now time.Time) Share {
-	part.Blocked = s.failing() || s.stuck.Blocked || s.noRoom(now)
-	if !part.Blocked {
-		return part
-	}
-	if !s.reported() {
-		part.Kept = s.Desired
-		return part
-	}
-	part.Kept = s.Registered - len(s.Starts)
-	for _, began := range s.underWay() {
-		switch {
-		case now.Sub(began) > stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95):
-		case s.isTry(began):
-			part.Tries++
-		default:
-			part.Kept++
-		}
-	}
-	if part.Tries == 0 && !s.backsOff(now) && !now.Before(s.stuck.BlockedUntil) {
-		part.Tries = 1
-	}
-	return part
-}
-
-// isTry says whether a start is one by which a deployment finds out whether starts succeed again.
-func (s share) isTry(began time.Time) bool {
-	afterFailure := s.failing() && s.FailedAt != nil && began.After(*s.FailedAt)
-	return afterFailure || s.stuck.Blocked && began.After(s.stuck.BlockedUntil)
-}
-
 // capped is the number within the emergency caps, which hold for overrides too. A cap of 0 is none.
-func (s share) capped(n int) int {
+func (s deploymentRow) capped(n int) int {
 	for _, most := range []int{s.policy.EmergencyMax, int(s.MaxAll)} {
 		if most > 0 {
 			n = min(n, most)
@@ -244,11 +214,11 @@ func (s share) capped(n int) int {
 	return n
 }
 
-func (s share) overridden(now time.Time) bool {
+func (s deploymentRow) overridden(now time.Time) bool {
 	return s.Override != nil && s.OverrideUntil != nil && now.Before(*s.OverrideUntil)
 }
 
-func (s *share) read() error {
+func (s *deploymentRow) read() error {
 	if err := json.Unmarshal(s.Policy, &s.policy); err != nil {
 		return fmt.Errorf("read policy of deployment %q: %w", s.Name, err)
 	}
@@ -260,13 +230,13 @@ func (s *share) read() error {
 }
 
 // bounded notes which deployments may not have one instance more than desired, not even while they replace one.
-func bounded(shares []share, now time.Time) {
+func bounded(deployments []deploymentRow, now time.Time) {
 	cost := 0.0
-	for _, s := range shares {
+	for _, s := range deployments {
 		cost += float64(s.atMost(now)) * s.Cost
 	}
-	for i := range shares {
-		s := &shares[i]
+	for i := range deployments {
+		s := &deployments[i]
 		p := s.policy.WithDefaults()
 		s.full = s.Budget > 0 && cost+s.Cost > s.Budget
 		for _, most := range []int{p.Max, p.EmergencyMax, int(s.MaxAll)} {
@@ -277,10 +247,10 @@ func bounded(shares []share, now time.Time) {
 
 // neighbours notes for each deployment which room others of its model have in the same backend, or give up. Those of
 // a model come one after another, in the order in which they are filled.
-func neighbours(shares []share, now time.Time) {
-	for i := range shares {
-		s := &shares[i]
-		for j, other := range shares {
+func neighbours(deployments []deploymentRow, now time.Time) {
+	for i := range deployments {
+		s := &deployments[i]
+		for j, other := range deployments {
 			if i == j || other.Model != s.Model || other.Backend != s.Backend {
 				continue
 			}
@@ -295,7 +265,7 @@ func neighbours(shares []share, now time.Time) {
 // to stop is killed long before. One that is there for longer is reported, and others do not wait for its room.
 const removingMax = 5 * time.Minute
 
-func (s share) overdue(name string, now time.Time) bool {
+func (s deploymentRow) overdue(name string, now time.Time) bool {
 	since, known := s.RemovingSince[name]
 	return known && now.Sub(since) > removingMax
 }
@@ -311,31 +281,32 @@ const (
 )
 
 // noRoom says whether the backend had no room for one more lately.
-func (s share) noRoom(now time.Time) bool {
+func (s deploymentRow) noRoom(now time.Time) bool {
 	return s.NoRoomAt != nil && now.Sub(*s.NoRoomAt) < noRoomFor
 }
 
 // policyOf is the policy of a model: that of the deployment that is filled first, with the bounds of all.
-// One deployment's mode is that of the model; several have modes of their own, see Spread.
-func policyOf(shares []share) Policy {
-	p := shares[0].policy.WithDefaults()
-	for _, s := range shares[1:] {
+// One deployment's mode is that of the model; several have modes of their own, see divide.
+func policyOf(deployments []deploymentRow) Policy {
+	p := deployments[0].policy.WithDefaults()
+	for _, s := range deployments[1:] {
 		other := s.policy.WithDefaults()
 		p.Min += other.Min
 		p.Max = min(p.Max+other.Max, maxInstances)
 		p.Floors = append(slices.Clone(p.Floors), other.Floors...)
 	}
-	p.EmergencyMax = jointCap(shares)
-	if len(shares) > 1 {
-		p.Mode = jointMode(shares)
+	p.EmergencyMax = jointCap(deployments)
+	if len(deployments) > 1 {
+		p.Mode = jointMode(deployments)
 	}
 	return p
 }
 
-// jointCap is the sum of the emergency caps, or none where a deployment has none. Spread keeps each one within its own.
-func jointCap(shares []share) int {
+// jointCap is the sum of the emergency caps, or none where a deployment has none. divideAmong keeps each
+// one within its own.
+func jointCap(deployments []deploymentRow) int {
 	sum := 0
-	for _, s := range shares {
+	for _, s := range deployments {
 		if s.policy.EmergencyMax == 0 {
 			return 0
 		}
@@ -345,9 +316,9 @@ func jointCap(shares []share) int {
 }
 
 // jointMode is what several deployments permit together: full as soon as one of them may change.
-func jointMode(shares []share) Mode {
+func jointMode(deployments []deploymentRow) Mode {
 	joint := Disabled
-	for _, s := range shares {
+	for _, s := range deployments {
 		switch Mode(s.Mode) {
 		case Full, UpOnly, Manual:
 			return Full
@@ -358,72 +329,9 @@ func jointMode(shares []share) Mode {
 	return joint
 }
 
-// spread divides the number of a model among its deployments. Instances that nothing of ours started count
-// as a part of it wherever the leader drives a backend. A deployment whose backend does not report keeps its
-// number, and the others make up for those of its instances that are absent.
-func spread(n, unmanaged int, shares []share, now time.Time) map[string]int {
-	if len(shares) == 1 && !shares[0].managed() {
-		return map[string]int{shares[0].Name: n}
-	}
-	parts := make([]Share, 0, len(shares))
-	for _, s := range shares {
-		p := s.policy.WithDefaults()
-		part := Share{
-			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: s.capped(p.Min), Max: s.capped(p.Max), Mode: p.Mode,
-			Current: s.Desired,
-		}
-		switch {
-		case len(shares) == 1: // its mode and override are in n already
-			part.Mode = Full
-			part.Max = max(part.Max, n)
-			part.Min = 0
-		case s.overridden(now):
-			part.Mode, part.Current = Manual, s.capped(*s.Override)
-		case s.unknown(now):
-			part.Mode, part.Current = Manual, s.capped(s.Desired)
-		case part.Mode == Advise:
-			part.Mode = Disabled
-		}
-		if len(shares) > 1 && s.unknown(now) {
-			part.Absent = max(0, part.Current-s.present(now))
-		}
-		parts = append(parts, s.limited(part, now))
-	}
-	return Spread(n-unmanaged, parts)
-}
-
-// affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
-// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have
-// whose backend does not report: a lower number would make nothing free as far as is known.
-func affordable(budget float64, wanted map[string]int, shares []share, now time.Time) map[string]int {
-	claims := make([]Claim, 0, len(shares))
-	for _, s := range shares {
-		has := s.atMost(now)
-		c := Claim{Name: s.Name, Cost: s.Cost, Current: has, Desired: has, Floor: has}
-		if n, decided := wanted[s.Name]; decided && s.unknown(now) {
-			c.Desired = max(n, has)
-		} else if decided {
-			c.Desired, c.Floor = n, n
-			if s.Mode != string(Disabled) && s.Mode != string(Advise) {
-				c.Floor = min(n, s.policy.Min)
-			}
-		}
-		claims = append(claims, c)
-	}
-	left := Fit(budget, claims)
-	for _, s := range shares {
-		if n, decided := wanted[s.Name]; decided {
-			left[s.Name] = min(n, left[s.Name])
-		} else {
-			left[s.Name] = s.Desired
-		}
-	}
-	return left
-}
-
 // atMost is how many instances the deployment may have: its number, and where that is not known to be followed, all
 // that were ordered, reported or registered.
-func (s share) atMost(now time.Time) int {
+func (s deploymentRow) atMost(now time.Time) int {
 	if !s.unknown(now) {
 		return s.Desired
 	}

@@ -91,32 +91,32 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 // ready, under each leader, and there is one at a time.
 func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 	failed, soon, past := noon.Add(-time.Minute), noon.Add(time.Second), noon.Add(-time.Second)
-	spot := share{Name: "spot", Mode: "full", Backend: backendLocal, Failures: blockedAfter, FailedAt: &failed, SeenAt: &noon, Registered: 1, Ready: 1}
-	external := share{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
+	spot := deploymentRow{Name: "spot", Mode: "full", Backend: backendLocal, Failures: blockedAfter, FailedAt: &failed, SeenAt: &noon, Registered: 1, Ready: 1}
+	external := deploymentRow{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
 	for _, c := range []struct {
 		name           string
-		change         func(*share)
+		change         func(*deploymentRow)
 		spot, external int
 	}{
-		{"it waits", func(s *share) { s.RetryAt = &soon }, 1, 3},
-		{"it is tried", func(s *share) { s.RetryAt = &past }, 2, 3},
-		{"the try starts", func(s *share) { s.RetryAt, s.Starting = &past, []time.Time{noon} }, 2, 3},
-		{"the try is registered", func(s *share) {
+		{"it waits", func(s *deploymentRow) { s.RetryAt = &soon }, 1, 3},
+		{"it is tried", func(s *deploymentRow) { s.RetryAt = &past }, 2, 3},
+		{"the try starts", func(s *deploymentRow) { s.RetryAt, s.Starting = &past, []time.Time{noon} }, 2, 3},
+		{"the try is registered", func(s *deploymentRow) {
 			s.RetryAt, s.Starts, s.Registered = &past, []time.Time{noon}, 2
 		}, 2, 3},
-		{"starts from before the failure stay", func(s *share) {
+		{"starts from before the failure stay", func(s *deploymentRow) {
 			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Second)}
 		}, 2, 2},
-		{"stuck starts do not", func(s *share) {
+		{"stuck starts do not", func(s *deploymentRow) {
 			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Hour)}
 		}, 1, 3},
-		{"it has no room", func(s *share) { s.Failures, s.NoRoomAt, s.RetryAt = 0, &failed, &soon }, 1, 3},
-		{"it is ready", func(s *share) { s.Failures, s.Ready, s.Registered = 0, 2, 2 }, 4, 0},
+		{"it has no room", func(s *deploymentRow) { s.Failures, s.NoRoomAt, s.RetryAt = 0, &failed, &soon }, 1, 3},
+		{"it is ready", func(s *deploymentRow) { s.Failures, s.Ready, s.Registered = 0, 2, 2 }, 4, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := spot
 			c.change(&s)
-			if got := spread(4, 0, []share{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
+			if got := divideAmong(4, 0, []deploymentRow{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
 				t.Errorf("got %v, want %d and %d", got, c.spot, c.external)
 			}
 		})
@@ -126,17 +126,17 @@ func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 // The caps hold for each of several deployments, and for what an operator set.
 func TestCapsHoldForEachDeployment(t *testing.T) {
 	later, hundred := noon.Add(time.Hour), 100
-	a := share{Name: "a", Mode: "full", Backend: backendWebhook}
-	b := share{Name: "b", FillOrder: 1, Mode: "full", Backend: backendWebhook, Override: &hundred, OverrideUntil: &later}
+	a := deploymentRow{Name: "a", Mode: "full", Backend: backendWebhook}
+	b := deploymentRow{Name: "b", FillOrder: 1, Mode: "full", Backend: backendWebhook, Override: &hundred, OverrideUntil: &later}
 	a.policy.Max, b.policy.Max = 10, 10
-	for name, change := range map[string]func(*share){
-		"emergency_max": func(s *share) { s.policy.EmergencyMax = 5 },
-		"scale.max_all": func(s *share) { s.MaxAll = 5 },
+	for name, change := range map[string]func(*deploymentRow){
+		"emergency_max": func(s *deploymentRow) { s.policy.EmergencyMax = 5 },
+		"scale.max_all": func(s *deploymentRow) { s.MaxAll = 5 },
 	} {
-		shares := []share{a, b}
-		change(&shares[0])
-		change(&shares[1])
-		if got := spread(20, 0, shares, noon); got["a"] != 5 || got["b"] != 5 {
+		deployments := []deploymentRow{a, b}
+		change(&deployments[0])
+		change(&deployments[1])
+		if got := divideAmong(20, 0, deployments, noon); got["a"] != 5 || got["b"] != 5 {
 			t.Errorf("%s of 5: %v", name, got)
 		}
 	}
@@ -144,23 +144,23 @@ func TestCapsHoldForEachDeployment(t *testing.T) {
 
 // A cap binds each deployment, and a model of several by their sum: the cap of the first one is no bound of the others.
 func TestTheCapOfADeploymentBindsNoOtherOne(t *testing.T) {
-	capped := func(most int) share {
-		return share{Name: fmt.Sprint("capped", most), policy: Policy{Max: 10, EmergencyMax: most}}
+	capped := func(most int) deploymentRow {
+		return deploymentRow{Name: fmt.Sprint("capped", most), policy: Policy{Max: 10, EmergencyMax: most}}
 	}
 	for name, c := range map[string]struct {
-		shares []share
-		all    int
-		want   int // 100 are wanted
+		deployments []deploymentRow
+		all         int
+		want        int // 100 are wanted
 	}{
-		"one":              {[]share{capped(1)}, 0, 1},
-		"the first of two": {[]share{capped(1), capped(0)}, 0, 20},
-		"the last of two":  {[]share{capped(0), capped(1)}, 0, 20},
-		"both":             {[]share{capped(1), capped(3)}, 0, 4},
-		"max_all of one":   {[]share{capped(0)}, 3, 3},
-		"max_all of two":   {[]share{capped(0), capped(0)}, 3, 6},
+		"one":              {[]deploymentRow{capped(1)}, 0, 1},
+		"the first of two": {[]deploymentRow{capped(1), capped(0)}, 0, 20},
+		"the last of two":  {[]deploymentRow{capped(0), capped(1)}, 0, 20},
+		"both":             {[]deploymentRow{capped(1), capped(3)}, 0, 4},
+		"max_all of one":   {[]deploymentRow{capped(0)}, 3, 3},
+		"max_all of two":   {[]deploymentRow{capped(0), capped(0)}, 3, 6},
 	} {
-		o := input{MaxAll: c.all}.observe(used{}, c.shares)
-		turn := turn{p: policyOf(c.shares), o: o, d: Decision{Desired: 100}}
+		o := input{MaxAll: c.all}.observe(used{}, c.deployments)
+		turn := turn{p: policyOf(c.deployments), o: o, d: Decision{Desired: 100}}
 		if turn.bound(); turn.d.Desired != c.want {
 			t.Errorf("%s: %d of 100, want %d", name, turn.d.Desired, c.want)
 		}
@@ -171,34 +171,34 @@ func TestTheCapOfADeploymentBindsNoOtherOne(t *testing.T) {
 // instances of it that do not serve. An operator's number and the caps hold for it too.
 func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
 	lately, before := noon.Add(-time.Second), noon.Add(-time.Hour)
-	own := share{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before, Ready: 2, Registered: 2}
-	spot := share{Name: "spot", FillOrder: 1, Mode: "full", Backend: backendLocal, Desired: 1, SeenAt: &lately}
-	typo := share{Name: "typo", FillOrder: -1, Mode: "full", Backend: backendKubernetes}
-	all := []share{typo, own, spot}
+	own := deploymentRow{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before, Ready: 2, Registered: 2}
+	spot := deploymentRow{Name: "spot", FillOrder: 1, Mode: "full", Backend: backendLocal, Desired: 1, SeenAt: &lately}
+	typo := deploymentRow{Name: "typo", FillOrder: -1, Mode: "full", Backend: backendKubernetes}
+	all := []deploymentRow{typo, own, spot}
 	for n, want := range map[int]map[string]int{
 		5: {"typo": 0, "own": 2, "spot": 3}, 1: {"typo": 0, "own": 2, "spot": 0},
 	} {
-		if got := spread(n, 0, all, noon); !maps.Equal(got, want) {
+		if got := divideAmong(n, 0, all, noon); !maps.Equal(got, want) {
 			t.Errorf("%d instances are %v, want %v", n, got, want)
 		}
 	}
 	long, none, later := noon.Add(-time.Hour), 0, noon.Add(time.Hour)
 	for name, c := range map[string]struct {
-		change    func(*share)
+		change    func(*deploymentRow)
 		own, spot int
 	}{
-		"none of it is registered":    {func(*share) {}, 2, 5},
-		"one is ready":                {func(s *share) { s.Ready, s.Registered = 1, 1 }, 2, 4},
-		"one starts":                  {func(s *share) { s.Starts, s.Registered = []time.Time{lately}, 1 }, 2, 4},
-		"one has started for an hour": {func(s *share) { s.Starts, s.Registered = []time.Time{long}, 1 }, 2, 5},
-		"more are ready than desired": {func(s *share) { s.Ready, s.Registered = 4, 4 }, 2, 3},
-		"its starts fail":             {func(s *share) { s.Failures, s.FailedAt = blockedAfter, &long }, 2, 5},
-		"an override of 0":            {func(s *share) { s.Override, s.OverrideUntil = &none, &later }, 0, 5},
-		"a cap":                       {func(s *share) { s.MaxAll, s.Ready = 1, 2 }, 1, 4},
+		"none of it is registered":    {func(*deploymentRow) {}, 2, 5},
+		"one is ready":                {func(s *deploymentRow) { s.Ready, s.Registered = 1, 1 }, 2, 4},
+		"one starts":                  {func(s *deploymentRow) { s.Starts, s.Registered = []time.Time{lately}, 1 }, 2, 4},
+		"one has started for an hour": {func(s *deploymentRow) { s.Starts, s.Registered = []time.Time{long}, 1 }, 2, 5},
+		"more are ready than desired": {func(s *deploymentRow) { s.Ready, s.Registered = 4, 4 }, 2, 3},
+		"its starts fail":             {func(s *deploymentRow) { s.Failures, s.FailedAt = blockedAfter, &long }, 2, 5},
+		"an override of 0":            {func(s *deploymentRow) { s.Override, s.OverrideUntil = &none, &later }, 0, 5},
+		"a cap":                       {func(s *deploymentRow) { s.MaxAll, s.Ready = 1, 2 }, 1, 4},
 	} {
-		away := share{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before}
+		away := deploymentRow{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before}
 		c.change(&away)
-		if got := spread(5, 0, []share{away, spot}, noon); got["own"] != c.own || got["spot"] != c.spot {
+		if got := divideAmong(5, 0, []deploymentRow{away, spot}, noon); got["own"] != c.own || got["spot"] != c.spot {
 			t.Errorf("%s: %v, want %d and %d", name, got, c.own, c.spot)
 		}
 	}
@@ -213,10 +213,10 @@ func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
 // Pods of the deployment that is filled first stay pending. After three replacements the next one gets their number, and
 // keeps it until a start of the first one is ready.
 func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
-	spot := share{Name: "spot", Mode: "full", Backend: backendKubernetes}
-	external := share{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
+	spot := deploymentRow{Name: "spot", Mode: "full", Backend: backendKubernetes}
+	external := deploymentRow{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
 	spot.policy.Slots, external.policy.Slots = 2, 2
-	shares := []share{spot, external}
+	deployments := []deploymentRow{spot, external}
 	const pending, end = 100 * 60, 150 * 60
 	now, s := noon, State{At: noon, Counted: noon, Desired: 3, WasReady: noon}
 	var starts []time.Time
@@ -226,7 +226,7 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 		for second > pending && len(starts) > 0 && now.Sub(starts[0]) > time.Minute {
 			starts, ready = starts[1:], ready+1
 		}
-		first, next := &shares[0], &shares[1]
+		first, next := &deployments[0], &deployments[1]
 		starts = append([]time.Time{}, starts[:min(len(starts), max(0, first.Desired-ready))]...)
 		for ready+len(starts) < first.Desired {
 			starts = append(starts, now)
@@ -239,12 +239,12 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 			Deployments: []DeploymentStarts{{Name: "spot", Ready: ready, Starting: starts}, {Name: "external", Ready: next.Ready}},
 		}
 		var d Decision
-		d, s = Decide(now, policyOf(shares), o, s)
+		d, s = Decide(now, policyOf(deployments), o, s)
 		if d.Replace > 0 {
 			starts = nil
 		}
 		first.stuck, next.stuck = s.Stuck["spot"], s.Stuck["external"]
-		parts := spread(d.Desired, 0, shares, now)
+		parts := divideAmong(d.Desired, 0, deployments, now)
 		if asked == 0 && parts["external"] > 0 {
 			asked = second
 		}
@@ -259,8 +259,8 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 	if lost > 0 {
 		t.Errorf("it lost instances %d times to starts that are not ready", lost)
 	}
-	if ready < 5 || shares[1].Desired > 10-ready+10 {
-		t.Errorf("%d are ready at last, the next deployment has %d", ready, shares[1].Desired)
+	if ready < 5 || deployments[1].Desired > 10-ready+10 {
+		t.Errorf("%d are ready at last, the next deployment has %d", ready, deployments[1].Desired)
 	}
 }
 
@@ -280,22 +280,22 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 			{override: 5, budget: 1000, a: 1, b: 5, desired: 6, wantedOfA: 1},
 			{override: 5, budget: 7, a: 2, b: 5, desired: 7, wantedOfA: 4, notes: 1},
 		} {
-			shares := []share{
+			deployments := []deploymentRow{
 				{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 1, Ready: 1},
 				{
 					Name: "b", Model: "m", Cost: 1, FillOrder: 1, Mode: string(mode), Backend: backendKEDA, Desired: 3, Ready: 3,
 					Override: &c.override, OverrideUntil: &later,
 				},
 			}
-			for i := range shares {
-				shares[i].policy.Mode, shares[i].policy.Max = Mode(shares[i].Mode), 5
+			for i := range deployments {
+				deployments[i].policy.Mode, deployments[i].policy.Max = Mode(deployments[i].Mode), 5
 			}
 			n := c.override + c.wantedOfA
-			v := &verdict{in: input{Model: "m", Budget: c.budget, At: now}, shares: shares, parts: spread(n, 0, shares, now)}
-			v.d.Desired, v.d.Apply = n, true
-			limitByBudget([]*verdict{v}, map[string][]share{"m": shares})
-			if v.parts["a"] != c.a || v.parts["b"] != c.b || v.d.Desired != c.desired || len(v.d.Notes) != c.notes {
-				t.Errorf("%s, override %d, budget %v: %v, desired %d, notes %v", mode, c.override, c.budget, v.parts, v.d.Desired, v.d.Notes)
+			v := &modelDecision{in: input{Model: "m", Budget: c.budget, At: now}, deployments: deployments, parts: divideAmong(n, 0, deployments, now)}
+			v.Desired, v.Apply = n, true
+			limitByBudget([]*modelDecision{v}, map[string][]deploymentRow{"m": deployments})
+			if v.parts["a"] != c.a || v.parts["b"] != c.b || v.Desired != c.desired || len(v.Notes) != c.notes {
+				t.Errorf("%s, override %d, budget %v: %v, desired %d, notes %v", mode, c.override, c.budget, v.parts, v.Desired, v.Notes)
 			}
 		}
 	}
@@ -306,33 +306,33 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 func TestTheBudgetHoldsWhatIsNotReported(t *testing.T) {
 	now := time.Now()
 	long, none := now.Add(-time.Minute), 0
-	unknown := share{Name: "b", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKubernetes, CreatedAt: long, SeenAt: &long, Existing: &none}
-	with := func(change func(*share)) share { s := unknown; change(&s); return s }
+	unknown := deploymentRow{Name: "b", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKubernetes, CreatedAt: long, SeenAt: &long, Existing: &none}
+	with := func(change func(*deploymentRow)) deploymentRow { s := unknown; change(&s); return s }
 	for name, c := range map[string]struct {
-		b      share
+		b      deploymentRow
 		wanted map[string]int
 		budget float64
 		want   map[string]int
 	}{
 		"its number stays": {
-			with(func(s *share) { s.Desired, s.Registered = 4, 4 }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 2, "b": 4},
+			with(func(s *deploymentRow) { s.Desired, s.Registered = 4, 4 }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 2, "b": 4},
 		},
 		"instances beyond its number count": {
-			with(func(s *share) { s.Registered, s.Draining = 2, 1 }), map[string]int{"a": 4, "b": 0}, 5, map[string]int{"a": 2, "b": 0},
+			with(func(s *deploymentRow) { s.Registered, s.Draining = 2, 1 }), map[string]int{"a": 4, "b": 0}, 5, map[string]int{"a": 2, "b": 0},
 		},
 		"and starts that were ordered": {
-			with(func(s *share) { s.Ordered = 3 }), map[string]int{"a": 4}, 5, map[string]int{"a": 2, "b": 0},
+			with(func(s *deploymentRow) { s.Ordered = 3 }), map[string]int{"a": 4}, 5, map[string]int{"a": 2, "b": 0},
 		},
 		"it does not grow beyond the budget": {
-			with(func(s *share) { s.Desired = 2 }), map[string]int{"a": 4, "b": 9}, 6, map[string]int{"a": 4, "b": 2},
+			with(func(s *deploymentRow) { s.Desired = 2 }), map[string]int{"a": 4, "b": 9}, 6, map[string]int{"a": 4, "b": 2},
 		},
 		"one that reports gives up its part": {
-			with(func(s *share) { s.Desired, s.Registered, s.SeenAt = 4, 4, &now }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 3, "b": 3},
+			with(func(s *deploymentRow) { s.Desired, s.Registered, s.SeenAt = 4, 4, &now }), map[string]int{"a": 4, "b": 4}, 6, map[string]int{"a": 3, "b": 3},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			a := share{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 4, Ready: 4}
-			got := affordable(c.budget, c.wanted, []share{a, c.b}, now)
+			a := deploymentRow{Name: "a", Model: "m", Cost: 1, Mode: string(Full), Backend: backendKEDA, Desired: 4, Ready: 4}
+			got := affordable(c.budget, c.wanted, []deploymentRow{a, c.b}, now)
 			if !maps.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
@@ -347,15 +347,15 @@ func TestRoomOfAnInstanceThatDoesNotGoIsNotWaitedFor(t *testing.T) {
 		frees bool
 	}{"just named": {time.Second, true}, "four minutes": {4 * time.Minute, true}, "six minutes": {6 * time.Minute, false}} {
 		t.Run(name, func(t *testing.T) {
-			shares := []share{
+			deployments := []deploymentRow{
 				{Name: "new", Model: "m", Backend: backendLocal},
 				{
 					Name: "old", Model: "m", Backend: backendLocal, Removing: []string{"a"},
 					RemovingSince: map[string]time.Time{"a": noon.Add(-c.ago)},
 				},
 			}
-			if neighbours(shares, noon); shares[0].frees != c.frees {
-				t.Errorf("room becomes free: %v, want %v", shares[0].frees, c.frees)
+			if neighbours(deployments, noon); deployments[0].frees != c.frees {
+				t.Errorf("room becomes free: %v, want %v", deployments[0].frees, c.frees)
 			}
 		})
 	}

@@ -1,0 +1,145 @@
+package scale
+
+import (
+	"maps"
+	"slices"
+	"sort"
+	"time"
+)
+
+// limitByBudget lowers what the deployments of all models get to the budget of the installation.
+func limitByBudget(all []*modelDecision, byModel map[string][]deploymentRow) {
+	if len(all) == 0 || all[0].in.Budget <= 0 {
+		return
+	}
+	wanted := map[string]int{}
+	for _, d := range all {
+		for name, n := range d.parts {
+			wanted[name] = n
+		}
+	}
+	var deployments []deploymentRow
+	for _, model := range slices.Sorted(maps.Keys(byModel)) {
+		deployments = append(deployments, byModel[model]...)
+	}
+	left := affordable(all[0].in.Budget, wanted, deployments, all[0].in.At)
+	for _, d := range all {
+		cut := 0
+		for name, n := range d.parts {
+			cut += n - left[name]
+			d.parts[name] = left[name]
+		}
+		if cut <= 0 {
+			continue
+		}
+		d.Notes = append(d.Notes, Note{
+			Code: NoteBudget, Args: [3]float64{float64(d.Desired - cut), float64(d.Desired)},
+		})
+		d.Desired -= cut
+		d.Limited, d.next.Desired = d.Desired, d.Desired
+		d.next.Changes = withoutGrowth(d.next.Changes, d.in.At, cut)
+	}
+}
+
+// withoutGrowth takes what a limit behind Decide left out from the last change.
+func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
+	changes = slices.Clone(changes)
+	if last := len(changes) - 1; last >= 0 && changes[last].At.Equal(at) {
+		changes[last].By -= cut
+	}
+	return changes
+}
+
+// affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
+// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have
+// whose backend does not report: a lower number would make nothing free as far as is known.
+func affordable(budget float64, wanted map[string]int, deployments []deploymentRow, now time.Time) map[string]int {
+	demands := make([]demand, 0, len(deployments))
+	for _, s := range deployments {
+		has := s.atMost(now)
+		d := demand{Name: s.Name, Cost: s.Cost, Current: has, Desired: has, Floor: has}
+		if n, decided := wanted[s.Name]; decided && s.unknown(now) {
+			d.Desired = max(n, has)
+		} else if decided {
+			d.Desired, d.Floor = n, n
+			if s.Mode != string(Disabled) && s.Mode != string(Advise) {
+				d.Floor = min(n, s.policy.Min)
+			}
+		}
+		demands = append(demands, d)
+	}
+	left := fit(budget, demands)
+	for _, s := range deployments {
+		if n, decided := wanted[s.Name]; decided {
+			left[s.Name] = min(n, left[s.Name])
+		} else {
+			left[s.Name] = s.Desired
+		}
+	}
+	return left
+}
+
+// demand is what a deployment asks of a budget.
+type demand struct {
+	Name    string
+	Cost    float64 // of an instance an hour
+	Current int
+	Desired int
+	Floor   int // instances that the budget does not take away
+}
+
+// fit lowers desired numbers until their cost an hour is within the budget. Growth is given up
+// first, one instance after another, from the first of the demands that want most beyond their present numbers; then
+// instances above the floors. A budget of 0 is none. Floors are kept even where they alone exceed the budget. It takes
+// time for each demand and not for each instance that is given up.
+func fit(budget float64, demands []demand) map[string]int {
+	result := make(map[string]int, len(demands))
+	for _, d := range demands {
+		result[d.Name] = d.Desired
+	}
+	if budget <= 0 {
+		return result
+	}
+	lower(budget, demands, result, func(d demand) int { return max(d.Current, d.Floor) })
+	lower(budget, demands, result, func(d demand) int { return d.Floor })
+	return result
+}
+
+// lower takes instances above the least numbers of demands until the cost is within the budget. As those that want most
+// give up one each in turn, all that want more come down to the same height above their least numbers: it is searched
+// for, and only the last round is made one by one.
+func lower(budget float64, demands []demand, numbers map[string]int, least func(demand) int) {
+	n := make([]int, len(demands))
+	at := func(i, height int) int {
+		if bottom := least(demands[i]); demands[i].Cost > 0 && n[i] > bottom {
+			return min(n[i], bottom+height)
+		}
+		return n[i]
+	}
+	cost := func(height int) (sum float64) {
+		for i, d := range demands {
+			sum += float64(at(i, height)) * d.Cost
+		}
+		return sum
+	}
+	highest := 0
+	for i, d := range demands {
+		n[i] = numbers[d.Name]
+		highest = max(highest, n[i]-least(d))
+	}
+	// The least height whose cost is over the budget; all are lowered to it, and some of them by one more.
+	height := sort.Search(highest, func(height int) bool { return cost(height) > budget })
+	left := cost(height)
+	for i, d := range demands {
+		n[i], numbers[d.Name] = at(i, height), at(i, height)
+	}
+	for i, d := range demands {
+		if left <= budget {
+			return
+		}
+		if lowered := at(i, height-1); height > 0 && lowered < n[i] {
+			numbers[d.Name] = lowered
+			left -= d.Cost
+		}
+	}
+}
