@@ -98,54 +98,7 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
 	}
-	var id *int64
-	var count *int
-	if todo.order != nil {
-		id, count = &todo.order.ID, &todo.order.Count
-	}
-	err := a.fence.InTx(ctx, func(tx pgx.Tx) error {
-		if len(todo.register) > 0 {
-			if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
-				return fmt.Errorf("lock limits: %w", err)
-			}
-		}
-		if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, todo.servers(), todo.undrain); err != nil {
-			return fmt.Errorf("lock instances: %w", err)
-		}
-		for _, i := range todo.register {
-			slots := max(i.Slots, 1)
-			if i.Slots == 0 {
-				slots = s.policy.WithDefaults().Slots
-			}
-			labels := i.Labels
-			if labels == nil {
-				labels = map[string]string{}
-			}
-			if _, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash,
-				i.Began); err != nil {
-				return fmt.Errorf("register %s: %w", i.Name, err)
-			}
-		}
-		for _, server := range todo.forget {
-			if _, err := tx.Exec(ctx, forgetSQL, s.Model, server, "its backend does not have it any more"); err != nil {
-				return fmt.Errorf("forget %s: %w", server, err)
-			}
-		}
-		for _, server := range todo.drain {
-			if _, err := tx.Exec(ctx, drainSQL, s.Model, server, fmt.Sprintf("%d desired", s.Desired)); err != nil {
-				return fmt.Errorf("drain %s: %w", server, err)
-			}
-		}
-		if len(todo.undrain) > 0 {
-			if _, err := tx.Exec(ctx, undrainSQL, todo.undrain); err != nil {
-				return fmt.Errorf("end drains: %w", err)
-			}
-		}
-		_, err := tx.Exec(ctx, observedSQL, s.Name, todo.existing, todo.starts(), id, count, failures, todo.failed > 0,
-			backoff(failures), message, place,
-			append([]string{}, slices.Sorted(maps.Keys(todo.removing))...), todo.removing, todo.unhealthySince())
-		return err
-	})
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, s, place, failures, message) })
 	if err == nil {
 		a.count(func(st *OrderStatus) {
 			st.Registered += int64(len(todo.register))
@@ -155,6 +108,67 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 		})
 	}
 	return err
+}
+
+// writeTx is the transaction of write: the locks, the instances, then the state of the deployment with the number of
+// failures in a row and the message.
+func (p steps) writeTx(
+	ctx context.Context, tx pgx.Tx, s deploymentRow, place string, failures int, message string,
+) error {
+	if len(p.register) > 0 {
+		if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
+			return fmt.Errorf("lock limits: %w", err)
+		}
+	}
+	if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, p.servers(), p.undrain); err != nil {
+		return fmt.Errorf("lock instances: %w", err)
+	}
+	for _, i := range p.register {
+		if err := register(ctx, tx, s, i); err != nil {
+			return err
+		}
+	}
+	for _, server := range p.forget {
+		if _, err := tx.Exec(ctx, forgetSQL, s.Model, server, "its backend does not have it any more"); err != nil {
+			return fmt.Errorf("forget %s: %w", server, err)
+		}
+	}
+	for _, server := range p.drain {
+		if _, err := tx.Exec(ctx, drainSQL, s.Model, server, fmt.Sprintf("%d desired", s.Desired)); err != nil {
+			return fmt.Errorf("drain %s: %w", server, err)
+		}
+	}
+	if len(p.undrain) > 0 {
+		if _, err := tx.Exec(ctx, undrainSQL, p.undrain); err != nil {
+			return fmt.Errorf("end drains: %w", err)
+		}
+	}
+	var id *int64
+	var count *int
+	if p.order != nil {
+		id, count = &p.order.ID, &p.order.Count
+	}
+	_, err := tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
+		backoff(failures), message, place,
+		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince())
+	return err
+}
+
+// register registers an instance that a backend reported: with the slots of the policy where the backend knows none.
+func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance) error {
+	slots := max(i.Slots, 1)
+	if i.Slots == 0 {
+		slots = s.policy.WithDefaults().Slots
+	}
+	labels := i.Labels
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash, i.Began)
+	if err != nil {
+		return fmt.Errorf("register %s: %w", i.Name, err)
+	}
+	return nil
 }
 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
