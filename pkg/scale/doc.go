@@ -26,10 +26,45 @@
 //	what runs, zero              zero.go
 //	bounds, modes again          bounds.go
 //
-// replicate.go, hpa.go and utilization.go have the algorithms of others in place of base to zero.
-// spread.go divides a number among the deployments of a model, and a budget among models;
-// victims.go names the instances to be removed, by what usage.go reads about their calls. simulate plays all of
-// them against traces.
+// replicate.go, hpa.go and utilization.go have the algorithms of others in place of base to zero. What Decide takes and
+// returns is in policy.go (the settings of a deployment, with its minimums by schedule in floor.go), obs.go (the
+// observation, the state and the decision) and explain.go (the reasons and their sentences). simulate plays all of them
+// against traces.
+//
+// # The duty
+//
+// The duty of the elected leader has two loops. One decides: a pass reads rows, calls Decide for each model and stores
+// what changed. The other one applies: a round compares the numbers that were stored with what the backends have. They
+// share nothing but rows, and wake each other, so that a backend that hangs delays no decision.
+//
+//	 tick, or a push or request for a model without instances (wake.go)
+//	   |
+//	   v                          a pass
+//	run.go --> ondemand.go --> deployment.go, input.go --> Decide --> divide.go --> budget.go --> store.go
+//	   ^                                                                                             |
+//	   | first report of a backend             tick, numbers that changed, or a backend that watches |
+//	   |                                                                                             v
+//	record.go <-- plan.go <-- usage.go <-- backend.List <------------------ deployment.go <------ apply.go
+//	   |                          a round of one deployment
+//	   `--> backend.Apply
+//
+//	run.go         the duty: when a pass is made, for which models, and the figures of the newest one
+//	wake.go        models that are decided before the next tick, and how often that may be
+//	ondemand.go    makes the deployment of a model whose first request came, and removes those that are idle
+//	input.go       the row of a model, and what it says has come and run since the decision before
+//	deployment.go  the row of a deployment, what it tells about its backend, and the policy of all those of a model
+//	divide.go      divides the number of a model among its deployments
+//	budget.go      lowers the numbers of all deployments to a budget
+//	store.go       writes decisions, states, minutes and the numbers of deployments, in one transaction of the term
+//	apply.go       the rounds: who has one under way, when the next one is due, what follows from a failed order
+//	backend.go     the interface of what starts and stops instances; the implementations are in pkg/scale/backend
+//	usage.go       what nodes and gateways report about the calls of instances
+//	plan.go        pure: compares a number with what is registered and what exists, and says what to do
+//	victims.go     pure: the instances whose removal costs least
+//	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
+//
+// An order is written before the backend gets it, and confirmed afterwards. A new leader thus knows which starts may be
+// under way, and gives an order again that was not confirmed.
 //
 // # The base
 //
