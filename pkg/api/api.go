@@ -29,16 +29,17 @@ type API struct {
 	routes   []route
 	tokens   tokens
 
-	queues          sync.Map // from name to openQueue
-	bodies, streams *budget
-	flights         flights
-	ready           readiness
-	degraded        degraded
-	refusals        refusals
-	rates           rates
-	budgets         budgets
-	watch           *invalidation.EntryWatch
-	examining       sync.Mutex
+	queues    sync.Map // from name to openQueue
+	bodies    *budget
+	streams   *streamBudget
+	flights   flights
+	ready     readiness
+	degraded  degraded
+	refusals  refusals
+	rates     rates
+	budgets   budgets
+	watch     *invalidation.EntryWatch
+	examining sync.Mutex
 	// draining ends when Drain is called.
 	draining <-chan struct{}
 	drain    func()
@@ -100,7 +101,7 @@ func NewProbes(cfg Config) *API {
 func newAPI(cfg Config) *API {
 	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
 	// Apart, so that slow streams keep no short push out.
-	a.bodies, a.streams = newBudget(a.cfg.BodiesBytesMax/2), newBudget(a.cfg.BodiesBytesMax/2)
+	a.bodies, a.streams = newBudget(a.cfg.BodiesBytesMax/2), newStreamBudget(a.cfg.BodiesBytesMax/2)
 	draining, drain := context.WithCancel(context.Background())
 	a.draining, a.drain = draining.Done(), drain
 	config := huma.DefaultConfig("Penstock", "v1")

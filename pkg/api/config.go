@@ -24,7 +24,7 @@ type Config struct {
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
 	// BodiesBytesMax bounds the memory of the bodies of all requests together, half of it for
-	// streams, 8 MiB each. Default 256 MiB.
+	// streams. Default 256 MiB.
 	BodiesBytesMax int64
 	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
 	WaitersMax int

@@ -17,10 +17,22 @@ const lineBytesMax = 4 << 20
 type lines struct {
 	r      *bufio.Reader
 	number int64  // of the last line read, from 1
-	buf    []byte // reused
+	buf    []byte // reused while it is no larger than lineKept
+
+	// grow is asked before the buffer takes so many bytes beyond lineKept, and shrink is told when they are free again.
+	grow   func(bytes int64) error
+	shrink func(bytes int64)
 }
 
-func newLines(r io.Reader) *lines { return &lines{r: bufio.NewReaderSize(r, 64<<10)} }
+// lineKept is the buffer of a line that a stream has all the time.
+const lineKept = 64 << 10
+
+func newLines(r io.Reader) *lines {
+	return &lines{
+		r: bufio.NewReaderSize(r, lineKept), buf: make([]byte, 0, lineKept),
+		grow: func(int64) error { return nil }, shrink: func(int64) {},
+	}
+}
 
 // errLongLine says that a line is too long to be read. The next one can be.
 var errLongLine = fmt.Errorf("the line is longer than %d bytes: %w", lineBytesMax, invalidation.ErrPayloadTooLarge)
@@ -37,11 +49,15 @@ func (l *lines) next() ([]byte, error) {
 }
 
 func (l *lines) read() ([]byte, error) {
-	l.buf = l.buf[:0]
+	l.reset()
 	for long := false; ; {
 		part, err := l.r.ReadSlice('\n')
 		if long = long || len(l.buf)+len(part) > lineBytesMax; !long {
-			l.buf = append(l.buf, part...)
+			if err := l.append(part); err != nil {
+				return nil, err
+			}
+		} else {
+			l.reset()
 		}
 		switch {
 		case errors.Is(err, bufio.ErrBufferFull):
@@ -55,4 +71,26 @@ func (l *lines) read() ([]byte, error) {
 		}
 		return l.buf, nil
 	}
+}
+
+// append adds to the line. Its buffer doubles up to lineBytesMax.
+func (l *lines) append(part []byte) error {
+	if need := len(l.buf) + len(part); need > cap(l.buf) {
+		size := min(max(need, 2*cap(l.buf)), lineBytesMax)
+		if err := l.grow(int64(size - cap(l.buf))); err != nil {
+			return err
+		}
+		l.buf = append(make([]byte, 0, size), l.buf...)
+	}
+	l.buf = append(l.buf, part...)
+	return nil
+}
+
+// reset empties the buffer, and gives up a large one.
+func (l *lines) reset() {
+	if more := cap(l.buf) - lineKept; more > 0 {
+		l.buf = make([]byte, 0, lineKept)
+		l.shrink(int64(more))
+	}
+	l.buf = l.buf[:0]
 }

@@ -340,7 +340,7 @@ func TestGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
 	if n := s.count(); n != 51 {
 		t.Errorf("%d entries, want 51", n)
 	}
-	if free := s.api.bodies.free.Load() + s.api.streams.free.Load(); free != 256<<20 {
+	if free := s.api.bodies.free.Load() + s.api.streams.free; free != 256<<20 {
 		t.Errorf("%d bytes were not given back", 256<<20-free)
 	}
 }

@@ -10,8 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sync/semaphore"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -21,10 +19,10 @@ const (
 	chunkLines  = 1000
 	chunkBytes  = 2 << 20
 	chunkLinger = 5 * time.Millisecond
-	// streamBytes bounds what a stream holds: a chunk that is pushed and one that is read meanwhile.
-	streamBytes = 2*chunkBytes + lineBytesMax
 	// streamIdle is how long a client may send nothing, or take nothing of the answer.
 	streamIdle = 30 * time.Second
+	// streamCheck is how often the token of a stream is looked up while nothing comes. tokens keeps what it finds.
+	streamCheck = time.Second
 )
 
 // pusher accepts entries, all or none. *invalidation.Queue is one.
@@ -43,10 +41,11 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.streams.take(streamBytes); err != nil {
+	share, err := a.streams.enter(callerOf(r.Context()))
+	if err != nil {
 		return err
 	}
-	defer a.streams.give(streamBytes)
+	defer share.close()
 	rc := http.NewResponseController(w)
 	body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
 	r.Body = io.NopCloser(body)
@@ -60,7 +59,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	}
 	trace := r.Header.Get("Traceparent")
 	s := &stream{
-		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid,
+		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, share: share,
 		spend: func(n int) (int, error) {
 			if err := a.budgets.check(r.Context(), a.db, callerOf(r.Context())); err != nil {
 				return 0, err
@@ -88,7 +87,8 @@ type stream struct {
 	timeout time.Duration // of one chunk
 	pushOf  func(e entryToPush, number int64) (invalidation.Push, error)
 	answers *answers
-	allowed func(context.Context) error // asked before each chunk
+	share   *streamShare
+	allowed func(context.Context) error // asked before each chunk, and while none comes
 	// spend takes up to n entries from the rate of the token, and returns how many with the error that refuses the rest
 	spend func(n int) (int, error)
 	// giveBack returns entries to the rate that it took and that had been accepted before.
@@ -96,9 +96,11 @@ type stream struct {
 	// take registers the Idempotency-Key of the stream in the flow of its first line that can be read.
 	take func(flow string) (leave func(), err error)
 
-	room  *semaphore.Weighted // in bytes
-	leave func()              // what take returned
+	leave func() // what take returned
 }
+
+// lineOverhead is what a line that is on its way takes beside its text, in bytes.
+const lineOverhead = 512
 
 // streamLine is a line on its way, and its answer.
 type streamLine struct {
@@ -112,7 +114,9 @@ type streamLine struct {
 // run pushes everything that body has, and returns why it did not come to its end, nil if it did. stop makes a read of
 // the body that is under way return.
 func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
-	s.room = semaphore.NewWeighted(streamBytes)
+	if s.share == nil {
+		s.share = &streamShare{}
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer func() {
@@ -120,31 +124,64 @@ func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
 			s.leave()
 		}
 	}()
-	incoming, ended := make(chan streamLine, chunkLines), make(chan error, 1)
+	incoming, ended := make(chan *streamLine, chunkLines), make(chan error, 1)
 	go func() { ended <- s.read(ctx, newLines(body), incoming) }()
-	for chunk := collect(incoming); len(chunk) > 0; chunk = collect(incoming) {
-		n, err := s.accept(ctx, chunk)
-		if werr := s.answers.add(chunk[:n]); err == nil {
-			err = werr
+	if err := s.pass(ctx, incoming); err != nil {
+		cancel()
+		stop()
+		for range incoming { // what was read is not pushed any more
 		}
-		if err != nil {
-			cancel()
-			stop()
-			for range incoming { // what was read is not pushed any more
-			}
-			<-ended //nolint:errcheck // that it was cancelled
-			return err
-		}
-		for i := range chunk {
-			s.room.Release(chunk[i].bytes)
-		}
+		<-ended //nolint:errcheck // that it was cancelled
+		return err
 	}
 	return <-ended
 }
 
+// pass pushes what comes until there is no more, or until the token is not valid any more.
+func (s *stream) pass(ctx context.Context, incoming <-chan *streamLine) error {
+	check := time.NewTicker(streamCheck)
+	defer check.Stop()
+	for {
+		select {
+		case first, open := <-incoming:
+			if !open {
+				return nil
+			}
+			chunk := collect(first, incoming)
+			n, err := s.accept(ctx, chunk)
+			if werr := s.answers.add(chunk[:n]); err == nil {
+				err = werr
+			}
+			if err != nil {
+				return err
+			}
+			for _, line := range chunk {
+				s.share.done(line.bytes)
+			}
+		case <-check.C:
+			// Where the database does not answer, the next chunk finds out.
+			if err := s.valid(ctx); errors.Is(err, errNoToken) {
+				return err
+			}
+		}
+	}
+}
+
+// valid returns why the sender may not go on.
+func (s *stream) valid(ctx context.Context) error {
+	timed, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	if err := s.allowed(timed); err != nil {
+		return classify(timed, err)
+	}
+	return nil
+}
+
 // read decodes lines until the body ends. It waits where too much has been read that was not pushed yet.
-func (s *stream) read(ctx context.Context, in *lines, out chan<- streamLine) error {
+func (s *stream) read(ctx context.Context, in *lines, out chan<- *streamLine) error {
 	defer close(out)
+	in.grow = func(bytes int64) error { return s.share.grow(ctx, bytes) }
+	in.shrink = s.share.shrink
 	for {
 		text, err := in.next()
 		if errors.Is(err, io.EOF) {
@@ -153,11 +190,11 @@ func (s *stream) read(ctx context.Context, in *lines, out chan<- streamLine) err
 		if err != nil && !errors.Is(err, errLongLine) {
 			return err
 		}
-		line := streamLine{number: in.number, bytes: int64(len(text)) + 256, err: err}
+		line := &streamLine{number: in.number, bytes: int64(len(text)) + lineOverhead, err: err}
 		if err == nil {
 			line.push, line.err = s.decode(text, in.number)
 		}
-		if err := s.room.Acquire(ctx, line.bytes); err != nil {
+		if err := s.share.add(ctx, line.bytes); err != nil {
 			return err
 		}
 		select {
@@ -179,13 +216,9 @@ func (s *stream) decode(text []byte, number int64) (invalidation.Push, error) {
 	return s.pushOf(entries[0], number)
 }
 
-// collect waits for a line, and takes along what comes soon after it. Nothing: there are no more.
-func collect(incoming <-chan streamLine) []streamLine {
-	first, open := <-incoming
-	if !open {
-		return nil
-	}
-	chunk, bytes := append(make([]streamLine, 0, chunkLines), first), first.bytes
+// collect takes along with a line what comes soon after it.
+func collect(first *streamLine, incoming <-chan *streamLine) []*streamLine {
+	chunk, bytes := []*streamLine{first}, first.bytes
 	linger := time.NewTimer(chunkLinger)
 	defer linger.Stop()
 	for len(chunk) < chunkLines && bytes < chunkBytes {
@@ -204,14 +237,14 @@ func collect(incoming <-chan streamLine) []streamLine {
 
 // accept pushes the lines of a chunk that could be read and returns for how many lines it knows the answer. What keeps
 // the other ones from being tried is the error.
-func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
-	if err := s.allowed(ctx); err != nil {
+func (s *stream) accept(ctx context.Context, chunk []*streamLine) (int, error) {
+	if err := s.valid(ctx); err != nil {
 		return 0, err
 	}
 	good := make([]*streamLine, 0, len(chunk))
-	for i := range chunk {
-		if chunk[i].err == nil {
-			good = append(good, &chunk[i])
+	for _, line := range chunk {
+		if line.err == nil {
+			good = append(good, line)
 		}
 	}
 	if len(good) == 0 {
@@ -227,7 +260,7 @@ func (s *stream) accept(ctx context.Context, chunk []streamLine) (int, error) {
 	if err == nil {
 		return len(chunk), nil
 	}
-	return slices.IndexFunc(chunk, func(l streamLine) bool { return l.number == good[tried].number }), err
+	return slices.Index(chunk, good[tried]), err
 }
 
 // pay pushes lines as far as the rate of the token lets it, and returns how many have their answer. What was accepted
@@ -248,6 +281,9 @@ func (s *stream) pay(ctx context.Context, lines []*streamLine) (int, error) {
 		tried += n
 		if err == nil && replayed == 0 {
 			err = refused
+			if refused != nil {
+				err = classify(ctx, refused)
+			}
 		}
 		if err != nil || tried == len(lines) {
 			return tried, err

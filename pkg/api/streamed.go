@@ -58,10 +58,10 @@ func newAnswers(w http.ResponseWriter, r *http.Request, each bool) *answers {
 	return a
 }
 
-func (a *answers) add(lines []streamLine) error {
+func (a *answers) add(lines []*streamLine) error {
 	a.buf = a.buf[:0]
-	for i := range lines {
-		a.count(&lines[i])
+	for _, line := range lines {
+		a.count(line)
 	}
 	if !a.each || len(lines) == 0 {
 		return nil

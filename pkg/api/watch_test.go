@@ -231,7 +231,7 @@ func TestPausesEndNeitherABodyNorAnAnswerOverHTTP2(t *testing.T) {
 		"{\"line\":1,\"id\":7,\"verdict\":\"inserted\"}\n{\"line\":2,\"id\":7,\"verdict\":\"inserted\"}\n": func(w http.ResponseWriter, r *http.Request) {
 			out := newAnswers(w, r, true)
 			for n := range int64(2) {
-				_ = out.add([]streamLine{{number: n + 1, pushed: invalidation.Pushed{ID: 7, Verdict: invalidation.Inserted}}})
+				_ = out.add([]*streamLine{{number: n + 1, pushed: invalidation.Pushed{ID: 7, Verdict: invalidation.Inserted}}})
 				time.Sleep(pause)
 			}
 		},

@@ -1,0 +1,165 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+)
+
+const (
+	// streamBase is what a stream holds whatever comes: buffers of its connection, of gzip and of short lines.
+	streamBase = 512 << 10
+	// streamBytes bounds what a stream holds: a chunk that is pushed, one that is read meanwhile, and a long line as it
+	// came and as it was decoded.
+	streamBytes = 2*chunkBytes + 2*lineBytesMax
+	// streamPatience is how long a stream that holds no line waits for bytes that others have.
+	streamPatience = 5 * time.Second
+	streamRetry    = 50 * time.Millisecond
+)
+
+// streamBudget is how many bytes all streams of pushes together may hold. Those of one token have half of it at most, so
+// that one client leaves room for the others.
+type streamBudget struct {
+	perToken int64
+
+	mu   sync.Mutex
+	free int64
+	of   map[string]int64 // taken, by the name of the token
+}
+
+func newStreamBudget(bytes int64) *streamBudget {
+	return &streamBudget{perToken: bytes / 2, free: bytes, of: map[string]int64{}}
+}
+
+func (b *streamBudget) take(token string, n int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	switch {
+	case n > b.free:
+		return errBusy
+	case token == "": // no token is needed, and callers cannot be told apart
+	case b.of[token]+n > b.perToken:
+		return fmt.Errorf("%w: the streams of the token hold as much as those of one token may", errBusy)
+	default:
+		b.of[token] += n
+	}
+	b.free -= n
+	return nil
+}
+
+func (b *streamBudget) give(token string, n int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.free += n
+	if token == "" {
+		return
+	}
+	b.of[token] -= n
+	if b.of[token] == 0 {
+		delete(b.of, token)
+	}
+}
+
+// streamShare is what one stream holds of the budget: its base to its end, and what is beyond it while lines need it.
+type streamShare struct {
+	budget *streamBudget // nil: the stream is bounded by streamBytes alone
+	token  string
+
+	mu     sync.Mutex
+	buffer int64 // bytes of the line that is being read
+	lines  int64 // bytes of lines that were read and have no answer
+	freed  chan struct{}
+}
+
+// enter takes the base of a stream of the caller. close gives back all that the stream holds.
+func (b *streamBudget) enter(c caller) (*streamShare, error) {
+	token := ""
+	if c.secret != "" {
+		token = c.Name
+	}
+	if err := b.take(token, streamBase); err != nil {
+		return nil, err
+	}
+	return &streamShare{budget: b, token: token, freed: make(chan struct{}, 1)}, nil
+}
+
+func (s *streamShare) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.budget.give(s.token, streamBase+s.borrowed())
+	s.buffer, s.lines = 0, 0
+}
+
+// borrowed returns the bytes beyond the base.
+func (s *streamShare) borrowed() int64 { return max(0, s.buffer+s.lines-streamBase) }
+
+// grow takes n bytes for the line that is being read.
+func (s *streamShare) grow(ctx context.Context, n int64) error { return s.wait(ctx, n, 0) }
+
+// add takes the bytes of a line that was read.
+func (s *streamShare) add(ctx context.Context, n int64) error { return s.wait(ctx, 0, n) }
+
+// wait takes bytes as soon as the stream may hold them. Lines of the stream itself give theirs back when they have been
+// pushed; without any, it waits for other streams no longer than streamPatience.
+func (s *streamShare) wait(ctx context.Context, buffer, lines int64) error {
+	held, err := s.try(buffer, lines)
+	if err == nil {
+		return nil
+	}
+	retry := time.NewTicker(streamRetry)
+	defer retry.Stop()
+	for since := time.Now(); held > 0 || time.Since(since) < streamPatience; {
+		select {
+		case <-s.freed:
+		case <-retry.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if held > 0 {
+			since = time.Now()
+		}
+		if held, err = s.try(buffer, lines); err == nil {
+			return nil
+		}
+	}
+	return err
+}
+
+// try takes bytes, or returns why not and how many bytes the lines hold that will be given back.
+func (s *streamShare) try(buffer, lines int64) (held int64, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before, now := s.borrowed(), max(0, s.buffer+buffer+s.lines+lines-streamBase)
+	switch {
+	case s.lines > 0 && s.buffer+buffer+s.lines+lines > streamBytes:
+		return s.lines, errBusy
+	case s.budget == nil:
+	default:
+		if err := s.budget.take(s.token, now-before); err != nil {
+			return s.lines, err
+		}
+	}
+	s.buffer, s.lines = s.buffer+buffer, s.lines+lines
+	return s.lines, nil
+}
+
+// shrink gives back n bytes of the line that was read last.
+func (s *streamShare) shrink(n int64) { s.give(n, 0) }
+
+// done gives back the bytes of lines that have their answer.
+func (s *streamShare) done(n int64) { s.give(0, n) }
+
+func (s *streamShare) give(buffer, lines int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	before := s.borrowed()
+	s.buffer, s.lines = s.buffer-buffer, s.lines-lines
+	if s.budget != nil {
+		s.budget.give(s.token, before-s.borrowed())
+	}
+	select {
+	case s.freed <- struct{}{}:
+	default:
+	}
+}
