@@ -201,7 +201,8 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	ticks := s.cfg.timetable()
 	h := &judge.History{
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
-		DoubtMax: doubtMax, CatchUpMax: catchUpMax,
+		RetryBase: retryBase,
+		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
 		ClockJumped: s.cfg.clock, LocksMax: map[string]int{"limited": limitedLocks},
 		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Rows: map[int64]bool{}, Samples: s.samples,

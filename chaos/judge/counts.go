@@ -7,6 +7,8 @@ import (
 	"time"
 )
 
+// attemptsAreErrors looks at what workers answered: an entry has no more attempts than errors, and no fewer than those
+// that nothing kept its node from recording. The last one of an entry that was cancelled or expired may have ended it.
 func attemptsAreErrors(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]
@@ -14,32 +16,46 @@ func attemptsAreErrors(x *index, r *report) {
 			continue
 		}
 		r.checked++
-		errors := 0
+		most, least := 0, 0
 		for _, c := range x.calls[e.Entry] {
 			if c.Answer != "ok" && c.Answer != "busy" || x.missed(c) {
-				errors++
+				most++
+			}
+			if x.recorded(c) {
+				least++
 			}
 		}
 		if p := x.pushByEntry[e.Entry]; p != nil && p.Once && e.Class == classUnknown {
-			errors++ // that it is unknown whether it ran
+			most++ // that it is unknown whether it ran
 		}
-		if e.Attempt > errors {
-			r.bad(
-				"entry %d has %d attempts, and workers answered it with %d errors",
-				e.Entry,
-				e.Attempt,
-				errors,
-			)
+		if e.Outcome == "cancelled" || e.Outcome == "expired" {
+			least--
+		}
+		if e.Attempt > most || e.Attempt < least {
+			r.bad("entry %d has %d attempts, and workers answered it with %d errors, of which %d were recorded", e.Entry,
+				e.Attempt, most, least)
 		}
 	}
 }
 
+// recorded says that a call was answered with an error and that nothing kept its node from recording that, until its
+// lock was freed.
+func (x *index) recorded(c *Call) bool {
+	g := x.grants[c.Token]
+	return c.Answer == "error" && g != nil && !x.forked(c.Begin) &&
+		!x.disturbed(g.Process, c.Begin, laterOf(c.Closed.Add(x.Lease), g.Freed))
+}
+
 // crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node
-// had been silent for a lease.
+// had been silent for a lease: it has no more crashes. It has no fewer than nodes were killed that had said in a heartbeat
+// that they ran it.
 func crashesAreDeaths(x *index, r *report) {
 	struck := map[[2]string]int{}
 	for i := range x.Endings {
 		e := &x.Endings[i]
+		if least := x.crashesOf(e); e.Crashes < least {
+			r.bad("entry %d has %d crashes, and %d nodes were killed while they ran it", e.Entry, e.Crashes, least)
+		}
 		if e.Crashes == 0 {
 			continue
 		}
@@ -65,6 +81,48 @@ func crashesAreDeaths(x *index, r *report) {
 				"for a lease: a lock runs one entry at a time", key[1], key[0], crashes, deaths)
 		}
 	}
+}
+
+// begunBeats is how many heartbeats of a node are committed before one of them has told for certain of a run that began
+// before them: one may have been on its way.
+const begunBeats = 2
+
+// crashesOf counts the calls of a solo entry that were cut off by the death of a node which had told of them, and whose
+// lock was not freed before the lease of that node had ended.
+func (x *index) crashesOf(e *Ending) (least int) {
+	if e.Key != "" {
+		return 0 // a lock of a key runs one entry after another
+	}
+	seen := map[int64]bool{}
+	for _, c := range x.calls[e.Entry] {
+		g := x.grants[c.Token]
+		if g == nil || seen[c.Token] || c.Answer == "ok" || c.Answer == "error" || c.Answer == "busy" || x.forked(c.Begin) {
+			continue
+		}
+		died := x.killedAt(g.Process)
+		told := 0
+		for _, b := range x.beats[g.Process] {
+			if b.After(c.Begin.Add(x.Tolerance)) && b.Before(c.Closed) {
+				told++
+			}
+		}
+		cut := !died.IsZero() && c.Begin.Before(died) && c.Closed.After(died) && c.Closed.Sub(died) < x.Lease
+		if cut && told >= begunBeats && g.Freed.Sub(died) >= x.Lease/2 {
+			seen[c.Token] = true
+			least++
+		}
+	}
+	return least
+}
+
+// killedAt is when a process was killed; zero: it was not.
+func (x *index) killedAt(process string) (at time.Time) {
+	for _, d := range x.Deaths {
+		if d.Process == process && d.Killed {
+			return d.At
+		}
+	}
+	return at
 }
 
 // deathsOf counts the locks of a key that were taken from nodes which were silent for a lease, and that
@@ -179,6 +237,9 @@ func (x *index) dropped(before, f Firing) bool {
 		f.Fired.Sub(f.Nominal) >= time.Duration(x.CatchUpMax-1)*x.CronStep
 }
 
+// notEarly looks at the time that a client gave an entry, and at those that the database gave it: no run begins before
+// it is due, no entry that was tried again is due before the wait after an error is over, and none comes in line or is
+// granted before it is due. The last two are times of the server alone, in which there is nothing to tolerate.
 func notEarly(x *index, r *report) {
 	for i := range x.Pushes {
 		p := &x.Pushes[i]
@@ -190,6 +251,51 @@ func notEarly(x *index, r *report) {
 			if early := p.Due.Sub(c.Begin); early > x.Tolerance {
 				r.bad("entry %d ran %v before it was due", p.Entry, early)
 			}
+		}
+	}
+	byEntry := map[int64][]*Place{}
+	for i := range x.Places {
+		byEntry[x.Places[i].Entry] = append(byEntry[x.Places[i].Entry], &x.Places[i])
+	}
+	for entry, places := range byEntry {
+		slices.SortFunc(places, func(a, b *Place) int { return cmp.Compare(a.Seq, b.Seq) })
+		for i, was := range places {
+			if was.Position > 0 || was.Due.IsZero() {
+				continue
+			}
+			if i+1 < len(places) && places[i+1].Position > 0 && places[i+1].At.Before(was.Due) {
+				r.bad("entry %d came in line %v before it was due", entry, was.Due.Sub(places[i+1].At))
+			}
+			for _, g := range x.byKey[[2]string{was.Queue, "#" + strconv.FormatInt(entry, 10)}] {
+				if g.Seq > was.Seq && (i+1 == len(places) || g.Seq < places[i+1].Seq) && g.At.Before(was.Due) {
+					r.bad("entry %d was granted %v before it was due", entry, was.Due.Sub(g.At))
+				}
+			}
+		}
+		x.waitsAfterErrors(entry, places, r)
+	}
+}
+
+// waitsAfterErrors is that an entry which a worker answered with an error waits, from the answer on, for as long as the
+// policy of its queue says at least. The worker notes the time before it answers, and the server's clock is the same
+// machine's.
+func (x *index) waitsAfterErrors(entry int64, places []*Place, r *report) {
+	for _, c := range x.calls[entry] {
+		if x.RetryBase == 0 || !x.recorded(c) {
+			continue
+		}
+		g := x.grants[c.Token]
+		back := slices.IndexFunc(places, func(p *Place) bool { return p.Seq > g.Seq })
+		if back < 0 || places[back].At.IsZero() {
+			continue // it has ended, or the server's clock jumped
+		}
+		r.checked++
+		switch p := places[back]; {
+		case p.Position > 0:
+			r.bad("entry %d was answered with an error under token %d, and came in line again without a wait", entry, c.Token)
+		case p.Due.Sub(c.Closed) < x.RetryBase:
+			r.bad("entry %d was answered with an error under token %d, and was due again %v later, sooner than after %v",
+				entry, c.Token, p.Due.Sub(c.Closed), x.RetryBase)
 		}
 	}
 }

@@ -92,15 +92,16 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	}
 }
 
-// runsToItsDeadline is that the first run of an entry begins before start_by, which later runs are free of, and that no
-// run goes on after finish_by.
+// runsToItsDeadline is that a run under the first grant of an entry begins before start_by, which later ones may be free
+// of, and that no run goes on after finish_by.
 func (x *index) runsToItsDeadline(p *Push, calm *calm, r *report) {
 	for i, c := range x.inTime(p.Entry) {
 		g := x.grants[c.Token]
 		if g == nil || x.disturbed(g.Process, g.At, c.Closed) || x.away(g.Process, g.At, c.Closed) {
 			continue
 		}
-		if late := calm.between(p.StartBy, c.Begin); i == 0 && !p.StartBy.IsZero() && late > x.actMax() {
+		first := i == 0 && g == x.grantsOf(p)[0]
+		if late := calm.between(p.StartBy, c.Begin); first && !p.StartBy.IsZero() && late > x.actMax() {
 			r.bad("entry %d was run %v after the time by which it had to start", p.Entry, late)
 		}
 		if late := calm.between(p.FinishBy, c.Closed); !p.FinishBy.IsZero() && late > x.actMax() {

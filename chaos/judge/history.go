@@ -23,6 +23,7 @@ type History struct {
 	Lease time.Duration // of task nodes
 	// Tolerance is for what the harness sees late: the end of a connection, say.
 	Tolerance time.Duration
+	RetryBase time.Duration // the shortest wait after an error; 0: not judged
 	RunMax    time.Duration // for which a node waits for the answer of a worker
 
 	Pushes     []Push

@@ -70,9 +70,9 @@ func good() *History {
 			{Entry: 53, Token: 122, Op: 53, Begin: at(1410), Closed: at(1500), Answer: "error"},
 			{Entry: 54, Token: 123, Op: 54, Begin: at(1010), Closed: at(3010), Answer: "none"},
 		},
-		Beats:      []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
-		Deaths:     []Death{{Process: "n1", At: at(800), Killed: true}},
-		RunMax:     8 * time.Second,
+		Beats:  []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
+		Deaths: []Death{{Process: "n1", At: at(800), Killed: true}},
+		RunMax: 8 * time.Second, RetryBase: 200 * time.Millisecond,
 		Unhinted:   []Unhinted{{"solo", 31, time.Second, 30 * time.Second}},
 		Samples:    []Sample{{"limited", 3, 3, at(0)}},
 		Firings:    []Firing{{"job", at(2000), at(2010), 21}, {"job", at(4000), at(4010), 22}},
@@ -112,7 +112,7 @@ func good() *History {
 		{74, "once", "#18", 110, 18, 1, "n1", at(65), time.Time{}, 0, 74, time.Time{}},
 		{80, "frail", "#52", 120, 52, 3, "n3", at(1000), at(2120), 81, 80, at(2120)},
 		{82, "frail", "#53", 121, 53, 3, "n3", at(1000), at(1110), 83, 82, at(1110)},
-		{84, "frail", "#53", 122, 53, 3, "n3", at(1400), at(1510), 85, 84, at(1510)},
+		{90, "frail", "#53", 122, 53, 3, "n3", at(1400), at(1510), 91, 90, at(1510)},
 		{86, "frail", "#54", 123, 54, 3, "n3", at(1000), at(3020), 87, 86, at(3020)},
 		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304, time.Time{}},
 	}
@@ -131,6 +131,8 @@ func good() *History {
 		{Seq: 31, Queue: "solo", Entry: 13, At: at(60), Due: at(62)},
 		{Seq: 32, Queue: "solo", Entry: 13, Position: 18, At: at(63)},
 		{Seq: 65, Queue: "solo", Entry: 13, Position: 18, At: at(4980)}, // recovered
+		{Seq: 84, Queue: "frail", Entry: 53, At: at(1110), Due: at(1310)},
+		{Seq: 85, Queue: "frail", Entry: 53, Position: 54, At: at(1312)},
 		{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
 	}
 	for op, entry := range map[int64]int64{

@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -139,5 +140,71 @@ func TestDeadlinesAndCancelsWaitForThoseWhoAreDisturbed(t *testing.T) {
 	callOf(h, 120).Closed = at(5650)
 	if broken(h)[requested] == 0 {
 		t.Error("what is wrong with another node excuses a run")
+	}
+}
+
+func TestCountsAndTimesAreJudgedOnBothSides(t *testing.T) {
+	const attempts, crashes, early = "attempts are errors", "crashes are deaths of nodes that had it", "nothing runs before it is due"
+	judgeEach(t, []seen{
+		{"an error is not counted", attempts, func(h *History) { endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 1 }},
+		{"an error is not counted, and the next one ends it", attempts, func(h *History) { endOf(h, 53).Outcome, endOf(h, 53).Attempt = "expired", 0 }},
+		{"an attempt without an error", attempts, func(h *History) { endOf(h, 53).Attempt = 3 }},
+		{"an attempt after an answer of a busy worker", attempts, func(h *History) { callOf(h, 122).Answer = "busy" }},
+		{"the death of a node is not counted", crashes, killN3},
+		{"tried again without a wait", early, func(h *History) {
+			h.Places = slices.DeleteFunc(h.Places, func(p Place) bool { return p.Seq == 84 })
+		}},
+		{"tried again after half of the wait", early, func(h *History) { placeOf(h, 84).Due = at(1200) }},
+		{"in line before it is due", early, func(h *History) { placeOf(h, 85).At = at(1309) }},
+		{"granted before it is due, and never in line", early, func(h *History) {
+			h.Places = slices.DeleteFunc(h.Places, func(p Place) bool { return p.Seq == 85 })
+			grantOf(h, 122).At = at(1309)
+		}},
+		{"run before its client wants", early, func(h *History) { pushOf(h, 53).Due = at(1200) }},
+	})
+}
+
+func placeOf(h *History, seq int64) *Place {
+	return &h.Places[slices.IndexFunc(h.Places, func(p Place) bool { return p.Seq == seq })]
+}
+
+// killN3 lets n3 be killed 1.6 s after it began to run entry 54, and the lock be freed after its lease. No crash is
+// counted.
+func killN3(h *History) {
+	h.Deaths = append(h.Deaths, Death{Process: "n3", At: at(2600), Killed: true})
+	h.Beats = slices.DeleteFunc(h.Beats, func(b Beat) bool { return b.Process == "n3" && b.At.After(at(2600)) })
+	callOf(h, 123).Closed, grantOf(h, 123).Freed, endOf(h, 54).At = at(2610), at(5700), at(5710)
+}
+
+func TestOnlyTheDeathOfANodeThatToldOfARunIsACrashForCertain(t *testing.T) {
+	const promise = "crashes are deaths of nodes that had it"
+	for name, excuse := range map[string]func(h *History){
+		"the crash is counted":              func(h *History) { endOf(h, 54).Crashes = 1 },
+		"one heartbeat since":               func(h *History) { callOf(h, 123).Begin = at(1950) },
+		"the node was stopped":              func(h *History) { h.Deaths[len(h.Deaths)-1].Killed = false },
+		"the call ended before":             func(h *History) { callOf(h, 123).Closed = at(2590) },
+		"the worker refused it":             func(h *History) { callOf(h, 123).Answer = "busy" },
+		"the call went on for a lease":      func(h *History) { callOf(h, 123).Closed = at(5650) },
+		"the lock was freed by the node":    func(h *History) { grantOf(h, 123).Freed = at(2605) },
+		"a key, whose lock has other calls": func(h *History) { endOf(h, 54).Key = "k" },
+	} {
+		h := good()
+		killN3(h)
+		excuse(h)
+		if n := broken(h)[promise]; n != 0 {
+			t.Errorf("%s: a missing crash is reported", name)
+		}
+	}
+}
+
+func TestErrorsThatANodeMayNotHaveRecordedNeedNoAttemptAndNoWait(t *testing.T) {
+	h := good()
+	h.Deaths = append(h.Deaths, Death{Process: "n3", At: at(1105), Killed: true})
+	endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 0
+	placeOf(h, 84).Due = at(1200)
+	for _, promise := range []string{"attempts are errors", "nothing runs before it is due"} {
+		if found := broken(h); found[promise] != 0 {
+			t.Errorf("%s: %v", promise, found)
+		}
 	}
 }
