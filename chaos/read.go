@@ -203,9 +203,9 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
 		RetryBase: retryBase,
 		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
-		Jobs: ticks.jobs, Served: models, Lanes: []string{"solo", "work"},
+		Jobs: ticks.jobs, Ticking: tickQueue, Served: models, Lanes: []string{"solo", "work"},
 		ClockJumped: s.cfg.clock, LocksMax: map[string]int{"limited": limitedLocks},
-		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Ticks: map[judge.Tick]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
 	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
@@ -278,15 +278,7 @@ type event struct {
 }
 
 func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
-	// First: schedules go on, and what fires after the events were read has no end in them.
-	var f judge.Firing
-	const firingsSQL = `
-SELECT j.name, f.nominal_at, f.fired_at, f.entry_id
-  FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id
- WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)`
-	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry},
-		func() { h.Firings = append(h.Firings, f) })
-	if err != nil {
+	if err := s.readSchedules(ctx, h); err != nil {
 		return err
 	}
 	const sql = `
@@ -396,6 +388,24 @@ func (s *site) readEffects(ctx context.Context, h *judge.History) error {
 		[]any{&invariant, &detail},
 		func() { h.Broken = append(h.Broken, invariant+": "+detail) },
 	)
+}
+
+// readSchedules comes first: an entry of a schedule that ends afterwards was running, and its end may be in the events.
+func (s *site) readSchedules(ctx context.Context, h *judge.History) error {
+	var f judge.Firing
+	const firingsSQL = `
+SELECT j.name, f.nominal_at, f.fired_at, f.entry_id,
+       EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = f.entry_id)
+  FROM penstock.cron_firing f JOIN penstock.cron_job j ON j.id = f.job_id`
+	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry, &f.Running},
+		func() { h.Firings = append(h.Firings, f) })
+	if err != nil {
+		return err
+	}
+	var tick judge.Tick
+	var n int
+	const ticksSQL = `SELECT job, (extract(epoch FROM nominal) * 1000000)::bigint, count(*) FROM judge.tick GROUP BY job, nominal`
+	return s.each(ctx, ticksSQL, []any{&tick.Job, &tick.Nominal, &n}, func() { h.Ticks[tick] = n })
 }
 
 func (s *site) readBatches(ctx context.Context, h *judge.History) error {

@@ -23,6 +23,7 @@ CREATE TABLE judge.event (
 );
 CREATE TABLE judge.effect (op bigint NOT NULL);
 CREATE TABLE judge.part (b bigint NOT NULL, i int NOT NULL);
+CREATE TABLE judge.tick (job text NOT NULL, nominal timestamptz NOT NULL);
 CREATE TABLE judge.client_row (op bigint PRIMARY KEY);
 
 CREATE FUNCTION judge.on_entry() RETURNS trigger LANGUAGE plpgsql AS $$

@@ -26,6 +26,9 @@ const (
 	catchUpMax = 1000
 )
 
+// tickQueue is the queue of the schedules.
+const tickQueue = "ticks"
+
 // timetable is when the schedules of a run fire. Jitter spreads them, so that each firing is a transaction of its own.
 type timetable struct {
 	jobs         []string
@@ -81,8 +84,9 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 		fmt.Sprintf(`SELECT penstock.alter_queue('limited', '{"max_concurrent": %d}')`, limitedLocks),
 		`SELECT penstock.create_queue('work', '{` + patient + `}')`,
 		`SELECT penstock.set_statements('work', '{"run": "INSERT INTO judge.effect VALUES (($1->>''op'')::bigint)"}')`,
-		`SELECT penstock.create_queue('ticks', '{"kind": "cron", ` + patient + `}')`,
-		`SELECT penstock.set_statements('ticks', '{"run": "SELECT 1"}')`,
+		`SELECT penstock.create_queue('` + tickQueue + `', '{"kind": "cron", ` + patient + `}')`,
+		`SELECT penstock.set_statements('` + tickQueue + `', '{"run":
+		    "INSERT INTO judge.tick VALUES ($1->>''job'', ($1->>''nominal_at'')::timestamptz)"}')`,
 		`SELECT penstock.create_queue('parts', '{"kind": "batch", ` + patient + `}')`,
 		`SELECT penstock.set_statements('parts', '{"map":
 		    "INSERT INTO judge.part SELECT (x->>''b'')::bigint, (x->>''i'')::int FROM jsonb_array_elements($1) x"}')`,
@@ -93,10 +97,10 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	}
 	for _, job := range ticks.jobs {
 		const sql = `
-SELECT penstock.create_cron_job($1, 'ticks', $2, '{}', jsonb_build_object('jitter', $3::text, 'catch_up', 'all',
+SELECT penstock.create_cron_job($1, $5, $2, jsonb_build_object('job', $1::text), jsonb_build_object('jitter', $3::text, 'catch_up', 'all',
        'catch_up_max', $4::int, 'overlap', 'queue'))`
 		spec := fmt.Sprintf("@every %v", ticks.step)
-		if err := db.exec(ctx, sql, job, spec, ticks.jitter.String(), catchUpMax); err != nil {
+		if err := db.exec(ctx, sql, job, spec, ticks.jitter.String(), catchUpMax, tickQueue); err != nil {
 			return fmt.Errorf("create schedule: %w", err)
 		}
 	}

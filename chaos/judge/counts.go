@@ -184,59 +184,6 @@ func limitsHold(x *index, r *report) {
 	}
 }
 
-// cronLate is how long before the schedules are paused the last firing of each may have been whose entry has ended.
-// A schedule that lags behind fires one nominal time after the end of the one before.
-const cronLate = 30 * time.Second
-
-// lastFired is when the newest of the firings was made.
-func lastFired(firings []Firing) (last time.Time) {
-	for _, f := range firings {
-		if f.Fired.After(last) {
-			last = f.Fired
-		}
-	}
-	return last
-}
-
-func slotsOnce(x *index, r *report) {
-	byJob := map[string][]Firing{}
-	for _, f := range x.Firings {
-		byJob[f.Job] = append(byJob[f.Job], f)
-	}
-	for _, job := range x.Jobs {
-		firings := byJob[job]
-		slices.SortFunc(firings, func(a, b Firing) int { return a.Nominal.Compare(b.Nominal) })
-		switch {
-		case len(firings) == 0:
-			r.bad("%s never fired", job)
-		case !x.CronUntil.IsZero() && lastFired(firings).Before(x.CronUntil.Add(-cronLate)):
-			r.bad("%s fired at %s for the last time, and was paused at %s", job,
-				lastFired(firings).Format(time.TimeOnly), x.CronUntil.Format(time.TimeOnly))
-		}
-		for i, f := range firings {
-			r.checked++
-			if n := len(x.endings[f.Entry]); n != 1 {
-				r.bad("the entry of %s at %s has %d outcomes", job, f.Nominal.Format(time.RFC3339), n)
-			}
-			if i > 0 && f.Nominal.Sub(firings[i-1].Nominal) != x.CronStep && !x.dropped(firings[i-1], f) {
-				r.bad(
-					"%s fired at %s and then at %s",
-					job,
-					firings[i-1].Nominal.Format(time.RFC3339),
-					f.Nominal.Format(time.RFC3339),
-				)
-			}
-		}
-	}
-}
-
-// dropped reports whether a job was so late with a nominal time that its schedule drops those between it and the one
-// before.
-func (x *index) dropped(before, f Firing) bool {
-	return x.CatchUpMax > 0 && f.Nominal.Sub(before.Nominal) > x.CronStep &&
-		f.Fired.Sub(f.Nominal) >= time.Duration(x.CatchUpMax-1)*x.CronStep
-}
-
 // notEarly looks at the time that a client gave an entry, and at those that the database gave it: no run begins before
 // it is due, no entry that was tried again is due before the wait after an error is over, and none comes in line or is
 // granted before it is due. The last two are times of the server alone, in which there is nothing to tolerate.

@@ -38,6 +38,8 @@ type History struct {
 	Away       []Death // times for which a process was kept from the database, and faults at its heartbeats
 	Samples    []Sample
 	Firings    []Firing
+	Ticks      map[Tick]int // executions of entries of schedules
+	Ticking    string       // their queue
 	Deliveries []Delivery
 	Told       []Told
 	Effects    map[int64]int // executions by operation, of statements that the database ran
@@ -208,6 +210,13 @@ type Firing struct {
 	Job            string
 	Nominal, Fired time.Time
 	Entry          int64
+	Running        bool // its entry had not ended when the firings were read
+}
+
+// Tick is a schedule and a nominal time, as an entry was told when it ran.
+type Tick struct {
+	Job     string
+	Nominal int64 // microseconds since 1970
 }
 
 // Delivery is a webhook that the receiver got.

@@ -208,3 +208,56 @@ func TestErrorsThatANodeMayNotHaveRecordedNeedNoAttemptAndNoWait(t *testing.T) {
 		}
 	}
 }
+
+func TestSchedulesAreJudgedByTheirEffects(t *testing.T) {
+	const promise = "each nominal time of a schedule fires once"
+	judgeEach(t, []seen{
+		{"a nominal time took effect twice", promise, func(h *History) { h.Ticks[tickAt(4000)] = 2 }},
+		{"a nominal time took effect under two entries", promise, func(h *History) {
+			h.Ticks[tickAt(4000)] = 2
+			h.Endings = append(h.Endings, Ending{Seq: 900, Entry: 24, Queue: "cron", Outcome: "done"})
+		}},
+		{"an entry ended that is no firing", promise, func(h *History) {
+			h.Endings = append(h.Endings, Ending{Seq: 900, Entry: 24, Queue: "cron", Outcome: "done"})
+		}},
+		{"an entry is two firings", promise, func(h *History) { h.Firings[2].Entry = 22 }},
+		{"done without an effect", promise, func(h *History) { delete(h.Ticks, tickAt(4000)) }},
+		{"failed with an effect", promise, func(h *History) { endOf(h, 22).Outcome = "failed" }},
+		{"an effect of a time that was not fired", promise, func(h *History) { h.Ticks[tickAt(8000)] = 1 }},
+		{"a run that goes on has two effects", promise, func(h *History) { h.Ticks[tickAt(6000)] = 2 }},
+		{"an entry without an outcome", promise, func(h *History) { h.Firings[2].Running = false }},
+		{"an entry with two outcomes", promise, func(h *History) { h.Endings = append(h.Endings, *endOf(h, 22)) }},
+		{"a time that was not fired", promise, func(h *History) { h.Firings[2].Nominal = at(8000) }},
+		{"a time that is not one of the schedule", promise, func(h *History) {
+			h.Firings[2].Nominal, h.CatchUpMax = at(5000), 1
+		}},
+	})
+}
+
+// A schedule that is late by more nominal times than it catches up on drops the oldest ones, and no others.
+func TestASchedulesCatchUpExcusesTheOldestTimesAlone(t *testing.T) {
+	const promise = "each nominal time of a schedule fires once"
+	late := func(catchUpMax int, nominal, fired time.Duration) bool {
+		h := good()
+		h.CatchUpMax = catchUpMax
+		last := &h.Firings[2]
+		last.Nominal = last.Nominal.Add(nominal)
+		last.Fired = last.Nominal.Add(fired)
+		return broken(h)[promise] > 0
+	}
+	for _, c := range []struct {
+		what           string
+		max            int
+		nominal, fired time.Duration
+		broken         bool
+	}{
+		{"times before the three latest ones", 3, 4 * time.Second, 4 * time.Second, false},
+		{"one of the three latest", 3, 4 * time.Second, 3900 * time.Millisecond, true},
+		{"a time of a schedule that drops none, however late", 0, 4 * time.Second, time.Hour, true},
+		{"no time at all: a late one is fired again", 3, -2 * time.Second, time.Hour, true},
+	} {
+		if got := late(c.max, c.nominal, c.fired); got != c.broken {
+			t.Errorf("%s is dropped: reported %v, want %v", c.what, got, c.broken)
+		}
+	}
+}
