@@ -2,6 +2,7 @@ package migrations
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,7 +13,7 @@ import (
 
 // catalogSQL lists what migrations make in the schema penstock, an object or column a row, as Postgres describes it.
 // Partitions are left out, since queues and days make those, and so are rights, which belong to the installation.
-// It runs with an empty search_path, so that every name it prints is qualified.
+// Constraints NOT NULL, which are rows from Postgres 18 on, are properties of columns here.
 const catalogSQL = `
 WITH rel AS (
 	SELECT c.* FROM pg_class c WHERE c.relnamespace = to_regnamespace('penstock') AND NOT c.relispartition
@@ -46,6 +47,7 @@ SELECT format('constraint %s of %s', c.conname, coalesce(r.relname, 'a type')),
        format('%s %s comment %s', c.convalidated, pg_get_constraintdef(c.oid), obj_description(c.oid, 'pg_constraint'))
   FROM pg_constraint c LEFT JOIN rel r ON r.oid = c.conrelid
  WHERE c.connamespace = to_regnamespace('penstock') AND (c.conrelid = 0 OR r.oid IS NOT NULL)
+   AND c.contype <> 'n'
 UNION ALL
 SELECT 'index ' || r.relname,
        format('%s valid %s clustered %s replica %s', pg_get_indexdef(r.oid), i.indisvalid, i.indisclustered,
@@ -78,10 +80,16 @@ UNION ALL
 SELECT 'statistics ' || s.stxname, pg_get_statisticsobjdef(s.oid) FROM pg_statistic_ext s
  WHERE s.stxnamespace = to_regnamespace('penstock')`
 
+// printSettingsSQL sets what texts of the catalog depend on. Without a search_path every name is qualified.
+const printSettingsSQL = `
+SET LOCAL search_path = ''; SET LOCAL quote_all_identifiers = off; SET LOCAL standard_conforming_strings = on;
+SET LOCAL bytea_output = hex; SET LOCAL extra_float_digits = 1;
+SET LOCAL DateStyle = 'ISO, YMD'; SET LOCAL IntervalStyle = postgres; SET LOCAL TimeZone = 'UTC'`
+
 // catalog returns the definition of each object in the transaction's database.
 func catalog(ctx context.Context, tx pgx.Tx) (map[string]string, error) {
-	if _, err := tx.Exec(ctx, "SET LOCAL search_path = ''"); err != nil {
-		return nil, fmt.Errorf("set search path: %w", err)
+	if _, err := tx.Exec(ctx, printSettingsSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return nil, fmt.Errorf("set what texts depend on: %w", err)
 	}
 	found, err := objects(ctx, tx, catalogSQL)
 	if err != nil {
@@ -132,7 +140,25 @@ func differences(recorded, found map[string]string) changes {
 	return list
 }
 
+// OtherServerError says that the schema was recorded on another major version of Postgres, which prints some objects
+// otherwise: nothing was compared.
+type OtherServerError struct{ Recorded, Running int } // Recorded is 0 if it is not known
+
+func (e *OtherServerError) Error() string {
+	on := "a server of unknown version"
+	if e.Recorded > 0 {
+		on = fmt.Sprintf("Postgres %d", e.Recorded)
+	}
+	return fmt.Sprintf("the schema was recorded on %s and this is Postgres %d", on, e.Running)
+}
+
+// The column is read as a key: a database of before may lack it.
+const serverMajorSQL = `
+SELECT coalesce((SELECT to_jsonb(v) ->> 'server_major' FROM penstock.schema_version v ORDER BY id DESC LIMIT 1)::int, 0),
+       current_setting('server_version_num')::int / 10000`
+
 // changedByHand compares the catalog with the record. Before the first record nothing can have been changed.
+// The error is an *OtherServerError if the two are not comparable.
 func changedByHand(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 },
@@ -148,6 +174,13 @@ func changedByHand(ctx context.Context, db interface {
 	}
 	if len(was) == 0 {
 		return nil, nil
+	}
+	var on OtherServerError
+	if err := tx.QueryRow(ctx, serverMajorSQL).Scan(&on.Recorded, &on.Running); err != nil {
+		return nil, fmt.Errorf("read the version of the server: %w", err)
+	}
+	if on.Recorded != on.Running {
+		return nil, &on
 	}
 	is, err := catalog(ctx, tx)
 	if err != nil {
@@ -166,7 +199,13 @@ SELECT n.object, n.definition, $3
        release = CASE WHEN o.object NOT LIKE 'function %' OR o.object = ANY ($4) THEN excluded.release
                       ELSE o.release END`
 
-const forgetSQL = `DELETE FROM penstock.schema_object WHERE object <> ALL ($1)`
+const (
+	forgetSQL = `DELETE FROM penstock.schema_object WHERE object <> ALL ($1)`
+
+	recordServerSQL = `
+UPDATE penstock.schema_version SET server_major = current_setting('server_version_num')::int / 10000
+ WHERE id = (SELECT max(id) FROM penstock.schema_version)`
+)
 
 // recordSchema records the catalog, with the release for the functions that were written. What was changed by hand
 // before, and not again since, keeps its earlier record: it goes on to differ.
@@ -196,6 +235,9 @@ func recordSchema(ctx context.Context, tx pgx.Tx, byHand changes, release int, w
 	if _, err := tx.Exec(ctx, forgetSQL, names); err != nil {
 		return fmt.Errorf("record the schema: %w", err)
 	}
+	if _, err := tx.Exec(ctx, recordServerSQL); err != nil {
+		return fmt.Errorf("record the version of the server: %w", err)
+	}
 	return nil
 }
 
@@ -211,14 +253,15 @@ SELECT format('index %s is not valid', c.relname) FROM pg_index i JOIN pg_class 
 // Drift compares the schema of a database with the one that was recorded when migrations and functions were
 // applied last, and returns a line for each difference, in order. Indexes beyond those of the migrations are
 // expected, and rights are not compared. Invalid indexes and queues without their table are named as
-// well.
+// well, also with an *OtherServerError, which says that the rest is not comparable until Up has recorded it anew.
 func Drift(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 	Queryer
 },
 ) ([]string, error) {
 	changed, err := changedByHand(ctx, db)
-	if err != nil {
+	var other *OtherServerError
+	if err != nil && !errors.As(err, &other) {
 		return nil, fmt.Errorf("compare the schema: %w", err)
 	}
 	var lines []string
@@ -234,9 +277,9 @@ func Drift(ctx context.Context, db interface {
 	}
 	slices.Sort(lines)
 	rows, _ := db.Query(ctx, brokenSQL)
-	broken, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("compare the schema: %w", err)
+	broken, brokenErr := pgx.CollectRows(rows, pgx.RowTo[string])
+	if brokenErr != nil {
+		return nil, fmt.Errorf("compare the schema: %w", brokenErr)
 	}
-	return append(lines, broken...), nil
+	return append(lines, broken...), err
 }

@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -62,6 +63,47 @@ func TestDriftIsNotForgottenWhenFunctionsAreApplied(t *testing.T) {
 	want := []string{"column audit.more is not of any migration", "index ready_lock_key is missing"}
 	if err != nil || !slices.Equal(lines, want) {
 		t.Errorf("drift is %q, want %q (%v)", lines, want, err)
+	}
+}
+
+// What an administrator sets for sessions must not look like a change of the schema.
+func TestDriftDoesNotDependOnSettings(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	for _, setting := range []string{
+		"IntervalStyle = iso_8601", "DateStyle = 'SQL, DMY'", "TimeZone = 'Asia/Kolkata'", "quote_all_identifiers = on",
+		"bytea_output = escape", "extra_float_digits = -5", "standard_conforming_strings = off", "search_path = penstock",
+	} {
+		exec(t, connect(t, dsn), `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET `+strings.ReplaceAll(setting, "'", "''")+`', current_database()); END $$`)
+	}
+	if lines, err := migrations.Drift(t.Context(), connect(t, dsn)); err != nil || len(lines) > 0 {
+		t.Errorf("drift is %d objects, as %q (%v)", len(lines), lines[:min(3, len(lines))], err)
+	}
+}
+
+// Another major version prints views and constraints otherwise: after an upgrade there is nothing to compare with.
+func TestASchemaThatAnotherMajorVersionRecordedIsRecordedAnew(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c := connect(t, dsn)
+	for _, before := range []string{"server_major - 1", "NULL"} {
+		exec(t, c, `UPDATE penstock.schema_version SET server_major = `+before+`;
+		            UPDATE penstock.schema_object SET definition = lower(definition) WHERE object LIKE 'view %'`)
+		lines, err := migrations.Drift(t.Context(), c)
+		var other *migrations.OtherServerError
+		if len(lines) > 0 || !errors.As(err, &other) {
+			t.Errorf("server_major %s: drift is %q (%v)", before, lines, err)
+		}
+		done, err := migrations.Up(t.Context(), config(t, dsn))
+		if err != nil || done.Applied != 0 || len(done.Notes) != 1 || !strings.Contains(done.Notes[0], "recorded anew") {
+			t.Errorf("server_major %s: %+v (%v)", before, done, err)
+		}
+		if lines, err := migrations.Drift(t.Context(), c); err != nil || len(lines) > 0 {
+			t.Errorf("server_major %s: drift is %q after the record (%v)", before, lines, err)
+		}
+	}
+	for object, definition := range mustCatalog(t, c) {
+		if strings.HasPrefix(definition, "t NOT NULL ") {
+			t.Errorf("%s is a row in newer versions only", object)
+		}
 	}
 }
 

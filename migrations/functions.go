@@ -119,9 +119,9 @@ func (s functionSet) state(ctx context.Context, db Queryer) (state string, at *t
 	return Applied, at, newest, nil
 }
 
-// apply replaces all functions in one transaction if they are pending, and records the schema as it is then, except for
-// what was changed by hand before.
-func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, done *Result) error {
+// apply replaces all functions in one transaction if they are pending. It records the schema as it is then, except for
+// what was changed by hand before, if that or done has changed it, or the record is to be made anew.
+func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, anew bool, done *Result) error {
 	tx, err := conn.Begin(ctx)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
@@ -135,7 +135,7 @@ func (s functionSet) apply(ctx context.Context, conn *pgx.Conn, byHand changes, 
 		done.note("the functions of the database are of release %d and were left alone: this program is of release %d",
 			newest, s.release)
 	}
-	if state != Pending && done.Applied == 0 {
+	if state != Pending && done.Applied == 0 && !anew {
 		return nil
 	}
 	var written []string

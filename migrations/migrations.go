@@ -44,7 +44,7 @@ const (
 // Result is what a call of Up did.
 type Result struct {
 	Applied int      `json:"applied"`         // migrations, and the functions counting as one
-	Notes   []string `json:"notes,omitempty"` // sentences about what it left alone
+	Notes   []string `json:"notes,omitempty"` // sentences about what was left alone or recorded anew
 }
 
 func (r *Result) note(format string, args ...any) {
@@ -133,10 +133,12 @@ func (m *migrator) locked(ctx context.Context, f func(*sql.Conn) error) error {
 
 func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (Result, error) {
 	var byHand changes
-	if err := m.with(conn, func(c *pgx.Conn) (err error) {
+	err := m.with(conn, func(c *pgx.Conn) (err error) {
 		byHand, err = changedByHand(ctx, c)
 		return err
-	}); err != nil {
+	})
+	var other *OtherServerError
+	if err != nil && !errors.As(err, &other) {
 		return Result{}, err
 	}
 	results, err := m.goose.Up(ctx)
@@ -148,7 +150,10 @@ func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet)
 	if err != nil {
 		return done, err
 	}
-	err = m.with(conn, func(c *pgx.Conn) error { return set.apply(ctx, c, byHand, &done) })
+	if other != nil {
+		done.note("%v: it was recorded anew, and changes by hand before now will not be found", other)
+	}
+	err = m.with(conn, func(c *pgx.Conn) error { return set.apply(ctx, c, byHand, other != nil, &done) })
 	return done, err
 }
 

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -39,10 +40,16 @@ func Schema(ctx context.Context, db postgres.DB) (Finding, error) {
 		}, nil
 	}
 	drift, err := migrations.Drift(ctx, db)
-	if err != nil {
+	var other *migrations.OtherServerError
+	switch {
+	case errors.As(err, &other) && len(drift) == 0:
+		return Finding{
+			Severity: Warning, Summary: "not compared: " + other.Error(),
+			Advice: "Run penstock migrate up: it records the schema as it is now, and later changes are found.",
+		}, nil
+	case err != nil && other == nil:
 		return Finding{}, err
-	}
-	if len(drift) > 0 {
+	case len(drift) > 0:
 		return Finding{
 			Severity: Critical, Details: drift,
 			Summary: many(len(drift), "object differs", "objects differ") + " from what migrations and functions made",
