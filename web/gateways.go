@@ -21,7 +21,7 @@ type gatewaysView struct {
 	Pools    []poolCard
 	Flows    []operator.FlowClass
 	Live     int
-	Stock    int64 // calls in flight
+	InFlight int64 // calls in flight
 	Ceiling  int64 // calls that the slots held now allow at once
 	Waiting  int64
 	Refused  int64 // since the start of each gateway
@@ -41,7 +41,7 @@ type poolCard struct {
 	operator.PoolShare
 	Mode      string // the worst of its gateways: queue, cold, pass
 	Meaning   string // of the mode
-	Stock     int64
+	InFlight  int64
 	Ceiling   int64
 	Held      int64
 	Fill      template.HTML // of the ceiling by the calls in flight
@@ -82,12 +82,12 @@ type gatewayReport struct {
 
 // poolReport is a pool in a heartbeat.
 type poolReport struct {
-	Mode    string           `json:"mode"`
-	Ceiling int64            `json:"ceiling"`
-	Stock   int64            `json:"stock"`
-	Held    int64            `json:"held"`
-	Waiting map[string]int64 `json:"waiting"`
-	Dropped map[string]int64 `json:"dropped"`
+	Mode     string           `json:"mode"`
+	Ceiling  int64            `json:"ceiling"`
+	InFlight int64            `json:"stock"` // as gateways of all versions name it
+	Held     int64            `json:"held"`
+	Waiting  map[string]int64 `json:"waiting"`
+	Dropped  map[string]int64 `json:"dropped"`
 }
 
 // classes are the classes of online requests, the first served first.
@@ -229,7 +229,7 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		card := poolCardOf(p, members[p.Model])
 		card.Instances = rows[p.Model]
 		v.Pools = append(v.Pools, card)
-		v.Stock, v.Ceiling, v.Waiting = v.Stock+card.Stock, v.Ceiling+card.Ceiling, v.Waiting+card.Waiting
+		v.InFlight, v.Ceiling, v.Waiting = v.InFlight+card.InFlight, v.Ceiling+card.Ceiling, v.Waiting+card.Waiting
 		for _, r := range card.Refusals {
 			v.Refused += r.Count
 		}
@@ -277,7 +277,7 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 	waiting, dropped := map[string]int64{}, map[string]int64{}
 	worst := len(poolModes)
 	for _, m := range members {
-		card.Stock, card.Ceiling, card.Held = card.Stock+m.Stock, card.Ceiling+m.Ceiling, card.Held+m.Held
+		card.InFlight, card.Ceiling, card.Held = card.InFlight+m.InFlight, card.Ceiling+m.Ceiling, card.Held+m.Held
 		card.Waiting += m.Waits
 		for class, n := range m.Waiting {
 			waiting[class] += n
@@ -293,7 +293,7 @@ func poolCardOf(p operator.PoolShare, members []poolMember) poolCard {
 	}
 	if card.Ceiling > 0 {
 		card.Fill = picture.Gauge{
-			Title: "calls in flight of " + p.Model, Value: min(1, float64(card.Stock)/float64(card.Ceiling)),
+			Title: "calls in flight of " + p.Model, Value: min(1, float64(card.InFlight)/float64(card.Ceiling)),
 		}.HTML()
 	}
 	for _, class := range classes {

@@ -86,7 +86,7 @@ func (f *staticFront) isIdle() bool {
 	for _, n := range s.Waiting {
 		waiting += n
 	}
-	return s.Stock == 0 && waiting == 0 && s.Idle == s.Held && f.running.Load() == 0 && serving() == 0
+	return s.InFlight == 0 && waiting == 0 && s.Idle == s.Held && f.running.Load() == 0 && serving() == 0
 }
 
 // serving counts the goroutines that serve a request or exchange one with a worker.

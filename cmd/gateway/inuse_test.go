@@ -49,5 +49,5 @@ func TestHeartbeatsTellWhichInstancesAreInUse(t *testing.T) {
 		t.Errorf("with a call it reports %+v", got)
 	}
 	close(end)
-	f.until("the call has ended", func() bool { return f.gateway.States()[0].Stock == 0 })
+	f.until("the call has ended", func() bool { return f.gateway.States()[0].InFlight == 0 })
 }

@@ -320,12 +320,13 @@ func (c *counted) wait(most time.Duration) {
 	}
 }
 
-// status is what the gateway reports of itself with each heartbeat.
+// status is what the gateway reports of itself with each heartbeat. Its keys are read by the SQL of the autoscaler
+// (scale_online_runs), and by leaders and gateways of other versions: stock is the calls in flight.
 func (s *server) status() map[string]any {
 	pools := map[string]any{}
 	for _, p := range s.gateway.States() {
 		pools[p.Model] = map[string]any{
-			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.Stock, "waiting": p.Waiting, "held": p.Held,
+			"mode": p.Mode, "ceiling": p.Ceiling, "stock": p.InFlight, "waiting": p.Waiting, "held": p.Held,
 			"over_limit": p.OverLimit, "dropped": p.Dropped, "instances": inUse(p.Instances),
 		}
 	}
@@ -338,9 +339,9 @@ func (s *server) status() map[string]any {
 func inUse(instances []gateway.InstanceView) []map[string]any {
 	reports := []map[string]any{}
 	for _, i := range instances {
-		if i.Flying > 0 {
+		if i.InFlight > 0 {
 			reports = append(reports, map[string]any{
-				"id": i.ID, "in_flight": i.Flying, "remaining_ms": int64(i.RemainingMS),
+				"id": i.ID, "in_flight": i.InFlight, "remaining_ms": int64(i.RemainingMS),
 			})
 		}
 	}

@@ -80,7 +80,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 			sums.Add("gateway_dispatched_total", float64(counts.Dispatched[c]), model, class)
 			sums.Add("gateway_requests_evicted_total", float64(counts.Evicted[c]), model, class)
 		}
-		sums.Add("gateway_stock_level", float64(p.Stock), model)
+		sums.Add("gateway_stock_level", float64(p.InFlight), model)
 		sums.Add("gateway_ceiling", float64(p.Ceiling), model)
 		sums.Add("gateway_mode", 1, model, p.Mode)
 		sums.Add("gateway_upper_bound", p.Upper, model)

@@ -40,7 +40,7 @@ func (a *app) poolColumns() []column[gateway.PoolState] {
 	return []column[gateway.PoolState]{
 		{title: "MODEL", text: func(p gateway.PoolState) string { return p.Model }},
 		{title: "MODE", text: func(p gateway.PoolState) string { return p.Mode }},
-		{title: "STOCK", right: true, text: count(func(p gateway.PoolState) int { return p.Stock })},
+		{title: "IN-FLIGHT", right: true, text: count(func(p gateway.PoolState) int { return p.InFlight })},
 		{title: "CEILING", right: true, text: count(func(p gateway.PoolState) int { return p.Ceiling })},
 		{title: "CRITICAL", right: true, text: waiting("critical")},
 		{title: "DEFAULT", right: true, text: waiting("default")},
@@ -56,7 +56,7 @@ func (a *app) poolColumns() []column[gateway.PoolState] {
 		{title: "INSTANCES", wide: true, text: func(p gateway.PoolState) string {
 			var list []string
 			for _, i := range p.Instances {
-				list = append(list, fmt.Sprintf("%s %d/%d (limit %d)", i.Server, i.Flying, i.Held, i.Limit))
+				list = append(list, fmt.Sprintf("%s %d/%d (limit %d)", i.Server, i.InFlight, i.Held, i.Limit))
 			}
 			return strings.Join(list, ", ")
 		}},

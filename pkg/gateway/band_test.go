@@ -2,15 +2,16 @@ package gateway
 
 import "time"
 
-// band is the design of a band of stock to the letter, as gateways of inference had it before: one fair queue over models
-// with a request size of 1, whatever the class; a request passes the queue by while stock is below the upper bound and
-// nothing waits; else critical ones wait, and all others are refused. Poppers look every ten milliseconds for room below the
-// lower bound. Waits that end are found once a second, and lower the stock, in which they never were. With one model the
-// fair queue is first in, first out. The scheduler behind it chooses the engine with the fewest requests.
+// band is the design of a band of calls in flight to the letter, as gateways of inference had it before: one fair queue
+// over models with a request size of 1, whatever the class; a request passes the queue by while the count is below the
+// upper bound and nothing waits; else critical ones wait, and all others are refused. Poppers look every ten
+// milliseconds for room below the lower bound. Waits that end are found once a second, and lower the count, in which they
+// never were. With one model the fair queue is first in, first out. The scheduler behind it chooses the engine with the
+// fewest requests.
 type band struct {
 	*world
 	lower, upper float64
-	stock        int
+	inFlight     int
 	queue        []arrival
 	popped       time.Duration // when the poppers looked last
 	cleaned      time.Duration
@@ -35,7 +36,7 @@ func newBand(w *world, watermark float64) *band {
 
 func (b *band) arrive(now time.Duration, a arrival) {
 	switch {
-	case float64(b.stock) < b.upper && len(b.queue) == 0:
+	case float64(b.inFlight) < b.upper && len(b.queue) == 0:
 		b.schedule(now, a)
 	case a.class != Critical || len(b.queue) >= min(bandTotal, bandFlowTotal):
 		b.refused++
@@ -45,15 +46,15 @@ func (b *band) arrive(now time.Duration, a arrival) {
 }
 
 func (b *band) schedule(now time.Duration, a arrival) {
-	b.stock++
-	b.send(now, b.least(), a, func() { b.stock-- })
+	b.inFlight++
+	b.send(now, b.least(), a, func() { b.inFlight-- })
 }
 
 func (b *band) tick(now time.Duration) {
 	if now-b.popped >= bandWait {
 		b.popped = now
 		for range bandPoppers {
-			if len(b.queue) == 0 || float64(b.stock) >= b.lower {
+			if len(b.queue) == 0 || float64(b.inFlight) >= b.lower {
 				break
 			}
 			a := b.queue[0]
@@ -76,5 +77,5 @@ func (b *band) tick(now time.Duration) {
 
 func (b *band) expire() {
 	b.refused++
-	b.stock--
+	b.inFlight--
 }

@@ -8,7 +8,7 @@
 //	pool        all usable instances of a model, with the requests that wait for them
 //	flow        the unit of fairness: the tenant of the token, or a name that the tenant gives below itself
 //	criticality critical, default or sheddable
-//	stock       calls of this gateway that are in flight to a pool's instances
+//	in flight   of a call: it has a slot of one of the pool's instances, and has not ended
 //	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
 //	cost        slot-milliseconds: how long a call keeps a slot
 //	holdback    the part of the ceiling up to which a class passes the queue by
@@ -97,7 +97,7 @@
 //
 // Invariants, held by a test with a million random operations against a naive model:
 //
-//	0 <= stock <= slots held         waiting <= total          first in, first out within flow and class
+//	0 <= in flight <= slots held     waiting <= total          first in, first out within flow and class
 //	no request waits while an instance has an idle slot and room below its limit (strict_band apart)
 //	each request ends exactly once, and none is dispatched after it has expired or was cancelled
 package gateway

@@ -72,7 +72,7 @@ func TestInstanceThatHangsBehindItsHeadIsGivenUp(t *testing.T) {
 					t.Errorf("got %q without an error", body)
 				}
 			}
-			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+			workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 4 })
 		})
 	}
 }
@@ -129,7 +129,7 @@ func TestBytesBehindDonePass(t *testing.T) {
 		if got := p.post(chat, `{"model":"m","stream":true}`).body; got != plainStream+garbage {
 			t.Errorf("%q, without the counts: got %q", garbage, got)
 		}
-		workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+		workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 4 })
 		for i, e := range p.gateway.ring.last {
 			if e.In != 7 || e.Out != 9 || e.Error != "" {
 				t.Errorf("%q, request %d: counted %d and %d tokens, error %q", garbage, i, e.In, e.Out, e.Error)
@@ -163,7 +163,7 @@ func TestReadingsThatSayNothingDecideNothing(t *testing.T) {
 					}
 				}
 				r := &Request{Class: Critical}
-				if flying, refused := p.Arrive(now, r); !flying {
+				if inFlight, refused := p.Arrive(now, r); !inFlight {
 					t.Fatalf("request %d does not go: %v", n, refused)
 				}
 				calls[r.slot.Instance]++
@@ -279,7 +279,7 @@ func TestGoAwayOfAWorkerLosesNoRequest(t *testing.T) {
 	if conns := g.conns.Load(); conns < requests/4/2 {
 		t.Errorf("%d connections: none was ended", conns)
 	}
-	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 8 })
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 8 })
 }
 
 // A call keeps its slot while its instance is not in the registry for a moment: the slot that the instance has when it
@@ -293,23 +293,23 @@ func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
 	p.SetInstances(now, list)
 	p.Grant(now, slot)
 	first, second := &Request{Class: Critical}, &Request{Class: Critical}
-	if flying, refused := p.Arrive(now, first); !flying {
+	if inFlight, refused := p.Arrive(now, first); !inFlight {
 		t.Fatal(refused)
 	}
 	p.SetInstances(now, nil)
 	p.SetInstances(now, list)
 	p.Grant(now, slot) // as a comparison with the database does
-	if flying, _ := p.Arrive(now, second); flying {
+	if inFlight, _ := p.Arrive(now, second); inFlight {
 		t.Error("two calls are on one slot")
 	}
 	p.End(now, first, Taken{Took: time.Second})
-	if second.state != stateFlying {
+	if second.state != stateInFlight {
 		t.Error("the slot is not idle after the end of its call")
 	}
 	p.SetInstances(now, nil)
 	p.End(now, second, Taken{Took: time.Second})
 	p.SetInstances(now, nil)
-	if s := p.view(now, "m"); s.Stock != 0 || s.Held != 0 || len(s.Instances) != 0 {
+	if s := p.view(now, "m"); s.InFlight != 0 || s.Held != 0 || len(s.Instances) != 0 {
 		t.Errorf("an instance that is gone is kept: %+v", s)
 	}
 }
@@ -359,7 +359,7 @@ func TestRegistryStormLosesNoRequest(t *testing.T) {
 			t.Errorf("instance %d: %d calls at once on 4 slots", i+1, most)
 		}
 	}
-	workertest.WaitFor(t, func() bool { s := p.gateway.models.route("m").pool.view(); return s.Stock == 0 && s.Idle == 8 })
+	workertest.WaitFor(t, func() bool { s := p.gateway.models.route("m").pool.view(); return s.InFlight == 0 && s.Idle == 8 })
 }
 
 // stormVersion is a version of the registry: of the two instances with slots one may be stopped, those without are others

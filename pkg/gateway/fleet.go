@@ -28,7 +28,7 @@ type instance struct {
 	limit    limiter
 	idle     []SlotKey
 	held     map[SlotKey]bool // value: busy
-	flying   int
+	inFlight int
 	cool     time.Time // the worker had no room, or fails: not before
 	coolFor  time.Duration
 	faults   int     // calls that failed at once since one succeeded
@@ -45,7 +45,7 @@ func (i *instance) room(now time.Time) int {
 	if !i.usable || now.Before(i.cool) {
 		return 0
 	}
-	return min(len(i.idle), i.limit.value()-i.flying)
+	return min(len(i.idle), i.limit.value()-i.inFlight)
 }
 
 // headroom is how many more slots of the instance could be used now if they were held.
@@ -197,7 +197,7 @@ func (i *instance) take(estimate float64) SlotKey {
 	s := i.idle[len(i.idle)-1]
 	i.idle = i.idle[:len(i.idle)-1]
 	i.held[s] = true
-	i.flying++
+	i.inFlight++
 	i.queued += estimate
 	return s
 }
@@ -218,7 +218,7 @@ func (i *instance) free(s SlotKey) {
 
 // forget ends a call in the counts alone.
 func (i *instance) forget(estimate float64) {
-	i.flying--
+	i.inFlight--
 	i.queued = max(0, i.queued-estimate)
 }
 

@@ -4,16 +4,16 @@ import "container/heap"
 
 // flow is the state of one flow in one class of a pool.
 type flow struct {
-	name    string
-	class   Criticality
-	weight  float64
-	start   float64 // S: tag of its next request; meaningful while it is backlogged
-	finish  float64 // F: where its service so far ends in virtual time
-	place   int     // in the heap of its class; -1: not backlogged
-	turn    uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
-	evicted uint64  // when one of its requests was evicted last; 0: never
-	flying  int
-	cost    costModel
+	name     string
+	class    Criticality
+	weight   float64
+	start    float64 // S: tag of its next request; meaningful while it is backlogged
+	finish   float64 // F: where its service so far ends in virtual time
+	place    int     // in the heap of its class; -1: not backlogged
+	turn     uint64  // when it became backlogged, or was served: the earlier of equal tags goes first
+	evicted  uint64  // when one of its requests was evicted last; 0: never
+	inFlight int
+	cost     costModel
 
 	head, tail *Request // waiting, first in first
 	waiting    int
@@ -47,15 +47,15 @@ func (f *flow) unlink(r *Request) {
 
 // line is the waiting requests of one class: start-time fair queueing over its flows.
 type line struct {
-	flows   map[string]*flow // with requests or with a debt
-	heap    flowHeap         // backlogged flows, least start tag first
-	virtual float64          // V
-	last    float64          // the greatest finish tag
-	waiting int
-	bytes   int // of their bodies
-	flying  int
-	turns   uint64
-	most    int // flows beyond which those without requests are dropped
+	flows    map[string]*flow // with requests or with a debt
+	heap     flowHeap         // backlogged flows, least start tag first
+	virtual  float64          // V
+	last     float64          // the greatest finish tag
+	waiting  int
+	bytes    int // of their bodies
+	inFlight int
+	turns    uint64
+	most     int // flows beyond which those without requests are dropped
 }
 
 func newLine() *line { return &line{flows: map[string]*flow{}, most: 10 * flowsKept} }
@@ -130,8 +130,8 @@ func (l *line) charge(r *Request) {
 	l.virtual = max(l.virtual, start)
 	f.finish = start + r.estimate/f.weight
 	l.last = max(l.last, f.finish)
-	f.flying++
-	l.flying++
+	f.inFlight++
+	l.inFlight++
 	if f.place >= 0 {
 		l.turns++
 		f.start, f.turn = f.finish, l.turns
@@ -146,8 +146,8 @@ const debtMax = 60_000
 // correct puts the account of a flow right when a call of it has ended.
 func (l *line) correct(r *Request, actual float64) {
 	f := r.flow
-	f.flying--
-	l.flying--
+	f.inFlight--
+	l.inFlight--
 	served := f.start == f.finish // since it became backlogged: its next request starts where the last one ends
 	f.finish = min(f.finish+(actual-r.estimate)/f.weight, l.virtual+debtMax)
 	if f.place >= 0 {
@@ -158,7 +158,7 @@ func (l *line) correct(r *Request, actual float64) {
 		}
 		heap.Fix(&l.heap, f.place)
 	}
-	if l.flying == 0 && l.waiting == 0 {
+	if l.inFlight == 0 && l.waiting == 0 {
 		l.virtual = max(l.virtual, l.last) // the busy period is over: past service no longer counts
 	}
 	l.forget(f)
@@ -168,7 +168,7 @@ func (l *line) correct(r *Request, actual float64) {
 // not fill the memory.
 func (l *line) sweep() {
 	for name, f := range l.flows {
-		if f.waiting == 0 && f.flying == 0 {
+		if f.waiting == 0 && f.inFlight == 0 {
 			delete(l.flows, name)
 		}
 	}
@@ -177,7 +177,7 @@ func (l *line) sweep() {
 
 // forget drops a flow without requests and without debt.
 func (l *line) forget(f *flow) {
-	if f.waiting == 0 && f.flying == 0 && f.finish <= l.virtual && len(l.flows) > flowsKept {
+	if f.waiting == 0 && f.inFlight == 0 && f.finish <= l.virtual && len(l.flows) > flowsKept {
 		delete(l.flows, f.name)
 	}
 }

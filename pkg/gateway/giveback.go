@@ -68,9 +68,9 @@ const (
 func (l *Leases) surplus(pool *sharedPool, share shareOf, contended bool) (out []SlotKey) {
 	pool.do(func(now time.Time, p *Pool) {
 		pool.usual = max(float64(pool.peak), pool.usual*peakFalls)
-		pool.peak = p.stock
+		pool.peak = p.inFlight
 		held, idle := p.fleet.held()
-		n := surplusOf(held, idle, p.stock+p.waiting, pool.usual, share.slots, contended)
+		n := surplusOf(held, idle, p.inFlight+p.waiting, pool.usual, share.slots, contended)
 		out = l.noteDropped(p.Retire(now, n))
 		p.owe(0)
 		if contended {
@@ -126,7 +126,7 @@ func (l *leaser) handOver(ctx context.Context) {
 // spareOf is how many idle slots a pool could do without while other nodes go without.
 func spareOf(p *Pool) int {
 	held, idle := p.fleet.held()
-	return min(max(0, held-needOf(p.stock+p.waiting)), idle)
+	return min(max(0, held-needOf(p.inFlight+p.waiting)), idle)
 }
 
 // needOf is how many slots are needed for so many calls, in flight and waiting, while other nodes go without.

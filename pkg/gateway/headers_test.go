@@ -34,7 +34,7 @@ func full(t *testing.T, change func(*Config, *ModelState)) *plant {
 		group.Wait()
 	})
 	p.occupy(ctx, &group, `{"model":"m"}`)
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 1 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 1 })
 	return p
 }
 

@@ -41,9 +41,9 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 				launched++
 			}
 		}}
-		if flying, refused := p.Arrive(now, r); refused != nil {
+		if inFlight, refused := p.Arrive(now, r); refused != nil {
 			t.Error(refused)
-		} else if flying {
+		} else if inFlight {
 			launched++
 		}
 		calls = append(calls, r)
@@ -68,8 +68,8 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 	})
 	l.leaser("m").leaseWhileWaiting(t.Context())
 	pool.do(func(_ time.Time, p *Pool) {
-		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.stock != 4 {
-			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.stock)
+		if held, _ := p.fleet.held(); held != 4 || launched != 6 || p.inFlight != 4 {
+			t.Errorf("%d slots are held, %d calls have begun, %d are in flight, want 4, 6 and 4", held, launched, p.inFlight)
 		}
 	})
 }
@@ -80,7 +80,7 @@ func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 	l, pool := awayLeases(t)
 	r := &Request{Flow: "a", Class: Critical}
 	pool.do(func(now time.Time, p *Pool) {
-		if flying, refused := p.Arrive(now, r); !flying {
+		if inFlight, refused := p.Arrive(now, r); !inFlight {
 			t.Fatal(refused)
 		}
 		p.owe(1)

@@ -98,8 +98,8 @@ func (l *limiter) fall(now time.Time) {
 }
 
 // grow raises the limit by 2 % for each 10 s in which it was reached. Call it with the calls in flight.
-func (l *limiter) grow(now time.Time, flying int) {
-	if flying >= l.value() {
+func (l *limiter) grow(now time.Time, inFlight int) {
+	if inFlight >= l.value() {
 		l.used = true
 	}
 	if now.Sub(l.grown) < limitEvery {

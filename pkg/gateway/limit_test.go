@@ -79,7 +79,7 @@ func TestSlowTokensLowerTheLimit(t *testing.T) {
 		policy.TPOTMax = worker.Seconds(c.most)
 		x := newTraffic(1, 1, 20, policy)
 		r := &Request{Flow: "a", Class: Default}
-		if flying, refused := x.pools[0].Arrive(x.now, r); !flying {
+		if inFlight, refused := x.pools[0].Arrive(x.now, r); !inFlight {
 			t.Fatal(refused)
 		}
 		x.pools[0].End(x.now.Add(3*time.Second), r, c.taken)

@@ -30,12 +30,12 @@ func (p *Pool) bounds() (lower, upper float64) {
 	return mark * (1 - p.policy.Deviation), mark * (1 + p.policy.Deviation)
 }
 
-// updateMode moves the mode with stock and waiting requests: QUEUE above the upper bound, PASS below the
-// lower one, and as it was between the two.
+// updateMode moves the mode with the calls in flight and the requests that wait: QUEUE above the upper bound, PASS
+// below the lower one, and as it was between the two.
 func (p *Pool) updateMode(now time.Time) {
 	before := p.mode
 	lower, upper := p.bounds()
-	load := float64(p.stock + p.waiting)
+	load := float64(p.inFlight + p.waiting)
 	switch {
 	case p.fleet.usable() == 0 && p.mayStart():
 		p.mode = ModeCold

@@ -36,7 +36,7 @@ func TestTheModeChangesAtTheBoundsOfItsBand(t *testing.T) {
 	} {
 		for len(calls) < step.load {
 			r := &Request{Flow: "f", Class: Critical, Leave: func(*Request, Dropped) {}}
-			if flying, refused := p.Arrive(now, r); !flying {
+			if inFlight, refused := p.Arrive(now, r); !inFlight {
 				t.Fatalf("call %d does not begin (%v)", len(calls)+1, refused)
 			}
 			calls = append(calls, r)

@@ -13,11 +13,11 @@ type naive struct {
 	slots    int // held
 	usable   bool
 	waiting  []*naiveRequest
-	flying   int
+	inFlight int
 	flows    map[naiveFlow]*naiveTags
 	virtual  [classCount]float64
 	last     [classCount]float64
-	inFlight [classCount]int
+	ofClass  [classCount]int // of those in flight
 	turns    uint64
 	evicted  uint64
 	spent    []naiveSpent
@@ -114,7 +114,7 @@ func (n *naive) expire(now time.Time) (out []event) {
 	}
 }
 
-func (n *naive) idle() bool { return n.usable && n.flying < n.slots }
+func (n *naive) idle() bool { return n.usable && n.inFlight < n.slots }
 
 func (n *naive) charge(r *naiveRequest, now time.Time) {
 	c := r.flow.class
@@ -130,8 +130,8 @@ func (n *naive) charge(r *naiveRequest, now time.Time) {
 		n.turns++
 		t.start, t.turn = t.finish, n.turns
 	}
-	n.inFlight[c]++
-	n.flying++
+	n.ofClass[c]++
+	n.inFlight++
 	r.began = now.Unix()
 	n.spent = append(n.spent, naiveSpent{r.began, c, r.estimate})
 }
@@ -212,7 +212,7 @@ func (n *naive) wait(r *naiveRequest, now time.Time) {
 }
 
 // arrive decides about a request; the events are those of others, and its own if it was enqueued.
-func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags) float64) (flying bool, refused Dropped, out []event) {
+func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags) float64) (inFlight bool, refused Dropped, out []event) {
 	out = n.expire(now)
 	t := n.tags(r.flow)
 	r.arrived, r.estimate = now, estimate(t)
@@ -228,7 +228,7 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 		ceiling = n.slots
 	}
 	most := float64(ceiling) * n.policy.Holdback.of(r.flow.class)
-	if above == 0 && (n.flying < int(most) || n.flying == 0 && most > 0) && n.idle() {
+	if above == 0 && (n.inFlight < int(most) || n.inFlight == 0 && most > 0) && n.idle() {
 		n.charge(r, now)
 		return true, DropNone, out
 	}
@@ -255,12 +255,12 @@ func (n *naive) arrive(now time.Time, r *naiveRequest, estimate func(*naiveTags)
 	n.waiting = append(n.waiting, r)
 	for _, e := range n.dispatch(now) {
 		if e.id == r.id {
-			flying = true
+			inFlight = true
 			continue
 		}
 		out = append(out, e)
 	}
-	return flying, DropNone, out
+	return inFlight, DropNone, out
 }
 
 func (n *naive) victim(r *naiveRequest) *naiveRequest {
@@ -321,8 +321,8 @@ func (n *naive) tagOf(f naiveFlow, k int) float64 {
 func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []event {
 	c := r.flow.class
 	t := n.tags(r.flow)
-	n.flying--
-	n.inFlight[c]--
+	n.inFlight--
+	n.ofClass[c]--
 	if learn {
 		t.cost.observe(ms, 0, 0)
 	}
@@ -335,7 +335,7 @@ func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []ev
 	default:
 		t.start = max(t.start, t.finish)
 	}
-	if n.inFlight[c] == 0 && len(n.inClass(c)) == 0 {
+	if n.ofClass[c] == 0 && len(n.inClass(c)) == 0 {
 		n.virtual[c] = max(n.virtual[c], n.last[c])
 	}
 	second := now.Unix()

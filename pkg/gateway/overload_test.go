@@ -128,8 +128,8 @@ func TestNoRequestOfTheOwnClassIsEvictedForNothing(t *testing.T) {
 
 	p, send, evicted := setUp(4)
 	p.Grant(now, []SlotKey{{1, 0, 1}})
-	if refused := send("debtor", 1); refused != nil || p.stock != 1 {
-		t.Fatal(refused, p.stock)
+	if refused := send("debtor", 1); refused != nil || p.inFlight != 1 {
+		t.Fatal(refused, p.inFlight)
 	}
 	debtor := p.lines[Default].flow("debtor", Default, 1)
 	debtor.finish += 50_000 // its calls took longer than estimated

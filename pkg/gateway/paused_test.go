@@ -57,7 +57,7 @@ func TestPausesHoldRequestsThatWait(t *testing.T) {
 			if len(begun) > 0 || len(queue.list) > 0 {
 				t.Errorf("%d calls began in the pause, and %d requests became entries", len(begun), len(queue.list))
 			}
-			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 1 })
+			workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 1 })
 		})
 	}
 }

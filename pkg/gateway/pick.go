@@ -16,13 +16,13 @@ func (f *fleet) pick(now time.Time, r *Request, bound float64) *instance {
 		return nil
 	}
 	var candidates, avoided []*instance
-	flying, usable := 0, 0
+	inFlight, usable := 0, 0
 	for _, i := range f.instances {
 		if !i.usable {
 			continue
 		}
 		usable++
-		flying += i.flying
+		inFlight += i.inFlight
 		switch {
 		case i.room(now) <= 0:
 		case r.avoids(i.id):
@@ -40,8 +40,8 @@ func (f *fleet) pick(now time.Time, r *Request, bound float64) *instance {
 	if r.Adapter != "" {
 		candidates = withAdapter(now, candidates, r.Adapter)
 	}
-	most := bound*float64(flying)/float64(usable) + affinitySlack
-	fits := func(i *instance) bool { return float64(i.flying) <= most }
+	most := bound*float64(inFlight)/float64(usable) + affinitySlack
+	fits := func(i *instance) bool { return float64(i.inFlight) <= most }
 	if id, known := f.affinity.find(r); known {
 		for _, i := range candidates {
 			if i.id == id && fits(i) {
@@ -129,7 +129,7 @@ func leastWork(now time.Time, list []*instance) *instance {
 // score is the time that the work in flight will take, in proportion: calls over slots, longer on an
 // instance that is slower than the fastest, and up to twice that with a full KV cache.
 func (i *instance) score(now time.Time, fastest float64) float64 {
-	work := i.queued/1000 + float64(i.flying)
+	work := i.queued/1000 + float64(i.inFlight)
 	work /= float64(max(i.limit.slots, 1))
 	if i.rate > 0 && fastest > 0 {
 		work *= min(fastest/i.rate, 10)

@@ -18,7 +18,7 @@ func TestAdaptersAreForgotten(t *testing.T) {
 	}
 	call := func(adapter string) (r *Request) {
 		r = &Request{Class: Default, Adapter: adapter}
-		if flying, refused := p.Arrive(now, r); !flying || refused != nil {
+		if inFlight, refused := p.Arrive(now, r); !inFlight || refused != nil {
 			t.Fatalf("the call does not begin: %v", refused)
 		}
 		return r

@@ -23,11 +23,11 @@ type PoolPolicy struct {
 	// Floors are shares of the service of the last 10 s below which a class with waiters goes first.
 	Floors ByClass `json:"floors"`
 
-	// Watermark is the wanted stock of an instance, and Deviation the distance of the bounds around it at
-	// which the mode changes. A watermark of 0 puts the upper bound at the ceiling.
+	// Watermark is the wanted number of calls to an instance, in flight and waiting, and Deviation the distance of the
+	// bounds around it at which the mode changes. A watermark of 0 puts the upper bound at the ceiling.
 	Watermark float64 `json:"watermark_per_instance"`
 	Deviation float64 `json:"deviation"`
-	// StrictBand dispatches only while stock is below the lower bound. It keeps a tenth to a quarter of
+	// StrictBand dispatches only while fewer calls than the lower bound are in flight. It keeps a tenth to a quarter of
 	// the slots idle under load, and exists for comparison.
 	StrictBand bool `json:"strict_band"`
 

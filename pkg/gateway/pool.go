@@ -48,7 +48,7 @@ type requestState uint8
 const (
 	stateNew requestState = iota
 	stateWaiting
-	stateFlying
+	stateInFlight
 	stateEnded
 )
 
@@ -112,20 +112,20 @@ type Pool struct {
 	lines  [classCount]*line
 	budget *byteBudget
 
-	stock, waiting, bytes int
-	mode                  PoolMode
-	modeSince             time.Time
-	draining              bool
-	starts                Starts
-	served                service
-	cost                  costModel
-	durations             durations
-	timeouts              timeouts
-	slacks                [classCount]slack
-	evictions             uint64
-	owed                  int       // busy slots that are to be given back when their calls end
-	left                  []SlotKey // those whose calls have ended; they stay busy until surrender takes them out
-	count                 Counts
+	inFlight, waiting, bytes int
+	mode                     PoolMode
+	modeSince                time.Time
+	draining                 bool
+	starts                   Starts
+	served                   service
+	cost                     costModel
+	durations                durations
+	timeouts                 timeouts
+	slacks                   [classCount]slack
+	evictions                uint64
+	owed                     int       // busy slots that are to be given back when their calls end
+	left                     []SlotKey // those whose calls have ended; they stay busy until surrender takes them out
+	count                    Counts
 }
 
 // Counts are the pool's counters since its start.
@@ -152,7 +152,7 @@ func (p *Pool) ceiling() int { return p.fleet.ceiling() }
 
 // Arrive decides about a new request: it is in flight, waiting, or refused with the error. In flight,
 // its slot is known; waiting, Leave will tell.
-func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejection) {
+func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Rejection) {
 	p.Expire(now)
 	p.count.Arrived[r.Class]++
 	if r.Weight <= 0 {
@@ -181,7 +181,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (flying bool, refused *Rejectio
 	r.Leave = nil
 	p.dispatch(now)
 	r.Leave = leave
-	return r.state == stateFlying, nil
+	return r.state == stateInFlight, nil
 }
 
 // admissible refuses what cannot be served whatever waits.
@@ -218,10 +218,11 @@ func (p *Pool) bypasses(r *Request) bool {
 	}
 	if p.policy.StrictBand {
 		_, upper := p.bounds()
-		return p.waiting == 0 && float64(p.stock) < upper
+		return p.waiting == 0 && float64(p.inFlight) < upper
 	}
 	most := float64(p.ceiling()) * p.policy.Holdback.of(r.Class)
-	return p.stock < int(most) || p.stock == 0 && most > 0 // the first call of a small pool, in which nobody may wait
+	first := p.inFlight == 0 && most > 0 // of a small pool, in which nobody may wait
+	return p.inFlight < int(most) || first
 }
 
 func (p *Pool) enqueue(now time.Time, r *Request) {
@@ -293,15 +294,15 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 		p.observeWait(now, r, false)
 		p.unqueue(r)
 	}
-	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateFlying, now
+	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateInFlight, now
 	r.server, r.address = i.server, i.address
-	i.limit.grow(now, i.flying)
+	i.limit.grow(now, i.inFlight)
 	i.try(now, r)
 	p.fleet.remember(r, i.id)
 	if r.Adapter != "" {
 		i.adapters[r.Adapter] = now
 	}
-	p.stock++
+	p.inFlight++
 	p.served.add(now, r.Class, r.estimate)
 	p.count.Dispatched[r.Class]++
 	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
@@ -334,7 +335,7 @@ func (p *Pool) dispatch(now time.Time) {
 	p.served.advance(now)
 	for p.waiting > 0 {
 		if p.policy.StrictBand {
-			if lower, _ := p.bounds(); float64(p.stock) >= lower {
+			if lower, _ := p.bounds(); float64(p.inFlight) >= lower {
 				break
 			}
 		}
@@ -395,11 +396,11 @@ func (p *Pool) Cancel(now time.Time, r *Request, reason Dropped) bool {
 // End ends a call: its slot is idle, unless it is in doubt, its flow is charged its use, and the
 // next request gets the slot. Each call ends once; a second End changes nothing.
 func (p *Pool) End(now time.Time, r *Request, u Taken) {
-	if r.state != stateFlying {
+	if r.state != stateInFlight {
 		return
 	}
 	r.state = stateEnded
-	p.stock--
+	p.inFlight--
 	i := r.instance
 	if u.Doubt {
 		p.fleet.drop(r.slot)
@@ -428,7 +429,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 		if !i.failing {
 			i.coolFor = 0
 		}
-		i.limit.grow(now, i.flying+1)
+		i.limit.grow(now, i.inFlight+1)
 		if !u.Failed {
 			took, tokens := u.streamed()
 			i.limit.pace(now, r.began, took, tokens, p.policy.TPOTMax.Duration())
@@ -453,7 +454,7 @@ func (p *Pool) learn(r *Request, i *instance, u Taken, actual float64) {
 	p.cost.observe(actual, in, out)
 	p.durations.add(u.Took)
 	if out > 0 && u.Took > 0 {
-		rate := out / u.Took.Seconds() * float64(i.flying+1)
+		rate := out / u.Took.Seconds() * float64(i.inFlight+1)
 		i.rate += 0.1 * (rate - i.rate)
 	}
 }

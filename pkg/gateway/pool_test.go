@@ -29,19 +29,19 @@ func operations(t *testing.T, usual int) int {
 
 // twin runs a pool beside its model and compares them after each step.
 type twin struct {
-	t      *testing.T
-	pool   *Pool
-	model  *naive
-	rand   *rand.Rand
-	now    time.Time
-	next   int
-	slots  []SlotKey
-	live   map[int]*Request // waiting or in flight
-	pairs  map[int]*naiveRequest
-	flying []int
-	ended  map[int]bool
-	events []event
-	order  map[naiveFlow]int // id of the last request of a flow that was dispatched from the queue
+	t        *testing.T
+	pool     *Pool
+	model    *naive
+	rand     *rand.Rand
+	now      time.Time
+	next     int
+	slots    []SlotKey
+	live     map[int]*Request // waiting or in flight
+	pairs    map[int]*naiveRequest
+	inFlight []int
+	ended    map[int]bool
+	events   []event
+	order    map[naiveFlow]int // id of the last request of a flow that was dispatched from the queue
 }
 
 func newTwin(t *testing.T, seed uint64) *twin {
@@ -86,14 +86,14 @@ func (x *twin) check(step string, want []event) {
 	switch {
 	case p.waiting != len(x.model.waiting):
 		x.t.Fatalf("%s: %d wait, in the model %d", step, p.waiting, len(x.model.waiting))
-	case p.stock != x.model.flying || p.stock != len(x.flying):
-		x.t.Fatalf("%s: stock is %d, in the model %d, and %d calls fly", step, p.stock, x.model.flying, len(x.flying))
-	case p.stock < 0 || p.stock > held:
-		x.t.Fatalf("%s: stock is %d of %d slots held", step, p.stock, held)
+	case p.inFlight != x.model.inFlight || p.inFlight != len(x.inFlight):
+		x.t.Fatalf("%s: %d calls are in flight, in the model %d, and %d have not ended", step, p.inFlight, x.model.inFlight, len(x.inFlight))
+	case p.inFlight < 0 || p.inFlight > held:
+		x.t.Fatalf("%s: %d calls are in flight on %d slots held", step, p.inFlight, held)
 	case p.waiting > p.policy.Total:
 		x.t.Fatalf("%s: %d wait, of %d that may", step, p.waiting, p.policy.Total)
-	case p.waiting > 0 && p.fleet.usable() > 0 && p.stock < p.ceiling():
-		x.t.Fatalf("%s: %d wait although %d of %d slots are busy", step, p.waiting, p.stock, p.ceiling())
+	case p.waiting > 0 && p.fleet.usable() > 0 && p.inFlight < p.ceiling():
+		x.t.Fatalf("%s: %d wait although %d of %d slots are busy", step, p.waiting, p.inFlight, p.ceiling())
 	}
 }
 
@@ -115,7 +115,7 @@ func (x *twin) report(step string, e event) {
 		x.t.Fatalf("%s: request %d of flow %s came after %d", step, e.id, r.Flow, x.order[f])
 	}
 	x.order[f] = e.id
-	x.flying = append(x.flying, e.id)
+	x.inFlight = append(x.inFlight, e.id)
 }
 
 func (x *twin) arrive() {
@@ -137,8 +137,8 @@ func (x *twin) arrive() {
 	r.Leave = x.leave(id)
 	m := &naiveRequest{id: id, flow: naiveFlow{r.Class, r.Flow}, weight: r.Weight, deadline: r.Deadline, ttlAsked: r.TTL}
 	x.live[id], x.pairs[id] = r, m
-	flying, refused := x.pool.Arrive(x.now, r)
-	wantFlying, wantRefused, want := x.model.arrive(x.now, m, func(t *naiveTags) float64 {
+	inFlight, refused := x.pool.Arrive(x.now, r)
+	wantInFlight, wantRefused, want := x.model.arrive(x.now, m, func(t *naiveTags) float64 {
 		if ms, ok := t.cost.estimate(0, 0); ok {
 			return ms
 		}
@@ -154,22 +154,22 @@ func (x *twin) arrive() {
 		x.ended[id] = true
 		delete(x.live, id)
 	}
-	if flying != wantFlying || got != wantRefused {
-		x.t.Fatalf("%s: pool says flying %v refused %q, the model %v %q", step, flying, got, wantFlying, wantRefused)
+	if inFlight != wantInFlight || got != wantRefused {
+		x.t.Fatalf("%s: pool says in flight %v refused %q, the model %v %q", step, inFlight, got, wantInFlight, wantRefused)
 	}
-	if flying {
-		x.flying = append(x.flying, id)
+	if inFlight {
+		x.inFlight = append(x.inFlight, id)
 	}
 	x.check(step, want)
 }
 
 func (x *twin) end() {
-	if len(x.flying) == 0 {
+	if len(x.inFlight) == 0 {
 		return
 	}
-	at := x.rand.IntN(len(x.flying))
-	id := x.flying[at]
-	x.flying = slices.Delete(x.flying, at, at+1)
+	at := x.rand.IntN(len(x.inFlight))
+	id := x.inFlight[at]
+	x.inFlight = slices.Delete(x.inFlight, at, at+1)
 	r := x.live[id]
 	delete(x.live, id)
 	x.ended[id] = true

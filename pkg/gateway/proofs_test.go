@@ -277,18 +277,18 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 		p.End(now, r, Taken{Took: time.Minute})
 	}
 	now = now.Add(time.Minute)
-	var flying []*Request
+	var inFlight []*Request
 	for range 10 {
 		r := &Request{Flow: "d", Class: Default}
 		if dispatched, _ := p.Arrive(now, r); !dispatched {
 			t.Fatal("a request waits beside an idle slot")
 		}
-		flying = append(flying, r)
+		inFlight = append(inFlight, r)
 	}
 	var dispatched [classCount]int
 	leave := func(r *Request, d Dropped) {
 		if d == DropNone {
-			flying = append(flying, r)
+			inFlight = append(inFlight, r)
 			dispatched[r.Class]++
 		}
 	}
@@ -301,8 +301,8 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 	}
 	for range 5 {
 		now = now.Add(11 * time.Second) // not a minute
-		ended := flying
-		flying = nil
+		ended := inFlight
+		inFlight = nil
 		for _, r := range ended {
 			p.End(now, r, Taken{Took: 11 * time.Second})
 		}

@@ -10,8 +10,8 @@ type retryBudget struct {
 }
 
 const (
-	retryCost  = 10
-	retryStock = 100
+	retryCost = 10  // tenths
+	retryMost = 100 // that are saved up
 )
 
 func (b *retryBudget) earn(pool *sharedPool) {
@@ -22,9 +22,9 @@ func (b *retryBudget) earn(pool *sharedPool) {
 	}
 	saved, known := b.tenths[pool]
 	if !known {
-		saved = retryStock
+		saved = retryMost
 	}
-	b.tenths[pool] = min(saved+1, retryStock)
+	b.tenths[pool] = min(saved+1, retryMost)
 }
 
 func (b *retryBudget) allow(pool *sharedPool) bool {

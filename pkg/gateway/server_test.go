@@ -196,7 +196,7 @@ func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
 	if got := p.post(chat, own).body; !strings.Contains(got, `"usage":{`) {
 		t.Errorf("the client asked for token counts and got %q", got)
 	}
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 	e := p.gateway.ring.last[0]
 	if e.In != 7 || e.Out != 9 {
 		t.Errorf("counted %d and %d tokens", e.In, e.Out)
@@ -631,14 +631,14 @@ func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 			t.Errorf("got %q without an error", body)
 		}
 	}
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 }
 
 func TestClientThatLeavesEndsTheCall(t *testing.T) {
 	t.Parallel()
 	p, leave := leaving(t)
 	leave()
-	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 4 })
 }
 
 // In the median: a single call is late where the machine is.
@@ -647,7 +647,7 @@ func TestCallsEndWithinTenMillisecondsOfTheirClient(t *testing.T) {
 	took := make([]time.Duration, 41)
 	for i := range took {
 		took[i] = leave()
-		workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+		workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 	}
 	slices.Sort(took)
 	t.Logf("from the cancel of a client to the end of its call at the worker: p50 %s, longest %s", took[len(took)/2], took[len(took)-1])
@@ -719,8 +719,8 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 			}
 			p.post(chat, `{"model":"m","stream":true}`, "X-Penstock-Deadline-Ms", "500", "X-Request-Id", "r")
 			workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r"); return known })
-			if s := p.state(); s.Held != c.held || s.Stock != 0 {
-				t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.Stock, c.held)
+			if s := p.state(); s.Held != c.held || s.InFlight != 0 {
+				t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.InFlight, c.held)
 			}
 		})
 	}
@@ -775,8 +775,8 @@ func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
 					t.Errorf("got %d %.80q, want the answer of the worker", a.StatusCode, a.body)
 				}
 				workertest.WaitFor(t, func() bool { _, known := p.gateway.Explain("r"); return known })
-				if s := p.state(); s.Held != held || s.Stock != 0 {
-					t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.Stock, held)
+				if s := p.state(); s.Held != held || s.InFlight != 0 {
+					t.Errorf("%d slots are held and %d calls in flight, want %d and none", s.Held, s.InFlight, held)
 				}
 			}
 		})
@@ -790,7 +790,7 @@ func TestDeadlineEndsTheCall(t *testing.T) {
 		<-r.Context().Done()
 	})
 	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Deadline-Ms", "60"), 504, "deadline_exceeded", "deadline_exceeded")
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 }
 
 // A client that stops reading is cut, so that it does not keep its slot.
@@ -814,7 +814,7 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	}
 	defer answer.Body.Close() // it is not read
 	<-ended
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 }
 
 func TestSilentWorkerIsGivenUp(t *testing.T) {
@@ -852,7 +852,7 @@ func TestWorkerThatSendsNoFirstEventIsGivenUp(t *testing.T) {
 	if answer.StatusCode == http.StatusOK && !strings.Contains(answer.body, errSilence.Error()) {
 		t.Errorf("got %d %q", answer.StatusCode, answer.body)
 	}
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 }
 
 // RFC 9110, section 7.6.1.
@@ -980,7 +980,7 @@ func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 	for range 3 {
 		go func() { answers <- p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a") }()
 	}
-	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 1 && s.Waiting["default"] == 2 })
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 1 && s.Waiting["default"] == 2 })
 	full := p.post(chat, `{"model":"m"}`, "X-Penstock-Flow", "a")
 	if full.Header.Get("Retry-After") == "" {
 		t.Error("Retry-After is missing")
@@ -1016,7 +1016,7 @@ func TestWaitForASlotEnds(t *testing.T) {
 	t.Cleanup(end)
 	first := make(chan reply, 1)
 	go func() { first <- p.post(chat, `{"model":"m"}`) }()
-	workertest.WaitFor(t, func() bool { return p.state().Stock == 1 })
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 1 })
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 429, "queue_timeout", "queue_timeout")
 	end()
 	if a := <-first; a.StatusCode != 200 {

@@ -52,7 +52,7 @@ func TestEachServerWithoutRoomIsLeftForAnother(t *testing.T) {
 			if n == 0 || took < coolMin<<(n-1)-coolMin { // it is left alone for twice as long each time
 				t.Errorf("%d of 8 calls within %s went to the instance without room", n, took)
 			}
-			workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 		})
 	}
 }
@@ -93,7 +93,7 @@ func TestErrorsOfEachServerPass(t *testing.T) {
 			if n := calls.Load(); n != 1 {
 				t.Errorf("%d calls were sent", n)
 			}
-			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 8 })
+			workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 8 })
 		})
 	}
 }
@@ -140,7 +140,7 @@ func TestStreamsOfEachServerPass(t *testing.T) {
 			if got := p.post(chat, `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`).body; got != all.String() {
 				t.Errorf("a client that asked for token counts got %q, want %q", got, all.String())
 			}
-			workertest.WaitFor(t, func() bool { return p.state().Stock == 0 })
+			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 			if e := p.gateway.ring.last[0]; e.In != 7 || e.Out != 9 {
 				t.Errorf("counted %d and %d tokens", e.In, e.Out)
 			}
@@ -173,7 +173,7 @@ func TestErrorsInTheMiddleOfAStreamPass(t *testing.T) {
 			if n := calls.Load(); n != 1 {
 				t.Errorf("%d calls were sent", n)
 			}
-			workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 8 })
+			workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 8 })
 		})
 	}
 }

@@ -193,8 +193,8 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 	var class string
 	var expires *time.Time
 	_, err := pgx.ForEachRow(rows, []any{
-		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.Rate, &t.Flying,
-		&t.Waiting, &expires,
+		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.Rate, &t.InFlightMax,
+		&t.WaitingMax, &expires,
 	},
 		func() error {
 			fresh := t

@@ -34,13 +34,13 @@ func (s *sharedPool) admit(ctx context.Context, r *Request) error {
 	decision := make(chan Dropped, 1)
 	r.Leave = func(_ *Request, dropped Dropped) { decision <- dropped }
 	s.mu.Lock()
-	flying, refused := s.pool.Arrive(time.Now(), r)
+	inFlight, refused := s.pool.Arrive(time.Now(), r)
 	s.afterChange()
 	s.mu.Unlock()
 	switch {
 	case refused != nil:
 		return refused
-	case flying:
+	case inFlight:
 		return nil
 	}
 	select {
@@ -99,7 +99,7 @@ func (s *sharedPool) do(change func(now time.Time, p *Pool)) {
 // afterChange follows every change of the pool: the timer is set to what is due next, and where requests wait
 // for slots, or slots are to be given back, the leaser is woken. Called with mu held.
 func (s *sharedPool) afterChange() {
-	s.peak = max(s.peak, s.pool.stock)
+	s.peak = max(s.peak, s.pool.inFlight)
 	now := time.Now()
 	if s.need != nil && (s.pool.wanted(now) > 0 || len(s.pool.left) > 0) {
 		s.need(s)

@@ -359,11 +359,11 @@ func (x *pooled) arrive(now time.Duration, a arrival) {
 		}
 		begin(r.began.Sub(x.epoch))
 	}
-	flying, refused := x.pool.Arrive(x.epoch.Add(now), r)
+	inFlight, refused := x.pool.Arrive(x.epoch.Add(now), r)
 	switch {
 	case refused != nil:
 		x.refused++
-	case flying:
+	case inFlight:
 		begin(now)
 	}
 }

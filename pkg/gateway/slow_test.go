@@ -130,7 +130,7 @@ func sendSlowly(t *testing.T, path string, open bool, length int, code string, a
 			if _, err := conn.Write([]byte(" ")); err != nil {
 				break
 			}
-			if s := g.States()[0]; s.Stock != 0 || s.Waiting["default"] != 0 {
+			if s := g.States()[0]; s.InFlight != 0 || s.Waiting["default"] != 0 {
 				t.Fatalf("%s: a slot is held: %+v", path, s)
 			}
 			time.Sleep(time.Second)
@@ -229,7 +229,7 @@ func TestClientThatReadsOneByteASecondIsCutWhenAWriteStalls(t *testing.T) {
 				t.Errorf("events of %d bytes: whole is %v, want %v", c.event, whole, !c.cut)
 			}
 			synctest.Wait()
-			if s := g.States()[0]; s.Stock != 0 || s.Idle != 1 {
+			if s := g.States()[0]; s.InFlight != 0 || s.Idle != 1 {
 				t.Errorf("events of %d bytes: the slot is not idle: %+v", c.event, s)
 			}
 		})
@@ -274,7 +274,7 @@ func TestSilenceOfAWorkerIsNoStallOfAClientOverHTTP2(t *testing.T) {
 			defer answer.Body.Close()
 			if !reads {
 				time.Sleep(pause)
-				if s := g.States()[0]; s.Stock != 0 || s.Idle != 1 {
+				if s := g.States()[0]; s.InFlight != 0 || s.Idle != 1 {
 					t.Errorf("a client that does not read keeps its slot: %+v", s)
 				}
 				return

@@ -183,7 +183,7 @@ type PoolState struct {
 	Mode      string            `json:"mode"`
 	ModeSince time.Time         `json:"mode_since"`
 	Ceiling   int               `json:"ceiling"`
-	Stock     int               `json:"stock"`
+	InFlight  int               `json:"stock"` // the key is that of older programs
 	Waiting   map[string]int    `json:"waiting"`
 	Held      int               `json:"slots_held"`
 	Idle      int               `json:"slots_idle"`
@@ -200,15 +200,15 @@ type PoolState struct {
 
 // InstanceView is an instance as its pool sees it.
 type InstanceView struct {
-	ID      int32   `json:"id"`
-	Server  string  `json:"server"`
-	Usable  bool    `json:"usable"`
-	Slots   int     `json:"slots"`
-	Held    int     `json:"slots_held"`
-	Flying  int     `json:"in_flight"`
-	Limit   int     `json:"limit"`
-	Rate    float64 `json:"tokens_per_second"`
-	KVUsage float64 `json:"kv_usage"`
+	ID       int32   `json:"id"`
+	Server   string  `json:"server"`
+	Usable   bool    `json:"usable"`
+	Slots    int     `json:"slots"`
+	Held     int     `json:"slots_held"`
+	InFlight int     `json:"in_flight"`
+	Limit    int     `json:"limit"`
+	Rate     float64 `json:"tokens_per_second"`
+	KVUsage  float64 `json:"kv_usage"`
 
 	RemainingMS float64 `json:"remaining_ms"` // of its calls: the mean duration of one, whatever their age
 }
@@ -216,7 +216,7 @@ type InstanceView struct {
 // view returns the state of the pool.
 func (p *Pool) view(now time.Time, model string) PoolState {
 	s := PoolState{
-		Model: model, Mode: p.mode.String(), ModeSince: p.modeSince, Ceiling: p.ceiling(), Stock: p.stock,
+		Model: model, Mode: p.mode.String(), ModeSince: p.modeSince, Ceiling: p.ceiling(), InFlight: p.inFlight,
 		OverLimit: p.overLimit(now), Waiting: map[string]int{}, Bytes: p.bytes, Dropped: map[Dropped]int64{},
 		counts: p.count,
 	}
@@ -232,8 +232,8 @@ func (p *Pool) view(now time.Time, model string) PoolState {
 	s.counts.Dropped = s.Dropped
 	for _, i := range p.fleet.instances {
 		s.Instances = append(s.Instances, InstanceView{
-			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: len(i.held), Flying: i.flying,
-			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv, RemainingMS: min(float64(i.flying), 1) * p.cost.ms,
+			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: len(i.held), InFlight: i.inFlight,
+			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv, RemainingMS: min(float64(i.inFlight), 1) * p.cost.ms,
 		})
 	}
 	return s

@@ -19,8 +19,8 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 	p := x.pools[0]
 	p.owe(1)
 	x.run(1500 * time.Millisecond)
-	if began != 3 || p.stock != 1 {
-		t.Errorf("%d calls have begun and %d are in flight, want 3 and 1: one of two slots is owed", began, p.stock)
+	if began != 3 || p.inFlight != 1 {
+		t.Errorf("%d calls have begun and %d are in flight, want 3 and 1: one of two slots is owed", began, p.inFlight)
 	}
 	held, idle := p.fleet.held()
 	if held != 2 || idle != 0 {
@@ -34,8 +34,8 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 	}
 	p.owe(-3)
 	x.run(10 * time.Second)
-	if began != 5 || p.stock != 0 || p.waiting != 0 {
-		t.Errorf("%d calls have begun, %d are in flight, %d wait", began, p.stock, p.waiting)
+	if began != 5 || p.inFlight != 0 || p.waiting != 0 {
+		t.Errorf("%d calls have begun, %d are in flight, %d wait", began, p.inFlight, p.waiting)
 	}
 	if held, idle := p.fleet.held(); held != 1 || idle != 1 {
 		t.Errorf("%d slots are held and %d idle", held, idle)

@@ -123,7 +123,7 @@ func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 		if err := pool.admit(ctx, &Request{}); dropped(err) != DropCancelled {
 			t.Errorf("got %v", err)
 		}
-		if s := pool.view(); s.Waiting["default"] != 0 || s.Stock != 1 {
+		if s := pool.view(); s.Waiting["default"] != 0 || s.InFlight != 1 {
 			t.Errorf("got %+v", s)
 		}
 	})
@@ -164,13 +164,13 @@ func contest(seconds int, slots int, weights []float64, offer []int, service fun
 		took time.Duration
 		ends time.Time
 	}
-	var flying []flight
+	var inFlight []flight
 	waiting, sent := make([]int, len(weights)), make([]int, len(weights))
 	got := make([]float64, len(weights))
 	begin := func(flow int, r *Request) {
 		sent[flow]++
 		took := time.Duration(service(flow, sent[flow])) * time.Millisecond
-		flying = append(flying, flight{r, flow, took, now.Add(took)})
+		inFlight = append(inFlight, flight{r, flow, took, now.Add(took)})
 	}
 	fill := func() {
 		for i := range weights {
@@ -188,13 +188,13 @@ func contest(seconds int, slots int, weights []float64, offer []int, service fun
 	fill()
 	for end := now.Add(time.Duration(seconds) * time.Second); now.Before(end); {
 		first := 0
-		for i := range flying {
-			if flying[i].ends.Before(flying[first].ends) {
+		for i := range inFlight {
+			if inFlight[i].ends.Before(inFlight[first].ends) {
 				first = i
 			}
 		}
-		f := flying[first]
-		flying = append(flying[:first], flying[first+1:]...)
+		f := inFlight[first]
+		inFlight = append(inFlight[:first], inFlight[first+1:]...)
 		now = f.ends
 		got[f.flow] += milliseconds(f.took)
 		p.End(now, f.r, Taken{Took: f.took})
@@ -239,11 +239,11 @@ func TestTheDebtOfAFlowIsBounded(t *testing.T) {
 		x := newTraffic(1, 1, 1, DefaultPolicy())
 		p := x.pools[0]
 		r := &Request{Flow: "f", Class: Default, Weight: weight}
-		if flying, refused := p.Arrive(x.now, r); !flying {
+		if inFlight, refused := p.Arrive(x.now, r); !inFlight {
 			t.Fatal(refused)
 		}
 		line := p.lines[Default]
-		line.flying++ // another call keeps the busy period going
+		line.inFlight++ // another call keeps the busy period going
 		p.End(x.now.Add(time.Hour), r, Taken{Took: time.Hour})
 		if debt := (line.flows["f"].finish - line.virtual) * weight; debt != debtMax*weight {
 			t.Errorf("a flow of weight %g owes %.0f slot-milliseconds, want %.0f", weight, debt, debtMax*weight)
@@ -281,14 +281,14 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 	for n := range 100 {
 		p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
 	}
-	var flying []*Request
+	var inFlight []*Request
 	n := 0
 	arrive := func() *Request {
 		n++
 		r := &Request{Flow: fmt.Sprint("flow-", n*7919%1000), Class: Default}
-		r.Leave = func(r *Request, _ Dropped) { flying = append(flying, r) }
+		r.Leave = func(r *Request, _ Dropped) { inFlight = append(inFlight, r) }
 		if on, _ := p.Arrive(now, r); on {
-			flying = append(flying, r)
+			inFlight = append(inFlight, r)
 		}
 		return r
 	}
@@ -299,8 +299,8 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 	for b.Loop() {
 		now = now.Add(time.Microsecond)
 		arrive()
-		r := flying[0]
-		flying = flying[1:]
+		r := inFlight[0]
+		inFlight = inFlight[1:]
 		p.End(now, r, Taken{Took: 10 * time.Millisecond})
 		p.Cancel(now, arrive(), DropCancelled)
 	}

@@ -10,20 +10,20 @@ import (
 	"time"
 )
 
-// TokenState is a token of the API that may call models, with its limits.
+// TokenState is a token of the API that may call models, with its limits. Snapshots have its keys.
 type TokenState struct {
-	Hash      [sha256.Size]byte `json:"hash"` // of the secret
-	Name      string            `json:"name"`
-	Flows     []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
-	Models    []string          `json:"models"`  // that it may use; empty: all, or none if Limited is set
-	Limited   bool              `json:"limited"` // to some queues or applications: it may use their models alone
-	Class     Criticality       `json:"class"`   // at most
-	Rate      float64           `json:"rate"`    // requests a second; 0: not limited
-	Flying    int               `json:"flying"`  // calls in flight; 0: not limited
-	Waiting   int               `json:"waiting"` // requests that wait; 0: not limited
-	Weight    float64           `json:"weight"`  // of its flows; 0 is taken as 1
-	ExpiresAt time.Time         `json:"expires_at,omitzero"`
-	Budget    Budget            `json:"budget,omitzero"`
+	Hash        [sha256.Size]byte `json:"hash"` // of the secret
+	Name        string            `json:"name"`
+	Flows       []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
+	Models      []string          `json:"models"`  // that it may use; empty: all, or none if Limited is set
+	Limited     bool              `json:"limited"` // to some queues or applications: it may use their models alone
+	Class       Criticality       `json:"class"`   // at most
+	Rate        float64           `json:"rate"`    // requests a second; 0: not limited
+	InFlightMax int               `json:"flying"`  // calls in flight; 0: not limited
+	WaitingMax  int               `json:"waiting"` // requests that wait; 0: not limited
+	Weight      float64           `json:"weight"`  // of its flows; 0 is taken as 1
+	ExpiresAt   time.Time         `json:"expires_at,omitzero"`
+	Budget      Budget            `json:"budget,omitzero"`
 }
 
 // Budget bounds the GPU milliseconds that the calls of a token's flows, and of flows below them, take in a period. The
@@ -55,10 +55,10 @@ type caller struct {
 
 // tokenUse counts what the tokens of one name do; it outlives the versions of the table.
 type tokenUse struct {
-	mu      sync.Mutex
-	full    time.Time // when the bucket of the rate is full (generic cell rate algorithm)
-	flying  int
-	waiting int
+	mu       sync.Mutex
+	full     time.Time // when the bucket of the rate is full (generic cell rate algorithm)
+	inFlight int
+	waiting  int
 
 	admitted int64     // since the start
 	last     time.Time // when one was admitted last
@@ -68,11 +68,11 @@ type tokenUse struct {
 
 // total is how many requests of the token are in flight, and wait, at all gateways; called with mu held. Reports that
 // are old say nothing: the database is away.
-func (u *tokenUse) total(now time.Time) (flying, waiting int) {
+func (u *tokenUse) total(now time.Time) (inFlight, waiting int) {
 	if now.Sub(u.elsewhere.at) > countsKept {
-		return u.flying, u.waiting
+		return u.inFlight, u.waiting
 	}
-	return u.flying + u.elsewhere.flying, u.waiting + u.elsewhere.waiting
+	return u.inFlight + u.elsewhere.inFlight, u.waiting + u.elsewhere.waiting
 }
 
 // tokenTable finds tokens by the hash of their secret, without a statement.
@@ -155,14 +155,14 @@ func (c *caller) step(requests float64) time.Duration {
 func (c *caller) begin(now time.Time) *Rejection {
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()
-	flying, waiting := c.use.total(now)
-	if c.Flying > 0 && flying >= c.Flying {
+	inFlight, waiting := c.use.total(now)
+	if c.InFlightMax > 0 && inFlight >= c.InFlightMax {
 		return &Rejection{
 			Reason: DropRate, RetryAfter: time.Second,
 			Detail: "the token has as many requests in flight as it may",
 		}
 	}
-	if c.Waiting > 0 && waiting >= c.Waiting {
+	if c.WaitingMax > 0 && waiting >= c.WaitingMax {
 		return &Rejection{
 			Reason: DropRate, RetryAfter: time.Second,
 			Detail: "as many requests of the token wait as may",
@@ -182,7 +182,7 @@ func (c *caller) begin(now time.Time) *Rejection {
 		}
 		c.use.full = c.use.full.Add(step)
 	}
-	c.use.flying++
+	c.use.inFlight++
 	c.use.waiting++
 	c.use.admitted++
 	c.use.last = now
@@ -198,6 +198,6 @@ func (c *caller) dispatched() {
 
 func (c *caller) leave() {
 	c.use.mu.Lock()
-	c.use.flying--
+	c.use.inFlight--
 	c.use.mu.Unlock()
 }

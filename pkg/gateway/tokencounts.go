@@ -19,9 +19,9 @@ import (
 // last reports, two seconds at most, is not known. While the database is away each gateway counts its own requests
 // alone.
 
-// TokenCounts are the requests of the tokens of one name at one gateway.
+// TokenCounts are the requests of the tokens of one name at one gateway. Gateways of other versions read its keys.
 type TokenCounts struct {
-	Flying   int   `json:"flying,omitempty"`   // that are not over
+	InFlight int   `json:"flying,omitempty"`   // that are not over
 	Waiting  int   `json:"waiting,omitempty"`  // of those, the ones that wait
 	Admitted int64 `json:"admitted,omitempty"` // since the gateway started; those that a limit refused are not counted
 }
@@ -48,15 +48,15 @@ func (g *Gateway) TokenCounts() map[string]TokenCounts {
 	for name, callers := range table.byName {
 		limited := false
 		for _, c := range callers {
-			limited = limited || c.Rate > 0 || c.Flying > 0 || c.Waiting > 0
+			limited = limited || c.Rate > 0 || c.InFlightMax > 0 || c.WaitingMax > 0
 		}
 		if !limited {
 			continue
 		}
 		use := callers[0].use
 		use.mu.Lock()
-		if use.flying > 0 || now.Sub(use.last) < 2*countsKept {
-			list[name] = TokenCounts{Flying: use.flying, Waiting: use.waiting, Admitted: use.admitted}
+		if use.inFlight > 0 || now.Sub(use.last) < 2*countsKept {
+			list[name] = TokenCounts{InFlight: use.inFlight, Waiting: use.waiting, Admitted: use.admitted}
 		}
 		use.mu.Unlock()
 	}
@@ -113,7 +113,7 @@ func (g *Gateway) SetTokenCounts(reports map[invalidation.NodeID]map[string]Toke
 		most := c.Rate * (since + rateBurst).Seconds()
 		var sum elsewhere
 		for node, counts := range reports {
-			sum.flying += max(0, counts[name].Flying)
+			sum.inFlight += max(0, counts[name].InFlight)
 			sum.waiting += max(0, counts[name].Waiting)
 			sum.gateways++
 			if earlier, met := before[node]; met && since <= countsKept { // after a longer time each has counted alone
@@ -126,10 +126,10 @@ func (g *Gateway) SetTokenCounts(reports map[invalidation.NodeID]map[string]Toke
 
 // elsewhere is what requests of a token do at other gateways.
 type elsewhere struct {
-	flying, waiting int
-	admitted        float64   // since their last reports
-	gateways        int       // that have reported
-	at              time.Time // when they were read
+	inFlight, waiting int
+	admitted          float64   // since their last reports
+	gateways          int       // that have reported
+	at                time.Time // when they were read
 }
 
 // othersDid takes the reports of the other gateways into account.

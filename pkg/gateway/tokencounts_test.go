@@ -107,8 +107,8 @@ func TestReportsOfOtherGatewaysRefuseNobodyBelowItsRate(t *testing.T) {
 func TestRequestsInFlightCountAtAllGateways(t *testing.T) {
 	t.Parallel()
 	for name, token := range map[string]TokenState{
-		"in flight": {Name: "shop", Flying: 3},
-		"waiting":   {Name: "shop", Waiting: 3},
+		"in flight": {Name: "shop", InFlightMax: 3},
+		"waiting":   {Name: "shop", WaitingMax: 3},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			list, exchange := gatewaysOf(2, token)

@@ -96,13 +96,13 @@ func (x *traffic) send(gateway int, r *Request) {
 			x.dropped(gateway, r, why, x.now.Sub(arrived))
 		}
 	}
-	flying, refused := p.Arrive(x.now, r)
+	inFlight, refused := p.Arrive(x.now, r)
 	switch {
 	case refused != nil:
 		if x.dropped != nil {
 			x.dropped(gateway, r, refused.Reason, 0)
 		}
-	case flying:
+	case inFlight:
 		x.fly(gateway, r)
 	}
 }

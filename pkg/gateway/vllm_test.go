@@ -119,7 +119,7 @@ func TestVLLMAbortsTheRunOfAClientThatLeft(t *testing.T) {
 		if how := <-v.ended; how != "gone" {
 			t.Errorf("%s: the run ended with %s", body, how)
 		}
-		workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 4 })
+		workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 4 })
 	}
 }
 
@@ -173,5 +173,5 @@ func TestRunsThatVLLMGivesUpAtItsEndPass(t *testing.T) {
 	if n := len(first.ended) + len(second.ended); n != 2 {
 		t.Errorf("%d runs, want one for each request", n)
 	}
-	workertest.WaitFor(t, func() bool { s := p.state(); return s.Stock == 0 && s.Idle == 8 })
+	workertest.WaitFor(t, func() bool { s := p.state(); return s.InFlight == 0 && s.Idle == 8 })
 }
