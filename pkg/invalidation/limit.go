@@ -8,15 +8,33 @@ import (
 
 // refundSQL gives back what locks $2 with tokens $3 took out of token buckets: for $4 entries that the lock
 // does not cover, for those that have not run, where $5 says so, and for entries $6 under tokens $7 that are
-// about to end cancelled. An entry that has ended is not refunded again, however often its ending is settled.
+// about to end cancelled. Of all that are left of a lock those that have run stay paid: a second row of the lock
+// with their number, negative, and $5 false. An entry that has ended is not refunded again, however often its
+// ending is settled.
 const refundSQL = `
 SELECT penstock.refund($1, $2, $3, ARRAY(
        SELECT (k.uncovered + (SELECT count(*)
                                 FROM unnest($6::bigint[], $7::bigint[]) c(id, token)
                                CROSS JOIN LATERAL (SELECT FROM penstock.entry_X WHERE queue_id = $1
                                    AND id = c.id OFFSET 0) e
-                               WHERE c.token = k.token))::int
+                               WHERE c.token = k.token AND k.uncovered >= 0))::int
          FROM unnest($3::bigint[], $4::int[]) WITH ORDINALITY k(token, uncovered, ord) ORDER BY ord), $5)`
+
+// refunds are the arguments of refundSQL.
+type refunds struct {
+	keys      []string
+	tokens    []Token
+	uncovered []int32
+	rest      []bool
+	cancelled []EntryID
+	under     []Token // of cancelled
+}
+
+// lock adds a row of a lock.
+func (r *refunds) lock(l *Lock, uncovered int32, rest bool) {
+	r.keys, r.tokens = append(r.keys, l.Key), append(r.tokens, l.Token)
+	r.uncovered, r.rest = append(r.uncovered, uncovered), append(r.rest, rest)
+}
 
 // refundUncovered gives back to token buckets the entries that a claim counted by its snapshot, and which had
 // ended by then.
@@ -24,55 +42,54 @@ func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	if q.rates == rateNone {
 		return nil
 	}
-	var keys []string
-	var tokens []Token
-	var uncovered []int32
-	var rest []bool
+	var r refunds
 	for _, l := range groups {
 		if n := l.counted - len(l.Entries); n > 0 {
-			keys, tokens = append(keys, l.Key), append(tokens, l.Token)
-			uncovered, rest = append(uncovered, int32(n)), append(rest, false)
+			r.lock(l, int32(n), false)
 		}
 	}
-	if len(keys) == 0 {
+	if len(r.keys) == 0 {
 		return nil
 	}
-	_, err := q.db.Exec(ctx, q.sql.refund, q.ID, keys, tokens, uncovered, rest, []EntryID{}, []Token{})
+	_, err := q.db.Exec(ctx, q.sql.refund, q.ID, r.keys, r.tokens, r.uncovered, r.rest, []EntryID{}, []Token{})
 	return q.errorf("refund limits of", err)
 }
 
 // queueRefund refunds entries that end cancelled, and entries that their node releases before they
-// ran. An entry that a handler releases is not refunded: the handler has used the limited resource.
+// ran. An entry that a handler releases is not refunded, since the handler has used the limited resource;
+// those behind it, which go back with it, are.
 func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
 	if q.rates == rateNone {
 		return
 	}
+	var r refunds
 	index := map[Token]int{}
-	var keys []string
-	var tokens []Token
-	var none []int32 // entries that the lock does not cover
-	var cancelled []EntryID
-	var under []Token // of cancelled
-	var rest []bool
+	turnedAway := map[Token]int32{}
 	for _, e := range endings {
-		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && e.reason == "" ||
-			e.verb == verbFail && q.EndsLock(&e) && !e.Lock.Solo())
+		byHandler := e.verb == verbRelease && e.reason != ""
+		if byHandler {
+			turnedAway[e.Lock.Token]++
+		}
+		unrun := e.Last && (e.verb == verbYield || e.verb == verbRelease && !byHandler ||
+			q.EndsLock(&e) && len(e.Lock.Entries) > 1)
 		if e.verb != verbCancel && !unrun {
 			continue
 		}
 		at, seen := index[e.Lock.Token]
 		if !seen {
-			at = len(keys)
+			at = len(r.keys)
 			index[e.Lock.Token] = at
-			keys, tokens, none, rest = append(keys, e.Lock.Key), append(tokens, e.Lock.Token), append(none, 0),
-				append(rest, false)
+			r.lock(e.Lock, 0, false)
 		}
-		rest[at] = rest[at] || unrun
+		r.rest[at] = r.rest[at] || unrun
+		if n := turnedAway[e.Lock.Token]; unrun && n > 0 {
+			r.lock(e.Lock, -n, false)
+		}
 		if e.verb == verbCancel {
-			cancelled, under = append(cancelled, e.Entry), append(under, e.Lock.Token)
+			r.cancelled, r.under = append(r.cancelled, e.Entry), append(r.under, e.Lock.Token)
 		}
 	}
-	if len(keys) > 0 {
-		batch.Queue(q.sql.refund, q.ID, keys, tokens, none, rest, cancelled, under)
+	if len(r.keys) > 0 {
+		batch.Queue(q.sql.refund, q.ID, r.keys, r.tokens, r.uncovered, r.rest, r.cancelled, r.under)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -178,6 +179,28 @@ func TestRateIsRefundedForWhatWasCancelledOrDidNotRun(t *testing.T) {
 	if n := b.left(); n != 4 {
 		t.Errorf("after the weight changed: %d units left, want 4", n)
 	}
+}
+
+// Where a handler has no capacity for an entry, those behind it in its lock go back with it and have not run: their
+// tokens come back, and those that are cancelled in the same transaction come back once.
+func TestRateIsRefundedForWhatIsHandedBackBehindABusyEntry(t *testing.T) {
+	b := newBed(t, Config{})
+	b.q = b.under("slow", limitOptions{Rate: 0.001, Burst: 100}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.push(slices.Repeat([]string{"K"}, 40)...)
+	noCapacity := func(l *Lock, i int) Ending {
+		run := &Run{Queue: b.q, Entry: l.Entries[i], Lock: l, Node: here}
+		return Judge(run, nil, NoCapacity(0, errors.New("busy")), 0, 0)
+	}
+	for want := 99; want > 96; want-- {
+		b.settle(last(noCapacity(b.claimOne(), 0)))
+		b.want(b.left(), want)
+	}
+	lock := b.claimOne()
+	b.settle(Cancel(lock, lock.Entries[0].ID, "wished"), last(noCapacity(lock, 1)))
+	b.want(b.left(), 96)
+	lock = b.claimOne() // a batch of entries that ran together
+	b.settle(noCapacity(lock, 0), last(noCapacity(lock, 1)))
+	b.want(b.left(), 94)
 }
 
 func TestRateForEachLockKeyParksWhatMustWait(t *testing.T) {
