@@ -210,10 +210,10 @@ const commitWithin = 30 * time.Second
 
 // InTx runs fn in a transaction of db: commit if it returns nil, else roll back. BEGIN and COMMIT have 30 seconds each.
 // An error of COMMIT leaves open whether the transaction was committed.
+// The transaction is READ COMMITTED, also where the role or database has another default, which sessions of a pooler do
+// not override. If db is a transaction itself, fn runs in a subtransaction of it.
 func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
-	begin, stop := Bounded(ctx)
-	tx, err := db.Begin(begin)
-	stop()
+	tx, err := begin(ctx, db)
 	if err != nil {
 		return fmt.Errorf("%w: %w", ErrNotBegun, err)
 	}
@@ -227,6 +227,18 @@ func InTx(ctx context.Context, db DB, fn func(pgx.Tx) error) error {
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
+}
+
+func begin(ctx context.Context, db DB) (pgx.Tx, error) {
+	ctx, cancel := Bounded(ctx)
+	defer cancel()
+	outermost, ok := db.(interface {
+		BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
+	})
+	if !ok {
+		return db.Begin(ctx)
+	}
+	return outermost.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
 }
 
 // rollBack does nothing after a commit. Its answer is waited for as long as that to COMMIT.

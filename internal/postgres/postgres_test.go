@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -67,19 +68,36 @@ func TestNothingInPublicStandsInForWhatStatementsCall(t *testing.T) {
 
 // A database may be set up for another isolation, under which a finish would not see what was pushed meanwhile.
 func TestConnectionsAreReadCommittedWhateverTheDatabaseSays(t *testing.T) {
-	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})
+	dsn := pgtest.DSN(t)
+	setForDatabase(t, dsn, "default_transaction_isolation", "repeatable read")
+	for name, cfg := range map[string]postgres.Config{"own session": {DSN: dsn}, "pooled": {DSN: dsn, Pooled: true}} {
+		pool, err := postgres.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		const show = `SHOW transaction_isolation`
+		var level string
+		err = postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error { return tx.QueryRow(t.Context(), show).Scan(&level) })
+		if err != nil || level != "read committed" {
+			t.Errorf("%s: transactions are %s (%v)", name, level, err)
+		}
+		if err := pool.QueryRow(t.Context(), show).Scan(&level); err != nil || level == "read committed" == cfg.Pooled {
+			t.Errorf("%s: single statements are %s (%v)", name, level, err)
+		}
+	}
+}
+
+func setForDatabase(t *testing.T, dsn, name, value string) {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 1})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	const set = `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET default_transaction_isolation = %L', current_database(), 'repeatable read'); END $$`
+	set := `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET ` + name + ` = %L', current_database(), '` + value + `'); END $$`
 	if _, err := pool.Exec(t.Context(), set); err != nil {
 		t.Fatal(err)
-	}
-	pool.Reset()
-	var level string
-	if err := pool.QueryRow(t.Context(), `SHOW transaction_isolation`).Scan(&level); err != nil || level != "read committed" {
-		t.Errorf("transactions are %s (%v)", level, err)
 	}
 }
 
