@@ -17,7 +17,7 @@ import (
 var entryNumber = regexp.MustCompile(`\bentry (\d+)`)
 
 // keepEvidence writes what the recorders know of each entry that a finding names to the directory of
-// the logs, and when programs were killed, stopped, drained or kept from recording endings.
+// the logs, when programs were killed, stopped, drained or kept from recording endings, and which statements were held.
 func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []judge.Finding) error {
 	if !slices.ContainsFunc(findings, func(f judge.Finding) bool { return f.Broken > 0 }) {
 		return nil
@@ -32,6 +32,9 @@ func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []ju
 	if err := os.WriteFile(filepath.Join(s.cfg.logs, "deaths.txt"), []byte(deaths.String()), 0o600); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(s.cfg.logs, "held.txt"), s.policy.heldStatements(), 0o600); err != nil {
+		return err
+	}
 	for _, f := range findings {
 		for _, example := range f.Examples {
 			for _, match := range entryNumber.FindAllStringSubmatch(example, 2) {
@@ -42,6 +45,18 @@ func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []ju
 		}
 	}
 	return nil
+}
+
+// heldStatements are the statements that faults held, a line for each.
+func (p *policy) heldStatements() []byte {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var text []byte
+	for _, h := range p.held {
+		text = fmt.Appendf(text, "%s from %v to %v: %s at a %s: %s\n", h.process, h.from.UTC(), h.to.UTC(), h.fault, h.kind,
+			h.site)
+	}
+	return text
 }
 
 func (s *site) keepEvidenceOf(ctx context.Context, entry string) error {

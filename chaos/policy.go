@@ -62,6 +62,7 @@ type policy struct {
 	seen    map[string]int            // groups of messages, by call site
 	final   []judge.Death             // statements that met an error of finalStates
 	unheard []judge.Death             // faults at heartbeats, by incarnation
+	held    []heldStatement           // by faults that let a process wait
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
 	refused []judge.Disturbance       // SQLSTATEs that leaders were answered
 }
@@ -247,7 +248,7 @@ func (p *policy) leastTried(site string) string {
 
 // Happened implements pgproxy.Policy. A fault counts as soon as it takes effect.
 func (p *policy) Happened(
-	link *pgproxy.Link, kind pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+	link *pgproxy.Link, group pgproxy.Group, fault pgproxy.Fault, from time.Time,
 ) (over func(to time.Time)) {
 	incarnation := ""
 	if link != nil {
@@ -255,26 +256,46 @@ func (p *policy) Happened(
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.happens[faultKey{kind, fault.String()}]++
-	if kind == pgproxy.Beat {
+	p.happens[faultKey{group.Kind, fault.String()}]++
+	ends := []func(to time.Time){p.notedHeld(incarnation, group, fault, from)}
+	switch group.Kind {
+	case pgproxy.Beat:
 		i := len(p.unheard)
 		p.unheard = append(p.unheard, judge.Death{Process: incarnation, At: from, Until: from})
-		return func(to time.Time) {
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.unheard[i].Until = to
-		}
+		ends = append(ends, func(to time.Time) { p.unheard[i].Until = to })
+	case pgproxy.Recover, pgproxy.Elect:
+		i := len(p.delayed)
+		what := string(group.Kind) + ": " + fault.String()
+		p.delayed = append(p.delayed, judge.Disturbance{What: what, From: from})
+		ends = append(ends, func(to time.Time) { p.delayed[i].To = to })
 	}
-	if kind != pgproxy.Recover && kind != pgproxy.Elect {
-		return func(time.Time) {}
-	}
-	i := len(p.delayed)
-	p.delayed = append(p.delayed, judge.Disturbance{What: string(kind) + ": " + fault.String(), From: from})
 	return func(to time.Time) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.delayed[i].To = to
+		for _, end := range ends {
+			end(to)
+		}
 	}
+}
+
+// heldStatement is a statement for which a process was kept waiting, or whose commit was.
+type heldStatement struct {
+	process, site string
+	kind          pgproxy.Kind
+	fault         pgproxy.Fault
+	from, to      time.Time // to is zero while it lasts
+}
+
+// notedHeld notes a statement that a fault holds, until the function is called with the end of it. The caller holds mu.
+func (p *policy) notedHeld(
+	incarnation string, group pgproxy.Group, fault pgproxy.Fault, from time.Time,
+) (over func(to time.Time)) {
+	if fault != pgproxy.Mute && fault != pgproxy.Late && fault != pgproxy.Slow {
+		return func(time.Time) {}
+	}
+	i := len(p.held)
+	p.held = append(p.held, heldStatement{incarnation, group.Site, group.Kind, fault, from, time.Time{}})
+	return func(to time.Time) { p.held[i].to = to }
 }
 
 // refusals are the times that errors at leaders cost these.

@@ -14,7 +14,7 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	for _, kind := range []pgproxy.Kind{pgproxy.Recover, pgproxy.Elect} {
 		for _, fault := range []pgproxy.Fault{pgproxy.Swallow, pgproxy.Late, pgproxy.Mute, pgproxy.Slow} {
 			p := newPolicy(1, false)
-			over := p.Happened(nil, kind, fault, now)
+			over := p.Happened(nil, pgproxy.Group{Kind: kind}, fault, now)
 			list := p.heldUp(now.Add(4 * time.Second))
 			if len(list) != 1 || !list[0].From.Equal(now) || !list[0].To.Equal(now.Add(4*time.Second)) {
 				t.Fatalf("%s, %v: while it lasts: %+v", kind, fault, list)
@@ -27,7 +27,7 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 		}
 	}
 	p := newPolicy(1, false)
-	p.Happened(nil, pgproxy.Push, pgproxy.Slow, now)(now)
+	p.Happened(nil, pgproxy.Group{Kind: pgproxy.Push}, pgproxy.Slow, now)(now)
 	if list := p.heldUp(now); len(list) != 0 {
 		t.Errorf("a push: %v", list)
 	}
@@ -68,7 +68,7 @@ func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
 				for due[kind] += float64(commits[kind]) / 320; due[kind] >= 1; due[kind]-- {
 					now := time.Now()
 					if d := p.Decide(link, pgproxy.Group{Kind: kind, Commits: true}); d.Fault != pgproxy.Pass {
-						p.Happened(link, kind, d.Fault, now)(now)
+						p.Happened(link, pgproxy.Group{Kind: kind}, d.Fault, now)(now)
 					}
 				}
 			}

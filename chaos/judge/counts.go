@@ -38,11 +38,14 @@ func attemptsAreErrors(x *index, r *report) {
 	}
 }
 
-// recorded says that a call was answered with an error and that nothing kept its node from recording that, until its
-// lock was freed.
+// recorded says that a run ended with a call that was answered with an error, and that nothing kept its node from
+// recording that, until its lock was freed. A node may call another instance after an error, within the run.
 func (x *index) recorded(c *Call) bool {
 	g := x.grants[c.Token]
-	return c.Answer == "error" && g != nil && !x.forked(c.Begin) &&
+	another := slices.ContainsFunc(x.calls[c.Entry], func(o *Call) bool {
+		return o.Token == c.Token && o.Begin.After(c.Begin)
+	})
+	return c.Answer == "error" && !another && g != nil && !x.forked(c.Begin) &&
 		!x.disturbed(g.Process, c.Begin, laterOf(c.Closed.Add(x.Lease), g.Freed))
 }
 

@@ -197,6 +197,15 @@ func TestOnlyTheDeathOfANodeThatToldOfARunIsACrashForCertain(t *testing.T) {
 	}
 }
 
+func TestAnErrorAfterWhichTheNodeCallsAnotherInstanceIsNoAttempt(t *testing.T) {
+	h := good()
+	h.Calls = append(h.Calls, Call{Entry: 53, Token: 122, Op: 53, Begin: at(1501), Closed: at(1505), Answer: "ok"})
+	endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 1
+	if found := broken(h); found["attempts are errors"] != 0 {
+		t.Errorf("an attempt is missed: %v", found)
+	}
+}
+
 func TestErrorsThatANodeMayNotHaveRecordedNeedNoAttemptAndNoWait(t *testing.T) {
 	h := good()
 	h.Deaths = append(h.Deaths, Death{Process: "n3", At: at(1105), Killed: true})

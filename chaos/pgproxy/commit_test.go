@@ -29,7 +29,7 @@ func (c *counting) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision
 	return pgproxy.Decision{Fault: pgproxy.Swallow}
 }
 
-func (c *counting) Happened(*pgproxy.Link, pgproxy.Kind, pgproxy.Fault, time.Time) func(time.Time) {
+func (c *counting) Happened(*pgproxy.Link, pgproxy.Group, pgproxy.Fault, time.Time) func(time.Time) {
 	return func(time.Time) {}
 }
 

@@ -70,7 +70,7 @@ type Policy interface {
 	// Happened reports a fault that took effect, as soon as it did: the process waits for it since a time, until the
 	// function that is returned is called with the end of the wait. That is the same time where it does not wait. A
 	// process that ends the connection waits no longer.
-	Happened(link *Link, kind Kind, fault Fault, from time.Time) (over func(to time.Time))
+	Happened(link *Link, group Group, fault Fault, from time.Time) (over func(to time.Time))
 	// Committed reports each transaction whose commit the server has confirmed, faulty or not.
 	Committed(link *Link, kind Kind, at time.Time)
 }

@@ -39,7 +39,7 @@ func (f *fate) Decide(_ *pgproxy.Link, group pgproxy.Group) pgproxy.Decision {
 }
 
 func (f *fate) Happened(
-	_ *pgproxy.Link, _ pgproxy.Kind, fault pgproxy.Fault, from time.Time,
+	_ *pgproxy.Link, _ pgproxy.Group, fault pgproxy.Fault, from time.Time,
 ) (over func(to time.Time)) {
 	if f.begun != nil {
 		f.begun <- fault

@@ -40,14 +40,18 @@ type statement struct {
 // group is the messages up to a Sync, or one simple query.
 type group struct {
 	kind     Kind
+	site     string
 	commits  bool
 	decision Decision
+	waiting  int // with Unsent: statements whose answer is still to come; the server has no Sync yet
 	rows     int // that the server sent
 	updated  int // rows of UPDATE, INSERT and DELETE, or of the first column being a boolean true: see Elect
 	failed   bool
 	held     []byte    // the answer, where it is held back
 	from, to time.Time // the time for which the commit is held, where it is
 }
+
+func (g *group) group() Group { return Group{g.kind, g.site, g.commits} }
 
 func newSession(l *Link, client, server net.Conn) *session {
 	return &session{
@@ -88,64 +92,10 @@ func (s *session) run() {
 // ends, as keepalives end one whose other side is gone.
 const MuteMax = 8 * time.Second
 
-const (
-	codeSSL    = 80877103
-	codeGSS    = 80877104
-	codeCancel = 80877102
-	frameMax   = 256 << 20
-)
-
-// startup passes on the first message, which has no type. Encryption is refused: the proxy has to
-// read.
-func (s *session) startup() error {
-	for {
-		head := make([]byte, 8)
-		if _, err := io.ReadFull(s.client, head); err != nil {
-			return err
-		}
-		length, code := binary.BigEndian.Uint32(head), binary.BigEndian.Uint32(head[4:])
-		if length < 8 || length > 10_000 {
-			return errors.New("startup message has no plausible length")
-		}
-		rest := make([]byte, length-8)
-		if _, err := io.ReadFull(s.client, rest); err != nil {
-			return err
-		}
-		if code == codeSSL || code == codeGSS {
-			if _, err := s.client.Write([]byte{'N'}); err != nil {
-				return err
-			}
-			continue
-		}
-		_, err := s.server.Write(append(head, rest...))
-		if err == nil && code == codeCancel {
-			// The server closes the connection; nothing follows.
-			_, err = io.Copy(io.Discard, s.server)
-			return errors.Join(err, io.EOF)
-		}
-		return err
-	}
-}
-
-// readFrame reads one message with its type and length.
-func readFrame(r *bufio.Reader) ([]byte, error) {
-	head, err := r.Peek(5)
-	if err != nil {
-		return nil, err
-	}
-	length := binary.BigEndian.Uint32(head[1:])
-	if length < 4 || length > frameMax {
-		return nil, errors.New("message has no plausible length")
-	}
-	frame := make([]byte, 1+length)
-	_, err = io.ReadFull(r, frame)
-	return frame, err
-}
-
 // requests collects messages of the process up to the end of a group and sends them on.
 func (s *session) requests(r *bufio.Reader) error {
 	var collected []byte
-	kind, site, ends := Other, "", false
+	kind, site, ends, executes := Other, "", false, 0
 	for {
 		frame, err := readFrame(r)
 		if err != nil {
@@ -177,6 +127,9 @@ func (s *session) requests(r *bufio.Reader) error {
 				s.mu.Unlock()
 			}
 			continue
+		case 'E':
+			executes++
+			continue
 		case 'Q':
 			var m pgproto3.Query
 			if m.Decode(body) == nil {
@@ -187,7 +140,10 @@ func (s *session) requests(r *bufio.Reader) error {
 		default:
 			continue
 		}
-		err = s.forward(frame[0], collected, Group{kind, site, ends})
+		err = s.forward(frame[0], collected, Group{kind, site, ends}, executes)
+		if frame[0] != 'H' { // what is flushed is a part of the group
+			executes = 0
+		}
 		collected, kind, site, ends = nil, Other, "", false
 		if err != nil {
 			return err
@@ -223,7 +179,7 @@ func noted(kind Kind, ends bool, k Kind, sql string) (Kind, bool) {
 var errFault = errors.New("fault")
 
 // forward sends a group to the server, unless the policy decides otherwise.
-func (s *session) forward(last byte, frames []byte, sent Group) error {
+func (s *session) forward(last byte, frames []byte, sent Group, executes int) error {
 	if d := s.link.delay.Load(); d > 0 {
 		time.Sleep(time.Duration(d))
 	}
@@ -235,7 +191,7 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 		return err
 	}
 	s.mu.Lock()
-	g := &group{kind: sent.Kind, commits: sent.Commits || !s.open}
+	g := &group{kind: sent.Kind, site: sent.Site, commits: sent.Commits || !s.open}
 	if s.open {
 		s.block = stronger(s.block, sent.Kind)
 		g.kind = s.block
@@ -254,8 +210,8 @@ func (s *session) forward(last byte, frames []byte, sent Group) error {
 		s.happened(g)
 		return s.refuse(g.decision.SQLSTATE)
 	case Unsent:
-		if last == 'S' && g.commits && !sent.Commits { // an implicit transaction: its Sync would commit
-			frames[len(frames)-5] = 'H'
+		if last == 'S' && g.commits && !sent.Commits && executes > 0 { // an implicit transaction: its Sync would commit
+			frames[len(frames)-5], g.waiting = 'H', executes
 		} else {
 			g.decision.Fault = Pass
 		}
@@ -305,12 +261,12 @@ func (s *session) happened(g *group) {
 		g.from = time.Now()
 		g.to = g.from
 	}
-	s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, g.from)(g.to)
+	s.link.proxy.policy.Happened(s.link, g.group(), g.decision.Fault, g.from)(g.to)
 }
 
 // began reports the fault of a group for which the process waits from now on, until the function is called.
 func (s *session) began(g *group) (over func(to time.Time)) {
-	return s.link.proxy.policy.Happened(s.link, g.kind, g.decision.Fault, time.Now())
+	return s.link.proxy.policy.Happened(s.link, g.group(), g.decision.Fault, time.Now())
 }
 
 // fatal are the classes after whose errors a server closes the connection.
@@ -396,8 +352,18 @@ func (s *session) answer(frame []byte) error {
 			s.happened(g)
 			return errFault
 		}
+		if err := s.answered(g, 1); err != nil {
+			return err
+		}
+	case 'I', 's': // a statement that is empty, or has more rows
+		if err := s.answered(g, 1); err != nil {
+			return err
+		}
 	case 'E':
 		g.failed = true
+		if err := s.answered(g, g.waiting); err != nil { // the server skips what follows
+			return err
+		}
 	case 'Z':
 		return s.complete(g, frame)
 	}
@@ -406,6 +372,23 @@ func (s *session) answer(frame []byte) error {
 		return nil
 	}
 	return s.send(frame)
+}
+
+// answered notes that the server has answered n statements of a group whose Sync was kept from it. A group that has
+// failed or changed nothing gets the Sync, and passes: there is nothing to lose, and the server says no more without it.
+func (s *session) answered(g *group, n int) error {
+	if g.waiting == 0 {
+		return nil
+	}
+	if g.waiting -= n; g.waiting > 0 {
+		return nil
+	}
+	g.decision.Fault = Pass
+	sync, err := (&pgproto3.Sync{}).Encode(nil)
+	if err == nil {
+		_, err = s.server.Write(sync)
+	}
+	return err
 }
 
 // complete ends a group whose transaction, if it ended one, the server has confirmed.
@@ -469,27 +452,4 @@ func (s *session) complete(g *group, frame []byte) error {
 func (s *session) send(frame []byte) error {
 	_, err := s.client.Write(frame)
 	return err
-}
-
-// tagRows is the number at the end of a command tag.
-func tagRows(body []byte) int {
-	tag := strings.TrimRight(string(body), "\x00")
-	n := 0
-	for _, c := range tag[strings.LastIndexByte(tag, ' ')+1:] {
-		if c < '0' || c > '9' {
-			return 0
-		}
-		n = 10*n + int(c-'0')
-	}
-	return n
-}
-
-// electedRow says that the second column of a poll of an election is true: the term was won by it.
-func electedRow(body []byte) bool {
-	var m pgproto3.DataRow
-	if m.Decode(body) != nil || len(m.Values) < 2 || len(m.Values[1]) != 1 {
-		return false
-	}
-	v := m.Values[1][0]
-	return v == 1 || v == 't'
 }
