@@ -20,7 +20,7 @@ BEGIN
 END $$;
 
 -- batch_payload is the payload of an entry of a batch.
--- Callers: push_batch_entry, feed_batch.
+-- Callers: push_batch_entry, feed_batch, check_batch_entry.
 CREATE OR REPLACE FUNCTION penstock.batch_payload(b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT b.detail || jsonb_build_object('batch', b.id, 'step', step) || more
@@ -37,10 +37,24 @@ LANGUAGE sql AS $$
                                names => ARRAY['batch:' || b.id], inside => true)).ids[1]
 $$;
 
+-- check_batch_entry refuses what the push of an entry of a batch would refuse for good.
+-- Callers: create_batch.
+-- SQLSTATE: PS002 invalid argument, PS003 payload too large.
+CREATE OR REPLACE FUNCTION penstock.check_batch_entry(q penstock.queue, b penstock.batch, step text, more jsonb) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    payloads jsonb[] := ARRAY[penstock.batch_payload(b, step, more)];
+BEGIN
+    PERFORM penstock.check_payloads(q, payloads);
+    PERFORM penstock.check_options(q, payloads, '{}', ARRAY[b.flow], ARRAY[b.priority], ARRAY['batch:' || b.id], '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}');
+EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
+    RAISE EXCEPTION 'entry "%" of the batch: %', step, SQLERRM USING ERRCODE = SQLSTATE, HINT = 'The entries of a batch have its detail as payload.';
+END $$;
+
 -- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by
 -- the node that runs its first entry. Options: items or query, part_size, window_parts, detail,
--- flow, priority, completion_queue. It refuses a queue whose kind has handlers of its own, and
--- items or options that are null.
+-- flow, priority, completion_queue. It refuses a queue whose kind has handlers of its own,
+-- items or options that are null, and a detail or flow with which no part could be pushed, or not the completion entry.
 -- Locks: none that another session has; the batch is new.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -53,6 +67,7 @@ DECLARE
     q       penstock.queue := penstock.queue_row(queue);
     b       penstock.batch;
     unknown text;
+    parts   bigint; -- 1 where only the query can tell
 BEGIN
     IF q.kind NOT IN ('batch', 'task') THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not batch', q.name, q.kind
@@ -83,6 +98,12 @@ BEGIN
             b.flow, b.priority, penstock.actor_name(create_batch.actor),
             CASE WHEN options->>'completion_queue' IS NOT NULL THEN (penstock.queue_row(options->>'completion_queue')).id END)
     RETURNING * INTO b;
+    parts := CASE WHEN b.items IS NULL THEN 1 ELSE (jsonb_array_length(b.items) + b.part_size - 1) / b.part_size END;
+    IF parts > 0 THEN
+        PERFORM penstock.check_batch_entry(q, b, 'part', jsonb_build_object('part', parts));
+    END IF;
+    PERFORM penstock.check_batch_entry(t, b, 'end', jsonb_build_object('status', 'cancelled', 'parts', parts, 'bad', parts))
+       FROM penstock.queue t WHERE t.id = b.completion_queue_id;
     IF b.items IS NOT NULL THEN
         PERFORM penstock.split_batch(b.id);
     ELSE
@@ -287,11 +308,26 @@ BEGIN
     RETURN cardinality(next);
 END $$;
 
+-- end_waiting_parts ends up to 10,000 parts that are not in the queue, and returns how many.
+-- Locks: the rows of the parts. The caller has the row of the batch.
+-- Callers: step_batch.
+CREATE OR REPLACE FUNCTION penstock.end_waiting_parts(b penstock.batch, how penstock.outcome, why text) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    n integer;
+BEGIN
+    UPDATE penstock.batch_part p SET outcome = how, ended_at = clock_timestamp(), error = why
+     WHERE p.batch_id = b.id AND p.no = ANY (ARRAY(SELECT w.no FROM penstock.batch_part w
+            WHERE w.batch_id = b.id AND w.ended_at IS NULL AND w.entry_id IS NULL ORDER BY w.no LIMIT 10000));
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
 -- complete_batch pushes the completion entry, once: the row of the batch names that entry from then
--- on.
+-- on. Where the push is refused for good the batch ends without one: as failed, unless it was cancelled.
 -- Locks: those of push_many. The caller has the row of the batch.
 -- Callers: step_batch.
--- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- SQLSTATE: PS001 no such queue, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.complete_batch(b penstock.batch) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -301,14 +337,22 @@ DECLARE
     parts   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
     target  text := (SELECT name FROM penstock.queue WHERE id = b.completion_queue_id);
     pushed  bigint;
+    refused text;
 BEGIN
     verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
     IF target IS NOT NULL THEN
-        pushed := penstock.push_batch_entry(target, b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
+        BEGIN
+            pushed := penstock.push_batch_entry(target, b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
+        EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
+            refused := 'completion: ' || SQLERRM;
+            verdict := CASE verdict WHEN 'done' THEN 'failed' ELSE verdict END;
+        END;
     END IF;
-    UPDATE penstock.batch SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
-                              problem = coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END),
-                              ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
+    UPDATE penstock.batch
+       SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
+           problem = nullif(concat_ws('; ', coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed'
+                                                                   THEN bad || ' of ' || parts || ' parts did not end well' END), refused), ''),
+           ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
      WHERE id = b.id;
 END $$;
 
@@ -327,12 +371,13 @@ BEGIN
 END $$;
 
 -- step_batch does the next step of a batch: it records parts that ended, pushes the next ones or ends
--- up to 10,000 of those that a cancel leaves, or completes the batch. It returns how many parts it
+-- up to 10,000 of those that a cancel leaves, or completes the batch. Parts whose push is refused for good, which a
+-- later step would try again for ever, end as failed with the error. It returns how many parts it
 -- pushed, ended or found ended. A batch that another session has locked is skipped.
 -- Locks: the row of the batch (FOR UPDATE SKIP LOCKED), then rows of its parts, then those of
 -- push_many.
 -- Callers: pkg/batch.
--- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
+-- SQLSTATE: PS001 no such queue, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
 CREATE OR REPLACE FUNCTION penstock.step_batch(batch bigint) RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -354,17 +399,17 @@ BEGIN
     ELSIF b.status = 'running' THEN
         n := penstock.reap_batch(b);
         IF b.cancelled_by IS NOT NULL THEN
-            WITH ended AS (
-                UPDATE penstock.batch_part p SET outcome = 'cancelled', ended_at = clock_timestamp(), error = b.cancelled_reason
-                 WHERE p.batch_id = b.id AND p.no = ANY (ARRAY(SELECT w.no FROM penstock.batch_part w
-                        WHERE w.batch_id = b.id AND w.ended_at IS NULL AND w.entry_id IS NULL ORDER BY w.no LIMIT 10000))
-                RETURNING p.no)
-            SELECT n + count(*) INTO n FROM ended;
+            n := n + penstock.end_waiting_parts(b, 'cancelled', b.cancelled_reason);
         END IF;
         IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL) THEN
             PERFORM penstock.complete_batch(b);
         ELSIF b.cancelled_by IS NULL AND (b.paused_at IS NULL OR NOT penstock.paused_until(b.paused_until)) THEN
-            n := n + penstock.feed_batch(b);
+            BEGIN
+                n := n + penstock.feed_batch(b);
+            EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
+                UPDATE penstock.batch x SET problem = coalesce(x.problem, 'parts cannot be pushed: ' || SQLERRM) WHERE x.id = b.id;
+                n := n + penstock.end_waiting_parts(b, 'failed', SQLERRM);
+            END;
         END IF;
     ELSIF b.status = 'ending' AND NOT EXISTS (
           SELECT FROM penstock.entry e WHERE e.queue_id = b.completion_queue_id AND e.id = b.completion_entry_id) THEN

@@ -49,7 +49,7 @@ END $$;
 
 -- check_payloads refuses a payload that is missing, too large or has numbers that no program can
 -- read, by the number of the entry (from 1).
--- Callers: push_many.
+-- Callers: push_many, check_batch_entry.
 -- SQLSTATE: PS002 invalid argument, PS003 payload too large.
 CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -119,7 +119,7 @@ END $$;
 
 -- check_options refuses options that cannot be accepted, by the name of the field and the number of
 -- the entry (from 1).
--- Callers: push_many.
+-- Callers: push_many, check_batch_entry.
 -- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_options(
     q penstock.queue, payloads jsonb[], lock_keys text[], flows text[], priorities smallint[], names text[],

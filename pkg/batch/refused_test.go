@@ -1,0 +1,85 @@
+package batch
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+var by = invalidation.By{Actor: "ada", Reason: "test"}
+
+// A push that is refused for good ends the parts that wait for it, and the batch: a later step would be refused again.
+func TestPartsWhosePushIsRefusedForGoodAreFailed(t *testing.T) {
+	for name, c := range map[string]struct{ detail, setting, undone, problem string }{
+		"too large":        {`{"text": "` + strings.Repeat("x", 300) + `"}`, `{"payload_limit": 200}`, `{"payload_limit": 2000}`, "bytes"},
+		"no valid options": {`{"customer": ""}`, `{"grouping": "customer"}`, `{"grouping": null}`, "lock_key is empty"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			id := b.create(Batch{Items: numbers(5), PartSize: 1, Window: 2, Detail: json.RawMessage(c.detail), CompletionQueue: "parts"})
+			b.step()
+			b.exec(`SELECT penstock.alter_queue('parts', '` + c.setting + `')`)
+			b.drain()
+			s := b.status(id)
+			if s.State != "failed" || s.Done != 2 || s.Bad != 3 ||
+				!strings.Contains(s.Problem, "parts cannot be pushed") || !strings.Contains(s.Problem, c.problem) ||
+				!strings.Contains(s.Problem, "; completion: ") {
+				t.Errorf("%+v, want 2 parts done, 3 failed, and the refusals of parts and completion as problem", s)
+			}
+			if n := b.count(`SELECT count(*) FROM penstock.batch_part WHERE error LIKE '%' || $1 || '%'`, c.problem); n != 3 {
+				t.Errorf("%d parts have the refusal as error, want 3", n)
+			}
+			b.exec(`SELECT penstock.alter_queue('parts', '` + c.undone + `')`)
+			if err := Retry(b.ctx, b.pool, id, by); err != nil {
+				t.Fatal(err)
+			}
+			b.drain()
+			if s := b.status(id); s.State != "done" || s.Done != 5 || s.Problem != "" || string(s.Result) != "15" {
+				t.Errorf("retried where the push is taken: %+v", s)
+			}
+		})
+	}
+}
+
+// A batch whose completion entry is refused can be cancelled, and ends.
+func TestABatchEndsThoughItsCompletionIsRefused(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.create_queue('ends')`)
+	detail := json.RawMessage(`{"text": "` + strings.Repeat("x", 300) + `"}`)
+	done := b.create(Batch{Items: numbers(1), Detail: detail, CompletionQueue: "ends"})
+	cancelled := b.create(Batch{Items: numbers(1), Detail: detail, CompletionQueue: "ends"})
+	b.exec(`SELECT penstock.alter_queue('ends', '{"payload_limit": 200}')`)
+	if err := Cancel(b.ctx, b.pool, cancelled, by); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	for id, state := range map[int64]string{done: "failed", cancelled: "cancelled"} {
+		if s := b.status(id); s.State != state || !strings.HasPrefix(s.Problem, "completion: payload of entry 1 has") {
+			t.Errorf("%+v, want it %s with the refusal as problem", s, state)
+		}
+	}
+}
+
+// What no push would take is refused when the batch is made.
+func TestCreateRefusesADetailThatNoPushTakes(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.alter_queue('parts', '{"payload_limit": 200, "grouping": "customer"}')`)
+	b.exec(`SELECT penstock.create_queue('ends', '{"grouping": "receiver"}')`)
+	for name, c := range map[string]struct {
+		batch Batch
+		want  error
+	}{
+		"part too large":         {Batch{Items: numbers(1), Detail: json.RawMessage(`{"text": "` + strings.Repeat("x", 300) + `"}`)}, invalidation.ErrPayloadTooLarge},
+		"part with an empty key": {Batch{Query: "SELECT 1", Detail: json.RawMessage(`{"customer": ""}`)}, invalidation.ErrInvalid},
+		"completion":             {Batch{Items: numbers(1), Detail: json.RawMessage(`{"receiver": ""}`), CompletionQueue: "ends"}, invalidation.ErrInvalid},
+	} {
+		c.batch.Queue, c.batch.Name = "parts", name
+		if _, err := Create(b.ctx, b.pool, c.batch, by); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	b.create(Batch{Items: numbers(0), Detail: json.RawMessage(`{"customer": ""}`)})
+}
