@@ -323,16 +323,15 @@ BEGIN
         PERFORM penstock.end_entry(e, 'cancelled', why);
         RETURN 'cancelled';
     END IF;
-    INSERT INTO penstock.cancel_request (queue_id, entry_id, actor, reason)
-    VALUES (queue, wanted, penstock.actor_name(who), coalesce(why, ''))
+    INSERT INTO penstock.cancel_request (queue_id, entry_id, lock_key, actor, reason)
+    VALUES (queue, wanted, key, penstock.actor_name(who), coalesce(why, ''))
     ON CONFLICT DO NOTHING;
-    SELECT coalesce(x.lock_key, '#' || x.id) INTO key FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
-    IF NOT FOUND THEN
+    IF NOT EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted) THEN
         DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
         RETURN NULL;
     END IF;
     PERFORM penstock.notify('cancel ' || l.node_id)
-       FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.last_entry_id >= wanted;
+       FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = coalesce(key, '#' || wanted) AND l.last_entry_id >= wanted;
     RETURN 'requested';
 END $$;
 

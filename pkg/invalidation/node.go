@@ -76,12 +76,9 @@ WITH beat AS (
 ), wished AS MATERIALIZED (
     SELECT c.ctid AS row
       FROM penstock.cancel_request c
-     CROSS JOIN LATERAL (SELECT coalesce((SELECT e.lock_key FROM penstock.entry e WHERE e.queue_id = c.queue_id
-         AND e.id = c.entry_id),
-                                         '#' || c.entry_id) AS lock_key OFFSET 0) k
      CROSS JOIN LATERAL (SELECT FROM penstock.lock l
-                          WHERE l.queue_id = c.queue_id AND l.lock_key = k.lock_key AND l.node_id = $1
-                            AND c.entry_id <= l.last_entry_id
+                          WHERE l.queue_id = c.queue_id AND l.lock_key = coalesce(c.lock_key, '#' || c.entry_id)
+                            AND l.node_id = $1 AND c.entry_id <= l.last_entry_id
                          OFFSET 0) l
 ), asked AS (
     UPDATE penstock.cancel_request c
