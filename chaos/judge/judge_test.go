@@ -398,41 +398,6 @@ func TestCasesOfTimesAreThoseThatCouldBeBroken(t *testing.T) {
 	}
 }
 
-// A node that is stopped while a worker answers takes it for a timeout, and only then.
-// Each of these once passed a judge.
-func TestWhatJudgesDidNotSee(t *testing.T) {
-	cases := []struct {
-		fault, invariant string
-		spoil            func(h *History)
-	}{
-		{"done without a run or a result", "a result is what its own call answered", func(h *History) {
-			h.Endings[0].Nonce, h.Calls = "", h.Calls[1:]
-		}},
-		{"a schedule that stopped", "each nominal time of a schedule fires once", func(h *History) {
-			h.CronUntil = at(60_000)
-		}},
-		{"a schedule that never fired", "each nominal time of a schedule fires once", func(h *History) {
-			h.Jobs = append(h.Jobs, "other")
-		}},
-		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
-			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90, 80, at(46)})
-		}},
-		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
-			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1
-			h.Grants[1].Last, h.Grants[1].Freed, h.Grants[1].FreeBegan = 12, at(4980), at(4980)
-			h.Grants[0].Last = 10
-			h.Endings[0].Entry = 12
-		}},
-	}
-	for _, c := range cases {
-		h := good()
-		c.spoil(h)
-		if broken(h)[c.invariant] == 0 {
-			t.Errorf("%s: %q reports nothing", c.fault, c.invariant)
-		}
-	}
-}
-
 // A heartbeat that waited for the same table lock as recovery may be committed a moment before the lock is freed.
 func TestAHeartbeatThatWaitedWithRecoveryHidesNoDeath(t *testing.T) {
 	for _, c := range []struct {
@@ -447,6 +412,7 @@ func TestAHeartbeatThatWaitedWithRecoveryHidesNoDeath(t *testing.T) {
 	}
 }
 
+// A node that is stopped while a worker answers takes it for a timeout, and only then.
 func TestAnAnswerDuringAStopIsAnErrorOnlyBeyondTheTimeout(t *testing.T) {
 	h := good()
 	h.Endings[0].Attempt = 1

@@ -270,3 +270,153 @@ func TestASchedulesCatchUpExcusesTheOldestTimesAlone(t *testing.T) {
 		}
 	}
 }
+
+// Each of these once passed a judge, or would pass it if one of its conditions were left out.
+func TestWhatJudgesDidNotSee(t *testing.T) {
+	const delivery, effects = "one delivery id for each ending", "an effect in the database happens once"
+	const overlap, once = "no overlap without silence beyond the lease", "an entry that was answered well runs once"
+	const keys, queue = "entries of a key start in the order of acceptance", "one key's history is that of a queue"
+	const calls, unpushed = "a call carries a committed token", "nothing runs or exists that was not pushed"
+	judgeEach(t, []seen{
+		{"done without a run or a result", "a result is what its own call answered", func(h *History) {
+			h.Endings[0].Nonce, h.Calls = "", h.Calls[1:]
+		}},
+		{"the answer of a call under another token", "a result is what its own call answered", func(h *History) { callOf(h, 101).Token = 102 }},
+		{"the answer of a call that failed", "a result is what its own call answered", func(h *History) { callOf(h, 101).Answer = "error" }},
+		{"a schedule that stopped", "each nominal time of a schedule fires once", func(h *History) {
+			h.CronUntil = at(60_000)
+		}},
+		{"a schedule that never fired", "each nominal time of a schedule fires once", func(h *History) {
+			h.Jobs = append(h.Jobs, "other")
+		}},
+		{"a limit exceeded between two samples", "limits are never exceeded", func(h *History) {
+			h.Grants = append(h.Grants, Grant{80, "work", "#17", 108, 17, 1, "n1", at(45), at(46), 90, 80, at(46)})
+		}},
+		{"two entries of a key struck by one death", "crashes are deaths of nodes that had it", func(h *History) {
+			h.Endings[0].Crashes, h.Endings[1].Crashes = 1, 1
+			h.Grants[1].Last, h.Grants[1].Freed, h.Grants[1].FreeBegan = 12, at(4980), at(4980)
+			h.Grants[0].Last = 10
+			h.Endings[0].Entry = 12
+		}},
+		{"no delivery", delivery, func(h *History) { h.Deliveries = nil }},
+		{"a delivery that tells of another outcome", delivery, func(h *History) {
+			h.Deliveries[0].Outcome, h.Deliveries[1].Outcome = "done", "done"
+		}},
+		{"the first of two deliveries tells of another outcome", delivery, func(h *History) { h.Deliveries[0].Outcome = "done" }},
+		{"a delivery for an entry without an outcome", delivery, func(h *History) {
+			h.Deliveries = append(h.Deliveries, Delivery{"id2", 99, "done"})
+		}},
+		{"done without an effect", effects, func(h *History) { h.Effects[5] = 0 }},
+		{"failed with an effect", effects, func(h *History) { endOf(h, 15).Outcome = "failed" }},
+		{"an overlap after half a lease of silence", overlap, func(h *History) { h.Beats[1].At = at(3500) }},
+		{"an overlap with a call before the last one", overlap, func(h *History) {
+			h.Calls = append(h.Calls, Call{Entry: 54, Token: 123, Op: 54, Begin: at(1020), Closed: at(1030), Answer: "error"})
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#54", Token: 124, Last: 54, Process: "n3", At: at(1000)})
+			h.Calls = append(h.Calls, Call{Entry: 54, Token: 124, Op: 54, Begin: at(1200), Closed: at(1300), Answer: "error"})
+			callOf(h, 123).Closed = at(1021)
+			h.Calls = append(h.Calls, Call{Entry: 54, Token: 124, Op: 54, Begin: at(1500), Closed: at(1600), Answer: "error"})
+			h.Calls[slices.IndexFunc(h.Calls, func(c Call) bool { return c.Token == 124 })].Closed = at(2500)
+			h.Calls = append(h.Calls, Call{Entry: 54, Token: 125, Op: 54, Begin: at(1700), Closed: at(1800), Answer: "error"})
+			h.Grants = append(h.Grants, Grant{Seq: 89, Queue: "frail", Key: "#54", Token: 125, Last: 54, Process: "n3", At: at(1000)})
+		}},
+		{"two calls under one token at a time, of a silent node", overlap, func(h *History) {
+			h.Calls = append(h.Calls, Call{Entry: 13, Token: 104, Op: 3, Begin: at(6000), Closed: at(6010), Answer: "error"})
+		}},
+		{"run again although nothing kept its node from recording it", once, func(h *History) {
+			h.Beats = append(h.Beats, Beat{"n1", at(1000)})
+			h.Deaths[0].At = at(-10_000)
+			again(h, 16, at(700))
+		}},
+		{"run again, and another node died", once, func(h *History) {
+			h.Deaths[0].Process = "n2"
+			again(h, 16, at(700))
+		}},
+		{"run again under the same token", once, func(h *History) {
+			h.Calls = append(h.Calls, Call{Entry: 16, Token: 106, Op: 6, Begin: at(700), Closed: at(710), Answer: "ok"})
+		}},
+		{"the earlier entry of a key never started", keys, func(h *History) { h.Calls = h.Calls[1:] }},
+		{"a later entry of a key started first", queue, func(h *History) { h.Calls[0].Begin = at(55) }},
+		{"a call under a token of an earlier entry", calls, func(h *History) { grantOf(h, 102).Last = 11 }},
+		{"a call under a token of another solo entry", calls, func(h *History) { grantOf(h, 106).Key = "#17" }},
+		{"an entry of an operation that nobody made", unpushed, func(h *History) { h.Insertions = append(h.Insertions, Insertion{9, 99, 999, "solo"}) }},
+		{"two entries of one operation", unpushed, func(h *History) {
+			pushOf(h, 16).Told = false
+			h.Insertions = append(h.Insertions, Insertion{9, 99, 6, "solo"})
+		}},
+		{"an operation that is another entry than was told", unpushed, func(h *History) {
+			h.Insertions[slices.IndexFunc(h.Insertions, func(i Insertion) bool { return i.Entry == 16 })].Entry = 99
+		}},
+		{"a call for an entry that is not there", unpushed, func(h *History) {
+			h.Calls = append(h.Calls, Call{Entry: 99, Token: 101, Op: 99, Begin: at(100), Closed: at(110), Answer: "ok"})
+		}},
+		{"a call for an operation as another entry", unpushed, func(h *History) { callOf(h, 106).Entry = 15 }},
+		{"the client's row without the entry", "a push and its transaction commit together", func(h *History) {
+			h.Insertions = slices.DeleteFunc(h.Insertions, func(i Insertion) bool { return i.Op == 6 })
+		}},
+		{"a key that is granted an older token", "tokens are unique and grow per key", func(h *History) { grantOf(h, 102).Token = 99 }},
+		{"an end under a token that was never granted", "an end is recorded under the newest token only", func(h *History) { grantOf(h, 105).Key = "#17" }},
+		{"an end under an older token of a key", "an end is recorded under the newest token only", func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 205, Queue: "keyed", Key: "k", Token: 103, Last: 12, Process: "n1", At: at(46)})
+		}},
+		{"called again after a call without an answer", "an entry that must not run twice is called once", func(h *History) {
+			callOf(h, 110).Answer = "none"
+			again(h, 18, at(700))
+		}},
+		{"called again after it was answered well", "an entry that must not run twice is called once", func(h *History) {
+			callOf(h, 110).Answer = "ok"
+			again(h, 18, at(700))
+		}},
+		{"the API tells of an entry without an outcome", "the API tells the outcome that is stored", func(h *History) { h.Told[0].Entry = 99 }},
+		{"slots free too late", "slots in doubt are free soon after the faults", func(h *History) { h.Freed = h.RunMax + time.Second }},
+		{"a table that grew", "hot tables stay bounded", func(h *History) { h.Tables[0].Bytes = 21 }},
+	})
+}
+
+// What a process is cut off for lasts three leases at most: a death long before excuses nothing.
+func TestADeathExcusesWhatIsWithinThreeLeasesOfIt(t *testing.T) {
+	const promise = "an entry that was answered well runs once"
+	run := func(death Death, hindrance bool) bool {
+		h := good()
+		h.Calls = append(h.Calls,
+			Call{Entry: 54, Token: 130, Op: 54, Begin: at(10_000), Closed: at(10_010), Answer: "ok"},
+			Call{Entry: 54, Token: 131, Op: 54, Begin: at(10_500), Closed: at(10_510), Answer: "ok"})
+		h.Grants = append(h.Grants,
+			Grant{Seq: 401, Queue: "frail", Key: "#54", Token: 130, Last: 54, Process: "n3", At: at(9990)},
+			Grant{Seq: 402, Queue: "frail", Key: "#54", Token: 131, Last: 54, Process: "n2", At: at(10_490)})
+		if hindrance {
+			h.Hindrances = []Death{death}
+		} else {
+			h.Deaths = append(h.Deaths, death)
+		}
+		return broken(h)[promise] > 0
+	}
+	for _, hindrance := range []bool{false, true} {
+		if !run(Death{Process: "n3", At: at(500)}, hindrance) {
+			t.Error("a death more than three leases before excuses a second run")
+		}
+		if !run(Death{Process: "n3", At: at(10_700)}, hindrance) {
+			t.Error("a death after the second run excuses it")
+		}
+		if !run(Death{Process: "n2", At: at(10_005)}, hindrance) {
+			t.Error("the death of another process excuses a second run")
+		}
+		if run(Death{Process: "n3", At: at(1500)}, hindrance) || run(Death{Process: "n3", At: at(10_005)}, hindrance) {
+			t.Error("a death within three leases before, or between the runs, excuses nothing")
+		}
+	}
+}
+
+// Between the last sign of life of a term and the first one of the next there is no leader, and at no other time.
+func TestTimeWithoutATermIsNoCalmTime(t *testing.T) {
+	h := &History{Terms: []Term{
+		{Number: 1, At: at(1000)}, {Number: 1, At: at(4000)}, {Number: 2, At: at(6000)}, {Number: 2, At: at(9000)},
+	}}
+	calm := newIndex(h).newCalm()
+	for _, c := range []struct{ from, to, want int }{
+		{0, 10_000, 8000}, {1000, 4000, 3000}, {4000, 6000, 0}, {5000, 7000, 1000}, {6000, 9000, 3000}, {7000, 5000, 0},
+	} {
+		if got := calm.between(at(c.from), at(c.to)); got != time.Duration(c.want)*time.Millisecond {
+			t.Errorf("from %d to %d ms: %v without a disturbance, want %d ms", c.from, c.to, got, c.want)
+		}
+	}
+}
