@@ -124,7 +124,8 @@ func (a *app) headline(s *operator.Snapshot) string {
 	if l := s.Leader; l != nil && l.Live {
 		leader = fmt.Sprintf("leader %s (term %d)", oneline.Of(l.Holder), l.Term)
 	} else if l != nil {
-		leader = a.paint(red, fmt.Sprintf("no leader: %s fell silent %s ago", oneline.Of(l.Holder), age(l.SilentSeconds)))
+		leader = a.paint(red,
+			fmt.Sprintf("no leader: %s fell silent %s ago", oneline.Of(l.Holder), age(l.SilentSeconds)))
 	}
 	states, gateways := map[string]int{}, 0
 	for _, n := range s.Nodes {
