@@ -29,6 +29,7 @@ var allowedImports = map[string][]string{
 	"internal/duty":        {},
 	"internal/duration":    {},
 	"internal/oneline":     {},
+	"internal/stream":      {},
 
 	// What a program that embeds the queue opens. It is the root of the module.
 	"penstock": {"internal/postgres"},
@@ -80,11 +81,11 @@ var allowedImports = map[string][]string{
 	"pkg/scale/keda/externalscaler": {},
 
 	// HTTP does what the CLI does, by the same functions.
-	"pkg/api": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
+	"pkg/api": append(slices.Clone(duty), "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
 
 	// The dashboard reads and changes what the API does, by the same functions.
 	// The page of the autoscaler plays a policy by the code that decides.
-	"web": append(slices.Clone(duty), "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "web/format",
+	"web": append(slices.Clone(duty), "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "web/format",
 		"web/picture"),
 
 	// What operators see and do, and what is wrong; for the CLI, on the database itself.

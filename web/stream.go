@@ -1,11 +1,12 @@
 package web
 
 import (
-	"bytes"
+	"cmp"
 	"context"
-	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/penstock/penstock/internal/stream"
 )
 
 const (
@@ -52,10 +53,7 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
-	s := &eventStream{w: w, rc: rc, seen: r.Header.Get("Last-Event-ID")}
-	if s.seen == "" {
-		s.seen = r.URL.Query().Get("seen")
-	}
+	s := newEventStream(w, r)
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	checked := time.Now()
@@ -85,11 +83,15 @@ func untilBeat(now time.Time) time.Duration { return now.Truncate(beat).Add(beat
 
 // eventStream is one browser that follows a page.
 type eventStream struct {
-	w       http.ResponseWriter
-	rc      *http.ResponseController
+	out     *stream.Events
 	seen    string // tag of the snapshot that the browser has
 	points  string // that it has
 	written time.Time
+}
+
+func newEventStream(w http.ResponseWriter, r *http.Request) *eventStream {
+	seen := cmp.Or(r.Header.Get("Last-Event-ID"), r.URL.Query().Get("seen"))
+	return &eventStream{out: stream.NewEvents(w, r, streamWrite), seen: seen}
 }
 
 // show sends what the browser does not have yet.
@@ -111,24 +113,6 @@ func (s *eventStream) show(now *snapshot) error {
 }
 
 func (s *eventStream) send(event, id string, data []byte) error {
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "event: %s\n", event)
-	if id != "" {
-		fmt.Fprintf(&b, "id: %s\n", id)
-	}
-	for line := range bytes.Lines(data) {
-		b.WriteString("data: ")
-		b.Write(bytes.TrimRight(line, "\r\n"))
-		b.WriteByte('\n')
-	}
-	if len(data) == 0 {
-		b.WriteString("data:\n")
-	}
-	b.WriteByte('\n')
-	_ = s.rc.SetWriteDeadline(time.Now().Add(streamWrite))
-	if _, err := s.w.Write(b.Bytes()); err != nil {
-		return err
-	}
 	s.written = time.Now()
-	return s.rc.Flush()
+	return s.out.Event(id, event, string(data))
 }

@@ -38,7 +38,7 @@ func TestAStreamThatIsRepeatedGetsFurtherThanTheBurst(t *testing.T) {
 		c, queue := limitedTo(2, 4), keyed{}
 		again := func() (Streamed, error) {
 			answered := httptest.NewRecorder()
-			s := &stream{
+			s := &lineStream{
 				queue: queue, timeout: time.Minute, allowed: func(context.Context) error { return nil },
 				answers:  &answers{w: answered, rc: http.NewResponseController(answered)},
 				spend:    func(n int) (int, error) { return r.some(c, n) },

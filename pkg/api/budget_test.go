@@ -88,7 +88,7 @@ func TestAStreamOfBadLinesIsAnsweredWhateverItsBudget(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			answered := httptest.NewRecorder()
-			s := &stream{
+			s := &lineStream{
 				answers: &answers{w: answered, rc: http.NewResponseController(answered)},
 				allowed: func(context.Context) error { return nil },
 				spend:   func(int) (int, error) { return 0, refusal },

@@ -41,7 +41,7 @@ func TestEntriesAreCountedWhileTheyAreDecoded(t *testing.T) {
 func TestALineOfAStreamIsOneObject(t *testing.T) {
 	line := []byte("[" + strings.Repeat("0,", 1<<20) + "0]")
 	var err error
-	bytes := allocated(func() { _, err = (&stream{}).decode(line, 1) })
+	bytes := allocated(func() { _, err = (&lineStream{}).decode(line, 1) })
 	if !errors.Is(err, errMalformed) || !strings.Contains(err.Error(), "one object") {
 		t.Errorf("it says %v", err)
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -204,50 +205,27 @@ func (f *follower) end(ctx context.Context) {
 
 // eventWriter writes events until one cannot be written.
 type eventWriter struct {
-	w           http.ResponseWriter
-	rc          *http.ResponseController
-	multiplexed bool
-	err         error
+	out *stream.Events
+	err error
 }
 
 func newEventWriter(w http.ResponseWriter, r *http.Request) *eventWriter {
-	return &eventWriter{w: w, rc: http.NewResponseController(w), multiplexed: r.ProtoMajor == 2}
+	return &eventWriter{out: stream.NewEvents(w, r, eventsWrite)}
 }
 
 func (e *eventWriter) event(id, name string, data any) {
-	text, err := json.Marshal(data)
-	if err != nil {
-		e.err = err
-		return
-	}
-	if id != "" {
-		id = "id: " + id + "\n"
-	}
-	e.write(fmt.Sprintf("%sevent: %s\ndata: %s\n\n", id, name, text))
-}
-
-func (e *eventWriter) comment(text string) { e.write(": " + text + "\n\n") }
-
-func (e *eventWriter) write(text string) {
 	if e.err != nil {
 		return
 	}
-	e.err = sendWithin(eventsWrite, e.w, e.rc, e.multiplexed, []byte(text))
+	var text []byte
+	text, e.err = json.Marshal(data)
+	if e.err == nil {
+		e.err = e.out.Event(id, name, string(text))
+	}
 }
 
-// sendWithin sends a part of an answer at once. Its client may take d for it, and the answer may pause behind it for as
-// long as it likes: over HTTP/2, where answers are multiplexed, a deadline that passes resets the stream, whether
-// something is written or not. Over HTTP/1.1 it ends nothing but writes, and stays for the end of the answer.
-func sendWithin(d time.Duration, w http.ResponseWriter, rc *http.ResponseController, multiplexed bool, b []byte) error {
-	rc.SetWriteDeadline(time.Now().Add(d)) //nolint:errcheck // the server's own holds otherwise
-	if _, err := w.Write(b); err != nil {  //nolint:gosec // events and JSON, which no browser takes for HTML
-		return err
+func (e *eventWriter) comment(text string) {
+	if e.err == nil {
+		e.err = e.out.Comment(text)
 	}
-	if err := rc.Flush(); err != nil {
-		return err
-	}
-	if multiplexed {
-		rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // as above
-	}
-	return nil
 }

@@ -19,7 +19,7 @@ func FuzzLineOfAStream(f *testing.F) {
 		f.Add([]byte(seed), int64(1))
 	}
 	f.Fuzz(func(t *testing.T, text []byte, number int64) {
-		s := &stream{pushOf: func(e entryToPush, n int64) (p invalidation.Push, err error) {
+		s := &lineStream{pushOf: func(e entryToPush, n int64) (p invalidation.Push, err error) {
 			return (&API{}).pushOf(caller{}, e, "key", "", n)
 		}}
 		push, err := s.decode(text, number)

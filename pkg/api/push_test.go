@@ -235,7 +235,7 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{
+	s := &lineStream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
 		spend: func(n int) (int, error) { return n, nil },
 		take:  func(string) (func(), error) { return func() {}, nil },
@@ -280,7 +280,7 @@ func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {
 	w := httptest.NewRecorder()
 	taken := &sink{}
 	a := &answers{w: w, rc: http.NewResponseController(w)}
-	s := &stream{
+	s := &lineStream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
 		spend: func(n int) (int, error) { return n, nil },
 		take:  func(string) (func(), error) { return func() {}, nil },

@@ -58,7 +58,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		_ = rc.EnableFullDuplex() // HTTP/2 needs no leave to read and write at once
 	}
 	trace := r.Header.Get("Traceparent")
-	s := &stream{
+	s := &lineStream{
 		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, share: share,
 		spend: func(n int) (int, error) {
 			if err := a.budgets.check(r.Context(), a.db, callerOf(r.Context())); err != nil {
@@ -80,9 +80,9 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	})))
 }
 
-// stream is a push of entries that come one a line, in memory that does not grow with their number. Each line is
+// lineStream is a push of entries that come one a line, in memory that does not grow with their number. Each line is
 // accepted or refused by itself, in order; a line that is refused does not keep those behind it out.
-type stream struct {
+type lineStream struct {
 	queue   pusher
 	timeout time.Duration // of one chunk
 	pushOf  func(e entryToPush, number int64) (invalidation.Push, error)
@@ -113,7 +113,7 @@ type streamLine struct {
 
 // run pushes everything that body has, and returns why it did not come to its end, nil if it did. stop makes a read of
 // the body that is under way return.
-func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
+func (s *lineStream) run(ctx context.Context, body io.Reader, stop func()) error {
 	if s.share == nil {
 		s.share = &streamShare{}
 	}
@@ -138,7 +138,7 @@ func (s *stream) run(ctx context.Context, body io.Reader, stop func()) error {
 }
 
 // pass pushes what comes until there is no more, or until the token is not valid any more.
-func (s *stream) pass(ctx context.Context, incoming <-chan *streamLine) error {
+func (s *lineStream) pass(ctx context.Context, incoming <-chan *streamLine) error {
 	check := time.NewTicker(streamCheck)
 	defer check.Stop()
 	for {
@@ -168,7 +168,7 @@ func (s *stream) pass(ctx context.Context, incoming <-chan *streamLine) error {
 }
 
 // valid returns why the sender may not go on.
-func (s *stream) valid(ctx context.Context) error {
+func (s *lineStream) valid(ctx context.Context) error {
 	timed, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	if err := s.allowed(timed); err != nil {
@@ -178,7 +178,7 @@ func (s *stream) valid(ctx context.Context) error {
 }
 
 // read decodes lines until the body ends. It waits where too much has been read that was not pushed yet.
-func (s *stream) read(ctx context.Context, in *lines, out chan<- *streamLine) error {
+func (s *lineStream) read(ctx context.Context, in *lines, out chan<- *streamLine) error {
 	defer close(out)
 	in.grow = func(bytes int64) error { return s.share.grow(ctx, bytes) }
 	in.shrink = s.share.shrink
@@ -205,7 +205,7 @@ func (s *stream) read(ctx context.Context, in *lines, out chan<- *streamLine) er
 	}
 }
 
-func (s *stream) decode(text []byte, number int64) (invalidation.Push, error) {
+func (s *lineStream) decode(text []byte, number int64) (invalidation.Push, error) {
 	if isArray(text) {
 		return invalidation.Push{}, fmt.Errorf("%w: a line of a stream is one object", errMalformed)
 	}
@@ -237,7 +237,7 @@ func collect(first *streamLine, incoming <-chan *streamLine) []*streamLine {
 
 // accept pushes the lines of a chunk that could be read and returns for how many lines it knows the answer. What keeps
 // the other ones from being tried is the error.
-func (s *stream) accept(ctx context.Context, chunk []*streamLine) (int, error) {
+func (s *lineStream) accept(ctx context.Context, chunk []*streamLine) (int, error) {
 	if err := s.valid(ctx); err != nil {
 		return 0, err
 	}
@@ -265,7 +265,7 @@ func (s *stream) accept(ctx context.Context, chunk []*streamLine) (int, error) {
 
 // pay pushes lines as far as the rate of the token lets it, and returns how many have their answer. What was accepted
 // before costs nothing, so that a stream that is sent again gets further than the time before.
-func (s *stream) pay(ctx context.Context, lines []*streamLine) (int, error) {
+func (s *lineStream) pay(ctx context.Context, lines []*streamLine) (int, error) {
 	for tried := 0; ; {
 		may, refused := s.spend(len(lines) - tried)
 		n, err := s.push(ctx, lines[tried:tried+may])
@@ -293,7 +293,7 @@ func (s *stream) pay(ctx context.Context, lines []*streamLine) (int, error) {
 
 // push pushes lines in one statement; where one of them is not acceptable or not all have room, half and half, until it
 // is known which. It returns how many lines it has answers for.
-func (s *stream) push(ctx context.Context, lines []*streamLine) (int, error) {
+func (s *lineStream) push(ctx context.Context, lines []*streamLine) (int, error) {
 	if len(lines) == 0 {
 		return 0, nil
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -40,9 +41,8 @@ const errorsMax = 100
 type answers struct {
 	w    http.ResponseWriter
 	rc   *http.ResponseController
+	out  stream.Writer // of lines
 	each bool
-
-	multiplexed bool // it is a stream of HTTP/2
 
 	sum     Streamed
 	last    int64 // line that has an answer
@@ -51,8 +51,8 @@ type answers struct {
 }
 
 func newAnswers(w http.ResponseWriter, r *http.Request, each bool) *answers {
-	a := &answers{w: w, rc: http.NewResponseController(w), each: each, multiplexed: r.ProtoMajor == 2}
-	if a.multiplexed {
+	a := &answers{w: w, rc: http.NewResponseController(w), out: stream.NewWriter(w, r, streamIdle), each: each}
+	if r.ProtoMajor == 2 {
 		a.rc.SetWriteDeadline(time.Time{}) //nolint:errcheck // the server's: a stream may last longer
 	}
 	return a
@@ -112,7 +112,7 @@ func (a *answers) send() error {
 		a.w.Header().Set("X-Accel-Buffering", "no")
 		a.w.WriteHeader(http.StatusOK)
 	}
-	return sendWithin(streamIdle, a.w, a.rc, a.multiplexed, a.buf)
+	return a.out.Send(a.buf)
 }
 
 // streamEnd is the last line of an answer, or the whole of it.
