@@ -26,7 +26,7 @@ func (a *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMess
 	if !a.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 	}
-	a.letGo(ctx, o)
+	a.releaseSlot(ctx, o)
 	return a.answer(ctx, o)
 }
 
@@ -116,14 +116,14 @@ func (a *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome 
 	return end
 }
 
-// letGo frees the slot, or leaves it counted while the call may still run. What is stored about the
+// releaseSlot frees the slot, or leaves it counted while the call may still run. What is stored about the
 // run stays only if it is to be followed on.
-func (a *dispatch) letGo(ctx context.Context, o worker.Outcome) {
+func (a *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
 	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && goesToNextNode(ctx) &&
 		!errors.Is(o.Err, worker.ErrSharedID)
 	switch {
-	case handedOver || a.unasked || (o.MaybeRunning && again):
+	case handedOver || a.unreachable || (o.MaybeRunning && again):
 		if a.saved == nil {
 			// It logs; without it the worker is asked as if anew.
 			_ = a.save(context.WithoutCancel(ctx), "")

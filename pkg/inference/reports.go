@@ -55,14 +55,14 @@ func NewReports(base string, key []byte, db postgres.DB, log *slog.Logger) *Repo
 }
 
 // address of the reports on one lock of an entry, as pkg/api serves it.
-func (c *Reports) address(entry string, token int64) string {
-	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", c.base, entry, token,
-		worker.CallbackToken(c.key, entry, token))
+func (rs *Reports) address(entry string, token int64) string {
+	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", rs.base, entry, token,
+		worker.CallbackToken(rs.key, entry, token))
 }
 
 // Known says whether key is that of the address for reports on one lock of an entry.
-func (c *Reports) Known(entry, token int64, key string) bool {
-	return worker.CheckCallbackToken(c.key, strconv.FormatInt(entry, 10), token, key)
+func (rs *Reports) Known(entry, token int64, key string) bool {
+	return worker.CheckCallbackToken(rs.key, strconv.FormatInt(entry, 10), token, key)
 }
 
 // reportedSQL reads the state of entry $1: whether it has ended, the holder of its lock, which run
@@ -84,7 +84,7 @@ SELECT f.queue_id, f.ended IS NOT NULL, coalesce(l.token, 0), coalesce(r.token, 
 // of its end counts. It returns false if the run is not stored yet and the worker must come again,
 // ErrLockLost if the run is over because its lock was lost, and ErrState if the entry has ended
 // otherwise.
-func (c *Reports) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
+func (rs *Reports) Take(ctx context.Context, entry, token int64, body []byte) (kept bool, err error) {
 	var (
 		ended            bool
 		lock             int64
@@ -92,7 +92,7 @@ func (c *Reports) Take(ctx context.Context, entry, token int64, body []byte) (ke
 		config, override []byte
 	)
 	r := remoteRun{Entry: invalidation.EntryID(entry)}
-	err = c.db.QueryRow(ctx, reportedSQL, entry).Scan(&r.Queue, &ended, &lock, &r.Token, &r.Remote, &name, &config,
+	err = rs.db.QueryRow(ctx, reportedSQL, entry).Scan(&r.Queue, &ended, &lock, &r.Token, &r.Remote, &name, &config,
 		&override)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -100,7 +100,7 @@ func (c *Reports) Take(ctx context.Context, entry, token int64, body []byte) (ke
 	case err != nil:
 		return false, fmt.Errorf("report on entry %d: %w", entry, err)
 	case ended:
-		return c.repeated(ctx, r.Entry, token)
+		return rs.repeated(ctx, r.Entry, token)
 	case r.Token != token && lock == token:
 		return false, nil
 	case r.Token != token || name == "":
@@ -125,13 +125,13 @@ func (c *Reports) Take(ctx context.Context, entry, token int64, body []byte) (ke
 	if !o.Final() {
 		return true, nil // it goes on, as a poll will say
 	}
-	return saveReport(ctx, c.db, r, body)
+	return saveReport(ctx, rs.db, r, body)
 }
 
 // repeated answers for an entry that has ended: well if it was by this report, whose answer may
 // have been lost.
-func (c *Reports) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
-	e, err := invalidation.Outcome(ctx, c.db, entry)
+func (rs *Reports) repeated(ctx context.Context, entry invalidation.EntryID, token int64) (bool, error) {
+	e, err := invalidation.Outcome(ctx, rs.db, entry)
 	switch {
 	case err != nil:
 		return false, fmt.Errorf("report on entry %d: %w", entry, err)
@@ -174,22 +174,22 @@ func (a *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
 const reportsPause = 250 * time.Millisecond
 
 // poll reads reports until no run is followed any more. An error is logged once.
-func (c *Reports) poll() {
+func (rs *Reports) poll() {
 	warned := false
 	for {
 		time.Sleep(reportsPause)
-		c.mu.Lock()
-		all := slices.Collect(maps.Keys(c.subscribers))
-		c.polling = len(all) > 0
-		c.mu.Unlock()
+		rs.mu.Lock()
+		all := slices.Collect(maps.Keys(rs.subscribers))
+		rs.polling = len(all) > 0
+		rs.mu.Unlock()
 		if len(all) == 0 {
 			return
 		}
-		err := c.readReports(all)
+		err := rs.readReports(all)
 		if err != nil && !warned {
-			c.log.Warn("reports of workers cannot be read; trying on", "error", err)
+			rs.log.Warn("reports of workers cannot be read; trying on", "error", err)
 		} else if err == nil && warned {
-			c.log.Info("reports of workers are read again")
+			rs.log.Info("reports of workers are read again")
 		}
 		warned = err != nil
 	}
@@ -202,14 +202,14 @@ SELECT w.n, r.report
                       WHERE queue_id = w.queue_id AND entry_id = w.entry_id AND token = w.token
                         AND report IS NOT NULL OFFSET 0) r`
 
-func (c *Reports) readReports(all []*subscriber) error {
+func (rs *Reports) readReports(all []*subscriber) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	queues, entries, tokens := make([]int32, len(all)), make([]int64, len(all)), make([]int64, len(all))
 	for i, l := range all {
 		queues[i], entries[i], tokens[i] = l.run.Queue, int64(l.run.Entry), l.run.Token
 	}
-	rows, err := c.db.Query(ctx, readReportsSQL, queues, entries, tokens)
+	rows, err := rs.db.Query(ctx, readReportsSQL, queues, entries, tokens)
 	if err != nil {
 		return err
 	}

@@ -76,12 +76,12 @@ func newDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt
-	pool.unmade = d.unmade
+	pool.unsupported = d.unsupported
 	return d
 }
 
-// unmade says why this node makes no calls of a model. A run of Cog is over when it has reported.
-func (d *Dispatcher) unmade(m worker.Model) error {
+// unsupported says why this node makes no calls of a model. A run of Cog is over when it has reported.
+func (d *Dispatcher) unsupported(m worker.Model) error {
 	if d.config.Reports == nil && m.Protocol == worker.ProtocolCog && m.Type == worker.TypeAsync {
 		return worker.ErrNoCallback
 	}
@@ -97,17 +97,17 @@ type dispatch struct {
 	call  worker.Call
 	start time.Time
 
-	held    *slotRef
-	saved   *remoteRun // stored, and to be forgotten when the run is over
-	unheard bool       // the last call says nothing of the entry: it was not sent, or found no room
-	unasked bool       // the worker could not be asked about it: it may go on, and is to be asked again
-	tries   int
-	began   time.Time     // of the exchange with the worker
-	first   time.Duration // from then to the first byte of an answer; 0: there was none
-	members int           // in the call, where it was one for several entries
-	used    Used          // of workers, in this claim
-	lost    int           // instances that lost their device to it in this claim
-	poison  error         // why it must not run again
+	held        *slotRef
+	saved       *remoteRun // stored, and to be forgotten when the run is over
+	notRun      bool       // the last call says nothing of the entry: it was not sent, or found no room
+	unreachable bool       // the worker could not be asked about it: it may go on, and is to be asked again
+	tries       int
+	began       time.Time     // of the exchange with the worker
+	first       time.Duration // from then to the first byte of an answer; 0: there was none
+	members     int           // in the call, where it was one for several entries
+	used        Used          // of workers, in this claim
+	lost        int           // instances that lost their device to it in this claim
+	poison      error         // why it must not run again
 }
 
 // Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
@@ -268,7 +268,7 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 			})
 		}
 	}
-	a.unheard = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
+	a.notRun = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
 	a.record(ctx, &o)
 	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()),
 		attribute.Int("http.response.status_code", o.StatusCode))
@@ -413,8 +413,8 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		// because of this very run, or cannot be reached is true of the question alone. A failure is an answer, also
 		// one that the entry does not pay for.
 		o := a.exchange(ctx)
-		if a.unheard && old.Age < runMost(a.model) {
-			o.MaybeRunning, a.unasked = true, true
+		if a.notRun && old.Age < runMost(a.model) {
+			o.MaybeRunning, a.unreachable = true, true
 		}
 		return a.conclude(ctx, o)
 	}

@@ -182,7 +182,7 @@ func (d *lateHandOver) carryOut() error {
 
 // A statement that lets slots go and has no answer may be carried out at any later time: the node does not use them again.
 func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
-	for name, letGo := range map[string]func(c *contended, pool *SlotPool){
+	for name, releaseSlot := range map[string]func(c *contended, pool *SlotPool){
 		"hand over": func(c *contended, pool *SlotPool) {
 			pool.mu.Lock()
 			pool.stateOf(c.model.Name).ledger.releaseIdle()
@@ -205,7 +205,7 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 				call.release()
 			}
 			giveBack()
-			letGo(c, pool)
+			releaseSlot(c, pool)
 			c.must(pool.verify(c.ctx))
 			held := pool.Tallies()[c.model.Name].Held
 			c.must(db.carryOut())

@@ -30,10 +30,10 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
-	idled   func(model string)       // called when a slot has come free
-	preempt func(token int64) bool   // ends a run whose slot is wanted for an online request; false: it is over
-	unmade  func(worker.Model) error // why this node makes no calls of a model; nil: it does
-	kick    chan struct{}            // holds one: there is something to give back at once
+	idled       func(model string)       // called when a slot has come free
+	preempt     func(token int64) bool   // ends a run whose slot is wanted for an online request; false: it is over
+	unsupported func(worker.Model) error // why this node makes no calls of a model; nil: it does
+	kick        chan struct{}            // holds one: there is something to give back at once
 
 	mu       sync.Mutex
 	models   map[string]*modelState
@@ -47,13 +47,13 @@ type SlotPool struct {
 
 // modelState is a model's ledger with what the pool must remember about leasing for it.
 type modelState struct {
-	ledger    *slotLedger
-	nextLease time.Time // no room at all was left: ask again then
-	doubts    []doubtful
-	abandoned int       // runs that no node follows, at the last poll
-	wanted    time.Time // by gateways, until then: slots that come idle are handed over
-	tally     Tally
-	unmade    bool // this node makes no calls of it, and has said so
+	ledger          *slotLedger
+	nextLease       time.Time // no room at all was left: ask again then
+	doubts          []doubtful
+	abandoned       int       // runs that no node follows, at the last poll
+	wanted          time.Time // by gateways, until then: slots that come idle are handed over
+	tally           Tally
+	saidUnsupported bool // this node makes no calls of it, and has said so
 }
 
 // Tally has the counters of a node for a model since its start.
@@ -125,7 +125,7 @@ func newSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
-		unmade: func(worker.Model) error { return nil },
+		unsupported: func(worker.Model) error { return nil },
 	}
 	registry.OnChange(p.changed)
 	return p
@@ -163,11 +163,11 @@ func (p *SlotPool) makesCalls(model string) bool {
 	if !known {
 		return true // no slot is to be had
 	}
-	why := p.unmade(m)
+	why := p.unsupported(m)
 	p.mu.Lock()
 	state := p.stateOf(model)
-	told := state.unmade
-	state.unmade = why != nil
+	told := state.saidUnsupported
+	state.saidUnsupported = why != nil
 	p.mu.Unlock()
 	if why != nil && !told {
 		p.log.Warn("this node takes no entries of the model", "model", model, "error", why)

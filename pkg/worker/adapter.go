@@ -77,9 +77,9 @@ func (h Health) Idle(slots int) bool {
 	return slots == 1
 }
 
-// unasked is the health of an instance whose probe got no answer. A host that refuses or resets the connection has no
+// probeFailed is the health of an instance whose probe got no answer. A host that refuses or resets the connection has no
 // server, or one that gives up; behind a timeout or a network without a route the server may be at work.
-func unasked(err error) Health {
+func probeFailed(err error) Health {
 	closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF)
 	return Health{State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed}

@@ -182,7 +182,7 @@ func (c *cog) Probe(ctx context.Context) Health {
 		method: http.MethodGet, url: c.at(c.model.HealthPath),
 	})
 	if err != nil {
-		return unasked(err)
+		return probeFailed(err)
 	}
 	if status/100 != 2 {
 		return refusedProbe(status, body)

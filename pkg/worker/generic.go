@@ -212,7 +212,7 @@ func (d *generic) Probe(ctx context.Context) Health {
 	root := strings.TrimSuffix(path.Dir("/"+strings.Trim(d.base.EscapedPath(), "/")), "/")
 	status, body, err := d.askBelow(ctx, d.model.Timeouts.Probe.Duration(), root, d.model.HealthPath)
 	if err != nil {
-		return unasked(err)
+		return probeFailed(err)
 	}
 	if status/100 != 2 {
 		return refusedProbe(status, body)

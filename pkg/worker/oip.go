@@ -97,13 +97,13 @@ func (p *oip) Probe(ctx context.Context) Health {
 	}
 	switch {
 	case err != nil:
-		return unasked(err)
+		return probeFailed(err)
 	case ready/100 == 2:
 		return p.withLoad(ctx, strings.TrimSuffix(p.base.EscapedPath(), "/"), Health{State: StateReady})
 	}
 	live, err := p.ok(ctx, "/v2/health/live")
 	if err != nil {
-		return unasked(err)
+		return probeFailed(err)
 	}
 	h := Health{
 		State: StateUnhealthy, Reason: "server is not live",

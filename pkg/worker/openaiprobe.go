@@ -16,14 +16,14 @@ func (p *openAI) Probe(ctx context.Context) Health {
 	status, body, err := p.askBelow(ctx, limit, p.root(), p.model.HealthPath)
 	switch {
 	case err != nil:
-		return unasked(err)
+		return probeFailed(err)
 	case status/100 != 2 && status != http.StatusNotFound:
 		return refusedProbe(status, body)
 	}
 	listing, names, err := p.askBelow(ctx, limit, p.root(), "/v1/models")
 	switch {
 	case status == http.StatusNotFound && err != nil:
-		return unasked(err)
+		return probeFailed(err)
 	case status == http.StatusNotFound && listing/100 != 2:
 		return refusedProbe(listing, names)
 	case err == nil && listing/100 == 2:
