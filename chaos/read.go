@@ -300,6 +300,9 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		switch e.What {
 		case "node":
 			processes[e.Node] = e.Key
+			if !s.cfg.clock {
+				h.Beats = append(h.Beats, judge.Beat{Process: e.Key, At: e.At, Registered: true})
+			}
 		case "free":
 			freed[e.Token] = e
 		case "term":

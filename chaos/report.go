@@ -101,11 +101,31 @@ const overtaken = "no entry in line is overtaken for long"
 // calledOnce has no case beside programs of another build, see onceQueue.
 const calledOnce = "an entry that must not run twice is called once"
 
+// missingAtAll names what a run of any length must have met to show anything: clients that were told of entries, calls of
+// workers, heartbeats of each process that was granted a lock, and with faults a program that was killed. Without
+// heartbeats a process is silent for ever, which excuses every overlap and every crash: the recorder is at fault then.
+func missingAtAll(h *judge.History, faults bool) (list []string) {
+	if !slices.ContainsFunc(h.Pushes, func(p judge.Push) bool { return p.Told }) {
+		list = append(list, "no client was told that an entry was accepted")
+	}
+	if len(h.Calls) == 0 {
+		list = append(list, "no worker was called")
+	}
+	if faults && !slices.ContainsFunc(h.Deaths, func(d judge.Death) bool { return d.Killed }) {
+		list = append(list, "no program was killed")
+	}
+	for _, process := range judge.Unheard(h) {
+		list = append(list, "no heartbeat of "+process+" was recorded, which was granted locks")
+	}
+	return list
+}
+
 // missing names the promises that had no case, and the faults at transactions that never took effect: a run
 // without them shows nothing about either.
 func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Duration) (list []string) {
+	list = missingAtAll(h, s.cfg.faults)
 	if took < longRun && !s.cfg.release || !s.cfg.faults || s.cfg.kills || s.cfg.rate < 5 {
-		return nil
+		return list
 	}
 	for _, f := range findings {
 		if f.Name == calledOnce && s.cfg.before != "" {
@@ -118,9 +138,6 @@ func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Dur
 			(s.cfg.release || f.Name != overtaken) {
 			list = append(list, "no case of the promise: "+f.Name)
 		}
-	}
-	if !slices.ContainsFunc(h.Deaths, func(d judge.Death) bool { return d.Killed }) {
-		list = append(list, "no program was killed")
 	}
 	s.policy.mu.Lock()
 	for _, kind := range pgproxy.Kinds {

@@ -161,10 +161,11 @@ type Ending struct {
 	Class      string
 }
 
-// Beat is a committed heartbeat of a process.
+// Beat is a committed heartbeat of a process, or its registration, with which its lease begins.
 type Beat struct {
-	Process string
-	At      time.Time
+	Process    string
+	At         time.Time
+	Registered bool
 }
 
 // Death is the end of a process, or a stop of it for longer than its lease.
@@ -304,6 +305,9 @@ func newIndex(h *History) *index {
 	for _, b := range h.Beats {
 		x.beats[b.Process] = append(x.beats[b.Process], b.At)
 	}
+	for _, beats := range x.beats {
+		slices.SortFunc(beats, time.Time.Compare)
+	}
 	for _, d := range h.Deaths {
 		if !d.Until.IsZero() {
 			x.stops[d.Process] = append(x.stops[d.Process], d)
@@ -373,4 +377,33 @@ func (x *index) silent(process string, at time.Time) time.Duration {
 		last = b
 	}
 	return at.Sub(last)
+}
+
+// Unheard are the processes that made calls for longer than a lease and of which no heartbeat is recorded: a node that
+// does not renew its lease calls no worker for so long.
+func Unheard(h *History) (processes []string) {
+	x := newIndex(h)
+	first, last := map[string]time.Time{}, map[string]time.Time{}
+	for i := range h.Calls {
+		c := &h.Calls[i]
+		g := x.grants[c.Token]
+		if g == nil {
+			continue
+		}
+		if at := first[g.Process]; at.IsZero() || c.Begin.Before(at) {
+			first[g.Process] = c.Begin
+		}
+		last[g.Process] = laterOf(last[g.Process], c.Begin)
+	}
+	heard := map[string]bool{}
+	for _, b := range h.Beats {
+		heard[b.Process] = heard[b.Process] || !b.Registered
+	}
+	for process, from := range first {
+		if !heard[process] && last[process].Sub(from) > h.Lease {
+			processes = append(processes, process)
+		}
+	}
+	slices.Sort(processes)
+	return processes
 }

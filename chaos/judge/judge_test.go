@@ -72,7 +72,7 @@ func good() *History {
 			{Entry: 53, Token: 122, Op: 53, Begin: at(1410), Closed: at(1500), Answer: "error"},
 			{Entry: 54, Token: 123, Op: 54, Begin: at(1010), Closed: at(3010), Answer: "none"},
 		},
-		Beats:  []Beat{{"n1", at(0)}, {"n1", at(500)}, {"n2", at(4900)}},
+		Beats:  []Beat{{Process: "n1", At: at(0)}, {Process: "n1", At: at(500)}, {Process: "n2", At: at(4900)}},
 		Deaths: []Death{{Process: "n1", At: at(800), Killed: true}},
 		RunMax: 8 * time.Second, RetryBase: 200 * time.Millisecond,
 		Unhinted: []Unhinted{{"solo", 31, time.Second, 30 * time.Second}},
@@ -120,7 +120,7 @@ func good() *History {
 		{304, "solo", "#41", 341, 41, 1, "n1", at(26_000), time.Time{}, 0, 304, time.Time{}},
 	}
 	for ms := 0; ms <= 12_000; ms += 500 {
-		h.Beats = append(h.Beats, Beat{"n3", at(ms)})
+		h.Beats = append(h.Beats, Beat{Process: "n3", At: at(ms)})
 	}
 	h.Lanes = []string{"solo", "work"}
 	o := online()
@@ -404,7 +404,7 @@ func TestAHeartbeatThatWaitedWithRecoveryHidesNoDeath(t *testing.T) {
 		began, broken int
 	}{{4000, 0}, {4975, 1}} {
 		h := good()
-		h.Beats = append(h.Beats, Beat{"n1", at(4970)})
+		h.Beats = append(h.Beats, Beat{Process: "n1", At: at(4970)})
 		h.Grants[3].FreeBegan = at(c.began)
 		if found := broken(h)["crashes are deaths of nodes that had it"]; min(found, 1) != c.broken {
 			t.Errorf("recovery that began at %d ms: %d reports, want %d", c.began, found, c.broken)

@@ -11,7 +11,7 @@ func online() *History {
 	return &History{
 		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, Gateways: 2, GatewayLease: 5 * time.Second,
 		Slots: map[string]int{"gpu": 2},
-		Beats: []Beat{{"g1", at(0)}, {"g1", at(2000)}, {"g1", at(4000)}, {"g2", at(0)}, {"g2", at(2000)}, {"g2", at(4000)}},
+		Beats: []Beat{{Process: "g1", At: at(0)}, {Process: "g1", At: at(2000)}, {Process: "g1", At: at(4000)}, {Process: "g2", At: at(0)}, {Process: "g2", At: at(2000)}, {Process: "g2", At: at(4000)}},
 		OnlineCalls: []Call{
 			{Op: 1, Instance: "gpu", Via: "g1", Begin: at(100), Closed: at(900), Answer: "ok", Nonce: "a"},
 			{Op: 2, Instance: "gpu", Via: "g2", Begin: at(200), Closed: at(1200), Answer: "ok", Nonce: "b"},
@@ -65,7 +65,7 @@ func TestJudgesOfGatewaysAllowWhatADeathDoes(t *testing.T) {
 	for _, op := range []int64{5, 6} {
 		h.OnlineCalls = append(h.OnlineCalls, Call{Op: op, Instance: "gpu", Via: "g1", Begin: at(6000), Closed: at(6500), Answer: "ok"})
 	}
-	h.Beats = append(h.Beats, Beat{"g1", at(5500)})
+	h.Beats = append(h.Beats, Beat{Process: "g1", At: at(5500)})
 	if found := onlineFindings(h); len(found) > 0 {
 		t.Errorf("found %q", found)
 	}

@@ -109,7 +109,7 @@ func TestDeadlinesAndCancelsWaitForThoseWhoAreDisturbed(t *testing.T) {
 		},
 		"heartbeats that come late": {
 			requested, func(h *History) { callOf(h, 120).Closed = at(5650) }, func(h *History) {
-				h.Beats = append(h.Beats[:len(h.Beats)-25:len(h.Beats)-25], Beat{"n3", at(500)}, Beat{"n3", at(3000)}, Beat{"n3", at(5600)})
+				h.Beats = append(h.Beats[:len(h.Beats)-25:len(h.Beats)-25], Beat{Process: "n3", At: at(500)}, Beat{Process: "n3", At: at(3000)}, Beat{Process: "n3", At: at(5600)})
 				h.Lease = 10 * time.Second
 			},
 		},
@@ -323,7 +323,7 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 			h.Calls = append(h.Calls, Call{Entry: 13, Token: 104, Op: 3, Begin: at(6000), Closed: at(6010), Answer: "error"})
 		}},
 		{"run again although nothing kept its node from recording it", once, func(h *History) {
-			h.Beats = append(h.Beats, Beat{"n1", at(1000)})
+			h.Beats = append(h.Beats, Beat{Process: "n1", At: at(1000)})
 			h.Deaths[0].At = at(-10_000)
 			again(h, 16, at(700))
 		}},
