@@ -44,6 +44,12 @@
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
 //	remote.go, reports.go      runs that outlive their connection or their node
+//	aborted.go                 generations that an instance gave up: is it about to go away?
+//	blame.go                   entries for whose failures their instances were excused, and how often
+//	labels.go                  instances with the labels that an entry asks for
+//	objects.go, objects_s3.go  results that are too large for a row
 //	health.go, breaker.go      probes, slots whose node is gone, quarantines
+//	starting.go                instances that are not ready yet: may requests wait for them?
+//	usage.go                   what calls used of workers, by the hour
 //	service.go                 all of it together, for a node
 package inference

@@ -158,17 +158,17 @@ func (c Config) options() (map[string]any, error) {
 	put("capacity_per_flow", c.CapacityPerFlow != 0, c.CapacityPerFlow)
 	put("capacity_per_slot", c.CapacityPerSlot != 0, c.CapacityPerSlot)
 	put("on_no_instance", c.OnNoInstance != "", c.OnNoInstance)
-	put("no_instance_timeout", c.NoInstanceTimeout != 0, seconds(c.NoInstanceTimeout))
+	put("no_instance_timeout", c.NoInstanceTimeout != 0, interval(c.NoInstanceTimeout))
 	put("crash_limit", c.CrashLimit != 0, c.CrashLimit)
-	put("run_timeout", c.RunTimeout != 0, seconds(c.RunTimeout))
-	put("start_within", c.StartWithin != 0, seconds(c.StartWithin))
-	put("finish_within", c.FinishWithin != 0, seconds(c.FinishWithin))
+	put("run_timeout", c.RunTimeout != 0, interval(c.RunTimeout))
+	put("start_within", c.StartWithin != 0, interval(c.StartWithin))
+	put("finish_within", c.FinishWithin != 0, interval(c.FinishWithin))
 	put("on_failure", c.OnFailure != "", c.OnFailure)
 	put("quantum_count", c.QuantumCount != 0, c.QuantumCount)
-	put("quantum_time", c.QuantumTime != 0, seconds(c.QuantumTime))
+	put("quantum_time", c.QuantumTime != 0, interval(c.QuantumTime))
 	put("payload_limit", c.PayloadLimit != 0, c.PayloadLimit)
-	put("result_retention", c.ResultRetention != 0, seconds(max(c.ResultRetention, 0)))
-	put("failure_retention", c.FailureRetention != 0, seconds(c.FailureRetention))
+	put("result_retention", c.ResultRetention != 0, interval(max(c.ResultRetention, 0)))
+	put("failure_retention", c.FailureRetention != 0, interval(c.FailureRetention))
 	put("model", c.Model != "", c.Model)
 	put("lapse", c.Lapse != "", c.Lapse)
 	put("needs", c.Needs != (Needs{}), c.Needs)
@@ -181,8 +181,8 @@ func (c Config) options() (map[string]any, error) {
 	return set, nil
 }
 
-// seconds writes a duration as Postgres reads an interval.
-func seconds(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
+// interval writes a duration as Postgres reads an interval.
+func interval(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
 
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''),
        mergeable, merge,

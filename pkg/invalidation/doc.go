@@ -87,15 +87,27 @@
 //	cancel    initial, ready → cancelled   cancel.go  elected leader: requested while the entry ran
 //	cancel    initial, ready → cancelled   SQL        operators, through pkg/operator or psql
 //	disable, enable                   SQL          the same
-//	compact   ready entries of a key → one  compact.go  push, operators
+//	compact   ready entries of a key → one  compact.go  elected leader, where a queue falls behind; users of Compact
 //
-// Around them: groupcommit.go (pushes that share a commit), claim_sql.go and claim_read.go (the statements of a claim
-// and their answer), reclaim.go (a claim whose answer was lost), settle.go (the transaction that records endings of all
-// verbs), define.go (typed queues, synced with the registry), handler.go (what a handler's error asks for), progress.go
-// (progress and checkpoints under the same fence), throttle.go (throttle a queue or a flow), hint.go and listen.go
-// (wake-ups after commits), pause.go and weight.go (the settings that nodes apply), limit.go (refunds), outcome.go (the
-// outcome of an entry), retention.go (partitions, and rows without a purpose). The functions of operators (pauses,
-// limits, bulk operations, explain) are in pkg/operator.
+// Around them:
+//
+//	queue.go, config.go, define.go  a queue and its settings; typed queues, synced with the registry
+//	entry.go, lane.go, errors.go    an entry and its lock; a lane; the errors that callers tell apart
+//	document.go, numbers.go         which JSON the database can hold
+//	groupcommit.go                  pushes that share a commit
+//	claim_sql.go, claim_read.go     the statements of a claim and their answer; reclaim.go: a claim without an answer
+//	quantum.go, sweep.go            how much of a key a lock covers; ready rows of keys that are locked
+//	handler.go, interrupted.go      what the error of a handler asks for, and one of a database that went away
+//	statement.go                    queues that say in SQL what to run
+//	settle.go, callback.go          the transaction that records endings of all verbs; the callback that is part of it
+//	progress.go, output.go          progress, checkpoints and streamed output, under the same fence
+//	charge.go, limit.go             what a run used of a shared resource; refunds of token buckets
+//	throttle.go, pause.go, weight.go  throttles of a queue or a flow; the settings that nodes apply
+//	node.go, hint.go, listen.go     heartbeats and their orders; wake-ups after commits
+//	outcome.go, entrywatch.go       the outcome of an entry, and clients that wait for it
+//	retention.go, trace.go          partitions, and rows without a purpose; the trace of an entry
+//
+// The functions of operators (pauses, limits, bulk operations, explain) are in pkg/operator.
 //
 // # Locking and waiting
 //

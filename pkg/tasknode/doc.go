@@ -12,10 +12,19 @@
 //	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
 //
-// Beside them: lanes.go is the table of lanes, lane.go and lane_lease.go are the state of one lane, and poll.go finds
-// those that have work. giveway.go decides which groups give way to others. fetched.go counts what the node holds and
-// how long runs take, waiting.go is the line of jobs that no thread has taken yet, jobs.go knows every job from the
-// claim to its recorded end. heartbeat.go renews the lease of the node and carries out the orders that come back.
+// Beside them:
+//
+//	node.go, config.go      the node: its settings, its start and its end
+//	lanes.go                the table of lanes; lane.go and lane_lease.go are the state of one lane
+//	poll.go                 finds lanes that have work
+//	rank.go, affinity.go    which lane is claimed from first; giveway.go: which groups give way to others
+//	fetched.go              counts what the node holds, and how long runs take
+//	waiting.go, threads.go  the line of jobs that no thread has taken yet, and the number of threads
+//	jobs.go                 every job from its claim to its recorded end
+//	batch.go, suspect.go    entries that run together, and one that another crash would end
+//	settle_deferred.go      endings whose rows another transaction has locked
+//	heartbeat.go, lease.go  the lease of the node: renewed, with the orders that come back, and lost
+//	stats.go, trace.go      counters, and spans of traced entries
 //
 // # The life of a lane in the table
 //

@@ -22,9 +22,12 @@
 //	adapter.go, outcome.go     the interface that each protocol implements, and what a call can come to
 //	model.go, header.go, template.go
 //	                           how the instances of a model are spoken to
-//	generic.go, cog.go, oip.go, openai.go
-//	                           the protocols; oipbatch.go and codec.go put several entries into one call
+//	generic.go, cog.go, oip.go, oipgenerate.go, openai.go, openaiprobe.go
+//	                           the protocols; oipbatch.go, embeddings.go and codec.go put several entries into one call,
+//	                           and choices.go counts the sequences that a generation computes
 //	transport.go, classify.go  one HTTP exchange, and what an answer that is no success means
+//	online.go                  both for callers that exchange bytes with a worker themselves, such as the gateway
+//	secret.go                  keys by reference: an environment variable or a file
 //	stream.go, assembly.go, chunks.go
 //	                           server-sent events: read, put together, written to a log
 //	follow.go, report.go       accepted runs: followed by polls, ended by reports
