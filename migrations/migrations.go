@@ -90,10 +90,7 @@ type migrator struct {
 }
 
 func open(cfg *pgx.ConnConfig) (*migrator, error) {
-	db := stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(func(ctx context.Context, c *pgx.Conn) error {
-		_, err := c.Exec(ctx, fmt.Sprintf("SET lock_timeout = %d", lockWait.Milliseconds()))
-		return err
-	}))
+	db := stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(setUp))
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60))
 	if err != nil {
 		db.Close()
@@ -134,6 +131,9 @@ func (m *migrator) locked(ctx context.Context, f func(*sql.Conn) error) error {
 func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (Result, error) {
 	var byHand changes
 	err := m.with(conn, func(c *pgx.Conn) (err error) {
+		if err := checkEncoding(ctx, c); err != nil {
+			return err
+		}
 		byHand, err = changedByHand(ctx, c)
 		return err
 	})

@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -212,6 +213,56 @@ func TestAProgramThatMayNotReadWhatWasAppliedStarts(t *testing.T) {
 	}
 }
 
+// What an administrator, or the pool of a leader, sets for sessions does not bound or change migrations.
+func TestSettingsOfSessionsDoNotReachMigrations(t *testing.T) {
+	dsn := pgtest.Empty(t)
+	c := connect(t, dsn)
+	for _, setting := range []string{
+		"statement_timeout = 300", "idle_session_timeout = 300", "idle_in_transaction_session_timeout = 300",
+		"standard_conforming_strings = off", "backslash_quote = off", "client_encoding = LATIN1", "DateStyle = ''SQL, DMY''",
+		"TimeZone = ''Asia/Kolkata''", "IntervalStyle = sql_standard", "default_transaction_isolation = ''repeatable read''",
+	} {
+		exec(t, c, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET `+setting+`', current_database()); END $$`)
+	}
+	cfg := config(t, dsn)
+	cfg.RuntimeParams["statement_timeout"] = "300"
+	slow := otherAgo(t, "a moment")
+	slow["functions/slow.sql"] = &fstest.MapFile{Data: []byte(`DO $$ BEGIN PERFORM pg_sleep(0.5); END $$;`)}
+	if _, err := migrations.UpWith(t.Context(), cfg, slow, migrations.Release); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestADatabaseOfAnotherEncodingIsRefused(t *testing.T) {
+	dsn := pgtest.Empty(t)
+	c := connect(t, dsn)
+	name := query[string](t, c, `SELECT current_database()::text`) + "_latin1"
+	exec(t, c, `CREATE DATABASE `+name+` ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0`)
+	t.Cleanup(func() {
+		if err := execAfter(dsn, `DROP DATABASE `+name+` WITH (FORCE)`); err != nil {
+			t.Error(err)
+		}
+	})
+	cfg := config(t, dsn)
+	cfg.Database = name
+	_, err := migrations.Up(t.Context(), cfg)
+	var refused *migrations.EncodingError
+	if !errors.As(err, &refused) || refused.Encoding != "LATIN1" {
+		t.Errorf("got %v", err)
+	}
+}
+
+// execAfter runs a statement after the test's context has ended.
+func execAfter(dsn, sql string) error {
+	c, err := pgx.Connect(context.Background(), dsn)
+	if err != nil {
+		return err
+	}
+	defer c.Close(context.Background())
+	_, err = c.Exec(context.Background(), sql)
+	return err
+}
+
 func TestTwoThatMigrateAtOnceApplyOnce(t *testing.T) {
 	dsn := pgtest.Empty(t)
 	type answer struct {
@@ -299,13 +350,7 @@ func TestViewsWhoseColumnsChangeKeepTheirGrants(t *testing.T) {
 	role := fmt.Sprintf("reader_%d", time.Now().UnixNano())
 	exec(t, c, `CREATE ROLE `+role)
 	t.Cleanup(func() {
-		c, err := pgx.Connect(context.Background(), dsn)
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer c.Close(context.Background())
-		if _, err := c.Exec(context.Background(), `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
+		if err := execAfter(dsn, `DROP OWNED BY `+role+`; DROP ROLE `+role); err != nil {
 			t.Error(err)
 		}
 	})

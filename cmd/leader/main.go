@@ -270,7 +270,12 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 	if !owns { // a role with the rights of a leader and no more: another one migrates
 		return migrations.Check(ctx, pool)
 	}
-	done, err := migrations.Up(ctx, pool.Config().ConnConfig)
+	// A connection of its own: one of the pool waits for each answer only as long as a duty's statement may take.
+	conn, err := postgres.ConnConfig(postgres.Config{DSN: pool.Config().ConnString(), Pooled: cfg.Database.Pooled})
+	if err != nil {
+		return err
+	}
+	done, err := migrations.Up(ctx, conn)
 	if done.Applied > 0 {
 		log.Info("migrated the schema", "applied", done.Applied)
 	}

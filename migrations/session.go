@@ -1,0 +1,50 @@
+package migrations
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// sessionSQL sets up a session of migrations, whatever the role, the database and the program set for theirs: a bound on
+// statements would end a long one, and the texts of migrations and functions are read with these settings. A setting
+// that this version of Postgres does not have is left out.
+const sessionSQL = `
+SELECT set_config(s.name, s.value, false)
+  FROM (VALUES ('lock_timeout', $1), ('statement_timeout', '0'), ('transaction_timeout', '0'),
+               ('idle_session_timeout', '0'), ('idle_in_transaction_session_timeout', '0'), ('client_encoding', 'UTF8'),
+               ('standard_conforming_strings', 'on'), ('default_transaction_isolation', 'read committed'),
+               ('IntervalStyle', 'postgres'), ('DateStyle', 'ISO, YMD')) s(name, value)
+  JOIN pg_catalog.pg_settings p ON lower(p.name) = lower(s.name)`
+
+func setUp(ctx context.Context, c *pgx.Conn) error {
+	if _, err := c.Exec(ctx, sessionSQL, fmt.Sprint(lockWait.Milliseconds())); err != nil {
+		return fmt.Errorf("set up a session for migrations: %w", err)
+	}
+	return nil
+}
+
+// EncodingError says that the database is not one of UTF-8: texts could not be stored, or would be changed silently.
+type EncodingError struct{ Database, Encoding string }
+
+func (e *EncodingError) Error() string {
+	return fmt.Sprintf("database %q has the encoding %s, and Penstock needs UTF8: create one with "+
+		"CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0", e.Database, e.Encoding)
+}
+
+// Final says that the error does not pass by itself.
+func (e *EncodingError) Final() {}
+
+// checkEncoding returns an *EncodingError where the database is not one of UTF-8.
+func checkEncoding(ctx context.Context, c *pgx.Conn) error {
+	var e EncodingError
+	err := c.QueryRow(ctx, `SELECT current_database(), current_setting('server_encoding')`).Scan(&e.Database, &e.Encoding)
+	if err != nil {
+		return fmt.Errorf("read the encoding: %w", err)
+	}
+	if e.Encoding != "UTF8" {
+		return &e
+	}
+	return nil
+}
