@@ -67,6 +67,8 @@ var session = map[string]string{
 	// Unqualified names in statements are Postgres's own, even if public has objects of the same
 	// names.
 	"search_path": "pg_catalog, pg_temp",
+	// Statements are written for string literals of the standard.
+	"standard_conforming_strings": "on",
 	// Settling reads rows committed meanwhile in a new statement; under an older snapshot they
 	// would be invisible.
 	"default_transaction_isolation": "read committed",
@@ -123,6 +125,8 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 	cc.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
 		return err.Severity != "FATAL" && !Unavailable(err)
 	}
+	// Go's texts are UTF-8. Poolers know this setting of a session, which every driver sends.
+	cc.RuntimeParams["client_encoding"] = "UTF8"
 	if c.Pooled {
 		// Statements are described once, by a server process that may be another one than runs them; each run names
 		// no prepared statement and carries its types. (QueryExecModeExec would not know the types of arguments.)

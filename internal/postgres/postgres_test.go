@@ -88,6 +88,23 @@ func TestConnectionsAreReadCommittedWhateverTheDatabaseSays(t *testing.T) {
 	}
 }
 
+// A role or database may have another encoding for its clients, from which the server would convert.
+func TestTextsArriveWhateverEncodingTheDatabaseSetsForClients(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	setForDatabase(t, dsn, "client_encoding", "LATIN1")
+	for name, cfg := range map[string]postgres.Config{"own session": {DSN: dsn}, "pooled": {DSN: dsn, Pooled: true}} {
+		pool, err := postgres.Open(t.Context(), cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		var stored bool
+		if err := pool.QueryRow(t.Context(), `SELECT $1::text = chr(233)`, "\u00e9").Scan(&stored); err != nil || !stored {
+			t.Errorf("%s: the text is another one (%v)", name, err)
+		}
+	}
+}
+
 func setForDatabase(t *testing.T, dsn, name, value string) {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 1})
