@@ -42,6 +42,5 @@ func (s *server) mount() error {
 	}
 	s.predicts = prediction.New(c, s.gateway, s.pool)
 	s.predicts.Mount()
-	s.queues.wait = s.predicts.Await
 	return nil
 }

@@ -214,7 +214,7 @@ func TestSnapshotTakesAGatewayThroughAStart(t *testing.T) {
 	s := newSite(t, 4)
 	f := s.startGateway(nil)
 	path := filepath.Join(t.TempDir(), "snapshot")
-	if err := f.catalog.snapshot().Write(path); err != nil {
+	if err := f.settings.snapshot().Write(path); err != nil {
 		t.Fatal(err)
 	}
 	cfg := defaults()
@@ -228,18 +228,18 @@ func TestSnapshotTakesAGatewayThroughAStart(t *testing.T) {
 	if err := x.assemble(listen); err != nil {
 		t.Fatal(err)
 	}
-	if !x.catalog.restore() {
+	if !x.settings.restore() {
 		t.Fatal("the snapshot was not taken")
 	}
 	if states := x.gateway.States(); len(states) != 1 || states[0].Model != "m" || len(states[0].Instances) != 1 {
 		t.Errorf("got %+v", states)
 	}
-	old := f.catalog.snapshot()
+	old := f.settings.snapshot()
 	old.At = time.Now().Add(-gateway.StateKept - time.Minute)
 	if err := old.Write(path); err != nil {
 		t.Fatal(err)
 	}
-	if x.catalog.restore() {
+	if x.settings.restore() {
 		t.Error("a snapshot was taken that is too old")
 	}
 }

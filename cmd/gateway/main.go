@@ -81,8 +81,7 @@ type server struct {
 	registry *inference.Registry
 	listener *invalidation.Listener
 	hinter   *invalidation.Hinter
-	catalog  *catalog
-	queues   *pusher
+	settings *settingsDuty
 	batches  *openaibatch.Batches
 	predicts *prediction.Predictions
 }
@@ -127,7 +126,7 @@ func (s *server) serveShared(ctx context.Context) error {
 	if err := s.assemble(db.Listen); err != nil {
 		return err
 	}
-	if !s.catalog.restore() {
+	if !s.settings.restore() {
 		if err := s.enter(ctx); err != nil || ctx.Err() != nil {
 			return err
 		}
@@ -145,7 +144,7 @@ func (s *server) enter(ctx context.Context) error {
 		if err := migrations.CheckIfReadable(ctx, s.pool); err != nil {
 			return err
 		}
-		return s.catalog.read(ctx)
+		return s.settings.read(ctx)
 	})
 }
 
@@ -164,7 +163,7 @@ func (s *server) openSlots(ctx context.Context) (*pgxpool.Pool, error) {
 func (s *server) duties() map[string]func(context.Context) error {
 	duties := map[string]func(context.Context) error{
 		"member": s.member.Run, "leases": s.leases.Run, "book": s.book.Run, "registry": s.registry.Run,
-		"catalog": s.catalog.Run, "budgets": s.catalog.RunBudgets, "batches": s.batches.Run,
+		"settings": s.settings.Run, "budgets": s.settings.RunBudgets, "batches": s.batches.Run,
 		"predictions": s.predicts.Run, "hinter": s.hinter.Run,
 	}
 	if s.listener != nil {
@@ -188,17 +187,20 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 	}, s.slots)
 	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
 	s.hinter = invalidation.NewHinter(s.pool, 0)
-	s.queues = &pusher{db: s.pool, base: g.APIURL, hinter: s.hinter}
 	cfg := s.config()
-	cfg.Charge, cfg.Push = s.book, s.queues
+	cfg.Charge = s.book
+	cfg.Push = gateway.NewQueuePusher(gateway.QueuePusherConfig{
+		Base: g.APIURL, Hinter: s.hinter,
+		Wait: func(ctx context.Context, queue int32, entry int64) { s.predicts.Await(ctx, queue, entry) },
+	}, s.pool)
 	s.gateway = gateway.New(cfg)
 	if err := s.mount(); err != nil {
 		return err
 	}
 	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
-	s.catalog = &catalog{server: s, ready: make(chan struct{}, 1)}
-	s.registry.OnChange(s.catalog.publish)
+	s.settings = &settingsDuty{server: s, ready: make(chan struct{}, 1)}
+	s.registry.OnChange(s.settings.publish)
 	if conn == nil {
 		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: " +
 			"set database.direct_url to the address of Postgres itself")
@@ -214,7 +216,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 // noticed is called when a node misses slots of a model, or an instance of it became ready. It does not block.
 func (s *server) noticed(model string) {
 	s.leases.Wanted(model)
-	s.catalog.noticed(model)
+	s.settings.noticed(model)
 }
 
 // listen opens the addresses, runs the duties and serves until ctx ends and what was in flight is over.

@@ -46,14 +46,14 @@ func TestStormOfHintsIsReadOnceInAGap(t *testing.T) {
 		policy.MayStart = &mayStart
 		g.SetModels([]gateway.ModelState{{Name: "m", Protocol: worker.ProtocolOpenAI, Policy: policy}})
 		db, log := &countingDB{}, slog.New(slog.DiscardHandler)
-		c := &catalog{
+		d := &settingsDuty{
 			server: &server{log: log, gateway: g, registry: inference.NewRegistry(db, worker.Config{}, time.Second, log)},
 			ready:  make(chan struct{}, 1),
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)
-		go func() { ended <- c.Run(ctx) }()
-		c.noticed("m")
+		go func() { ended <- d.Run(ctx) }()
+		d.noticed("m")
 		synctest.Wait()
 		if n := db.readings.Load(); n != 0 {
 			t.Errorf("%d readings though no request waits", n)
@@ -67,7 +67,7 @@ func TestStormOfHintsIsReadOnceInAGap(t *testing.T) {
 		synctest.Wait()
 		const hints = 900 // one each millisecond, before the settings are read
 		for range hints {
-			c.noticed("m")
+			d.noticed("m")
 			time.Sleep(time.Millisecond)
 		}
 		synctest.Wait()
@@ -99,13 +99,13 @@ func TestModelsOfTheSnapshotStayUntilTheyAreRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	x.gateway.SetModels([]gateway.ModelState{{Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy()}})
-	if err := x.catalog.next(t.Context()); err != nil { // the registry has not had its turn
+	if err := x.settings.next(t.Context()); err != nil { // the registry has not had its turn
 		t.Fatal(err)
 	}
 	if states := x.gateway.States(); len(states) != 1 || states[0].Model != "m" {
 		t.Errorf("the models are %+v", states)
 	}
-	if models := x.catalog.snapshot().Models; len(models) != 1 || len(models[0].Instances) != 1 {
+	if models := x.settings.snapshot().Models; len(models) != 1 || len(models[0].Instances) != 1 {
 		t.Errorf("the snapshot has %+v", models)
 	}
 }

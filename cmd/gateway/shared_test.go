@@ -22,7 +22,6 @@ import (
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
@@ -316,7 +315,7 @@ func (s *site) startGateway(change func(*Config)) *front {
 	if err := x.assemble(listen); err != nil {
 		s.Fatal(err)
 	}
-	if err := x.catalog.read(s.Context()); err != nil {
+	if err := x.settings.read(s.Context()); err != nil {
 		s.Fatal(err)
 	}
 	if s.changed != nil {
@@ -794,5 +793,3 @@ func TestTaskNodesKeepTheSlotsThatAreForDurableEntries(t *testing.T) {
 		t.Errorf("%d slots were handed over and %d are free, want 7 and 3", got, free)
 	}
 }
-
-var _ gateway.Pusher = (*pusher)(nil)

@@ -2,9 +2,16 @@ package gateway
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
 	"strings"
+	"sync"
 
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -44,4 +51,99 @@ func DurablePayload(body json.RawMessage, operation string) json.RawMessage {
 	payload = append(payload, `"operation":"`...)
 	payload = append(payload, operation...)
 	return append(payload, `"}`...)
+}
+
+// QueuePusher is the Pusher that puts requests into the queues of their models.
+type QueuePusher struct {
+	config QueuePusherConfig
+	db     postgres.DB
+
+	mu   sync.Mutex
+	open map[string]*invalidation.Queue
+}
+
+// QueuePusherConfig of a QueuePusher. Hinter and Wait are required.
+type QueuePusherConfig struct {
+	Base   string // URL of the API, which has the states of entries
+	Hinter *invalidation.Hinter
+	Wait   func(ctx context.Context, queue int32, entry int64) // until the entry has ended, or ctx has
+}
+
+// NewQueuePusher returns a pusher that has opened no queue yet.
+func NewQueuePusher(config QueuePusherConfig, db postgres.DB) *QueuePusher {
+	return &QueuePusher{config: config, db: db, open: map[string]*invalidation.Queue{}}
+}
+
+// Priorities of entries by class; default requests have the queue's own.
+const (
+	criticalPriority  int16 = 8
+	sheddablePriority int16 = 2
+)
+
+// Push implements Pusher.
+func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string, err error) {
+	q, err := p.queue(ctx, d.Queue)
+	if err != nil {
+		return "", "", err
+	}
+	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow}
+	if d.Key != "" {
+		entry.IdempotencyKey = "online:" + d.Token + ":" + d.Key
+	}
+	switch d.Class {
+	case Critical:
+		entry.Priority = new(criticalPriority)
+	case Sheddable:
+		entry.Priority = new(sheddablePriority)
+	}
+	pushed, err := q.Push(ctx, entry)
+	if err != nil {
+		return "", "", fmt.Errorf("push to queue %q: %w", d.Queue, err)
+	}
+	id = strconv.FormatInt(int64(pushed[0].ID), 10)
+	return id, p.config.Base + "/v1/entries/" + id, nil
+}
+
+// Await implements Pusher.
+func (p *QueuePusher) Await(ctx context.Context, queue, id string) (o DurableOutcome, ended bool, err error) {
+	q, err := p.queue(ctx, queue)
+	if err != nil {
+		return o, false, err
+	}
+	entry, err := strconv.ParseInt(id, 10, 64)
+	if err != nil {
+		return o, false, err
+	}
+	p.config.Wait(ctx, q.ID, entry)
+	if ctx.Err() != nil {
+		return o, false, nil
+	}
+	ending, err := invalidation.Outcome(ctx, p.db, invalidation.EntryID(entry))
+	switch {
+	case errors.Is(err, invalidation.ErrEntryNotFound), errors.Is(err, invalidation.ErrState):
+		return o, false, nil // its queue keeps no results, or ctx ends
+	case err != nil:
+		return o, false, err
+	}
+	return DurableOutcome{Outcome: ending.Outcome, Result: ending.Result, Reason: ending.Reason}, true, nil
+}
+
+// queue opens a queue, once for all pushes. Those to other queues do not wait for it.
+func (p *QueuePusher) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
+	p.mu.Lock()
+	q := p.open[name]
+	p.mu.Unlock()
+	if q != nil {
+		return q, nil
+	}
+	q, err := invalidation.Open(ctx, p.db, name)
+	if err != nil {
+		return nil, fmt.Errorf("open queue %q: %w", name, err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.open[name] == nil {
+		p.open[name] = q.Hinting(p.config.Hinter)
+	}
+	return p.open[name], nil
 }
