@@ -209,7 +209,7 @@ func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verd
 	if o.Kind == worker.Done {
 		p.stateOf(h.model).ledger.of(h.slot.instance).coolFor = 0
 	}
-	h.probe = false
+	e.probe, h.probe = h.probe, false
 	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)
 	p.mu.Unlock()
 	switch {

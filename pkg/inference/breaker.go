@@ -52,7 +52,7 @@ type circuit struct {
 // sample is what a call said about an instance.
 type sample struct {
 	at          time.Time
-	verdict     judgement
+	judgement   judgement
 	entry, flow string
 }
 
@@ -61,6 +61,7 @@ type evidence struct {
 	entry, flow string
 	ran         time.Duration
 	last        bool // no other instance of the model could have taken the call
+	probe       bool // the call was admitted as a probe
 }
 
 // newBreaker returns a breaker with all instances admitted.
@@ -99,16 +100,19 @@ type verdict struct {
 	Reason      string // why, for a person
 }
 
-// Record takes the result of a call.
+// Record takes the result of a call. Of a quarantined instance the probe alone is judged: other calls began before the
+// quarantine.
 func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evidence) verdict {
 	c := b.circuit(instance)
-	s := sample{at: now, verdict: b.judge(c, o, now, e.ran), entry: e.entry, flow: e.flow}
-	switch s.verdict {
+	s := sample{at: now, judgement: b.judge(c, o, now, e.ran), entry: e.entry, flow: e.flow}
+	switch s.judgement {
 	case saysNothing:
-		b.Forgo(instance)
+		if e.probe {
+			b.Forgo(instance)
+		}
 		return verdict{}
 	case good:
-		if !c.openUntil.IsZero() && c.probing {
+		if !c.openUntil.IsZero() && e.probe {
 			*c = circuit{}
 		}
 		c.succeeded = now
@@ -118,7 +122,7 @@ func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evi
 	proven := !c.succeeded.IsZero() && now.Sub(c.succeeded) <= b.config.Window
 	c.add(now, b.config.Window, s)
 	lost := o.Class == worker.ClassContextLost
-	if !c.openUntil.IsZero() && c.probing {
+	if !c.openUntil.IsZero() && e.probe {
 		b.open(now, c, "probe call failed: "+o.Reason)
 		return verdict{Unspent: true, Recycle: lost && c.lost, Reason: c.reason}
 	}
@@ -135,7 +139,7 @@ func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evi
 	}
 	// An instance that has not succeeded lately has yet to show that it can: while there are others, the
 	// first entry that it fails does not pay for that. What its worker reports of a run is the entry's.
-	unproven := !proven && !e.last && !o.Stated && s.verdict == bad
+	unproven := !proven && !e.last && !o.Stated && s.judgement == bad
 	return verdict{Unspent: unproven || b.suspect(now, instance)}
 }
 
@@ -222,7 +226,7 @@ func (b *breaker) clustered(now time.Time, instance string, kind judgement, enou
 // succeed. The entry is then given the benefit of the doubt.
 func (b *breaker) suspect(now time.Time, instance string) bool {
 	samples := b.instances[instance].samples
-	if len(samples) < 2 || samples[len(samples)-2].verdict != bad {
+	if len(samples) < 2 || samples[len(samples)-2].judgement != bad {
 		return false
 	}
 	others, any := b.others(now, instance)
@@ -241,7 +245,7 @@ func (b *breaker) others(now time.Time, instance string) (share float64, any boo
 				continue
 			}
 			total++
-			if s.verdict != good {
+			if s.judgement != good {
 				failed++
 			}
 		}
@@ -294,7 +298,7 @@ func (c *circuit) counts(now time.Time, window time.Duration, kind judgement) (e
 			continue
 		}
 		all[s.entry] = true
-		if s.verdict == kind {
+		if s.judgement == kind {
 			such[s.entry] = true
 		}
 	}
@@ -305,7 +309,7 @@ func (c *circuit) counts(now time.Time, window time.Duration, kind judgement) (e
 func (c *circuit) flows(now time.Time, window time.Duration) int {
 	found := map[string]bool{}
 	for _, s := range c.samples {
-		if now.Sub(s.at) <= window && s.verdict != good {
+		if now.Sub(s.at) <= window && s.judgement != good {
 			found[s.flow] = true
 		}
 	}

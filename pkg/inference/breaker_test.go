@@ -24,7 +24,10 @@ const fast, slow = 50 * time.Millisecond, 30 * time.Second
 // record records a call of an entry of its own, of one of two flows.
 func record(b *breaker, now time.Time, instance string, o worker.Outcome, ran time.Duration) verdict {
 	recorded++
-	return b.Record(now, instance, o, evidence{entry: fmt.Sprint(recorded), flow: fmt.Sprint(recorded % 2), ran: ran})
+	c := b.instances[instance]
+	return b.Record(now, instance, o, evidence{
+		entry: fmt.Sprint(recorded), flow: fmt.Sprint(recorded % 2), ran: ran, probe: c != nil && c.probing,
+	})
 }
 
 var recorded int
@@ -222,6 +225,27 @@ func TestFailuresLongApartDoNotAddUp(t *testing.T) {
 	}
 	if !admits(b, now, "i") {
 		t.Error("3 failures a minute quarantined an instance")
+	}
+}
+
+// Calls that began before a quarantine may end while its probe is out. None of them ends the quarantine, makes it longer,
+// or lets a second probe go.
+func TestCallsFromBeforeAQuarantineAreNoProbe(t *testing.T) {
+	for name, o := range map[string]worker.Outcome{"done": ok, "failed": boom, "busy": {Kind: worker.Busy}} {
+		b, now := newBreaker(QuarantineConfig{}), clock()
+		b.Condemn(now, "i", "ill")
+		now = now.Add(15 * time.Second)
+		if admitted, probe := b.Admit(now, "i"); !admitted || !probe {
+			t.Fatal("no probe call after the quarantine")
+		}
+		b.Record(now, "i", o, evidence{entry: "old", ran: fast})
+		if admitted, _ := b.Admit(now, "i"); admitted {
+			t.Errorf("%s: a call beside the probe was admitted", name)
+		}
+		b.Record(now, "i", boom, evidence{entry: "probe", ran: fast, probe: true})
+		if until, _, _ := b.Quarantine(now, "i"); !until.Equal(now.Add(30 * time.Second)) {
+			t.Errorf("%s: after a failed probe the quarantine lasts until %v, want 30 s", name, until)
+		}
 	}
 }
 
