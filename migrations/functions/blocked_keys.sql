@@ -106,3 +106,23 @@ BEGIN
                                jsonb_build_object('keys', done, 'retry', retry));
     RETURN done;
 END $$;
+
+-- drop_blocked_ready deletes the ready rows of a lock key if it is blocked, as a claim that meets one does. They are
+-- locked first: unblock_one, which writes one, waits for them or has committed, and the next statement sees the key
+-- unblocked then.
+-- Locks: the ready rows of the key (FOR UPDATE SKIP LOCKED).
+-- Callers: fail_without_instance.
+CREATE OR REPLACE FUNCTION penstock.drop_blocked_ready(queue integer, key text) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    mine tid[];
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = key) THEN
+        RETURN;
+    END IF;
+    mine := ARRAY(SELECT r.ctid FROM penstock.ready r
+                   WHERE r.lock_key = key AND r.queue_id + 0 = queue FOR UPDATE SKIP LOCKED);
+    DELETE FROM penstock.ready r
+     WHERE r.queue_id = queue AND r.ctid = ANY (mine)
+       AND EXISTS (SELECT FROM penstock.blocked_key b WHERE b.queue_id = queue AND b.lock_key = key);
+END $$;
