@@ -391,19 +391,21 @@ func TestStepsOfAPassAreOfTheKindsThatHaveRowsLeft(t *testing.T) {
 func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
 	b := newBed(t, Config{})
 	old, other := Push{IdempotencyKey: "a"}, Push{IdempotencyKey: "b"}
-	b.pushAll(b.pool, old)
+	olds := b.pushAll(b.pool, old)
 	b.settle(doneAll(b.claimOne())...)
 	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
 	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
 	pusher := b.begin()
-	b.pushAll(pusher, other)
+	others := b.pushAll(pusher, other)
 	pushed := b.pushLater("a", "b")
 	b.awaitBlocked(pusher)
 	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.IdempotencyKeys != 1 {
 		t.Fatalf("tidied %+v (%v), want the old key", got, err)
 	}
 	b.commit(pusher)
-	b.want(pushed(), []string{"replayed", "replayed"})
+	got := pushed()
+	b.want(got.verdicts, []string{"replayed", "replayed"})
+	b.want(got.ids, []EntryID{olds[0], others[0]})
 	for _, want := range []Verdict{Inserted, Replayed} {
 		again, err := b.q.Push(b.ctx, withPayload(old), withPayload(other))
 		b.must(err)
@@ -411,13 +413,19 @@ func TestTidyBesideAPushThatMetAnOldIdempotencyKey(t *testing.T) {
 	}
 }
 
-// pushLater pushes with idempotency keys beside the test, and returns the verdicts: by SQL, since Push begins anew where
-// it has waited for a quarter of a second, and after a deadlock.
-func (b *bed) pushLater(keys ...string) func() []string {
-	return later(b, func() (verdicts []string, err error) {
-		err = b.pool.QueryRow(b.ctx, `SELECT verdicts FROM penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[$1::int]),
-		    idempotency_keys => $2)`, len(keys), keys).Scan(&verdicts)
-		return verdicts, err
+// pushedLater is the answer to such a push.
+type pushedLater struct {
+	ids      []EntryID
+	verdicts []string
+}
+
+// pushLater pushes with idempotency keys beside the test: by SQL, since Push begins anew where it has waited for a quarter
+// of a second, and after a deadlock.
+func (b *bed) pushLater(keys ...string) func() pushedLater {
+	return later(b, func() (p pushedLater, err error) {
+		err = b.pool.QueryRow(b.ctx, `SELECT ids, verdicts FROM penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[$1::int]),
+		    idempotency_keys => $2)`, len(keys), keys).Scan(&p.ids, &p.verdicts)
+		return p, err
 	})
 }
 
@@ -425,12 +433,12 @@ func (b *bed) pushLater(keys ...string) func() []string {
 func TestPushesBesideASweepOfTheirKeyNeverWaitInARing(t *testing.T) {
 	b := newBed(t, Config{})
 	keyed := func(key string) Push { return Push{IdempotencyKey: key} }
-	b.pushAll(b.pool, keyed("a"))
+	olds := b.pushAll(b.pool, keyed("a"))
 	b.settle(doneAll(b.claimOne())...)
 	b.exec(b.pool, `UPDATE penstock.idempotency SET created_at = now() - interval '2 days'`)
 	b.exec(b.pool, `UPDATE penstock.result SET finished_at = now() - interval '2 days'`)
 	other := b.begin()
-	b.pushAll(other, keyed("c"))
+	others := b.pushAll(other, keyed("c"))
 	long := b.pushLater("a", "b", "c")
 	b.awaitBlocked(other)
 	blocked := b.count(`SELECT pid FROM pg_stat_activity WHERE $1::int = ANY (pg_blocking_pids(pid))`, other.Conn().PgConn().PID())
@@ -440,8 +448,11 @@ func TestPushesBesideASweepOfTheirKeyNeverWaitInARing(t *testing.T) {
 	short := b.pushLater("a", "b")
 	b.awaitBlockedBy(uint32(blocked)) //nolint:gosec // a process id
 	b.commit(other)
-	b.want(long(), []string{"replayed", "inserted", "replayed"})
-	b.want(short(), []string{"inserted", "replayed"})
+	first, second := long(), short()
+	b.want(first.verdicts, []string{"replayed", "inserted", "replayed"})
+	b.want(first.ids, []EntryID{olds[0], first.ids[1], others[0]})
+	b.want(second.verdicts, []string{"inserted", "replayed"})
+	b.want(second.ids, []EntryID{second.ids[0], first.ids[1]})
 }
 
 // A push that takes a unique key over has its row in hand: the janitor passes it by.
