@@ -57,24 +57,29 @@ BEGIN
     RETURN made;
 END $$;
 
--- drop_old_partitions drops the oldest partition past its retention, and returns how many it
--- dropped: 1 or 0, so that its locks are held for one drop only. Call it until it returns 0.
--- Locks: ACCESS EXCLUSIVE on the parent and the partition, for 200 ms of waiting at most, which
+-- drop_old_partitions drops the partition that is the longest past its retention, and returns how many it
+-- dropped: 1 or 0, so that its locks are held for one drop only. Call it until it returns 0. Where another session holds
+-- the table or that partition, the next table has its turn.
+-- Locks: ACCESS EXCLUSIVE on the parent and the partition, for 200 ms of waiting at most in each table, which
 -- bounds how long others wait behind it.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.drop_old_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
-    old text := (SELECT partition FROM penstock.old_partitions ORDER BY behind DESC LIMIT 1);
+    old  record;
+    held text[] := '{}';
 BEGIN
-    IF old IS NULL THEN
-        RETURN 0;
-    END IF;
-    EXECUTE format('DROP TABLE penstock.%I', old);
-    RETURN 1;
-EXCEPTION
-    WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
-        RETURN 0;
+    FOR old IN SELECT o.partition, o.parent FROM penstock.old_partitions o ORDER BY o.behind DESC LOOP
+        CONTINUE WHEN old.parent = ANY (held);
+        BEGIN
+            EXECUTE format('DROP TABLE penstock.%I', old.partition);
+            RETURN 1;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+                held := held || old.parent;
+        END;
+    END LOOP;
+    RETURN 0;
 END $$;
 
 -- kept returns whether a result or failure of that time may still be read: each queue keeps its own
