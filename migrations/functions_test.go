@@ -124,3 +124,27 @@ func TestEachFunctionStandsOnce(t *testing.T) {
 }
 
 var onPattern = regexp.MustCompile(` ON \S+`)
+
+// With standard_conforming_strings = off, as a session of psql may have it, a backslash in a plain literal is an escape.
+func TestLiteralsWithABackslashSayThatItIsAnEscape(t *testing.T) {
+	functions, err := migrations.Functions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	literal := regexp.MustCompile(`(\w?)'((?:[^']|'')*)'`)
+	seen := 0
+	for name, file := range functions {
+		for _, found := range literal.FindAllStringSubmatch(linePattern.ReplaceAllString(string(file.Data), ""), -1) {
+			if !strings.Contains(found[2], `\`) {
+				continue
+			}
+			seen++
+			if found[1] != "E" {
+				t.Errorf("%s: %s", name, found[0])
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no literal with a backslash was found: the test shows nothing")
+	}
+}

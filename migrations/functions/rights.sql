@@ -103,9 +103,9 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader operator', 'model', 'UPDATE', '{version}'),
         ('leader operator', 'deployment', 'UPDATE', '{changed_at}'),
         ('operator', 'cron_job', 'UPDATE', '{check_at}')) v(duties, relations, privileges, columns)
-     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.duties, '\s+')) d(duty)
-     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.relations, '\s+')) r(relation)
-     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.privileges, '\s+')) p(privilege)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.duties, '[[:space:]]+')) d(duty)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.relations, '[[:space:]]+')) r(relation)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.privileges, '[[:space:]]+')) p(privilege)
 $$;
 
 -- duty_functions lists the functions that run with the rights of the owner, and the duties that may
@@ -134,7 +134,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('owner', 'bump_inference_version note_ready'), -- triggers
         ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_partition make_wanted_deployments
           prune_audit prune_deployments')) v(duties, names)
-     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.names, '\s+')) n(name)
+     CROSS JOIN LATERAL unnest(regexp_split_to_array(v.names, '[[:space:]]+')) n(name)
 $$;
 
 -- wanted_rights lists the rights of a duty on the objects of this database, each as GRANT names it:
@@ -151,7 +151,7 @@ LANGUAGE sql STABLE AS $$
       FROM pg_class c
       LEFT JOIN pg_class top ON top.oid = pg_partition_root(c.oid)
       JOIN penstock.duty_rights() r ON r.duty = wanted_rights.duty
-       AND r.relation = CASE WHEN c.relkind = 'S' AND c.relname ~ '^(accepted|removed)_\d+$' THEN 'entry_id_seq'
+       AND r.relation = CASE WHEN c.relkind = 'S' AND c.relname ~ '^(accepted|removed)_[0-9]+$' THEN 'entry_id_seq'
                              ELSE coalesce(top.relname, c.relname)::text END
       LEFT JOIN LATERAL unnest(r.columns) u(name) ON true
      WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')

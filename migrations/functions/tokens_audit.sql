@@ -14,7 +14,7 @@ $$;
 -- Callers: audit_log.
 CREATE OR REPLACE FUNCTION penstock.without_passwords(detail jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT regexp_replace($1::text, '(://[^/@:[:space:]"]*):[^/@[:space:]"]*@', '\1:***@', 'g')::jsonb
+    SELECT regexp_replace($1::text, '(://[^/@:[:space:]"]*):[^/@[:space:]"]*@', E'\\1:***@', 'g')::jsonb
 $$;
 
 -- audit_log adds a row to the audit, and is the only function that does. The row belongs to the
