@@ -31,7 +31,12 @@ $$;
 -- Callers: create_batch, complete_batch.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
-CREATE OR REPLACE FUNCTION penstock.push_batch_entry(target text, b penstock.batch, step text, more jsonb DEFAULT '{}') RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.push_batch_entry(
+    target text,
+    b      penstock.batch,
+    step   text,
+    more   jsonb          DEFAULT '{}'
+) RETURNS bigint
 LANGUAGE sql AS $$
     SELECT (penstock.push_many(target, ARRAY[penstock.batch_payload(b, step, more)], flows => ARRAY[b.flow], priorities => ARRAY[b.priority],
                                names => ARRAY['batch:' || b.id], inside => true)).ids[1]
@@ -40,7 +45,12 @@ $$;
 -- check_batch_entry refuses what the push of an entry of a batch would refuse for good.
 -- Callers: create_batch.
 -- SQLSTATE: PS002 invalid argument, PS003 payload too large.
-CREATE OR REPLACE FUNCTION penstock.check_batch_entry(q penstock.queue, b penstock.batch, step text, more jsonb) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.check_batch_entry(
+    q    penstock.queue,
+    b    penstock.batch,
+    step text,
+    more jsonb
+) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     payloads jsonb[] := ARRAY[penstock.batch_payload(b, step, more)];
@@ -60,7 +70,13 @@ END $$;
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
 -- entries push one another without end, PS012 no such batch.
-CREATE OR REPLACE FUNCTION penstock.create_batch(name text, queue text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.create_batch(
+    name    text,
+    queue   text,
+    options jsonb,
+    reason  text  DEFAULT '',
+    actor   text  DEFAULT NULL
+) RETURNS bigint
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -185,7 +201,14 @@ END $_$;
 -- the ids come from a payload, which any producer may have written.
 -- Locks: the lock record (FOR KEY SHARE), then the row of the part.
 -- Callers: pkg/batch.
-CREATE OR REPLACE FUNCTION penstock.finish_batch_part(batch bigint, part integer, queue integer, key text, token bigint, result jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.finish_batch_part(
+    batch  bigint,
+    part   integer,
+    queue  integer,
+    key    text,
+    token  bigint,
+    result jsonb
+) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.token = finish_batch_part.token FOR KEY SHARE;
@@ -478,7 +501,12 @@ END $$;
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
 -- entries push one another without end, PS012 no such batch.
-CREATE OR REPLACE FUNCTION penstock.pause_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL, until timestamptz DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.pause_batch(
+    batch  bigint,
+    reason text        DEFAULT '',
+    actor  text        DEFAULT NULL,
+    until  timestamptz DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch;
@@ -500,7 +528,11 @@ END $$;
 -- Locks: the row of the batch (FOR UPDATE).
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS006 not allowed in this state, PS012 no such batch.
-CREATE OR REPLACE FUNCTION penstock.resume_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_batch(
+    batch  bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch := penstock.batch_row(batch);
@@ -516,7 +548,11 @@ END $$;
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS006 not allowed in this state, PS011
 -- entries push one another without end, PS012 no such batch, 55P03 a compaction of a part's lock key does not end.
-CREATE OR REPLACE FUNCTION penstock.cancel_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.cancel_batch(
+    batch  bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch;
@@ -538,7 +574,11 @@ END $$;
 -- Locks: the row of the batch (FOR UPDATE), then the rows of its parts.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS012 no such batch, PS006 the batch has not ended, is done or was never split.
-CREATE OR REPLACE FUNCTION penstock.retry_batch(batch bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.retry_batch(
+    batch  bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE

@@ -87,7 +87,12 @@ $$;
 -- inserted row. A full join can only be hashed or merged, so that the plan of the first statement
 -- of a session, of one row perhaps, is right for a million.
 -- Callers: watch.
-CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(watched regclass, op text, columns text[], keys text[]) RETURNS text
+CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(
+    watched regclass,
+    op      text,
+    columns text[],
+    keys    text[]
+) RETURNS text
     LANGUAGE plpgsql STABLE
     AS $_$
 DECLARE
@@ -133,7 +138,14 @@ END $_$;
 -- EXCLUSIVE where an earlier watch is replaced.
 -- Callers: cmd/penstock; psql.
 -- SQLSTATE: PS001 no such queue, PS002 the queue, table, columns or keys cannot be used.
-CREATE OR REPLACE FUNCTION penstock.watch(watched regclass, queue text, columns text[] DEFAULT NULL, keys text[] DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.watch(
+    watched regclass,
+    queue   text,
+    columns text[]   DEFAULT NULL,
+    keys    text[]   DEFAULT NULL,
+    reason  text     DEFAULT '',
+    actor   text     DEFAULT NULL
+) RETURNS void
     LANGUAGE plpgsql
     AS $_$
 DECLARE
@@ -211,7 +223,12 @@ END $_$;
 -- Locks: ACCESS EXCLUSIVE on the table, by DROP TRIGGER; then the rows of watch.
 -- Callers: watch; psql.
 -- SQLSTATE: PS001 no such queue.
-CREATE OR REPLACE FUNCTION penstock.unwatch(watched regclass, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.unwatch(
+    watched regclass,
+    queue   text     DEFAULT NULL,
+    reason  text     DEFAULT '',
+    actor   text     DEFAULT NULL
+) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     w     record;

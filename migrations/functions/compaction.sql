@@ -36,7 +36,12 @@ $$;
 -- records_end returns whether another record waits for the end of this very entry: a batch, whose entries have its
 -- number in their name, or the cron job of an entry of a cron queue.
 -- Callers: compactable.
-CREATE OR REPLACE FUNCTION penstock.records_end(kind penstock.queue_kind, queue integer, entry bigint, name text) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.records_end(
+    kind  penstock.queue_kind,
+    queue integer,
+    entry bigint,
+    name  text
+) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN $4 ~ '^batch:[0-9]{1,18}$' THEN EXISTS (
                      SELECT FROM penstock.batch b
@@ -54,7 +59,11 @@ $$;
 -- NOWAIT), the rows of their unique keys (likewise), and for a moment the advisory lock of the key's cancels (try).
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS006 not allowed in this state.
-CREATE OR REPLACE FUNCTION penstock.compactable(q penstock.queue, key text, most integer DEFAULT 1000) RETURNS SETOF penstock.entry
+CREATE OR REPLACE FUNCTION penstock.compactable(
+    q    penstock.queue,
+    key  text,
+    most integer        DEFAULT 1000
+) RETURNS SETOF penstock.entry
 LANGUAGE plpgsql AS $$
 DECLARE
     e     record;

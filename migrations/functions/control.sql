@@ -5,7 +5,10 @@
 -- Locks: none.
 -- Callers: step_batch, node_paused, queue_stops, pause_reasons, head_age, the status
 -- views; pkg/cron, pkg/doctor, pkg/operator.
-CREATE OR REPLACE FUNCTION penstock.paused_until(until timestamptz, moment timestamptz DEFAULT clock_timestamp()) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.paused_until(
+    until  timestamptz,
+    moment timestamptz DEFAULT clock_timestamp()
+) RETURNS boolean
 LANGUAGE sql AS $$
     SELECT coalesce($1 > $2, true)
 $$;
@@ -58,7 +61,11 @@ END $$;
 -- Locks: the row of the queue.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue.
-CREATE OR REPLACE FUNCTION penstock.resume_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_queue(
+    queue  text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -73,7 +80,11 @@ END $$;
 -- Locks: the row of the queue.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue.
-CREATE OR REPLACE FUNCTION penstock.disable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.disable_queue(
+    queue  text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -89,7 +100,11 @@ END $$;
 -- Locks: the row of the queue.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue.
-CREATE OR REPLACE FUNCTION penstock.enable_queue(queue text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.enable_queue(
+    queue  text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
@@ -105,7 +120,11 @@ END $$;
 -- Locks: the row of the node.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such node.
-CREATE OR REPLACE FUNCTION penstock.drain_node(node bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.drain_node(
+    node   bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE penstock.node n
@@ -255,14 +274,22 @@ END $$;
 -- Locks: those of switch_entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS006 not allowed in this state, PS007 no such entry.
-CREATE OR REPLACE FUNCTION penstock.disable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.disable_entry(
+    id     bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'disable_entry', $2, $3) $$;
 
 -- enable_entry undoes disable_entry.
 -- Locks: those of switch_entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS006 not allowed in this state, PS007 no such entry.
-CREATE OR REPLACE FUNCTION penstock.enable_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.enable_entry(
+    id     bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.switch_entry($1, 'enable_entry', $2, $3) $$;
 
 -- disable_entries disables every entry of a name or lock key (scope), later ones as well: push_many
@@ -320,7 +347,14 @@ END $$;
 -- Locks: the row of disabled, then the row of the queue, then those of step_operation.
 -- Callers: disable_entries, enable_entries, pause, resume.
 -- SQLSTATE: PS002 invalid argument, PS006 these entries are not disabled.
-CREATE OR REPLACE FUNCTION penstock.switch_entries(q penstock.queue, verb text, scope text, value text, reason text, actor text) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.switch_entries(
+    q      penstock.queue,
+    verb   text,
+    scope  text,
+    value  text,
+    reason text,
+    actor  text
+) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     filter    jsonb := jsonb_build_object(scope, value);
@@ -363,9 +397,14 @@ $$;
 -- Callers: cmd/leader, cmd/penstock, pkg/api, pkg/doctor, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 scope, value or until is not valid, PS006 the entries are
 -- disabled already.
-CREATE OR REPLACE FUNCTION penstock.pause(scope text, value text, queue text DEFAULT NULL::text, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text, until timestamp with time zone DEFAULT NULL::timestamp with time zone) RETURNS void
-    LANGUAGE plpgsql
-    AS $$
+CREATE OR REPLACE FUNCTION penstock.pause(
+    scope  text,
+    value  text,
+    queue  text        DEFAULT NULL,
+    reason text        DEFAULT '',
+    actor  text        DEFAULT current_user::text,
+    until  timestamptz DEFAULT NULL
+) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
     q       integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
@@ -408,7 +447,13 @@ END $$;
 -- then the row of the queue.
 -- Callers: end_pauses; cmd/penstock, pkg/api, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 there is no such pause.
-CREATE OR REPLACE FUNCTION penstock.resume(scope text, value text, queue text DEFAULT NULL, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume(
+    scope  text,
+    value  text,
+    queue  text DEFAULT NULL,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q integer := CASE WHEN queue IS NOT NULL THEN (penstock.queue_row(queue)).id END;
@@ -525,7 +570,11 @@ $$;
 -- seconds. Beyond 200 half-lives it is taken as 200.
 -- Locks: none.
 -- Callers: usage_status; pkg/fairness.
-CREATE OR REPLACE FUNCTION penstock.usage_left(amount double precision, at timestamptz, half_life double precision DEFAULT 300) RETURNS double precision
+CREATE OR REPLACE FUNCTION penstock.usage_left(
+    amount    double precision,
+    at        timestamptz,
+    half_life double precision DEFAULT 300
+) RETURNS double precision
 LANGUAGE sql VOLATILE AS $$
     SELECT amount * power(0.5::float8, least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))
 $$;

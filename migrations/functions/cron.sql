@@ -342,9 +342,15 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 the queue's kind, the spec or an option is not valid, PS006
 -- the job exists.
-CREATE OR REPLACE FUNCTION penstock.create_cron_job(job text, queue text, spec text, payload jsonb DEFAULT '{}'::jsonb, options jsonb DEFAULT '{}'::jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS bigint
-    LANGUAGE plpgsql
-    AS $$
+CREATE OR REPLACE FUNCTION penstock.create_cron_job(
+    job     text,
+    queue   text,
+    spec    text,
+    payload jsonb DEFAULT '{}',
+    options jsonb DEFAULT '{}',
+    reason  text  DEFAULT '',
+    actor   text  DEFAULT current_user::text
+) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
     q    penstock.queue := penstock.queue_row(queue);
     made bigint;
@@ -369,7 +375,12 @@ END $$;
 -- Locks: the row of the job (FOR UPDATE), then those of take_entry for its waiting entry.
 -- Callers: create_cron_job; pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state, PS010 no such cron job.
-CREATE OR REPLACE FUNCTION penstock.alter_cron_job(job text, options jsonb, reason text DEFAULT ''::text, actor text DEFAULT (CURRENT_USER)::text) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.alter_cron_job(
+    job     text,
+    options jsonb,
+    reason  text  DEFAULT '',
+    actor   text  DEFAULT current_user::text
+) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -439,7 +450,11 @@ END $$;
 -- Locks: the row of the job (FOR UPDATE), then its waiting entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS010 no such cron job.
-CREATE OR REPLACE FUNCTION penstock.resume_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.resume_cron_job(
+    job    text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
@@ -458,7 +473,11 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS010 no such cron job, PS006 the job cannot run, or runs already, or the transaction
 -- is not read committed.
-CREATE OR REPLACE FUNCTION penstock.run_cron_job_now(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.run_cron_job_now(
+    job    text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
@@ -484,7 +503,11 @@ END $$;
 -- Locks: the row of the job (FOR UPDATE), then those of take_entry for its waiting entry.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS006 not allowed in this state, PS010 no such cron job.
-CREATE OR REPLACE FUNCTION penstock.drop_cron_job(job text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.drop_cron_job(
+    job    text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;

@@ -358,7 +358,11 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has ended, or the transaction is not read
 -- committed, 55P03 a compaction of the lock key does not end.
-CREATE OR REPLACE FUNCTION penstock.cancel_entry(id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS text
+CREATE OR REPLACE FUNCTION penstock.cancel_entry(
+    id     bigint,
+    reason text   DEFAULT '',
+    actor  text   DEFAULT NULL
+) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
     queue  integer;
@@ -544,7 +548,11 @@ END $$;
 -- Locks: those of return_failure.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended.
-CREATE OR REPLACE FUNCTION penstock.retry_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.retry_failure(
+    entry_id bigint,
+    reason   text   DEFAULT '',
+    actor    text   DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     queue   integer := penstock.failed_entry(retry_failure.entry_id);
@@ -564,7 +572,11 @@ END $$;
 -- Locks: those of record_in_batch, then the row of failure, which is deleted.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or its batch has not recorded the failure.
-CREATE OR REPLACE FUNCTION penstock.discard_failure(entry_id bigint, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.discard_failure(
+    entry_id bigint,
+    reason   text   DEFAULT '',
+    actor    text   DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     queue integer := penstock.failed_entry(discard_failure.entry_id);

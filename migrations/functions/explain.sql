@@ -32,7 +32,9 @@ $$;
 
 -- position_of returns the ready row by which an entry would be claimed first.
 -- Callers: position_reasons.
-CREATE OR REPLACE FUNCTION penstock.position_of(e penstock.entry) RETURNS TABLE (priority smallint, flow text, pos bigint)
+CREATE OR REPLACE FUNCTION penstock.position_of(
+    e penstock.entry
+) RETURNS TABLE (priority smallint, flow text, pos bigint)
 LANGUAGE sql STABLE AS $$
     (SELECT r.priority, r.flow, r.pos FROM penstock.ready r
       WHERE e.lock_key IS NULL AND r.queue_id = e.queue_id AND r.priority = e.priority AND r.flow = e.flow

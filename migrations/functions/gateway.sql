@@ -13,7 +13,12 @@ END $$;
 -- register_gateway makes a gateway known.
 -- Locks: the row of the node.
 -- Callers: pkg/gateway.
-CREATE OR REPLACE FUNCTION penstock.register_gateway(node bigint, name text, application text, lease interval) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.register_gateway(
+    node        bigint,
+    name        text,
+    application text,
+    lease       interval
+) RETURNS void
 LANGUAGE sql AS $$
     INSERT INTO penstock.node AS n (id, name, application, lease, threads, queue_ids, kind)
     VALUES ($1, $2, $3, $4, 0, '{}', 'gateway')

@@ -17,7 +17,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.model_queue(model text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),
-                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', E'm_\\1'), 48))
+                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
 $$;
 
 -- fit_model_queue makes the queue of a model, or updates its number of attempts, and returns its
@@ -114,7 +114,11 @@ END $$;
 -- Locks: those of set_model_override.
 -- Callers: psql.
 -- SQLSTATE: PS008 no such model.
-CREATE OR REPLACE FUNCTION penstock.delete_model_override(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.delete_model_override(
+    name   text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
 
 -- remove_model deletes a model that has neither instances nor deployments: what its backends have started would be left
@@ -122,7 +126,11 @@ LANGUAGE sql AS $$ SELECT penstock.set_model_override($1, NULL, $2, $3) $$;
 -- Locks: the row of the model, then the row of inference_version.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS006 it has instances or deployments.
-CREATE OR REPLACE FUNCTION penstock.remove_model(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.remove_model(
+    name   text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_model(name);
@@ -161,7 +169,15 @@ END $$;
 -- Callers: pkg/inference, pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
 -- that name belongs to something else.
-CREATE OR REPLACE FUNCTION penstock.register_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}', reason text DEFAULT '', actor text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.register_instance(
+    model    text,
+    server   text,
+    endpoint text,
+    slots    integer,
+    labels   jsonb   DEFAULT '{}',
+    reason   text    DEFAULT '',
+    actor    text    DEFAULT NULL
+) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -313,7 +329,9 @@ $$;
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold.
 -- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/gateway.
-CREATE OR REPLACE FUNCTION penstock.hungry_nodes(wanted text) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
+CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
+    wanted text
+) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
 LANGUAGE sql STABLE AS $$
     SELECT d.node_id, d.since,
            (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
@@ -555,7 +573,12 @@ $$;
 -- the slot has been freed.
 -- Locks: the row of the slot.
 -- Callers: pkg/inference.
-CREATE OR REPLACE FUNCTION penstock.adopt_slot(instance integer, slot_number integer, slot_token bigint, node bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.adopt_slot(
+    instance    integer,
+    slot_number integer,
+    slot_token  bigint,
+    node        bigint
+) RETURNS bigint
 LANGUAGE sql AS $$
     UPDATE penstock.slot s
        SET node_id = $4, token = nextval('penstock.token_seq'), leased_at = clock_timestamp(), doubt_at = NULL, doubt = NULL,
@@ -568,7 +591,9 @@ $$;
 -- orphan_slots lists the held slots of an instance that no live node follows: in doubt, or of a
 -- node that died, with the time since then by the database's clock, and whether the node died.
 -- Callers: pkg/inference.
-CREATE OR REPLACE FUNCTION penstock.orphan_slots(instance integer) RETURNS TABLE (slot_number integer, slot_token bigint, age interval, dead boolean)
+CREATE OR REPLACE FUNCTION penstock.orphan_slots(
+    instance integer
+) RETURNS TABLE (slot_number integer, slot_token bigint, age interval, dead boolean)
 LANGUAGE sql STABLE AS $$
     SELECT s.number, s.token,
            clock_timestamp() - coalesce(s.doubt_at,

@@ -5,7 +5,9 @@
 -- entries younger than that (a claim that came too late for an entry holds one for a moment, until
 -- its node releases it).
 -- Callers: pkg/doctor; psql.
-CREATE OR REPLACE FUNCTION penstock.check_invariants(grace interval DEFAULT '0') RETURNS TABLE (invariant text, detail text)
+CREATE OR REPLACE FUNCTION penstock.check_invariants(
+    grace interval DEFAULT '0'
+) RETURNS TABLE (invariant text, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT 'a pending entry has a ready row or a lock, or its key is blocked', format('entry %s of queue %s', e.id, e.queue_id)
       FROM penstock.entry e

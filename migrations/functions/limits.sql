@@ -208,7 +208,12 @@ $$;
 -- lane_has_rows returns whether one of the first ready rows of a lane may be claimed: that of a locked key may not.
 -- Locks: none.
 -- Callers: lane_headroom.
-CREATE OR REPLACE FUNCTION penstock.lane_has_rows(queue integer, in_priority smallint, in_flow text, first integer) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.lane_has_rows(
+    queue       integer,
+    in_priority smallint,
+    in_flow     text,
+    first       integer
+) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT EXISTS (SELECT FROM (SELECT x.entry_id, x.lock_key FROM penstock.ready x
                                  WHERE x.queue_id = $1 AND x.priority = $2 AND x.flow = $3 AND penstock.ready_now(x.not_before)
@@ -341,7 +346,11 @@ END $$;
 -- entries, and the wait (s) where there is none: all keys of a claim at once.
 -- Locks: none: lane_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.key_headroom(queue integer, keys text[], positions bigint[]) RETURNS TABLE (pos bigint, lock_key text, headroom integer, wait double precision)
+CREATE OR REPLACE FUNCTION penstock.key_headroom(
+    queue     integer,
+    keys      text[],
+    positions bigint[]
+) RETURNS TABLE (pos bigint, lock_key text, headroom integer, wait double precision)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -399,7 +408,13 @@ END $$;
 -- Units that were taken before the limit changed are not given back.
 -- Locks: rows of bucket by limit and then by flow or lock key, as charge_lanes.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.refund(queue integer, keys text[], tokens bigint[], cancelled integer[], rest boolean[]) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.refund(
+    queue     integer,
+    keys      text[],
+    tokens    bigint[],
+    cancelled integer[],
+    rest      boolean[]
+) RETURNS void
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -492,7 +507,12 @@ END $$;
 -- queues.
 -- Callers: set_quota; pkg/operator; psql.
 -- SQLSTATE: PS002 an option does not exist or is not valid.
-CREATE OR REPLACE FUNCTION penstock.set_limit(limit_name text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.set_limit(
+    limit_name text,
+    options    jsonb,
+    reason     text  DEFAULT NULL,
+    actor      text  DEFAULT NULL
+) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -531,7 +551,9 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range THEN
         RAISE EXCEPTION 'limit "%" is not valid: %', limit_name, penstock.in_words(SQLERRM)
-            USING ERRCODE = 'PS002', HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate alone, since a key has one holder at a time.';
+            USING ERRCODE = 'PS002',
+                  HINT = 'Give max_units, or rate and burst (units a second, units), or all three; with per_key rate '
+                         'alone, since a key has one holder at a time.';
 END $$;
 
 -- use_limit puts a queue under a limit, with so many units for each of its locks; 0 takes it out
@@ -543,7 +565,13 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 no such limit or units below 0, PS006 a claim or an ending
 -- took longer than 3 seconds.
-CREATE OR REPLACE FUNCTION penstock.use_limit(queue_name text, limit_name text, units integer DEFAULT 1, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.use_limit(
+    queue_name text,
+    limit_name text,
+    units      integer DEFAULT 1,
+    reason     text    DEFAULT NULL,
+    actor      text    DEFAULT NULL
+) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE
@@ -648,7 +676,9 @@ BEGIN
     RETURN NEW;
 EXCEPTION WHEN lock_not_available THEN
     RAISE EXCEPTION 'a claim or an ending has been under way for more than 3 seconds'
-        USING ERRCODE = 'PS006', HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
+        USING ERRCODE = 'PS006',
+              HINT = 'Put the queue under the limit again when it has ended: a transaction that writes to '
+                     'penstock.lock, see pg_locks. Commit at once: claims and endings wait for it.';
 END $$;
 
 -- set_quota bounds how much an application may use at once, or how fast, over all its queues: a
@@ -659,7 +689,12 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 the application is empty or an option is not valid, PS006 a claim or an ending
 -- took longer than 3 seconds.
-CREATE OR REPLACE FUNCTION penstock.set_quota(application text, options jsonb, reason text DEFAULT NULL::text, actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_quota(
+    application text,
+    options     jsonb,
+    reason      text  DEFAULT NULL,
+    actor       text  DEFAULT NULL
+) RETURNS void
     LANGUAGE plpgsql
     AS $$
 DECLARE

@@ -2,8 +2,9 @@
 -- pkg/invalidation/push.go), which is its plain branch written out: change both together.
 
 -- The form without weights: calls of either would be ambiguous.
-DROP FUNCTION IF EXISTS penstock.push_many(text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[], text[], text[],
-                                           text[], jsonb[], boolean);
+DROP FUNCTION IF EXISTS penstock.push_many(
+    text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[], text[],
+    text[], text[], jsonb[], boolean);
 
 -- takes_plain returns whether a queue asks for nothing that the plain push leaves out: its entries get no lock key, flow
 -- or deadline by the queue, and no bound is counted.
@@ -22,10 +23,14 @@ $$;
 -- and keys are looked up for each entry only in queues that have some. An entry without a deadline of
 -- its own gets those of the queue (start_within, finish_within), counted from the push or the due time,
 -- that to finish from start_by if the entry has one. An entry without a flow gets one of the shards of the
--- queue, if it has some. Queues of kind webhook and
--- batch hold entries that Penstock itself pushes (call_back, create_batch, feed_batch,
--- complete_batch), with inside set: task nodes sign the entries of the one with the secrets of
--- receivers, and the entries of the other name batches.
+-- queue, if it has some.
+--
+-- inside says that Penstock itself pushes, and not a client: callbacks (call_back, and pkg/gateway/prediction) and the
+-- entries of batches (create_batch, feed_batch, complete_batch). Such a push is not refused while the queue refuses
+-- pushes (column refusal), and only such a push may go to queues of kind webhook and batch: task nodes sign the entries
+-- of the one with the secrets of receivers, and the entries of the other name batches. push and push_json, which clients
+-- may call, do not set it.
+--
 -- Locks: new rows of idempotency in order of flow and key, which wait for an uncommitted push of
 -- the same key; rows of uniqueness in order of key, likewise; the ready row or entry of the holder
 -- of a unique key; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
@@ -36,13 +41,29 @@ $$;
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
 -- queue or a flow of it is full, PS006 capacity_per_flow needs read committed, PS011 entries push one another without
 -- end, PS013 no usable instance.
-CREATE OR REPLACE FUNCTION penstock.push_many(queue_name text, payloads jsonb[], lock_keys text[] DEFAULT '{}'::text[], flows text[] DEFAULT '{}'::text[], priorities smallint[] DEFAULT '{}'::smallint[], dues timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], start_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], finish_bys timestamp with time zone[] DEFAULT '{}'::timestamp with time zone[], costs real[] DEFAULT '{}'::real[], names text[] DEFAULT '{}'::text[], idempotency_keys text[] DEFAULT '{}'::text[], unique_keys text[] DEFAULT '{}'::text[], unique_policies text[] DEFAULT '{}'::text[], traces text[] DEFAULT '{}'::text[], callbacks jsonb[] DEFAULT '{}'::jsonb[], inside boolean DEFAULT false, weights integer[] DEFAULT '{}'::integer[], OUT ids bigint[], OUT verdicts text[]) RETURNS record
-    LANGUAGE plpgsql
-    SET plan_cache_mode TO 'force_generic_plan'
-    SET enable_seqscan TO 'off'
-    SET enable_hashjoin TO 'off'
-    SET enable_mergejoin TO 'off'
-    AS $$
+CREATE OR REPLACE FUNCTION penstock.push_many(
+    queue_name       text,
+    payloads         jsonb[],
+    lock_keys        text[]        DEFAULT '{}',
+    flows            text[]        DEFAULT '{}',
+    priorities       smallint[]    DEFAULT '{}',
+    dues             timestamptz[] DEFAULT '{}',
+    start_bys        timestamptz[] DEFAULT '{}',
+    finish_bys       timestamptz[] DEFAULT '{}',
+    costs            real[]        DEFAULT '{}',
+    names            text[]        DEFAULT '{}',
+    idempotency_keys text[]        DEFAULT '{}',
+    unique_keys      text[]        DEFAULT '{}',
+    unique_policies  text[]        DEFAULT '{}',
+    traces           text[]        DEFAULT '{}',
+    callbacks        jsonb[]       DEFAULT '{}',
+    inside           boolean       DEFAULT false, -- Penstock itself pushes
+    weights          integer[]     DEFAULT '{}',
+    OUT ids          bigint[],
+    OUT verdicts     text[]
+) RETURNS record LANGUAGE plpgsql
+SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $$
 DECLARE
     q    penstock.queue;
     n    integer := coalesce(array_length(payloads, 1), 0);
@@ -196,8 +217,8 @@ BEGIN
 END $$;
 
 -- The form without weights: calls of either would be ambiguous.
-DROP FUNCTION IF EXISTS penstock.push(text, jsonb, text, text, integer, timestamptz, timestamptz, timestamptz, real, text, text, text, text, text,
-                                      jsonb);
+DROP FUNCTION IF EXISTS penstock.push(
+    text, jsonb, text, text, integer, timestamptz, timestamptz, timestamptz, real, text, text, text, text, text, jsonb);
 
 -- push accepts one entry and returns its id; for a replay or a duplicate, that of the earlier
 -- entry.

@@ -17,7 +17,12 @@ $$;
 -- and traces that are no W3C traceparent.
 -- Callers: push_many.
 -- SQLSTATE: PS002 invalid argument, PS003 payload too large.
-CREATE OR REPLACE FUNCTION penstock.check_callbacks(q penstock.queue, payloads jsonb[], callbacks jsonb[], traces text[]) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.check_callbacks(
+    q         penstock.queue,
+    payloads  jsonb[],
+    callbacks jsonb[],
+    traces    text[]
+) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
 DECLARE
     bad record;
@@ -171,7 +176,11 @@ END $$;
 -- idempotency key gets its answer, however late.
 -- Callers: push_many.
 -- SQLSTATE: PS002 invalid argument.
-CREATE OR REPLACE FUNCTION penstock.check_deadlines(start_bys timestamptz[], finish_bys timestamptz[], keep boolean[]) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.check_deadlines(
+    start_bys  timestamptz[],
+    finish_bys timestamptz[],
+    keep       boolean[]
+) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;

@@ -176,7 +176,10 @@ END $$;
 -- is no leader. The time of the statement can be used with the index; clock_timestamp() cannot:
 -- without a leader it was compared with every sample.
 -- Callers: degraded_queues; pkg/operator.
-CREATE OR REPLACE FUNCTION penstock.last_sample(queue integer, within interval DEFAULT '30 seconds') RETURNS penstock.sample
+CREATE OR REPLACE FUNCTION penstock.last_sample(
+    queue  integer,
+    within interval DEFAULT '30 seconds'
+) RETURNS penstock.sample
 LANGUAGE sql STABLE AS $$
     SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within ORDER BY s.at DESC LIMIT 1
 $$;

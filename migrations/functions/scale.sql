@@ -90,7 +90,9 @@ $$;
 -- rows wait in it, but a range for each priority. chr(1) is the least character: nothing is between a flow and the same with it
 -- appended.
 -- Callers: scale_startable.
-CREATE OR REPLACE FUNCTION penstock.scale_lanes(queue integer) RETURNS TABLE (priority smallint, first_flow text, end_flow text)
+CREATE OR REPLACE FUNCTION penstock.scale_lanes(
+    queue integer
+) RETURNS TABLE (priority smallint, first_flow text, end_flow text)
 LANGUAGE sql STABLE AS $$
     SELECT p::smallint, f.first_flow, coalesce(f.end_flow, z.flow || chr(1))
       FROM generate_series(0, 9) p
@@ -245,7 +247,12 @@ END $$;
 -- advise and keda start nothing, and a webhook is told all numbers anew. A namespace is compared as it is given, since
 -- that of the leader is not known here.
 -- Callers: check_deployment_stays.
-CREATE OR REPLACE FUNCTION penstock.moves_instances(was_backend text, was jsonb, backend text, target jsonb) RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.moves_instances(
+    was_backend text,
+    was         jsonb,
+    backend     text,
+    target      jsonb
+) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN was_backend <> backend THEN was_backend NOT IN ('advise', 'keda') OR backend NOT IN ('advise', 'keda', 'webhook')
                 WHEN backend = 'kubernetes' THEN
@@ -274,7 +281,8 @@ BEGIN
       WHERE d.name = wanted AND penstock.moves_instances(d.backend, d.target, coalesce($2, d.backend), coalesce($3, d.target)) FOR UPDATE;
     IF FOUND AND penstock.has_instances(wanted) THEN
         RAISE EXCEPTION 'deployment "%" has instances in its present backend and target', wanted USING ERRCODE = 'PS002',
-            HINT = 'Override it to 0 instances first, or make a deployment of another name. Where they are out of reach, or belong to the new target too, remove the deployment and make it again.';
+            HINT = 'Override it to 0 instances first, or make a deployment of another name. Where they are out of '
+                   'reach, or belong to the new target too, remove the deployment and make it again.';
     END IF;
 END $$;
 
@@ -326,7 +334,11 @@ END $$;
 -- Locks: the row of the deployment.
 -- Callers: psql.
 -- SQLSTATE: PS008 no such deployment.
-CREATE OR REPLACE FUNCTION penstock.remove_deployment(name text, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.remove_deployment(
+    name   text,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_deployment(remove_deployment.name);
@@ -361,7 +373,12 @@ END $$;
 -- Locks: the row of the setting.
 -- Callers: psql.
 -- SQLSTATE: PS002 invalid argument.
-CREATE OR REPLACE FUNCTION penstock.set_scale_setting(name text, value jsonb, reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_scale_setting(
+    name   text,
+    value  jsonb,
+    reason text  DEFAULT '',
+    actor  text  DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
@@ -370,7 +387,9 @@ BEGIN
                                  AND (name = 'scale.budget' OR value::numeric >= 1) END,
                     name IN ('scale.off', 'scale.zero_off', 'scale.max_all', 'scale.budget')) THEN
         RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
-            HINT = 'scale.off and scale.zero_off are booleans; scale.max_all is a number from 1 to 1000000, scale.budget one above 0. Null removes a setting. An override to 0 gives up the instances of a deployment.';
+            HINT = 'scale.off and scale.zero_off are booleans; scale.max_all is a number from 1 to 1000000, '
+                   'scale.budget one above 0. Null removes a setting. An override to 0 gives up the instances of a '
+                   'deployment.';
     END IF;
     IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
         DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;

@@ -43,7 +43,12 @@ END $$;
 -- Locks: the row of the queue.
 -- Callers: cmd/tasknode, pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument.
-CREATE OR REPLACE FUNCTION penstock.set_statements(queue_name text, statements jsonb, reason text DEFAULT NULL, actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_statements(
+    queue_name text,
+    statements jsonb,
+    reason     text  DEFAULT NULL,
+    actor      text  DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
     q       penstock.queue := penstock.queue_row(queue_name);

@@ -67,9 +67,11 @@ CREATE OR REPLACE TRIGGER drop_firings AFTER DELETE ON penstock.cron_job REFEREN
     FOR EACH STATEMENT EXECUTE FUNCTION penstock.drop_firings();
 
 -- check_queue refuses settings of a queue that are out of range.
-CREATE OR REPLACE TRIGGER check_queue BEFORE INSERT OR UPDATE OF priority, entry_priority, algorithm, merge, "grouping", application, max_concurrent,
-    max_concurrent_per_node, max_concurrent_per_name, max_weight, shards, mergeable, capacity, crash_limit, quantum_count, quantum_time, run_timeout, start_within, finish_within, payload_limit, result_retention, failure_retention, retry,
-    lapse, needs, on_failure, capacity_per_flow, capacity_per_slot, on_no_instance, no_instance_timeout, model
+CREATE OR REPLACE TRIGGER check_queue BEFORE INSERT OR UPDATE OF
+    priority, entry_priority, algorithm, merge, "grouping", application, max_concurrent, max_concurrent_per_node,
+    max_concurrent_per_name, max_weight, shards, mergeable, capacity, crash_limit, quantum_count, quantum_time,
+    run_timeout, start_within, finish_within, payload_limit, result_retention, failure_retention, retry, lapse, needs,
+    on_failure, capacity_per_flow, capacity_per_slot, on_no_instance, no_instance_timeout, model
     ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.check_queue();
 
 -- before_weights locks the limits before a change of max_weight locks the queue.
