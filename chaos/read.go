@@ -305,6 +305,8 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 			}
 		case "free":
 			freed[e.Token] = e
+		case "changed":
+			h.Changes = append(h.Changes, judge.Change{What: e.Class, Entry: e.Entry, Key: e.Key, Token: e.Token})
 		case "term":
 			h.Terms = append(h.Terms, judge.Term{
 				Number: e.Token, At: e.At, Lease: time.Duration(e.Last) * time.Millisecond,
@@ -403,6 +405,11 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id,
 	err := s.each(ctx, firingsSQL, []any{&f.Job, &f.Nominal, &f.Fired, &f.Entry, &f.Running},
 		func() { h.Firings = append(h.Firings, f) })
 	if err != nil {
+		return err
+	}
+	const waitingSQL = `SELECT name FROM penstock.queue WHERE kind IN ('cron', 'webhook')`
+	var queue string
+	if err := s.each(ctx, waitingSQL, []any{&queue}, func() { h.Waiting = append(h.Waiting, queue) }); err != nil {
 		return err
 	}
 	var tick judge.Tick

@@ -71,6 +71,19 @@ BEGIN
     VALUES ('end', NEW.queue_id, NEW.entry_id, 'failed', NEW.attempt, NEW.crashes, NEW.class);
     RETURN NULL;
 END $$;
+-- on_change records that a row was changed in place, which the product never does: the end of an entry is one row that
+-- stays, and a lock record is inserted and deleted.
+CREATE FUNCTION judge.on_change() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_ARGV[0] = 'lock' THEN
+        INSERT INTO judge.event (what, class, queue_id, key, token)
+        VALUES ('changed', 'lock', NEW.queue_id, NEW.lock_key, NEW.token);
+    ELSE
+        INSERT INTO judge.event (what, class, queue_id, entry_id)
+        VALUES ('changed', TG_ARGV[0], NEW.queue_id, NEW.entry_id);
+    END IF;
+    RETURN NULL;
+END $$;
 CREATE FUNCTION judge.on_node() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO judge.event (what, node, key) VALUES ('node', NEW.id, NEW.name);
@@ -92,6 +105,9 @@ CREATE TRIGGER judge AFTER INSERT ON penstock.ready FOR EACH ROW
 CREATE TRIGGER judge AFTER INSERT OR DELETE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_lock();
 CREATE TRIGGER judge AFTER INSERT ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_result();
 CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_failure();
+CREATE TRIGGER judge_change AFTER UPDATE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_change('lock');
+CREATE TRIGGER judge_change AFTER UPDATE ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_change('result');
+CREATE TRIGGER judge_change AFTER UPDATE ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_change('failure');
 CREATE TRIGGER judge AFTER INSERT ON penstock.node FOR EACH ROW EXECUTE FUNCTION judge.on_node();
 -- Nodes that registered before the triggers were there; none registers until this transaction ends.
 INSERT INTO judge.event (what, node, key) SELECT 'node', id, name FROM penstock.node;

@@ -31,6 +31,8 @@ type History struct {
 	Grants     []Grant
 	Insertions []Insertion
 	Endings    []Ending
+	Changes    []Change
+	Waiting    []string // queues whose entries may wait beyond a run: those of schedules and webhooks
 	Places     []Place
 	Beats      []Beat
 	Deaths     []Death
@@ -159,6 +161,13 @@ type Ending struct {
 	Attempt    int
 	Crashes    int
 	Class      string
+}
+
+// Change is a row that was changed in place: a lock, result or failure.
+type Change struct {
+	What         string
+	Entry, Token int64 // of a result or failure, of a lock
+	Key          string
 }
 
 // Beat is a committed heartbeat of a process, or its registration, with which its lease begins.

@@ -88,7 +88,18 @@ func Judge(h *History) []Finding {
 	return findings
 }
 
+// acceptedEnds looks at what clients were told, and at what the database committed: the entry of a push whose answer was
+// lost is accepted as well.
 func acceptedEnds(x *index, r *report) {
+	for _, i := range x.Insertions {
+		if slices.Contains(x.Waiting, i.Queue) {
+			continue
+		}
+		r.checked++
+		if len(x.endings[i.Entry]) == 0 {
+			r.bad("entry %d of %s was committed for operation %d, and has no outcome", i.Entry, i.Queue, i.Op)
+		}
+	}
 	for i := range x.Pushes {
 		p := &x.Pushes[i]
 		if !p.Told {
@@ -106,6 +117,11 @@ func oneOutcome(x *index, r *report) {
 		r.checked++
 		if len(ends) > 1 {
 			r.bad("entry %d ended %d times: %s, then %s", entry, len(ends), ends[0].Outcome, ends[1].Outcome)
+		}
+	}
+	for _, c := range x.Changes {
+		if c.What != "lock" {
+			r.bad("the %s of entry %d was changed after its end", c.What, c.Entry)
 		}
 	}
 }
@@ -202,6 +218,11 @@ func tokensGrow(x *index, r *report) {
 			r.bad("token %d was granted twice", x.Grants[i].Token)
 		}
 		seen[x.Grants[i].Token] = true
+	}
+	for _, c := range x.Changes {
+		if c.What == "lock" {
+			r.bad("the lock of key %s was changed, and has token %d", c.Key, c.Token)
+		}
 	}
 	for key, grants := range x.byKey {
 		for i := 1; i < len(grants); i++ {

@@ -457,6 +457,7 @@ func TestAnAnswerBeyondTheTimeoutIsAnError(t *testing.T) {
 func TestOnlyWhatWasToldDuringAForkMayBeLost(t *testing.T) {
 	h := good()
 	h.Endings = h.Endings[1:]
+	h.Insertions = slices.DeleteFunc(h.Insertions, func(i Insertion) bool { return i.Entry == 11 })
 	h.Forked = [2]time.Time{at(2), at(8)}
 	if found := broken(h); found["an accepted entry has an outcome"] != 0 {
 		t.Error("an entry that was accepted during the fork is reported")

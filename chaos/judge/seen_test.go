@@ -298,6 +298,17 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 			h.Grants[0].Last = 10
 			h.Endings[0].Entry = 12
 		}},
+		{"a push whose answer was lost has no outcome", "an accepted entry has an outcome", func(h *History) {
+			h.Insertions = append(h.Insertions, Insertion{9, 99, 7, "solo"})
+		}},
+		{"a push that was told and that the database does not have", "an accepted entry has an outcome", func(h *History) {
+			h.Endings = h.Endings[1:]
+			h.Insertions = slices.DeleteFunc(h.Insertions, func(i Insertion) bool { return i.Entry == 11 })
+		}},
+		{"a result that is changed in place", "an entry has one outcome", func(h *History) { h.Changes = []Change{{What: "result", Entry: 11}} }},
+		{"a lock that is changed in place", "tokens are unique and grow per key", func(h *History) {
+			h.Changes = []Change{{What: "lock", Key: "k", Token: 101}}
+		}},
 		{"no delivery", delivery, func(h *History) { h.Deliveries = nil }},
 		{"a delivery that tells of another outcome", delivery, func(h *History) {
 			h.Deliveries[0].Outcome, h.Deliveries[1].Outcome = "done", "done"
@@ -370,6 +381,14 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 		{"slots free too late", "slots in doubt are free soon after the faults", func(h *History) { h.Freed = h.RunMax + time.Second }},
 		{"a table that grew", "hot tables stay bounded", func(h *History) { h.Tables[0].Bytes = 21 }},
 	})
+}
+
+func TestEntriesOfSchedulesAndWebhooksMayWaitBeyondARun(t *testing.T) {
+	h := good()
+	h.Insertions, h.Waiting = append(h.Insertions, Insertion{9, 99, 0, "cron"}), []string{"cron"}
+	if found := broken(h); len(found) > 0 {
+		t.Errorf("%v", found)
+	}
 }
 
 // What a process is cut off for lasts three leases at most: a death long before excuses nothing.
