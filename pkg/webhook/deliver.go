@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"time"
@@ -32,7 +33,9 @@ type Config struct {
 	InFlight     int           // attempts at once to one address; 4
 	HostInFlight int           // attempts at once to one host, which strangers may share; 32
 	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it is
-	// less than the threads that deliver, receivers that answer slowly leave threads for those that answer promptly.
+	// less than the threads that deliver, receivers that answer slowly leave threads for those that answer promptly. Hosts
+	// of one site (names with the same last two labels) have half of it, and those at which an attempt lasted for the
+	// whole timeout a quarter.
 	Unproven int
 	Breaker  BreakerConfig
 	Dialer   net.Dialer // for unusual networks; its Control runs after the policy's
@@ -55,6 +58,7 @@ type message struct {
 	Secrets []Secret     // one, or two while one replaces the other
 	Keys    []signingKey // that sign beside the secrets, as many
 	Attempt int          // 1 for the first
+	Age     time.Duration
 }
 
 // deliveryKind of an outcome.
@@ -120,23 +124,53 @@ func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 	if err != nil {
 		return deliveryOutcome{Kind: failed, Reason: err.Error()}
 	}
-	to := target{id: withoutQuery(address), host: origin(address)}
+	to := target{id: withoutQuery(address), host: origin(address), site: siteOf(address)}
 	began := time.Now()
-	f, wait := d.endpoints.enter(began, to)
+	f, refused := d.endpoints.enter(began, to)
 	if f == nil {
-		return deliveryOutcome{
-			Kind: deferred, Wait: jittered(wait),
-			Reason: "endpoint is failing or has enough deliveries in flight",
-		}
+		return postponed(m, refused)
 	}
 	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
 	o.Took = time.Since(began)
 	if o.Kind == deferred {
 		d.endpoints.forgo(f)
-	} else {
-		d.endpoints.leave(time.Now(), f, healthy, o.Took)
+		return o
+	}
+	d.endpoints.leave(time.Now(), f, verdict{
+		healthy: healthy, took: o.Took, timedOut: !healthy && o.Took >= d.config.Timeout, reason: o.Reason,
+	})
+	return o
+}
+
+// postponed is the outcome of an attempt that was not admitted. It is no attempt, unless the breaker is open beyond the
+// time at which the schedule has the next one. Otherwise the messages to a receiver that is down would not end: all of
+// them together get one attempt each time that the breaker has been open.
+func postponed(m message, refused refusal) deliveryOutcome {
+	o := deliveryOutcome{Kind: deferred, Wait: jittered(refused.wait)}
+	if refused.down == "" {
+		o.Reason = "the receiver has enough deliveries in flight"
+		return o
+	}
+	o.Reason = reasonOf("not tried, since the attempts before failed: " + refused.down)
+	switch {
+	case m.Age+o.Wait <= due(m.Attempt+1):
+	case m.Attempt < len(waits):
+		o.Kind = retry
+	default:
+		return usedUp(o.Reason)
 	}
 	return o
+}
+
+// siteOf is the registrable part of a host, taken for its last two labels: names below it cost nothing. An IP address has
+// a site for each port.
+func siteOf(u *url.URL) string {
+	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
+	if _, err := netip.ParseAddr(host); err == nil {
+		return origin(u)
+	}
+	labels := strings.Split(host, ".")
+	return strings.Join(labels[max(0, len(labels)-2):], ".")
 }
 
 // origin is scheme, host and port of an address, in lower case, without the dot at the end of a full name and without
@@ -223,14 +257,21 @@ func (d *deliverer) judge(m message, reply *http.Response, said string, now time
 	return o, status < 500 && status != http.StatusTooManyRequests
 }
 
-// again plans the next attempt: at the time of the schedule, or later if the
-// receiver asked for it.
+// again plans the next attempt: at the time of the schedule, or later if the receiver asked for it. A message that was
+// deferred in between has its last attempt no later than one that was not.
 func (d *deliverer) again(m message, asked time.Duration, reason string) deliveryOutcome {
 	wait, more := Schedule(m.Attempt+1, rand.Float64())
 	if !more {
-		return deliveryOutcome{Kind: failed, Reason: reasonOf(fmt.Sprintf("attempts used up; last: %s", reason))}
+		return usedUp(reason)
+	}
+	if left := due(len(waits)) - m.Age; left > 0 {
+		wait = min(wait, left)
 	}
 	return deliveryOutcome{Kind: retry, Wait: max(wait, asked), Reason: reason}
+}
+
+func usedUp(reason string) deliveryOutcome {
+	return deliveryOutcome{Kind: failed, Reason: reasonOf("attempts used up; last: " + reason)}
 }
 
 func jittered(wait time.Duration) time.Duration {

@@ -1,6 +1,7 @@
 package webhook
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -8,10 +9,13 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -193,7 +197,7 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 	try := func(healthy bool) bool {
 		f, _ := e.enter(now, to)
 		if f != nil {
-			e.leave(now, f, healthy, time.Millisecond)
+			e.leave(now, f, verdict{healthy: healthy, took: time.Millisecond, reason: "500"})
 		}
 		return f != nil
 	}
@@ -202,8 +206,8 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 			t.Fatalf("resting after %d failures, want 5", i)
 		}
 	}
-	if f, wait := e.enter(now, to); f != nil || wait != 30*time.Second {
-		t.Errorf("after 5 failures: admitted %t, wait %s", f != nil, wait)
+	if f, no := e.enter(now, to); f != nil || no.wait != 30*time.Second || no.down != "500" {
+		t.Errorf("after 5 failures: admitted %t, %+v", f != nil, no)
 	}
 	if f, _ := e.enter(now, target{id: "http://a/y", host: "http://a"}); f == nil {
 		t.Error("another address of the host is refused")
@@ -216,9 +220,9 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 	if f, _ := e.enter(now, to); f != nil {
 		t.Error("a second attempt beside the trial")
 	}
-	e.leave(now, trial, false, time.Millisecond)
-	if _, wait := e.enter(now, to); wait != time.Minute {
-		t.Errorf("rest after a failed trial is %s, want twice the first", wait)
+	e.leave(now, trial, verdict{took: time.Millisecond, reason: "500"})
+	if _, no := e.enter(now, to); no.wait != time.Minute {
+		t.Errorf("rest after a failed trial is %s, want twice the first", no.wait)
 	}
 	now = now.Add(time.Minute)
 	if !try(true) || !try(false) || !try(true) {
@@ -282,7 +286,7 @@ func TestEndpointsWithTroubleAreBounded(t *testing.T) {
 	for i := range 3 * endpointsMax {
 		id := fmt.Sprintf("http://h/%d", i)
 		f, _ := e.enter(now, target{id: id, host: "http://h"})
-		e.leave(now, f, false, time.Millisecond)
+		e.leave(now, f, verdict{took: time.Millisecond, reason: "500"})
 		if len(e.byID) > endpointsMax {
 			t.Fatalf("%d endpoints are remembered", len(e.byID))
 		}
@@ -304,5 +308,127 @@ func TestDeliveryToAForbiddenAddressIsNotTried(t *testing.T) {
 	o := d.deliver(t.Context(), messageTo("http://127.0.0.1:80/", 1))
 	if o.Kind != failed || dials.count.Load() != 0 {
 		t.Errorf("got %s after %d connections", o.Kind, dials.count.Load())
+	}
+}
+
+// While its breaker is open an address gets no attempts, so that 200 messages to it could not use up ten each in years.
+func TestMessagesToADeadAddressEndWithTheTimeOfTheirAttempts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := net.Dialer{Control: func(string, string, syscall.RawConn) error { return syscall.ECONNREFUSED }}
+		d := newDeliverer(Config{Policy: loopback(), Dialer: refused})
+		type waiting struct {
+			message
+			at time.Time
+		}
+		began, ended, first := time.Now(), 0, time.Duration(0)
+		line := make([]waiting, 200)
+		for i := range line {
+			line[i] = waiting{messageTo("http://127.0.0.1:9/", 1), began}
+		}
+		for len(line) > 0 && time.Since(began) < 30*24*time.Hour {
+			slices.SortStableFunc(line, func(a, b waiting) int { return a.at.Compare(b.at) })
+			next := &line[0]
+			time.Sleep(time.Until(next.at))
+			next.Age = time.Since(began)
+			o := d.deliver(t.Context(), next.message)
+			next.at = time.Now().Add(o.Wait)
+			switch o.Kind {
+			case failed:
+				if !strings.Contains(o.Reason, "refused") {
+					t.Errorf("a message ended because %q", o.Reason)
+				}
+				first = cmp.Or(first, next.Age)
+				line = line[1:]
+				ended++
+			case retry:
+				next.Attempt++
+			}
+		}
+		took := time.Since(began)
+		t.Logf("%d messages have ended, the first after %s, the last after %s", ended, first, took)
+		if ended != 200 || first < 3*24*time.Hour || took > 4*24*time.Hour {
+			t.Errorf("want 200 messages to end in the fourth day")
+		}
+	})
+}
+
+// Slow receivers under any number of names of one site leave places for first deliveries to hosts of others.
+func TestFirstDeliveriesDoNotWaitForSlowNames(t *testing.T) {
+	const timeout = 15 * time.Second
+	start := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
+	type running struct {
+		ends time.Time
+		f    *flight
+		good bool
+	}
+	var line []target // in order; good ones come last
+	for i := range 1000 {
+		host := fmt.Sprintf("http://t%d.tar.example", i)
+		line = append(line, target{id: host + "/", host: host, site: "tar.example"})
+	}
+	for i := range 20 {
+		host := fmt.Sprintf("http://good%d.example", i)
+		line = append(line, target{id: host + "/", host: host, site: fmt.Sprintf("good%d.example", i)})
+	}
+	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	var inFlight []running
+	delivered := 0
+	for now := start; delivered < 20; now = now.Add(100 * time.Millisecond) {
+		if now.Sub(start) > time.Minute {
+			t.Fatalf("%d of 20 first deliveries have arrived after a minute", delivered)
+		}
+		inFlight = slices.DeleteFunc(inFlight, func(r running) bool {
+			if r.ends.After(now) {
+				return false
+			}
+			e.leave(now, r.f, verdict{healthy: r.good, took: timeout, timedOut: !r.good, reason: "timed out"})
+			if r.good {
+				delivered++
+			}
+			return true
+		})
+		line = slices.DeleteFunc(line, func(to target) bool {
+			f, _ := e.enter(now, to)
+			if f == nil {
+				return false
+			}
+			good := to.site != "tar.example"
+			ends := now.Add(timeout)
+			if good {
+				ends = now.Add(time.Second)
+			}
+			inFlight = append(inFlight, running{ends, f, good})
+			return true
+		})
+	}
+	if !e.slow.has("tar.example") && len(inFlight) == 0 {
+		t.Error("no slow name was tried")
+	}
+}
+
+// Hosts of slow sites have a quarter of the places, so that most are left for hosts that nothing is known of.
+func TestSlowSitesTogetherHaveAQuarterOfThePlaces(t *testing.T) {
+	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	now := time.Now()
+	to := func(i int) target {
+		name := fmt.Sprintf("slow%d.example", i)
+		return target{id: "http://" + name + "/", host: "http://" + name, site: name}
+	}
+	for i := range 20 {
+		f, _ := e.enter(now, to(i))
+		e.leave(now, f, verdict{took: 15 * time.Second, timedOut: true, reason: "timed out"})
+	}
+	var admitted []*flight
+	for i := range 20 {
+		if f, _ := e.enter(now, to(i)); f != nil {
+			admitted = append(admitted, f)
+		}
+	}
+	if len(admitted) != 2 {
+		t.Errorf("%d attempts to slow sites in flight, want 2 of 8", len(admitted))
+	}
+	e.leave(now, admitted[0], verdict{healthy: true, took: 3 * time.Second})
+	if e.slow.has(to(0).site) {
+		t.Error("a site that answered is still taken for slow")
 	}
 }

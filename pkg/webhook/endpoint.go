@@ -29,20 +29,31 @@ type flightLimits struct {
 	unproven int // to all hosts together whose last answer was not prompt
 }
 
+// site bounds the attempts to the unproven hosts of one site, where any number of names costs nothing.
+func (l flightLimits) site() int { return max(1, l.unproven/2) }
+
+// slow bounds the attempts to the hosts of all slow sites together.
+func (l flightLimits) slow() int { return max(1, l.unproven/4) }
+
 // endpoints keeps one receiver's trouble from the others: bounds on attempts in flight, and a breaker for each address.
 // The breaker belongs to the address without its query, because strangers share hosts. Hosts that answered promptly
-// last time are not bounded together; all others are, so that any number of slow names leaves threads for them.
-// Addresses without trouble take no memory, and at most endpointsMax with trouble are remembered.
+// last time are not bounded together; all others are (they are unproven), so that any number of slow names leaves
+// threads for them. Among unproven hosts those of one site, and those of sites at which an attempt lasted for the whole
+// timeout, leave places for hosts that nothing is known of. Addresses without trouble take no memory, and at most
+// endpointsMax with trouble are remembered.
 type endpoints struct {
 	config BreakerConfig
 	limits flightLimits
 
-	mu       sync.Mutex
-	byID     map[string]*endpoint
-	idle     *list.List     // of *endpoint without attempts, the one that was used longest ago in front
-	byHost   map[string]int // attempts in flight
-	prompt   *promptHosts
-	unproven int // attempts in flight to hosts that are not in prompt
+	mu     sync.Mutex
+	byID   map[string]*endpoint
+	idle   *list.List // of *endpoint without attempts, the one that was used longest ago in front
+	byHost tally      // attempts in flight
+	prompt *recent    // hosts whose last answer came within promptWithin
+	slow   *recent    // sites at which the last attempt to an unproven host lasted for the whole timeout
+
+	unproven, toSlow int   // attempts in flight to hosts that are not in prompt, and to those of them whose site is slow
+	bySite           tally // attempts in flight to unproven hosts
 }
 
 type endpoint struct {
@@ -53,16 +64,32 @@ type endpoint struct {
 	openFor   time.Duration
 	openUntil time.Time // zero: the breaker is closed
 	trial     bool      // the one attempt after the breaker was open is in flight
+	reason    string    // of the last failure
 }
 
-// target is where an attempt goes.
-type target struct{ id, host string }
+// target is where an attempt goes: an address without its query, its host, and the site of the host.
+type target struct{ id, host, site string }
 
 // flight is an attempt that was admitted.
 type flight struct {
-	endpoint *endpoint
-	host     string
-	unproven bool
+	endpoint       *endpoint
+	to             target
+	unproven, slow bool
+}
+
+// verdict is what an attempt says about its endpoint.
+type verdict struct {
+	healthy  bool
+	took     time.Duration
+	timedOut bool
+	reason   string // where it is not healthy
+}
+
+// refusal is why an attempt was not admitted.
+type refusal struct {
+	wait time.Duration // until another one
+	// down is the reason of the last failure where the breaker is open; empty where enough attempts are in flight.
+	down string
 }
 
 const (
@@ -75,48 +102,60 @@ const (
 
 func newEndpoints(config BreakerConfig, limits flightLimits) *endpoints {
 	return &endpoints{
-		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(), byHost: map[string]int{},
-		prompt: &promptHosts{order: list.New(), byName: map[string]*list.Element{}},
+		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(), byHost: tally{}, bySite: tally{},
+		prompt: newRecent(), slow: newRecent(),
 	}
 }
 
-// enter admits an attempt, or returns how long to wait before another one. Admitted attempts end by leave or forgo.
-func (e *endpoints) enter(now time.Time, to target) (f *flight, wait time.Duration) {
+// enter admits an attempt, or returns why not. Admitted attempts end by leave or forgo.
+func (e *endpoints) enter(now time.Time, to target) (*flight, refusal) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := e.byID[to.id]
 	if p == nil {
 		p = &endpoint{id: to.id}
 	}
-	unproven := !e.prompt.has(to.host)
+	f := &flight{endpoint: p, to: to, unproven: !e.prompt.has(to.host)}
+	f.slow = f.unproven && e.slow.has(to.site)
 	switch {
 	case p.openUntil.After(now):
-		return nil, p.openUntil.Sub(now)
+		return nil, refusal{wait: p.openUntil.Sub(now), down: p.reason}
 	case p.trial || p.active >= e.limits.address || e.byHost[to.host] >= e.limits.host,
-		unproven && e.unproven >= e.limits.unproven:
-		return nil, fullWait
+		f.unproven && (e.unproven >= e.limits.unproven || e.bySite[to.site] >= e.limits.site()),
+		f.slow && e.toSlow >= e.limits.slow():
+		return nil, refusal{wait: fullWait}
 	}
 	e.byID[to.id] = p
-	e.byHost[to.host]++
-	if unproven {
-		e.unproven++
-	}
+	e.count(f, 1)
 	if p.idle != nil {
 		e.idle.Remove(p.idle)
 		p.idle = nil
 	}
 	p.active++
 	p.trial = !p.openUntil.IsZero()
-	return &flight{endpoint: p, host: to.host, unproven: unproven}, 0
+	return f, refusal{}
 }
 
-// leave ends an attempt that took so long and tells whether the endpoint is up.
-func (e *endpoints) leave(now time.Time, f *flight, healthy bool, took time.Duration) {
+// count adds n to what the attempt is counted by.
+func (e *endpoints) count(f *flight, n int) {
+	e.byHost.add(f.to.host, n)
+	if f.unproven {
+		e.unproven += n
+		e.bySite.add(f.to.site, n)
+	}
+	if f.slow {
+		e.toSlow += n
+	}
+}
+
+// leave ends an attempt that tells whether the endpoint is up.
+func (e *endpoints) leave(now time.Time, f *flight, v verdict) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	p := f.endpoint
+	p.reason = v.reason
 	switch {
-	case healthy:
+	case v.healthy:
 		p.failures, p.openFor, p.openUntil = 0, 0, time.Time{}
 	case p.trial:
 		p.open(now, e.config)
@@ -126,7 +165,10 @@ func (e *endpoints) leave(now time.Time, f *flight, healthy bool, took time.Dura
 			p.open(now, e.config)
 		}
 	}
-	e.prompt.set(f.host, healthy && took < promptWithin)
+	e.prompt.set(f.to.host, v.healthy && v.took < promptWithin)
+	if f.unproven {
+		e.slow.set(f.to.site, v.timedOut)
+	}
 	e.release(f)
 }
 
@@ -141,12 +183,7 @@ func (e *endpoints) release(f *flight) {
 	p := f.endpoint
 	p.active--
 	p.trial = false
-	if f.unproven {
-		e.unproven--
-	}
-	if e.byHost[f.host]--; e.byHost[f.host] == 0 {
-		delete(e.byHost, f.host)
-	}
+	e.count(f, -1)
 	switch {
 	case p.active > 0:
 	case p.failures == 0 && p.openUntil.IsZero():
@@ -165,27 +202,39 @@ func (p *endpoint) open(now time.Time, config BreakerConfig) {
 	p.openUntil = now.Add(p.openFor)
 }
 
-// promptHosts are the hosts whose last answer came within promptWithin, at most endpointsMax, the newest.
-type promptHosts struct {
-	order  *list.List // of host names, the one that answered longest ago in front
+// tally counts by name, and has no names without a count.
+type tally map[string]int
+
+func (t tally) add(name string, n int) {
+	t[name] += n
+	if t[name] == 0 {
+		delete(t, name)
+	}
+}
+
+// recent is a set of names, at most endpointsMax, those that were put in last.
+type recent struct {
+	order  *list.List // of names, the one that was put in longest ago in front
 	byName map[string]*list.Element
 }
 
-func (h *promptHosts) has(name string) bool { return h.byName[name] != nil }
+func newRecent() *recent { return &recent{order: list.New(), byName: map[string]*list.Element{}} }
 
-func (h *promptHosts) set(name string, prompt bool) {
-	at := h.byName[name]
+func (r *recent) has(name string) bool { return r.byName[name] != nil }
+
+func (r *recent) set(name string, in bool) {
+	at := r.byName[name]
 	switch {
-	case !prompt && at != nil:
-		h.order.Remove(at)
-		delete(h.byName, name)
-	case prompt && at != nil:
-		h.order.MoveToBack(at)
-	case prompt:
-		h.byName[name] = h.order.PushBack(name)
-		if h.order.Len() > endpointsMax {
-			oldest := h.order.Remove(h.order.Front()).(string) //nolint:errcheck,forcetypeassert // all are
-			delete(h.byName, oldest)
+	case !in && at != nil:
+		r.order.Remove(at)
+		delete(r.byName, name)
+	case in && at != nil:
+		r.order.MoveToBack(at)
+	case in:
+		r.byName[name] = r.order.PushBack(name)
+		if r.order.Len() > endpointsMax {
+			oldest := r.order.Remove(r.order.Front()).(string) //nolint:errcheck,forcetypeassert // all are
+			delete(r.byName, oldest)
 		}
 	}
 }

@@ -90,7 +90,7 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	o := h.deliverer.deliver(ctx, message{
 		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body,
-		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1,
+		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1, Age: r.Entry.Waited,
 	})
 	return h.judge(ctx, c.URL, o)
 }

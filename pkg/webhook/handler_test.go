@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -375,4 +376,44 @@ func TestForbiddenAddressIsNeverConnectedTo(t *testing.T) {
 	if _, err := Register(d.ctx, d.pool, home, AddressPolicy{}, d.receiver.URL, invalidation.By{Actor: "test", Reason: "a test"}); err == nil {
 		t.Error("a loopback address was registered")
 	}
+}
+
+// An attempt whose time passes while the receiver is down is used up, and one that an operator had tried again has ten.
+func TestAttemptsAreUsedUpWhileTheReceiverIsDown(t *testing.T) {
+	d := newFixture(t, atHome)
+	d.finishWork(d.receiver.URL)
+	down := target{id: withoutQuery(mustParse(t, d.receiver.URL)), host: d.receiver.URL, site: d.receiver.URL}
+	for range 5 {
+		f, _ := d.handler.deliverer.endpoints.enter(time.Now(), down)
+		d.handler.deliverer.endpoints.leave(time.Now(), f, verdict{reason: "receiver answered 500"})
+	}
+	attempts := func(want int, sql string) {
+		t.Helper()
+		_, err := d.pool.Exec(d.ctx, sql)
+		d.must(err)
+		err = d.deliver()
+		if err == nil {
+			t.Fatal("delivered to a receiver that is down")
+		}
+		if n := d.count(`SELECT coalesce((SELECT attempt FROM penstock.entry_webhook), -1)`); n != want {
+			t.Errorf("attempt %d, want %d: %v", n, want, err)
+		}
+	}
+	attempts(1, `SELECT`) // the second is due within seconds, and the breaker is open for half a minute
+	attempts(1, `SELECT`)
+	attempts(2, `UPDATE penstock.entry_webhook SET created_at = now() - interval '5 minutes 50 seconds'`)
+	attempts(-1, `UPDATE penstock.entry_webhook SET created_at = now() - interval '4 days', attempt = 9`)
+	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused' AND error LIKE '%receiver answered 500'`); n != 1 {
+		t.Fatalf("%d failures, want the message with the last answer", n)
+	}
+	attempts(1, `SELECT penstock.retry_failure(entry_id, 'the receiver is back', 'test') FROM penstock.failure`)
+}
+
+func mustParse(t *testing.T, address string) *url.URL {
+	t.Helper()
+	u, err := url.Parse(address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return u
 }

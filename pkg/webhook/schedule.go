@@ -9,10 +9,6 @@ import (
 // 14 h, 20 h and 24 h, some three days in all. jitter is a random number in
 // [0, 1); it adds up to a fifth and never shortens a wait.
 func Schedule(n int, jitter float64) (wait time.Duration, ok bool) {
-	waits := [...]time.Duration{
-		0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour,
-		5 * time.Hour, 10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
-	}
 	if n < 1 || n > len(waits) {
 		return 0, false
 	}
@@ -22,3 +18,16 @@ func Schedule(n int, jitter float64) (wait time.Duration, ok bool) {
 
 // retryAfterMax bounds what a receiver may ask for.
 const retryAfterMax = 24 * time.Hour
+
+var waits = [...]time.Duration{
+	0, 5 * time.Second, 5 * time.Minute, 30 * time.Minute, 2 * time.Hour,
+	5 * time.Hour, 10 * time.Hour, 14 * time.Hour, 20 * time.Hour, 24 * time.Hour,
+}
+
+// due is the age that a message has at attempt n at most, with all jitter; beyond the last one, at that: 91 hours.
+func due(n int) (age time.Duration) {
+	for _, wait := range waits[:min(n, len(waits))] {
+		age += wait + wait/5
+	}
+	return age
+}
