@@ -17,7 +17,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.model_queue(model text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),
-                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', 'm_\1'), 48))
+                    left(regexp_replace(regexp_replace(lower($1), '[^a-z0-9_]+', '_', 'g'), '^([^a-z])', E'm_\\1'), 48))
 $$;
 
 -- fit_model_queue makes the queue of a model, or updates its number of attempts, and returns its

@@ -280,9 +280,9 @@ BEGIN
     EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
                       FROM (SELECT id, coalesce(%s%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
                    penstock.operation_filter(q, o.verb, o.filter),
-                   CASE WHEN o.verb IN ('retry_failures', 'discard_failures') THEN format(' AND since <= %L', o.created_at) END,
+                   CASE WHEN o.verb IN ('retry_failures', 'discard_failures') THEN ' AND since <= $3' END,
                    penstock.operation_source(q, o.verb))
-       INTO seen USING o.last_id, o.until_id;
+       INTO seen USING o.last_id, o.until_id, o.created_at;
     again := o.busy[1:least(again_most, quota)];
     fresh := seen.ids[1:least(quota - cardinality(again), busy_most - cardinality(o.busy))];
     o.busy := o.busy[cardinality(again) + 1:];

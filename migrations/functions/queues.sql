@@ -327,10 +327,10 @@ CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT
         (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
         (SELECT within || '.' || f.key || ' ' || f.flaw
            FROM (SELECT e.key, CASE
-                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^\d{1,5}$' OR n.text::numeric > 30000 THEN 'is not a whole number from 0 to 30000' END
-                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 315360000 THEN 'is not a number of seconds from 0 to ten years' END
-                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000 AND n.text::numeric <> 0 THEN 'is not a number from 1 to 1000' END
-                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[\d.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
+                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^[0-9]{1,5}$' OR n.text::numeric > 30000 THEN 'is not a whole number from 0 to 30000' END
+                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric > 315360000 THEN 'is not a number of seconds from 0 to ten years' END
+                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000 AND n.text::numeric <> 0 THEN 'is not a number from 1 to 1000' END
+                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
                      WHEN e.key = 'classes' AND within = 'retry' THEN CASE WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
                      ELSE 'does not exist; there are max_attempts, base, cap, factor, jitter and, for errors of a class, classes' END AS flaw
                    FROM jsonb_each(CASE jsonb_typeof(policy) WHEN 'object' THEN policy END) e
