@@ -64,7 +64,9 @@ type policy struct {
 	unheard []judge.Death             // faults at heartbeats, by incarnation
 	held    []heldStatement           // by faults that let a process wait
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
-	refused []judge.Disturbance       // SQLSTATEs that leaders were answered
+	refused []judge.Disturbance       // SQLSTATEs that leaders were answered in their pass over due entries
+
+	atLeaders []judge.Disturbance // SQLSTATEs that leaders were answered at any statement
 }
 
 // baseChance is the share of transactions of each kind that meet a fault at their commit at any
@@ -224,9 +226,13 @@ func (p *policy) note(group pgproxy.Group, incarnation, code string) {
 		p.tried[group.Site] = map[string]int{}
 	}
 	p.tried[group.Site][code]++
-	if strings.HasPrefix(incarnation, "l") && promoting.MatchString(group.Site) {
+	if strings.HasPrefix(incarnation, "l") {
 		now := time.Now()
-		p.refused = append(p.refused, judge.Disturbance{What: "error", From: now, To: now.Add(refusalCost)})
+		one := judge.Disturbance{What: "error", From: now, To: now.Add(refusalCost)}
+		p.atLeaders = append(p.atLeaders, one)
+		if promoting.MatchString(group.Site) {
+			p.refused = append(p.refused, one)
+		}
 	}
 	settles := group.Kind == pgproxy.Finish || group.Kind == pgproxy.Other // as the first statement of a settlement
 	if settles && slices.Contains(finalStates, code) {
@@ -303,6 +309,13 @@ func (p *policy) refusals() []judge.Disturbance {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return slices.Clone(p.refused)
+}
+
+// errorsAtLeaders are the times that errors at any statement of a leader cost it.
+func (p *policy) errorsAtLeaders() []judge.Disturbance {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.Clone(p.atLeaders)
 }
 
 // heldUp are the times for which leaders were kept waiting for answers; one that still waits does so until now.

@@ -204,7 +204,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		RetryBase: retryBase,
 		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Ticking: tickQueue, Served: models, Lanes: []string{"solo", "work"},
-		ClockJumped: s.cfg.clock, LocksMax: map[string]int{"limited": limitedLocks},
+		ClockJumped: s.cfg.clock, FreedOneByOne: s.cfg.rare, LocksMax: map[string]int{"limited": limitedLocks},
 		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Ticks: map[judge.Tick]int{}, Rows: map[int64]bool{}, Samples: s.samples,
 	}
 	h.CronUntil = s.paused
@@ -250,7 +250,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	s.policy.mu.Unlock()
 	s.mu.Lock()
 	h.Disturbances = append(slices.Clone(s.disturbs), s.policy.heldUp(time.Now())...)
-	h.Refusals = append(s.policy.refusals(), s.slow...)
+	h.Refusals, h.LeaderErrors = append(s.policy.refusals(), s.slow...), s.policy.errorsAtLeaders()
 	s.mu.Unlock()
 	if s.standby != nil && !s.standby.sync {
 		h.Forked = s.standby.forked

@@ -59,6 +59,7 @@ type History struct {
 
 	Disturbances []Disturbance
 	Refusals     []Disturbance // what costs leaders a pass of a duty: errors, and times in which Postgres is slow
+	LeaderErrors []Disturbance // errors at any statement of a leader, with the pause after them
 	Terms        []Term        // elections, renewals and resignations in the order of their sequence numbers
 
 	Served   []string       // queues whose entries workers run
@@ -71,6 +72,8 @@ type History struct {
 	Forked [2]time.Time
 	// Unhinted are entries that were pushed when all was quiet and no notification was delivered.
 	Unhinted []Unhinted
+
+	FreedOneByOne bool // recovery frees each lock in a transaction of its own
 
 	ClockJumped bool // the server's: the times of grants, endings and places are not the harness's
 

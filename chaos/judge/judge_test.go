@@ -232,6 +232,7 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		slotsOfInstances:                                    func(h *History) { h.Slots["gpu"] = 1 },
 		answersOfGateways:                                   func(h *History) { h.Requests[0].Nonce = "b" },
 		gatewaysServeAgain:                                  func(h *History) { h.Unserved = []string{"g1 serves nothing"} },
+		elsewhere:                                           func(h *History) { grantOf(h, 104).Freed = at(6500) },
 		"all is terminal soon after the faults":             func(h *History) { h.Unfinished = []string{"entry 7"} },
 		"slots in doubt are free soon after the faults":     func(h *History) { h.Doubtful = []string{"a slot"} },
 		"an entry is found without a hint":                  func(h *History) { h.Unhinted[0].Took = h.Unhinted[0].Max },

@@ -207,17 +207,7 @@ func CalmTime(h *History) (calm, all time.Duration) {
 // newCalm takes for disturbed the time of faults and errors at the database and at the leader, that in which a node is
 // stopped, and the time between the last sign of life of a term and the first one of the next.
 func (x *index) newCalm() *calm {
-	spans := slices.Concat(x.Disturbances, x.Refusals)
-	for i := 1; i < len(x.Terms); i++ {
-		if a, b := x.Terms[i-1], x.Terms[i]; a.Number != b.Number {
-			spans = append(spans, Disturbance{From: a.At, To: b.At})
-		}
-	}
-	for _, stops := range x.stops {
-		for _, d := range stops {
-			spans = append(spans, Disturbance{From: d.At, To: d.Until})
-		}
-	}
+	spans := x.disturbances()
 	slices.SortFunc(spans, func(a, b Disturbance) int { return a.From.Compare(b.From) })
 	c := &calm{}
 	for _, s := range spans {
@@ -231,6 +221,21 @@ func (x *index) newCalm() *calm {
 		}
 	}
 	return c
+}
+
+func (x *index) disturbances() []Disturbance {
+	spans := slices.Concat(x.Disturbances, x.Refusals)
+	for i := 1; i < len(x.Terms); i++ {
+		if a, b := x.Terms[i-1], x.Terms[i]; a.Number != b.Number {
+			spans = append(spans, Disturbance{From: a.At, To: b.At})
+		}
+	}
+	for _, stops := range x.stops {
+		for _, d := range stops {
+			spans = append(spans, Disturbance{From: d.At, To: d.Until})
+		}
+	}
+	return spans
 }
 
 // between is how much of the time between two moments was without a disturbance.

@@ -439,3 +439,38 @@ func TestTimeWithoutATermIsNoCalmTime(t *testing.T) {
 		}
 	}
 }
+
+// A lock of a dead node is free within the lease and two seconds, from the last disturbance on.
+func TestLocksOfADeadNodeAreJudgedByTimeWithoutDisturbance(t *testing.T) {
+	span := func(from, to int) []Disturbance { return []Disturbance{{"a", at(from), at(to)}} }
+	late := func(h *History) { grantOf(h, 104).Freed = at(800 + 3000 + 2000 + 150) }
+	for name, c := range map[string]struct {
+		spoil   func(h *History)
+		checked int
+		broken  bool
+	}{
+		"in time":                                    {func(*History) {}, 1, false},
+		"within what the harness sees late":          {func(h *History) { grantOf(h, 104).Freed = at(5880) }, 1, false},
+		"late":                                       {late, 1, true},
+		"late, after a disturbance":                  {func(h *History) { late(h); h.Disturbances = span(900, 1000) }, 1, false},
+		"late, after a slow commit":                  {func(h *History) { late(h); h.Refusals = span(900, 1000) }, 1, false},
+		"late, after an error at a leader":           {func(h *History) { late(h); h.LeaderErrors = span(900, 1000) }, 1, false},
+		"late, after a disturbance before the death": {func(h *History) { late(h); h.Disturbances = span(600, 700) }, 1, true},
+		"late, before a disturbance":                 {func(h *History) { late(h); h.Disturbances = span(6000, 6500) }, 1, true},
+		"late, while no node was heard": {func(h *History) {
+			late(h)
+			h.Beats = slices.DeleteFunc(h.Beats, func(b Beat) bool { return b.At.After(at(3500)) && b.At.Before(at(5600)) })
+		}, 1, false},
+		"late, with locks that are freed one by one":                 {func(h *History) { late(h); h.FreedOneByOne = true }, 0, false},
+		"late, of a node that was stopped":                           {func(h *History) { late(h); h.Deaths[0].Killed = false }, 0, false},
+		"in time, and disturbed so that it could not have been late": {func(h *History) { h.Disturbances = span(5000, 5100) }, 0, false},
+	} {
+		h := good()
+		c.spoil(h)
+		var r report
+		freedInTime(newIndex(h), &r)
+		if r.checked != c.checked || len(r.found) > 0 != c.broken {
+			t.Errorf("%s: %d cases, want %d; reports %q", name, r.checked, c.checked, r.found)
+		}
+	}
+}
