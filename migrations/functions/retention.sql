@@ -8,8 +8,8 @@
 -- partition: they wait for theirs.
 -- Locks: that of hold_rights, before the name of a partition is taken: of two sessions one would wait for that name and
 -- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
--- 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the default partitions
--- of two tables waits in a circle with a statement that reads both.
+-- 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the default
+-- partitions of two tables waits in a circle with a statement that reads both.
 -- Callers: pkg/invalidation; ensure_partitions.
 CREATE OR REPLACE FUNCTION penstock.make_partition(parent text, days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
