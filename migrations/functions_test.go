@@ -148,3 +148,30 @@ func TestLiteralsWithABackslashSayThatItIsAnEscape(t *testing.T) {
 		t.Error("no literal with a backslash was found: the test shows nothing")
 	}
 }
+
+// Rows of an hour or day begin in UTC; the hours of a zone may begin at half past.
+func TestHoursAndDaysOfFunctionsBeginInUTC(t *testing.T) {
+	functions, err := migrations.Functions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for name, file := range functions {
+		text := string(file.Data)
+		for _, at := range truncPattern.FindAllStringIndex(text, -1) {
+			seen++
+			call := text[at[0]:at[1]]
+			for end := at[1]; strings.Count(call, "(") > strings.Count(call, ")"); end++ {
+				call += text[end : end+1]
+			}
+			if !strings.HasSuffix(call, ", 'UTC')") {
+				t.Errorf("%s: no zone in %s", name, call)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("no beginning of an hour was found: the test shows nothing")
+	}
+}
+
+var truncPattern = regexp.MustCompile(`date_trunc\('(hour|day)',`)

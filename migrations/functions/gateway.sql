@@ -209,7 +209,7 @@ LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN sum(u.runs) >= 20 THEN (sum(u.run_ms)::float8 / sum(u.runs)) * interval '1 millisecond' END
       FROM penstock.usage_hour u
       JOIN penstock.queue q ON q.id = u.queue_id AND q.model = wanted AND q.kind = 'inference'
-     WHERE u.hour >= date_trunc('hour', clock_timestamp()) - interval '2 hours' AND u.model = wanted
+     WHERE u.hour >= date_trunc('hour', clock_timestamp(), 'UTC') - interval '2 hours' AND u.model = wanted
 $$;
 
 -- preemptible returns whether ending the call of an entry of the model is known to stop its run, concerns no

@@ -47,6 +47,18 @@ func TestSlotsOfDeadNodesAreListedAndFreedByHand(t *testing.T) {
 	}
 }
 
+// Hours of use begin in UTC, also where the zone of the database is half an hour off.
+func TestUseOfGPUsIsSinceTheBeginOfAnHour(t *testing.T) {
+	b := newBed(t)
+	b.exec(`DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET TimeZone = ''Asia/Kolkata''', current_database()); END $$`)
+	b.pool.Reset()
+	use, err := b.d.GPU(b.Context())
+	since := time.Duration(use.Over * float64(time.Second))
+	if begin := time.Now().Add(-since); err != nil || begin.Sub(begin.Round(time.Hour)).Abs() > 5*time.Minute {
+		t.Errorf("use is since %v (%v), want a full hour", begin, err)
+	}
+}
+
 func TestUsageIsListedByHour(t *testing.T) {
 	b := newBed(t)
 	b.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, model, flow)

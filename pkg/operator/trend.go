@@ -62,9 +62,9 @@ type GPUUse struct {
 const gpuSQL = `
 SELECT coalesce(sum(gpu_ms), 0)::float8 / 1000 AS seconds, coalesce(sum(wasted_ms), 0)::float8 / 1000 AS wasted,
        extract(epoch FROM statement_timestamp()
-                        - date_trunc('hour', statement_timestamp() - interval '1 hour'))::float8 AS over
+                        - date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC'))::float8 AS over
   FROM penstock.usage_hour
- WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour')`
+ WHERE hour >= date_trunc('hour', statement_timestamp() - interval '1 hour', 'UTC')`
 
 // GPU returns the use of GPUs in this hour and the one before.
 func (d *Database) GPU(ctx context.Context) (GPUUse, error) {

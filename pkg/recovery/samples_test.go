@@ -61,7 +61,7 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	f.exec(`SELECT penstock.ensure_partitions(0)`)
 	for _, parent := range []string{"sample", "sample_minute"} { // yesterday's, for when it is midnight
 		f.exec(`DO $$ BEGIN EXECUTE format('CREATE TABLE penstock.` + parent + `_yesterday PARTITION OF penstock.` + parent + ` FOR VALUES FROM (%L) TO (%L)',
-		          date_trunc('day', now(), 'UTC') - interval '1 day', date_trunc('day', now(), 'UTC')); END $$`)
+		          (now() AT TIME ZONE 'UTC')::date - 1 || 'Z', (now() AT TIME ZONE 'UTC')::date || 'Z'); END $$`)
 	}
 	f.exec(`CREATE TABLE penstock.sample_20200101 PARTITION OF penstock.sample FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`CREATE TABLE penstock.sample_minute_20200101 PARTITION OF penstock.sample_minute FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
