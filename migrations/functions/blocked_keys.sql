@@ -28,10 +28,13 @@ BEGIN
        OR EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key) THEN -- claimed meanwhile
         RETURN NULL;
     END IF;
-    DELETE FROM penstock.blocked_key x WHERE x.queue_id = queue AND x.lock_key = key RETURNING * INTO b;
+    SELECT * INTO b FROM penstock.blocked_key x WHERE x.queue_id = queue AND x.lock_key = key FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
+    ELSIF again AND penstock.retry_conflict(queue, b.entry_id) IS NOT NULL THEN
+        RETURN NULL;
     END IF;
+    DELETE FROM penstock.blocked_key x WHERE x.queue_id = queue AND x.lock_key = key;
     IF again THEN
         PERFORM penstock.return_failure_at(queue, b.entry_id, b.entry_id);
     END IF;

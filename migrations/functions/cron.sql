@@ -258,36 +258,87 @@ RETURNS void LANGUAGE sql AS $$
     SELECT penstock.move_cron_entries($1, $2, $3, $4)
 $$;
 
+-- cron_run returns the entry of a job that was fired and has not ended, null if there is none: a job has one run at a time.
+-- Callers: run_cron_job_now, retry_conflict, resume_cron_run.
+CREATE OR REPLACE FUNCTION penstock.cron_run(j penstock.cron_job) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT e.id FROM penstock.entry e WHERE $1.fired_at IS NOT NULL AND e.queue_id = $1.queue_id AND e.id = $1.entry_id
+$$;
+
+-- retry_conflict returns why a failure cannot be retried now: it is a run of a cron job of which another run is in
+-- progress, and no lock key keeps the two apart. Null: it can. Entries of a job have its name.
+-- Callers: apply_operation, unblock_one, resume_cron_run.
+CREATE OR REPLACE FUNCTION penstock.retry_conflict(queue integer, wanted bigint) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT format('cron job "%s" runs already, as entry %s', j.name, e.id)
+      FROM penstock.failure f
+      JOIN penstock.cron_job j ON j.queue_id = f.queue_id AND j.name = f.name
+      JOIN penstock.entry e ON e.queue_id = j.queue_id AND e.id = penstock.cron_run(j)
+     WHERE f.queue_id = $1 AND f.entry_id = $2 AND (e.lock_key = f.lock_key) IS NOT TRUE
+$$;
+
+-- resume_cron_run makes the entry of a failure, which is about to be retried, the run of its job again, so that the job's
+-- overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run.
+-- Under cancel_running the run is cancelled when that time comes.
+-- Locks: the row of the job (FOR UPDATE), then those of withdraw_cron_entry. The caller has the row of failure.
+-- Callers: return_failure_at.
+-- SQLSTATE: PS006 another run of the job is in progress, or its entry is locked by another transaction; try again.
+CREATE OR REPLACE FUNCTION penstock.resume_cron_run(queue integer, job text, failed bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    j        penstock.cron_job;
+    conflict text;
+BEGIN
+    SELECT * INTO j FROM penstock.cron_job x WHERE x.queue_id = queue AND x.name = job FOR UPDATE;
+    IF NOT FOUND OR j.entry_id = failed THEN -- the engine has not seen the end
+        RETURN;
+    END IF;
+    conflict := penstock.retry_conflict(queue, failed);
+    IF conflict IS NOT NULL THEN
+        RAISE EXCEPTION '%', conflict USING ERRCODE = 'PS006', HINT = 'Retry the failure when that run has ended.';
+    ELSIF penstock.cron_run(j) IS NOT NULL THEN
+        RETURN; -- the two have one lock key
+    END IF;
+    PERFORM penstock.withdraw_cron_entry(j.id, 'a failed run of the cron job is retried');
+    UPDATE penstock.cron_job
+       SET entry_id = failed, fired_at = clock_timestamp(), nominal_at = NULL, due_at = NULL,
+           following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL WHEN run_now_at IS NOT NULL THEN '-infinity' ELSE j.nominal_at END
+     WHERE id = j.id;
+END $$;
+
 -- end_cron_runs finds up to `most` jobs whose fired entry is gone, with any outcome, and
--- returns how many: they get their next entries then.
+-- returns how many: they get their next entries then. Under their locks it looks again: the failure of such an entry may
+-- have been retried.
 -- Locks: rows of cron_job in order of id (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.end_cron_runs(at timestamptz, most integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     q     record;
-    n     integer;
+    gone  bigint[];
     ended integer := 0;
 BEGIN
     FOR q IN SELECT x.id, 'entry_' || x.name AS entries FROM penstock.queue x
               WHERE x.kind = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j WHERE j.queue_id = x.id AND j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL)
     LOOP
         EXECUTE format($q$
-            WITH gone AS MATERIALIZED (
-                SELECT j.id, j.entry_id FROM penstock.cron_job j
+            SELECT ARRAY(
+                SELECT j.id FROM penstock.cron_job j
                  WHERE j.queue_id = $1 AND j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL
                    AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND e.id = j.entry_id)
-                 ORDER BY j.id LIMIT $3 FOR UPDATE OF j SKIP LOCKED
-            )
+                 ORDER BY j.id LIMIT $2 FOR UPDATE OF j SKIP LOCKED)$q$, q.entries)
+        INTO gone USING q.id, most - ended;
+        CONTINUE WHEN cardinality(gone) = 0;
+        EXECUTE format($q$
             UPDATE penstock.cron_job j
                SET entry_id = NULL, following_at = NULL, check_at = '-infinity',
                    ended_at = least($2, coalesce(
-                       (SELECT r.finished_at FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = gone.entry_id LIMIT 1),
-                       (SELECT f.failed_at FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = gone.entry_id LIMIT 1), $2))
-              FROM gone WHERE j.id = gone.id$q$, q.entries)
-        USING q.id, at, most - ended;
-        GET DIAGNOSTICS n = ROW_COUNT;
-        ended := ended + n;
+                       (SELECT r.finished_at FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = j.entry_id LIMIT 1),
+                       (SELECT f.failed_at FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = j.entry_id LIMIT 1), $2))
+             WHERE j.id = ANY ($3)
+               AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND e.id = j.entry_id)$q$, q.entries)
+        USING q.id, at, gone;
+        ended := ended + cardinality(gone);
         EXIT WHEN ended >= most;
     END LOOP;
     RETURN ended;
@@ -295,7 +346,7 @@ END $$;
 
 -- withdraw_cron_entry ends the waiting entry of a job, if it has one.
 -- Locks: those of take_entry. The caller has the row of the job.
--- Callers: move_cron_entries, alter_cron_job, drop_cron_job.
+-- Callers: move_cron_entries, alter_cron_job, drop_cron_job, resume_cron_run.
 -- SQLSTATE: PS006 the entry is locked by another transaction; try again.
 CREATE OR REPLACE FUNCTION penstock.withdraw_cron_entry(job bigint, why text) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -486,8 +537,7 @@ BEGIN
     SELECT * INTO j FROM penstock.cron_job_row(job);
     IF j.problem IS NOT NULL THEN
         RAISE EXCEPTION 'cron job "%" cannot run: %', job, j.problem USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
-    ELSIF j.fired_at IS NOT NULL AND j.overlap = 'skip' AND EXISTS (
-          SELECT FROM penstock.entry e WHERE e.queue_id = j.queue_id AND e.id = j.entry_id) THEN
+    ELSIF j.overlap = 'skip' AND penstock.cron_run(j) IS NOT NULL THEN
         RAISE EXCEPTION 'cron job "%" runs already, as entry %', job, j.entry_id
             USING ERRCODE = 'PS006', HINT = 'Wait until it has ended, or alter its overlap to queue or cancel_running.';
     END IF;

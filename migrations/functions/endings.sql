@@ -494,9 +494,10 @@ LANGUAGE sql AS $$ SELECT penstock.return_failure_at($1, $2, nextval('penstock.e
 
 -- return_failure_at requeues a failed entry at a position of its lane: the same id, history and depth,
 -- no attempts used (in its group, the id still is its position). Deadlines that have passed are
--- dropped, or it would expire at once. False: there is no such failure.
--- Locks: the row of failure, which is deleted, then the row of cancel_request.
+-- dropped, or it would expire at once. That of a run of a cron job is the job's run again. False: there is no such failure.
+-- Locks: the row of failure (FOR UPDATE), then those of resume_cron_run, then the row of cancel_request.
 -- Callers: return_failure, unblock_one.
+-- SQLSTATE: PS006 another run of its cron job is in progress.
 CREATE OR REPLACE FUNCTION penstock.return_failure_at(queue integer, wanted bigint, at_pos bigint) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -504,10 +505,14 @@ DECLARE
     f     penstock.failure;
     off   boolean;
 BEGIN
-    DELETE FROM penstock.failure WHERE queue_id = queue AND entry_id = wanted RETURNING * INTO f;
+    SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = wanted FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
+    IF f.name IS NOT NULL THEN
+        PERFORM penstock.resume_cron_run(queue, f.name, wanted);
+    END IF;
+    DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = wanted;
     DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
     off := penstock.is_off(queue, f.name, f.lock_key);
     INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, weight, priority, enabled_priority, pos,
@@ -547,7 +552,8 @@ END $$;
 -- retry_failure requeues a failed entry.
 -- Locks: those of return_failure.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended or a run of a cron
+-- job of which another run is in progress.
 CREATE OR REPLACE FUNCTION penstock.retry_failure(
     entry_id bigint,
     reason   text   DEFAULT '',

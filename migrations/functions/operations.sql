@@ -181,6 +181,9 @@ BEGIN
                           AND penstock.ended_step(f.queue_id, f.entry_id, f.payload) IS NOT NULL) THEN
                 RETURN false; -- it would fail again
             END IF;
+            IF penstock.retry_conflict(o.queue_id, wanted) IS NOT NULL THEN
+                RETURN NULL; -- retries of runs of one cron job follow one another
+            END IF;
             RETURN penstock.return_failure(o.queue_id, wanted);
         WHEN 'discard_failures' THEN
             IF NOT penstock.record_in_batch(o.queue_id, wanted) THEN

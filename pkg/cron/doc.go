@@ -30,6 +30,7 @@
 //	clock jumps ahead                as after a time without a leader
 //	clock jumps back                 nominal times that fired do not fire again; the next one waits for its time
 //	the entry is cancelled           its nominal time is dropped
+//	the failure of a run is retried  that entry is the job's again; the one that waited comes after it
 //	the spec cannot be parsed        the job is reported (cron_status: broken); other jobs go on
 //
 // # Clock changes
