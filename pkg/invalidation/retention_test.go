@@ -220,6 +220,24 @@ func TestUniqueKeyIsKeptWhileTheFailureOfItsEntryIs(t *testing.T) {
 	}
 }
 
+// The failure of an entry that has run may be retried: it has been started, whenever that is.
+func TestARetriedFailureThatHasRunHasStarted(t *testing.T) {
+	b := newBed(t, Config{})
+	by := time.Now().Add(time.Hour)
+	ids := b.pushAll(b.pool, Push{StartBy: by}, Push{StartBy: by}, Push{StartBy: by})
+	locks := b.claim(3)
+	failed, crashed, unread := locks[0], locks[1], locks[2]
+	b.settle(last(Fail(failed, failed.Entries[0].ID, Failure{Error: "x"}, 0)), last(Release(crashed, crashed.Entries[0].ID, 0)),
+		last(Release(unread, unread.Entries[0].ID, 0)))
+	b.exec(b.pool, `UPDATE penstock.entry SET crashes = 1 WHERE id = $1`, crashed.Entries[0].ID)
+	b.exec(b.pool, `SELECT penstock.fail_entry(penstock.take_entry(queue_id, id), 'unreadable', 'no') FROM penstock.entry`)
+	for _, id := range ids {
+		b.exec(b.pool, `SELECT penstock.retry_failure($1)`, id)
+	}
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE start_by IS NOT NULL`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE start_by IS NOT NULL AND id = $1`, unread.Entries[0].ID), 1)
+}
+
 func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool,
