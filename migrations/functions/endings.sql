@@ -168,7 +168,7 @@ BEGIN
 END $$;
 
 -- fail_entry moves an entry that take_entry has locked to the failures: failure, callback, counters,
--- ready rows of its key. A callback that cannot be made is left out.
+-- ready rows of its key. A callback that cannot be made is left out. Its checkpoint stays, for a retry.
 -- Locks: those of push_many for a callback, then those of tidy_key.
 -- Callers: fail_unreadable, fail_without_instance.
 CREATE OR REPLACE FUNCTION penstock.fail_entry(e penstock.entry, class text, error text) RETURNS void
@@ -182,7 +182,6 @@ BEGIN
         error := error || ' (nor can its callback: ' || SQLERRM || ')';
     END;
     DELETE FROM penstock.entry WHERE queue_id = e.queue_id AND id = e.id;
-    DELETE FROM penstock.progress WHERE queue_id = e.queue_id AND entry_id = e.id;
     DELETE FROM penstock.cancel_request WHERE queue_id = e.queue_id AND entry_id = e.id;
     PERFORM penstock.add_failure(e, e.attempt, class, error, regexp_replace(error, '[0-9]+', '_', 'g'), e.history);
     PERFORM penstock.count(d.queue_id, 'removed', 1) FROM penstock.depth d WHERE d.queue_id = e.queue_id;

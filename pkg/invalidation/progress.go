@@ -69,7 +69,7 @@ SELECT checkpoint
  WHERE queue_id = $1 AND entry_id = $2 AND checkpoint IS NOT NULL`
 
 // Load reads the newest checkpoint of the entry, of any run, into a pointer, and reports whether
-// there was one.
+// there was one. A failure keeps it, so that a retry of the failure finds it.
 func (r *Run) Load(ctx context.Context, into any) (bool, error) {
 	var text []byte
 	err := r.Queue.db.QueryRow(ctx, checkpointSQL, r.Queue.ID, r.Entry.ID).Scan(&text)

@@ -103,7 +103,8 @@ WITH old AS (
 )
 SELECT count(*), pg_relation_size('penstock.uniqueness') / current_setting('block_size')::int FROM old`
 
-// tidyProgressSQL deletes the progress of entries that are gone.
+// tidyProgressSQL deletes the progress of entries that are gone, and their failure too: when that is retried, the run
+// goes on from its checkpoint.
 const tidyProgressSQL = `
 WITH old AS (
     DELETE FROM penstock.progress
@@ -111,6 +112,8 @@ WITH old AS (
            SELECT p.ctid FROM penstock.progress p
             WHERE p.ctid >= $2::text::tid AND p.ctid < $3::text::tid
               AND (SELECT min(e.id) FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id) IS NULL
+              AND (SELECT min(f.entry_id) FROM penstock.failure f
+                    WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id) IS NULL
             LIMIT $1 FOR UPDATE SKIP LOCKED))
     RETURNING 1
 )

@@ -238,6 +238,37 @@ func TestARetriedFailureThatHasRunHasStarted(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE start_by IS NOT NULL AND id = $1`, unread.Entries[0].ID), 1)
 }
 
+// A checkpoint is kept for as long as the entry, or its failure, may run again from it.
+func TestACheckpointIsKeptWhileTheFailureOfItsEntryIs(t *testing.T) {
+	b := newBed(t, Config{})
+	ids := b.push("", "")
+	for i, lock := range b.claim(2) {
+		run := &Run{Queue: b.q, Entry: lock.Entries[0], Lock: lock, Node: here}
+		b.must(run.Save(b.ctx, "half"))
+		if i == 0 {
+			b.settle(last(Fail(lock, run.Entry.ID, Failure{Error: "x"}, 0)))
+			continue
+		}
+		b.settle(last(Release(lock, run.Entry.ID, 0)))
+		b.exec(b.pool, `SELECT penstock.fail_entry(penstock.take_entry($1, $2), 'no_instance', 'none')`, b.q.ID, run.Entry.ID)
+	}
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.Progress != 0 {
+		t.Fatalf("tidied %+v (%v) while the failures may be retried", got, err)
+	}
+	b.exec(b.pool, `SELECT penstock.retry_failure($1)`, ids[0])
+	lock := b.claimOne()
+	run := &Run{Queue: b.q, Entry: lock.Entries[0], Lock: lock, Node: here}
+	var from string
+	if there, err := run.Load(b.ctx, &from); !there || err != nil || from != "half" {
+		t.Errorf("the retried run begins from %q (%v, %v), want its checkpoint", from, there, err)
+	}
+	b.settle(last(Done(lock, run.Entry.ID, nil, 0)))
+	b.exec(b.pool, `SELECT penstock.discard_failure($1)`, ids[1])
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.Progress != 2 {
+		t.Errorf("tidied %+v (%v) when both were gone, want the progress of 2", got, err)
+	}
+}
+
 func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool,
