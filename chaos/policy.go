@@ -64,7 +64,7 @@ type policy struct {
 	unheard []judge.Death             // faults at heartbeats, by incarnation
 	held    []heldStatement           // by faults that let a process wait
 	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
-	refused []judge.Disturbance       // SQLSTATEs that leaders were answered in their pass over due entries
+	refused []judge.Disturbance       // SQLSTATEs and faults that leaders met in their pass over due entries
 
 	atLeaders []judge.Disturbance // SQLSTATEs that leaders were answered at any statement
 }
@@ -73,11 +73,12 @@ type policy struct {
 // time. Kinds that are rare meet it more often.
 var baseChance = map[pgproxy.Kind]float64{
 	pgproxy.Push: 0.06, pgproxy.Claim: 0.06, pgproxy.Finish: 0.06, pgproxy.Recover: 0.3, pgproxy.Cron: 0.15,
-	pgproxy.Elect: 0.1, pgproxy.Beat: 0.03,
+	pgproxy.Elect: 0.1, pgproxy.Beat: 0.03, pgproxy.Promote: 0.1, pgproxy.Expire: 0.2, pgproxy.Batch: 0.2,
 }
 
 // rareChance stands in for baseChance where a run is to lose as many answers of each kind: for a kind of which not many
-// more were lost than of the one with the fewest. For others it is a quarter.
+// more were lost than of the one with the fewest. For others it is a quarter, and baseChance for kinds that are not
+// frequent.
 var rareChance = map[pgproxy.Kind]float64{
 	pgproxy.Push: 0.15, pgproxy.Claim: 0.15, pgproxy.Finish: 0.15, pgproxy.Recover: 0.7, pgproxy.Cron: 0.9,
 	pgproxy.Elect: 0.6, pgproxy.Beat: 0.15,
@@ -190,11 +191,11 @@ func (p *policy) Decide(link *pgproxy.Link, group pgproxy.Group) pgproxy.Decisio
 
 // chance is the share of the transactions of a kind that meet a fault at their commit. The caller holds mu.
 func (p *policy) chance(kind pgproxy.Kind) float64 {
-	if !p.rare {
+	if !p.rare || !slices.Contains(pgproxy.Frequent, kind) {
 		return baseChance[kind]
 	}
 	fewest := p.lost(kind)
-	for _, other := range pgproxy.Kinds {
+	for _, other := range pgproxy.Frequent {
 		fewest = min(fewest, p.lost(other))
 	}
 	if p.lost(kind) > fewest+rareLead {
@@ -269,6 +270,10 @@ func (p *policy) Happened(
 		i := len(p.unheard)
 		p.unheard = append(p.unheard, judge.Death{Process: incarnation, At: from, Until: from})
 		ends = append(ends, func(to time.Time) { p.unheard[i].Until = to })
+	case pgproxy.Promote, pgproxy.Expire:
+		i := len(p.refused)
+		p.refused = append(p.refused, judge.Disturbance{What: fault.String(), From: from, To: from.Add(refusalCost)})
+		ends = append(ends, func(to time.Time) { p.refused[i].To = to.Add(refusalCost) })
 	case pgproxy.Recover, pgproxy.Elect:
 		i := len(p.delayed)
 		what := string(group.Kind) + ": " + fault.String()

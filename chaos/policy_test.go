@@ -33,6 +33,22 @@ func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	}
 }
 
+// A fault at a pass over due entries costs a leader that pass, from when it begins until it is over.
+func TestFaultsInThePassOfDueEntriesAreDisturbances(t *testing.T) {
+	now := time.Now()
+	for _, kind := range []pgproxy.Kind{pgproxy.Promote, pgproxy.Expire} {
+		p := newPolicy(1, false)
+		over := p.Happened(nil, pgproxy.Group{Kind: kind}, pgproxy.Late, now)
+		if list := p.refusals(); len(list) != 1 || !list[0].To.Equal(now.Add(refusalCost)) {
+			t.Errorf("%s: %v while it lasts", kind, list)
+		}
+		over(now.Add(2 * time.Second))
+		if list := p.refusals(); len(list) != 1 || !list[0].From.Equal(now) || !list[0].To.Equal(now.Add(2*time.Second+refusalCost)) {
+			t.Errorf("%s: %v afterwards", kind, list)
+		}
+	}
+}
+
 // An error costs a leader the pass in which entries come in line. Errors of other duties and programs do not.
 func TestErrorsInThePassOfDueEntriesAreDisturbances(t *testing.T) {
 	sites := map[string]bool{
@@ -64,7 +80,7 @@ func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
 		link := &pgproxy.Link{Name: "n1"}
 		due := map[pgproxy.Kind]float64{}
 		for range 5 * 320 {
-			for _, kind := range pgproxy.Kinds {
+			for _, kind := range pgproxy.Frequent {
 				for due[kind] += float64(commits[kind]) / 320; due[kind] >= 1; due[kind]-- {
 					now := time.Now()
 					if d := p.Decide(link, pgproxy.Group{Kind: kind, Commits: true}); d.Fault != pgproxy.Pass {
@@ -73,7 +89,7 @@ func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
 				}
 			}
 		}
-		for _, kind := range pgproxy.Kinds {
+		for _, kind := range pgproxy.Frequent {
 			if lost := p.lost(kind); lost < 1000 || lost > 1500 {
 				t.Errorf("seed %d: %d answers to a %s were lost", seed, lost, kind)
 			}

@@ -45,7 +45,7 @@ func (s *site) missingForRelease() (list []string) {
 	}
 	s.policy.mu.Lock()
 	defer s.policy.mu.Unlock()
-	for _, kind := range pgproxy.Kinds {
+	for _, kind := range pgproxy.Frequent {
 		if lost := s.policy.lost(kind); lost < releaseAnswers {
 			list = append(list,
 				fmt.Sprintf("%d answers to a %s were swallowed, %d are asked for", lost, kind, releaseAnswers))

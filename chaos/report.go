@@ -140,7 +140,7 @@ func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Dur
 		}
 	}
 	s.policy.mu.Lock()
-	for _, kind := range pgproxy.Kinds {
+	for _, kind := range pgproxy.Frequent {
 		if s.policy.lost(kind) == 0 {
 			list = append(list, fmt.Sprintf("no answer to a %s was swallowed", kind))
 		}

@@ -19,11 +19,17 @@ const (
 	Cron    Kind = "cron"
 	Elect   Kind = "elect"
 	Beat    Kind = "beat"
+	Promote Kind = "promote" // of due entries
+	Expire  Kind = "expire"  // also requested cancels of entries that came back
+	Batch   Kind = "batch"   // steps of batches by the leader
 	Other   Kind = "other"
 )
 
 // Kinds are those at which faults aim, in the order of reports.
-var Kinds = []Kind{Push, Claim, Finish, Recover, Cron, Elect, Beat}
+var Kinds = []Kind{Push, Claim, Finish, Recover, Cron, Elect, Beat, Promote, Expire, Batch}
+
+// Frequent are those of them of which a run loses as many answers as it is asked for.
+var Frequent = Kinds[:7]
 
 // signs maps texts of statements to kinds. The first match counts: a recovery also ends locks, as a
 // finish does, and a finish may push a callback.
@@ -37,6 +43,9 @@ var signs = []struct {
 	{Finish, regexp.MustCompile(`penstock\.all_ended\(|DELETE FROM penstock\.lock\b`)},
 	{Elect, regexp.MustCompile(`nextval\('penstock\.term_seq'\)|UPDATE penstock\.leader\b`)},
 	{Beat, regexp.MustCompile(`UPDATE penstock\.node\s+SET beat_at`)},
+	{Promote, regexp.MustCompile(`(?s)WITH due AS MATERIALIZED \(.*penstock\.requeue_throttled\(`)},
+	{Expire, regexp.MustCompile(`penstock\.(expire_entries|settle_cancel_requests)\(`)},
+	{Batch, regexp.MustCompile(`penstock\.(step|split)_batch\(`)},
 	{Push, regexp.MustCompile(`penstock\.push(_many|_json)?\(|INSERT INTO penstock\.entry_`)},
 }
 
@@ -97,16 +106,19 @@ func stronger(a, b Kind) Kind {
 
 // changes says that a committed transaction of the kind has changed something, as far as the answer
 // shows it. A claim answers one row for the lanes and one for each lock or entry; a recovery and a
-// poll of an election may find nothing.
+// poll of an election may find nothing. Duties of the leader answer with how many entries they changed.
 func (k Kind) changes(rows, updated int) bool {
 	switch k {
 	case Claim:
 		return rows > 1
 	case Recover:
 		return rows > 0
-	case Elect:
+	case Elect, Promote, Expire, Batch:
 		return updated > 0
 	default:
 		return true
 	}
 }
+
+// counts says that the statements of a kind answer with the number of entries that they changed.
+func (k Kind) counts() bool { return k == Promote || k == Expire || k == Batch }

@@ -40,6 +40,7 @@ type statement struct {
 // group is the messages up to a Sync, or one simple query.
 type group struct {
 	kind     Kind
+	own      Kind // of its statements, without those of the transaction block before it
 	site     string
 	commits  bool
 	decision Decision
@@ -191,7 +192,7 @@ func (s *session) forward(last byte, frames []byte, sent Group, executes int) er
 		return err
 	}
 	s.mu.Lock()
-	g := &group{kind: sent.Kind, site: sent.Site, commits: sent.Commits || !s.open}
+	g := &group{kind: sent.Kind, own: sent.Kind, site: sent.Site, commits: sent.Commits || !s.open}
 	if s.open {
 		s.block = stronger(s.block, sent.Kind)
 		g.kind = s.block
@@ -335,7 +336,7 @@ func (s *session) answer(frame []byte) error {
 	switch frame[0] {
 	case 'D':
 		g.rows++
-		if g.kind == Elect && electedRow(frame[5:]) {
+		if g.kind == Elect && electedRow(frame[5:]) || g.own.counts() && countRow(frame[5:]) {
 			g.updated++
 		}
 	case 'C':

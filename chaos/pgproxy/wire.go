@@ -86,3 +86,12 @@ func electedRow(body []byte) bool {
 	v := m.Values[1][0]
 	return v == 1 || v == 't'
 }
+
+// countRow says that the first column of a row is a number other than 0, as a text or in binary.
+func countRow(body []byte) bool {
+	var m pgproto3.DataRow
+	if m.Decode(body) != nil || len(m.Values) == 0 {
+		return false
+	}
+	return strings.Trim(string(m.Values[0]), "0\x00") != ""
+}
