@@ -94,7 +94,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader gateway operator', 'api_token', 'SELECT', NULL),
         ('leader operator', 'api_token', 'INSERT UPDATE', NULL),
         ('gateway', 'api_token', 'UPDATE', '{used_at}'),
-        ('leader operator', 'webhook_endpoint', 'SELECT INSERT UPDATE', NULL),
+        ('leader operator', 'webhook_endpoint', 'SELECT INSERT UPDATE DELETE', NULL),
         ('leader operator', 'batch', 'INSERT', NULL),
         ('operator', 'batch', 'UPDATE', '{status,items,split_entry_id}'),
         ('leader operator', 'queue', 'UPDATE', '{statements,version}'),

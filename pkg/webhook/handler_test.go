@@ -229,15 +229,15 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 	if n := d.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'disable_webhook'`); n != 0 {
 		t.Errorf("%d lines of the audit come from a receiver", n)
 	}
-	e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL+"/in?token=2")
-	d.must(err)
-	if !e.Disabled {
-		t.Error("the receiver is called again with another query")
+	for query, gone := range map[string]bool{"?token=1": true, "?token=2": false, "": false} {
+		if e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL+"/in"+query); err != nil || e.Disabled != gone {
+			t.Errorf("after 410 to ?token=1, %q is disabled: %t (%v)", query, e.Disabled, err)
+		}
 	}
 	if n := d.count(`SELECT count(*) FROM penstock.webhook_endpoint WHERE url LIKE '%token%'`); n != 0 {
 		t.Error("the query, which may hold a capability, is kept")
 	}
-	_, err = d.pool.Exec(d.ctx, `INSERT INTO penstock.webhook_endpoint (url, disabled_at, disabled_reason)
+	_, err := d.pool.Exec(d.ctx, `INSERT INTO penstock.webhook_endpoint (url, disabled_at, disabled_reason)
 	    SELECT 'https://x.example/' || n, now(), $1 FROM generate_series(1, $2) n`, goneReason, goneMax)
 	d.must(err)
 	before := d.count(`SELECT count(*) FROM penstock.webhook_endpoint`)
@@ -248,10 +248,41 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 	// One that somebody registered is disabled however many there are.
 	_, err = Register(d.ctx, d.pool, home, AddressPolicy{}, "https://z.example/in", invalidation.By{Actor: "test", Reason: "a test"})
 	d.must(err)
-	d.must(markGone(d.ctx, d.pool, "https://z.example/in?x=1"))
-	if e, err = FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
+	d.must(markGone(d.ctx, d.pool, "https://z.example/in"))
+	if e, err := FindEndpoint(d.ctx, d.pool, home, "https://z.example/in"); err != nil || !e.Disabled {
 		t.Errorf("a registered receiver that is gone is disabled: %t, %v", e.Disabled, err)
 	}
+}
+
+// Tenants share a path and differ in the query. The one that wants no more is disabled alone.
+func TestGoneHoldsForItsQueryUntilItOrItsPathIsRegistered(t *testing.T) {
+	d := newFixture(t, atHome)
+	by := invalidation.By{Actor: "test", Reason: "a test"}
+	const bare = "https://acme.example/in"
+	register := func(address string) {
+		_, err := Register(d.ctx, d.pool, home, AddressPolicy{}, address, by)
+		d.must(err)
+	}
+	gone := func(want ...bool) {
+		t.Helper()
+		for i, query := range []string{"", "?tenant=1", "?tenant=2", "?tenant=3"} {
+			if e, err := FindEndpoint(d.ctx, d.pool, home, bare+query); err != nil || e.Disabled != want[i] {
+				t.Errorf("%q is disabled: %t (%v)", query, e.Disabled, err)
+			}
+		}
+	}
+	register(bare)
+	register(bare + "?tenant=3")
+	for _, query := range []string{"?tenant=1", "?tenant=2", "?tenant=3"} {
+		d.must(markGone(d.ctx, d.pool, bare+query))
+	}
+	gone(false, true, true, true)
+	register(bare + "?tenant=1")
+	gone(false, false, true, true)
+	register(bare)
+	gone(false, false, false, true) // which has a row of its own
+	d.must(markGone(d.ctx, d.pool, bare))
+	gone(true, true, true, true)
 }
 
 // A receiver that an operator has disabled stays disabled: another address of it, with a query, does not enable it.

@@ -2,6 +2,8 @@ package webhook
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/url"
@@ -32,7 +34,18 @@ func canonical(u *url.URL) string {
 	return withoutQuery(u) + "?" + u.RawQuery
 }
 
-// findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root.
+// goneMark is the address of the row that keeps that an address has answered 410, where it has none of its own: the
+// query, which may hold a capability, is in it as a hash. No address has a fragment.
+func goneMark(u *url.URL) string {
+	if u.RawQuery == "" {
+		return withoutQuery(u)
+	}
+	sum := sha256.Sum256([]byte(u.RawQuery))
+	return withoutQuery(u) + "#query-" + hex.EncodeToString(sum[:16])
+}
+
+// findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root. It is
+// disabled by either row, or by that of its mark $3.
 const findEndpointSQL = `
 SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own.old_secret END,
        root.secret, CASE WHEN root.old_until > clock_timestamp() THEN root.old_secret END,
@@ -42,20 +55,21 @@ SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own
                       WHERE e.url IN ($1, $2) AND e.url <> '' AND e.secret IS NOT NULL
                       ORDER BY e.url = $1 DESC LIMIT 1) own ON true
   LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e
-                      WHERE e.url IN ($1, $2) AND e.disabled_at IS NOT NULL LIMIT 1) off ON true
+                      WHERE e.url IN ($1, $2, $3) AND e.disabled_at IS NOT NULL
+                      ORDER BY e.url IN ($1, $2) DESC LIMIT 1) off ON true
   LEFT JOIN penstock.webhook_endpoint root ON root.url = ''`
 
 // FindEndpoint returns how to deliver to an address. Messages to an unregistered address are signed with a secret
 // derived for its origin from the root secret of the installation, which the first call of all makes.
 func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address string) (Destination, error) {
-	own, bare := address, address
+	own, bare, mark := address, address, address
 	if u, err := url.Parse(address); err == nil && address != root {
-		own, bare = canonical(u), withoutQuery(u)
+		own, bare, mark = canonical(u), withoutQuery(u), goneMark(u)
 	}
 	for range 2 {
 		var at, secret, old, rootSecret, rootOld *string
 		var e Destination
-		err := db.QueryRow(ctx, findEndpointSQL, own, bare).Scan(&at, &secret, &old, &rootSecret, &rootOld,
+		err := db.QueryRow(ctx, findEndpointSQL, own, bare, mark).Scan(&at, &secret, &old, &rootSecret, &rootOld,
 			&e.Disabled, &e.Reason)
 		if err != nil {
 			return Destination{}, fmt.Errorf("find webhook endpoint: %w", err)
@@ -119,15 +133,25 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 }
 
 // registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
-// without its query, is enabled with it where its receiver answered 410, reason $6. Where an operator disabled that
-// row, nothing is changed, and its reason is the second column.
+// without its query, is enabled with it where its receiver answered 410, reason $6, and so is that of its mark $7; where
+// $1 has no query, those of all marks below it. Where an operator disabled row $5, nothing is changed, and its reason is
+// the second column.
 const registerSQL = `
 WITH refused AS MATERIALIZED (
     SELECT coalesce(disabled_reason, '') AS reason
       FROM penstock.webhook_endpoint
      WHERE url = $5 AND url <> $1 AND disabled_at IS NOT NULL AND disabled_reason IS DISTINCT FROM $6
+), marks AS MATERIALIZED (
+    SELECT url FROM penstock.webhook_endpoint WHERE url = $7 AND $1 <> $5 AND disabled_reason = $6
+     UNION ALL
+    SELECT url FROM penstock.webhook_endpoint
+     WHERE $1 = $5 AND url > $5 || '#' AND url < $5 || '$' AND disabled_reason = $6
 ), disabled AS MATERIALIZED (
     SELECT url FROM penstock.webhook_endpoint WHERE url IN ($1, $5) AND disabled_at IS NOT NULL
+     UNION ALL
+    SELECT url FROM marks
+), unmarked AS (
+    DELETE FROM penstock.webhook_endpoint WHERE url IN (SELECT url FROM marks) AND NOT EXISTS (SELECT FROM refused)
 ), bare AS (
     UPDATE penstock.webhook_endpoint SET disabled_at = NULL, disabled_reason = NULL
      WHERE url = $5 AND url <> $1 AND disabled_reason = $6
@@ -156,8 +180,8 @@ func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPo
 		own = canonical(u)
 		var sealed string
 		if sealed, err = vault.seal(own, NewSecret()); err == nil {
-			err = db.QueryRow(ctx, registerSQL, own, sealed, by.Actor, by.Reason, withoutQuery(u), goneReason).
-				Scan(&text, &disabled)
+			err = db.QueryRow(ctx, registerSQL, own, sealed, by.Actor, by.Reason, withoutQuery(u), goneReason,
+				goneMark(u)).Scan(&text, &disabled)
 		}
 	}
 	if err == nil && disabled != nil {
@@ -236,12 +260,14 @@ func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by inv
 // goneMax is how many unregistered addresses are kept as gone. Every client that may push can name any number of them.
 const goneMax = 10_000
 
-// goneSQL disables an address that answered 410. The audit has no line of it: receivers do not operate the
-// installation, and could fill a table of which nothing can be deleted.
+// goneSQL disables address $1, which answered 410: its row, or that of its mark $4. The audit has no line of it: receivers
+// do not operate the installation, and could fill a table of which nothing can be deleted.
 const goneSQL = `
 INSERT INTO penstock.webhook_endpoint AS e (url, disabled_at, disabled_reason)
-SELECT $1, clock_timestamp(), $2
- WHERE EXISTS (SELECT FROM penstock.webhook_endpoint known WHERE known.url = $1)
+SELECT coalesce(known.url, $4), clock_timestamp(), $2
+  FROM (SELECT) one
+  LEFT JOIN penstock.webhook_endpoint known ON known.url = $1
+ WHERE known.url IS NOT NULL
     OR (SELECT count(*)
           FROM (SELECT FROM penstock.webhook_endpoint gone WHERE gone.disabled_reason = $2 LIMIT $3) few) < $3
 ON CONFLICT (url) DO UPDATE SET disabled_at = clock_timestamp(), disabled_reason = excluded.disabled_reason
@@ -250,11 +276,11 @@ ON CONFLICT (url) DO UPDATE SET disabled_at = clock_timestamp(), disabled_reason
 // goneReason is why addresses are disabled that answered 410.
 const goneReason = "receiver answered 410: it wants no more deliveries"
 
-// markGone disables an address, whatever its query, at its receiver's wish.
+// markGone disables an address, with its query, at its receiver's wish.
 func markGone(ctx context.Context, db postgres.DB, address string) error {
 	u, err := url.Parse(address)
 	if err == nil {
-		_, err = db.Exec(ctx, goneSQL, withoutQuery(u), goneReason, goneMax)
+		_, err = db.Exec(ctx, goneSQL, canonical(u), goneReason, goneMax, goneMark(u))
 	}
 	if err != nil {
 		return fmt.Errorf("disable webhook endpoint that is gone: %w", err)
