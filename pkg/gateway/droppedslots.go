@@ -2,8 +2,8 @@ package gateway
 
 import "time"
 
-// droppedSlots has the slots that pools have dropped, and that a comparison must not bring back. The value is since when
-// the database knows it, zero while it has not been told. A slot that comes again has another token.
+// droppedSlots has the slots that pools have dropped, and that a comparison must not bring back. The value is since
+// when the database knows it, zero while it has not been told. A slot that comes again has another token.
 type droppedSlots map[SlotKey]time.Time
 
 func (d droppedSlots) add(slots ...SlotKey) {

@@ -211,7 +211,9 @@ func (l *leaser) sendDoubts(ctx context.Context) {
 	for i, d := range doubts {
 		slots[i], reasons[i] = d.slot, d.reason
 	}
-	ok := l.execute(ctx, "mark doubts", func(ctx context.Context) error { return leases.store.doubt(ctx, slots, reasons) })
+	ok := l.execute(ctx, "mark doubts", func(ctx context.Context) error {
+		return leases.store.doubt(ctx, slots, reasons)
+	})
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
 	if !ok {
