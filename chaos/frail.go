@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/chaos/judge"
@@ -37,7 +38,27 @@ func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() 
 		in.MS, p.Cancel = 7000, &judge.Cancel{}
 	}
 	body["payload"] = in
-	return func() { l.pushAndCancel(p, body, time.Duration(300+random%700)*time.Millisecond) }
+	return func() {
+		l.pushAndCancel(p, body, func() {
+			l.worker.awaitCall(p.Op, runAwaited)
+			time.Sleep(time.Duration(300+random%700) * time.Millisecond)
+		})
+	}
+}
+
+// runAwaited is how long a client waits for the run that it is to cancel: entries wait in line before it.
+const runAwaited = 20 * time.Second
+
+// awaitCall returns when a call of an operation has begun, or after a time.
+func (w *recorder) awaitCall(op int64, most time.Duration) {
+	begun := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return slices.ContainsFunc(w.calls, func(c *judge.Call) bool { return c.Op == op })
+	}
+	for from := time.Now(); !begun() && time.Since(from) < most; {
+		time.Sleep(50 * time.Millisecond)
+	}
 }
 
 // patience is the part of a queue's settings that says when its entries fail for good.

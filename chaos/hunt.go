@@ -65,9 +65,11 @@ func hunt(ctx context.Context, seed uint64, only, results string) (missed int, e
 	if err != nil {
 		return 0, err
 	}
+	without := &control{root: root, broke: map[string][]string{}}
+	defer without.remove()
 	for _, m := range left {
 		h := hunted{Mutant: m, Of: m.Name, Seed: seed, Commit: at, At: time.Now().UTC()}
-		if err := h.chase(ctx, root, seed); err != nil {
+		if err := h.chase(ctx, root, seed, without); err != nil {
 			return 0, err
 		}
 		fmt.Printf("%s: broken %q after %.0fs\n", m.Name, h.By, h.Seconds)
@@ -169,7 +171,9 @@ func printHunted(out io.Writer, table []hunted) (missed int, err error) {
 	return missed, w.Flush()
 }
 
-func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
+// chase builds the programs with the bug and runs the harness on them until one of its promises is found broken. A
+// promise that the programs without a bug break as well, in a run with the same seed and flags, is not found by that run.
+func (h *hunted) chase(ctx context.Context, root string, seed uint64, without *control) error {
 	dir, err := os.MkdirTemp("", "penstock-mutant-")
 	if err != nil {
 		return err
@@ -183,36 +187,47 @@ func (h *hunted) chase(ctx context.Context, root string, seed uint64) error {
 	if err := os.Mkdir(programs, 0o755); err != nil { //nolint:gosec // programs are executed
 		return err
 	}
-	if err := h.Build(ctx, root, overlay, programs, "./cmd/leader", "./cmd/tasknode", "./cmd/gateway"); err != nil {
-		return err
-	}
-	self, err := os.Executable()
-	if err != nil {
+	if err := h.Build(ctx, root, overlay, programs, programsOfTheHarness...); err != nil {
 		return err
 	}
 	for began := time.Now(); len(h.By) == 0 && time.Since(began) < huntMax; h.Runs++ {
-		args := []string{
-			"-bin", programs, "-for", huntRun.String(), "-drain", "60s",
-			"-seed", fmt.Sprint(seed + uint64(h.Runs)),
-		}
-		run := exec.CommandContext(ctx, self, append(args, h.With...)...)
-		var out bytes.Buffer
-		run.Stdout, run.Stderr = &out, &out
-		var exit *exec.ExitError
-		if err := run.Run(); err != nil && !errors.As(err, &exit) {
+		args := append([]string{"-seed", fmt.Sprint(seed + uint64(h.Runs))}, h.With...)
+		found, err := runOnce(ctx, programs, args)
+		if err != nil {
 			return err
 		}
 		h.Seconds = time.Since(began).Seconds()
-		for _, match := range brokenLine.FindAllStringSubmatch(out.String(), -1) {
-			switch promise := match[1]; {
-			case !slices.Contains(h.Breaks, promise):
-				h.Also = append(h.Also, promise+": "+match[2])
-			case !slices.Contains(h.By, promise):
-				h.By = append(h.By, promise)
-			}
+		if err := h.judge(found, func() ([]string, error) { return without.breaks(ctx, args) }); err != nil {
+			return err
 		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
+	}
+	return nil
+}
+
+// judge takes the findings of a run: those of promises that the bug is meant to break count unless the run without the
+// bug had them.
+func (h *hunted) judge(found []finding, without func() ([]string, error)) error {
+	var by []string
+	for _, f := range found {
+		switch {
+		case !slices.Contains(h.Breaks, f.promise):
+			h.Also = append(h.Also, f.promise+": "+f.example)
+		case !slices.Contains(by, f.promise):
+			by = append(by, f.promise)
+		}
+	}
+	if len(by) == 0 {
+		return nil
+	}
+	broke, err := without()
+	if err != nil {
+		return err
+	}
+	for _, promise := range by {
+		if slices.Contains(broke, promise) {
+			h.Also = append(h.Also, promise+": broken without the bug as well")
+		} else {
+			h.By = append(h.By, promise)
 		}
 	}
 	return nil

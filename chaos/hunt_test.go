@@ -73,3 +73,29 @@ func TestAHuntGoesOnWhereItEnded(t *testing.T) {
 		}
 	}
 }
+
+// A promise that load alone breaks tells nothing of a bug: a run of the programs without it has to keep the promise.
+func TestABugIsFoundOnlyByAPromiseThatIsKeptWithoutIt(t *testing.T) {
+	found := []finding{{"a", "entry 1"}, {"a", "entry 2"}, {"b", "late"}, {"c", "entry 3"}}
+	for _, c := range []struct {
+		without  []string
+		by, also []string
+	}{
+		{nil, []string{"a", "b"}, []string{"c: entry 3"}},
+		{[]string{"b"}, []string{"a"}, []string{"c: entry 3", "b: broken without the bug as well"}},
+		{[]string{"a", "b", "c"}, nil, []string{"c: entry 3", "a: broken without the bug as well", "b: broken without the bug as well"}},
+	} {
+		h := hunted{Mutant: mutants.Mutant{Breaks: []string{"a", "b"}}}
+		if err := h.judge(found, func() ([]string, error) { return c.without, nil }); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(h.By, c.by) || !slices.Equal(h.Also, c.also) {
+			t.Errorf("without the bug %q are broken: found by %q, beside it %q", c.without, h.By, h.Also)
+		}
+	}
+	h := hunted{Mutant: mutants.Mutant{Breaks: []string{"d"}}}
+	err := h.judge(found, func() ([]string, error) { t.Error("a control run for nothing"); return nil, nil })
+	if err != nil || len(h.By) > 0 {
+		t.Errorf("found by %q (%v)", h.By, err)
+	}
+}

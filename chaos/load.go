@@ -25,6 +25,7 @@ type load struct {
 	leaders    []string // addresses of the API
 	sql        string   // address of the database through the clients' link
 	hook       string
+	worker     *recorder
 	http       *http.Client
 	fresh      *http.Client // a connection for each request, which no earlier process has
 	seed       uint64
@@ -49,11 +50,11 @@ func newLoad(
 	cfg config,
 	leaders []string,
 	link *pgproxy.Link,
-	hook string,
+	worker *recorder,
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: hook, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
+		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
 		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
@@ -174,9 +175,10 @@ func (l *load) record(p *judge.Push) {
 
 // push accepts one entry over HTTP, asks again under the same key until it is told, and cancels the entry where the
 // client is to change its mind.
-func (l *load) push(p *judge.Push, body map[string]any) { l.pushAndCancel(p, body, 0) }
+func (l *load) push(p *judge.Push, body map[string]any) { l.pushAndCancel(p, body, func() {}) }
 
-func (l *load) pushAndCancel(p *judge.Push, body map[string]any, after time.Duration) {
+// pushAndCancel cancels, where it does, when await has returned, and a moment later.
+func (l *load) pushAndCancel(p *judge.Push, body map[string]any, await func()) {
 	defer func() { l.record(p) }()
 	text, err := json.Marshal(body)
 	if err != nil {
@@ -192,7 +194,8 @@ func (l *load) pushAndCancel(p *judge.Push, body map[string]any, after time.Dura
 	if p.Cancel == nil || !p.Told {
 		return
 	}
-	time.Sleep(after + time.Duration(p.Op%7)*100*time.Millisecond)
+	await()
+	time.Sleep(time.Duration(p.Op%7) * 100 * time.Millisecond)
 	l.cancel(p)
 }
 

@@ -194,7 +194,7 @@ func (s *site) startPrograms(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	s.load = newLoad(ctx, s.cfg, addresses, clients, s.recorder.addr+"/hook", s.db)
+	s.load = newLoad(ctx, s.cfg, addresses, clients, s.recorder, s.db)
 	return nil
 }
 

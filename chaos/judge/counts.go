@@ -8,8 +8,10 @@ import (
 )
 
 // attemptsAreErrors looks at what workers answered: an entry has no more attempts than errors, and no fewer than those
-// that nothing kept its node from recording. The last one of an entry that was cancelled or expired may have ended it.
+// after which it was to be tried again later, or failed. An error for which the node blames the instance is free: the
+// entry is handed back, or another instance is called within the run.
 func attemptsAreErrors(x *index, r *report) {
+	places := x.allPlaces()
 	for i := range x.Endings {
 		e := &x.Endings[i]
 		if len(x.calls[e.Entry]) == 0 {
@@ -22,14 +24,14 @@ func attemptsAreErrors(x *index, r *report) {
 				most++
 			}
 			if x.recorded(c) {
-				least++
+				switch back := x.cameBack(c, places[e.Entry]); {
+				case back != nil && back.Position == 0, back == nil && e.Outcome == "failed":
+					least++
+				}
 			}
 		}
 		if p := x.pushByEntry[e.Entry]; p != nil && p.Once && e.Class == classUnknown {
 			most++ // that it is unknown whether it ran
-		}
-		if e.Outcome == "cancelled" || e.Outcome == "expired" {
-			least--
 		}
 		if e.Attempt > most || e.Attempt < least {
 			r.bad("entry %d has %d attempts, and workers answered it with %d errors, of which %d were recorded", e.Entry,
@@ -203,12 +205,7 @@ func notEarly(x *index, r *report) {
 			}
 		}
 	}
-	byEntry := map[int64][]*Place{}
-	for i := range x.Places {
-		byEntry[x.Places[i].Entry] = append(byEntry[x.Places[i].Entry], &x.Places[i])
-	}
-	for entry, places := range byEntry {
-		slices.SortFunc(places, func(a, b *Place) int { return cmp.Compare(a.Seq, b.Seq) })
+	for entry, places := range x.allPlaces() {
 		for i, was := range places {
 			if was.Position > 0 || was.Due.IsZero() {
 				continue
@@ -226,26 +223,47 @@ func notEarly(x *index, r *report) {
 	}
 }
 
+// allPlaces are those of each solo entry, in their order, of whichever lane.
+func (x *index) allPlaces() map[int64][]*Place {
+	byEntry := map[int64][]*Place{}
+	for i := range x.Places {
+		byEntry[x.Places[i].Entry] = append(byEntry[x.Places[i].Entry], &x.Places[i])
+	}
+	for _, places := range byEntry {
+		slices.SortFunc(places, func(a, b *Place) int { return cmp.Compare(a.Seq, b.Seq) })
+	}
+	return byEntry
+}
+
+// cameBack is the place that an entry had after the lock under which a call of it was made; nil: none.
+func (x *index) cameBack(c *Call, places []*Place) *Place {
+	g := x.grants[c.Token]
+	if i := slices.IndexFunc(places, func(p *Place) bool { return p.Seq > g.Seq }); i >= 0 {
+		return places[i]
+	}
+	return nil
+}
+
 // waitsAfterErrors is that an entry which a worker answered with an error waits, from the answer on, for as long as the
-// policy of its queue says at least. The worker notes the time before it answers, and the server's clock is the same
-// machine's.
+// policy of its queue says at least, also where it is handed back. The worker notes the time before it answers, and the
+// server's clock is the same machine's.
 func (x *index) waitsAfterErrors(entry int64, places []*Place, r *report) {
 	for _, c := range x.calls[entry] {
 		if x.RetryBase == 0 || !x.recorded(c) {
 			continue
 		}
-		g := x.grants[c.Token]
-		back := slices.IndexFunc(places, func(p *Place) bool { return p.Seq > g.Seq })
-		if back < 0 || places[back].At.IsZero() {
+		back := x.cameBack(c, places)
+		if back == nil || back.At.IsZero() {
 			continue // it has ended, or the server's clock jumped
 		}
 		r.checked++
-		switch p := places[back]; {
-		case p.Position > 0:
-			r.bad("entry %d was answered with an error under token %d, and came in line again without a wait", entry, c.Token)
-		case p.Due.Sub(c.Closed) < x.RetryBase:
+		due := back.Due
+		if back.Position > 0 {
+			due = back.At
+		}
+		if due.Sub(c.Closed) < x.RetryBase {
 			r.bad("entry %d was answered with an error under token %d, and was due again %v later, sooner than after %v",
-				entry, c.Token, p.Due.Sub(c.Closed), x.RetryBase)
+				entry, c.Token, due.Sub(c.Closed), x.RetryBase)
 		}
 	}
 }

@@ -52,7 +52,7 @@ var Invariants = []Invariant{
 	{"limits are never exceeded", limitsHold},
 	{"each nominal time of a schedule fires once", slotsOnce},
 	{"nothing runs before it is due", notEarly},
-	{"an entry expires at its deadline, and not before", deadlinesHold},
+	{"an entry expires at its deadline", deadlinesHold},
 	{"a cancelled entry does not run", cancelsHold},
 	{"a requested cancel ends the run", requestsEndRuns},
 	{"one delivery id for each ending", deliveriesOnce},

@@ -47,7 +47,7 @@ func TestBatchesAreJudgedByWhatTheirClientsMade(t *testing.T) {
 }
 
 func TestFailuresDeadlinesAndCancelsHaveTheirJudges(t *testing.T) {
-	const failures, deadlines = "failures have a cause", "an entry expires at its deadline, and not before"
+	const failures, deadlines = "failures have a cause", "an entry expires at its deadline"
 	const cancelled, requested = "a cancelled entry does not run", "a requested cancel ends the run"
 	judgeEach(t, []seen{
 		{"failed after too few errors", failures, func(h *History) { endOf(h, 53).Attempt = 1 }},
@@ -94,7 +94,7 @@ func TestFailuresDeadlinesAndCancelsHaveTheirJudges(t *testing.T) {
 
 // A node that does not hear, or that is stopped, ends no run, and a leader without a term nothing that waits.
 func TestDeadlinesAndCancelsWaitForThoseWhoAreDisturbed(t *testing.T) {
-	const deadlines, requested = "an entry expires at its deadline, and not before", "a requested cancel ends the run"
+	const deadlines, requested = "an entry expires at its deadline", "a requested cancel ends the run"
 	for name, c := range map[string]struct {
 		promise       string
 		spoil, excuse func(h *History)
@@ -146,13 +146,14 @@ func TestDeadlinesAndCancelsWaitForThoseWhoAreDisturbed(t *testing.T) {
 func TestCountsAndTimesAreJudgedOnBothSides(t *testing.T) {
 	const attempts, crashes, early = "attempts are errors", "crashes are deaths of nodes that had it", "nothing runs before it is due"
 	judgeEach(t, []seen{
-		{"an error is not counted", attempts, func(h *History) { endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 1 }},
-		{"an error is not counted, and the next one ends it", attempts, func(h *History) { endOf(h, 53).Outcome, endOf(h, 53).Attempt = "expired", 0 }},
+		{"an error is not counted", attempts, func(h *History) { endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 0 }},
+		{"an error is not counted, and the next one ends it", attempts, func(h *History) { endOf(h, 53).Attempt = 1 }},
 		{"an attempt without an error", attempts, func(h *History) { endOf(h, 53).Attempt = 3 }},
 		{"an attempt after an answer of a busy worker", attempts, func(h *History) { callOf(h, 122).Answer = "busy" }},
 		{"the death of a node is not counted", crashes, killN3},
 		{"tried again without a wait", early, func(h *History) {
 			h.Places = slices.DeleteFunc(h.Places, func(p Place) bool { return p.Seq == 84 })
+			placeOf(h, 85).At = at(1112)
 		}},
 		{"tried again after half of the wait", early, func(h *History) { placeOf(h, 84).Due = at(1200) }},
 		{"in line before it is due", early, func(h *History) { placeOf(h, 85).At = at(1309) }},
@@ -194,6 +195,21 @@ func TestOnlyTheDeathOfANodeThatToldOfARunIsACrashForCertain(t *testing.T) {
 		if n := broken(h)[promise]; n != 0 {
 			t.Errorf("%s: a missing crash is reported", name)
 		}
+	}
+}
+
+// An instance that is to blame for an error costs the entry no attempt: it is handed back, after a wait.
+func TestAnEntryThatIsHandedBackAfterAnErrorNeedsNoAttempt(t *testing.T) {
+	h := good()
+	*placeOf(h, 84) = Place{Seq: 84, Queue: "frail", Entry: 53, Position: 53, At: at(3110)}
+	*placeOf(h, 85) = Place{Seq: 85, Queue: "other", Entry: 99, Position: 1}
+	endOf(h, 53).Outcome, endOf(h, 53).Attempt = "done", 0
+	if found := broken(h); len(found) > 0 {
+		t.Errorf("%v", found)
+	}
+	placeOf(h, 84).At = at(1200)
+	if found := broken(h); found["nothing runs before it is due"] == 0 {
+		t.Error("it is handed back without a wait, and nothing is reported")
 	}
 }
 
