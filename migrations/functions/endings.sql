@@ -1,11 +1,13 @@
 -- How an entry ends or comes back: cancel, expiry, failures that are retried or discarded, compaction.
 
 -- find_entry returns from one snapshot where an entry is: in a queue (ended is null), or ended with
--- an outcome. It reads each queue once, because the id alone does not tell the queue.
+-- an outcome. It reads each queue once, because the id alone does not tell the queue. In PL/pgSQL a session plans it
+-- once: each plan locks the tables of all queues with all of their indexes, each further call one index of each.
 -- Callers: living_entry, failed_entry, explain_entry; pkg/api, pkg/inference, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome)
-LANGUAGE sql STABLE AS $$
-    SELECT q.id, q.name, f.outcome
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    SELECT q.id, q.name, f.outcome INTO find_entry.queue_id, find_entry.queue_name, find_entry.ended
       FROM penstock.queue q CROSS JOIN LATERAL (
            (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
            UNION ALL
@@ -14,8 +16,8 @@ LANGUAGE sql STABLE AS $$
            UNION ALL
            (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1
                AND penstock.kept(f.failed_at, q.failure_retention) LIMIT 1)) f
-     LIMIT 1
-$$;
+     LIMIT 1;
+END $$;
 
 -- living_entry returns the queue of an entry that has not ended.
 -- Callers: switch_entry, cancel_entry, failed_entry, explain_entry; pkg/invalidation.
