@@ -325,6 +325,13 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 		{"a lock that is changed in place", "tokens are unique and grow per key", func(h *History) {
 			h.Changes = []Change{{What: "lock", Key: "k", Token: 101}}
 		}},
+		{"more crashes than nodes that were silent for a lease", "crashes are deaths of nodes that had it", func(h *History) {
+			h.Beats = append(h.Beats, Beat{Process: "n1", At: at(2500)}) // silent for 2.5 s of a lease of 3 s
+		}},
+		{"a crash of an entry that no lock covered", "crashes are deaths of nodes that had it", func(h *History) { grantOf(h, 104).Last = 12 }},
+		{"a crash of an entry whose lock was never freed", "crashes are deaths of nodes that had it", func(h *History) {
+			grantOf(h, 104).Freed = time.Time{}
+		}},
 		{"no delivery", delivery, func(h *History) { h.Deliveries = nil }},
 		{"a delivery that tells of another outcome", delivery, func(h *History) {
 			h.Deliveries[0].Outcome, h.Deliveries[1].Outcome = "done", "done"
@@ -488,5 +495,95 @@ func TestLocksOfADeadNodeAreJudgedByTimeWithoutDisturbance(t *testing.T) {
 		if r.checked != c.checked || len(r.found) > 0 != c.broken {
 			t.Errorf("%s: %d cases, want %d; reports %q", name, r.checked, c.checked, r.found)
 		}
+	}
+}
+
+// What a node may not know it may leave as unknown, and only that.
+func TestAnOutcomeIsUnknownWhereTheNodeMayNotKnowIt(t *testing.T) {
+	const promise = "failures have a cause"
+	const entry, token = 55, 140
+	run := func(change func(h *History)) bool {
+		h := good()
+		h.Pushes = append(h.Pushes, Push{Op: 55, Queue: "once", Told: true, Entry: entry, Once: true, Called: at(900), Returned: at(905)})
+		h.Insertions = append(h.Insertions, Insertion{90, entry, 55, "once"})
+		h.Grants = append(h.Grants, Grant{Seq: 401, Queue: "once", Key: "#55", Token: token, Last: entry, Process: "n3", At: at(11_000)})
+		h.Calls = append(h.Calls, Call{Entry: entry, Token: token, Op: 55, Begin: at(11_010), Closed: at(11_100), Answer: "error"})
+		h.Endings = append(h.Endings, Ending{Seq: 900, Entry: entry, Queue: "once", Outcome: "failed", Class: classUnknown, Attempt: 1})
+		change(h)
+		return broken(h)[promise] == 0
+	}
+	if run(func(*History) {}) {
+		t.Error("its call was answered, and nothing was wrong with its node")
+	}
+	for name, change := range map[string]func(h *History){
+		"a call without an answer": func(h *History) { callOf(h, token).Answer = "none" },
+		"a call that was cut off":  func(h *History) { callOf(h, token).Answer = "died" },
+		"an answer beyond the timeout of the node": func(h *History) {
+			h.RunMax = 150 * time.Millisecond
+		},
+		"a node that died within a lease of the answer": func(h *History) {
+			h.Deaths = append(h.Deaths, Death{Process: "n3", At: at(13_900), Killed: true})
+		},
+		"an entry that came back": func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 402, Queue: "once", Key: "#55", Token: 141, Last: entry, Process: "n2", At: at(12_000)})
+		},
+	} {
+		if !run(change) {
+			t.Errorf("%s is not taken for a cause", name)
+		}
+	}
+}
+
+// The longest silence that touches a time counts as a whole, and heartbeats before and after it do not hide it.
+func TestSilenceIsTheTimeBetweenTwoHeartbeats(t *testing.T) {
+	x := newIndex(&History{Beats: []Beat{
+		{Process: "n", At: at(9000)}, {Process: "n", At: at(1000)}, {Process: "n", At: at(2000)}, {Process: "n", At: at(6000)},
+	}})
+	for _, c := range []struct{ from, to, longest int }{
+		{0, 500, 1000},
+		{1500, 1600, 1000},
+		{2100, 2200, 4000},
+		{500, 7000, 4000},
+		{6000, 8000, 3000},
+		{9500, 9800, 800},
+		{1000, 2000, 4000},
+	} {
+		if got := x.longestSilence("n", at(c.from), at(c.to)); got != time.Duration(c.longest)*time.Millisecond {
+			t.Errorf("from %d to %d ms: %v, want %d ms", c.from, c.to, got, c.longest)
+		}
+	}
+	for _, c := range []struct{ at, silent int }{{1000, 0}, {1900, 900}, {5999, 3999}, {6000, 0}} {
+		if got := x.silent("n", at(c.at)); got != time.Duration(c.silent)*time.Millisecond {
+			t.Errorf("at %d ms: silent for %v, want %d ms", c.at, got, c.silent)
+		}
+	}
+	if got := x.silentWithin("n", at(5000), at(6500)); got < 3999*time.Millisecond || got > 4*time.Second {
+		t.Errorf("from 5000 to 6500 ms: silent for %v, want 4 s", got)
+	}
+}
+
+// An entry counts as a case where it could have been called twice: its call was not answered, or it was granted again.
+func TestCasesOfAtMostOnceAreThoseThatCouldBeCalledAgain(t *testing.T) {
+	checked := func(change func(h *History)) int {
+		h := good()
+		change(h)
+		var r report
+		calledAtMostOnce(newIndex(h), &r)
+		return r.checked
+	}
+	for want, change := range map[int]func(h *History){
+		1: func(*History) {}, // cut off
+		0: func(h *History) { callOf(h, 110).Answer = "ok" },
+	} {
+		if got := checked(change); got != want {
+			t.Errorf("%d cases, want %d", got, want)
+		}
+	}
+	again := checked(func(h *History) {
+		callOf(h, 110).Answer = "ok"
+		h.Grants = append(h.Grants, Grant{Seq: 400, Queue: "once", Key: "#18", Token: 111, Last: 18, Process: "n2", At: at(5000)})
+	})
+	if again != 1 {
+		t.Errorf("granted again: %d cases, want 1", again)
 	}
 }
