@@ -3,6 +3,8 @@ package doctor
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -61,14 +63,22 @@ func checkHorizon(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		"End the sessions named here, and set idle_in_transaction_session_timeout for their roles.")
 }
 
+// Multixacts are numbers of sets of transactions that lock a row together, and wrap around as those of transactions do.
+const agesSQL = `
+SELECT max(age(datfrozenxid))::bigint, max(mxid_age(datminmxid))::bigint FROM pg_database`
+
 func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	var age int64
-	if err := tx.QueryRow(ctx, `SELECT max(age(datfrozenxid))::bigint FROM pg_database`).Scan(&age); err != nil {
+	var transactions, multixacts int64
+	if err := tx.QueryRow(ctx, agesSQL).Scan(&transactions, &multixacts); err != nil {
 		return Finding{}, err
 	}
-	f := Finding{Summary: fmt.Sprintf("the oldest database is %.1f million transactions old, of 2,147",
-		float64(age)/1e6)}
-	if age > 1_000_000_000 {
+	return judgeAges(transactions, multixacts), nil
+}
+
+func judgeAges(transactions, multixacts int64) Finding {
+	f := Finding{Summary: fmt.Sprintf("the oldest database is %.1f million transactions and %.1f million multixacts "+
+		"old, of 2,147", float64(transactions)/1e6, float64(multixacts)/1e6)}
+	if age := max(transactions, multixacts); age > 1_000_000_000 {
 		f.Severity = Warning
 		if age > 1_600_000_000 {
 			f.Severity = Critical
@@ -76,7 +86,7 @@ func checkWraparound(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 		f.Advice = "VACUUM (FREEZE) is not keeping up: end what holds the horizon, then vacuum the oldest tables by " +
 			"hand. At the end Postgres refuses writes."
 	}
-	return f, nil
+	return f
 }
 
 // deadSQL lists tables with many dead rows, more than half the number of live ones.
@@ -98,7 +108,9 @@ SELECT 'track_counts is off: autovacuum is blind, and rates are unknown' WHERE c
 UNION ALL
 SELECT 'autovacuum is off for table ' || c.oid::regclass
   FROM pg_class c
- WHERE c.relnamespace = 'penstock'::regnamespace AND 'autovacuum_enabled=false' = ANY (c.reloptions)`
+ WHERE c.relnamespace = 'penstock'::regnamespace
+   AND EXISTS (SELECT FROM pg_options_to_table(c.reloptions) o
+                WHERE o.option_name = 'autovacuum_enabled' AND NOT o.option_value::boolean)`
 
 func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	off, err := texts(ctx, tx, idleSQL)
@@ -116,53 +128,79 @@ func checkVacuum(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			"autovacuum_max_workers, or VACUUM them now.")
 }
 
-// partitionsSQL reads for each parent its number of partitions, their last day, and whether its
-// default partition, which is never dropped, has rows.
+// partitionsSQL reads for each table that is dropped by the day the days that have a partition, and whether it has a
+// default partition, and rows in it.
 const partitionsSQL = `
-SELECT p.name, count(c.oid), max(substring(pg_get_expr(c.relpartbound, c.oid) FROM 'TO \(''([^'']+)''\)')::timestamptz),
-       CASE p.name WHEN 'result' THEN EXISTS (SELECT FROM penstock.result_default)
-              ELSE EXISTS (SELECT FROM penstock.failure_default) END
-  FROM (VALUES ('result'), ('failure')) p(name)
-  LEFT JOIN pg_inherits i ON i.inhparent = ('penstock.' || p.name)::regclass
-  LEFT JOIN pg_class c ON c.oid = i.inhrelid AND pg_get_expr(c.relpartbound, c.oid) <> 'DEFAULT'
- GROUP BY p.name
- ORDER BY p.name`
+SELECT p.parent,
+       array_agg(to_char(to_date(right(c.relname, 8), 'YYYYMMDD'), 'YYYY-MM-DD') ORDER BY c.relname)
+           FILTER (WHERE c.relname ~ '_[0-9]{8}$'),
+       to_regclass(format('penstock.%I', p.parent || '_default')) IS NOT NULL,
+       CASE p.parent WHEN 'result' THEN EXISTS (SELECT FROM penstock.result_default)
+                     WHEN 'failure' THEN EXISTS (SELECT FROM penstock.failure_default) ELSE false END
+  FROM penstock.retention p
+  LEFT JOIN pg_inherits i ON i.inhparent = to_regclass(format('penstock.%I', p.parent))
+  LEFT JOIN pg_class c ON c.oid = i.inhrelid
+ GROUP BY p.parent
+ ORDER BY p.parent`
+
+// dailyTable is a table with a partition for each day, in UTC.
+type dailyTable struct {
+	Name    string
+	Days    []string // as in day, in order
+	Default bool     // it has a partition for rows of other days
+	Spilled bool     // which has rows
+}
+
+// day is the form of a day in findings.
+const day = time.DateOnly
+
+// missing returns the days for which the table needs a partition and has none: tomorrow, and where there is no default
+// partition today. The default partition may have got the first rows of today before the first leader.
+func (t dailyTable) missing(now time.Time) (days []string) {
+	now = now.UTC()
+	tomorrow := now.AddDate(0, 0, 1).Format(day)
+	needed := []string{tomorrow}
+	if !t.Default {
+		needed = []string{now.Format(day), tomorrow}
+	}
+	for _, d := range needed {
+		if !slices.Contains(t.Days, d) {
+			days = append(days, d)
+		}
+	}
+	return days
+}
+
+func (t dailyTable) String() string {
+	if len(t.Days) == 0 {
+		return t.Name + " has no partitions yet"
+	}
+	return fmt.Sprintf("%s has %d partitions, until the end of %s", t.Name, len(t.Days), t.Days[len(t.Days)-1])
+}
 
 func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
-	type parent struct {
-		name  string
-		n     int
-		until *time.Time
-		spill bool
-	}
-	parents, err := pgx.CollectRows(postgres.Query(ctx, tx, partitionsSQL),
-		func(row pgx.CollectableRow) (parent, error) {
-			var p parent
-			return p, row.Scan(&p.name, &p.n, &p.until, &p.spill)
-		})
+	tables, err := pgx.CollectRows(postgres.Query(ctx, tx, partitionsSQL), pgx.RowToStructByPos[dailyTable])
 	if err != nil {
 		return Finding{}, err
 	}
-	f := Finding{}
-	for _, p := range parents {
-		ahead := p.until != nil && p.until.Sub(cfg.Now()).Hours() >= 24
-		line := p.name + " has no partitions yet"
-		if p.until != nil {
-			line = fmt.Sprintf("%s has %d partitions, until %s", p.name, p.n, p.until.UTC().Format("2006-01-02"))
+	// Before the first leader no table has partitions, and nothing needs them.
+	used := slices.ContainsFunc(tables, func(t dailyTable) bool { return len(t.Days) > 0 || t.Spilled })
+	if !used {
+		return Finding{Summary: "no partitions, and nothing stored yet"}, nil
+	}
+	f := Finding{Summary: "each table that is dropped by the day has partitions for what is to come"}
+	for _, t := range tables {
+		line := t.String()
+		if days := t.missing(cfg.Now()); len(days) > 0 {
+			f.Severity = Warning
+			line += ", without " + strings.Join(days, " and ")
 		}
 		f.Details = append(f.Details, line)
-		if (p.n > 0 && !ahead) || (p.n == 0 && p.spill) {
-			f.Severity = Warning
-			f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows that found " +
-				"no partition are removed one by one."
-		}
 	}
-	f.Summary = map[Severity]string{
-		"":      "outcomes and failures have partitions for what is to come",
-		Warning: "partitions for tomorrow are missing",
-	}[f.Severity]
-	if f.Severity == "" && parents[0].n == 0 && parents[1].n == 0 {
-		f.Summary = "no partitions, and nothing stored yet"
+	if f.Severity == Warning {
+		f.Summary = "partitions for today or tomorrow are missing"
+		f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows without one go to a " +
+			"default partition, which is never dropped; samples have none and are not stored."
 	}
 	return f, nil
 }
