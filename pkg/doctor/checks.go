@@ -18,6 +18,7 @@ type check struct {
 var checks = []check{
 	{"version", checkVersion},
 	{"schema", func(ctx context.Context, _ pgx.Tx, cfg Config) (Finding, error) { return cfg.Schema(ctx) }},
+	{"encoding", checkEncoding},
 	{"durability", checkDurability},
 	{"isolation", checkIsolation},
 	{"public schema", checkPublic},

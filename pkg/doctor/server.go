@@ -28,22 +28,18 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
 	return f, nil
 }
 
-// durabilitySQL reads the server's durability settings, and the roles and databases with
-// asynchronous commit.
 const durabilitySQL = `
-SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
-       ARRAY(SELECT format('%s of %s%s', option, coalesce('role ' || nullif(setrole, 0)::regrole::text, 'every role'),
-                    coalesce(' in database ' || d.datname, ''))
-               FROM pg_db_role_setting s CROSS JOIN unnest(setconfig) option
-                      LEFT JOIN pg_database d ON d.oid = s.setdatabase
-              WHERE option = 'synchronous_commit=off' AND (setdatabase = 0 OR d.datname = current_database()))`
+SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit')`
 
 // A claim that was acknowledged and then lost in a crash hands out its token again: two runs of an entry would hold
 // the same token, and fencing fails. So an asynchronous commit is as bad as no fsync.
 func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var fsync, pages, commit string
-	var overrides []string
-	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit, &overrides); err != nil {
+	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit); err != nil {
+		return Finding{}, err
+	}
+	overrides, err := settingsThat(ctx, tx, "synchronous_commit", isOff)
+	if err != nil {
 		return Finding{}, err
 	}
 	f := Finding{
@@ -99,6 +95,18 @@ func checkIsolation(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			Severity: Critical, Summary: "transactions are " + isolation +
 				" by default; the queue needs read committed",
 			Advice: "Reset default_transaction_isolation for the roles of Penstock.",
+		}, nil
+	}
+	overrides, err := settingsThat(ctx, tx, "default_transaction_isolation",
+		func(value string) bool { return !strings.EqualFold(value, "read committed") })
+	if err != nil {
+		return Finding{}, err
+	}
+	if len(overrides) > 0 {
+		return Finding{
+			Severity: Warning, Details: overrides, Summary: "not every session is read committed by default",
+			Advice: "Reset default_transaction_isolation there: programs behind a pooler do not start with it, and " +
+				"handlers that finish an entry in a transaction of their own are refused.",
 		}, nil
 	}
 	return Finding{Summary: "a primary, read committed by default"}, nil
