@@ -25,6 +25,7 @@ var checks = []check{
 	{"rights", checkRights},
 	{"clock", checkClock},
 	{"connections", checkConnections},
+	{"lock table", checkLockTable},
 	{"horizon", checkHorizon},
 	{"wraparound", checkWraparound},
 	{"vacuum", checkVacuum},

@@ -1,0 +1,41 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// The judgement counts the locks that Postgres takes for a statement over all queues.
+func TestLocksOfAStatementOverAllQueuesAreCounted(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `SELECT penstock.create_queue('q' || n) FROM generate_series(1, 5) n`)
+	var table lockTable
+	var locks int
+	err := postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
+		exec(t, tx, `SELECT FROM penstock.entry WHERE id = 1`)
+		if err := tx.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+			 WHERE l.pid = pg_backend_pid() AND c.relname ~ '^entry' AND c.relnamespace = 'penstock'::regnamespace`).Scan(&locks); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), locksSQL).Scan(&table.queues, &table.locks, nil, nil)
+	})
+	// Before Postgres 16 the index of the partitioned table itself is not locked.
+	if err != nil || table.locks-locks < 0 || table.locks-locks > 1 || table.queues < 5 {
+		t.Fatalf("%+v is counted, and %d locks are taken (%v)", table, locks, err)
+	}
+	each := table.locks / table.queues
+	for queues, severity := range map[int]Severity{5: "", 75: "", 100: Warning, 600: Warning, 1000: Critical} {
+		f := lockTable{queues: queues, locks: queues * each, perTransaction: 64, transactions: 100}.judge()
+		if f.Severity != severity || (severity != "") != strings.Contains(f.Advice, "max_locks_per_transaction") {
+			t.Errorf("%d queues with %d locks each: %+v", queues, each, f)
+		}
+	}
+	f := lockTable{queues: 999, locks: 10000, perTransaction: 64, transactions: 100}.judge()
+	if !strings.Contains(f.Advice, " = 832,") {
+		t.Errorf("8 statements of 10,000 locks in 100 sessions: %s", f.Advice)
+	}
+}
