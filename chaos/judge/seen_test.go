@@ -587,3 +587,16 @@ func TestCasesOfAtMostOnceAreThoseThatCouldBeCalledAgain(t *testing.T) {
 		t.Errorf("granted again: %d cases, want 1", again)
 	}
 }
+
+func TestCasesOfALimitAreThoseAtTheLimit(t *testing.T) {
+	for locks, want := range map[int]int{1: 2, 2: 0} { // the sample of good, and the only grant of work
+		h := good()
+		h.LocksMax["work"] = locks
+		h.Samples[0].Locks = 4 - locks
+		var r report
+		limitsHold(newIndex(h), &r)
+		if r.checked != want || len(r.found) > 0 {
+			t.Errorf("a limit of %d: %d cases, want %d; %q", locks, r.checked, want, r.found)
+		}
+	}
+}
