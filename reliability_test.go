@@ -3,6 +3,7 @@ package penstock_test
 import (
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -55,6 +56,28 @@ func TestReliabilityNamesTestsThatExist(t *testing.T) {
 	for _, match := range named {
 		if name := string(match[1]); !declared[name] {
 			t.Errorf("docs/reliability.md names %s, which does not exist", name)
+		}
+	}
+}
+
+// A check that has nothing to check with says so, and does not pass where it is to be relied upon.
+func TestModelsThatAreNotCheckedAreAnErrorOfCI(t *testing.T) {
+	tools := t.TempDir() // all that the script needs until it looks for spin
+	for _, name := range []string{"bash", "dirname"} {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(path, filepath.Join(tools, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ci, fails := range map[string]bool{"": false, "false": false, "true": true} {
+		check := exec.CommandContext(t.Context(), filepath.Join(tools, "bash"), "models/check", "-short")
+		check.Env = []string{"PATH=" + tools, "CI=" + ci}
+		out, err := check.CombinedOutput()
+		if (err != nil) != fails || !strings.Contains(string(out), "NOT CHECKED, spin is missing") {
+			t.Errorf("CI=%q: %v, %s", ci, err, out)
 		}
 	}
 }
