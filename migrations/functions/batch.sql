@@ -569,8 +569,7 @@ BEGIN
 END $$;
 
 -- retry_batch runs the parts of an ended batch again that did not end as done, and then the
--- completion entry once more. It returns the number of parts; a batch without such parts is
--- refused.
+-- completion entry once more. It returns the number of parts, 0 where the completion alone went wrong.
 -- Locks: the row of the batch (FOR UPDATE), then the rows of its parts.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS012 no such batch, PS006 the batch has not ended, is done or was never split.
@@ -592,7 +591,9 @@ BEGIN
     END IF;
     UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
     GET DIAGNOSTICS n = ROW_COUNT;
-    IF NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = 1) THEN -- parts are deleted in their order
+    IF b.problem LIKE 'split: %' -- see ended_step
+       OR EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id) -- parts are deleted in their order
+          AND NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = 1) THEN
         RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
     END IF;
     UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL

@@ -83,3 +83,32 @@ func TestCreateRefusesADetailThatNoPushTakes(t *testing.T) {
 	}
 	b.create(Batch{Items: numbers(0), Detail: json.RawMessage(`{"customer": ""}`)})
 }
+
+// An empty set has no parts, but a completion entry, which may fail as any.
+func TestTheCompletionOfAnEmptyBatchIsRetried(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(0), CompletionQueue: "parts"})
+	b.step()
+	lock := b.claim(1)[0]
+	e := invalidation.Fail(lock, lock.Entries[0].ID, invalidation.Failure{Error: "no"}, 0)
+	e.Last = true
+	if _, err := b.q.Settle(b.ctx, here, []invalidation.Ending{e}); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.status(id); s.State != "failed" {
+		t.Fatalf("%+v, want it failed by its completion", s)
+	}
+	if err := Retry(b.ctx, b.pool, id, by); err != nil {
+		t.Fatal(err)
+	}
+	b.drain()
+	if s := b.status(id); s.State != "done" || string(s.Result) != "0" {
+		t.Errorf("retried: %+v", s)
+	}
+	unsplit := b.create(Batch{Query: "SELECT * FROM nowhere"})
+	b.drain()
+	if err := Retry(b.ctx, b.pool, unsplit, by); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("retry of a batch that could not be split: %v", err)
+	}
+}
