@@ -569,7 +569,7 @@ BEGIN
 END $$;
 
 -- retry_batch runs the parts of an ended batch again that did not end as done, and then the
--- completion entry once more. It returns the number of parts, 0 where the completion alone went wrong.
+-- completion entry once more. A pause from before its end is over. It returns the number of parts, 0 where the completion alone went wrong.
 -- Locks: the row of the batch (FOR UPDATE), then the rows of its parts.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS012 no such batch, PS006 the batch has not ended, is done or was never split.
@@ -596,7 +596,9 @@ BEGIN
           AND NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = 1) THEN
         RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
     END IF;
-    UPDATE penstock.batch SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL
+    UPDATE penstock.batch
+       SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL,
+           paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
      WHERE id = b.id;
     PERFORM penstock.audit_log(actor, 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
     RETURN n;

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -110,5 +111,23 @@ func TestTheCompletionOfAnEmptyBatchIsRetried(t *testing.T) {
 	b.drain()
 	if err := Retry(b.ctx, b.pool, unsplit, by); !errors.Is(err, invalidation.ErrState) {
 		t.Errorf("retry of a batch that could not be split: %v", err)
+	}
+}
+
+func TestARetriedBatchIsNotPaused(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(2), PartSize: 1})
+	if err := errors.Join(Pause(b.ctx, b.pool, id, by, time.Time{}), Cancel(b.ctx, b.pool, id, by)); err != nil {
+		t.Fatal(err)
+	}
+	for s := b.status(id); s.State != "cancelled"; s = b.status(id) {
+		b.step()
+	}
+	if err := Retry(b.ctx, b.pool, id, by); err != nil {
+		t.Fatal(err)
+	}
+	b.step()
+	if s := b.status(id); s.State != "running" || s.Queued != 2 {
+		t.Errorf("retried: %+v, want its parts in the queue", s)
 	}
 }
