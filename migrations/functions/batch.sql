@@ -56,9 +56,11 @@ DECLARE
     payloads jsonb[] := ARRAY[penstock.batch_payload(b, step, more)];
 BEGIN
     PERFORM penstock.check_payloads(q, payloads);
-    PERFORM penstock.check_options(q, payloads, '{}', ARRAY[b.flow], ARRAY[b.priority], ARRAY['batch:' || b.id], '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}');
+    PERFORM penstock.check_options(q, payloads, '{}', ARRAY[b.flow], ARRAY[b.priority], ARRAY['batch:' || b.id],
+                                   '{}', '{}', '{}', '{}', '{}', '{}', '{}', '{}');
 EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
-    RAISE EXCEPTION 'entry "%" of the batch: %', step, SQLERRM USING ERRCODE = SQLSTATE, HINT = 'The entries of a batch have its detail as payload.';
+    RAISE EXCEPTION 'entry "%" of the batch: %', step, SQLERRM
+        USING ERRCODE = SQLSTATE, HINT = 'The entries of a batch have its detail as payload.';
 END $$;
 
 -- create_batch makes a batch of a list of items, split at once, or of the rows of a query, split by
@@ -118,7 +120,8 @@ BEGIN
     IF parts > 0 THEN
         PERFORM penstock.check_batch_entry(q, b, 'part', jsonb_build_object('part', parts));
     END IF;
-    PERFORM penstock.check_batch_entry(t, b, 'end', jsonb_build_object('status', 'cancelled', 'parts', parts, 'bad', parts))
+    PERFORM penstock.check_batch_entry(t, b, 'end',
+                                       jsonb_build_object('status', 'cancelled', 'parts', parts, 'bad', parts))
        FROM penstock.queue t WHERE t.id = b.completion_queue_id;
     IF b.items IS NOT NULL THEN
         PERFORM penstock.split_batch(b.id);
@@ -360,12 +363,15 @@ DECLARE
     parts   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
     target  text := (SELECT name FROM penstock.queue WHERE id = b.completion_queue_id);
     pushed  bigint;
+    flaw    text;
     refused text;
 BEGIN
     verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
+    flaw := CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END;
     IF target IS NOT NULL THEN
         BEGIN
-            pushed := penstock.push_batch_entry(target, b, 'end', jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
+            pushed := penstock.push_batch_entry(target, b, 'end',
+                                                jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
         EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
             refused := 'completion: ' || SQLERRM;
             verdict := CASE verdict WHEN 'done' THEN 'failed' ELSE verdict END;
@@ -373,10 +379,42 @@ BEGIN
     END IF;
     UPDATE penstock.batch
        SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
-           problem = nullif(concat_ws('; ', coalesce(problem, CASE WHEN bad > 0 AND verdict = 'failed'
-                                                                   THEN bad || ' of ' || parts || ' parts did not end well' END), refused), ''),
+           problem = nullif(concat_ws('; ', coalesce(problem, flaw), refused), ''),
            ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
      WHERE id = b.id;
+END $$;
+
+-- need_no_completions raises an error if open batches push their completion entries to a queue that is to be dropped.
+-- With force it locks them: a step has the row of a batch before it locks tables of entries, as the drop does.
+-- Locks: the rows of these batches in order of id (FOR UPDATE).
+-- Callers: drop_queue.
+-- SQLSTATE: PS006 a batch needs the queue.
+CREATE OR REPLACE FUNCTION penstock.need_no_completions(q penstock.queue, force boolean) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.batch;
+BEGIN
+    FOR b IN SELECT * FROM penstock.batch x
+              WHERE x.ended_at IS NULL AND x.completion_queue_id = q.id AND x.queue_id <> q.id ORDER BY x.id FOR UPDATE
+    LOOP
+        IF NOT force THEN
+            RAISE EXCEPTION 'queue "%" is the completion_queue of batch %, which has not ended', q.name, b.id
+                USING ERRCODE = 'PS006',
+                      HINT = 'Wait until it has, or drop with force => true: the batch ends as failed.';
+        END IF;
+    END LOOP;
+END $$;
+
+-- keep_completions makes open batches end as failed whose completion queue is dropped: they would end as done without.
+-- Locks: the rows of these batches, in a transaction that has the row of the queue.
+-- Callers: trigger keep_completions.
+CREATE OR REPLACE FUNCTION penstock.keep_completions() RETURNS trigger
+LANGUAGE plpgsql AS $$
+BEGIN
+    UPDATE penstock.batch b
+       SET problem = concat_ws('; ', b.problem, format('completion: queue "%s" was dropped', OLD.name))
+     WHERE b.ended_at IS NULL AND b.completion_queue_id = OLD.id AND b.queue_id <> OLD.id;
+    RETURN OLD;
 END $$;
 
 -- end_batch records that the completion entry has ended, and with it the batch.
@@ -430,7 +468,8 @@ BEGIN
             BEGIN
                 n := n + penstock.feed_batch(b);
             EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
-                UPDATE penstock.batch x SET problem = coalesce(x.problem, 'parts cannot be pushed: ' || SQLERRM) WHERE x.id = b.id;
+                UPDATE penstock.batch x SET problem = coalesce(x.problem, 'parts cannot be pushed: ' || SQLERRM)
+                 WHERE x.id = b.id;
                 n := n + penstock.end_waiting_parts(b, 'failed', SQLERRM);
             END;
         END IF;
@@ -569,7 +608,8 @@ BEGIN
 END $$;
 
 -- retry_batch runs the parts of an ended batch again that did not end as done, and then the
--- completion entry once more. A pause from before its end is over. It returns the number of parts, 0 where the completion alone went wrong.
+-- completion entry once more. A pause from before its end is over. It returns the number of parts, 0 where the
+-- completion alone went wrong.
 -- Locks: the row of the batch (FOR UPDATE), then the rows of its parts.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS012 no such batch, PS006 the batch has not ended, is done or was never split.
@@ -597,8 +637,8 @@ BEGIN
         RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
     END IF;
     UPDATE penstock.batch
-       SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL, cancelled_by = NULL, cancelled_reason = NULL,
-           paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
+       SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL,
+           cancelled_by = NULL, cancelled_reason = NULL, paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
      WHERE id = b.id;
     PERFORM penstock.audit_log(actor, 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
     RETURN n;

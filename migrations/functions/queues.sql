@@ -166,15 +166,17 @@ BEGIN
     RETURN n;
 END $$;
 
--- drop_queue removes a queue and all rows of it. It refuses while there are entries, unless forced. What may be millions of
+-- drop_queue removes a queue and all rows of it. It refuses while there are entries, or open batches that complete into
+-- it, unless forced. What may be millions of
 -- rows goes first: no push to another queue and no change of limits waits for that. A push or an ending that has locked the
 -- queue's table would wait for deleted ready rows of lock keys, and for deleted unique keys: these ready rows go behind the
 -- locks, with the few results, failures and other ready rows that were added meanwhile. Unique keys go last, up to 10,000
 -- that no transaction has locked: a push that waits for one has no lock that the drop still needs. The others, idempotency
 -- keys that were added, and what a longer transaction adds, go by retention.
--- Locks: results, failures, idempotency keys and ready rows of the queue; those of lock_all_limits; those of lock_entries,
--- tried again for 3 s, or for as long as lock_timeout is set to, so that no push comes between; rows of the queue; its
--- unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless lock_timeout is set.
+-- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; those of
+-- lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
+-- push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless
+-- lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
 -- in time.
@@ -195,6 +197,7 @@ BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;
+    PERFORM penstock.need_no_completions(q, force);
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.idempotency WHERE queue_id = q.id;

@@ -41,6 +41,10 @@ CREATE OR REPLACE TRIGGER drop_own_limit AFTER DELETE ON penstock.queue FOR EACH
 -- keep_watch_queue refuses to drop a queue that records changes of a table.
 CREATE OR REPLACE TRIGGER keep_watch_queue BEFORE DELETE ON penstock.queue FOR EACH ROW EXECUTE FUNCTION penstock.keep_watch_queue();
 
+-- keep_completions makes open batches end as failed whose completion queue is dropped.
+CREATE OR REPLACE TRIGGER keep_completions BEFORE DELETE ON penstock.queue
+    FOR EACH ROW EXECUTE FUNCTION penstock.keep_completions();
+
 -- follow_quota puts a queue under the quota of its application.
 CREATE OR REPLACE TRIGGER follow_quota AFTER INSERT OR UPDATE OF application ON penstock.queue
     FOR EACH ROW EXECUTE FUNCTION penstock.follow_quota();

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -130,4 +131,34 @@ func TestARetriedBatchIsNotPaused(t *testing.T) {
 	if s := b.status(id); s.State != "running" || s.Queued != 2 {
 		t.Errorf("retried: %+v, want its parts in the queue", s)
 	}
+}
+
+// A batch whose completion entry has no queue to go to is not done.
+func TestTheCompletionQueueOfAnOpenBatchIsDroppedByForceAlone(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.create_queue('ends')`)
+	running := b.create(Batch{Items: numbers(1), CompletionQueue: "ends"})
+	ending := b.create(Batch{Items: numbers(0), CompletionQueue: "ends"})
+	ended := b.create(Batch{Items: numbers(1), CompletionQueue: "parts"})
+	b.step()
+	if _, err := b.pool.Exec(b.ctx, `SELECT penstock.drop_queue('ends')`); postgres.Code(err) != "PS006" {
+		t.Errorf("drop of a completion queue with an entry: %v", err)
+	}
+	b.exec(`DELETE FROM penstock.ready WHERE queue_id = (SELECT id FROM penstock.queue WHERE name = 'ends')`)
+	b.exec(`DELETE FROM penstock.entry WHERE queue_id = (SELECT id FROM penstock.queue WHERE name = 'ends')`)
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.drop_queue('ends')`)
+	if postgres.Code(err) != "PS006" || !strings.Contains(err.Error(), "completion_queue of batch 1") {
+		t.Errorf("drop of the completion queue of open batches: %v", err)
+	}
+	b.exec(`SELECT penstock.drop_queue('ends', true)`)
+	b.drain()
+	for _, id := range []int64{running, ending} {
+		if s := b.status(id); s.State != "failed" || s.Problem != `completion: queue "ends" was dropped` {
+			t.Errorf("%+v, want it failed since its completion queue was dropped", s)
+		}
+	}
+	if s := b.status(ended); s.State != "done" {
+		t.Errorf("%+v, want the batch of another completion queue done", s)
+	}
+	b.exec(`SELECT penstock.drop_queue('parts', true)`)
 }
