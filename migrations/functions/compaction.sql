@@ -45,7 +45,8 @@ CREATE OR REPLACE FUNCTION penstock.records_end(
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN $4 ~ '^batch:[0-9]{1,18}$' THEN EXISTS (
                      SELECT FROM penstock.batch b
-                      WHERE b.id = substr($4, 7)::bigint AND b.ended_at IS NULL AND $2 IN (b.queue_id, b.completion_queue_id))
+                      WHERE b.id = substr($4, 7)::bigint AND b.ended_at IS NULL
+                        AND $2 IN (b.queue_id, b.completion_queue_id))
                 ELSE $1 = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $3) END
 $$;
 
@@ -53,8 +54,8 @@ $$;
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry whose own end is owed (to a callback, a batch or a cron job), or
 -- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most` at
--- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the entries,
--- or the row of a unique key: a push that waits for such a row until the merge has ended finds the entry that remains.
+-- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the
+-- entries, or the row of a unique key: a push that waits for such a row finds the entry that remains.
 -- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
 -- NOWAIT), the rows of their unique keys (likewise), and for a moment the advisory lock of the key's cancels (try).
 -- Callers: compact; pkg/invalidation.
@@ -77,7 +78,8 @@ BEGIN
         RETURN;
     END IF;
     -- size is null for an entry that cannot be merged. Within an array it is not compressed, as is the merged payload.
-    FOR e IN SELECT x.id, x.unique_key, CASE WHEN x.callback IS NULL AND NOT penstock.records_end(q.kind, q.id, x.id, x.name)
+    FOR e IN SELECT x.id, x.unique_key,
+                    CASE WHEN x.callback IS NULL AND NOT penstock.records_end(q.kind, q.id, x.id, x.name)
                                     AND pg_column_size(x.payload) <= q.payload_limit
                                     AND (q.merge <> 'object' OR jsonb_typeof(x.payload) = 'object')
                                THEN pg_column_size(jsonb_build_array(x.payload)) END AS size
@@ -105,7 +107,8 @@ BEGIN
     -- Lock first, return after: an error in the middle of RETURN QUERY would leave the rows before it in the answer.
     PERFORM FROM penstock.entry x WHERE x.queue_id = q.id AND x.id = ANY (run) ORDER BY x.id FOR UPDATE NOWAIT;
     IF cardinality(keys) > 0 THEN
-        PERFORM FROM penstock.uniqueness u WHERE u.queue_id = q.id AND u.key = ANY (keys) ORDER BY u.key FOR UPDATE NOWAIT;
+        PERFORM FROM penstock.uniqueness u WHERE u.queue_id = q.id AND u.key = ANY (keys)
+          ORDER BY u.key FOR UPDATE NOWAIT;
     END IF;
     -- A cancel that has not committed is not seen yet, one that has is seen by the next statement.
     IF cardinality(run) < 2 OR penstock.cancel_in_progress(q.id, key) THEN

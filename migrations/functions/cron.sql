@@ -258,7 +258,8 @@ RETURNS void LANGUAGE sql AS $$
     SELECT penstock.move_cron_entries($1, $2, $3, $4)
 $$;
 
--- cron_run returns the entry of a job that was fired and has not ended, null if there is none: a job has one run at a time.
+-- cron_run returns the entry of a job that was fired and has not ended, null if there is none: a job has one run at a
+-- time.
 -- Callers: run_cron_job_now, retry_conflict, resume_cron_run.
 CREATE OR REPLACE FUNCTION penstock.cron_run(j penstock.cron_job) RETURNS bigint
 LANGUAGE sql STABLE AS $$
@@ -277,8 +278,8 @@ LANGUAGE sql STABLE AS $$
      WHERE f.queue_id = $1 AND f.entry_id = $2 AND (e.lock_key = f.lock_key) IS NOT TRUE
 $$;
 
--- resume_cron_run makes the entry of a failure, which is about to be retried, the run of its job again, so that the job's
--- overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run.
+-- resume_cron_run makes the entry of a failure, which is about to be retried, the run of its job again, so that the
+-- job's overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run.
 -- Under cancel_running the run is cancelled when that time comes.
 -- Locks: the row of the job (FOR UPDATE), then those of withdraw_cron_entry. The caller has the row of failure.
 -- Callers: return_failure_at.
@@ -302,13 +303,14 @@ BEGIN
     PERFORM penstock.withdraw_cron_entry(j.id, 'a failed run of the cron job is retried');
     UPDATE penstock.cron_job
        SET entry_id = failed, fired_at = clock_timestamp(), nominal_at = NULL, due_at = NULL,
-           following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL WHEN run_now_at IS NOT NULL THEN '-infinity' ELSE j.nominal_at END
+           following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL WHEN run_now_at IS NOT NULL THEN '-infinity'
+                               ELSE j.nominal_at END
      WHERE id = j.id;
 END $$;
 
 -- end_cron_runs finds up to `most` jobs whose fired entry is gone, with any outcome, and
--- returns how many: they get their next entries then. Under their locks it looks again: the failure of such an entry may
--- have been retried.
+-- returns how many: they get their next entries then. Under their locks it looks again: the failure of such an entry
+-- may have been retried.
 -- Locks: rows of cron_job in order of id (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.end_cron_runs(at timestamptz, most integer) RETURNS integer
@@ -333,8 +335,10 @@ BEGIN
             UPDATE penstock.cron_job j
                SET entry_id = NULL, following_at = NULL, check_at = '-infinity',
                    ended_at = least($2, coalesce(
-                       (SELECT r.finished_at FROM penstock.result r WHERE r.queue_id = $1 AND r.entry_id = j.entry_id LIMIT 1),
-                       (SELECT f.failed_at FROM penstock.failure f WHERE f.queue_id = $1 AND f.entry_id = j.entry_id LIMIT 1), $2))
+                       (SELECT r.finished_at FROM penstock.result r
+                         WHERE r.queue_id = $1 AND r.entry_id = j.entry_id LIMIT 1),
+                       (SELECT f.failed_at FROM penstock.failure f
+                         WHERE f.queue_id = $1 AND f.entry_id = j.entry_id LIMIT 1), $2))
              WHERE j.id = ANY ($3)
                AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND e.id = j.entry_id)$q$, q.entries)
         USING q.id, at, gone;

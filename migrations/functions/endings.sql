@@ -495,7 +495,8 @@ LANGUAGE sql AS $$ SELECT penstock.return_failure_at($1, $2, nextval('penstock.e
 
 -- return_failure_at requeues a failed entry at a position of its lane: the same id, history and depth,
 -- no attempts used (in its group, the id still is its position). Deadlines that have passed are
--- dropped, or it would expire at once, and start_by where it has run: it was started. That of a run of a cron job is the job's run again. False: there is no such failure.
+-- dropped, or it would expire at once, and start_by where it has run: it was started. That of a run of a cron job is
+-- the job's run again. False: there is no such failure.
 -- Locks: the row of failure (FOR UPDATE), then those of resume_cron_run, then the row of cancel_request.
 -- Callers: return_failure, unblock_one.
 -- SQLSTATE: PS006 another run of its cron job is in progress.
@@ -518,7 +519,8 @@ BEGIN
     off := penstock.is_off(queue, f.name, f.lock_key);
     INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, weight, priority, enabled_priority, pos,
                                 flow, lock_key, name, trace, callback, history, payload, depth)
-    VALUES (wanted, queue, f.created_at, 'pending', CASE WHEN f.start_by > clock_timestamp() AND f.attempt = 0 AND f.crashes = 0 THEN f.start_by END,
+    VALUES (wanted, queue, f.created_at, 'pending',
+            CASE WHEN f.start_by > clock_timestamp() AND f.attempt = 0 AND f.crashes = 0 THEN f.start_by END,
             CASE WHEN f.finish_by > clock_timestamp() THEN f.finish_by END, f.cost, f.weight,
             CASE WHEN off THEN -1 ELSE f.priority END, CASE WHEN off THEN f.priority END, at_pos,
             f.flow, f.lock_key, f.name, f.trace, f.callback, f.history, f.payload, f.depth);
@@ -553,8 +555,8 @@ END $$;
 -- retry_failure requeues a failed entry.
 -- Locks: those of return_failure.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended or a run of a cron
--- job of which another run is in progress.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended or a run of a
+-- cron job of which another run is in progress.
 CREATE OR REPLACE FUNCTION penstock.retry_failure(
     entry_id bigint,
     reason   text   DEFAULT '',
