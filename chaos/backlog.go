@@ -24,8 +24,9 @@ func (s *site) backlog(ctx context.Context) ([]waiting, error) {
 SELECT CASE WHEN q.name = ANY ($1) THEN q.name ELSE 'solo' END,
        CASE WHEN q.name = ANY ($1) THEN e.lock_key END,
        coalesce((e.payload ->> 'ms')::int, 5),
-       greatest(interval '0', coalesce(least(e.due_at, CASE WHEN e.due_at IS NOT NULL THEN least(e.start_by, e.finish_by) END)
-                                       - clock_timestamp(), interval '0'))
+       greatest(interval '0', coalesce(
+           least(e.due_at, CASE WHEN e.due_at IS NOT NULL THEN least(e.start_by, e.finish_by) END) - clock_timestamp(),
+           interval '0'))
   FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
  WHERE q.kind <> 'cron' AND NOT (q.kind = 'webhook' AND e.attempt > 0) -- a delivery that was refused waits for minutes
  ORDER BY e.id`

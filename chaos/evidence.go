@@ -53,8 +53,8 @@ func (p *policy) heldStatements() []byte {
 	defer p.mu.Unlock()
 	var text []byte
 	for _, h := range p.held {
-		text = fmt.Appendf(text, "%s from %v to %v: %s at a %s: %s\n", h.process, h.from.UTC(), h.to.UTC(), h.fault, h.kind,
-			h.site)
+		text = fmt.Appendf(text, "%s from %v to %v: %s at a %s: %s\n", h.process, h.from.UTC(), h.to.UTC(), h.fault,
+			h.kind, h.site)
 	}
 	return text
 }

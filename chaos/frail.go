@@ -16,8 +16,8 @@ const (
 	frailCrashes  = 3
 )
 
-// frail makes the next operation on that queue: an entry that always fails, one that expires while it waits, while it is
-// about to be claimed or while it runs, or one that is cancelled while it runs.
+// frail makes the next operation on that queue: an entry that always fails, one that expires while it waits, while it
+// is about to be claimed or while it runs, or one that is cancelled while it runs.
 func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() {
 	p.Queue, p.FailMax, p.CrashMax = frailQueue, frailAttempts, frailCrashes
 	body := map[string]any{"priority": random % 10}

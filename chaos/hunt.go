@@ -172,7 +172,8 @@ func printHunted(out io.Writer, table []hunted) (missed int, err error) {
 }
 
 // chase builds the programs with the bug and runs the harness on them until one of its promises is found broken. A
-// promise that the programs without a bug break as well, in a run with the same seed and flags, is not found by that run.
+// promise that the programs without a bug break as well, in a run with the same seed and flags, is not found by that
+// run.
 func (h *hunted) chase(ctx context.Context, root string, seed uint64, without *control) error {
 	dir, err := os.MkdirTemp("", "penstock-mutant-")
 	if err != nil {

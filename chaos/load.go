@@ -54,7 +54,8 @@ func newLoad(
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
+		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, long: cfg.rare || cfg.kills,
+		atMostOnce: cfg.before == "",
 		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
@@ -209,7 +210,8 @@ func (l *load) cancel(p *judge.Push) {
 	status := l.ask(p.Op, fmt.Sprintf("/v1/entries/%d/cancel", p.Entry), "", []byte(reason), &answer)
 	p.Cancel.Returned = time.Now()
 	told := status/100 == 2
-	p.Cancel.Cancelled, p.Cancel.Requested = told && answer.Verdict == "cancelled", told && answer.Verdict == "requested"
+	p.Cancel.Cancelled = told && answer.Verdict == "cancelled"
+	p.Cancel.Requested = told && answer.Verdict == "requested"
 }
 
 // ask posts until there is an answer that is final, and returns its status; 0 if there was none.

@@ -205,7 +205,8 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Ticking: tickQueue, Served: models, Lanes: []string{"solo", "work"},
 		ClockJumped: s.cfg.clock, FreedOneByOne: s.cfg.rare, LocksMax: map[string]int{"limited": limitedLocks},
-		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Ticks: map[judge.Tick]int{}, Rows: map[int64]bool{}, Samples: s.samples,
+		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Ticks: map[judge.Tick]int{}, Rows: map[int64]bool{},
+		Samples: s.samples,
 	}
 	h.CronUntil = s.paused
 	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
@@ -338,7 +339,8 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 				e.At = time.Time{}
 			}
 			h.Endings = append(h.Endings, judge.Ending{
-				Seq: e.Seq, At: e.At, Entry: e.Entry, Queue: e.Queue, Key: keys[e.Entry], Outcome: e.Outcome, Token: e.Token,
+				Seq: e.Seq, At: e.At, Entry: e.Entry, Queue: e.Queue, Key: keys[e.Entry], Outcome: e.Outcome,
+				Token: e.Token,
 				Nonce: e.Nonce,
 				Attempt: max(
 					e.Attempt,
@@ -414,7 +416,8 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id,
 	}
 	var tick judge.Tick
 	var n int
-	const ticksSQL = `SELECT job, (extract(epoch FROM nominal) * 1000000)::bigint, count(*) FROM judge.tick GROUP BY job, nominal`
+	const ticksSQL = `
+SELECT job, (extract(epoch FROM nominal) * 1000000)::bigint, count(*) FROM judge.tick GROUP BY job, nominal`
 	return s.each(ctx, ticksSQL, []any{&tick.Job, &tick.Nominal, &n}, func() { h.Ticks[tick] = n })
 }
 

@@ -101,8 +101,8 @@ const overtaken = "no entry in line is overtaken for long"
 // calledOnce has no case beside programs of another build, see onceQueue.
 const calledOnce = "an entry that must not run twice is called once"
 
-// missingAtAll names what a run of any length must have met to show anything: clients that were told of entries, calls of
-// workers, heartbeats of each process that was granted a lock, and with faults a program that was killed. Without
+// missingAtAll names what a run of any length must have met to show anything: clients that were told of entries, calls
+// of workers, heartbeats of each process that was granted a lock, and with faults a program that was killed. Without
 // heartbeats a process is silent for ever, which excuses every overlap and every crash: the recorder is at fault then.
 func missingAtAll(h *judge.History, faults bool) (list []string) {
 	if !slices.ContainsFunc(h.Pushes, func(p judge.Push) bool { return p.Told }) {

@@ -97,8 +97,8 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	}
 	for _, job := range ticks.jobs {
 		const sql = `
-SELECT penstock.create_cron_job($1, $5, $2, jsonb_build_object('job', $1::text), jsonb_build_object('jitter', $3::text, 'catch_up', 'all',
-       'catch_up_max', $4::int, 'overlap', 'queue'))`
+SELECT penstock.create_cron_job($1, $5, $2, jsonb_build_object('job', $1::text),
+       jsonb_build_object('jitter', $3::text, 'catch_up', 'all', 'catch_up_max', $4::int, 'overlap', 'queue'))`
 		spec := fmt.Sprintf("@every %v", ticks.step)
 		if err := db.exec(ctx, sql, job, spec, ticks.jitter.String(), catchUpMax, tickQueue); err != nil {
 			return fmt.Errorf("create schedule: %w", err)

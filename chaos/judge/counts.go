@@ -34,8 +34,8 @@ func attemptsAreErrors(x *index, r *report) {
 			most++ // that it is unknown whether it ran
 		}
 		if e.Attempt > most || e.Attempt < least {
-			r.bad("entry %d has %d attempts, and workers answered it with %d errors, of which %d were recorded", e.Entry,
-				e.Attempt, most, least)
+			r.bad("entry %d has %d attempts, and workers answered it with %d errors, of which %d were recorded",
+				e.Entry, e.Attempt, most, least)
 		}
 	}
 }
@@ -51,9 +51,9 @@ func (x *index) recorded(c *Call) bool {
 		!x.disturbed(g.Process, c.Begin, laterOf(c.Closed.Add(x.Lease), g.Freed))
 }
 
-// crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node
-// had been silent for a lease: it has no more crashes. It has no fewer than nodes were killed that had said in a heartbeat
-// that they ran it.
+// crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node had been silent
+// for a lease: it has no more crashes. It has no fewer than nodes were killed that had said in a heartbeat that they
+// ran it.
 func crashesAreDeaths(x *index, r *report) {
 	struck := map[[2]string]int{}
 	for i := range x.Endings {
@@ -101,7 +101,8 @@ func (x *index) crashesOf(e *Ending) (least int) {
 	seen := map[int64]bool{}
 	for _, c := range x.calls[e.Entry] {
 		g := x.grants[c.Token]
-		if g == nil || seen[c.Token] || c.Answer == "ok" || c.Answer == "error" || c.Answer == "busy" || x.forked(c.Begin) {
+		answered := c.Answer == "ok" || c.Answer == "error" || c.Answer == "busy"
+		if g == nil || seen[c.Token] || answered || x.forked(c.Begin) {
 			continue
 		}
 		died := x.killedAt(g.Process)
@@ -265,8 +266,8 @@ func (x *index) waitsAfterErrors(entry int64, places []*Place, r *report) {
 			due = back.At
 		}
 		if due.Sub(c.Closed) < x.RetryBase {
-			r.bad("entry %d was answered with an error under token %d, and was due again %v later, sooner than after %v",
-				entry, c.Token, due.Sub(c.Closed), x.RetryBase)
+			r.bad("entry %d was answered with an error under token %d, and was due again %v later, sooner than after "+
+				"%v", entry, c.Token, due.Sub(c.Closed), x.RetryBase)
 		}
 	}
 }

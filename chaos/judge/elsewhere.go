@@ -41,8 +41,8 @@ func freedInTime(x *index, r *report) {
 			r.checked++
 		}
 		if waited > limit {
-			r.bad("the lock of key %s of %s was free %v after the death of %s at %s, %v after the last disturbance", g.Key,
-				g.Queue, g.Freed.Sub(died), g.Process, died.Format(time.TimeOnly), waited)
+			r.bad("the lock of key %s of %s was free %v after the death of %s at %s, %v after the last disturbance",
+				g.Key, g.Queue, g.Freed.Sub(died), g.Process, died.Format(time.TimeOnly), waited)
 		}
 	}
 }

@@ -46,8 +46,8 @@ func (p *Push) deadline() time.Time {
 func (x *index) actMax() time.Duration { return x.Lease/2 + time.Second + x.Tolerance }
 
 // deadlinesHold looks at each entry that expired, which had a deadline that had passed, and at each entry with a
-// deadline: one that waits expires soon after it, and no run begins after start_by or goes on after finish_by. It counts
-// the entries that expired. Time counts without disturbances.
+// deadline: one that waits expires soon after it, and no run begins after start_by or goes on after finish_by. It
+// counts the entries that expired. Time counts without disturbances.
 func deadlinesHold(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]
@@ -92,8 +92,8 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	}
 }
 
-// runsToItsDeadline is that a run under the first grant of an entry begins before start_by, which later ones may be free
-// of, and that no run goes on after finish_by.
+// runsToItsDeadline is that a run under the first grant of an entry begins before start_by, which later ones may be
+// free of, and that no run goes on after finish_by.
 func (x *index) runsToItsDeadline(p *Push, calm *calm, r *report) {
 	for i, c := range x.inTime(p.Entry) {
 		g := x.grants[c.Token]
@@ -165,8 +165,8 @@ func requestsEndRuns(x *index, r *report) {
 		back := told // since when the entry was not granted
 		for _, g := range x.grantsOf(p) {
 			if waited := calm.between(back, g.At); !x.ClockJumped && waited > x.Lease+dueMax+x.Tolerance {
-				r.bad("entry %d was granted %v after its cancel was requested, and waited %v of that without a disturbance",
-					p.Entry, g.At.Sub(told), waited)
+				r.bad("entry %d was granted %v after its cancel was requested, and waited %v of that without a "+
+					"disturbance", p.Entry, g.At.Sub(told), waited)
 			}
 			back = laterOf(back, g.Freed)
 		}
@@ -185,7 +185,7 @@ func (x *index) endsWhenHeard(p *Push, c *Call, r *report) {
 		}
 		if heard++; heard == heardBeats {
 			if goesOn := c.Closed.Sub(b); goesOn > x.actMax() {
-				r.bad("entry %d ran for %v after its cancel was requested, and for %v after the %d. heartbeat of %s since",
+				r.bad("entry %d ran for %v after its cancel was requested, and for %v after heartbeat %d of %s since",
 					p.Entry, c.Closed.Sub(from), goesOn, heardBeats, g.Process)
 			}
 			return

@@ -95,8 +95,8 @@ func Judge(h *History) []Finding {
 	return findings
 }
 
-// acceptedEnds looks at what clients were told, and at what the database committed: the entry of a push whose answer was
-// lost is accepted as well.
+// acceptedEnds looks at what clients were told, and at what the database committed: the entry of a push whose answer
+// was lost is accepted as well.
 func acceptedEnds(x *index, r *report) {
 	for _, i := range x.Insertions {
 		if slices.Contains(x.Waiting, i.Queue) {

@@ -19,9 +19,9 @@ func lastFired(firings []Firing) (last time.Time) {
 	return last
 }
 
-// slotsOnce looks at each schedule by three records: the product's own of its firings, whose key makes it impossible that
-// one is there twice; the entries that ended, each of which is one firing; and the rows that their runs inserted, one for
-// each nominal time.
+// slotsOnce looks at each schedule by three records: the product's own of its firings, whose key makes it impossible
+// that one is there twice; the entries that ended, each of which is one firing; and the rows that their runs inserted,
+// one for each nominal time.
 func slotsOnce(x *index, r *report) {
 	byJob, byEntry := map[string][]Firing{}, map[int64]int{}
 	for _, f := range x.Firings {

@@ -376,7 +376,8 @@ func (s *session) answer(frame []byte) error {
 }
 
 // answered notes that the server has answered n statements of a group whose Sync was kept from it. A group that has
-// failed or changed nothing gets the Sync, and passes: there is nothing to lose, and the server says no more without it.
+// failed or changed nothing gets the Sync, and passes: there is nothing to lose, and the server says no more without
+// it.
 func (s *session) answered(g *group, n int) error {
 	if g.waiting == 0 {
 		return nil
