@@ -56,7 +56,7 @@ func newLoad(
 	return &load{
 		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, long: cfg.rare || cfg.kills,
 		atMostOnce: cfg.before == "",
-		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
+		gateways:   cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
