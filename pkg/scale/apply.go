@@ -225,7 +225,7 @@ func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]dep
 	return pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsSQL), readDeployment)
 }
 
-// readShare notes when a row was read: the times in it are compared with the clock of the database.
+// readDeployment notes when a row was read: the times in it are compared with the clock of the database.
 func readDeployment(row pgx.CollectableRow) (deploymentRow, error) {
 	s, err := pgx.RowToStructByName[deploymentRow](row)
 	s.readAt = time.Now()
