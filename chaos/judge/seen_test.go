@@ -600,3 +600,39 @@ func TestCasesOfALimitAreThoseAtTheLimit(t *testing.T) {
 		}
 	}
 }
+
+func TestTheFirstDeadlineCounts(t *testing.T) {
+	for _, c := range []struct{ start, finish, want time.Time }{
+		{at(1), at(2), at(1)}, {at(2), at(1), at(1)}, {at(1), time.Time{}, at(1)}, {time.Time{}, at(1), at(1)}, {},
+	} {
+		if got := (&Push{StartBy: c.start, FinishBy: c.finish}).deadline(); !got.Equal(c.want) {
+			t.Errorf("start by %v, finish by %v: %v", c.start, c.finish, got)
+		}
+	}
+}
+
+// Just within what is allowed nothing is reported.
+func TestBoundsOfTimesAreThoseThatAreStated(t *testing.T) {
+	for name, change := range map[string]func(h *History){
+		"a run that ends 2.59 s after finish_by":       func(h *History) { callOf(h, 123).Closed = at(5590) },
+		"a run that begins 2.5 s after start_by":       func(h *History) { callOf(h, 123).Begin, callOf(h, 123).Closed = at(3600), at(3700) },
+		"an expiry 5.09 s after the deadline":          func(h *History) { endOf(h, 51).At = at(5190) },
+		"a run that goes on 2.59 s after a heartbeat":  func(h *History) { callOf(h, 120).Closed = at(5590) },
+		"an expiry just before the deadline, by clock": func(h *History) { endOf(h, 51).At = at(10) },
+		"a second run of an entry, after start_by": func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#54", Token: 124, Last: 54, Process: "n3", At: at(5000)})
+			callOf(h, 123).Answer, callOf(h, 123).Closed = "died", at(1100)
+			h.Calls = append(h.Calls, Call{Entry: 54, Token: 124, Op: 54, Begin: at(5000), Closed: at(5400), Answer: "died"})
+		},
+		"a grant 5.08 s after the entry came back": func(h *History) {
+			h.Grants = append(h.Grants, Grant{Seq: 88, Queue: "frail", Key: "#52", Token: 124, Last: 52, Process: "n3", At: at(7200)})
+		},
+		"a schedule that fired 29 s before its pause": func(h *History) { h.CronUntil = at(35_000) },
+	} {
+		h := good()
+		change(h)
+		if found := broken(h); len(found) > 0 {
+			t.Errorf("%s: %v", name, found)
+		}
+	}
+}
