@@ -154,7 +154,8 @@ func (e *OtherServerError) Error() string {
 
 // The column is read as a key: a database of before may lack it.
 const serverMajorSQL = `
-SELECT coalesce((SELECT to_jsonb(v) ->> 'server_major' FROM penstock.schema_version v ORDER BY id DESC LIMIT 1)::int, 0),
+SELECT coalesce((SELECT to_jsonb(v) ->> 'server_major'
+                   FROM penstock.schema_version v ORDER BY id DESC LIMIT 1)::int, 0),
        current_setting('server_version_num')::int / 10000`
 
 // changedByHand compares the catalog with the record. Before the first record nothing can have been changed.

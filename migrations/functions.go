@@ -83,8 +83,8 @@ func hashOf(text string) string {
 }
 
 const (
-	// The newest row says which functions are there. A set of the same release that has a row too was replaced since: it
-	// belongs to a program that is older than the schema. Rows of other releases say nothing.
+	// The newest row says which functions are there. A set of the same release that has a row too was replaced
+	// since: it belongs to a program that is older than the schema. Rows of other releases say nothing.
 	setStateSQL = `
 SELECT newest.release, (SELECT applied_at FROM penstock.schema_version WHERE hash = $1 AND release = newest.release)
   FROM (SELECT release FROM penstock.schema_version ORDER BY id DESC LIMIT 1) newest`
@@ -102,8 +102,8 @@ ON CONFLICT (hash) DO UPDATE SET id = DEFAULT, files = excluded.files, applied_a
 	beginSetSQL = `SET LOCAL check_function_bodies = off; SET LOCAL search_path = ''`
 )
 
-// state is Pending if the set is to be applied: no set was, or the newest one is of an older release, or of this release
-// and this set never was. It is Unknown if the newest set is of a newer release.
+// state is Pending if the set is to be applied: no set was, or the newest one is of an older release, or of this
+// release and this set never was. It is Unknown if the newest set is of a newer release.
 func (s functionSet) state(ctx context.Context, db Queryer) (state string, at *time.Time, newest int, err error) {
 	err = db.QueryRow(ctx, setStateSQL, s.hash).Scan(&newest, &at)
 	switch {

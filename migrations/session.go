@@ -7,9 +7,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// sessionSQL sets up a session of migrations, whatever the role, the database and the program set for theirs: a bound on
-// statements would end a long one, and the texts of migrations and functions are read with these settings. A setting
-// that this version of Postgres does not have is left out.
+// sessionSQL sets up a session of migrations, whatever the role, the database and the program set for theirs: a bound
+// on statements would end a long one, and the texts of migrations and functions are read with these settings. A
+// setting that this version of Postgres does not have is left out.
 const sessionSQL = `
 SELECT set_config(s.name, s.value, false)
   FROM (VALUES ('lock_timeout', $1), ('statement_timeout', '0'), ('transaction_timeout', '0'),
@@ -39,8 +39,8 @@ func (e *EncodingError) Final() {}
 // checkEncoding returns an *EncodingError where the database is not one of UTF-8.
 func checkEncoding(ctx context.Context, c *pgx.Conn) error {
 	var e EncodingError
-	err := c.QueryRow(ctx, `SELECT current_database(), current_setting('server_encoding')`).Scan(&e.Database, &e.Encoding)
-	if err != nil {
+	const sql = `SELECT current_database(), current_setting('server_encoding')`
+	if err := c.QueryRow(ctx, sql).Scan(&e.Database, &e.Encoding); err != nil {
 		return fmt.Errorf("read the encoding: %w", err)
 	}
 	if e.Encoding != "UTF8" {

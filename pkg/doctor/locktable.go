@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// locksSQL reads the number of queues, of their tables and indexes together, which a statement over all queues locks, and
-// the settings from which the server computed the size of its lock table when it started.
+// locksSQL reads the number of queues, of their tables and indexes together, which a statement over all queues locks,
+// and the settings from which the server computed the size of its lock table when it started.
 const locksSQL = `
 SELECT count(*)::int - 1, sum(1 + (SELECT count(*) FROM pg_index x WHERE x.indrelid = t.oid))::int,
        current_setting('max_locks_per_transaction')::int,
@@ -51,7 +51,7 @@ func (t lockTable) judge() Finding {
 	const step = 64
 	needed := (lockStatements*t.locks/t.transactions/step + 1) * step
 	f.Advice = fmt.Sprintf("ALTER SYSTEM SET max_locks_per_transaction = %d, and restart the server: with %d such "+
-		"statements at a time sessions get no lock (out of shared memory, SQLSTATE 53200). Or have fewer queues: flows "+
-		"and shards divide one.", needed, lockStatements)
+		"statements at a time sessions get no lock (out of shared memory, SQLSTATE 53200). Or have fewer queues: "+
+		"flows and shards divide one.", needed, lockStatements)
 	return f
 }

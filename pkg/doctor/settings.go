@@ -12,7 +12,8 @@ import (
 
 // settingsSQL reads the values of setting $1 that roles and this database have, as they were written.
 const settingsSQL = `
-SELECT o.value, format('%s=%s of %s%s', o.name, o.value, coalesce('role ' || nullif(s.setrole, 0)::regrole::text, 'every role'),
+SELECT o.value, format('%s=%s of %s%s', o.name, o.value,
+                       coalesce('role ' || nullif(s.setrole, 0)::regrole::text, 'every role'),
                        coalesce(' in database ' || d.datname, '')) AS place
   FROM pg_db_role_setting s
  CROSS JOIN unnest(s.setconfig) option
@@ -24,7 +25,8 @@ SELECT o.value, format('%s=%s of %s%s', o.name, o.value, coalesce('role ' || nul
 // read those.
 const (
 	readsFilesSQL = `
-SELECT has_table_privilege('pg_file_settings', 'SELECT') AND has_function_privilege('pg_show_all_file_settings()', 'EXECUTE')`
+SELECT has_table_privilege('pg_file_settings', 'SELECT')
+   AND has_function_privilege('pg_show_all_file_settings()', 'EXECUTE')`
 
 	fileSettingSQL = `
 SELECT setting, format('%s=%s of the server (%s, line %s)', name, setting, sourcefile, sourceline)
@@ -74,8 +76,8 @@ func checkEncoding(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	if encoding != "UTF8" {
 		return Finding{
 			Severity: Critical, Summary: "the database has the encoding " + encoding,
-			Advice: "Payloads are UTF-8: other characters are changed or refused. Create a database with ENCODING 'UTF8' " +
-				"TEMPLATE template0, and restore a dump into it.",
+			Advice: "Payloads are UTF-8: other characters are changed or refused. Create a database with ENCODING " +
+				"'UTF8' TEMPLATE template0, and restore a dump into it.",
 		}, nil
 	}
 	return Finding{Summary: "UTF8"}, nil

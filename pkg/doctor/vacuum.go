@@ -199,8 +199,8 @@ func checkPartitions(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error
 	}
 	if f.Severity == Warning {
 		f.Summary = "partitions for today or tomorrow are missing"
-		f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows without one go to a " +
-			"default partition, which is never dropped; samples have none and are not stored."
+		f.Advice = "The elected leader makes partitions a few days ahead: see that one leads. Rows without one go to " +
+			"a default partition, which is never dropped; samples have none and are not stored."
 	}
 	return f, nil
 }
