@@ -101,7 +101,7 @@ func (a *app) each(args []string, does string,
 		for i, id := range ids {
 			if answer, err = one(ctx, id, by); err != nil {
 				if i > 0 {
-					err = fmt.Errorf("%w (%d of %d were done before)", err, i, len(ids))
+					err = partialError{fmt.Errorf("%w (%d of %d were done before)", err, i, len(ids))}
 				}
 				return "", err
 			}
@@ -114,6 +114,16 @@ func (a *app) each(args []string, does string,
 // follow carries an operation out and shows how far it has come. A leader may carry it out at the same time; the
 // operation survives this program.
 func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
+	fmt.Fprintf(a.err, "operation %d\n", id)
+	answer, err := a.carryOn(ctx, api, id)
+	if err != nil {
+		err = partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, penstock operation cancel %d ends it",
+			err, id, id)}
+	}
+	return answer, err
+}
+
+func (a *app) carryOn(ctx context.Context, api conn, id int64) (string, error) {
 	o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
 	if err != nil {
 		return "", err
@@ -129,13 +139,11 @@ func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 		}
 		wait, err := step(ctx, api, id)
 		if err != nil {
-			return "", fmt.Errorf("%w; the operation goes on when a leader leads, penstock operation cancel %d ends it",
-				err, id)
+			return "", err
 		}
 		select {
 		case <-ctx.Done():
-			return "", fmt.Errorf("operation %d goes on when a leader leads, penstock operation cancel %d ends it: %w",
-				id, id, ctx.Err())
+			return "", ctx.Err()
 		case <-time.After(min(max(wait, time.Millisecond), time.Second)):
 		}
 		if o, err = get[operator.Operation](ctx, api, at("/v1/operations/%v", id)); err != nil {

@@ -164,14 +164,18 @@ func entryWait(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return a.await(c.Context(), api, ids, most)
+		entries := make([]awaited, len(ids))
+		for i, id := range ids {
+			entries[i].id = id
+		}
+		return a.await(c.Context(), api, entries, most)
 	}
 	return c
 }
 
 // await prints how entries ended, in the order in which they were asked for. Where one of them cannot be waited for, or
 // is late, those before it are printed all the same.
-func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Duration) error {
+func (a *app) await(ctx context.Context, api conn, entries []awaited, most time.Duration) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	if most > 0 {
@@ -180,15 +184,15 @@ func (a *app) await(ctx context.Context, api conn, ids []int64, most time.Durati
 	}
 	var found []ended
 	var failed error
-	for _, id := range ids {
-		e, err := a.awaitEnd(ctx, api, id)
+	for _, entry := range entries {
+		e, err := a.awaitEnd(ctx, api, entry)
 		if err != nil && errors.Is(context.Cause(ctx), errTimeout) {
-			err = fmt.Errorf("wait for entry %d: it has not ended after %s: %w", id, most, errTimeout)
+			err = fmt.Errorf("wait for entry %d: it has not ended after %s: %w", entry.id, most, errTimeout)
 		}
 		if failed = err; failed != nil {
 			break
 		}
-		found = append(found, ended{id, e})
+		found = append(found, ended{entry.id, e})
 	}
 	if failed != nil && len(found) == 0 {
 		return failed
@@ -230,10 +234,10 @@ const silentWait = 3 * time.Second
 // awaitEnd returns the outcome of an entry as soon as it has ended. Meanwhile it reports on the error stream
 // why the entry does not run, whenever that changes: a queue that nothing serves would be waited for in
 // silence.
-func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.EntryOutcome, error) {
+func (a *app) awaitEnd(ctx context.Context, api conn, entry awaited) (operator.EntryOutcome, error) {
 	said := ""
 	for wait := silentWait; ; wait = waitStep {
-		e, err := readEntry(ctx, api, id, min(wait, a.timeout*2/3))
+		e, err := readEntry(ctx, api, entry, min(wait, a.timeout*2/3))
 		if err != nil {
 			return operator.EntryOutcome{}, err
 		}
@@ -245,7 +249,7 @@ func (a *app) awaitEnd(ctx context.Context, api conn, id int64) (operator.EntryO
 			why += after("; ", r.Text)
 		}
 		if why != said && why != "" {
-			fmt.Fprintf(a.err, "entry %d waits: %s\n", id, oneline.Of(strings.TrimPrefix(why, "; ")))
+			fmt.Fprintf(a.err, "entry %d waits: %s\n", entry.id, oneline.Of(strings.TrimPrefix(why, "; ")))
 		}
 		said = why
 		select { // a server that is about to end answers at once

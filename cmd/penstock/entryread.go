@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -25,14 +26,18 @@ type entryAnswer struct {
 	Result     json.RawMessage   `json:"result"`
 }
 
+// awaited is an entry, with the key and the flow of its push where they are known: with them scope push may read it.
+type awaited struct {
+	id        int64
+	key, flow string
+}
+
 // readEntry reads an entry. With a wait that is not zero the API answers when the entry has ended, at the latest after
 // that time.
-func readEntry(ctx context.Context, api conn, id int64, wait time.Duration) (entryAnswer, error) {
-	path := at("/v1/entries/%v", id)
-	if wait > 0 {
-		path += query("wait", wait)
-	}
-	e, err := get[entryAnswer](ctx, api, path)
+func readEntry(ctx context.Context, api conn, entry awaited, wait time.Duration) (entryAnswer, error) {
+	var e entryAnswer
+	path := at("/v1/entries/%v", entry.id) + query("wait", wait, "flow", entry.flow)
+	err := api.do(ctx, client.RawRequest{Method: "GET", Path: path, Key: entry.key}, &e)
 	if err == nil && !e.EndedAt.IsZero() {
 		e.Ended = &operator.EntryOutcome{
 			Outcome: e.State, At: e.EndedAt, Accepted: e.AcceptedAt, Attempt: e.Attempt,
@@ -44,13 +49,13 @@ func readEntry(ctx context.Context, api conn, id int64, wait time.Duration) (ent
 }
 
 func entryDetail(ctx context.Context, api conn, id int64) (operator.EntryDetail, error) {
-	e, err := readEntry(ctx, api, id, 0)
+	e, err := readEntry(ctx, api, awaited{id: id}, 0)
 	return e.EntryDetail, err
 }
 
 // explain returns the reasons why an entry does not run; one that has ended has its end as the only reason.
 func explain(ctx context.Context, api conn, id int64) (operator.Explanation, error) {
-	e, err := readEntry(ctx, api, id, 0)
+	e, err := readEntry(ctx, api, awaited{id: id}, 0)
 	if end := e.Ended; end != nil {
 		ago := age(time.Since(end.At).Seconds())
 		e.Reasons = []operator.Reason{{

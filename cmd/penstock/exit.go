@@ -51,6 +51,12 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usagef(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
+// partialError is the error of a command that has done a part of its work. Its sentence says which, and is printed
+// whatever ended the command.
+type partialError struct{ error }
+
+func (e partialError) Unwrap() error { return e.error }
+
 // Errors of the commands themselves.
 var (
 	errUnconfirmed = errors.New("not confirmed")
@@ -238,6 +244,9 @@ func (a *app) report(ctx context.Context, err error) int {
 	case errors.As(err, &found):
 		return found.code
 	case ctx.Err() != nil:
+		if isA[partialError](err) {
+			fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
+		}
 		fmt.Fprintln(a.err, "penstock: interrupted")
 		return exitInterrupted
 	}

@@ -1,9 +1,9 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
+	"cmp"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,18 +18,9 @@ import (
 )
 
 const pushHelp = `Push one entry, whose payload is the second argument (JSON), @FILE, or - for standard input;
-or many with --lines FILE (- for standard input), a payload a line, which are pushed 1,000 at a time.
+or many with --lines FILE (- for standard input), a payload a line, which are pushed 1,000 at a time. Where
+that breaks off, the same command with the --idempotency-key that it printed pushes no line twice.
 Times are RFC 3339, or durations from now.`
-
-// A push of lines is sent in requests of at most pushBatch entries and about pushBytes, each accepted whole
-// or not at all.
-const (
-	pushBatch = 1000
-	pushBytes = 8 << 20
-)
-
-// lineMax bounds a line of --lines, far above the largest payload a queue can take.
-const lineMax = 32 << 20
 
 type pushFlags struct {
 	push                    invalidation.Push
@@ -59,7 +50,7 @@ func entryPush(a *app) *cobra.Command {
 		"times the units of each limit of the queue, at most its max_weight; 0 for 1")
 	flags.StringVar(&f.push.Name, "name", "", "by which entries can be listed and disabled")
 	flags.StringVar(&f.push.IdempotencyKey, "idempotency-key", "",
-		"a second push with this key gets the first one's entry")
+		"a second push with this key gets the first one's entry; with --lines, the key and the number of the line")
 	flags.StringVar(&f.push.UniqueKey, "unique-key", "", "keeps an entry from being queued twice")
 	flags.StringVar(&f.policy, "unique-policy", "", "while_queued, while_active or one_running_one_queued")
 	flags.StringVar(&f.push.Trace, "trace", "", "W3C traceparent")
@@ -81,8 +72,8 @@ func entryPush(a *app) *cobra.Command {
 			return err
 		}
 		switch {
-		case f.lines != "" && (len(args) == 2 || f.wait || template.IdempotencyKey != "" || template.UniqueKey != ""):
-			return usagef("--lines goes with neither a payload, --wait, --idempotency-key nor --unique-key")
+		case f.lines != "" && (len(args) == 2 || f.wait || template.UniqueKey != ""):
+			return usagef("--lines goes with neither a payload, --wait nor --unique-key")
 		case f.lines != "":
 			return a.pushLines(c.Context(), api, args[0], f.lines, template)
 		case len(args) < 2:
@@ -120,92 +111,16 @@ func (a *app) pushOne(ctx context.Context, api conn, queue, payload string, p in
 		return err
 	}
 	p.Payload = text
+	p.IdempotencyKey = cmp.Or(p.IdempotencyKey, rand.Text())
 	pushed, err := api.push(ctx, queue, p)
 	if err != nil {
 		return err
 	}
 	if wait {
-		return a.await(ctx, api, []int64{int64(pushed[0].ID)}, 0)
+		fmt.Fprintf(a.err, "entry %d %s\n", pushed[0].ID, pushed[0].Verdict) // it is accepted, however the wait ends
+		return a.await(ctx, api, []awaited{{id: int64(pushed[0].ID), key: p.IdempotencyKey, flow: p.Flow}}, 0)
 	}
 	return printOne(a, pushed[0], func(w io.Writer) { fmt.Fprintf(w, "%d %s\n", pushed[0].ID, pushed[0].Verdict) })
-}
-
-// pushedLines is the report of a push of many.
-type pushedLines struct {
-	Entries int   `json:"entries"`
-	FirstID int64 `json:"first_id"`
-	LastID  int64 `json:"last_id"`
-}
-
-// pushLines pushes a payload a line in constant memory. An error names the line, and says what was accepted before it.
-func (a *app) pushLines(ctx context.Context, api conn, queue, path string, template invalidation.Push) error {
-	source, size := a.in, int64(-1)
-	if path != "-" {
-		file, err := os.Open(path)
-		if err != nil {
-			return fmt.Errorf("read payloads: %w", err)
-		}
-		defer file.Close()
-		if info, err := file.Stat(); err == nil {
-			size = info.Size()
-		}
-		source = file
-	}
-	bar := a.progress(size, "push")
-	defer bar.end()
-	scanner := bufio.NewScanner(source)
-	scanner.Buffer(make([]byte, 64<<10), lineMax)
-	var report pushedLines
-	var batch []invalidation.Push
-	line, first, batchBytes, bytesRead := 0, 1, 0, int64(0)
-	flush := func() error {
-		if len(batch) == 0 {
-			return nil
-		}
-		pushed, err := api.push(ctx, queue, batch...)
-		if err != nil {
-			return fmt.Errorf("lines %d to %d were not accepted, the %d entries before them were: %w", first, line,
-				report.Entries, err)
-		}
-		if report.Entries == 0 {
-			report.FirstID = int64(pushed[0].ID)
-		}
-		report.Entries += len(pushed)
-		report.LastID = int64(pushed[len(pushed)-1].ID)
-		batch, batchBytes, first = batch[:0], 0, line+1
-		bar.set(bytesRead)
-		return nil
-	}
-	for scanner.Scan() {
-		line++
-		bytesRead += int64(len(scanner.Bytes())) + 1
-		text := bytes.TrimSpace(scanner.Bytes())
-		if len(text) == 0 {
-			continue
-		}
-		if !json.Valid(text) {
-			return usagef("line %d is not JSON; %d entries before line %d were accepted", line, report.Entries, first)
-		}
-		p := template
-		p.Payload = bytes.Clone(text)
-		batch, batchBytes = append(batch, p), batchBytes+len(text)
-		if len(batch) == pushBatch || batchBytes >= pushBytes {
-			if err := flush(); err != nil {
-				return err
-			}
-		}
-	}
-	if err := scanner.Err(); err != nil {
-		return fmt.Errorf("read line %d; %d entries before line %d were accepted: %w", line+1, report.Entries,
-			first, err)
-	}
-	if err := flush(); err != nil {
-		return err
-	}
-	bar.end()
-	return printOne(a, report, func(w io.Writer) {
-		fmt.Fprintf(w, "%d entries, ids %d to %d\n", report.Entries, report.FirstID, report.LastID)
-	})
 }
 
 // document reads JSON from an argument, @FILE, or standard input (-).

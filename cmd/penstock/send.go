@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"slices"
 	"time"
@@ -30,17 +29,15 @@ type sentEntry struct {
 	Callback       json.RawMessage           `json:"callback,omitempty"`
 }
 
-// push sends one entry as an object and several as an array, all or none of which are accepted. An Idempotency-Key made
-// here lets the client send the request again; entries with keys of their own cannot have one beside.
+// push sends one entry as an object and several as an array, all or none of which are accepted. The client sends the
+// request again where there is no answer: each entry has a key of its own.
 func (c conn) push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
 	entries := make([]sentEntry, len(pushes))
 	for i, p := range pushes {
 		entries[i] = sentEntry(p)
 	}
 	call := client.RawRequest{Method: "POST", Path: at("/v1/queues/%v/entries", queue), In: entries}
-	if !slices.ContainsFunc(pushes, func(p invalidation.Push) bool { return p.IdempotencyKey != "" }) {
-		call.Key = rand.Text()
-	}
+	call.Again = !slices.ContainsFunc(pushes, func(p invalidation.Push) bool { return p.IdempotencyKey == "" })
 	if len(pushes) == 1 {
 		var one invalidation.Pushed
 		call.In = entries[0]

@@ -149,7 +149,7 @@ func TestListsFollowTheCursorAsFarAsTheLimit(t *testing.T) {
 	if err := os.WriteFile(lines, []byte(strings.Repeat("{}\n", 2300)), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if got := s.penstock("entry push mails --lines " + lines); got != "2300 entries, ids 1 to 2300\n" {
+	if got := s.penstock("entry push mails --idempotency-key lists --lines " + lines); got != "2300 entries, ids 1 to 2300\n" {
 		t.Fatal(got)
 	}
 	for _, c := range []struct {

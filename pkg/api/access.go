@@ -144,7 +144,7 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 	c := caller{token, secret}
 	may := c.may(r.scope)
 	if !may && r.own && c.may(push) {
-		if may, err = a.owns(ctx, request); err != nil {
+		if may, err = a.owns(ctx, request, c); err != nil {
 			return caller{}, err
 		}
 	}
@@ -172,7 +172,7 @@ SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f
                 WHERE k.entry_id = $1::bigint)`
 
 // owns says whether the request is about an entry that the caller pushed, as the Idempotency-Key proves.
-func (a *API) owns(ctx context.Context, request huma.Context) (own bool, err error) {
+func (a *API) owns(ctx context.Context, request huma.Context, c caller) (own bool, err error) {
 	given := request.Header("Idempotency-Key")
 	id, err := strconv.ParseInt(request.Param("id"), 10, 64)
 	if given == "" || err != nil {
@@ -182,7 +182,11 @@ func (a *API) owns(ctx context.Context, request huma.Context) (own bool, err err
 	if err != nil {
 		return false, err
 	}
-	if err := a.db.QueryRow(ctx, ownSQL, id, key, request.Query("flow")).Scan(&own); err != nil {
+	flow := request.Query("flow")
+	if flow == "" && len(c.Flows) == 1 {
+		flow = c.Flows[0] // as the push did
+	}
+	if err := a.db.QueryRow(ctx, ownSQL, id, key, flow).Scan(&own); err != nil {
 		return false, fmt.Errorf("look for the push of entry %d: %w", id, err)
 	}
 	return own, nil

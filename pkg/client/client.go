@@ -111,14 +111,15 @@ type RawRequest struct {
 	In           any    // the body, as JSON; nil for none
 	IfMatch      string // the ETag of the object to change, or *
 	Key          string // Idempotency-Key, for a push
+	Again        bool   // it can be sent twice: its entries have keys of their own
 }
 
 // Do makes a call and reads the answer into a pointer, nil for none. It sends requests again that
-// can be sent twice: a GET, and one with a Key.
+// can be sent twice: a GET, one with a Key, and one for which Again is set.
 func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 	r := request{
 		method: call.Method, path: call.Path, key: call.Key, ifMatch: call.IfMatch,
-		again: call.Method == http.MethodGet || call.Key != "",
+		again: call.Method == http.MethodGet || call.Key != "" || call.Again,
 	}
 	if call.In != nil {
 		var err error

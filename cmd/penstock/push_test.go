@@ -1,0 +1,112 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/client"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// keyedPushes is an API that accepts each key once. From request mute on it accepts and does not answer.
+type keyedPushes struct {
+	ids      map[string]invalidation.EntryID
+	requests int
+	mute     int
+}
+
+func (k *keyedPushes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var entries []sentEntry
+	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
+		panic(err)
+	}
+	var answers []invalidation.Pushed
+	for _, e := range entries {
+		p := invalidation.Pushed{ID: k.ids[e.IdempotencyKey], Verdict: invalidation.Replayed}
+		if p.ID == 0 {
+			p = invalidation.Pushed{ID: invalidation.EntryID(len(k.ids) + 1), Verdict: invalidation.Inserted}
+			k.ids[e.IdempotencyKey] = p.ID
+		}
+		answers = append(answers, p)
+	}
+	if k.requests++; k.mute > 0 && k.requests >= k.mute {
+		panic(http.ErrAbortHandler)
+	}
+	writeAnswer(w, http.StatusCreated, map[string]any{"entries": answers})
+}
+
+func TestAPushOfLinesWithoutAnAnswerCanBeRepeated(t *testing.T) {
+	lines := filepath.Join(t.TempDir(), "lines")
+	if err := os.WriteFile(lines, []byte(strings.Repeat("{}\n", 2500)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := &keyedPushes{ids: map[string]invalidation.EntryID{}, mute: 2}
+	_, errs, code := command(t, s, "entry", "push", "mails", "--lines", lines)
+	if code == exitDone || !strings.Contains(errs, "whether lines 1001 to 2000 were accepted is unknown, the 1000 entries before them were") {
+		t.Fatalf("exit %d: %s", code, errs)
+	}
+	key := regexp.MustCompile(`--idempotency-key (\S+)`).FindStringSubmatch(errs)
+	if key == nil {
+		t.Fatalf("no key is printed: %s", errs)
+	}
+	s.mute = 0
+	out, errs, code := command(t, s, "entry", "push", "mails", "--lines", lines, "--idempotency-key", key[1])
+	if code != exitDone || out != "2500 entries, ids 1 to 2500, 2000 of them accepted before\n" || len(s.ids) != 2500 {
+		t.Errorf("exit %d, %d entries: %s%s", code, len(s.ids), out, errs)
+	}
+}
+
+func TestAnInterruptedOperationSaysThatItGoesOn(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/queues/mails/operations", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusOK, startedOperation{ID: 7, Matching: 3})
+	})
+	mux.HandleFunc("GET /v1/operations/7", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusOK, operator.Operation{Status: "running", Matched: 3})
+	})
+	mux.HandleFunc("POST /v1/operations/7/step", func(http.ResponseWriter, *http.Request) { interrupt() })
+	var out, errs bytes.Buffer
+	a := newApp(strings.NewReader(""), &out, &errs, func(string) string { return "" })
+	a.handler = mux
+	code := run(ctx, a, strings.Fields("failure retry --queue mails --all --yes --reason test"))
+	for _, says := range []string{"operation 7\n", "operation 7 goes on", "penstock operation cancel 7", "penstock: interrupted\n"} {
+		if code != exitInterrupted || !strings.Contains(errs.String(), says) {
+			t.Errorf("exit %d, want %q:\n%s", code, says, errs.String())
+		}
+	}
+}
+
+func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
+	key := ""
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/queues/mails/entries", func(w http.ResponseWriter, r *http.Request) {
+		var e sentEntry
+		if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
+			panic(err)
+		}
+		key = e.IdempotencyKey
+		writeAnswer(w, http.StatusCreated, invalidation.Pushed{ID: 7, Verdict: invalidation.Inserted})
+	})
+	mux.HandleFunc("GET /v1/entries/7", func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Idempotency-Key") != fmt.Sprintf("%q", key) || r.URL.Query().Get("flow") != "acme" {
+			writeAnswer(w, http.StatusForbidden, client.Error{Code: client.Forbidden, Detail: "it needs scope read"})
+			return
+		}
+		writeAnswer(w, http.StatusOK, map[string]any{"id": 7, "state": "done", "ended_at": time.Now()})
+	})
+	out, errs, code := command(t, mux, "entry", "push", "mails", "{}", "--flow", "acme", "--wait")
+	if code != exitDone || !strings.Contains(out, "done") || !strings.Contains(errs, "entry 7 inserted\n") {
+		t.Errorf("exit %d: %s%s", code, out, errs)
+	}
+}
