@@ -48,9 +48,11 @@ type UniquePolicy string
 
 // The uniqueness policies.
 const (
-	WhileQueued         UniquePolicy = "while_queued"           // until it starts
-	WhileActive         UniquePolicy = "while_active"           // until it ends
-	OneRunningOneQueued UniquePolicy = "one_running_one_queued" // until it starts; the next one waits for it to end
+	WhileQueued UniquePolicy = "while_queued" // until it starts
+	WhileActive UniquePolicy = "while_active" // until it ends
+	// OneRunningOneQueued keeps it until the entry starts; the next one waits for that to end, by a lock key of their
+	// own: the policy is refused beside another lock key.
+	OneRunningOneQueued UniquePolicy = "one_running_one_queued"
 )
 
 // Verdict is the result of one push.

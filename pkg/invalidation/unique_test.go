@@ -1,6 +1,8 @@
 package invalidation
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -177,5 +179,29 @@ func TestAReplayOfADuplicateIsAnsweredWithItsHolder(t *testing.T) {
 	twice := Push{IdempotencyKey: "a", UniqueKey: "u", UniquePolicy: WhileActive}
 	for range 2 {
 		b.want(b.pushAll(b.pool, twice, twice), []EntryID{holder, holder})
+	}
+}
+
+// Entries of this policy run one after another by their lock key, which must be the same for all of a unique key.
+func TestOneRunningOneQueuedIsRefusedBesideAnotherLockKey(t *testing.T) {
+	b := newBed(t, Config{Grouping: "customer"})
+	push := func(lockKey, payload string) error {
+		_, err := b.q.Push(b.ctx, Push{
+			UniqueKey: "u", UniquePolicy: OneRunningOneQueued, LockKey: lockKey, Payload: json.RawMessage(payload),
+		})
+		return err
+	}
+	for _, c := range []struct{ lockKey, payload string }{{"a", `{}`}, {"", `{"customer": "c7"}`}} {
+		if err := push(c.lockKey, c.payload); !errors.Is(err, ErrInvalid) {
+			t.Errorf("lock key %q with payload %s: %v, want it refused", c.lockKey, c.payload, err)
+		}
+	}
+	for _, lockKey := range []string{"", "unique:u"} {
+		if err := push(lockKey, `{}`); err != nil {
+			t.Errorf("lock key %q: %v", lockKey, err)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); n != 1 {
+		t.Errorf("%d entries wait, want 1", n)
 	}
 }
