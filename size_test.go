@@ -93,7 +93,7 @@ var wideSQL = map[string]int{
 	"dashboard.sql":     1,
 	"degradation.sql":   18,
 	"endings.sql":       18,
-	"explain.sql":       58,
+	"explain.sql":       57,
 	"gateway.sql":       37,
 	"inference.sql":     44,
 	"instances.sql":     23,

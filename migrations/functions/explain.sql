@@ -193,9 +193,14 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
              FROM penstock.kept_units(g.id, g.per_flow, q.id, e.priority, e.flow, coalesce(e.weight, 1), penstock.waits_since(q.id, e.priority, e.flow)) k) w
      WHERE m.queue_id = q.id AND (g.name <> 'queue:' || q.name OR q.weighed AND u.used < g.max_units) AND u.used + w.kept + n.units > g.max_units
     UNION ALL
-    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; the next in %s', g.name, g.rate,
-               penstock.ago((m.units - b.units) / g.rate * interval '1 second')),
-               jsonb_build_object('limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2), 'seconds', round(((m.units - b.units) / g.rate)::numeric, 2)))
+    SELECT penstock.because('rate', format('limit "%s" lets %s units a second through; %s', g.name, g.rate,
+               CASE WHEN penstock.beyond_burst(g, m.units)
+                    THEN format('the entry needs %s, more than its burst of %s: it never starts', m.units, g.burst)
+                    ELSE 'the next in ' || penstock.ago((m.units - b.units) / g.rate * interval '1 second') END),
+               jsonb_strip_nulls(jsonb_build_object(
+                   'limit', g.name, 'rate', g.rate, 'units', round(b.units::numeric, 2),
+                   'seconds', CASE WHEN NOT penstock.beyond_burst(g, m.units)
+                                   THEN round(((m.units - b.units) / g.rate)::numeric, 2) END)))
       FROM penstock.limit_use m
       JOIN penstock."limit" g ON g.id = m.limit_id
      CROSS JOIN LATERAL (SELECT penstock.bucket_units(g, CASE WHEN g.per_key THEN e.lock_key ELSE e.flow END) AS units) b

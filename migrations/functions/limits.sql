@@ -499,6 +499,13 @@ BEGIN
     RETURN cardinality(due);
 END $$;
 
+-- beyond_burst returns whether a lock of so many units can never pass the rate of a limit: its bucket holds fewer.
+-- Callers: set_limit, use_limit, limit_reasons.
+CREATE OR REPLACE FUNCTION penstock.beyond_burst(g penstock."limit", units integer) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT $1.rate IS NOT NULL AND $2 > $1.burst
+$$;
+
 -- set_limit makes a limit or changes one: {"max_units": 4} or {"rate": 10, "burst": 20, "per_flow":
 -- true}. With per_flow or per_key it has other buckets: units taken before are not given back to
 -- these.
@@ -506,7 +513,7 @@ END $$;
 -- exclusively, by the trigger count_again, which waits for claims in flight; the rows of its
 -- queues.
 -- Callers: set_quota; pkg/operator; psql.
--- SQLSTATE: PS002 an option does not exist or is not valid.
+-- SQLSTATE: PS002 an option does not exist or is not valid, or a lock could never pass.
 CREATE OR REPLACE FUNCTION penstock.set_limit(
     limit_name text,
     options    jsonb,
@@ -518,6 +525,7 @@ CREATE OR REPLACE FUNCTION penstock.set_limit(
 DECLARE
     l       penstock."limit";
     unknown text;
+    most    integer; -- units of a lock of its queues
 BEGIN
     PERFORM penstock.lock_all_limits();
     IF jsonb_typeof(options) <> 'object' THEN
@@ -536,6 +544,11 @@ BEGIN
     IF l.rate < 1e-7 THEN
         RAISE EXCEPTION 'rate of limit "%" is below 0.0000001 units a second, one in four months', limit_name
             USING ERRCODE = 'PS002', HINT = 'Give a higher rate, or pause the queue.';
+    END IF;
+    most := (SELECT coalesce(max(u.units), 1) FROM penstock.limit_use u WHERE u.limit_id = l.id);
+    IF options ?| '{rate,burst}' AND penstock.beyond_burst(l, most) THEN
+        RAISE EXCEPTION 'burst % of limit "%" is less than the % units that a lock takes', l.burst, limit_name, most
+            USING ERRCODE = 'PS002', HINT = 'Give a burst of at least as many units: no entry would ever start.';
     END IF;
     INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
     VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
@@ -563,7 +576,7 @@ END $$;
 -- trigger await_claims, if the use is new; the advisory lock of the limit exclusively, by the
 -- trigger count_again; the rows of the queues of the limit.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS001 no such queue, PS002 no such limit or units below 0, PS006 a claim or an ending
+-- SQLSTATE: PS001 no such queue, PS002 no such limit, units below 0 or beyond the burst, PS006 a claim or an ending
 -- took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.use_limit(
     queue_name text,
@@ -586,6 +599,11 @@ BEGIN
     IF NOT FOUND THEN
         RAISE EXCEPTION 'limit "%" does not exist', limit_name
             USING ERRCODE = 'PS002', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
+    END IF;
+    IF penstock.beyond_burst(lim, units) THEN
+        RAISE EXCEPTION 'units % is more than limit "%" ever lets through: its burst is %', units, limit_name, lim.burst
+            USING ERRCODE = 'PS002',
+                  HINT = 'Raise its burst first: SELECT penstock.set_limit(''name'', ''{"burst": 5}'').';
     END IF;
     IF units > 0 THEN
         INSERT INTO penstock.limit_use (queue_id, limit_id, units, since) VALUES (q.id, lim.id, use_limit.units, clock_timestamp())

@@ -154,7 +154,8 @@ BEGIN
             WHEN ukey IS NULL AND upolicy IS NOT NULL THEN 'unique_policy is given without unique_key'
             WHEN upolicy = 'one_running_one_queued'
                  AND coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) <> 'unique:' || ukey
-                 THEN 'unique_policy one_running_one_queued is given beside a lock_key, and has its own: use while_queued'
+                 THEN 'unique_policy one_running_one_queued is given beside a lock_key, '
+                      'and has its own: use while_queued'
             WHEN NOT isfinite(due) OR NOT isfinite(start_by) OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
             -- Later ones are no time of RFC 3339, and leave no space for start_within and finish_within.
             WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC' THEN 'due_at, start_by and finish_by must be before 9999-12-31'

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/postgres"
 	. "github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -115,6 +116,30 @@ func TestExplainNamesWhatIsShared(t *testing.T) {
 	b.want(b.reasons(id), []string{"rate"})
 	b.exec(b.pool, `SELECT penstock.throttle('work', '1 minute', reason => '429')`)
 	b.want(b.reasons(id), []string{"rate", "throttled"})
+}
+
+// A lock that needs more units than the bucket of a rate holds never starts: it is refused, and named where it is there.
+func TestUnitsBeyondTheBurstOfARateAreRefusedAndExplained(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	id := b.push("")[0]
+	refused := func(sql string) {
+		t.Helper()
+		if _, err := b.pool.Exec(b.ctx, sql); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "burst") {
+			t.Errorf("%s: %v, want it refused", sql, err)
+		}
+	}
+	refused(`SELECT penstock.set_limit('disk', '{"rate": 1, "burst": 0.5}')`)
+	b.exec(b.pool, `SELECT penstock.set_limit('disk', '{"rate": 1, "burst": 3}')`)
+	refused(`SELECT penstock.use_limit('work', 'disk', 5)`)
+	b.exec(b.pool, `SELECT penstock.use_limit('work', 'disk', 3)`)
+	refused(`SELECT penstock.set_limit('disk', '{"burst": 2}')`)
+	b.exec(b.pool, `UPDATE penstock."limit" SET burst = 2`)
+	var why string
+	b.must(b.pool.QueryRow(b.ctx, `SELECT penstock.explain_entry($1)::text`, id).Scan(&why))
+	if !strings.Contains(why, "the entry needs 3, more than its burst of 2: it never starts") {
+		t.Errorf("explained as %s", why)
+	}
+	b.exec(b.pool, `SELECT penstock.set_limit('disk', '{"max_units": 0}')`) // a way to stop, which never fits
 }
 
 func TestExplainNamesUntilWhenAnEntryIsHeldBack(t *testing.T) {
