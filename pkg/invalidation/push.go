@@ -48,7 +48,7 @@ type UniquePolicy string
 
 // The uniqueness policies.
 const (
-	WhileQueued UniquePolicy = "while_queued" // until it starts
+	WhileQueued UniquePolicy = "while_queued" // until a push finds it running
 	WhileActive UniquePolicy = "while_active" // until it ends
 	// OneRunningOneQueued keeps it until the entry starts; the next one waits for that to end, by a lock key of their
 	// own: the policy is refused beside another lock key.
