@@ -26,7 +26,8 @@ func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() 
 	case 0, 1:
 		in.Fail = 1000
 	case 2: // the leader has to find it: no node has it when its time is over
-		p.StartBy, p.Due = by(500+random%1500), by(9000)
+		p.StartBy = by(500 + random%1500)
+		p.Due = p.StartBy.Add(l.lease + 5*time.Second)
 		body["start_by"], body["due_at"] = p.StartBy, p.Due
 	case 3:
 		p.StartBy = by(random % 400)

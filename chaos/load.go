@@ -29,9 +29,10 @@ type load struct {
 	http       *http.Client
 	fresh      *http.Client // a connection for each request, which no earlier process has
 	seed       uint64
-	gateways   bool // entries of onlineQueue are pushed
-	atMostOnce bool // entries of onceQueue are pushed
-	long       bool // solo entries take seconds, so that many nodes hold a lock when they are killed
+	lease      time.Duration // of task nodes
+	gateways   bool          // entries of onlineQueue are pushed
+	atMostOnce bool          // entries of onceQueue are pushed
+	long       bool          // solo entries take seconds, so that many nodes hold a lock when they are killed
 	ops        atomic.Int64
 	work       sync.WaitGroup
 	link       *pgproxy.Link   // of clients that speak SQL
@@ -54,9 +55,9 @@ func newLoad(
 	db *database,
 ) *load {
 	return &load{
-		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, long: cfg.rare || cfg.kills,
-		atMostOnce: cfg.before == "",
-		gateways:   cfg.gateways > 0, patient: patient, db: db, link: link,
+		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, lease: cfg.lease,
+		long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
+		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
 			superuser,
@@ -295,7 +296,7 @@ SELECT penstock.create_batch('b', 'parts', jsonb_build_object('part_size', 3, 'i
        (SELECT jsonb_agg(jsonb_build_object('b', $1::bigint, 'i', i)) FROM generate_series(1, $2::int) i)))`
 	b := judge.Batch{Label: l.ops.Add(1), Items: n}
 	_, err := l.db.pool.Exec(ctx, sql, b.Label, b.Items)
-	b.Told = err == nil
+	b.Told, b.Returned = err == nil, time.Now()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.batches = append(l.batches, b)

@@ -282,19 +282,9 @@ func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
 	if err := s.readSchedules(ctx, h); err != nil {
 		return err
 	}
-	const sql = `
-SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
-       coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
-       coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, ''),
-       e.due, e.tx::text::bigint, e.began
-  FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
-	rows, err := s.db.pool.Query(ctx, sql)
+	events, err := s.readEvents(ctx)
 	if err != nil {
 		return err
-	}
-	events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
-	if err != nil {
-		return fmt.Errorf("read the recorder of the database: %w", err)
 	}
 	processes, gone, keys, freed := map[int64]string{}, map[int64]event{}, map[int64]string{}, map[int64]event{}
 	for _, e := range events {
@@ -350,6 +340,24 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 		}
 	}
 	return s.readEffects(ctx, h)
+}
+
+func (s *site) readEvents(ctx context.Context) ([]event, error) {
+	const sql = `
+SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
+       coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
+       coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, ''),
+       e.due, e.tx::text::bigint, e.began
+  FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
+	rows, err := s.db.pool.Query(ctx, sql)
+	if err != nil {
+		return nil, err
+	}
+	events, err := pgx.CollectRows(rows, pgx.RowToStructByPos[event])
+	if err != nil {
+		return nil, fmt.Errorf("read the recorder of the database: %w", err)
+	}
+	return events, nil
 }
 
 // place is where a solo entry is since an event, if it changed that. Where the server's clock jumped no time is known.

@@ -7,7 +7,7 @@ func batchesOnce(x *index, r *report) {
 	for _, b := range x.Batches {
 		known[b.Label] = b
 		r.checked += b.Items
-		made := b.Told
+		made := b.Told && !x.forked(b.Returned)
 		for no := 1; no <= b.Items; no++ {
 			made = made || x.Items[Item{b.Label, no}] > 0
 		}

@@ -86,7 +86,10 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 			first = g.At
 		}
 	}
-	if late := calm.between(p.deadline(), first); !first.IsZero() && late > x.Lease+dueMax+x.Tolerance {
+	if first.IsZero() || x.forked(first) {
+		return
+	}
+	if late := calm.between(p.deadline(), first); late > x.Lease+dueMax+x.Tolerance {
 		r.bad("entry %d was neither granted nor ended until %v after its deadline, %v of that without a disturbance",
 			p.Entry, first.Sub(p.deadline()), late)
 	}
@@ -97,7 +100,8 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 func (x *index) runsToItsDeadline(p *Push, calm *calm, r *report) {
 	for i, c := range x.inTime(p.Entry) {
 		g := x.grants[c.Token]
-		if g == nil || x.disturbed(g.Process, g.At, c.Closed) || x.away(g.Process, g.At, c.Closed) {
+		if g == nil || x.forked(c.Closed) || x.disturbed(g.Process, g.At, c.Closed) ||
+			x.away(g.Process, g.At, c.Closed) {
 			continue
 		}
 		first := i == 0 && g == x.grantsOf(p)[0]
@@ -164,7 +168,8 @@ func requestsEndRuns(x *index, r *report) {
 		}
 		back := told // since when the entry was not granted
 		for _, g := range x.grantsOf(p) {
-			if waited := calm.between(back, g.At); !x.ClockJumped && waited > x.Lease+dueMax+x.Tolerance {
+			known := !x.ClockJumped && !x.forked(g.At)
+			if waited := calm.between(back, g.At); known && waited > x.Lease+dueMax+x.Tolerance {
 				r.bad("entry %d was granted %v after its cancel was requested, and waited %v of that without a "+
 					"disturbance", p.Entry, g.At.Sub(told), waited)
 			}
@@ -175,7 +180,7 @@ func requestsEndRuns(x *index, r *report) {
 
 func (x *index) endsWhenHeard(p *Push, c *Call, r *report) {
 	g, from := x.grants[c.Token], laterOf(c.Begin, p.Cancel.Returned)
-	if g == nil || x.disturbed(g.Process, from, c.Closed) || x.away(g.Process, from, c.Closed) {
+	if g == nil || x.forked(c.Closed) || x.disturbed(g.Process, from, c.Closed) || x.away(g.Process, from, c.Closed) {
 		return
 	}
 	heard := 0

@@ -247,9 +247,10 @@ type Told struct {
 
 // Batch is a batch that a client made, of items 1 to Items.
 type Batch struct {
-	Label int64 // in each of its items
-	Items int
-	Told  bool // that it was made; else it may have been made, and then as a whole
+	Label    int64 // in each of its items
+	Items    int
+	Told     bool // that it was made; else it may have been made, and then as a whole
+	Returned time.Time
 }
 
 // Item is one item of a batch: the label of the batch and the number of the item.

@@ -81,7 +81,7 @@ func good() *History {
 		Ticks:    map[Tick]int{tickAt(2000): 1, tickAt(4000): 1}, Ticking: "cron",
 		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
 		Told:       []Told{{11, "done"}},
-		Batches:    []Batch{{7, 2, true}, {8, 1, false}},
+		Batches:    []Batch{{7, 2, true, at(20)}, {8, 1, false, at(20)}},
 		Items:      map[Item]int{{7, 1}: 1, {7, 2}: 1}, BatchParts: []BatchPart{{1, 1, 1, 1, "done"}},
 		Tables: []Table{{"lock", 10, 20, 5, 9}},
 	}

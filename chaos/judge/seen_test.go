@@ -636,3 +636,29 @@ func TestBoundsOfTimesAreThoseThatAreStated(t *testing.T) {
 		}
 	}
 }
+
+// What two primaries were told apart is not known of either: no batch, cancel or deadline of that time is judged.
+func TestNothingIsAskedOfATimeWithTwoPrimaries(t *testing.T) {
+	for name, spoil := range map[string]func(h *History){
+		"a batch":             func(h *History) { h.Items = nil },
+		"a cancel":            func(h *History) { callOf(h, 120).Closed = at(5650) },
+		"a run to a deadline": func(h *History) { callOf(h, 123).Closed = at(5650) },
+		"a wait":              func(h *History) { endOf(h, 51).At = at(5300) },
+	} {
+		h := good()
+		h.BatchParts = nil
+		spoil(h)
+		if len(broken(h)) == 0 {
+			t.Errorf("%s: nothing is reported without a fork", name)
+		}
+		h.Forked = [2]time.Time{at(19), at(2000)}
+		found := broken(h)
+		for _, promise := range []string{
+			"parts of a batch are done once", "a requested cancel ends the run", "an entry expires at its deadline",
+		} {
+			if found[promise] > 0 {
+				t.Errorf("%s: %q is reported", name, promise)
+			}
+		}
+	}
+}
