@@ -77,8 +77,8 @@ func (h Health) Idle(slots int) bool {
 	return slots == 1
 }
 
-// probeFailed is the health of an instance whose probe got no answer. A host that refuses or resets the connection has no
-// server, or one that gives up; behind a timeout or a network without a route the server may be at work.
+// probeFailed is the health of an instance whose probe got no answer. A host that refuses or resets the connection has
+// no server, or one that gives up; behind a timeout or a network without a route the server may be at work.
 func probeFailed(err error) Health {
 	closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF)

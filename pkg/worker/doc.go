@@ -23,8 +23,8 @@
 //	model.go, header.go, template.go
 //	                           how the instances of a model are spoken to
 //	generic.go, cog.go, oip.go, oipgenerate.go, openai.go, openaiprobe.go
-//	                           the protocols; oipbatch.go, embeddings.go and codec.go put several entries into one call,
-//	                           and choices.go counts the sequences that a generation computes
+//	                           the protocols; oipbatch.go, embeddings.go and codec.go put several entries into one
+//	                           call, and choices.go counts the sequences that a generation computes
 //	transport.go, classify.go  one HTTP exchange, and what an answer that is no success means
 //	online.go                  both for callers that exchange bytes with a worker themselves, such as the gateway
 //	secret.go                  keys by reference: an environment variable or a file
