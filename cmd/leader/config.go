@@ -119,6 +119,7 @@ func (c Config) validate() error {
 	checks := config.Checks{Section: "leader"}
 	checks.Want(!l.Open || config.Loopback(l.Listen), "open", l.Open,
 		"it only with leader.listen on a loopback address such as 127.0.0.1:8420")
+	checks.Add(config.CheckListen("leader.debug_listen", l.Debug))
 	checks.Add(l.TLS.Validate("leader.tls"), config.CheckPlain("leader", l.Listen, l.TLS, l.Insecure))
 	checks.Want(l.HTTP.Conns > 0, "http.connections_max", l.HTTP.Conns, "more than 0")
 	checks.Want(l.HTTP.BodyBytes > 0, "http.body_bytes_max", l.HTTP.BodyBytes, "more than 0")

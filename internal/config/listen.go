@@ -37,6 +37,14 @@ func Loopback(address string) bool {
 	return host == "localhost" || err == nil && ip.IsLoopback()
 }
 
+// CheckListen is an error where an address to listen on does not name a port.
+func CheckListen(key, address string) error {
+	if _, port, err := net.SplitHostPort(address); err != nil || port == "" {
+		return fmt.Errorf("%s is %q: want host:port, such as 127.0.0.1:8422", key, address)
+	}
+	return nil
+}
+
 // CheckPlain refuses an address beyond loopback without TLS, unless insecure_listen declares that
 // the connections are secured otherwise. The keys of the options begin with program: listen, tls
 // and insecure_listen.

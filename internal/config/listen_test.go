@@ -60,3 +60,13 @@ func TestFilesOfTLSGoTogether(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+func TestAnAddressToListenOnNamesItsPort(t *testing.T) {
+	for address, ok := range map[string]bool{
+		"127.0.0.1:8422": true, ":8422": true, "[::1]:0": true, "": false, "127.0.0.1": false, "127.0.0.1:": false,
+	} {
+		if err := config.CheckListen("leader.debug_listen", address); (err == nil) != ok {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}

@@ -9,12 +9,10 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
 	"syscall"
-	"time"
 
 	"github.com/knadh/koanf/parsers/yaml"
 	"github.com/knadh/koanf/providers/confmap"
@@ -109,11 +107,7 @@ func Load(p Program, cfg any) error {
 	if err := p.readFile(k, flags, all); err != nil {
 		return err
 	}
-	probe, err := p.flags(all)
-	if err != nil {
-		return err
-	}
-	if err := p.readEnv(k, all, probe); err != nil {
+	if err := p.readEnv(k, all); err != nil {
 		return err
 	}
 	// Only flags that were given count: cfg has the defaults already.
@@ -171,11 +165,14 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 	for key, value := range read.All() {
 		i := slices.IndexFunc(all, func(o Option) bool { return o.Key == key })
 		switch {
-		case i >= 0 && isDuration(all[i]) && !isText(value):
-			return fmt.Errorf("read configuration file %s: %s is %v; write it with a unit, such as 10s", path, key,
-				value)
 		case i >= 0:
-			values[key] = value
+			parsed, given, err := all[i].parseYAML(value)
+			if err != nil {
+				return fmt.Errorf("read configuration file %s: %s: %w", path, key, err)
+			}
+			if given {
+				values[key] = parsed
+			}
 		case !p.belongsElsewhere(key, "."):
 			return fmt.Errorf("read configuration file %s: key %q does not exist; docs/configuration.md lists all",
 				path, key)
@@ -184,12 +181,8 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 	return k.Load(confmap.Provider(values, "."), nil)
 }
 
-func isDuration(o Option) bool { return o.value.Type() == reflect.TypeFor[time.Duration]() }
-
-func isText(v any) bool { _, ok := v.(string); return ok }
-
 // readEnv loads the options that the environment sets. The flags of probe validate each value.
-func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) error {
+func (p Program) readEnv(k *koanf.Koanf, all []Option) error {
 	var unknown []string
 	var flaw error
 	err := k.Load(env.Provider(".", env.Opt{
@@ -197,16 +190,14 @@ func (p Program) readEnv(k *koanf.Koanf, all []Option, probe *pflag.FlagSet) err
 		EnvironFunc: p.environ,
 		TransformFunc: func(name, value string) (string, any) {
 			i := slices.IndexFunc(all, func(o Option) bool { return o.Env == name })
-			if i >= 0 && value != "" {
-				if err := probe.Lookup(all[i].Flag).Value.Set(value); err != nil {
+			switch {
+			case i >= 0 && strings.TrimSpace(value) == "": // not given
+			case i >= 0:
+				parsed, err := all[i].parse(value)
+				if err != nil {
 					flaw = fmt.Errorf("%s: %w", name, err)
 				}
-			}
-			switch {
-			case i >= 0 && all[i].value.Kind() == reflect.Slice:
-				return all[i].Key, strings.Split(value, ",")
-			case i >= 0:
-				return all[i].Key, value
+				return all[i].Key, parsed
 			case !slices.Contains(notOptions, name) && !strings.HasPrefix(name, secretPrefix) &&
 				!linked.MatchString(name) && !p.belongsElsewhere(strings.ToLower(strings.TrimPrefix(name, envPrefix)),
 				"_"):

@@ -155,3 +155,60 @@ func TestLogOptionsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// An empty variable is one that a template did not fill: it changes nothing, whatever the type of its option.
+func TestAnEmptyValueIsNotGiven(t *testing.T) {
+	base := defaults()
+	base.Leader.Off, base.Leader.Share = true, 0.5
+	for _, o := range config.Options("leader", &base) {
+		for _, source := range []string{"environment", "file", "null in the file"} {
+			got := base
+			p := config.Program{Name: "leader", Environ: []string{o.Env + "="}}
+			if source != "environment" {
+				path := filepath.Join(t.TempDir(), "penstock.yaml")
+				section, key, _ := strings.Cut(o.Key, ".")
+				text := section + ": {" + key + ": ''}"
+				if source != "file" {
+					text = section + ":\n  " + key + ":\n"
+				}
+				if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				p = config.Program{Name: "leader", Args: []string{"--config", path}, Environ: []string{}}
+			}
+			if err := config.Load(p, &got); err != nil || !reflect.DeepEqual(got, base) {
+				t.Errorf("%s empty in the %s: %+v (%v)", o.Key, source, got, err)
+			}
+		}
+	}
+}
+
+func TestAValueOfTheFileIsReadAsThatOfAFlag(t *testing.T) {
+	for text, want := range map[string]func(settings) bool{
+		"leader: {some_names: 'a,b'}":       func(s settings) bool { return reflect.DeepEqual(s.Leader.Names, []string{"a", "b"}) },
+		"leader: {some_names: [' a', 7]}":   func(s settings) bool { return reflect.DeepEqual(s.Leader.Names, []string{"a", "7"}) },
+		"leader: {some_names: []}":          func(s settings) bool { return len(s.Leader.Names) == 0 },
+		"database: {max_conns: 20000000.0}": func(s settings) bool { return s.Database.MaxConns == 20_000_000 },
+		"database: {max_conns: '7'}":        func(s settings) bool { return s.Database.MaxConns == 7 },
+		"leader: {off: 'true', share: 1}":   func(s settings) bool { return s.Leader.Off && s.Leader.Share == 1 },
+	} {
+		if got, err := load(t, text, nil); err != nil || !want(got) {
+			t.Errorf("%s: %+v (%v)", text, got, err)
+		}
+	}
+	for _, text := range []string{
+		"database: {max_conns: 2.9}", "database: {max_conns: true}", "database: {max_conns: [1]}", "leader: {off: 3}",
+		"leader: {share: much}", "leader: {pause: 5}",
+	} {
+		key := strings.NewReplacer(": {", ".").Replace(text[:strings.LastIndex(text, ":")])
+		if got, err := load(t, text, nil); err == nil || !strings.Contains(err.Error(), key+": ") {
+			t.Errorf("%s is taken: %+v (%v)", text, got, err)
+		}
+	}
+	if got, err := load(t, "", []string{"PENSTOCK_LEADER_SOME_NAMES=a, b,"}); err != nil || !reflect.DeepEqual(got.Leader.Names, []string{"a", "b"}) {
+		t.Errorf("a list with blanks: %q (%v)", got.Leader.Names, err)
+	}
+	if err := (config.Database{URL: "postgres://h/d", Timeout: -time.Second}).Given(func(string) string { return "" }); err == nil {
+		t.Error("a negative timeout of the database is taken")
+	}
+}

@@ -1,11 +1,14 @@
 package config
 
 import (
+	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/knadh/koanf/providers/posflag"
 	"github.com/spf13/pflag"
 )
 
@@ -78,6 +81,73 @@ func (o Option) addTo(flags *pflag.FlagSet) error {
 		return fmt.Errorf("option %s has type %T, which cannot be a flag", o.Key, v)
 	}
 	return nil
+}
+
+// parse reads a text as a value of the option, as its flag does. The items of a list have no blanks around them.
+func (o Option) parse(text string) (any, error) {
+	flags := pflag.NewFlagSet(o.Flag, pflag.ContinueOnError)
+	if err := o.addTo(flags); err != nil {
+		return nil, err
+	}
+	flag := flags.Lookup(o.Flag)
+	if err := flag.Value.Set(text); err != nil {
+		return nil, err
+	}
+	if list, isList := flag.Value.(pflag.SliceValue); isList {
+		return trimmed(list.GetSlice()), nil
+	}
+	return posflag.FlagVal(flags, flag), nil
+}
+
+// parseYAML reads a value of the file; given is false for one that is empty.
+func (o Option) parseYAML(value any) (parsed any, given bool, err error) {
+	list, isList := value.([]any)
+	switch {
+	case !isList:
+		text, err := plain(value)
+		if err != nil || strings.TrimSpace(text) == "" {
+			return nil, false, err
+		}
+		if _, isText := value.(string); !isText && o.value.Type() == reflect.TypeFor[time.Duration]() {
+			return nil, false, fmt.Errorf("%s is no duration: write it with a unit, such as 10s", text)
+		}
+		parsed, err = o.parse(text)
+		return parsed, true, err
+	case o.value.Kind() != reflect.Slice:
+		return nil, false, errors.New("it is a list: want one value")
+	}
+	items := make([]string, len(list))
+	for i, item := range list {
+		if items[i], err = plain(item); err != nil {
+			return nil, false, err
+		}
+	}
+	return trimmed(items), true, nil
+}
+
+// plain writes a value of YAML as a flag would be given.
+func plain(value any) (string, error) {
+	switch v := value.(type) {
+	case nil:
+		return "", nil
+	case string:
+		return v, nil
+	case bool, int, int64, uint64:
+		return fmt.Sprint(v), nil
+	case float64:
+		return strconv.FormatFloat(v, 'f', -1, 64), nil
+	}
+	return "", fmt.Errorf("it is %v: want a text or a number", value)
+}
+
+func trimmed(items []string) []string {
+	kept := []string{}
+	for _, item := range items {
+		if item = strings.TrimSpace(item); item != "" {
+			kept = append(kept, item)
+		}
+	}
+	return kept
 }
 
 // Table writes the options as a Markdown table.

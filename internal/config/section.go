@@ -28,7 +28,10 @@ type Database struct {
 // Given returns an error unless the address of the database is given, here or by a variable that libpq reads. Without
 // one, the driver would look for a socket in a directory of its own and the program would wait there for ever.
 func (d Database) Given(env func(name string) string) error {
-	if d.URL != "" || LibpqHasDatabase(env) {
+	switch {
+	case d.Timeout < 0:
+		return fmt.Errorf("database.timeout is %s: want 0 or more", d.Timeout)
+	case d.URL != "" || LibpqHasDatabase(env):
 		return nil
 	}
 	return errors.New("database.url is empty: give the address of the database, as in " +

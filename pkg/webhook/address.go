@@ -34,9 +34,14 @@ type AddressConfig struct {
 	AllowNetworks        []string // as in 10.1.0.0/16
 }
 
-// NewPolicy makes a policy of configuration. Its errors begin with allow_networks or ports.
+// NewPolicy makes a policy of configuration. Its errors begin with allow_hosts, allow_networks or ports.
 func NewPolicy(c AddressConfig) (AddressPolicy, error) {
 	p := AddressPolicy{HTTPSOnly: c.HTTPSOnly, AllowHTTP: c.AllowHTTP, AllowHosts: c.AllowHosts}
+	for _, host := range c.AllowHosts {
+		if _, err := netip.ParseAddr(host); err != nil && strings.ContainsAny(host, ":/[] ") {
+			return p, fmt.Errorf("allow_hosts: %q is not a host: want its name or address, without scheme and port", host)
+		}
+	}
 	for _, text := range c.AllowNetworks {
 		network, err := netip.ParsePrefix(text)
 		if err != nil {

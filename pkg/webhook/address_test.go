@@ -371,3 +371,14 @@ func answerName(query []byte, answers names) []byte {
 	reply = append(reply, 0x81, 0x80, 0, 1, 0, byte(count), 0, 0, 0, 0)
 	return append(append(reply, question...), records...)
 }
+
+func TestAllowedHostsAreNamesOrAddresses(t *testing.T) {
+	for host, ok := range map[string]bool{
+		"hooks.corp.internal": true, "127.0.0.1": true, "::1": true, "http://a.example": false, "a.example:8080": false,
+		"[::1]": false, " a.example": false, "a.example/hook": false,
+	} {
+		if _, err := NewPolicy(AddressConfig{AllowHosts: []string{host}}); (err == nil) != ok {
+			t.Errorf("%q: %v", host, err)
+		}
+	}
+}
