@@ -102,16 +102,16 @@ const overtaken = "no entry in line is overtaken for long"
 const calledOnce = "an entry that must not run twice is called once"
 
 // missingAtAll names what a run of any length must have met to show anything: clients that were told of entries, calls
-// of workers, heartbeats of each process that was granted a lock, and with faults a program that was killed. Without
+// of workers, heartbeats of each process that called workers, and where programs are killed one that was. Without
 // heartbeats a process is silent for ever, which excuses every overlap and every crash: the recorder is at fault then.
-func missingAtAll(h *judge.History, faults bool) (list []string) {
+func missingAtAll(h *judge.History, kills bool) (list []string) {
 	if !slices.ContainsFunc(h.Pushes, func(p judge.Push) bool { return p.Told }) {
 		list = append(list, "no client was told that an entry was accepted")
 	}
 	if len(h.Calls) == 0 {
 		list = append(list, "no worker was called")
 	}
-	if faults && !slices.ContainsFunc(h.Deaths, func(d judge.Death) bool { return d.Killed }) {
+	if kills && !slices.ContainsFunc(h.Deaths, func(d judge.Death) bool { return d.Killed }) {
 		list = append(list, "no program was killed")
 	}
 	for _, process := range judge.Unheard(h) {
@@ -123,7 +123,7 @@ func missingAtAll(h *judge.History, faults bool) (list []string) {
 // missing names the promises that had no case, and the faults at transactions that never took effect: a run
 // without them shows nothing about either.
 func (s *site) missing(h *judge.History, findings []judge.Finding, took time.Duration) (list []string) {
-	list = missingAtAll(h, s.cfg.faults)
+	list = missingAtAll(h, s.cfg.faults && !s.cfg.holds)
 	if took < longRun && !s.cfg.release || !s.cfg.faults || s.cfg.kills || s.cfg.rate < 5 {
 		return list
 	}
