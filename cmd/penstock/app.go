@@ -19,9 +19,10 @@ import (
 
 // app is one run of the program: where it reads and writes, what its global flags say, and its way to the system.
 type app struct {
-	in       io.Reader
-	out, err io.Writer
-	env      func(string) string
+	in  io.Reader
+	out *output
+	err io.Writer
+	env func(string) string
 
 	databaseURL string
 	pooled      bool
@@ -47,8 +48,22 @@ type app struct {
 	completionMax time.Duration // a person waits at the prompt for no longer
 }
 
+// output remembers the first error of its writes: what a command prints may be a secret that is shown once.
+type output struct {
+	io.Writer
+	failed error
+}
+
+func (o *output) Write(text []byte) (int, error) {
+	n, err := o.Writer.Write(text)
+	if o.failed == nil {
+		o.failed = err
+	}
+	return n, err
+}
+
 func newApp(in io.Reader, out, err io.Writer, env func(string) string) *app {
-	return &app{in: in, out: out, err: err, env: env, now: time.Now, completionMax: time.Second}
+	return &app{in: in, out: &output{Writer: out}, err: err, env: env, now: time.Now, completionMax: time.Second}
 }
 
 // whoami names the person for the audit: the database user is often one for all.
@@ -82,6 +97,9 @@ func (a *app) check() error {
 }
 
 func terminal(stream any) bool {
+	if o, wrapped := stream.(*output); wrapped {
+		stream = o.Writer
+	}
 	f, ok := stream.(*os.File)
 	return ok && term.IsTerminal(int(f.Fd()))
 }

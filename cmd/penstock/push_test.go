@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -63,6 +64,31 @@ func TestAPushOfLinesWithoutAnAnswerCanBeRepeated(t *testing.T) {
 	out, errs, code := command(t, s, "entry", "push", "mails", "--lines", lines, "--idempotency-key", key[1])
 	if code != exitDone || out != "2500 entries, ids 1 to 2500, 2000 of them accepted before\n" || len(s.ids) != 2500 {
 		t.Errorf("exit %d, %d entries: %s%s", code, len(s.ids), out, errs)
+	}
+}
+
+// full is a file on a disk without space.
+type full struct{}
+
+func (full) Write([]byte) (int, error) { return 0, syscall.ENOSPC }
+
+// What a command prints may be a secret that is shown once.
+func TestACommandWhoseOutputCannotBeWrittenFails(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/tokens", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusCreated, map[string]any{"name": "ci", "secret": "pst_x"})
+	})
+	mux.Handle("/", &fake{})
+	for _, line := range []string{
+		"token create ci --scope push --reason test", "token create ci --scope push --reason test -o json",
+		"queue pause mails --reason test", "queue pause mails --dry-run", "queue list",
+	} {
+		var errs bytes.Buffer
+		a := newApp(strings.NewReader(""), full{}, &errs, func(string) string { return "" })
+		a.handler = mux
+		if code := run(t.Context(), a, strings.Fields(line)); code == exitDone || !strings.Contains(errs.String(), "no space left") {
+			t.Errorf("%s: exit %d: %s", line, code, errs.String())
+		}
 	}
 }
 

@@ -38,7 +38,7 @@ func topCommand(a *app) *cobra.Command {
 			return a.topOnce(c.Context(), api.snapshot, every)
 		}
 		_, err = tea.NewProgram(newTop(c.Context(), a, api.snapshot, every), tea.WithContext(c.Context()),
-			tea.WithInput(a.in), tea.WithOutput(a.out)).Run()
+			tea.WithInput(a.in), tea.WithOutput(a.out.Writer)).Run()
 		if errors.Is(err, tea.ErrInterrupted) || errors.Is(err, tea.ErrProgramKilled) {
 			return nil
 		}
