@@ -433,11 +433,24 @@ func TestCommandsThatTheDashboardNamesExist(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, match := range commandInText.FindAllStringSubmatch(string(text), -1) {
+		for _, at := range commandInText.FindAllStringSubmatchIndex(string(text), -1) {
+			match := commandInText.FindStringSubmatch(string(text[at[0]:at[1]]))
 			named++
 			found, rest, err := root.Find(match[1:])
 			if err != nil || found == root || (found.HasSubCommands() && len(rest) > 0 && rest[0] != "") {
 				t.Errorf("%s names %q, which is no command", page, match[0])
+				continue
+			}
+			said := string(text[at[1]:])
+			said = said[:strings.IndexAny(said+"\n", "<\";`\n")]
+			said, _, _ = strings.Cut(said, "penstock ")
+			for _, flag := range regexp.MustCompile(`--([a-z-]+)`).FindAllStringSubmatch(said, -1) {
+				if found.Flag(flag[1]) == nil {
+					t.Errorf("%s names %s --%s, a flag that does not exist", page, match[0], flag[1])
+				}
+			}
+			if found.Flag("reason") != nil && !strings.Contains(said, "--reason") {
+				t.Errorf("%s names %s without --reason", page, match[0])
 			}
 		}
 	}
