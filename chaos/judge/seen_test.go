@@ -662,3 +662,35 @@ func TestNothingIsAskedOfATimeWithTwoPrimaries(t *testing.T) {
 		}
 	}
 }
+
+// Pushes that overlap have no order, what was cancelled need not start, and an entry ahead in line overtakes nothing.
+func TestOrderIsAskedOfWhatHasOne(t *testing.T) {
+	const keys, queue, overtaken = "entries of a key start in the order of acceptance", "one key's history is that of a queue",
+		"no entry in line is overtaken for long"
+	for name, change := range map[string]func(h *History){
+		"two pushes at a time, of which the later one starts first": func(h *History) {
+			pushOf(h, 11).Returned, callOf(h, 101).Begin, callOf(h, 101).Closed = at(12), at(65), at(70)
+		},
+		"an entry that was cancelled and never started": func(h *History) {
+			pushOf(h, 11).Cancel = &Cancel{Called: at(6), Returned: at(8)}
+			h.Calls = h.Calls[1:]
+		},
+		"an entry ahead in line that is granted first": func(h *History) {
+			overtake(h)
+			for i := range h.Places {
+				if h.Places[i].Entry == 42 {
+					h.Places[i].Position = 40
+				}
+			}
+		},
+	} {
+		h := good()
+		change(h)
+		found := broken(h)
+		for _, promise := range []string{keys, queue, overtaken} {
+			if found[promise] > 0 {
+				t.Errorf("%s: %q is reported", name, promise)
+			}
+		}
+	}
+}
