@@ -20,6 +20,8 @@ type ClaimRequest struct {
 	// once a second keeps a long transaction of a pusher from delaying the entries of the key that were
 	// committed before.
 	IgnoreRowLocks bool
+
+	quantum int // entries of a key under one lock
 }
 
 // Claimed is the answer to a claim: the locks of one lane, and the state of the lane.
@@ -228,7 +230,7 @@ func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	flows, positions, ignoreRowLocks := laneColumns(r, lanes)
 	args := []any{
-		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, q.quantum(),
+		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, r.quantum,
 		ignoreRowLocks,
 	}
 	switch {
@@ -259,6 +261,7 @@ func laneColumns(r ClaimRequest, lanes []LaneHead) (flows []string, positions []
 
 // claim claims from lanes in one transaction and returns the state of those that it reached.
 func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, form claimForm) ([]Claimed, error) {
+	r.quantum = q.quantum()
 	claimed, groups, err := q.readClaim(ctx, r, lanes, form)
 	if postgres.Code(err) == limitUncounted {
 		return []Claimed{{Contended: true}}, nil

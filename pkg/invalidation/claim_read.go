@@ -101,7 +101,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
 		}
 		if row.key.Valid {
 			group := lock
-			group.Key = row.key.String
+			group.Key, group.quantum = row.key.String, r.quantum
 			groups = append(groups, &group)
 		} else {
 			locks[at] = append(locks[at], solo.add(lock, row.entry()))

@@ -284,6 +284,28 @@ func TestAGroupOfLargeEntriesIsClaimedUpToANumberOfBytes(t *testing.T) {
 	b.checkInvariants()
 }
 
+// A key of large entries goes behind the others of its lane with each lock, as one whose locks have quantum_count does.
+func TestAKeyOfLargeEntriesGivesWayToOthers(t *testing.T) {
+	b := newBed(t, Config{PayloadLimit: 8 << 20, QuantumCount: 10})
+	large := make([]byte, groupBytes/5)
+	if _, err := rand.Read(large); err != nil {
+		t.Fatal(err)
+	}
+	for range 7 {
+		b.pushAll(b.pool, Push{LockKey: "K", Payload: json.RawMessage(fmt.Sprintf(`"%x"`, large))})
+	}
+	b.push("L")
+	var order []string
+	for range 5 {
+		l := b.claimOne()
+		order = append(order, fmt.Sprint(l.Key, len(l.Entries)))
+		b.settle(doneAll(l)...)
+	}
+	if want := []string{"K1", "L1", "K3", "K2", "K1"}; !slices.Equal(order, want) {
+		t.Errorf("locks %v, want %v", order, want)
+	}
+}
+
 func TestAGroupIsClaimedUpToItsQuantum(t *testing.T) {
 	b := newBed(t, Config{QuantumCount: 3})
 	ids := b.push("K", "K", "K", "K", "K", "L")

@@ -2,8 +2,9 @@ package invalidation
 
 import "sync/atomic"
 
-// groupBytes is what the payloads under one lock may have together, by the sizes of those before them: what a node
-// holds is bounded by it and the number of its threads, and not by quantum_count times payload_limit.
+// groupBytes is what the payloads under one lock may have together, by the sizes of those before them: so what a node
+// holds depends on its number of threads, and not on quantum_count times payload_limit. The locks of a claim in which
+// payloads are much larger than before may have more.
 const groupBytes = 4 << 20
 
 // payloadSize estimates the size of the next payloads that a claim of groups reads (bytes); 0: none was read yet. It

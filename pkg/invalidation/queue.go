@@ -69,7 +69,16 @@ func (q *Queue) Reopen(ctx context.Context) (*Queue, error) {
 	if other.ID == q.ID && q.batcher != nil {
 		other.batcher = q.batcher
 	}
+	other.LearnFrom(q)
 	return other, nil
+}
+
+// LearnFrom hands on what claims by another handle on the same queue have learned: the sizes of payloads, and which
+// lanes have keys. It must be called before q is used.
+func (q *Queue) LearnFrom(other *Queue) {
+	if q.ID == other.ID {
+		q.sizes, q.policy = other.sizes, other.policy
+	}
 }
 
 const listSQL = `

@@ -369,6 +369,8 @@ func (e *Ending) requeue() string {
 		return "back"
 	case e.verb == verbRelease || e.Lock.delay > 0:
 		return "front"
+	case e.Lock.quantum > 0 && e.Lock.counted >= e.Lock.quantum: // of large entries less than the queue's quantum
+		return "back"
 	default:
 		return "oldest"
 	}

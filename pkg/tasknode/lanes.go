@@ -77,6 +77,16 @@ func (t *laneTable) serve(queues map[int32]*servedQueue) (changed bool) {
 	return changed
 }
 
+// queue returns the handle on a queue that is served, nil if it is not.
+func (t *laneTable) queue(id int32) *invalidation.Queue {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.queues[id]; s != nil {
+		return s.queue
+	}
+	return nil
+}
+
 // served lists the queues from which the node may claim at all.
 func (t *laneTable) served() []int32 {
 	t.mu.Lock()
