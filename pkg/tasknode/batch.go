@@ -43,7 +43,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 	}
 	endings := over
 	if len(runs) > 0 {
-		endings = append(endings, n.runBatch(j, h, runs, finishIn, sinceClaim)...)
+		endings = n.runBatch(j, h, runs, over, finishIn, sinceClaim)
 	}
 	endings[len(endings)-1].Last = true
 	n.endLast(j, endings...)
@@ -60,10 +60,12 @@ func batchOfOne(h invalidation.BatchHandler) invalidation.Handler {
 	})
 }
 
-// runBatch runs entries together. A cancel ends the run once it was asked for of all of them, and a deadline once those
-// of all of them have passed: else it goes on for the others.
+// runBatch runs entries together, and returns their endings behind those of entries that do not run. A cancel ends the
+// run once it was asked for of all of them, and a deadline once those of all of them have passed: else it goes on for
+// the others.
 func (n *Node) runBatch(
-	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, finishIn, sinceClaim time.Duration,
+	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, endings []invalidation.Ending,
+	finishIn, sinceClaim time.Duration,
 ) []invalidation.Ending {
 	ctx, stop := n.runContext(j, &invalidation.Entry{FinishIn: finishIn, Cost: runs[0].Entry.Cost}, sinceClaim)
 	defer stop()
@@ -72,15 +74,14 @@ func (n *Node) runBatch(
 		ids[i] = r.Entry.ID
 	}
 	if reason, asked := n.jobs.begin(j, ids...); asked {
-		endings := make([]invalidation.Ending, len(ids))
-		for i, id := range ids {
-			endings[i] = invalidation.Cancel(j.lock, id, reason)
+		for _, id := range ids {
+			endings = append(endings, invalidation.Cancel(j.lock, id, reason))
 		}
 		return endings
 	}
 	// The lease may have been lost before the table of jobs knew how to end this run.
 	if n.leaseLost(j) {
-		return []invalidation.Ending{invalidation.Release(j.lock, runs[0].Entry.ID, 0)}
+		return append(endings, invalidation.Release(j.lock, runs[0].Entry.ID, 0))
 	}
 	start := time.Now()
 	var entries []*invalidation.Entry
@@ -90,39 +91,47 @@ func (n *Node) runBatch(
 		}
 	}
 	ctx, span := n.startRun(ctx, j, entries...)
-	answers, err := n.handleBatch(ctx, j, h, runs)
-	ran := time.Since(start)
-	endRun(span, j, err, entries...)
-	n.fetched.ran(j.served, ran, true)
-	n.stats.ran(err, ran)
-	for _, r := range runs {
-		used := r.Charged(ran / time.Duration(len(runs)))
-		n.jobs.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
-		n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
-	}
-	endings := make([]invalidation.Ending, len(runs))
-	for i, r := range runs {
-		answer := invalidation.BatchAnswer{Err: err}
-		if err == nil {
-			answer = answers[i]
+	judge := func(answers []invalidation.BatchAnswer, err error) []invalidation.Ending {
+		ran := time.Since(start)
+		endRun(span, j, err, entries...)
+		n.fetched.ran(j.served, ran, true)
+		n.stats.ran(err, ran)
+		for _, r := range runs {
+			used := r.Charged(ran / time.Duration(len(runs)))
+			n.jobs.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
+			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
 		}
-		if answer.Err != nil {
-			answer.Err = withCause(ctx, answer.Err)
+		for i, r := range runs {
+			answer := invalidation.BatchAnswer{Err: err}
+			if err == nil {
+				answer = answers[i]
+			}
+			if answer.Err != nil {
+				answer.Err = withCause(ctx, answer.Err)
+			}
+			endings = append(endings,
+				invalidation.Judge(r, answer.Result, answer.Err, ran/time.Duration(len(runs)), n.random()))
 		}
-		endings[i] = invalidation.Judge(r, answer.Result, answer.Err, ran/time.Duration(len(runs)), n.random())
+		return endings
 	}
-	return endings
+	var answers []invalidation.BatchAnswer
+	var err error
+	unlessExit(
+		func() { answers, err = n.handleBatch(ctx, h, runs) },
+		func() { n.exit(j, judge(nil, n.panicked(errExit, runs[0]))...) })
+	return judge(answers, err)
 }
 
 // handleBatch calls the handler; a panic is an error of each entry.
-func (n *Node) handleBatch(ctx context.Context, j *job, h invalidation.BatchHandler, runs []*invalidation.Run) (
+func (n *Node) handleBatch(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (
 	answers []invalidation.BatchAnswer, err error,
 ) {
-	returned := false
-	defer func() { err = n.panicked(recover(), returned, err, j, runs...) }()
-	answers, err = answersOf(ctx, h, runs)
-	returned = true
-	return answers, err
+	defer func() {
+		if v := recover(); v != nil {
+			err = n.panicked(v, runs[0])
+		}
+	}()
+	return answersOf(ctx, h, runs)
 }
 
 func answersOf(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -208,10 +207,9 @@ func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
 		n.jobs.add(j)
 		n.waiting.add(false, j)
 	}
-	var threads sync.WaitGroup
-	threads.Go(n.thread)
+	n.processors.Go(n.thread)
 	n.waiting.close()
-	threads.Wait()
+	n.processors.Wait()
 	_, p := n.settler.next()
 	var got []string
 	for _, e := range p.endings {
@@ -219,6 +217,34 @@ func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
 	}
 	if want := []string{"1retrytrue", "3retryfalse", "4retrytrue", "5donetrue"}; !slices.Equal(got, want) {
 		t.Errorf("endings %v, want %v", got, want)
+	}
+	if failed := n.Stats().RunErrors.Load(); failed != 2 {
+		t.Errorf("%d runs failed by the statistics, want 2", failed)
+	}
+}
+
+// Each goroutine that a handler ends is followed by one, and none of them waits for those after it.
+func TestGoroutinesThatHandlersEndDoNotAddUp(t *testing.T) {
+	const jobs = 50
+	n := New(Config{}, nil, nil)
+	n.runs = t.Context()
+	before, most := runtime.NumGoroutine(), 0
+	for i := range jobs {
+		j := assigned(invalidation.EntryID(i + 1))
+		j.lock.Token = invalidation.Token(2*i + 1)
+		j.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			most = max(most, runtime.NumGoroutine())
+			runtime.Goexit()
+			return nil, nil
+		})
+		n.jobs.add(j)
+		n.waiting.add(false, j)
+	}
+	n.processors.Go(n.thread)
+	n.waiting.close()
+	n.processors.Wait()
+	if _, p := n.settler.next(); len(p.endings) != jobs || most > before+jobs/2 {
+		t.Errorf("%d endings, %d goroutines, %d before", len(p.endings), most, before)
 	}
 }
 

@@ -31,6 +31,7 @@ type Node struct {
 	poll        lanePoll
 	beyond      map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
 	permits     *permits
+	processors  sync.WaitGroup
 	threads     atomic.Int64 // processing threads that there are, but for the spare one
 	fetched     *fetched
 	waiting     *waiting
@@ -135,7 +136,7 @@ func (n *Node) Run(ctx context.Context) error {
 
 	claiming, stopClaiming := context.WithCancel(ctx)
 	defer stopClaiming()
-	var schedulers, processors, settlers, keepers sync.WaitGroup
+	var schedulers, settlers, keepers sync.WaitGroup
 	keepers.Go(func() { n.heartbeat(alive) })
 	keepers.Go(func() { n.leaseKeeper(alive) })
 	if n.ownRanker != nil {
@@ -149,14 +150,14 @@ func (n *Node) Run(ctx context.Context) error {
 		settlers.Go(func() { n.settle(alive) })
 	}
 	for range n.cfg.Threads {
-		processors.Go(n.thread)
+		n.processors.Go(n.thread)
 	}
 	if n.cfg.Threads > 1 {
-		processors.Go(n.spareThread)
+		n.processors.Go(n.spareThread)
 	}
 	if n.cfg.ThreadsFor != nil {
 		// it ends before the processing threads are waited for
-		schedulers.Go(func() { n.growLoop(claiming, &processors) })
+		schedulers.Go(func() { n.growLoop(claiming) })
 	}
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
@@ -170,7 +171,7 @@ func (n *Node) Run(ctx context.Context) error {
 	stopClaiming()
 	schedulers.Wait()
 	n.waiting.close()
-	n.drain(endRuns, &processors)
+	n.drain(endRuns)
 	n.settler.close()
 	n.finishSettling(die, &settlers)
 	die()
@@ -180,10 +181,10 @@ func (n *Node) Run(ctx context.Context) error {
 
 // drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace, and
 // then half as much again to answer the end of its context.
-func (n *Node) drain(endRuns context.CancelCauseFunc, processors *sync.WaitGroup) {
+func (n *Node) drain(endRuns context.CancelCauseFunc) {
 	n.handingBack.Store(true)
 	done := make(chan struct{})
-	go func() { processors.Wait(); close(done) }()
+	go func() { n.processors.Wait(); close(done) }()
 	select {
 	case <-done:
 		return
@@ -265,6 +266,9 @@ func (n *Node) readQueues(ctx context.Context) error {
 	}
 	served := map[int32]*servedQueue{}
 	for _, q := range queues {
+		if before := n.lanes.queue(q.ID); before != nil {
+			q.LearnFrom(before)
+		}
 		h := n.handlers[q.Name]
 		if h == nil && n.declared != nil && len(q.Config.Statements) > 0 {
 			h = n.declared(q)

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
-	"sync"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -26,9 +25,7 @@ func (n *Node) processAll(next func() *job, done func()) {
 	defer func() {
 		if j != nil && j.exited {
 			done()
-			var rest sync.WaitGroup
-			rest.Go(func() { n.processAll(next, done) })
-			rest.Wait()
+			n.processors.Go(func() { n.processAll(next, done) })
 		}
 	}()
 	for j = next(); j != nil; j = next() {
@@ -141,17 +138,45 @@ func (n *Node) runOne(j *job, h invalidation.Handler, e *invalidation.Entry) inv
 	start := time.Now()
 	ctx, span := n.startRun(ctx, j, e)
 	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}
-	result, err := n.handle(ctx, j, h, r)
-	ran := time.Since(start)
-	endRun(span, j, err, e)
-	n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
-	n.jobs.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
-	n.stats.ran(err, ran)
-	n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
-	if err != nil {
-		err = withCause(ctx, err)
+	judge := func(result json.RawMessage, err error) invalidation.Ending {
+		ran := time.Since(start)
+		endRun(span, j, err, e)
+		n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
+		n.jobs.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
+		n.stats.ran(err, ran)
+		n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
+		if err != nil {
+			err = withCause(ctx, err)
+		}
+		return invalidation.Judge(r, result, err, ran, n.random())
 	}
-	return invalidation.Judge(r, result, err, ran, n.random())
+	var result json.RawMessage
+	var err error
+	unlessExit(
+		func() { result, err = n.handle(ctx, h, r) },
+		func() { n.exit(j, judge(nil, n.panicked(errExit, r))) })
+	return judge(result, err)
+}
+
+// unlessExit calls f, and exit if f ends the goroutine: then nothing else of the caller follows.
+func unlessExit(f, exit func()) {
+	returned := false
+	defer func() {
+		if !returned {
+			exit()
+		}
+	}()
+	f()
+	returned = true
+}
+
+var errExit = errors.New("the handler ended its goroutine (runtime.Goexit)")
+
+// exit ends a job whose handler ended the goroutine.
+func (n *Node) exit(j *job, endings ...invalidation.Ending) {
+	j.exited = true
+	endings[len(endings)-1].Last = true
+	n.endLast(j, endings...)
 }
 
 // withCause adds why the context ended, where that is why the handler returned an error.
@@ -188,37 +213,20 @@ func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duratio
 }
 
 // handle calls the handler; a panic is an error like others.
-func (n *Node) handle(ctx context.Context, j *job, h invalidation.Handler, r *invalidation.Run) (
+func (n *Node) handle(ctx context.Context, h invalidation.Handler, r *invalidation.Run) (
 	result json.RawMessage, err error,
 ) {
-	returned := false
-	defer func() { err = n.panicked(recover(), returned, err, j, r) }()
-	result, err = h.Handle(ctx, r)
-	returned = true
-	return result, err
+	defer func() {
+		if v := recover(); v != nil {
+			err = n.panicked(v, r)
+		}
+	}()
+	return h.Handle(ctx, r)
 }
 
-// panicked returns the error of a handler that panicked with v while it ran entries of a job, err if it returned. It is
-// called deferred: where the handler ended the goroutine instead of returning, nothing of the caller follows, and
-// panicked ends the job with that error of its entries.
-func (n *Node) panicked(v any, returned bool, err error, j *job, runs ...*invalidation.Run) error {
-	if returned {
-		return err
-	}
-	j.exited = v == nil
-	if j.exited {
-		v = "runtime.Goexit was called"
-	}
-	n.cfg.Log.Error("handler panicked", "queue", j.queue.Name, "entry", runs[0].Entry.ID, "entries",
-		len(j.lock.Entries), "token", j.lock.Token, "panic", v)
-	panicked := &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
-	if j.exited {
-		endings := make([]invalidation.Ending, len(runs))
-		for i, r := range runs {
-			endings[i] = invalidation.Judge(r, nil, panicked, 0, n.random())
-		}
-		endings[len(endings)-1].Last = true
-		n.endLast(j, endings...)
-	}
-	return panicked
+// panicked logs that a handler panicked with v while it ran r, and returns the error of that.
+func (n *Node) panicked(v any, r *invalidation.Run) error {
+	n.cfg.Log.Error("handler panicked", "queue", r.Queue.Name, "entry", r.Entry.ID, "entries", len(r.Lock.Entries),
+		"token", r.Lock.Token, "panic", v)
+	return &invalidation.PanicError{Value: v, Stack: string(debug.Stack())}
 }

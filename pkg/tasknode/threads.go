@@ -2,7 +2,6 @@ package tasknode
 
 import (
 	"context"
-	"sync"
 	"time"
 )
 
@@ -12,11 +11,11 @@ const (
 )
 
 // growLoop adds processing threads as more are needed, until ctx ends.
-func (n *Node) growLoop(ctx context.Context, processors *sync.WaitGroup) {
+func (n *Node) growLoop(ctx context.Context) {
 	ticks := time.NewTicker(growEvery)
 	defer ticks.Stop()
 	for {
-		if err := n.grow(ctx, n.cfg.ThreadsFor(), processors); err != nil && ctx.Err() == nil {
+		if err := n.grow(ctx, n.cfg.ThreadsFor()); err != nil && ctx.Err() == nil {
 			n.cfg.Log.Warn("grow node", "node", n.cfg.Name, "error", err)
 		}
 		select {
@@ -29,7 +28,7 @@ func (n *Node) growLoop(ctx context.Context, processors *sync.WaitGroup) {
 
 // grow adds processing threads until there are so many. The node's row says so first: recovery counts
 // the runs that a node may have begun since its last heartbeat by the number of its threads.
-func (n *Node) grow(ctx context.Context, wanted int, processors *sync.WaitGroup) error {
+func (n *Node) grow(ctx context.Context, wanted int) error {
 	before := n.Threads()
 	more := min(wanted, threadsMost) - before
 	if more <= 0 {
@@ -45,7 +44,7 @@ func (n *Node) grow(ctx context.Context, wanted int, processors *sync.WaitGroup)
 	}
 	n.cfg.Log.Info("node grows", "node", n.cfg.Name, "threads", before+more)
 	for range more {
-		processors.Go(n.thread)
+		n.processors.Go(n.thread)
 	}
 	n.waiting.grow(more)
 	n.permits.grow(more)

@@ -116,8 +116,8 @@ func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, 
 	}
 	return dst
 }
-func (lowestQueueFirst) Charge(invalidation.Candidate, float64)          {}
-func (lowestQueueFirst) Extend(invalidation.Candidate, float64)          {}
+func (lowestQueueFirst) Charge(invalidation.Candidate, float64)           {}
+func (lowestQueueFirst) Extend(invalidation.Candidate, float64)           {}
 func (lowestQueueFirst) Correct(invalidation.Candidate, float64, float64) {}
 
 func eventuallyTrue(t *testing.T, what string, is func() bool) {
