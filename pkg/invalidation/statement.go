@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -110,14 +111,20 @@ func (m mergedStatement) Handle(ctx context.Context, r *Run) (json.RawMessage, e
 func (m mergedStatement) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
 	answers := make([]BatchAnswer, len(runs))
 	err := runStatement(ctx, m.db, runs)
-	alone := err != nil && len(runs) > 1 && ctx.Err() == nil && !postgres.Passes(err)
+	alone := err != nil && len(runs) > 1
 	for i, r := range runs {
-		if alone {
+		if alone = alone && ofPayload(ctx, err); alone {
 			err = runStatement(ctx, m.db, []*Run{r})
 		}
 		answers[i].Err = err
 	}
 	return answers
+}
+
+// ofPayload says that the error of a statement may be of the payload of one entry, nil included: not of the database, of
+// the statement itself (class 42), or of the end of the run.
+func ofPayload(ctx context.Context, err error) bool {
+	return ctx.Err() == nil && !postgres.Passes(err) && !strings.HasPrefix(postgres.Code(err), "42")
 }
 
 func runStatement(ctx context.Context, db postgres.DB, runs []*Run) error {
