@@ -21,7 +21,7 @@ type Deadlines struct {
 	cfg   Config
 	db    postgres.DB
 	fence Fence
-	// As those of Locks, of the usual lease: an entry that is due must not wait for a frozen connection either.
+	// An entry that is due must not wait for a frozen connection, as with Locks.
 	reads, writes answerBound
 
 	overrun   map[invalidation.Token]bool // reported
@@ -47,9 +47,13 @@ type DeadlinesStatus struct {
 func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
 	d := &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
 	d.reads.forLease(leaseDefault)
-	d.writes.forLease(leaseDefault)
+	d.writes = answerBound{first: writeMax, now: writeMax}
 	return d
 }
+
+// writeMax is longer than the server lets a statement of the term take (2 s): that one halves the batch, and the duty
+// goes on with the next queue.
+const writeMax = 2500 * time.Millisecond
 
 // Run promotes, expires and cancels entries until ctx ends.
 func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "deadlines", d.pass) }
@@ -116,9 +120,9 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	if time.Since(d.overrunAt) < overrunPause {
 		return nil
 	}
-	reading, end := d.reads.context(ctx, 0)
+	reading, cancel := context.WithTimeout(ctx, answerMax) // its speed says nothing of readings of due entries
+	defer cancel()
 	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
-	end(err)
 	if err != nil {
 		return err
 	}
@@ -301,7 +305,7 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
-	ctx, end := d.writes.context(ctx, limit)
+	ctx, end := d.writes.context(ctx, 0)
 	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
 		n, err = verb(q.WithTx(tx), ctx, limit)
 		return err
