@@ -259,24 +259,71 @@ RETURNS void LANGUAGE sql AS $$
 $$;
 
 -- cron_run returns the entry of a job that was fired and has not ended, null if there is none: a job has one run at a
--- time.
+-- time. It reads the table of the job's queue alone: a plan over all of them locks each.
 -- Callers: run_cron_job_now, retry_conflict, resume_cron_run.
 CREATE OR REPLACE FUNCTION penstock.cron_run(j penstock.cron_job) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT e.id FROM penstock.entry e WHERE $1.fired_at IS NOT NULL AND e.queue_id = $1.queue_id AND e.id = $1.entry_id
-$$;
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    run bigint;
+BEGIN
+    IF j.fired_at IS NOT NULL AND j.entry_id IS NOT NULL THEN
+        EXECUTE format('SELECT id FROM penstock.%I WHERE queue_id = $1 AND id = $2',
+                       'entry_' || (SELECT q.name FROM penstock.queue q WHERE q.id = j.queue_id))
+           INTO run USING j.queue_id, j.entry_id;
+    END IF;
+    RETURN run;
+END $$;
 
 -- retry_conflict returns why a failure cannot be retried now: it is a run of a cron job of which another run is in
 -- progress, and no lock key keeps the two apart. Null: it can. Entries of a job have its name.
--- Callers: apply_operation, unblock_one, resume_cron_run.
+-- Callers: retry_one, unblock_one, resume_cron_run.
 CREATE OR REPLACE FUNCTION penstock.retry_conflict(queue integer, wanted bigint) RETURNS text
-LANGUAGE sql STABLE AS $$
-    SELECT format('cron job "%s" runs already, as entry %s', j.name, e.id)
-      FROM penstock.failure f
-      JOIN penstock.cron_job j ON j.queue_id = f.queue_id AND j.name = f.name
-      JOIN penstock.entry e ON e.queue_id = j.queue_id AND e.id = penstock.cron_run(j)
-     WHERE f.queue_id = $1 AND f.entry_id = $2 AND (e.lock_key = f.lock_key) IS NOT TRUE
-$$;
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    f    penstock.failure;
+    j    penstock.cron_job;
+    run  bigint;
+    same boolean; -- lock key
+BEGIN
+    SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = wanted;
+    SELECT * INTO j FROM penstock.cron_job x WHERE x.queue_id = queue AND x.name = f.name;
+    IF NOT FOUND THEN
+        RETURN NULL;
+    END IF;
+    run := penstock.cron_run(j);
+    IF run IS NOT NULL THEN
+        EXECUTE format('SELECT lock_key = $3 FROM penstock.%I WHERE queue_id = $1 AND id = $2',
+                       'entry_' || (SELECT q.name FROM penstock.queue q WHERE q.id = queue))
+           INTO same USING queue, run, f.lock_key;
+    END IF;
+    RETURN CASE WHEN run IS NOT NULL AND same IS NOT TRUE THEN format('cron job "%s" runs already, as entry %s', j.name, run) END;
+END $$;
+
+-- retry_one is return_failure for an operation. Null: the failure is a run of a cron job that runs already, or whose
+-- row or waiting entry another transaction has locked; try again.
+-- Locks: the row of the cron job (FOR UPDATE SKIP LOCKED), then those of return_failure.
+-- Callers: apply_operation.
+-- SQLSTATE: PS006 not allowed in this state, of a queue of another kind than cron.
+CREATE OR REPLACE FUNCTION penstock.retry_one(queue integer, wanted bigint) RETURNS boolean
+LANGUAGE plpgsql AS $$
+DECLARE
+    job bigint;
+BEGIN
+    IF NOT EXISTS (SELECT FROM penstock.queue q WHERE q.id = queue AND q.kind = 'cron') THEN
+        RETURN penstock.return_failure(queue, wanted);
+    END IF;
+    SELECT j.id INTO job FROM penstock.cron_job j JOIN penstock.failure f ON f.queue_id = j.queue_id AND f.name = j.name
+     WHERE f.queue_id = queue AND f.entry_id = wanted;
+    PERFORM FROM penstock.cron_job j WHERE j.id = job FOR UPDATE SKIP LOCKED;
+    IF job IS NOT NULL AND NOT FOUND OR penstock.retry_conflict(queue, wanted) IS NOT NULL THEN
+        RETURN NULL;
+    END IF;
+    BEGIN
+        RETURN penstock.return_failure(queue, wanted);
+    EXCEPTION WHEN SQLSTATE 'PS006' THEN
+        RETURN NULL;
+    END;
+END $$;
 
 -- resume_cron_run makes the entry of a failure, which is about to be retried, the run of its job again, so that the
 -- job's overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run.
@@ -304,7 +351,7 @@ BEGIN
     UPDATE penstock.cron_job
        SET entry_id = failed, fired_at = clock_timestamp(), nominal_at = NULL, due_at = NULL,
            following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL WHEN run_now_at IS NOT NULL THEN '-infinity'
-                               ELSE j.nominal_at END
+                               WHEN j.entry_id IS NOT NULL THEN j.nominal_at END -- of the entry that waited
      WHERE id = j.id;
 END $$;
 

@@ -489,7 +489,7 @@ $$;
 
 -- return_failure requeues a failed entry at the back of its lane, as return_failure_at.
 -- Locks: those of return_failure_at.
--- Callers: retry_failure, apply_operation.
+-- Callers: retry_failure, retry_one.
 CREATE OR REPLACE FUNCTION penstock.return_failure(queue integer, wanted bigint) RETURNS boolean
 LANGUAGE sql AS $$ SELECT penstock.return_failure_at($1, $2, nextval('penstock.entry_id_seq')) $$;
 

@@ -164,7 +164,7 @@ END $$;
 
 -- apply_operation applies the verb of an operation to one entry. True: changed; false: nothing to
 -- do; null: busy, try again.
--- Locks: those of return_failure, cancel_one, take_entry and end_entry, disable_one or enable_one.
+-- Locks: those of retry_one, cancel_one, take_entry and end_entry, disable_one or enable_one.
 -- The caller has the row of the operation.
 -- Callers: step_operation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -181,10 +181,7 @@ BEGIN
                           AND penstock.ended_step(f.queue_id, f.entry_id, f.payload) IS NOT NULL) THEN
                 RETURN false; -- it would fail again
             END IF;
-            IF penstock.retry_conflict(o.queue_id, wanted) IS NOT NULL THEN
-                RETURN NULL; -- retries of runs of one cron job follow one another
-            END IF;
-            RETURN penstock.return_failure(o.queue_id, wanted);
+            RETURN penstock.retry_one(o.queue_id, wanted);
         WHEN 'discard_failures' THEN
             IF NOT penstock.record_in_batch(o.queue_id, wanted) THEN
                 RETURN NULL;

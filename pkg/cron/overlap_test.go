@@ -2,6 +2,7 @@ package cron
 
 import (
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -82,6 +83,56 @@ func TestARetriedFailureIsTheRunOfItsJob(t *testing.T) {
 				t.Errorf("fired for %v, want the second for %s", got, c.next)
 			}
 		})
+	}
+}
+
+// Without a further run there is nothing that a retried one could overlap with.
+func TestARetriedLastRunIsNotCancelled(t *testing.T) {
+	b := newBed(t)
+	b.job(Job{Name: "hourly", Schedule: Schedule{Spec: "@hourly", End: noon.Add(90 * time.Minute)}, Overlap: OverlapCancel})
+	b.at(noon)
+	b.at(noon.Add(time.Hour))
+	failed := b.failRun(b.claim()[0])
+	b.at(noon.Add(2 * time.Hour))
+	b.exec(`SELECT penstock.retry_failure($1)`, failed)
+	if run := b.claim(); len(run) != 1 || run[0].Entries[0].ID != failed {
+		t.Fatalf("claimed %v, want the retried run %d", run, failed)
+	}
+	b.at(noon.Add(3 * time.Hour))
+	if n := b.count(`SELECT count(*) FROM penstock.cancel_request`); n != 0 {
+		t.Errorf("%d cancel requests for the last run of a job", n)
+	}
+}
+
+// A bulk retry asks for each failure whether a run of its job is in progress: that must not lock the tables of all queues.
+func TestWhetherAJobRunsIsReadFromItsQueueAlone(t *testing.T) {
+	b := newBed(t)
+	const queues = 20
+	for i := range queues {
+		b.exec(`SELECT penstock.create_queue($1)`, fmt.Sprint("queue", i))
+	}
+	b.job(Job{Name: "hourly", Schedule: Schedule{Spec: "@hourly"}})
+	b.at(noon)
+	b.at(noon.Add(time.Hour))
+	failed := b.failRun(b.claim()[0])
+	b.at(noon.Add(2 * time.Hour))
+	b.claim()
+	tx, err := b.pool.Begin(b.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(b.ctx) }()
+	var conflict string
+	if err := tx.QueryRow(b.ctx, `SELECT penstock.retry_conflict($1, $2)`, b.q.ID, failed).Scan(&conflict); err != nil {
+		t.Fatal(err)
+	}
+	var locks int
+	const entryLocks = `SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND relation::regclass::text LIKE 'penstock.entry%'`
+	if err := tx.QueryRow(b.ctx, entryLocks).Scan(&locks); err != nil {
+		t.Fatal(err)
+	}
+	if locks > queues || conflict == "" {
+		t.Errorf("%d locks with %d queues to find %q", locks, queues, conflict)
 	}
 }
 
