@@ -87,6 +87,14 @@ type migrator struct {
 	db     *sql.DB
 	goose  *goose.Provider
 	locker lock.SessionLocker
+	before *before // nil until a try has read it
+}
+
+// before is how the schema differs from its record before the first try: a later try would take what the first one
+// migrated for changes by hand.
+type before struct {
+	byHand changes
+	other  *OtherServerError // nothing was compared
 }
 
 func open(cfg *pgx.ConnConfig) (*migrator, error) {
@@ -101,7 +109,7 @@ func open(cfg *pgx.ConnConfig) (*migrator, error) {
 		db.Close()
 		return nil, fmt.Errorf("read migrations: %w", err)
 	}
-	return &migrator{db, provider, locker}, nil
+	return &migrator{db: db, goose: provider, locker: locker}, nil
 }
 
 // apply tries once, and returns what it did even if it failed then.
@@ -129,17 +137,19 @@ func (m *migrator) locked(ctx context.Context, f func(*sql.Conn) error) error {
 }
 
 func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet) (Result, error) {
-	var byHand changes
-	err := m.with(conn, func(c *pgx.Conn) (err error) {
-		if err := checkEncoding(ctx, c); err != nil {
+	if m.before == nil {
+		var read before
+		err := m.with(conn, func(c *pgx.Conn) (err error) {
+			if err := checkEncoding(ctx, c); err != nil {
+				return err
+			}
+			read.byHand, err = changedByHand(ctx, c)
 			return err
+		})
+		if err != nil && !errors.As(err, &read.other) {
+			return Result{}, err
 		}
-		byHand, err = changedByHand(ctx, c)
-		return err
-	})
-	var other *OtherServerError
-	if err != nil && !errors.As(err, &other) {
-		return Result{}, err
+		m.before = &read
 	}
 	results, err := m.goose.Up(ctx)
 	var partial *goose.PartialError
@@ -150,10 +160,12 @@ func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet)
 	if err != nil {
 		return done, err
 	}
-	if other != nil {
+	if other := m.before.other; other != nil {
 		done.note("%v: it was recorded anew, and changes by hand before now will not be found", other)
 	}
-	err = m.with(conn, func(c *pgx.Conn) error { return set.apply(ctx, c, byHand, other != nil, &done) })
+	err = m.with(conn, func(c *pgx.Conn) error {
+		return set.apply(ctx, c, m.before.byHand, m.before.other != nil, &done)
+	})
 	return done, err
 }
 
