@@ -296,7 +296,10 @@ BEGIN
                        'entry_' || (SELECT q.name FROM penstock.queue q WHERE q.id = queue))
            INTO same USING queue, run, f.lock_key;
     END IF;
-    RETURN CASE WHEN run IS NOT NULL AND same IS NOT TRUE THEN format('cron job "%s" runs already, as entry %s', j.name, run) END;
+    IF run IS NOT NULL AND same IS NOT TRUE THEN
+        RETURN format('cron job "%s" runs already, as entry %s', j.name, run);
+    END IF;
+    RETURN NULL;
 END $$;
 
 -- retry_one is return_failure for an operation. Null: the failure is a run of a cron job that runs already, or whose

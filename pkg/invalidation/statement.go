@@ -121,8 +121,8 @@ func (m mergedStatement) HandleBatch(ctx context.Context, runs []*Run) []BatchAn
 	return answers
 }
 
-// ofPayload says that the error of a statement may be of the payload of one entry, nil included: not of the database, of
-// the statement itself (class 42), or of the end of the run.
+// ofPayload says that the error of a statement, nil included, may be of the payload of one entry: not of the database,
+// of the statement itself (class 42), or of the end of the run.
 func ofPayload(ctx context.Context, err error) bool {
 	return ctx.Err() == nil && !postgres.Passes(err) && !strings.HasPrefix(postgres.Code(err), "42")
 }
