@@ -198,11 +198,16 @@ func webhookRotate(a *app) *cobra.Command {
 	var overlap time.Duration
 	c.Flags().DurationVar(&overlap, "overlap", 24*time.Hour, "how long both sign")
 	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {
-		does, address := "renew the root secret of webhooks", ""
-		if len(args) > 0 {
-			does, address = "rotate secret of webhook "+args[0], args[0]
+		if len(args) == 0 {
+			c, err := a.sealing(server, "renew the root secret of webhooks", "/v1/webhooks/rotate", open,
+				"overlap_seconds", overlap.Seconds())
+			c.risky = true // all receivers without a secret of their own need new ones
+			return c, err
 		}
-		return a.sealing(server, does, "/v1/webhooks/rotate", open, "url", address,
+		if args[0] == "" {
+			return change{}, usagef("the URL is empty: leave it out to renew the root secret")
+		}
+		return a.sealing(server, "rotate secret of webhook "+args[0], "/v1/webhooks/rotate", open, "url", args[0],
 			"overlap_seconds", overlap.Seconds())
 	})
 }

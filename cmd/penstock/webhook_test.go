@@ -32,7 +32,7 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 		t.Errorf("signed with %d secrets (%v), want the new one and the old one", len(e.Secrets), err)
 	}
 	before := secret.FindString(s.penstock("webhook secret https://other.example/in --key file:" + key))
-	public := strings.TrimSpace(s.penstock("webhook rotate --reason yearly --key file:" + key))
+	public := strings.TrimSpace(s.penstock("webhook rotate --yes --reason yearly --key file:" + key))
 	if printed := s.penstock("webhook key --key file:" + key); !strings.Contains(printed, regexp.MustCompile(`whpk_\S+`).FindString(public)) {
 		t.Errorf("the key is\n%s, rotating printed %s", printed, public)
 	}
@@ -71,7 +71,8 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 		{"webhook register " + hook + " --internal --reason r", "--internal goes with --database-url"},
 		{"webhook register https://new.example/in --reason r", "whsec_"},
 		{"webhook rotate https://new.example/in --reason leaked", "whsec_"},
-		{"webhook rotate --reason yearly", "whpk_"},
+		{"webhook rotate --reason yearly", "not confirmed"},
+		{"webhook rotate --yes --reason yearly", "whpk_"},
 		{"webhook disable https://new.example/in --yes --reason r", "done"},
 	} {
 		if got := s.penstock(c.line); !strings.Contains(got, c.want) {

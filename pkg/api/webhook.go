@@ -48,7 +48,7 @@ type webhookChange struct {
 type webhookRotation struct {
 	Body struct {
 		Because
-		URL            string   `json:"url,omitempty" maxLength:"2048" doc:"Absent: the root secret."`
+		URL            *string  `json:"url,omitempty" minLength:"1" maxLength:"2048" doc:"Absent: the root secret."`
 		OverlapSeconds *float64 `json:"overlap_seconds,omitempty" minimum:"0" maximum:"31536000" doc:"How long the old secret signs as well; a day if absent."`
 	}
 }
@@ -142,10 +142,11 @@ func (a *API) rotateWebhook(ctx context.Context, in *webhookRotation) (*answer[w
 	if err != nil {
 		return nil, err
 	}
-	text, err := keeper.Rotate(ctx, in.Body.URL, overlap, in.Body.by(ctx))
-	if in.Body.URL == "" {
+	if in.Body.URL == nil {
+		text, err := keeper.Rotate(ctx, "", overlap, in.Body.by(ctx))
 		return &answer[webhookSecret]{webhookSecret{Key: text}}, err
 	}
+	text, err := keeper.Rotate(ctx, *in.Body.URL, overlap, in.Body.by(ctx))
 	return &answer[webhookSecret]{webhookSecret{Secret: text}}, err
 }
 

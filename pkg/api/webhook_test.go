@@ -62,3 +62,13 @@ func TestReadinessCountsWhatIsDegradedAndStaysReady(t *testing.T) {
 		}
 	}
 }
+
+// A variable that is empty must not renew the secret of all receivers.
+func TestAnEmptyAddressRenewsNoSecret(t *testing.T) {
+	w := newWorld(t)
+	w.api = New(w.pool, Config{Open: true, Webhooks: receivers{}})
+	status, answer := w.send("POST", "/v1/webhooks/rotate", `{"url": "", `+reason+`}`)
+	if status != http.StatusUnprocessableEntity {
+		t.Errorf("%d %v, want 422", status, answer)
+	}
+}

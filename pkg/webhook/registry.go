@@ -201,7 +201,8 @@ WITH turned AS (
      WHERE url = $1 AND secret IS NOT NULL
     RETURNING url
 )
-SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret', turned.url, $5)`
+SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret',
+       CASE turned.url WHEN '' THEN 'root secret' ELSE turned.url END, $5)`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The
 // address "" means the root secret: all derived secrets and the signing key change with it, and no receiver
