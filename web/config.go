@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -19,6 +20,8 @@ type Config struct {
 	// Path is the address below which the dashboard is served, with a slash at both ends. Default
 	// /ui/.
 	Path string
+	// Reserved are first segments of addresses that others than the dashboard answer.
+	Reserved []string
 	// Open lets everybody in, as an administrator and without a login. It is for development: the
 	// listener must be on a loopback address.
 	Open bool
@@ -49,7 +52,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.SessionMax = cmp.Or(c.SessionMax, 12*time.Hour)
 	c.StreamsMax = cmp.Or(c.StreamsMax, 1000)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
-	if err := CheckPath(c.Path); err != nil {
+	if err := CheckPath(c.Path, c.Reserved...); err != nil {
 		return c, err
 	}
 	return c, CheckTraceURL(c.TraceURL)
@@ -68,16 +71,13 @@ func CheckTraceURL(address string) error {
 	return nil
 }
 
-// CheckPath returns an error for a path that a dashboard cannot have.
-func CheckPath(path string) error {
+// CheckPath returns an error for a path that a dashboard cannot have: reserved are first segments of other addresses.
+func CheckPath(path string, reserved ...string) error {
 	inside := strings.Trim(path, "/")
 	valid := inside != "" && path == "/"+inside+"/" && !strings.Contains(inside, "//") &&
 		strings.Trim(inside, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_/") == ""
-	for reserved := range strings.SplitSeq("v1 queue tasks livez readyz openapi.yaml metrics", " ") {
-		first, _, _ := strings.Cut(inside, "/")
-		valid = valid && first != reserved
-	}
-	if !valid {
+	first, _, _ := strings.Cut(inside, "/")
+	if !valid || slices.Contains(reserved, first) {
 		return fmt.Errorf("path %q: want one such as /ui/ or /ops/penstock/, of letters, digits, - and _, "+
 			"that no route of the API begins with", path)
 	}

@@ -419,7 +419,7 @@ func TestPathsOfDashboards(t *testing.T) {
 		"/ui/": true, "/ops/penstock/": true, "/": false, "": false, "/ui": false, "ui/": false, "/v1/": false, "/queue/x/": false,
 		"//": false, "/a//b/": false, "/a b/": false, "/{x}/": false,
 	} {
-		if err := CheckPath(path); (err == nil) != valid {
+		if err := CheckPath(path, "v1", "queue"); (err == nil) != valid {
 			t.Errorf("path %q: %v", path, err)
 		}
 	}

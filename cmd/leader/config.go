@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/web"
 )
 
@@ -139,7 +140,7 @@ func (c Config) validate() error {
 	checks.Want(l.Brake.QueueEntries >= 0, "brake.queue_entries_max", l.Brake.QueueEntries, "0 or more")
 	keep := l.Recovery.AuditRetention
 	checks.Want(keep == 0 || keep >= 30*24*time.Hour, "recovery.audit_retention", keep, "0 or at least 720h")
-	checks.Want(web.CheckPath(l.Dashboard.Path) == nil, "dashboard.path", l.Dashboard.Path,
+	checks.Want(web.CheckPath(l.Dashboard.Path, api.FirstSegments()...) == nil, "dashboard.path", l.Dashboard.Path,
 		"a path such as /ui/ that no route of the API begins with")
 	checks.Want(web.CheckTraceURL(l.Dashboard.Trace) == nil, "dashboard.trace_url", l.Dashboard.Trace,
 		"an http or https address that contains {trace}")

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -193,6 +194,24 @@ func TestMetricsCanBeRead(t *testing.T) {
 	for _, f := range families {
 		if f.GetName() == "penstock_queue_head_age_seconds" || f.GetName() == "penstock_locks_stuck" {
 			t.Errorf("a former leader still shows %s", f.GetName())
+		}
+	}
+}
+
+func TestTheDashboardCoversNoAddressOfTheAPI(t *testing.T) {
+	text, err := os.ReadFile("../../docs/openapi.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	paths := regexp.MustCompile(`(?m)^  /([^/:]+)[^:\n]*:$`).FindAllStringSubmatch(string(text), -1)
+	if len(paths) < 50 {
+		t.Fatalf("found %d addresses", len(paths))
+	}
+	for _, path := range paths {
+		cfg := defaults()
+		cfg.Leader.Dashboard.Path = "/" + path[1] + "/"
+		if err := cfg.validate(); err == nil || !strings.Contains(err.Error(), "dashboard.path") {
+			t.Errorf("a dashboard at %s: %v", cfg.Leader.Dashboard.Path, err)
 		}
 	}
 }

@@ -3,6 +3,8 @@ package api
 import (
 	"fmt"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -36,6 +38,18 @@ func (a *API) OpenAPI() ([]byte, error) {
 		return nil, fmt.Errorf("describe the API: %w", err)
 	}
 	return text, nil
+}
+
+// FirstSegments returns the first segments of all addresses of the API and of its probes, each once.
+func FirstSegments() []string {
+	segments := []string{"metrics"} // where Config.Metrics is given
+	for _, r := range New(nil, Config{}).routes {
+		if first, _, _ := strings.Cut(strings.TrimPrefix(r.path, "/"), "/"); first != "" {
+			segments = append(segments, first)
+		}
+	}
+	slices.Sort(segments)
+	return slices.Compact(segments)
 }
 
 // reach notes the components that a schema refers to, directly or through others.
