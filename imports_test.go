@@ -53,11 +53,11 @@ var allowedImports = map[string][]string{
 	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
 	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
-	"pkg/gateway":   append(slices.Clone(duty), "pkg/worker"),
+	"pkg/gateway":   append(slices.Clone(duty), "internal/stream", "pkg/worker"),
 	"pkg/cron":      duty,
 
-	"pkg/gateway/openaibatch": append(slices.Clone(duty), "pkg/gateway", "pkg/worker"),
-	"pkg/gateway/prediction":  append(slices.Clone(duty), "pkg/gateway", "pkg/worker"),
+	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
+	"pkg/gateway/prediction":  append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
 
 	"pkg/recovery":  duty,
 	"pkg/election":  duty,

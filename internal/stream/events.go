@@ -35,5 +35,8 @@ func (e *Events) Event(id, name, data string) error {
 	return e.out.Send([]byte(text.String()))
 }
 
+// Release takes the limit off, as that of Writer.
+func (e *Events) Release() { e.out.Release() }
+
 // Comment sends a line that readers ignore, so that nothing in between takes the connection for dead.
 func (e *Events) Comment(text string) error { return e.out.Send([]byte(": " + text + "\n\n")) }

@@ -39,7 +39,6 @@
 //	probe_other.go  the same where the system cannot be asked
 //	window.go       the buffer of an answer, and the token counts at its end
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
-//	paced.go        writes to a client, each within a limit
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place
 //	paused.go       which requests a pause holds, those that wait too
 //	retry.go        how many second attempts there may be

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -376,7 +377,7 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	c.release() // there is no other attempt
 	c.body = nil
 	stall := c.route.model.Policy.ClientStall.Duration()
-	p := passing{call: c, cancel: cancel, events: isEvents(answer), out: NewPacedWriter(c.writer, c.request, stall)}
+	p := passing{call: c, cancel: cancel, events: isEvents(answer), out: stream.NewWriter(c.writer, c.request, stall)}
 	p.whole = !p.events && answer.ContentLength >= 0
 	p.counts = p.events || isJSON(answer)
 	c.answer.open(answer.ContentLength)

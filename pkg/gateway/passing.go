@@ -5,16 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"time"
+
+	"github.com/penstock/penstock/internal/stream"
 )
 
 // passing is the body of one answer on its way to the client.
 type passing struct {
 	call   *call
 	cancel context.CancelCauseFunc
-	out    PacedWriter // to the client
-	events bool        // server-sent events: each read is sent at once
-	whole  bool        // the length is known: nothing is sent early
-	counts bool        // it is of a form in which workers report tokens
+	out    stream.Writer // to the client
+	events bool          // server-sent events: each read is sent at once
+	whole  bool          // the length is known: nothing is sent early
+	counts bool          // it is of a form in which workers report tokens
 	cut    eventCut
 	failed error // of the client's connection
 

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/gateway"
 )
 
@@ -253,7 +254,7 @@ func (s *Batches) content(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	}
 	w.Header().Set("Content-Type", "application/octet-stream")
 	w.Header().Set("Content-Length", strconv.FormatInt(f.Bytes, 10))
-	to := gateway.NewPacedWriter(w, r, uploadPause)
+	to := stream.NewWriter(w, r, uploadPause)
 	defer to.Release()
 	if _, err := io.CopyBuffer(&to, openFile(r.Context(), s.db, f.ID, f.Bytes), make([]byte, copyBytes)); err != nil {
 		s.log.Debug("file was not sent whole", "file", f.ID, "error", err)

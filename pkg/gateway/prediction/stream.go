@@ -4,12 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"net/http"
 	"strings"
 	"time"
 
-	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/internal/stream"
 )
 
 // Bounds of one connection that reads a stream.
@@ -50,42 +49,29 @@ func (s *Predictions) stream(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	reader := &reading{
 		service: s, p: p, follower: newFollower(last),
-		events: &events{out: gateway.NewPacedWriter(w, r, streamStall), mark: mark},
+		events: stream.NewEvents(w, r, streamStall), mark: mark,
 	}
-	defer reader.events.out.Release()
+	defer reader.events.Release()
 	if err := reader.run(ctx); err != nil && ctx.Err() == nil {
 		s.log.Debug("stream of prediction", "prediction", p.ID, "error", err)
 	}
 }
-
-// events writes server-sent events.
-type events struct {
-	out  gateway.PacedWriter
-	mark string // of the prediction
-}
-
-func (e *events) send(name, data string, at place) error {
-	var text strings.Builder
-	fmt.Fprintf(&text, "event: %s\nid: %s\n", name, at.id(e.mark))
-	for line := range strings.SplitSeq(data, "\n") {
-		text.WriteString("data: " + line + "\n")
-	}
-	text.WriteByte('\n')
-	return e.write(text.String())
-}
-
-func (e *events) write(text string) error { return e.out.Send([]byte(text)) }
 
 // reading is one client that reads the stream of a prediction.
 type reading struct {
 	service  *Predictions
 	p        row
 	follower *follower
-	events   *events
+	events   *stream.Events
+	mark     string // of the prediction, in the ids of its events
+}
+
+func (r *reading) send(name, data string, at place) error {
+	return r.events.Event(at.id(r.mark), name, data)
 }
 
 func (r *reading) run(ctx context.Context) error {
-	if err := r.events.write(": connected\n\n"); err != nil { // the head, before there is output
+	if err := r.events.Comment("connected"); err != nil { // the head, before there is output
 		return err
 	}
 	beat := &r.service.beat
@@ -129,7 +115,7 @@ func (r *reading) wait() (over bool, err error) {
 	if over, err := r.refused(); over || err != nil {
 		return over, err
 	}
-	return false, r.events.write(": waiting\n\n")
+	return false, r.events.Comment("waiting")
 }
 
 // tell sends news. over: the stream has ended.
@@ -139,7 +125,7 @@ func (r *reading) tell(ctx context.Context, n news) (over bool, err error) {
 	}
 	list, broken := r.follower.take(n.pieces)
 	for _, d := range list {
-		if err := r.events.send("output", d.text, d.at); err != nil {
+		if err := r.send("output", d.text, d.at); err != nil {
 			return true, err
 		}
 	}
@@ -170,10 +156,10 @@ func (r *reading) fail(reason string, at place) error {
 	if err != nil {
 		return err
 	}
-	if err := r.events.send("error", string(text), at); err != nil {
+	if err := r.send("error", string(text), at); err != nil {
 		return err
 	}
-	return r.events.send("done", `{"reason":"error"}`, at)
+	return r.send("done", `{"reason":"error"}`, at)
 }
 
 // end sends what a prediction came to, with the part of its output that was not streamed.
@@ -184,7 +170,7 @@ func (r *reading) end(p row) error {
 	case v.Status == failed:
 		return r.fail(*v.Error, r.atEnd(endDone))
 	case v.Status == canceled:
-		return r.events.send("done", `{"reason":"canceled"}`, r.atEnd(endDone))
+		return r.send("done", `{"reason":"canceled"}`, r.atEnd(endDone))
 	case flaw != nil:
 		return errors.Join(flaw, r.fail(flaw.Error(), r.atEnd(endDone)))
 	}
@@ -193,11 +179,11 @@ func (r *reading) end(p row) error {
 		return errors.Join(err, r.fail("the output cannot be read: read the prediction", r.atEnd(endDone)))
 	}
 	if rest != "" {
-		if err := r.events.send("output", rest, r.atEnd(endOutput)); err != nil {
+		if err := r.send("output", rest, r.atEnd(endOutput)); err != nil {
 			return err
 		}
 	}
-	return r.events.send("done", "{}", r.atEnd(endDone))
+	return r.send("done", "{}", r.atEnd(endDone))
 }
 
 // rest is the part of an output that the client does not have: behind texts the calls of tools, as the result of the
