@@ -34,7 +34,8 @@ func (l *leader) newDashboard(own *api.API) (dashboard, error) {
 	}
 	cfg := l.cfg.Leader
 	pages, err := web.New(operator.New(l.pools.dashboard), operator.New(l.pools.api), web.Config{
-		Path: cfg.Dashboard.Path, Reserved: api.FirstSegments(), Open: cfg.Open, Token: own.FindToken, SessionMax: cfg.Dashboard.Session,
+		Path: cfg.Dashboard.Path, Reserved: api.FirstSegments(), Open: cfg.Open, Token: own.FindToken,
+		SessionMax: cfg.Dashboard.Session,
 		Examine: func(ctx context.Context) ([]doctor.Finding, error) {
 			return doctor.Examine(ctx, l.pools.api, doctor.Config{
 				Schema: func(ctx context.Context) (doctor.Finding, error) { return doctor.Schema(ctx, l.pools.api) },

@@ -117,8 +117,8 @@ func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 	fmt.Fprintf(a.err, "operation %d\n", id)
 	answer, err := a.carryOn(ctx, api, id)
 	if err != nil {
-		err = partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, penstock operation cancel %d ends it",
-			err, id, id)}
+		err = partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, "+
+			"penstock operation cancel %d ends it", err, id, id)}
 	}
 	return answer, err
 }

@@ -64,7 +64,8 @@ func (a *app) pushLines(ctx context.Context, api conn, queue, path string, templ
 	p := &linePush{api: api, queue: queue, template: template, key: template.IdempotencyKey, first: 1}
 	if p.key == "" {
 		p.key = rand.Text()
-		fmt.Fprintf(a.err, "if this breaks off, the same command with --idempotency-key %s pushes no line twice\n", p.key)
+		fmt.Fprintf(a.err, "if this breaks off, the same command with --idempotency-key %s pushes no line twice\n",
+			p.key)
 	}
 	bar := a.progress(size, "push")
 	defer bar.end()
@@ -93,7 +94,8 @@ func (p *linePush) run(ctx context.Context, source io.Reader, bar *bar) error {
 			continue
 		}
 		if !json.Valid(text) {
-			return usagef("line %d is not JSON; %d entries before line %d were accepted", p.line, p.report.Entries, p.first)
+			return usagef("line %d is not JSON; %d entries before line %d were accepted", p.line, p.report.Entries,
+				p.first)
 		}
 		p.add(text)
 		if len(p.batch) == pushBatch || p.bytes >= pushBytes {
@@ -146,8 +148,8 @@ func (p *linePush) flush(ctx context.Context) error {
 	return nil
 }
 
-// undecided says that an error leaves open whether a push was accepted: there was no answer, or one of a server that does
-// not know it either.
+// undecided says that an error leaves open whether a push was accepted: there was no answer, or one of a server that
+// does not know it either.
 func undecided(err error) bool {
 	var answer *client.Error
 	switch {

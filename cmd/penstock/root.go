@@ -86,7 +86,8 @@ func run(ctx context.Context, a *app, args []string) int {
 		err = usageError{err}
 	}
 	if a.out.failed != nil && (err == nil || isA[exitStatus](err)) {
-		err = partialError{fmt.Errorf("the command was carried out, and its output could not be written: %w", a.out.failed)}
+		err = partialError{fmt.Errorf("the command was carried out, and its output could not be written: %w",
+			a.out.failed)}
 	}
 	return a.report(ctx, err)
 }

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Writer writes the parts of an answer to a client that may take a while for each of them. The limit is on writes alone:
-// an answer may pause between two of them for as long as it likes.
+// Writer writes the parts of an answer to a client that may take a while for each of them. The limit is on writes
+// alone: an answer may pause between two of them for as long as it likes.
 type Writer struct {
 	w           http.ResponseWriter
 	control     *http.ResponseController

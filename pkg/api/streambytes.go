@@ -18,8 +18,8 @@ const (
 	streamRetry    = 50 * time.Millisecond
 )
 
-// streamBudget is how many bytes all streams of pushes together may hold. Those of one token have half of it at most, so
-// that one client leaves room for the others.
+// streamBudget is how many bytes all streams of pushes together may hold. Those of one token have half of it at most,
+// so that one client leaves room for the others.
 type streamBudget struct {
 	perToken int64
 

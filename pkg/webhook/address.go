@@ -39,7 +39,8 @@ func NewPolicy(c AddressConfig) (AddressPolicy, error) {
 	p := AddressPolicy{HTTPSOnly: c.HTTPSOnly, AllowHTTP: c.AllowHTTP, AllowHosts: c.AllowHosts}
 	for _, host := range c.AllowHosts {
 		if _, err := netip.ParseAddr(host); err != nil && strings.ContainsAny(host, ":/[] ") {
-			return p, fmt.Errorf("allow_hosts: %q is not a host: want its name or address, without scheme and port", host)
+			return p, fmt.Errorf("allow_hosts: %q is not a host: want its name or address, without scheme and port",
+				host)
 		}
 	}
 	for _, text := range c.AllowNetworks {

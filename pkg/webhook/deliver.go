@@ -32,10 +32,10 @@ type Config struct {
 	Timeout      time.Duration // of one attempt, connecting included; 15 s
 	InFlight     int           // attempts at once to one address; 4
 	HostInFlight int           // attempts at once to one host, which strangers may share; 32
-	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it is
-	// less than the threads that deliver, receivers that answer slowly leave threads for those that answer promptly. Hosts
-	// of one site (names with the same last two labels) have half of it, and those at which an attempt lasted for the
-	// whole timeout a quarter.
+	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it
+	// is less than the threads that deliver, receivers that answer slowly leave threads for those that answer
+	// promptly. Hosts of one site (names with the same last two labels) have half of it, and those at which an
+	// attempt lasted for the whole timeout a quarter.
 	Unproven int
 	Breaker  BreakerConfig
 	Dialer   net.Dialer // for unusual networks; its Control runs after the policy's
@@ -162,8 +162,8 @@ func postponed(m message, refused refusal) deliveryOutcome {
 	return o
 }
 
-// siteOf is the registrable part of a host, taken for its last two labels: names below it cost nothing. An IP address has
-// a site for each port.
+// siteOf is the registrable part of a host, taken for its last two labels: names below it cost nothing. An IP address
+// has a site for each port.
 func siteOf(u *url.URL) string {
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
 	if _, err := netip.ParseAddr(host); err == nil {

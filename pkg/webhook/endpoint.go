@@ -52,7 +52,8 @@ type endpoints struct {
 	prompt *recent    // hosts whose last answer came within promptWithin
 	slow   *recent    // sites at which the last attempt to an unproven host lasted for the whole timeout
 
-	unproven, toSlow int   // attempts in flight to hosts that are not in prompt, and to those of them whose site is slow
+	// attempts in flight to hosts that are not in prompt, and to those of them whose site is slow
+	unproven, toSlow int
 	bySite           tally // attempts in flight to unproven hosts
 }
 
@@ -102,7 +103,8 @@ const (
 
 func newEndpoints(config BreakerConfig, limits flightLimits) *endpoints {
 	return &endpoints{
-		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(), byHost: tally{}, bySite: tally{},
+		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(),
+		byHost: tally{}, bySite: tally{},
 		prompt: newRecent(), slow: newRecent(),
 	}
 }

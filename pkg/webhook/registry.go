@@ -44,8 +44,8 @@ func goneMark(u *url.URL) string {
 	return withoutQuery(u) + "#query-" + hex.EncodeToString(sum[:16])
 }
 
-// findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root. It is
-// disabled by either row, or by that of its mark $3.
+// findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root. It
+// is disabled by either row, or by that of its mark $3.
 const findEndpointSQL = `
 SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own.old_secret END,
        root.secret, CASE WHEN root.old_until > clock_timestamp() THEN root.old_secret END,
@@ -133,9 +133,9 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 }
 
 // registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
-// without its query, is enabled with it where its receiver answered 410, reason $6, and so is that of its mark $7; where
-// $1 has no query, those of all marks below it. Where an operator disabled row $5, nothing is changed, and its reason is
-// the second column.
+// without its query, is enabled with it where its receiver answered 410, reason $6, and so is that of its mark $7;
+// where $1 has no query, those of all marks below it. Where an operator disabled row $5, nothing is changed, and its
+// reason is the second column.
 const registerSQL = `
 WITH refused AS MATERIALIZED (
     SELECT coalesce(disabled_reason, '') AS reason
@@ -261,8 +261,8 @@ func DisableEndpoint(ctx context.Context, db postgres.DB, address string, by inv
 // goneMax is how many unregistered addresses are kept as gone. Every client that may push can name any number of them.
 const goneMax = 10_000
 
-// goneSQL disables address $1, which answered 410: its row, or that of its mark $4. The audit has no line of it: receivers
-// do not operate the installation, and could fill a table of which nothing can be deleted.
+// goneSQL disables address $1, which answered 410: its row, or that of its mark $4. The audit has no line of it:
+// receivers do not operate the installation, and could fill a table of which nothing can be deleted.
 const goneSQL = `
 INSERT INTO penstock.webhook_endpoint AS e (url, disabled_at, disabled_reason)
 SELECT coalesce(known.url, $4), clock_timestamp(), $2
