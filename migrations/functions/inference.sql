@@ -667,7 +667,9 @@ DECLARE
     child text;
     made  integer := 0;
 BEGIN
-    FOR hour IN SELECT generate_series(date_trunc('hour', now(), 'UTC'), now() + interval '3 hours', interval '1 hour') LOOP
+    FOR hour IN
+        SELECT generate_series(date_trunc('hour', now(), 'UTC'), now() + interval '3 hours', interval '1 hour')
+    LOOP
         child := 'output_' || to_char(hour, 'YYYYMMDDHH24');
         CONTINUE WHEN to_regclass('penstock.' || child) IS NOT NULL;
         BEGIN
