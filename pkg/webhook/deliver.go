@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
+	"golang.org/x/net/publicsuffix"
 
 	"github.com/penstock/penstock/internal/duration"
 	"github.com/penstock/penstock/internal/oneline"
@@ -34,7 +35,7 @@ type Config struct {
 	HostInFlight int           // attempts at once to one host, which strangers may share; 32
 	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it
 	// is less than the threads that deliver, receivers that answer slowly leave threads for those that answer
-	// promptly. Hosts of one site (names with the same last two labels) have half of it, and those at which an
+	// promptly. Hosts of one site (siteOf) have half of it, and those at which an
 	// attempt lasted for the whole timeout a quarter.
 	Unproven int
 	Breaker  BreakerConfig
@@ -128,7 +129,7 @@ func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 	began := time.Now()
 	f, refused := d.endpoints.enter(began, to)
 	if f == nil {
-		return postponed(m, refused)
+		return d.postponed(m, refused)
 	}
 	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
 	o.Took = time.Since(began)
@@ -143,34 +144,35 @@ func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 }
 
 // postponed is the outcome of an attempt that was not admitted. It is no attempt, unless the breaker is open beyond the
-// time at which the schedule has the next one. Otherwise the messages to a receiver that is down would not end: all of
-// them together get one attempt each time that the breaker has been open.
-func postponed(m message, refused refusal) deliveryOutcome {
-	o := deliveryOutcome{Kind: deferred, Wait: jittered(refused.wait)}
+// time at which the schedule has the next one: then it counts as the one that was due. Otherwise the messages to a
+// receiver that is down would not end: all of them together get one attempt each time that the breaker has been open.
+func (d *deliverer) postponed(m message, refused refusal) deliveryOutcome {
+	wait := jittered(refused.wait)
 	if refused.down == "" {
-		o.Reason = "the receiver has enough deliveries in flight"
-		return o
+		return deliveryOutcome{Kind: deferred, Wait: wait, Reason: "the receiver has enough deliveries in flight"}
 	}
-	o.Reason = reasonOf("not tried, since the attempts before failed: " + refused.down)
-	switch {
-	case m.Age+o.Wait <= due(m.Attempt+1):
-	case m.Attempt < len(waits):
-		o.Kind = retry
-	default:
-		return usedUp(o.Reason)
+	reason := reasonOf("not tried, since the attempts before failed: " + refused.down)
+	if m.Age+wait <= due(m.Attempt+1) {
+		return deliveryOutcome{Kind: deferred, Wait: wait, Reason: reason}
 	}
-	return o
+	return d.again(m, wait, reason)
 }
 
-// siteOf is the registrable part of a host, taken for its last two labels: names below it cost nothing. An IP address
-// has a site for each port.
+// siteOf is the part of a host that one party has registered, by the list of public suffixes: names below it cost that
+// party nothing. A name outside of the list, as within a cluster, is a site of its own; an IP address one for each port.
 func siteOf(u *url.URL) string {
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
 	if _, err := netip.ParseAddr(host); err == nil {
 		return origin(u)
 	}
-	labels := strings.Split(host, ".")
-	return strings.Join(labels[max(0, len(labels)-2):], ".")
+	suffix, managed := publicsuffix.PublicSuffix(host)
+	if !managed && !strings.Contains(suffix, ".") {
+		return host
+	}
+	if site, err := publicsuffix.EffectiveTLDPlusOne(host); err == nil {
+		return site
+	}
+	return host
 }
 
 // origin is scheme, host and port of an address, in lower case, without the dot at the end of a full name and without

@@ -432,3 +432,34 @@ func TestSlowSitesTogetherHaveAQuarterOfThePlaces(t *testing.T) {
 		t.Error("a site that answered is still taken for slow")
 	}
 }
+
+func TestASiteIsWhatOnePartyHasRegistered(t *testing.T) {
+	for address, want := range map[string]string{
+		"https://n1.hooks.evil.com/":             "evil.com",
+		"https://hooks.shop.co.uk/":              "shop.co.uk",
+		"https://job-x7.a.run.app/":              "job-x7.a.run.app", // each name under a.run.app is another party's
+		"http://hook.team.svc.cluster.local./in": "hook.team.svc.cluster.local",
+		"http://receiver:8080/":                  "receiver",
+		"http://10.1.2.3:8080/":                  "http://10.1.2.3:8080",
+	} {
+		if got := siteOf(mustParse(t, address)); got != want {
+			t.Errorf("the site of %s is %s, want %s", address, got, want)
+		}
+	}
+}
+
+// A message of last week that an operator had tried again has the times of the schedule between its attempts, whether they
+// are made or the breaker is open.
+func TestAnOldMessageThatIsTriedAgainHasTheWholeSchedule(t *testing.T) {
+	d := newDeliverer(Config{Policy: loopback()})
+	down := refusal{wait: 30 * time.Second, down: "timed out"}
+	for attempt := 1; attempt < len(waits); attempt++ {
+		o := d.postponed(message{Attempt: attempt, Age: 7 * 24 * time.Hour}, down)
+		if o.Kind != retry || o.Wait < waits[attempt] {
+			t.Errorf("attempt %d is %v and the next follows after %v, want at least %v", attempt, o.Kind, o.Wait, waits[attempt])
+		}
+	}
+	if o := d.postponed(message{Attempt: len(waits), Age: 7 * 24 * time.Hour}, down); o.Kind != failed {
+		t.Errorf("behind the last attempt the message is %v, want failed", o.Kind)
+	}
+}
