@@ -145,6 +145,10 @@ func TestAStreamTakesWhatItHoldsAndGivesItBack(t *testing.T) {
 		for _, s := range []*streamShare{long, short, another, other} {
 			s.close()
 		}
+		if err := long.grow(t.Context(), lineBytesMax); err == nil { // its reader goes on for a moment
+			t.Error("a stream that has ended takes bytes")
+		}
+		short.shrink(1)
 		if budget.free != 16<<20 || len(budget.of) != 0 {
 			t.Errorf("%d bytes are free of %d, and %v hold some", budget.free, 16<<20, budget.of)
 		}

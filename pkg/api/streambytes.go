@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -69,8 +70,11 @@ type streamShare struct {
 	mu     sync.Mutex
 	buffer int64 // bytes of the line that is being read
 	lines  int64 // bytes of lines that were read and have no answer
+	closed bool  // a reader that goes on takes and gives nothing more
 	freed  chan struct{}
 }
+
+var errStreamClosed = errors.New("the stream has ended")
 
 // enter takes the base of a stream of the caller. close gives back all that the stream holds.
 func (b *streamBudget) enter(c caller) (*streamShare, error) {
@@ -88,7 +92,7 @@ func (s *streamShare) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.budget.give(s.token, streamBase+s.borrowed())
-	s.buffer, s.lines = 0, 0
+	s.buffer, s.lines, s.closed = 0, 0, true
 }
 
 // borrowed returns the bytes beyond the base.
@@ -132,6 +136,8 @@ func (s *streamShare) try(buffer, lines int64) (held int64, err error) {
 	defer s.mu.Unlock()
 	before, now := s.borrowed(), max(0, s.buffer+buffer+s.lines+lines-streamBase)
 	switch {
+	case s.closed:
+		return 0, errStreamClosed
 	case s.lines > 0 && s.buffer+buffer+s.lines+lines > streamBytes:
 		return s.lines, errBusy
 	case s.budget == nil:
@@ -153,6 +159,9 @@ func (s *streamShare) done(n int64) { s.give(0, n) }
 func (s *streamShare) give(buffer, lines int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.closed {
+		return
+	}
 	before := s.borrowed()
 	s.buffer, s.lines = s.buffer-buffer, s.lines-lines
 	if s.budget != nil {
