@@ -21,7 +21,7 @@ func (d *deadlined) SetWriteDeadline(at time.Time) error {
 // Over HTTP/2 a deadline that passes between two events ends the stream, and a page may not change for 15 seconds.
 func TestAnEventLeavesNoDeadlineOverHTTP2(t *testing.T) {
 	w := &deadlined{ResponseRecorder: httptest.NewRecorder(), last: time.Unix(1, 0)}
-	r := httptest.NewRequest(http.MethodGet, "/ui/", nil)
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/ui/", nil)
 	r.ProtoMajor = 2
 	s := newEventStream(w, r)
 	if err := s.show(&snapshot{tag: "a", part: []byte("<p>\n")}); err != nil {

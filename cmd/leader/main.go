@@ -280,7 +280,7 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 		log.Info("migrated the schema", "applied", done.Applied)
 	}
 	for _, note := range done.Notes {
-		log.Warn("migrations: " + note)
+		log.Warn("migrated the schema, but not all of it", "note", note)
 	}
 	return err
 }

@@ -13,7 +13,7 @@ import (
 
 func TestAnEventHasOneFieldForEachLineOfItsData(t *testing.T) {
 	w := httptest.NewRecorder()
-	e := NewEvents(w, httptest.NewRequest(http.MethodGet, "/", nil), time.Second)
+	e := NewEvents(w, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil), time.Second)
 	for _, err := range []error{e.Event("7", "part", "a\nb\r\nc\rid: 8\n"), e.Event("", "alive", ""), e.Comment("here")} {
 		if err != nil {
 			t.Fatal(err)
