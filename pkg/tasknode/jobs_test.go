@@ -190,7 +190,7 @@ func TestARunOfSeveralEndsAtTheLatestOfTheirDeadlines(t *testing.T) {
 
 // A handler ends the goroutine where a test of it calls FailNow. Its entries are retried, and others run after them.
 func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
-	n := New(Config{}, nil, nil)
+	n := New(Config{Log: slog.New(slog.DiscardHandler)}, nil, nil)
 	n.runs = t.Context()
 	one, several, after := assigned(1, 2), assigned(3, 4), assigned(5)
 	one.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
@@ -226,7 +226,7 @@ func TestAThreadOutlivesAHandlerThatEndsItsGoroutine(t *testing.T) {
 // Each goroutine that a handler ends is followed by one, and none of them waits for those after it.
 func TestGoroutinesThatHandlersEndDoNotAddUp(t *testing.T) {
 	const jobs = 50
-	n := New(Config{}, nil, nil)
+	n := New(Config{Log: slog.New(slog.DiscardHandler)}, nil, nil)
 	n.runs = t.Context()
 	before, most := runtime.NumGoroutine(), 0
 	for i := range jobs {

@@ -272,7 +272,7 @@ func TestEndingsOfADroppedQueueDoNotHoldUpOthers(t *testing.T) {
 	gone, other := create(t, pool, "gone", invalidation.Config{}), create(t, pool, "other", invalidation.Config{})
 	var begun sync.WaitGroup
 	goOn := make(chan struct{})
-	node, _ := start(t, pool, tasknode.Config{Threads: 12, Beat: 50 * time.Millisecond}, map[string]invalidation.HandlerFunc{
+	node, _ := start(t, pool, tasknode.Config{Threads: 12, Lease: time.Minute, Beat: time.Second}, map[string]invalidation.HandlerFunc{
 		"gone": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			begun.Done()
 			<-goOn
