@@ -94,6 +94,7 @@ func (c Config) validate() error {
 	g := c.Gateway
 	checks := config.Checks{Section: "gateway"}
 	checks.Want(g.Application != "", "application", g.Application, "a name")
+	checks.Add(config.CheckListen("gateway.debug_listen", g.Debug))
 	checks.Want(g.Lease >= 5*time.Second, "lease", g.Lease, "5 s or more")
 	checks.Want(g.Grace >= 0, "grace", g.Grace, "0 or more")
 	checks.Want(g.Conns > 0, "connections_max", g.Conns, "more than 0")

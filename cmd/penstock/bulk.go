@@ -111,8 +111,8 @@ func (a *app) each(args []string, does string,
 	return c, nil
 }
 
-// follow carries an operation out and shows how far it has come. A leader may carry it out at the same time; the
-// operation survives this program.
+// follow carries an operation out, which there is, and shows how far it has come. A leader may carry it out at the same
+// time; the operation survives this program.
 func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 	fmt.Fprintf(a.err, "operation %d\n", id)
 	answer, err := a.carryOn(ctx, api, id)

@@ -103,6 +103,9 @@ func operationFollow(a *app) *cobra.Command {
 		if err != nil {
 			return err
 		}
+		if _, err := get[operator.Operation](c.Context(), api, at("/v1/operations/%v", id)); err != nil {
+			return err
+		}
 		answer, err := a.follow(c.Context(), api, id)
 		if err != nil {
 			return err

@@ -61,6 +61,7 @@ func replayCommand(a *app) *cobra.Command {
 			defer file.Close()
 			source = file
 		}
+		pushed := int64(0)
 		push := func(context.Context, ...invalidation.Push) error { return nil }
 		if dry {
 			t.speed = 0
@@ -69,16 +70,21 @@ func replayCommand(a *app) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			bar, pushed := a.progress(-1, "replay"), int64(0)
+			bar := a.progress(-1, "replay")
 			defer bar.end()
 			push = func(ctx context.Context, pushes ...invalidation.Push) error {
 				_, err := api.push(ctx, args[0], pushes...)
-				pushed += int64(len(pushes))
+				if err == nil {
+					pushed += int64(len(pushes))
+				}
 				bar.set(pushed)
 				return err
 			}
 		}
 		report, err := t.replay(c.Context(), bufio.NewReader(source), push)
+		if err != nil && pushed > 0 {
+			err = partialError{fmt.Errorf("%w; %d entries were pushed before", err, pushed)}
+		}
 		if err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"slices"
 	"time"
@@ -30,14 +31,18 @@ type sentEntry struct {
 }
 
 // push sends one entry as an object and several as an array, all or none of which are accepted. The client sends the
-// request again where there is no answer: each entry has a key of its own.
+// request again where there is no answer, if each entry has a key of its own, or none has one: then the request has.
 func (c conn) push(ctx context.Context, queue string, pushes ...invalidation.Push) ([]invalidation.Pushed, error) {
 	entries := make([]sentEntry, len(pushes))
 	for i, p := range pushes {
 		entries[i] = sentEntry(p)
 	}
 	call := client.RawRequest{Method: "POST", Path: at("/v1/queues/%v/entries", queue), In: entries}
-	call.Again = !slices.ContainsFunc(pushes, func(p invalidation.Push) bool { return p.IdempotencyKey == "" })
+	keyless := func(p invalidation.Push) bool { return p.IdempotencyKey == "" }
+	call.Again = !slices.ContainsFunc(pushes, keyless)
+	if !slices.ContainsFunc(pushes, func(p invalidation.Push) bool { return !keyless(p) }) {
+		call.Key = rand.Text()
+	}
 	if len(pushes) == 1 {
 		var one invalidation.Pushed
 		call.In = entries[0]

@@ -181,7 +181,7 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 	return k.Load(confmap.Provider(values, "."), nil)
 }
 
-// readEnv loads the options that the environment sets. The flags of probe validate each value.
+// readEnv loads the options that the environment sets.
 func (p Program) readEnv(k *koanf.Koanf, all []Option) error {
 	var unknown []string
 	var flaw error

@@ -83,8 +83,12 @@ func (o Option) addTo(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// parse reads a text as a value of the option, as its flag does. The items of a list have no blanks around them.
+// parse reads a text as a value of the option, as its flag does. The items of a list have a comma or a line break between
+// them, and no blanks around them.
 func (o Option) parse(text string) (any, error) {
+	if o.value.Kind() == reflect.Slice {
+		return trimmed(strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' })), nil
+	}
 	flags := pflag.NewFlagSet(o.Flag, pflag.ContinueOnError)
 	if err := o.addTo(flags); err != nil {
 		return nil, err
@@ -92,9 +96,6 @@ func (o Option) parse(text string) (any, error) {
 	flag := flags.Lookup(o.Flag)
 	if err := flag.Value.Set(text); err != nil {
 		return nil, err
-	}
-	if list, isList := flag.Value.(pflag.SliceValue); isList {
-		return trimmed(list.GetSlice()), nil
 	}
 	return posflag.FlagVal(flags, flag), nil
 }

@@ -164,6 +164,14 @@ func (a *API) stillValid(ctx context.Context) error {
 	return err
 }
 
+// revoked says that the token of a request that goes on lets it in no more. A database that does not answer says nothing
+// of the token.
+func (a *API) revoked(ctx context.Context) bool {
+	timed, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
+	defer cancel()
+	return errors.Is(a.stillValid(timed), errNoToken)
+}
+
 // ownSQL says whether entry $1 was pushed under key $2 of flow $3.
 const ownSQL = `
 SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f

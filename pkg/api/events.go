@@ -121,7 +121,7 @@ func (f *follower) follow(ctx context.Context, c *invalidation.EntryWaiter) bool
 	alive := time.NewTicker(eventsAlive)
 	defer alive.Stop()
 	for f.out.err == nil {
-		if f.api.stillValid(ctx) != nil {
+		if f.api.revoked(ctx) {
 			return false // the next request of the client says why
 		}
 		seen := c.News()
