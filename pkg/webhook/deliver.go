@@ -107,7 +107,6 @@ func newDeliverer(config Config) *deliverer {
 				// past the policy.
 				Proxy:                  nil,
 				DialContext:            config.Policy.Dialer(config.Dialer),
-				TLSHandshakeTimeout:    10 * time.Second,
 				MaxIdleConnsPerHost:    config.InFlight,
 				MaxIdleConns:           256,
 				IdleConnTimeout:        30 * time.Second,
