@@ -304,7 +304,7 @@ END $$;
 
 -- retry_one is return_failure for an operation. Null: the failure is a run of a cron job that runs already, or whose
 -- row or waiting entry another transaction has locked; try again.
--- Locks: the row of the cron job (FOR UPDATE SKIP LOCKED), then those of return_failure.
+-- Locks: the row of failure, then that of the cron job (FOR UPDATE SKIP LOCKED both), then those of return_failure.
 -- Callers: apply_operation.
 -- SQLSTATE: PS006 not allowed in this state, of a queue of another kind than cron.
 CREATE OR REPLACE FUNCTION penstock.retry_one(queue integer, wanted bigint) RETURNS boolean
@@ -314,6 +314,10 @@ DECLARE
 BEGIN
     IF NOT EXISTS (SELECT FROM penstock.queue q WHERE q.id = queue AND q.kind = 'cron') THEN
         RETURN penstock.return_failure(queue, wanted);
+    END IF;
+    PERFORM FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = wanted FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND THEN
+        RETURN CASE WHEN NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = wanted) THEN false END;
     END IF;
     SELECT j.id INTO job FROM penstock.cron_job j JOIN penstock.failure f ON f.queue_id = j.queue_id AND f.name = j.name
      WHERE f.queue_id = queue AND f.entry_id = wanted;
