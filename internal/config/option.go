@@ -83,8 +83,8 @@ func (o Option) addTo(flags *pflag.FlagSet) error {
 	return nil
 }
 
-// parse reads a text as a value of the option, as its flag does. The items of a list have a comma or a line break between
-// them, and no blanks around them.
+// parse reads a text as a value of the option, as its flag does. The items of a list have a comma or a line break
+// between them, and no blanks around them.
 func (o Option) parse(text string) (any, error) {
 	if o.value.Kind() == reflect.Slice {
 		return trimmed(strings.FieldsFunc(text, func(r rune) bool { return r == ',' || r == '\n' })), nil

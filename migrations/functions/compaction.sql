@@ -125,8 +125,8 @@ END $$;
 
 -- replace_merged replaces the entries, which compactable has locked, by one payload. The oldest
 -- stays, with the latest deadline of all (none if one has none), the greatest depth, and the unique keys
--- of all: until it starts or ends, a push of one of them is its duplicate. The others end as done, merged into it. Of an
--- entry that has keys of an earlier merge its own key alone goes along, since no index finds the others.
+-- of all: until it starts or ends, a push of one of them is its duplicate. The others end as done, merged into it. Of
+-- an entry that has keys of an earlier merge its own key alone goes along, since no index finds the others.
 -- Locks: none further: compactable has locked the entries and the rows of their unique keys.
 -- Callers: compact; pkg/invalidation.
 -- SQLSTATE: PS003 the merged payload is missing or too large.

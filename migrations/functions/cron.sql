@@ -317,7 +317,8 @@ BEGIN
     END IF;
     PERFORM FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = wanted FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
-        RETURN CASE WHEN NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = wanted) THEN false END;
+        PERFORM FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = wanted;
+        RETURN CASE WHEN NOT FOUND THEN false END;
     END IF;
     SELECT j.id INTO job FROM penstock.cron_job j JOIN penstock.failure f ON f.queue_id = j.queue_id AND f.name = j.name
      WHERE f.queue_id = queue AND f.entry_id = wanted;

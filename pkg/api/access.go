@@ -164,8 +164,8 @@ func (a *API) stillValid(ctx context.Context) error {
 	return err
 }
 
-// revoked says that the token of a request that goes on lets it in no more. A database that does not answer says nothing
-// of the token.
+// revoked says that the token of a request that goes on lets it in no more. A database that does not answer says
+// nothing of the token.
 func (a *API) revoked(ctx context.Context) bool {
 	timed, cancel := context.WithTimeout(ctx, a.cfg.Timeout)
 	defer cancel()

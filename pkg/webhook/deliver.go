@@ -158,7 +158,8 @@ func (d *deliverer) postponed(m message, refused refusal) deliveryOutcome {
 }
 
 // siteOf is the part of a host that one party has registered, by the list of public suffixes: names below it cost that
-// party nothing. A name outside of the list, as within a cluster, is a site of its own; an IP address one for each port.
+// party nothing. A name outside of the list, as within a cluster, is a site of its own; an IP address one for each
+// port.
 func siteOf(u *url.URL) string {
 	host := strings.TrimSuffix(strings.ToLower(u.Hostname()), ".")
 	if _, err := netip.ParseAddr(host); err == nil {
