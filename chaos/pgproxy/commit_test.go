@@ -1,7 +1,6 @@
 package pgproxy_test
 
 import (
-	"context"
 	"fmt"
 	"path/filepath"
 	"sync/atomic"
@@ -11,7 +10,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/chaos/pgproxy"
-	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -38,11 +36,7 @@ func (c *counting) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
 // A COMMIT that is sent again on a fresh connection "succeeds" with a warning, and says nothing about
 // the transaction that was lost. The product's transactions send it once and return an error.
 func TestALostCommitIsAnErrorAndIsSentOnce(t *testing.T) {
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	server := started(t)
 	cc := server.Config()
 	policy := &counting{}
 	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)

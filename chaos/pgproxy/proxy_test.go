@@ -16,6 +16,17 @@ import (
 	"github.com/penstock/penstock/internal/devpostgres"
 )
 
+// started is a server that ends with the test.
+func started(t *testing.T) *devpostgres.Server {
+	t.Helper()
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	return server
+}
+
 // fate is a policy with one fault for the next transaction of kind finish.
 type fate struct {
 	mu       sync.Mutex
@@ -61,11 +72,7 @@ func (f *fate) set(d pgproxy.Decision) {
 
 // Each fault has the effect that its name says, for a statement by itself and for a COMMIT.
 func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	server := started(t)
 	direct, err := pgx.Connect(t.Context(), server.ConnString())
 	if err != nil {
 		t.Fatal(err)
@@ -140,11 +147,7 @@ func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
 
 // While a commit is held up, its statements have been run: the row is locked, and others see it as it was.
 func TestASlowCommitHoldsLocksAndShowsNothing(t *testing.T) {
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	server := started(t)
 	direct, err := pgx.Connect(t.Context(), server.ConnString())
 	if err != nil {
 		t.Fatal(err)
@@ -191,11 +194,7 @@ func TestASlowCommitHoldsLocksAndShowsNothing(t *testing.T) {
 // A process that is held up by an answer, or by a commit, is held up until it gives up: this is the time that the judges
 // are told, and not the one that the plan had in mind. The report comes when it is over.
 func TestAProcessThatGivesUpIsHeldUpNoLonger(t *testing.T) {
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	server := started(t)
 	direct, err := pgx.Connect(t.Context(), server.ConnString())
 	if err != nil {
 		t.Fatal(err)

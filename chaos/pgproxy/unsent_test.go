@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/chaos/pgproxy"
-	"github.com/penstock/penstock/internal/devpostgres"
 )
 
 // unsent keeps each commit of claims and finishes from the server, and counts those that the proxy reports.
@@ -37,11 +36,7 @@ func (u *unsent) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) { u.committed
 // A server says no more about a statement without a Sync: one that changed nothing, or failed, has to get it. Else its
 // process waits until it gives up, for a fault that is neither counted nor recorded.
 func TestACommitThatIsKeptBackIsOneThatWouldChangeSomething(t *testing.T) {
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Stop(context.WithoutCancel(t.Context())) })
+	server := started(t)
 	direct, err := pgx.Connect(t.Context(), server.ConnString())
 	if err != nil {
 		t.Fatal(err)
