@@ -56,7 +56,7 @@ type Lock struct {
 	Requeued *LaneHead
 
 	delay    time.Duration               // the longest delay of an entry that was released
-	counted  int                         // entries that the claim of a group charged to token buckets
+	counted  int                         // entries of a group that the claim covered, and charged to token buckets
 	quantum  int                         // what the claim let it cover at most; 0 for a solo entry
 	position int64                       // of the ready row that it was claimed by
 	tid      pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
