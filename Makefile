@@ -198,7 +198,7 @@ chaos-release: ## Run the fault harness until 500 programs were killed and 1,000
 	go -C chaos build -o ../bin/chaos .
 	bin/chaos -bin bin -release -for 60m -drain 10m -rate 8 -nodes 8 -leaders 3 $(ARGS)
 
-chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint', ARGS='-results FILE' to go on
+chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint,lease', ARGS='-results FILE' to go on
 	go -C chaos build -o ../bin/chaos .
 	cd chaos && ../bin/chaos -mutants -seed 1 $(ARGS)
 

@@ -44,8 +44,8 @@ var brokenLine = regexp.MustCompile(`(?m)^BROKEN  ([^:]+): (.*)`)
 
 // hunt builds the programs with one bug after another and runs the harness on each until a promise
 // is found broken. It prints a table and returns how many bugs were not found. only limits it to
-// mutants whose name contains that. results is a file to which each result is added at once: mutants that were found
-// at the same commit are not hunted again; empty for none.
+// mutants whose name contains one of its words. results is a file to which each result is added at once: mutants that
+// were found at the same commit are not hunted again; empty for none.
 func hunt(ctx context.Context, seed uint64, only, results string) (missed int, err error) {
 	root, err := filepath.Abs("..")
 	if err != nil {
@@ -88,8 +88,7 @@ func hunt(ctx context.Context, seed uint64, only, results string) (missed int, e
 // tree with changes, whose commit does not say what was built, there are none.
 func foundAt(commit, only string, table []hunted) []hunted {
 	return slices.DeleteFunc(table, func(h hunted) bool {
-		return h.Commit != commit || strings.HasSuffix(commit, "-dirty") || len(h.By) == 0 ||
-			!strings.Contains(h.Of, only)
+		return h.Commit != commit || strings.HasSuffix(commit, "-dirty") || len(h.By) == 0 || !named(h.Of, only)
 	})
 }
 
@@ -101,7 +100,7 @@ func toHunt(only string, known []hunted) ([]mutants.Mutant, error) {
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(m mutants.Mutant) bool {
-		return !strings.Contains(m.Name, only) ||
+		return !named(m.Name, only) ||
 			slices.ContainsFunc(known, func(h hunted) bool { return h.Of == m.Name })
 	})
 	waits := func(m mutants.Mutant) int {
@@ -112,6 +111,11 @@ func toHunt(only string, known []hunted) ([]mutants.Mutant, error) {
 	}
 	slices.SortStableFunc(all, func(a, b mutants.Mutant) int { return waits(a) - waits(b) })
 	return all, nil
+}
+
+// named reports whether the name contains one of the words of only, which commas separate; empty is contained in all.
+func named(name, only string) bool {
+	return slices.ContainsFunc(strings.Split(only, ","), func(word string) bool { return strings.Contains(name, word) })
 }
 
 func readResults(name string) (table []hunted, err error) {

@@ -40,6 +40,7 @@ func TestAHuntGoesOnWhereItEnded(t *testing.T) {
 	}{
 		{"now", "", []string{"hint-only", "webhook-outside"}},
 		{"now", "hint", []string{"hint-only"}},
+		{"now", "hint,outside,newest", []string{"hint-only", "webhook-outside"}},
 		{"before", "", []string{"limit-before-lock"}},
 		{"now-dirty", "", nil},
 	} {
