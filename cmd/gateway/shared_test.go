@@ -722,6 +722,9 @@ func TestADrainedGatewayLeavesNoSlotAndNoRow(t *testing.T) {
 	if n := s.count(`SELECT count(*) FROM penstock.slot`); n != 0 {
 		t.Errorf("%d slots are left", n)
 	}
+	if n := s.count(`SELECT count(*) FROM penstock.node`); n != 0 {
+		t.Error("the row of the gateway is left")
+	}
 }
 
 // registered makes gateways known that hold no slots.

@@ -158,6 +158,29 @@ BEGIN
     RETURN moved;
 END $$;
 
+-- leave_gateway removes the row of a gateway that stops, and frees its slots, apart from those in doubt and those under
+-- the tokens `busy`, whose calls go on. That includes the slots of a lease or a hand-over that another session still
+-- carries out, whose answer the gateway has not got: both hold the advisory lock of their model's leases, and one that
+-- gets it later finds no such gateway. `asked` has the models of which it may have demanded slots. It returns how many
+-- slots were freed.
+-- Locks: the advisory locks of the leases of the models, in the order of their names; the row of the node; the rows of
+-- the slots.
+-- Callers: pkg/gateway.
+CREATE OR REPLACE FUNCTION penstock.leave_gateway(gateway bigint, asked text[], busy bigint[]) RETURNS integer
+LANGUAGE plpgsql AS $$
+DECLARE
+    model text;
+    n     integer;
+BEGIN
+    FOR model IN SELECT DISTINCT a.name COLLATE "C" AS name FROM unnest(asked) a(name) ORDER BY name LOOP
+        PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(model));
+    END LOOP;
+    DELETE FROM penstock.node x WHERE x.id = gateway AND x.kind = 'gateway';
+    DELETE FROM penstock.slot s WHERE s.node_id = gateway AND s.doubt_at IS NULL AND s.token <> ALL (busy);
+    GET DIAGNOSTICS n = ROW_COUNT;
+    RETURN n;
+END $$;
+
 -- offer_slots hands over as many of the slots that a gateway could do without as the other nodes miss together, from the
 -- first on, as hand_over_slots does; the rest stays the holder's. It returns how many slots they miss. Where they miss
 -- none it waits for no lock.

@@ -192,6 +192,18 @@ func (i *instance) busy() bool {
 	return false
 }
 
+// busyTokens returns the tokens of the slots that are busy.
+func (f *fleet) busyTokens() (tokens []int64) {
+	for _, i := range f.instances {
+		for s, busy := range i.held {
+			if busy {
+				tokens = append(tokens, s.Token)
+			}
+		}
+	}
+	return tokens
+}
+
 // take makes an idle slot of the instance busy.
 func (i *instance) take(estimate float64) SlotKey {
 	s := i.idle[len(i.idle)-1]

@@ -198,6 +198,39 @@ func (l *Leases) giveBackAll(ctx context.Context) {
 	group.Wait()
 }
 
+// leaveTries is how often the gateway tries to leave, each time for LeasesConfig.Timeout at most.
+const leaveTries = 3
+
+// leave removes the gateway's row together with what the database has as its slots: a lease whose answer was lost may
+// have brought some that no pool knows, and may still run. Slots of calls that have not ended stay, and those of doubts
+// that the database has not heard of: instances are asked about both, as about the slots of a dead node.
+func (l *Leases) leave(ctx context.Context) {
+	var models []string
+	busy := []int64{} // not null
+	for _, r := range l.gateway.models.all() {
+		r.pool.do(func(_ time.Time, p *Pool) { busy = append(busy, p.fleet.busyTokens()...) })
+	}
+	l.mu.Lock()
+	for model, leaser := range l.leasers {
+		models = append(models, model)
+		for _, d := range leaser.doubts {
+			busy = append(busy, d.slot.Token)
+		}
+	}
+	l.mu.Unlock()
+	for range leaveTries {
+		bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+		left := l.note(l.store.leave(bounded, models, busy), "leave")
+		if !left {
+			<-bounded.Done() // the database may be back by then
+		}
+		cancel()
+		if left {
+			return
+		}
+	}
+}
+
 func (l *leaser) sendDoubts(ctx context.Context) {
 	leases := l.leases
 	leases.mu.Lock()

@@ -189,7 +189,8 @@ func (l *Leases) Figures() LeaseFigures {
 // degradedAfter is for how long no statement was answered before the gateway says that it is degraded.
 const degradedAfter = 5 * time.Second
 
-// Run leases, gives back and compares until ctx ends; then it gives back every idle slot.
+// Run leases, gives back and compares until ctx ends; then it gives back every idle slot, and removes the gateway's
+// row.
 func (l *Leases) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	group.Go(func() { l.keepTrust(ctx) })
@@ -226,6 +227,7 @@ func (l *Leases) Run(ctx context.Context) error {
 	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.config.Timeout)
 	defer cancel()
 	l.giveBackAll(last)
+	l.leave(context.WithoutCancel(ctx))
 	return nil
 }
 

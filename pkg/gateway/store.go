@@ -127,6 +127,17 @@ func (s *store) release(ctx context.Context, model string, slots []SlotKey) erro
 	return nil
 }
 
+const leaveSQL = `SELECT penstock.leave_gateway($1, $2, $3)`
+
+// leave removes the gateway's row and frees its slots, apart from those that are busy, by their tokens. No lease of the
+// models and no hand-over to the gateway that is under way takes effect behind it.
+func (s *store) leave(ctx context.Context, models []string, busy []int64) error {
+	if _, err := s.db.Exec(ctx, leaveSQL, s.node(), models, busy); err != nil {
+		return fmt.Errorf("leave: %w", err)
+	}
+	return nil
+}
+
 // doubtSQL says that the calls on some slots may still run although this gateway has left them.
 const doubtSQL = `
 UPDATE penstock.slot s

@@ -354,7 +354,14 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 func (p *SlotPool) close(ctx context.Context) error {
 	p.talk.Lock()
 	defer p.talk.Unlock()
-	return errors.Join(p.markDoubts(ctx), p.giveBack(ctx, 0))
+	p.mu.Lock()
+	unsure := p.unsure
+	p.mu.Unlock()
+	var verified error
+	if unsure {
+		verified = p.verify(ctx)
+	}
+	return errors.Join(verified, p.markDoubts(ctx), p.giveBack(ctx, 0))
 }
 
 func (p *SlotPool) holdsAny() bool {

@@ -397,9 +397,11 @@ func TestNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	for _, n := range nodes {
 		n.leave()
 	}
+	for _, n := range nodes {
+		n.work.Wait() // one may be about to lease
+	}
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 	for i, n := range nodes {
-		n.work.Wait()
 		n.Pool.mu.Lock()
 		if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 || len(l.held) != 0 {
 			t.Errorf("node %d has %d permits out and thinks it holds %d slots", i, l.unassigned, len(l.held))
@@ -423,6 +425,26 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 	b.must(s.Pool.Renew(b.ctx)) // finds it
 	b.must(s.Pool.Renew(b.ctx)) // has no use for it
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
+}
+
+// A node that stops asks for the slots of a lease whose answer was lost, and gives them back.
+func TestANodeThatStopsGivesBackTheSlotsOfALostAnswer(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 1)
+	node, db := b.node(time.Minute), &lossy{DB: b.pool}
+	s := NewService(ServiceConfig{Log: quiet}, db, func() invalidation.NodeID { return node })
+	b.must(s.Registry.Refresh(b.ctx))
+	db.every.Store(1)
+	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
+		t.Fatalf("took %d; the answer was not lost", n)
+	}
+	db.every.Store(0)
+	stopped, stop := context.WithCancel(b.ctx)
+	stop()
+	b.must(s.Pool.Run(stopped))
+	if n := b.count(`SELECT count(*) FROM penstock.slot`); n != 0 {
+		t.Errorf("%d slots are left", n)
+	}
 }
 
 // A process that dies while it looks at an instance must not keep the others from looking for long.
