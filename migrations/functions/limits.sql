@@ -456,9 +456,20 @@ BEGIN
     RETURN FOUND; -- false where another key has that microsecond: the next claim throttles this one
 END $$;
 
--- requeue_throttled requeues throttled keys whose time has come, at the position of their oldest entry, and
--- returns how many. If there is none, it requeues those that were to wait for longer than any bucket of the queue takes
--- to have the units of an entry: they were throttled before the clock was set back.
+-- throttled_too_long returns the pos of throttled_priority beyond which a key waits for longer than any bucket of the queue
+-- takes to have the units of an entry: it was throttled under a lower rate, or before the clock was set back.
+-- Locks: none.
+-- Callers: requeue_throttled; pkg/recovery.
+CREATE OR REPLACE FUNCTION penstock.throttled_too_long(queue integer) RETURNS bigint
+LANGUAGE sql VOLATILE AS $$
+    SELECT ((extract(epoch FROM clock_timestamp()) + 1 + least(31536000, coalesce((
+               SELECT max(u.units / g.rate::double precision)
+                 FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+                WHERE u.queue_id = $1 AND g.per_key), 0))) * 1000000)::bigint
+$$;
+
+-- requeue_throttled requeues throttled keys whose time has come, or that wait for too long (throttled_too_long), at the
+-- position of their oldest entry, and returns how many.
 -- Locks: ready rows of throttled_priority in order of pos (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.requeue_throttled(queue integer, most integer) RETURNS integer
@@ -467,18 +478,17 @@ SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_has
 AS $$
 DECLARE
     now_us bigint := extract(epoch FROM clock_timestamp()) * 1000000;
+    too_long bigint := penstock.throttled_too_long(queue);
     due    tid[];
     keys   text[];
 BEGIN
     due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
                      AND pos <= now_us
                   ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
-    IF cardinality(due) = 0 THEN
-        due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
-                         AND pos > now_us + 1000000 + least(31536000, (
-                                 SELECT max(u.units / g.rate::double precision) FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
-                                  WHERE u.queue_id = queue AND g.per_key)) * 1000000
-                      ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
+    IF cardinality(due) < most THEN
+        due := due || ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
+                                AND pos > too_long
+                             ORDER BY pos LIMIT most - cardinality(due) FOR UPDATE SKIP LOCKED);
     END IF;
     IF cardinality(due) = 0 THEN
         RETURN 0;

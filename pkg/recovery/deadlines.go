@@ -149,15 +149,17 @@ func value[T int64 | float64](v *T) T {
 }
 
 // peekSQL reads the first entries of three partial indexes, the first key that waits for a token
-// bucket (penstock.throttle_key), whether a cancel is requested, and, if $2 is true, the end of the time for which
-// entries wait for an instance. Deadlines and requested cancels of running entries stay there until their node ends
-// the runs; such a queue is read in each pass without effect.
+// bucket (penstock.throttle_key) and whether the last one waits for too long, whether a cancel is requested, and, if
+// $2 is true, the end of the time for which entries wait for an instance. Deadlines and requested cancels of running
+// entries stay there until their node ends the runs; such a queue is read in each pass without effect.
 const peekSQL = `
 SELECT extract(epoch FROM least(
            (SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
-           (SELECT to_timestamp(pos / 1e6) FROM penstock.ready
-             WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = ''
-             ORDER BY pos LIMIT 1)) - clock_timestamp())::float8,
+           (SELECT CASE WHEN r.last > penstock.throttled_too_long($1) THEN clock_timestamp()
+                   ELSE to_timestamp(r.first / 1e6) END
+              FROM (SELECT min(pos) AS first, max(pos) AS last FROM penstock.ready
+                     WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = '') r))
+           - clock_timestamp())::float8,
        extract(epoch FROM least(
            (SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
            (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
