@@ -72,6 +72,18 @@ func TestBatchesOfEachProtocol(t *testing.T) {
 				{kind: Done, result: `{"id":"e2","model_name":"m","outputs":[{"name":"o","shape":[2,1],"datatype":"FP32","data":[8,9]}]}`},
 			},
 		},
+		{
+			"tensors with ids of their own",
+			Model{Name: "m", Protocol: ProtocolOIP},
+			batchOf(`{"id":"mine","inputs":[{"name":"i","shape":[1],"datatype":"FP32","data":[1]}]}`,
+				`{"id":null,"inputs":[{"name":"i","shape":[1],"datatype":"FP32","data":[2]}]}`),
+			`{"id":"BATCH","inputs":[{"name":"i","shape":[2],"datatype":"FP32","data":[1,2]}]}`,
+			`{"model_name":"m","id":"BATCH","outputs":[{"name":"o","shape":[2],"datatype":"FP32","data":[7,8]}]}`,
+			[]want{
+				{kind: Done, result: `{"id":"mine","model_name":"m","outputs":[{"name":"o","shape":[1],"datatype":"FP32","data":[7]}]}`},
+				{kind: Done, result: `{"id":"e2","model_name":"m","outputs":[{"name":"o","shape":[1],"datatype":"FP32","data":[8]}]}`},
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := workertest.NewScript(t, workertest.Says(200, c.answer))

@@ -74,10 +74,16 @@ func (p *oip) inferBody(call Call, finishBy time.Time) (json.RawMessage, error) 
 	if json.Unmarshal(expanded, &body) != nil || body["inputs"] == nil {
 		return nil, errors.New("payload has no inputs: the Open Inference Protocol wants {\"inputs\":[...]}")
 	}
-	if body["id"] == nil {
-		body["id"] = quote(call.Entry)
-	}
+	body["id"] = requestID(body["id"], call)
 	return json.Marshal(body)
+}
+
+// requestID is the id of a request: that of the payload, else the entry's.
+func requestID(own json.RawMessage, call Call) json.RawMessage {
+	if isSet(own) {
+		return own
+	}
+	return quote(call.Entry)
 }
 
 func (p *oip) modelPath() string {

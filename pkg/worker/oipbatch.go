@@ -102,12 +102,14 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 		return misfit(calls, whole, "worker answered a batch without outputs")
 	}
 	rows, total := make([]int64, len(calls)), int64(0)
+	ids := make([]json.RawMessage, len(calls))
 	for i, c := range calls {
-		_, n, err := p.request(c)
+		r, n, err := p.request(c)
 		if err != nil {
 			return misfit(calls, whole, err.Error())
 		}
 		rows[i], total = n, total+n
+		ids[i] = requestID(r.ID, c)
 	}
 	flat := make([][]json.RawMessage, len(outputs))
 	for i, t := range outputs {
@@ -119,8 +121,8 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 		flat[i] = values
 	}
 	outcomes, first := make([]Outcome, len(calls)), int64(0)
-	for i, c := range calls {
-		result, err := cut(reply, outputs, flat, c.Entry, first, rows[i], total)
+	for i := range calls {
+		result, err := cut(reply, outputs, flat, ids[i], first, rows[i], total)
 		if err != nil {
 			return misfit(calls, whole, err.Error())
 		}
@@ -130,8 +132,8 @@ func (p *oip) Split(calls []Call, whole Outcome) []Outcome {
 	return outcomes
 }
 
-// cut takes n of the total rows of every output, from first on.
-func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMessage, entry string, first, n,
+// cut takes n of the total rows of every output, from first on, under the id of their own request.
+func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMessage, id json.RawMessage, first, n,
 	total int64,
 ) (json.RawMessage, error) {
 	own := make([]tensor, len(outputs))
@@ -152,7 +154,7 @@ func cut(reply map[string]json.RawMessage, outputs []tensor, flat [][]json.RawMe
 	for name, member := range reply {
 		answer[name] = member
 	}
-	answer["outputs"], answer["id"] = list, quote(entry)
+	answer["outputs"], answer["id"] = list, id
 	return json.Marshal(answer)
 }
 
