@@ -365,8 +365,8 @@ func running(h worker.Health, e *Endpoint) *int {
 	switch {
 	case h.Unreached:
 		return nil
-	case h.State == worker.StateUnhealthy || h.State == worker.StateDefunct || h.State == worker.StateStarting:
-		return &none // the server is down, or has only just come up
+	case h.Gone || h.State == worker.StateDefunct || h.State == worker.StateStarting:
+		return &none // the server is down, or has only just come up. One that answers that it is ill may be at work
 	case h.Active == nil && e.Model.Protocol == worker.ProtocolCog && h.State == worker.StateReady && h.Idle(e.Slots):
 		return &none
 	case h.Active == nil || h.Queued == nil:

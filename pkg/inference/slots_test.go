@@ -538,7 +538,7 @@ func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady}, e, c); len(got) != 0 {
 		t.Errorf("freed %v though the worker says nothing", got)
 	}
-	if got := staleOrphans(orphans, worker.Health{State: worker.StateUnhealthy}, e, c); len(got) != 2 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateUnhealthy, Gone: true}, e, c); len(got) != 2 {
 		t.Errorf("freed %v of a worker that is gone, want the two old ones", got)
 	}
 	c.DoubtMax = 90 * time.Second

@@ -66,7 +66,7 @@ func TestNoMoreSlotsAreFreedThanAreUnused(t *testing.T) {
 }
 
 func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
-	two, none := 2, 0
+	two, one, none := 2, 1, 0
 	stops := worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}
 	goesOn := worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}
 	dead := []orphan{{1, 3 * time.Second, true}, {2, 3 * time.Second, true}, {3, 100 * time.Millisecond, true}}
@@ -80,7 +80,9 @@ func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
 		{"it goes on", goesOn, worker.Health{State: worker.StateReady, Active: &two}, nil},
 		{"the worker is idle", goesOn, worker.Health{State: worker.StateReady, Active: &none}, []int64{1, 2}},
 		{"calls wait inside", goesOn, worker.Health{State: worker.StateReady, Active: &none, Queued: &two}, nil},
-		{"its server is gone", goesOn, worker.Health{State: worker.StateUnhealthy}, []int64{1, 2}},
+		{"its server is gone", goesOn, worker.Health{State: worker.StateUnhealthy, Gone: true}, []int64{1, 2}},
+		{"it is ill, and answers", goesOn, worker.Health{State: worker.StateUnhealthy}, nil},
+		{"it is ill, and tells its calls", goesOn, worker.Health{State: worker.StateUnhealthy, Active: &one}, []int64{1}},
 		{"its host cannot be reached", goesOn, worker.Health{State: worker.StateUnhealthy, Unreached: true}, nil},
 		{"the worker says nothing", goesOn, worker.Health{State: worker.StateReady}, nil},
 	} {

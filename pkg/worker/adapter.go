@@ -66,6 +66,8 @@ type Health struct {
 
 	// Unreached: nothing answered, neither the server nor its host: what the server runs it may run still.
 	Unreached bool
+	// Gone: the host refuses the connection, so that there is no server, which would run something.
+	Gone bool
 }
 
 // Idle reports whether the worker is known to run nothing. A worker that reports no count is known
@@ -78,11 +80,14 @@ func (h Health) Idle(slots int) bool {
 }
 
 // probeFailed is the health of an instance whose probe got no answer. A host that refuses or resets the connection has
-// no server, or one that gives up; behind a timeout or a network without a route the server may be at work.
+// no server, or one that gives up; behind a timeout or a network without a route the server may be at work. Only a
+// refused connection shows that there is no server.
 func probeFailed(err error) Health {
 	closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF)
-	return Health{State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed}
+	return Health{
+		State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed, Gone: errors.Is(err, syscall.ECONNREFUSED),
+	}
 }
 
 // HealthState of an instance as its worker reports it.

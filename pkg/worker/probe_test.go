@@ -207,12 +207,16 @@ func TestClosedConnectionDoesNotStopImages(t *testing.T) {
 func TestProbeTellsAServerThatIsGoneFromOneThatIsNotReached(t *testing.T) {
 	for _, c := range allProtocols() {
 		t.Run(string(c.model.Protocol), func(t *testing.T) {
-			if h := newAdapter(t, c.model, nobody(t), 1).Probe(t.Context()); h.State != StateUnhealthy || h.Unreached {
+			if h := newAdapter(t, c.model, nobody(t), 1).Probe(t.Context()); h.State != StateUnhealthy || h.Unreached || !h.Gone {
 				t.Errorf("nobody listens: %+v", h)
+			}
+			ill := workertest.NewScript(t, workertest.Says(503, `{"error":"overloaded"}`))
+			if h := newAdapter(t, c.model, ill.URL, 1).Probe(t.Context()); h.State != StateUnhealthy || h.Gone {
+				t.Errorf("it is ill: %+v", h)
 			}
 			c.model.Timeouts.Probe = Seconds(50 * time.Millisecond)
 			s := workertest.NewScript(t, workertest.Hangs)
-			if h := newAdapter(t, c.model, s.URL, 1).Probe(t.Context()); h.State != StateUnhealthy || !h.Unreached {
+			if h := newAdapter(t, c.model, s.URL, 1).Probe(t.Context()); h.State != StateUnhealthy || !h.Unreached || h.Gone {
 				t.Errorf("it hangs: %+v", h)
 			}
 		})
