@@ -530,6 +530,7 @@ END $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
+-- service and busy_ms are the time of slots, without the further GPUs and sequences that usage is charged.
 -- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest, of those that still hold a slot of the
 -- model: the requests of others are known to be over. It is 0 where there is none. While no gateway lives, it is the age of the
@@ -538,11 +539,11 @@ END $$;
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
   WITH u AS MATERIALIZED (
-       SELECT h.model, (sum(h.gpu_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
+       SELECT h.model, (sum(h.gpu_ms - h.extra_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
               sum(h.calls) FILTER (WHERE h.hour = p.present)::bigint AS calls,
               sum(h.calls) FILTER (WHERE h.hour < p.present)::bigint AS calls_before,
-              sum(h.gpu_ms) FILTER (WHERE h.hour = p.present)::bigint AS busy_ms,
-              sum(h.gpu_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
+              sum(h.gpu_ms - h.extra_ms) FILTER (WHERE h.hour = p.present)::bigint AS busy_ms,
+              sum(h.gpu_ms - h.extra_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
          FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
          JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
         GROUP BY h.model),

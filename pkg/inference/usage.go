@@ -28,7 +28,8 @@ type Used struct {
 	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation
 	// asked for (n, best_of); a batch's is divided.
 	GPU    time.Duration
-	Wasted time.Duration // of that, for runs whose answer was not kept
+	Extra  time.Duration // of that, beyond the time of the slots: of further GPUs and sequences
+	Wasted time.Duration // of GPU, for runs whose answer was not kept
 	Runs   int64         // calls whose answer was kept
 	Run    time.Duration // for how long these kept their slots
 	Tokens worker.Tokens
@@ -64,6 +65,7 @@ func (u *UsageLog) add(key usageKey, used Used) {
 func (u *Used) add(more Used) {
 	u.Calls += more.Calls
 	u.GPU += more.GPU
+	u.Extra += more.Extra
 	u.Wasted += more.Wasted
 	u.Runs += more.Runs
 	u.Run += more.Run
@@ -94,14 +96,16 @@ func (u *UsageLog) Run(ctx context.Context) error {
 // wait for each other.
 const foldUsageSQL = `
 INSERT INTO penstock.usage_hour AS u
-       (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms)
+       (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms,
+        extra_ms)
 SELECT * FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
-                     $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[])
+                     $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
+                     $13::bigint[])
 ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
    SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
        wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
        tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out,
-       runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms`
+       runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms, extra_ms = u.extra_ms + excluded.extra_ms`
 
 // Fold writes the sums. If the database refuses, they are kept for the next time.
 func (u *UsageLog) Fold(ctx context.Context) error {
@@ -121,7 +125,7 @@ func (u *UsageLog) Fold(ctx context.Context) error {
 		c.append(k, rows[k])
 	}
 	_, err := u.db.Exec(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
-		c.cached, c.out, c.runs, c.run)
+		c.cached, c.out, c.runs, c.run, c.extra)
 	if err != nil {
 		for k, used := range rows {
 			u.add(k, used)
@@ -136,7 +140,7 @@ type usageColumns struct {
 	queues                              []int32
 	models, flows                       []string
 	calls, gpu, wasted, in, cached, out []int64
-	runs, run                           []int64
+	runs, run, extra                    []int64
 }
 
 func (c *usageColumns) append(k usageKey, u Used) {
@@ -146,6 +150,7 @@ func (c *usageColumns) append(k usageKey, u Used) {
 	c.wasted, c.in = append(c.wasted, u.Wasted.Milliseconds()), append(c.in, u.Tokens.In)
 	c.cached, c.out = append(c.cached, u.Tokens.Cached), append(c.out, u.Tokens.Out)
 	c.runs, c.run = append(c.runs, u.Runs), append(c.run, u.Run.Milliseconds())
+	c.extra = append(c.extra, u.Extra.Milliseconds())
 }
 
 // use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
@@ -156,11 +161,12 @@ func (a *dispatch) use(o worker.Outcome, members int) {
 		return
 	}
 	took := time.Since(a.began)
-	used := Used{Calls: 1, GPU: took * time.Duration(gpusOf(a.held.endpoint)), Tokens: o.Tokens}
-	used.GPU /= time.Duration(max(members, 1))
+	slot := took / time.Duration(max(members, 1))
+	used := Used{Calls: 1, GPU: slot * time.Duration(gpusOf(a.held.endpoint)), Tokens: o.Tokens}
 	if a.model.Protocol == worker.ProtocolOpenAI {
 		used.GPU *= time.Duration(worker.Choices(a.run.Entry.Payload))
 	}
+	used.Extra = used.GPU - slot
 	if o.Kind == worker.Done {
 		used.Runs, used.Run = 1, took
 	} else {

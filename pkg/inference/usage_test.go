@@ -74,3 +74,22 @@ func TestFlowsAreChargedTheTimeOfGPUs(t *testing.T) {
 		t.Errorf("charged %s for %d calls of 100 ms, within %s", m.charged, calls, most)
 	}
 }
+
+// A call with n sequences is charged for each, on each GPU of its instance; it keeps one slot, for which the autoscaler starts
+// instances.
+func TestUsageTellsTheTimeOfSlotsFromThatOfGPUs(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	s := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(30 * time.Millisecond)
+		workertest.Says(200, `{"choices":[]}`)(w, r)
+	}))
+	_, err := RegisterInstance(b.ctx, b.pool, b.model.Name, "gpu-1", s.URL, 1, map[string]string{"gpus": "8"}, By{})
+	b.must(err)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	b.push(`{"messages":[],"n":4}`)
+	b.await(1, `SELECT count(*) FROM penstock.usage_hour WHERE calls = 1`)
+	if n := b.count(`SELECT count(*) FROM penstock.usage_hour WHERE gpu_ms >= 32 * 30 AND abs(gpu_ms - extra_ms - gpu_ms / 32) <= 1`); n != 1 {
+		t.Errorf("of %d ms of GPUs %d ms are beyond the slot, want 31 of 32 parts",
+			b.count(`SELECT gpu_ms FROM penstock.usage_hour`), b.count(`SELECT extra_ms FROM penstock.usage_hour`))
+	}
+}

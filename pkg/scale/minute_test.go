@@ -88,3 +88,23 @@ func TestTheLoadOfNowAndOfLastWeekIsReadFromMinutes(t *testing.T) {
 		t.Errorf("%g requests and %g slot-seconds a minute, %g last week, want 3, 6 and 10", o.PerMin, o.Busy, o.Forecast)
 	}
 }
+
+// Usage counts the time of each GPU and sequence; the time for which a call keeps its slot is what instances are counted by.
+func TestServiceIsTheTimeOfASlotAndNotThatOfGPUs(t *testing.T) {
+	db := fleet(t)
+	used := func(calls, gpu, extra int) { // of calls with 8 GPUs and n = 4: 32 times the time of their slots
+		t.Helper()
+		do(t, db, `INSERT INTO penstock.usage_hour AS u
+		                  (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, extra_ms)
+		           SELECT date_trunc('hour', clock_timestamp(), 'UTC'), id, 'llama', '', $1, $2, 0, 0, 0, 0, $3
+		             FROM penstock.queue WHERE name = 'llama'`, calls, gpu, extra)
+	}
+	used(10, 320_000, 310_000)
+	rows, err := pgx.CollectRows(postgres.Query(t.Context(), db, inputSQL, []string{"llama"}), pgx.RowToStructByName[input])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if in := rows[0]; in.Service != 1 || in.BusyMS != 10_000 {
+		t.Errorf("a call keeps its slot for %g s, all of them for %d ms, want 1 and 10000", in.Service, in.BusyMS)
+	}
+}
