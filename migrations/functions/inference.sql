@@ -451,7 +451,8 @@ $$;
 -- this node's. Locking the instance before counting keeps the sum within slots: where an
 -- instance shrank, the numbers alone would not. No slot is freed before its node's lease has
 -- lapsed: the node may use its slots for valid_ms from when it requested them. A node that gets
--- none is recorded in slot_demand; if it is a gateway, the holders of idle slots are told by NOTIFY.
+-- none is recorded in slot_demand; if it is a gateway, the holders of idle slots are told by NOTIFY. A task node that
+-- drains gets none; a gateway does, for requests that it had accepted before.
 -- The slots that are kept for the other class (class_room) are not touched.
 -- Locks: while a gateway lives, the advisory lock of the model's leases, so that the class's room is
 -- exact; then instances one by one, least held first, for one of a device group also the first of the
@@ -479,7 +480,8 @@ BEGIN
     END IF;
     share := penstock.slot_share(wanted, node);
     left_ := least(want, penstock.class_room(wanted, node));
-    SELECT penstock.lease_left_ms(n.beat_at, n.lease) INTO millis FROM penstock.node n WHERE n.id = node AND n.draining_at IS NULL;
+    SELECT penstock.lease_left_ms(n.beat_at, n.lease) INTO millis FROM penstock.node n
+     WHERE n.id = node AND (online OR n.draining_at IS NULL);
     IF millis IS NULL OR millis <= 0 THEN
         RETURN;
     END IF;

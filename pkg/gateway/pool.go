@@ -187,7 +187,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 // admissible refuses what cannot be served whatever waits.
 func (p *Pool) admissible(now time.Time, r *Request) *Rejection {
 	switch {
-	case p.draining:
+	case p.draining && len(r.Avoid) == 0: // a second attempt is one of a request that was accepted
 		return &Rejection{Reason: DropShutdown, RetryAfter: time.Second, Detail: "this gateway drains"}
 	case p.fleet.usable() == 0 && !p.mayStart():
 		return &Rejection{
