@@ -67,6 +67,7 @@ type duties struct {
 // lead runs every duty until the term ends. If one of them fails, all end and the leader resigns.
 func (l *leader) lead(ctx context.Context, term election.Term) error {
 	db, fence := l.pools.duties, term.Fence(l.pools.duties)
+	scaling := l.pools.scale
 	cfg := recovery.Config{
 		Pause:           l.cfg.Leader.Recovery.Pause,
 		PassLocksMax:    l.cfg.Leader.Recovery.Locks,
@@ -88,23 +89,38 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		compaction: recovery.NewCompaction(db, fence, cfg),
 		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
 		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
-		scaler:     scale.New(db, fence, scale.Config{Log: cfg.Log, Backends: l.backends}),
+		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: cfg.Log, Backends: l.backends}),
 	}
 	d.brake = recovery.NewBrake(db, fence, cfg, d.samples.Latest)
 	l.duties.Store(d)
 
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return d.locks.Run(ctx) })
-	group.Go(func() error { return d.deadlines.Run(ctx) })
-	group.Go(func() error { return d.statistics.Run(ctx) })
-	group.Go(func() error { return d.samples.Run(ctx) })
-	group.Go(func() error { return d.brake.Run(ctx) })
-	group.Go(func() error { return d.operations.Run(ctx) })
-	group.Go(func() error { return d.retention.Run(ctx) })
-	group.Go(func() error { return d.compaction.Run(ctx) })
-	group.Go(func() error { return d.cron.Run(ctx) })
-	group.Go(func() error { return d.batches.Run(ctx) })
+	for _, run := range d.runs() {
+		group.Go(func() error { return run(ctx) })
+	}
 	group.Go(func() error { return d.scaler.Run(ctx) })
 	group.Go(func() error { return wakeScaler(ctx, l.cfg.Database, d.scaler, cfg.Log) })
 	return group.Wait()
+}
+
+// runs are the loops of all duties but the autoscaler, which has connections of its own. Each of them uses one
+// connection at a time: their number is that of the connections that they share.
+func (d *duties) runs() []func(context.Context) error {
+	return []func(context.Context) error{
+		d.locks.Run, d.deadlines.Run, d.statistics.Run, d.samples.Run, d.brake.Run, d.operations.Run,
+		d.retention.Run, d.compaction.Run, d.cron.Run, d.batches.Run,
+	}
+}
+
+const (
+	// spareConns are beside those of the duties: for hints, and for the size of the database, which the brake may
+	// wait for longer than a pass.
+	spareConns = 2
+	scaleConns = 4 // of the autoscaler: its passes, and the calls of scale.turnsMax deployments
+)
+
+// dutyConns is how many connections the duties share, so that a slow one keeps no other from its work.
+func dutyConns() int32 {
+	var d duties
+	return int32(len(d.runs()) + spareConns)
 }

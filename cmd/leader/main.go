@@ -197,12 +197,12 @@ func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err e
 	return clients, debug, nil
 }
 
-// pools separates the connections of elections, duties and requests, so that none waits for
-// another's.
+// pools separates the connections of elections, duties, the autoscaler and requests, so that none
+// waits for another's.
 type pools struct {
-	api, duties, election *pgxpool.Pool
-	dashboard             *pgxpool.Pool // nil where there is no dashboard
-	keda                  *pgxpool.Pool // nil where KEDA is not answered
+	api, duties, scale, election *pgxpool.Pool
+	dashboard                    *pgxpool.Pool // nil where there is no dashboard
+	keda                         *pgxpool.Pool // nil where KEDA is not answered
 }
 
 func open(ctx context.Context, cfg Config) (*pools, error) {
@@ -213,7 +213,11 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 	}{
 		{&p.api, api.Pool(cfg.Database.Pool(16))},
 		{&p.duties, postgres.Config{
-			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 6,
+			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: dutyConns(),
+			StatementTimeout: time.Minute,
+		}},
+		{&p.scale, postgres.Config{
+			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: scaleConns,
 			StatementTimeout: time.Minute,
 		}},
 		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10}},
@@ -247,7 +251,7 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 }
 
 func (p *pools) close() {
-	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.election, p.dashboard, p.keda} {
+	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.scale, p.election, p.dashboard, p.keda} {
 		if pool != nil {
 			pool.Close()
 		}

@@ -190,7 +190,7 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 func (l *leader) poolMetrics(out chan<- prometheus.Metric) {
 	for name, pool := range map[string]*pgxpool.Pool{
 		"api": l.pools.api, "duties": l.pools.duties,
-		"election": l.pools.election,
+		"scale": l.pools.scale, "election": l.pools.election,
 	} {
 		l.metrics.Pool(out, name, pool)
 	}
