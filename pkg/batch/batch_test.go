@@ -748,7 +748,7 @@ func TestPausedBatchesCostAPassNoTransaction(t *testing.T) {
 	b := newBed(t)
 	counter := &counted{open: open{b.pool}}
 	b.stepper = NewStepper(b.pool, counter, Config{})
-	b.stepper.cleared = time.Now()
+	b.stepper.clearAfter = time.Now().Add(time.Hour)
 	var ids []int64
 	for range 20 {
 		ids = append(ids, b.create(Batch{Items: numbers(2), PartSize: 1}))

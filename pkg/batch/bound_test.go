@@ -1,9 +1,13 @@
 package batch
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -93,26 +97,84 @@ func TestPartsOfEndedBatchesAreDeletedInBoundedNumbers(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: numbers(1), Window: 1})
 	b.drain()
+	const parts = 2 * clearedMost
 	if _, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.batch_part (batch_id, no, items, outcome, ended_at)
-		SELECT $1, g, '[1]', 'failed', now() FROM generate_series(2, $2) g`, id, 2*clearedParts+5); err != nil {
+		SELECT $1, g, '[1]', 'failed', now() FROM generate_series(2, $2) g`, id, parts); err != nil {
 		t.Fatal(err)
 	}
 	b.exec(`UPDATE penstock.batch SET status = 'failed', ended_at = clock_timestamp() - interval '31 days'`)
 	b.stepper = NewStepper(b.pool, open{b.pool}, Config{})
-	for i, want := range []int{clearedParts + 5, 5, 0} {
-		if err := b.stepper.pass(b.ctx); err != nil {
-			t.Fatal(err)
+	for left := parts; left > 0; {
+		most := b.stepper.rows.Rows()
+		b.clear()
+		now := b.count(`SELECT count(*) FROM penstock.batch_part`)
+		if want := max(0, left-most); now != want || most > clearedMost {
+			t.Fatalf("a transaction of %d rows left %d of %d parts, want %d", most, now, left, want)
 		}
-		if left := b.count(`SELECT count(*) FROM penstock.batch_part`); left != want {
-			t.Errorf("after pass %d, %d parts are left, want %d", i+1, left, want)
-		}
-		if i == 0 { // a batch without its first parts cannot be run again
+		if left == parts { // a batch without its first parts cannot be run again
 			if err := Retry(b.ctx, b.pool, id, invalidation.By{Actor: "ada"}); !errors.Is(err, invalidation.ErrState) {
 				t.Errorf("retry of a batch that is being deleted: %v, want it refused", err)
 			}
 		}
+		left = now
 	}
-	if n := b.count(`SELECT count(*) FROM penstock.batch`); n != 0 {
-		t.Errorf("%d batches are left", n)
+	if b.clear(); b.count(`SELECT count(*) FROM penstock.batch`) != 0 {
+		t.Error("the batch without parts is left")
+	}
+}
+
+// clear makes a pass in which old batches are deleted.
+func (b *bed) clear() {
+	b.Helper()
+	b.stepper.clearAfter = time.Time{}
+	if err := b.stepper.pass(b.ctx); err != nil {
+		b.Fatalf("delete old batches: %v", err)
+	}
+}
+
+// hurried ends statements as the fence of a term does, sooner.
+type hurried struct{ open }
+
+func (h hurried) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	return h.open.InTx(ctx, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `SET LOCAL statement_timeout = '500ms'`); err != nil {
+			return err
+		}
+		return fn(tx)
+	})
+}
+
+// Parts of which the deadline of a statement permits few: their deletion is no failure of the duty, and comes to an end.
+func TestOldBatchesWithLargePartsAreDeleted(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(1), Window: 1})
+	b.drain()
+	if _, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.batch_part (batch_id, no, items, outcome, ended_at)
+		SELECT $1, g, '[1]', 'done', now() FROM generate_series(2, 60) g`, id); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN PERFORM pg_catalog.pg_sleep(0.02); RETURN OLD; END $$`)
+	b.exec(`CREATE TRIGGER slow BEFORE DELETE ON penstock.batch_part FOR EACH ROW EXECUTE FUNCTION slow()`)
+	b.exec(`UPDATE penstock.batch SET ended_at = clock_timestamp() - interval '31 days'`)
+	b.stepper = NewStepper(b.pool, hurried{open{b.pool}}, Config{})
+	for range 100 {
+		if b.clear(); b.count(`SELECT count(*) FROM penstock.batch`) == 0 {
+			return
+		}
+	}
+	t.Errorf("%d parts are left after 100 transactions", b.count(`SELECT count(*) FROM penstock.batch_part`))
+}
+
+func TestManyOldBatchesAreDeletedAtOnce(t *testing.T) {
+	b := newBed(t)
+	const batches = 300
+	b.exec(fmt.Sprintf(`WITH b AS (
+		INSERT INTO penstock.batch (queue_id, name, status, actor, ended_at)
+		SELECT q.id, 'old', 'done', 'ada', clock_timestamp() - interval '31 days'
+		  FROM penstock.queue q, generate_series(1, %d) WHERE q.name = 'parts' RETURNING id)
+	INSERT INTO penstock.batch_part (batch_id, no, items, outcome, ended_at) SELECT id, 1, '[1]', 'done', now() FROM b`, batches))
+	if b.clear(); b.count(`SELECT count(*) FROM penstock.batch`) != 0 {
+		t.Errorf("%d of %d old batches are left", b.count(`SELECT count(*) FROM penstock.batch`), batches)
 	}
 }

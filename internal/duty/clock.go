@@ -1,0 +1,69 @@
+package duty
+
+import (
+	"errors"
+	"sync"
+	"time"
+)
+
+// ErrClock says that the database's clock has jumped ahead and is not believed yet: what would be deleted as too old
+// may not be.
+var ErrClock = errors.New("the database's clock is ahead of the time that has passed, and is not believed yet")
+
+const (
+	// jumpMax is how far a clock may be ahead of the time that has passed: more than clocks drift in a day.
+	jumpMax = time.Minute
+	// believeAfter is for how long a jump ahead has to last. A clock that is set right stays as it is.
+	believeAfter = 5 * time.Minute
+)
+
+// Clock judges readings of the database's clock by the monotonic clock of this process, for duties that delete what is
+// old: one wrong reading would delete it before its time. It outlives the terms of a leader. Its zero value is ready to
+// use, and begins with the wall clock of this process: the first reading may not be ahead of that either.
+type Clock struct {
+	mu      sync.Mutex
+	base    reading // believed
+	jump    reading // the first one of a jump that is not believed yet; zero: there is none
+	started bool
+}
+
+// reading is a time of the database's clock and when it was read.
+type reading struct {
+	database time.Time
+	at       time.Time // by the clock of this process, with its monotonic reading
+}
+
+// ahead is how far the clock is ahead of the one that r was read from.
+func (r reading) ahead(of reading) time.Duration {
+	return r.database.Sub(of.database) - r.at.Sub(of.at)
+}
+
+// Check returns ErrClock unless a reading that was just made is believed: it is no further ahead than the time that has
+// passed since an earlier one, or the clock has been ahead by the same for some minutes. A clock that is set back is
+// believed at once, since nothing is deleted too early by it.
+func (c *Clock) Check(database time.Time) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	now := reading{database: database, at: time.Now()}
+	if !c.started {
+		c.started = true
+		c.base = reading{database: now.at.Round(0), at: now.at}
+	}
+	switch ahead := now.ahead(c.base); {
+	case ahead < -jumpMax:
+		c.base, c.jump = now, reading{}
+	case ahead <= jumpMax:
+		c.jump = reading{}
+		if now.at.Sub(c.base.at) >= believeAfter {
+			c.base = now // follows the drift between the clocks
+		}
+	case c.jump.at.IsZero() || now.ahead(c.jump).Abs() > jumpMax:
+		c.jump = now
+		return ErrClock
+	case now.at.Sub(c.jump.at) < believeAfter:
+		return ErrClock
+	default:
+		c.base, c.jump = now, reading{}
+	}
+	return nil
+}

@@ -1,0 +1,55 @@
+package duty
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+func TestLimitFollowsTheTimeOfARow(t *testing.T) {
+	l := Limit{First: 400, Max: 10_000, Aim: 200 * time.Millisecond}
+	const deadline = 2 * time.Second
+	work := func(row time.Duration, rows int) (done int) { // transactions until so many rows are done
+		for n := 0; n < rows; done++ {
+			took := time.Duration(l.Rows()) * row
+			if took > deadline {
+				l.Done(deadline, fmt.Errorf("delete: %w", &pgconn.PgError{Code: "57014"}))
+				continue
+			}
+			n += l.Rows()
+			l.Done(took, nil)
+		}
+		return done
+	}
+	if done := work(time.Millisecond, 10_000); done > 110 {
+		t.Errorf("rows of 1 ms took %d transactions for 10,000", done)
+	}
+	if done := work(500*time.Millisecond, 20); done > 30 || l.Rows() != 1 {
+		t.Errorf("rows of 500 ms took %d transactions for 20, and the limit is %d", done, l.Rows())
+	}
+	if done := work(10*time.Microsecond, 100_000); done > 40 || l.Rows() != 10_000 {
+		t.Errorf("rows that are quick again took %d transactions for 100,000, and the limit is %d", done, l.Rows())
+	}
+}
+
+func TestLimitIsHalvedByDeadlinesAlone(t *testing.T) {
+	for _, one := range []struct {
+		err  error
+		want int
+	}{
+		{errors.New("connection reset"), 400},
+		{context.Canceled, 400},
+		{&pgconn.PgError{Code: "40001"}, 400},
+		{&pgconn.PgError{Code: "57014"}, 200},
+		{fmt.Errorf("commit: %w", context.DeadlineExceeded), 200},
+	} {
+		l := Limit{First: 400, Max: 10_000, Aim: time.Second}
+		if l.Done(time.Millisecond, one.err); l.Rows() != one.want {
+			t.Errorf("after %v: %d rows, want %d", one.err, l.Rows(), one.want)
+		}
+	}
+}
