@@ -116,3 +116,19 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 		}
 	})
 }
+
+// An answer that comes too late is handed back, and its flow is not behind others for it.
+func TestALateClaimCostsItsFlowNothing(t *testing.T) {
+	ranker := &ledger{}
+	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
+	group := assigned(1, 2)
+	n.fetched.ran(group.served, 10*time.Second, true)
+	lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+	answer := &claimAnswer{
+		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},
+	}
+	answer.accept(lease, []*invalidation.Lock{group.lock})
+	if ranker.most == 0 || ranker.open != 0 {
+		t.Errorf("%.1f s of %.1f s that were charged stay, want none", ranker.open, ranker.most)
+	}
+}

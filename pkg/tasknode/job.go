@@ -28,7 +28,7 @@ type job struct {
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
 	now     []invalidation.EntryID          // the entries of the run that goes on, several of a batch
-	begun   bool                            // a run was prepared, see markBegun
+	begun   invalidation.EntryID            // whose run was prepared last, see markBegun; 0 while none was
 }
 
 func (j *job) covers(id invalidation.EntryID) bool {
@@ -87,9 +87,9 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 		switch {
 		case len(lock.Entries) == 0:
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
-			n.end(j, last(invalidation.Done(lock, 0, nil, 0)))
+			n.endLast(j, last(invalidation.Done(lock, 0, nil, 0)))
 		case late:
-			n.end(j, last(invalidation.Release(lock, lock.Entries[0].ID, 0)))
+			n.endLast(j, last(invalidation.Release(lock, lock.Entries[0].ID, 0)))
 		case urgent:
 			n.waiting.add(true, j)
 			urgent = false
