@@ -15,7 +15,8 @@ import (
 // statements runs the entries of queues that declare in SQL what to run. Each takes a connection for as long as its
 // statement likes, so that they have a budget of threads.
 type statements struct {
-	pool *pgxpool.Pool
+	pool          *pgxpool.Pool
+	interruptions invalidation.Interruptions
 	*budget
 }
 
@@ -42,5 +43,5 @@ func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 	default:
 		handler = invalidation.StatementHandler(s.pool, q)
 	}
-	return invalidation.FreeInterruptions(handler)
+	return s.interruptions.Free(handler)
 }

@@ -18,27 +18,33 @@ const interruptionsMax = 5
 // interruptedEntriesMax bounds the memory of the counts. Beyond it, all begin anew.
 const interruptedEntriesMax = 10_000
 
-// FreeInterruptions returns handler for work that is done in the database alone: where the database interrupted a run
+// Interruptions counts, by entry, how often in a row the database interrupted the runs of this node. One of a node
+// serves all its handlers, since they are made anew with each change of the registry.
+type Interruptions struct {
+	mu     sync.Mutex
+	counts map[EntryID]int
+}
+
+// Free returns handler for work that is done in the database alone: where the database interrupted a run
 // (it shut down, failed over, lost the connection, or ended the transaction in favour of another one) the entry goes
 // back into line without an attempt spent. After five interruptions in a row on this node, the error counts.
-func FreeInterruptions(handler Handler) Handler {
-	i := &interruptible{Handler: handler, counts: map[EntryID]int{}}
+func (i *Interruptions) Free(handler Handler) Handler {
+	h := &interruptible{handler, i}
 	if batch, ok := handler.(BatchHandler); ok {
-		return &interruptibleBatch{i, batch}
+		return &interruptibleBatch{h, batch}
 	}
-	return i
+	return h
 }
 
 type interruptible struct {
 	Handler
-	mu     sync.Mutex
-	counts map[EntryID]int // of interruptions in a row, by entry
+	interruptions *Interruptions
 }
 
 // Handle implements Handler.
 func (i *interruptible) Handle(ctx context.Context, r *Run) (json.RawMessage, error) {
 	result, err := i.Handler.Handle(ctx, r)
-	return result, i.judge(ctx, r.Entry.ID, err)
+	return result, i.interruptions.judge(ctx, r.Entry.ID, err)
 }
 
 type interruptibleBatch struct {
@@ -50,21 +56,21 @@ type interruptibleBatch struct {
 func (i *interruptibleBatch) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
 	answers := i.batch.HandleBatch(ctx, runs)
 	for n := range answers {
-		answers[n].Err = i.judge(ctx, runs[n].Entry.ID, answers[n].Err)
+		answers[n].Err = i.interruptions.judge(ctx, runs[n].Entry.ID, answers[n].Err)
 	}
 	return answers
 }
 
 // judge counts an interruption, and makes it free as long as there were few.
-func (i *interruptible) judge(ctx context.Context, id EntryID, err error) error {
+func (i *Interruptions) judge(ctx context.Context, id EntryID, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	if ctx.Err() != nil || !interruption(err) {
 		delete(i.counts, id)
 		return err
 	}
-	if len(i.counts) >= interruptedEntriesMax {
-		clear(i.counts)
+	if i.counts == nil || len(i.counts) >= interruptedEntriesMax {
+		i.counts = map[EntryID]int{}
 	}
 	i.counts[id]++
 	if i.counts[id] > interruptionsMax {

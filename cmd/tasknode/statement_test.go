@@ -1,0 +1,33 @@
+package main
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// A node makes the handler of a queue anew with each change of the registry.
+func TestInterruptionsInARowAreCountedOverChangesOfTheRegistry(t *testing.T) {
+	declared, err := newStatements(config.Database{URL: pgtest.DSN(t)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(declared.pool.Close)
+	q := &invalidation.Queue{Name: "deadly", Config: invalidation.Config{
+		Kind: invalidation.KindTask, Statements: map[string]string{"run": `SELECT pg_terminate_backend(pg_backend_pid())`},
+	}}
+	lock := &invalidation.Lock{Key: "#1"}
+	run := &invalidation.Run{Queue: q, Lock: lock, Entry: invalidation.Entry{ID: 1, Payload: json.RawMessage(`{}`)}}
+	var verbs []string
+	for range 6 {
+		_, err := declared.handler(q).Handle(t.Context(), run)
+		ending := invalidation.Judge(run, nil, err, 0, 0)
+		verbs = append(verbs, ending.Verb())
+	}
+	if verbs[4] != "release" || verbs[5] != "retry" {
+		t.Errorf("six interruptions in a row were judged as %v, want the sixth as an error", verbs)
+	}
+}
