@@ -103,6 +103,10 @@ func (l *load) next(random *rand.Rand) func() {
 	switch {
 	case roll < 6:
 		return l.frail(p, in, random.IntN(6), random.Uint64())
+	case roll < 12:
+		return l.unique(p, in, random.IntN(4000))
+	case roll < 14:
+		return l.rated(p, in)
 	case roll < 20: // solo
 		if l.long {
 			in.MS = 1000 + random.IntN(5000)

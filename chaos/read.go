@@ -205,6 +205,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
 		Jobs: ticks.jobs, Ticking: tickQueue, Served: models, Lanes: []string{"solo", "work"},
 		ClockJumped: s.cfg.clock, FreedOneByOne: s.cfg.rare, LocksMax: map[string]int{"limited": limitedLocks},
+		Rates:   map[string]judge.Rate{ratedQueue: {Burst: ratedBurst, PerSecond: ratedRate}},
 		Effects: map[int64]int{}, Items: map[judge.Item]int{}, Ticks: map[judge.Tick]int{}, Rows: map[int64]bool{},
 		Samples: s.samples,
 	}

@@ -48,7 +48,8 @@ func (c config) timetable() timetable {
 // programs of another build nothing is pushed to it.
 const onceQueue = "once"
 
-var models = []string{"solo", "keyed", "limited", onceQueue, frailQueue} // queues whose entries workers run
+// models are queues whose entries workers run.
+var models = []string{"solo", "keyed", "limited", onceQueue, frailQueue, uniqueQueue, ratedQueue}
 
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
@@ -82,6 +83,8 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 	}
 	for _, statement := range []string{
 		fmt.Sprintf(`SELECT penstock.alter_queue('limited', '{"max_concurrent": %d}')`, limitedLocks),
+		fmt.Sprintf(`SELECT penstock.set_limit('start', '{"rate": %d, "burst": %d}')`, ratedRate, ratedBurst),
+		`SELECT penstock.use_limit('` + ratedQueue + `', 'start')`,
 		`SELECT penstock.create_queue('work', '{` + patient + `}')`,
 		`SELECT penstock.set_statements('work', '{"run": "INSERT INTO judge.effect VALUES (($1->>''op'')::bigint)"}')`,
 		`SELECT penstock.create_queue('` + tickQueue + `', '{"kind": "cron", ` + patient + `}')`,

@@ -75,7 +75,7 @@ func deadlinesHold(x *index, r *report) {
 }
 
 // waitsToItsDeadline is that an entry which was not granted before its deadline ends soon after it, and is not granted
-// later.
+// later. A push whose commit came late may be answered after the deadline: the entry ends soon after the answer then.
 func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	var first time.Time
 	if ends := x.endings[p.Entry]; len(ends) > 0 {
@@ -89,7 +89,7 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	if first.IsZero() || x.forked(first) {
 		return
 	}
-	if late := calm.between(p.deadline(), first); late > x.Lease+dueMax+x.Tolerance {
+	if late := calm.between(laterOf(p.deadline(), p.Returned), first); late > x.Lease+dueMax+x.Tolerance {
 		r.bad("entry %d was neither granted nor ended until %v after its deadline, %v of that without a disturbance",
 			p.Entry, first.Sub(p.deadline()), late)
 	}

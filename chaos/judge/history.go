@@ -66,6 +66,7 @@ type History struct {
 	Jobs     []string       // schedules
 	Lanes    []string       // queues whose solo entries are of one priority and one flow
 	LocksMax map[string]int // how many locks a queue may have at once
+	Rates    map[string]Rate
 
 	// Forked is when two primaries took writes of which only those of one were kept: what was told
 	// between these times may be lost. Both are zero where the standby was synchronous or none was promoted.
@@ -105,8 +106,10 @@ type Push struct {
 	Due               time.Time
 	StartBy, FinishBy time.Time // zero: none
 	Callback, Effect  bool
-	Joint             bool // pushed in a transaction that also wrote a row of the client's own
-	Once              bool // must not run twice, also where it is unknown whether it ran
+	Joint             bool   // pushed in a transaction that also wrote a row of the client's own
+	Once              bool   // must not run twice, also where it is unknown whether it ran
+	Unique            string // unique key, empty: none
+	WhileActive       bool   // the key is that of one entry until this ends
 	Cancel            *Cancel
 	// CrashMax and FailMax: the entry may end as failed after so many crashes or errors. 0: it may
 	// not.
@@ -297,7 +300,7 @@ func newIndex(h *History) *index {
 	for i := range x.Pushes {
 		p := &x.Pushes[i]
 		x.pushByOp[p.Op] = p
-		if p.Entry != 0 {
+		if p.Entry != 0 && (p.Unique == "" || x.pushByEntry[p.Entry] == nil) {
 			x.pushByEntry[p.Entry] = p
 		}
 	}

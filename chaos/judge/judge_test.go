@@ -25,6 +25,7 @@ func good() *History {
 		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, CronStep: 2 * time.Second, CatchUpMax: 1000, DrainMax: time.Minute,
 		Effects: map[int64]int{5: 1}, Rows: map[int64]bool{6: true}, Served: []string{"solo", "keyed"},
 		Jobs: []string{"job"}, CronUntil: at(5000), LocksMax: map[string]int{"work": 1},
+		Rates: map[string]Rate{"keyed": {Burst: 1, PerSecond: 10}},
 		Pushes: []Push{
 			{Op: 1, Queue: "keyed", Key: "k", Called: at(0), Returned: at(5), Told: true, Entry: 11},
 			{Op: 2, Queue: "keyed", Key: "k", Called: at(10), Returned: at(15), Told: true, Entry: 12},
@@ -57,6 +58,9 @@ func good() *History {
 				Op: 54, Queue: "frail", Called: at(900), Returned: at(905), Told: true, Entry: 54,
 				StartBy: at(1100), FinishBy: at(3000),
 			},
+			{Op: 61, Queue: "unique", Called: at(10), Returned: at(15), Told: true, Entry: 61, Unique: "u", WhileActive: true},
+			{Op: 62, Queue: "unique", Called: at(2000), Returned: at(2005), Told: true, Entry: 61, Unique: "u", WhileActive: true},
+			{Op: 63, Queue: "unique", Called: at(3000), Returned: at(3005), Told: true, Entry: 63, Unique: "u", WhileActive: true},
 		},
 		Calls: []Call{
 			{Entry: 11, Token: 101, Op: 1, Begin: at(30), Closed: at(40), Answer: "ok", Nonce: "a"},
@@ -99,6 +103,8 @@ func good() *History {
 		{Entry: 52, Queue: "frail", Outcome: "cancelled", At: at(2120)},
 		{Entry: 53, Queue: "frail", Outcome: "failed", At: at(1510), Attempt: 2},
 		{Entry: 54, Queue: "frail", Outcome: "expired", At: at(3020)},
+		{Entry: 61, Queue: "unique", Outcome: "done", At: at(2500)},
+		{Entry: 63, Queue: "unique", Outcome: "done", At: at(3500)},
 	} {
 		e.Seq = int64(200 + 10*i)
 		h.Endings = append(h.Endings, e)
@@ -139,10 +145,11 @@ func good() *History {
 		{Seq: 301, Queue: "solo", Entry: 41, Position: 41, At: at(10_000)},
 	}
 	for op, entry := range map[int64]int64{
-		1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 18: 18, 51: 51, 52: 52, 53: 53, 54: 54,
+		1: 11, 2: 12, 3: 13, 4: 14, 5: 15, 6: 16, 18: 18, 51: 51, 52: 52, 53: 53, 54: 54, 61: 61,
 	} {
 		h.Insertions = append(h.Insertions, Insertion{Seq: op, Entry: entry, Op: op})
 	}
+	h.Insertions = append(h.Insertions, Insertion{Seq: endOf(h, 61).Seq + 1, Entry: 63, Op: 63})
 	return h
 }
 
@@ -222,6 +229,9 @@ func TestEachInvariantReportsItsViolation(t *testing.T) {
 		"crashes are deaths of nodes that had it":           func(h *History) { h.Endings[2].Crashes = 3 },
 		"failures have a cause":                             func(h *History) { endOf(h, 53).Attempt = 1 },
 		"limits are never exceeded":                         func(h *History) { h.Samples[0].Locks = 4 },
+		"rates are never exceeded":                          func(h *History) { h.Rates["keyed"] = Rate{Burst: 0.5, PerSecond: 1} },
+		"a unique key has one active entry":                 func(h *History) { endOf(h, 61).Seq += 5 },
+		"a duplicate names an entry that has its key":       func(h *History) { endOf(h, 61).At = at(1500) },
 		"each nominal time of a schedule fires once":        func(h *History) { h.Firings = h.Firings[1:] },
 		"nothing runs before it is due":                     func(h *History) { h.Pushes[2].Due = at(500) },
 		"an entry expires at its deadline":                  func(h *History) { pushOf(h, 51).StartBy, pushOf(h, 51).FinishBy = time.Time{}, time.Time{} },

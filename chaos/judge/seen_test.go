@@ -694,3 +694,17 @@ func TestOrderIsAskedOfWhatHasOne(t *testing.T) {
 		}
 	}
 }
+
+// A commit that comes late may come after the deadline of its entry, which ends soon after it.
+func TestAPushThatIsAnsweredAfterItsDeadlineHasTimeFromThen(t *testing.T) {
+	const promise = "an entry expires at its deadline"
+	h := good()
+	endOf(h, 51).At, pushOf(h, 51).Returned = at(5300), at(2000)
+	if n := broken(h)[promise]; n != 0 {
+		t.Errorf("an entry that was pushed after its deadline breaks the promise %d times", n)
+	}
+	endOf(h, 51).At = at(9000)
+	if n := broken(h)[promise]; n == 0 {
+		t.Error("an entry that waits for 7 s after its late push breaks no promise")
+	}
+}

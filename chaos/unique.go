@@ -1,0 +1,50 @@
+package main
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/penstock/penstock/chaos/judge"
+)
+
+// uniqueQueue is that of a model whose entries have unique keys. Its entries run for so long that about half of the
+// pushes of a key are duplicates.
+const uniqueQueue = "unique"
+
+// unique makes the next push with a unique key. Half of the keys have one entry until it ends, the others until it
+// starts.
+func (l *load) unique(p *judge.Push, in payload, random int) func() {
+	policy := []string{"while_active", "while_queued"}[random%2]
+	p.Queue, p.Unique = uniqueQueue, policy+" "+strconv.Itoa(random/2%3)
+	p.WhileActive = policy == "while_active"
+	in.MS = 300 + random%900
+	return func() {
+		l.push(p, map[string]any{"unique_key": p.Unique, "unique_policy": policy, "payload": in})
+	}
+}
+
+// ratedQueue is that of a model whose entries start at a rate: so many at once, and so many a second.
+const (
+	ratedQueue = "rated"
+	ratedBurst = 3
+	ratedRate  = 2
+	ratedPush  = 8 // entries that are pushed together
+)
+
+// rated makes the next push of several entries to that queue, more than may start at once. The pause before the next
+// one is long enough for the bucket to be full, and for one that overflows to have more.
+func (l *load) rated(first *judge.Push, in payload) func() {
+	pushes := []*judge.Push{first}
+	for len(pushes) < ratedPush {
+		next := *first
+		next.Op = l.ops.Add(1)
+		pushes = append(pushes, &next)
+	}
+	return func() {
+		for _, p := range pushes {
+			p.Queue, in.Op = ratedQueue, p.Op
+			l.push(p, map[string]any{"payload": in})
+			time.Sleep(time.Millisecond)
+		}
+	}
+}
