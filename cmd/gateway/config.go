@@ -17,6 +17,7 @@ import (
 type Config struct {
 	Database config.Database `koanf:"database"`
 	Log      config.Log      `koanf:"log"`
+	Trace    config.Trace    `koanf:"trace"`
 	Gateway  Gateway         `koanf:"gateway"`
 }
 
@@ -74,6 +75,7 @@ func defaults() Config {
 	return Config{
 		Database: config.DatabaseDefault(),
 		Log:      config.LogDefault(),
+		Trace:    config.TraceDefault(),
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
 			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20,
@@ -106,7 +108,8 @@ func (c Config) validate() error {
 		"false, where gateway.listen is not a loopback address")
 	_, err := g.models()
 	_, wrong := g.Callback.policy()
-	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure))
+	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure),
+		c.Trace.Validate())
 	return checks.Err()
 }
 

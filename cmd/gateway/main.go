@@ -15,11 +15,14 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/gateway"
@@ -55,7 +58,12 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		cfg.Gateway.Name = config.ProcessName()
 	}
 	go new(collector).run(ctx)
-	s := &server{cfg: cfg, log: log, observer: newObserver()}
+	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-gateway", cfg.Trace.Endpoint, cfg.Trace.Share)
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
+	s := &server{cfg: cfg, log: log, observer: newObserver(), tracing: tracing}
 	if len(cfg.Gateway.Static) > 0 {
 		return s.serveStatic(ctx)
 	}
@@ -67,6 +75,7 @@ type server struct {
 	cfg      Config
 	log      *slog.Logger
 	observer *observer
+	tracing  trace.TracerProvider // nil: none
 	gateway  *gateway.Gateway
 	listens  string        // address of the listener of clients, with its port
 	debugs   string        // and that of operators
@@ -273,7 +282,7 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true)
-	requests := &counted{Handler: s.gateway}
+	requests := &counted{Handler: s.handler()}
 	front := &http.Server{
 		Handler: requests, ReadHeaderTimeout: cmp.Or(s.headWait, headWait), IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 64 << 10, Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
@@ -297,6 +306,18 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 		return err
 	}
 	return nil
+}
+
+// handler serves clients. With traces each request has a span, which its worker is told in place of the client's.
+func (s *server) handler() http.Handler {
+	if s.tracing == nil {
+		return s.gateway
+	}
+	told := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		propagation.TraceContext{}.Inject(r.Context(), propagation.HeaderCarrier(r.Header))
+		s.gateway.ServeHTTP(w, r)
+	})
+	return telemetry.Traced(s.tracing.Tracer(invalidation.TracerName), told)
 }
 
 // cutMax bounds the wait for requests that were cut: their slots and use are given back and folded behind them.

@@ -86,7 +86,8 @@ func probeFailed(err error) Health {
 	closed := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) ||
 		errors.Is(err, io.ErrUnexpectedEOF)
 	return Health{
-		State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed, Gone: errors.Is(err, syscall.ECONNREFUSED),
+		State: StateUnhealthy, Reason: Clip(err.Error()), Unreached: !closed,
+		Gone: errors.Is(err, syscall.ECONNREFUSED),
 	}
 }
 
