@@ -389,8 +389,9 @@ func TestAFileThatCannotBeAppliedIsNamedAndChangesNothing(t *testing.T) {
 // with the functions.
 const undoLast = `
 ALTER TABLE penstock.cancel_request DROP COLUMN lock_key;
+ALTER TABLE penstock.node DROP COLUMN running_entries;
 ALTER TABLE penstock.usage_hour DROP COLUMN extra_ms CASCADE;
-DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_key', 'column usage_hour.extra_ms');`
+DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_key', 'column node.running_entries', 'column usage_hour.extra_ms');`
 
 // A new trigger on the audit waits for transactions that read or write it.
 func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {

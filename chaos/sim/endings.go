@@ -265,6 +265,22 @@ func markMayHaveRun(t *tables, _ time.Time, a arguments) (reply, error) {
 	return reply{rows: [][]any{{true}}}, nil
 }
 
+// ran is the entry of a group that a crash counts for, as invalidation.crashSQL chooses it; nil if none is left.
+func (t *tables) ran(l *lock) *entry {
+	var from int64
+	if n := t.nodes[l.node]; n != nil {
+		if i := slices.Index(n.running, l.token); i >= 0 && i < len(n.runningEntries) {
+			from = n.runningEntries[i]
+		}
+	}
+	for _, e := range t.claimable(l.lockKey) {
+		if from <= e.id && e.id <= l.last && !e.due.After(l.at) {
+			return e
+		}
+	}
+	return nil
+}
+
 func countCrashes(t *tables, _ time.Time, a arguments) (reply, error) {
 	tokens := a.numbers(2)
 	var r reply
@@ -275,10 +291,7 @@ func countCrashes(t *tables, _ time.Time, a arguments) (reply, error) {
 		}
 		e := t.entries[l.last]
 		if !l.solo() {
-			e = nil
-			if covered := t.claimable(l.lockKey); len(covered) > 0 && covered[0].id <= l.last {
-				e = covered[0]
-			}
+			e = t.ran(l)
 		}
 		if e == nil {
 			continue
@@ -325,7 +338,7 @@ func promote(t *tables, now time.Time, a arguments) (reply, error) {
 	first := map[string]int64{}
 	for _, e := range dueNow {
 		pos := t.nextID()
-		e.initial, e.due, e.row = false, time.Time{}, t.nextRow()
+		e.initial, e.row = false, t.nextRow()
 		switch {
 		case e.key == "":
 			t.addReady(readyRow{queue: e.queue, pos: pos, entry: e.id})

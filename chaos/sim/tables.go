@@ -74,6 +74,7 @@ type node struct {
 	beats           int64
 	beatAt          time.Time
 	tokens, running []int64
+	runningEntries  []int64
 	crashed         []int64 // entries
 }
 

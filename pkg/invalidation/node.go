@@ -16,7 +16,9 @@ type Beat struct {
 	Tokens []Token // every lock that the node holds, running or waiting for a thread
 	// Running lists those of Tokens under which an entry has begun to run: these count a crash if the node dies.
 	Running []Token
-	Load    map[string]any // the governor's readings, for status output
+	// RunningEntries has, for each of Running, the entry that runs; of several that run together the first.
+	RunningEntries []EntryID
+	Load           map[string]any // the governor's readings, for status output
 }
 
 // Orders are the instructions in the answer to a heartbeat.
@@ -69,7 +71,8 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node
-       SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], running = $3::bigint[], load = $4::jsonb
+       SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], running = $3::bigint[],
+           running_entries = $5::bigint[], load = $4::jsonb
      WHERE id = $1
     RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason,
               penstock.node_paused(id, name) AS paused
@@ -105,8 +108,11 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.Running == nil {
 		b.Running = []Token{}
 	}
-	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load).Scan(&o.Draining, &o.Reason, &o.Paused,
-		&o.RegistryVersion, &cancels)
+	if b.RunningEntries == nil {
+		b.RunningEntries = []EntryID{}
+	}
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load, b.RunningEntries).Scan(&o.Draining, &o.Reason,
+		&o.Paused, &o.RegistryVersion, &cancels)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

@@ -64,9 +64,15 @@ SELECT l.token
                       ELSE l.token = ANY (n.tokens) END) IS NULL
           FOR UPDATE OF l SKIP LOCKED) l`
 
-// crashSQL counts a crash for the entry that each of the locks with tokens $3 was running (of a group, the oldest
-// that is left), and returns those that have used up the crash limit $4 of the queue. The entry has started, so that
-// its start_by binds no more. The row of the node keeps which entries it crashed, for penstock.take_back_crashes.
+// crashSQL counts a crash for the entry that each of the locks with tokens $3 was running, and returns those that have
+// used up the crash limit $4 of the queue. The entry has started, so that its start_by binds no more. The row of the
+// node keeps which entries it crashed, for penstock.take_back_crashes.
+//
+// Of a group that is the oldest entry that is left, from the one on which the last heartbeat calls running: entries run
+// in the order of their ids, and one before it may have become claimable during the lock. Nor does the lock cover an
+// entry that came due after the claim. What cannot be decided: a push that committed after the claim, or an entry that
+// was enabled, counts the crash if it is before the entry that ran and behind the one of the last heartbeat, or if no
+// heartbeat called the lock running; and so does an entry whose ending was not recorded, for the one behind it.
 const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
@@ -79,7 +85,10 @@ WITH struck AS (
                    CASE WHEN left(l.lock_key, 1) = '#' THEN l.last_entry_id
                         ELSE (SELECT g.id FROM penstock.entry_X g
                                WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority)
-                                 AND g.id <= l.last_entry_id
+                                 AND g.id BETWEEN coalesce((
+                                     SELECT n.running_entries[array_position(n.running, l.token)] FROM penstock.node n
+                                      WHERE n.id = l.node_id), 0) AND l.last_entry_id
+                                 AND (g.due_at IS NULL OR g.due_at <= l.claimed_at)
                                ORDER BY g.id LIMIT 1) END AS entry_id
               FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
              CROSS JOIN LATERAL (

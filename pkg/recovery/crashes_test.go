@@ -58,6 +58,55 @@ func TestAnEntryThatBeganOnAFreeThreadAfterTheLastHeartbeatCountsACrash(t *testi
 	}
 }
 
+// While a lock holds a key, an entry that is before those that it covers may become claimable.
+func TestACrashCountsForTheEntryOfAGroupThatRan(t *testing.T) {
+	for name, earlier := range map[string]struct {
+		before, during string // the claim
+		listed         bool
+	}{
+		"an entry came due": {
+			`UPDATE penstock.entry SET status = 'initial', due_at = clock_timestamp() + interval '1 hour' WHERE id = $1`,
+			`UPDATE penstock.entry SET status = 'pending', due_at = clock_timestamp() WHERE id = $1`, false,
+		},
+		"an entry was enabled": {
+			`UPDATE penstock.entry SET priority = -1 WHERE id = $1`,
+			`UPDATE penstock.entry SET priority = 1 WHERE id = $1`, true,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFleet(t, pgtest.New(t), invalidation.Config{QuantumCount: 10})
+			dead := f.register(shortLease)
+			f.push(4, "K")
+			first := f.count(`SELECT min(id) FROM penstock.entry`)
+			f.exec(earlier.before, first)
+			lock := f.claim(dead, 1)[0]
+			if len(lock.Entries) != 3 {
+				t.Fatalf("claimed %d entries, want 3", len(lock.Entries))
+			}
+			ran := lock.Entries[0].ID
+			beat := listing([]*invalidation.Lock{lock})
+			if earlier.listed { // the first entry of the lock has ended since the heartbeat
+				ran = lock.Entries[1].ID
+				beat.Running, beat.RunningEntries = beat.Tokens, []invalidation.EntryID{lock.Entries[0].ID}
+			}
+			if _, err := invalidation.Renew(t.Context(), f.pool, dead, beat); err != nil {
+				t.Fatal(err)
+			}
+			f.exec(`DELETE FROM penstock.entry WHERE id < $1 AND id > $2`, ran, first)
+			f.exec(earlier.during, first)
+			f.lapse(dead, time.Minute)
+			f.start(recovery.Config{})
+			eventually(t, "the lock is freed", func() bool { return f.locks() == 0 })
+			if n := f.count(`SELECT max(id) FROM penstock.entry WHERE crashes = 1`); n != int(ran) {
+				t.Errorf("entry %d counts the crash, want %d", n, ran)
+			}
+			if n := f.count(`SELECT count(*) FROM penstock.entry WHERE crashes = 1`); n != 1 {
+				t.Errorf("%d entries count a crash", n)
+			}
+		})
+	}
+}
+
 // The ending of a run cannot be recorded, its thread runs another entry, and the node dies before its next heartbeat:
 // by the number of threads the second entry waited. Which entries began cannot be counted then, so all may have run.
 func TestAnEntryBehindAnEndingThatWasNotRecordedMayHaveRun(t *testing.T) {

@@ -67,7 +67,8 @@ func (n *Node) runBatch(
 	j *job, h invalidation.BatchHandler, runs []*invalidation.Run, endings []invalidation.Ending,
 	finishIn, sinceClaim time.Duration,
 ) []invalidation.Ending {
-	ctx, stop := n.runContext(j, &invalidation.Entry{FinishIn: finishIn, Cost: runs[0].Entry.Cost}, sinceClaim)
+	first := &runs[0].Entry
+	ctx, stop := n.runContext(j, &invalidation.Entry{ID: first.ID, FinishIn: finishIn, Cost: first.Cost}, sinceClaim)
 	defer stop()
 	ids := make([]invalidation.EntryID, len(runs))
 	for i, r := range runs {

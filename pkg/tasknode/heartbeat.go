@@ -58,9 +58,9 @@ func (n *Node) beat(ctx context.Context) error {
 	start := time.Now()
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
 	n.jobs.extend(start, n.cfg.Ranker.Extend)
-	tokens, begun := n.jobs.tokens()
-	orders, err := invalidation.Renew(ctx, n.beats, n.id(),
-		invalidation.Beat{Tokens: tokens, Running: begun, Load: n.load()})
+	b := n.jobs.beat()
+	b.Load = n.load()
+	orders, err := invalidation.Renew(ctx, n.beats, n.id(), b)
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
 	}

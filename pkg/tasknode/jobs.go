@@ -32,27 +32,27 @@ func (r *jobs) remove(ended []*job) {
 	}
 }
 
-// tokens lists the locks of all jobs, and those of jobs that have begun to run.
-func (r *jobs) tokens() (all, begun []invalidation.Token) {
+// beat lists the locks of all jobs, and those of jobs that have begun to run with the entries.
+func (r *jobs) beat() (b invalidation.Beat) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	all = make([]invalidation.Token, 0, len(r.byToken))
+	b.Tokens = make([]invalidation.Token, 0, len(r.byToken))
 	for token, j := range r.byToken {
-		all = append(all, token)
-		if j.begun {
-			begun = append(begun, token)
+		b.Tokens = append(b.Tokens, token)
+		if j.begun != 0 {
+			b.Running, b.RunningEntries = append(b.Running, token), append(b.RunningEntries, j.begun)
 		}
 	}
-	return all, begun
+	return b
 }
 
-// markBegun keeps the function that ends the run which is about to begin. What ran before is over: a request
-// to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as begun:
-// if the node dies, recovery counts a crash for it, though the entry may still be cancelled before its handler is
-// called.
-func (r *jobs) markBegun(j *job, cancel context.CancelCauseFunc, timed bool) {
+// markBegun keeps the function that ends the run of an entry which is about to begin. What ran before is over: a
+// request to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as
+// begun: if the node dies, recovery counts a crash for the entry, though it may still be cancelled before its handler
+// is called.
+func (r *jobs) markBegun(j *job, e invalidation.EntryID, cancel context.CancelCauseFunc, timed bool) {
 	r.mu.Lock()
-	j.cancel, j.now, j.begun = cancel, nil, true
+	j.cancel, j.now, j.begun = cancel, nil, e
 	if timed {
 		j.timed = time.Now()
 	}
@@ -141,7 +141,7 @@ func (r *jobs) through() (runs int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.byToken {
-		if j.begun && j.runsThrough() {
+		if j.begun != 0 && j.runsThrough() {
 			runs++
 		}
 	}

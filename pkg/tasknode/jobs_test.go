@@ -32,10 +32,10 @@ func assigned(ids ...invalidation.EntryID) *job {
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d, job := newJobs(), assigned(1, 2)
 	d.add(job)
-	d.markBegun(job, func(error) {}, true)
+	d.markBegun(job, 1, func(error) {}, true)
 	d.begin(job, 1)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.markBegun(job, cancel, true)
+	d.markBegun(job, 2, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
 	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
 		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", asked, context.Cause(ctx))
@@ -269,7 +269,7 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	d, job := newJobs(), assigned(1)
 	job.charged = 1
 	d.add(job)
-	d.markBegun(job, func(error) {}, true)
+	d.markBegun(job, 1, func(error) {}, true)
 	sum := 0.0
 	charge := func(_ invalidation.Candidate, more float64) { sum += more }
 	now := job.timed.Add(5 * time.Second)
@@ -307,7 +307,7 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	n.jobs.add(j)
-	n.jobs.markBegun(j, cancel, true)
+	n.jobs.markBegun(j, 1, cancel, true)
 	if err := n.beat(t.Context()); err == nil {
 		t.Fatal("the database answered")
 	}
@@ -325,7 +325,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n.jobs.add(j)
-		n.jobs.markBegun(j, cancel, true)
+		n.jobs.markBegun(j, 1, cancel, true)
 		causes[lapse] = func() error { return context.Cause(ctx) }
 	}
 	if left := n.lapse(); left > 0 || n.claiming() {
@@ -344,13 +344,16 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 }
 
 func TestHeartbeatsListWhatHasBegun(t *testing.T) {
-	r, waits, runs := newJobs(), assigned(1), assigned(2)
+	r, waits, runs := newJobs(), assigned(1), assigned(2, 3, 4)
 	runs.lock.Token = 2
 	r.add(waits)
 	r.add(runs)
-	r.markBegun(runs, func(error) {}, true)
-	all, begun := r.tokens()
-	if len(all) != 2 || !slices.Equal(begun, []invalidation.Token{2}) {
-		t.Errorf("held %v, begun %v, want both and 2", all, begun)
+	for _, e := range []invalidation.EntryID{2, 3} {
+		r.markBegun(runs, e, func(error) {}, true)
+	}
+	b := r.beat()
+	if len(b.Tokens) != 2 || !slices.Equal(b.Running, []invalidation.Token{2}) ||
+		!slices.Equal(b.RunningEntries, []invalidation.EntryID{3}) {
+		t.Errorf("held %v, begun %v with entries %v, want both, and 2 with entry 3", b.Tokens, b.Running, b.RunningEntries)
 	}
 }

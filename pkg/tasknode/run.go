@@ -190,7 +190,7 @@ func withCause(ctx context.Context, err error) error {
 // runContext is the context of one run. Its cause says why it ended.
 func (n *Node) runContext(j *job, e *invalidation.Entry, sinceClaim time.Duration) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(n.runs)
-	n.jobs.markBegun(j, cancel, e.Cost == 0)
+	n.jobs.markBegun(j, e.ID, cancel, e.Cost == 0)
 	if e.FinishIn == invalidation.NoDeadline && j.queue.Config.RunTimeout == 0 {
 		return ctx, func() { cancel(nil) }
 	}
