@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/batch"
 	"github.com/penstock/penstock/pkg/cron"
@@ -30,6 +31,7 @@ type leader struct {
 	degraded telemetry.Bound // objects of degradations
 	requests *requests
 	backends map[string]scale.Backend // of the autoscaler
+	clock    duty.Clock               // of the database, as retention believes it in all terms
 }
 
 func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
@@ -76,6 +78,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
 		AuditRetention:  l.cfg.Leader.Recovery.AuditRetention,
 		Brake:           l.cfg.Leader.Brake.config(),
+		Clock:           &l.clock,
 		Hint:            l.hinter.Hint,
 		Log:             l.log.With("term", term),
 	}
@@ -87,8 +90,8 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		operations: recovery.NewOperations(db, fence, cfg),
 		retention:  recovery.NewRetention(db, fence, cfg),
 		compaction: recovery.NewCompaction(db, fence, cfg),
-		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Log: cfg.Log}),
-		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Log: cfg.Log}),
+		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Clock: cfg.Clock, Log: cfg.Log}),
+		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Clock: cfg.Clock, Log: cfg.Log}),
 		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: cfg.Log, Backends: l.backends}),
 	}
 	d.brake = recovery.NewBrake(db, fence, cfg, d.samples.Latest)

@@ -20,7 +20,7 @@ type Compaction struct {
 
 // NewCompaction returns the duty for one term.
 func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
-	return &Compaction{cfg: cfg.withDefaults(), db: termDB{db, fence}}
+	return &Compaction{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}}
 }
 
 // Run compacts until ctx ends. An error of the database does not end the term: no other duty depends on compaction.

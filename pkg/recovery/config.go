@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // Config sets the intervals, batch sizes and thresholds of the duties. Its zero value means the
@@ -43,6 +45,8 @@ type Config struct {
 	SamplePause time.Duration
 	// CompactPause is the time between two passes of Compaction. Default 10 s.
 	CompactPause time.Duration
+	// Clock judges the database's clock for Retention, across terms. Default: one for this term.
+	Clock *duty.Clock
 	// GiveUp is how long the passes of a duty may fail before it returns, see duty.Loop.
 	GiveUp time.Duration
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
@@ -70,6 +74,9 @@ func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
+	}
+	if c.Clock == nil {
+		c.Clock = &duty.Clock{}
 	}
 	if c.Random == nil {
 		c.Random = rand.Float64

@@ -34,7 +34,8 @@ type RetentionStatus struct {
 
 // NewRetention returns the duty for one term.
 func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
-	return &Retention{cfg: cfg.withDefaults(), db: termDB{db, fence}}
+	cfg = cfg.withDefaults()
+	return &Retention{cfg: cfg, db: termDB{DB: db, fence: fence, clock: cfg.Clock}}
 }
 
 // Run creates and drops partitions until ctx ends.
@@ -48,6 +49,7 @@ const daysAhead = 7
 // pass does its steps one after another. A step that the database refuses is logged, and the next pass tries it
 // again: it would fail under another leader as well, and keeps no other step from its work. While rows are left to
 // tidy, the next pass follows soon and does that alone: endings wait behind a partition that waits to be dropped.
+// While the database's clock is not believed, a pass ends at its first step, and is no failure.
 func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 	start := time.Now()
 	r.left = backlog{}
@@ -60,6 +62,10 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 		err := step(ctx)
 		switch {
 		case err == nil:
+		case errors.Is(err, duty.ErrClock):
+			r.whole = time.Time{}
+			r.cfg.Log.WarnContext(ctx, "retention waits until the database's clock is believed", "error", err)
+			return r.cfg.RetentionPause, nil
 		case general(err) || ctx.Err() != nil:
 			return 0, err
 		default:

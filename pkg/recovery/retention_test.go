@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
@@ -84,6 +87,57 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the duty has caught up", func() bool { return duty.Status().Behind == 0 && duty.Status().Dropped == 1 })
+}
+
+// logged tells of each line that a duty logs.
+type logged chan string
+
+func (l logged) Write(line []byte) (int, error) {
+	select {
+	case l <- string(line):
+	default:
+	}
+	return len(line), nil
+}
+
+// A clock that jumps ahead for a moment makes nothing old.
+func TestRetentionDeletesNothingByAClockThatHasJumped(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{ResultRetention: 24 * time.Hour})
+	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
+	f.exec(`INSERT INTO penstock.result (queue_id, entry_id, outcome, finished_at, created_at, attempt)
+		SELECT $1, 1, 'done', at, at, 1 FROM (SELECT '2020-01-01 12:00Z'::timestamptz AS at) x`, f.q.ID)
+	clock := &duty.Clock{} // the time that has passed is that of five hours ago: the database's clock is ahead
+	if err := clock.Check(time.Now().Add(-5 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	lines := make(logged, 1)
+	cfg := recovery.Config{
+		Pause: time.Millisecond, RetentionPause: time.Millisecond, GiveUp: time.Millisecond, Clock: clock,
+		Log: slog.New(slog.NewTextHandler(lines, nil)),
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- recovery.NewRetention(f.pool, &term{db: f.pool}, cfg).Run(ctx) }()
+	left := func() int { return f.count(`SELECT count(*) FROM penstock.result WHERE entry_id = 1`) }
+	for range 5 { // passes
+		select {
+		case line := <-lines:
+			if !strings.Contains(line, "clock") {
+				t.Errorf("logged: %s", line)
+			}
+		case err := <-ended:
+			t.Fatalf("the duty ended its term: %v", err)
+		case <-time.After(time.Minute):
+			t.Fatalf("no pass said that the clock has jumped; %d of 1 results are left", left())
+		}
+	}
+	cancel()
+	if err := <-ended; err != nil || left() != 1 {
+		t.Errorf("the duty ended with %v, and %d of 1 results are left", err, left())
+	}
+	cfg.Clock = &duty.Clock{}
+	run(t, recovery.NewRetention(f.pool, &term{db: f.pool}, cfg))
+	eventually(t, "the old result is gone by a clock that is believed", func() bool { return left() == 0 })
 }
 
 // One table that cannot be swept ends no term, and keeps no other from being swept.

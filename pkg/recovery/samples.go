@@ -116,7 +116,7 @@ func samplePause(cfg Config, took time.Duration) time.Duration {
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	if !s.prepared {
-		if _, err := invalidation.EnsurePartitions(ctx, termDB{s.db, s.fence}, 1); err != nil {
+		if _, err := invalidation.EnsurePartitions(ctx, termDB{DB: s.db, fence: s.fence}, 1); err != nil {
 			return 0, err
 		}
 		s.prepared = true

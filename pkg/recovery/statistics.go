@@ -30,7 +30,7 @@ type Statistics struct {
 
 // NewStatistics returns the duty for one term.
 func NewStatistics(db postgres.DB, fence Fence, cfg Config) *Statistics {
-	return &Statistics{cfg: cfg.withDefaults(), db: termDB{db, fence}, notBefore: map[int32]time.Time{}}
+	return &Statistics{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}, notBefore: map[int32]time.Time{}}
 }
 
 // Run counts until ctx ends.
