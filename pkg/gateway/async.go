@@ -50,16 +50,26 @@ func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
 	if wait == 0 {
 		return true, s.push(ctx, 0)
 	}
-	if s.route.model.Policy.OnFull == OnFullPush && (s.ticket.TTL == 0 || s.ticket.TTL > wait) {
+	if s.mayPush() && (s.ticket.TTL == 0 || s.ticket.TTL > wait) {
 		s.ticket.TTL = wait // it becomes an entry then
 	}
 	return false, nil
 }
 
+// mayPush says whether the request may become an entry where there is no room: by the policy, and since there is a queue
+// and an operation of entries for it. Without these a refusal stays what it is, and the client may come again.
+func (s *serving) mayPush() bool {
+	if s.route.model.Policy.OnFull != OnFullPush || s.gateway.config.Push == nil {
+		return false
+	}
+	_, durable := Operation(s.r.URL.Path)
+	return durable || s.route.generic()
+}
+
 // pushInstead turns a refusal for want of room into a durable entry, where policy and client agree.
 func (s *serving) pushInstead(ctx context.Context, err error) error {
 	var r *Rejection
-	if !errors.As(err, &r) || r.paused || s.route.model.Policy.OnFull != OnFullPush {
+	if !errors.As(err, &r) || r.paused || !s.mayPush() {
 		return err
 	}
 	async, wait := prefers(s.r.Header)
