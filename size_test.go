@@ -112,7 +112,7 @@ var wideSQL = map[string]int{
 	"retention.sql":     9,
 	"rights.sql":        24,
 	"samples.sql":       13,
-	"scale.sql":         94,
+	"scale.sql":         93,
 	"seed.sql":          2,
 	"statements.sql":    7,
 	"tokens_audit.sql":  5,

@@ -33,11 +33,23 @@ BEGIN
     END IF;
 END $$;
 
+-- announced_deployment returns the deployment of an instance that announces itself and names none: the one that it
+-- has, or else the only one of its model with backend webhook, whose receiver started it; null where that cannot be told.
+-- Callers: announce_instance.
+CREATE OR REPLACE FUNCTION penstock.announced_deployment(of_model text, has text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce((SELECT d.name FROM penstock.deployment d WHERE d.name = has AND d.model = of_model),
+                    (SELECT min(d.name) FROM penstock.deployment d
+                      WHERE d.model = of_model AND d.backend = 'webhook' HAVING count(*) = 1))
+$$;
+
 -- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
 -- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
--- the autoscaler registers an instance that its backend reported. began is when the start of the instance began. It returns
--- what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it drains and no slot is held).
+-- the autoscaler registers an instance that its backend reported. Without a deployment it keeps the one that it has,
+-- or belongs to the only one with backend webhook, which can have it stopped then. began is when the start of the
+-- instance began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop
+-- (it drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
 -- and those of fit_model_queue after them.
@@ -69,7 +81,10 @@ BEGIN
                draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
                drain_reason = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.drain_reason END,
                drain_by = nullif(i.drain_by, 'expired'),
-               deployment = coalesce(announce_instance.deployment, i.deployment),
+               deployment = coalesce(announce_instance.deployment, penstock.announced_deployment(i.model, i.deployment),
+                                     i.deployment),
+               ready_at = coalesce(i.ready_at,
+                                   CASE WHEN i.deployment IS NULL AND penstock.usable(i) THEN clock_timestamp() END),
                template_hash = coalesce(announce_instance.template_hash, i.template_hash),
                state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
                next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
@@ -81,14 +96,19 @@ BEGIN
         PERFORM penstock.lock_all_limits();
         INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash, expires_at, created_at)
         VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
-                coalesce(announce_instance.labels, '{}'), 'starting', announce_instance.deployment, announce_instance.template_hash,
+                coalesce(announce_instance.labels, '{}'), 'starting',
+                CASE WHEN ttl IS NULL THEN announce_instance.deployment
+                     ELSE coalesce(announce_instance.deployment,
+                                   penstock.announced_deployment(announce_instance.model, NULL)) END,
+                announce_instance.template_hash,
                 expires, least(coalesce(began, clock_timestamp()), clock_timestamp()))
         ON CONFLICT ON CONSTRAINT instance_model_server_key DO NOTHING
         RETURNING * INTO found_;
         IF found_.id IS NOT NULL THEN
             PERFORM penstock.fit_model_queue(model);
             PERFORM penstock.notify('starting ' || model);
-            PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server, coalesce(deployment, ''),
+            PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server,
+                                       coalesce(found_.deployment, ''),
                                        jsonb_build_object('endpoint', endpoint, 'slots', slots));
             EXIT;
         END IF;
@@ -112,9 +132,13 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF NEW.ready_at IS NOT NULL THEN -- it was ready before it got its deployment
+        RETURN NEW;
+    END IF;
     NEW.ready_at := clock_timestamp();
     INSERT INTO penstock.cold_start (model, server, seconds)
-    VALUES (NEW.model, NEW.server, extract(epoch FROM NEW.ready_at - NEW.created_at));
+    VALUES (NEW.model, NEW.server, -- the clock may have been set back
+            greatest(0, extract(epoch FROM NEW.ready_at - NEW.created_at)));
     PERFORM penstock.notify('slots ' || NEW.model);
     RETURN NEW;
 END $$;
@@ -134,7 +158,8 @@ BEGIN
 END $$;
 
 -- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
--- returns how many were removed. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
+-- returns how many were removed. One that drains already and holds slots has nothing to be done, and takes none of the
+-- 50 places of a call. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
 -- 'expired', and the next announcement of the instance ends it.
 -- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version.
 -- Callers: pkg/scale.
@@ -145,7 +170,10 @@ DECLARE
     i penstock.instance;
     n integer := 0;
 BEGIN
-    FOR i IN SELECT * FROM penstock.instance x WHERE x.expires_at < clock_timestamp() ORDER BY x.id LIMIT 50 FOR UPDATE SKIP LOCKED LOOP
+    FOR i IN SELECT * FROM penstock.instance x
+              WHERE x.expires_at < clock_timestamp()
+                AND (x.draining_at IS NULL OR NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = x.id))
+              ORDER BY x.id LIMIT 50 FOR UPDATE SKIP LOCKED LOOP
         IF NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id) THEN
             PERFORM penstock.remove_instance(i.model, i.server, false, 'its time to live ended', 'autoscaler');
             n := n + 1;

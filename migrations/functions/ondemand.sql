@@ -21,7 +21,7 @@ $$;
 -- its template changed. Null options remove the template; a deployment that was made from it stays until it is idle. A
 -- target of a deployment or template of another model is refused: no deployment could be made. So is another backend or
 -- object of a cluster while the deployment has instances.
--- Locks: the row of the template, then that of the deployment.
+-- Locks: the row of the template, then those of the deployments that were made from it, in the order of their names.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.set_deployment_template(model text, options jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
@@ -40,6 +40,7 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and idle_seconds.';
     END IF;
     PERFORM penstock.check_scale_policy(options->'policy');
+    PERFORM penstock.check_scale_cost(options);
     PERFORM penstock.audit_log(set_deployment_template.actor, 'set_deployment_template', set_deployment_template.model,
                                set_deployment_template.reason, options);
     IF options IS NULL OR jsonb_typeof(options) = 'null' THEN
@@ -61,6 +62,7 @@ BEGIN
         RAISE EXCEPTION 'target: it is the target of %', holder USING ERRCODE = 'PS002',
             HINT = 'One object of a cluster belongs to one deployment. Name the namespace in both where they are two objects.';
     END IF;
+    PERFORM FROM penstock.deployment d WHERE d.model = t.model AND d.on_demand ORDER BY d.name FOR NO KEY UPDATE;
     SELECT d.name INTO moved FROM penstock.deployment d
      WHERE d.model = t.model AND d.on_demand AND (d.backend, d.target) IS DISTINCT FROM (t.backend, t.target);
     PERFORM penstock.check_deployment_stays(moved, t.backend, t.target);

@@ -190,6 +190,17 @@ BEGIN
     END IF;
 END $$;
 
+-- check_scale_cost raises an error for a cost that a budget cannot be compared with.
+-- Callers: set_deployment, set_deployment_template.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_scale_cost(options jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    IF NOT coalesce((options->>'cost')::double precision BETWEEN 0 AND 1000000, true) THEN
+        RAISE EXCEPTION 'cost is from 0 to 1000000 an hour' USING ERRCODE = 'PS002';
+    END IF;
+END $$;
+
 -- same_kubernetes_object returns whether two targets name the same object of a cluster. A target without a namespace is in that
 -- of the leader, which may be any.
 -- Callers: kubernetes_target_holder, moves_instances, template_target_holder.
@@ -304,6 +315,7 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'It has backend, target, policy, template, cost, fill_order and mode.';
     END IF;
     PERFORM penstock.check_scale_policy(options->'policy');
+    PERFORM penstock.check_scale_cost(options);
     PERFORM FROM penstock.deployment d WHERE d.name = set_deployment.name AND d.model <> set_deployment.model FOR UPDATE;
     IF FOUND AND penstock.has_instances(set_deployment.name) THEN
         RAISE EXCEPTION 'deployment "%" has instances of another model', set_deployment.name
@@ -530,6 +542,8 @@ END $$;
 
 -- scale_input has all that a decision reads about the work and the instances of a model, a row for each model that has a
 -- deployment. The use of the present hour and that of the hour before are apart, so that a reader can tell what came since.
+-- unmanaged_starts is when each of those of them began that is not ready yet.
+-- Sums of usage are at most 1e15: one that does not fit a column would end the decisions about all models.
 -- service and busy_ms are the time of slots, without the further GPUs and sequences that usage is charged.
 -- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest, of those that still hold a slot of the
@@ -539,11 +553,13 @@ END $$;
 -- Callers: pkg/scale.
 CREATE OR REPLACE VIEW penstock.scale_input AS
   WITH u AS MATERIALIZED (
-       SELECT h.model, (sum(h.gpu_ms - h.extra_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
-              sum(h.calls) FILTER (WHERE h.hour = p.present)::bigint AS calls,
-              sum(h.calls) FILTER (WHERE h.hour < p.present)::bigint AS calls_before,
-              sum(h.gpu_ms - h.extra_ms) FILTER (WHERE h.hour = p.present)::bigint AS busy_ms,
-              sum(h.gpu_ms - h.extra_ms) FILTER (WHERE h.hour < p.present)::bigint AS busy_ms_before
+       SELECT h.model,
+              (sum(h.gpu_ms::numeric - h.extra_ms) / nullif(sum(h.calls), 0) / 1000.0)::double precision AS service,
+              least(sum(h.calls) FILTER (WHERE h.hour = p.present), 1e15)::bigint AS calls,
+              least(sum(h.calls) FILTER (WHERE h.hour < p.present), 1e15)::bigint AS calls_before,
+              least(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour = p.present), 1e15)::bigint AS busy_ms,
+              least(sum(h.gpu_ms::numeric - h.extra_ms) FILTER (WHERE h.hour < p.present), 1e15)::bigint
+                  AS busy_ms_before
          FROM (SELECT date_trunc('hour', statement_timestamp(), 'UTC') AS present) p
          JOIN penstock.usage_hour h ON h.hour >= p.present - interval '1 hour'
         GROUP BY h.model),
@@ -596,7 +612,13 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
                                  OR n.quarantined_until > clock_timestamp() AND NOT penstock.starts(n))) AS unhealthy,
               count(*) FILTER (WHERE (penstock.usable(n) OR penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp()))
                                  AND (n.deployment IS NULL OR NOT EXISTS (
-                                     SELECT FROM penstock.deployment y WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged
+                                     SELECT FROM penstock.deployment y
+                                      WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged,
+              coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (
+                  WHERE penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp())
+                    AND (n.deployment IS NULL OR NOT EXISTS (
+                         SELECT FROM penstock.deployment y WHERE y.name = n.deployment AND y.model = d.model))), '{}')
+                  AS unmanaged_starts
          FROM penstock.instance n WHERE n.model = d.model) i
  CROSS JOIN LATERAL (
        SELECT coalesce(sum(x.busy_seconds) FILTER (WHERE x.minute > statement_timestamp() - interval '15 minutes'), 0) / 15 AS busy_a_minute,
@@ -605,12 +627,13 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
               max(x.minute) FILTER (WHERE x.arrived > 0) AS last_minute
          FROM penstock.model_minute x
         WHERE x.model = d.model
-          AND (x.minute > statement_timestamp() - interval '15 minutes'
+          AND (x.minute BETWEEN statement_timestamp() - interval '15 minutes' AND statement_timestamp()
             OR x.minute BETWEEN statement_timestamp() - interval '7 days 15 minutes' AND statement_timestamp() - interval '7 days' + interval '15 minutes')) m
  CROSS JOIN (
        SELECT coalesce(bool_or(x.value = 'true') FILTER (WHERE x.name = 'scale.off'), false) AS off,
               coalesce(bool_or(x.value = 'true') FILTER (WHERE x.name = 'scale.zero_off'), false) AS zero_off,
-              coalesce(max(x.value::integer) FILTER (WHERE x.name = 'scale.max_all'), 0) AS max_all,
+              coalesce(max(least(x.value::numeric, 1000000)::integer) FILTER (WHERE x.name = 'scale.max_all'), 0)
+                  AS max_all,
               coalesce(max(x.value::float8) FILTER (WHERE x.name = 'scale.budget'), 0) AS budget
          FROM penstock.setting x WHERE x.name LIKE 'scale.%') v;
 

@@ -34,6 +34,7 @@ type applier struct {
 	removed map[string]string // removals that an unlisted deployment was last told
 	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
 	failed  map[string]failedOrders
+	refused map[string][]string // instances of deployments that could not be registered
 	status  OrderStatus
 }
 
@@ -54,7 +55,7 @@ func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
 		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
-		notices: map[string]string{}, failed: map[string]failedOrders{},
+		notices: map[string]string{}, failed: map[string]failedOrders{}, refused: map[string][]string{},
 		seen: func(string) {},
 	}
 }
@@ -158,7 +159,6 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 	if asked == nil {
 		a.retain(rows)
 	}
-	rows = readable(rows)
 	if len(rows) == 0 {
 		return nil
 	}
@@ -209,6 +209,7 @@ func (a *applier) retain(rows []deploymentRow) {
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.removed, func(name string, _ string) bool { return !exists[name] })
 	maps.DeleteFunc(a.notices, func(name string, _ string) bool { return !exists[name] })
+	maps.DeleteFunc(a.refused, func(name string, _ []string) bool { return !exists[name] })
 	maps.DeleteFunc(a.failed, func(name string, _ failedOrders) bool { return !exists[name] })
 }
 
@@ -229,6 +230,7 @@ func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]dep
 func readDeployment(row pgx.CollectableRow) (deploymentRow, error) {
 	s, err := pgx.RowToStructByName[deploymentRow](row)
 	s.readAt = time.Now()
+	s.read()
 	return s, err
 }
 
@@ -246,17 +248,6 @@ func withoutResting(rows []deploymentRow, now time.Time) []deploymentRow {
 	}
 	slices.SortFunc(old, func(a, b deploymentRow) int { return a.SeenAt.Compare(*b.SeenAt) })
 	return append(kept, old[:min(len(old), restMax)]...)
-}
-
-// readable are the deployments whose policy can be read. The pass of decisions reports the others.
-func readable(rows []deploymentRow) []deploymentRow {
-	kept := rows[:0]
-	for _, s := range rows {
-		if s.read() == nil {
-			kept = append(kept, s)
-		}
-	}
-	return kept
 }
 
 // begin begins a call of the deployment, or returns nil where one is under way. A round that was asked for is not lost
@@ -382,6 +373,27 @@ func (a *applier) noticeOf(deployment string) string {
 	return cmp.Or(a.failed[deployment].message, a.notices[deployment])
 }
 
+// noteRefused keeps which instances of a deployment could not be registered in its last round.
+func (a *applier) noteRefused(deployment string, names []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(names) == 0 {
+		delete(a.refused, deployment)
+		return
+	}
+	a.refused[deployment] = names
+}
+
+func (a *applier) refusedOf(deployment string) map[string]bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	names := map[string]bool{}
+	for _, n := range a.refused[deployment] {
+		names[n] = true
+	}
+	return names
+}
+
 // waits says whether an order is not to be given yet, because those before it failed that start nothing either.
 func (a *applier) waits(o Order) bool {
 	a.mu.Lock()
@@ -441,11 +453,12 @@ func (a *applier) prepare(
 			return steps{}, fmt.Errorf("read which instances of deployment %q are in use: %w", s.Name, err)
 		}
 	}
+	s.refused = a.refusedOf(s.Name)
 	todo := plan(s, registered, found, listed, s.now())
 	if todo.order != nil && (!listed && !a.isNews(s, todo.order) || a.waits(*todo.order)) {
 		todo.order = nil
 	}
-	if err := a.write(ctx, s, place, todo); err != nil {
+	if err := a.write(ctx, s, place, &todo); err != nil {
 		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
 		return steps{}, errors.Join(err, a.note(ctx, s, err))
 	}

@@ -390,7 +390,7 @@ func TestOrdersThatFailAreRetriedLaterEachTime(t *testing.T) {
 	w.round()
 	override(t, db, 2)
 	w.round()
-	do(t, db, `UPDATE penstock.deployment_state SET retry_at = retry_at + interval '1 hour' WHERE retry_at > failed_at`)
+	do(t, db, `UPDATE penstock.deployment_state SET retry_at = retry_at + interval '4 minutes' WHERE retry_at > failed_at`)
 	for range 4 {
 		w.round()
 	}
@@ -805,7 +805,7 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 	a := newApplier(db, free{db}, Config{}.withDefaults())
 	done := make(chan error, 1)
 	go func() {
-		done <- a.write(t.Context(), decidedRow(), "", steps{drain: []string{"gpu-1", "gpu-2"}})
+		done <- a.write(t.Context(), decidedRow(), "", &steps{drain: []string{"gpu-1", "gpu-2"}})
 	}()
 	waiting := `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`
 	for one[int](t, db, waiting) == 0 {

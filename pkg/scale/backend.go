@@ -95,4 +95,8 @@ type BackendInstance struct {
 	State        BackendState
 	TemplateHash string // that it was started with; empty: not known
 	Message      string // of a failure
+
+	// Revision is the backend's own version of its template. While instances have several, the backend replaces them
+	// by itself, with more than were ordered for a time. Empty: it never does.
+	Revision string
 }

@@ -88,10 +88,14 @@ type demand struct {
 	Floor   int // instances that the budget does not take away
 }
 
+// costMax bounds the cost of an instance an hour, as that of a budget.
+const costMax = 1e6
+
 // fit lowers desired numbers until their cost an hour is within the budget. Growth is given up
 // first, one instance after another, from the first of the demands that want most beyond their present numbers; then
-// instances above the floors. A budget of 0 is none. Floors are kept even where they alone exceed the budget. It takes
-// time for each demand and not for each instance that is given up.
+// instances above the floors. A budget of 0 is none. Floors are kept even where they alone exceed the budget. A demand
+// whose cost is none (above costMax, or no number) gets its floor, and is left out of the sum: it would leave none to
+// others. It takes time for each demand and not for each instance that is given up.
 func fit(budget float64, demands []demand) map[string]int {
 	result := make(map[string]int, len(demands))
 	for _, d := range demands {
@@ -100,6 +104,13 @@ func fit(budget float64, demands []demand) map[string]int {
 	if budget <= 0 {
 		return result
 	}
+	demands = slices.DeleteFunc(slices.Clone(demands), func(d demand) bool {
+		if d.Cost <= costMax {
+			return false
+		}
+		result[d.Name] = min(d.Desired, d.Floor)
+		return true
+	})
 	lower(budget, demands, result, func(d demand) int { return max(d.Current, d.Floor) })
 	lower(budget, demands, result, func(d demand) int { return d.Floor })
 	return result

@@ -35,7 +35,8 @@ type turn struct {
 // Decide returns how many instances a model should have. It is pure: the same arguments give the same
 // results. Durations are compared on the clock of now; all sources are read in one observation.
 func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
-	t := turn{now: now, p: p.WithDefaults(), o: o, s: s}
+	p = p.WithDefaults()
+	t := turn{now: now, p: p, o: o.sane(now), s: s.sane(now, time.Duration(p.BlockedFor))}
 	t.begin()
 	if t.switched() {
 		if t.d.Apply {
@@ -67,9 +68,14 @@ func (t *turn) penstock() {
 	t.base()
 	t.surge()
 	t.d.Raw = max(t.d.Base, t.d.Surge)
-	if t.d.Raw == 0 && (t.work() > 0 || t.o.Refused > 0) {
+	switch {
+	case t.d.Raw > 0:
+	case t.work() > 0 || t.o.Refused > 0:
 		t.d.Raw = 1
 		t.note(NotePending, float64(t.work())+t.o.Refused, 0, 0)
+	case t.o.Late > 0 && t.alive == 0 && t.worth(max(t.s.Recent, float64(t.o.Late))) >= 1:
+		t.d.Raw = 1
+		t.note(NoteNextLate, float64(t.o.Late), 0, 0)
 	}
 	t.hold()
 	t.coverUnhealthy()

@@ -261,7 +261,12 @@ func TestSurgeForTheBacklogThatIsThere(t *testing.T) {
 			o.Waiting, o.Running, s.Rate, s.Desired = 500, 8, 4, 6
 			o.Starting = starts(50*time.Second, 50*time.Second, 50*time.Second, 50*time.Second)
 		}, 5, "", NoteRateDown},
-		{"late entries start nothing", four(), func(o *Obs, s *State) { o.Waiting, o.Late, o.Ready, s.Desired = 100, 100, 0, 0 }, 0, NoteLate, NoteSurge},
+		{"a late entry starts nothing", four(), func(o *Obs, s *State) { o.Waiting, o.Late, o.Ready, s.Desired = 1, 1, 0, 0 }, 0, NoteLate, NoteSurge},
+		{"late entries start nothing beside an instance", four(), func(o *Obs, s *State) { o.Waiting, o.Late, o.Ready, s.Desired = 100, 100, 1, 1 }, 1, NoteLate, NoteNextLate},
+		{"many late entries start one for those behind them", four(), func(o *Obs, s *State) { o.Waiting, o.Late, o.Ready, s.Desired = 100, 100, 0, 0 }, 1, NoteNextLate, NoteSurge},
+		{"and so do those that come and go late", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Late, o.Ready, s.Desired, s.Recent = 1, 1, 0, 0, 20
+		}, 1, NoteNextLate, NoteSurge},
 		{"late entries leave the others", four(), func(o *Obs, s *State) {
 			o.Waiting, o.Late, o.Ready, s.Desired = 100, 99, 0, 0
 		}, 1, NoteLate, ""},

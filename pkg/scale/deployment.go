@@ -1,14 +1,15 @@
 package scale
 
 import (
-	"encoding/json"
-	"fmt"
 	"slices"
 	"time"
 )
 
 const deploymentsHeadSQL = `
-SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override, override_until,
+SELECT name, model, backend, target, policy, template, template_hash, cost, fill_order, mode, override,
+       CASE WHEN isfinite(override_until) THEN override_until
+            WHEN override_until > now() THEN '9999-01-01'
+            WHEN override_until < now() THEN '1970-01-01' END AS override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
        seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
        created_at, starts, removing, removing_since, unhealthy,
@@ -72,9 +73,14 @@ type deploymentRow struct {
 
 	readAt time.Time // At by the clock of this machine
 	policy Policy    // read from Policy
+	flaws  []string  // of Policy
 	full   bool      // bounds and the budget have no room for one instance more than desired
-	behind bool      // a deployment of the model that is filled later has instances in the same backend
-	frees  bool      // another one of the model is about to have fewer there
+	ahead  bool      // a time in it was in the future, as after the clock was set back: it is to be written anew
+	// Instances that the backend reported and that could not be registered in the last round.
+	refused map[string]bool
+
+	behind bool // a deployment of the model that is filled later has instances in the same backend
+	frees  bool // another one of the model is about to have fewer there
 
 	// Both are known where a number is decided, and not where it is applied.
 	coldStartP95 float64      // of the model, in seconds
@@ -218,27 +224,25 @@ func (s deploymentRow) overridden(now time.Time) bool {
 	return s.Override != nil && s.OverrideUntil != nil && now.Before(*s.OverrideUntil)
 }
 
-func (s *deploymentRow) read() error {
-	if err := json.Unmarshal(s.Policy, &s.policy); err != nil {
-		return fmt.Errorf("read policy of deployment %q: %w", s.Name, err)
-	}
+// read reads the policy, as near as it is allowed, and has times of the row up to that of its reading.
+func (s *deploymentRow) read() {
+	s.policy, s.flaws = readPolicy(s.Policy)
 	s.policy.Mode = Mode(s.Mode)
-	if err := s.policy.Check(); err != nil {
-		return fmt.Errorf("deployment %q: %w", s.Name, err)
-	}
-	return nil
+	s.sane(s.At)
 }
 
 // bounded notes which deployments may not have one instance more than desired, not even while they replace one.
 func bounded(deployments []deploymentRow, now time.Time) {
 	cost := 0.0
 	for _, s := range deployments {
-		cost += float64(s.atMost(now)) * s.Cost
+		if s.Cost <= costMax { // not so if it is no number
+			cost += float64(s.atMost(now)) * s.Cost
+		}
 	}
 	for i := range deployments {
 		s := &deployments[i]
 		p := s.policy.WithDefaults()
-		s.full = s.Budget > 0 && cost+s.Cost > s.Budget
+		s.full = s.Budget > 0 && !(cost+s.Cost <= s.Budget)
 		for _, most := range []int{p.Max, p.EmergencyMax, int(s.MaxAll)} {
 			s.full = s.full || most > 0 && s.Desired >= most
 		}

@@ -27,9 +27,9 @@
 //	bounds, modes again          bounds.go
 //
 // replicate.go, hpa.go and utilization.go have the algorithms of others in place of base to zero. What Decide takes and
-// returns is in policy.go (the settings of a deployment, with its minimums by schedule in floor.go), obs.go (the
-// observation, the state and the decision) and explain.go (the reasons and their sentences). simulate plays all of them
-// against traces.
+// returns is in policy.go (the settings of a deployment, with its minimums by schedule in floor.go; policyread.go reads
+// those that are stored), obs.go (the observation, the state and the decision; sane.go bounds their times and numbers)
+// and explain.go (the reasons and their sentences). simulate plays all of them against traces.
 //
 // # The duty
 //

@@ -23,6 +23,7 @@ const (
 	NoteTolerated   NoteCode = "tolerated"
 	NoteLate        NoteCode = "late"
 	NoteSurge       NoteCode = "surge"
+	NoteNextLate    NoteCode = "next_late"
 	NotePending     NoteCode = "pending"
 	NoteHold        NoteCode = "hold"
 	NoteWanted      NoteCode = "wanted"
@@ -47,6 +48,7 @@ const (
 	NoteFrozen      NoteCode = "frozen"
 	NoteUpOnly      NoteCode = "up_only"
 	NoteAdvise      NoteCode = "advise"
+	NotePolicy      NoteCode = "policy" // Text says what
 	NoteEnough      NoteCode = "enough" // of a change that nothing else explains
 
 	// Of the algorithms of others.
@@ -65,6 +67,7 @@ type Note struct {
 	Code   NoteCode    `json:"code"`
 	Args   [3]float64  `json:"args"`
 	Source InputSource `json:"source,omitempty"` // of NoteStale and NoteFrozen
+	Text   string      `json:"text,omitempty"`   // of NotePolicy
 }
 
 // InputSource is where an observation comes from that may be too old.
@@ -85,7 +88,11 @@ func (t *turn) note(code NoteCode, a, b, c float64) {
 	if t.d.Notes == nil {
 		t.d.Notes = make([]Note, 0, 4)
 	}
-	t.d.Notes = append(t.d.Notes, Note{Code: code, Args: [3]float64{a, b, c}})
+	args := [3]float64{a, b, c}
+	for i := range args { // JSON has no infinity
+		args[i] = within(args[i], -rowMax, rowMax)
+	}
+	t.d.Notes = append(t.d.Notes, Note{Code: code, Args: args})
 }
 
 // noteSource notes a reason about the oldest source.
@@ -111,6 +118,7 @@ var texts = map[NoteCode]string{
 		"with one fewer %.1f s",
 	NoteTolerated:   "the last peak needed %.0f; with %.0f at most %.0f %% of the requests are late",
 	NoteLate:        "nothing is started for %.0f whose deadline comes before a start is ready",
+	NoteNextLate:    "one at least: for the %.0f that are late it is too late, and others come",
 	NoteSurge:       "the backlog needs %.0f: %.0f wait, with %.0f slot-seconds of work",
 	NotePending:     "one at least, since %.0f wait or run",
 	NoteHold:        "%.0f were needed lately: no fewer for another %.0f s",
@@ -136,6 +144,7 @@ var texts = map[NoteCode]string{
 	NoteFrozen:      "%s is %.0f s old: not down to %.0f, stays at %.0f",
 	NoteUpOnly:      "the mode is up-only: not down to %.0f, stays at %.0f",
 	NoteAdvise:      "the mode is advise: %.0f is published and not applied",
+	NotePolicy:      "the stored policy is not allowed: %s",
 	NoteEnough:      "%.0f are enough for the %.0f that wait or run",
 	NoteRatio:       "the metric is %.2f of its target: %.0f wanted",
 	NoteTolerance:   "the metric is %.2f of its target, within the tolerance of %.2f",
@@ -155,7 +164,7 @@ func (n Note) String() string {
 	var args []any
 	numbers := strings.Count(text, "%") - 2*strings.Count(text, "%%")
 	if strings.Contains(text, "%s") {
-		args = append(args, cmp.Or(sources[n.Source], "a source"))
+		args = append(args, cmp.Or(n.Text, sources[n.Source], "a source"))
 		numbers--
 	}
 	for _, number := range n.Args[:numbers] {

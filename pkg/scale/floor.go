@@ -3,14 +3,15 @@ package scale
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
-	"github.com/robfig/cron/v3"
+	"github.com/penstock/penstock/pkg/cron"
 )
 
 // check returns an error for a floor that can never hold.
 func (f Floor) check() error {
-	_, _, err := f.schedule()
+	_, err := f.timetable()
 	switch {
 	case err != nil:
 		return err
@@ -22,29 +23,36 @@ func (f Floor) check() error {
 	return nil
 }
 
-func (f Floor) schedule() (cron.Schedule, *time.Location, error) {
-	zone, err := time.LoadLocation(f.Zone)
-	if err != nil {
-		return nil, nil, fmt.Errorf("zone %q is not known: %w", f.Zone, err)
+// timetables has those that were parsed, by the expression and the zone: floors are read once a second.
+var timetables sync.Map
+
+// timetable has the times at which the floor begins, by the rules of cron jobs: one of a daily schedule that the clocks
+// leave out begins after the gap, and one that comes twice begins once.
+func (f Floor) timetable() (*cron.Timetable, error) {
+	key := [2]string{f.Cron, f.Zone}
+	known, _ := timetables.Load(key)
+	if t, parsed := known.(*cron.Timetable); parsed {
+		return t, nil
 	}
-	schedule, err := cron.ParseStandard(f.Cron)
+	t, err := cron.Parse(cron.Schedule{Spec: f.Cron, Zone: f.Zone})
 	if err != nil {
-		return nil, nil, fmt.Errorf("cron %q: %w", f.Cron, err)
+		return nil, fmt.Errorf("cron %q: %w", f.Cron, err)
 	}
-	return schedule, zone, nil
+	timetables.Store(key, t)
+	return t, nil
 }
 
 // floorAt is the largest minimum of the schedules that hold at a time: those that began no longer ago than
-// they last. A floor that cannot be read is none; Policy.Check refuses it before.
+// they last. A floor that cannot be read is none, see readPolicy.
 func floorAt(floors []Floor, now time.Time) int {
 	most := 0
 	for _, f := range floors {
-		schedule, zone, err := f.schedule()
+		t, err := f.timetable()
 		if err != nil {
 			continue
 		}
-		began := schedule.Next(now.In(zone).Add(-time.Duration(f.Lasts)))
-		if !began.IsZero() && !began.After(now) {
+		began, comes := t.Next(now.Add(-time.Duration(f.Lasts)))
+		if comes && !began.After(now) {
 			most = max(most, f.Min)
 		}
 	}

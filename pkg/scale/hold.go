@@ -79,7 +79,7 @@ func (t *turn) keepOne() {
 		return
 	}
 	idle := t.now.Sub(t.s.LastUse)
-	worth := t.s.Recent / recentSeconds * t.p.ColdPrice * t.coldStart()
+	worth := t.worth(t.s.Recent)
 	if idle >= time.Duration(t.p.IdleMax) || idle >= time.Duration(t.p.IdleMin) && worth < 1 {
 		return
 	}
@@ -87,10 +87,16 @@ func (t *turn) keepOne() {
 	t.note(NoteIdle, idle.Seconds(), t.keepFor().Seconds(), 0)
 }
 
+// worth is how many cold starts an instance spares that is there for the next request, as many as came within the last
+// 30 minutes, against the price of an idle one.
+func (t *turn) worth(recent float64) float64 {
+	return recent / recentSeconds * t.p.ColdPrice * t.coldStart()
+}
+
 // keepFor is how long the last instance is kept after the last request, as things are.
 func (t *turn) keepFor() time.Duration {
 	idle := t.now.Sub(t.s.LastUse)
-	worth := t.s.Recent / recentSeconds * t.p.ColdPrice * t.coldStart()
+	worth := t.worth(t.s.Recent)
 	keep := idle
 	if worth > 0 {
 		keep += time.Duration(recentSeconds * math.Log(worth) * float64(time.Second))

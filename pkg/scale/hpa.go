@@ -28,7 +28,7 @@ func (p HPAPolicy) withDefaults(slots int) HPAPolicy {
 func (t *turn) hpa() {
 	p := t.p.HPA.withDefaults(t.p.Slots)
 	metric := float64(t.o.Waiting + t.o.Running)
-	t.d.Raw = int(math.Ceil(metric/p.Target - 1e-9))
+	t.d.Raw = ceil(metric/p.Target - 1e-9)
 	t.d.Stabilised = t.s.Desired
 	if t.s.Desired == 0 {
 		t.d.Stabilised = min(t.d.Raw, 1)

@@ -3,6 +3,7 @@ package scale
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 )
 
@@ -11,54 +12,55 @@ const inputSQL = `
 SELECT model, queues, running, waiting, urgent, online_running, arrived, arrivals, waits, counters, state, service,
        hour, calls, calls_before, busy_ms, busy_ms_before, gateway, gateway_age, online_calls, refused,
        cold_start, cold_start_p95, starts, cold_seconds, due, late, ready, starting, draining, unhealthy, unmanaged,
-       busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
+       unmanaged_starts, busy_a_minute, arrived_a_minute, busy_last_week, last_minute, off, zero_off, max_all, budget,
        clock_timestamp() AS at
   FROM penstock.scale_input
  WHERE model = ANY ($1)`
 
 // input is a row of penstock.scale_input.
 type input struct {
-	At             time.Time
-	Model          string
-	Queues         []int32
-	Running        int // at gateways too
-	Waiting        int // in queues
-	Urgent         int // at gateways
-	OnlineRunning  int
-	Arrived        int64               // in queues, a counter
-	Arrivals       map[string]arrivals // by id of the queue
-	Waits          map[string]int64    // of Waiting, by id of the queue; none where nothing may start
-	Counters       []byte
-	State          []byte
-	Service        float64
-	Hour           time.Time
-	Calls          int64 // of Hour
-	CallsBefore    int64 // of the hour before
-	BusyMS         int64
-	BusyMSBefore   int64
-	Gateway        bool
-	GatewayAge     float64
-	OnlineCalls    int64 // that ended, a counter
-	Refused        int64 // a counter
-	ColdStart      float64
-	ColdStartP95   float64
-	Starts         int64
-	ColdSeconds    float64
-	Due            int
-	Late           int
-	Ready          int
-	Starting       []time.Time
-	Draining       int
-	Unhealthy      int
-	Unmanaged      int // instances that no deployment of the model started
-	BusyAMinute    float64
-	ArrivedAMinute float64
-	BusyLastWeek   float64
-	LastMinute     *time.Time
-	Off            bool
-	ZeroOff        bool
-	MaxAll         int
-	Budget         float64
+	At              time.Time
+	Model           string
+	Queues          []int32
+	Running         int // at gateways too
+	Waiting         int // in queues
+	Urgent          int // at gateways
+	OnlineRunning   int
+	Arrived         int64               // in queues, a counter
+	Arrivals        map[string]arrivals // by id of the queue
+	Waits           map[string]int64    // of Waiting, by id of the queue; none where nothing may start
+	Counters        []byte
+	State           []byte
+	Service         float64
+	Hour            time.Time
+	Calls           int64 // of Hour
+	CallsBefore     int64 // of the hour before
+	BusyMS          int64
+	BusyMSBefore    int64
+	Gateway         bool
+	GatewayAge      float64
+	OnlineCalls     int64 // that ended, a counter
+	Refused         int64 // a counter
+	ColdStart       float64
+	ColdStartP95    float64
+	Starts          int64
+	ColdSeconds     float64
+	Due             int
+	Late            int
+	Ready           int
+	Starting        []time.Time
+	Draining        int
+	Unhealthy       int
+	Unmanaged       int         // instances that no deployment of the model started
+	UnmanagedStarts []time.Time // of these, when those began that are not ready yet
+	BusyAMinute     float64
+	ArrivedAMinute  float64
+	BusyLastWeek    float64
+	LastMinute      *time.Time
+	Off             bool
+	ZeroOff         bool
+	MaxAll          int
+	Budget          float64
 }
 
 // arrivals is what came to a queue.
@@ -89,6 +91,7 @@ const waitingMax = 10_000
 // more wait than are counted, all that came counts.
 func (b begun) follow(a arrivals, waits int64, at time.Time) (arrived int64, next begun) {
 	sum := a.Deleted + a.Running + waits
+	b.Since = notAfter(b.Since, at)
 	next = begun{Inserted: a.Inserted, Deleted: a.Deleted, Most: sum, Before: sum, Since: at}
 	if b.Since.IsZero() || a.Deleted < b.Deleted || a.Inserted < b.Inserted {
 		return 0, next // the first reading, or the counters began again
@@ -173,6 +176,7 @@ func (in input) since(before counters) used {
 	case in.Hour.Sub(before.Hour) == time.Hour:
 		u.calls = calls + max(0, in.CallsBefore-before.Calls)
 		u.busy = float64(busy+max(0, in.BusyMSBefore-before.BusyMS)) / 1000
+	case in.Hour.Before(before.Hour): // the clock was ahead: what came in between is not known
 	default:
 		u.calls, u.busy = calls+in.CallsBefore, float64(busy+in.BusyMSBefore)/1000
 	}
@@ -201,6 +205,41 @@ func (in input) stored() (past, error) {
 	return p, nil
 }
 
+// outlived says whether all deployments of the model were made since: the number was that of others, and is not to be
+// started again.
+func (p past) outlived(deployments []deploymentRow) bool {
+	before := func(s deploymentRow) bool { return !s.CreatedAt.After(p.state.At) }
+	return !p.state.At.IsZero() && !slices.ContainsFunc(deployments, before)
+}
+
+// anew is what the past tells about the model, and not about its instances.
+func (p past) anew() past {
+	return past{state: State{LastUse: p.state.LastUse, WasReady: p.state.WasReady, Recent: p.state.Recent}}
+}
+
+// unmanaged is how many instances that no deployment started are a part of the number of the model. Starts of them that
+// are stuck are none: they may never be ready, and nothing of ours replaces them.
+func (in input) unmanaged(stuckAfter time.Duration) int {
+	n := in.Unmanaged
+	for _, began := range in.UnmanagedStarts {
+		if in.At.Sub(began) > stuckAfter {
+			n--
+		}
+	}
+	return n
+}
+
+// starting are the starts of the model without those that are stuck and that nothing of ours can replace.
+func (in input) starting(stuckAfter time.Duration) []time.Time {
+	starts := slices.Clone(in.Starting)
+	for _, began := range in.UnmanagedStarts {
+		if i := slices.IndexFunc(starts, began.Equal); i >= 0 && in.At.Sub(began) > stuckAfter {
+			starts = slices.Delete(starts, i, i+1)
+		}
+	}
+	return starts
+}
+
 // observe is the observation for Decide. A start counts from its registration as an instance in state
 // starting, or from the report of a backend: a number that is only published (backends advise and keda,
 // mode advise) may have been followed by no start at all.
@@ -209,12 +248,17 @@ func (in input) observe(u used, deployments []deploymentRow) Obs {
 		Waiting: in.Waiting + in.Urgent, Late: min(in.Late, in.Waiting), Urgent: in.Urgent,
 		Running: in.Running, Due: in.Due,
 		Arrived: u.queued + u.online, Online: u.online, Refused: u.refused, Gateway: in.Gateway,
-		Service: in.Service, Ready: in.Ready, Starting: in.Starting, Draining: in.Draining, Unhealthy: in.Unhealthy,
+		Service: in.Service, Ready: in.Ready, Draining: in.Draining, Unhealthy: in.Unhealthy,
 		ColdStart: in.ColdStart, ColdStartP95: in.ColdStartP95,
 		Busy: in.BusyAMinute, PerMin: in.ArrivedAMinute, Forecast: in.BusyLastWeek,
 		Ages:     Ages{Gateway: Seconds(in.GatewayAge * float64(time.Second))},
 		Switches: Switches{Off: in.Off, ZeroOff: in.ZeroOff, MaxAll: in.MaxAll * len(deployments)},
 	}
+	stuckAfter := stuckAfterOf(Policy{}.WithDefaults(), in.ColdStartP95)
+	if len(deployments) > 0 {
+		stuckAfter = stuckAfterOf(policyOf(deployments), in.ColdStartP95)
+	}
+	o.Starting = in.starting(stuckAfter)
 	if in.LastMinute != nil {
 		o.LastRequest = *in.LastMinute
 	}

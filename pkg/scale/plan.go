@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/internal/oneline"
 )
 
 // registration is an instance of a deployment as it is registered.
@@ -35,6 +37,7 @@ type member struct {
 	succeeded   bool // the registered one ended, and another one has its name
 	failed      bool
 	message     string // of the failure
+	revision    string
 	began       time.Time
 }
 
@@ -46,6 +49,7 @@ type steps struct {
 	undrain   []int32
 	order     *Order
 	existing  int
+	refused   []string             // of register, by the database
 	starting  []time.Time          // not registered yet
 	failed    int                  // starts that failed
 	rolls     bool                 // the order asks for one more than desired, to replace one
@@ -88,6 +92,7 @@ type planner struct {
 	// those of another template where there is no room for one more.
 	replaced int
 	leaving  int // of another template, that end
+	surplus  int // left to the backend
 }
 
 // startFailed begins the message of an instance that ended; others are errors of orders.
@@ -116,9 +121,12 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		if f.TemplateHash != "" {
 			m.TemplateHash = f.TemplateHash
 		}
-		m.message = f.Message
+		m.message, m.revision = f.Message, f.Revision
 		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
 			p.out.register = append(p.out.register, f)
+			if p.s.refused[f.Name] { // it may be refused again
+				p.out.starting = append(p.out.starting, f.Began)
+			}
 		} else if f.State == InstanceRunning && !m.registered {
 			p.out.starting = append(p.out.starting, f.Began)
 		}
@@ -144,7 +152,41 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		}
 	}
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending || m.succeeded })
+	p.leaveSurplus()
 	sortTimes(p.out.starting)
+}
+
+// leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling
+// update of a Deployment, pods of the next ReplicaSet. They are no part of the order. One that was removed would be
+// started again each time, and the update would never end.
+func (p *planner) leaveSurplus() {
+	revisions := map[string]bool{}
+	var candidates []*member
+	for _, m := range p.members {
+		if m.revision != "" {
+			revisions[m.revision] = true
+		}
+		if !m.Draining && !m.failed {
+			candidates = append(candidates, m)
+		}
+	}
+	surplus := min(len(p.members)-max(p.s.Ordered, p.s.Desired), len(candidates))
+	if len(revisions) < 2 || surplus <= 0 {
+		return
+	}
+	slices.SortStableFunc(candidates, func(a, b *member) int { // those that start first, then the youngest
+		switch {
+		case a.Ready == b.Ready:
+			return b.began.Compare(a.began)
+		case b.Ready:
+			return -1
+		}
+		return 1
+	})
+	p.surplus = surplus
+	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
+		return slices.Contains(candidates[:surplus], m)
+	})
 }
 
 // countFailed counts the instances that ended by themselves. One counts once: it is drained and named for removal then,
@@ -153,7 +195,7 @@ func (p *planner) countFailed() {
 	for _, m := range p.members {
 		if m.failed && !m.wasDraining && !slices.Contains(p.s.Removing, m.Server) {
 			p.out.failed++
-			p.out.message = startFailed + m.message
+			p.out.message = startFailed + oneline.Short(m.message, messageMax)
 		}
 	}
 }
@@ -196,9 +238,9 @@ func (p *planner) active() []*member {
 }
 
 // isRegistered says whether a member has a row, or gets one in this round: a probe may find it ready at any time,
-// and slots of it may be held from then on.
+// and slots of it may be held from then on. One whose registration was refused counts as a start until it has one.
 func (p *planner) isRegistered(m *member) bool {
-	return m.registered ||
+	return m.registered || !p.s.refused[m.Server] &&
 		slices.ContainsFunc(p.out.register, func(i BackendInstance) bool { return i.Name == m.Server })
 }
 
@@ -406,7 +448,7 @@ func (p *planner) decideOrder() {
 		p.out.order = order
 		return
 	}
-	again, same := confirmListed, count == p.out.existing
+	again, same := confirmListed, count == p.out.existing-p.surplus
 	if !p.listed {
 		again, same = confirmUnlisted, false
 	}

@@ -3,6 +3,7 @@ package scale
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 )
@@ -332,6 +333,78 @@ func TestFloorsHoldWhileTheyLast(t *testing.T) {
 	for _, f := range []Floor{{Cron: "x", Lasts: 1, Min: 1}, {Cron: "* * * * *", Min: 1}, {Cron: "* * * * *", Lasts: 1}, {Cron: "* * * * *", Zone: "Mars", Lasts: 1, Min: 1}} {
 		if (Policy{Floors: []Floor{f}}).Check() == nil {
 			t.Errorf("%+v was accepted", f)
+		}
+	}
+}
+
+// A Deployment replaces its pods by itself, with one more than was ordered for a time. That one is its own to give up: were it
+// named for removal, its ReplicaSet would start it again each time.
+func TestARollingUpdateOfTheBackendGoesToItsEnd(t *testing.T) {
+	old := []registration{ready(1, 0), ready(2, 0), ready(3, 0)}
+	found := in(old...)
+	for i := range found {
+		found[i].Revision = "r1"
+	}
+	fresh := BackendInstance{Name: "d", Began: began(time.Minute), State: InstanceRunning, Revision: "r2"}
+	s := decided(3, 3)
+	for name, endpoint := range map[string]string{"it starts": "", "it is ready": "http://d"} {
+		fresh.Endpoint = endpoint
+		todo := plan(s, old, append(slices.Clone(found), fresh), true, noon)
+		if todo.order != nil || len(todo.drain) > 0 {
+			t.Errorf("%s: %d are drained, the order is %+v", name, len(todo.drain), todo.order)
+		}
+		if (endpoint != "") != (len(todo.register) == 1) {
+			t.Errorf("%s: %d are registered", name, len(todo.register))
+		}
+	}
+	fresh.Endpoint, s.Desired = "", 2
+	if todo := plan(s, old, append(slices.Clone(found), fresh), true, noon); len(todo.drain) != 1 {
+		t.Errorf("one fewer is desired: %v are drained", todo.drain)
+	}
+	fresh.Revision = "r1" // something else has started it
+	s.Desired = 3
+	if todo := plan(s, old, append(slices.Clone(found), fresh), true, noon); todo.order == nil || !slices.Equal(todo.order.Remove, []string{"d"}) {
+		t.Errorf("one too many without an update: the order is %+v", todo.order)
+	}
+}
+
+func TestTheMessageOfAFailedStartIsOneLine(t *testing.T) {
+	failed := in(ready(1, 0))
+	failed[0].State, failed[0].Message = InstanceFailed, "exit status 1:\n\tout of memory"+strings.Repeat("x", 2*messageMax)
+	message := plan(decided(1, 1), nil, failed, true, noon).message
+	if strings.ContainsAny(message, "\n\t") || len(message) > len(startFailed)+messageMax+3 || !strings.HasPrefix(message, startFailed) {
+		t.Errorf("the message is %q", message)
+	}
+}
+
+// One that the database refuses is a start that may be stuck. It is removed then, as none that is registered would be.
+func TestAnInstanceThatCannotBeRegisteredIsNoCapacityForEver(t *testing.T) {
+	s := decided(1, 1)
+	s.refused = map[string]bool{"a": true}
+	old := began(10 * time.Minute)
+	todo := plan(s, nil, in(ready(1, 0)), true, noon)
+	if len(todo.register) != 1 || len(todo.starting) != 1 || todo.order != nil {
+		t.Errorf("%d are registered, %d start, the order is %+v", len(todo.register), len(todo.starting), todo.order)
+	}
+	s.ReplaceBefore = &old
+	if todo := plan(s, nil, in(ready(1, 0)), true, noon); todo.order == nil || !slices.Equal(todo.order.Remove, []string{"a"}) || len(todo.drain) > 0 {
+		t.Errorf("stuck: %v are drained, the order is %+v", todo.drain, todo.order)
+	}
+}
+
+// A daily floor begins after the gap on the day on which the clocks go forward over its beginning, and once where they go back.
+func TestFloorsFollowClockChanges(t *testing.T) {
+	daily := []Floor{{Cron: "30 2 * * *", Zone: "Europe/Berlin", Lasts: Seconds(30 * time.Minute), Min: 3}}
+	for at, want := range map[string]int{
+		"2026-03-29T00:59:59Z": 0, "2026-03-29T01:00:00Z": 3, "2026-03-29T01:29:59Z": 3, "2026-03-29T01:31:00Z": 0, // 2:00 is 3:00
+		"2026-10-25T00:29:59Z": 0, "2026-10-25T00:30:00Z": 3, "2026-10-25T01:30:00Z": 0, "2026-10-25T01:45:00Z": 0, // 3:00 is 2:00
+	} {
+		now, err := time.Parse(time.RFC3339, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := floorAt(daily, now); got != want {
+			t.Errorf("at %s the floor is %d, want %d", at, got, want)
 		}
 	}
 }

@@ -81,7 +81,8 @@ type Floor struct {
 // ErrPolicy wraps each error about a policy.
 var ErrPolicy = errors.New("policy of a deployment is invalid")
 
-// Check returns the first field that is out of its range, wrapped in ErrPolicy.
+// Check returns the first field that is out of its range, wrapped in ErrPolicy. It is for what is set: what is stored
+// is read by readPolicy.
 func (p Policy) Check() error {
 	switch {
 	case p.Min < 0 || p.Max < 0 || p.Slots < 0 || p.EmergencyMax < 0:
@@ -115,6 +116,9 @@ func (p Policy) Check() error {
 		if err := f.check(); err != nil {
 			return fmt.Errorf("floors[%d]: %w: %w", i, err, ErrPolicy)
 		}
+	}
+	if _, flaws := p.nearest(); len(flaws) > 0 {
+		return fmt.Errorf("%s: %w", flaws[0], ErrPolicy)
 	}
 	return nil
 }

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/oneline"
 )
@@ -29,7 +30,8 @@ SELECT FROM penstock.instance i
 	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
 	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
-	// observedSQL writes what a round found, and the order that it is about to give.
+	// observedSQL writes what a round found, and the order that it is about to give. Times in the future, from before
+	// the clock was set back, are set to now.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
@@ -44,8 +46,13 @@ ON CONFLICT (name) DO UPDATE
        removing = excluded.removing, removing_since = excluded.removing_since, unhealthy = excluded.unhealthy,
        order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
        ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
+                         WHEN s.ordered_at > excluded.seen_at THEN excluded.seen_at
                          ELSE s.ordered_at END, failures = excluded.failures,
-       failed_at = coalesce(excluded.failed_at, s.failed_at), error = excluded.error,
+       failed_at = coalesce(excluded.failed_at, CASE WHEN s.failed_at > excluded.seen_at THEN excluded.seen_at
+                                                     ELSE s.failed_at END),
+       no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END,
+       applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
+       error = excluded.error,
        retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
 
 	// appliedSQL confirms an order. One that began starts ($4) ends the failures of orders before it, one that began
@@ -84,7 +91,7 @@ ON CONFLICT (name) DO UPDATE SET error = excluded.error`
 
 // write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
 // new.
-func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo steps) error {
+func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo *steps) error {
 	failures, message := s.Failures, s.Error
 	if todo.failed > 0 {
 		failures, message = failures+1, todo.message
@@ -100,8 +107,9 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 	}
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, s, place, failures, message) })
 	if err == nil {
+		a.noteRefused(s.Name, todo.refused)
 		a.count(func(st *OrderStatus) {
-			st.Registered += int64(len(todo.register))
+			st.Registered += int64(len(todo.register) - len(todo.refused))
 			st.Forgotten += int64(len(todo.forget))
 			st.Drained += int64(len(todo.drain))
 			st.Undrained += int64(len(todo.undrain))
@@ -112,7 +120,7 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 
 // writeTx is the transaction of write: the locks, the instances, then the state of the deployment with the number of
 // failures in a row and the message.
-func (p steps) writeTx(
+func (p *steps) writeTx(
 	ctx context.Context, tx pgx.Tx, s deploymentRow, place string, failures int, message string,
 ) error {
 	if len(p.register) > 0 {
@@ -120,23 +128,16 @@ func (p steps) writeTx(
 			return fmt.Errorf("lock limits: %w", err)
 		}
 	}
-	if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, p.servers(), p.undrain); err != nil {
+	names := slices.Concat(p.forget, p.drain, servers(p.register))
+	if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, names, p.undrain); err != nil {
 		return fmt.Errorf("lock instances: %w", err)
 	}
-	for _, i := range p.register {
-		if err := register(ctx, tx, s, i); err != nil {
-			return err
-		}
+	refused, err := p.writeInstances(ctx, tx, s)
+	if err != nil {
+		return err
 	}
-	for _, server := range p.forget {
-		if _, err := tx.Exec(ctx, forgetSQL, s.Model, server, "its backend does not have it any more"); err != nil {
-			return fmt.Errorf("forget %s: %w", server, err)
-		}
-	}
-	for _, server := range p.drain {
-		if _, err := tx.Exec(ctx, drainSQL, s.Model, server, fmt.Sprintf("%d desired", s.Desired)); err != nil {
-			return fmt.Errorf("drain %s: %w", server, err)
-		}
+	if refused != nil {
+		message = messageOf(refused)
 	}
 	if len(p.undrain) > 0 {
 		if _, err := tx.Exec(ctx, undrainSQL, p.undrain); err != nil {
@@ -148,10 +149,51 @@ func (p steps) writeTx(
 	if p.order != nil {
 		id, count = &p.order.ID, &p.order.Count
 	}
-	_, err := tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
+	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
 		backoff(failures), message, place,
 		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince())
 	return err
+}
+
+// writeInstances registers, forgets and drains instances, each under a savepoint: one that is refused holds up no other
+// one, and is told by the first error.
+func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) (refused, err error) {
+	each := func(names []string, doing string, change func(tx pgx.Tx, name string) error) (failed []string) {
+		for _, name := range names {
+			if err != nil {
+				return failed
+			}
+			one := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error { return change(tx, name) })
+			var told *pgconn.PgError
+			if one == nil {
+				continue
+			}
+			one = fmt.Errorf("%s %s: %w", doing, name, one)
+			if !errors.As(one, &told) || strings.HasPrefix(told.Code, "40") || strings.HasPrefix(told.Code, "57") {
+				err = one // of the session or the transaction
+				return failed
+			}
+			failed = append(failed, name)
+			refused = cmp.Or(refused, one)
+		}
+		return failed
+	}
+	byName := map[string]BackendInstance{}
+	for _, i := range p.register {
+		byName[i.Name] = i
+	}
+	p.refused = each(servers(p.register), "register", func(tx pgx.Tx, name string) error {
+		return register(ctx, tx, s, byName[name])
+	})
+	each(p.forget, "forget", func(tx pgx.Tx, name string) error {
+		_, err := tx.Exec(ctx, forgetSQL, s.Model, name, "its backend does not have it any more")
+		return err
+	})
+	each(p.drain, "drain", func(tx pgx.Tx, name string) error {
+		_, err := tx.Exec(ctx, drainSQL, s.Model, name, fmt.Sprintf("%d desired", s.Desired))
+		return err
+	})
+	return refused, err
 }
 
 // register registers an instance that a backend reported: with the slots of the policy where the backend knows none.
@@ -165,16 +207,13 @@ func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance
 		labels = map[string]string{}
 	}
 	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash, i.Began)
-	if err != nil {
-		return fmt.Errorf("register %s: %w", i.Name, err)
-	}
-	return nil
+	return err
 }
 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
 func (p steps) changes(s deploymentRow, failures int, message string) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
-	old := s.SeenAt == nil || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
+	old := s.SeenAt == nil || s.ahead || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
 	newOrder := p.order != nil && (p.order.ID != s.OrderID || p.order.Count != s.Ordered)
 	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
@@ -183,11 +222,10 @@ func (p steps) changes(s deploymentRow, failures int, message string) bool {
 		failures != s.Failures || message != s.Error
 }
 
-// servers are the instances that a round registers, forgets or drains.
-func (p steps) servers() []string {
-	names := slices.Concat(p.forget, p.drain)
-	for _, i := range p.register {
-		names = append(names, i.Name)
+func servers(instances []BackendInstance) []string {
+	names := make([]string, len(instances))
+	for n, i := range instances {
+		names[n] = i.Name
 	}
 	return names
 }

@@ -39,7 +39,7 @@ func (t *turn) replicate() {
 	ratio := backlog / current / p.Target
 	wanted := t.s.Desired
 	if math.Abs(ratio-1) > p.Hysteresis {
-		wanted = int(math.Ceil(current*ratio - 1e-9))
+		wanted = ceil(current*ratio - 1e-9)
 		t.note(NoteRatio, ratio, float64(wanted), 0)
 	} else {
 		t.note(NoteTolerance, ratio, p.Hysteresis, 0)

@@ -3,17 +3,21 @@ package scale
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/duty"
+	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -227,9 +231,9 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	if err != nil {
 		return err
 	}
-	inputs, err := pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
+	inputs, err := s.inputs(ctx, models)
 	if err != nil {
-		return fmt.Errorf("read inputs of scaling: %w", err)
+		return err
 	}
 	if len(inputs) > 0 && inputs[0].Budget > 0 && !s.budget {
 		s.budget = true
@@ -254,6 +258,44 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	return s.store(ctx, all)
 }
 
+// inputs reads the inputs of models. Where the row of one cannot be read, each is read alone.
+func (s *Duty) inputs(ctx context.Context, models []string) ([]input, error) {
+	read := func(models []string) ([]input, error) {
+		return pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
+	}
+	all, err := read(models)
+	if ofData(err) {
+		all, err = nil, nil
+		for _, model := range models {
+			one, failed := read([]string{model})
+			if ofData(failed) {
+				s.cfg.Log.ErrorContext(ctx, "cannot read the input of a model", "model", model, "error", failed)
+				continue
+			}
+			all, err = append(all, one...), failed
+			if err != nil {
+				break
+			}
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read inputs of scaling: %w", err)
+	}
+	return all, nil
+}
+
+// errData wraps errors about the data of one model.
+var errData = errors.New("a value cannot be calculated with")
+
+// ofData says whether an error may be about the data of one model, and not about all: a number that is out of a range
+// (class 22), or a row that is refused (class 23).
+func ofData(err error) bool {
+	var refused *pgconn.PgError
+	var scan pgx.ScanArgError
+	return errors.Is(err, errData) || errors.As(err, &scan) ||
+		errors.As(err, &refused) && (strings.HasPrefix(refused.Code, "22") || strings.HasPrefix(refused.Code, "23"))
+}
+
 // retain forgets all models but those that exist.
 func (s *Duty) retain(models []string) {
 	exists := make(map[string]bool, len(models))
@@ -273,7 +315,7 @@ func (s *Duty) retain(models []string) {
 	maps.DeleteFunc(s.models, func(m string, _ ModelStatus) bool { return !exists[m] })
 }
 
-// deployments reads the deployments by model. One whose policy cannot be read keeps its model from being decided.
+// deployments reads the deployments by model.
 func (s *Duty) deployments(ctx context.Context, models []string) (map[string][]deploymentRow, error) {
 	rows, err := pgx.CollectRows(postgres.Query(ctx, s.db, deploymentsOfSQL, models),
 		pgx.RowToStructByName[deploymentRow])
@@ -311,9 +353,7 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 		return nil, fmt.Errorf("its deployments were removed just now")
 	}
 	for i := range deployments {
-		if err := deployments[i].read(); err != nil {
-			return nil, err
-		}
+		deployments[i].read()
 	}
 	unreported := func(sh deploymentRow) bool {
 		return s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil
@@ -323,10 +363,11 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 	}
 	before, known := s.past[in.Model]
 	if !known {
-		var err error
-		if before, err = in.stored(); err != nil {
-			return nil, err
-		}
+		before, _ = in.stored() // of one that cannot be read nothing is known
+	}
+	if before.outlived(deployments) {
+		before = before.anew()
+		delete(s.written, in.Model) // what is stored tells the number of others
 	}
 	policy := policyOf(deployments)
 	u := in.since(before.counters)
@@ -334,6 +375,7 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 	o.Floor = floorAt(policy.Floors, in.At)
 	decision, next := Decide(in.At, policy, o, before.state)
 	d := &modelDecision{in: in, deployments: deployments, Decision: decision, next: next, read: before}
+	d.noteFlaws()
 	for _, began := range o.Starting {
 		if in.At.Sub(began) > stuckAfterOf(policy, in.ColdStartP95) {
 			d.stuck++
@@ -350,10 +392,23 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 				deployments[i].stuck = next.Stuck[deployments[i].Name]
 			}
 		}
-		d.parts = divideAmong(d.Desired, in.Unmanaged, deployments, in.At)
+		unmanaged := in.unmanaged(stuckAfterOf(policy, in.ColdStartP95))
+		d.parts = divideAmong(d.Desired, unmanaged, deployments, in.At)
 	}
 	s.minuteOf(in.Model, in.At).add(d, o)
 	return d, nil
+}
+
+// flawMax bounds what a note tells about a policy, in characters.
+const flawMax = 200
+
+// noteFlaws notes what is not allowed in the stored policies of the model.
+func (d *modelDecision) noteFlaws() {
+	for _, s := range d.deployments {
+		for _, flaw := range s.flaws {
+			d.Notes = append(d.Notes, Note{Code: NotePolicy, Text: oneline.Short(s.Name+": "+flaw, flawMax)})
+		}
+	}
 }
 
 // publish keeps the figures of a pass for metrics, and which of its models sleep.

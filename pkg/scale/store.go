@@ -17,6 +17,7 @@ WITH decided AS (
            base integer, raw integer, stabilised integer, ready integer, metric float8, applied boolean, notes jsonb,
            why text, changed boolean)
      WHERE EXISTS (SELECT FROM penstock.model m WHERE m.name = d.model)
+     ORDER BY d.model COLLATE "C"
 ), history AS (
     INSERT INTO penstock.scale_decision
            (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
@@ -51,12 +52,14 @@ ON CONFLICT (model, minute) DO UPDATE
        stabilised = greatest(m.stabilised, excluded.stabilised), desired = greatest(m.desired, excluded.desired),
        ready = greatest(m.ready, excluded.ready), starting = greatest(m.starting, excluded.starting)`
 
-// storeDeploymentsSQL stores what deployments are to have. replace says that starts older than a time are stuck.
+// storeDeploymentsSQL stores what deployments are to have, in the order of their names, in which all lock their rows.
+// replace_before says that starts older than a time are stuck.
 const storeDeploymentsSQL = `
 INSERT INTO penstock.deployment_state AS s (name, desired, decided_at, replace_before)
 SELECT d.name, d.desired, clock_timestamp(), d.replace_before
   FROM jsonb_to_recordset($1) AS d(name text, desired integer, replace_before timestamptz)
  WHERE EXISTS (SELECT FROM penstock.deployment x WHERE x.name = d.name)
+ ORDER BY d.name COLLATE "C"
 ON CONFLICT (name) DO UPDATE
    SET desired = excluded.desired, decided_at = excluded.decided_at,
        replace_before = coalesce(excluded.replace_before, s.replace_before)`
@@ -142,8 +145,31 @@ type outcome struct {
 	models      []string // of the deployments
 }
 
-// store writes what changed, and the states that are due to be stored, in one transaction within the term.
+// store writes what changed, and the states that are due to be stored, in one transaction within the term. Where a row
+// is refused, each model is stored alone, so that one of them stops no other.
 func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
+	err := s.storeOnce(ctx, all)
+	if !ofData(err) {
+		return err
+	}
+	for _, d := range all {
+		if err := s.storeOnce(ctx, []*modelDecision{d}); ofData(err) {
+			s.cfg.Log.ErrorContext(ctx, "cannot store the decision about a model", "model", d.in.Model, "error", err)
+			s.forget(d.in.Model)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// forget has the next pass decide from what is stored.
+func (s *Duty) forget(model string) {
+	delete(s.past, model)
+	delete(s.minutes, model)
+}
+
+func (s *Duty) storeOnce(ctx context.Context, all []*modelDecision) error {
 	var rows outcome
 	for _, d := range all {
 		if err := s.collect(d, &rows); err != nil {
@@ -168,7 +194,7 @@ func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
 			}
 			text, err := json.Marshal(one.rows)
 			if err != nil {
-				return fmt.Errorf("write rows: %w", err)
+				return fmt.Errorf("write rows: %w: %w", errData, err)
 			}
 			if _, err := tx.Exec(ctx, one.sql, string(text)); err != nil {
 				return err
@@ -177,9 +203,10 @@ func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
 		return nil
 	})
 	if err != nil {
-		for _, d := range rows.decisions { // the next pass decides from what is stored
-			delete(s.past, d.Model)
-			delete(s.minutes, d.Model)
+		for _, d := range rows.decisions {
+			if !ofData(err) {
+				s.forget(d.Model)
+			}
 		}
 		return fmt.Errorf("store decisions of scaling: %w", err)
 	}
@@ -208,16 +235,17 @@ func (s *Duty) collect(d *modelDecision, rows *outcome) error {
 		}
 	}
 	changed := d.Desired != d.Current
-	if !changed && d.Replace == 0 && at.Sub(s.written[d.in.Model]) < s.cfg.Keep {
+	kept := at.Sub(s.written[d.in.Model]) // below 0 where the clock was set back
+	if !changed && d.Replace == 0 && kept >= 0 && kept < s.cfg.Keep {
 		return nil
 	}
 	state, err := json.Marshal(d.next)
 	if err != nil {
-		return fmt.Errorf("write state: %w", err)
+		return fmt.Errorf("write state: %w: %w", errData, err)
 	}
 	counters, err := json.Marshal(d.read.counters)
 	if err != nil {
-		return fmt.Errorf("write counters: %w", err)
+		return fmt.Errorf("write counters: %w: %w", errData, err)
 	}
 	if d.Notes == nil {
 		d.Notes = []Note{}

@@ -1,7 +1,5 @@
 package scale
 
-import "math"
-
 // surge is the level that the backlog needs which is really there: what waits when a start begun now is
 // ready must not exceed what spare capacity works off in the drain time. Starts under way count.
 // It does not enter the hold: a level that one backlog needed is given up soon after the backlog.
@@ -15,7 +13,7 @@ func (t *turn) surge() {
 	}
 	load := t.s.Rate * t.service()
 	work := waiting * t.service()
-	useful := int(math.Ceil((waiting + float64(t.o.Running) + load) / t.slots))
+	useful := ceil((waiting + float64(t.o.Running) + load) / t.slots)
 	t.d.Surge = min(t.sufficient(work, load), useful)
 	if t.d.Surge > max(t.d.Base, t.alive) {
 		t.note(NoteSurge, float64(t.d.Surge), waiting, work)
@@ -45,7 +43,7 @@ func (t *turn) sufficient(work, load float64) int {
 		return level
 	}
 	lack := max(0, load-float64(level)*t.slots) * drain
-	return level + int(math.Ceil((missing+lack)/(t.slots*drain)))
+	return level + ceil((missing+lack)/(t.slots*drain))
 }
 
 // spare is the capacity of a level, in slots, that the load leaves.

@@ -1,9 +1,6 @@
 package scale
 
-import (
-	"math"
-	"time"
-)
+import "time"
 
 // UtilizationPolicy has the constants of Workers AI's ai-scheduler and its three variants: request counts
 // (the default), a dead band around busy seconds, and bounds with a forecast.
@@ -47,7 +44,7 @@ func (t *turn) utilization() {
 	case "bounds":
 		t.d.Raw = t.withinBounds(p)
 	default:
-		t.d.Raw = int(math.Ceil(t.o.PerMin * p.Factor))
+		t.d.Raw = ceil(t.o.PerMin * p.Factor)
 		t.note(NoteLoad, t.o.PerMin, p.Factor, 0)
 	}
 	t.d.Stabilised = max(t.d.Raw, t.s.Desired-p.DownMax)
@@ -75,7 +72,7 @@ func (t *turn) inBand(p UtilizationPolicy) int {
 		return t.s.Desired
 	}
 	t.note(NoteLoad, used, p.Factor, 0)
-	return int(math.Ceil(load * p.Factor))
+	return ceil(load * p.Factor)
 }
 
 // withinBounds compares what healthy instances use with the upper bound, and what requested ones would
@@ -93,10 +90,10 @@ func (t *turn) withinBounds(p UtilizationPolicy) int {
 	switch {
 	case up > p.Highest:
 		t.note(NoteLoad, up, p.Highest, 0)
-		return max(t.s.Desired, int(math.Ceil(load/p.Highest)))
+		return max(t.s.Desired, ceil(load/p.Highest))
 	case down < p.Lowest:
 		t.note(NoteLoad, down, p.Lowest, 0)
-		return min(t.s.Desired, int(math.Ceil(load/p.Lowest)))
+		return min(t.s.Desired, ceil(load/p.Lowest))
 	case t.o.Unhealthy > 1:
 		t.note(NoteUnhealthy, float64(t.o.Unhealthy), 0, 0)
 		return max(0, t.s.Desired-1)

@@ -1,10 +1,8 @@
 package scale
 
-import "math"
-
 // keepRunning never asks for fewer instances than run requests: a drain ends by itself.
 func (t *turn) keepRunning() {
-	busy := int(math.Ceil(float64(t.o.Running) / t.slots))
+	busy := ceil(float64(t.o.Running) / t.slots)
 	if busy = min(busy, t.s.Desired); t.d.Desired < busy {
 		t.note(NoteRunning, float64(busy), float64(t.o.Running), 0)
 		t.d.Desired = busy

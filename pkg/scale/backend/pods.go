@@ -15,11 +15,12 @@ import (
 // pod is the part of a Pod that is read.
 type pod struct {
 	Metadata struct {
-		Name    string     `json:"name"`
-		UID     string     `json:"uid"`
-		Version string     `json:"resourceVersion"`
-		Created time.Time  `json:"creationTimestamp"`
-		Deleted *time.Time `json:"deletionTimestamp"`
+		Name    string            `json:"name"`
+		UID     string            `json:"uid"`
+		Version string            `json:"resourceVersion"`
+		Created time.Time         `json:"creationTimestamp"`
+		Deleted *time.Time        `json:"deletionTimestamp"`
+		Labels  map[string]string `json:"labels"`
 	} `json:"metadata"`
 	Status struct {
 		Phase      string `json:"phase"`
@@ -30,6 +31,9 @@ type pod struct {
 		} `json:"conditions"`
 	} `json:"status"`
 }
+
+// revisionLabel tells the pods of the ReplicaSets of a Deployment apart.
+const revisionLabel = "pod-template-hash"
 
 func (p pod) ready() bool {
 	for _, c := range p.Status.Conditions {
@@ -45,6 +49,7 @@ func (p pod) ready() bool {
 func (t KubernetesTarget) instance(p pod) scale.BackendInstance {
 	i := scale.BackendInstance{
 		Name: p.Metadata.Name, Began: p.Metadata.Created, State: scale.InstanceRunning, Slots: t.Slots,
+		Revision: p.Metadata.Labels[revisionLabel],
 	}
 	switch {
 	case p.Metadata.Deleted != nil, p.Status.Phase == "Failed", p.Status.Phase == "Succeeded":
