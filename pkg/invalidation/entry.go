@@ -55,12 +55,13 @@ type Lock struct {
 	// the lane and position of its ready row.
 	Requeued *LaneHead
 
-	delay    time.Duration               // the longest delay of an entry that was released
-	counted  int                         // entries of a group that the claim covered, and charged to token buckets
-	quantum  int                         // what the claim let it cover at most; 0 for a solo entry
-	position int64                       // of the ready row that it was claimed by
-	tid      pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
-	notes    map[EntryID]json.RawMessage // see Run.Note
+	delay      time.Duration               // the longest delay of an entry that was released
+	handedBack bool                        // an entry was released
+	counted    int                         // entries of a group that the claim covered, and charged to token buckets
+	quantum    int                         // what the claim let it cover at most; 0 for a solo entry
+	position   int64                       // of the ready row that it was claimed by
+	tid        pgtype.TID                  // of a solo entry's lock record, if the claim returned it: see finishSoloSQL
+	notes      map[EntryID]json.RawMessage // see Run.Note
 }
 
 // Compare orders locks by the positions that they were claimed from.

@@ -324,7 +324,7 @@ func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
 	var delays []int64 // ms
 	for _, e := range endings {
 		if e.verb == verbRelease {
-			e.Lock.delay = max(e.Lock.delay, e.delay)
+			e.Lock.handedBack, e.Lock.delay = true, max(e.Lock.delay, e.delay)
 		}
 	}
 	for _, e := range endings {
@@ -362,12 +362,13 @@ func (q *Queue) EndsLock(e *Ending) bool {
 // Failed says that the ending moves the entry to the failures.
 func (e *Ending) Failed() bool { return e.verb == verbFail }
 
-// requeue is the position of the key if it has more entries: front, back or oldest.
+// requeue is the position of the key if it has more entries: front, back or oldest. Of entries that run together any
+// may be handed back, not the last alone.
 func (e *Ending) requeue() string {
 	switch {
 	case e.verb == verbYield:
 		return "back"
-	case e.verb == verbRelease || e.Lock.delay > 0:
+	case e.Lock.handedBack:
 		return "front"
 	case e.Lock.quantum > 0 && e.Lock.counted >= e.Lock.quantum: // of large entries less than the queue's quantum
 		return "back"

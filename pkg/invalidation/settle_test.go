@@ -189,6 +189,17 @@ func TestAGroupThatIsHandedBackHalfDoneGoesOnInOrder(t *testing.T) {
 	}
 }
 
+// The entries of a batch end in their own ways; the position of the key does not go by the last of them.
+func TestAnEntryOfABatchThatIsHandedBackKeepsItsPosition(t *testing.T) {
+	b := newBed(t, Config{QuantumCount: 2})
+	ids := b.push("K", "K", "L")
+	l := b.claimOne()
+	b.settle(Release(l, ids[0], 0), last(Done(l, ids[1], nil, 0)))
+	if got := entryIDs(b.claimOne()); !slices.Equal(got, ids[:1]) {
+		t.Fatalf("claimed %v, want the entry that was handed back, %d", got, ids[0])
+	}
+}
+
 func TestAGroupThatIsHandedBackAgainAndAgainKeepsItsOrder(t *testing.T) {
 	b := newBed(t, Config{QuantumCount: 2})
 	want := b.push("K", "K", "K", "K", "K")
