@@ -26,3 +26,12 @@ func (r *Run) Charged(ran time.Duration) time.Duration {
 	}
 	return ran
 }
+
+// worked reports whether a run that is handed back had begun its work: by the charge of its handler, since a run that
+// only waited is charged nothing, else as unsaid.
+func (r *Run) worked(unsaid bool) bool {
+	if r.measured.said {
+		return r.measured.used > 0
+	}
+	return unsaid
+}

@@ -146,6 +146,46 @@ func TestStartByBindsUntilTheFirstError(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, ids[0]), 1)
 }
 
+// A run that was handed back had started, unless its handler says that it only waited.
+func TestStartByBindsNoEntryThatIsHandedBackAfterItsStart(t *testing.T) {
+	runs := map[string]struct {
+		used  time.Duration // below zero: the handler does not say
+		err   error
+		binds bool
+	}{
+		"drained":            {-1, errors.Join(errors.New("x"), ErrDraining), false},
+		"lease lost":         {-1, ErrLeaseLost, false},
+		"preempted":          {time.Second, NoCapacity(0, errors.New("preempted")), false},
+		"no worker was free": {-1, NoCapacity(0, errors.New("busy")), true},
+		"drained in line":    {0, ErrDraining, true},
+	}
+	for _, key := range []string{"", "K"} {
+		b := newControlBed(t, Config{})
+		for name, run := range runs {
+			soon := Push{StartBy: time.Now().Add(time.Hour), LockKey: key}
+			ids := b.pushAll(b.pool, soon, soon)
+			for _, l := range b.claim(2) {
+				r := &Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}
+				r.Charge(run.used)
+				ending := last(Judge(r, nil, run.err, 0, 0))
+				if r.Entry.ID != ids[0] {
+					ending = last(Release(l, r.Entry.ID, 0))
+				}
+				_, _, err := b.q.SettleFree(b.ctx, here, []Ending{ending}, key == "")
+				b.must(err)
+			}
+			b.exec(b.pool, `UPDATE penstock.entry SET start_by = now() - interval '1 s' WHERE start_by IS NOT NULL`)
+			n, err := b.q.Expire(b.ctx, 10)
+			b.must(err)
+			if want := map[bool]int{true: 2, false: 1}[run.binds]; n != want {
+				t.Errorf("%s, key %q: %d of 2 entries expired, want %d; one has not begun", name, key, n, want)
+			}
+			b.exec(b.pool, `DELETE FROM penstock.ready`)
+			b.exec(b.pool, `DELETE FROM penstock.entry`)
+		}
+	}
+}
+
 func TestStartByBindsNoEntryThatADeadNodeRan(t *testing.T) {
 	b := newControlBed(t, Config{})
 	id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]

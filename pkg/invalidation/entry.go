@@ -3,6 +3,7 @@ package invalidation
 import (
 	"cmp"
 	"encoding/json"
+	"slices"
 	"strconv"
 	"time"
 
@@ -85,6 +86,11 @@ func (l *Lock) attempt(id EntryID) *int {
 		}
 	}
 	return nil
+}
+
+// hasStartBy says that a start_by bound one of the entries at the claim.
+func (l *Lock) hasStartBy(id EntryID) bool {
+	return slices.ContainsFunc(l.Entries, func(e Entry) bool { return e.ID == id && e.StartIn != NoDeadline })
 }
 
 // callback is the address and options for the report of an entry's outcome, nil for none.

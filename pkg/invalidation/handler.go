@@ -86,6 +86,7 @@ type answer struct {
 	unrepeatable bool // of permanent: whatever ended the run
 	release      bool // spends no attempt
 	postpone     bool // of release: the entry waits, and not its key
+	interrupted  bool // of release: after the run had begun its work
 	throttle     throttleOrder
 }
 
@@ -147,13 +148,16 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	case errors.Is(err, ErrFinishBy):
 		return Expire(l, id, err.Error())
 	case errors.Is(err, ErrConflict), !a.unrepeatable && (errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrDraining)):
-		return Release(l, id, 0)
+		e := Release(l, id, 0)
+		e.started = r.worked(true)
+		return e
 	}
 	if errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
 		a.release, a.throttle = true, throttleOrder{wait: time.Second} // no error of the handler: the database is away
 	}
 	if a.release {
 		e := Release(l, id, a.delay)
+		e.started = r.worked(a.interrupted)
 		if a.postpone && a.delay > 0 {
 			e = Postpone(l, id, a.delay)
 		}
@@ -222,6 +226,7 @@ func (a *answer) merge(b *answer) {
 	a.unrepeatable = a.unrepeatable || b.unrepeatable
 	a.release = a.release || b.release
 	a.postpone = a.postpone || b.postpone
+	a.interrupted = a.interrupted || b.interrupted
 	if a.throttle.wait == 0 {
 		a.throttle = b.throttle
 	}

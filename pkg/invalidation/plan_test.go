@@ -196,6 +196,7 @@ func (b *bed) hot(solo, groups []*Lock, from, to int64) map[string]statement {
 			fill("true", n), node, fill("1::bigint", n), fill("0::int", n)),
 		"fail": one(q.fail, `%d, %s, %s, %s, %s, %s, %d, %s`, id, keys, tokens, ids, fill(failure, n), fill("'f'::text", n), node,
 			fill("1::bigint", n)),
+		"started":       one(q.started, `%d, %s, %s, %s`, id, keys, tokens, ids),
 		"remove":        one(q.remove, `%d, %s, %s, %s, %s, %s, %d`, id, keys, tokens, ids, fill("'expired'::text", n), fill("'r'::text", n), node),
 		"unlock groups": one(q.unlock, `%d, %s, %s, %s, 100, %s`, id, keys, tokens, fill("'front'::text", n), fill("0::bigint", n)),
 		"unlock solo":   one(q.unlock, `%d, %s, %s, %s, 100, %s`, id, soloKeys, soloTokens, fill("'front'::text", m), fill("0::bigint", m)),
@@ -311,7 +312,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 		"oneLane": q.claim.oneLane, "deleteFirst": q.claim.deleteFirst, "deleteFirstLimited": q.claim.deleteFirstLimited, "lockFirst": q.claim.lockFirst,
 		"lockFirstLimited": q.claim.lockFirstLimited, "lockFirstKeyed": q.claim.lockFirstKeyed, "refund": q.refund, "claimGroups": q.claimGroups, "reclaim": q.reclaim,
 		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "busy": q.busy, "done": q.done,
-		"retry": q.retry, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": expireSQL,
+		"retry": q.retry, "started": q.started, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": expireSQL,
 		"mayHaveRun": q.mayHaveRun, "recoverEntries": q.recoverEntries, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
 		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {

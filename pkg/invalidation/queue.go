@@ -36,7 +36,7 @@ type statements struct {
 	claim                                                                          claimStatements
 	plainPush, reclaim, claimGroups, sweep, promote                                string
 	finishSolo, busy, done, retry, fail, remove, unlock, crash, deadLetter, refund string
-	mayHaveRun, recoverEntries                                                     string
+	mayHaveRun, recoverEntries, started                                            string
 	callBack, callBackPoison                                                       string
 }
 
@@ -140,7 +140,7 @@ func (q *Queue) bind(db postgres.DB) *Queue {
 		},
 		plainPush: own(plainPushSQL), reclaim: own(reclaimSQL), claimGroups: own(claimGroupsSQL), sweep: own(sweepSQL),
 		finishSolo: own(finishSoloSQL), busy: own(busySQL),
-		done: own(doneSQL), retry: own(retrySQL), fail: own(failSQL),
+		done: own(doneSQL), retry: own(retrySQL), started: own(startedSQL), fail: own(failSQL),
 		remove: own(removeSQL), unlock: own(unlockSQL), promote: own(promoteSQL),
 		recoverEntries: own(recoverEntriesSQL), mayHaveRun: own(mayHaveRunSQL), crash: own(crashSQL),
 		deadLetter: own(deadLetterSQL), refund: own(refundSQL),

@@ -3,6 +3,7 @@ package invalidation
 import (
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -146,6 +147,31 @@ func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 			each(c, func(e *Ending) Failure { return e.failure.clean() }),
 			each(c, func(e *Ending) bool { return e.verb == verbRetry }), node, c.ran,
 			each(c, func(e *Ending) *int { return e.Lock.attempt(e.Entry) }))
+	}
+}
+
+// startedSQL makes start_by bind entries $4 no more, which are handed back after their start.
+const startedSQL = `
+WITH found AS MATERIALIZED (
+    SELECT e.row
+      FROM unnest($2::text[], $3::bigint[], $4::bigint[]) k(lock_key, token, id)
+     CROSS JOIN LATERAL (
+           SELECT FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key AND token = k.token OFFSET 0) l
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row, start_by FROM penstock.entry_X WHERE queue_id = $1 AND id = k.id OFFSET 0) e
+     WHERE e.start_by IS NOT NULL
+), unbound AS (
+    UPDATE penstock.entry_X d SET start_by = NULL FROM found f WHERE d.ctid = f.row RETURNING d.id
+)
+SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM unbound))`
+
+func (q *Queue) queueStarted(batch *pgx.Batch, endings []Ending) {
+	started := slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool {
+		return !e.started || !e.Lock.hasStartBy(e.Entry)
+	})
+	c := pick(started, verbRelease)
+	if len(c.ids) > 0 {
+		batch.Queue(q.sql.started, q.ID, c.keys, c.tokens, c.ids)
 	}
 }
 

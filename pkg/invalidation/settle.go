@@ -27,6 +27,7 @@ type Ending struct {
 	result   json.RawMessage
 	failure  Failure
 	delay    time.Duration
+	started  bool // of a release: start_by binds the entry no more
 	reason   string
 	throttle throttleOrder
 	ran      time.Duration
@@ -94,7 +95,7 @@ func (q *Queue) SettleFree(
 func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, busy []Token, err error) {
 	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
 	for i, e := range c.endings {
-		if e.verb == verbRelease || e.verb == verbYield { // the entry stays as it is
+		if e.verb == verbRelease && !e.started || e.verb == verbYield { // the entry stays as it is
 			c.ids[i] = 0
 		}
 	}
@@ -214,6 +215,7 @@ func (q *Queue) settleHeld(
 	q.queueFail(batch, node, endings)
 	q.queueRefund(batch, endings) // while cancelled entries are still there: once for each
 	q.queueRemove(batch, node, endings)
+	q.queueStarted(batch, endings)
 	q.queueThrottles(batch, endings)
 	q.queueUnlock(batch, endings)
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
