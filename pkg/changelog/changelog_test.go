@@ -342,32 +342,83 @@ func TestLoopEndsAndIsNamed(t *testing.T) {
 	}
 }
 
-func TestBatchHandlesEachAloneWhereOneIsToBlame(t *testing.T) {
-	b := newBed(t)
+// batch returns a handler whose changes imply an entry of a new queue `calc` each, and a batch of three.
+func (b *bed) batch(impact func(Change) error) (invalidation.BatchHandler, []*invalidation.Run) {
+	b.Helper()
 	b.exec(`SELECT penstock.create_queue('calc')`)
 	h, batched := Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
-		if string(c.To) == "2" {
-			return nil, errors.New("no two")
-		}
-		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: c.To}}}, nil
+		return []Push{{Queue: "calc", Push: invalidation.Push{Payload: c.To}}}, impact(c)
 	}).(invalidation.BatchHandler)
 	if !batched {
-		t.Fatal("the handler takes no batches")
+		b.Fatal("the handler takes no batches")
 	}
 	q, err := invalidation.Open(b.ctx, b.pool, "changes")
 	if err != nil {
-		t.Fatal(err)
+		b.Fatal(err)
 	}
 	var runs []*invalidation.Run
 	for i := range 3 {
 		runs = append(runs, &invalidation.Run{Queue: q, Entry: invalidation.Entry{ID: invalidation.EntryID(i + 1), Payload: json.RawMessage(fmt.Sprintf(`{"to": %d}`, i+1))}})
 	}
+	return h, runs
+}
+
+func TestAChangeWithoutAnImpactFailsAlone(t *testing.T) {
+	b := newBed(t)
+	calls := 0
+	h, runs := b.batch(func(c Change) error {
+		calls++
+		if string(c.To) == "2" {
+			return errors.New("no two")
+		}
+		return nil
+	})
 	answers := h.HandleBatch(b.ctx, runs)
 	if answers[0].Err != nil || answers[1].Err == nil || answers[2].Err != nil {
 		t.Errorf("answers %v", answers)
 	}
-	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 2 {
-		t.Errorf("%d pushed, want 2", n)
+	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 2 || calls != 3 {
+		t.Errorf("%d pushed, want 2; %d calls of the impact, want 3", n, calls)
+	}
+}
+
+// Pushes are tried one by one only where the error may be of one of them: a database that is away is no reason.
+func TestBatchIsPushedOneByOneWhereOneIsToBlame(t *testing.T) {
+	for name, c := range map[string]struct {
+		raise         string
+		pushed, tries int // entries, and inserts that were begun
+	}{
+		"a value is refused":        {`IF NEW.payload = '2' THEN RAISE check_violation; END IF`, 2, 5},
+		"the statement is too slow": {`IF NEW.payload = '2' THEN RAISE query_canceled; END IF`, 2, 5},
+		"the transaction conflicts": {`RAISE serialization_failure`, 0, 1},
+		"the connection is lost":    {`PERFORM pg_terminate_backend(pg_backend_pid()), pg_sleep(60)`, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			h, runs := b.batch(func(Change) error { return nil })
+			b.exec(`CREATE SEQUENCE public.tries`)
+			b.exec(`CREATE FUNCTION public.meet() RETURNS trigger LANGUAGE plpgsql AS
+			        'BEGIN PERFORM nextval(''public.tries''); ` + strings.ReplaceAll(c.raise, `'`, `''`) + `; RETURN NEW; END'`)
+			b.exec(`CREATE TRIGGER meet BEFORE INSERT ON penstock.entry_calc FOR EACH ROW EXECUTE FUNCTION public.meet()`)
+			failed := 0
+			for _, answer := range h.HandleBatch(b.ctx, runs) {
+				if answer.Err != nil {
+					failed++
+				}
+			}
+			if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != c.pushed || failed != len(runs)-c.pushed {
+				t.Errorf("%d pushed and %d failed, want %d pushed", n, failed, c.pushed)
+			}
+			if n := b.count(`SELECT last_value FROM public.tries`); n != c.tries {
+				t.Errorf("%d inserts were begun, want %d", n, c.tries)
+			}
+			b.exec(`DROP TRIGGER meet ON penstock.entry_calc`)
+			for _, answer := range h.HandleBatch(b.ctx, runs) {
+				if answer.Err != nil {
+					t.Errorf("later: %v", answer.Err)
+				}
+			}
+		})
 	}
 }
 

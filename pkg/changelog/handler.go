@@ -1,6 +1,7 @@
 package changelog
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -88,34 +89,69 @@ type handler struct {
 	queues map[string]*invalidation.Queue
 }
 
-// Handle runs one entry.
-func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
-	return nil, h.handle(ctx, []*invalidation.Run{r})
+// change is a run, and the entries that its change implies.
+type change struct {
+	run    *invalidation.Run
+	pushes []Push
+	at     int // in the batch
 }
 
-// HandleBatch runs entries together and, after an error, each by itself, so that only the entries
-// that cause it fail.
+// Handle runs one entry.
+func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+	return nil, h.HandleBatch(ctx, []*invalidation.Run{r})[0].Err
+}
+
+// HandleBatch pushes what the changes of runs imply, all in one transaction. After an error that may be of one of them
+// each is pushed by itself, so that only those fail that are the reason. Any other error is that of all: each change by
+// itself would meet it as well.
 func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 	answers := make([]invalidation.BatchAnswer, len(runs))
-	if err := h.handle(ctx, runs); err == nil {
-		return answers
-	}
+	changes := make([]change, 0, len(runs))
 	for i, r := range runs {
-		answers[i].Err = h.handle(ctx, []*invalidation.Run{r})
+		pushes, err := h.implied(ctx, r)
+		answers[i].Err = err
+		if err == nil {
+			changes = append(changes, change{r, pushes, i})
+		} else if !ofOne(ctx, err) {
+			for j := range answers {
+				answers[j].Err = cmp.Or(answers[j].Err, err)
+			}
+			return answers
+		}
+	}
+	err := h.push(ctx, changes)
+	alone := err != nil && len(changes) > 1
+	for i, c := range changes {
+		if alone = alone && ofOne(ctx, err); alone {
+			err = h.push(ctx, changes[i:i+1])
+		}
+		answers[c.at].Err = err
 	}
 	return answers
 }
 
-// handle pushes what the changes of runs imply, all or nothing.
-func (h *handler) handle(ctx context.Context, runs []*invalidation.Run) error {
+// ofOne reports whether an error, nil included, may be of one change: not of the end of the run, of the connection to
+// the database, of its state, or of other transactions. A statement that takes too long for many changes may not for
+// one.
+func ofOne(ctx context.Context, err error) bool {
+	switch code := postgres.Code(err); {
+	case ctx.Err() != nil || errors.Is(err, postgres.ErrNotBegun):
+		return false
+	case code == "":
+		return !postgres.Disconnected(err)
+	default:
+		return code == postgres.QueryCanceled || !postgres.Passes(err)
+	}
+}
+
+// push pushes what changes imply, all or nothing.
+func (h *handler) push(ctx context.Context, changes []change) error {
 	var order []string
 	pushes := map[string][]invalidation.Push{}
-	for _, r := range runs {
-		implied, err := h.implied(ctx, r)
-		if err != nil {
-			return err
-		}
-		for _, p := range implied {
+	runs := make([]*invalidation.Run, len(changes))
+	for i, c := range changes {
+		runs[i] = c.run
+		for _, p := range c.pushes {
 			if pushes[p.Queue] == nil {
 				order = append(order, p.Queue)
 			}
