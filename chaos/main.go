@@ -31,7 +31,8 @@ func main() {
 		false,
 		"build the programs with one known bug after another and see whether it is found",
 	)
-	only := flag.String("only", "", "with -mutants: those whose name contains one of these words, which commas separate")
+	only := flag.String("only", "",
+		"with -mutants: those whose name contains one of these words, which commas separate")
 	results := flag.String("results", "",
 		"with -mutants: a file for results; what was found at this commit is not done again")
 	flag.Parse()

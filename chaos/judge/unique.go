@@ -53,8 +53,8 @@ func duplicatesHold(x *index, r *report) {
 		}
 		ends := x.endings[p.Entry]
 		if len(ends) > 0 && !ends[0].At.IsZero() && ends[0].At.Before(p.Called.Add(-x.Tolerance)) {
-			r.bad("operation %d with unique key %q was answered with entry %d, which had ended %v before", p.Op, p.Unique,
-				p.Entry, p.Called.Sub(ends[0].At))
+			r.bad("operation %d with unique key %q was answered with entry %d, which had ended %v before", p.Op,
+				p.Unique, p.Entry, p.Called.Sub(ends[0].At))
 		}
 	}
 }

@@ -25,7 +25,9 @@ type Operations struct {
 
 // NewOperations returns the duty for one term.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}, fence: fence, failed: map[int64]deferral{}}
+	return &Operations{
+		cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}, fence: fence, failed: map[int64]deferral{},
+	}
 }
 
 // Run carries out operations until ctx ends.
