@@ -105,7 +105,7 @@ func (l *load) next(random *rand.Rand) func() {
 		return l.frail(p, in, random.IntN(6), random.Uint64())
 	case roll < 12:
 		return l.unique(p, in, random.IntN(4000))
-	case roll < 14:
+	case roll < 13:
 		return l.rated(p, in)
 	case roll < 20: // solo
 		if l.long {

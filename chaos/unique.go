@@ -26,9 +26,9 @@ func (l *load) unique(p *judge.Push, in payload, random int) func() {
 // ratedQueue is that of a model whose entries start at a rate: so many at once, and so many a second.
 const (
 	ratedQueue = "rated"
-	ratedBurst = 3
-	ratedRate  = 2
-	ratedPush  = 8 // entries that are pushed together
+	ratedBurst = 2
+	ratedRate  = 3
+	ratedPush  = 7 // entries that are pushed together
 )
 
 // rated makes the next push of several entries to that queue, more than may start at once. The pause before the next
