@@ -193,7 +193,8 @@ func (d *settingsDuty) models() []gateway.ModelState {
 			Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers, Statuses: m.Statuses,
 			AbortStops: m.AbortStops != nil && *m.AbortStops,
 			Async:      m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
-			Paused: d.current.Paused[name], Created: d.started, Starts: d.current.Starts[name],
+			ChoicesMax: m.ChoicesMax,
+			Paused:     d.current.Paused[name], Created: d.started, Starts: d.current.Starts[name],
 		}
 		for _, e := range d.registry.Endpoints(name) {
 			state.Instances = append(state.Instances, d.instance(e, now))
@@ -206,6 +207,7 @@ func (d *settingsDuty) models() []gateway.ModelState {
 func (d *settingsDuty) instance(e *inference.Endpoint, now time.Time) gateway.InstanceState {
 	s := d.current.Readings[e.ID]
 	s.ID, s.Server, s.Address, s.Slots, s.Usable = e.ID, e.Server, e.Address, e.Slots, e.Usable(now)
+	s.GPUs = e.GPUs()
 	return s
 }
 

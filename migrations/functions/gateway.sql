@@ -311,18 +311,32 @@ LANGUAGE sql AS $$
     RETURNING p.token
 $$;
 
--- fold_online_use adds what online calls took to penstock.usage_hour, and, where shared is true, the
--- slot-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
--- priority, and at every other one at which the flow has used something. refused counts, by model, the requests that were
--- refused for want of room when they arrived. A gateway numbers its folds: one that has been applied changes nothing. It
--- returns whether the fold was applied.
+-- fold_online_gpu adds what online calls took to penstock.usage_hour, and, where shared is true, the
+-- GPU-seconds to the use of the flow by which durable entries are ordered: at the queue's usual
+-- priority, and at every other one at which the flow has used something. gpu_ms is the time of slots, times GPUs and
+-- sequences, and extra_ms its part beyond that time; wasted_ms is a part of gpu_ms. refused counts, by model, the
+-- requests that were refused for want of room when they arrived. A gateway numbers its folds: one that has been applied
+-- changes nothing. It returns whether the fold was applied.
 -- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour, model_online and usage, each in the order
 -- of their keys.
 -- Callers: pkg/gateway.
-CREATE OR REPLACE FUNCTION penstock.fold_online_use(gateway bigint, fold bigint, hours timestamptz[], queues text[], models text[], flows text[],
-                                                    calls bigint[], busy_ms bigint[], wasted_ms bigint[], tokens_in bigint[], tokens_out bigint[],
-                                                    shared boolean[], refused_models text[] DEFAULT '{}', refused bigint[] DEFAULT '{}')
-RETURNS boolean
+CREATE OR REPLACE FUNCTION penstock.fold_online_gpu(
+    gateway        bigint,
+    fold           bigint,
+    hours          timestamptz[],
+    queues         text[],
+    models         text[],
+    flows          text[],
+    calls          bigint[],
+    gpu_ms         bigint[],
+    extra_ms       bigint[],
+    wasted_ms      bigint[],
+    tokens_in      bigint[],
+    tokens_out     bigint[],
+    shared         boolean[],
+    refused_models text[],
+    refused        bigint[]
+) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO penstock.gateway_fold AS f (node_id, seq) VALUES (gateway, fold)
@@ -330,15 +344,19 @@ BEGIN
     IF NOT FOUND THEN
         RETURN false;
     END IF;
-    INSERT INTO penstock.usage_hour AS u (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
-    SELECT k.hour, q.id, k.model, k.flow, sum(k.calls), sum(k.busy_ms), sum(k.wasted_ms), sum(k.tokens_in), 0, sum(k.tokens_out)
-      FROM unnest(hours, queues, models, flows, calls, busy_ms, wasted_ms, tokens_in, tokens_out)
-           k(hour, queue, model, flow, calls, busy_ms, wasted_ms, tokens_in, tokens_out)
+    INSERT INTO penstock.usage_hour AS u (hour, queue_id, model, flow, calls, gpu_ms, extra_ms, wasted_ms, tokens_in,
+                                         tokens_cached, tokens_out)
+    SELECT k.hour, q.id, k.model, k.flow, sum(k.calls), sum(k.gpu_ms), sum(k.extra_ms), sum(k.wasted_ms),
+           sum(k.tokens_in), 0, sum(k.tokens_out)
+      FROM unnest(hours, queues, models, flows, calls, gpu_ms, extra_ms, wasted_ms, tokens_in, tokens_out)
+           k(hour, queue, model, flow, calls, gpu_ms, extra_ms, wasted_ms, tokens_in, tokens_out)
       JOIN penstock.queue q ON q.name = k.queue
      GROUP BY k.hour, q.id, k.model, k.flow
      ORDER BY k.hour, q.id, k.model COLLATE "C", k.flow COLLATE "C"
     ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
-       SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms, wasted_ms = u.wasted_ms + excluded.wasted_ms,
+       SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
+           extra_ms = u.extra_ms + excluded.extra_ms,
+           wasted_ms = u.wasted_ms + excluded.wasted_ms,
            tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out;
     INSERT INTO penstock.model_online AS o (model, calls, refused)
     SELECT k.model, sum(k.calls), sum(k.refused)
@@ -349,8 +367,8 @@ BEGIN
     ON CONFLICT (model) DO UPDATE SET calls = o.calls + excluded.calls, refused = o.refused + excluded.refused;
     INSERT INTO penstock.usage AS u (queue_id, priority, whole, flow, service, lift, at)
     SELECT x.id, x.priority, false, x.flow, x.service, 0, clock_timestamp()
-      FROM (SELECT q.id, p.priority, k.flow, sum(k.busy_ms) / 1000.0 AS service
-              FROM unnest(queues, flows, busy_ms, shared) k(queue, flow, busy_ms, shared)
+      FROM (SELECT q.id, p.priority, k.flow, sum(k.gpu_ms) / 1000.0 AS service
+              FROM unnest(queues, flows, gpu_ms, shared) k(queue, flow, gpu_ms, shared)
               JOIN penstock.queue q ON q.name = k.queue
              CROSS JOIN LATERAL (SELECT q.entry_priority AS priority
                                   UNION SELECT o.priority FROM penstock.usage o
@@ -363,6 +381,30 @@ BEGIN
            lift = penstock.usage_left(u.lift, u.at), at = clock_timestamp();
     RETURN true;
 END $$;
+
+-- fold_online_use is fold_online_gpu for gateways of older versions, which know the time of slots alone.
+-- Locks: those of fold_online_gpu.
+-- Callers: programs of the version before; psql.
+CREATE OR REPLACE FUNCTION penstock.fold_online_use(
+    gateway        bigint,
+    fold           bigint,
+    hours          timestamptz[],
+    queues         text[],
+    models         text[],
+    flows          text[],
+    calls          bigint[],
+    busy_ms        bigint[],
+    wasted_ms      bigint[],
+    tokens_in      bigint[],
+    tokens_out     bigint[],
+    shared         boolean[],
+    refused_models text[]   DEFAULT '{}',
+    refused        bigint[] DEFAULT '{}'
+) RETURNS boolean
+LANGUAGE sql AS $$
+    SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, array_fill(0::bigint, ARRAY[cardinality($3)]),
+                                    $9, $10, $11, $12, $13, $14)
+$$;
 
 -- sweep_gateways deletes preemptions of entries that are gone, and folds of gateways that are. It
 -- returns how many rows.

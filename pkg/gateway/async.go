@@ -56,8 +56,8 @@ func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
-// mayPush says whether the request may become an entry where there is no room: by the policy, and since there is a queue
-// and an operation of entries for it. Without these a refusal stays what it is, and the client may come again.
+// mayPush says whether the request may become an entry where there is no room: by the policy, and since there is a
+// queue and an operation of entries for it. Without these a refusal stays what it is, and the client may come again.
 func (s *serving) mayPush() bool {
 	if s.route.model.Policy.OnFull != OnFullPush || s.gateway.config.Push == nil {
 		return false

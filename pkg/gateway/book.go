@@ -39,8 +39,8 @@ type useKey struct {
 }
 
 type use struct {
-	calls, in, out int64
-	busy, wasted   time.Duration
+	calls, in, out     int64
+	gpu, extra, wasted time.Duration // extra: of gpu, what is beyond the time of the slots; wasted is of gpu too
 }
 
 // fold is rows on their way, under the number and the incarnation that they were sent with first.
@@ -71,9 +71,10 @@ func (b *UsageBook) Charge(c Charge) {
 	defer b.mu.Unlock()
 	u := b.rows[key]
 	u.calls++
-	u.busy += c.Took
+	u.gpu += c.GPU
+	u.extra += c.GPU - c.Took
 	if c.Wasted {
-		u.wasted += c.Took
+		u.wasted += c.GPU
 	}
 	u.in += c.TokensIn
 	u.out += c.TokensOut
@@ -198,8 +199,8 @@ func (b *UsageBook) send(ctx context.Context, f *fold) error {
 	for i, model := range models {
 		counts[i] = f.refused[model]
 	}
-	_, err := b.db.Exec(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.busy, c.wasted,
-		c.in, c.out, c.shared, models, counts)
+	_, err := b.db.Exec(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.extra,
+		c.wasted, c.in, c.out, c.shared, models, counts)
 	if err != nil {
 		return fmt.Errorf("fold use of %d flows: %w", len(f.rows), err)
 	}
@@ -207,15 +208,17 @@ func (b *UsageBook) send(ctx context.Context, f *fold) error {
 }
 
 type useColumns struct {
-	hours                        []time.Time
-	queues, models, flows        []string
-	calls, busy, wasted, in, out []int64
-	shared                       []bool
+	hours                       []time.Time
+	queues, models, flows       []string
+	calls, gpu, wasted, in, out []int64
+	extra                       []int64
+	shared                      []bool
 }
 
 func (c *useColumns) append(k useKey, u use) {
 	c.hours, c.queues, c.models = append(c.hours, k.hour), append(c.queues, k.queue), append(c.models, k.model)
 	c.flows, c.calls = append(c.flows, k.flow), append(c.calls, u.calls)
-	c.busy, c.wasted = append(c.busy, u.busy.Milliseconds()), append(c.wasted, u.wasted.Milliseconds())
+	c.gpu, c.extra = append(c.gpu, u.gpu.Milliseconds()), append(c.extra, u.extra.Milliseconds())
+	c.wasted = append(c.wasted, u.wasted.Milliseconds())
 	c.in, c.out, c.shared = append(c.in, u.in), append(c.out, u.out), append(c.shared, k.shared)
 }

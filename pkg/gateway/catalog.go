@@ -25,6 +25,7 @@ type ModelState struct {
 	Statuses   worker.Statuses   // of the generic protocol: the words for how a run is doing
 	Async      bool              // a call goes on behind its answer: it is for durable entries alone
 	AbortStops bool              // closing the connection of a call is known to stop it
+	ChoicesMax int               // sequences that a generation may ask for; 0: any
 	RunMax     time.Duration
 	Policy     PoolPolicy
 	Paused     PauseState

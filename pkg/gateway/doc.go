@@ -10,7 +10,8 @@
 //	criticality critical, default or sheddable
 //	in flight   of a call: it has a slot of one of the pool's instances, and has not ended
 //	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
-//	cost        slot-milliseconds: how long a call keeps a slot
+//	cost        slot-milliseconds: how long a call keeps a slot. Flows are charged it times the GPUs of the instance
+//	            and the sequences that a generation asks for
 //	holdback    the part of the ceiling up to which a class passes the queue by
 //	floor       the share of the service of the last 10 s below which a class goes first
 //	hand over   a holder of an idle slot moves its row to a node that waits for one
@@ -26,6 +27,7 @@
 //	tokencounts.go  what the requests of a token do at other gateways
 //	held.go         the body in memory, within its bounds of bytes and time
 //	body.go         what a request asks for, by its body
+//	choices.go      how many sequences it asks for, and the limit on them
 //	models.go       the list of models that a caller may use
 //	scan.go         finds model, stream and stream_options in the body without decoding the rest
 //	walk.go         walks over JSON, for scan.go

@@ -24,6 +24,7 @@ type instance struct {
 	id       int32
 	server   string
 	address  string
+	gpus     int
 	usable   bool
 	limit    limiter
 	idle     []SlotKey
@@ -90,7 +91,7 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 		if s.Usable && !i.usable {
 			i.clear()
 		}
-		i.server, i.address, i.usable = s.Server, s.Address, s.Usable
+		i.server, i.address, i.usable, i.gpus = s.Server, s.Address, s.Usable, max(s.GPUs, 1)
 		i.limit.resize(s.Slots)
 		maps.DeleteFunc(i.adapters, func(_ string, used time.Time) bool { return now.Sub(used) >= adapterKept })
 		next = append(next, i)
@@ -116,6 +117,7 @@ type InstanceState struct {
 	Server  string
 	Address string // URL
 	Slots   int
+	GPUs    int  // that it works with; 0 is taken as 1
 	Usable  bool // calls may be sent to it
 
 	// Readings of the last probe, with the time when they were taken, which identifies the probe; nil where the worker

@@ -104,7 +104,7 @@ func (l *line) tagBehind(f *flow, last *Request) float64 {
 		return tag
 	}
 	for r := f.head; r != last.next; r = r.next {
-		tag += r.estimate / f.weight
+		tag += r.estimate * r.units / f.weight
 	}
 	return tag
 }
@@ -120,7 +120,7 @@ func (l *line) remove(r *Request) {
 	}
 }
 
-// charge serves a request of the flow: its virtual time moves on by the estimated cost.
+// charge serves a request of the flow: its virtual time moves on by the estimated cost, of each of its units.
 func (l *line) charge(r *Request) {
 	f := r.flow
 	start := max(l.virtual, f.finish)
@@ -128,7 +128,7 @@ func (l *line) charge(r *Request) {
 		start = f.start
 	}
 	l.virtual = max(l.virtual, start)
-	f.finish = start + r.estimate/f.weight
+	f.finish = start + r.estimate*r.units/f.weight
 	l.last = max(l.last, f.finish)
 	f.inFlight++
 	l.inFlight++
@@ -149,7 +149,7 @@ func (l *line) correct(r *Request, actual float64) {
 	f.inFlight--
 	l.inFlight--
 	served := f.start == f.finish // since it became backlogged: its next request starts where the last one ends
-	f.finish = min(f.finish+(actual-r.estimate)/f.weight, l.virtual+debtMax)
+	f.finish = min(f.finish+(actual-r.estimate)*r.units/f.weight, l.virtual+debtMax)
 	if f.place >= 0 {
 		// A backlogged flow gets back the whole of an estimate that was too high, even behind V: to cut
 		// it off there would cost flows whose calls vary a part of their share.

@@ -67,6 +67,7 @@ type Charge struct {
 	Model, Queue, Flow string
 	Class              Criticality
 	Took               time.Duration // that a slot was busy
+	GPU                time.Duration // that, times the GPUs of the instance and the sequences that were asked for
 	Wasted             bool          // the answer did not reach the client whole
 	TokensIn           int64
 	TokensOut          int64

@@ -20,6 +20,7 @@ type Request struct {
 	Session  uint64        // hash of the session or cache key; 0: none
 	Prefix   []uint64      // hashes of the blocks that the prompt begins with
 	Adapter  string        // LoRA adapter; empty: none
+	Choices  int           // sequences that it asks for; 0 is taken as 1
 	Avoid    []int32       // instances that have refused it
 	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it
 	// must not block. It is not called for requests that Arrive and Cancel answer themselves.
@@ -29,6 +30,7 @@ type Request struct {
 	prev, next *Request
 	state      requestState
 	estimate   float64
+	units      float64 // what the flow is charged for a millisecond of its slot: its sequences, times the GPUs
 	expected   float64 // wait at its arrival, without slack, in milliseconds; 0: not estimated
 	arrived    time.Time
 	expires    time.Time // by TTL
@@ -159,7 +161,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 		r.Weight = 1
 	}
 	r.flow = p.lines[r.Class].flow(r.Flow, r.Class, r.Weight)
-	r.arrived, r.estimate = now, p.estimate(r)
+	r.arrived, r.estimate, r.units = now, p.estimate(r), float64(max(r.Choices, 1))
 	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
 	if refused := p.admissible(now, r); refused != nil {
 		refused.noRoom = refused.Reason == DropNoEndpoints
@@ -289,6 +291,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	}
 	r.trace.Start, r.trace.Virtual = r.flow.start, p.lines[r.Class].virtual
 	r.trace.Instance, r.trace.Score = i.id, i.score(now, i.rate)
+	r.units = float64(max(r.Choices, 1) * i.gpus)
 	p.lines[r.Class].charge(r)
 	if r.state == stateWaiting {
 		p.observeWait(now, r, false)

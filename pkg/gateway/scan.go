@@ -19,8 +19,16 @@ type scanned struct {
 	prompt        span // messages, prompt or input: what the worker's cache is keyed by
 	cacheKey      string
 	tokensMax     float64
+	choices       []choicesField
 	open          int  // offset behind the opening brace
 	empty         bool // no members
+}
+
+// choicesField is a field n or best_of, with its value. A name that comes twice has two: which one a server takes is
+// not known.
+type choicesField struct {
+	name  string
+	value json.RawMessage
 }
 
 type span struct{ from, to int }
@@ -101,6 +109,8 @@ func (s *scanned) member(key, body []byte, at span) error {
 		s.prompt = at
 	case `"prompt_cache_key"`:
 		_ = json.Unmarshal(value, &s.cacheKey) // of another type: it is no key
+	case `"n"`, `"best_of"`:
+		s.choices = append(s.choices, choicesField{string(key[1 : len(key)-1]), value})
 	case `"max_tokens"`, `"max_completion_tokens"`, `"max_output_tokens"`:
 		if n, err := strconv.ParseFloat(string(value), 64); err == nil {
 			s.tokensMax = n

@@ -216,9 +216,14 @@ func (s *serving) admission() (context.Context, context.CancelFunc, error) {
 	if err != nil {
 		return ctx, cancel, err
 	}
+	choices, err := s.countChoices()
+	if err != nil {
+		return ctx, cancel, err
+	}
 	s.ticket = &Request{
 		ID: s.entry.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
 		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
+		Choices: choices,
 	}
 	if s.caller != nil && s.caller.Weight > 0 && set.Weight == 0 {
 		s.ticket.Weight = s.caller.Weight
@@ -379,7 +384,8 @@ func (s *serving) endCall(r result) {
 	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy && !r.usage.Unused {
 		charger.Charge(Charge{
 			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-			Took: r.usage.Took, Wasted: r.usage.Failed, TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
+			Took: r.usage.Took, GPU: time.Duration(float64(r.usage.Took) * s.ticket.units), Wasted: r.usage.Failed,
+			TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
 			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
 		})
 	}
@@ -423,7 +429,7 @@ func (r *Request) elsewhere() *Request {
 	return &Request{
 		ID: r.ID, Flow: r.Flow, Class: r.Class, Weight: r.Weight, Bytes: r.Bytes, TTL: r.TTL, Deadline: r.Deadline,
 		TokensIn: r.TokensIn, TokenMax: r.TokenMax, Session: r.Session, Prefix: r.Prefix, Adapter: r.Adapter,
-		Avoid: append(r.Avoid, r.slot.Instance),
+		Choices: r.Choices, Avoid: append(r.Avoid, r.slot.Instance),
 	}
 }
 

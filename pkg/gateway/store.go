@@ -205,7 +205,7 @@ func (s *store) sweep(ctx context.Context) error {
 }
 
 const foldSQL = `
-SELECT penstock.fold_online_use($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
+SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
 
 func columns(slots []SlotKey) (instances, numbers []int32, tokens []int64) {
 	for _, s := range slots {

@@ -115,7 +115,8 @@ func (p *Pool) Trust(now, until time.Time) {
 	p.dispatch(now)
 }
 
-// Drain refuses requests that arrive from now on. Waiting requests and calls in flight go on, with their second attempts.
+// Drain refuses requests that arrive from now on. Waiting requests and calls in flight go on, with their second
+// attempts.
 func (p *Pool) Drain() { p.draining = true }
 
 // wanted is how many more slots the waiting requests could use, beyond the idle ones that may be used now.

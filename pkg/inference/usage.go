@@ -162,7 +162,7 @@ func (a *dispatch) use(o worker.Outcome, members int) {
 	}
 	took := time.Since(a.began)
 	slot := took / time.Duration(max(members, 1))
-	used := Used{Calls: 1, GPU: slot * time.Duration(gpusOf(a.held.endpoint)), Tokens: o.Tokens}
+	used := Used{Calls: 1, GPU: slot * time.Duration(a.held.endpoint.GPUs()), Tokens: o.Tokens}
 	if a.model.Protocol == worker.ProtocolOpenAI {
 		used.GPU *= time.Duration(worker.Choices(a.run.Entry.Payload))
 	}
@@ -180,8 +180,8 @@ func (a *dispatch) use(o worker.Outcome, members int) {
 	}, used)
 }
 
-// gpusOf is how many GPUs an instance works with, by its label gpus; 1 without.
-func gpusOf(e *Endpoint) int {
+// GPUs is how many GPUs an instance works with, by its label gpus; 1 without.
+func (e *Endpoint) GPUs() int {
 	if n, err := strconv.Atoi(e.Labels["gpus"]); err == nil && n > 0 {
 		return n
 	}

@@ -26,15 +26,27 @@ func wholeNumber(raw json.RawMessage) (n int) {
 // checkChoices refuses a generation of more sequences than the model takes for one call.
 func (m Model) checkChoices(fields map[string]json.RawMessage) error {
 	for _, name := range []string{"n", "best_of"} {
-		n := 0
-		if raw := fields[name]; isSet(raw) && json.Unmarshal(raw, &n) != nil {
-			return fieldError(name,
-				"is not a whole number: a server might take it for one, and compute as many sequences")
-		}
-		if m.ChoicesMax > 0 && n > m.ChoicesMax {
-			return fieldError(name, "is %d: model %s takes at most %d sequences for one call (choices_max)", n, m.Name,
-				m.ChoicesMax)
+		if err := CheckChoices(m.Name, m.ChoicesMax, name, fields[name]); err != nil {
+			return err
 		}
 	}
 	return nil
 }
+
+// CheckChoices refuses a value of the field n or best_of of a generation that is no whole number, or more than a model
+// takes for one call; most is 0 where it takes any. The error is a *FieldError.
+func CheckChoices(model string, most int, field string, value json.RawMessage) error {
+	n := 0
+	if isSet(value) && json.Unmarshal(value, &n) != nil {
+		return fieldError(field,
+			"is not a whole number: a server might take it for one, and compute as many sequences")
+	}
+	if most > 0 && n > most {
+		return fieldError(field, "is %d: model %s takes at most %d sequences for one call (choices_max)", n, model,
+			most)
+	}
+	return nil
+}
+
+// Generates says whether an operation computes as many sequences as its payload asks for.
+func Generates(operation string) bool { return generates(operation) }
