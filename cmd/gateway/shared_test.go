@@ -466,8 +466,9 @@ func TestPreemptedEntriesGoBackToTheirPlace(t *testing.T) {
 	close(s.gpu.online)
 	waits := <-done
 	t.Logf("waits of the burst: p50 %s, p99 %s", waits[len(waits)/2], waits[len(waits)-1])
-	if n := s.count(`SELECT count(*) FROM penstock.preemption`); n == 0 || n > 16 {
-		t.Errorf("%d entries were preempted, want some, 16 at most", n)
+	// 16 where each slot comes free for an online call at once; an entry that took one meanwhile is preempted as well.
+	if n := s.count(`SELECT count(*) FROM penstock.preemption`); n == 0 || n > 32 {
+		t.Errorf("%d entries were preempted, want some, 32 at most", n)
 	}
 	s.eventually("durable calls have their slots back", func() bool { running, _, _ := s.gpu.counts(); return running == 64 })
 	if n := s.count(`SELECT count(*) FROM penstock.entry WHERE queue_id = $1 AND (attempt > 0 OR crashes > 0)`, s.queue.ID); n != 0 {

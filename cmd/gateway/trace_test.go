@@ -26,7 +26,8 @@ func TestAGatewayKnowsTheSectionOfTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	cfg := defaults()
-	if err := config.Load(config.Program{Name: "gateway", Args: []string{"--config", file}}, &cfg); err != nil {
+	program := config.Program{Name: "gateway", Args: []string{"--config", file}, Environ: []string{}}
+	if err := config.Load(program, &cfg); err != nil {
 		t.Fatal(err)
 	}
 	if cfg.Trace.Share != 0.5 || !strings.Contains(cfg.Trace.Endpoint, "collector") {
