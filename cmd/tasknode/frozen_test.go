@@ -111,7 +111,7 @@ func TestAFrozenHeartbeatConnectionDoesNotCostTheLease(t *testing.T) {
 		case <-goOn:
 			return nil, nil
 		}
-	})
+	}, func(c *Config) { c.TaskNode.Lease = 15 * time.Second }) // a busy machine is away for a second
 	x.push(4)
 	x.eventually(time.Minute, "four run", `SELECT EXISTS (SELECT FROM penstock.node WHERE cardinality(tokens) = 4)`)
 	for range 2 { // the connection that comes in its stead, too
