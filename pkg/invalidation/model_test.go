@@ -19,6 +19,7 @@ type modelEntry struct {
 	id       EntryID
 	key      string
 	place    int // in line, for solo entries
+	due      int // the tick at which it was promoted, 0 if it never was
 	initial  bool
 	disabled bool
 	attempt  int
@@ -28,9 +29,10 @@ type modelEntry struct {
 }
 
 type modelLock struct {
-	lock *Lock
-	last EntryID
-	done int // of its entries, settled
+	lock    *Lock
+	last    EntryID
+	claimed int // the tick of its claim
+	done    int // of its entries, settled
 }
 
 type model struct {
@@ -217,7 +219,8 @@ func (x *machine) claim(lane Lane, limit int, stubborn bool) {
 			x.Fatalf("%s got token %d after %d", l.Key, l.Token, x.m.tokens[l.Key])
 		}
 		x.m.tokens[l.Key] = l.Token
-		x.m.locks[l.Key] = &modelLock{lock: l, last: l.Entries[len(l.Entries)-1].ID}
+		x.m.locks[l.Key] = &modelLock{lock: l, last: l.Entries[len(l.Entries)-1].ID, claimed: x.m.tick}
+		x.m.tick++
 	}
 }
 
@@ -303,7 +306,7 @@ func (x *machine) Promote() {
 	if n != 1 {
 		x.Fatalf("promoted %d, want 1", n)
 	}
-	e.initial, e.place = false, x.m.tick
+	e.initial, e.place, e.due = false, x.m.tick, x.m.tick
 	x.m.tick++
 }
 
@@ -376,12 +379,12 @@ func (x *machine) Recover() {
 		return
 	}
 	x.b.exec(x.b.pool, `UPDATE penstock.node SET beat_at = clock_timestamp() WHERE id = $1`, here)
-	// The crash is counted for what ran: of a group the oldest entry that is left.
+	// The crash is counted for what ran: of a group the oldest entry that is left and was due at the claim.
 	for _, id := range slices.Sorted(maps.Keys(x.m.entries)) {
-		if !covered(id) {
+		e := x.m.entries[id]
+		if !covered(id) || !l.lock.Solo() && e.due > l.claimed {
 			continue
 		}
-		e := x.m.entries[id]
 		if e.crashes++; e.crashes >= modelCrashLimit {
 			x.m.end(id, "failed")
 		}
