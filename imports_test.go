@@ -111,8 +111,10 @@ var allowedImports = map[string][]string{
 
 var (
 	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty", "internal/duration"}
-	program = []string{"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/duty", "internal/telemetry",
-		"internal/oneline"}
+	program = []string{
+		"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/duty", "internal/telemetry",
+		"internal/oneline",
+	}
 
 	// allowedInTests is what the tests of any package may import besides.
 	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/machine", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}

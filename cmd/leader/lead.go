@@ -125,5 +125,9 @@ const (
 // dutyConns is how many connections the duties share, so that a slow one keeps no other from its work.
 func dutyConns() int32 {
 	var d duties
-	return int32(len(d.runs()) + spareConns)
+	conns := int32(spareConns)
+	for range d.runs() {
+		conns++
+	}
+	return conns
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"io"
 	"log/slog"
 	"reflect"
 	"testing"
@@ -22,7 +21,7 @@ func startLeader(t *testing.T, change func(*pools)) *leader {
 	}
 	t.Cleanup(p.close)
 	change(p)
-	l, err := newLeader(cfg, p, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	l, err := newLeader(cfg, p, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
