@@ -382,7 +382,8 @@ BEGIN
     RETURN true;
 END $$;
 
--- fold_online_use is fold_online_gpu for gateways of older versions, which know the time of slots alone.
+-- fold_online_use is fold_online_gpu for gateways of older versions, which know the time of slots alone. The columns of
+-- a fold without calls, which they send when requests were refused and none ran, are null.
 -- Locks: those of fold_online_gpu.
 -- Callers: programs of the version before; psql.
 CREATE OR REPLACE FUNCTION penstock.fold_online_use(
@@ -402,7 +403,8 @@ CREATE OR REPLACE FUNCTION penstock.fold_online_use(
     refused        bigint[] DEFAULT '{}'
 ) RETURNS boolean
 LANGUAGE sql AS $$
-    SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, array_fill(0::bigint, ARRAY[cardinality($3)]),
+    SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8,
+                                    array_fill(0::bigint, ARRAY[coalesce(cardinality($3), 0)]),
                                     $9, $10, $11, $12, $13, $14)
 $$;
 
