@@ -1,7 +1,9 @@
 package gateway
 
 import (
+	"net/http"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -33,5 +35,75 @@ func TestRequestsThatCannotBecomeEntriesKeepTheirRefusal(t *testing.T) {
 				t.Error("no Retry-After")
 			}
 		})
+	}
+}
+
+// A second attempt waits no longer than what the first has left of the time that the request may wait: a wait for an
+// instance to start is not part of that time.
+func TestASecondAttemptWaitsForWhatIsLeftOfTheWait(t *testing.T) {
+	t.Parallel()
+	const ttl = 30 * time.Second
+	for name, c := range map[string]struct {
+		own        time.Duration // longest wait that the request names
+		cold       bool
+		wait, left time.Duration
+	}{
+		"at once":          {0, false, 0, ttl},
+		"after a wait":     {0, false, 20 * time.Second, 10 * time.Second},
+		"its own time":     {9 * time.Second, false, 5 * time.Second, 4 * time.Second},
+		"behind the start": {0, true, 50 * time.Second, ttl},
+	} {
+		now := time.Unix(1_000_000, 0)
+		p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
+		p.SetStarts(now, Starts{May: true})
+		server, slot := []InstanceState{{ID: 1, Slots: 1, Usable: true}}, []SlotKey{{Instance: 1, Token: 1}}
+		if !c.cold {
+			p.SetInstances(now, server)
+		}
+		first := &Request{Flow: "f", TTL: c.own}
+		if c.wait == 0 {
+			p.Grant(now, slot)
+		}
+		if _, refused := p.Arrive(now, first); refused != nil {
+			t.Fatal(refused)
+		}
+		now = now.Add(c.wait)
+		if c.cold {
+			p.SetInstances(now, server)
+		}
+		p.Grant(now, slot)
+		now = now.Add(time.Second) // at the worker
+		p.Lose(now, slot)
+		p.End(now, first, Taken{Busy: true})
+		if inFlight, refused := p.Arrive(now, first.elsewhere()); inFlight || refused != nil {
+			t.Fatalf("%s: the second attempt does not wait: %v", name, refused)
+		}
+		now = now.Add(c.left - time.Millisecond)
+		if p.Tick(now); p.waiting != 1 {
+			t.Errorf("%s: the second attempt waits less than %s", name, c.left)
+		}
+		now = now.Add(time.Millisecond)
+		if p.Tick(now); p.waiting != 0 {
+			t.Errorf("%s: the second attempt waits longer than %s", name, c.left)
+		}
+	}
+}
+
+// A second attempt that gets no slot goes the way of a first one: it becomes an entry where policy and client agree, and
+// is refused otherwise.
+func TestASecondAttemptWithoutASlotBecomesAnEntry(t *testing.T) {
+	t.Parallel()
+	for policy, queue := range map[string]*pushes{OnFullPush: {}, OnFullRefuse: {}} {
+		p := startPlant(t, func(c *Config, m *ModelState) { c.Push, m.Policy.OnFull = queue, policy },
+			func(w http.ResponseWriter, _ *http.Request) {
+				w.Header().Set("Retry-After", "30")
+				w.WriteHeader(http.StatusTooManyRequests)
+			})
+		answer := p.post(chat, `{"model":"m"}`, "Prefer", "respond-async, wait=5", "X-Penstock-Queue-Ttl-Ms", "50")
+		if policy == OnFullRefuse {
+			refusedWith(t, answer, 429, "queue_timeout", "queue_timeout")
+		} else if answer.StatusCode != 202 || len(queue.list) != 1 {
+			t.Errorf("got %d and %d entries, want 202 and one: %s", answer.StatusCode, len(queue.list), answer.body)
+		}
 	}
 }

@@ -33,8 +33,9 @@ type Request struct {
 	units      float64 // what the flow is charged for a millisecond of its slot: its sequences, times the GPUs
 	expected   float64 // wait at its arrival, without slack, in milliseconds; 0: not estimated
 	arrived    time.Time
-	expires    time.Time // by TTL
-	limit      time.Time // the earlier of expires and Deadline
+	expires    time.Time     // by TTL
+	left       time.Duration // of TTL when it was dispatched
+	limit      time.Time     // the earlier of expires and Deadline
 	restarted  bool
 	trial      bool // its instance fails, and was to be tried
 	slot       SlotKey
@@ -250,6 +251,15 @@ func (p *Pool) ttl(r *Request) time.Duration {
 	return p.policy.QueueTTL.Duration()
 }
 
+// leftOf is how much of the time that it may wait for a slot a request has left. A wait for a cold start is not part of
+// that time: what is left is whole then, as restartTTLs has it.
+func (p *Pool) leftOf(now time.Time, r *Request) time.Duration {
+	if r.state == stateWaiting && p.mode != ModeCold {
+		return r.expires.Sub(now)
+	}
+	return p.ttl(r)
+}
+
 // Waits for a cold start that the policy does not set.
 const (
 	coldUnknown = 300 * time.Second // while no start has been measured
@@ -292,6 +302,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 	r.trace.Start, r.trace.Virtual = r.flow.start, p.lines[r.Class].virtual
 	r.trace.Instance, r.trace.Score = i.id, i.score(now, i.rate)
 	r.units = float64(max(r.Choices, 1) * i.gpus)
+	r.left = p.leftOf(now, r)
 	p.lines[r.Class].charge(r)
 	if r.state == stateWaiting {
 		p.observeWait(now, r, false)

@@ -352,7 +352,7 @@ func (s *serving) exchange(ctx context.Context) error {
 		}
 		s.ticket = s.ticket.elsewhere()
 		if err := s.wait(ctx); err != nil {
-			return err
+			return s.pushInstead(ctx, err)
 		}
 		c.queued = s.queued
 	}
@@ -424,10 +424,12 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 	}
 }
 
-// elsewhere returns a fresh request for a second attempt, which avoids the instance of the first.
+// elsewhere returns a fresh request for a second attempt, which avoids the instance of the first, and waits for as long
+// as that has left.
 func (r *Request) elsewhere() *Request {
 	return &Request{
-		ID: r.ID, Flow: r.Flow, Class: r.Class, Weight: r.Weight, Bytes: r.Bytes, TTL: r.TTL, Deadline: r.Deadline,
+		ID: r.ID, Flow: r.Flow, Class: r.Class, Weight: r.Weight, Bytes: r.Bytes, Deadline: r.Deadline,
+		TTL:      max(r.left, 1), // 0 would be the pool's
 		TokensIn: r.TokensIn, TokenMax: r.TokenMax, Session: r.Session, Prefix: r.Prefix, Adapter: r.Adapter,
 		Choices: r.Choices, Avoid: append(r.Avoid, r.slot.Instance),
 	}
