@@ -137,7 +137,7 @@ func (a *API) admit(ctx context.Context, request huma.Context, r route) (caller,
 		return caller{}, errNoToken
 	}
 	secret = strings.TrimSpace(secret)
-	token, err := a.tokens.look(ctx, secret)
+	token, err := a.tokens.authenticate(ctx, secret)
 	if err != nil {
 		return caller{}, err
 	}
@@ -160,7 +160,7 @@ func (a *API) stillValid(ctx context.Context) error {
 	if c.secret == "" {
 		return nil
 	}
-	_, err := a.tokens.look(ctx, c.secret)
+	_, err := a.tokens.authenticate(ctx, c.secret)
 	return err
 }
 
@@ -248,7 +248,7 @@ func (a *API) allowed(ctx context.Context, of object, key string, c caller) erro
 // FindToken returns the living token of a secret, as a request of the API would be admitted with it. It
 // returns an error that wraps invalidation.ErrNotFound if there is none.
 func (a *API) FindToken(ctx context.Context, secret string) (operator.APIToken, error) {
-	token, err := a.tokens.look(ctx, secret)
+	token, err := a.tokens.authenticate(ctx, secret)
 	if errors.Is(err, errNoToken) {
 		err = fmt.Errorf("%w: %w", invalidation.ErrNotFound, err)
 	}
@@ -256,9 +256,9 @@ func (a *API) FindToken(ctx context.Context, secret string) (operator.APIToken, 
 }
 
 const (
-	tokenKept    = 5 * time.Second // so long a revoked token may still be let in
-	tokensMax    = 10_000
-	strangersMax = 4 // lookups at once of secrets not seen before
+	tokenKept  = 5 * time.Second // so long a revoked token may still be let in
+	tokensMax  = 10_000
+	lookupsMax = 4 // lookups at once of secrets not seen before
 )
 
 // errLookups is not that of a context: it says nothing about the database.
@@ -267,8 +267,8 @@ var errLookups = errors.New("as many tokens as may be at once are being looked u
 // tokens remembers what was found for a few seconds, so that a request costs no round trip for it.
 type tokens struct {
 	find func(ctx context.Context, secret string) (operator.APIToken, error)
-	// strangers keeps invented secrets from taking every connection to the database.
-	strangers chan struct{}
+	// lookups keeps invented secrets from taking every connection to the database.
+	lookups chan struct{}
 
 	mu   sync.Mutex
 	seen map[[sha256.Size]byte]seenToken
@@ -279,8 +279,8 @@ type seenToken struct {
 	until time.Time
 }
 
-// look returns a living token, or errNoToken.
-func (t *tokens) look(ctx context.Context, secret string) (operator.APIToken, error) {
+// authenticate returns a living token, or errNoToken.
+func (t *tokens) authenticate(ctx context.Context, secret string) (operator.APIToken, error) {
 	if !operator.WellFormed(secret) {
 		return operator.APIToken{}, errNoToken
 	}
@@ -293,8 +293,8 @@ func (t *tokens) look(ctx context.Context, secret string) (operator.APIToken, er
 	}
 	if !found {
 		select {
-		case t.strangers <- struct{}{}:
-			defer func() { <-t.strangers }()
+		case t.lookups <- struct{}{}:
+			defer func() { <-t.lookups }()
 		case <-ctx.Done():
 			if errors.Is(ctx.Err(), context.Canceled) {
 				return operator.APIToken{}, ctx.Err()

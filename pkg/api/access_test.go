@@ -504,10 +504,10 @@ func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {
 // Whoever lets visitors in while the database does not answer must not take the wait for a place for that.
 func TestALookupThatWasNotBegunIsNoSilenceOfTheDatabase(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		cache := tokens{strangers: make(chan struct{})}
+		cache := tokens{lookups: make(chan struct{})}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		if _, err := cache.look(ctx, operator.NewSecret()); !errors.Is(err, errLookups) || postgres.Disconnected(err) {
+		if _, err := cache.authenticate(ctx, operator.NewSecret()); !errors.Is(err, errLookups) || postgres.Disconnected(err) {
 			t.Errorf("without a place: %v", err)
 		}
 	})
@@ -518,7 +518,7 @@ func TestTokenIsLookedUpOnceInAWhileAndInventedOnesWaitForOneAnother(t *testing.
 	synctest.Test(t, func(t *testing.T) {
 		var asked, at, most atomic.Int32
 		good := map[string]bool{secret: true}
-		cache := tokens{strangers: make(chan struct{}, strangersMax), find: func(_ context.Context, s string) (operator.APIToken, error) {
+		cache := tokens{lookups: make(chan struct{}, lookupsMax), find: func(_ context.Context, s string) (operator.APIToken, error) {
 			asked.Add(1)
 			most.Store(max(most.Load(), at.Add(1)))
 			time.Sleep(time.Second)
@@ -529,7 +529,7 @@ func TestTokenIsLookedUpOnceInAWhileAndInventedOnesWaitForOneAnother(t *testing.
 			return operator.APIToken{Live: true}, nil
 		}}
 		for range 100 {
-			if _, err := cache.look(t.Context(), secret); err != nil {
+			if _, err := cache.authenticate(t.Context(), secret); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -538,23 +538,23 @@ func TestTokenIsLookedUpOnceInAWhileAndInventedOnesWaitForOneAnother(t *testing.
 		}
 		time.Sleep(tokenKept)
 		delete(good, secret)
-		if _, err := cache.look(t.Context(), secret); !errors.Is(err, errNoToken) {
+		if _, err := cache.authenticate(t.Context(), secret); !errors.Is(err, errNoToken) {
 			t.Errorf("a revoked token after %s: %v, want it refused", tokenKept, err)
 		}
-		if _, err := cache.look(t.Context(), "pst_0"); !errors.Is(err, errNoToken) || asked.Load() != 2 {
+		if _, err := cache.authenticate(t.Context(), "pst_0"); !errors.Is(err, errNoToken) || asked.Load() != 2 {
 			t.Errorf("a mistyped secret: %v after %d lookups, want it refused without one", err, asked.Load())
 		}
 		var wg sync.WaitGroup
 		for range 50 {
 			wg.Go(func() {
-				if _, err := cache.look(t.Context(), operator.NewSecret()); !errors.Is(err, errNoToken) {
+				if _, err := cache.authenticate(t.Context(), operator.NewSecret()); !errors.Is(err, errNoToken) {
 					t.Errorf("an invented secret: %v", err)
 				}
 			})
 		}
 		wg.Wait()
-		if most.Load() != strangersMax {
-			t.Errorf("%d lookups of invented secrets at once, want %d", most.Load(), strangersMax)
+		if most.Load() != lookupsMax {
+			t.Errorf("%d lookups of invented secrets at once, want %d", most.Load(), lookupsMax)
 		}
 	})
 }

@@ -46,7 +46,7 @@ func TestAStreamThatIsRepeatedGetsFurtherThanTheBurst(t *testing.T) {
 				pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 					return (&API{}).pushOf(c, e, "night", "", number)
 				},
-				take: func(string) (func(), error) { return func() {}, nil },
+				registerKey: func(string) (func(), error) { return func() {}, nil },
 			}
 			err := s.run(t.Context(), strings.NewReader(body), func() {})
 			return s.answers.sum, err

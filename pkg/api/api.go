@@ -30,14 +30,14 @@ type API struct {
 	tokens   tokens
 
 	queues    sync.Map // from name to openQueue
-	bodies    *budget
-	streams   *streamBudget
+	bodies    *bodyMemory
+	streams   *streamMemory
 	flights   flights
 	ready     readiness
 	degraded  degraded
 	refusals  refusals
 	rates     rates
-	budgets   budgets
+	budgets   gpuTimeBudgets
 	watch     *invalidation.EntryWatch
 	examining sync.Mutex
 	// draining ends when Drain is called.
@@ -49,14 +49,14 @@ type API struct {
 func New(db postgres.DB, cfg Config) *API {
 	a := newAPI(cfg)
 	a.db, a.operator = db, operator.New(db)
-	a.tokens.find, a.tokens.strangers = a.operator.FindToken, make(chan struct{}, strangersMax)
+	a.tokens.find, a.tokens.lookups = a.operator.FindToken, make(chan struct{}, lookupsMax)
 	a.watch = invalidation.NewEntryWatch(db, a.cfg.WaitersMax, a.cfg.Log)
 	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
 	a.probes()
 	a.queueRoutes()
 	a.entryRoutes()
 	a.pushRoutes()
-	a.dispatcherRoutes()
+	a.jobRoutes()
 	a.callbackRoute()
 	a.groupRoutes()
 	a.blockedKeyRoutes()
@@ -101,7 +101,7 @@ func NewProbes(cfg Config) *API {
 func newAPI(cfg Config) *API {
 	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
 	// Apart, so that slow streams keep no short push out.
-	a.bodies, a.streams = newBudget(a.cfg.BodiesBytesMax/2), newStreamBudget(a.cfg.BodiesBytesMax/2)
+	a.bodies, a.streams = newBodyMemory(a.cfg.BodiesBytesMax/2), newStreamMemory(a.cfg.BodiesBytesMax/2)
 	draining, drain := context.WithCancel(context.Background())
 	a.draining, a.drain = draining.Done(), drain
 	config := huma.DefaultConfig("Penstock", "v1")
@@ -110,7 +110,7 @@ func newAPI(cfg Config) *API {
 	config.OpenAPIPath, config.DocsPath, config.SchemasPath = "", "", "" // openapi.go serves the document
 	config.CreateHooks = nil                                             // no $schema in answers
 	config.RejectUnknownQueryParameters = true
-	config.Transformers = []huma.Transformer{inOurWords}
+	config.Transformers = []huma.Transformer{problemDocument}
 	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{"token": {Type: "http", Scheme: "bearer"}}
 	a.huma = humago.New(a.mux, config)
 	a.huma.UseMiddleware(a.guard)
@@ -125,13 +125,13 @@ func newAPI(cfg Config) *API {
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	noted := &noting{ResponseWriter: w, status: http.StatusOK}
-	a.handler.ServeHTTP(noted, r)
+	recorder := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
+	a.handler.ServeHTTP(recorder, r)
 	route := r.Pattern // set by the mux
 	if !strings.Contains(route, " ") {
 		route = "other"
 	}
-	a.cfg.Observe(route, noted.status, time.Since(start))
+	a.cfg.Observe(route, recorder.status, time.Since(start))
 }
 
 var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no " +
@@ -176,24 +176,24 @@ func (a *API) Admitted(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		noted := &noting{ResponseWriter: w, status: http.StatusOK}
-		next.ServeHTTP(noted, r)
-		if noted.Header().Get("Content-Type") != "text/event-stream" { // which lasts as long as its reader
-			a.cfg.Observe("dashboard", noted.status, time.Since(start))
+		recorder := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
+		next.ServeHTTP(recorder, r)
+		if recorder.Header().Get("Content-Type") != "text/event-stream" { // which lasts as long as its reader
+			a.cfg.Observe("dashboard", recorder.status, time.Since(start))
 		}
 	})
 }
 
-// noting remembers the status of the answer.
-type noting struct {
+// statusRecorder remembers the status of the answer.
+type statusRecorder struct {
 	http.ResponseWriter
 	status int
 }
 
-func (n *noting) WriteHeader(status int) {
+func (n *statusRecorder) WriteHeader(status int) {
 	n.status = status
 	n.ResponseWriter.WriteHeader(status)
 }
 
 // Unwrap lets http.ResponseController reach the connection.
-func (n *noting) Unwrap() http.ResponseWriter { return n.ResponseWriter }
+func (n *statusRecorder) Unwrap() http.ResponseWriter { return n.ResponseWriter }

@@ -74,17 +74,17 @@ func (i *inflating) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// budget is how many bytes of bodies all requests together may hold. Without it, many clients that each send a large
-// body slowly would take all memory, though none of them does anything forbidden.
-type budget struct{ free atomic.Int64 }
+// bodyMemory is how many bytes of bodies all requests together may hold. Without it, many clients that each send a
+// large body slowly would take all memory, though none of them does anything forbidden.
+type bodyMemory struct{ free atomic.Int64 }
 
-func newBudget(bytes int64) *budget {
-	b := &budget{}
+func newBodyMemory(bytes int64) *bodyMemory {
+	b := &bodyMemory{}
 	b.free.Store(bytes)
 	return b
 }
 
-func (b *budget) take(bytes int64) error {
+func (b *bodyMemory) take(bytes int64) error {
 	if b.free.Add(-bytes) < 0 {
 		b.free.Add(bytes)
 		return errBusy
@@ -92,11 +92,11 @@ func (b *budget) take(bytes int64) error {
 	return nil
 }
 
-func (b *budget) give(bytes int64) { b.free.Add(bytes) }
+func (b *bodyMemory) give(bytes int64) { b.free.Add(bytes) }
 
-// readAll reads to the end, at most limit bytes, and takes them from the budget as they come. The caller gives back
+// readAll reads to the end, at most limit bytes, and takes them from the memory as they come. The caller gives back
 // what was taken, error or not.
-func (b *budget) readAll(r io.Reader, limit int64) (body []byte, taken int64, err error) {
+func (b *bodyMemory) readAll(r io.Reader, limit int64) (body []byte, taken int64, err error) {
 	for {
 		if len(body) == cap(body) {
 			size := max(16<<10, 2*taken)
@@ -131,8 +131,8 @@ func endedEarly(err error) error {
 	return fmt.Errorf("%w: %w", errCut, err)
 }
 
-// patient reads a body for as long as something comes at least every idle, instead of within the server's time.
-type patient struct {
+// idleReader reads a body without a bound on its whole time, as long as bytes come at least every idle.
+type idleReader struct {
 	body io.Reader
 	rc   *http.ResponseController
 	idle time.Duration
@@ -144,7 +144,7 @@ type patient struct {
 	ended error // by the body or by stop
 }
 
-func (p *patient) Read(into []byte) (int, error) {
+func (p *idleReader) Read(into []byte) (int, error) {
 	if err := p.extend(); err != nil {
 		return 0, err
 	}
@@ -159,7 +159,7 @@ func (p *patient) Read(into []byte) (int, error) {
 	return n, err
 }
 
-func (p *patient) extend() error {
+func (p *idleReader) extend() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended == nil {
@@ -170,7 +170,7 @@ func (p *patient) extend() error {
 
 // stop makes the read that is under way return, and every later one. At the end of the body it leaves the connection
 // alone: the next request comes on it.
-func (p *patient) stop() {
+func (p *idleReader) stop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.ended != nil {

@@ -9,8 +9,9 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// afford refuses n entries that the caller's token may not push now: its rate or its budget of GPU time is spent.
-func (a *API) afford(ctx context.Context, n int) error {
+// spend takes n entries from the rate of the caller's token. It refuses them if the rate does not allow them now, or
+// if the token's budget of GPU time is used up.
+func (a *API) spend(ctx context.Context, n int) error {
 	c := callerOf(ctx)
 	if err := a.budgets.check(ctx, a.db, c); err != nil {
 		return err
@@ -18,9 +19,10 @@ func (a *API) afford(ctx context.Context, n int) error {
 	return a.rates.take(c, n)
 }
 
-// budgets bounds the GPU time that the calls of a token's flows, and of flows below them, take in an hour or a day.
+// gpuTimeBudgets bound the GPU time that the calls of a token's flows, and of flows below them, take in an hour or a
+// day.
 // Nodes and gateways record it every few seconds: what runs and waits when the budget is spent goes beyond it.
-type budgets struct {
+type gpuTimeBudgets struct {
 	mu sync.Mutex
 	of map[string]spending // by the name of the token
 }
@@ -39,7 +41,7 @@ const spendingKept = 2 * time.Second
 const spentSQL = `SELECT ms, ends_in FROM penstock.gpu_spent($1, $2)`
 
 // check returns an error with the time until the next period if the budget of the caller's token is spent.
-func (b *budgets) check(ctx context.Context, db postgres.DB, c caller) error {
+func (b *gpuTimeBudgets) check(ctx context.Context, db postgres.DB, c caller) error {
 	if c.GPUMS == nil || c.GPUPeriod == nil {
 		return nil
 	}
@@ -57,7 +59,7 @@ func (b *budgets) check(ctx context.Context, db postgres.DB, c caller) error {
 	}
 }
 
-func (b *budgets) spent(ctx context.Context, db postgres.DB, c caller) (spending, error) {
+func (b *gpuTimeBudgets) spent(ctx context.Context, db postgres.DB, c caller) (spending, error) {
 	b.mu.Lock()
 	s, found := b.of[c.Name]
 	b.mu.Unlock()

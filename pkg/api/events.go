@@ -155,7 +155,8 @@ func (f *follower) pass(ctx context.Context, s invalidation.EntryNews) {
 	}
 	if s.Token > f.at.token || s.Token == f.at.token && s.Seq > f.at.seq {
 		if err := f.output(ctx); err != nil {
-			_ = f.api.told(ctx, err) // it logs: it is read again after the next poll, or by the client's next request
+			// It logs. The output is read again after the next poll, or by the client's next request.
+			_ = f.api.problemOf(ctx, err)
 		}
 	}
 }
@@ -197,7 +198,7 @@ func (f *follower) end(ctx context.Context) {
 	case errors.Is(err, invalidation.ErrEntryNotFound):
 		f.out.event(endedID, "gone", map[string]any{"id": f.id})
 	case err != nil:
-		f.out.event("", "problem", f.api.told(ctx, err))
+		f.out.event("", "problem", f.api.problemOf(ctx, err))
 	default:
 		f.out.event(endedID, "ended", read)
 	}

@@ -227,8 +227,8 @@ func away(err error) bool {
 
 func known(err error) bool { return problem(err).Code != "internal" }
 
-// told makes the problem document of an error, and logs what the client is not told.
-func (a *API) told(ctx context.Context, err error) *Problem {
+// problemOf makes the problem document of an error, and logs what the client does not get.
+func (a *API) problemOf(ctx context.Context, err error) *Problem {
 	p := problem(classify(ctx, err))
 	if p.Status >= 500 {
 		a.cfg.OnError(ctx, err)
@@ -245,16 +245,16 @@ func (a *API) told(ctx context.Context, err error) *Problem {
 
 // report answers with a problem document.
 func (a *API) report(w http.ResponseWriter, r *http.Request, err error) {
-	p := a.told(r.Context(), err)
+	p := a.problemOf(r.Context(), err)
 	for name, values := range p.GetHeaders() {
 		w.Header()[name] = values
 	}
 	writeJSON(w, p.ContentType(""), p.Status, p)
 }
 
-// inOurWords makes problem documents of what is found wrong with a request before it reaches its handler. Values are
+// problemDocument turns an error that was found in a request before its handler into a problem document. Values are
 // left out: they may be secrets, and the client knows them.
-func inOurWords(_ huma.Context, _ string, body any) (any, error) {
+func problemDocument(_ huma.Context, _ string, body any) (any, error) {
 	model, theirs := body.(*huma.ErrorModel)
 	if !theirs {
 		return body, nil

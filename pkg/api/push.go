@@ -89,7 +89,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	leave, err := a.take(r, flowsOf(pushes)...)
+	leave, err := a.registerKey(r, flowsOf(pushes)...)
 	if err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.afford(ctx, len(pushes)); err != nil {
+	if err := a.spend(ctx, len(pushes)); err != nil {
 		return err
 	}
 	pushed, err := queue.Push(ctx, pushes...)
@@ -149,8 +149,9 @@ func (a *API) readBody(w http.ResponseWriter, r *http.Request) (body []byte, tak
 	return body, taken, endedEarly(err)
 }
 
-// take registers the request's Idempotency-Key, if it has one, in each of its flows for as long as it is under way.
-func (a *API) take(r *http.Request, flows ...string) (leave func(), err error) {
+// registerKey registers the request's Idempotency-Key, if it has one, in each of its flows for as long as the request
+// is under way.
+func (a *API) registerKey(r *http.Request, flows ...string) (leave func(), err error) {
 	key, err := idempotencyKey(r.Header)
 	if key == "" || err != nil {
 		return func() {}, err

@@ -237,8 +237,8 @@ func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	a := &answers{w: w, rc: http.NewResponseController(w)}
 	s := &lineStream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
-		spend: func(n int) (int, error) { return n, nil },
-		take:  func(string) (func(), error) { return func() {}, nil },
+		spend:       func(n int) (int, error) { return n, nil },
+		registerKey: func(string) (func(), error) { return func() {}, nil },
 	}
 	var before, during runtime.MemStats
 	runtime.GC()
@@ -282,8 +282,8 @@ func TestBrokenBodyIsNotTakenForItsEnd(t *testing.T) {
 	a := &answers{w: w, rc: http.NewResponseController(w)}
 	s := &lineStream{
 		allowed: func(context.Context) error { return nil }, queue: taken, timeout: time.Minute, answers: a, pushOf: (&API{}).plain,
-		spend: func(n int) (int, error) { return n, nil },
-		take:  func(string) (func(), error) { return func() {}, nil },
+		spend:       func(n int) (int, error) { return n, nil },
+		registerKey: func(string) (func(), error) { return func() {}, nil },
 	}
 	body := io.MultiReader(strings.NewReader("{\"payload\": 1}\n{\"payl"), iotest.ErrReader(io.ErrUnexpectedEOF))
 	err := a.finish(endedEarly(s.run(t.Context(), body, func() {})))

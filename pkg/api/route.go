@@ -44,7 +44,7 @@ func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)
 			out, err = answer(ctx, in)
 		}
 		if err != nil {
-			return nil, a.told(ctx, err)
+			return nil, a.problemOf(ctx, err)
 		}
 		return out, nil
 	})

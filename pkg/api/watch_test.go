@@ -243,7 +243,7 @@ func TestPausesEndNeitherABodyNorAnAnswerOverHTTP2(t *testing.T) {
 		"1\n2\n": func(w http.ResponseWriter, r *http.Request) {
 			rc := http.NewResponseController(w)
 			_ = rc.SetWriteDeadline(time.Time{}) // it is about reads
-			body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
+			body := &idleReader{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
 			first := make([]byte, 2)
 			if _, err := io.ReadFull(body, first); err != nil {
 				t.Error(err)

@@ -17,11 +17,11 @@ import (
 	"github.com/penstock/penstock/pkg/operator"
 )
 
-// dispatcherRoutes are the addresses of a dispatcher that sends inference requests to GPU servers, in its
+// jobRoutes are the addresses of a dispatcher that sends inference requests to GPU servers, in its
 // words: a job is an entry of an inference queue, its dead letters are failures. Clients and scripts written
 // for one find here what they know. These changes come without a reason; the audit says by which address they
 // came.
-func (a *API) dispatcherRoutes() {
+func (a *API) jobRoutes() {
 	const config, dlq = "/admin/model-configs/{model}", "/admin/dlq"
 	a.raw(route{
 		method: "POST", path: "/queue/submit", id: "submit-job", summary: "Push an entry to the queue of a model",
@@ -49,7 +49,8 @@ func (a *API) dispatcherRoutes() {
 		summary: "Remove the override of a model's config",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *InModel) (*answer[map[string]any], error) {
-		if err := a.operator.OverrideModel(ctx, in.Model, nil, a.came(ctx, "DELETE /admin/model-configs")); err != nil {
+		by := a.actor(ctx, "DELETE /admin/model-configs")
+		if err := a.operator.OverrideModel(ctx, in.Model, nil, by); err != nil {
 			return nil, err
 		}
 		return a.modelConfig(ctx, in.Model)
@@ -64,7 +65,7 @@ func (a *API) dispatcherRoutes() {
 		scope:   operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "queued"}},
-			a.operator.Do(ctx, operator.RetryFailure, in.ID, a.came(ctx, "POST /admin/dlq"), time.Time{})
+			a.operator.Do(ctx, operator.RetryFailure, in.ID, a.actor(ctx, "POST /admin/dlq"), time.Time{})
 	})
 	add(a, route{
 		method: "POST", path: dlq + "/retry-all", id: "retry-all-jobs",
@@ -76,12 +77,12 @@ func (a *API) dispatcherRoutes() {
 		scope: operate, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[Job], error) {
 		return &answer[Job]{Job{strconv.FormatInt(in.ID, 10), "deleted"}},
-			a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.came(ctx, "DELETE /admin/dlq"), time.Time{})
+			a.operator.Do(ctx, operator.DiscardFailure, in.ID, a.actor(ctx, "DELETE /admin/dlq"), time.Time{})
 	})
 }
 
-// came says for the audit by which address a change came.
-func (a *API) came(ctx context.Context, address string) invalidation.By {
+// actor is the actor of a change for the audit, with the address by which the change came.
+func (a *API) actor(ctx context.Context, address string) invalidation.By {
 	return invalidation.By{Actor: callerOf(ctx).Name, Reason: address}
 }
 
@@ -159,7 +160,7 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.afford(r.Context(), 1); err != nil {
+	if err := a.spend(r.Context(), 1); err != nil {
 		return err
 	}
 	pushed, err := queue.Push(r.Context(), p)
@@ -204,7 +205,7 @@ type serverRegistered struct {
 }
 
 func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answer[serverRegistered], error) {
-	b, by := in.Body, a.came(ctx, "POST /admin/register")
+	b, by := in.Body, a.actor(ctx, "POST /admin/register")
 	if err := checkEndpoint(b.Endpoint); err != nil {
 		return nil, err
 	}
@@ -258,7 +259,7 @@ func (a *API) putModelConfig(ctx context.Context, in *modelConfigPut) (*answer[m
 	if err := a.checkModel(in.Model, found.Config, override); err != nil {
 		return nil, err
 	}
-	if err := a.operator.OverrideModel(ctx, in.Model, override, a.came(ctx, "PUT /admin/model-configs")); err != nil {
+	if err := a.operator.OverrideModel(ctx, in.Model, override, a.actor(ctx, "PUT /admin/model-configs")); err != nil {
 		return nil, err
 	}
 	return a.modelConfig(ctx, in.Model)
@@ -323,7 +324,7 @@ func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], e
 		}
 		id, err := a.operator.StartOperation(ctx, operator.OperationRequest{
 			Queue: m.Queue, Verb: operator.RetryFailures, Filter: operator.Filter{All: true},
-			By: a.came(ctx, "POST /admin/dlq/retry-all"),
+			By: a.actor(ctx, "POST /admin/dlq/retry-all"),
 		})
 		if err == nil {
 			out.Operations = append(out.Operations, id)

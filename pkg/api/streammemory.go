@@ -19,9 +19,9 @@ const (
 	streamRetry    = 50 * time.Millisecond
 )
 
-// streamBudget is how many bytes all streams of pushes together may hold. Those of one token have half of it at most,
+// streamMemory is how many bytes all streams of pushes together may hold. Those of one token have half of it at most,
 // so that one client leaves room for the others.
-type streamBudget struct {
+type streamMemory struct {
 	perToken int64
 
 	mu   sync.Mutex
@@ -29,11 +29,11 @@ type streamBudget struct {
 	of   map[string]int64 // taken, by the name of the token
 }
 
-func newStreamBudget(bytes int64) *streamBudget {
-	return &streamBudget{perToken: bytes / 2, free: bytes, of: map[string]int64{}}
+func newStreamMemory(bytes int64) *streamMemory {
+	return &streamMemory{perToken: bytes / 2, free: bytes, of: map[string]int64{}}
 }
 
-func (b *streamBudget) take(token string, n int64) error {
+func (b *streamMemory) take(token string, n int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	switch {
@@ -49,7 +49,7 @@ func (b *streamBudget) take(token string, n int64) error {
 	return nil
 }
 
-func (b *streamBudget) give(token string, n int64) {
+func (b *streamMemory) give(token string, n int64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.free += n
@@ -62,9 +62,9 @@ func (b *streamBudget) give(token string, n int64) {
 	}
 }
 
-// streamShare is what one stream holds of the budget: its base to its end, and what is beyond it while lines need it.
+// streamShare is what one stream holds of the memory: its base to its end, and what is beyond it while lines need it.
 type streamShare struct {
-	budget *streamBudget // nil: the stream is bounded by streamBytes alone
+	memory *streamMemory // nil: the stream is bounded by streamBytes alone
 	token  string
 
 	mu     sync.Mutex
@@ -77,7 +77,7 @@ type streamShare struct {
 var errStreamClosed = errors.New("the stream has ended")
 
 // enter takes the base of a stream of the caller. close gives back all that the stream holds.
-func (b *streamBudget) enter(c caller) (*streamShare, error) {
+func (b *streamMemory) enter(c caller) (*streamShare, error) {
 	token := ""
 	if c.secret != "" {
 		token = c.Name
@@ -85,13 +85,13 @@ func (b *streamBudget) enter(c caller) (*streamShare, error) {
 	if err := b.take(token, streamBase); err != nil {
 		return nil, err
 	}
-	return &streamShare{budget: b, token: token, freed: make(chan struct{}, 1)}, nil
+	return &streamShare{memory: b, token: token, freed: make(chan struct{}, 1)}, nil
 }
 
 func (s *streamShare) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.budget.give(s.token, streamBase+s.borrowed())
+	s.memory.give(s.token, streamBase+s.borrowed())
 	s.buffer, s.lines, s.closed = 0, 0, true
 }
 
@@ -140,9 +140,9 @@ func (s *streamShare) try(buffer, lines int64) (held int64, err error) {
 		return 0, errStreamClosed
 	case s.lines > 0 && s.buffer+buffer+s.lines+lines > streamBytes:
 		return s.lines, errBusy
-	case s.budget == nil:
+	case s.memory == nil:
 	default:
-		if err := s.budget.take(s.token, now-before); err != nil {
+		if err := s.memory.take(s.token, now-before); err != nil {
 			return s.lines, err
 		}
 	}
@@ -164,8 +164,8 @@ func (s *streamShare) give(buffer, lines int64) {
 	}
 	before := s.borrowed()
 	s.buffer, s.lines = s.buffer-buffer, s.lines-lines
-	if s.budget != nil {
-		s.budget.give(s.token, before-s.borrowed())
+	if s.memory != nil {
+		s.memory.give(s.token, before-s.borrowed())
 	}
 	select {
 	case s.freed <- struct{}{}:

@@ -47,7 +47,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	}
 	defer share.close()
 	rc := http.NewResponseController(w)
-	body := &patient{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
+	body := &idleReader{body: r.Body, rc: rc, idle: streamIdle, multiplexed: r.ProtoMajor == 2}
 	r.Body = io.NopCloser(body)
 	plain, err := inflated(r)
 	if err != nil {
@@ -70,7 +70,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 		pushOf: func(e entryToPush, number int64) (invalidation.Push, error) {
 			return a.pushOf(callerOf(r.Context()), e, key, trace, number)
 		},
-		take: func(flow string) (leave func(), err error) { return a.take(r, flow) },
+		registerKey: func(flow string) (leave func(), err error) { return a.registerKey(r, flow) },
 	}
 	return out.finish(endedEarly(s.run(r.Context(), plain, func() {
 		if !out.started {
@@ -93,8 +93,8 @@ type lineStream struct {
 	spend func(n int) (int, error)
 	// giveBack returns entries to the rate that it took and that had been accepted before.
 	giveBack func(n int)
-	// take registers the Idempotency-Key of the stream in the flow of its first line that can be read.
-	take func(flow string) (leave func(), err error)
+	// registerKey registers the Idempotency-Key of the stream in the flow of its first line that can be read.
+	registerKey func(flow string) (leave func(), err error)
 
 	leave func() // what take returned
 }
@@ -252,7 +252,7 @@ func (s *lineStream) accept(ctx context.Context, chunk []*streamLine) (int, erro
 	}
 	if s.leave == nil {
 		var err error
-		if s.leave, err = s.take(good[0].push.Flow); err != nil {
+		if s.leave, err = s.registerKey(good[0].push.Flow); err != nil {
 			return 0, err
 		}
 	}

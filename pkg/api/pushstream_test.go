@@ -102,11 +102,11 @@ func TestStreamsOfOneTokenKeepNoOtherOutAndEndWithTheToken(t *testing.T) {
 
 func TestAStreamTakesWhatItHoldsAndGivesItBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		budget := newStreamBudget(16 << 20)
+		memory := newStreamMemory(16 << 20)
 		one := caller{APIToken: operator.APIToken{Name: "one"}, secret: "x"}
 		two := caller{APIToken: operator.APIToken{Name: "two"}, secret: "y"}
-		long, _ := budget.enter(one)
-		short, err := budget.enter(one)
+		long, _ := memory.enter(one)
+		short, err := memory.enter(one)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -120,14 +120,14 @@ func TestAStreamTakesWhatItHoldsAndGivesItBack(t *testing.T) {
 			}
 		}
 		start := time.Now()
-		another, err := budget.enter(one)
+		another, err := memory.enter(one)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := another.grow(t.Context(), lineBytesMax); !errors.Is(err, errBusy) || time.Since(start) < streamPatience {
 			t.Errorf("more than one token may: %v after %s", err, time.Since(start))
 		}
-		other, err := budget.enter(two)
+		other, err := memory.enter(two)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -149,8 +149,8 @@ func TestAStreamTakesWhatItHoldsAndGivesItBack(t *testing.T) {
 			t.Error("a stream that has ended takes bytes")
 		}
 		short.shrink(1)
-		if budget.free != 16<<20 || len(budget.of) != 0 {
-			t.Errorf("%d bytes are free of %d, and %v hold some", budget.free, 16<<20, budget.of)
+		if memory.free != 16<<20 || len(memory.of) != 0 {
+			t.Errorf("%d bytes are free of %d, and %v hold some", memory.free, 16<<20, memory.of)
 		}
 	})
 }
