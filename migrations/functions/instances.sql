@@ -34,20 +34,21 @@ BEGIN
 END $$;
 
 -- announced_deployment returns the deployment of an instance that announces itself and names none: the one that it
--- has, or else the only one of its model with backend webhook, whose receiver started it; null where that cannot be told.
+-- has, or else the only one of its model if that has backend webhook, whose receiver started it; null where that cannot
+-- be told. Beside one with backend keda or advise, whatever follows that number may have started the instance.
 -- Callers: announce_instance.
 CREATE OR REPLACE FUNCTION penstock.announced_deployment(of_model text, has text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT d.name FROM penstock.deployment d WHERE d.name = has AND d.model = of_model),
                     (SELECT min(d.name) FROM penstock.deployment d
-                      WHERE d.model = of_model AND d.backend = 'webhook' HAVING count(*) = 1))
+                      WHERE d.model = of_model HAVING count(*) = 1 AND min(d.backend) = 'webhook'))
 $$;
 
 -- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
 -- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
 -- the autoscaler registers an instance that its backend reported. Without a deployment it keeps the one that it has,
--- or belongs to the only one with backend webhook, which can have it stopped then. began is when the start of the
+-- or belongs to the only one of its model if that has backend webhook, which can have it stopped then. began is when the start of the
 -- instance began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop
 -- (it drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready.

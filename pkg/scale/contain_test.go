@@ -211,6 +211,26 @@ func TestAnInstanceKeepsItsDeploymentWhenItIsRenewed(t *testing.T) {
 	}
 }
 
+// Beside a deployment of another backend it cannot be told whose a new worker is either: something that follows a number that
+// is only published may have started it.
+func TestAnInstanceBesideAnotherBackendBelongsToNoWebhook(t *testing.T) {
+	for _, backend := range []string{"keda", "advise", "local"} {
+		db := fleet(t)
+		do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', jsonb_build_object('backend', $1::text))`, backend)
+		do(t, db, `SELECT penstock.set_deployment('llama-hook', 'llama', '{"backend": "webhook", "target": {"url": "https://example.org"}}')`)
+		announce(t, db, "gpu-1")
+		announce(t, db, "gpu-1") // nor does it when it is renewed
+		if n := one[int](t, db, `SELECT count(deployment) FROM penstock.instance`); n != 0 {
+			t.Errorf("beside %s: the instance belongs to a deployment", backend)
+		}
+		do(t, db, `SELECT penstock.remove_deployment('llama-own')`)
+		announce(t, db, "gpu-1")
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE deployment = 'llama-hook'`); n != 1 {
+			t.Errorf("after %s: the instance does not belong to the only deployment", backend)
+		}
+	}
+}
+
 // One that nothing of ours started and that is never ready is a part of the number for the time of a start, and no longer.
 func TestAForeignInstanceThatIsNeverReadyIsNoCapacityForEver(t *testing.T) {
 	db, c := driven(t), &cluster{}
