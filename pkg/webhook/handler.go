@@ -23,7 +23,7 @@ type Handler struct {
 	deliverer *deliverer
 	log       *slog.Logger
 
-	complained atomic.Int64 // when a delivery was last put off because its receiver could not be found, in Unix seconds
+	complained atomic.Int64 // when the log last had why deliveries wait, in Unix seconds
 }
 
 // NewHandler returns a handler that delivers as config says.
@@ -63,6 +63,7 @@ const (
 	ClassDisabled  = "disabled"  // the receiver answered 410 once, or an operator disabled it
 	ClassRefused   = "refused"   // the address is not allowed, or no attempt is left
 	ClassMalformed = "malformed" // the entry is not a callback
+	ClassSecret    = "secret"    // a secret that signs it could not be read for the time of all attempts
 )
 
 // Handle makes one attempt. The message id is that of the entry, so that a receiver can tell a repetition.
@@ -71,17 +72,20 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err := json.Unmarshal(r.Entry.Payload, &c); err != nil || c.URL == "" {
 		return nil, refuse(ClassMalformed, errors.New("payload is not a callback: it needs url, type, at and data"))
 	}
+	// No secret can be derived for what is not an address.
+	if _, err := h.deliverer.config.Policy.CheckURL(c.URL); err != nil {
+		return nil, refuse(ClassRefused, err)
+	}
 	e, err := FindEndpoint(ctx, h.db, h.vault, c.URL)
 	if err != nil {
-		h.complain(err)
-		return nil, invalidation.NoCapacity(10*time.Second, err) // the receiver is not to blame for our database
+		return nil, h.unsigned(ctx, r, err)
 	}
 	if e.Disabled {
 		return nil, refuse(ClassDisabled, fmt.Errorf("receiver is disabled: %s", e.Reason))
 	}
 	if c.Signer != nil {
 		if e.Secrets, err = ClientSecrets(ctx, h.db, h.vault, *c.Signer); err != nil {
-			return nil, invalidation.NoCapacity(10*time.Second, err)
+			return nil, h.unsigned(ctx, r, err)
 		}
 	}
 	body, err := c.body(cmp.Or(h.issuer, e.Keys[0].Public().Fingerprint()))
@@ -95,12 +99,69 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	return h.judge(ctx, c.URL, o)
 }
 
-// complain logs why deliveries wait, once in ten seconds: an entry that is handed back keeps no error.
-func (h *Handler) complain(err error) {
-	now, last := time.Now().Unix(), h.complained.Load()
-	if now-last >= 10 && h.complained.CompareAndSwap(last, now) {
+// unsigned is the answer for a message whose secrets could not be read. The first time is its first attempt, unless it
+// has had one: its history keeps when that was. From then on it waits, and uses up no other attempt, for as long as the
+// attempts of a message to a receiver that is down may take. An error of the database is none of the message.
+func (h *Handler) unsigned(ctx context.Context, r *invalidation.Run, err error) error {
+	if !errors.Is(err, errSecret) {
+		return h.databaseAway(err)
+	}
+	if h.mayComplain() {
 		h.log.Warn("callbacks wait: the secret of a receiver cannot be read", "error", err)
 	}
+	err = invalidation.WithClass(ClassSecret, err)
+	if r.Entry.Attempt == 0 {
+		return invalidation.RetryIn(secretWaitMin, err)
+	}
+	tried, away := h.sinceFirstAttempt(ctx, r)
+	if away != nil {
+		return h.databaseAway(away)
+	}
+	left := scheduleEnd() - tried
+	if left <= 0 {
+		return invalidation.Permanent(err)
+	}
+	return invalidation.Snooze(min(jittered(secretWait(tried)), left))
+}
+
+// databaseAway is the answer where the database refused a read: the queue waits for a second, and no message is to
+// blame.
+func (h *Handler) databaseAway(err error) error {
+	if h.mayComplain() {
+		h.log.Warn("callbacks wait: the database cannot be read", "error", err)
+	}
+	return invalidation.ThrottleQueue(time.Second, err)
+}
+
+// mayComplain is true once in ten seconds. The log has why deliveries wait, since an entry that is handed back keeps no
+// error.
+func (h *Handler) mayComplain() bool {
+	now, last := time.Now().Unix(), h.complained.Load()
+	return now-last >= 10 && h.complained.CompareAndSwap(last, now)
+}
+
+// firstAttemptSQL reads how many seconds ago the first attempt of entry $2 of queue $1 ended in an error, since it was
+// accepted or an operator had it tried again.
+const firstAttemptSQL = `
+SELECT extract(epoch FROM clock_timestamp() - max((h.note->>'at')::timestamptz))::float8
+  FROM penstock.entry e
+ CROSS JOIN LATERAL jsonb_array_elements(e.history) h(note)
+ WHERE e.queue_id = $1 AND e.id = $2 AND h.note->>'attempt' = '1'`
+
+// sinceFirstAttempt is the time since the first attempt of a message, 0 before it. Where its history does not have that
+// attempt any more, it is the time since it was accepted.
+func (h *Handler) sinceFirstAttempt(ctx context.Context, r *invalidation.Run) (time.Duration, error) {
+	if r.Entry.Attempt == 0 {
+		return 0, nil
+	}
+	var seconds *float64
+	if err := h.db.QueryRow(ctx, firstAttemptSQL, r.Queue.ID, r.Entry.ID).Scan(&seconds); err != nil {
+		return 0, fmt.Errorf("read the first attempt of a callback: %w", err)
+	}
+	if seconds == nil {
+		return r.Entry.Waited, nil
+	}
+	return time.Duration(*seconds * float64(time.Second)), nil
 }
 
 // deferredInLine is how long a message may be deferred and keep its place in line, as where its receiver has enough

@@ -103,6 +103,10 @@ func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address stri
 	return Destination{}, errors.New("find webhook endpoint: the root secret of the installation was removed meanwhile")
 }
 
+// errSecret says that a secret in the database cannot be read with the key and the references of this process. Other
+// errors are those of the database.
+var errSecret = errors.New("read secret of webhook endpoint")
+
 func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
 	var secrets []Secret
 	for _, text := range texts {
@@ -111,7 +115,7 @@ func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
 		}
 		s, err := v.open(address, *text)
 		if err != nil {
-			return nil, fmt.Errorf("read secret of webhook endpoint: %w", err)
+			return nil, fmt.Errorf("%w: %w", errSecret, err)
 		}
 		secrets = append(secrets, s)
 	}
@@ -122,11 +126,11 @@ func (v Vault) openAll(address string, texts ...*string) ([]Secret, error) {
 // and not replace them.
 func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 	sealed, err := vault.seal(root, NewSecret())
-	if err == nil {
-		_, err = db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
-		                       ON CONFLICT (url) DO NOTHING`, sealed)
-	}
 	if err != nil {
+		return fmt.Errorf("%w: %w", errSecret, err)
+	}
+	if _, err = db.Exec(ctx, `INSERT INTO penstock.webhook_endpoint (url, secret) VALUES ('', $1)
+	                          ON CONFLICT (url) DO NOTHING`, sealed); err != nil {
 		return fmt.Errorf("make root secret of webhooks: %w", err)
 	}
 	return nil

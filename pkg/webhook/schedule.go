@@ -31,3 +31,14 @@ func due(n int) (age time.Duration) {
 	}
 	return age
 }
+
+// scheduleEnd is the age at which a message has its last attempt at the latest.
+func scheduleEnd() time.Duration { return due(len(waits)) }
+
+// How long a message waits for a secret that cannot be read: at first, and at most.
+const secretWaitMin, secretWaitMax = 10 * time.Second, 10 * time.Minute
+
+// secretWait grows with the time since the first attempt: many messages may wait for days, and each look costs a claim.
+func secretWait(tried time.Duration) time.Duration {
+	return min(max(tried/20, secretWaitMin), secretWaitMax)
+}

@@ -77,18 +77,3 @@ func TestNoSecretStandsInTheTableAsItIs(t *testing.T) {
 		t.Errorf("%d lines of audit hold a secret", n)
 	}
 }
-
-// Without a key callbacks wait; none is sent unsigned, and none is lost.
-func TestCallbackWaitsForAKey(t *testing.T) {
-	d := newFixture(t, atHome)
-	d.handler.vault = Vault{}
-	d.finishWork(d.receiver.URL)
-	if err := d.deliver(); !errors.Is(err, ErrNoKey) {
-		t.Fatalf("delivered without a key: %v", err)
-	}
-	if n := d.count(`SELECT count(*) FROM penstock.entry_webhook WHERE attempt = 0`); n != 1 || len(d.ids) != 0 {
-		t.Errorf("%d callbacks wait, %d were sent", n, len(d.ids))
-	}
-	d.handler.vault = home
-	d.must(d.deliver())
-}
