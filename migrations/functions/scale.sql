@@ -28,13 +28,15 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- scale_slots_missing returns, in one row, how many slots the gateways miss that asked for some of a model within the last
--- 3 seconds, at most 1,000,000. The planner puts it into the statements of its callers.
+-- 3 seconds, at most 1,000,000. A demand of a time in the future is from before the clock was set back: it counts when
+-- it is repeated. The planner puts it into the statements of its callers.
 -- Callers: scale_online_waits, scale_input, scale_wanted, prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_slots_missing(wanted text) RETURNS TABLE (missing bigint)
 LANGUAGE sql STABLE AS $$
     SELECT least(coalesce(sum(d.missing), 0), 1000000)::bigint
       FROM penstock.slot_demand d
-     WHERE d.model = wanted AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+     WHERE d.model = wanted
+       AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND d.wanted_at <= clock_timestamp()
        AND penstock.node_online(d.node_id) AND penstock.node_lives(d.node_id)
 $$;
 

@@ -81,6 +81,19 @@ func TestMetricCountsWhatMayStart(t *testing.T) {
 	}
 }
 
+// A gateway that misses slots repeats its demand. One of a time in the future, from before the clock was set back, is over.
+func TestADemandFromTheFutureIsNotCounted(t *testing.T) {
+	db := fleet(t)
+	do(t, db, `SELECT penstock.register_gateway(7, 'g', 'default', '1 hour')`)
+	do(t, db, `INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('llama', 7, 3)`)
+	for at, want := range map[string]float64{"'1 hour'": 0, "'0'": 3, "'-4 seconds'": 0} {
+		do(t, db, `UPDATE penstock.slot_demand SET wanted_at = clock_timestamp() + interval `+at)
+		if got := one[float64](t, db, `SELECT penstock.scale_metric('llama')`); got != want {
+			t.Errorf("a demand of now and %s counts %g, want %g", at, got, want)
+		}
+	}
+}
+
 // KEDA's trigger asks with a login of its own: the duty read is enough for it, also where throttles, limits and a gateway matter.
 func TestTheMetricNeedsNoMoreThanTheDutyRead(t *testing.T) {
 	db := fleet(t)
