@@ -259,17 +259,15 @@ func (d *deliverer) judge(m message, reply *http.Response, said string, now time
 	return o, status < 500 && status != http.StatusTooManyRequests
 }
 
-// again plans the next attempt: at the time of the schedule, or later if the receiver asked for it. A message that was
-// deferred in between has its last attempt no later than one that was not.
+// again plans the next attempt: at the time of the schedule, or later if the receiver asked for it, and at the end of
+// the schedule at the latest. A message that was deferred may come to the end before its attempts are used up.
 func (d *deliverer) again(m message, asked time.Duration, reason string) deliveryOutcome {
 	wait, more := Schedule(m.Attempt+1, rand.Float64())
-	if !more {
+	left := scheduleEnd() - m.Age
+	if !more || left <= 0 {
 		return usedUp(reason)
 	}
-	if left := due(len(waits)) - m.Age; left > 0 {
-		wait = min(wait, left)
-	}
-	return deliveryOutcome{Kind: retry, Wait: max(wait, asked), Reason: reason}
+	return deliveryOutcome{Kind: retry, Wait: min(max(wait, asked), left), Reason: reason}
 }
 
 func usedUp(reason string) deliveryOutcome {

@@ -448,18 +448,38 @@ func TestASiteIsWhatOnePartyHasRegistered(t *testing.T) {
 	}
 }
 
-// A message of last week that an operator had tried again has the times of the schedule between its attempts, whether they
-// are made or the breaker is open.
-func TestAnOldMessageThatIsTriedAgainHasTheWholeSchedule(t *testing.T) {
+// A message that was not tried, or not admitted, until shortly before the end of its schedule has its last attempt there,
+// whatever its receiver asks for, and none after it.
+func TestAMessageThatWasDeferredHasItsLastAttemptByTheEnd(t *testing.T) {
 	d := newDeliverer(Config{Policy: loopback()})
-	down := refusal{wait: 30 * time.Second, down: "timed out"}
-	for attempt := 1; attempt < len(waits); attempt++ {
-		o := d.postponed(message{Attempt: attempt, Age: 7 * 24 * time.Hour}, down)
-		if o.Kind != retry || o.Wait < waits[attempt] {
-			t.Errorf("attempt %d is %v and the next follows after %v, want at least %v", attempt, o.Kind, o.Wait, waits[attempt])
+	for began := time.Duration(0); began <= scheduleEnd(); began += time.Hour {
+		for _, asked := range []time.Duration{0, 10 * time.Minute, 24 * time.Hour} {
+			m := message{Attempt: 1, Age: began}
+			o := d.again(m, asked, "refused")
+			for ; o.Kind == retry; o = d.again(m, asked, "refused") {
+				m.Attempt++
+				m.Age += o.Wait
+			}
+			if o.Kind != failed || m.Age > scheduleEnd() {
+				t.Errorf("first tried at %s, and asked for %s: attempt %d, the last one, is at %s", began, asked, m.Attempt, m.Age)
+			}
 		}
 	}
-	if o := d.postponed(message{Attempt: len(waits), Age: 7 * 24 * time.Hour}, down); o.Kind != failed {
-		t.Errorf("behind the last attempt the message is %v, want failed", o.Kind)
+}
+
+// The schedule begins anew where the first attempt came after the end.
+func TestTheAgeOfAMessageIsThatOfItsSchedule(t *testing.T) {
+	const h = time.Hour
+	for _, c := range []struct{ accepted, tried, want time.Duration }{
+		{0, 0, 0},
+		{80 * h, 0, 80 * h}, // never tried
+		{100 * h, 0, 0},
+		{100 * h, 5 * h, 5 * h},
+		{100 * h, 20 * h, 100 * h}, // tried when it was 80 hours old
+		{100 * h, 100 * h, 100 * h},
+	} {
+		if got := age(c.accepted, c.tried); got != c.want {
+			t.Errorf("accepted %s ago and tried %s ago: age %s, want %s", c.accepted, c.tried, got, c.want)
+		}
 	}
 }

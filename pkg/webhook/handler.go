@@ -92,9 +92,13 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err != nil {
 		return nil, refuse(ClassMalformed, err)
 	}
+	at, err := h.age(ctx, r)
+	if err != nil {
+		return nil, h.databaseAway(err)
+	}
 	o := h.deliverer.deliver(ctx, message{
 		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body,
-		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1, Age: r.Entry.Waited,
+		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1, Age: at,
 	})
 	return h.judge(ctx, c.URL, o)
 }
@@ -162,6 +166,16 @@ func (h *Handler) sinceFirstAttempt(ctx context.Context, r *invalidation.Run) (t
 		return r.Entry.Waited, nil
 	}
 	return time.Duration(*seconds * float64(time.Second)), nil
+}
+
+// age is where the message is in its schedule. Until the end that is the time since it was accepted, whenever it was
+// tried.
+func (h *Handler) age(ctx context.Context, r *invalidation.Run) (time.Duration, error) {
+	if r.Entry.Waited <= scheduleEnd() {
+		return r.Entry.Waited, nil
+	}
+	tried, err := h.sinceFirstAttempt(ctx, r)
+	return age(r.Entry.Waited, tried), err
 }
 
 // deferredInLine is how long a message may be deferred and keep its place in line, as where its receiver has enough

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -433,11 +434,43 @@ func TestAttemptsAreUsedUpWhileTheReceiverIsDown(t *testing.T) {
 	attempts(1, `SELECT`) // the second is due within seconds, and the breaker is open for half a minute
 	attempts(1, `SELECT`)
 	attempts(2, `UPDATE penstock.entry_webhook SET created_at = now() - interval '5 minutes 50 seconds'`)
-	attempts(-1, `UPDATE penstock.entry_webhook SET created_at = now() - interval '4 days', attempt = 9`)
+	d.older("4 days")
+	attempts(-1, `UPDATE penstock.entry_webhook SET attempt = 9`)
 	if n := d.count(`SELECT count(*) FROM penstock.failure WHERE class = 'refused' AND error LIKE '%receiver answered 500'`); n != 1 {
 		t.Fatalf("%d failures, want the message with the last answer", n)
 	}
 	attempts(1, `SELECT penstock.retry_failure(entry_id, 'the receiver is back', 'test') FROM penstock.failure`)
+}
+
+// A message of last week that an operator had tried again has the times of the schedule between its attempts. One that was
+// tried last week has no other attempt.
+func TestAnOldMessageThatIsTriedAgainHasTheWholeSchedule(t *testing.T) {
+	d := newFixture(t, atHome, slices.Repeat([]int{400}, 100)...)
+	d.finishWork(d.receiver.URL)
+	d.older("200h")
+	for attempt := 1; attempt < len(waits); attempt++ {
+		_ = d.deliver()
+		wait := waits[attempt].Seconds()
+		if n := d.count(fmt.Sprintf(`SELECT count(*) FROM penstock.entry_webhook
+		    WHERE attempt = %d AND due_at BETWEEN now() + interval '%f s' AND now() + interval '%f s'`,
+			attempt, wait-5, wait*1.2)); n != 1 {
+			t.Fatalf("attempt %d is not planned for %s from now", attempt+1, waits[attempt])
+		}
+		d.older(fmt.Sprintf("%f s", wait))
+	}
+	_ = d.deliver()
+	const failures = `SELECT count(*) FROM penstock.failure WHERE class = 'refused'`
+	if n := d.count(failures); n != 1 {
+		t.Fatalf("%d failures after the last attempt, want 1", n)
+	}
+	_, err := d.pool.Exec(d.ctx, `SELECT penstock.retry_failure(entry_id, 'the receiver is back', 'test') FROM penstock.failure`)
+	d.must(err)
+	_ = d.deliver()
+	d.older("200h")
+	_ = d.deliver()
+	if n := d.count(failures); n != 1 {
+		t.Errorf("%d failures after an attempt beyond the end, want 1", n)
+	}
 }
 
 func mustParse(t *testing.T, address string) *url.URL {

@@ -35,6 +35,16 @@ func due(n int) (age time.Duration) {
 // scheduleEnd is the age at which a message has its last attempt at the latest.
 func scheduleEnd() time.Duration { return due(len(waits)) }
 
+// age is where a message is in its schedule, which begins when the message was accepted. Where the first attempt came
+// after the end, as of a failure that an operator has tried again, the schedule begins with that attempt. tried is the
+// time since it, 0 before it.
+func age(accepted, tried time.Duration) time.Duration {
+	if accepted-tried > scheduleEnd() {
+		return tried
+	}
+	return accepted
+}
+
 // How long a message waits for a secret that cannot be read: at first, and at most.
 const secretWaitMin, secretWaitMax = 10 * time.Second, 10 * time.Minute
 
