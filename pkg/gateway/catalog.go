@@ -24,7 +24,7 @@ type ModelState struct {
 	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them
 	Statuses   worker.Statuses   // of the generic protocol: the words for how a run is doing
 	Async      bool              // a call goes on behind its answer: it is for durable entries alone
-	AbortStops bool              // closing the connection of a call is known to stop it
+	AbortStops bool              // closing the connection of a call is known to stop it, see stopsOnClose
 	ChoicesMax int               // sequences that a generation may ask for; 0: any
 	RunMax     time.Duration
 	Policy     PoolPolicy
@@ -153,6 +153,19 @@ func (r *route) target(address, path string) (*url.URL, error) {
 		below(u, append(names, "infer"))
 	}
 	return u, nil
+}
+
+// stopsOnClose says whether closing the connection of a call to a path is known to end its run. The model decides where
+// its config has abort_stops; else it is known of the OpenAI API by the path, and of other protocols by the model.
+func (r *route) stopsOnClose(path string) bool {
+	switch {
+	case r.model.Policy.AbortStops != nil:
+		return *r.model.Policy.AbortStops
+	case r.model.Protocol == worker.ProtocolOpenAI:
+		below, _ := strings.CutPrefix(path, "/v1/")
+		return !slices.Contains(lastingPaths, below)
+	}
+	return r.model.AbortStops
 }
 
 // below appends segments to the path of an address. A slash in a segment does not divide it.

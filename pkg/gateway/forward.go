@@ -199,14 +199,23 @@ func (c *call) broken(ctx context.Context, err error, sent bool, took time.Durat
 	case cause != nil && !sent:
 		return result{err: cause, usage: Taken{Unused: true}}
 	case cause != nil:
-		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: !c.route.model.AbortStops}}
+		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: c.mayGoOn()}}
 	case !sent:
 		return result{err: err, again: c.mayRetry(), usage: Taken{Busy: true}}
 	}
 	return result{
 		err: err, again: c.idempotent() && c.mayRetry(),
-		usage: Taken{Failed: true, Fault: true, Took: took, Doubt: !c.route.model.AbortStops},
+		usage: Taken{Failed: true, Fault: true, Took: took, Doubt: c.mayGoOn()},
 	}
+}
+
+// mayGoOn says whether the run of the call may go on once its connection is closed. Where slots are fixed the model
+// alone decides: nothing shows when such a run has ended, and a slot that was held for it would not come back.
+func (c *call) mayGoOn() bool {
+	if c.gateway.leases == nil {
+		return !c.route.model.AbortStops
+	}
+	return !c.route.stopsOnClose(c.path)
 }
 
 // idempotent says whether the client allows that a call runs twice: it has sent the header Idempotency-Key.
@@ -450,7 +459,7 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 		return r
 	}
 	// As before the head: a connection that breaks does not show that the call has ended.
-	r.usage.Failed, r.usage.Doubt = true, !c.route.model.AbortStops
+	r.usage.Failed, r.usage.Doubt = true, c.mayGoOn()
 	r.err = cmp.Or(context.Cause(ctx), err)
 	r.usage.Fault = r.usage.Fault || context.Cause(ctx) == nil && !p.events
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {

@@ -75,12 +75,15 @@ func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
 	}
 }
 
-// The check of the database knows every field that gateways read.
+// The check of the database knows every field that gateways read. Those without a key are not of the policy.
 func TestEachFieldOfAPolicyIsChecked(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
 	for field := range reflect.TypeFor[PoolPolicy]().Fields() {
 		name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+		if name == "-" {
+			continue
+		}
 		if err := x.setPolicy(fmt.Sprintf(`{%q: []}`, name)); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), name+" is []") {
 			t.Errorf("%s: got %v", name, err)
 		}

@@ -18,6 +18,12 @@ var (
 		"images/generations", "audio/speech", "messages",
 	}
 	formPaths = []string{"audio/transcriptions", "audio/translations", "images/edits"}
+
+	// lastingPaths are those whose runs may go on when the connection closes: servers compute images and audio on
+	// threads that do not see the connection. The engines behind the other paths end a run with its connection.
+	lastingPaths = []string{
+		"images/generations", "images/edits", "audio/speech", "audio/transcriptions", "audio/translations",
+	}
 )
 
 // routes are all that clients can ask for.
@@ -361,7 +367,7 @@ func (s *serving) exchange(ctx context.Context) error {
 // once makes one attempt and ends its call in the pool, whatever happens.
 func (s *serving) once(ctx context.Context, c *call) (r result) {
 	before := time.Now()
-	r.usage = Taken{Failed: true, Doubt: !s.route.model.AbortStops}
+	r.usage = Taken{Failed: true, Doubt: c.mayGoOn()}
 	defer func() {
 		took := time.Since(before)
 		s.worker += took

@@ -1,0 +1,78 @@
+package gateway
+
+import (
+	"context"
+	"io"
+	"net/http"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// A client that leaves closes the connection of its call. Whether that ends the run is known by the protocol and the path,
+// unless the model says so itself. Where it does not, the slot stays held, in doubt.
+func TestThePathDecidesWhetherACloseEndsTheRun(t *testing.T) {
+	t.Parallel()
+	const call = "/models/m/call"
+	yes, no := true, false
+	for name, c := range map[string]struct {
+		protocol worker.Protocol
+		stops    bool  // of the model, as its protocol and operation have it
+		set      *bool // abort_stops
+		path     string
+		doubt    bool
+	}{
+		"a chat":                        {worker.ProtocolOpenAI, true, nil, chat, false},
+		"a chat of a model of images":   {worker.ProtocolOpenAI, false, nil, chat, false},
+		"images":                        {worker.ProtocolOpenAI, false, nil, "/v1/images/generations", true},
+		"images of a model of chats":    {worker.ProtocolOpenAI, true, nil, "/v1/images/generations", true},
+		"speech":                        {worker.ProtocolOpenAI, true, nil, "/v1/audio/speech", true},
+		"embeddings":                    {worker.ProtocolOpenAI, true, nil, "/v1/embeddings", false},
+		"messages":                      {worker.ProtocolOpenAI, true, nil, "/v1/messages", false},
+		"images that the model stops":   {worker.ProtocolOpenAI, true, &yes, "/v1/images/generations", false},
+		"a chat that the model goes on": {worker.ProtocolOpenAI, false, &no, chat, true},
+		"cog":                           {worker.ProtocolCog, true, nil, call, false},
+		"cog that goes on":              {worker.ProtocolCog, false, &no, call, true},
+		"oip":                           {worker.ProtocolOIP, false, nil, call, true},
+		"oip that the model stops":      {worker.ProtocolOIP, true, &yes, call, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			begun := make(chan struct{})
+			p := startPlant(t, func(_ *Config, m *ModelState) {
+				m.Protocol, m.AbortStops, m.Policy.AbortStops = c.protocol, c.stops, c.set
+			}, func(_ http.ResponseWriter, r *http.Request) {
+				_, _ = io.Copy(io.Discard, r.Body)
+				close(begun)
+				<-r.Context().Done()
+			})
+			db, err := pgxpool.New(t.Context(), "host="+t.TempDir()+" user=none")
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(db.Close)
+			l := NewLeases(LeasesConfig{}, p.gateway, db, func() invalidation.NodeID { return 1 })
+			ctx, leave := context.WithCancel(t.Context())
+			request := p.request(ctx, http.MethodPost, c.path, `{"model":"m"}`)
+			go func() {
+				answer, err := http.DefaultClient.Do(request)
+				if err == nil {
+					answer.Body.Close()
+				}
+			}()
+			<-begun
+			leave()
+			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
+			l.mu.Lock()
+			doubts := len(l.leaser("m").doubts)
+			l.mu.Unlock()
+			if s := p.state(); (s.Idle == 3) != c.doubt || (doubts == 1) != c.doubt {
+				t.Errorf("%d slots are idle and %d in doubt, want one in doubt: %v", s.Idle, doubts, c.doubt)
+			}
+		})
+	}
+}
