@@ -78,6 +78,8 @@ func TestLaterSourceWins(t *testing.T) {
 			file: file, env: env, args: []string{"--listen", ":4", "--some-names=d,e", "--share=0.25"},
 			want: section{":4", 3 * time.Second, []string{"d", "e"}, 0.25, true},
 		},
+		{file: "leader: {some_names: []}", want: section{":1", time.Second, []string{}, 0, false}},
+		{file: file, args: []string{"--some-names="}, want: section{":2", 2 * time.Second, []string{}, 0.5, false}},
 		{env: []string{"PENSTOCK_LEADER_SOME_NAMES=f,g"}, want: section{":1", time.Second, []string{"f", "g"}, 0, false}},
 	} {
 		got, err := load(t, c.file, c.env, c.args...)
