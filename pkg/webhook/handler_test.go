@@ -255,37 +255,6 @@ func TestGoneReceiversFillNeitherTheAuditNorTheTable(t *testing.T) {
 	}
 }
 
-// Tenants share a path and differ in the query. The one that wants no more is disabled alone.
-func TestGoneHoldsForItsQueryUntilItOrItsPathIsRegistered(t *testing.T) {
-	d := newFixture(t, atHome)
-	by := invalidation.By{Actor: "test", Reason: "a test"}
-	const bare = "https://acme.example/in"
-	register := func(address string) {
-		_, err := Register(d.ctx, d.pool, home, AddressPolicy{}, address, by)
-		d.must(err)
-	}
-	gone := func(want ...bool) {
-		t.Helper()
-		for i, query := range []string{"", "?tenant=1", "?tenant=2", "?tenant=3"} {
-			if e, err := FindEndpoint(d.ctx, d.pool, home, bare+query); err != nil || e.Disabled != want[i] {
-				t.Errorf("%q is disabled: %t (%v)", query, e.Disabled, err)
-			}
-		}
-	}
-	register(bare)
-	register(bare + "?tenant=3")
-	for _, query := range []string{"?tenant=1", "?tenant=2", "?tenant=3"} {
-		d.must(markGone(d.ctx, d.pool, bare+query))
-	}
-	gone(false, true, true, true)
-	register(bare + "?tenant=1")
-	gone(false, false, true, true)
-	register(bare)
-	gone(false, false, false, true) // which has a row of its own
-	d.must(markGone(d.ctx, d.pool, bare))
-	gone(true, true, true, true)
-}
-
 // A receiver that an operator has disabled stays disabled: another address of it, with a query, does not enable it.
 func TestARegistrationWithAQueryDoesNotUndoAnOperatorsDisable(t *testing.T) {
 	d := newFixture(t, atHome)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -40,8 +41,28 @@ func goneMark(u *url.URL) string {
 	if u.RawQuery == "" {
 		return withoutQuery(u)
 	}
-	sum := sha256.Sum256([]byte(u.RawQuery))
-	return withoutQuery(u) + "#query-" + hex.EncodeToString(sum[:16])
+	return markRoot(withoutQuery(u)) + queryMark + shortHash(u.RawQuery)
+}
+
+const (
+	urlBytesMax = 2048 // of a row, as its table has it
+	queryMark   = "#query-"
+)
+
+// markRoot is what the marks of an address begin with, whatever its query: the address itself or, where they would not
+// fit, its beginning and a hash of it. An address that is too long for a row of its own has no marks that fit: with no
+// row to register, nothing could enable it again.
+func markRoot(bare string) string {
+	const pathMark, begins = "#path-", 1900
+	if len(bare) > urlBytesMax || len(bare)+len(queryMark)+len(shortHash("")) <= urlBytesMax {
+		return bare
+	}
+	return strings.ToValidUTF8(bare[:begins], "") + pathMark + shortHash(bare)
+}
+
+func shortHash(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:16])
 }
 
 // findEndpointSQL reads the row of address $1 or, without one, of $2, which is $1 without its query; and the root. It
@@ -138,8 +159,8 @@ func ensureRoot(ctx context.Context, db postgres.DB, vault Vault) error {
 
 // registerSQL makes endpoint $1 known, or enables it again; its secret stays what it was. The row of $5, which is $1
 // without its query, is enabled with it where its receiver answered 410, reason $6, and so is that of its mark $7;
-// where $1 has no query, those of all marks below it. Where an operator disabled row $5, nothing is changed, and its
-// reason is the second column.
+// where $1 has no query, those of all marks that begin with $8. Where an operator disabled row $5, nothing is changed,
+// and its reason is the second column.
 const registerSQL = `
 WITH refused AS MATERIALIZED (
     SELECT coalesce(disabled_reason, '') AS reason
@@ -149,7 +170,7 @@ WITH refused AS MATERIALIZED (
     SELECT url FROM penstock.webhook_endpoint WHERE url = $7 AND $1 <> $5 AND disabled_reason = $6
      UNION ALL
     SELECT url FROM penstock.webhook_endpoint
-     WHERE $1 = $5 AND url > $5 || '#' AND url < $5 || '$' AND disabled_reason = $6
+     WHERE $1 = $5 AND url > $8 || '#query-' AND url < $8 || '#query.' AND disabled_reason = $6
 ), disabled AS MATERIALIZED (
     SELECT url FROM penstock.webhook_endpoint WHERE url IN ($1, $5) AND disabled_at IS NOT NULL
      UNION ALL
@@ -185,7 +206,7 @@ func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPo
 		var sealed string
 		if sealed, err = vault.seal(own, NewSecret()); err == nil {
 			err = db.QueryRow(ctx, registerSQL, own, sealed, by.Actor, by.Reason, withoutQuery(u), goneReason,
-				goneMark(u)).Scan(&text, &disabled)
+				goneMark(u), markRoot(withoutQuery(u))).Scan(&text, &disabled)
 		}
 	}
 	if err == nil && disabled != nil {
