@@ -34,7 +34,7 @@ type applier struct {
 	removed map[string]string // removals that an unlisted deployment was last told
 	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
 	failed  map[string]failedOrders
-	refused map[string][]string // instances of deployments that could not be registered
+	refused map[string]map[string]refusal // instances of deployments, by name
 	status  OrderStatus
 }
 
@@ -55,7 +55,7 @@ func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
 		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
-		notices: map[string]string{}, failed: map[string]failedOrders{}, refused: map[string][]string{},
+		notices: map[string]string{}, failed: map[string]failedOrders{}, refused: map[string]map[string]refusal{},
 		seen: func(string) {},
 	}
 }
@@ -209,7 +209,7 @@ func (a *applier) retain(rows []deploymentRow) {
 	defer a.mu.Unlock()
 	maps.DeleteFunc(a.removed, func(name string, _ string) bool { return !exists[name] })
 	maps.DeleteFunc(a.notices, func(name string, _ string) bool { return !exists[name] })
-	maps.DeleteFunc(a.refused, func(name string, _ []string) bool { return !exists[name] })
+	maps.DeleteFunc(a.refused, func(name string, _ map[string]refusal) bool { return !exists[name] })
 	maps.DeleteFunc(a.failed, func(name string, _ failedOrders) bool { return !exists[name] })
 }
 
@@ -371,27 +371,6 @@ func (a *applier) noticeOf(deployment string) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return cmp.Or(a.failed[deployment].message, a.notices[deployment])
-}
-
-// noteRefused keeps which instances of a deployment could not be registered in its last round.
-func (a *applier) noteRefused(deployment string, names []string) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if len(names) == 0 {
-		delete(a.refused, deployment)
-		return
-	}
-	a.refused[deployment] = names
-}
-
-func (a *applier) refusedOf(deployment string) map[string]bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	names := map[string]bool{}
-	for _, n := range a.refused[deployment] {
-		names[n] = true
-	}
-	return names
 }
 
 // waits says whether an order is not to be given yet, because those before it failed that start nothing either.

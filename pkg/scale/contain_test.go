@@ -143,6 +143,41 @@ func TestAnInstanceThatCannotBeRegisteredHoldsUpNoOther(t *testing.T) {
 	}
 }
 
+// One that stays refused is tried later each time, and its error is told meanwhile. With another endpoint it is tried at once.
+func TestAnInstanceThatStaysRefusedIsTriedLaterEachTime(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	change := func(slots int, endpoint string) {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.instances[0].Slots, c.instances[0].Endpoint = slots, endpoint
+	}
+	number := func() int { // each try takes a number from the sequence, also one that is refused
+		return one[int](t, db, `SELECT nextval(pg_get_serial_sequence('penstock.instance', 'id'))`)
+	}
+	w.round()
+	override(t, db, 1)
+	w.round()
+	change(1_000_000, "http://gpu-1")
+	before, began := number(), time.Now()
+	for range 8 {
+		w.round()
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.deployment_state WHERE existing = 1 AND error LIKE 'register gpu-1%'`); n != 1 {
+			t.Error("the error is not told")
+		}
+	}
+	tries := number() - before - 1
+	if least := time.Second<<(tries-1) - time.Second; tries < 1 || time.Since(began) < least {
+		t.Errorf("%d tries in %s, want at least %s", tries, time.Since(began), least)
+	}
+	change(2, "http://other")
+	w.round()
+	w.round()
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance i, penstock.deployment_state s WHERE i.endpoint = 'http://other' AND s.error IS NULL`); n != 1 || c.started != 1 {
+		t.Errorf("%d are registered without an error and %d were started, want 1 of each", n, c.started)
+	}
+}
+
 // Instances that hold slots after their time to live take no places of those that have come behind them.
 func TestExpiredInstancesThatHoldSlotsHoldUpNoOther(t *testing.T) {
 	db := fleet(t)

@@ -76,8 +76,8 @@ type deploymentRow struct {
 	flaws  []string  // of Policy
 	full   bool      // bounds and the budget have no room for one instance more than desired
 	ahead  bool      // a time in it was in the future, as after the clock was set back: it is to be written anew
-	// Instances that the backend reported and that could not be registered in the last round.
-	refused map[string]bool
+	// Instances that the backend reported and that could not be registered when they were last tried, by name.
+	refused map[string]refusal
 
 	behind bool // a deployment of the model that is filled later has instances in the same backend
 	frees  bool // another one of the model is about to have fewer there

@@ -61,6 +61,7 @@
 //	usage.go       what nodes and gateways report about the calls of instances
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do
 //	victims.go     pure: the instances whose removal costs least
+//	refused.go     when instances are tried again that could not be registered
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
 //
 // An order is written before the backend gets it, and confirmed afterwards. A new leader thus knows which starts may be

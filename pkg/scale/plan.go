@@ -49,7 +49,8 @@ type steps struct {
 	undrain   []int32
 	order     *Order
 	existing  int
-	refused   []string             // of register, by the database
+	refused   map[string]error     // of register, by the database
+	paused    map[string]refusal   // to be registered later
 	starting  []time.Time          // not registered yet
 	failed    int                  // starts that failed
 	rolls     bool                 // the order asks for one more than desired, to replace one
@@ -123,10 +124,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		}
 		m.message, m.revision = f.Message, f.Revision
 		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
-			p.out.register = append(p.out.register, f)
-			if p.s.refused[f.Name] { // it may be refused again
-				p.out.starting = append(p.out.starting, f.Began)
-			}
+			p.register(f)
 		} else if f.State == InstanceRunning && !m.registered {
 			p.out.starting = append(p.out.starting, f.Began)
 		}
@@ -154,6 +152,22 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending || m.succeeded })
 	p.leaveSurplus()
 	sortTimes(p.out.starting)
+}
+
+// register registers an instance, but for one that was refused a moment ago. Such a one may be refused again.
+func (p *planner) register(f BackendInstance) {
+	r, refused := p.s.refused[f.Name]
+	if refused {
+		p.out.starting = append(p.out.starting, f.Began)
+	}
+	if !r.paused || r.endpoint != f.Endpoint {
+		p.out.register = append(p.out.register, f)
+		return
+	}
+	if p.out.paused == nil {
+		p.out.paused = map[string]refusal{}
+	}
+	p.out.paused[f.Name] = r
 }
 
 // leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling
@@ -240,7 +254,8 @@ func (p *planner) active() []*member {
 // isRegistered says whether a member has a row, or gets one in this round: a probe may find it ready at any time,
 // and slots of it may be held from then on. One whose registration was refused counts as a start until it has one.
 func (p *planner) isRegistered(m *member) bool {
-	return m.registered || !p.s.refused[m.Server] &&
+	_, refused := p.s.refused[m.Server]
+	return m.registered || !refused &&
 		slices.ContainsFunc(p.out.register, func(i BackendInstance) bool { return i.Name == m.Server })
 }
 

@@ -380,7 +380,7 @@ func TestTheMessageOfAFailedStartIsOneLine(t *testing.T) {
 // One that the database refuses is a start that may be stuck. It is removed then, as none that is registered would be.
 func TestAnInstanceThatCannotBeRegisteredIsNoCapacityForEver(t *testing.T) {
 	s := decided(1, 1)
-	s.refused = map[string]bool{"a": true}
+	s.refused = map[string]refusal{"a": {}}
 	old := began(10 * time.Minute)
 	todo := plan(s, nil, in(ready(1, 0)), true, noon)
 	if len(todo.register) != 1 || len(todo.starting) != 1 || todo.order != nil {

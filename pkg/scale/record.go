@@ -101,13 +101,13 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 			message = ""
 		}
 	}
-	message = cmp.Or(message, a.noticeOf(s.Name), todo.overdue)
+	message = cmp.Or(message, a.noticeOf(s.Name), todo.refusal(), todo.overdue)
 	if !todo.changes(s, failures, message) && s.Place == place {
 		return nil
 	}
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, s, place, failures, message) })
 	if err == nil {
-		a.noteRefused(s.Name, todo.refused)
+		a.noteRefused(s.Name, todo)
 		a.count(func(st *OrderStatus) {
 			st.Registered += int64(len(todo.register) - len(todo.refused))
 			st.Forgotten += int64(len(todo.forget))
@@ -158,7 +158,8 @@ func (p *steps) writeTx(
 // writeInstances registers, forgets and drains instances, each under a savepoint: one that is refused holds up no other
 // one, and is told by the first error.
 func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) (refused, err error) {
-	each := func(names []string, doing string, change func(tx pgx.Tx, name string) error) (failed []string) {
+	each := func(names []string, doing string, change func(tx pgx.Tx, name string) error) (failed map[string]error) {
+		failed = map[string]error{}
 		for _, name := range names {
 			if err != nil {
 				return failed
@@ -173,7 +174,7 @@ func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) 
 				err = one // of the session or the transaction
 				return failed
 			}
-			failed = append(failed, name)
+			failed[name] = one
 			refused = cmp.Or(refused, one)
 		}
 		return failed
