@@ -2,10 +2,14 @@ package cron
 
 import (
 	"context"
+	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // begin returns a transaction that is undone at the end of the test.
@@ -168,5 +172,37 @@ func TestAJobThatCannotBeMovedKeepsNoOtherJob(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.cron_job WHERE name = 'ends' AND entry_id IS NULL`); n != 1 {
 		t.Error("the job whose schedule has ended has an entry")
+	}
+}
+
+// Guard: each. A batch that its deadline has ended is tried with fewer jobs, down to one.
+func TestABatchThatTakesTooLongIsTriedWithFewerJobs(t *testing.T) {
+	for _, most := range []int{7, 1, 0} {
+		t.Run(strconv.Itoa(most), func(t *testing.T) {
+			b := newBed(t)
+			b.engine.cfg.BatchJobsMax = 30
+			b.exec(`INSERT INTO penstock.cron_job (queue_id, name, spec, handled_at)
+			        SELECT $1, 'job ' || i, '* * * * *', $2 FROM generate_series(1, 20) i`, b.q.ID, noon)
+			b.at(noon)
+			b.exec(fmt.Sprintf(`
+			    CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$
+			    BEGIN
+			        IF (SELECT count(*) FROM added) > %d THEN
+			            RAISE EXCEPTION 'canceling statement due to statement timeout' USING ERRCODE = 'query_canceled';
+			        END IF;
+			        RETURN NULL;
+			    END $$;
+			    CREATE TRIGGER slow AFTER INSERT ON penstock.cron_firing REFERENCING NEW TABLE AS added
+			        FOR EACH STATEMENT EXECUTE FUNCTION slow()`, most))
+			b.now = noon.Add(time.Minute)
+			_, err := b.engine.pass(b.ctx)
+			n := b.count(`SELECT count(*) FROM penstock.cron_firing`)
+			if most == 0 && !duty.Late(err) {
+				t.Errorf("not even one job can be fired: %v", err)
+			}
+			if most > 0 && (err != nil || n != 20) {
+				t.Errorf("%d jobs were fired, want 20: %v", n, err)
+			}
+		})
 	}
 }

@@ -65,6 +65,9 @@ type Engine struct {
 	behind     bool          // a job was fired in this pass whose next nominal time has come as well
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
+	// Jobs that one transaction may change, by what it does with them.
+	toFire, toCancel, toEnd, toCreate duty.Limit
+
 	done duty.Tally[EngineStatus]
 }
 
@@ -213,14 +216,21 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 	return o, nil
 }
 
-// each repeats a batch until one finds fewer jobs than it may take. Jobs that another session keeps from being changed
-// are found again by the next batch, whose limit is larger by their number: they keep no other job from its turn, as
-// long as there are fewer than twice BatchJobsMax of them. The limit has a bound, since a batch has only so much time.
-func (e *Engine) each(ctx context.Context,
+// batchTime is how long a batch should take: half of what a statement has.
+const batchTime = time.Second
+
+// each repeats a batch until one finds fewer jobs than it may take: as many as it can change in batchTime, BatchJobsMax
+// at most. A batch that its deadline has ended has changed nothing: it is tried again with half the jobs, and the ones
+// after it have no more. Jobs that another session keeps from being changed are found again by the next batch, whose
+// limit is larger by their number: they keep no other job from its turn, as long as there are no more than BatchJobsMax
+// of them.
+func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 	batch func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error),
 ) error {
-	for limit := e.cfg.BatchJobsMax; ; {
+	rows.First, rows.Max, rows.Aim = e.cfg.BatchJobsMax, e.cfg.BatchJobsMax, batchTime
+	for limit := rows.Rows(); ; {
 		var found, changed int
+		wanted, start := rows.Rows(), time.Now()
 		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
 			now, err := e.clock(ctx, tx)
 			if err != nil {
@@ -229,11 +239,23 @@ func (e *Engine) each(ctx context.Context,
 			found, changed, err = batch(tx, now, limit)
 			return err
 		})
-		if err != nil {
-			return err
+		took := time.Since(start)
+		if err != nil || found >= limit || took > batchTime { // few jobs say nothing about a full batch
+			rows.Done(took, err)
 		}
-		next := min(e.cfg.BatchJobsMax+found-changed, 2*e.cfg.BatchJobsMax)
-		if found < limit || changed == 0 && next == limit {
+		switch {
+		case duty.Late(err) && wanted > 1:
+			e.cfg.Log.WarnContext(ctx, "a batch of cron jobs took too long; trying fewer", "jobs", limit, "error", err)
+			limit = rows.Rows()
+			rows.Max = limit
+			continue
+		case err != nil:
+			return err
+		case found < limit:
+			return nil
+		}
+		next := rows.Rows() + min(found-changed, e.cfg.BatchJobsMax)
+		if changed == 0 && next <= limit {
 			return nil
 		}
 		limit = next
@@ -242,7 +264,7 @@ func (e *Engine) each(ctx context.Context,
 
 // endRuns records which runs have ended.
 func (e *Engine) endRuns(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
+	return e.each(ctx, &e.toEnd, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
 		err = tx.QueryRow(ctx, `SELECT penstock.end_cron_runs($1, $2)`, now, limit).Scan(&n)
 		return n, n, err
 	})
@@ -250,7 +272,7 @@ func (e *Engine) endRuns(ctx context.Context) error {
 
 // cancelOverlapped requests the cancel of runs whose next nominal time has come.
 func (e *Engine) cancelOverlapped(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
+	return e.each(ctx, &e.toCancel, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
 		err = tx.QueryRow(ctx, `SELECT penstock.cancel_cron_runs($1, $2)`, now, limit).Scan(&n)
 		if err != nil {
 			return 0, 0, fmt.Errorf("cancel overlapped runs: %w", err)

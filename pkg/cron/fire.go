@@ -79,7 +79,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			e.cfg.Hint(queue)
 		}
 	}()
-	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
+	return e.each(ctx, &e.toFire, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
 		jobs, err := readJobs(ctx, tx, waitingSQL, now, limit)
 		if err != nil || len(jobs) == 0 {
 			return 0, 0, err
@@ -151,7 +151,7 @@ func following(t *Timetable, overlap Overlap, m memory) *time.Time {
 // createNext gives each job that has no entry its next one, due when its next nominal time comes. One that has come
 // already is judged by the policies when it is fired, in the same pass.
 func (e *Engine) createNext(ctx context.Context) error {
-	return e.each(ctx, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
+	return e.each(ctx, &e.toCreate, func(tx pgx.Tx, now time.Time, limit int) (found, changed int, err error) {
 		jobs, err := readJobs(ctx, tx, entrylessSQL, now, limit)
 		if err != nil || len(jobs) == 0 {
 			return 0, 0, err
