@@ -193,6 +193,35 @@ func TestCancelOfAnOpenCall(t *testing.T) {
 	}
 }
 
+// The operation of the call decides, not that of the model, unless the model says of all calls whether they stop.
+func TestWhetherAClosedConnectionStopsTheRunGoesByTheCall(t *testing.T) {
+	yes, no := true, false
+	for _, c := range []struct {
+		model, call string
+		set         *bool
+		stops       bool
+	}{
+		{OperationChat, OperationImages, nil, false},
+		{OperationChat, OperationEmbeddings, nil, true},
+		{OperationImages, OperationChat, nil, true},
+		{OperationImages, "", nil, false},
+		{OperationImages, OperationImages, &yes, true},
+		{OperationChat, OperationCompletions, &no, false},
+	} {
+		model := Model{Name: "m", Protocol: ProtocolOpenAI, Operation: c.model, AbortStops: c.set}
+		call := Call{
+			RunRef: RunRef{Entry: "1", Token: 1}, Payload: json.RawMessage(`{"operation":"` + c.call + `"}`),
+		}
+		expected := want{kind: Cancelled}
+		if !c.stops {
+			expected = want{kind: Unknown, running: true}
+		}
+		t.Run(c.model+" "+c.call, func(t *testing.T) {
+			expected.check(t, submitAbandoned(t, model.WithDefaults(), call))
+		})
+	}
+}
+
 func TestEveryCallNamesItsRun(t *testing.T) {
 	for _, c := range allProtocols() {
 		t.Run(string(c.model.Protocol), func(t *testing.T) {

@@ -106,6 +106,10 @@ type Model struct {
 	// stop it. By default true for cog and openai, except for images, whose servers go on; false for
 	// dispatcher and oip. It never is of an asynchronous call.
 	AbortStops *bool `json:"abort_stops,omitempty"`
+
+	// abortByCall says that AbortStops is the default for calls of the model's operation, and that of a call of another
+	// operation is its own.
+	abortByCall bool
 }
 
 // Statuses are the words in which a worker reports a run. Any other word means
@@ -180,8 +184,7 @@ func (m Model) WithDefaults() Model {
 		m.MaxRetries = &retries
 	}
 	if m.AbortStops == nil {
-		stops := m.Protocol == ProtocolCog || (m.Protocol == ProtocolOpenAI && m.Operation != OperationImages)
-		m.AbortStops = &stops
+		m.AbortStops, m.abortByCall = new(stopsOnClose(m.Protocol, m.Operation)), true
 	}
 	m.Batch = m.Batch.WithDefaults()
 	return m
@@ -365,6 +368,19 @@ func checkTimes(m Model) error {
 // abortStops says whether closing the connection of a call ends its run. That of an asynchronous call is closed anyhow,
 // and its run goes on.
 func (m Model) abortStops() bool { return m.Type != TypeAsync && m.AbortStops != nil && *m.AbortStops }
+
+// stopsOnClose says whether servers of a protocol are known to end a run of an operation when its connection closes.
+func stopsOnClose(p Protocol, operation string) bool {
+	return p == ProtocolCog || p == ProtocolOpenAI && operation != OperationImages
+}
+
+// calledFor is the model for a call of an operation, which may be another than its own.
+func (m Model) calledFor(operation string) Model {
+	if m.abortByCall {
+		m.AbortStops = new(stopsOnClose(m.Protocol, operation))
+	}
+	return m
+}
 
 func setDefaultList(field *[]string, values ...string) {
 	if len(*field) == 0 {

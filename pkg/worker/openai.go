@@ -62,6 +62,11 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	if err != nil {
 		return BadPayload(err)
 	}
+	if r.operation != p.model.Operation { // it may be one that a closed connection does not stop, or the model's
+		own := *p
+		own.model = p.model.calledFor(r.operation)
+		p = &own
+	}
 	a := p.do(ctx, r.request)
 	if a.err != nil {
 		return p.broken(ctx, a, a.err)
@@ -75,7 +80,8 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 // generation is a request with what its answer is read by.
 type generation struct {
 	request
-	choices int // asked for
+	operation string
+	choices   int // asked for
 }
 
 // requestOf builds the request. The payload may name its own model, if the model allows it, its
@@ -105,7 +111,7 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if err != nil {
 		return generation{}, err
 	}
-	g := generation{choices: 1}
+	g := generation{operation: operation, choices: 1}
 	_ = json.Unmarshal(fields["n"], &g.choices) // absent, or for the server to refuse
 	body, err := json.Marshal(fields)
 	if err != nil {
