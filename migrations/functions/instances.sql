@@ -48,9 +48,10 @@ $$;
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
 -- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
 -- the autoscaler registers an instance that its backend reported. Without a deployment it keeps the one that it has,
--- or belongs to the only one of its model if that has backend webhook, which can have it stopped then. began is when the start of the
--- instance began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop
--- (it drains and no slot is held).
+-- or belongs to the only one of its model if that has backend webhook, which can have it stopped then. One that was announced earlier
+-- belongs to it from when it takes calls, so that its age is no cold start. began is when the start of the instance
+-- began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it
+-- drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
 -- and those of fit_model_queue after them.
@@ -82,7 +83,9 @@ BEGIN
                draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
                drain_reason = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.drain_reason END,
                drain_by = nullif(i.drain_by, 'expired'),
-               deployment = coalesce(announce_instance.deployment, penstock.announced_deployment(i.model, i.deployment),
+               deployment = coalesce(announce_instance.deployment,
+                                     CASE WHEN i.deployment IS NOT NULL OR penstock.usable(i)
+                                          THEN penstock.announced_deployment(i.model, i.deployment) END,
                                      i.deployment),
                ready_at = coalesce(i.ready_at,
                                    CASE WHEN i.deployment IS NULL AND penstock.usable(i) THEN clock_timestamp() END),

@@ -229,6 +229,33 @@ func TestAnInstanceWithoutADeploymentBelongsToTheOnlyWebhook(t *testing.T) {
 	}
 }
 
+// One that gets its deployment later was not started by it: its age is no cold start, whatever kept it from taking calls then.
+func TestTheAgeOfAnInstanceThatGetsItsDeploymentLaterIsNoColdStart(t *testing.T) {
+	for name, unusable := range map[string]string{
+		"it starts":      `SELECT`,
+		"unhealthy":      `UPDATE penstock.instance SET state = 'unhealthy'`,
+		"drains":         `UPDATE penstock.instance SET state = 'ready', draining_at = now()`,
+		"in quarantine":  `UPDATE penstock.instance SET state = 'ready', quarantined_until = now() + interval '1 hour'`,
+		"ready too late": `UPDATE penstock.instance SET state = 'ready', expires_at = now() - interval '1 minute'`,
+	} {
+		db := fleet(t)
+		announce(t, db, "gpu-1")
+		do(t, db, `UPDATE penstock.instance SET created_at = now() - interval '5 hours'`)
+		do(t, db, unusable)
+		do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook", "target": {"url": "https://example.org"}}')`)
+		announce(t, db, "gpu-1")
+		do(t, db, `UPDATE penstock.instance SET state = 'ready', draining_at = NULL, quarantined_until = NULL`)
+		announce(t, db, "gpu-1")
+		do(t, db, `UPDATE penstock.instance SET state = 'busy'`)
+		if n := one[int](t, db, `SELECT count(ready_at) FROM penstock.instance WHERE deployment = 'llama-own'`); n != 1 {
+			t.Errorf("%s: the instance does not belong to the deployment, or is not known to have been ready", name)
+		}
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.cold_start`); n != 0 {
+			t.Errorf("%s: %g s count as a cold start", name, one[float64](t, db, `SELECT max(seconds) FROM penstock.cold_start`))
+		}
+	}
+}
+
 // With two such deployments it cannot be told whose a new worker is. A worker keeps the one that it has.
 func TestAnInstanceKeepsItsDeploymentWhenItIsRenewed(t *testing.T) {
 	db := fleet(t)
@@ -258,6 +285,7 @@ func TestAnInstanceBesideAnotherBackendBelongsToNoWebhook(t *testing.T) {
 		if n := one[int](t, db, `SELECT count(deployment) FROM penstock.instance`); n != 0 {
 			t.Errorf("beside %s: the instance belongs to a deployment", backend)
 		}
+		do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
 		do(t, db, `SELECT penstock.remove_deployment('llama-own')`)
 		announce(t, db, "gpu-1")
 		if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE deployment = 'llama-hook'`); n != 1 {
