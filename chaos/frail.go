@@ -25,9 +25,9 @@ func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() 
 	switch kind {
 	case 0, 1:
 		in.Fail = 1000
-	case 2: // the leader has to find it: no node has it when its time is over
+	case 2: // the leader has to find it: it is not due, and no node claims it, until long after its time is over
 		p.StartBy = by(500 + random%1500)
-		p.Due = p.StartBy.Add(l.lease + 5*time.Second)
+		p.Due = p.StartBy.Add(l.lease + 20*time.Second)
 		body["start_by"], body["due_at"] = p.StartBy, p.Due
 	case 3:
 		p.StartBy = by(random % 400)
