@@ -234,8 +234,8 @@ func (p *planner) followRemovals() {
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.out.removing)) {
 		if p.s.overdue(name, p.now) {
-			p.out.overdue = fmt.Sprintf("instance %s is to go since %s and is still there",
-				name, p.out.removing[name].UTC().Format(time.RFC3339))
+			p.out.overdue = oneline.Short(fmt.Sprintf("instance %s is to go since %s and is still there",
+				name, p.out.removing[name].UTC().Format(time.RFC3339)), messageMax)
 			return
 		}
 	}

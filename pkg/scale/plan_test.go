@@ -377,6 +377,19 @@ func TestTheMessageOfAFailedStartIsOneLine(t *testing.T) {
 	}
 }
 
+// A worker that announces itself chooses its name.
+func TestTheMessageAboutAnInstanceThatStaysIsOneLine(t *testing.T) {
+	const name = "a\x1b[31m\u009b\nb"
+	s := decided(0, 0)
+	s.Removing, s.RemovingSince = []string{name}, map[string]time.Time{name: began(time.Hour)}
+	stays := drains(ready(1, 0))
+	stays.Server = name
+	overdue := plan(s, []registration{stays}, nil, false, noon).overdue
+	if !strings.HasPrefix(overdue, "instance a\ufffd[31m\ufffd b is to go") {
+		t.Errorf("the message is %q", overdue)
+	}
+}
+
 // One that the database refuses is a start that may be stuck. It is removed then, as none that is registered would be.
 func TestAnInstanceThatCannotBeRegisteredIsNoCapacityForEver(t *testing.T) {
 	s := decided(1, 1)
