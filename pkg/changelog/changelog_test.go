@@ -388,6 +388,8 @@ func TestBatchIsPushedOneByOneWhereOneIsToBlame(t *testing.T) {
 		raise         string
 		pushed, tries int // entries, and inserts that were begun
 	}{
+		"the key of one is contended": {`IF NEW.payload = '2' THEN
+		      IF currval('public.tries') = 2 THEN RAISE check_violation; ELSE RAISE lock_not_available; END IF; END IF`, 2, 5},
 		"a value is refused":        {`IF NEW.payload = '2' THEN RAISE check_violation; END IF`, 2, 5},
 		"the statement is too slow": {`IF NEW.payload = '2' THEN RAISE query_canceled; END IF`, 2, 5},
 		"the transaction conflicts": {`RAISE serialization_failure`, 0, 1},

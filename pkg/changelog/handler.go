@@ -101,18 +101,19 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	return nil, h.HandleBatch(ctx, []*invalidation.Run{r})[0].Err
 }
 
-// HandleBatch pushes what the changes of runs imply, all in one transaction. After an error that may be of one of them
-// each is pushed by itself, so that only those fail that are the reason. Any other error is that of all: each change by
-// itself would meet it as well.
+// HandleBatch pushes what the changes of runs imply, all in one transaction. An error of the impact is that of its
+// change. After an error of the push that may be of one of them each is pushed by itself, so that only those fail that
+// are the reason. Any other error is that of all: each change by itself would meet it as well.
 func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 	answers := make([]invalidation.BatchAnswer, len(runs))
 	changes := make([]change, 0, len(runs))
 	for i, r := range runs {
 		pushes, err := h.implied(ctx, r)
 		answers[i].Err = err
-		if err == nil {
+		switch {
+		case err == nil:
 			changes = append(changes, change{r, pushes, i})
-		} else if !ofOne(ctx, err) {
+		case ctx.Err() != nil || errors.Is(err, postgres.ErrNotBegun):
 			for j := range answers {
 				answers[j].Err = cmp.Or(answers[j].Err, err)
 			}
@@ -120,28 +121,32 @@ func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []i
 		}
 	}
 	err := h.push(ctx, changes)
-	alone := err != nil && len(changes) > 1
+	alone := err != nil && len(changes) > 1 && ofOne(ctx, err)
 	for i, c := range changes {
-		if alone = alone && ofOne(ctx, err); alone {
+		if alone {
 			err = h.push(ctx, changes[i:i+1])
+			alone = !away(ctx, err)
 		}
 		answers[c.at].Err = err
 	}
 	return answers
 }
 
-// ofOne reports whether an error, nil included, may be of one change: not of the end of the run, of the connection to
-// the database, of its state, or of other transactions. A statement that takes too long for many changes may not for
-// one.
+// ofOne reports whether an error of the push of many changes may be of one of them: not of the end of the run, of the
+// connection to the database, of its state, or of other transactions. A statement that takes too long for many changes
+// may not for one.
 func ofOne(ctx context.Context, err error) bool {
-	switch code := postgres.Code(err); {
-	case ctx.Err() != nil || errors.Is(err, postgres.ErrNotBegun):
-		return false
-	case code == "":
-		return !postgres.Disconnected(err)
-	default:
-		return code == postgres.QueryCanceled || !postgres.Passes(err)
+	return !away(ctx, err) && (postgres.Code(err) == "" || postgres.Code(err) == postgres.QueryCanceled ||
+		!postgres.Passes(err))
+}
+
+// away reports whether an error is that of the run's end, or of a database that is unavailable: the push of any other
+// change would meet it as well. A conflict with another transaction is none, since it may be about the keys of one.
+func away(ctx context.Context, err error) bool {
+	if ctx.Err() != nil || errors.Is(err, postgres.ErrNotBegun) {
+		return true
 	}
+	return postgres.Disconnected(err) || postgres.Code(err) != "" && postgres.Unavailable(err)
 }
 
 // push pushes what changes imply, all or nothing.

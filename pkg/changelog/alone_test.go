@@ -1,0 +1,47 @@
+package changelog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+// The impact is code of the user, which may call any server: its errors are no reason to give up the changes behind it,
+// whatever they are, as long as the database begins transactions.
+func TestAnErrorOfAnImpactIsThatOfItsChange(t *testing.T) {
+	for name, c := range map[string]struct {
+		err           error
+		failed, calls int
+	}{
+		"a deadline of its own":   {fmt.Errorf("ask the price: %w", context.DeadlineExceeded), 1, 3},
+		"a connection of its own": {&net.OpError{Op: "dial", Err: errors.New("refused")}, 1, 3},
+		"a row that is locked":    {&pgconn.PgError{Code: "55P03"}, 1, 3},
+		"a deadlock":              {&pgconn.PgError{Code: "40P01"}, 1, 3},
+		"a transaction not begun": {fmt.Errorf("%w: no connection", postgres.ErrNotBegun), 3, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t)
+			calls, failed := 0, 0
+			h, runs := b.batch(func(d Change) error {
+				if calls++; string(d.To) == "1" {
+					return c.err
+				}
+				return nil
+			})
+			for _, answer := range h.HandleBatch(b.ctx, runs) {
+				if answer.Err != nil {
+					failed++
+				}
+			}
+			if failed != c.failed || calls != c.calls || b.count(`SELECT count(*) FROM penstock.entry_calc`) != 3-failed {
+				t.Errorf("%d changes failed after %d calls of the impact, want %d and %d", failed, calls, c.failed, c.calls)
+			}
+		})
+	}
+}
