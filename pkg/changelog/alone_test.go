@@ -7,7 +7,9 @@ import (
 	"net"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -43,5 +45,43 @@ func TestAnErrorOfAnImpactIsThatOfItsChange(t *testing.T) {
 				t.Errorf("%d changes failed after %d calls of the impact, want %d and %d", failed, calls, c.failed, c.calls)
 			}
 		})
+	}
+}
+
+// onCommit calls itself after each COMMIT that succeeded.
+type onCommit func()
+
+func (onCommit) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (f onCommit) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if data.CommandTag.String() == "COMMIT" {
+		f()
+	}
+}
+
+// A run that ends between two pushes of one change each has not pushed the later one.
+func TestAChangeThatIsNotPushedAnyMoreIsNotDone(t *testing.T) {
+	b := newBed(t)
+	ctx, cancel := context.WithCancel(b.ctx)
+	defer cancel()
+	config := b.pool.Config()
+	config.ConnConfig.Tracer = onCommit(cancel)
+	pool, err := pgxpool.NewWithConfig(b.ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	b.pool, pool = pool, b.pool
+	h, runs := b.batch(func(Change) error { return nil })
+	b.pool = pool
+	b.exec(`ALTER TABLE penstock.entry_calc ADD CHECK (payload <> '2')`)
+	answers := h.HandleBatch(ctx, runs)
+	if answers[0].Err != nil || answers[1].Err == nil || answers[2].Err == nil {
+		t.Errorf("answers %v", answers)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 1 {
+		t.Errorf("%d pushed, want 1", n)
 	}
 }

@@ -125,7 +125,7 @@ func (h *handler) HandleBatch(ctx context.Context, runs []*invalidation.Run) []i
 	for i, c := range changes {
 		if alone {
 			err = h.push(ctx, changes[i:i+1])
-			alone = !away(ctx, err)
+			alone = err == nil || !away(ctx, err)
 		}
 		answers[c.at].Err = err
 	}
