@@ -172,19 +172,24 @@ func (p *planner) register(f BackendInstance) {
 
 // leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling
 // update of a Deployment, pods of the next ReplicaSet. They are no part of the order. One that was removed would be
-// started again each time, and the update would never end.
+// started again each time, and the update would never end. What an order has named for removal goes: it is no surplus.
 func (p *planner) leaveSurplus() {
 	revisions := map[string]bool{}
 	var candidates []*member
+	stay := 0
 	for _, m := range p.members {
 		if m.revision != "" {
 			revisions[m.revision] = true
 		}
+		if slices.Contains(p.s.Removing, m.Server) {
+			continue
+		}
+		stay++
 		if !m.Draining && !m.failed {
 			candidates = append(candidates, m)
 		}
 	}
-	surplus := min(len(p.members)-max(p.s.Ordered, p.s.Desired), len(candidates))
+	surplus := min(stay-max(p.s.Ordered, p.s.Desired), len(candidates))
 	if len(revisions) < 2 || surplus <= 0 {
 		return
 	}

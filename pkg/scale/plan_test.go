@@ -368,6 +368,35 @@ func TestARollingUpdateOfTheBackendGoesToItsEnd(t *testing.T) {
 	}
 }
 
+// An instance that an order has named goes with that order, and is no surplus of the update: no other one goes in its place.
+func TestNoOtherInstanceGoesWhileANamedOneEnds(t *testing.T) {
+	revisions := func(found []BackendInstance) []BackendInstance {
+		for i := range found {
+			found[i].Revision = []string{"r1", "r2"}[i%2]
+		}
+		return found
+	}
+	s := decided(3, 5)
+	rows := []registration{drains(ready(1, 0)), drains(ready(2, 1)), ready(3, 1), ready(4, 1), ready(5, 1)}
+	found := revisions(in(rows...))
+	first := plan(s, rows, found, true, noon)
+	if first.order == nil || first.order.Count != 4 || !slices.Equal(first.order.Remove, []string{"a"}) {
+		t.Fatalf("the first order is %+v", first.order)
+	}
+	s.Ordered, s.Removing = 4, []string{"a"}
+	again := plan(s, rows, found, true, noon)
+	if again.order == nil || again.order.Count != 4 || len(again.undrain) > 0 || len(again.drain) > 0 {
+		t.Errorf("a still exists: %v drain, %v drain no more, the order is %+v", again.drain, again.undrain, again.order)
+	}
+	named, fresh := in(ready(6, 0))[0], in(ready(7, 0))[0] // neither is registered, and the backend has started one more
+	named.Endpoint = ""
+	s.Removing = []string{"f"}
+	again = plan(s, rows[1:], revisions(append(in(rows[1:]...), named, fresh)), true, noon)
+	if again.order == nil || again.order.Count != 4 || !slices.Equal(again.order.Remove, []string{"f"}) || len(again.drain) > 0 {
+		t.Errorf("f still exists: %v drain, the order is %+v", again.drain, again.order)
+	}
+}
+
 func TestTheMessageOfAFailedStartIsOneLine(t *testing.T) {
 	failed := in(ready(1, 0))
 	failed[0].State, failed[0].Message = InstanceFailed, "exit status 1:\n\tout of memory"+strings.Repeat("x", 2*messageMax)
