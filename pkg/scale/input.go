@@ -206,9 +206,9 @@ func (in input) stored() (past, error) {
 }
 
 // outlived says whether all deployments of the model were made since: the number was that of others, and is not to be
-// started again.
+// started again. One with a time in the future may be older: it was made while the clock was ahead.
 func (p past) outlived(deployments []deploymentRow) bool {
-	before := func(s deploymentRow) bool { return !s.CreatedAt.After(p.state.At) }
+	before := func(s deploymentRow) bool { return s.CreatedAt.After(s.At) || !s.CreatedAt.After(p.state.At) }
 	return !p.state.At.IsZero() && !slices.ContainsFunc(deployments, before)
 }
 

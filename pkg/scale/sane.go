@@ -130,8 +130,8 @@ func saneWindow(window []Level, now time.Time) []Level {
 	return window
 }
 
-// sane is the row with times up to now. A pause that lasts longer than any counts as over, and starts are stuck that
-// began before stuck_min_seconds ago at most.
+// sane is the row with times up to now, but for CreatedAt, see outlived. A pause that lasts longer than any counts as
+// over, and starts are stuck that began before stuck_min_seconds ago at most.
 func (s *deploymentRow) sane(now time.Time) {
 	if s.At.IsZero() {
 		return
@@ -148,7 +148,6 @@ func (s *deploymentRow) sane(now time.Time) {
 		earliest := notAfter(*s.ReplaceBefore, before)
 		s.ReplaceBefore = &earliest
 	}
-	s.CreatedAt = notAfter(s.CreatedAt, now)
 	s.Starting, s.Starts = notAfterEach(s.Starting, now), notAfterEach(s.Starts, now)
 	for _, since := range []*map[string]time.Time{&s.RemovingSince, &s.Unhealthy} {
 		*since = maps.Clone(*since)

@@ -56,6 +56,18 @@ func TestAClockThatWasAheadHoldsNothingUp(t *testing.T) {
 	}
 }
 
+// The past of a model is kept where its deployment was made while the clock was ahead, as where it was made before.
+func TestADeploymentMadeWhileTheClockWasAheadHasAPast(t *testing.T) {
+	before := past{state: State{At: ago(time.Second)}}
+	for made, anew := range map[time.Duration]bool{-time.Hour: false, -time.Millisecond: true, time.Hour: false} {
+		row := deploymentRow{At: noon, CreatedAt: noon.Add(made)}
+		row.read()
+		if got := before.outlived([]deploymentRow{row}); got != anew {
+			t.Errorf("made at noon and %s: whether decisions begin anew is %t, want %t", made, got, anew)
+		}
+	}
+}
+
 // Whatever is reported or was stored, decisions are finite numbers within the bounds.
 func TestExtremeNumbersAreCalculatedWith(t *testing.T) {
 	for _, x := range []float64{1e308, -1e308, math.NaN(), math.Inf(1), math.Inf(-1), 5e-324} {
