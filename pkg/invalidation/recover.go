@@ -70,11 +70,11 @@ SELECT l.token
 //
 // Of a group that is the oldest entry that is left, from the one on which the last heartbeat calls running: entries run
 // in the order of their ids, and one before it may have become claimable during the lock. Nor does the lock cover an
-// entry that came due after the claim, unless that is the one which the heartbeat names: the entries are read later than
-// claimed_at, and the clock may have been set back before the claim. What cannot be decided: a push that committed after
-// the claim, or an entry that was enabled, counts the crash if it is before the entry that ran and behind the one of the
-// last heartbeat, or if no heartbeat called the lock running; and so does an entry whose ending was not recorded, for
-// the one behind it.
+// entry that came due after the claim, unless that is the one which the heartbeat names: the entries are read later
+// than claimed_at, and the clock may have been set back before the claim. What cannot be decided: a push that committed
+// after the claim, or an entry that was enabled, counts the crash if it is before the entry that ran and behind the one
+// of the last heartbeat, or if no heartbeat called the lock running; and so does an entry whose ending was not
+// recorded, for the one behind it.
 const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
