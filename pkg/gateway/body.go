@@ -16,6 +16,8 @@ func readJSON(r *http.Request, body []byte) (asked, error) {
 	switch {
 	case errors.Is(err, errModelText), errors.Is(err, errModelTwice), errors.Is(err, errModelLong):
 		return asked{}, badModel(err)
+	case errors.Is(err, errChoicesTwice):
+		return asked{}, bad(http.StatusBadRequest, "invalid_choices", "", "%s", err.Error())
 	case err != nil:
 		return asked{}, bad(http.StatusBadRequest, "invalid_json", "", "%s", err.Error())
 	case s.name == "":

@@ -24,8 +24,7 @@ type scanned struct {
 	empty         bool // no members
 }
 
-// choicesField is a field n or best_of, with its value. A name that comes twice has two: which one a server takes is
-// not known.
+// choicesField is a field n or best_of, with its value. Each name has one at most.
 type choicesField struct {
 	name  string
 	value json.RawMessage
@@ -37,10 +36,11 @@ func (s span) empty() bool { return s.to <= s.from }
 
 // Errors of a body that cannot be read.
 var (
-	errNotJSON    = errors.New("the body is not a JSON object")
-	errModelTwice = errors.New("the body names model more than once")
-	errModelText  = errors.New("model is not a text")
-	errModelLong  = fmt.Errorf("model has more than %d bytes", modelNameMax)
+	errNotJSON      = errors.New("the body is not a JSON object")
+	errModelTwice   = errors.New("the body names model more than once")
+	errModelText    = errors.New("model is not a text")
+	errChoicesTwice = errors.New("the body names n or best_of more than once")
+	errModelLong    = fmt.Errorf("model has more than %d bytes", modelNameMax)
 )
 
 // modelNameMax bounds the name of a model in a request, in bytes. Those of the registry have 200 at most.
@@ -110,6 +110,11 @@ func (s *scanned) member(key, body []byte, at span) error {
 	case `"prompt_cache_key"`:
 		_ = json.Unmarshal(value, &s.cacheKey) // of another type: it is no key
 	case `"n"`, `"best_of"`:
+		for _, f := range s.choices {
+			if f.name == string(key[1:len(key)-1]) {
+				return errChoicesTwice // the worker might take the other one
+			}
+		}
 		s.choices = append(s.choices, choicesField{string(key[1 : len(key)-1]), value})
 	case `"max_tokens"`, `"max_completion_tokens"`, `"max_output_tokens"`:
 		if n, err := strconv.ParseFloat(string(value), 64); err == nil {

@@ -3,6 +3,7 @@ package gateway
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"io"
 	"mime/multipart"
 	"net/http"
@@ -16,7 +17,7 @@ import (
 func FuzzScanReadsAsEncodingJSON(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"model":"m"}`, ` { "a" : [1,{"model":"x"}], "model" : "m\u0061\"\\" , "stream":true } `, `{"model":5}`,
-		`{"model":"a","model":"b"}`, `{"mod\u0065l":"a","stream":false,"stream_options":null}`, `[]`, `{"a":"\\\\\""}`, `1`,
+		`{"model":"a","model":"b"}`, `{"model":"a","n":1,"n":1}`, `{"mod\u0065l":"a","stream":false,"stream_options":null}`, `[]`, `{"a":"\\\\\""}`, `1`,
 		`{"stream_options":null,"model":"a"}`, `{"model":"a","stream_options":null,"stream_options":{}}`,
 		`{"stream_options":null,"stream_options": null ,"model":"a"}`, `{"messages":[{"content":"]}{["}],"max_tokens":12.5e1}`, `{"model":"a"} x`, `{"": {"":""}}`,
 		`{"model":"` + strings.Repeat("a", modelNameMax) + `"}`, `{"model":"` + strings.Repeat(`\u00e9`, modelNameMax/2+1) + `"}`,
@@ -37,7 +38,7 @@ func FuzzScanReadsAsEncodingJSON(f *testing.F) {
 		model, present := fields["model"]
 		isText := present && len(model) > 0 && model[0] == '"' && json.Unmarshal(model, &name) == nil
 		switch {
-		case err == errModelTwice: //nolint:errorlint // returned as it is
+		case err == errModelTwice, err == errChoicesTwice: //nolint:errorlint // returned as they are
 			return
 		case err == errModelLong && len(name) > modelNameMax: //nolint:errorlint // as above
 			return
@@ -255,6 +256,15 @@ func TestWalkTakesWhatEncodingJSONTakes(t *testing.T) {
 				t.Errorf("%.60q: got %v, encoding/json takes it: %v", body, err, object)
 			}
 		}
+	}
+}
+
+// A member that comes again takes no memory.
+func TestRepeatedMembersAreNotKept(t *testing.T) {
+	t.Parallel()
+	body := []byte(`{"model":"m"` + strings.Repeat(`,"n":1,"best_of":1`, 1000) + `}`)
+	if s, err := scan(body); !errors.Is(err, errChoicesTwice) || len(s.choices) != 2 {
+		t.Errorf("%d values are kept, and the error is %v", len(s.choices), err)
 	}
 }
 

@@ -59,16 +59,17 @@ func TestGenerationsOfMoreSequencesThanTheModelTakesAreRefused(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, func(_ *Config, m *ModelState) { m.ChoicesMax = 2 }, workertest.Says(200, `{"choices":[]}`))
 	for body, want := range map[string]string{
-		`{"model":"m","n":3}`:                       "n is 3",
-		`{"model":"m","best_of":9}`:                 "best_of is 9",
-		`{"model":"m","n":9,"n":1}`:                 "n is 9",
-		`{"model":"m","n":"64"}`:                    "whole number",
-		`{"model":"m","best_of":6.4e1}`:             "whole number",
-		`{"model":"m","n":2}`:                       "",
-		`{"model":"m","best_of":null}`:              "",
-		`{"model":"m","\u006e":3}`:                  "n is 3",
-		`{"model":"m","n":99999999999}`:             "n is 99999999999",
-		`{"model":"m","n":1,"unrelated":[{"n":9}]}`: "",
+		`{"model":"m","n":3}`:                        "n is 3",
+		`{"model":"m","best_of":9}`:                  "best_of is 9",
+		`{"model":"m","n":1,"n":1}`:                  "more than once",
+		`{"model":"m","best_of":1,"best\u005fof":2}`: "more than once",
+		`{"model":"m","n":"64"}`:                     "whole number",
+		`{"model":"m","best_of":6.4e1}`:              "whole number",
+		`{"model":"m","n":2}`:                        "",
+		`{"model":"m","best_of":null}`:               "",
+		`{"model":"m","\u006e":3}`:                   "n is 3",
+		`{"model":"m","n":99999999999}`:              "n is 99999999999",
+		`{"model":"m","n":1,"unrelated":[{"n":9}]}`:  "",
 	} {
 		got := p.post("/v1/chat/completions", body)
 		if want == "" && got.StatusCode != http.StatusOK || want != "" &&
