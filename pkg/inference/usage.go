@@ -180,9 +180,13 @@ func (a *dispatch) use(o worker.Outcome, members int) {
 	}, used)
 }
 
-// GPUs is how many GPUs an instance works with, by its label gpus; 1 without.
+// gpusMax bounds the label gpus, which anyone with the scope announce may set: the use of a call is its time, times
+// this and its sequences, and has to fit a time.Duration.
+const gpusMax = 1024
+
+// GPUs is how many GPUs an instance works with, by its label gpus, from 1 to gpusMax; 1 with another value or none.
 func (e *Endpoint) GPUs() int {
-	if n, err := strconv.Atoi(e.Labels["gpus"]); err == nil && n > 0 {
+	if n, err := strconv.Atoi(e.Labels["gpus"]); err == nil && n > 0 && n <= gpusMax {
 		return n
 	}
 	return 1

@@ -54,6 +54,18 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	}
 }
 
+// A label of more GPUs than an instance can have does not make the use of a call overflow.
+func TestGPUsOfALabelAreBounded(t *testing.T) {
+	t.Parallel()
+	for label, want := range map[string]int{
+		"": 1, "0": 1, "-4": 1, "four": 1, "8": 8, "1024": 1024, "1025": 1, "100000000000": 1, "99999999999999999999": 1,
+	} {
+		if got := (&Endpoint{Labels: map[string]string{"gpus": label}}).GPUs(); got != want {
+			t.Errorf("%q: %d GPUs, want %d", label, got, want)
+		}
+	}
+}
+
 // Eight entries in one call have used the GPU for the time of one call together, and the time for which they wait
 // for each other or for a slot is no GPU's.
 func TestFlowsAreChargedTheTimeOfGPUs(t *testing.T) {
