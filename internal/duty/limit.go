@@ -9,7 +9,9 @@ import (
 )
 
 // Limit is how many rows one transaction of a duty may change: as many as it can in Aim. Rows differ in their cost by
-// orders of magnitude, and a statement that is longer than its deadline has changed nothing.
+// orders of magnitude, and a statement that is longer than its deadline has changed nothing. A part of a transaction's
+// time is the same for any number of rows, its round trips and its commit: fewer than a tenth of First are for rows of
+// which more met a deadline.
 type Limit struct {
 	First int           // rows of the first transaction
 	Max   int           // rows of any
@@ -26,15 +28,18 @@ func (l *Limit) Rows() int {
 	return l.rows
 }
 
-// Done takes note of a transaction: the limit is halved by one that took longer than Aim or was ended by its deadline,
-// and doubled by one that took less than half of Aim. Other errors say nothing about the number of rows.
+// Done takes note of a transaction: the limit is halved by one that took longer than Aim, down to a tenth of First, and
+// by one that was ended by its deadline. It is doubled by one that took less than half of Aim, below a tenth of First
+// less than Aim. Other errors say nothing about the number of rows.
 func (l *Limit) Done(took time.Duration, err error) {
-	rows := l.Rows()
+	rows, least := l.Rows(), max(1, l.First/10)
 	switch {
 	case err != nil && !Late(err):
-	case err != nil || took > l.Aim:
+	case err != nil:
 		l.rows = max(1, rows/2)
-	case took < l.Aim/2:
+	case took > l.Aim:
+		l.rows = min(rows, max(least, rows/2))
+	case took < l.Aim/2 || rows < least:
 		l.rows = max(1, min(2*rows, l.Max))
 	}
 }

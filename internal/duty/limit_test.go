@@ -28,11 +28,38 @@ func TestLimitFollowsTheTimeOfARow(t *testing.T) {
 	if done := work(time.Millisecond, 10_000); done > 110 {
 		t.Errorf("rows of 1 ms took %d transactions for 10,000", done)
 	}
-	if done := work(500*time.Millisecond, 20); done > 30 || l.Rows() != 1 {
+	if done := work(500*time.Millisecond, 20); done > 30 || l.Rows() > 4 {
 		t.Errorf("rows of 500 ms took %d transactions for 20, and the limit is %d", done, l.Rows())
 	}
 	if done := work(10*time.Microsecond, 100_000); done > 40 || l.Rows() != 10_000 {
 		t.Errorf("rows that are quick again took %d transactions for 100,000, and the limit is %d", done, l.Rows())
+	}
+}
+
+// Round trips and a commit take the same time for any number of rows, and longer than Aim where the database is distant
+// or its disk slow. To change fewer rows would save nothing.
+func TestLimitFollowsNoTimeThatAllTransactionsTake(t *testing.T) {
+	for _, fixed := range []time.Duration{150 * time.Millisecond, 300 * time.Millisecond, 5 * time.Second} {
+		l := Limit{First: 400, Max: 10_000, Aim: 200 * time.Millisecond}
+		for range 100 {
+			l.Done(fixed+time.Duration(l.Rows())*10*time.Microsecond, nil)
+		}
+		if l.Rows() < 40 {
+			t.Errorf("transactions of %s each: the limit falls to %d rows", fixed, l.Rows())
+		}
+	}
+	l := Limit{First: 400, Max: 10_000, Aim: 200 * time.Millisecond}
+	for range 20 {
+		l.Done(time.Second, &pgconn.PgError{Code: "57014"})
+	}
+	if l.Rows() != 1 {
+		t.Errorf("after deadlines alone: %d rows, want 1", l.Rows())
+	}
+	for range 10 {
+		l.Done(150*time.Millisecond, nil)
+	}
+	if l.Rows() < 40 {
+		t.Errorf("after transactions of 150 ms each: the limit is %d rows still", l.Rows())
 	}
 }
 
