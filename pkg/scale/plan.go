@@ -74,6 +74,7 @@ func plan(s deploymentRow, registered []registration, found []BackendInstance, l
 		p.grow()
 		p.decideOrder()
 	}
+	p.registerNoRemoved()
 	p.followRemovals()
 	return p.out
 }
@@ -164,10 +165,7 @@ func (p *planner) register(f BackendInstance) {
 		p.out.register = append(p.out.register, f)
 		return
 	}
-	if p.out.paused == nil {
-		p.out.paused = map[string]refusal{}
-	}
-	p.out.paused[f.Name] = r
+	p.pause(f.Name, r)
 }
 
 // leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling

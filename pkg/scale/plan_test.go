@@ -434,6 +434,27 @@ func TestAnInstanceThatCannotBeRegisteredIsNoCapacityForEver(t *testing.T) {
 	}
 }
 
+// One that the database refused is not tried again in the round that removes it. Its refusal is known in the next one: it is
+// removed then, too, and not drained.
+func TestAnInstanceIsNotRegisteredWhileItIsRemoved(t *testing.T) {
+	old := began(10 * time.Minute)
+	stuck := decided(1, 1)
+	stuck.ReplaceBefore = &old
+	for name, s := range map[string]deploymentRow{"one fewer": decided(0, 1), "stuck": stuck} {
+		s.refused = map[string]refusal{"a": {n: 3, message: "refused"}}
+		for range 2 {
+			todo := plan(s, nil, in(ready(1, 0)), true, noon)
+			if todo.order == nil || !slices.Equal(todo.order.Remove, []string{"a"}) || len(todo.register)+len(todo.drain) > 0 {
+				t.Errorf("%s: %d are registered, %v drain, the order is %+v", name, len(todo.register), todo.drain, todo.order)
+			}
+			if todo.paused["a"].n != 3 || todo.refusal() != "refused" {
+				t.Errorf("%s: the refusal is not kept: %+v", name, todo.paused)
+			}
+			s.Removing, s.refused = []string{"a"}, todo.paused
+		}
+	}
+}
+
 // A daily floor begins after the gap on the day on which the clocks go forward over its beginning, and once where they go back.
 func TestFloorsFollowClockChanges(t *testing.T) {
 	daily := []Floor{{Cron: "30 2 * * *", Zone: "Europe/Berlin", Lasts: Seconds(30 * time.Minute), Min: 3}}
