@@ -166,6 +166,21 @@ func TestOldBatchesWithLargePartsAreDeleted(t *testing.T) {
 	t.Errorf("%d parts are left after 100 transactions", b.count(`SELECT count(*) FROM penstock.batch_part`))
 }
 
+// The first rows to be deleted after a time without any may be large ones.
+func TestTransactionsThatDeleteLittleDoNotRaiseTheirLimit(t *testing.T) {
+	b := newBed(t)
+	for range 5 {
+		b.create(Batch{Items: numbers(1), Window: 1})
+		b.drain()
+		b.exec(`UPDATE penstock.batch SET ended_at = clock_timestamp() - interval '31 days'`)
+		b.clear()
+		b.clear()
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.batch`); n != 0 || b.stepper.rows.Rows() != clearedFirst {
+		t.Errorf("%d batches are left, and the limit is %d rows, want %d", n, b.stepper.rows.Rows(), clearedFirst)
+	}
+}
+
 func TestManyOldBatchesAreDeletedAtOnce(t *testing.T) {
 	b := newBed(t)
 	const batches = 300

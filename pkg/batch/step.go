@@ -182,7 +182,9 @@ func (s *Stepper) clear(ctx context.Context) error {
 		return err
 	})
 	took := time.Since(start)
-	s.rows.Done(took, err)
+	if more || err != nil { // few rows say nothing about a full transaction
+		s.rows.Done(took, err)
+	}
 	s.clearAfter = time.Now().Add(time.Minute)
 	if more || duty.Late(err) {
 		s.clearAfter = time.Now().Add(min(4*took, time.Minute))
