@@ -52,6 +52,7 @@ ON CONFLICT (name) DO UPDATE
                                                      ELSE s.failed_at END),
        no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END,
        applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
+       decided_at = CASE WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
        error = excluded.error,
        retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
 
