@@ -66,6 +66,37 @@ func TestAReplacementThatCouldNotBeStoredIsStoredLater(t *testing.T) {
 	}
 }
 
+// failing is a fence whose next transactions end in these errors.
+type failing struct {
+	free
+	errs []error
+}
+
+func (f *failing) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	if len(f.errs) > 0 {
+		err := f.errs[0]
+		f.errs = f.errs[1:]
+		return err
+	}
+	return f.free.InTx(ctx, fn)
+}
+
+// A row is refused, and the database is away while each model is stored alone: the next pass decides again for all that are
+// not stored, so that each change has its row.
+func TestModelsBehindOneThatCouldNotBeStoredAreStoredLater(t *testing.T) {
+	db := pair(t)
+	s := New(db, &failing{free{db}, []error{errData, errors.New("the database is away")}}, Config{})
+	if err := s.Pass(t.Context()); err == nil {
+		t.Fatal("the pass stored its decisions")
+	}
+	if err := s.Pass(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := one[string](t, db, `SELECT string_agg(model || ' ' || desired, ', ' ORDER BY model) FROM penstock.scale_decision`); got != "llama 1, usual 1" {
+		t.Errorf("the decisions are %q", got)
+	}
+}
+
 // The times of a deployment are those of the database's clock. A leader whose own clock is an hour off writes the reports
 // of backends as often as another one.
 func TestReportsAreWrittenByTheClockOfTheDatabase(t *testing.T) {

@@ -152,11 +152,14 @@ func (s *Duty) store(ctx context.Context, all []*modelDecision) error {
 	if !ofData(err) {
 		return err
 	}
-	for _, d := range all {
+	for i, d := range all {
 		if err := s.storeOnce(ctx, []*modelDecision{d}); ofData(err) {
 			s.cfg.Log.ErrorContext(ctx, "cannot store the decision about a model", "model", d.in.Model, "error", err)
 			s.forget(d.in.Model)
 		} else if err != nil {
+			for _, d := range all[i+1:] {
+				s.forget(d.in.Model)
+			}
 			return err
 		}
 	}
