@@ -4,11 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io"
 	"slices"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 var ann = By{Actor: "ann", Reason: "it is on fire"}
@@ -146,8 +150,9 @@ func TestStartByBindsUntilTheFirstError(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, ids[0]), 1)
 }
 
-// A run that was handed back had started, unless its handler says that it only waited.
+// A run that was handed back had started, unless its handler says that it only waited, or no transaction was begun.
 func TestStartByBindsNoEntryThatIsHandedBackAfterItsStart(t *testing.T) {
+	interrupted := func(err error) error { return new(Interruptions).judge(t.Context(), 1, err) }
 	runs := map[string]struct {
 		used  time.Duration // below zero: the handler does not say
 		err   error
@@ -158,6 +163,11 @@ func TestStartByBindsNoEntryThatIsHandedBackAfterItsStart(t *testing.T) {
 		"preempted":          {time.Second, NoCapacity(0, errors.New("preempted")), false},
 		"no worker was free": {-1, NoCapacity(0, errors.New("busy")), true},
 		"drained in line":    {0, ErrDraining, true},
+
+		"its transaction was lost":          {-1, interrupted(io.ErrUnexpectedEOF), false},
+		"its transaction was not begun":     {-1, interrupted(fmt.Errorf("%w: %w", postgres.ErrNotBegun, io.EOF)), true},
+		"drained before its transaction":    {-1, errors.Join(postgres.ErrNotBegun, ErrDraining), true},
+		"lease lost before it had begun it": {-1, fmt.Errorf("%w: %w", postgres.ErrNotBegun, ErrLeaseLost), true},
 	}
 	for _, key := range []string{"", "K"} {
 		b := newControlBed(t, Config{})
@@ -180,6 +190,7 @@ func TestStartByBindsNoEntryThatIsHandedBackAfterItsStart(t *testing.T) {
 			if want := map[bool]int{true: 2, false: 1}[run.binds]; n != want {
 				t.Errorf("%s, key %q: %d of 2 entries expired, want %d; one has not begun", name, key, n, want)
 			}
+			b.exec(b.pool, `DELETE FROM penstock.throttle`)
 			b.exec(b.pool, `DELETE FROM penstock.ready`)
 			b.exec(b.pool, `DELETE FROM penstock.entry`)
 		}

@@ -142,6 +142,7 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 	}
 	var a answer
 	a.collect(err)
+	notBegun := errors.Is(err, postgres.ErrNotBegun)
 	switch {
 	case errors.Is(err, ErrCancelled):
 		return Cancel(l, id, err.Error())
@@ -149,15 +150,15 @@ func Judge(r *Run, result json.RawMessage, err error, ran time.Duration, random 
 		return Expire(l, id, err.Error())
 	case errors.Is(err, ErrConflict), !a.unrepeatable && (errors.Is(err, ErrLeaseLost) || errors.Is(err, ErrDraining)):
 		e := Release(l, id, 0)
-		e.started = r.worked(true)
+		e.started = r.worked(!notBegun)
 		return e
 	}
-	if errors.Is(err, postgres.ErrNotBegun) && !errors.Is(err, ErrRunTimeout) {
+	if notBegun && !errors.Is(err, ErrRunTimeout) {
 		a.release, a.throttle = true, throttleOrder{wait: time.Second} // no error of the handler: the database is away
 	}
 	if a.release {
 		e := Release(l, id, a.delay)
-		e.started = r.worked(a.interrupted)
+		e.started = r.worked(a.interrupted && !notBegun)
 		if a.postpone && a.delay > 0 {
 			e = Postpone(l, id, a.delay)
 		}
