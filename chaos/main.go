@@ -190,10 +190,12 @@ func run(ctx context.Context, cfg config, keep bool) (broken int, err error) {
 		return 0, fmt.Errorf("probe: %w", err)
 	}
 	unserved := s.serves(ctx)
+	quiet := s.awaitCallbacks()
 	h, err := s.history(ctx)
 	if err != nil {
 		return 0, err
 	}
+	h.Quiet = quiet
 	drained.tell(h, cfg.rare)
 	h.Unfinished, h.FaultFree, h.Unhinted, h.Unserved = left, faultFree, unhinted, unserved
 	if h.Deadlocks, err = s.deadlocks(); err != nil {

@@ -244,7 +244,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 			h.Calls = append(h.Calls, one)
 		}
 	}
-	h.Deliveries = slices.Clone(s.recorder.deliveries)
+	h.Deliveries, h.Received, h.CallbackWaits = slices.Clone(s.recorder.deliveries), time.Now(), callbackWaits
 	s.recorder.mu.Unlock()
 	s.policy.mu.Lock()
 	h.Beats = slices.Clone(s.policy.beats)

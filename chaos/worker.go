@@ -215,7 +215,11 @@ func (w *recorder) closed(c *judge.Call, answer, nonce string) {
 	c.Closed, c.Answer, c.Nonce = time.Now(), answer, nonce
 }
 
-// hook receives webhooks. One in ten is refused, so that deliveries are repeated.
+// callbackWaits are those of the schedule of callbacks after their first refusals, with all jitter.
+var callbackWaits = []time.Duration{6 * time.Second, 6 * time.Minute}
+
+// hook receives webhooks. One in ten is refused, so that deliveries are repeated. Of these one in two is refused with
+// the status of a receiver that is up: five in a row of the others would have a node try none for half a minute.
 func (w *recorder) hook(rw http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Data struct {
@@ -229,13 +233,45 @@ func (w *recorder) hook(rw http.ResponseWriter, r *http.Request) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.deliveries = append(
-		w.deliveries,
-		judge.Delivery{ID: r.Header.Get("Webhook-Id"), Entry: body.Data.ID, Outcome: body.Data.Outcome},
-	)
-	if rand.IntN(10) == 0 {
-		w.refused++
-		rw.Header().Set("Retry-After", "1")
-		rw.WriteHeader(http.StatusServiceUnavailable)
+	accepted := rand.IntN(10) > 0
+	w.deliveries = append(w.deliveries, judge.Delivery{
+		ID: r.Header.Get("Webhook-Id"), Entry: body.Data.ID, Outcome: body.Data.Outcome,
+		At: time.Now(), Accepted: accepted,
+	})
+	if accepted {
+		return
 	}
+	if w.refused++; w.refused%2 == 0 {
+		rw.WriteHeader(http.StatusConflict)
+		return
+	}
+	rw.Header().Set("Retry-After", "1")
+	rw.WriteHeader(http.StatusServiceUnavailable)
+}
+
+// owed says that a callback was refused once, which was due again at a moment and has not come since.
+func (w *recorder) owed(at time.Time) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	got, settled := map[int64]int{}, map[int64]bool{}
+	for _, d := range w.deliveries {
+		got[d.Entry]++
+		settled[d.Entry] = settled[d.Entry] || d.Accepted || d.At.Add(callbackWaits[0]).After(at)
+	}
+	for entry, n := range got {
+		if n == 1 && !settled[entry] {
+			return true
+		}
+	}
+	return false
+}
+
+// awaitCallbacks waits for callbacks that were refused once and are due again, for as long as a judge needs to see that
+// one does not come. It returns since when nothing else was left to do.
+func (s *site) awaitCallbacks() (quiet time.Time) {
+	quiet = time.Now()
+	for s.recorder.owed(quiet) && time.Since(quiet) < 2*judge.CallbackMax(s.cfg.lease, s.tolerance()) {
+		time.Sleep(100 * time.Millisecond)
+	}
+	return quiet
 }

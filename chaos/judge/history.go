@@ -44,6 +44,11 @@ type History struct {
 	Ticking    string       // their queue
 	Deliveries []Delivery
 	Told       []Told
+
+	CallbackWaits []time.Duration // after the first refusals of a callback, at most
+	Quiet         time.Time       // since when nothing else was left to do
+	Received      time.Time       // until when deliveries were recorded
+
 	Effects    map[int64]int // executions by operation, of statements that the database ran
 	Batches    []Batch
 	Items      map[Item]int // executions of items of batches
@@ -233,13 +238,6 @@ type Firing struct {
 type Tick struct {
 	Job     string
 	Nominal int64 // microseconds since 1970
-}
-
-// Delivery is a webhook that the receiver got.
-type Delivery struct {
-	ID      string
-	Entry   int64
-	Outcome string
 }
 
 // Told is the outcome of an entry that the API answered after the run.

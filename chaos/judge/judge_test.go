@@ -83,7 +83,7 @@ func good() *History {
 		Samples:  []Sample{{"limited", 3, 3, at(0)}},
 		Firings:  []Firing{{"job", at(2000), at(2010), 21, false}, {"job", at(4000), at(4010), 22, false}, {"job", at(6000), at(6010), 23, true}},
 		Ticks:    map[Tick]int{tickAt(2000): 1, tickAt(4000): 1}, Ticking: "cron",
-		Deliveries: []Delivery{{"id", 14, "cancelled"}, {"id", 14, "cancelled"}},
+		Deliveries: []Delivery{{ID: "id", Entry: 14, Outcome: "cancelled"}, {ID: "id", Entry: 14, Outcome: "cancelled", Accepted: true}},
 		Told:       []Told{{11, "done"}},
 		Batches:    []Batch{{7, 2, true, at(20)}, {8, 1, false, at(20)}},
 		Items:      map[Item]int{{7, 1}: 1, {7, 2}: 1}, BatchParts: []BatchPart{{1, 1, 1, 1, "done"}},

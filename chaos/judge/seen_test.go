@@ -338,7 +338,7 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 		}},
 		{"the first of two deliveries tells of another outcome", delivery, func(h *History) { h.Deliveries[0].Outcome = "done" }},
 		{"a delivery for an entry without an outcome", delivery, func(h *History) {
-			h.Deliveries = append(h.Deliveries, Delivery{"id2", 99, "done"})
+			h.Deliveries = append(h.Deliveries, Delivery{ID: "id2", Entry: 99, Outcome: "done"})
 		}},
 		{"done without an effect", effects, func(h *History) { h.Effects[5] = 0 }},
 		{"failed with an effect", effects, func(h *History) { endOf(h, 15).Outcome = "failed" }},
