@@ -29,6 +29,7 @@ type process struct {
 	cmd         *exec.Cmd
 	ended       chan struct{}
 	deaths      []judge.Death
+	stops       []judge.Death // by SIGSTOP, the short ones as well
 	drains      []judge.Death
 	away        []judge.Death // times for which its connections are cut, slow or muted
 	healed      bool          // the faults are over
@@ -129,28 +130,41 @@ func (p *process) kills() (n int) {
 	return n
 }
 
-// freeze stops the process by SIGSTOP for d, which counts as a death if it is longer than a lease.
+// freeze stops the process by SIGSTOP for d. A stop for longer than half a lease counts as a death as well.
 func (p *process) freeze(d, lease time.Duration) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	began := time.Now()
 	if !p.running() || p.cmd.Process.Signal(syscall.SIGSTOP) != nil {
 		return false
 	}
-	noted := -1
-	if d > lease/2 {
-		noted = len(p.deaths)
-		p.deaths = append(p.deaths, judge.Death{Process: p.current(), At: time.Now(), Until: time.Now().Add(d)})
-	}
+	i := len(p.stops)
+	p.stops = append(p.stops, judge.Death{Process: p.current(), At: began, Until: began.Add(d)})
+	noted := p.noteStop(-1, p.stops[i], lease)
 	stopped := p.cmd.Process
 	time.AfterFunc(d, func() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		_ = stopped.Signal(syscall.SIGCONT)
-		if noted >= 0 && !p.healed { // a busy machine lets it go on late
-			p.deaths[noted].Until = later(p.deaths[noted].Until, time.Now())
+		if !p.healed { // a busy machine lets it go on late
+			p.stops[i].Until = later(p.stops[i].Until, time.Now())
+			p.noteStop(noted, p.stops[i], lease)
 		}
 	})
 	return true
+}
+
+// noteStop puts a stop for longer than half a lease among the deaths, in the place of the same one if that is 0 or
+// more, and returns its place. The caller holds mu.
+func (p *process) noteStop(place int, stop judge.Death, lease time.Duration) int {
+	switch {
+	case place >= 0:
+		p.deaths[place] = stop
+	case stop.Until.Sub(stop.At) > lease/2:
+		place = len(p.deaths)
+		p.deaths = append(p.deaths, stop)
+	}
+	return place
 }
 
 // thaw lets a stopped process go on, at the end of the faults.
@@ -161,9 +175,11 @@ func (p *process) thaw() {
 	if p.running() {
 		_ = p.cmd.Process.Signal(syscall.SIGCONT)
 	}
-	for i := range p.deaths {
-		if now := time.Now(); p.deaths[i].Until.After(now) {
-			p.deaths[i].Until = now
+	for _, list := range [][]judge.Death{p.deaths, p.stops} {
+		for i := range list {
+			if now := time.Now(); list[i].Until.After(now) {
+				list[i].Until = now
+			}
 		}
 	}
 }

@@ -259,7 +259,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	}
 	for _, p := range s.all() {
 		p.mu.Lock()
-		h.Deaths = append(h.Deaths, p.deaths...)
+		h.Deaths, h.Stops = append(h.Deaths, p.deaths...), append(h.Stops, p.stops...)
 		h.Hindrances, h.Away = append(h.Hindrances, p.drains...), append(h.Away, p.away...)
 		p.mu.Unlock()
 	}

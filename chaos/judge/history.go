@@ -36,6 +36,7 @@ type History struct {
 	Places     []Place
 	Beats      []Beat
 	Deaths     []Death
+	Stops      []Death // by SIGSTOP: those of Deaths, and those for less than half a lease
 	Hindrances []Death // drains of processes, and errors that make them leave endings to recovery
 	Away       []Death // times for which a process was kept from the database, and faults at its heartbeats
 	Samples    []Sample
@@ -43,12 +44,12 @@ type History struct {
 	Ticks      map[Tick]int // executions of entries of schedules
 	Ticking    string       // their queue
 	Deliveries []Delivery
-	Told       []Told
 
 	CallbackWaits []time.Duration // after the first refusals of a callback, at most
 	Quiet         time.Time       // since when nothing else was left to do
 	Received      time.Time       // until when deliveries were recorded
 
+	Told       []Told
 	Effects    map[int64]int // executions by operation, of statements that the database ran
 	Batches    []Batch
 	Items      map[Item]int // executions of items of batches
@@ -285,14 +286,15 @@ type index struct {
 	endings     map[int64][]*Ending
 	calls       map[int64][]*Call // by entry
 	beats       map[string][]time.Time
-	stops       map[string][]Death // of processes that went on after it
+	stops       map[string][]Death // for longer than half a lease, of processes that went on after it
+	allStops    map[string][]Death // with the shorter ones
 }
 
 func newIndex(h *History) *index {
 	x := &index{
 		History: h, pushByOp: map[int64]*Push{}, pushByEntry: map[int64]*Push{}, grants: map[int64]*Grant{},
 		byKey: map[[2]string][]*Grant{}, endings: map[int64][]*Ending{}, calls: map[int64][]*Call{},
-		beats: map[string][]time.Time{}, stops: map[string][]Death{},
+		beats: map[string][]time.Time{}, stops: map[string][]Death{}, allStops: map[string][]Death{},
 	}
 	x.leaveOutForked()
 	for i := range x.Pushes {
@@ -325,21 +327,25 @@ func newIndex(h *History) *index {
 	for _, d := range h.Deaths {
 		if !d.Until.IsZero() {
 			x.stops[d.Process] = append(x.stops[d.Process], d)
+			x.allStops[d.Process] = append(x.allStops[d.Process], d)
 		}
+	}
+	for _, d := range h.Stops {
+		x.allStops[d.Process] = append(x.allStops[d.Process], d)
 	}
 	return x
 }
 
 // missed says that for the node which made a call the worker did not answer in time: that the answer came when
-// RunMax was over, or that the node was stopped before it read the answer and went on when RunMax was over. The
-// node's clock of the call runs since before the worker saw it, and on a busy machine it reads an answer some time
-// after that was sent.
+// RunMax was over, or that the node was stopped, for however short a time, before it read the answer and went on when
+// RunMax was over. The node's clock of the call runs since before the worker saw it, and on a busy machine it reads an
+// answer some time after that was sent.
 func (x *index) missed(c *Call) bool {
 	if c.Closed.Sub(c.Begin) >= x.RunMax-x.Tolerance {
 		return true
 	}
 	g := x.grants[c.Token]
-	return g != nil && slices.ContainsFunc(x.stops[g.Process], func(d Death) bool {
+	return g != nil && slices.ContainsFunc(x.allStops[g.Process], func(d Death) bool {
 		return d.At.Before(c.Closed.Add(x.Tolerance)) && d.Until.Sub(c.Begin) >= x.RunMax-x.Tolerance
 	})
 }
