@@ -166,14 +166,14 @@ WITH found AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM unbound))`
 
 func (q *Queue) queueStarted(batch *pgx.Batch, endings []Ending) {
-	started := slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool {
-		return !e.started || !e.Lock.hasStartBy(e.Entry)
-	})
-	c := pick(started, verbRelease)
+	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return !e.unbinds() }), verbRelease)
 	if len(c.ids) > 0 {
 		batch.Queue(q.sql.started, q.ID, c.keys, c.tokens, c.ids)
 	}
 }
+
+// unbinds reports whether a release removes start_by from its entry. Any other release changes no entry.
+func (e *Ending) unbinds() bool { return e.started && e.Lock.hasStartBy(e.Entry) }
 
 // Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its
 // position, and is not claimed before delay has passed, by the database's clock. Make it the last ending of

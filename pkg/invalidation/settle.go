@@ -95,7 +95,7 @@ func (q *Queue) SettleFree(
 func (q *Queue) settleUnlocked(ctx context.Context, node NodeID, endings []Ending) (ours, busy []Token, err error) {
 	c := pick(endings, verbDone, verbRetry, verbFail, verbRelease, verbPostpone, verbYield, verbExpire, verbCancel)
 	for i, e := range c.endings {
-		if e.verb == verbRelease && !e.started || e.verb == verbYield { // the entry stays as it is
+		if e.verb == verbYield || e.verb == verbRelease && !e.unbinds() { // the entry stays as it is
 			c.ids[i] = 0
 		}
 	}

@@ -2,8 +2,10 @@ package invalidation
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Endings of which one meets a locked row have their rows locked in one statement, whose work grows with the number of
@@ -27,21 +29,26 @@ func TestRowsOfEndingsAreLockedInOnePass(t *testing.T) {
 	b.settle(releaseAll(locks...)...)
 }
 
-// An entry that is handed back is not changed: another transaction that has locked it holds nothing up.
+// An entry that is handed back is not changed, also after its start unless it has a start_by: another transaction that
+// has locked it holds nothing up.
 func TestAReleaseDoesNotWaitForItsEntry(t *testing.T) {
 	b := newBed(t, Config{})
-	b.push("", "")
-	locks := b.claim(2)
+	b.pushAll(b.pool, Push{}, Push{}, Push{}, Push{StartBy: time.Now().Add(time.Hour)})
+	locks := b.claim(4)
 	reader := b.begin()
 	for _, l := range locks {
 		b.exec(reader, `SELECT FROM penstock.entry WHERE id = $1 FOR UPDATE`, l.Entries[0].ID)
 	}
-	ours, held, err := b.q.SettleFree(b.ctx, here, []Ending{
-		last(Done(locks[0], locks[0].Entries[0].ID, nil, 0)), last(Release(locks[1], locks[1].Entries[0].ID, 0)),
-	}, true)
-	if err != nil || len(ours) != 1 || ours[0] != locks[1].Token || len(held) != 1 || held[0] != locks[0].Token {
-		t.Errorf("settled %v and left %v (%v), want %d settled and %d left", ours, held, err, locks[1].Token, locks[0].Token)
+	endings := []Ending{last(Done(locks[0], locks[0].Entries[0].ID, nil, 0)), last(Release(locks[1], locks[1].Entries[0].ID, 0))}
+	for _, l := range locks[2:] {
+		endings = append(endings, last(Judge(&Run{Queue: b.q, Entry: l.Entries[0], Lock: l, Node: here}, nil, ErrDraining, 0, 0)))
 	}
+	ours, held, err := b.q.SettleFree(b.ctx, here, endings, true)
+	b.must(err)
+	slices.Sort(ours)
+	slices.Sort(held)
+	b.want(ours, []Token{locks[1].Token, locks[2].Token})
+	b.want(held, []Token{locks[0].Token, locks[3].Token})
 	b.commit(reader)
-	b.settle(last(Done(locks[0], locks[0].Entries[0].ID, nil, 0)))
+	b.settle(endings[0], endings[3])
 }
