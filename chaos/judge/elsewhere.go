@@ -19,7 +19,7 @@ func freedInTime(x *index, r *report) {
 	if x.FreedOneByOne || x.ClockJumped {
 		return
 	}
-	spans := slices.Concat(x.disturbances(), x.LeaderErrors, x.unheard())
+	spans := x.troubled()
 	limit := x.Lease + elsewhereMax + x.Tolerance
 	for i := range x.Grants {
 		g := &x.Grants[i]

@@ -205,9 +205,9 @@ func CalmTime(h *History) (calm, all time.Duration) {
 }
 
 // newCalm takes for disturbed the time of faults and errors at the database and at the leader, that in which a node is
-// stopped, and the time between the last sign of life of a term and the first one of the next.
+// stopped or none is heard, and the time between the last sign of life of a term and the first one of the next.
 func (x *index) newCalm() *calm {
-	spans := x.disturbances()
+	spans := x.troubled()
 	slices.SortFunc(spans, func(a, b Disturbance) int { return a.From.Compare(b.From) })
 	c := &calm{}
 	for _, s := range spans {
@@ -223,8 +223,10 @@ func (x *index) newCalm() *calm {
 	return c
 }
 
-func (x *index) disturbances() []Disturbance {
-	spans := slices.Concat(x.Disturbances, x.Refusals)
+// troubled are the times in which what a leader does may take longer: what keeps it, the database or a node from its
+// work. An error at one of its statements delays the duty of another one: a new leader begins them one after another.
+func (x *index) troubled() []Disturbance {
+	spans := slices.Concat(x.Disturbances, x.Refusals, x.LeaderErrors, x.unheard())
 	for i := 1; i < len(x.Terms); i++ {
 		if a, b := x.Terms[i-1], x.Terms[i]; a.Number != b.Number {
 			spans = append(spans, Disturbance{From: a.At, To: b.At})
