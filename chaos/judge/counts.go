@@ -37,8 +37,8 @@ func attemptsAreErrors(x *index, r *report) {
 			most++ // that it is unknown whether it ran
 		}
 		if e.Attempt > most || e.Attempt < least {
-			r.bad("entry %d has %d attempts, and workers answered it with %d errors but for deaths of nodes, of which %d "+
-				"were recorded", e.Entry, e.Attempt, most, least)
+			r.bad("entry %d has %d attempts, and workers answered it with %d errors but for deaths of nodes, of which "+
+				"%d were recorded", e.Entry, e.Attempt, most, least)
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package judge
 
-import "testing"
+import (
+	"testing"
+	"time"
+)
 
 // A node that is stopped for less than half a lease, just before the timeout of a long run, takes the answer for a
 // timeout. Nothing keeps it from recording endings.
@@ -66,6 +69,86 @@ func TestTheDeathOfANodeThatToldOfARunIsNoAttempt(t *testing.T) {
 		if found[attempts] > 0 != c.attempts || found[crashes] > 0 != c.crashes {
 			t.Errorf("%s: %q is reported: %v, want %v; %q: %v, want %v", name, attempts, found[attempts] > 0, c.attempts,
 				crashes, found[crashes] > 0, c.crashes)
+		}
+	}
+}
+
+// An answer is noted before it is sent: a call that follows from it begins later. How late the end of a connection is
+// seen excuses only a call that the node gave up.
+func TestShortRunsOfAKeyOverlapAsLongOnesDo(t *testing.T) {
+	const promise = "no overlap without silence beyond the lease"
+	for name, c := range map[string]struct {
+		change func(h *History)
+		broken bool
+	}{
+		"80 ms on one node":     {func(*History) {}, true},
+		"80 ms on two nodes":    {func(h *History) { grantOf(h, 102).Process = "n2" }, true},
+		"80 ms under one token": {func(h *History) { callOf(h, 102).Token = 101 }, true},
+		"40 ms":                 {func(h *History) { callOf(h, 101).Closed = at(90) }, false},
+		"80 ms after an error":  {func(h *History) { callOf(h, 101).Answer = "error" }, true},
+		"80 ms after a call that the worker broke off": {func(h *History) { callOf(h, 101).Answer = "died" }, true},
+		"80 ms after a call that the node gave up":     {func(h *History) { callOf(h, 101).Answer = "none" }, false},
+		"110 ms after a call that the node gave up": {func(h *History) {
+			callOf(h, 101).Answer, callOf(h, 101).Closed = "none", at(161)
+		}, true},
+		"80 ms after the timeout of the node": {func(h *History) { h.RunMax = 150 * time.Millisecond }, false},
+		"80 ms, and the node drains": {func(h *History) {
+			h.Hindrances = []Death{{Process: "n1", At: at(-2900)}}
+		}, false},
+		"80 ms, and another node drains": {func(h *History) {
+			h.Hindrances = []Death{{Process: "n2", At: at(45)}}
+		}, true},
+		"80 ms, and the node drains later": {func(h *History) {
+			h.Hindrances = []Death{{Process: "n1", At: at(151)}}
+		}, true},
+	} {
+		h := good()
+		callOf(h, 101).Closed = at(130)
+		c.change(h)
+		if found := broken(h)[promise] > 0; found != c.broken {
+			t.Errorf("%s: reported %v, want %v", name, found, c.broken)
+		}
+	}
+}
+
+// A node whose locks were taken after its lease may be heard again before the next run begins, and go on for a while.
+func TestANodeThatIsHeardAgainAfterItsLocksWereTakenExcusesAnOverlap(t *testing.T) {
+	const promise = "no overlap without silence beyond the lease"
+	for name, c := range map[string]struct {
+		heard  int
+		change func(h *History)
+		broken bool
+	}{
+		"after the locks were taken":              {4990, func(*History) {}, false},
+		"before the locks were taken":             {4000, func(*History) {}, true},
+		"while recovery waited for a table":       {4970, func(h *History) { grantOf(h, 104).FreeBegan = at(4900) }, false},
+		"before its lock was freed, by itself":    {4970, func(*History) {}, true},
+		"again, and its lock was never freed":     {4990, func(h *History) { grantOf(h, 104).Freed = time.Time{} }, true},
+		"again, and its lock is freed afterwards": {4990, func(h *History) { grantOf(h, 104).Freed = at(9500) }, true},
+	} {
+		h := good()
+		h.Beats = append(h.Beats, Beat{Process: "n1", At: at(c.heard)})
+		callOf(h, 104).Closed, callOf(h, 104).Answer = at(6000), "ok"
+		c.change(h)
+		if found := broken(h)[promise] > 0; found != c.broken {
+			t.Errorf("heard %s: reported %v, want %v", name, found, c.broken)
+		}
+	}
+}
+
+// A call counts as a case where the one before it went on for longer than what is tolerated.
+func TestCasesOfOverlapsAreCallsAfterOneThatCouldBeSeen(t *testing.T) {
+	for want, change := range map[int]func(h *History){
+		2: func(*History) {}, // 90 ms of entry 53, and 9 s of entry 13
+		3: func(h *History) { callOf(h, 101).Begin = at(-20) },
+		1: func(h *History) { callOf(h, 121).Answer = "none" },
+	} {
+		h := good()
+		change(h)
+		var r report
+		noOverlap(newIndex(h), &r)
+		if r.checked != want || len(r.found) > 0 {
+			t.Errorf("%d cases, want %d; %q", r.checked, want, r.found)
 		}
 	}
 }
