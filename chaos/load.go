@@ -117,7 +117,7 @@ func (l *load) next(random *rand.Rand) func() {
 	case roll < 42:
 		p.Queue, p.Key = "keyed", "key "+strconv.Itoa(random.IntN(6))
 		body["lock_key"] = p.Key
-		in.MS /= 2
+		in.MS = keyedMS(in.MS, roll, again)
 	case roll < 48: // a key of two entries, of which the second is pushed while the first runs
 		in.MS = 300 + random.IntN(600)
 		pause := time.Duration(50+random.IntN(200)) * time.Millisecond
@@ -159,6 +159,15 @@ func (l *load) next(random *rand.Rand) func() {
 	}
 	body["payload"] = in
 	return func() { l.push(p, body) }
+}
+
+// keyedMS is how long a run of a key takes: one in ten 2 to 3 s, so that another one would be seen beside it however
+// late the ends of calls are noted. Each key is in use for a quarter of the time by these at the usual rate.
+func keyedMS(ms, roll, again int) int {
+	if roll%2 == 0 && again == 0 {
+		return 2000 + 15*ms
+	}
+	return ms / 2
 }
 
 // pair pushes two entries of a key that nothing else has, one after the other. What a finish overlooks stays for ever:
