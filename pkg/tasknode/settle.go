@@ -296,11 +296,7 @@ func (n *Node) isolateRefused(ctx context.Context, p pile, err error) pile {
 		return pile{}
 	}
 	n.cfg.Log.Error("ending cannot be recorded, its entry fails", "queue", p.queue.Name, "entry", e.Entry, "error", err)
-	bare := &invalidation.Lock{
-		Key: held.Key, Token: held.Token, Lane: held.Lane, Entries: held.Entries,
-		ClaimedAt: held.ClaimedAt,
-	}
-	failed := invalidation.Fail(bare, e.Entry,
+	failed := invalidation.Fail(held.WithoutNotes(), e.Entry,
 		invalidation.Failure{Class: "result", Error: "result cannot be recorded: " + err.Error()}, 0)
 	failed.Last = e.Last
 	return n.record(ctx, pile{queue: p.queue, endings: []invalidation.Ending{failed}, jobs: p.jobs}, true)

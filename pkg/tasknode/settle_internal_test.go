@@ -217,6 +217,24 @@ func (s *settling) end(jobs ...*job) {
 	}
 }
 
+// The key of an entry that was handed back keeps its position and its delay, whatever becomes of the others of its lock.
+func TestAResultThatIsRefusedLeavesTheKeyItsPosition(t *testing.T) {
+	s := newSettling(t, 2, "K")
+	j := s.jobs[0]
+	if _, err := s.db.Exec(t.Context(), `UPDATE penstock.lock SET pos = pos + 1000`); err != nil {
+		t.Fatal(err)
+	}
+	back, refused := j.lock.Entries[0].ID, j.lock.Entries[1].ID
+	s.node.end(j, invalidation.Release(j.lock, back, time.Hour),
+		last(invalidation.Done(j.lock, refused, json.RawMessage(`"\u0000"`), 0)))
+	s.await(1)
+	var kept bool
+	if err := s.db.QueryRow(t.Context(), `SELECT pos = $1 AND not_before IS NOT NULL FROM penstock.ready
+		WHERE lock_key = 'K'`, back+1000).Scan(&kept); err != nil || !kept {
+		t.Errorf("the key lost its position or its delay (%v)", err)
+	}
+}
+
 // A row that another transaction keeps locked holds up its own ending, and neither the others of the batch nor those
 // that come behind it.
 func TestARowThatIsHeldHoldsUpNoOtherEnding(t *testing.T) {
