@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"slices"
 	"testing"
 	"time"
 )
@@ -149,6 +150,34 @@ func TestCasesOfOverlapsAreCallsAfterOneThatCouldBeSeen(t *testing.T) {
 		noOverlap(newIndex(h), &r)
 		if r.checked != want || len(r.found) > 0 {
 			t.Errorf("%d cases, want %d; %q", r.checked, want, r.found)
+		}
+	}
+}
+
+func TestACallIsUnderALockOfTheKeyThatItsClientNamed(t *testing.T) {
+	const promise = "a call carries a committed token"
+	judgeEach(t, []seen{
+		{"a call under a token of another key", promise, func(h *History) { grantOf(h, 102).Key = "l" }},
+		{"a call of a keyed entry under a lock of its own", promise, func(h *History) { grantOf(h, 102).Key = "#12" }},
+		{"a call of a solo entry under a lock of a key", promise, func(h *History) { grantOf(h, 106).Key = "k" }},
+		{"a call of a keyed entry whose client was not told, under another key", promise, func(h *History) {
+			pushOf(h, 12).Told, pushOf(h, 12).Entry, grantOf(h, 102).Key = false, 0, "l"
+		}},
+		{"a call of no client's entry under the lock of another", promise, func(h *History) {
+			callOf(h, 106).Op, grantOf(h, 106).Key = 0, "#17"
+		}},
+	})
+	for name, change := range map[string]func(h *History){
+		"a keyed entry that no client pushed": func(h *History) { callOf(h, 102).Op, grantOf(h, 102).Key = 0, "l" },
+		"a solo entry that no client pushed":  func(h *History) { callOf(h, 106).Op = 0 },
+		"an entry whose push is left out": func(h *History) {
+			h.Pushes = slices.DeleteFunc(h.Pushes, func(p Push) bool { return p.Op == 2 })
+		},
+	} {
+		h := good()
+		change(h)
+		if broken(h)[promise] > 0 {
+			t.Errorf("%s is reported", name)
 		}
 	}
 }

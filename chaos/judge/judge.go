@@ -1,6 +1,7 @@
 package judge
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -250,6 +251,8 @@ func tokensGrow(x *index, r *report) {
 	}
 }
 
+// callsAreGranted looks at the token of each call: its lock covers the entry, and has the key of the push. Of an entry
+// that no client pushed only the form of the key is known.
 func callsAreGranted(x *index, r *report) {
 	for i := range x.Calls {
 		c := &x.Calls[i]
@@ -261,7 +264,7 @@ func callsAreGranted(x *index, r *report) {
 		switch {
 		case g == nil:
 			r.bad("entry %d was run under token %d, which was never committed", c.Entry, c.Token)
-		case g.Last < c.Entry || g.Key[:1] == "#" && g.Key != "#"+strconv.FormatInt(c.Entry, 10):
+		case g.Last < c.Entry || !x.keyIsOf(g.Key, c):
 			r.bad(
 				"entry %d was run under token %d of key %s, which does not cover it",
 				c.Entry,
@@ -270,6 +273,15 @@ func callsAreGranted(x *index, r *report) {
 			)
 		}
 	}
+}
+
+// keyIsOf says that a lock of this key may cover the entry of a call.
+func (x *index) keyIsOf(key string, c *Call) bool {
+	solo := "#" + strconv.FormatInt(c.Entry, 10)
+	if p := x.pushByOp[c.Op]; c.Op != 0 && p != nil {
+		return key == cmp.Or(p.Key, solo)
+	}
+	return key[:1] != "#" || key == solo
 }
 
 // noOverlap looks at the calls of each key: a later one may begin before an earlier one has ended only if the node of
