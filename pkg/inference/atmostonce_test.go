@@ -132,8 +132,8 @@ func (m *miniNode) endRun(id invalidation.EntryID, cause error) {
 	if errors.Is(cause, errPreempted) {
 		m.Dispatcher.runs.mu.Lock()
 		defer m.Dispatcher.runs.mu.Unlock()
-		for _, end := range m.Dispatcher.runs.end {
-			end(cause)
+		for _, run := range m.Dispatcher.runs.byToken {
+			run.end(cause)
 		}
 		return
 	}

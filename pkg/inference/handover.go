@@ -18,36 +18,44 @@ var errPreempted = errors.New("preempted: its slot serves an online request")
 
 // runs knows the runs of the node by their tokens, so that one of them can be preempted.
 type runs struct {
-	mu  sync.Mutex
-	end map[int64]context.CancelCauseFunc
+	mu      sync.Mutex
+	byToken map[int64]preemptible
+}
+
+// preemptible is a run that can be preempted if it stops: if its call is known to end with its connection.
+type preemptible struct {
+	end   context.CancelCauseFunc
+	stops func() bool
 }
 
 // begin returns the context of a run; done must follow.
-func (r *runs) begin(ctx context.Context, token int64) (run context.Context, done func()) {
+func (r *runs) begin(ctx context.Context, token int64, stops func() bool) (run context.Context, done func()) {
 	run, end := context.WithCancelCause(ctx)
 	r.mu.Lock()
-	if r.end == nil {
-		r.end = map[int64]context.CancelCauseFunc{}
+	if r.byToken == nil {
+		r.byToken = map[int64]preemptible{}
 	}
-	r.end[token] = end
+	r.byToken[token] = preemptible{end, stops}
 	r.mu.Unlock()
 	return run, func() {
 		r.mu.Lock()
-		delete(r.end, token)
+		delete(r.byToken, token)
 		r.mu.Unlock()
 		end(nil)
 	}
 }
 
-// preempt ends a run. It is false if the run is not there any more.
+// preempt ends a run. It is false if the run is not there any more, or would go on without its connection: the order
+// goes by the model, and the call may have another operation. Its slot would be in doubt, of use to no gateway.
 func (r *runs) preempt(token int64) bool {
 	r.mu.Lock()
-	end := r.end[token]
+	run, there := r.byToken[token]
 	r.mu.Unlock()
-	if end != nil {
-		end(errPreempted)
+	if !there || !run.stops() {
+		return false
 	}
-	return end != nil
+	run.end(errPreempted)
+	return true
 }
 
 // preempted puts the entry of a run that was preempted back at its position, without an attempt spent. A

@@ -2,10 +2,34 @@ package inference
 
 import (
 	"encoding/json"
+	"net/http"
 	"testing"
 
 	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
+
+// The order goes by the model. A run of another operation, which would go on without its connection, is not ended.
+func TestRunsThatGoOnWithoutTheirConnectionAreNotPreempted(t *testing.T) {
+	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
+	began, goOn := make(chan struct{}), make(chan struct{})
+	w := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
+		close(began) // once
+		<-goOn
+		workertest.Says(200, `{"data":[]}`)(w, r)
+	}))
+	b.instance("gpu-1", w.URL, 1)
+	n := b.start(ServiceConfig{})
+	id := b.push(`{"operation":"images"}`)[0]
+	<-began
+	if n.Dispatcher.runs.preempt(int64(b.count(`SELECT token FROM penstock.lock`))) {
+		t.Error("the run was ended")
+	}
+	close(goOn)
+	if o := b.outcome(id); o.Outcome != "done" {
+		t.Errorf("outcome %+v", o)
+	}
+}
 
 // The schema preempts calls of exactly those models of which the nodes think that closing the connection ends the run.
 func TestOnlyCallsThatEndWithTheirConnectionArePreempted(t *testing.T) {

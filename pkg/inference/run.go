@@ -113,20 +113,24 @@ type dispatch struct {
 // Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
 // share each pays its part, and waiting for a slot or for others costs nothing.
 func (d *Dispatcher) Handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
-	ctx, done := d.runs.begin(ctx, int64(r.Lock.Token))
+	call := callOf(r)
+	ctx, done := d.runs.begin(ctx, int64(r.Lock.Token), func() bool {
+		model, known := d.registry.Model(r.Queue.Config.Model)
+		return known && model.StopsOnClose(call)
+	})
 	defer done()
-	result, err := d.handle(ctx, r)
+	result, err := d.handle(ctx, r, call)
 	return result, preempted(ctx, err)
 }
 
-func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run, call worker.Call) (json.RawMessage, error) {
 	r.Charge(0) // until a worker has run it
 	model, known := d.registry.Model(r.Queue.Config.Model)
 	if !known {
 		return nil, invalidation.NoCapacity(d.config.ReadyWait,
 			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
-	a := &dispatch{Dispatcher: d, run: r, model: model, call: callOf(r), start: time.Now()}
+	a := &dispatch{Dispatcher: d, run: r, model: model, call: call, start: time.Now()}
 	a.call.Output = outputLog{r} // adapters write to it what their servers stream
 	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
@@ -282,7 +286,7 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 // stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
 // run's own limits still end it, as does everything else that ends ctx.
 func (a *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.run == nil || a.run.Lock.Solo() || a.model.Type != worker.TypeSync || *a.model.AbortStops {
+	if a.run == nil || a.run.Lock.Solo() || a.model.Type != worker.TypeSync || a.model.StopsOnClose(a.call) {
 		return ctx, func() {}
 	}
 	open, end := context.WithCancelCause(context.WithoutCancel(ctx))

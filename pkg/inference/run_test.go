@@ -584,7 +584,9 @@ func healthy(calls http.HandlerFunc) http.HandlerFunc {
 
 // A cancel that the worker does not hear must not let the next entry of the key start beside the run.
 func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
-	for name, model := range map[string]worker.Model{"sync": {}, "async": asyncModel()} {
+	for name, model := range map[string]worker.Model{
+		"sync": {}, "async": asyncModel(), "images of a model of chats": {Protocol: worker.ProtocolOpenAI},
+	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, model)
 			var running, most atomic.Int32
@@ -618,8 +620,8 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 			})
 			b.instance("gpu-1", s.URL+"/run", 4)
 			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 50 * time.Millisecond}})
-			entries := []invalidation.Push{{Payload: json.RawMessage(`{}`), LockKey: "k"}, {Payload: json.RawMessage(`{}`), LockKey: "k"}}
-			pushed, err := b.queue.Push(b.ctx, entries...)
+			entry := invalidation.Push{Payload: json.RawMessage(`{"operation":"images"}`), LockKey: "k"}
+			pushed, err := b.queue.Push(b.ctx, entry, entry)
 			b.must(err)
 			<-begun
 			_, err = b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, pushed[0].ID)

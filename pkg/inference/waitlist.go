@@ -178,7 +178,7 @@ func (l *waitlist) leave(r *waiter, cause error) grant {
 		call.left--
 		call.locked = call.locked || keyed
 	}
-	goesOn := begun && (call.left > 0 || call.locked && !*r.model.AbortStops)
+	goesOn := begun && (call.left > 0 || call.locked && !r.model.StopsOnClose(r.dispatch.call))
 	switch {
 	case begun && call.left > 0:
 		call.held.leave()

@@ -213,6 +213,9 @@ func TestWhetherAClosedConnectionStopsTheRunGoesByTheCall(t *testing.T) {
 			RunRef: RunRef{Entry: "1", Token: 1}, Payload: json.RawMessage(`{"operation":"` + c.call + `"}`),
 		}
 		expected := want{kind: Cancelled}
+		if got := model.WithDefaults().StopsOnClose(call); got != c.stops {
+			t.Errorf("%s of %s: StopsOnClose is %v", c.call, c.model, got)
+		}
 		if !c.stops {
 			expected = want{kind: Unknown, running: true}
 		}

@@ -31,7 +31,7 @@ func (p *openAI) embedding(call Call) (fields map[string]json.RawMessage, inputs
 	if json.Unmarshal(call.Payload, &fields) != nil || fields["input"] == nil {
 		return nil, nil, errors.New("payload has no input")
 	}
-	if operation := p.operation(call, fields); operation != OperationEmbeddings {
+	if operation := p.model.operationOf(call, fields); operation != OperationEmbeddings {
 		return nil, nil, fmt.Errorf("operation %s takes no batches", operation)
 	}
 	var texts []string

@@ -369,6 +369,18 @@ func checkTimes(m Model) error {
 // and its run goes on.
 func (m Model) abortStops() bool { return m.Type != TypeAsync && m.AbortStops != nil && *m.AbortStops }
 
+// StopsOnClose says whether closing the connection of a call ends its run, as Submit has it.
+func (m Model) StopsOnClose(call Call) bool {
+	if m.abortByCall && m.Protocol == ProtocolOpenAI {
+		var fields map[string]json.RawMessage
+		if body, err := m.body(call, call.FinishBy); err == nil {
+			_ = json.Unmarshal(body, &fields) // else the call is refused
+		}
+		m = m.calledFor(m.operationOf(call, fields))
+	}
+	return m.abortStops()
+}
+
 // stopsOnClose says whether servers of a protocol are known to end a run of an operation when its connection closes.
 func stopsOnClose(p Protocol, operation string) bool {
 	return p == ProtocolCog || p == ProtocolOpenAI && operation != OperationImages

@@ -96,7 +96,7 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if json.Unmarshal(expanded, &fields) != nil || fields == nil {
 		return generation{}, errors.New("payload is not a JSON object")
 	}
-	operation := p.operation(call, fields)
+	operation := p.model.operationOf(call, fields)
 	delete(fields, "operation")
 	if operationPaths[operation] == "" {
 		return generation{}, errors.New("operation must be " + operationList)
@@ -130,9 +130,9 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	return g, nil
 }
 
-// operation of a call: what its caller says, then what its payload says, then the model's.
-func (p *openAI) operation(call Call, fields map[string]json.RawMessage) string {
-	return cmp.Or(call.Operation, textOf(fields["operation"]), p.model.Operation)
+// operationOf is the operation of a call: what its caller says, then what its payload says, then the model's.
+func (m Model) operationOf(call Call, fields map[string]json.RawMessage) string {
+	return cmp.Or(call.Operation, textOf(fields["operation"]), m.Operation)
 }
 
 // setStream asks for a stream where the model does, and for its token counts.

@@ -355,9 +355,14 @@ func (w *wire) headers(call Call, finishBy time.Time) http.Header {
 	return h
 }
 
+// body is that of the model for a call.
+func (w *wire) body(call Call, finishBy time.Time) (json.RawMessage, error) {
+	return w.model.body(call, finishBy)
+}
+
 // body builds the request body from the model's template, or passes the
 // payload on.
-func (w *wire) body(call Call, finishBy time.Time) (json.RawMessage, error) {
+func (m Model) body(call Call, finishBy time.Time) (json.RawMessage, error) {
 	payload := call.Payload
 	if len(payload) == 0 {
 		payload = json.RawMessage("null")
@@ -365,19 +370,19 @@ func (w *wire) body(call Call, finishBy time.Time) (json.RawMessage, error) {
 	if !json.Valid(payload) {
 		return nil, errors.New("payload is not JSON")
 	}
-	if w.model.Body == nil {
+	if m.Body == nil {
 		return payload, nil
 	}
 	values := map[string]json.RawMessage{
 		"payload":     payload,
 		"entry":       quote(call.Entry),
 		"attempt":     json.RawMessage(strconv.Itoa(call.Attempt)),
-		"remote_name": quote(w.model.RemoteName),
+		"remote_name": quote(m.RemoteName),
 	}
 	if !finishBy.IsZero() {
 		values["remaining_ms"] = json.RawMessage(strconv.FormatInt(millisecondsLeft(finishBy), 10))
 	}
-	return expand(w.model.Body, values)
+	return expand(m.Body, values)
 }
 
 func quote(text string) json.RawMessage {
