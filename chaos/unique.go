@@ -12,16 +12,36 @@ import (
 const uniqueQueue = "unique"
 
 // unique makes the next push with a unique key. Half of the keys have one entry until it ends, the others until it
-// starts.
+// starts. With a key of the others it is three pushes: of an entry for a time to come, one while that waits, which is a
+// duplicate, and one while it runs, which is not.
 func (l *load) unique(p *judge.Push, in payload, random int) func() {
 	policy := []string{"while_active", "while_queued"}[random%2]
 	p.Queue, p.Unique = uniqueQueue, policy+" "+strconv.Itoa(random/2%3)
 	p.WhileActive = policy == "while_active"
 	in.MS = 300 + random%900
+	body := map[string]any{"unique_key": p.Unique, "unique_policy": policy}
+	push := func(p *judge.Push) {
+		in.Op = p.Op
+		body["payload"] = in
+		l.push(p, body)
+	}
+	if p.WhileActive {
+		return func() { push(p) }
+	}
+	waiting, running := *p, *p
+	waiting.Op, running.Op = l.ops.Add(1), l.ops.Add(1)
 	return func() {
-		l.push(p, map[string]any{"unique_key": p.Unique, "unique_policy": policy, "payload": in})
+		body["due_at"] = time.Now().Add(time.Duration(700+random%900) * time.Millisecond)
+		push(p)
+		delete(body, "due_at")
+		push(&waiting)
+		l.worker.awaitCall(p.Op, startAwaited)
+		push(&running)
 	}
 }
+
+// startAwaited is how long a client waits for the start of the entry that it pushed. A duplicate does not start.
+const startAwaited = 5 * time.Second
 
 // ratedQueue is that of a model whose entries start at a rate: so many at once, and so many a second.
 const (

@@ -64,8 +64,8 @@ func (x *index) comesAgain(got []Delivery, calm *calm, r *report) {
 	}
 	due := laterOf(last.At.Add(x.CallbackWaits[len(got)-1]), x.Quiet)
 	if calm.between(due, x.Received) > CallbackMax(x.Lease, x.Tolerance) {
-		r.bad("the end of entry %d was refused by its receiver at %s, for the %d. time, and did not come again until %s",
-			last.Entry, last.At.Format(time.TimeOnly), len(got), x.Received.Format(time.TimeOnly))
+		r.bad("the end of entry %d was refused by its receiver at %s, delivery %d of it, and did not come again "+
+			"until %s", last.Entry, last.At.Format(time.TimeOnly), len(got), x.Received.Format(time.TimeOnly))
 	}
 }
 
