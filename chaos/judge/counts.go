@@ -56,7 +56,7 @@ func (x *index) recorded(c *Call) bool {
 
 // crashesAreDeaths counts, for each entry, the grants that covered it and were freed when their node had been silent
 // for a lease: it has no more crashes. It has no fewer than nodes were killed that had said in a heartbeat that they
-// ran it.
+// ran it, nor have the entries of a key together.
 func crashesAreDeaths(x *index, r *report) {
 	struck := map[[2]string]int{}
 	for i := range x.Endings {
@@ -89,6 +89,45 @@ func crashesAreDeaths(x *index, r *report) {
 				"for a lease: a lock runs one entry at a time", key[1], key[0], crashes, deaths)
 		}
 	}
+	x.crashesOfKeys(r)
+}
+
+// crashesOfKeys is that a lock of a key under which a run was cut off by the death of the node counts a crash for one
+// of the entries that it covered, and that there are as many crashes as such locks of a key. It does not ask for which
+// entry: a push that commits later may be in line before the one that ran. A lock whose entry ended before it was freed
+// is no case: the node may have recorded that and begun nothing else.
+func (x *index) crashesOfKeys(r *report) {
+	ofKey, crashes := map[[2]string][]*Ending{}, map[[2]string]int{}
+	for i := range x.Endings {
+		e := &x.Endings[i]
+		key := [2]string{e.Queue, e.Key}
+		ofKey[key], crashes[key] = append(ofKey[key], e), crashes[key]+e.Crashes
+	}
+	locks, seen := map[[2]string]int{}, map[int64]bool{}
+	for i := range x.Calls {
+		c := &x.Calls[i]
+		g, ends := x.grants[c.Token], x.endings[c.Entry]
+		outlived := g != nil && len(ends) > 0 && ends[0].Key == g.Key && ends[0].Seq > g.FreedSeq
+		if !outlived || seen[c.Token] || !x.cutByDeath(c) {
+			continue
+		}
+		seen[c.Token] = true
+		r.checked++
+		key := [2]string{g.Queue, g.Key}
+		locks[key]++
+		if !slices.ContainsFunc(ofKey[key], func(e *Ending) bool {
+			return e.Crashes > 0 && e.Entry <= g.Last && e.Seq > g.Seq && e.Token != g.Token
+		}) {
+			r.bad("%s was killed while it ran entry %d under token %d, and no entry of key %s which that covered has "+
+				"a crash", g.Process, c.Entry, c.Token, g.Key)
+		}
+	}
+	for key, n := range locks {
+		if crashes[key] < n {
+			r.bad("entries of key %s of %s have %d crashes, and %d nodes were killed while they ran one", key[1],
+				key[0], crashes[key], n)
+		}
+	}
 }
 
 // begunBeats is how many heartbeats of a node are committed before one of them has told for certain of a run that began
@@ -98,7 +137,7 @@ const begunBeats = 2
 // crashesOf counts the locks of a solo entry under which a call of it was cut off by the death of the node.
 func (x *index) crashesOf(e *Ending) (least int) {
 	if e.Key != "" {
-		return 0 // a lock of a key runs one entry after another
+		return 0 // see crashesOfKeys
 	}
 	seen := map[int64]bool{}
 	for _, c := range x.calls[e.Entry] {

@@ -181,3 +181,58 @@ func TestACallIsUnderALockOfTheKeyThatItsClientNamed(t *testing.T) {
 		}
 	}
 }
+
+// crashOfAKey lets n3 be killed while it runs the first of two entries of a key. Its lock is freed after its lease, and
+// n2 runs both.
+func crashOfAKey(h *History) {
+	killN3(h)
+	endOf(h, 54).Crashes = 1
+	h.Grants = append(h.Grants,
+		Grant{Seq: 401, Queue: "keyed", Key: "m", Token: 150, Last: 72, Process: "n3", At: at(1000), Freed: at(5700), FreedSeq: 410, FreeBegan: at(5690)},
+		Grant{Seq: 411, Queue: "keyed", Key: "m", Token: 151, Last: 73, Process: "n2", At: at(5800), Freed: at(6100), FreedSeq: 420, FreeBegan: at(6100)})
+	h.Calls = append(h.Calls,
+		Call{Entry: 71, Token: 150, Op: 71, Begin: at(1010), Closed: at(2610), Answer: "none"},
+		Call{Entry: 71, Token: 151, Op: 71, Begin: at(5810), Closed: at(5820), Answer: "ok"},
+		Call{Entry: 72, Token: 151, Op: 72, Begin: at(5910), Closed: at(5920), Answer: "ok"})
+	for i, entry := range []int64{71, 72, 73} {
+		h.Endings = append(h.Endings, Ending{
+			Seq: int64(415 + i), Entry: entry, Queue: "keyed", Key: "m", Outcome: "done", Token: 151,
+		})
+	}
+}
+
+// A crash under a lock of a key may count for a neighbour of the entry that ran, but not for none.
+func TestACrashUnderALockOfAKeyCountsForAnEntryOfTheKey(t *testing.T) {
+	const promise = "crashes are deaths of nodes that had it"
+	for name, c := range map[string]struct {
+		change func(h *History)
+		broken bool
+	}{
+		"it counts for none":                    {func(*History) {}, true},
+		"it counts for the entry that ran":      {func(h *History) { endOf(h, 71).Crashes = 1 }, false},
+		"it counts for the entry behind":        {func(h *History) { endOf(h, 72).Crashes = 1 }, false},
+		"it counts for one that is not covered": {func(h *History) { endOf(h, 73).Crashes = 1 }, true},
+		"it counts for one that had ended": {func(h *History) {
+			endOf(h, 72).Crashes, endOf(h, 72).Token, endOf(h, 72).Seq = 1, 150, 402
+		}, true},
+		"the node had told of it once":         {func(h *History) { callOf(h, 150).Begin = at(1950) }, false},
+		"the worker had answered":              {func(h *History) { callOf(h, 150).Answer = "ok" }, false},
+		"the ending of the entry was recorded": {func(h *History) { endOf(h, 71).Token, endOf(h, 71).Seq = 150, 402 }, false},
+		"the node ended the lock in a transaction that waited for 3 s": {func(h *History) {
+			grantOf(h, 150).FreeBegan = at(2590)
+		}, false},
+		"the node was stopped": {func(h *History) { h.Deaths[len(h.Deaths)-1].Killed = false }, false},
+		"a second lock, and one crash": {func(h *History) {
+			endOf(h, 71).Crashes = 1
+			h.Grants = append(h.Grants, Grant{Seq: 400, Queue: "keyed", Key: "m", Token: 149, Last: 73, Process: "n3", At: at(1000), Freed: at(5700), FreedSeq: 409, FreeBegan: at(5690)})
+			h.Calls = append(h.Calls, Call{Entry: 73, Token: 149, Op: 73, Begin: at(1010), Closed: at(2610), Answer: "none"})
+		}, true},
+	} {
+		h := good()
+		crashOfAKey(h)
+		c.change(h)
+		if found := broken(h)[promise] > 0; found != c.broken {
+			t.Errorf("%s: reported %v, want %v", name, found, c.broken)
+		}
+	}
+}
