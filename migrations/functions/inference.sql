@@ -327,7 +327,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
--- they requested, and still miss some, with the number of slots that they hold.
+-- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
+-- future is from before the clock was set back: it counts when it is repeated.
 -- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
     wanted text
@@ -337,7 +338,8 @@ LANGUAGE sql STABLE AS $$
            (SELECT count(*) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
              WHERE i.model = wanted AND s.node_id = d.node_id AND s.doubt_at IS NULL)
       FROM penstock.slot_demand d
-     WHERE d.model = wanted AND d.missing > 0 AND d.wanted_at > clock_timestamp() - interval '3 seconds'
+     WHERE d.model = wanted AND d.missing > 0
+       AND d.wanted_at > clock_timestamp() - interval '3 seconds' AND d.wanted_at <= clock_timestamp()
        AND penstock.node_lives(d.node_id)
 $$;
 

@@ -22,14 +22,13 @@ func TestPreemptionHasBounds(t *testing.T) {
 		(7, 'node', 'default', interval '1 hour', 40, '{}'), (8, 'dead', 'default', interval '0', 40, '{}')`)
 	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
 		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 31) n WHERE model = 'm'`)
-	// The demand and the first orders are of the last seconds, however long the test takes.
-	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing, wanted_at)
-		VALUES ('m', 1, 30, clock_timestamp() + interval '1 hour')`)
+	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 30)`)
 	// 32 runs: that of the entry n has the token n, and began n tenths of a second ago. The first is of the dead node.
 	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
 		SELECT n, CASE n WHEN 1 THEN 8 ELSE 7 END, n, n, now() - n * interval '100 ms', q.id, 1, 1, 1, 5, 'f', '#' || n
 		  FROM penstock.queue q, generate_series(1, 32) n WHERE q.model = 'm'`)
 	order := func(want int) int {
+		x.exec(`UPDATE penstock.slot_demand SET wanted_at = clock_timestamp()`) // of the last seconds, however long the test takes
 		return x.count(fmt.Sprintf(`SELECT penstock.preempt_durable('m', 1, %d)`, want))
 	}
 	ordered := func() string {
@@ -43,7 +42,7 @@ func TestPreemptionHasBounds(t *testing.T) {
 	if n := order(3); n != 3 || ordered() != "2 3 4" {
 		t.Errorf("%d runs are preempted, of the entries %s, want the three youngest of the live node", n, ordered())
 	}
-	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at + interval '1 hour'`)
+	x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at + interval '1 hour'`) // so are the first orders
 	if n := order(3); n != 0 {
 		t.Errorf("%d more are preempted for requests that the first orders are for", n)
 	}

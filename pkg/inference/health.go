@@ -378,7 +378,10 @@ func running(h worker.Health, e *Endpoint) *int {
 
 const sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
 
-const sweepDemandSQL = `DELETE FROM penstock.slot_demand WHERE wanted_at < clock_timestamp() - interval '1 minute'`
+// sweepDemandSQL deletes old demands, and those of a time in the future, from before the clock was set back.
+const sweepDemandSQL = `
+DELETE FROM penstock.slot_demand
+ WHERE wanted_at < clock_timestamp() - interval '1 minute' OR wanted_at > clock_timestamp()`
 
 // sweep drops what outlived its use.
 func (p *Prober) sweep(ctx context.Context) {

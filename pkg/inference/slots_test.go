@@ -317,6 +317,27 @@ func TestMoreNodesThanSlotsTakeTurns(t *testing.T) {
 	}
 }
 
+// A node that misses slots repeats its demand. One of a time in the future, from before the clock was set back, is over.
+func TestADemandFromTheFutureKeepsNoSlotBack(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 2)
+	has, poor := b.node(time.Minute), b.node(time.Minute)
+	b.lease(has, 2)
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return has })
+	for at, want := range map[string]int{"'1 hour'": 0, "'0'": 1, "'-4 seconds'": 0} {
+		b.lease(poor, 1)
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot_demand SET wanted_at = clock_timestamp() + interval `+at)
+		b.must(err)
+		if n := b.count(`SELECT count(*) FROM penstock.hungry_nodes($1)`, b.model.Name); n != want {
+			t.Errorf("after a demand of now and %s %d nodes miss slots, want %d", at, n, want)
+		}
+		s.Prober.sweep(b.ctx)
+		if n := b.count(`SELECT count(*) FROM penstock.slot_demand`); (n == 0) != (at == "'1 hour'") {
+			t.Errorf("after a demand of now and %s there are %d rows", at, n)
+		}
+	}
+}
+
 // lossy is a database that loses answers to statements that it carried out: every so many, at random.
 type lossy struct {
 	postgres.DB
