@@ -15,6 +15,8 @@ const (
 	jumpMax = time.Minute
 	// believeAfter is for how long a jump ahead has to last. A clock that is set right stays as it is.
 	believeAfter = 5 * time.Minute
+	// backAfter is for how long a clock has to be set back until later readings are compared with it.
+	backAfter = time.Minute
 )
 
 // Clock judges readings of the database's clock by the monotonic clock of this process, for duties that delete what is
@@ -24,6 +26,7 @@ type Clock struct {
 	mu      sync.Mutex
 	base    reading // believed
 	jump    reading // the first one of a jump that is not believed yet; zero: there is none
+	back    reading // the first one of a clock that seems to be set back; zero: there is none
 	started bool
 }
 
@@ -40,7 +43,8 @@ func (r reading) ahead(of reading) time.Duration {
 
 // Check returns ErrClock unless a reading that was just made is believed: it is no further ahead than the time that has
 // passed since an earlier one, or the clock has been ahead by the same for some minutes. A clock that is set back is
-// believed at once, since nothing is deleted too early by it.
+// believed at once, since nothing is deleted too early by it. Later readings are compared with it once it has lasted: a
+// reading that comes here late, since this process was stopped, is as far behind, and the next one is right.
 func (c *Clock) Check(database time.Time) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -48,10 +52,15 @@ func (c *Clock) Check(database time.Time) error {
 	if !c.started {
 		c.started = true
 		c.base = reading{database: now.at.Round(0), at: now.at}
+		if now.ahead(c.base) < -jumpMax {
+			c.base = now // of two clocks that differ the one that deletes less
+		}
 	}
 	switch ahead := now.ahead(c.base); {
 	case ahead < -jumpMax:
-		c.base, c.jump = now, reading{}
+		c.jump = reading{}
+		c.setBack(now)
+		return nil
 	case ahead <= jumpMax:
 		c.jump = reading{}
 		if now.at.Sub(c.base.at) >= believeAfter {
@@ -65,5 +74,16 @@ func (c *Clock) Check(database time.Time) error {
 	default:
 		c.base, c.jump = now, reading{}
 	}
+	c.back = reading{}
 	return nil
+}
+
+// setBack takes note of a reading that is behind the time that has passed.
+func (c *Clock) setBack(now reading) {
+	switch {
+	case c.back.at.IsZero() || now.ahead(c.back).Abs() > jumpMax:
+		c.back = now
+	case now.at.Sub(c.back.at) >= backAfter:
+		c.base, c.back = now, reading{}
+	}
 }

@@ -41,6 +41,34 @@ func TestAClockThatJumpsAheadIsBelievedOnceItHasLasted(t *testing.T) {
 	})
 }
 
+// A process that is stopped between a reading and its Check is late with it, and with those of its other duties.
+func TestReadingsThatComeLateAreNoClockThatWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Clock
+		clockTest(t, &c, 0, time.Hour)
+		for range 3 {
+			if err := c.Check(time.Now().Add(-2 * time.Minute)); err != nil {
+				t.Errorf("a late reading: %v", err)
+			}
+		}
+		time.Sleep(10 * time.Second)
+		if n := clockTest(t, &c, 0, time.Hour); n > 0 {
+			t.Errorf("%d right readings after late ones were refused", n)
+		}
+	})
+}
+
+func TestAClockIsComparedWithOneThatWasSetBackOnceThatHasLasted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c Clock
+		clockTest(t, &c, 0, time.Hour)
+		clockTest(t, &c, -time.Hour, 5*time.Minute)
+		if n := clockTest(t, &c, 0, time.Hour); n != 30 {
+			t.Errorf("%d readings of a clock that was set ahead again were refused, want those of five minutes: 30", n)
+		}
+	})
+}
+
 // A second jump has to last as well, and one that goes on growing is never believed.
 func TestAJumpHasToLastAtOneTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -63,6 +91,9 @@ func TestTheFirstReadingIsComparedWithTheClockOfTheProcess(t *testing.T) {
 		var other Clock
 		if err := other.Check(time.Now().Add(-3 * time.Hour)); err != nil {
 			t.Errorf("a first reading three hours behind: %v", err)
+		}
+		if err := other.Check(time.Now()); !errors.Is(err, ErrClock) {
+			t.Errorf("a reading three hours ahead of the first one: %v", err)
 		}
 	})
 }
