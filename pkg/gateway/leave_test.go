@@ -2,11 +2,14 @@ package gateway
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -90,6 +93,53 @@ func TestALeaseWhoseAnswerIsLateLeavesNoSlot(t *testing.T) {
 				t.Error("the row of the gateway is left")
 			}
 		})
+	}
+}
+
+// mutedDoubts is a database that refuses doubts.
+type mutedDoubts struct{ postgres.DB }
+
+func (d mutedDoubts) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sql == doubtSQL {
+		return pgconn.CommandTag{}, errors.New("the statement fails")
+	}
+	return d.DB.Exec(ctx, sql, args...)
+}
+
+// A gateway whose leases end names the slots of calls that have not ended, and those of doubts that it could not tell.
+func TestLeasesThatEndKeepTheSlotsInUse(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
+	g := New(Config{Open: true})
+	l := NewLeases(LeasesConfig{Lease: time.Hour, Every: time.Hour, Timeout: time.Minute}, g, mutedDoubts{x.pool},
+		func() invalidation.NodeID { return 1 })
+	g.SetModels([]ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
+		Instances: []InstanceState{{ID: x.instance, Slots: 10, Usable: true}},
+	}})
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- l.Run(ctx) }()
+	pool := l.pool("m")
+	calls := x.admit(pool, 3)
+	pool.end(calls[0], Taken{Took: time.Second}) // its slot is idle
+	inDoubt := calls[1].slot
+	l.doubt("m", inDoubt, "online call was broken off")
+	pool.end(calls[1], Taken{Failed: true, Doubt: true})
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+	var left []int64
+	err := x.pool.QueryRow(t.Context(), `SELECT coalesce(array_agg(token ORDER BY token), '{}') FROM penstock.slot`).Scan(&left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []int64{inDoubt.Token, calls[2].slot.Token}
+	slices.Sort(want)
+	if !slices.Equal(left, want) {
+		t.Errorf("the slots with the tokens %v are left, want those in use %v", left, want)
 	}
 }
 
