@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -160,7 +161,21 @@ func (s *site) list(ctx context.Context, sql string, args ...any) []string {
 func (s *site) tolerance() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return min(400*time.Millisecond+s.lateness, s.cfg.lease/3)
+	return min(seenLate+s.lateness, s.cfg.lease/3)
+}
+
+// seenLate is how late the end of a connection is seen by a harness that is run when it should be.
+const seenLate = 400 * time.Millisecond
+
+// reportLateness says that the harness was run later than the judges tolerate: findings about times may be its fault
+// then. It is no finding of its own.
+func (s *site) reportLateness(out io.Writer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if most := s.cfg.lease/3 - seenLate; s.lateness > most {
+		fmt.Fprintf(out, "PROBLEM the machine was too slow to judge times: the harness was late by up to %v, of which "+
+			"%v are tolerated: findings about times may be its fault\n", round(s.lateness), round(most))
+	}
 }
 
 // slowCommit is how long a commit takes at most without a disturbance. A pass of a leader's duty has dozens of

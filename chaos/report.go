@@ -72,6 +72,7 @@ func (s *site) report(
 	}
 	w.Flush()
 	reportFindings(out, findings)
+	s.reportLateness(out)
 	for _, missing := range s.missing(h, findings, took) {
 		fmt.Fprintf(out, "PROBLEM %s\n", missing)
 		broken++
