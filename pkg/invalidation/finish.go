@@ -56,12 +56,12 @@ SELECT token FROM freed
    AND (NOT $6::boolean OR penstock.all_ended((SELECT count(*) FROM gone), (SELECT count(*) FROM kept)))`
 
 func (q *Queue) finishSolo(
-	ctx context.Context, node NodeID, endings []Ending, patience *string,
+	ctx context.Context, node NodeID, endings []Ending, lockTimeout *string,
 ) ([]Token, error) {
 	c := pick(endings, verbDone)
 	locks, entries := c.tids()
 	rows := postgres.Query(ctx, q.db, q.sql.finishSolo, q.ID, c.ids, c.tokens, q.results(c), c.ran, q.keepsResults(),
-		node, q.metas(c), locks, entries, patience)
+		node, q.metas(c), locks, entries, lockTimeout)
 	ours := make([]Token, 0, len(endings))
 	var token Token
 	if _, err := pgx.ForEachRow(rows, []any{(*int64)(&token)},

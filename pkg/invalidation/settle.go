@@ -75,8 +75,8 @@ func (q *Queue) SettleFree(
 ) (ours, busy []Token, err error) {
 	defer func() { q.countRemoved(ctx, endings, ours) }()
 	if wait {
-		patience := "250ms"
-		ours, err = q.settle(ctx, node, endings, &patience)
+		lockTimeout := "250ms"
+		ours, err = q.settle(ctx, node, endings, &lockTimeout)
 		if postgres.Code(err) != postgres.LockNotAvailable {
 			return ours, nil, err
 		}
@@ -157,14 +157,14 @@ SELECT a.token
 // triesMax bounds how often endings are tried that meet a change each time.
 const triesMax = 10
 
-// settle waits for rows that other transactions have locked for patience at most, nil for as long as the session does;
-// with lock_not_available, ours are settled.
+// settle waits for rows that other transactions have locked for lockTimeout at most, nil for as long as the session
+// does; with lock_not_available, ours are settled.
 func (q *Queue) settle(
-	ctx context.Context, node NodeID, endings []Ending, patience *string,
+	ctx context.Context, node NodeID, endings []Ending, lockTimeout *string,
 ) (ours []Token, err error) {
 	byTID := !slices.ContainsFunc(endings, func(e Ending) bool { return !e.Lock.tidOf(e.Entry).Valid })
 	if byTID && q.soloDone(endings) {
-		switch ours, err = q.finishSolo(ctx, node, endings, patience); {
+		switch ours, err = q.finishSolo(ctx, node, endings, lockTimeout); {
 		case err == nil && len(ours) == len(endings):
 			return ours, nil
 		case err != nil && !changedMeanwhile(err):
@@ -174,7 +174,7 @@ func (q *Queue) settle(
 		byTID = false
 	}
 	for tries := 1; len(endings) > 0; tries++ {
-		s, err := q.settleHeld(ctx, node, endings, byTID, patience)
+		s, err := q.settleHeld(ctx, node, endings, byTID, lockTimeout)
 		if !changedMeanwhile(err) || tries == triesMax {
 			return append(ours, s.ours...), err
 		}
@@ -202,13 +202,13 @@ type settled struct {
 }
 
 // settleHeld settles under locked lock records. byTID finds entries only where the claim saw them, which may fail with
-// entryChanged. For patience see settle.
+// entryChanged. For lockTimeout see settle.
 func (q *Queue) settleHeld(
-	ctx context.Context, node NodeID, endings []Ending, byTID bool, patience *string,
+	ctx context.Context, node NodeID, endings []Ending, byTID bool, lockTimeout *string,
 ) (settled, error) {
 	batch := &pgx.Batch{}
 	var s settled
-	q.queueHold(batch, endings, patience, &s.ours)
+	q.queueHold(batch, endings, lockTimeout, &s.ours)
 	q.queueCallbacks(batch, endings) // while the entries are still there
 	q.queueDone(batch, node, endings, byTID, &s.done)
 	q.queueRetry(batch, node, endings)
@@ -244,9 +244,9 @@ SELECT l.token
  WHERE (SELECT penstock.need_read_committed()) IS NOT NULL
    AND (SELECT set_config('lock_timeout', coalesce($4::text, current_setting('lock_timeout')), true)) IS NOT NULL`
 
-func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, patience *string, ours *[]Token) {
+func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, lockTimeout *string, ours *[]Token) {
 	keys, tokens := locksOf(endings)
-	batch.Queue(holdSQL, q.ID, keys, tokens, patience).Query(func(rows pgx.Rows) error {
+	batch.Queue(holdSQL, q.ID, keys, tokens, lockTimeout).Query(func(rows pgx.Rows) error {
 		held, err := pgx.CollectRows(rows, pgx.RowTo[Token])
 		*ours = held
 		return err

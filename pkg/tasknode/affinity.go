@@ -8,8 +8,8 @@ import (
 // Affinity reports which flows the workers have loaded; the flow names what a worker loads.
 type Affinity interface {
 	// Loaded returns the flows of a queue that are loaded on a worker with a free slot, and for how
-	// long other flows may be passed over for them; 0: the queue asks for no such preference.
-	Loaded(queue string) (flows []string, patience time.Duration)
+	// long at most other flows wait for them; 0: the queue asks for no such preference.
+	Loaded(queue string) (flows []string, maxWait time.Duration)
 }
 
 // choice is a lane that has work, as the preference sees it.
@@ -17,19 +17,19 @@ type choice struct {
 	queue    int32
 	priority int16
 	loaded   bool
-	patience time.Duration
+	maxWait  time.Duration
 	passed   time.Time // since when it has been passed over; zero: it has not
 }
 
 // keep says which lanes may be claimed from, and marks the others as passed over. A lane is passed over for
-// one of the same queue and of no lower priority whose flow is loaded. Once it has waited for its patience
+// one of the same queue and of no lower priority whose flow is loaded. Once it has waited for maxWait
 // those are passed over for it: so its first entry waits for no more than that and what runs.
 func keep(lanes []choice, now time.Time) []bool {
 	kept := make([]bool, len(lanes))
 	for i := range lanes {
 		l := &lanes[i]
 		switch {
-		case l.patience <= 0 || l.overdue(now):
+		case l.maxWait <= 0 || l.overdue(now):
 			kept[i] = true
 		case l.loaded:
 			kept[i] = !outdone(lanes, l, func(o *choice) bool { return o.overdue(now) })
@@ -44,7 +44,7 @@ func keep(lanes []choice, now time.Time) []bool {
 }
 
 func (c *choice) overdue(now time.Time) bool {
-	return c.patience > 0 && !c.loaded && !c.passed.IsZero() && now.Sub(c.passed) >= c.patience
+	return c.maxWait > 0 && !c.loaded && !c.passed.IsZero() && now.Sub(c.passed) >= c.maxWait
 }
 
 // outdone says whether a lane of the queue that is like that has no lower priority.
@@ -64,13 +64,13 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 		return nil
 	}
 	type preference struct {
-		flows    []string
-		patience time.Duration
+		flows   []string
+		maxWait time.Duration
 	}
 	asked := map[int32]preference{}
 	for id, s := range t.queues {
-		if flows, patience := affinity.Loaded(s.name); patience > 0 {
-			asked[id] = preference{flows, patience}
+		if flows, maxWait := affinity.Loaded(s.name); maxWait > 0 {
+			asked[id] = preference{flows, maxWait}
 		}
 	}
 	if len(asked) == 0 {
@@ -84,7 +84,7 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.freed) {
 			choices = append(choices, choice{
 				key.queue, key.lane.Priority, slices.Contains(p.flows, key.lane.Flow),
-				p.patience, l.passed,
+				p.maxWait, l.passed,
 			})
 			lanes = append(lanes, l)
 		}

@@ -14,10 +14,10 @@ func drawChoices(t *rapid.T, now time.Time) []choice {
 	one := rapid.Custom(func(t *rapid.T) choice {
 		c := choice{
 			queue: rapid.Int32Range(1, 2).Draw(t, "queue"), priority: int16(rapid.IntRange(0, 2).Draw(t, "priority")), //nolint:gosec // small
-			loaded: rapid.Bool().Draw(t, "loaded"), patience: time.Second,
+			loaded: rapid.Bool().Draw(t, "loaded"), maxWait: time.Second,
 		}
 		if c.queue == 2 && rapid.Bool().Draw(t, "asks not") {
-			c.patience, c.loaded = 0, false
+			c.maxWait, c.loaded = 0, false
 		}
 		if passed := rapid.IntRange(-1, 1999).Draw(t, "passed ms"); passed >= 0 {
 			c.passed = now.Add(-time.Duration(passed) * time.Millisecond)
@@ -46,7 +46,7 @@ func TestPreferenceIsBoundedAndNeverIdles(t *testing.T) {
 			better := func(o choice) bool {
 				return o.queue == l.queue && o.priority >= l.priority && (o.loaded || o.overdue(now))
 			}
-			if !kept[i] && (l.patience <= 0 || l.overdue(now) || !slices.ContainsFunc(lanes, better)) {
+			if !kept[i] && (l.maxWait <= 0 || l.overdue(now) || !slices.ContainsFunc(lanes, better)) {
 				t.Fatalf("lane %d of %+v is passed over for nothing", i, lanes)
 			}
 			if !kept[i] && !l.loaded && l.passed.IsZero() {
@@ -56,10 +56,10 @@ func TestPreferenceIsBoundedAndNeverIdles(t *testing.T) {
 	})
 }
 
-// Two flows that never run dry, one worker: each has its turn within its patience, and the worker swaps once a turn.
+// Two flows that never run dry, one worker: each has its turn within maxWait, and the worker swaps once a turn.
 func TestLanesThatNeverRunDryTakeTurns(t *testing.T) {
 	now := time.Unix(1000, 0)
-	lanes := []choice{{queue: 1, patience: time.Second}, {queue: 1, patience: time.Second}}
+	lanes := []choice{{queue: 1, maxWait: time.Second}, {queue: 1, maxWait: time.Second}}
 	swaps, loaded := 0, -1
 	for range 1000 { // each claim takes 10 ms
 		kept := keep(lanes, now)
@@ -98,7 +98,7 @@ func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
 	now = now.Add(2 * time.Second)
 	v := takeOne(b, prefers{"loaded"}, true, now)
 	if v.lane.key.lane != limited {
-		t.Fatalf("%v goes before the flow that has waited for its patience", v.lane.key.lane)
+		t.Fatalf("%v goes before the flow that has waited for as long as it may be", v.lane.key.lane)
 	}
 	b.refuse(v, now.Add(time.Second))
 	if v = takeOne(b, prefers{"loaded"}, true, now); v == nil {
