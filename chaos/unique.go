@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"strconv"
 	"time"
 
@@ -51,8 +53,9 @@ const (
 	ratedPush  = 7 // entries that are pushed together
 )
 
-// rated makes the next push of several entries to that queue, more than may start at once. The pause before the next
-// one is long enough for the bucket to be full, and for one that overflows to have more.
+// rated makes the next push of several entries to that queue, more than may start at once, in one request: they are in
+// line together. The pause before the next one is long enough for the bucket to be full, and for one that overflows to
+// have more.
 func (l *load) rated(first *judge.Push, in payload) func() {
 	pushes := []*judge.Push{first}
 	for len(pushes) < ratedPush {
@@ -60,11 +63,32 @@ func (l *load) rated(first *judge.Push, in payload) func() {
 		next.Op = l.ops.Add(1)
 		pushes = append(pushes, &next)
 	}
-	return func() {
-		for _, p := range pushes {
-			p.Queue, in.Op = ratedQueue, p.Op
-			l.push(p, map[string]any{"payload": in})
-			time.Sleep(time.Millisecond)
+	list := make([]map[string]payload, len(pushes))
+	for i, p := range pushes {
+		p.Queue, in.Op = ratedQueue, p.Op
+		list[i] = map[string]payload{"payload": in}
+	}
+	return func() { l.pushTogether(pushes, list) }
+}
+
+// pushTogether accepts entries of one queue in one request, all or none.
+func (l *load) pushTogether(pushes []*judge.Push, list []map[string]payload) {
+	text, err := json.Marshal(list)
+	if err != nil {
+		return
+	}
+	called, first := time.Now(), pushes[0]
+	var answer struct {
+		Entries []struct {
+			ID int64 `json:"id"`
+		} `json:"entries"`
+	}
+	status := l.ask(first.Op, "/v1/queues/"+first.Queue+"/entries", fmt.Sprintf("op-%d", first.Op), text, &answer)
+	for i, p := range pushes {
+		p.Called, p.Returned, p.Refused = called, time.Now(), status/100 == 4
+		if status/100 == 2 && i < len(answer.Entries) {
+			p.Told, p.Entry = answer.Entries[i].ID != 0, answer.Entries[i].ID
 		}
+		l.record(p)
 	}
 }

@@ -206,8 +206,9 @@ func CalmTime(h *History) (calm, all time.Duration) {
 
 // newCalm takes for disturbed the time of faults and errors at the database and at the leader, that in which a node is
 // stopped or none is heard, and the time between the last sign of life of a term and the first one of the next.
-func (x *index) newCalm() *calm {
-	spans := x.troubled()
+func (x *index) newCalm() *calm { return calmOutside(x.troubled()) }
+
+func calmOutside(spans []Disturbance) *calm {
 	slices.SortFunc(spans, func(a, b Disturbance) int { return a.From.Compare(b.From) })
 	c := &calm{}
 	for _, s := range spans {
