@@ -539,7 +539,8 @@ BEGIN
         INSERT INTO penstock.slot_demand AS d (model, node_id, missing) VALUES (wanted, node, want - (allowed - left_))
         ON CONFLICT (model, node_id) DO UPDATE
            SET wanted_at = clock_timestamp(), missing = excluded.missing,
-               since = CASE WHEN d.wanted_at > clock_timestamp() - interval '3 seconds' THEN d.since ELSE clock_timestamp() END;
+               since = CASE WHEN d.wanted_at BETWEEN clock_timestamp() - interval '3 seconds' AND clock_timestamp()
+                       THEN d.since ELSE clock_timestamp() END;
         IF online THEN
             PERFORM penstock.notify('slots ' || wanted);
         END IF;

@@ -338,6 +338,21 @@ func TestADemandFromTheFutureKeepsNoSlotBack(t *testing.T) {
 	}
 }
 
+// A node whose demand was made while the clock was ahead comes not last in line until that time.
+func TestADemandFromTheFutureBeginsAnew(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 2)
+	has, poor := b.node(time.Minute), b.node(time.Minute)
+	b.lease(has, 2)
+	b.lease(poor, 1)
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot_demand SET since = since + interval '1 hour', wanted_at = wanted_at + interval '1 hour'`)
+	b.must(err)
+	b.lease(poor, 1)
+	if n := b.count(`SELECT count(*) FROM penstock.slot_demand WHERE since <= clock_timestamp()`); n != 1 {
+		t.Errorf("%d demands are from now, want 1", n)
+	}
+}
+
 // lossy is a database that loses answers to statements that it carried out: every so many, at random.
 type lossy struct {
 	postgres.DB
