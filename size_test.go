@@ -95,7 +95,7 @@ var wideSQL = map[string]int{
 	"endings.sql":       18,
 	"explain.sql":       57,
 	"gateway.sql":       29,
-	"inference.sql":     43,
+	"inference.sql":     42,
 	"instances.sql":     18,
 	"invariants.sql":    13,
 	"limits.sql":        68,
