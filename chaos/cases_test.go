@@ -7,8 +7,8 @@ import (
 	"github.com/penstock/penstock/chaos/judge"
 )
 
-// Leaders meet an error every other second under the usual faults: a long run may have no case of what takes seconds
-// without one, and a release run has to.
+// Leaders meet errors all the while under the usual faults: a long run may have no case of what takes seconds without
+// one, and a release run has to.
 func TestOnlyAReleaseRunNeedsCasesThatTakeCalmTime(t *testing.T) {
 	for _, promise := range append(slices.Clone(inCalm), "nothing runs before it is due") {
 		if !slices.ContainsFunc(judge.Invariants, func(i judge.Invariant) bool { return i.Name == promise }) {

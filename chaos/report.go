@@ -104,13 +104,15 @@ const longRun = 5 * time.Minute
 // timed are promises about times of the server, of which there are none where its clock jumps.
 var timed = []string{
 	"nothing runs before it is due", "a due entry comes in line", "rates are never exceeded", overtaken,
+	"an entry expires at its deadline",
 }
 
 // overtaken has a case only where an entry waits in line for longer than 15 s.
 const overtaken = "no entry in line is overtaken for long"
 
-// inCalm are promises whose cases are seconds on end without a disturbance, of the leaders as well, which not every long
-// run has: with the usual faults a leader meets an error every other second. A release run has to have them.
+// inCalm are promises whose cases are seconds on end without a disturbance, of the leaders as well, which not every
+// long run has: with the usual faults the programs are answered two or three errors a second. A release run has to have
+// them.
 var inCalm = []string{overtaken, "a due entry comes in line", "an entry expires at its deadline"}
 
 // calledOnce has no case beside programs of another build, see onceQueue.
