@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock/pkg/gateway"
@@ -24,19 +23,6 @@ func (h heldBook) Charge(gateway.Charge) {
 }
 
 func (heldBook) Refuse(string) {}
-
-// Connections that a database does not let go of do not hold up the end of the program.
-func TestTheEndDoesNotWaitForTheDatabase(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		began, answers := time.Now(), make(chan struct{})
-		closeSoon(func() { <-answers })
-		if took := time.Since(began); took != closeMax {
-			t.Errorf("the end took %s", took)
-		}
-		close(answers)
-	})
-}
 
 // The gateway folds its use and gives back its slots once the requests that were cut at the end of the grace have ended.
 func TestRequestsThatAreCutAreWaitedFor(t *testing.T) {

@@ -126,12 +126,12 @@ func (s *server) serveShared(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer closeSoon(db.Close)
+	defer postgres.Close(db.Close)
 	s.pool = db.Pool
 	if s.slots, err = s.openSlots(ctx); err != nil {
 		return err
 	}
-	defer closeSoon(s.slots.Close)
+	defer postgres.Close(s.slots.Close)
 	if err := s.assemble(db.Listen); err != nil {
 		return err
 	}
@@ -144,23 +144,6 @@ func (s *server) serveShared(ctx context.Context) error {
 		s.log.Warn("database is away, serving from the snapshot", "error", err)
 	}
 	return s.listen(ctx, s.duties())
-}
-
-// closeMax bounds the wait for the connections of a pool at the end of the program.
-const closeMax = time.Second
-
-// closeSoon closes a pool. A database that does not answer holds up the end of connections whose statement was
-// cancelled, by 15 s and more: the system ends those that are left with the process.
-func closeSoon(end func()) {
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		end()
-	}()
-	select {
-	case <-closed:
-	case <-time.After(closeMax):
-	}
 }
 
 // enter checks the schema and reads models and settings. It waits for a database that is away, also where that goes

@@ -251,11 +251,13 @@ func open(ctx context.Context, cfg Config) (*pools, error) {
 }
 
 func (p *pools) close() {
+	var ends []func()
 	for _, pool := range []*pgxpool.Pool{p.api, p.duties, p.scale, p.election, p.dashboard, p.keda} {
 		if pool != nil {
-			pool.Close()
+			ends = append(ends, pool.Close)
 		}
 	}
+	postgres.Close(ends...)
 }
 
 // prepare waits for the database and for its schema. It returns early when ctx ends.

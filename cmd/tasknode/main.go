@@ -58,7 +58,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	defer db.Close()
+	defer postgres.Close(db.Close)
 	tracing, stopTracing, err := telemetry.NewTracing(ctx, "penstock-tasknode", cfg.Trace.Endpoint, cfg.Trace.Share)
 	if err != nil {
 		return err
@@ -250,7 +250,7 @@ func (n *node) declare(own map[string]governor.Need) func([]*invalidation.Queue)
 func (n *node) run(ctx context.Context, listener net.Listener) error {
 	duties, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	defer n.declared.pool.Close()
+	defer postgres.Close(n.declared.pool.Close)
 	group, duties := errgroup.WithContext(duties)
 	err := postgres.Wait(ctx, n.claims, n.log, func() error { return n.inference.Registry.Refresh(ctx) })
 	if err != nil {
