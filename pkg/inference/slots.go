@@ -219,7 +219,7 @@ func (p *SlotPool) take(model string, want int) int {
 
 // Loaded implements tasknode.Affinity for models whose flows name what a worker loads: it returns
 // those that instances with an idle slot ran last. Only calls of this node are known here.
-func (p *SlotPool) Loaded(queue string) (flows []string, patience time.Duration) {
+func (p *SlotPool) Loaded(queue string) (flows []string, maxWait time.Duration) {
 	name := p.registry.QueueModel(queue)
 	model, known := p.registry.Model(name)
 	if !known || model.AffinityField != worker.AffinityFlow || model.AffinityWait <= 0 {
