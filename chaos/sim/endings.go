@@ -268,13 +268,18 @@ func markMayHaveRun(t *tables, _ time.Time, a arguments) (reply, error) {
 // ran is the entry of a group that a crash counts for, as invalidation.crashSQL chooses it; nil if none is left.
 func (t *tables) ran(l *lock) *entry {
 	var from int64
+	var heard time.Time
 	if n := t.nodes[l.node]; n != nil {
 		if i := slices.Index(n.running, l.token); i >= 0 && i < len(n.runningEntries) {
-			from = n.runningEntries[i]
+			from, heard = n.runningEntries[i], n.beatAt
 		}
 	}
 	for _, e := range t.claimable(l.lockKey) {
-		if from <= e.id && e.id <= l.last && !e.due.After(l.at) {
+		by := l.at
+		if e.id == from {
+			by = heard
+		}
+		if from <= e.id && e.id <= l.last && !e.due.After(by) {
 			return e
 		}
 	}

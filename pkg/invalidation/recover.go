@@ -70,11 +70,11 @@ SELECT l.token
 //
 // Of a group that is the oldest entry that is left, from the one on which the last heartbeat calls running: entries run
 // in the order of their ids, and one before it may have become claimable during the lock. Nor does the lock cover an
-// entry that came due after the claim, unless that is the one which the heartbeat names: the entries are read later
-// than claimed_at, and the clock may have been set back before the claim. What cannot be decided: a push that committed
-// after the claim, or an entry that was enabled, counts the crash if it is before the entry that ran and behind the one
-// of the last heartbeat, or if no heartbeat called the lock running; and so does an entry whose ending was not
-// recorded, for the one behind it.
+// entry that came due after the claim, unless the heartbeat names it and it was due by then: the entries are read later
+// than claimed_at. One that came due after the heartbeat was handed back since, and has come in line again. What cannot
+// be decided: a push that committed after the claim, or an entry that was enabled, counts the crash if it is before the
+// entry that ran and behind the one of the last heartbeat, or if no heartbeat called the lock running; and so does an
+// entry whose ending was not recorded, for the one behind it.
 const crashSQL = `
 WITH struck AS (
     UPDATE penstock.entry_X e
@@ -88,15 +88,16 @@ WITH struck AS (
                         ELSE (SELECT g.id FROM penstock.entry_X g
                                WHERE g.lock_key = l.lock_key AND penstock.claimable(g.status, g.priority)
                                  AND g.id BETWEEN coalesce(r.running, 0) AND l.last_entry_id
-                                 AND (g.id = r.running OR g.due_at IS NULL OR g.due_at <= l.claimed_at)
+                                 AND (g.due_at IS NULL
+                                      OR g.due_at <= CASE g.id WHEN r.running THEN r.beat_at ELSE l.claimed_at END)
                                ORDER BY g.id LIMIT 1) END AS entry_id
               FROM unnest($2::text[], $3::bigint[]) t(lock_key, token)
              CROSS JOIN LATERAL (
                    SELECT * FROM penstock.lock WHERE queue_id = $1 AND lock_key = t.lock_key
                        AND token = t.token OFFSET 0) l
-             CROSS JOIN LATERAL (
-                   SELECT (SELECT n.running_entries[array_position(n.running, l.token)]
-                             FROM penstock.node n WHERE n.id = l.node_id) AS running OFFSET 0) r
+              LEFT JOIN LATERAL (
+                   SELECT n.running_entries[array_position(n.running, l.token)] AS running, n.beat_at
+                     FROM penstock.node n WHERE n.id = l.node_id OFFSET 0) r ON true
              ORDER BY 4) k
      CROSS JOIN LATERAL (SELECT ctid AS row FROM penstock.entry_X WHERE queue_id = $1 AND id = k.entry_id OFFSET 0) f
      WHERE e.ctid = f.row
