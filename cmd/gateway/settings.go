@@ -191,7 +191,7 @@ func (d *settingsDuty) models() []gateway.ModelState {
 		state := gateway.ModelState{
 			Name: name, Queue: d.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
 			Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers, Statuses: m.Statuses,
-			AbortStops: m.AbortStops != nil && *m.AbortStops,
+			AbortStops: m.CloseEndsRun(),
 			Async:      m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
 			ChoicesMax: m.ChoicesMax,
 			Paused:     d.current.Paused[name], Created: d.started, Starts: d.current.Starts[name],

@@ -318,7 +318,7 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 // use can.
 func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := cmp.Or(c.DoubtMax, runMost(e.Model))
-	stops := e.Model.Type == worker.TypeSync && *e.Model.AbortStops
+	stops := e.Model.CloseEndsRun()
 	active := running(h, e)
 	var settled []orphan
 	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {

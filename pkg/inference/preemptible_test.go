@@ -44,7 +44,7 @@ func TestOnlyCallsThatEndWithTheirConnectionArePreempted(t *testing.T) {
 		b.must(err)
 		_, err = b.pool.Exec(b.ctx, `UPDATE penstock.model SET config = $2 WHERE name = $1`, b.model.Name, config)
 		b.must(err)
-		want := int(boolInt(m.Type == worker.TypeSync && *m.AbortStops))
+		want := int(boolInt(m.CloseEndsRun()))
 		if got := b.count(`SELECT penstock.preemptible($1)::int`, b.model.Name); got != want {
 			t.Errorf("%s: preemptible is %d, want %d", config, got, want)
 		}

@@ -102,14 +102,10 @@ type Model struct {
 	// entry goes only to instances that have them all.
 	LabelsField string `json:"labels_field,omitempty"`
 
-	// AbortStops overrides whether closing the connection of a call is known to
-	// stop it. By default true for cog and openai, except for images, whose servers go on; false for
-	// dispatcher and oip. It never is of an asynchronous call.
+	// AbortStops overrides whether closing the connection of a call is known to stop it. Nil: the operation of a call
+	// decides, true for cog and openai, except for images, whose servers go on; false for dispatcher and oip. It never
+	// is of an asynchronous call.
 	AbortStops *bool `json:"abort_stops,omitempty"`
-
-	// abortByCall says that AbortStops is the default for calls of the model's operation, and that of a call of another
-	// operation is its own.
-	abortByCall bool
 }
 
 // Statuses are the words in which a worker reports a run. Any other word means
@@ -182,9 +178,6 @@ func (m Model) WithDefaults() Model {
 	if m.MaxRetries == nil {
 		retries := 50
 		m.MaxRetries = &retries
-	}
-	if m.AbortStops == nil {
-		m.AbortStops, m.abortByCall = new(stopsOnClose(m.Protocol, m.Operation)), true
 	}
 	m.Batch = m.Batch.WithDefaults()
 	return m
@@ -365,20 +358,25 @@ func checkTimes(m Model) error {
 	return nil
 }
 
-// abortStops says whether closing the connection of a call ends its run. That of an asynchronous call is closed anyhow,
-// and its run goes on.
-func (m Model) abortStops() bool { return m.Type != TypeAsync && m.AbortStops != nil && *m.AbortStops }
+// CloseEndsRun says whether closing the connection of a call of the model's operation ends its run. That of an
+// asynchronous call is closed anyhow, and its run goes on.
+func (m Model) CloseEndsRun() bool {
+	if m.AbortStops == nil {
+		m.AbortStops = new(stopsOnClose(m.Protocol, m.Operation))
+	}
+	return m.Type != TypeAsync && *m.AbortStops
+}
 
 // StopsOnClose says whether closing the connection of a call ends its run, as Submit has it.
 func (m Model) StopsOnClose(call Call) bool {
-	if m.abortByCall && m.Protocol == ProtocolOpenAI {
+	if m.AbortStops == nil && m.Protocol == ProtocolOpenAI {
 		var fields map[string]json.RawMessage
 		if body, err := m.body(call, call.FinishBy); err == nil {
 			_ = json.Unmarshal(body, &fields) // else the call is refused
 		}
 		m = m.calledFor(m.operationOf(call, fields))
 	}
-	return m.abortStops()
+	return m.CloseEndsRun()
 }
 
 // stopsOnClose says whether servers of a protocol are known to end a run of an operation when its connection closes.
@@ -388,7 +386,7 @@ func stopsOnClose(p Protocol, operation string) bool {
 
 // calledFor is the model for a call of an operation, which may be another than its own.
 func (m Model) calledFor(operation string) Model {
-	if m.abortByCall {
+	if m.AbortStops == nil {
 		m.AbortStops = new(stopsOnClose(m.Protocol, operation))
 	}
 	return m

@@ -32,10 +32,10 @@ func TestModelReadsTheFieldsOfADispatcher(t *testing.T) {
 func TestDefaultsOfAModel(t *testing.T) {
 	m := Model{Name: "m", Protocol: ProtocolGeneric}.WithDefaults()
 	if m.Type != TypeSync || m.PollInterval.Duration() != 2*time.Second || m.MaxPollTime.Duration() != 600*time.Second ||
-		*m.MaxRetries != 50 || m.abortStops() || m.RemoteName != "m" {
+		*m.MaxRetries != 50 || m.CloseEndsRun() || m.RemoteName != "m" {
 		t.Errorf("got %+v", m)
 	}
-	if !(Model{Name: "m", Protocol: ProtocolOpenAI}).WithDefaults().abortStops() {
+	if !(Model{Name: "m", Protocol: ProtocolOpenAI}).WithDefaults().CloseEndsRun() {
 		t.Error("closing the connection of an OpenAI call stops it")
 	}
 }

@@ -274,7 +274,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
 	if o.Kind == Unknown && fromProxy(a.reply.StatusCode) {
-		o.MaybeRunning = !w.model.abortStops() // the proxy has closed its connection
+		o.MaybeRunning = !w.model.CloseEndsRun() // the proxy has closed its connection
 	}
 	o.SentAt, o.FirstByteAt = a.sentAt, a.first
 	o.StatusCode = cmp.Or(o.StatusCode, a.reply.StatusCode)
@@ -293,7 +293,7 @@ func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
 		o.Kind, o.Class, o.Reason = Failed, ClassInput, tooLarge.Error()
 	case cause != nil && errors.Is(cause, context.Canceled):
 		o.Err = cause
-		if !a.sent || w.model.abortStops() {
+		if !a.sent || w.model.CloseEndsRun() {
 			o.Kind, o.Reason = Cancelled, "connection closed by a cancel"
 			break
 		}
@@ -302,14 +302,14 @@ func (w *wire) broken(ctx context.Context, a answer, err error) Outcome {
 	case cause != nil:
 		o.Err = cause
 		o.Reason = Clip(cause.Error())
-		o.Kind, o.MaybeRunning = Unknown, !w.model.abortStops()
+		o.Kind, o.MaybeRunning = Unknown, !w.model.CloseEndsRun()
 		if !a.sent {
 			o.Kind, o.MaybeRunning = NotReady, false
 		}
 	case !a.sent:
 		o.Kind = NotReady
 	default:
-		o.Kind, o.MaybeRunning = Unknown, !w.model.abortStops()
+		o.Kind, o.MaybeRunning = Unknown, !w.model.CloseEndsRun()
 	}
 	return o
 }
