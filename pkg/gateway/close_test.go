@@ -4,7 +4,9 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -12,6 +14,39 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
+
+// A worker that tells the length of its answer has made it: a client that leaves then leaves no run behind.
+func TestAnAnswerOfKnownLengthIsNoRunThatGoesOn(t *testing.T) {
+	t.Parallel()
+	for length, doubt := range map[string]bool{"1000000": false, "": true} {
+		p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolOpenAI }, func(w http.ResponseWriter, r *http.Request) {
+			_, _ = io.Copy(io.Discard, r.Body)
+			if length != "" {
+				w.Header().Set("Content-Length", length)
+			}
+			_, _ = io.WriteString(w, strings.Repeat("a part ", 10_000))
+			w.(http.Flusher).Flush()
+			<-r.Context().Done()
+		})
+		db, err := pgxpool.New(t.Context(), "host="+t.TempDir()+" user=none")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(db.Close)
+		NewLeases(LeasesConfig{}, p.gateway, db, func() invalidation.NodeID { return 1 })
+		ctx, leave := context.WithTimeout(t.Context(), 20*time.Second)
+		answer, err := http.DefaultClient.Do(p.request(ctx, http.MethodPost, "/v1/images/generations", `{"model":"m"}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		leave()
+		answer.Body.Close()
+		workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
+		if s := p.state(); (s.Idle == 3) != doubt {
+			t.Errorf("length %q: %d slots are idle, want one in doubt: %t", length, s.Idle, doubt)
+		}
+	}
+}
 
 // A client that leaves closes the connection of its call. Whether that ends the run is known by the protocol and the path,
 // unless the model says so itself. Where it does not, the slot stays held, in doubt.

@@ -458,8 +458,9 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	if err == nil {
 		return r
 	}
-	// As before the head: a connection that breaks does not show that the call has ended.
-	r.usage.Failed, r.usage.Doubt = true, c.mayGoOn()
+	// As before the head: a connection that breaks does not show that the call has ended. A worker that tells the
+	// length of its answer has the answer.
+	r.usage.Failed, r.usage.Doubt = true, !p.whole && c.mayGoOn()
 	r.err = cmp.Or(context.Cause(ctx), err)
 	r.usage.Fault = r.usage.Fault || context.Cause(ctx) == nil && !p.events
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
