@@ -30,15 +30,17 @@ func (l *Limit) Rows() int {
 
 // Done takes note of a transaction: the limit is halved by one that took longer than Aim, down to a tenth of First, and
 // by one that was ended by its deadline. It is doubled by one that took less than half of Aim, below a tenth of First
-// less than Aim. Other errors say nothing about the number of rows.
+// less than Aim, and grows by one row there if it took longer. Other errors say nothing about the number of rows.
 func (l *Limit) Done(took time.Duration, err error) {
 	rows, least := l.Rows(), max(1, l.First/10)
 	switch {
 	case err != nil && !Late(err):
 	case err != nil:
 		l.rows = max(1, rows/2)
+	case took > l.Aim && rows < least:
+		l.rows = rows + 1
 	case took > l.Aim:
-		l.rows = min(rows, max(least, rows/2))
+		l.rows = max(least, rows/2)
 	case took < l.Aim/2 || rows < least:
 		l.rows = max(1, min(2*rows, l.Max))
 	}
