@@ -390,7 +390,7 @@ func TestASlowPageSaysHowToNarrowIt(t *testing.T) {
 	}
 	patient := s.web.db
 	s.web.db = operator.New(openPool(t, postgres.Config{
-		DSN: s.pool.Config().ConnString(), MaxConns: 4, StatementTimeout: 2 * time.Second, ReadOnly: true,
+		DSN: s.pool.Config().ConnString(), MaxConns: 4, StatementTimeout: 500 * time.Millisecond, ReadOnly: true,
 	}))
 	s.web.reads.expire()
 	if got := b.get("failures?queue=work"); got.status != http.StatusOK || !strings.Contains(got.text, slowText) ||
