@@ -29,16 +29,24 @@ func runOnce(ctx context.Context, programs string, flags []string) (found []find
 	var out bytes.Buffer
 	run.Stdout, run.Stderr = &out, &out
 	var exit *exec.ExitError
-	if err := run.Run(); err != nil && !errors.As(err, &exit) {
-		return nil, err
-	}
-	if ctx.Err() != nil {
+	err = run.Run()
+	switch {
+	case ctx.Err() != nil:
 		return nil, context.Cause(ctx)
+	case err != nil && !errors.As(err, &exit):
+		return nil, err
+	case err != nil && exit.ExitCode() != 1:
+		fmt.Printf("a run was not judged: %v: %s\n", err, lastLine(out.String()))
 	}
 	for _, match := range brokenLine.FindAllStringSubmatch(out.String(), -1) {
 		found = append(found, finding{match[1], match[2]})
 	}
 	return found, nil
+}
+
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return text[strings.LastIndexByte(text, '\n')+1:]
 }
 
 // control is the programs without a bug. They are built once, and run once with each set of flags.

@@ -26,9 +26,9 @@ func (l *load) frail(p *judge.Push, in payload, kind int, random uint64) func() 
 	case 0, 1:
 		in.Fail = 1000
 	case 2: // the leader has to find it: it is not due, and no node claims it, until long after its time is over
-		p.StartBy = by(500 + random%1500)
-		p.Due = p.StartBy.Add(l.lease + 20*time.Second)
-		body["start_by"], body["due_at"] = p.StartBy, p.Due
+		p.FinishBy = by(500 + random%1500)
+		p.Due = p.FinishBy.Add(l.lease + 20*time.Second)
+		body["finish_by"], body["due_at"] = p.FinishBy, p.Due
 	case 3:
 		p.StartBy = by(random % 400)
 		body["start_by"] = p.StartBy

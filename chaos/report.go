@@ -134,6 +134,32 @@ func missingAtAll(h *judge.History, kills bool) (list []string) {
 	for _, process := range judge.Unheard(h) {
 		list = append(list, "no heartbeat of "+process+" was recorded, which was granted locks")
 	}
+	return append(list, refusedAll(h)...)
+}
+
+// refusedAll names the kinds of pushes, by their queue and times, of which each one was refused: the load makes none
+// that is to be refused.
+func refusedAll(h *judge.History) (list []string) {
+	type kind struct {
+		queue                  string
+		due, startBy, finishBy bool
+	}
+	refused, told := map[kind]int{}, map[kind]bool{}
+	for _, p := range h.Pushes {
+		k := kind{p.Queue, !p.Due.IsZero(), !p.StartBy.IsZero(), !p.FinishBy.IsZero()}
+		told[k] = told[k] || p.Told
+		if p.Refused {
+			refused[k]++
+		}
+	}
+	for k, n := range refused {
+		if !told[k] {
+			list = append(list, fmt.Sprintf(
+				"each of the pushes to %s with due_at %t, start_by %t and finish_by %t was refused, %d",
+				k.queue, k.due, k.startBy, k.finishBy, n))
+		}
+	}
+	slices.Sort(list)
 	return list
 }
 

@@ -31,6 +31,12 @@ func TestARunOfAnyLengthHasToShowSomething(t *testing.T) {
 		{func(*judge.History) {}, true, ""},
 		{func(h *judge.History) { h.Pushes[0].Told = false }, true, "no client was told"},
 		{func(h *judge.History) { h.Calls = nil }, true, "no worker was called"},
+		{func(h *judge.History) {
+			h.Pushes = append(h.Pushes, judge.Push{Queue: "frail", Due: at(9), FinishBy: at(8), Refused: true})
+		}, true, "each of the pushes to frail with due_at true, start_by false and finish_by true was refused, 1"},
+		{func(h *judge.History) {
+			h.Pushes = append(h.Pushes, judge.Push{Queue: "frail", Refused: true}, judge.Push{Queue: "frail", Told: true})
+		}, true, ""},
 		{func(h *judge.History) { h.Deaths[0].Killed = false }, true, "no program was killed"},
 		{func(h *judge.History) { h.Deaths = nil }, false, ""},
 		{func(h *judge.History) { h.Beats = h.Beats[:1] }, true, "no heartbeat of n1.1"},

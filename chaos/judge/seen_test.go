@@ -342,6 +342,9 @@ func TestWhatJudgesDidNotSee(t *testing.T) {
 		}},
 		{"done without an effect", effects, func(h *History) { h.Effects[5] = 0 }},
 		{"failed with an effect", effects, func(h *History) { endOf(h, 15).Outcome = "failed" }},
+		{"a run of an entry with a deadline, under the lock of another key alone", "a call carries a committed token", func(h *History) {
+			grantOf(h, callOf(h, 123).Token).Key = "other"
+		}},
 		{"an overlap after half a lease of silence", overlap, func(h *History) { h.Beats[1].At = at(3500) }},
 		{"an overlap with a call before the last one", overlap, func(h *History) {
 			h.Calls = append(h.Calls, Call{Entry: 54, Token: 123, Op: 54, Begin: at(1020), Closed: at(1030), Answer: "error"})
