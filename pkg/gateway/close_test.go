@@ -25,7 +25,7 @@ func TestAnAnswerOfKnownLengthIsNoRunThatGoesOn(t *testing.T) {
 				w.Header().Set("Content-Length", length)
 			}
 			_, _ = io.WriteString(w, strings.Repeat("a part ", 10_000))
-			w.(http.Flusher).Flush()
+			_ = http.NewResponseController(w).Flush()
 			<-r.Context().Done()
 		})
 		db, err := pgxpool.New(t.Context(), "host="+t.TempDir()+" user=none")
