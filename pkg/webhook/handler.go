@@ -23,7 +23,7 @@ type Handler struct {
 	deliverer *deliverer
 	log       *slog.Logger
 
-	complained atomic.Int64 // when the log last had why deliveries wait, in Unix seconds
+	logged atomic.Int64 // when the log last had why deliveries wait, in Unix seconds
 }
 
 // NewHandler returns a handler that delivers as config says.
@@ -110,7 +110,7 @@ func (h *Handler) unsigned(ctx context.Context, r *invalidation.Run, err error) 
 	if !errors.Is(err, errSecret) {
 		return h.databaseAway(err)
 	}
-	if h.mayComplain() {
+	if h.mayLog() {
 		h.log.Warn("callbacks wait: the secret of a receiver cannot be read", "error", err)
 	}
 	err = invalidation.WithClass(ClassSecret, err)
@@ -131,17 +131,17 @@ func (h *Handler) unsigned(ctx context.Context, r *invalidation.Run, err error) 
 // databaseAway is the answer where the database refused a read: the queue waits for a second, and no message is to
 // blame.
 func (h *Handler) databaseAway(err error) error {
-	if h.mayComplain() {
+	if h.mayLog() {
 		h.log.Warn("callbacks wait: the database cannot be read", "error", err)
 	}
 	return invalidation.ThrottleQueue(time.Second, err)
 }
 
-// mayComplain is true once in ten seconds. The log has why deliveries wait, since an entry that is handed back keeps no
+// mayLog is true once in ten seconds. The log has why deliveries wait, since an entry that is handed back keeps no
 // error.
-func (h *Handler) mayComplain() bool {
-	now, last := time.Now().Unix(), h.complained.Load()
-	return now-last >= 10 && h.complained.CompareAndSwap(last, now)
+func (h *Handler) mayLog() bool {
+	now, last := time.Now().Unix(), h.logged.Load()
+	return now-last >= 10 && h.logged.CompareAndSwap(last, now)
 }
 
 // firstAttemptSQL reads how many seconds ago the first attempt of entry $2 of queue $1 ended in an error, since it was
