@@ -81,7 +81,8 @@ var allowedImports = map[string][]string{
 	"pkg/scale/keda/externalscaler": {},
 
 	// HTTP does what the CLI does, by the same functions.
-	"pkg/api": append(slices.Clone(duty), "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "migrations"),
+	"pkg/api": append(slices.Clone(duty), "internal/httpserver", "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate",
+		"migrations"),
 
 	// The dashboard reads and changes what the API does, by the same functions.
 	// The page of the autoscaler plays a policy by the code that decides.
@@ -104,6 +105,9 @@ var allowedImports = map[string][]string{
 	// A program as its users write it: it has nothing of internal/.
 	"examples/greeting": {"penstock", "pkg/invalidation", "pkg/tasknode"},
 
+	// The HTTP servers of the programs.
+	"internal/httpserver": {},
+
 	// For development and tests.
 	"internal/pgtest":  {"migrations", "internal/devpostgres", "internal/postgres"},
 	"internal/machine": {},
@@ -113,7 +117,7 @@ var (
 	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty", "internal/duration"}
 	program = []string{
 		"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/duty", "internal/telemetry",
-		"internal/oneline",
+		"internal/httpserver", "internal/oneline",
 	}
 
 	// allowedInTests is what the tests of any package may import besides.

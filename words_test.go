@@ -23,7 +23,6 @@ var oneMeaning = map[string]sharedName{
 		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation recovery scale scale/keda tasknode webhook worker",
 		"the options of the package, as everywhere in Go",
 	},
-	"ListenConfig": {"api invalidation", "where to listen; the package says for what"},
 	"Handler":      {"invalidation webhook", "webhook.Handler implements invalidation.Handler"},
 	"Reports":      {"api inference", "inference.Reports implements api.Reports"},
 	"Ranker":       {"fairness tasknode", "fairness.Ranker implements tasknode.Ranker"},

@@ -21,10 +21,10 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
-	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/gateway/openaibatch"
 	"github.com/penstock/penstock/pkg/gateway/prediction"
@@ -231,14 +231,14 @@ func (s *server) noticed(model string) {
 // listen opens the addresses, runs the duties and serves until ctx ends and what was in flight is over.
 func (s *server) listen(ctx context.Context, duties map[string]func(context.Context) error) error {
 	g := s.cfg.Gateway
-	clients, err := api.Listen(ctx, api.ListenConfig{
+	clients, err := httpserver.Listen(ctx, httpserver.Config{
 		Address: g.Listen, ConnsMax: g.Conns, CertFile: g.TLS.Cert, KeyFile: g.TLS.Key, ClientCAFile: g.TLS.ClientCA,
 	})
 	if err != nil {
 		return err
 	}
 	defer clients.Close()
-	operators, err := api.Listen(ctx, api.ListenConfig{Address: g.Debug, ConnsMax: 64})
+	operators, err := httpserver.Listen(ctx, httpserver.Config{Address: g.Debug, ConnsMax: 64})
 	if err != nil {
 		return fmt.Errorf("%w; see gateway.debug_listen", err)
 	}
@@ -255,7 +255,7 @@ func (s *server) listen(ctx context.Context, duties map[string]func(context.Cont
 			return nil
 		})
 	}
-	group.Go(func() error { return api.Serve(running, operators, s.debug(), s.log) })
+	group.Go(func() error { return httpserver.Serve(running, operators, s.debug(), s.log) })
 	group.Go(func() error {
 		defer end()
 		return s.serveClients(ctx, running, clients)

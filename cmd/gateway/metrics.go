@@ -11,8 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/telemetry"
-	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/gateway"
 )
 
@@ -149,11 +149,11 @@ func (s *server) debug() http.Handler {
 	mux.Handle("GET /livez", s.gateway)
 	mux.Handle("GET /readyz", s.gateway)
 	if !config.Loopback(s.cfg.Gateway.Debug) {
-		mux.Handle("/", api.NewMetrics(metrics))
+		mux.Handle("/", httpserver.NewMetrics(metrics))
 		return mux
 	}
-	mux.Handle("/", api.NewDebug(metrics))
-	return api.LocalNames(mux)
+	mux.Handle("/", httpserver.NewDebug(metrics))
+	return httpserver.LocalNames(mux)
 }
 
 func answer(w http.ResponseWriter, body any) {

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
@@ -92,9 +93,10 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		"debug", debug.Addr().String(), "eligible", cfg.Leader.Election.Eligible)
 
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return api.Serve(ctx, listener, server, log) })
+	group.Go(func() error { return httpserver.Serve(ctx, listener, server, log) })
 	group.Go(func() error {
-		return api.Serve(ctx, debug, cfg.Leader.debug(promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})), log)
+		metrics := promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})
+		return httpserver.Serve(ctx, debug, cfg.Leader.debug(metrics), log)
 	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
 	if forKEDA != nil {
@@ -111,9 +113,9 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 // debug is the handler of the debug address. It serves profiles only on a loopback address.
 func (l Leader) debug(metrics http.Handler) http.Handler {
 	if !config.Loopback(l.Debug) {
-		return api.NewMetrics(metrics)
+		return httpserver.NewMetrics(metrics)
 	}
-	return api.LocalNames(api.NewDebug(metrics))
+	return httpserver.LocalNames(httpserver.NewDebug(metrics))
 }
 
 // newAPI returns the API for clients and workers. Its readiness probe fails once ctx has ended.
@@ -183,14 +185,14 @@ func (c Callback) policy() (webhook.AddressPolicy, error) {
 
 // listen opens the address for clients, and the debug address for operators.
 func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err error) {
-	clients, err = api.Listen(ctx, api.ListenConfig{
+	clients, err = httpserver.Listen(ctx, httpserver.Config{
 		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, ConnsPerAddressMax: cfg.HTTP.ConnsPerAddress,
 		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
 	})
 	if err != nil {
 		return nil, nil, err
 	}
-	if debug, err = api.Listen(ctx, api.ListenConfig{Address: cfg.Debug, ConnsMax: 16}); err != nil {
+	if debug, err = httpserver.Listen(ctx, httpserver.Config{Address: cfg.Debug, ConnsMax: 16}); err != nil {
 		clients.Close()
 		return nil, nil, fmt.Errorf("%w; see leader.debug_listen", err)
 	}

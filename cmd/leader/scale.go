@@ -11,7 +11,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/penstock/penstock/internal/config"
-	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/scale"
 	"github.com/penstock/penstock/pkg/scale/backend"
@@ -66,7 +66,7 @@ func listenKEDA(ctx context.Context, cfg Leader) (net.Listener, error) {
 	if cfg.Scale.KEDA == "" {
 		return nil, nil //nolint:nilnil // as said
 	}
-	listener, err := api.Listen(ctx, api.ListenConfig{
+	listener, err := httpserver.Listen(ctx, httpserver.Config{
 		Address: cfg.Scale.KEDA, ConnsMax: 256,
 		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
 	})

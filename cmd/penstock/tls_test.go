@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -67,13 +68,15 @@ func TestCommandsGoThroughMutualTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := api.Listen(t.Context(), api.ListenConfig{Address: "127.0.0.1:0", CertFile: file("server.crt"), KeyFile: file("server.key"), ClientCAFile: file("ca.crt")})
+	listener, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", CertFile: file("server.crt"), KeyFile: file("server.key"), ClientCAFile: file("ca.crt")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- api.Serve(ctx, listener, api.New(pool, api.Config{}), slog.New(slog.DiscardHandler)) }()
+	go func() {
+		ended <- httpserver.Serve(ctx, listener, api.New(pool, api.Config{}), slog.New(slog.DiscardHandler))
+	}()
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {

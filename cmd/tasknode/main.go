@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
@@ -78,7 +79,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 		return err
 	}
 	t := cfg.TaskNode
-	listener, err := api.Listen(ctx, api.ListenConfig{
+	listener, err := httpserver.Listen(ctx, httpserver.Config{
 		Address: t.Listen, ConnsMax: t.ConnsMax, CertFile: t.TLS.Cert, KeyFile: t.TLS.Key, ClientCAFile: t.TLS.ClientCA,
 	})
 	if err != nil {
@@ -270,7 +271,7 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		Name: "draining", Local: true,
 		Run: func(context.Context) error { return context.Cause(ctx) },
 	})
-	group.Go(func() error { return api.Serve(duties, listener, routes, n.log) })
+	group.Go(func() error { return httpserver.Serve(duties, listener, routes, n.log) })
 	group.Go(func() error {
 		defer end()
 		return n.task.Run(ctx)

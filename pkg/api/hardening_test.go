@@ -18,6 +18,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -255,13 +256,13 @@ func TestAQueryOfABatchIsOneQuery(t *testing.T) {
 
 // TestALargeHeaderIsAnswered: a client that is still sending reads the answer instead of a reset connection.
 func TestALargeHeaderIsAnswered(t *testing.T) {
-	listener, err := Listen(t.Context(), ListenConfig{Address: "127.0.0.1:0"})
+	listener, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Serve(ctx, listener, NewProbes(Config{}), slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- httpserver.Serve(ctx, listener, NewProbes(Config{}), slog.New(slog.DiscardHandler)) }()
 	defer func() {
 		stop()
 		if err := <-ended; err != nil {

@@ -61,7 +61,6 @@ var statuses = []struct {
 	{errBomb, http.StatusRequestEntityTooLarge, "payload_too_large"},
 	{errKeyInUse, http.StatusConflict, "idempotency_key_in_use"},
 	{errBusy, http.StatusServiceUnavailable, "busy"},
-	{errRequests, http.StatusTooManyRequests, "too_many_requests"},
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errLookups, http.StatusServiceUnavailable, "busy"},
 	{invalidation.ErrTooManyWaiters, http.StatusServiceUnavailable, "too_many_waiters"},
@@ -142,7 +141,7 @@ func (p *Problem) GetHeaders() http.Header {
 	switch {
 	case p.RetryAfterMS != nil:
 		header.Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
-	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use", p.Code == "too_many_requests":
+	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use":
 		header.Set("Retry-After", "1")
 	case p.Status == http.StatusUnauthorized:
 		header.Set("WWW-Authenticate", `Bearer realm="penstock"`)

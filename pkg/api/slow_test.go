@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -78,13 +79,13 @@ func listening(t *testing.T) string {
 	t.Helper()
 	s := serve(t, Config{}, invalidation.Config{})
 	s.Close()
-	listener, err := Listen(t.Context(), ListenConfig{Address: "127.0.0.1:0"})
+	listener, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Serve(ctx, listener, s.api, slog.New(slog.DiscardHandler)) }()
+	go func() { ended <- httpserver.Serve(ctx, listener, s.api, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		stop()
 		if err := <-ended; err != nil {

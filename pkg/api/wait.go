@@ -9,11 +9,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // waitMax bounds how long one request waits for the end of an entry.
-const waitMax = time.Minute
+const waitMax = httpserver.RequestMax - 30*time.Second
 
 // waitOf reads how long the client will wait: a duration as in 30s, or whole seconds.
 func waitOf(text string) (time.Duration, error) {

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
@@ -67,14 +68,15 @@ func run(ctx context.Context, dsn string, single, many, clients int) error {
 	if _, err := invalidation.Create(ctx, pool, "bench", invalidation.Config{}); err != nil {
 		return err
 	}
-	listener, err := api.Listen(ctx, api.ListenConfig{Address: "127.0.0.1:0"})
+	listener, err := httpserver.Listen(ctx, httpserver.Config{Address: "127.0.0.1:0"})
 	if err != nil {
 		return err
 	}
 	serving, stop := context.WithCancel(ctx)
 	ended := make(chan error, 1)
 	go func() {
-		ended <- api.Serve(serving, listener, api.New(pool, api.Config{Open: true}), slog.New(slog.DiscardHandler))
+		handler := api.New(pool, api.Config{Open: true})
+		ended <- httpserver.Serve(serving, listener, handler, slog.New(slog.DiscardHandler))
 	}()
 	b := &bench{
 		url:    "http://" + listener.Addr().String() + "/v1/queues/bench/entries",

@@ -1,4 +1,4 @@
-package api
+package httpserver
 
 import (
 	"cmp"
@@ -8,17 +8,13 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"net/http"
-	"net/http/pprof"
-	"net/netip"
 	"os"
-	"strings"
 	"sync"
 	"time"
 )
 
-// ListenConfig says where a server listens, and whom it lets connect.
-type ListenConfig struct {
+// Config says where a server listens, and which clients it lets connect.
+type Config struct {
 	Address string
 	// ConnsMax bounds the connections at once; more are refused with 503. Default 8,192.
 	ConnsMax int
@@ -31,7 +27,7 @@ type ListenConfig struct {
 }
 
 // Listen opens the listener.
-func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
+func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	secure, err := cfg.tls()
 	if err != nil {
 		return nil, err
@@ -49,7 +45,7 @@ func Listen(ctx context.Context, cfg ListenConfig) (net.Listener, error) {
 }
 
 // tls returns nil where there is to be none.
-func (c ListenConfig) tls() (*tls.Config, error) {
+func (c Config) tls() (*tls.Config, error) {
 	if c.CertFile == "" && c.KeyFile == "" {
 		if c.ClientCAFile != "" {
 			return nil, errors.New("listen: certificates of clients can be asked for only with a certificate of the " +
@@ -103,41 +99,4 @@ func (c *certificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		return nil, fmt.Errorf("read certificate: %w", err)
 	}
 	return c.pair, nil // while both files are being replaced, the old one
-}
-
-// NewDebug returns the handler for operators of the process: metrics and profiles. Profiles contain memory and
-// cost CPU time: it belongs on a loopback address, behind LocalNames. The command line, which may hold a password, is
-// never served.
-func NewDebug(metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
-}
-
-// NewMetrics returns metrics alone, which may be read from beyond this machine.
-func NewMetrics(metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	return mux
-}
-
-// LocalNames refuses requests that do not name localhost or an address as their host, so that no page in a browser on
-// this machine can read the answers under a name of its own (DNS rebinding).
-func LocalNames(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host := r.Host
-		if name, _, err := net.SplitHostPort(host); err == nil {
-			host = name
-		}
-		if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err != nil && host != "localhost" {
-			http.Error(w, "the host must be localhost or an address", http.StatusMisdirectedRequest)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }

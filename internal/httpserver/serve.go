@@ -1,4 +1,4 @@
-package api
+package httpserver
 
 import (
 	"context"
@@ -9,6 +9,9 @@ import (
 	"net/http"
 	"time"
 )
+
+// RequestMax is how long a request and its answer may take.
+const RequestMax = 90 * time.Second
 
 // grace is how long requests that are under way may take when the server ends.
 const grace = 5 * time.Second
@@ -21,8 +24,8 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 		ConnContext:       withCarrier,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ReadHeaderTimeout: 5 * time.Second,
-		ReadTimeout:       waitMax + 30*time.Second, // which ends a request that waits as well
-		WriteTimeout:      waitMax + 30*time.Second,
+		ReadTimeout:       RequestMax, // which ends a request that waits as well
+		WriteTimeout:      RequestMax,
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),

@@ -1,11 +1,9 @@
-package api
+package httpserver
 
 import (
 	"context"
 	"crypto/tls"
-	"errors"
 	"io"
-	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -110,10 +108,16 @@ func (b *bounded) Accept() (net.Conn, error) {
 	}
 }
 
-const refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: " +
-	"1\r\nConnection: close\r\n\r\n" +
-	`{"type":"urn:penstock:problem:busy","title":"Service Unavailable","status":503,` +
-	`"detail":"too many connections; try again","code":"busy"}` + "\n"
+// refusal is the answer to a connection beyond the bounds, tooManyRequests the body of that to a request: problem
+// documents, as those of pkg/api.
+const (
+	refusal = "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/problem+json\r\nRetry-After: " +
+		"1\r\nConnection: close\r\n\r\n" +
+		`{"type":"urn:penstock:problem:busy","title":"Service Unavailable","status":503,` +
+		`"detail":"too many connections; try again","code":"busy"}` + "\n"
+	tooManyRequests = `{"type":"urn:penstock:problem:too_many_requests","title":"Too Many Requests","status":429,` +
+		`"detail":"too many requests from this address are under way; try again","code":"too_many_requests"}` + "\n"
+)
 
 // refuse says why, and waits a moment for the client to have read it: a connection closed over unread bytes
 // is reset, and the answer lost.
@@ -178,16 +182,15 @@ func withCarrier(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, carrier{}, conn)
 }
 
-var errRequests = errors.New("too many requests from this address are under way; try again")
-
 // perAddress refuses requests beyond those that one address may have under way.
 func perAddress(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if c, ok := r.Context().Value(carrier{}).(*counted); ok {
 			if !c.listener.requests.enter(c.from) {
-				p := problem(errRequests)
-				maps.Copy(w.Header(), p.GetHeaders())
-				writeJSON(w, p.ContentType(""), p.Status, p)
+				w.Header().Set("Content-Type", "application/problem+json")
+				w.Header().Set("Retry-After", "1")
+				w.WriteHeader(http.StatusTooManyRequests)
+				_, _ = io.WriteString(w, tooManyRequests)
 				return
 			}
 			defer c.listener.requests.leave(c.from)

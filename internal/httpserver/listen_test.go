@@ -1,4 +1,4 @@
-package api_test
+package httpserver_test
 
 import (
 	"context"
@@ -21,7 +21,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/internal/httpserver"
 )
 
 // authority signs certificates for tests.
@@ -76,22 +76,22 @@ func (a *authority) server(name string) (certFile, keyFile string) {
 }
 
 // serve starts a server that says hello, and returns its address.
-func serve(t *testing.T, cfg api.ListenConfig) string {
+func serve(t *testing.T, cfg httpserver.Config) string {
 	t.Helper()
 	return serveHandler(t, cfg, func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "hello") })
 }
 
-func serveHandler(t *testing.T, cfg api.ListenConfig, handler http.HandlerFunc) string {
+func serveHandler(t *testing.T, cfg httpserver.Config, handler http.HandlerFunc) string {
 	t.Helper()
 	cfg.Address = "127.0.0.1:0"
-	listener, err := api.Listen(t.Context(), cfg)
+	listener, err := httpserver.Listen(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() {
-		ended <- api.Serve(ctx, listener, handler, slog.New(slog.DiscardHandler))
+		ended <- httpserver.Serve(ctx, listener, handler, slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() {
 		stop()
@@ -125,7 +125,7 @@ func TestServerTakesUpANewCertificateAndSpeaksHTTP2(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("first")
-	address := serve(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile})
+	address := serve(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile})
 	if name, protocol, err := get(t, address, roots); err != nil || name != "first" || protocol != "HTTP/2.0" {
 		t.Errorf("got %q by %s (%v)", name, protocol, err)
 	}
@@ -150,7 +150,7 @@ func TestMutualTLSLetsInOnlyWhoHasACertificate(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("server")
-	address := serve(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile, ClientCAFile: ca.file})
+	address := serve(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile, ClientCAFile: ca.file})
 	client := func(by *authority) tls.Certificate {
 		cert, key := by.sign("client", &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "c"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -168,7 +168,7 @@ func TestMutualTLSLetsInOnlyWhoHasACertificate(t *testing.T) {
 	if _, _, err := get(t, address, roots, client(newAuthority(t))); err == nil {
 		t.Error("with a certificate of somebody else the server answers")
 	}
-	if _, err := api.Listen(t.Context(), api.ListenConfig{Address: "127.0.0.1:0", ClientCAFile: ca.file}); err == nil {
+	if _, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", ClientCAFile: ca.file}); err == nil {
 		t.Error("certificates of clients are asked for without TLS")
 	}
 }
@@ -188,7 +188,7 @@ func parsed(t *testing.T, file string) *x509.Certificate {
 }
 
 func TestConnectionsBeyondTheBoundAreToldSo(t *testing.T) {
-	address := serve(t, api.ListenConfig{ConnsMax: 2})
+	address := serve(t, httpserver.Config{ConnsMax: 2})
 	dial := func() net.Conn {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", address)
 		if err != nil {
@@ -220,7 +220,7 @@ func TestConnectionsBeyondTheBoundAreToldSo(t *testing.T) {
 }
 
 func TestOneAddressDoesNotTakeThePlacesOfOthers(t *testing.T) {
-	address := serve(t, api.ListenConfig{ConnsMax: 10, ConnsPerAddressMax: 2})
+	address := serve(t, httpserver.Config{ConnsMax: 10, ConnsPerAddressMax: 2})
 	from := func(own string) (net.Conn, string) {
 		conn, err := (&net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(own)}}).DialContext(t.Context(), "tcp", address)
 		if err != nil {
@@ -259,7 +259,7 @@ func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("leader")
 	began, end := make(chan bool), make(chan bool)
-	address := serveHandler(t, api.ListenConfig{CertFile: certFile, KeyFile: keyFile, ConnsPerAddressMax: 2}, func(w http.ResponseWriter, r *http.Request) {
+	address := serveHandler(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile, ConnsPerAddressMax: 2}, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			began <- true
 			<-end
@@ -301,7 +301,7 @@ func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
 }
 
 func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
-	debug := api.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
+	debug := httpserver.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
 	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/cmdline": 404, "/v1/queues": 404} {
 		if status := statusOf(t, debug, path); status != want {
 			t.Errorf("%s: %d, want %d", path, status, want)
