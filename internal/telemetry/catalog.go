@@ -104,7 +104,8 @@ var catalog = []Metric{
 		"entries that still run long after their finish_by; their handler ignores its context"),
 	leader("entries_cancelled_late_total", counter,
 		"entries cancelled after a run during which the cancel was requested"),
-	leader("deadlines_late_seconds", gauge, "how far the last pass was behind the due times, at most"),
+	leader("deadlines_late_seconds", gauge, "how far the last pass was behind the due times, at most; deadlines "+
+		"(start_by, finish_by) do not count"),
 	leader("deadlines_errors_total", counter, "failed batches of due entries; the log has the errors"),
 	leader("cron_fired_total", counter, "entries of cron jobs that became pending"),
 	leader("cron_dropped_total", counter, "nominal times dropped by catch-up or overlap policy"),

@@ -38,7 +38,7 @@ type DeadlinesStatus struct {
 	Expired   int64         // entries
 	Cancelled int64         // entries, by a requested cancel
 	Failed    int64         // entries, for want of an instance of their model
-	Late      time.Duration // greatest lateness of the work in the last pass
+	Late      time.Duration // greatest lateness of due entries in the last pass; deadlines do not count
 	Errors    int64         // failed batches; each one was logged
 	Overrun   int           // entries that still run long after their finish_by
 }
@@ -78,7 +78,7 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	pause := d.cfg.Pause
 	late := 0.0
 	for _, w := range works {
-		late = min(late, value(w.due), value(w.deadline))
+		late = min(late, value(w.due)) // deadlines stay with entries that run: one that has passed is no backlog
 		next, err := d.serve(ctx, w)
 		if err != nil {
 			return 0, err

@@ -105,6 +105,36 @@ func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
 	}
 }
 
+// Late is of entries that came due alone: an entry that runs keeps deadlines that have passed.
+func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
+	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	node := f.register(time.Hour)
+	f.exec(`SELECT penstock.push('work', '1', start_by => now() + interval '1 hour', finish_by => now() + interval '1 hour')`)
+	f.claim(node, 1)
+	f.exec(`UPDATE penstock.entry SET start_by = now() - interval '10 minutes', finish_by = now() - interval '1 minute'`)
+	f.exec(`SELECT penstock.push('work', '2', due_at => now() + interval '1 hour')`)
+	f.exec(`UPDATE penstock.entry SET due_at = now() - interval '1 hour' WHERE status = 'initial'`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.entry WHERE status = 'initial' FOR UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "the entry that is due is late", func() bool { return duty.Status().Late >= time.Hour })
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the entry is promoted", func() bool { return duty.Status().Promoted == 1 })
+	eventually(t, "nothing is late", func() bool { return duty.Status().Late == 0 })
+	if f.locks() != 1 {
+		t.Error("the entry that runs was taken from its node")
+	}
+}
+
 // A queue that is dropped while a pass waits for its table is no error: the leader had logged one.
 func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{})
