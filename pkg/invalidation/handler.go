@@ -90,7 +90,13 @@ type answer struct {
 	throttle     throttleOrder
 }
 
-func (a *answer) Error() string { return a.err.Error() }
+func (a *answer) Error() string {
+	if a.err == nil {
+		return "the handler gave no reason"
+	}
+	return a.err.Error()
+}
+
 func (a *answer) Unwrap() error { return a.err }
 
 // RetryIn asks that the entry be tried again after d, whatever the policy's backoff says; its attempts still count.
@@ -104,8 +110,14 @@ func Permanent(err error) error { return &answer{err: err, permanent: true} }
 // twice.
 func Unrepeatable(err error) error { return &answer{err: err, permanent: true, unrepeatable: true} }
 
-// WithClass gives an error a class, for which the queue's retry policy may have rules of its own.
-func WithClass(class string, err error) error { return &answer{err: err, class: class} }
+// WithClass gives an error a class, for which the queue's retry policy may have rules of its own. It returns nil for
+// nil.
+func WithClass(class string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &answer{err: err, class: class}
+}
 
 // Snooze hands the entry back for d, a millisecond at least, and spends no attempt: it is not time for it yet. It comes
 // back behind the entries that are ready then, and later entries of its key may run before it.

@@ -37,6 +37,9 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"late":                  {ErrFinishBy, Ending{verb: verbExpire}},
 		"drained":               {fmt.Errorf("%w: %w", ErrDraining, Permanent(boom)), Ending{verb: verbRelease}},
 		"unrepeatable, drained": {fmt.Errorf("%w: %w", ErrDraining, Unrepeatable(boom)), Ending{verb: verbFail}},
+		"permanent, no error":   {Permanent(nil), Ending{verb: verbFail}},
+		"full, no error":        {NoCapacity(time.Minute, nil), Ending{verb: verbRelease, delay: time.Minute}},
+		"class of no error":     {WithClass("input", nil), Ending{verb: verbDone}},
 		"panic":                 {&PanicError{Value: 1}, Ending{verb: verbRetry, delay: time.Second, failure: Failure{Class: "panic"}}},
 	} {
 		got := Judge(r, nil, c.err, 0, 0)

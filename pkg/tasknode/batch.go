@@ -132,7 +132,11 @@ func (n *Node) handleBatch(ctx context.Context, h invalidation.BatchHandler, run
 			err = n.panicked(v, runs[0])
 		}
 	}()
-	return answersOf(ctx, h, runs)
+	answers, err = answersOf(ctx, h, runs)
+	for i := range answers {
+		answers[i].Err = n.readable(answers[i].Err, runs[i])
+	}
+	return answers, err
 }
 
 func answersOf(ctx context.Context, h invalidation.BatchHandler, runs []*invalidation.Run) (

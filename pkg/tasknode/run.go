@@ -221,7 +221,23 @@ func (n *Node) handle(ctx context.Context, h invalidation.Handler, r *invalidati
 			err = n.panicked(v, r)
 		}
 	}()
-	return h.Handle(ctx, r)
+	result, err = h.Handle(ctx, r)
+	return result, n.readable(err, r)
+}
+
+// readable returns the error of a handler, whose methods are called where no panic of theirs is an error: one that
+// panics gives way to the error of that. The usual case is a nil pointer in a non-nil error.
+func (n *Node) readable(err error, r *invalidation.Run) (readable error) {
+	defer func() {
+		if v := recover(); v != nil {
+			readable = n.panicked(v, r)
+		}
+	}()
+	if err != nil {
+		var p *invalidation.PanicError
+		_, _, _ = err.Error(), errors.Is(err, invalidation.ErrCancelled), errors.As(err, &p)
+	}
+	return err
 }
 
 // panicked logs that a handler panicked with v while it ran r, and returns the error of that.
