@@ -5,6 +5,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
 	"strings"
 	"testing"
@@ -151,6 +152,18 @@ func TestAlertsWatchWhatThereIs(t *testing.T) {
 	}
 	if len(seen) < 10 {
 		t.Errorf("%d alerts", len(seen))
+	}
+}
+
+// What the expressions do is tested by promtool.
+func TestAlertsFireWhereTheyAreMeantTo(t *testing.T) {
+	promtool := os.Getenv("PENSTOCK_TEST_PROMTOOL")
+	if promtool == "" {
+		t.Skip("needs a program of Prometheus: set PENSTOCK_TEST_PROMTOOL to the path of promtool")
+	}
+	out, err := exec.CommandContext(t.Context(), promtool, "test", "rules", "../../deploy/prometheus/alerts_test.yaml").CombinedOutput()
+	if err != nil {
+		t.Errorf("%v: %s", err, out)
 	}
 }
 
