@@ -45,7 +45,7 @@ var bundles = []struct {
 	name  string
 	parts []string
 }{
-	{"app.js", []string{"htmx.min.js", "uplot.min.js", "app.js"}},
+	{"app.js", []string{"uplot.min.js", "htmx.min.js", "app.js"}},
 	{"app.css", []string{"uplot.min.css", "app.css", "picture.css"}},
 	{"theme.js", []string{"theme.js"}},
 	{"icon.svg", []string{"icon.svg"}},
@@ -61,7 +61,7 @@ func loadAssets(root string) (assets, error) {
 			if err != nil {
 				return a, fmt.Errorf("read files of the dashboard: %w", err)
 			}
-			if part == b.name {
+			if !strings.Contains(part, ".min.") {
 				own = withoutIndent(own)
 			}
 			text = append(append(text, own...), '\n')
@@ -74,13 +74,14 @@ func loadAssets(root string) (assets, error) {
 	return a, nil
 }
 
-// withoutIndent leaves out white space at the begin of lines, and lines that are a comment of a
-// script: a file of ours has no text of several lines.
+// withoutIndent leaves out white space at the begin of lines, and lines that are a comment: a file
+// of ours has no text of several lines.
 func withoutIndent(text []byte) []byte {
 	var short []byte
 	for line := range bytes.Lines(text) {
 		line = bytes.TrimLeft(line, " \t")
-		if !bytes.HasPrefix(line, []byte("// ")) {
+		ofStyle := bytes.HasPrefix(line, []byte("/*")) && bytes.HasSuffix(line, []byte("*/\n"))
+		if !bytes.HasPrefix(line, []byte("// ")) && !ofStyle {
 			short = append(short, line...)
 		}
 	}
