@@ -68,7 +68,7 @@
   new ResizeObserver(() => { for (const [box, u] of charts) if (u.width !== box.clientWidth) u.setSize({ width: box.clientWidth, height: u.height }); }).observe(main);
 
   // The live part --------------------------------------------------------------------------------
-  let source, timer, paused = false, failures = 0;
+  let source, timer, paused = false, failures = 0, polls = new AbortController();
   const say = (name, text) => { if (state && state.dataset.state !== name) { state.dataset.state = name; state.firstElementChild.textContent = text; } };
   const address = extra => { const u = new URL(location); u.hash = ''; u.searchParams.delete('done'); for (const k in extra) u.searchParams.set(k, extra[k]); return u; };
   const show = async (text, id) => {
@@ -76,19 +76,24 @@
     await htmx.swap({ text, target: region, swap: 'innerMorph', sourceElement: region });
     times(); draw();
   };
-  const poll = async () => {
+  const poll = async ended => {
+    const ask = (live, headers) => fetch(address({ live }), { headers, cache: 'no-store', signal: ended });
     try {
-      const r = await fetch(address({ live: 'part' }), { headers: tag ? { 'If-None-Match': tag } : {}, cache: 'no-store' });
+      const r = await ask('part', tag ? { 'If-None-Match': tag } : {});
       if (r.status === 401) return location.reload();
       if (r.status === 200 || r.status === 503) {
-        if (region.querySelector('[data-chart]')) points = await (await fetch(address({ live: 'points' }), { cache: 'no-store' })).json() || {};
-        await show(await r.text(), r.headers.get('ETag'));
+        const text = await r.text();
+        if (region.querySelector('[data-chart]')) points = await (await ask('points')).json() || {};
+        await show(text, r.headers.get('ETag'));
       }
-      say('poll', 'live, by polling');
-    } catch { say('lost', 'connection lost'); }
+      if (!ended.aborted) say('poll', 'live, by polling');
+    } catch { if (!ended.aborted) say('lost', 'connection lost'); }
   };
-  const stop = () => { source && source.close(); source = null; clearTimeout(timer); };
-  const again = () => { timer = setTimeout(async () => { await poll(); if (++failures % 10 === 0) start(); else if (!source) again(); }, 2000); };
+  const stop = () => { source && source.close(); source = null; clearTimeout(timer); polls.abort(); polls = new AbortController(); };
+  const again = () => {
+    const ended = polls.signal;
+    timer = setTimeout(async () => { await poll(ended); if (ended.aborted) return; if (++failures % 10 === 0) start(); else again(); }, 2000);
+  };
   const start = () => {
     stop();
     if (!('live' in main.dataset) || paused || document.hidden) return;
