@@ -23,7 +23,8 @@ type Definition[P any] struct {
 	// operators and are not changed.
 	Config Config
 	// Merge joins the payloads that one lock covers, oldest first, into one, which is handled once and answers for
-	// all of them; nil handles each by itself. It is for queues with a grouping.
+	// all of them, also where the handler ends it by Run.FinishTx; nil handles each by itself. It is for queues with a
+	// grouping.
 	Merge func([]P) P
 }
 
@@ -202,16 +203,18 @@ type merging[P any] struct {
 func (m merging[P]) HandleBatch(ctx context.Context, runs []*Run) []BatchAnswer {
 	answers := make([]BatchAnswer, len(runs))
 	var payloads []P
-	var newest *Run
+	var merged []*Run
 	for i, r := range runs {
 		var p P
 		if answers[i].Err = r.Decode(&p); answers[i].Err == nil {
-			payloads, newest = append(payloads, p), r
+			payloads, merged = append(payloads, p), append(merged, r)
 		}
 	}
-	if newest == nil {
+	if len(merged) == 0 {
 		return answers
 	}
+	newest := merged[len(merged)-1]
+	newest.merged = merged
 	result, err := m.run(ctx, newest, m.merge(payloads))
 	for i := range answers {
 		if answers[i].Err == nil {

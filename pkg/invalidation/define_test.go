@@ -7,6 +7,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 type thumbnail struct {
@@ -124,6 +126,38 @@ func TestMergedEntriesAreHandledOnceAndAllAnswered(t *testing.T) {
 	if calls != 1 || string(answers[0].Result) != "3" || answers[1].Err == nil || string(answers[2].Result) != "3" {
 		t.Errorf("%d calls, answers %+v", calls, answers)
 	}
+}
+
+// What would be left behind would run again with an older payload than the one whose effects are committed.
+func TestFinishTxOfMergedEntriesEndsAllThatWereMerged(t *testing.T) {
+	b := newBed(t, Config{Grouping: "image"})
+	d := Definition[thumbnail]{
+		Name: "work", Config: Config{Grouping: "image"},
+		Merge: func(all []thumbnail) thumbnail { return all[len(all)-1] },
+	}
+	if _, err := d.Push(b.ctx, b.pool, thumbnail{"a", 1}, thumbnail{"a", 2}, thumbnail{"a", 3}); err != nil {
+		t.Fatal(err)
+	}
+	h, ok := d.Handler(func(ctx context.Context, r *Run, _ thumbnail) (any, error) {
+		return nil, pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return r.FinishTx(ctx, tx, nil) })
+	}).(BatchHandler)
+	if !ok {
+		t.Fatal("a definition with Merge should take entries as batches")
+	}
+	l := b.claimOne()
+	var runs []*Run
+	for _, e := range l.Entries {
+		runs = append(runs, &Run{Queue: b.q, Entry: e, Lock: l, Node: here})
+	}
+	for i, a := range h.HandleBatch(b.ctx, runs) {
+		if a.Err != nil {
+			t.Errorf("entry %d: %v", i, a.Err)
+		}
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry`); len(runs) != 3 || n != 0 {
+		t.Errorf("%d of %d merged entries are left after the commit of FinishTx, want 0 of 3", n, len(runs))
+	}
+	b.settle(doneAll(l)...)
 }
 
 func TestCompactionMergesAsTheDefinitionSays(t *testing.T) {

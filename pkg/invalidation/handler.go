@@ -18,6 +18,7 @@ type Run struct {
 	Node  NodeID
 
 	measured measured
+	merged   []*Run // those whose payloads it handles as one, its own too, oldest first; nil: its own alone
 }
 
 // Note keeps measurements of the handler, a JSON object, beside the outcome of the entry: with the

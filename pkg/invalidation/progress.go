@@ -95,11 +95,24 @@ func (r *Run) Decode(into any) error {
 
 // FinishTx ends the entry well inside the handler's own transaction, so that its effects and the completion commit
 // together or not at all. It returns ErrLockLost if the entry is not this run's any more: roll back and return it.
-// The transaction must be READ COMMITTED. Once it has committed, Handle returns nil.
+// The transaction must be READ COMMITTED. Once it has committed, Handle returns nil. Where the payload is that of
+// entries merged by Definition.Merge, it ends all of them with this result.
 func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) error {
 	if err := checkResult(result); err != nil {
 		return err
 	}
+	if r.merged == nil {
+		return r.finishTx(ctx, tx, result)
+	}
+	for _, one := range r.merged {
+		if err := one.finishTx(ctx, tx, result); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Run) finishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) error {
 	var ran time.Duration
 	if r.Lock.Solo() {
 		ran = time.Since(r.Lock.ClaimedAt)
