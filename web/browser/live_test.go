@@ -1,13 +1,16 @@
 package browser
 
 import (
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 )
 
@@ -29,7 +32,81 @@ func (s *stage) proxied() *atomic.Pointer[func(w http.ResponseWriter, r *http.Re
 	return live
 }
 
+// watched lets a test set the clock of the pages to come forward (window.ahead, in ms), and counts signs of life of the
+// stream and seconds that have passed.
+const watched = `(() => {
+	window.ahead = 0; window.alive = 0; window.ticks = 0;
+	const now = performance.now.bind(performance);
+	performance.now = () => now() + window.ahead;
+	const listen = EventSource.prototype.addEventListener;
+	EventSource.prototype.addEventListener = function (name, f) {
+		listen.call(this, name, e => { f.call(this, e); if (name === 'alive') window.alive++; });
+	};
+	setInterval(() => window.ticks++, 1000);
+})()`
+
 const streamState = `document.querySelector('#stream')?.dataset.state`
+
+// A leader that hangs, and a proxy without a leader, close no connection or answer with an error: the page says that it
+// gets nothing, keeps what it has, and goes on by itself.
+func TestAPageThatGetsNothingSaysSo(t *testing.T) {
+	s := newStage(t, true)
+	live := s.proxied()
+	tab := s.open()
+	tab.do(chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := page.AddScriptToEvaluateOnNewDocument(watched).Do(ctx)
+		return err
+	}))
+	alive := make(chan struct{})
+	hanging := func(w http.ResponseWriter, r *http.Request, _ string) {
+		w.Header().Set("Content-Type", "text/event-stream")
+		for {
+			_ = http.NewResponseController(w).Flush() // the browser may have gone
+			select {
+			case <-alive:
+				fmt.Fprint(w, "event: alive\ndata: \n\n")
+			case <-r.Context().Done():
+				return
+			}
+		}
+	}
+	live.Store(&hanging)
+	tab.visit("queues")
+	tab.until(streamState + ` === 'live'`)
+	eval[int](tab, `window.ahead += 30_000`)
+	alive <- struct{}{}
+	tab.until(`window.alive === 1`)
+	before := eval[int](tab, `window.ahead += 30_000, window.ticks`)
+	tab.until(fmt.Sprintf(`window.ticks > %d`, before+1))
+	if state := eval[string](tab, streamState); state != "live" {
+		t.Errorf("30 s after a sign of life the page says %q", state)
+	}
+
+	tab.tolerated = "502 (Bad Gateway)"
+	var refused atomic.Int32
+	broken := func(w http.ResponseWriter, _ *http.Request, _ string) {
+		refused.Add(1)
+		http.Error(w, "no leader", http.StatusBadGateway)
+	}
+	live.Store(&broken)
+	eval[int](tab, `window.ahead += 30_000`)
+	tab.until(streamState + ` === 'lost'`)
+	for begun := time.Now(); refused.Load() < 3 && time.Since(begun) < patience; {
+		time.Sleep(20 * time.Millisecond)
+	}
+	if state := eval[string](tab, streamState); state != "lost" || refused.Load() < 3 {
+		t.Errorf("after %d answers with status 502 the page says %q", refused.Load(), state)
+	}
+	if text := eval[string](tab, `document.querySelector('#live').innerText`); !strings.Contains(text, "embeddings") {
+		t.Errorf("the page did not keep what it had: %.200s", text)
+	}
+
+	live.Store(nil)
+	tab.until(streamState + ` === 'poll'`)
+	s.exec(`SELECT penstock.create_queue('afterwards')`)
+	tab.reads("afterwards")
+	tab.until(streamState + ` === 'live'`) // the stream is tried again
+}
 
 // A page that polls is paused while an answer is on its way: the answer changes nothing, and no further poll follows.
 func TestAPauseStopsAPageThatPolls(t *testing.T) {

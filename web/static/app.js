@@ -68,8 +68,11 @@
   new ResizeObserver(() => { for (const [box, u] of charts) if (u.width !== box.clientWidth) u.setSize({ width: box.clientWidth, height: u.height }); }).observe(main);
 
   // The live part --------------------------------------------------------------------------------
-  let source, timer, paused = false, failures = 0, polls = new AbortController();
+  // The leader sends something every 15 s, and a poll is answered within seconds.
+  const silence = 4e4, answer = 2e4;
+  let source, timer, paused = false, failures = 0, heard = 0, polls = new AbortController();
   const say = (name, text) => { if (state && state.dataset.state !== name) { state.dataset.state = name; state.firstElementChild.textContent = text; } };
+  const lost = () => say('lost', 'connection lost');
   const address = extra => { const u = new URL(location); u.hash = ''; u.searchParams.delete('done'); for (const k in extra) u.searchParams.set(k, extra[k]); return u; };
   const show = async (text, id) => {
     tag = id;
@@ -77,35 +80,45 @@
     times(); draw();
   };
   const poll = async ended => {
-    const ask = (live, headers) => fetch(address({ live }), { headers, cache: 'no-store', signal: ended });
+    const ask = async (live, headers) => {
+      const r = await fetch(address({ live }), { headers, cache: 'no-store', signal: AbortSignal.any([ended, AbortSignal.timeout(answer)]) });
+      // An error of a proxy, or of a database that does not answer, is no page.
+      if (![200, 304, 401].includes(r.status)) throw r.status;
+      return r;
+    };
     try {
       const r = await ask('part', tag ? { 'If-None-Match': tag } : {});
       if (r.status === 401) return location.reload();
-      if (r.status === 200 || r.status === 503) {
+      if (r.status === 200) {
         const text = await r.text();
         if (region.querySelector('[data-chart]')) points = await (await ask('points')).json() || {};
         await show(text, r.headers.get('ETag'));
       }
       if (!ended.aborted) say('poll', 'live, by polling');
-    } catch { if (!ended.aborted) say('lost', 'connection lost'); }
+    } catch { if (!ended.aborted) lost(); }
   };
   const stop = () => { source && source.close(); source = null; clearTimeout(timer); polls.abort(); polls = new AbortController(); };
   const again = () => {
     const ended = polls.signal;
     timer = setTimeout(async () => { await poll(ended); if (ended.aborted) return; if (++failures % 10 === 0) start(); else again(); }, 2000);
   };
+  const hear = f => e => { heard = performance.now(); f && f(e); };
+  // A leader that hangs, and a proxy that holds the stream back, close nothing.
+  const watch = () => { if (source && performance.now() - heard > silence) { stop(); lost(); again(); } };
   const start = () => {
     stop();
     if (!('live' in main.dataset) || paused || document.hidden) return;
     if (!window.EventSource) return again();
     if (state.dataset.state === 'off') say('opening', 'connecting');
     source = new EventSource(address({ live: 'stream', seen: tag || '' }));
-    source.addEventListener('open', () => { failures = 0; say('live', 'live'); });
-    source.addEventListener('points', e => { points = JSON.parse(e.data) || {}; draw(); });
-    source.addEventListener('part', e => show(e.data, e.lastEventId));
+    heard = performance.now();
+    source.addEventListener('open', hear(() => { failures = 0; say('live', 'live'); }));
+    source.addEventListener('points', hear(e => { points = JSON.parse(e.data) || {}; draw(); }));
+    source.addEventListener('part', hear(e => show(e.data, e.lastEventId)));
+    source.addEventListener('alive', hear());
     source.addEventListener('bye', () => location.reload());
     source.onerror = () => {
-      say('lost', 'connection lost');
+      lost();
       if (source.readyState === EventSource.CLOSED) { source = null; again(); }
     };
   };
@@ -156,6 +169,6 @@
     if (e.key === 'p' && pause && !pause.hidden) pause.click();
   });
   all('form.themes input[name=next]').forEach(i => i.value = location.pathname.slice(new URL(i.form.action).pathname.replace(/theme$/, '').length) + location.search);
-  setInterval(() => { if (!paused) times(); }, 1000);
+  setInterval(() => { if (!paused) times(); watch(); }, 1000);
   times(); draw(); start();
 })();
