@@ -8,6 +8,7 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/pkg/governor"
+	"github.com/penstock/penstock/pkg/tasknode"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -90,7 +91,7 @@ func (c Config) validate() error {
 	checks.Want(t.Threads >= 0, "threads", t.Threads, "0 or more")
 	checks.Want(t.SchedulingThreads > 0, "scheduling_threads", t.SchedulingThreads, "more than 0")
 	checks.Want(t.Beat > 0, "beat", t.Beat, "more than 0")
-	checks.Want(t.Lease >= 3*t.Beat, "lease", t.Lease, "at least three beats")
+	checks.Want(t.Lease >= tasknode.LeaseMin(t.Beat), "lease", t.Lease, "at least three beats")
 	checks.Want(t.Poll > 0, "poll", t.Poll, "more than 0")
 	checks.Want(t.Grace >= 0, "grace", t.Grace, "0 or more")
 	checks.Want(t.Webhook.Threads >= 0, "webhook.threads", t.Webhook.Threads, "0 or more")

@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"fmt"
 	"log/slog"
 	"runtime"
 	"time"
@@ -20,7 +21,7 @@ type Config struct {
 	// nil: Threads
 	ThreadsFor        func() int
 	SchedulingThreads int           // 2
-	Lease             time.Duration // 10 s: how long the node may be silent before others run its entries
+	Lease             time.Duration // 10 s, at least LeaseMin: after a silence of this length others run its entries
 	Beat              time.Duration // 2 s between heartbeats
 	Poll              time.Duration // 250 ms between polls for work while no hint comes; jittered
 	Grace             time.Duration // 30 s for running entries to finish in a drain
@@ -72,6 +73,17 @@ type noObserver struct{}
 func (noObserver) Claimed(string, int, time.Duration, bool)        {}
 func (noObserver) Refused(string, string)                          {}
 func (noObserver) Ran(string, time.Duration, time.Duration, error) {}
+
+// LeaseMin is the shortest lease of a node with this time between heartbeats: two of them may be lost, or come late.
+func LeaseMin(beat time.Duration) time.Duration { return 3 * beat }
+
+func (c Config) check() error {
+	if least := LeaseMin(c.Beat); c.Lease < least {
+		return fmt.Errorf("node %q: Config.Lease is %s: want three times Config.Beat, %s, or more", c.Name,
+			c.Lease, least)
+	}
+	return nil
+}
 
 func (c Config) withDefaults() Config {
 	defaulted := func(v *int, d int) {

@@ -7,8 +7,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/tasknode"
 )
 
 // A connection that is lost while the node starts costs a wait, not the process.
@@ -54,4 +56,18 @@ func TestANodeThatIsStoppedWhileItStartsEndsWell(t *testing.T) {
 		t.Errorf("the node ended with %v", err)
 	}
 	eventually(t, pool, "no node is left", `SELECT count(*) = 0 FROM penstock.node`)
+}
+
+// Others would run the entries of a node that is silent for a lease while it works.
+func TestANodeWhoseLeaseIsShorterThanThreeBeatsIsRefused(t *testing.T) {
+	pool := open(t)
+	create(t, pool, "work", invalidation.Config{})
+	for _, c := range []tasknode.Config{{Lease: 5 * time.Second}, {Beat: 4 * time.Second}, {Lease: time.Second, Beat: time.Second}} {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		err := tasknode.New(c, pool, pool).Run(ctx)
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), "Lease") || !strings.Contains(err.Error(), "Beat") {
+			t.Errorf("lease %s, beat %s: %v, want an error that names both fields", c.Lease, c.Beat, err)
+		}
+	}
 }

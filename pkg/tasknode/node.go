@@ -122,8 +122,11 @@ func (n *Node) Freed() {
 
 // Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims
 // nothing more, waits up to the grace for running entries, hands back the others without spending
-// attempts, and returns nil. It returns an error if the node could not be registered.
+// attempts, and returns nil. It returns an error if the node could not be registered, or if its Config cannot hold.
 func (n *Node) Run(ctx context.Context) error {
+	if err := n.cfg.check(); err != nil {
+		return err
+	}
 	alive, die := context.WithCancel(context.WithoutCancel(ctx))
 	defer die()
 	runs, endRuns := context.WithCancelCause(alive)
