@@ -125,7 +125,8 @@ var catalog = []Metric{
 			"ready in time, not among starting)", "model", "what"),
 	leader("scale_pass_seconds", gauge, "duration of the last pass of decisions"),
 	leader("scale_woken_total", counter, "decisions that a push or request for a model without instances caused"),
-	leader("scale_orders_total", counter, "orders to backends; outcome: applied, failed", "outcome"),
+	leader("scale_orders_total", counter, "orders to backends; outcome: applied, failed (failed lists of instances "+
+		"count too)", "outcome"),
 	leader("scale_on_demand_total", counter, "deployments on demand; outcome: made, removed", "outcome"),
 	leader("scale_drained_total", counter, "instances whose drain the autoscaler began"),
 	leader("scale_expired_total", counter, "instances removed because their time to live ended"),

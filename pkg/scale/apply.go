@@ -45,7 +45,8 @@ type call struct {
 	again  bool            // another one was asked for: something changed since it read
 }
 
-// OrderStatus is the counters of orders to backends since the start of the term.
+// OrderStatus is the counters of orders to backends since the start of the term. Failed counts as well how often a
+// backend did not list its instances.
 type OrderStatus struct {
 	Applied, Failed, Drained, Undrained, Registered, Forgotten, Expired int64
 	Made, Pruned                                                        int64 // deployments on demand
@@ -303,6 +304,7 @@ func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan 
 	found, err := backend.List(ctx, s.backendTarget())
 	listed := err == nil
 	if err != nil && !errors.Is(err, ErrUnlisted) {
+		a.count(func(st *OrderStatus) { st.Failed++ })
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
 	done, err := a.turn(ctx, wanted)

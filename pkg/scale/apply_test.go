@@ -353,6 +353,9 @@ func TestABackendThatDoesNotAnswerIsNotEmpty(t *testing.T) {
 	if text := one[string](t, db, `SELECT error FROM penstock.deployment_state`); text != "timeout" {
 		t.Errorf("the error is %q", text)
 	}
+	if n := w.duty.applier.figures().Failed; n != 3 {
+		t.Errorf("%d failed calls are counted, want 3: the alert watches these", n)
+	}
 }
 
 // What keeps a backend from removing instances as it should is shown as long as it lasts, and is no failure.
