@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -43,7 +44,7 @@ type Gateway struct {
 	BodyBytes   int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
 	AllBytes    int64         `koanf:"bodies_bytes_max" help:"bytes in the bodies of all requests at once"`
 	WaitBytes   int64         `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
-	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones"`
+	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones; 0: none"`
 }
 
 // Callback bounds the addresses that a prediction may name for its webhook. Task nodes, which deliver, check them
@@ -111,6 +112,11 @@ func (c Config) validate() error {
 	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure),
 		c.Trace.Validate())
 	return checks.Err()
+}
+
+// remember is the option as package gateway reads it.
+func (g Gateway) remember() int {
+	return cmp.Or(g.Remember, -1) // there 0 means the default
 }
 
 // models reads the models that need no database.

@@ -40,6 +40,15 @@ func TestDefaultsAreValid(t *testing.T) {
 	}
 }
 
+// In package gateway 0 means the default.
+func TestToRememberZeroRequestsIsNone(t *testing.T) {
+	s := &server{cfg: defaults()}
+	s.cfg.Gateway.Remember = 0
+	if err := s.cfg.validate(); err != nil || s.config().Remember >= 0 {
+		t.Errorf("0 requests to remember are %d for the gateway (%v), want less than 0", s.config().Remember, err)
+	}
+}
+
 func TestBadValueIsNamed(t *testing.T) {
 	cfg := defaults()
 	cfg.Gateway.Open, cfg.Gateway.Listen, cfg.Gateway.Lease = true, "0.0.0.0:1", 0

@@ -98,7 +98,7 @@ type server struct {
 func (s *server) config() gateway.Config {
 	g := s.cfg.Gateway
 	return gateway.Config{
-		Open: g.Open, BodyMax: g.BodyBytes, BodiesMax: g.AllBytes, WaitingMax: g.WaitBytes, Remember: g.Remember,
+		Open: g.Open, BodyMax: g.BodyBytes, BodiesMax: g.AllBytes, WaitingMax: g.WaitBytes, Remember: g.remember(),
 		Log: s.log, Observer: s.observer, Secrets: worker.SecretStore{Dir: g.Secrets},
 	}
 }

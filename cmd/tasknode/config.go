@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -33,7 +34,7 @@ type TaskNode struct {
 	Lease             time.Duration `koanf:"lease" help:"how long the node may be silent before others run its entries"`
 	Beat              time.Duration `koanf:"beat" help:"between heartbeats"`
 	Poll              time.Duration `koanf:"poll" help:"between looks for work while nothing hints at any"`
-	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops"`
+	Grace             time.Duration `koanf:"grace" help:"for what runs to finish when the node stops; 0: none"`
 	Hints             bool          `koanf:"hints" help:"listen for hints by NOTIFY; without it the node finds work by polling"`
 	Governor          bool          `koanf:"governor" help:"take no more than CPU and memory of the machine or container allow"`
 	MemoryHigh        float64       `koanf:"memory_high" help:"share of the memory above which the governor takes no entries, until use has been below memory_low for 3 s"`
@@ -103,6 +104,11 @@ func (c Config) validate() error {
 	_, err := t.needs()
 	checks.Add(err, t.marks().Validate(), c.Trace.Validate())
 	return checks.Err()
+}
+
+// grace is the option as package tasknode reads it.
+func (t TaskNode) grace() time.Duration {
+	return cmp.Or(t.Grace, -1) // there 0 means the default
 }
 
 // marks are the governor's.

@@ -40,6 +40,15 @@ func TestDefaultsAreValid(t *testing.T) {
 	}
 }
 
+// In package tasknode 0 means the default.
+func TestAGraceOfZeroIsNone(t *testing.T) {
+	cfg := defaults()
+	cfg.TaskNode.Grace = 0
+	if err := cfg.validate(); err != nil || cfg.TaskNode.grace() >= 0 {
+		t.Errorf("a grace of 0 is %s for the node (%v), want less than 0", cfg.TaskNode.grace(), err)
+	}
+}
+
 func TestBadValueIsNamed(t *testing.T) {
 	cfg := defaults()
 	cfg.TaskNode.Lease = cfg.TaskNode.Beat

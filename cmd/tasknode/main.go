@@ -156,7 +156,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	n.task = tasknode.New(tasknode.Config{
 		Name: t.Name, Application: t.Application, Threads: t.Threads, ThreadsFor: threadsFor,
 		SchedulingThreads: t.SchedulingThreads,
-		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.Grace, Log: log, Gates: gates,
+		Lease:             t.Lease, Beat: t.Beat, Poll: t.Poll, Grace: t.grace(), Log: log, Gates: gates,
 		Ranker:   n.ranker,
 		Observer: n.observer, Tracer: tracer,
 		Affinity: n.inference.Pool, Queues: queues, Status: n.report,

@@ -20,7 +20,7 @@ type Config struct {
 	BodyMax    int64 // bytes of a request: 32 MiB
 	BodiesMax  int64 // bytes of the bodies of all requests, of those in flight too: 1 GiB
 	WaitingMax int64 // bytes of all requests that wait: 256 MiB
-	Remember   int   // requests that explain knows: 10,000
+	Remember   int   // requests that explain knows: 10,000; negative: none
 	Log        *slog.Logger
 	Secrets    worker.SecretStore // that headers of models may refer to
 
@@ -113,7 +113,7 @@ func New(config Config) *Gateway {
 	config.BodyMax = cmp.Or(config.BodyMax, 32<<20)
 	config.BodiesMax = cmp.Or(config.BodiesMax, 1<<30)
 	config.WaitingMax = cmp.Or(config.WaitingMax, 256<<20)
-	config.Remember = cmp.Or(config.Remember, 10_000)
+	config.Remember = max(0, cmp.Or(config.Remember, 10_000))
 	config.Log = cmp.Or(config.Log, slog.Default())
 	g := &Gateway{
 		config: config, log: config.Log, transport: newTransport(),

@@ -114,6 +114,17 @@ func TestAnEvictedRequestIsToldSo(t *testing.T) {
 	refusedWith(t, p.post(chat, `{"model":"m"}`, "X-Penstock-Class", "critical"), http.StatusTooManyRequests, "overloaded", "overloaded")
 }
 
+func TestAGatewayCanRememberNothing(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Remember = -1 }, workertest.Says(200, "{}"))
+	if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
+		t.Errorf("got %d", a.StatusCode)
+	}
+	if kept := cap(p.gateway.ring.last); kept != 0 {
+		t.Errorf("the gateway keeps %d requests", kept)
+	}
+}
+
 // A client that left while its request waited is 499 in metrics and in the record of the request.
 func TestAClientThatLeftIs499(t *testing.T) {
 	t.Parallel()

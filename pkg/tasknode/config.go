@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"runtime"
@@ -24,7 +25,7 @@ type Config struct {
 	Lease             time.Duration // 10 s, at least LeaseMin: after a silence of this length others run its entries
 	Beat              time.Duration // 2 s between heartbeats
 	Poll              time.Duration // 250 ms between polls for work while no hint comes; jittered
-	Grace             time.Duration // 30 s for running entries to finish in a drain
+	Grace             time.Duration // 30 s for running entries to finish in a drain; negative: none
 	ClaimMax          int           // 500 locks a claim at most
 	Log               *slog.Logger
 
@@ -102,7 +103,7 @@ func (c Config) withDefaults() Config {
 	period(&c.Lease, 10*time.Second)
 	period(&c.Beat, 2*time.Second)
 	period(&c.Poll, 250*time.Millisecond)
-	period(&c.Grace, 30*time.Second)
+	c.Grace = max(0, cmp.Or(c.Grace, 30*time.Second))
 	if c.Application == "" {
 		c.Application = "default"
 	}

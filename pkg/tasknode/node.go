@@ -182,8 +182,11 @@ func (n *Node) Run(ctx context.Context) error {
 	return n.deregister(ctx)
 }
 
+// answerMin is how long handlers have at least to answer the end of their context.
+const answerMin = time.Second
+
 // drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace, and
-// then half as much again to answer the end of its context.
+// then half as much again, or answerMin, to answer the end of its context.
 func (n *Node) drain(endRuns context.CancelCauseFunc) {
 	n.handingBack.Store(true)
 	done := make(chan struct{})
@@ -197,7 +200,7 @@ func (n *Node) drain(endRuns context.CancelCauseFunc) {
 	endRuns(invalidation.ErrDraining)
 	select {
 	case <-done:
-	case <-time.After(n.cfg.Grace / 2):
+	case <-time.After(max(n.cfg.Grace/2, answerMin)):
 		n.cfg.Log.Error("handlers ignore the end of their context; their entries are left to recovery", "locks",
 			n.permits.held())
 	}

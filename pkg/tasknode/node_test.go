@@ -287,6 +287,29 @@ func TestDrainHandsBackWithoutAnAttempt(t *testing.T) {
 		AND NOT EXISTS (SELECT FROM penstock.lock) AND NOT EXISTS (SELECT FROM penstock.node) FROM penstock.entry`)
 }
 
+func TestWithoutAGraceRunsEndAtOnceAndAreHandedBack(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	begun := make(chan struct{})
+	_, stop := start(t, pool, tasknode.Config{Threads: 1, Grace: -1}, map[string]invalidation.HandlerFunc{
+		"work": func(ctx context.Context, _ *invalidation.Run) (json.RawMessage, error) {
+			close(begun)
+			<-ctx.Done()
+			time.Sleep(50 * time.Millisecond) // it cleans up
+			return nil, ctx.Err()
+		},
+	})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	<-begun
+	from := time.Now()
+	stop()
+	if took := time.Since(from); took > 20*time.Second {
+		t.Errorf("the node stopped after %s", took)
+	}
+	eventually(t, pool, "the entry is handed back", `SELECT count(*) = 1 AND sum(attempt) = 0 AND (SELECT count(*) FROM penstock.ready) = 1
+		AND NOT EXISTS (SELECT FROM penstock.lock) FROM penstock.entry`)
+}
+
 func TestNodeServesOnlyItsApplication(t *testing.T) {
 	pool := open(t)
 	ours := create(t, pool, "ours", invalidation.Config{Application: "blue"})
