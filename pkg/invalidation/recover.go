@@ -41,6 +41,23 @@ func HeldLocks(ctx context.Context, db postgres.DB) ([]HeldLock, error) {
 	})
 }
 
+// stillHeldSQL returns those of tokens $3 that the lock records of keys $2 of queues $1 carry.
+const stillHeldSQL = `
+SELECT l.token
+  FROM unnest($1::integer[], $2::text[], $3::bigint[]) t(queue_id, lock_key, token)
+ CROSS JOIN LATERAL (
+       SELECT token FROM penstock.lock
+        WHERE queue_id = t.queue_id AND lock_key = t.lock_key AND token = t.token OFFSET 0) l`
+
+// StillHeld returns the tokens of those locks that nobody has freed.
+func StillHeld(ctx context.Context, db postgres.DB, locks []HeldLock) ([]Token, error) {
+	queues, keys, tokens := make([]int32, len(locks)), make([]string, len(locks)), make([]Token, len(locks))
+	for i, l := range locks {
+		queues[i], keys[i], tokens[i] = l.QueueID, l.Key, l.Token
+	}
+	return pgx.CollectRows(postgres.Query(ctx, db, stillHeldSQL, queues, keys, tokens), pgx.RowTo[Token])
+}
+
 // Recovered is the result of a recovery.
 type Recovered struct {
 	Freed        []Token   // locks that were ended; their keys are ready again at their old positions

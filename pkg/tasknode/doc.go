@@ -67,5 +67,8 @@
 // heartbeat that was answered. After the last one nothing of the node may touch the world outside, since the
 // leader will soon give its entries to others. Runs of queues with the policy run_through are left alone:
 // their calls touch nothing of ours, and the token decides whether their endings are recorded. They end with
-// ErrLeaseLost only if the node's row was removed.
+// ErrLeaseLost if the node's row was removed, or if their locks were freed: the node asks when it is heard
+// again, before it claims anything. That a claim brings a key of which a run has not ended shows that its lock
+// was freed as well: the run ends, and the new lock is handed back for a moment. So no key runs twice at once
+// on a node.
 package tasknode

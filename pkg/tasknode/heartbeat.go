@@ -68,6 +68,9 @@ func (n *Node) beat(ctx context.Context) error {
 		return err
 	}
 	n.lease.renew(start)
+	if err := n.endFreed(ctx); err != nil {
+		return err
+	}
 	n.obey(ctx, orders)
 	return nil
 }

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -20,6 +21,8 @@ type job struct {
 	losses   int64                  // of the node's lease, before the claim
 	traced   *traced                // nil: it is not
 	exited   bool                   // its handler ended the goroutine of the thread
+	freed    atomic.Bool            // its lock was freed: it begins no run
+	ended    atomic.Bool            // it runs nothing any more: the settler has its last ending
 
 	// guarded by jobs
 	charged float64   // what the ranker was told that its entries cost which it has not settled
@@ -41,6 +44,14 @@ func (j *job) allCancelled(entries []invalidation.EntryID) bool {
 		_, asked := j.cancels[id]
 		return !asked
 	})
+}
+
+// lose ends a job whose lock was freed; called with jobs' mu held.
+func (j *job) lose() {
+	j.freed.Store(true)
+	if j.cancel != nil {
+		j.cancel(errFreed)
+	}
 }
 
 // runsThrough says that a run which has begun goes on when the node loses its lease.
@@ -83,13 +94,15 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.Part(1), losses: a.losses,
 			traced: a.traced.another(),
 		}
-		n.jobs.add(j)
+		beside := n.jobs.add(j)
 		switch {
 		case len(lock.Entries) == 0:
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
 			n.endLast(j, last(invalidation.Done(lock, 0, nil, 0)))
 		case late:
 			n.endLast(j, last(invalidation.Release(lock, lock.Entries[0].ID, 0)))
+		case beside:
+			n.endLast(j, last(invalidation.Release(lock, lock.Entries[0].ID, n.jitter(n.cfg.Beat/4))))
 		case urgent:
 			n.waiting.add(true, j)
 			urgent = false

@@ -14,14 +14,36 @@ import (
 type jobs struct {
 	mu      sync.Mutex
 	byToken map[invalidation.Token]*job
+	byKey   map[jobKey]*job // the job that may run entries of a lock key
 }
 
-func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}} }
+// jobKey is a lock key of a queue.
+type jobKey struct {
+	queue int32
+	key   string
+}
 
-func (r *jobs) add(j *job) {
+func (j *job) key() jobKey { return jobKey{j.queue.ID, j.lock.Key} }
+
+func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}, byKey: map[jobKey]*job{}} }
+
+// errFreed is the cause where the lock of a run was freed: its endings are refused.
+var errFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.ErrLeaseLost)
+
+// add takes a job in. A key has one lock record: if an earlier job of the key has not ended, its lock was freed, and it
+// is ended. While its run goes on none of the new job may begin: beside is true.
+func (r *jobs) add(j *job) (beside bool) {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.byToken[j.lock.Token] = j
-	r.mu.Unlock()
+	if before := r.byKey[j.key()]; before != nil && !before.ended.Load() {
+		before.lose()
+		if before.begun != 0 {
+			return true
+		}
+	}
+	r.byKey[j.key()] = j
+	return false
 }
 
 func (r *jobs) remove(ended []*job) {
@@ -29,7 +51,39 @@ func (r *jobs) remove(ended []*job) {
 	defer r.mu.Unlock()
 	for _, j := range ended {
 		delete(r.byToken, j.lock.Token)
+		if r.byKey[j.key()] == j {
+			delete(r.byKey, j.key())
+		}
 	}
+}
+
+// running returns the locks of the jobs that have begun to run and not ended.
+func (r *jobs) running() (locks []invalidation.HeldLock) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for token, j := range r.byToken {
+		if j.begun != 0 && !j.ended.Load() {
+			locks = append(locks, invalidation.HeldLock{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
+		}
+	}
+	return locks
+}
+
+// loseOthers ends those of the jobs with some locks whose token is not among held, and returns how many.
+func (r *jobs) loseOthers(locks []invalidation.HeldLock, held []invalidation.Token) (lost int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kept := make(map[invalidation.Token]bool, len(held))
+	for _, token := range held {
+		kept[token] = true
+	}
+	for _, l := range locks {
+		if j := r.byToken[l.Token]; j != nil && !kept[l.Token] && !j.ended.Load() {
+			j.lose()
+			lost++
+		}
+	}
+	return lost
 }
 
 // beat lists the locks of all jobs, and those of jobs that have begun to run with the entries.

@@ -20,7 +20,7 @@ import (
 )
 
 func assigned(ids ...invalidation.EntryID) *job {
-	lock := &invalidation.Lock{Key: "k", Token: 1, ClaimedAt: time.Now()}
+	lock := &invalidation.Lock{Key: fmt.Sprint("k", ids), Token: 1, ClaimedAt: time.Now()}
 	for _, id := range ids {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
@@ -321,7 +321,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	causes := map[invalidation.Lapse]func() error{}
 	for i, lapse := range []invalidation.Lapse{invalidation.LapseEnd, invalidation.LapseRunThrough} {
-		j := assigned(1)
+		j := assigned(invalidation.EntryID(i + 1))
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n.jobs.add(j)
@@ -355,5 +355,39 @@ func TestHeartbeatsListWhatHasBegun(t *testing.T) {
 	if len(b.Tokens) != 2 || !slices.Equal(b.Running, []invalidation.Token{2}) ||
 		!slices.Equal(b.RunningEntries, []invalidation.EntryID{3}) {
 		t.Errorf("held %v, begun %v with entries %v, want both, and 2 with entry 3", b.Tokens, b.Running, b.RunningEntries)
+	}
+}
+
+// That a key is claimed again shows that the lock of its job was freed, also where an operator did so while the node listed it.
+func TestAJobWhoseKeyIsClaimedAgainEnds(t *testing.T) {
+	n := New(Config{}, nil, nil)
+	r, runs, again, later := n.jobs, assigned(1), assigned(1), assigned(1)
+	again.lock.Token, later.lock.Token = 2, 3
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r.add(runs)
+	r.markBegun(runs, 1, cancel, true)
+	if !r.add(again) || !errors.Is(context.Cause(ctx), invalidation.ErrLeaseLost) || !n.leaseLost(runs) {
+		t.Errorf("the run goes on beside that of the next job: %v", context.Cause(ctx))
+	}
+	again.ended.Store(true) // handed back
+	r.remove([]*job{again})
+	if !r.add(later) {
+		t.Error("the run has not ended, and the second job after it may begin")
+	}
+	r.remove([]*job{later})
+	runs.ended.Store(true) // but its ending is not recorded yet
+	waits := assigned(1)
+	waits.lock.Token = 4
+	if r.add(waits) || n.leaseLost(waits) {
+		t.Error("the run has ended, and no job may begin")
+	}
+	last := assigned(1)
+	last.lock.Token = 5
+	if r.add(last) || !n.leaseLost(waits) {
+		t.Error("a job that has not begun keeps the next one of the key waiting, or begins beside it")
+	}
+	r.remove([]*job{runs, waits, last})
+	if len(r.byKey) > 0 || len(r.byToken) > 0 {
+		t.Errorf("%d keys and %d tokens are left", len(r.byKey), len(r.byToken))
 	}
 }

@@ -151,7 +151,7 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 		n.permits.take(1, 0)
 		n.fetched.hold(laneKey{queue: 1}, 1)
 		lock := &invalidation.Lock{Token: invalidation.Token(i)}
-		p.jobs = append(p.jobs, &job{lock: lock, served: s, lane: &lane{key: laneKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
+		p.jobs = append(p.jobs, &job{lock: lock, queue: q, served: s, lane: &lane{key: laneKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
 	}
 	n.free(p)

@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 type lease struct {
 	mu sync.Mutex
 	at time.Time
+
+	lockReads int // see endFreed; of the heartbeat alone
 }
 
 func (l *lease) renew(start time.Time) {
@@ -35,8 +38,6 @@ func (n *Node) leaseKeeper(ctx context.Context) {
 		left := n.lapse()
 		if left <= 0 {
 			left = n.cfg.Beat / 4
-		} else {
-			n.regainLease()
 		}
 		select {
 		case <-ctx.Done():
@@ -64,7 +65,7 @@ func (n *Node) leaseBound() time.Duration { return invalidation.ActFor(n.cfg.Lea
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
 // renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
 // database no other node can be given their locks, and if only this node is cut off their tokens keep it from
-// recording them.
+// recording them, and endFreed ends them once it is heard again.
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
@@ -74,8 +75,35 @@ func (n *Node) loseLease(runThrough bool) {
 func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
 
 // leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it
-// has it again.
-func (n *Node) leaseLost(j *job) bool { return n.leaseOver.Load() || n.losses() != j.losses }
+// has it again, or that the lock was freed.
+func (n *Node) leaseLost(j *job) bool {
+	return n.leaseOver.Load() || n.losses() != j.losses || j.freed.Load()
+}
+
+// endFreed ends the runs whose locks were freed while the lease was over, and lets the node claim again. It is called
+// after each renewal, and reads the locks after the first two: a recovery that found the lease over before the first
+// renewal may commit after the first reading.
+func (n *Node) endFreed(ctx context.Context) error {
+	if n.leaseOver.Load() {
+		n.lease.lockReads = 2
+	}
+	if n.lease.lockReads == 0 {
+		return nil
+	}
+	if locks := n.jobs.running(); len(locks) > 0 {
+		held, err := invalidation.StillHeld(ctx, n.beats, locks)
+		if err != nil {
+			return fmt.Errorf("read which locks were freed: %w", err)
+		}
+		if freed := n.jobs.loseOthers(locks, held); freed > 0 {
+			n.cfg.Log.Warn("locks were freed while the lease was over, their runs end", "node", n.cfg.Name,
+				"freed", freed, "held", len(held))
+		}
+	}
+	n.lease.lockReads--
+	n.regainLease()
+	return nil
+}
 
 func (n *Node) regainLease() {
 	if !n.leaseOver.Swap(false) {

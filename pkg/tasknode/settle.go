@@ -128,6 +128,9 @@ func (n *Node) end(j *job, endings ...invalidation.Ending) {
 	p.queue = j.queue
 	for _, e := range endings {
 		p.add(e, j)
+		if e.Last {
+			j.ended.Store(true)
+		}
 	}
 }
 
