@@ -27,8 +27,10 @@ func batchList(a *app) *cobra.Command {
 	var queue string
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
+	var earlier int64
+	c.Flags().Int64Var(&earlier, "before", 0, "ids below this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, 20, "at most so many; the parts of each are counted")
-	return listing(a, c, []column[operator.Batch]{
+	return paging(a, c, &limit, []column[operator.Batch]{
 		{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
 		{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
 		{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
@@ -44,8 +46,8 @@ func batchList(a *app) *cobra.Command {
 		{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
 		{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Batch, error) {
-		return list[operator.Batch](ctx, api, "/v1/batches", limit, 0, "queue", queue)
-	})
+		return list[operator.Batch](ctx, api, "/v1/batches", limit, earlier, "queue", queue)
+	}, func(last operator.Batch) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 func findBatch(ctx context.Context, api conn, args []string) (operator.Batch, error) {

@@ -16,11 +16,12 @@ func groupBlocked(a *app) *cobra.Command {
 		Long: "Lock keys that are blocked: one of their entries failed for good in a queue with\n" +
 			"on_failure=block_key. Their other entries wait until penstock group unblock.",
 	}
-	var queue string
+	var queue, behind string
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
+	c.Flags().StringVar(&behind, "after", "", "with --queue: keys behind this one, the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
-	return listing(a, c, []column[operator.BlockedKey]{
+	return paging(a, c, &limit, []column[operator.BlockedKey]{
 		{title: "QUEUE", text: func(k operator.BlockedKey) string { return k.Queue }},
 		{title: "LOCK KEY", text: func(k operator.BlockedKey) string { return short(k.LockKey, 40) }},
 		{title: "BLOCKED", right: true, text: func(k operator.BlockedKey) string { return a.since(k.BlockedAt) }},
@@ -34,7 +35,19 @@ func groupBlocked(a *app) *cobra.Command {
 		{title: "CLASS", text: func(k operator.BlockedKey) string { return k.Class }},
 		{title: "ERROR", text: func(k operator.BlockedKey) string { return short(k.Error, 80) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.BlockedKey, error) {
-		return list[operator.BlockedKey](ctx, api, "/v1/blocked-keys", limit, "", "queue", queue)
+		if behind != "" && queue == "" {
+			return nil, usagef("--after goes with --queue")
+		}
+		var last operator.BlockedKeyName
+		if behind != "" {
+			last = operator.BlockedKeyName{Queue: queue, LockKey: behind}
+		}
+		return list[operator.BlockedKey](ctx, api, "/v1/blocked-keys", limit, last, "queue", queue)
+	}, func(last operator.BlockedKey) string {
+		if queue == "" {
+			return pageHint(limit, operator.PageMax) + ", or --queue"
+		}
+		return fmt.Sprintf("--after %q", last.LockKey)
 	})
 }
 

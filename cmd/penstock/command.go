@@ -66,15 +66,16 @@ func ofEntry[T any](
 	}
 }
 
-// listing makes c a command that prints a list.
+// listing makes c a command that prints a list of which there is little.
 func listing[T any](a *app, c *cobra.Command, columns []column[T],
 	read func(ctx context.Context, api conn, args []string) ([]T, error),
 ) *cobra.Command {
-	return paging(a, c, nil, columns, read, nil)
+	most := operator.PageMax
+	return paging(a, c, &most, columns, read, nil)
 }
 
-// paging makes c a command that prints a list up to a limit, and says on the error stream which flag asks for
-// what comes behind the last row of a full page.
+// paging makes c a command that prints a list up to a limit, 0 for all, and says on the error stream which flag asks
+// for what comes behind the last row of a full page. Without next that is --limit.
 func paging[T any](a *app, c *cobra.Command, limit *int, columns []column[T],
 	read func(ctx context.Context, api conn, args []string) ([]T, error), next func(last T) string,
 ) *cobra.Command {
@@ -86,11 +87,22 @@ func paging[T any](a *app, c *cobra.Command, limit *int, columns []column[T],
 		if err := printList(a, columns, found); err != nil {
 			return err
 		}
-		if next != nil && len(found) > 0 && len(found) == *limit && a.tabular() {
+		if next == nil {
+			next = func(T) string { return pageHint(*limit, operator.PageMax) }
+		}
+		if len(found) > 0 && len(found) == *limit {
 			fmt.Fprintf(a.err, "there may be more: %s\n", next(found[len(found)-1]))
 		}
 		return nil
 	})
+}
+
+// pageHint names the flag that asks for more than a full page of limit rows, of a list of at most so many.
+func pageHint(limit, most int) string {
+	if limit < most {
+		return fmt.Sprintf("--limit, up to %d", most)
+	}
+	return fmt.Sprintf("this list has at most %d rows", most)
 }
 
 // watch runs print once, or every so often until the context ends, which is then not an error. On a terminal each

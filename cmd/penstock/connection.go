@@ -131,7 +131,11 @@ func list[T any](ctx context.Context, c conn, path string, limit int, after any,
 	if limit <= 0 {
 		limit = operator.PageDefault
 	}
-	limit = min(limit, operator.PageMax)
+	return listUpTo[T](ctx, c, path, min(limit, operator.PageMax), after, filters...)
+}
+
+// listUpTo reads pages until it has limit rows, or the last one.
+func listUpTo[T any](ctx context.Context, c conn, path string, limit int, after any, filters ...any) ([]T, error) {
 	cursor := cursorBehind(after)
 	var found []T
 	for {
@@ -151,6 +155,13 @@ func list[T any](ctx context.Context, c conn, path string, limit int, after any,
 func everything[T any](ctx context.Context, c conn, path string, filters ...any) ([]T, error) {
 	return list[T](ctx, c, path, operator.PageMax, "", filters...)
 }
+
+// How many rows the API returns of lists without pages.
+const (
+	causesMax   = 200
+	samplesMax  = 3000 // the newest
+	suspectsMax = 1000
+)
 
 // unpaged reads a list that the API returns in one answer, and cuts it to limit rows.
 func unpaged[T any](ctx context.Context, c conn, path string, limit int) ([]T, error) {

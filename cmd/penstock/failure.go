@@ -55,7 +55,7 @@ func failureCauses(a *app) *cobra.Command {
 	}
 	var limit int
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
-	return listing(a, c, []column[operator.Cause]{
+	return paging(a, c, &limit, []column[operator.Cause]{
 		{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
 		{title: "CLASS", text: func(c operator.Cause) string { return c.Class }},
 		{title: "NEWEST", right: true, text: func(c operator.Cause) string { return a.since(c.Newest) }},
@@ -67,8 +67,9 @@ func failureCauses(a *app) *cobra.Command {
 			return short(c.Fingerprint, 100)
 		}},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Cause, error) {
+		limit = min(limit, causesMax)
 		return unpaged[operator.Cause](ctx, api, at("/v1/queues/%v/causes", args[0]), limit)
-	})
+	}, func(operator.Cause) string { return pageHint(limit, causesMax) })
 }
 
 func failureDetail(ctx context.Context, api conn, id int64) (operator.FailureDetail, error) {

@@ -85,7 +85,7 @@ func flowUsage(a *app) *cobra.Command {
 		Use: "usage", Short: "Calls, GPU time and tokens by hour, queue, model and flow", Args: cobra.NoArgs,
 		Long: `Calls, GPU time and tokens by hour, queue, model and flow, oldest hour first. GPU is the time in which
 slots were busy, times the GPUs of their instances; WASTED is the part of runs whose answer was not kept.
-Hours are kept for 13 months.`,
+Hours are kept for 13 months. All rows of the period are printed, unless a --limit is given.`,
 		Example: "  penstock flow usage --flow acme --from 2026-11-01 --to 2026-12-01 -o json",
 	}
 	a.queueFlag(c, &queue, "of this queue")
@@ -94,8 +94,8 @@ Hours are kept for 13 months.`,
 	c.Flags().StringVar(&flow, "flow", "", "of this flow")
 	c.Flags().StringVar(&from, "from", "24h", "the first hour: a time, or a duration before now")
 	c.Flags().StringVar(&to, "to", "", "the hour behind the last one")
-	limitFlag(c.Flags(), &limit, 1000, "at most so many")
-	return listing(a, c, []column[operator.UsageHour]{
+	limitFlag(c.Flags(), &limit, 0, "at most so many; all without it")
+	return paging(a, c, &limit, []column[operator.UsageHour]{
 		{title: "HOUR", text: func(u operator.UsageHour) string { return u.Hour.UTC().Format("2006-01-02 15:04Z") }},
 		{title: "QUEUE", text: func(u operator.UsageHour) string { return u.Queue }},
 		{title: "MODEL", text: func(u operator.UsageHour) string { return u.Model }},
@@ -116,9 +116,9 @@ Hours are kept for 13 months.`,
 		if err != nil {
 			return nil, err
 		}
-		return list[operator.UsageHour](ctx, api, "/v1/usage/hours", limit, "", "queue", queue,
+		return listUpTo[operator.UsageHour](ctx, api, "/v1/usage/hours", cmp.Or(limit, math.MaxInt), "", "queue", queue,
 			"application", application, "model", model, "flow", flow, "from", first, "to", behind)
-	})
+	}, func(operator.UsageHour) string { return "leave out --limit" })
 }
 
 // busy writes milliseconds as a duration to a tenth of a second.

@@ -41,9 +41,10 @@ func lockList(a *app) *cobra.Command {
 	var node string
 	a.queueFlag(c, &f.Queue, "of this queue")
 	c.Flags().StringVar(&node, "node", "", "of this node, by name or id")
+	c.Flags().Int64Var(&f.After, "after", 0, "tokens above this one: the last of the page before")
 	limitFlag(c.Flags(), &f.Limit, operator.PageDefault, "at most so many")
 	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
-	return listing(a, c, lockColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Lock, error) {
+	read := func(ctx context.Context, api conn, _ []string) ([]operator.Lock, error) {
 		if node != "" {
 			n, err := operator.FindNode(ctx, api, node)
 			if err != nil {
@@ -52,7 +53,9 @@ func lockList(a *app) *cobra.Command {
 			f.NodeID = n.ID
 		}
 		return list[operator.Lock](ctx, api, "/v1/locks", f.Limit, f.After, "queue", f.Queue, "node", int64(f.NodeID))
-	})
+	}
+	return paging(a, c, &f.Limit, lockColumns(), read,
+		func(last operator.Lock) string { return fmt.Sprintf("--after %d", last.Token) })
 }
 
 func lockVerify(a *app) *cobra.Command {
@@ -66,6 +69,7 @@ func lockVerify(a *app) *cobra.Command {
 	var limit int
 	limitFlag(c.Flags(), &limit, 200, "at most so many")
 	return reading(a, c, func(ctx context.Context, api conn, _ []string) error {
+		limit = min(limit, suspectsMax)
 		found, err := unpaged[operator.Suspect](ctx, api, "/v1/locks/suspects", limit)
 		if err != nil {
 			return err
@@ -82,6 +86,9 @@ func lockVerify(a *app) *cobra.Command {
 			{title: "TOKEN", right: true, text: func(s operator.Suspect) string { return fmt.Sprint(s.Token) }},
 			{title: "PROBLEM", text: func(s operator.Suspect) string { return s.Problem }},
 		}, found)
+		if len(found) == limit {
+			fmt.Fprintf(a.err, "there may be more: %s\n", pageHint(limit, suspectsMax))
+		}
 		if err == nil && len(found) > 0 {
 			err = exitStatus{exitCritical}
 		}

@@ -41,9 +41,8 @@ func nodeList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Task nodes and gateways, by name", Args: cobra.NoArgs}
 	var limit int
 	limitFlag(c.Flags(), &limit, 500, "at most so many")
-	return listing(a, c, a.nodeColumns(), func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) {
-		return api.Nodes(ctx, limit)
-	})
+	return paging(a, c, &limit, a.nodeColumns(),
+		func(ctx context.Context, api conn, _ []string) ([]operator.Node, error) { return api.Nodes(ctx, limit) }, nil)
 }
 
 // Nodes lists nodes by name. It has the name that operator.FindNode asks for.

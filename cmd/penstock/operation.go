@@ -23,8 +23,10 @@ func operationList(a *app) *cobra.Command {
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
 	c.Flags().BoolVar(&running, "running", false, "only those that run")
+	var earlier int64
+	c.Flags().Int64Var(&earlier, "before", 0, "ids below this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
-	return listing(a, c, []column[operator.Operation]{
+	return paging(a, c, &limit, []column[operator.Operation]{
 		{title: "ID", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.ID) }},
 		{title: "QUEUE", text: func(o operator.Operation) string { return o.Queue }},
 		{title: "VERB", text: func(o operator.Operation) string { return o.Verb }},
@@ -43,8 +45,8 @@ func operationList(a *app) *cobra.Command {
 		{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
 		{title: "PROBLEM", text: func(o operator.Operation) string { return short(a.problemOf(o), 100) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Operation, error) {
-		return list[operator.Operation](ctx, api, "/v1/operations", limit, 0, "queue", queue, "running", running)
-	})
+		return list[operator.Operation](ctx, api, "/v1/operations", limit, earlier, "queue", queue, "running", running)
+	}, func(last operator.Operation) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 // problemOf is the error of the steps that fail, as long as none has succeeded since.

@@ -148,7 +148,8 @@ func queueHistory(a *app) *cobra.Command {
 			text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) },
 		}
 	}
-	return listing(a, c, []column[operator.Sample]{
+	most := samplesMax
+	return paging(a, c, &most, []column[operator.Sample]{
 		{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
 		count("INITIAL", func(s operator.Sample) int64 { return s.Initial }),
 		count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
@@ -173,7 +174,7 @@ func queueHistory(a *app) *cobra.Command {
 				"for more than an hour back one a minute\n", over)
 		}
 		return found, err
-	})
+	}, func(operator.Sample) string { return fmt.Sprintf("these are the newest %d", samplesMax) })
 }
 
 func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
@@ -261,7 +262,7 @@ func findQueue(ctx context.Context, api conn, name string) (operator.QueueDetail
 func samples(ctx context.Context, api conn, queue string, over time.Duration) ([]operator.Sample, error) {
 	minutes := int((over + time.Minute - 1) / time.Minute)
 	path := at("/v1/queues/%v/samples", queue) + query("minutes", minutes)
-	return unpaged[operator.Sample](ctx, api, path, operator.PageMax)
+	return unpaged[operator.Sample](ctx, api, path, samplesMax)
 }
 
 func queueCreate(a *app) *cobra.Command {
