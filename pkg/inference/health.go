@@ -3,6 +3,7 @@ package inference
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -81,7 +82,11 @@ func (p *Prober) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.config.Interval / 5)
 	defer ticks.Stop()
 	swept := time.Now()
-	p.sweep(ctx) // the first makes the partitions that runs write to
+	sweep := func() {
+		runs := p.sweep(ctx)
+		probes.Go(func() { p.stopRuns(ctx, runs) })
+	}
+	sweep() // the first makes the partitions that runs write to
 	for {
 		select {
 		case <-ctx.Done():
@@ -100,7 +105,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		p.begin(ctx, due, &probes, probing)
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
-			p.sweep(ctx)
+			sweep()
 		}
 	}
 }
@@ -383,11 +388,15 @@ const sweepDemandSQL = `
 DELETE FROM penstock.slot_demand
  WHERE wanted_at < clock_timestamp() - interval '1 minute' OR wanted_at > clock_timestamp()`
 
-// sweep drops what outlived its use.
-func (p *Prober) sweep(ctx context.Context) {
-	for _, sql := range []string{sweepRunsSQL, sweepDemandSQL, sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
-		if _, err := p.db.Exec(ctx, sql); err != nil && ctx.Err() == nil {
-			p.log.Warn("sweep", "error", err)
-		}
+// sweep drops what outlived its use. It returns the runs among that, which workers are to stop.
+func (p *Prober) sweep(ctx context.Context) []endedRun {
+	runs, err := sweepRuns(ctx, p.db)
+	for _, sql := range []string{sweepDemandSQL, sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
+		_, failed := p.db.Exec(ctx, sql)
+		err = errors.Join(err, failed)
 	}
+	if err != nil && ctx.Err() == nil {
+		p.log.Warn("sweep", "error", err)
+	}
+	return runs
 }

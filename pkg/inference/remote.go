@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -112,10 +113,45 @@ func forgetRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	return nil
 }
 
+// sweepRunsSQL drops the runs whose entries have ended while no node followed them, and returns them.
 const sweepRunsSQL = `
 DELETE FROM penstock.remote_run r
  WHERE r.started_at < clock_timestamp() - interval '1 minute'
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)`
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)
+RETURNING r.instance_id, r.entry_id, r.token, coalesce(r.remote_id, r.entry_id::text)`
+
+// endedRun is a run that may go on at the worker although its entry has ended.
+type endedRun struct {
+	Instance int32
+	Entry    invalidation.EntryID
+	Token    int64
+	Remote   string // a worker that knows entries by their id is asked by that
+}
+
+func sweepRuns(ctx context.Context, db postgres.DB) ([]endedRun, error) {
+	return pgx.CollectRows(postgres.Query(ctx, db, sweepRunsSQL), pgx.RowToStructByPos[endedRun])
+}
+
+// stopRuns asks the workers to stop runs whose entries have ended. An instance that does not take one request gets none
+// for the others: those end by themselves, as do runs that a worker does not stop.
+func (p *Prober) stopRuns(ctx context.Context, runs []endedRun) {
+	stopped, unheard := 0, map[int32]bool{}
+	for _, r := range runs {
+		e, err := p.endpoint(ctx, r.Instance)
+		if e == nil || err != nil || unheard[r.Instance] {
+			continue
+		}
+		c := e.adapter.Cancel(ctx, worker.RunRef{
+			Entry: strconv.FormatInt(int64(r.Entry), 10), Token: r.Token, Remote: r.Remote,
+		})
+		if unheard[r.Instance] = !c.Delivered; c.Delivered {
+			stopped++
+		}
+	}
+	if len(runs) > 0 {
+		p.log.Info("runs of entries that have ended are to stop", "runs", len(runs), "delivered", stopped)
+	}
+}
 
 // reportSQL keeps the first word on the end of a run: what comes late, or again, changes nothing.
 const reportSQL = `

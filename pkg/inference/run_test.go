@@ -293,6 +293,32 @@ func TestDrainHandsARunOverToTheNextNode(t *testing.T) {
 	}
 }
 
+// Between two nodes nobody runs the entry: a cancel ends it at once, and the sweep tells the worker.
+func TestCancelOfARunThatNoNodeFollowsReachesTheWorker(t *testing.T) {
+	b := newBed(t, asyncModel())
+	w := b.longWorker(`{"cancelled":true}`)
+	b.instance("gpu-1", w.URL, 1)
+	first := b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &w.polls, 1)
+	first.leave()
+	first.drain(invalidation.ErrDraining)
+	first.work.Wait()
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
+	b.must(err)
+	if o := b.outcome(id); o.Outcome != "cancelled" {
+		t.Fatalf("outcome %+v", o)
+	}
+	_, err = b.pool.Exec(b.ctx, `UPDATE penstock.remote_run SET started_at = started_at - interval '2 minutes'`)
+	b.must(err)
+	next := b.start(ServiceConfig{}) // it sweeps when it starts
+	awaitAtLeast(t, &w.cancels, 1)
+	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+	if next.Prober.stopRuns(b.ctx, next.Prober.sweep(b.ctx)); w.cancels.Load() != 1 {
+		t.Errorf("the worker was asked %d times", w.cancels.Load())
+	}
+}
+
 func TestCancelReachesTheWorker(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer, reason string
