@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"html/template"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -28,8 +29,9 @@ type batchesView struct {
 // batchRow is a batch with its progress.
 type batchRow struct {
 	operator.Batch
-	Bar  template.HTML
-	Open bool
+	Bar   template.HTML
+	Open  bool
+	Again bool // its parts that are not done, or its completion alone, can be run again
 }
 
 // operationRow is a bulk operation with its progress.
@@ -48,21 +50,25 @@ func (d *Dashboard) batchPages() {
 		verb                operator.Verb
 		title, effect, done string
 		destroys            bool
+		preview             func(context.Context, form) (preview, error)
 	}{
 		{
 			operator.PauseBatch, "Pause batch", "No further part goes into the queue, and parts that do not run are " +
-				"taken out of it. Parts that run go on.", "is paused", false,
+				"taken out of it. Parts that run go on.", "is paused", false, d.batchPreview,
 		},
-		{operator.ResumeBatch, "Resume batch", "Parts go into the queue again.", "goes on", false},
+		{operator.ResumeBatch, "Resume batch", "Parts go into the queue again.", "goes on", false, d.batchPreview},
 		{
 			operator.CancelBatch, "Cancel batch", "Parts that do not run are cancelled, and the nodes are asked to " +
-				"cancel those that run. Parts that are done stay done.", "is being cancelled", true,
+				"cancel those that run. Parts that are done stay done.", "is being cancelled", true, d.batchPreview,
 		},
-		{operator.RetryBatch, "Retry batch", "Runs the parts again that are not done.", "runs again", false},
+		{
+			operator.RetryBatch, "Retry batch", "Runs the parts again that are not done, and then the completion of " +
+				"the batch.", "runs again", false, d.batchRetryPreview,
+		},
 	} {
 		d.verb(verb{
 			name: string(v.verb), title: v.title, role: operatorRole, destroys: v.destroys, objects: []string{"batch"},
-			effect: v.effect, preview: d.batchPreview,
+			effect: v.effect, preview: v.preview,
 			do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
 				id, err := in.ID("batch")
 				if err != nil {
@@ -89,6 +95,25 @@ func (d *Dashboard) batchPages() {
 }
 
 func (d *Dashboard) batchPreview(ctx context.Context, in form) (preview, error) {
+	return d.previewBatch(ctx, in, func(b operator.Batch) string {
+		return format.Count(b.Parts-b.Done-b.Bad) + " of " + format.Count(b.Parts) + " parts, those that have not ended"
+	})
+}
+
+func (d *Dashboard) batchRetryPreview(ctx context.Context, in form) (preview, error) {
+	return d.previewBatch(ctx, in, func(b operator.Batch) string {
+		if b.Bad == 0 {
+			return "no part of " + format.Count(b.Parts) + ": the completion alone runs again"
+		}
+		return format.Count(b.Bad) + " of " + format.Count(b.Parts) +
+			" parts, those that failed, expired or were cancelled"
+	})
+}
+
+// previewBatch describes a batch; count returns which of its parts a change touches.
+func (d *Dashboard) previewBatch(
+	ctx context.Context, in form, count func(operator.Batch) string,
+) (preview, error) {
 	id, err := in.ID("batch")
 	if err != nil {
 		return preview{}, err
@@ -97,11 +122,7 @@ func (d *Dashboard) batchPreview(ctx context.Context, in form) (preview, error) 
 	if err != nil {
 		return preview{}, err
 	}
-	return preview{
-		Count: format.Count(b.Parts-b.Done-b.Bad) + " of " + format.Count(b.Parts) +
-			" parts, those that have not ended",
-		Facts: []fact{{"name", b.Name}, {"queue", b.Queue}, {"state", b.State}},
-	}, nil
+	return preview{Count: count(b), Facts: []fact{{"name", b.Name}, {"queue", b.Queue}, {"state", b.State}}}, nil
 }
 
 func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, error) {
@@ -158,6 +179,8 @@ func batchRowOf(b operator.Batch) batchRow {
 	return batchRow{
 		Batch: b,
 		Open:  !slices.Contains([]string{"done", "failed", "cancelled"}, b.State),
+		// A batch that was never split has no parts to run: the database refuses it.
+		Again: (b.State == "failed" || b.State == "cancelled") && !strings.HasPrefix(b.Problem, "split: "),
 		Bar: picture.Progress{
 			Title: fmt.Sprintf("Parts of batch %d", b.ID), Total: b.Parts, Done: b.Done, Bad: b.Bad, Going: b.Queued,
 		}.HTML(),

@@ -1,0 +1,38 @@
+package web
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+)
+
+// A retry runs the parts that went wrong. Where all parts are done, it runs the completion that failed.
+func TestARetryOfABatchIsConfirmedWithThePartsThatWentWrong(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	for _, name := range []string{"parts failed", "completion failed", "never split"} {
+		if _, err := s.change.CreateBatch(t.Context(), name, "work", map[string]any{"items": []int{1, 2, 3}, "part_size": 1}, tester); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.exec(`UPDATE penstock.batch_part SET outcome = (CASE WHEN no = 2 AND batch_id = 1 THEN 'failed' ELSE 'done' END)::penstock.outcome, ended_at = now()`)
+	s.exec(`UPDATE penstock.batch SET status = 'failed', ended_at = now(), problem = CASE WHEN id = 3 THEN 'split: no rows' END`)
+	b := s.as(operatorRole)
+	page := b.get("operations").text
+	for _, c := range []struct {
+		batch, count string
+		offered      bool
+	}{
+		{"1", "1 of 3 parts, those that failed, expired or were cancelled", true},
+		{"2", "no part of 3: the completion alone runs again", true},
+		{"3", "no part of", false},
+	} {
+		form := "do/retry_batch?batch=" + c.batch
+		if got := b.get(form); got.status != http.StatusOK || !strings.Contains(got.text, c.count) {
+			t.Errorf("%s: %d has no %q: %s", form, got.status, c.count, got.text)
+		}
+		if strings.Contains(page, form) != c.offered {
+			t.Errorf("retry of batch %s: want offered %t: %s", c.batch, c.offered, page)
+		}
+	}
+}
