@@ -18,18 +18,23 @@
 //	token        the fencing token of a lock record. Tokens grow with every lock of a key; each write about a running
 //	             entry names one, and takes effect only while the record still carries it
 //	claim        takes ready rows of lanes and inserts lock records. It deletes the rows first (lanes of solo entries)
-//	             or locks them first (lanes with keys); the lane policy remembers which
+//	             or locks them first (lanes with keys); the node keeps for each lane which of the two
 //	contended    another claimer is in the lane, or holds a limit exclusively
 //	headroom     the locks that the limits of a queue leave; queue-wide if all lanes share the limit
-//	weight       of an entry: how many times the units of each limit of its queue it takes while it runs. That of a
-//	             flow is its share beside other flows
+//	weight       of an entry: how many times the units of each max_units of its queue it takes while it runs; a rate
+//	             counts entries. That of a flow, or of a queue (its setting priority), is its share beside others
+//	priority     of an entry: 0 to 9, the band in which it is claimed, higher first
+//	name         of an entry, optional (name of the push): entries with one name can be listed, paused, disabled and
+//	             bounded together. Entries of a cron job have the name of the job, those of a batch "batch:" and its
+//	             id
 //	rate kind    the strongest token bucket among the limits of a queue: none, shared, or one for each key
 //	blocked      a lock key whose entries do not run since one of them failed (Config.OnFailure), until it is
 //	             unblocked
 //	low water    the position from which the next claim of a lane may begin
 //	sweep        deletes ready rows of keys that are locked
 //	delayed      a ready row that may not be claimed before a time (not_before): its entry was released with a delay
-//	throttled    a queue or flow from which no node claims for a while, by order of a handler (ThrottleQueue)
+//	throttled    a queue or flow from which no node claims for a while, by order of a handler (ThrottleQueue); a lock
+//	             key whose token bucket is empty, until it has the units of an entry
 //	quantum      how many entries, and how long, a lock may cover before its key goes to the end of the lane
 //	ending       the end of one run of an entry: done, retry, fail, release, postpone, yield, expire or cancel
 //	outcome      the end of an entry: done, failed, expired or cancelled
@@ -37,18 +42,31 @@
 //	attempt      a run that ended in an error; the retry policy bounds them. A crash, the death of a node during a
 //	             run, is counted apart
 //	release      make a locked key ready again at its old position, without spending an attempt
+//	postpone     the ending that makes an entry initial until a later time, without spending an attempt (Snooze)
 //	recover      release locks in place of a node that died
 //	lease        how long a node lives without a heartbeat. Its locks are recovered when it has lapsed
 //	term         the period of one elected leader; its duties write only within it
 //	tid          where a row is on disk: a finish goes there instead of through an index
 //	yield        the ending of a lock whose quantum is over: its key goes to the end of the lane, without spending an
 //	             attempt
-//	poison       the class of the failure of an entry that has as many crashes as its queue allows. It is
-//	             dead-lettered: moved to the failures without a further attempt
+//	poison       the class of the failure of an entry that has as many crashes as its queue allows, or whose runs
+//	             lost the devices of instances (pkg/inference). It is dead-lettered: moved to the failures without a
+//	             further attempt
 //	node         a process with a row in penstock.node and a lease: a task node or a gateway
-//	batch        pushes of one process that are committed as a group (group commit), see batcher. Any other batch is
-//	             named with its things: of endings (one transaction), of entries (one run or one call); a batch queue
-//	             splits input into entries (pkg/batch)
+//	task node    a node that claims entries and runs them by handlers
+//	handler      the code that runs an entry; its error decides the ending
+//	gateway      a node that takes requests whose clients wait, and sends them to workers (pkg/gateway)
+//	leader       a process that serves the HTTP API. One of them is elected, for a term: it recovers, promotes and
+//	             fires schedules, among other duties
+//	application  a name that queues have; a task node serves the queues of one application
+//	model        a name with a protocol and settings, by which entries are sent to workers
+//	worker       a server that runs a model
+//	instance     one worker that serves a model, with an address and a number of slots
+//	slot         the right to one call at a time to an instance
+//	permit       the right of a node to hold one more lock, or a slot for one more entry; taken before the claim
+//	batch        pushes of one process that are committed as a group (group commit). Any other batch is named with its
+//	             content: of endings (one transaction), of entries (one run or one call); a batch queue splits input
+//	             into entries (pkg/batch)
 //	hint         a notification that a lane has work. Hints may be lost: nodes poll
 //
 // # States
