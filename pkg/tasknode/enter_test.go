@@ -3,11 +3,15 @@ package tasknode_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
@@ -35,6 +39,47 @@ func TestANodeWhoseDatabaseGoesAwayWhileItStartsWaits(t *testing.T) {
 	if lost.Load() < 2 {
 		t.Error("no statement was lost: the test shows nothing")
 	}
+}
+
+// Operators, and the explanation of an entry, read which queues a node serves from its row.
+func TestQueuesThatCouldNotBeRegisteredAreRegisteredWithTheNextHeartbeat(t *testing.T) {
+	pool := open(t)
+	create(t, pool, "work", invalidation.Config{})
+	beats := &unwritable{Pool: pool}
+	n := tasknode.New(slowBeats(tasknode.Config{Threads: 1, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}), pool, beats)
+	n.Handle("work", invalidation.HandlerFunc(fine))
+	n.Handle("later", invalidation.HandlerFunc(fine))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("node: %v", err)
+		}
+	})
+	eventually(t, pool, "the node serves one queue", `SELECT EXISTS (SELECT FROM penstock.node WHERE cardinality(queue_ids) = 1)`)
+	beats.refuse.Store(1)
+	create(t, pool, "later", invalidation.Config{})
+	askedBeats(t, pool, n)
+	if beats.refuse.Load() > 0 {
+		t.Error("no registration failed: the test shows nothing")
+	}
+	eventually(t, pool, "the node serves two queues", `SELECT EXISTS (SELECT FROM penstock.node WHERE cardinality(queue_ids) = 2)`)
+}
+
+// unwritable is a database that refuses the next registrations of nodes.
+type unwritable struct {
+	*pgxpool.Pool
+	refuse atomic.Int64
+}
+
+func (d *unwritable) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if strings.Contains(sql, "INSERT INTO penstock.node") && d.refuse.Load() > 0 {
+		d.refuse.Add(-1)
+		return pgconn.CommandTag{}, errors.New("connection reset by peer")
+	}
+	return d.Pool.Exec(ctx, sql, args...)
 }
 
 // A node that is asked to end while it starts ends without an error, and leaves no row.

@@ -26,19 +26,21 @@ type Node struct {
 	incarnation atomic.Int64
 	claims      atomic.Int32
 	registry    atomic.Int64
-	ownRanker   *fairness.Ranker // nil: the ranker is the caller's, which runs it
-	lanes       *laneTable
-	poll        lanePoll
-	beyond      map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
-	permits     *permits
-	processors  sync.WaitGroup
-	threads     atomic.Int64 // processing threads that there are, but for the spare one
-	fetched     *fetched
-	waiting     *waiting
-	jobs        *jobs
-	settler     *settler
-	lease       lease
-	stats       Stats
+	// the node's row does not have the queues that it serves yet; of the heartbeat, and of the start before it
+	registerAgain bool
+	ownRanker     *fairness.Ranker // nil: the ranker is the caller's, which runs it
+	lanes         *laneTable
+	poll          lanePoll
+	beyond        map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
+	permits       *permits
+	processors    sync.WaitGroup
+	threads       atomic.Int64 // processing threads that there are, but for the spare one
+	fetched       *fetched
+	waiting       *waiting
+	jobs          *jobs
+	settler       *settler
+	lease         lease
+	stats         Stats
 
 	wake         chan struct{}
 	beatSoon     chan struct{}   // holds one: the next heartbeat is wanted at once
@@ -241,6 +243,7 @@ func (n *Node) enter(ctx context.Context) (entered bool, err error) {
 		if err := n.register(ctx); err != nil {
 			return err
 		}
+		n.registerAgain = false
 		n.lease.renew(start)
 		return nil
 	})
@@ -294,11 +297,15 @@ func (n *Node) readQueues(ctx context.Context) error {
 		}
 		n.cfg.Queues(list)
 	}
-	changed := n.lanes.serve(served)
+	n.registerAgain = n.lanes.serve(served) || n.registerAgain
 	n.fetched.forget(served)
 	n.poll.want()
-	if changed && !n.lease.renewed().IsZero() {
-		return n.register(ctx)
+	if !n.registerAgain || n.lease.renewed().IsZero() {
+		return nil
 	}
+	if err := n.register(ctx); err != nil {
+		return err
+	}
+	n.registerAgain = false
 	return nil
 }
