@@ -26,6 +26,7 @@ type bed struct {
 	*testing.T
 	ctx     context.Context
 	pool    *pgxpool.Pool
+	db      postgres.DB // of the handler
 	q       *invalidation.Queue
 	stepper *Stepper
 	claims  int32
@@ -50,6 +51,7 @@ func newBed(t *testing.T) *bed {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.pool.Close)
+	b.db = b.pool
 	retry := invalidation.RetryPolicy{MaxAttempts: 1}
 	if b.q, err = invalidation.Create(b.ctx, b.pool, "parts", invalidation.Config{Kind: invalidation.KindBatch, Retry: retry}); err != nil {
 		t.Fatal(err)
@@ -60,7 +62,7 @@ func newBed(t *testing.T) *bed {
 
 // work adds up numbers: Map those of a part, Reduce those of all parts.
 func (b *bed) work() invalidation.Handler {
-	return Handler(b.pool, Work{
+	return Handler(b.db, Work{
 		Map: func(_ context.Context, p Part) (json.RawMessage, error) {
 			sum := 0
 			var items []string

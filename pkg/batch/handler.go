@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -48,6 +49,8 @@ type handler struct {
 	db       postgres.DB
 	work     Work
 	declared bool // by statements of the queue
+
+	splits invalidation.Interruptions
 }
 
 // task is the payload of an entry of a batch.
@@ -66,7 +69,10 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	}
 	switch t.Step {
 	case "split":
-		return nil, h.split(ctx, t, r)
+		split := invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			return nil, h.split(ctx, t, r)
+		})
+		return h.splits.Free(split).Handle(ctx, r)
 	case "part":
 		return nil, h.part(ctx, t, r)
 	case "end":
@@ -97,7 +103,7 @@ func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes, &ended, &problem)
 	switch {
 	case err != nil:
-		return fmt.Errorf("find batch %d: %w", t.Batch, err)
+		return unread(fmt.Errorf("find batch %d: %w", t.Batch, err))
 	case t.Step == "split" && splits && ended != "" && strings.HasPrefix(problem, "split: "):
 		return invalidation.Permanent(fmt.Errorf("batch %d has ended as %s (%s): create it anew", t.Batch, ended,
 			problem))
@@ -145,17 +151,19 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	p := Part{Batch: t.Batch, No: t.Part, Detail: r.Entry.Payload, Run: r}
 	var ended bool
 	var outcome, problem string
-	err := postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
-		ctx, cancel := postgres.Bounded(ctx)
-		defer cancel()
-		row := tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID)
-		return row.Scan(&p.Items, &ended, &outcome, &problem)
-	})
-	switch {
+	read := func() error {
+		return postgres.InTx(ctx, h.db, func(tx pgx.Tx) error {
+			ctx, cancel := postgres.Bounded(ctx)
+			defer cancel()
+			row := tx.QueryRow(ctx, partSQL, t.Batch, t.Part, r.Queue.ID, r.Entry.ID)
+			return row.Scan(&p.Items, &ended, &outcome, &problem)
+		})
+	}
+	switch err := read(); {
 	case errors.Is(err, pgx.ErrNoRows):
 		return invalidation.Permanent(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, ErrNotFound))
 	case err != nil:
-		return fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err)
+		return unread(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err))
 	case ended && outcome != "done":
 		return invalidation.Permanent(fmt.Errorf("part %d of batch %d has ended as %s (%s): penstock batch retry "+
 			"%[2]d runs it again", t.Part, t.Batch, outcome, problem))
@@ -177,7 +185,15 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	if err != nil {
 		return err
 	}
-	return keep(h.db, result)
+	tries := 0
+	return untilAnswered(ctx, func() error {
+		err := keep(h.db, result)
+		tries++
+		if tries > 1 && errors.Is(err, invalidation.ErrLockLost) && read() == nil && ended && outcome == "done" {
+			return nil // by a try whose answer was lost
+		}
+		return err
+	})
 }
 
 // statement runs a statement of the run's queue and records the returned value as the result, in
@@ -216,11 +232,43 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	if h.declared {
 		return h.statement(ctx, r, keep, "reduce", r.Entry.Payload)
 	}
-	result, err := h.work.Reduce(ctx, Results(ctx, h.db, t.Batch))
+	read := func(last int) (page []partResult, err error) {
+		err = untilAnswered(ctx, func() error {
+			page, err = resultsBehind(ctx, h.db, t.Batch, last)
+			return err
+		})
+		return page, err
+	}
+	result, err := h.work.Reduce(ctx, results(t.Batch, read))
 	if err != nil {
 		return err
 	}
-	return keep(h.db, result)
+	return untilAnswered(ctx, func() error { return keep(h.db, result) })
+}
+
+// unread is the error of a step that could not read its batch. Where the database is away, nothing has been done: the
+// entry waits without an attempt.
+func unread(err error) error {
+	if invalidation.Interrupted(err) {
+		return invalidation.ThrottleQueue(time.Second, err)
+	}
+	return err
+}
+
+// untilAnswered calls a try again while the database is away and ctx lives: the work of a function of the user is done,
+// or under way, and would be lost.
+func untilAnswered(ctx context.Context, try func() error) error {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
+		err := try()
+		if !invalidation.Interrupted(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(wait):
+		}
+	}
 }
 
 // record writes the result of a run, the last parameter of the statement. If the run no longer holds the
@@ -258,17 +306,25 @@ SELECT no, result
 
 // Results returns the results of the parts that are done, in the order of the parts, read a page at a time.
 func Results(ctx context.Context, db postgres.DB, batch int64) iter.Seq2[json.RawMessage, error] {
-	type part struct {
-		No     int
-		Result json.RawMessage
-	}
+	return results(batch, func(last int) ([]partResult, error) { return resultsBehind(ctx, db, batch, last) })
+}
+
+type partResult struct {
+	No     int
+	Result json.RawMessage
+}
+
+func resultsBehind(ctx context.Context, db postgres.DB, batch int64, last int) ([]partResult, error) {
+	ctx, cancel := postgres.Bounded(ctx)
+	defer cancel()
+	return pgx.CollectRows(postgres.Query(ctx, db, resultsSQL, batch, last), pgx.RowToStructByPos[partResult])
+}
+
+func results(batch int64, read func(last int) ([]partResult, error)) iter.Seq2[json.RawMessage, error] {
 	return func(yield func(json.RawMessage, error) bool) {
 		last := 0
 		for {
-			bounded, cancel := postgres.Bounded(ctx)
-			rows := postgres.Query(bounded, db, resultsSQL, batch, last)
-			page, err := pgx.CollectRows(rows, pgx.RowToStructByPos[part])
-			cancel()
+			page, err := read(last)
 			if err != nil {
 				yield(nil, fmt.Errorf("read results of batch %d: %w", batch, err))
 				return

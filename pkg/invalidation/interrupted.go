@@ -65,7 +65,7 @@ func (i *interruptibleBatch) HandleBatch(ctx context.Context, runs []*Run) []Bat
 func (i *Interruptions) judge(ctx context.Context, id EntryID, err error) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if ctx.Err() != nil || !interruption(err) {
+	if ctx.Err() != nil || !Interrupted(err) {
 		delete(i.counts, id)
 		return err
 	}
@@ -80,9 +80,9 @@ func (i *Interruptions) judge(ctx context.Context, id EntryID, err error) error 
 	return &answer{err: err, delay: time.Second, release: true, interrupted: true}
 }
 
-// interruption reports whether a transaction ended because of the database and not because of its statements. Errors
+// Interrupted reports whether a transaction ended because of the database and not because of its statements. Errors
 // that no server or connection raised, such as those of a result that cannot be recorded, are none.
-func interruption(err error) bool {
+func Interrupted(err error) bool {
 	if code := postgres.Code(err); code != "" {
 		return postgres.Unavailable(err) || strings.HasPrefix(code, "40")
 	}
