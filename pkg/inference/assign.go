@@ -75,6 +75,8 @@ const adoptSQL = `SELECT penstock.adopt_slot($1, $2, $3, $4)`
 func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, number int32, token int64) (*slotRef, error) {
 	p.talk.Lock() // a slot must not appear in between the question and the answer of verify
 	defer p.talk.Unlock()
+	ctx, cancel := context.WithTimeout(ctx, exchangeMax) // others wait for the lock
+	defer cancel()
 	var fresh *int64
 	if err := p.db.QueryRow(ctx, adoptSQL, e.ID, number, token,
 		p.node()).Scan(&fresh); err != nil && !errors.Is(err, pgx.ErrNoRows) {
