@@ -140,6 +140,9 @@ func (d *Dashboard) queueTables(ctx context.Context, v *queueView) error {
 		if slices.Contains(l.Queues, v.Name) {
 			v.Limits = append(v.Limits, l)
 		}
+		if l.Name == ownLimit(v.Name) {
+			v.InUse = &l.InUse
+		}
 	}
 	// The audit has no index by object: a long one may take longer than a page has.
 	v.History, err = cached(ctx, d, keyOf("audit of queue", v.Name), 30*time.Second,

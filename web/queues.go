@@ -53,6 +53,14 @@ func (d *Dashboard) listQueues(ctx context.Context, q query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	limits, err := d.limits(ctx)
+	if err != nil {
+		return nil, err
+	}
+	used := make(map[string]*int64, len(limits))
+	for i := range limits {
+		used[limits[i].Name] = &limits[i].InUse
+	}
 	v := queuesView{Order: q.Get("order"), Application: q.Get("application")}
 	if queueOrders[v.Order] == nil {
 		v.Order = "name"
@@ -64,7 +72,7 @@ func (d *Dashboard) listQueues(ctx context.Context, q query) (any, error) {
 	v.Applications = slices.Compact(v.Applications)
 	for _, row := range queueRows(found, all) {
 		if v.Application == "" || row.Application == v.Application {
-			row.share = shares[row.Name]
+			row.share, row.InUse = shares[row.Name], used[ownLimit(row.Name)]
 			v.Rows = append(v.Rows, row)
 		}
 	}
@@ -114,6 +122,7 @@ type queueRow struct {
 	Drain *float64   // seconds; nil: nothing leaves
 	Since *time.Time // since when its oldest entry waits
 	Badge []badge
+	InUse *int64 // lock records times weight, of the queue's own limit; nil: it has none
 	share share
 }
 
@@ -122,12 +131,15 @@ func (r queueRow) Share() share { return r.share }
 
 // Full is how near the queue's locks are to their limit, 0 to 1; nil: it has none.
 func (r queueRow) Full() *float64 {
-	if r.MaxConcurrent == nil || *r.MaxConcurrent == 0 {
+	if r.MaxConcurrent == nil || *r.MaxConcurrent == 0 || r.InUse == nil {
 		return nil
 	}
-	share := float64(r.Computing) / float64(*r.MaxConcurrent)
+	share := float64(*r.InUse) / float64(*r.MaxConcurrent)
 	return &share
 }
+
+// ownLimit is the name of the limit that max_concurrent of a queue makes.
+func ownLimit(queue string) string { return "queue:" + queue }
 
 // badge is a state that one must see at a glance. It has a text, and not only a colour.
 type badge struct{ Kind, Text, Title string }
