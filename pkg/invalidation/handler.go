@@ -132,15 +132,18 @@ func Snooze(d time.Duration) error {
 func NoCapacity(d time.Duration, err error) error { return &answer{err: err, delay: d, release: true} }
 
 // ThrottleQueue releases the entry without spending an attempt, and throttles the queue for d: no
-// node claims from it. It is for a downstream that answered 429 with Retry-After. d is at most a
-// day.
+// node claims from it. It is for a downstream that answered 429 with Retry-After. d is a second at
+// least and a day at most: what is beyond is taken as that.
 func ThrottleQueue(d time.Duration, err error) error {
-	return &answer{err: err, release: true, throttle: throttleOrder{wait: d}}
+	return &answer{err: err, release: true, throttle: throttleOrder{wait: max(d, throttleMin)}}
 }
+
+// throttleMin keeps an order for no time from being none: the entry would run again at once.
+const throttleMin = time.Second
 
 // ThrottleFlow is ThrottleQueue for the flow of the entry alone.
 func ThrottleFlow(d time.Duration, err error) error {
-	return &answer{err: err, release: true, throttle: throttleOrder{wait: d, flow: true}}
+	return &answer{err: err, release: true, throttle: throttleOrder{wait: max(d, throttleMin), flow: true}}
 }
 
 // Judge turns the result and error of a handler into an ending. random is a number in [0, 1) for

@@ -33,6 +33,8 @@ func TestJudgeFindsWhatAnErrorAsksForHoweverItIsWrapped(t *testing.T) {
 		"no capacity":           {NoCapacity(0, boom), Ending{verb: verbRelease}},
 		"throttle":              {ThrottleQueue(time.Minute, boom), Ending{verb: verbRelease, throttle: throttleOrder{wait: time.Minute}}},
 		"throttle a flow":       {fmt.Errorf("x: %w", ThrottleFlow(time.Minute, boom)), Ending{verb: verbRelease, throttle: throttleOrder{time.Minute, true}}},
+		"throttle for no time":  {ThrottleQueue(0, boom), Ending{verb: verbRelease, throttle: throttleOrder{wait: time.Second}}},
+		"flow, for no time":     {ThrottleFlow(-1, boom), Ending{verb: verbRelease, throttle: throttleOrder{time.Second, true}}},
 		"cancelled":             {fmt.Errorf("x: %w", ErrCancelled), Ending{verb: verbCancel}},
 		"late":                  {ErrFinishBy, Ending{verb: verbExpire}},
 		"drained":               {fmt.Errorf("%w: %w", ErrDraining, Permanent(boom)), Ending{verb: verbRelease}},

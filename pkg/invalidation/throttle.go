@@ -31,9 +31,7 @@ func (q *Queue) queueThrottles(batch *pgx.Batch, endings []Ending) {
 	throttling := slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return e.throttle.wait == 0 })
 	c := pick(throttling, verbRelease)
 	batch.Queue(throttleSQL, q.ID, c.keys, c.tokens, q.Name,
-		each(c, func(e *Ending) int64 {
-			return min(max(e.throttle.wait, time.Millisecond), 24*time.Hour).Milliseconds()
-		}),
+		each(c, func(e *Ending) int64 { return min(e.throttle.wait, 24*time.Hour).Milliseconds() }),
 		each(c, func(e *Ending) *string {
 			if !e.throttle.flow {
 				return nil
