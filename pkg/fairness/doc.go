@@ -44,8 +44,8 @@
 //
 // Each group of accounts has a floor: the least V of the members that have had work all
 // along, without the estimates of what they run: as the start tag of what is in service is
-// the virtual time of start-time fair queueing. A group of entries is charged whole when it
-// is claimed, and gives most of that back when it yields; a floor with the charge in it
+// the virtual time of start-time fair queueing. What runs is charged before it has run, and a
+// batch of entries is charged whole when it is claimed; a floor with the charges in it
 // would put one that returns behind service that no flow got. Between two snapshots the floor
 // only rises. A member that was away and returns below the
 // floor is lifted to it: L grows by w(floor - V). It has saved nothing up, and being among
