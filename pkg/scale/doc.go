@@ -10,6 +10,8 @@
 //	surge        the number that the present backlog needs; it is given up half a cold start after the backlog
 //	hold         the time for which a level is kept after the base fell below it
 //	stuck        of a start: not ready after max(3 x p95 of cold starts, 10 min)
+//	blocked      of a deployment: three of its starts in a row failed or were stuck; it starts nothing for a while,
+//	             then one instance at a time
 //	rival        an algorithm of another system, for comparison
 //
 // # The decision
