@@ -131,23 +131,34 @@ SET enable_hashjoin = on -- thousands meet thousands here; our sessions have it 
 AS $$
 DECLARE
     q     record;
+    free  bigint[]; -- places in the arrays of jobs whose waiting entry is ours
     n     integer;
     fired integer := 0;
 BEGIN
     FOR q IN SELECT x.id, 'entry_' || x.name AS entries, x.start_within, x.finish_within FROM penstock.queue x
               WHERE x.id = ANY (ARRAY(SELECT DISTINCT j.queue_id FROM penstock.cron_job j WHERE j.id = ANY (jobs)))
     LOOP
+        -- In a statement before the one that writes: it may lock a version of an entry that its snapshot does not see.
+        -- OFFSET 0: each job is looked up, even if the statistics of a table that was just filled are wrong.
+        EXECUTE format($q$
+            SELECT array_agg(f.i)
+              FROM unnest($2) WITH ORDINALITY f(job, i)
+             CROSS JOIN LATERAL (
+                   SELECT x.entry_id FROM penstock.cron_job x WHERE x.id = f.job AND x.queue_id = $1 OFFSET 0) j
+             CROSS JOIN LATERAL (
+                   SELECT FROM penstock.%1$I x
+                    WHERE x.queue_id = $1 AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e$q$, q.entries)
+        INTO free USING q.id, jobs;
         EXECUTE format($q$
             WITH wish AS MATERIALIZED (
-                -- OFFSET 0: each job is looked up, even if the statistics of a table that was just filled are wrong.
                 SELECT j.id, j.entry_id, j.manual, e.row, f.nominal, f.handled, f.catching, f.following
-                  FROM unnest($2, $3, $4, $5, $6) f(job, nominal, handled, catching, following)
+                  FROM unnest($2, $3, $4, $5, $6) WITH ORDINALITY f(job, nominal, handled, catching, following, i)
                  CROSS JOIN LATERAL (
                        SELECT x.id, x.entry_id, x.run_now_at IS NOT NULL AS manual FROM penstock.cron_job x
                         WHERE x.id = f.job AND x.queue_id = $1 OFFSET 0) j
                  CROSS JOIN LATERAL (
-                       SELECT x.ctid AS row FROM penstock.%1$I x
-                        WHERE x.queue_id = $1 AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e
+                       SELECT x.ctid AS row FROM penstock.%1$I x WHERE x.queue_id = $1 AND x.id = j.entry_id OFFSET 0) e
+                 WHERE f.i = ANY ($10)
             ), firing AS (
                 INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
                 SELECT w.id, w.nominal, $7, w.entry_id, w.manual FROM wish w
@@ -176,7 +187,7 @@ BEGIN
                    catching_up_to = w.catching, following_at = w.following
               FROM firing f JOIN wish w ON w.id = f.job_id
              WHERE j.id = f.job_id$q$, q.entries)
-        USING q.id, jobs, nominals, handled, catching, following, at, q.start_within, q.finish_within;
+        USING q.id, jobs, nominals, handled, catching, following, at, q.start_within, q.finish_within, free;
         GET DIAGNOSTICS n = ROW_COUNT;
         fired := fired + n;
     END LOOP;

@@ -129,6 +129,48 @@ func TestAJobThatCannotBeFiredKeepsNoOtherJob(t *testing.T) {
 	}
 }
 
+// An entry that is changed between the snapshot of a statement and its lock is locked in its new version, where it has
+// another ctid. The job was fired, and its entry stayed initial for ever.
+func TestAJobIsFiredTogetherWithAnEntryThatChangesMeanwhile(t *testing.T) {
+	b := newBed(t)
+	b.job(Job{Name: "changes", Schedule: Schedule{Spec: "* * * * *", CatchUp: CatchUpNone}})
+	b.at(noon)
+	// The statement that locks waits after it has read the entry.
+	b.exec(`DO $do$
+	DECLARE
+	    text text := pg_get_functiondef('penstock.fire_cron_jobs'::regproc);
+	    lock text := 'x.id = j.entry_id FOR UPDATE SKIP LOCKED';
+	BEGIN
+	    ASSERT strpos(text, lock) > 0;
+	    EXECUTE replace(text, lock, replace(lock, 'FOR', 'AND pg_advisory_xact_lock_shared(7) IS NOT NULL FOR'));
+	END $do$`)
+	tx := b.begin()
+	if _, err := tx.Exec(b.ctx, `SELECT pg_advisory_xact_lock(7)`); err != nil {
+		t.Fatal(err)
+	}
+	passed := make(chan error, 1)
+	b.now = noon.Add(time.Minute)
+	go func() {
+		_, err := b.engine.pass(b.ctx)
+		passed <- err
+	}()
+	for b.count(`SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted AND objid = 7`) == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	b.exec(`SELECT penstock.disable_entry(id, 'r', 'a') FROM penstock.entry`)
+	if err := tx.Rollback(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-passed; err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`SELECT penstock.enable_entry(id, 'r', 'a') FROM penstock.entry`)
+	b.at(b.now.Add(time.Second))
+	if n, claimed := b.engine.Status().Fired, len(b.claim()); n != 1 || claimed != 1 {
+		t.Errorf("%d jobs were fired, and %d runs began", n, claimed)
+	}
+}
+
 // Waiting entries that another transaction has locked are moved to another nominal time, or withdrawn, by a later pass. A
 // pass that waited for them kept every job from its turn, and the leader resigned in the end.
 func TestAJobThatCannotBeMovedKeepsNoOtherJob(t *testing.T) {

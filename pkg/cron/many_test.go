@@ -60,7 +60,7 @@ func (f *pushingFence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 func TestManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	const (
 		batch    = 2000
-		rowsMost = 20 // for a job; 14 are read. A batch that read all due jobs would read 10 more
+		rowsMost = 20 // for a job; 16 are read. A batch that read all due jobs would read 10 more
 		timeMost = 15 // times that of a push; 6 to 7 are measured, beside other work as well
 	)
 	jobs := 10 * batch
