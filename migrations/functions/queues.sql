@@ -250,8 +250,11 @@ $$;
 -- SQLSTATE: PS002 a setting is not valid.
 CREATE OR REPLACE FUNCTION penstock.check_queue() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
-    flaw text := penstock.retry_flaw(NEW.retry);
+    flaw text;
 BEGIN
+    IF TG_OP = 'INSERT' OR NEW.retry IS DISTINCT FROM OLD.retry THEN
+        flaw := penstock.retry_flaw(NEW.retry);
+    END IF;
     BEGIN
         PERFORM CASE WHEN left(NEW.grouping, 1) = '$' THEN NEW.grouping::jsonpath END;
     EXCEPTION WHEN OTHERS THEN
@@ -323,16 +326,19 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- retry_flaw returns the error in a retry policy, or null.
+-- retry_flaw returns the error in a new retry policy, or null. Stored ones may have zeros, which mean the defaults.
 -- Callers: check_queue.
 CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(
         (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
         (SELECT within || '.' || f.key || ' ' || f.flaw
            FROM (SELECT e.key, CASE
-                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^[0-9]{1,5}$' OR n.text::numeric > 30000 THEN 'is not a whole number from 0 to 30000' END
-                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric > 315360000 THEN 'is not a number of seconds from 0 to ten years' END
-                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000 AND n.text::numeric <> 0 THEN 'is not a number from 1 to 1000' END
+                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^[0-9]{1,5}$' OR n.text::numeric NOT BETWEEN 1 AND 30000
+                         THEN 'is not a whole number from 1 to 30000; 1 is for no retries' END
+                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1e-9 AND 315360000
+                         THEN 'is not a number of seconds above 0 and up to ten years; leave it out for the default' END
+                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000
+                         THEN 'is not a number from 1 to 1000; leave it out for the default' END
                      WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
                      WHEN e.key = 'classes' AND within = 'retry' THEN CASE WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
                      ELSE 'does not exist; there are max_attempts, base, cap, factor, jitter and, for errors of a class, classes' END AS flaw

@@ -13,12 +13,12 @@ import (
 
 // RetryPolicy sets the attempts and the backoff after errors. A zero field means its default.
 type RetryPolicy struct {
-	MaxAttempts int     `json:"max_attempts,omitempty"` // 25; the first run counts
+	MaxAttempts int     `json:"max_attempts,omitempty"` // 25; the first run counts: 1 is for no retries
 	Base        Seconds `json:"base,omitempty"`         // wait after the first error: 1 s
 	Factor      float64 `json:"factor,omitempty"`       // by which each wait exceeds the one before: 2
 	Cap         Seconds `json:"cap,omitempty"`          // longest wait before jitter: 1 h, with a model 30 s
-	// Jitter is the share of the wait that is added at random, 0 to 1: 0.1. It only adds: a
-	// requested wait is never shortened.
+	// Jitter is the share of the wait that is added at random, up to 1: 0.1. It only adds: a
+	// requested wait is never shortened. 0 is the default, and 0.001 hardly any.
 	Jitter float64 `json:"jitter,omitempty"`
 	// Classes overrides single fields for errors of a class, such as "input": {"max_attempts": 1}.
 	Classes map[string]RetryPolicy `json:"classes,omitempty"`

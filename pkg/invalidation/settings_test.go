@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
@@ -13,25 +14,30 @@ import (
 func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	b := newControlBed(t, Config{})
 	for setting, want := range map[string]string{
-		`{"retry": {"max_attempts": "many"}}`:                   "retry.max_attempts",
-		`{"retry": {"max_attempts": 2.5}}`:                      "retry.max_attempts",
-		`{"retry": {"max_attempts": -1}}`:                       "retry.max_attempts",
-		`{"retry": {"base": 1e300}}`:                            "retry.base",
-		`{"retry": {"factor": 0.5}}`:                            "retry.factor",
-		`{"retry": {"jitter": 2}}`:                              "retry.jitter",
-		`{"retry": {"attempts": 3}}`:                            "retry.attempts does not exist",
-		`{"retry": {"classes": {"input": {"base": "1s"}}}}`:     "retry.classes.input.base",
-		`{"retry": {"classes": {"input": 1}}}`:                  "retry.classes.input",
-		`{"retry": {"classes": {"a": {"classes": {"b": {}}}}}}`: "retry.classes.a.classes",
-		`{"retry": [1]}`:                                        "retry is not",
-		`{"grouping": "$.a["}`:                                  "grouping",
-		`{"result_retention": "300000 years"}`:                  "result_retention",
-		`{"failure_retention": "1 hour"}`:                       "failure_retention",
-		`{"run_timeout": "-5 s"}`:                               "run_timeout",
-		`{"quantum_time": "1000 years"}`:                        "quantum_time",
-		`{"priority": "NaN"}`:                                   "priority",
-		`{"capacity": 0}`:                                       "capacity is not at least 1",
-		`{"algorithm": "lifo"}`:                                 "algorithm is not fair or fifo",
+		`{"retry": {"max_attempts": "many"}}`:                    "retry.max_attempts",
+		`{"retry": {"max_attempts": 2.5}}`:                       "retry.max_attempts",
+		`{"retry": {"max_attempts": -1}}`:                        "retry.max_attempts",
+		`{"retry": {"max_attempts": 0}}`:                         "retry.max_attempts is not a whole number from 1 to 30000; 1 is for no retries",
+		`{"retry": {"base": 0}}`:                                 "retry.base is not a number of seconds above 0 and up to ten years; leave it out for the default",
+		`{"retry": {"cap": 0.0}}`:                                "retry.cap is not",
+		`{"retry": {"factor": 0}}`:                               "retry.factor is not a number from 1 to 1000; leave it out for the default",
+		`{"retry": {"classes": {"input": {"max_attempts": 0}}}}`: "retry.classes.input.max_attempts is not",
+		`{"retry": {"base": 1e300}}`:                             "retry.base",
+		`{"retry": {"factor": 0.5}}`:                             "retry.factor",
+		`{"retry": {"jitter": 2}}`:                               "retry.jitter",
+		`{"retry": {"attempts": 3}}`:                             "retry.attempts does not exist",
+		`{"retry": {"classes": {"input": {"base": "1s"}}}}`:      "retry.classes.input.base",
+		`{"retry": {"classes": {"input": 1}}}`:                   "retry.classes.input",
+		`{"retry": {"classes": {"a": {"classes": {"b": {}}}}}}`:  "retry.classes.a.classes",
+		`{"retry": [1]}`:                                         "retry is not",
+		`{"grouping": "$.a["}`:                                   "grouping",
+		`{"result_retention": "300000 years"}`:                   "result_retention",
+		`{"failure_retention": "1 hour"}`:                        "failure_retention",
+		`{"run_timeout": "-5 s"}`:                                "run_timeout",
+		`{"quantum_time": "1000 years"}`:                         "quantum_time",
+		`{"priority": "NaN"}`:                                    "priority",
+		`{"capacity": 0}`:                                        "capacity is not at least 1",
+		`{"algorithm": "lifo"}`:                                  "algorithm is not fair or fifo",
 	} {
 		_, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('work', $1)`, setting)
 		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
@@ -75,6 +81,22 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.set_limit('l', jsonb_build_object('rate', $1::text))`, rate); postgres.Code(err) != "PS002" {
 			t.Errorf("rate %s: %v, want it refused", rate, err)
 		}
+	}
+}
+
+// Zeros meant the defaults when they were stored, and go on meaning that.
+func TestAStoredRetryPolicyWithZerosStaysWhileOthersAreRefused(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `ALTER TABLE penstock.queue DISABLE TRIGGER check_queue`)
+	b.exec(b.pool, `UPDATE penstock.queue SET retry = '{"max_attempts": 0, "base": 0, "cap": 0, "factor": 0}' WHERE name = 'work'`)
+	b.exec(b.pool, `ALTER TABLE penstock.queue ENABLE TRIGGER check_queue`)
+	q, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_concurrent": 3})
+	b.must(err)
+	if wait, again := q.Config.retryPolicy().Next("", 1, 0); !again || wait != time.Second {
+		t.Errorf("after an error an entry is tried again: %t, after %s; want the defaults", again, wait)
+	}
+	if _, err := Alter(b.ctx, b.pool, "work", map[string]any{"retry": map[string]any{"base": 0}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("a new policy with a zero: %v", err)
 	}
 }
 
