@@ -23,6 +23,7 @@ type autoscalerView struct {
 	Deployments []deploymentRow
 	Settings    []operator.ScaleSetting
 	Off         bool // no model is scaled
+	Capped      bool
 	Model       string
 	Chosen      *deploymentRow // that decides for Model
 	Instances   int64          // of Model
@@ -112,6 +113,7 @@ func (d *Dashboard) listDeployments(ctx context.Context, v *autoscalerView) erro
 	if err != nil {
 		return err
 	}
+	v.Capped = len(found) >= deploymentsMax
 	for _, f := range found {
 		row := deploymentRow{Deployment: f}
 		row.Overridden = f.Override != nil && f.OverrideUntil != nil && f.OverrideUntil.After(time.Now())

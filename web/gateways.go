@@ -15,6 +15,8 @@ import (
 	"github.com/penstock/penstock/web/picture"
 )
 
+const flowClassesMax = 100
+
 // gatewaysView is the pools of all models, and the gateways that keep them.
 type gatewaysView struct {
 	Gateways []gatewayCard
@@ -27,6 +29,8 @@ type gatewaysView struct {
 	Refused  int64 // since the start of each gateway
 	Legend   template.HTML
 	Capped   bool
+
+	MoreFlows bool // there may be more than flowClassesMax
 }
 
 // gatewayCard is a gateway with what its last heartbeat reported.
@@ -214,13 +218,13 @@ func (d *Dashboard) gateways(ctx context.Context, _ query) (any, error) {
 		return nil, err
 	}
 	flows, err := cached(ctx, d, "flow classes", 5*beat, func(ctx context.Context) ([]operator.FlowClass, error) {
-		return d.db.FlowClasses(ctx, 100)
+		return d.db.FlowClasses(ctx, flowClassesMax)
 	})
 	if err != nil {
 		return nil, err
 	}
 	v := gatewaysView{
-		Legend: picture.ClassLegend(), Flows: flows,
+		Legend: picture.ClassLegend(), Flows: flows, MoreFlows: len(flows) >= flowClassesMax,
 		Capped: len(pools) >= modelsMax || len(instances) >= instancesMax || len(slots) >= heldSlotsMax,
 	}
 	members := v.readGateways(nodes)

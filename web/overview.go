@@ -17,6 +17,8 @@ import (
 const (
 	trendOver = 15 * time.Minute
 	trendStep = 15 * time.Second
+
+	noticesMax = 50
 )
 
 // overviewView is the page that one looks at first.
@@ -36,6 +38,8 @@ type overviewView struct {
 	Balanced bool
 	Busiest  []queueRow
 	Notices  []attention
+	More     int  // notices that are not displayed
+	Capped   bool // not all degradations and pauses were read
 	chart    Chart
 }
 
@@ -77,11 +81,13 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	notices, err := d.attention(ctx, queues)
+	notices, capped, err := d.attention(ctx, queues)
 	if err != nil {
 		return nil, err
 	}
-	v := overviewView{Queues: len(queues), Notices: notices, chart: trends.total.chart()}
+	v := overviewView{Queues: len(queues), Capped: capped, chart: trends.total.chart()}
+	v.Notices = notices[:min(len(notices), noticesMax)]
+	v.More = len(notices) - len(v.Notices)
 	for _, q := range queues {
 		v.Waiting += q.AwaitingCompute
 		v.In, v.Out = sum(v.In, q.InPerSecond), sum(v.Out, q.OutPerSecond)
@@ -141,21 +147,24 @@ func stateFlow(root string, queues []operator.Queue, over trends, failed int64, 
 	return f
 }
 
-// attention lists what needs a person, the critical first. Each has the page about its object.
-func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]attention, error) {
+// attention lists what needs a person, the critical first. Each has the page about its object. Capped reports that
+// there may be more degradations or pauses than were read.
+func (d *Dashboard) attention(
+	ctx context.Context, queues []operator.Queue,
+) (found []attention, capped bool, err error) {
 	degradations, err := d.degradations(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	pauses, err := d.pauses(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	nodes, err := d.nodes(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
-	var found []attention
+	capped = len(degradations) >= degradationsMax || len(pauses) >= pausesMax
 	if !slices.ContainsFunc(nodes, func(n operator.Node) bool { return n.State == "live" && n.Kind != "gateway" }) {
 		text := "no task node is live, so nothing is run: start one with tasknode --database-url"
 		found = append(found, attention{Critical: true, Code: "no node", Text: text, Address: "nodes"})
@@ -168,7 +177,7 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 	}
 	faults, err := d.faults(ctx)
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	found = append(found, faults...)
 	for _, p := range pauses {
@@ -198,7 +207,7 @@ func (d *Dashboard) attention(ctx context.Context, queues []operator.Queue) ([]a
 		}
 		return 1
 	})
-	return found[:min(len(found), 50)], nil
+	return found, capped, nil
 }
 
 // listedByObject are the checks of doctor that count degradations and pauses: the list has these themselves.

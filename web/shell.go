@@ -14,7 +14,9 @@ import (
 type shell struct {
 	Leader    *operator.Leader
 	Nodes     int // live
+	Draining  int
 	Dead      int
+	MoreNodes bool // than were counted
 	Pauses    []operator.Pause
 	Attention int // degradations
 	Critical  bool
@@ -84,11 +86,14 @@ func (d *Dashboard) shell(ctx context.Context) shell {
 		s.Leader = leader
 	}
 	nodes, _ := d.nodes(ctx)
+	s.MoreNodes = len(nodes) >= nodesMax
 	for _, n := range nodes {
 		switch {
 		case n.Kind == "gateway":
 		case n.State == "dead":
 			s.Dead++
+		case n.State == "draining":
+			s.Draining++
 		default:
 			s.Nodes++
 		}
@@ -100,23 +105,31 @@ func (d *Dashboard) shell(ctx context.Context) shell {
 	return s
 }
 
+// How many are read for all pages.
+const (
+	pausesMax       = 200
+	degradationsMax = 100
+)
+
 // These reads are shared by several pages.
 
 func (d *Dashboard) nodes(ctx context.Context) ([]operator.Node, error) {
 	return cached(ctx, d, "nodes", beat, func(ctx context.Context) ([]operator.Node, error) {
-		return d.db.Nodes(ctx, 500)
+		return d.db.Nodes(ctx, nodesMax)
 	})
 }
 
 func (d *Dashboard) pauses(ctx context.Context) ([]operator.Pause, error) {
 	return cached(ctx, d, "pauses", beat, func(ctx context.Context) ([]operator.Pause, error) {
-		return d.db.Pauses(ctx, 200)
+		return d.db.Pauses(ctx, pausesMax)
 	})
 }
 
 func (d *Dashboard) degradations(ctx context.Context) ([]operator.Degradation, error) {
 	return cached(ctx, d, "degradations", 3*time.Second,
-		func(ctx context.Context) ([]operator.Degradation, error) { return d.db.Degradations(ctx, 100) })
+		func(ctx context.Context) ([]operator.Degradation, error) {
+			return d.db.Degradations(ctx, degradationsMax)
+		})
 }
 
 // queues returns the queues, the small ones counted now. It is for pages about counts.

@@ -15,13 +15,20 @@ type limitRow struct {
 	Gauge template.HTML
 }
 
-type limitsView struct{ Rows []limitRow }
-
-type pausesView struct {
-	Rows []operator.Pause
+type limitsView struct {
+	Rows   []limitRow
+	Capped bool
 }
 
-type tokensView struct{ Rows []operator.APIToken }
+type pausesView struct {
+	Rows   []operator.Pause
+	Capped bool
+}
+
+type tokensView struct {
+	Rows   []operator.APIToken
+	Capped bool
+}
 
 type webhooksView struct {
 	Rows  []operator.WebhookEndpoint
@@ -29,29 +36,33 @@ type webhooksView struct {
 	Next  string
 }
 
-const tableRows = 100
+const (
+	tableRows = 100
+	limitsMax = 500
+	tokensMax = 500
+)
 
 func (d *Dashboard) tablePages() {
 	d.page(page{
 		path: "pauses", nav: "Pauses", section: "Policy", title: "Pauses", template: "pauses", live: true,
 		read: func(ctx context.Context, _ query) (any, error) {
 			found, err := d.pauses(ctx)
-			return pausesView{Rows: found}, err
+			return pausesView{Rows: found, Capped: len(found) >= pausesMax}, err
 		},
 	})
 	d.page(page{
 		path: "limits", nav: "Limits", section: "Policy", title: "Limits", template: "limits", live: true,
 		read: func(ctx context.Context, _ query) (any, error) {
 			found, err := d.limits(ctx)
-			return limitsView{Rows: found}, err
+			return limitsView{Rows: found, Capped: len(found) >= limitsMax}, err
 		},
 	})
 	d.page(page{
 		path: "tokens", nav: "Tokens", section: "System", title: "Tokens", template: "tokens",
 		read: func(ctx context.Context, _ query) (any, error) {
 			found, err := cached(ctx, d, "tokens", beat,
-				func(ctx context.Context) ([]operator.APIToken, error) { return d.db.Tokens(ctx, 500) })
-			return tokensView{Rows: found}, err
+				func(ctx context.Context) ([]operator.APIToken, error) { return d.db.Tokens(ctx, tokensMax) })
+			return tokensView{Rows: found, Capped: len(found) >= tokensMax}, err
 		},
 	})
 	d.page(page{
@@ -63,7 +74,7 @@ func (d *Dashboard) tablePages() {
 // limits returns the limits with gauges. Their use is counted from the locks.
 func (d *Dashboard) limits(ctx context.Context) ([]limitRow, error) {
 	found, err := cached(ctx, d, "limits", 2*time.Second,
-		func(ctx context.Context) ([]operator.Limit, error) { return d.db.Limits(ctx, 500) })
+		func(ctx context.Context) ([]operator.Limit, error) { return d.db.Limits(ctx, limitsMax) })
 	if err != nil {
 		return nil, err
 	}
