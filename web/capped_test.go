@@ -45,3 +45,24 @@ func TestPagesSayWhatTheyLeaveOut(t *testing.T) {
 		}
 	}
 }
+
+// The page of locks draws the oldest 1,000 of all nodes. Threads that run one of the others are not free.
+func TestBusyThreadsAreNotDrawnAsFree(t *testing.T) {
+	s := newSite(t)
+	q, err := invalidation.Create(t.Context(), s.pool, "work", invalidation.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.exec(`INSERT INTO penstock.node (id, name, application, threads, lease) VALUES (1, 'old', 'default', 1000, '1 hour'), (2, 'new', 'default', 8, '1 hour')`)
+	s.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+	        SELECT n, CASE WHEN n <= 1000 THEN 1 ELSE 2 END, n, n, now(), $1, 1, 1, 0, 1, '', 'key-' || n FROM generate_series(1, 1007) n`, q.ID)
+	page := s.as(viewer).get("locks").text
+	_, card, _ := strings.Cut(page, `<article class="card" id="n-2">`)
+	card, _, _ = strings.Cut(card, "</article>")
+	if free := strings.Count(card, "<title>free thread</title>"); free != 1 {
+		t.Errorf("node new has 7 locks and 8 threads, and %d free ones: %s", free, card)
+	}
+	if !strings.Contains(page, "1,000+ held") {
+		t.Errorf("the page does not say that there are more locks: %.3000s", page)
+	}
+}

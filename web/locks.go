@@ -250,7 +250,7 @@ func (d *Dashboard) lockNode(
 		m.Locks = append(m.Locks, c)
 	}
 	if all {
-		m.Idle = int(n.Threads) - len(locks)
+		m.Idle = int(n.Threads) - max(len(locks), int(n.Locks)) // the page has the oldest locks of all nodes alone
 	}
 	row.Matrix, row.Data = m.HTML(), picture.Data(m.Table())
 	return row

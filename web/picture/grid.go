@@ -250,7 +250,7 @@ func (m LockMatrix) sentence() string {
 		}
 	}
 	return fmt.Sprintf("%d locks, of which %d are older than the p99 of the run time or stuck, and %d free threads.",
-		len(m.Locks), late, m.Idle)
+		len(m.Locks), late, max(m.Idle, 0))
 }
 
 // LockLegend lists the colours and glyphs of a lock matrix.
