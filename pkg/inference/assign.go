@@ -23,6 +23,7 @@ type slotRef struct {
 	endpoint *Endpoint
 	swapped  bool // the worker ran another thing before
 	probe    bool // the call is to show whether the instance is well again, and has not been made yet
+	ended    bool // by release or doubt
 }
 
 // assign gives an entry, or a batch of them, its slot. nil: no instance can take a call just now;
@@ -121,6 +122,7 @@ func (h *slotRef) end(ceded bool) {
 	l := state.ledger
 	now := time.Now()
 	h.forgo()
+	h.ended = true
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
@@ -170,6 +172,7 @@ func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	p.mu.Lock()
 	a := p.stateOf(h.model)
 	h.forgo()
+	h.ended = true
 	a.ledger.finish(h.slot, time.Now(), true)
 	if a.ledger.held[h.slot.slotKey] == h.slot {
 		a.doubts = append(a.doubts, doubtful{slot: h.slot, queue: queue, entry: entry, reason: reason})

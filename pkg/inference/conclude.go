@@ -143,6 +143,15 @@ func (a *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
 	}
 }
 
+const leftByPanic = "the call was left by a panic"
+
+// abandon puts the slot in doubt if the call was left by a panic: it is unknown whether it runs on.
+func (a *dispatch) abandon() {
+	if a.held != nil && !a.held.ended {
+		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, leftByPanic)
+	}
+}
+
 // goesToNextNode says whether nobody has ended the run: the node that claims its entry next follows it on.
 func goesToNextNode(ctx context.Context) bool {
 	cause := context.Cause(ctx)

@@ -178,6 +178,7 @@ func callOf(r *invalidation.Run) worker.Call {
 // submit sends the call to one instance after the other until one takes it; to the one first whose
 // slot it has.
 func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
+	defer a.abandon()
 	unfit, fits := a.unfit()
 	if !fits && a.held == nil {
 		return nil, a.fitsNowhere()
@@ -370,6 +371,7 @@ func (a *dispatch) save(ctx context.Context, remote string) error {
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
 // it.
 func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+	defer a.abandon()
 	run := a.call.RunRef
 	run.Remote = old.Remote
 	reported, err := a.model.ReadReport(run, old.Report)
@@ -382,7 +384,7 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 			a.tries, a.saved, a.began = 1, old, time.Now()
 			a.held = &slotRef{
 				slot:     &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}},
-				endpoint: &Endpoint{ID: old.Instance},
+				endpoint: &Endpoint{ID: old.Instance}, ended: true,
 			}
 			return a.answer(ctx, reported)
 		case a.model.OnUnknown == worker.AtMostOnce:

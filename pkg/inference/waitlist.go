@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -289,20 +291,7 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 		calls[i] = r.dispatch.call
 	}
 	first := waiters[0]
-	var whole worker.Outcome
-	outcomes := worker.SameForAll(calls, worker.Outcome{
-		Kind: worker.Failed, Class: worker.ClassTransient,
-		Reason: "worker's protocol carries one entry a call",
-	})
-	if codec, ok := call.held.endpoint.adapter.(worker.BatchCodec); ok {
-		if joined, err := codec.Join(calls); err != nil {
-			outcomes = worker.SameForAll(calls, worker.BadPayload(err))
-		} else {
-			a := &dispatch{Dispatcher: l.Dispatcher, model: first.model, call: joined, held: call.held}
-			whole = a.exchange(ctx)
-			outcomes = codec.Split(calls, whole)
-		}
-	}
+	whole, outcomes := l.exchange(ctx, &dispatch{Dispatcher: l.Dispatcher, model: first.model, held: call.held}, calls)
 	l.mu.Lock()
 	call.over = true
 	l.mu.Unlock()
@@ -315,4 +304,32 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	for i, r := range waiters {
 		r.granted <- grant{call: call, outcome: &outcomes[i]}
 	}
+}
+
+// exchange makes one call for several and returns its outcome as a whole and for each. This goroutine is no thread of
+// the node, which recovers from a panic of a run.
+func (l *waitlist) exchange(ctx context.Context, a *dispatch, calls []worker.Call) (
+	whole worker.Outcome, outcomes []worker.Outcome,
+) {
+	defer func() {
+		if v := recover(); v != nil {
+			l.log.Error("call for several entries panicked", "model", l.model, "entries", len(calls), "panic", v,
+				"stack", string(debug.Stack()))
+			whole = unanswered(fmt.Sprintf("%s: %v", leftByPanic, v), nil)
+			outcomes = worker.SameForAll(calls, whole)
+		}
+	}()
+	codec, joins := a.held.endpoint.adapter.(worker.BatchCodec)
+	if !joins {
+		return whole, worker.SameForAll(calls, worker.Outcome{
+			Kind: worker.Failed, Class: worker.ClassTransient,
+			Reason: "worker's protocol carries one entry a call",
+		})
+	}
+	var err error
+	if a.call, err = codec.Join(calls); err != nil {
+		return whole, worker.SameForAll(calls, worker.BadPayload(err))
+	}
+	whole = a.exchange(ctx)
+	return whole, codec.Split(calls, whole)
 }
