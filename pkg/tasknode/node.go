@@ -173,10 +173,12 @@ func (n *Node) Run(ctx context.Context) error {
 	case <-n.drainOrdered:
 	}
 	n.draining.Store(true)
+	n.handingBack.Store(true)
+	began := time.Now()
 	stopClaiming()
-	schedulers.Wait()
+	schedulers.Wait() // for claims on their way: up to a heartbeat and two leases without answers of the database
 	n.waiting.close()
-	n.drain(endRuns)
+	n.drain(began, endRuns)
 	n.settler.close()
 	n.finishSettling(die, &settlers)
 	die()
@@ -187,16 +189,15 @@ func (n *Node) Run(ctx context.Context) error {
 // answerMin is how long handlers have at least to answer the end of their context.
 const answerMin = time.Second
 
-// drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace, and
-// then half as much again, or answerMin, to answer the end of its context.
-func (n *Node) drain(endRuns context.CancelCauseFunc) {
-	n.handingBack.Store(true)
+// drain waits for the processing threads. What has not begun is handed back at once; what runs has the grace since
+// the drain began, and then half as much again, or answerMin, to answer the end of its context.
+func (n *Node) drain(began time.Time, endRuns context.CancelCauseFunc) {
 	done := make(chan struct{})
 	go func() { n.processors.Wait(); close(done) }()
 	select {
 	case <-done:
 		return
-	case <-time.After(n.cfg.Grace):
+	case <-time.After(n.cfg.Grace - time.Since(began)):
 	}
 	n.cfg.Log.Warn("grace is over, ending runs", "node", n.cfg.Name, "locks", n.permits.held())
 	endRuns(invalidation.ErrDraining)

@@ -164,6 +164,49 @@ func TestADrainDoesNotCutOffAClaim(t *testing.T) {
 	eventually(t, pool, "nothing held", `SELECT NOT EXISTS (SELECT FROM penstock.lock)`)
 }
 
+// Nothing begins behind the order to stop, however long the last claim takes.
+func TestADrainThatWaitsForAClaimBeginsNoRun(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var hang atomic.Bool
+	var once sync.Once
+	var runs atomic.Int64
+	hangs, late, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	begun, goOn := make(chan struct{}, 9), make(chan struct{})
+	cancel, done := startOn(t, troubled{Pool: pool, query: func(ctx context.Context, sql string) error {
+		if strings.Contains(sql, "penstock lane") && hang.Load() {
+			once.Do(func() {
+				close(hangs)
+				<-ctx.Done() // a heartbeat after the drain began
+				close(late)
+				<-release
+			})
+		}
+		return nil
+	}}, func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+		runs.Add(1)
+		begun <- struct{}{}
+		<-goOn
+		return nil, nil
+	})
+	push(t, q, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`1`)}, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`2`)})
+	<-begun
+	hang.Store(true)
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`3`)})
+	<-hangs
+	cancel()
+	<-late
+	close(goOn)
+	eventually(t, pool, "the lock of the key is released", `SELECT NOT EXISTS (SELECT FROM penstock.lock WHERE lock_key = 'k')`)
+	close(release)
+	if err := <-done; err != nil {
+		t.Errorf("run node: %v", err)
+	}
+	if n := runs.Load(); n != 1 {
+		t.Errorf("%d entries ran, want the one that had begun", n)
+	}
+}
+
 func TestEndingsThatCannotBeRecordedDoNotHoldUpOthers(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
