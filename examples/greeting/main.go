@@ -49,8 +49,19 @@ func serve(ctx context.Context, database penstock.Config, names []string) error 
 	if err := invalidation.Sync(ctx, db.Pool, greetings); err != nil {
 		return err
 	}
+	queue, err := greetings.Open(ctx, db.Pool)
+	if err != nil {
+		return err
+	}
+	hinter := invalidation.NewHinter(db.Pool, 0)
+	go func() { _ = hinter.Run(ctx) }()
+	queue = queue.Hinting(hinter) // its pushes wake nodes, which else find the entries with their next poll
 	for _, name := range names {
-		pushed, err := greetings.Push(ctx, db.Pool, Greeting{Name: name})
+		push, err := greetings.Entry(Greeting{Name: name}, invalidation.Push{})
+		if err != nil {
+			return err
+		}
+		pushed, err := queue.Push(ctx, push)
 		if err != nil {
 			return err
 		}
@@ -59,9 +70,9 @@ func serve(ctx context.Context, database penstock.Config, names []string) error 
 
 	node := tasknode.New(tasknode.Config{Name: "greeting"}, db.Pool, db.Beats)
 	node.Handle(greetings.Name, greetings.Handler(greet))
-	hints := invalidation.NewListener(invalidation.ListenConfig{
+	listener := invalidation.NewListener(invalidation.ListenConfig{
 		Conn: db.Listen, Wake: node.Wake, Cancelled: node.Cancelled,
 	})
-	go func() { _ = hints.Run(ctx) }() // it connects again by itself, and polls find what it misses
+	go func() { _ = listener.Run(ctx) }() // it connects again by itself, and polls find what it misses
 	return node.Run(ctx)
 }

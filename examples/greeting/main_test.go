@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -62,5 +63,35 @@ func TestTheExampleRunsWhatItAndOthersPush(t *testing.T) {
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("serve: %v", err)
+	}
+}
+
+// Nodes of other programs hear of the entries, and need not wait for their next poll.
+func TestThePushesOfTheExampleSendHints(t *testing.T) {
+	cfg := penstock.Config{URL: pgtest.DSN(t)}
+	db, err := penstock.Open(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	heard := make(chan int32, 100)
+	listener := invalidation.NewListener(invalidation.ListenConfig{
+		Conn: db.Listen, Wake: func(queue int32, _ *invalidation.Lane) { heard <- queue },
+	})
+	ctx, stop := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer stop()
+	group.Go(func() { _ = listener.Run(ctx) })
+	for deadline := time.Now().Add(time.Minute); !listener.Status().Connected; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the listener does not connect")
+		}
+	}
+	group.Go(func() { _ = serve(ctx, cfg, []string{"Ann"}) })
+	select {
+	case <-heard:
+	case <-time.After(20 * time.Second):
+		t.Error("no hint was sent")
 	}
 }

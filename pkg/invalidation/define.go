@@ -96,7 +96,7 @@ func show(value any) string {
 	return fmt.Sprint(value)
 }
 
-// Open returns a handle on the queue, which must exist.
+// Open returns a handle on the queue, which must exist. Its pushes send hints once it is Hinting.
 func (d Definition[P]) Open(ctx context.Context, db postgres.DB) (*Queue, error) {
 	return Open(ctx, db, d.Name)
 }
@@ -111,7 +111,8 @@ func (d Definition[P]) Entry(payload P, options Push) (Push, error) {
 	return options, nil
 }
 
-// Push accepts payloads, all or none, on a pool or inside the caller's transaction (see Queue.Push).
+// Push accepts payloads, all or none, on a pool or inside the caller's transaction (see Queue.Push). It sends no hint:
+// nodes find the entries with their next poll. Where that is too late, push Entry to what Queue.Hinting returns.
 func (d Definition[P]) Push(ctx context.Context, db postgres.DB, payloads ...P) ([]Pushed, error) {
 	pushes := make([]Push, len(payloads))
 	for i, p := range payloads {
@@ -123,7 +124,7 @@ func (d Definition[P]) Push(ctx context.Context, db postgres.DB, payloads ...P) 
 	return pushOn(ctx, db, d.Name, pushes)
 }
 
-// PushWith accepts one payload with options, its own payload aside.
+// PushWith accepts one payload with options, its own payload aside. It sends no hint either.
 func (d Definition[P]) PushWith(ctx context.Context, db postgres.DB, payload P, options Push) (Pushed, error) {
 	push, err := d.Entry(payload, options)
 	if err != nil {
