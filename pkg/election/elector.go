@@ -65,7 +65,6 @@ func (e *Elector) Run(ctx context.Context, lead Lead) error {
 			return nil
 		}
 		err := e.hold(ctx, term, start, lead)
-		e.endTerm()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -140,6 +139,7 @@ func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lea
 	done := make(chan error, 1)
 	go func() { done <- protect(leadCtx, term, lead) }()
 	err := e.keep(leadCtx, term, window, end, done)
+	e.endTerm() // now: duties may take their time to end, and another process leads
 	end(errResigned)
 	// The row is freed when the duties have ended, so that few writes are refused. A duty that
 	// takes longer does not delay the next leader: its writes name a term that is over.

@@ -160,6 +160,32 @@ func TestLeadEndsBeforeTheLeaseWhenNobodyAnswers(t *testing.T) {
 	})
 }
 
+// Probes and metrics of a process whose duties are slow to end must not call it the leader beside the next one.
+func TestStatusDoesNotLeadBehindTheTrustWindow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		row := &fakeRow{lease: testLease}
+		lost, leave := make(chan struct{}, 9), make(chan struct{})
+		e, ended := run(ctx, row, Config{}, func(ctx context.Context, _ Term) error {
+			<-ctx.Done()
+			lost <- struct{}{}
+			<-leave
+			return nil
+		})
+		time.Sleep(10 * time.Second)
+		row.setAway(true)
+		<-lost
+		synctest.Wait()
+		if s := e.Status(); s.Leading {
+			t.Errorf("the trust window has closed, and the status is %+v", s)
+		}
+		row.setAway(false)
+		close(leave)
+		stop()
+		<-ended
+	})
+}
+
 // Duties that return because the trust ended are no failure of theirs: the elector may take the next term at once.
 func TestDutiesThatReturnBecauseTheTrustEndedHaveNotFailed(t *testing.T) {
 	e := newElector(&fakeRow{lease: testLease}, Config{Lease: testLease})
