@@ -16,10 +16,10 @@ func groupBlocked(a *app) *cobra.Command {
 		Long: "Lock keys that are blocked: one of their entries failed for good in a queue with\n" +
 			"on_failure=block_key. Their other entries wait until penstock group unblock.",
 	}
-	var queue, behind string
+	var queue, from string
 	var limit int
 	a.queueFlag(c, &queue, "of this queue")
-	c.Flags().StringVar(&behind, "after", "", "with --queue: keys behind this one, the last of the page before")
+	c.Flags().StringVar(&from, "after", "", "with --queue: keys behind this one, the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &limit, []column[operator.BlockedKey]{
 		{title: "QUEUE", text: func(k operator.BlockedKey) string { return k.Queue }},
@@ -35,19 +35,19 @@ func groupBlocked(a *app) *cobra.Command {
 		{title: "CLASS", text: func(k operator.BlockedKey) string { return k.Class }},
 		{title: "ERROR", text: func(k operator.BlockedKey) string { return short(k.Error, 80) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.BlockedKey, error) {
-		if behind != "" && queue == "" {
+		if from != "" && queue == "" {
 			return nil, usagef("--after goes with --queue")
 		}
 		var last operator.BlockedKeyName
-		if behind != "" {
-			last = operator.BlockedKeyName{Queue: queue, LockKey: behind}
+		if from != "" {
+			last = operator.BlockedKeyName{Queue: queue, LockKey: from}
 		}
 		return list[operator.BlockedKey](ctx, api, "/v1/blocked-keys", limit, last, "queue", queue)
 	}, func(last operator.BlockedKey) string {
 		if queue == "" {
 			return pageHint(limit, operator.PageMax) + ", or --queue"
 		}
-		return fmt.Sprintf("--after %q", last.LockKey)
+		return behind(last.LockKey, pageHint(limit, operator.PageMax))
 	})
 }
 

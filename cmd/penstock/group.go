@@ -37,7 +37,7 @@ func groupList(a *app) *cobra.Command {
 		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Group, error) {
 		return list[operator.Group](ctx, api, "/v1/groups", limit, after, "queue", args[0])
-	}, func(last operator.Group) string { return fmt.Sprintf("--after %q", last.LockKey) })
+	}, func(last operator.Group) string { return behind(last.LockKey, pageHint(limit, operator.PageMax)) })
 }
 
 func groupCompact(a *app) *cobra.Command {

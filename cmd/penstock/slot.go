@@ -23,8 +23,8 @@ func slotList(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeModels,
 	}
 	var limit int
-	var behind int64
-	c.Flags().Int64Var(&behind, "after", 0, "tokens above this one: the last of the page before")
+	var from int64
+	c.Flags().Int64Var(&from, "after", 0, "tokens above this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &limit, []column[operator.Slot]{
 		{title: "MODEL", text: func(s operator.Slot) string { return s.Model }},
@@ -36,7 +36,7 @@ func slotList(a *app) *cobra.Command {
 		{title: "ENTRY", wide: true, right: true, text: func(s operator.Slot) string { return optional(s.EntryID) }},
 		{title: "TOKEN", wide: true, right: true, text: func(s operator.Slot) string { return fmt.Sprint(s.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Slot, error) {
-		return list[operator.Slot](ctx, api, "/v1/slots", limit, behind, "model", strings.Join(args, ""))
+		return list[operator.Slot](ctx, api, "/v1/slots", limit, from, "model", strings.Join(args, ""))
 	}, func(last operator.Slot) string { return fmt.Sprintf("--after %d", last.Token) })
 }
 

@@ -63,7 +63,7 @@ func webhookList(a *app) *cobra.Command {
 		{title: "WHY", text: func(r api.Receiver) string { return short(r.Reason, 60) }},
 	}, func(ctx context.Context, c conn, _ []string) ([]api.Receiver, error) {
 		return list[api.Receiver](ctx, c, "/v1/webhooks", limit, from)
-	}, func(last api.Receiver) string { return "--after " + last.URL })
+	}, func(last api.Receiver) string { return behind(last.URL, pageHint(limit, operator.PageMax)) })
 }
 
 // keyFlag adds --key, and returns what gives the handler in this process its vault. With --server the leader has the
