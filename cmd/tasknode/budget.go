@@ -1,6 +1,9 @@
 package main
 
-import "sync"
+import (
+	"maps"
+	"sync"
+)
 
 // budget bounds how many processing threads work for some of the queues at once, so that what is slow there leaves the
 // others theirs. It is a gate of the task node.
@@ -17,6 +20,13 @@ func (b *budget) add(queue string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.queues[queue] = true
+}
+
+// keep takes all other queues out of the budget.
+func (b *budget) keep(queues map[string]bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	maps.DeleteFunc(b.queues, func(name string, _ bool) bool { return !queues[name] })
 }
 
 // Take implements tasknode.Gate.

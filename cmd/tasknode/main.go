@@ -133,7 +133,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	threads := t.Webhook.threads(t.Threads)
 	deliveries := newBudget(threads)
 	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared, deliveries}
-	var queues func([]*invalidation.Queue)
+	queues := n.declared.served
 	if t.Governor {
 		needs, err := t.needs()
 		if err != nil {
@@ -143,7 +143,11 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 			return nil, err
 		}
 		gates = append(gates, resources{n.governor})
-		queues = n.declare(needs)
+		declare := n.declare(needs)
+		queues = func(list []*invalidation.Queue) {
+			n.declared.served(list)
+			declare(list)
+		}
 	}
 	var tracer trace.Tracer
 	if tracing != nil {

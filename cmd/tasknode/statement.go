@@ -45,3 +45,13 @@ func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 	}
 	return s.interruptions.Free(handler)
 }
+
+// served takes out of the budget what is not among the queues that the node serves, or declares no statements any
+// more: a queue that is made anew under its name may have a handler of its own.
+func (s *statements) served(queues []*invalidation.Queue) {
+	declared := map[string]bool{}
+	for _, q := range queues {
+		declared[q.Name] = len(q.Config.Statements) > 0
+	}
+	s.keep(declared)
+}

@@ -31,3 +31,21 @@ func TestInterruptionsInARowAreCountedOverChangesOfTheRegistry(t *testing.T) {
 		t.Errorf("six interruptions in a row were judged as %v, want the sixth as an error", verbs)
 	}
 }
+
+// A queue that is dropped and made anew, or loses its statements, is not bound by the threads for statements.
+func TestTheBudgetForStatementsFollowsTheQueues(t *testing.T) {
+	s := &statements{budget: newBudget(1)}
+	declares := &invalidation.Queue{Name: "declares", Config: invalidation.Config{Statements: map[string]string{"run": `SELECT 1`}}}
+	stopped := &invalidation.Queue{Name: "stopped", Config: declares.Config}
+	dropped := &invalidation.Queue{Name: "dropped", Config: declares.Config}
+	for _, q := range []*invalidation.Queue{declares, stopped, dropped} {
+		s.handler(q)
+	}
+	s.served([]*invalidation.Queue{declares, {Name: "stopped"}})
+	for name, want := range map[string]int{"declares": 1, "stopped": 8, "dropped": 8} {
+		n, release := s.Take(name, 8)
+		if release(n); n != want {
+			t.Errorf("queue %s may take %d threads, want %d", name, n, want)
+		}
+	}
+}
