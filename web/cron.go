@@ -15,6 +15,8 @@ import (
 const (
 	cronRows    = 100
 	cronSpan    = 24 * time.Hour
+	cronFires   = 1500             // of a job that are drawn
+	cronAhead   = 5                // years in which the next firing is looked for
 	cronLateAge = 10 * time.Second // from which a firing counts as late
 )
 
@@ -115,8 +117,11 @@ func (d *Dashboard) cron(ctx context.Context, q query) (any, error) {
 		drawn := picture.CronRow{Job: j.Name, Href: d.cfg.Path + "cron#job-" + j.Name}
 		drawn.Off = j.State == "paused" || j.State == "ended" || j.State == "broken"
 		if d.cfg.Timetable != nil {
-			if fires, text, err := d.cfg.Timetable(j, from, from.Add(cronSpan), 1500); err == nil {
-				row.Words, drawn.Fires = text, fires
+			if fires, text, err := d.cfg.Timetable(j, from, from.Add(cronSpan), cronFires); err == nil {
+				row.Words, drawn.Fires, drawn.Cut = text, fires, len(fires) >= cronFires
+				if len(fires) == 0 && !drawn.Off {
+					fires, _, _ = d.cfg.Timetable(j, from, from.AddDate(cronAhead, 0, 0), 1) // none: it never fires again
+				}
 				if len(fires) > 0 && !drawn.Off {
 					row.Next = &fires[0]
 				}

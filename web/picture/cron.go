@@ -21,6 +21,7 @@ type CronRow struct {
 	Href  string
 	Off   bool // paused or ended: it will not fire
 	Fires []time.Time
+	Cut   bool // there are more after the last of Fires
 }
 
 const (
@@ -97,8 +98,20 @@ func (s CronStrip) row(c *canvas, job CronRow, y float64) {
 		for _, run := range s.runs(job.Fires) {
 			s.mark(c, run, y)
 		}
+		if job.Cut {
+			s.cut(c, job.Fires[len(job.Fires)-1], y)
+		}
 	}
 	c.close("g")
+}
+
+// cut says that no fire after the last one is drawn.
+func (s CronStrip) cut(c *canvas, last time.Time, y float64) {
+	x, class := share(last.Sub(s.From), s.Span)+0.01, "pic-note pic-mid pic-halo"
+	if x > 0.7 {
+		x, class = 0.99, class+" pic-end"
+	}
+	c.text(class, percent(x), number(y+cronRow/2), "later runs are not drawn")
 }
 
 // fireRun is fires that are close together.
@@ -142,7 +155,11 @@ func (s CronStrip) Table() Table {
 		if len(job.Fires) > 0 && !job.Off {
 			next = job.Fires[0].Format("Mon 2 Jan 15:04:05 MST")
 		}
-		t.Rows = append(t.Rows, []string{label(job.Job, 80), next, format.Count(int64(len(job.Fires)))})
+		runs := format.Count(int64(len(job.Fires)))
+		if job.Cut {
+			runs += "+"
+		}
+		t.Rows = append(t.Rows, []string{label(job.Job, 80), next, runs})
 	}
 	return t
 }
