@@ -27,8 +27,10 @@ func TestACallThatPanicsLeavesItsSlotInDoubtAndItsInstanceToOthers(t *testing.T)
 	m := b.start(ServiceConfig{})
 	m.leave()
 	m.work.Wait()
-	e := m.Registry.Endpoint(instance)
+	now, e := *m.Registry.current.Load(), *m.Registry.Endpoint(instance)
 	e.adapter = broken{e.adapter}
+	now.instances, now.byModel = map[int32]*Endpoint{instance: &e}, map[string][]*Endpoint{b.model.Name: {&e}}
+	m.Registry.current.Store(&now)
 	b.push(`{}`)
 	n, release := m.Pool.Take(b.queue.Name, 1)
 	for ; n == 0; n, release = m.Pool.Take(b.queue.Name, 1) {
