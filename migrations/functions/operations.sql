@@ -113,7 +113,7 @@ BEGIN
 END $$;
 
 -- begin_operation inserts an operation, and its line of the audit. An age in its filter is counted from now: an entry
--- that was too young stays so however long the operation takes.
+-- that was too young stays so however long the operation takes. So is a time: steps run in sessions of other time zones.
 -- Locks: none but those of an insert.
 -- Callers: start_operation, switch_entries.
 CREATE OR REPLACE FUNCTION penstock.begin_operation(q penstock.queue, verb text, filter jsonb, reason text, actor text, per_second integer,
@@ -123,7 +123,7 @@ DECLARE
     began timestamptz := clock_timestamp();
     made  bigint;
 BEGIN
-    IF filter ? 'older_than' THEN
+    IF filter ?| '{older_than,before}' THEN
         filter := filter - 'older_than' || jsonb_build_object('before',
                       least(began - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
     END IF;

@@ -192,6 +192,18 @@ func TestAnOperationLeavesWhatComesAfterItsBegin(t *testing.T) {
 		AND (filter->>'before')::timestamptz BETWEEN created_at - interval '1 hour' AND clock_timestamp() - interval '1 hour'`, id), 1)
 }
 
+// A time in a filter is read once, in the session that begins the operation. Each step read it again, in the time zone of
+// the leader and at its time.
+func TestATimeInAFilterIsReadOnce(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	tx := b.begin()
+	b.exec(tx, `SET LOCAL TimeZone = 'Asia/Kolkata'`)
+	b.exec(tx, `SELECT penstock.start_operation('work', 'cancel', jsonb_build_object('before', t)) FROM unnest('{now, 2026-01-01 00:00}'::text[]) t`)
+	b.must(tx.Commit(b.ctx))
+	b.want(b.count(`SELECT count(*) FROM penstock.operation
+	                 WHERE (filter->>'before')::timestamptz = '2025-12-31 18:30Z' OR filter->>'before' LIKE '%-%T%'`), 2)
+}
+
 // Before a pause of a name ends its entries are counted, in a transaction that may take two seconds.
 func TestASwitchDoesNotCountAWholeQueue(t *testing.T) {
 	b := newQueueBed(t, Config{})
