@@ -68,6 +68,7 @@ DECLARE
     q    penstock.queue;
     n    integer := coalesce(array_length(payloads, 1), 0);
     keep boolean[];
+    pushed_at timestamptz; -- the transaction may have begun long before
 BEGIN
     SELECT * INTO q FROM penstock.queue WHERE name = queue_name;
     IF NOT FOUND THEN
@@ -171,12 +172,13 @@ BEGIN
         PERFORM penstock.admit(q, n);
     END IF;
 
+    pushed_at := clock_timestamp();
     WITH fresh AS (
         INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, weight, priority, enabled_priority,
                                     flow, lock_key, name, unique_key, trace, callback, payload)
         SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
-               u.due_at, coalesce(u.start_by, greatest(now(), u.due_at) + q.start_within),
-               coalesce(u.finish_by, greatest(now(), u.due_at, u.start_by) + q.finish_within), u.cost, nullif(u.weight, 1),
+               u.due_at, coalesce(u.start_by, greatest(pushed_at, u.due_at) + q.start_within),
+               coalesce(u.finish_by, greatest(pushed_at, u.due_at, u.start_by) + q.finish_within), u.cost, nullif(u.weight, 1),
                CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
                coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
           FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,
