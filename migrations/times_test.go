@@ -21,3 +21,22 @@ func TestDeadlinesOfAQueueCountFromThePush(t *testing.T) {
 	}
 	exec(t, c, `COMMIT`)
 }
+
+// After the clock was set back there are samples of a time to come. They hid each newer one until that time.
+func TestSamplesOfATimeToComeHideNoOthers(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `SELECT penstock.create_queue('mail');
+		CREATE TABLE penstock.sample_ever PARTITION OF penstock.sample FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+		CREATE TABLE penstock.sample_minute_ever PARTITION OF penstock.sample_minute FOR VALUES FROM (MINVALUE) TO (MAXVALUE);
+		CREATE FUNCTION sampled(at timestamptz, pending bigint) RETURNS penstock.sample LANGUAGE sql AS $$
+		    SELECT jsonb_populate_record(m, jsonb_build_object('at', $1, 'pending', $2))
+		      FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m WHERE q.name = 'mail' $$`)
+	exec(t, c, `INSERT INTO penstock.sample SELECT (sampled(now() + make_interval(mins => m), 100 + m)).* FROM unnest('{-3, 0, 1}'::int[]) m`)
+	if n := query[int64](t, c, `SELECT (penstock.last_sample(id)).pending FROM penstock.queue WHERE name = 'mail'`); n != 100 {
+		t.Errorf("the newest sample has %d pending entries, want the 100 of now", n)
+	}
+	exec(t, c, `INSERT INTO penstock.sample_minute SELECT (sampled(date_trunc('minute', now()) + interval '5 minutes', 1)).*`)
+	if n := query[int64](t, c, `SELECT penstock.roll_up_samples()`); n != 1 {
+		t.Errorf("%d minutes that have passed were written, want 1", n)
+	}
+}

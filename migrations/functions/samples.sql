@@ -173,7 +173,8 @@ BEGIN
 END $$;
 
 -- last_sample returns the newest sample of a queue, null if it is older than `within`: then there
--- is no leader. The time of the statement can be used with the index; clock_timestamp() cannot:
+-- is no leader. One of a time to come is from before the clock was set back, and hides no newer one.
+-- The time of the statement can be used with the index; clock_timestamp() cannot:
 -- without a leader it was compared with every sample.
 -- Callers: degraded_queues; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.last_sample(
@@ -181,7 +182,8 @@ CREATE OR REPLACE FUNCTION penstock.last_sample(
     within interval DEFAULT '30 seconds'
 ) RETURNS penstock.sample
 LANGUAGE sql STABLE AS $$
-    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within ORDER BY s.at DESC LIMIT 1
+    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within AND s.at <= statement_timestamp()
+     ORDER BY s.at DESC LIMIT 1
 $$;
 
 -- roll_up_samples writes the past minutes that were not written yet, of the last hour at most, and
@@ -197,7 +199,8 @@ LANGUAGE sql AS $$
          CROSS JOIN LATERAL (
                SELECT greatest(date_trunc('minute', now()) - interval '1 hour',
                                (SELECT max(d.at) + interval '1 minute' FROM penstock.sample_minute d
-                                 WHERE d.queue_id = q.id AND d.at > now() - interval '1 hour')) AS since) span
+                                 WHERE d.queue_id = q.id AND d.at > now() - interval '1 hour'
+                                   AND d.at < date_trunc('minute', now()))) AS since) span
          CROSS JOIN LATERAL (
                SELECT s.queue_id, date_trunc('minute', s.at), avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint,
                       avg(s.computing)::bigint, max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
