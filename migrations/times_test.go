@@ -40,3 +40,23 @@ func TestSamplesOfATimeToComeHideNoOthers(t *testing.T) {
 		t.Errorf("%d minutes that have passed were written, want 1", n)
 	}
 }
+
+// Claims of a queue that another transaction has made since this one began do not know of the limit.
+func TestUseOfALimitWaitsForClaimsOfAQueueThatIsYounger(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c, other := connect(t, dsn), connect(t, dsn)
+	const locked = `SELECT EXISTS (SELECT FROM pg_locks WHERE relation = 'penstock.lock'::regclass AND mode = 'ShareLock')`
+	exec(t, c, `SELECT penstock.set_limit('gpus', '{"max_units": 1}')`)
+	exec(t, c, `BEGIN`)
+	exec(t, c, `SELECT pg_sleep(0.01)`)
+	exec(t, other, `SELECT penstock.create_queue('mail')`)
+	exec(t, c, `SELECT penstock.create_queue('own'), penstock.use_limit('own', 'gpus', 1)`)
+	if query[bool](t, c, locked) {
+		t.Error("a queue that the transaction has made itself waits for claims")
+	}
+	exec(t, c, `SELECT penstock.use_limit('mail', 'gpus', 1)`)
+	if !query[bool](t, c, locked) {
+		t.Error("claims of a queue that was made after the transaction began are not awaited")
+	}
+	exec(t, c, `COMMIT`)
+}

@@ -693,7 +693,7 @@ CREATE OR REPLACE FUNCTION penstock.await_claims() RETURNS trigger LANGUAGE plpg
 DECLARE
     before text := current_setting('lock_timeout');
 BEGIN
-    IF EXISTS (SELECT FROM penstock.queue q WHERE q.id = NEW.queue_id AND q.created_at < transaction_timestamp())
+    IF EXISTS (SELECT FROM penstock.queue q WHERE q.id = NEW.queue_id AND q.created_at <> transaction_timestamp())
        AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
         PERFORM set_config('lock_timeout', '3s', true);
         LOCK TABLE penstock.lock IN SHARE MODE;
