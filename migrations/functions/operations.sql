@@ -263,9 +263,12 @@ BEGIN
         ended := true;
         RETURN;
     END IF;
-    quota := least(500, floor(o.per_second * extract(epoch FROM clock_timestamp() - coalesce(o.stepped_at, o.created_at - interval '1 second'))));
+    IF o.stepped_at IS NULL OR o.stepped_at > clock_timestamp() THEN -- the clock was set back since it stepped
+        o.stepped_at := clock_timestamp() - interval '1 second';
+    END IF;
+    quota := least(500, floor(o.per_second * extract(epoch FROM clock_timestamp() - o.stepped_at)));
     IF quota < 1 THEN
-        wait := greatest('1 millisecond', coalesce(o.stepped_at, o.created_at) + interval '1 second' / o.per_second - clock_timestamp());
+        wait := greatest('1 millisecond', o.stepped_at + interval '1 second' / o.per_second - clock_timestamp());
         RETURN;
     END IF;
     SELECT * INTO q FROM penstock.queue x WHERE x.id = o.queue_id;

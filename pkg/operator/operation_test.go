@@ -204,6 +204,18 @@ func TestATimeInAFilterIsReadOnce(t *testing.T) {
 	                 WHERE (filter->>'before')::timestamptz = '2025-12-31 18:30Z' OR filter->>'before' LIKE '%-%T%'`), 2)
 }
 
+// After the clock was set back an operation has a last step of a time to come. It waited until then.
+func TestAnOperationGoesOnAfterTheClockWasSetBack(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	for _, column := range []string{"stepped_at", "created_at"} {
+		b.push("", "")
+		op := b.start(operator.OperationRequest{Verb: operator.CancelEntries, Filter: operator.Filter{All: true}, PerSecond: 1})
+		b.exec(b.pool, `UPDATE penstock.operation SET `+column+` = now() + interval '1 hour' WHERE id = $1`, op)
+		b.want(b.count(`SELECT changed FROM penstock.step_operation($1)`, op), 1)
+		b.must(b.do(operator.CancelOperation, op, ann))
+	}
+}
+
 // Before a pause of a name ends its entries are counted, in a transaction that may take two seconds.
 func TestASwitchDoesNotCountAWholeQueue(t *testing.T) {
 	b := newQueueBed(t, Config{})
