@@ -137,13 +137,13 @@ END $$;
 DROP FUNCTION IF EXISTS penstock.open_flows();
 
 -- open_pushes lists what show_open_pushes of any transaction in this database shows: the key, the number of entries, and
--- whether the transaction is that of this session.
+-- whether the transaction is that of this session. A prepared transaction is of none.
 -- Locks: none.
 -- Callers: admit_flows, count_depth.
 CREATE OR REPLACE FUNCTION penstock.open_pushes() RETURNS TABLE (key oid, entries bigint, mine boolean)
 LANGUAGE plpgsql VOLATILE ROWS 10 AS $$
 BEGIN
-    RETURN QUERY SELECT l.classid, l.objid::bigint & 1048575, l.pid = pg_backend_pid()
+    RETURN QUERY SELECT l.classid, l.objid::bigint & 1048575, coalesce(l.pid = pg_backend_pid(), false)
                    FROM pg_locks l
                   WHERE l.locktype = 'advisory' AND l.objsubid = 2
                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
