@@ -2,9 +2,12 @@ package batch
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -107,6 +110,50 @@ func TestARestartOfTheDatabaseCostsPartsNoAttemptAndNoSecondRun(t *testing.T) {
 					t.Error("no statement failed")
 				}
 			})
+		}
+	}
+}
+
+// A page that is too large for the time of a statement would be read for ever.
+func TestATryThatIsAlwaysOverdueIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		err := untilAnswered(t.Context(), func() error {
+			tries++
+			return fmt.Errorf("read results: %w", context.DeadlineExceeded)
+		})
+		if !errors.Is(err, context.DeadlineExceeded) || tries != overdueMax {
+			t.Errorf("%d tries, then %v", tries, err)
+		}
+		tries = 0
+		err = untilAnswered(t.Context(), func() error {
+			if tries++; tries > 3*overdueMax {
+				return nil
+			}
+			return shutdown
+		})
+		if err != nil {
+			t.Errorf("a database that was away: %v after %d tries", err, tries)
+		}
+	})
+}
+
+// The node counts the interruptions of steps that are declared, and the context of a run goes before the database.
+func TestAStepThatCannotReadItsBatchIsHandedBackOnlyWhereNobodyElseCounts(t *testing.T) {
+	over, end := context.WithCancel(t.Context())
+	end()
+	for name, c := range map[string]struct {
+		ctx        context.Context //nolint:containedctx // a parameter
+		declared   bool
+		handedBack bool
+	}{
+		"a Go handler's step": {ctx: t.Context(), handedBack: true},
+		"a run that is over":  {ctx: over},
+		"a declared step":     {ctx: t.Context(), declared: true},
+	} {
+		err := (&handler{declared: c.declared}).unread(c.ctx, shutdown)
+		if same := err == error(shutdown); same == c.handedBack { //nolint:errorlint // the error itself, or one around it
+			t.Errorf("%s answers %v: handed back %t, want %t", name, err, !same, c.handedBack)
 		}
 	}
 }

@@ -48,9 +48,9 @@ func StatementHandler(db postgres.DB) invalidation.Handler { return &handler{db:
 type handler struct {
 	db       postgres.DB
 	work     Work
-	declared bool // by statements of the queue
+	declared bool // by statements of the queue: the node counts interruptions of all steps
 
-	splits invalidation.Interruptions
+	splits invalidation.Interruptions // of Go handlers
 }
 
 // task is the payload of an entry of a batch.
@@ -72,6 +72,9 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 		split := invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 			return nil, h.split(ctx, t, r)
 		})
+		if h.declared {
+			return split(ctx, r)
+		}
 		return h.splits.Free(split).Handle(ctx, r)
 	case "part":
 		return nil, h.part(ctx, t, r)
@@ -103,7 +106,7 @@ func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes, &ended, &problem)
 	switch {
 	case err != nil:
-		return unread(fmt.Errorf("find batch %d: %w", t.Batch, err))
+		return h.unread(ctx, fmt.Errorf("find batch %d: %w", t.Batch, err))
 	case t.Step == "split" && splits && ended != "" && strings.HasPrefix(problem, "split: "):
 		return invalidation.Permanent(fmt.Errorf("batch %d has ended as %s (%s): create it anew", t.Batch, ended,
 			problem))
@@ -163,7 +166,7 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 	case errors.Is(err, pgx.ErrNoRows):
 		return invalidation.Permanent(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, ErrNotFound))
 	case err != nil:
-		return unread(fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err))
+		return h.unread(ctx, fmt.Errorf("read part %d of batch %d: %w", t.Part, t.Batch, err))
 	case ended && outcome != "done":
 		return invalidation.Permanent(fmt.Errorf("part %d of batch %d has ended as %s (%s): penstock batch retry "+
 			"%[2]d runs it again", t.Part, t.Batch, outcome, problem))
@@ -248,19 +251,28 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 
 // unread is the error of a step that could not read its batch. Where the database is away, nothing has been done: the
 // entry waits without an attempt.
-func unread(err error) error {
-	if invalidation.Interrupted(err) {
+func (h *handler) unread(ctx context.Context, err error) error {
+	if !h.declared && ctx.Err() == nil && invalidation.Interrupted(err) {
 		return invalidation.ThrottleQueue(time.Second, err)
 	}
 	return err
 }
 
+// overdueMax is how many tries in a row may end at their own deadline: what they read may be too large for it.
+const overdueMax = 5
+
 // untilAnswered calls a try again while the database is away and ctx lives: the work of a function of the user is done,
 // or under way, and would be lost.
 func untilAnswered(ctx context.Context, try func() error) error {
+	overdue := 0
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := try()
 		if !invalidation.Interrupted(err) {
+			return err
+		}
+		if !errors.Is(err, context.DeadlineExceeded) {
+			overdue = 0
+		} else if overdue++; overdue == overdueMax {
 			return err
 		}
 		select {
