@@ -103,8 +103,8 @@ func lockUnlock(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeQueues,
 		Long: `End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead
 nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused here too
-unless --even-listed is given. The run then goes on at the worker, its result is refused by the token, and the
-entry runs a second time.`,
+unless --even-listed is given. The run then goes on, its result is refused by the token, and the entry runs a second
+time. A node that claims the key again while it runs ends that run first.`,
 		Example: "  penstock lock unlock mail 4711 --reason 'its node is cut off'",
 	}
 	var evenListed bool

@@ -96,7 +96,7 @@ type Unlock struct {
 	LockKey string
 	Token   int64
 	// EvenListed ends the lock although its node lives and lists it: the run goes on, its ending is refused by the
-	// token, and the entry runs a second time.
+	// token, and the entry runs a second time. A node that claims the key again while it runs ends that run first.
 	EvenListed bool
 	invalidation.By
 }

@@ -46,12 +46,13 @@ func (j *job) allCancelled(entries []invalidation.EntryID) bool {
 	})
 }
 
-// lose ends a job whose lock was freed; called with jobs' mu held.
-func (j *job) lose() {
-	j.freed.Store(true)
+// lose ends a job whose lock was freed, and says whether this is news; called with jobs' mu held.
+func (j *job) lose() bool {
+	before := j.freed.Swap(true)
 	if j.cancel != nil {
 		j.cancel(errFreed)
 	}
+	return !before
 }
 
 // runsThrough says that a run which has begun goes on when the node loses its lease.
@@ -94,7 +95,11 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.Part(1), losses: a.losses,
 			traced: a.traced.another(),
 		}
-		beside := n.jobs.add(j)
+		beside, lost := n.jobs.add(j)
+		if lost != nil {
+			n.cfg.Log.Warn("a run is ended: its lock was freed, and its key was claimed again", "queue", l.name,
+				"key", lost.lock.Key, "token", lost.lock.Token)
+		}
 		switch {
 		case len(lock.Entries) == 0:
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.

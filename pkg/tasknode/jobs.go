@@ -30,20 +30,29 @@ func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}, byKe
 // errFreed is the cause where the lock of a run was freed: its endings are refused.
 var errFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.ErrLeaseLost)
 
-// add takes a job in. A key has one lock record: if an earlier job of the key has not ended, its lock was freed, and it
-// is ended. While its run goes on none of the new job may begin: beside is true.
-func (r *jobs) add(j *job) (beside bool) {
+// add takes a job in. A key has one lock record: if another job of the key has not ended, the lock with the lower token
+// was freed, and that job is ended; lost is a run that this ends. While a run goes on, no other job of its key may
+// begin: beside is true.
+func (r *jobs) add(j *job) (beside bool, lost *job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.byToken[j.lock.Token] = j
-	if before := r.byKey[j.key()]; before != nil && !before.ended.Load() {
-		before.lose()
-		if before.begun != 0 {
-			return true
+	other := r.byKey[j.key()]
+	switch {
+	case other == nil || other.ended.Load():
+	case other.lock.Token > j.lock.Token: // the answer to an older claim
+		j.lose()
+		return true, nil
+	case other.begun != 0:
+		if other.lose() {
+			lost = other
 		}
+		return true, lost
+	default:
+		other.lose()
 	}
 	r.byKey[j.key()] = j
-	return false
+	return false, nil
 }
 
 func (r *jobs) remove(ended []*job) {

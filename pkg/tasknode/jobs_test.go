@@ -366,27 +366,33 @@ func TestAJobWhoseKeyIsClaimedAgainEnds(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.add(runs)
 	r.markBegun(runs, 1, cancel, true)
-	if !r.add(again) || !errors.Is(context.Cause(ctx), invalidation.ErrLeaseLost) || !n.leaseLost(runs) {
+	add := func(j *job) bool { beside, _ := r.add(j); return beside }
+	if beside, lost := r.add(again); !beside || lost != runs || !errors.Is(context.Cause(ctx), invalidation.ErrLeaseLost) || !n.leaseLost(runs) {
 		t.Errorf("the run goes on beside that of the next job: %v", context.Cause(ctx))
 	}
 	again.ended.Store(true) // handed back
 	r.remove([]*job{again})
-	if !r.add(later) {
-		t.Error("the run has not ended, and the second job after it may begin")
+	if beside, lost := r.add(later); !beside || lost != nil {
+		t.Error("the run has not ended, and the second job after it may begin, or ends the run again")
 	}
 	r.remove([]*job{later})
 	runs.ended.Store(true) // but its ending is not recorded yet
 	waits := assigned(1)
 	waits.lock.Token = 4
-	if r.add(waits) || n.leaseLost(waits) {
+	if add(waits) || n.leaseLost(waits) {
 		t.Error("the run has ended, and no job may begin")
 	}
 	last := assigned(1)
 	last.lock.Token = 5
-	if r.add(last) || !n.leaseLost(waits) {
+	if add(last) || !n.leaseLost(waits) {
 		t.Error("a job that has not begun keeps the next one of the key waiting, or begins beside it")
 	}
-	r.remove([]*job{runs, waits, last})
+	older := assigned(1) // its claim was answered after the lock had been freed
+	older.lock.Token = 4
+	if !add(older) || n.leaseLost(last) || !n.leaseLost(older) {
+		t.Error("an older claim that is answered late begins, or ends the job of a newer one")
+	}
+	r.remove([]*job{runs, waits, last, older})
 	if len(r.byKey) > 0 || len(r.byToken) > 0 {
 		t.Errorf("%d keys and %d tokens are left", len(r.byKey), len(r.byToken))
 	}

@@ -199,7 +199,9 @@ func (n *Node) drain(began time.Time, endRuns context.CancelCauseFunc) {
 		return
 	case <-time.After(n.cfg.Grace - time.Since(began)):
 	}
-	n.cfg.Log.Warn("grace is over, ending runs", "node", n.cfg.Name, "locks", n.permits.held())
+	if held := n.permits.held(); held > 0 {
+		n.cfg.Log.Warn("grace is over, ending runs", "node", n.cfg.Name, "locks", held)
+	}
 	endRuns(invalidation.ErrDraining)
 	select {
 	case <-done:
