@@ -21,7 +21,7 @@ type Config struct {
 	Token string
 	// HTTP sends the requests. Default: a client without a time limit of its own; contexts bound requests.
 	// Unless it has a CheckRedirect, redirects are not followed: a POST would arrive as a GET, and the token
-	// at another address.
+	// at another address. A Timeout of it bounds no Follow, and Wait asks for half of it at a time.
 	HTTP *http.Client
 	// Tries is how often a request is sent that can be sent twice. Default 5; 1 for never again. A part of a stream
 	// that got further has all of them anew.
@@ -32,7 +32,10 @@ type Config struct {
 }
 
 // Client is safe for many goroutines.
-type Client struct{ cfg Config }
+type Client struct {
+	cfg    Config
+	stream *http.Client // without a time limit
+}
 
 // New returns a client. It connects when first used.
 func New(cfg Config) *Client {
@@ -46,8 +49,10 @@ func New(cfg Config) *Client {
 	}
 	cfg.HTTP = &sender
 	cfg.Tries = cmp.Or(cfg.Tries, 5)
-	cfg.WaitMax = cmp.Or(cfg.WaitMax, 30*time.Second)
-	return &Client{cfg: cfg}
+	cfg.WaitMax = cmp.Or(max(cfg.WaitMax, 0), 30*time.Second)
+	stream := sender
+	stream.Timeout = 0
+	return &Client{cfg: cfg, stream: &stream}
 }
 
 // Code is the kind of an error of the API. It is compared with errors.Is.
@@ -103,6 +108,7 @@ type request struct {
 	ifMatch      string
 	after        string // Last-Event-ID
 	again        bool
+	stream       bool // its answer takes as long as there is something to come
 }
 
 // RawRequest is a call of the API for which there is no method of its own here; docs/openapi.yaml lists all addresses.
@@ -223,7 +229,11 @@ func (c *Client) send(ctx context.Context, r request) (*http.Response, error) {
 	if r.key != "" {
 		sent.Header.Set("Idempotency-Key", strconv.Quote(r.key))
 	}
-	answer, err := c.cfg.HTTP.Do(sent)
+	sender := c.cfg.HTTP
+	if r.stream {
+		sender = c.stream
+	}
+	answer, err := sender.Do(sent)
 	if err != nil {
 		return nil, err
 	}

@@ -211,3 +211,62 @@ func TestARedirectIsNotFollowed(t *testing.T) {
 		t.Errorf("the redirect was followed: %v", err)
 	}
 }
+
+// A client may come with a time limit, which is meant for single answers.
+func TestATimeLimitOfTheHTTPClientBoundsNeitherWaitNorFollow(t *testing.T) {
+	end := time.Now().Add(time.Second)
+	var asked, followed atomic.Int64
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/events") {
+			followed.Add(1)
+			fmt.Fprint(w, "id: 1\nevent: state\ndata: {}\n\n")
+			if err := http.NewResponseController(w).Flush(); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(700 * time.Millisecond)
+			fmt.Fprint(w, "id: 2\nevent: ended\ndata: {}\n\n")
+			return
+		}
+		asked.Add(1)
+		wait, err := time.ParseDuration(r.URL.Query().Get("wait"))
+		if err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-r.Context().Done():
+			return
+		case <-time.After(min(wait, time.Until(end))):
+		}
+		state := "computing"
+		if !time.Now().Before(end) {
+			state = "done"
+		}
+		fmt.Fprintf(w, `{"id": 7, "state": %q}`, state)
+	}))
+	defer server.Close()
+	c := client.New(client.Config{URL: server.URL, HTTP: &http.Client{Timeout: 300 * time.Millisecond}, Tries: 2})
+	if s, err := c.Wait(t.Context(), 7); err != nil || s.State != "done" {
+		t.Errorf("waited after %d requests: %+v (%v)", asked.Load(), s, err)
+	}
+	for _, err := range c.Follow(t.Context(), 7, "") {
+		if err != nil {
+			t.Error(err)
+		}
+	}
+	if n := followed.Load(); n != 1 {
+		t.Errorf("followed over %d connections, want one", n)
+	}
+}
+
+func TestANegativeLongestPauseIsTheDefault(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		c := client.New(client.Config{WaitMax: -1, HTTP: &http.Client{Transport: transport(func(*http.Request) (*http.Response, error) {
+			tries++
+			return nil, errors.New("connection lost")
+		})}})
+		if _, err := c.Entry(t.Context(), 1); err == nil || tries != 5 {
+			t.Errorf("%d tries (%v), want 5", tries, err)
+		}
+	})
+}

@@ -39,7 +39,7 @@ type Event struct {
 // yielded last.
 func (c *Client) Follow(ctx context.Context, id int64, after string) iter.Seq2[Event, error] {
 	return func(yield func(Event, error) bool) {
-		r := request{method: http.MethodGet, path: entryPath(id) + "/events", after: after}
+		r := request{method: http.MethodGet, path: entryPath(id) + "/events", after: after, stream: true}
 		for try := 1; ; try++ {
 			err := c.events(ctx, r, func(e Event) bool {
 				r.after, try = e.ID, 0 // what breaks now is not what broke before
