@@ -2,9 +2,11 @@ package changelog
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -12,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // The impact is code of the user, which may call any server: its errors are no reason to give up the changes behind it,
@@ -83,5 +86,21 @@ func TestAChangeThatIsNotPushedAnyMoreIsNotDone(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.entry_calc`); n != 1 {
 		t.Errorf("%d pushed, want 1", n)
+	}
+}
+
+// An option that is dropped without a word would run the entry at once, or beside others of its key.
+func TestAColumnOfAnImpactThatIsNoneOfAPushFailsTheChangeForGood(t *testing.T) {
+	for _, column := range []string{"due_at", "weight", "lockkey"} {
+		var p Push
+		err := p.read(json.RawMessage(`{"queue": "calc", "payload": 1, "` + column + `": 2}`))
+		r := &invalidation.Run{Queue: &invalidation.Queue{}, Lock: &invalidation.Lock{Key: "#1"}}
+		if e := invalidation.Judge(r, nil, err, 0, 0); !e.Failed() || !strings.Contains(err.Error(), column) {
+			t.Errorf("%s: judged %s after %v, want a failure that names it", column, e.Verb(), err)
+		}
+	}
+	var p Push
+	if err := p.read(json.RawMessage(`{"queue": "calc", "payload": null, "lock_key": "k", "flow": null, "name": "n", "priority": 3}`)); err != nil || p.LockKey != "k" || *p.Priority != 3 {
+		t.Errorf("read %+v: %v", p, err)
 	}
 }

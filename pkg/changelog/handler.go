@@ -1,6 +1,7 @@
 package changelog
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -57,7 +58,8 @@ func StatementHandler(db postgres.DB) invalidation.Handler {
 	})
 }
 
-// read reads a push from the columns of a row.
+// read reads a push from the columns of a row. One that is none of a push fails the entry for good: to leave it out
+// would push something else than the statement says.
 func (p *Push) read(row json.RawMessage) error {
 	var columns struct {
 		Queue      string
@@ -66,8 +68,11 @@ func (p *Push) read(row json.RawMessage) error {
 		Flow, Name string
 		Priority   *int16
 	}
-	if err := json.Unmarshal(row, &columns); err != nil {
-		return fmt.Errorf("read the entries that a change implies: %w", err)
+	in := json.NewDecoder(bytes.NewReader(row))
+	in.DisallowUnknownFields()
+	if err := in.Decode(&columns); err != nil {
+		return invalidation.Permanent(fmt.Errorf("read the entries that a change implies, with columns queue, "+
+			"payload, lock_key, flow, name and priority: %w", err))
 	}
 	c := columns
 	*p = Push{c.Queue, invalidation.Push{
