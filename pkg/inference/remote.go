@@ -113,12 +113,16 @@ func forgetRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 	return nil
 }
 
-// sweepRunsSQL drops the runs whose entries have ended while no node followed them, and returns them.
+// sweepRunsSQL drops the runs whose entries have ended while no node followed them, and returns those whose end their
+// worker has not reported.
 const sweepRunsSQL = `
-DELETE FROM penstock.remote_run r
- WHERE r.started_at < clock_timestamp() - interval '1 minute'
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)
-RETURNING r.instance_id, r.entry_id, r.token, coalesce(r.remote_id, r.entry_id::text)`
+WITH swept AS (
+    DELETE FROM penstock.remote_run r
+     WHERE r.started_at < clock_timestamp() - interval '1 minute'
+       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)
+    RETURNING r.*
+)
+SELECT instance_id, entry_id, token, coalesce(remote_id, entry_id::text) FROM swept WHERE report IS NULL`
 
 // endedRun is a run that may go on at the worker although its entry has ended.
 type endedRun struct {
@@ -132,7 +136,7 @@ func sweepRuns(ctx context.Context, db postgres.DB) ([]endedRun, error) {
 	return pgx.CollectRows(postgres.Query(ctx, db, sweepRunsSQL), pgx.RowToStructByPos[endedRun])
 }
 
-// stopRuns asks the workers to stop runs whose entries have ended. An instance that does not take one request gets none
+// stopRuns asks the workers to stop runs whose entries have ended. An instance that does not answer one request gets none
 // for the others: those end by themselves, as do runs that a worker does not stop.
 func (p *Prober) stopRuns(ctx context.Context, runs []endedRun) {
 	stopped, unheard := 0, map[int32]bool{}
@@ -144,7 +148,8 @@ func (p *Prober) stopRuns(ctx context.Context, runs []endedRun) {
 		c := e.adapter.Cancel(ctx, worker.RunRef{
 			Entry: strconv.FormatInt(int64(r.Entry), 10), Token: r.Token, Remote: r.Remote,
 		})
-		if unheard[r.Instance] = !c.Delivered; c.Delivered {
+		unheard[r.Instance] = c.NoAnswer
+		if c.Delivered {
 			stopped++
 		}
 	}

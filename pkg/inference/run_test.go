@@ -319,6 +319,37 @@ func TestCancelOfARunThatNoNodeFollowsReachesTheWorker(t *testing.T) {
 	}
 }
 
+// One that the worker refuses has ended there; one that gets no answer says that the instance is away.
+func TestARefusedStopKeepsNoOtherRunFromBeingStopped(t *testing.T) {
+	for name, c := range map[string]struct {
+		cancel http.HandlerFunc
+		want   int32
+	}{
+		"refused":   {workertest.Says(404, `{}`), 3},
+		"no answer": {workertest.Resets, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, asyncModel())
+			var asked atomic.Int32
+			w := workertest.NewScript(t, func(rw http.ResponseWriter, r *http.Request) {
+				if !strings.HasPrefix(r.URL.Path, "/cancel/") {
+					workertest.Says(200, `{"active_jobs":0}`)(rw, r)
+					return
+				}
+				asked.Add(1)
+				c.cancel(rw, r)
+			})
+			id := b.instance("gpu-1", w.URL, 1)
+			b.start(ServiceConfig{}).Prober.stopRuns(b.ctx, []endedRun{
+				{Instance: id, Remote: "a"}, {Instance: id, Remote: "b"}, {Instance: id, Remote: "c"},
+			})
+			if n := asked.Load(); n != c.want {
+				t.Errorf("%d of 3 runs were asked to stop, want %d", n, c.want)
+			}
+		})
+	}
+}
+
 func TestCancelReachesTheWorker(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer, reason string

@@ -110,6 +110,7 @@ func (s HealthState) Serving() bool { return s == StateReady || s == StateBusy }
 type Cancellation struct {
 	Delivered bool   // the worker took the request to stop
 	Confirmed bool   // the worker said that the run has stopped
+	NoAnswer  bool   // the request had no answer: the instance may be away
 	Reason    string // for a person, when not confirmed
 }
 

@@ -170,7 +170,7 @@ func (c *cog) Cancel(ctx context.Context, run RunRef) Cancellation {
 	})
 	switch {
 	case err != nil:
-		return Cancellation{Reason: Clip("cancel: " + err.Error())}
+		return Cancellation{NoAnswer: true, Reason: Clip("cancel: " + err.Error())}
 	case status/100 != 2:
 		return Cancellation{Reason: Clip(reasonOf(status, errorText(body)))}
 	}

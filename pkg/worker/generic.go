@@ -191,7 +191,7 @@ func (d *generic) Cancel(ctx context.Context, run RunRef) Cancellation {
 		header: header, body: []byte("{}"),
 	})
 	if err != nil {
-		return Cancellation{Reason: Clip("cancel: " + err.Error())}
+		return Cancellation{NoAnswer: true, Reason: Clip("cancel: " + err.Error())}
 	}
 	if status/100 != 2 {
 		return Cancellation{Reason: Clip(reasonOf(status, errorText(body)))}
