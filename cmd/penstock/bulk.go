@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/schollz/progressbar/v3"
@@ -50,13 +53,13 @@ func (f *bulk) empty() bool {
 // oneOrMany plans a verb on entries: one by one by their ids, or as an operation on what a filter matches, which it
 // counts first.
 func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, verb operator.OperationVerb, does string,
-	one func(context.Context, int64, invalidation.By) (string, error),
+	read func(context.Context, int64) error, one func(context.Context, int64, invalidation.By) (string, error),
 ) (change, error) {
 	switch {
 	case len(args) > 0 && (f.queue != "" || !f.empty()):
 		return change{}, usagef("give ids, or --queue with filters, not both")
 	case len(args) > 0:
-		return a.each(args, does, one)
+		return a.each(args, does, read, one)
 	case f.queue == "" || f.empty():
 		return change{}, usagef("give ids, or --queue with --all or filters")
 	}
@@ -84,8 +87,9 @@ func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, v
 	}, nil
 }
 
-// each plans a verb on single entries. The first error ends it, and says what was done before.
-func (a *app) each(args []string, does string,
+// each plans a verb on single entries, each of which read finds. The first error ends it, and says what was done
+// before.
+func (a *app) each(args []string, does string, read func(context.Context, int64) error,
 	one func(context.Context, int64, invalidation.By) (string, error),
 ) (change, error) {
 	ids, err := entryIDs(args)
@@ -96,19 +100,43 @@ func (a *app) each(args []string, does string,
 	if len(ids) > 1 {
 		c.does = fmt.Sprintf("%s: %d of them", does, len(ids))
 	}
+	c.check = func(ctx context.Context) error {
+		for _, id := range ids {
+			if err := read(ctx, id); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
 	c.do = func(ctx context.Context, by invalidation.By) (string, error) {
-		var answer string
+		answers := make([]string, len(ids))
 		for i, id := range ids {
-			if answer, err = one(ctx, id, by); err != nil {
+			if answers[i], err = one(ctx, id, by); err != nil {
 				if i > 0 {
 					err = partialError{fmt.Errorf("%w (%d of %d were done before)", err, i, len(ids))}
 				}
 				return "", err
 			}
 		}
-		return answer, nil
+		return counted(answers), nil
 	}
 	return c, nil
+}
+
+// counted is an answer, or how many there were of each: 2 cancelled, 1 requested.
+func counted(answers []string) string {
+	if len(answers) == 1 || answers[0] == "" {
+		return answers[0]
+	}
+	n := map[string]int{}
+	for _, answer := range answers {
+		n[answer]++
+	}
+	var parts []string
+	for _, answer := range slices.Sorted(maps.Keys(n)) {
+		parts = append(parts, fmt.Sprintf("%d %s", n[answer], answer))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // follow carries an operation out, which there is, and shows how far it has come. A leader may carry it out at the same

@@ -139,6 +139,9 @@ type change struct {
 	does   string // "pause queue mail": for the question, the dry run and the report
 	detail string // what it means, for the question
 	risky  bool   // ask first
+	// check returns an error where an object of the change is missing. Nil: plan has read them. It is for a dry run and
+	// before a question; elsewhere do finds out.
+	check func(ctx context.Context) error
 	// do carries it out and returns what is worth telling, empty for nothing.
 	do func(ctx context.Context, by invalidation.By) (string, error)
 }
@@ -181,6 +184,11 @@ func changing(a *app, c *cobra.Command,
 		planned, err := plan(ctx, api, args)
 		if err != nil {
 			return err
+		}
+		if planned.check != nil && (dry || planned.risky && !yes) {
+			if err := planned.check(ctx); err != nil {
+				return err
+			}
 		}
 		if dry {
 			return printOne(a, done{Did: planned.does, DryRun: true, Answer: planned.detail}, func(w io.Writer) {
@@ -233,6 +241,23 @@ func simple(does, detail string, risky bool, do func(ctx context.Context, by inv
 		does: does, detail: detail, risky: risky,
 		do: func(ctx context.Context, by invalidation.By) (string, error) { return "", do(ctx, by) },
 	}, nil
+}
+
+// checking gives a planned change its check.
+func checking(check func(ctx context.Context) error) func(change, error) (change, error) {
+	return func(c change, err error) (change, error) {
+		c.check = check
+		return c, err
+	}
+}
+
+// among returns invalidation.ErrNotFound unless the list of a route has a thing. Filters are pairs as in query.
+func among[T any](ctx context.Context, api conn, path, thing string, is func(T) bool, filters ...any) error {
+	found, err := everything[T](ctx, api, path, filters...)
+	if err == nil && !slices.ContainsFunc(found, is) {
+		err = fmt.Errorf("%s: %w", thing, invalidation.ErrNotFound)
+	}
+	return err
 }
 
 // doing makes c a command of a verb on the object that find returns for the argument; detail prints its state.

@@ -269,7 +269,7 @@ func entryCancel(a *app) *cobra.Command {
 	}
 	bulk := a.bulkFlags(c, false)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		return a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry",
+		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry", entryThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 				var made struct {
 					Verdict operator.Cancelled `json:"verdict"`
@@ -281,6 +281,8 @@ func entryCancel(a *app) *cobra.Command {
 				}
 				return string(answer), err
 			})
+		planned.risky = true
+		return planned, err
 	})
 }
 
@@ -303,14 +305,16 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 		}
 		switch {
 		case len(args) > 0 && queue+name+key == "":
-			return a.each(args, v.String(), func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", api.carryOut(ctx, v, id, by, time.Time{})
-			})
+			return a.each(args, v.String(), entryThere(api),
+				func(ctx context.Context, id int64, by invalidation.By) (string, error) {
+					return "", api.carryOut(ctx, v, id, by, time.Time{})
+				})
 		case len(args) > 0 || queue == "" || value == "":
 			return change{}, usagef("give ids, or --queue with --name or --lock-key")
 		}
 		return change{
-			does: fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
+			does:  fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
+			check: queueThere(api, queue),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				var made startedOperation
 				in := body(by, "scope", scope, "value", value)

@@ -53,6 +53,14 @@ func entryDetail(ctx context.Context, api conn, id int64) (operator.EntryDetail,
 	return e.EntryDetail, err
 }
 
+// entryThere returns the error of reading an entry, living or ended.
+func entryThere(api conn) func(context.Context, int64) error {
+	return func(ctx context.Context, id int64) error {
+		_, err := readEntry(ctx, api, awaited{id: id}, 0)
+		return err
+	}
+}
+
 // explain returns the reasons why an entry does not run; one that has ended has its end as the only reason.
 func explain(ctx context.Context, api conn, id int64) (operator.Explanation, error) {
 	e, err := readEntry(ctx, api, awaited{id: id}, 0)

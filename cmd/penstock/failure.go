@@ -76,6 +76,14 @@ func failureDetail(ctx context.Context, api conn, id int64) (operator.FailureDet
 	return get[operator.FailureDetail](ctx, api, at("/v1/failures/%v", id))
 }
 
+// failureThere returns the error of reading a failure.
+func failureThere(api conn) func(context.Context, int64) error {
+	return func(ctx context.Context, id int64) error {
+		_, err := failureDetail(ctx, api, id)
+		return err
+	}
+}
+
 func failureShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1),
@@ -103,7 +111,7 @@ func failureRetry(a *app) *cobra.Command {
 	}
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure",
+		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure", failureThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 				return "", api.carryOut(ctx, operator.RetryFailure, id, by, time.Time{})
 			})
@@ -119,6 +127,7 @@ func failureDiscard(a *app) *cobra.Command {
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.DiscardFailures, "discard failure",
+			failureThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
 				return "", api.carryOut(ctx, operator.DiscardFailure, id, by, time.Time{})
 			})

@@ -71,10 +71,11 @@ func flowWeight(a *app) *cobra.Command {
 		if queue != "" {
 			does += " in queue " + queue
 		}
-		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
+		set := func(ctx context.Context, by invalidation.By) error {
 			return api.post(ctx, "/v1/flows/weight"+query("queue", queue),
 				body(by, "flow", args[0], "weight", weight), nil)
-		})
+		}
+		return checking(queueThere(api, queue))(simple(does, "", false, set))
 	})
 }
 

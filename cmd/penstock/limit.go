@@ -99,8 +99,14 @@ func limitUse(a *app) *cobra.Command {
 		if units == 0 {
 			does, detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
 		}
-		return simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
+		return checking(func(ctx context.Context) error {
+			if _, err := findQueue(ctx, api, args[0]); err != nil {
+				return err
+			}
+			is := func(l operator.Limit) bool { return l.Name == args[1] }
+			return among(ctx, api, "/v1/limits", "limit "+args[1], is)
+		})(simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
 			return api.put(ctx, at("/v1/queues/%v/limits/%v", args[0], args[1]), body(by, "units", units), nil)
-		})
+		}))
 	})
 }

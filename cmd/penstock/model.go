@@ -139,7 +139,10 @@ func modelRemove(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeModels,
 	}
 	return doing(a, c, operator.RemoveModel, true,
-		func(_ context.Context, _ conn, arg string) (any, string, error) { return arg, "", nil })
+		func(ctx context.Context, api conn, arg string) (any, string, error) {
+			is := func(m operator.Model) bool { return m.Name == arg }
+			return arg, "", among(ctx, api, "/v1/models", "model "+arg, is)
+		})
 }
 
 func instanceCommand(a *app) *cobra.Command {
@@ -248,10 +251,11 @@ func instanceDrain(a *app) *cobra.Command {
 		ValidArgsFunction: a.completeModels,
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return simple(fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false,
+		return checking(instanceThere(api, args[0], args[1]))(simple(
+			fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false,
 			func(ctx context.Context, by invalidation.By) error {
 				return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by), nil)
-			})
+			}))
 	})
 }
 
@@ -264,11 +268,20 @@ func instanceRemove(a *app) *cobra.Command {
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return simple(fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true,
+		return checking(instanceThere(api, args[0], args[1]))(simple(
+			fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true,
 			func(ctx context.Context, by invalidation.By) error {
 				return api.remove(ctx, at("/v1/instances/%v/%v", args[0], args[1]), by, "force", force)
-			})
+			}))
 	})
+}
+
+// instanceThere checks that there is an instance.
+func instanceThere(api conn, model, server string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		is := func(i operator.Instance) bool { return i.Server == server }
+		return among(ctx, api, "/v1/instances", "instance "+server+" of model "+model, is, "model", model)
+	}
 }
 
 func (a *app) completeModels(c *cobra.Command, args []string,

@@ -78,11 +78,11 @@ func pauseSet(a *app) *cobra.Command {
 		if err := checkScope(s.Scope); err != nil {
 			return change{}, err
 		}
-		return simple("pause "+s.String(), after("until ", stamp(&end)), false,
+		return checking(queueThere(api, s.Queue))(simple("pause "+s.String(), after("until ", stamp(&end)), false,
 			func(ctx context.Context, by invalidation.By) error {
 				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
 				return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in, nil)
-			})
+			}))
 	})
 }
 
@@ -94,9 +94,14 @@ func pauseEnd(a *app) *cobra.Command {
 		if err := checkScope(s.Scope); err != nil {
 			return change{}, err
 		}
-		return simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
+		is := func(p operator.Pause) bool {
+			return p.Scope == string(s.Scope) && p.Value == s.Value && p.Queue == s.Queue
+		}
+		return checking(func(ctx context.Context) error {
+			return among(ctx, api, "/v1/pauses", "pause of "+s.String(), is)
+		})(simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
 			return api.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
-		})
+		}))
 	})
 }
 

@@ -258,6 +258,17 @@ func findQueue(ctx context.Context, api conn, name string) (operator.QueueDetail
 	return get[operator.QueueDetail](ctx, api, at("/v1/queues/%v", name))
 }
 
+// queueThere checks that there is a queue, if it has a name.
+func queueThere(api conn, name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if name == "" {
+			return nil
+		}
+		_, err := findQueue(ctx, api, name)
+		return err
+	}
+}
+
 // samples asks for whole minutes, the unit of the API.
 func samples(ctx context.Context, api conn, queue string, over time.Duration) ([]operator.Sample, error) {
 	minutes := int((over + time.Minute - 1) / time.Minute)

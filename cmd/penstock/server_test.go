@@ -181,7 +181,7 @@ func TestTheWayMakesNoDifference(t *testing.T) {
 		`entry push mails '{}'`,
 		"entry list mails --flow acme -o yaml", "entry list mails --name 0 -o wide", "entry list nobody",
 		"entry show 1 -o json", "entry show 3 -o yaml", "entry show 99",
-		"entry cancel 1 --reason r", "entry explain 1", "entry cancel 1 --reason r", "entry show 1 -o json", "entry explain 1 -o jsonl",
+		"entry cancel 1 --reason r", "entry cancel 1 --reason r --yes", "entry explain 1", "entry cancel 1 --reason r --yes", "entry show 1 -o json", "entry explain 1 -o jsonl",
 		"entry disable 3 --reason r", "entry list mails --state disabled", "entry enable 3 --reason r", "entry enable 3 --reason r",
 		"entry cancel --queue mails --older-than 1h --per-second 5 --dry-run", "entry cancel --queue mails --flow 0 --reason r --yes",
 		"operation list --queue mails", "operation follow 99",

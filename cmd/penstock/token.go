@@ -153,7 +153,7 @@ func tokenRotate(a *app) *cobra.Command {
 			return change{}, err
 		}
 		return change{
-			does: "rotate token " + args[0],
+			does: "rotate token " + args[0], check: tokenThere(api, args[0]),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
 				var made issued
 				in := body(by, "overlap_seconds", overlap.Seconds(), "expires_at", ends)
@@ -170,10 +170,19 @@ func tokenRevoke(a *app) *cobra.Command {
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens,
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return simple("revoke token "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
+		revoke := func(ctx context.Context, by invalidation.By) error {
 			return api.post(ctx, at("/v1/tokens/%v/revoke", args[0]), body(by), nil)
-		})
+		}
+		return checking(tokenThere(api, args[0]))(simple("revoke token "+args[0], "", true, revoke))
 	})
+}
+
+// tokenThere checks that there is a token of a name.
+func tokenThere(api conn, name string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		is := func(t operator.APIToken) bool { return t.Name == name }
+		return among(ctx, api, "/v1/tokens", "token "+name, is)
+	}
 }
 
 func (a *app) completeTokens(c *cobra.Command, args []string,
