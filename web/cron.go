@@ -119,8 +119,8 @@ func (d *Dashboard) cron(ctx context.Context, q query) (any, error) {
 		if d.cfg.Timetable != nil {
 			if fires, text, err := d.cfg.Timetable(j, from, from.Add(cronSpan), cronFires); err == nil {
 				row.Words, drawn.Fires, drawn.Cut = text, fires, len(fires) >= cronFires
-				if len(fires) == 0 && !drawn.Off {
-					fires, _, _ = d.cfg.Timetable(j, from, from.AddDate(cronAhead, 0, 0), 1) // none: it never fires again
+				if len(fires) == 0 && !drawn.Off { // none in five years: it never fires again
+					fires, _, _ = d.cfg.Timetable(j, from, from.AddDate(cronAhead, 0, 0), 1)
 				}
 				if len(fires) > 0 && !drawn.Off {
 					row.Next = &fires[0]
