@@ -152,10 +152,12 @@ func (p *Prober) unmark(id int32) {
 
 // claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
 // has left behind. The next one is due after $1 unless the claim is renewed: its holder may die.
-// Two at once do no harm, as slots are freed by their tokens.
+// Two at once do no harm, as slots are freed by their tokens. A probe that is due after more than $4, longer than any
+// pause, and one of a time to come, are from before the clock was set back.
 const claimDueSQL = `
 WITH due AS (
-    SELECT id FROM penstock.instance WHERE next_check_at <= clock_timestamp()
+    SELECT id FROM penstock.instance
+     WHERE next_check_at <= clock_timestamp() OR next_check_at > clock_timestamp() + $4::interval
      UNION
     SELECT i.id
       FROM penstock.slot s
@@ -163,7 +165,8 @@ WITH due AS (
       JOIN penstock.node n ON n.id = s.node_id
      WHERE s.doubt_at IS NULL
        AND n.beat_at + n.lease BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() - $3::interval
-       AND coalesce(i.checked_at, '-infinity') < n.beat_at + n.lease + $3::interval
+       AND (coalesce(i.checked_at, '-infinity') < n.beat_at + n.lease + $3::interval
+            OR i.checked_at > clock_timestamp())
        AND i.next_check_at > clock_timestamp() + $1::interval
 )
 UPDATE penstock.instance
@@ -181,7 +184,8 @@ func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
 	if most <= 0 {
 		return nil, nil
 	}
-	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimFor(), most, deadGrace), pgx.RowTo[int32])
+	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimFor(), most, deadGrace, 2*p.config.Interval),
+		pgx.RowTo[int32])
 }
 
 // claimFor is how long a claim on a probe counts without renewal.
