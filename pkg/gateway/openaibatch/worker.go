@@ -14,14 +14,14 @@ import (
 
 // takeSQL takes the open batch that has waited longest for a turn. The turn counts as failed until it has ended, so
 // that a batch whose turn ends the process waits longer for each further one: 5 s, then twice as long each, at most
-// 5 min.
+// 5 min. A turn that is due after more than $1, longer than any pause, is from before the clock was set back.
 const takeSQL = `
 UPDATE penstock.gateway_batch
    SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns, 10), interval '5 min'),
        failed_turns = failed_turns + 1
  WHERE id = (SELECT b.id FROM penstock.gateway_batch b
               WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
-                AND b.next_at <= clock_timestamp()
+                AND (b.next_at <= clock_timestamp() OR b.next_at > clock_timestamp() + $1::interval)
               ORDER BY b.next_at
               LIMIT 1
                 FOR UPDATE SKIP LOCKED)
@@ -137,7 +137,7 @@ func (s *Batches) end(ctx context.Context, sql, id string) error {
 func (s *Batches) take(ctx context.Context) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementMax)
 	defer cancel()
-	err = s.db.QueryRow(ctx, takeSQL).Scan(&id)
+	err = s.db.QueryRow(ctx, takeSQL, max(s.config.Every, 5*time.Minute)+time.Minute).Scan(&id)
 	return id, err
 }
 

@@ -152,6 +152,21 @@ func TestTurnIsCountedBeforeItBegins(t *testing.T) {
 	}
 }
 
+// After the clock was set back a batch had its next turn when the clock had caught up.
+func TestABatchHasTurnsAfterTheClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.create(s.file("nonsense"))
+	s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + interval '5 min'`)
+	if s.turn(t.Context()) {
+		t.Error("a batch has a turn in the pause after a failed one")
+	}
+	s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + interval '1 hour'`)
+	if !s.turn(t.Context()) {
+		t.Error("no batch has a turn")
+	}
+}
+
 // A turn that ends with the program is no failure of its batch, which is due at once.
 func TestTurnThatIsShutDownIsNoFailure(t *testing.T) {
 	t.Parallel()
