@@ -44,8 +44,11 @@ BEGIN
         RAISE EXCEPTION 'queue "%", which model "%" needs, belongs to something else', called, wanted
             USING ERRCODE = 'PS006', HINT = 'Give the model another name, or create an inference queue with option model yourself.';
     END IF;
-    policy := q.retry || jsonb_build_object('max_attempts',
-        coalesce(((m.config || coalesce(m.override, '{}'))->>'max_retries')::integer, 50) + 1);
+    -- A zero that is stored means the default, and is refused in a new policy.
+    policy := (SELECT coalesce(jsonb_object_agg(e.key, e.value), '{}') FROM jsonb_each(q.retry) e
+                WHERE e.key = 'jitter' OR e.value <> '0')
+        || jsonb_build_object('max_attempts',
+               coalesce(((m.config || coalesce(m.override, '{}'))->>'max_retries')::integer, 50) + 1);
     IF policy <> q.retry THEN
         PERFORM penstock.alter_queue(called, jsonb_build_object('retry', policy));
     END IF;

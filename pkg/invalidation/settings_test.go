@@ -98,6 +98,12 @@ func TestAStoredRetryPolicyWithZerosStaysWhileOthersAreRefused(t *testing.T) {
 	if _, err := Alter(b.ctx, b.pool, "work", map[string]any{"retry": map[string]any{"base": 0}}); !errors.Is(err, ErrInvalid) {
 		t.Errorf("a new policy with a zero: %v", err)
 	}
+	register := `SELECT penstock.register_model('m', '{"protocol": "cog", "max_retries": %d}')`
+	b.exec(b.pool, fmt.Sprintf(register, 3))
+	b.exec(b.pool, `ALTER TABLE penstock.queue DISABLE TRIGGER check_queue`)
+	b.exec(b.pool, `UPDATE penstock.queue SET retry = retry || '{"base": 0}' WHERE model = 'm'`)
+	b.exec(b.pool, `ALTER TABLE penstock.queue ENABLE TRIGGER check_queue`)
+	b.exec(b.pool, fmt.Sprintf(register, 10))
 }
 
 func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
