@@ -14,7 +14,9 @@ $$;
 -- admit refuses n entries where the queue's capacity has no headroom for them. The depth is the
 -- last count plus the difference of two sequences since, so that producers never meet on a row; a
 -- push that rolled back is counted until the next count_depth. A push counts its entries before it
--- compares, so that of several that meet at the capacity none exceeds it.
+-- compares, so that of several that meet at the capacity none exceeds it. The depth reads too low until the next
+-- count_depth by entries that end_entry removed in a transaction that rolled back, and by those that ended before the
+-- last count and were told of after it (countRemoved in pkg/invalidation): pushes may exceed the capacity by as many.
 -- Locks: those of show_open_pushes, for count_depth.
 -- Callers: push_many.
 -- SQLSTATE: PS005 the queue is full; DETAIL is JSON with depth, capacity, drain_rate and

@@ -403,22 +403,24 @@ BEGIN
     RETURN NEW;
 END $$;
 
--- count_depth counts a queue with a capacity again. Pushes go on meanwhile: the counters are read
+-- count_depth counts a queue with a capacity again. Pushes go on meanwhile: the counter of accepted entries is read
 -- first, and then how many entries of open pushes no count can see, so that a push that commits during
--- the count is counted twice at worst, never left out.
+-- the count is counted twice at worst, never left out. That of removed ones is read last, so that an entry that ends
+-- during the count is counted until the next one, and not removed twice.
 -- Locks: the row of depth.
 -- Callers: alter_queue; pkg/recovery.
 CREATE OR REPLACE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     accepted_now bigint := penstock.counter('accepted', queue);
-    removed_now  bigint := penstock.counter('removed', queue);
+    removed_now  bigint;
     open_now     bigint;
     counted_now  bigint;
 BEGIN
     SELECT coalesce(sum(o.entries), 0) INTO open_now FROM penstock.open_pushes() o
      WHERE o.key = penstock.open_pushes_key(queue)::oid AND NOT o.mine;
     SELECT count(*) + open_now INTO counted_now FROM penstock.entry WHERE queue_id = queue;
+    removed_now := penstock.counter('removed', queue);
     UPDATE penstock.depth d
        SET counted = counted_now, accepted = accepted_now, removed = removed_now, counted_at = clock_timestamp(),
            drain_rate = greatest(0, removed_now - d.removed)
