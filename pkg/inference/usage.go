@@ -37,7 +37,8 @@ type Used struct {
 
 // UsageLog adds up the use of calls, in memory, and folds it into penstock.usage_hour every few
 // seconds: a row a flow and hour, which each node touches once in that time. Sums that a node has
-// not folded when it dies are lost; nothing is counted twice.
+// not folded when it dies are lost; those of a fold whose answer was lost are folded again, and may so be counted
+// twice.
 type UsageLog struct {
 	db    postgres.DB
 	every time.Duration
