@@ -36,19 +36,23 @@ type Definer interface {
 func (d Definition[P]) define() (string, Config) { return d.Name, d.Config }
 
 // Sync makes the queues that are missing and compares the others with the registry. A difference is
-// an ErrDefinitionConflict that names queue, field and both values; all conflicts are reported at
-// once.
+// an ErrDefinitionConflict that names queue, field and both values; all conflicts, and queues that cannot be made, are
+// reported at once.
 func Sync(ctx context.Context, db postgres.DB, definitions ...Definer) error {
-	var conflicts []error
+	var errs []error
 	for _, d := range definitions {
 		name, config := d.define()
 		q, err := openOrCreate(ctx, db, name, config)
-		if err != nil {
-			return err
+		switch {
+		case err == nil:
+			errs = append(errs, compare(q, config)...)
+		case Interrupted(err) || ctx.Err() != nil: // the others would meet it as well
+			return errors.Join(append(errs, err)...)
+		default:
+			errs = append(errs, err)
 		}
-		conflicts = append(conflicts, compare(q, config)...)
 	}
-	return errors.Join(conflicts...)
+	return errors.Join(errs...)
 }
 
 func openOrCreate(ctx context.Context, db postgres.DB, name string, config Config) (*Queue, error) {

@@ -60,6 +60,18 @@ func TestSyncNamesEachFieldThatConflicts(t *testing.T) {
 	}
 }
 
+func TestSyncNamesConflictsBesideAnErrorOfAnotherQueue(t *testing.T) {
+	pool := openPool(t)
+	if err := Sync(t.Context(), pool, Definition[int]{Name: "works"}); err != nil {
+		t.Fatal(err)
+	}
+	err := Sync(t.Context(), pool, Definition[int]{Name: "works", Config: Config{Kind: KindBatch}}, Definition[int]{Name: "Not A Name"},
+		Definition[int]{Name: "works", Config: Config{Grouping: "a"}})
+	if !errors.Is(err, ErrDefinitionConflict) || !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "grouping") {
+		t.Errorf("error is %v, want both conflicts and that of the name", err)
+	}
+}
+
 func TestSyncLeavesWhatOperatorsTune(t *testing.T) {
 	pool := openPool(t)
 	d := Definition[thumbnail]{Name: "thumbs", Config: Config{MaxConcurrent: 5, RunTimeout: time.Minute}}
