@@ -323,3 +323,9 @@ func TestAListenerThatHearsNothingSaysSo(t *testing.T) {
 		t.Error("the listener says it is connected")
 	}
 }
+
+func TestAListenerWithoutAConnectionSaysSo(t *testing.T) {
+	if err := NewListener(ListenConfig{}).Run(t.Context()); err == nil || !strings.Contains(err.Error(), "ListenConfig.Conn") {
+		t.Errorf("got %v, want an error that names the field", err)
+	}
+}

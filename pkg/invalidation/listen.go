@@ -90,8 +90,13 @@ func (l *Listener) update(change func(*ListenStatus)) {
 	}
 }
 
-// Run listens, and connects again whenever the connection is lost, until ctx ends.
+// Run listens, and connects again whenever the connection is lost, until ctx ends. Without ListenConfig.Conn it returns
+// an error.
 func (l *Listener) Run(ctx context.Context) error {
+	if l.cfg.Conn == nil {
+		return errors.New("listen for hints: ListenConfig.Conn is nil: give it where to connect, as in DB.Listen of " +
+			"package penstock")
+	}
 	for pause := 100 * time.Millisecond; ; pause = min(2*pause, l.cfg.RetryMax) {
 		worked, err := l.listen(ctx)
 		if ctx.Err() != nil {
