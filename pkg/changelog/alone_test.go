@@ -104,3 +104,10 @@ func TestAColumnOfAnImpactThatIsNoneOfAPushFailsTheChangeForGood(t *testing.T) {
 		t.Errorf("read %+v: %v", p, err)
 	}
 }
+
+func TestToDescendFromNoRunsIsNothing(t *testing.T) {
+	b := newBed(t)
+	if err := pgx.BeginFunc(b.ctx, b.pool, func(tx pgx.Tx) error { return Descend(b.ctx, tx) }); err != nil {
+		t.Error(err)
+	}
+}

@@ -228,8 +228,11 @@ func (h *handler) open(ctx context.Context, name string) (*invalidation.Queue, e
 
 // Descend sets the depth of later pushes of tx, direct ones and those by triggers of watched
 // tables: one more than the greatest depth of these runs, which are of one queue. Handlers that
-// write to watched tables call it first.
+// write to watched tables call it first. Without runs it does nothing.
 func Descend(ctx context.Context, tx pgx.Tx, runs ...*invalidation.Run) error {
+	if len(runs) == 0 {
+		return nil
+	}
 	ids := make([]invalidation.EntryID, len(runs))
 	for i, r := range runs {
 		ids[i] = r.Entry.ID
