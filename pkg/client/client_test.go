@@ -270,3 +270,13 @@ func TestANegativeLongestPauseIsTheDefault(t *testing.T) {
 		}
 	})
 }
+
+func TestToPushNoEntriesSendsNothing(t *testing.T) {
+	c := client.New(client.Config{HTTP: &http.Client{Transport: transport(func(r *http.Request) (*http.Response, error) {
+		t.Errorf("sent %s %s", r.Method, r.URL)
+		return reply(422, `{"code": "invalid"}`), nil
+	})}})
+	if pushed, err := c.PushMany(t.Context(), "q", nil); err != nil || len(pushed) != 0 {
+		t.Errorf("pushed %v (%v)", pushed, err)
+	}
+}

@@ -71,8 +71,11 @@ func (c *Client) Push(ctx context.Context, queue string, e Push) (Pushed, error)
 	return pushed, err
 }
 
-// PushMany accepts entries, all or none. Answers are in the order of entries.
+// PushMany accepts entries, all or none. Answers are in the order of entries. Without entries it sends nothing.
 func (c *Client) PushMany(ctx context.Context, queue string, entries []Push) ([]Pushed, error) {
+	if len(entries) == 0 {
+		return nil, nil
+	}
 	var answer struct{ Entries []Pushed }
 	key := rand.Text()
 	keyOf := func(i int) string { return cmp.Or(entries[i].IdempotencyKey, fmt.Sprintf("%s/%d", key, i+1)) }
