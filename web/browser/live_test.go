@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 )
@@ -149,4 +150,21 @@ func TestAPauseStopsAPageThatPolls(t *testing.T) {
 	tab.do(chromedp.Click(`#pause`))
 	tab.reads("later")
 	tab.until(streamState + ` === 'live'`)
+}
+
+// Axes, legends and pictures are in UTC wherever the browser and the leader are, and their headings say so.
+func TestTimesOfAQueueAreInUTC(t *testing.T) {
+	tab := newStage(t, true).open()
+	tab.do(emulation.SetTimezoneOverride("Asia/Kolkata")) // 5 h 30 min ahead
+	tab.visit("queues/embeddings")
+	tab.until(`document.querySelector('[data-chart] .u-over') !== null`)
+	tab.until(`(() => { const o = document.querySelector('[data-chart] .u-over'), r = o.getBoundingClientRect();
+		o.dispatchEvent(new MouseEvent('mousemove', { clientX: r.right - 2, clientY: r.top + 20, bubbles: true }));
+		return /^\d\d:\d\d/.test(document.querySelector('[data-chart] .u-value').textContent); })()`)
+	apart := eval[float64](tab, `(() => { const [h, m] = document.querySelector('[data-chart] .u-value').textContent.split(':').map(Number), now = new Date();
+		return (now.getUTCHours() * 60 + now.getUTCMinutes() - h * 60 - m + 1440) % 1440; })()`)
+	if apart > 60 { // the chart has an hour
+		t.Errorf("the newest time of the chart is %.0f minutes before now in UTC", apart)
+	}
+	tab.reads("from push, delays and earlier attempts included")
 }

@@ -136,14 +136,15 @@ func (s CronStrip) runs(fires []time.Time) []fireRun {
 
 func (s CronStrip) mark(c *canvas, run fireRun, y float64) {
 	from, to := share(run.from.Sub(s.From), s.Span), share(run.to.Sub(s.From), s.Span)
+	zone := s.From.Location() // that of the axis; fires are in the zones of their jobs
 	if run.n == 1 {
 		c.open("circle", "cx", percent(from), "cy", number(y+cronRow/2), "r", "4")
-		c.leaf("title", run.from.Format("Mon 15:04:05"))
+		c.leaf("title", run.from.In(zone).Format("Mon 15:04:05"))
 		c.close("circle")
 		return
 	}
-	c.titled("rect", fmt.Sprintf("%d runs from %s to %s", run.n, run.from.Format("Mon 15:04"),
-		run.to.Format("Mon 15:04")),
+	c.titled("rect", fmt.Sprintf("%d runs from %s to %s", run.n, run.from.In(zone).Format("Mon 15:04"),
+		run.to.In(zone).Format("Mon 15:04")),
 		"x", percent(from), "y", number(y+cronRow/2-4), "width", percent(to-from), "height", "8", "rx", "2")
 }
 

@@ -181,7 +181,7 @@ func (h HeatMap) sentence() string {
 
 // Table returns the percentiles and the number of entries of each interval.
 func (h HeatMap) Table() Table {
-	t := Table{Caption: h.Title, Head: []string{"Time", "Entries", "p50", "p95", "p99"}}
+	t := Table{Caption: h.Title, Head: []string{"Time (UTC)", "Entries", "p50", "p95", "p99"}}
 	for _, column := range h.Cells {
 		var sum int64
 		for _, n := range column.Counts {

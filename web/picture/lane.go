@@ -55,7 +55,7 @@ func (l EventLane) mark(c *canvas, e LaneEvent, x float64) {
 	if e.After < e.Before {
 		class, shape = "pic-down", "M0 9L6 -1L-6 -1Z"
 	}
-	title := fmt.Sprintf("%s: %d to %d: %s", e.At.Format("15:04:05"), e.Before, e.After, label(e.Text, 240))
+	title := fmt.Sprintf("%s: %d to %d: %s", e.At.UTC().Format("15:04:05"), e.Before, e.After, label(e.Text, 240))
 	c.open("svg", "x", percent(x), "y", number(laneMiddle), "class", "pic-stretch")
 	closing := c.link(e.Href, title)
 	c.open("g", "class", class)
@@ -78,10 +78,10 @@ func (l EventLane) sentence() string {
 
 // Table returns time, numbers and reason of each change.
 func (l EventLane) Table() Table {
-	t := Table{Caption: label(l.Title, 80), Head: []string{"At", "Before", "After", "Why"}}
+	t := Table{Caption: label(l.Title, 80), Head: []string{"At (UTC)", "Before", "After", "Why"}}
 	for _, e := range l.Events {
 		t.Rows = append(t.Rows, []string{
-			e.At.Format("2 Jan 15:04:05"), format.Count(int64(e.Before)), format.Count(int64(e.After)),
+			e.At.UTC().Format("2 Jan 15:04:05"), format.Count(int64(e.Before)), format.Count(int64(e.After)),
 			label(e.Text, 240),
 		})
 	}

@@ -161,13 +161,13 @@ func (j JainLine) sentence() string {
 
 // Table returns the index at each time.
 func (j JainLine) Table() Table {
-	t := Table{Caption: j.Title, Head: []string{"Time", "Index"}}
+	t := Table{Caption: j.Title, Head: []string{"Time (UTC)", "Index"}}
 	for _, p := range j.Points {
 		index := "–"
 		if !math.IsNaN(p.Index) {
 			index = number(p.Index)
 		}
-		t.Rows = append(t.Rows, []string{p.At.Format("15:04:05"), index})
+		t.Rows = append(t.Rows, []string{p.At.UTC().Format("15:04:05"), index})
 	}
 	return t
 }

@@ -24,8 +24,10 @@ func bound(seconds float64) string {
 	return format.Seconds(seconds)
 }
 
-// clock writes a time of an axis, with the day where a period is longer than a day, and with seconds where it is short.
+// clock writes a time of an axis in UTC, with the day where a period is longer than a day, and with seconds where it is
+// short.
 func clock(at time.Time, period time.Duration) string {
+	at = at.UTC()
 	switch {
 	case period > 36*time.Hour:
 		return at.Format("2 Jan 15:04")

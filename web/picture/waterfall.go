@@ -187,7 +187,9 @@ func (w Waterfall) sentence() string {
 
 // Table returns begin, duration and detail of each phase.
 func (w Waterfall) Table() Table {
-	t := Table{Caption: "Timeline of the entry", Head: []string{"Phase", "Attempt", "Begin", "Duration", "Detail"}}
+	t := Table{
+		Caption: "Timeline of the entry", Head: []string{"Phase", "Attempt", "Begin (UTC)", "Duration", "Detail"},
+	}
 	for _, p := range w.Phases {
 		attempt, duration := "–", "–"
 		if p.Attempt > 0 {
@@ -197,7 +199,7 @@ func (w Waterfall) Table() Table {
 			duration = format.Duration(w.end(p).Sub(p.Start))
 		}
 		t.Rows = append(t.Rows, []string{
-			label(p.Name, 60), attempt, p.Start.Format("2 Jan 15:04:05.000"), duration, label(p.Detail, 200),
+			label(p.Name, 60), attempt, p.Start.UTC().Format("2 Jan 15:04:05.000"), duration, label(p.Detail, 200),
 		})
 	}
 	return t

@@ -25,7 +25,7 @@
     probe.className = 'probe-' + name; document.body.append(probe);
     const c = getComputedStyle(probe).color; probe.remove(); return c;
   };
-  const clock = s => new Date(s * 1000).toTimeString().slice(0, 8).replace(/:00$/, '');
+  const clock = s => new Date(s * 1e3).toISOString().slice(11, 19).replace(/:00$/, '');
   const stack = c => {
     const sums = c.at.map(() => 0), rows = [];
     for (const s of c.series) rows.push(s.values.map((v, i) => v == null ? null : sums[i] += v));
@@ -43,7 +43,7 @@
       const order = c.stacked ? [...c.series].reverse() : c.series;
       const axis = { stroke: colour('ink-3'), font: '11px system-ui,sans-serif', grid: { stroke: colour('line'), width: 1 }, ticks: { show: false } };
       const u = new uPlot({
-        width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 24, 0, 0],
+        tzDate: s => uPlot.tzDate(new Date(s * 1e3), 'UTC'), width: box.clientWidth, height: +box.dataset.height || 190, padding: [10, 24, 0, 0],
         cursor: { y: false, points: { size: 6 } }, legend: { live: true },
         scales: { y: { range }, right: { range } },
         axes: [{ ...axis, size: 28, values: (_, v) => v.map(clock) }, { ...axis, size: 56, values: short },
