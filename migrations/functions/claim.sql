@@ -12,6 +12,8 @@ $$;
 
 -- ready_now is the part of the claim condition that concerns the ready row: one that was released with
 -- a delay may not be claimed before its time.
+-- A delay has no bound by which its time could be told from one of before the clock was set back: that
+-- row waits longer by as much.
 -- Callers: explain, samples, scale_startable, scale_late; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.ready_now(not_before timestamptz) RETURNS boolean
 LANGUAGE sql STABLE PARALLEL SAFE AS $$
