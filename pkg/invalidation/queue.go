@@ -11,6 +11,10 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
+// DB is what this package works on, by a name that programs outside this module can write as well: a *pgxpool.Pool, as
+// package penstock opens it, or a pgx.Tx.
+type DB = postgres.DB
+
 // Queue is a handle on one typed queue. It is safe for many goroutines and holds nothing but names and statements.
 type Queue struct {
 	ID     int32
