@@ -16,7 +16,7 @@ import (
 var (
 	ErrQueueNotFound       = errors.New("queue not found")
 	ErrEntryNotFound       = errors.New("entry not found")
-	ErrNotFound            = errors.New("not found") // a node or a bulk operation
+	ErrNotFound            = errors.New("not found") // anything else that is named: a node, a token, a batch
 	ErrInvalid             = errors.New("invalid argument")
 	ErrPayloadTooLarge     = errors.New("payload too large")
 	ErrIdempotencyConflict = errors.New("idempotency key used with another body")

@@ -40,7 +40,7 @@ type Push struct {
 	UniquePolicy UniquePolicy
 
 	Trace    string          // W3C traceparent; empty: the span of the push, if its context has one
-	Callback json.RawMessage // where to report the outcome
+	Callback json.RawMessage // where to report the outcome: {"url": "https://...", "context": any JSON, sent along}
 }
 
 // UniquePolicy says for how long an entry occupies its unique key.
@@ -99,7 +99,7 @@ SELECT $1, priority, '', id, id FROM fresh
 RETURNING entry_id`
 
 // Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and
-// may do so together with pushes of other callers; on a transaction (see On) the entries exist when
+// may do so together with pushes of other callers; on a transaction (see WithTx) the entries exist when
 // that commits. Answers are in the order of pushes. When ctx ends while Push waits, the entries may
 // or may not have been accepted.
 func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {

@@ -14,7 +14,7 @@ import (
 
 // Config says how a node works. A zero field means its default.
 type Config struct {
-	Name        string // for people: host name and process
+	Name        string // for people, in lists and logs, such as host name and process id; empty: none
 	Application string // whose queues the node serves: "default"
 	// processing threads: 16 for each CPU, since most of them wait for a worker; one more runs urgent jobs
 	Threads int
