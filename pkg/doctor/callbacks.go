@@ -7,8 +7,8 @@ import (
 )
 
 // unsignedSQL lists why secrets could not be read for callbacks that wait, of the first thousand by their due times.
-// Nodes hand them back, and they are no failures for 91 hours. The last note of a callback that had an attempt before is
-// that of the attempt.
+// Nodes hand them back, and they are no failures for 91 hours. The last note of a callback that had an attempt before
+// is that of the attempt.
 const unsignedSQL = `
 SELECT format('%s callbacks, the first since %s: %s', count(*),
               penstock.ago(clock_timestamp() - min((note->>'at')::timestamptz)), left(note->>'error', 200)), false

@@ -136,8 +136,8 @@ func sweepRuns(ctx context.Context, db postgres.DB) ([]endedRun, error) {
 	return pgx.CollectRows(postgres.Query(ctx, db, sweepRunsSQL), pgx.RowToStructByPos[endedRun])
 }
 
-// stopRuns asks the workers to stop runs whose entries have ended. An instance that does not answer one request gets none
-// for the others: those end by themselves, as do runs that a worker does not stop.
+// stopRuns asks the workers to stop runs whose entries have ended. An instance that does not answer one request gets
+// none for the others: those end by themselves, as do runs that a worker does not stop.
 func (p *Prober) stopRuns(ctx context.Context, runs []endedRun) {
 	stopped, unheard := 0, map[int32]bool{}
 	for _, r := range runs {
