@@ -5,13 +5,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // restarting is a database that shuts down under the first statement with a text. With lost set, the second
@@ -114,26 +118,51 @@ func TestARestartOfTheDatabaseCostsPartsNoAttemptAndNoSecondRun(t *testing.T) {
 	}
 }
 
-// A page that is too large for the time of a statement would be read for ever.
-func TestATryThatIsAlwaysOverdueIsGivenUp(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		tries := 0
-		err := untilAnswered(t.Context(), func() error {
-			tries++
-			return fmt.Errorf("read results: %w", context.DeadlineExceeded)
-		})
-		if !errors.Is(err, context.DeadlineExceeded) || tries != overdueMax {
-			t.Errorf("%d tries, then %v", tries, err)
-		}
-		tries = 0
-		err = untilAnswered(t.Context(), func() error {
-			if tries++; tries > 3*overdueMax {
-				return nil
+// A page that is too large for the time of a statement would be read for ever; the result of a run is recorded as soon
+// as the database answers.
+func TestOnlyPagesThatAreAlwaysOverdueAreGivenUp(t *testing.T) {
+	overdue := fmt.Errorf("no answer: %w", context.DeadlineExceeded)
+	for name, c := range map[string]struct {
+		most int
+		err  error
+		want int // tries
+	}{
+		"page, overdue":   {overdueMax, overdue, overdueMax},
+		"page, away":      {overdueMax, shutdown, 20},
+		"result, overdue": {noMost, overdue, 20},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			tries := 0
+			err := untilAnswered(t.Context(), c.most, func() error {
+				if tries++; tries == 20 {
+					return nil
+				}
+				return c.err
+			})
+			if tries != c.want || (err == nil) != (c.want == 20) {
+				t.Errorf("%s: %d tries, then %v", name, tries, err)
 			}
-			return shutdown
 		})
-		if err != nil {
-			t.Errorf("a database that was away: %v after %d tries", err, tries)
+	}
+}
+
+// silent is a database that answers nothing within the time of a statement.
+type silent struct{ *pgxpool.Pool }
+
+func (silent) QueryRow(ctx context.Context, _ string, _ ...any) pgx.Row {
+	<-ctx.Done()
+	return failedRow{nil, ctx.Err()}
+}
+
+func TestAStepWhoseReadIsOverdueIsHandedBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := &handler{db: silent{}}
+		run := &invalidation.Run{Queue: &invalidation.Queue{}}
+		err := h.owns(t.Context(), task{Batch: 1, Step: "end"}, run)
+		ending := invalidation.Judge(run, nil, err, 0, 0)
+		want := invalidation.Judge(run, nil, invalidation.ThrottleQueue(time.Second, errors.Unwrap(err)), 0, 0)
+		if !reflect.DeepEqual(ending, want) {
+			t.Errorf("the step ends with %+v, want %+v", ending, want)
 		}
 	})
 }

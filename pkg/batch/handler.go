@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -101,9 +102,9 @@ SELECT EXISTS (SELECT FROM penstock.batch WHERE id = $1 AND queue_id = $2 AND sp
 func (h *handler) owns(ctx context.Context, t task, r *invalidation.Run) error {
 	var splits, completes bool
 	var ended, problem string
-	ctx, cancel := postgres.Bounded(ctx)
+	bounded, cancel := postgres.Bounded(ctx)
 	defer cancel()
-	err := h.db.QueryRow(ctx, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes, &ended, &problem)
+	err := h.db.QueryRow(bounded, ownsSQL, t.Batch, r.Queue.ID, r.Entry.ID).Scan(&splits, &completes, &ended, &problem)
 	switch {
 	case err != nil:
 		return h.unread(ctx, fmt.Errorf("find batch %d: %w", t.Batch, err))
@@ -189,7 +190,7 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 		return err
 	}
 	tries := 0
-	return untilAnswered(ctx, func() error {
+	return untilAnswered(ctx, noMost, func() error {
 		err := keep(h.db, result)
 		tries++
 		if tries > 1 && errors.Is(err, invalidation.ErrLockLost) && read() == nil && ended && outcome == "done" {
@@ -236,7 +237,7 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 		return h.statement(ctx, r, keep, "reduce", r.Entry.Payload)
 	}
 	read := func(last int) (page []partResult, err error) {
-		err = untilAnswered(ctx, func() error {
+		err = untilAnswered(ctx, overdueMax, func() error {
 			page, err = resultsBehind(ctx, h.db, t.Batch, last)
 			return err
 		})
@@ -246,7 +247,7 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	if err != nil {
 		return err
 	}
-	return untilAnswered(ctx, func() error { return keep(h.db, result) })
+	return untilAnswered(ctx, noMost, func() error { return keep(h.db, result) })
 }
 
 // unread is the error of a step that could not read its batch. Where the database is away, nothing has been done: the
@@ -258,21 +259,27 @@ func (h *handler) unread(ctx context.Context, err error) error {
 	return err
 }
 
-// overdueMax is how many tries in a row may end at their own deadline: what they read may be too large for it.
-const overdueMax = 5
+const (
+	// overdueMax is how many reads of a page of results may in a row end at the deadline of a statement: the page
+	// may be too large for it.
+	overdueMax = 5
+	noMost     = 0
+)
 
 // untilAnswered calls a try again while the database is away and ctx lives: the work of a function of the user is done,
-// or under way, and would be lost.
-func untilAnswered(ctx context.Context, try func() error) error {
+// or under way, and would be lost. Unless most is noMost, it gives up after so many tries in a row that ended at the
+// deadline of a statement.
+func untilAnswered(ctx context.Context, most int, try func() error) error {
 	overdue := 0
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Second) {
 		err := try()
 		if !invalidation.Interrupted(err) {
 			return err
 		}
-		if !errors.Is(err, context.DeadlineExceeded) {
+		var unconnected *pgconn.ConnectError
+		if !errors.Is(err, context.DeadlineExceeded) || errors.As(err, &unconnected) {
 			overdue = 0
-		} else if overdue++; overdue == overdueMax {
+		} else if overdue++; overdue == most {
 			return err
 		}
 		select {
