@@ -154,7 +154,7 @@ func (s CronStrip) Table() Table {
 	for _, job := range s.Jobs {
 		next := "–"
 		if len(job.Fires) > 0 && !job.Off {
-			next = job.Fires[0].Format("Mon 2 Jan 15:04:05 MST")
+			next = job.Fires[0].In(s.From.Location()).Format("Mon 2 Jan 15:04:05 MST")
 		}
 		runs := format.Count(int64(len(job.Fires)))
 		if job.Cut {

@@ -109,7 +109,7 @@
     stop();
     if (!('live' in main.dataset) || paused || document.hidden) return;
     if (!window.EventSource) return again();
-    if (state.dataset.state === 'off') say('opening', 'connecting');
+    if (['off', 'poll'].includes(state.dataset.state)) say('opening', 'connecting');
     source = new EventSource(address({ live: 'stream', seen: tag || '' }));
     heard = performance.now();
     source.addEventListener('open', hear(() => { failures = 0; say('live', 'live'); }));
