@@ -30,7 +30,8 @@ SELECT s.at, s.initial, s.pending, s.computing, s.disabled, s.failed, s.estimate
        s.head_age AS head_age_seconds, s.blocked,
        s.in_per_second, s.out_per_second
   FROM penstock.queue q CROSS JOIN LATERAL (
-       SELECT * FROM penstock.%s WHERE queue_id = q.id AND at > statement_timestamp() - $2::interval
+       SELECT * FROM penstock.%s
+        WHERE queue_id = q.id AND at BETWEEN statement_timestamp() - $2::interval AND statement_timestamp()
               ORDER BY at DESC LIMIT 3000) s
  WHERE q.name = $1
  ORDER BY s.at`

@@ -39,7 +39,7 @@ SELECT q.name AS queue, s.at, s.initial, s.pending, s.computing, s.failed, s.hea
                                                CASE WHEN q.created_at > statement_timestamp() - $1::interval THEN 0
                                                     ELSE gone END), 0) AS gone
                  FROM penstock.sample
-                WHERE queue_id = q.id AND at > statement_timestamp() - $1::interval
+                WHERE queue_id = q.id AND at BETWEEN statement_timestamp() - $1::interval AND statement_timestamp()
                 ORDER BY at DESC LIMIT 1000) x
         GROUP BY 1) s
  ORDER BY q.name, s.at`
