@@ -186,8 +186,11 @@ func changing(a *app, c *cobra.Command,
 			return err
 		}
 		if planned.check != nil && (dry || planned.risky && !yes) {
+			// Only what is not there stops a change: an entry that cannot be read can be cancelled.
 			if err := planned.check(ctx); err != nil {
-				return err
+				if code, _ := kindOf(err); dry || code == exitNotFound {
+					return err
+				}
 			}
 		}
 		if dry {

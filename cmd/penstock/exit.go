@@ -251,11 +251,19 @@ func (a *app) report(ctx context.Context, err error) int {
 		return exitInterrupted
 	}
 	fmt.Fprintln(a.err, a.paint(red, "penstock:"), shownError(err))
+	code, next := kindOf(err)
+	if next != "" {
+		fmt.Fprintln(a.err, "next:", next)
+	}
+	return code
+}
+
+// kindOf looks err up in the table: its exit code, and what to do next, which may be empty.
+func kindOf(err error) (code int, next string) {
 	for _, k := range kinds {
 		if k.is(err) {
-			fmt.Fprintln(a.err, "next:", k.next)
-			return k.code
+			return k.code, k.next
 		}
 	}
-	return exitError
+	return exitError, ""
 }
