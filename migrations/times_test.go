@@ -31,6 +31,7 @@ func TestSamplesOfATimeToComeHideNoOthers(t *testing.T) {
 		CREATE FUNCTION sampled(at timestamptz, pending bigint) RETURNS penstock.sample LANGUAGE sql AS $$
 		    SELECT jsonb_populate_record(m, jsonb_build_object('at', $1, 'pending', $2))
 		      FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m WHERE q.name = 'mail' $$`)
+	exec(t, c, `BEGIN`) // no minute passes
 	exec(t, c, `INSERT INTO penstock.sample SELECT (sampled(now() + make_interval(mins => m), 100 + m)).* FROM unnest('{-3, 0, 1}'::int[]) m`)
 	if n := query[int64](t, c, `SELECT (penstock.last_sample(id)).pending FROM penstock.queue WHERE name = 'mail'`); n != 100 {
 		t.Errorf("the newest sample has %d pending entries, want the 100 of now", n)
@@ -39,6 +40,7 @@ func TestSamplesOfATimeToComeHideNoOthers(t *testing.T) {
 	if n := query[int64](t, c, `SELECT penstock.roll_up_samples()`); n != 1 {
 		t.Errorf("%d minutes that have passed were written, want 1", n)
 	}
+	exec(t, c, `COMMIT`)
 }
 
 // Claims of a queue that another transaction has made since this one began do not know of the limit.

@@ -214,7 +214,7 @@ func TestARedirectIsNotFollowed(t *testing.T) {
 
 // A client may come with a time limit, which is meant for single answers.
 func TestATimeLimitOfTheHTTPClientBoundsNeitherWaitNorFollow(t *testing.T) {
-	end := time.Now().Add(time.Second)
+	end := time.Now().Add(2 * time.Second)
 	var asked, followed atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if strings.HasSuffix(r.URL.Path, "/events") {
@@ -223,7 +223,7 @@ func TestATimeLimitOfTheHTTPClientBoundsNeitherWaitNorFollow(t *testing.T) {
 			if err := http.NewResponseController(w).Flush(); err != nil {
 				t.Error(err)
 			}
-			time.Sleep(700 * time.Millisecond)
+			time.Sleep(1500 * time.Millisecond)
 			fmt.Fprint(w, "id: 2\nevent: ended\ndata: {}\n\n")
 			return
 		}
@@ -244,7 +244,7 @@ func TestATimeLimitOfTheHTTPClientBoundsNeitherWaitNorFollow(t *testing.T) {
 		fmt.Fprintf(w, `{"id": 7, "state": %q}`, state)
 	}))
 	defer server.Close()
-	c := client.New(client.Config{URL: server.URL, HTTP: &http.Client{Timeout: 300 * time.Millisecond}, Tries: 2})
+	c := client.New(client.Config{URL: server.URL, HTTP: &http.Client{Timeout: time.Second}, Tries: 2})
 	if s, err := c.Wait(t.Context(), 7); err != nil || s.State != "done" {
 		t.Errorf("waited after %d requests: %+v (%v)", asked.Load(), s, err)
 	}
