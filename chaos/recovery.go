@@ -95,8 +95,13 @@ func (s *site) recoveries(h *judge.History) []recovered {
 // charge splits a time among the causes, the first that holds at a moment, and a rest that is last.
 func charge(whole span, causes [][]span) []time.Duration {
 	edges := []time.Time{whole.from, whole.to}
-	for _, spans := range causes {
+	within := make([][]span, len(causes)) // the few of many thousands that matter here
+	for i, spans := range causes {
 		for _, s := range spans {
+			if !s.from.Before(whole.to) || !s.to.After(whole.from) {
+				continue
+			}
+			within[i] = append(within[i], s)
 			for _, at := range []time.Time{s.from, s.to} {
 				if at.After(whole.from) && at.Before(whole.to) {
 					edges = append(edges, at)
@@ -108,7 +113,7 @@ func charge(whole span, causes [][]span) []time.Duration {
 	waits := make([]time.Duration, len(causes)+1)
 	for i := 1; i < len(edges); i++ {
 		middle := edges[i-1].Add(edges[i].Sub(edges[i-1]) / 2)
-		step := slices.IndexFunc(causes, func(spans []span) bool {
+		step := slices.IndexFunc(within, func(spans []span) bool {
 			return slices.ContainsFunc(spans, func(s span) bool { return s.from.Before(middle) && s.to.After(middle) })
 		})
 		if step < 0 {
