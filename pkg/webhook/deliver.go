@@ -154,7 +154,9 @@ func (d *deliverer) postponed(m message, refused refusal) deliveryOutcome {
 	if m.Age+wait <= due(m.Attempt+1) {
 		return deliveryOutcome{Kind: deferred, Wait: wait, Reason: reason}
 	}
-	return d.again(m, wait, reason)
+	// By its age it is due for the next attempt, too, once the breaker lets it through: it may be late for a reason
+	// that is none of the receiver's, as a queue that was paused.
+	return d.after(m, wait, reason)
 }
 
 // siteOf is the part of a host that one party has registered, by the list of public suffixes: names below it cost that
@@ -262,12 +264,17 @@ func (d *deliverer) judge(m message, reply *http.Response, said string, now time
 // again plans the next attempt: at the time of the schedule, or later if the receiver asked for it, and at the end of
 // the schedule at the latest. A message that was deferred may come to the end before its attempts are used up.
 func (d *deliverer) again(m message, asked time.Duration, reason string) deliveryOutcome {
-	wait, more := Schedule(m.Attempt+1, rand.Float64())
+	wait, _ := Schedule(m.Attempt+1, rand.Float64())
+	return d.after(m, max(wait, asked), reason)
+}
+
+// after is the outcome of an attempt that failed: the next one comes after wait, if one is left.
+func (d *deliverer) after(m message, wait time.Duration, reason string) deliveryOutcome {
 	left := scheduleEnd() - m.Age
-	if !more || left <= 0 {
+	if m.Attempt >= len(waits) || left <= 0 {
 		return usedUp(reason)
 	}
-	return deliveryOutcome{Kind: retry, Wait: min(max(wait, asked), left), Reason: reason}
+	return deliveryOutcome{Kind: retry, Wait: min(wait, left), Reason: reason}
 }
 
 func usedUp(reason string) deliveryOutcome {

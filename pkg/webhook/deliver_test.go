@@ -352,6 +352,33 @@ func TestMessagesToADeadAddressEndWithTheTimeOfTheirAttempts(t *testing.T) {
 	})
 }
 
+// What waited for another reason, as in a queue that was paused for two hours, is tried as soon as the breaker of its
+// receiver lets it through, and not hours later.
+func TestAMessageThatIsLateComesWhenTheBreakerHasClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		refused := net.Dialer{Control: func(string, string, syscall.RawConn) error { return syscall.ECONNREFUSED }}
+		d := newDeliverer(Config{Policy: loopback(), Dialer: refused})
+		late := messageTo("http://127.0.0.1:9/", 1)
+		late.Age = 2 * time.Hour
+		for tries := 0; ; tries++ {
+			o := d.deliver(t.Context(), messageTo("http://127.0.0.1:9/", 1))
+			if strings.HasPrefix(o.Reason, "not tried") {
+				break
+			}
+			if tries > 1000 {
+				t.Fatal("the breaker does not open")
+			}
+		}
+		for range 3 {
+			o := d.deliver(t.Context(), late)
+			if !strings.HasPrefix(o.Reason, "not tried") || o.Wait > time.Minute {
+				t.Errorf("attempt %d comes after %s (%s: %s)", late.Attempt+1, o.Wait, o.Kind, o.Reason)
+			}
+			late.Attempt++
+		}
+	})
+}
+
 // Slow receivers under any number of names of one site leave places for first deliveries to hosts of others.
 func TestFirstDeliveriesDoNotWaitForSlowNames(t *testing.T) {
 	const timeout = 15 * time.Second
