@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// waitMax bounds how long one request waits for the end of an entry.
+// waitMax bounds how long one request waits for the end of an entry: a minute, which leaves time to answer.
 const waitMax = httpserver.RequestMax - 30*time.Second
 
 // waitOf reads how long the client will wait: a duration as in 30s, or whole seconds.

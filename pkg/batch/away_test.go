@@ -129,7 +129,7 @@ func TestOnlyPagesThatAreAlwaysOverdueAreGivenUp(t *testing.T) {
 	}{
 		"page, overdue":   {overdueMax, overdue, overdueMax},
 		"page, away":      {overdueMax, shutdown, 20},
-		"result, overdue": {noMost, overdue, 20},
+		"result, overdue": {unbounded, overdue, 20},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			tries := 0

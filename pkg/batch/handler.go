@@ -190,7 +190,7 @@ func (h *handler) part(ctx context.Context, t task, r *invalidation.Run) error {
 		return err
 	}
 	tries := 0
-	return untilAnswered(ctx, noMost, func() error {
+	return untilAnswered(ctx, unbounded, func() error {
 		err := keep(h.db, result)
 		tries++
 		if tries > 1 && errors.Is(err, invalidation.ErrLockLost) && read() == nil && ended && outcome == "done" {
@@ -247,7 +247,7 @@ func (h *handler) reduce(ctx context.Context, t task, r *invalidation.Run) error
 	if err != nil {
 		return err
 	}
-	return untilAnswered(ctx, noMost, func() error { return keep(h.db, result) })
+	return untilAnswered(ctx, unbounded, func() error { return keep(h.db, result) })
 }
 
 // unread is the error of a step that could not read its batch. Where the database is away, nothing has been done: the
@@ -263,11 +263,11 @@ const (
 	// overdueMax is how many reads of a page of results may in a row end at the deadline of a statement: the page
 	// may be too large for it.
 	overdueMax = 5
-	noMost     = 0
+	unbounded  = 0
 )
 
 // untilAnswered calls a try again while the database is away and ctx lives: the work of a function of the user is done,
-// or under way, and would be lost. Unless most is noMost, it gives up after so many tries in a row that ended at the
+// or under way, and would be lost. Unless most is unbounded, it gives up after so many tries in a row that ended at the
 // deadline of a statement.
 func untilAnswered(ctx context.Context, most int, try func() error) error {
 	overdue := 0
