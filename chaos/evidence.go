@@ -35,6 +35,9 @@ func (s *site) keepEvidence(ctx context.Context, h *judge.History, findings []ju
 	if err := os.WriteFile(filepath.Join(s.cfg.logs, "held.txt"), s.policy.heldStatements(), 0o600); err != nil {
 		return err
 	}
+	if err := os.WriteFile(filepath.Join(s.cfg.logs, "doubts.txt"), doubtsAfter(h), 0o600); err != nil {
+		return err
+	}
 	for _, f := range findings {
 		for _, example := range f.Examples {
 			for _, match := range entryNumber.FindAllStringSubmatch(example, 2) {
@@ -59,13 +62,28 @@ func (p *policy) heldStatements() []byte {
 	return text
 }
 
+// doubtsAfter are the times for which slots were in doubt once the faults were over, a line for each.
+func doubtsAfter(h *judge.History) (text []byte) {
+	for _, d := range h.Doubts {
+		if d.To.IsZero() || d.To.After(h.FaultsOver) {
+			text = fmt.Appendf(text, "slot %s, token %d, entry %d from %v to %v, %v after the faults: %s\n", d.Slot,
+				d.Token, d.Entry, d.From.UTC(), d.To.UTC(), d.To.Sub(h.FaultsOver), d.Reason)
+		}
+	}
+	return text
+}
+
+// keepEvidenceOf writes what is known of an entry, and of that which delivers the report of its end.
 func (s *site) keepEvidenceOf(ctx context.Context, entry string) error {
 	const sql = `
-WITH mine AS (
-    SELECT * FROM judge.event WHERE entry_id = $1
+WITH named AS (
+    SELECT $1::bigint AS id UNION SELECT callback_id FROM penstock.callback_sent WHERE entry_id = $1
+), mine AS (
+    SELECT * FROM judge.event WHERE entry_id IN (SELECT id FROM named)
     UNION
     SELECT * FROM judge.event WHERE what IN ('grant', 'free') AND key IN (
-           SELECT coalesce(key, '#' || entry_id) FROM judge.event WHERE what = 'entry' AND entry_id = $1)
+           SELECT coalesce(key, '#' || entry_id) FROM judge.event
+            WHERE what = 'entry' AND entry_id IN (SELECT id FROM named))
 )
 SELECT at::text || ' ' || to_jsonb(jsonb_strip_nulls(to_jsonb(mine) - 'at'))::text FROM mine ORDER BY seq`
 	rows, err := s.db.pool.Query(ctx, sql, entry)

@@ -78,7 +78,7 @@ type drained struct {
 	last     string        // what ended last
 	released time.Duration // until the locks were gone that were held when the faults ended
 	doubtful []string      // slots that are still in doubt
-	freed    time.Duration // until no slot was in doubt
+	began    time.Time
 }
 
 // workSQL lists what has not ended. Schedules go on: of their locks those count that were taken before $1.
@@ -104,7 +104,7 @@ SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model || ' is in do
 
 // tell adds to the history what the drain was.
 func (d drained) tell(h *judge.History, rare bool) {
-	h.Drained, h.Last, h.Doubtful, h.Freed = d.took, d.last, d.doubtful, d.freed
+	h.Drained, h.Last, h.Doubtful, h.FaultsOver = d.took, d.last, d.doubtful, d.began
 	if rare { // recovery frees lock by lock there
 		h.Released = d.released
 	}
@@ -112,31 +112,28 @@ func (d drained) tell(h *judge.History, rare bool) {
 
 // drain waits until no work is left and no slot is in doubt, or the time is up. What was left when is beside the logs.
 func (s *site) drain(ctx context.Context, name string) (d drained) {
-	began, from := time.Now(), s.list(ctx, `SELECT clock_timestamp()::text`)[0]
-	deadline, working, doubting := began.Add(2*s.cfg.drainMax), true, true
+	d.began = time.Now()
+	from := s.list(ctx, `SELECT clock_timestamp()::text`)[0]
+	deadline, working := d.began.Add(2*s.cfg.drainMax), true
 	var seen strings.Builder
 	defer func() { _ = os.WriteFile(filepath.Join(s.cfg.logs, name), []byte(seen.String()), 0o600) }()
 	for before := []string{""}; ; time.Sleep(100 * time.Millisecond) {
 		d.left, d.doubtful = s.list(ctx, workSQL, from), s.list(ctx, doubtfulSQL)
-		if all := slices.Concat(d.left, d.doubtful); !slices.Equal(all, before) {
+		if all := slices.Concat(d.doubtful, d.left); !slices.Equal(all, before) {
 			some := all[:min(10, len(all))]
-			fmt.Fprintf(&seen, "%v after the faults %d, as %q\n", round(time.Since(began)), len(all), some)
+			fmt.Fprintf(&seen, "%v after the faults %d, as %q\n", round(time.Since(d.began)), len(all), some)
 			before = all
 		}
 		if working {
-			d.took = time.Since(began)
+			d.took = time.Since(d.began)
 		}
 		if len(s.list(ctx, `SELECT lock_key FROM penstock.lock WHERE claimed_at < $1::timestamptz LIMIT 1`, from)) > 0 {
-			d.released = time.Since(began)
-		}
-		if doubting {
-			d.freed = time.Since(began)
+			d.released = time.Since(d.began)
 		}
 		if working = len(d.left) > 0; working {
 			d.last = d.left[0]
 		}
-		doubting = len(d.doubtful) > 0
-		if !working && !doubting || time.Now().After(deadline) {
+		if !working && len(d.doubtful) == 0 || time.Now().After(deadline) {
 			return d
 		}
 	}
@@ -217,7 +214,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	h := &judge.History{
 		Lease: s.cfg.lease, Tolerance: s.tolerance(), RunMax: runMax, CronStep: ticks.step, DrainMax: s.cfg.drainMax,
 		RetryBase: retryBase,
-		DoubtMax:  doubtMax, CatchUpMax: catchUpMax,
+		DoubtMax:  doubtMax, CatchUpMax: catchUpMax, CallbackCrashes: callbackCrashes,
 		Jobs: ticks.jobs, Ticking: tickQueue, Served: models, Lanes: []string{"solo", "work"},
 		ClockJumped: s.cfg.clock, FreedOneByOne: s.cfg.rare, LocksMax: map[string]int{"limited": limitedLocks},
 		Rates:   map[string]judge.Rate{ratedQueue: {Burst: ratedBurst, PerSecond: ratedRate}},
@@ -302,6 +299,7 @@ func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
 	if err != nil {
 		return err
 	}
+	h.Doubts = doubtsOf(events)
 	processes, gone, keys, freed := map[int64]string{}, map[int64]event{}, map[int64]string{}, map[int64]event{}
 	for _, e := range events {
 		switch e.What {
@@ -376,6 +374,25 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 	return events, nil
 }
 
+// doubtsOf are the times for which slots were in doubt.
+func doubtsOf(events []event) (doubts []judge.Doubt) {
+	open := map[int64]int{} // by token
+	for _, e := range events {
+		switch e.What {
+		case "doubt":
+			open[e.Token] = len(doubts)
+			doubts = append(doubts, judge.Doubt{
+				Slot: e.Key, Token: e.Token, Entry: e.Entry, Reason: e.Class, From: e.At,
+			})
+		case "certain":
+			if i, known := open[e.Token]; known {
+				doubts[i].To = e.At
+			}
+		}
+	}
+	return doubts
+}
+
 // place is where a solo entry is since an event, if it changed that. Where the server's clock jumped no time is known.
 func (s *site) place(e *event) (p judge.Place, changed bool) {
 	p = judge.Place{Seq: e.Seq, Queue: e.Queue, Entry: e.Entry, At: e.At}
@@ -409,6 +426,12 @@ func (s *site) readEffects(ctx context.Context, h *judge.History) error {
 		return err
 	}
 	if err := s.readBatches(ctx, h); err != nil {
+		return err
+	}
+	var ended, callback int64
+	const callbacksSQL = `SELECT entry_id, callback_id FROM penstock.callback_sent ORDER BY callback_id`
+	h.Callbacks = map[int64]int64{}
+	if err := s.each(ctx, callbacksSQL, []any{&ended, &callback}, func() { h.Callbacks[ended] = callback }); err != nil {
 		return err
 	}
 	var invariant, detail string

@@ -84,6 +84,17 @@ BEGIN
     END IF;
     RETURN NULL;
 END $$;
+-- on_doubt records since when and until when a slot is in doubt: until it is freed, or adopted under a new token.
+CREATE FUNCTION judge.on_doubt() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP = 'DELETE' OR NEW.doubt_at IS NULL THEN
+        INSERT INTO judge.event (what, token) VALUES ('certain', OLD.token);
+    ELSIF OLD.doubt_at IS NULL THEN
+        INSERT INTO judge.event (what, token, key, entry_id, class)
+        VALUES ('doubt', NEW.token, NEW.instance_id || '/' || NEW.number, NEW.entry_id, NEW.doubt);
+    END IF;
+    RETURN NULL;
+END $$;
 CREATE FUNCTION judge.on_node() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO judge.event (what, node, key) VALUES ('node', NEW.id, NEW.name);
@@ -108,6 +119,10 @@ CREATE TRIGGER judge AFTER INSERT ON penstock.failure FOR EACH ROW EXECUTE FUNCT
 CREATE TRIGGER judge_change AFTER UPDATE ON penstock.lock FOR EACH ROW EXECUTE FUNCTION judge.on_change('lock');
 CREATE TRIGGER judge_change AFTER UPDATE ON penstock.result FOR EACH ROW EXECUTE FUNCTION judge.on_change('result');
 CREATE TRIGGER judge_change AFTER UPDATE ON penstock.failure FOR EACH ROW EXECUTE FUNCTION judge.on_change('failure');
+CREATE TRIGGER judge AFTER UPDATE ON penstock.slot FOR EACH ROW
+    WHEN (OLD.doubt_at IS DISTINCT FROM NEW.doubt_at) EXECUTE FUNCTION judge.on_doubt();
+CREATE TRIGGER judge_gone AFTER DELETE ON penstock.slot FOR EACH ROW
+    WHEN (OLD.doubt_at IS NOT NULL) EXECUTE FUNCTION judge.on_doubt();
 CREATE TRIGGER judge AFTER INSERT ON penstock.node FOR EACH ROW EXECUTE FUNCTION judge.on_node();
 -- Nodes that registered before the triggers were there; none registers until this transaction ends.
 INSERT INTO judge.event (what, node, key) SELECT 'node', id, name FROM penstock.node;

@@ -41,8 +41,7 @@ func (s *site) report(
 	}
 	fmt.Fprintf(
 		w,
-		"%d entries ended, %d of them done; %d calls of workers, %d grants, %d heartbeats; "+
-			"drained in %v, slots free in %v\n\n",
+		"%d entries ended, %d of them done; %d calls of workers, %d grants, %d heartbeats; drained in %v\n\n",
 		len(
 			h.Endings,
 		),
@@ -51,7 +50,6 @@ func (s *site) report(
 		len(h.Grants),
 		len(h.Beats),
 		h.Drained.Round(100*time.Millisecond),
-		h.Freed.Round(100*time.Millisecond),
 	)
 	s.reportFaults(w, p)
 	s.reportCommits(w)

@@ -19,6 +19,9 @@ const (
 	crashesMax   = 60
 	runMax       = 8 * time.Second
 	retryBase    = 200 * time.Millisecond // the wait after the first error
+	// callbackCrashes is after how many deaths of nodes the entry of a callback is given up, which is the product's
+	// own setting.
+	callbackCrashes = 3
 	// doubtMax is how long a slot is in doubt at most although its worker has no call: the 10 s after which a probe
 	// may free it, a second until a node makes that, and the timeout of a probe.
 	doubtMax = 13 * time.Second

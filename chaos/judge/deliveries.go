@@ -38,11 +38,21 @@ func deliveriesOnce(x *index, r *report) {
 		for _, d := range got[p.Entry] {
 			ids[d.ID] = true
 		}
-		if len(ids) != 1 {
+		poisoned := x.poisoned(x.Callbacks[p.Entry])
+		if len(ids) > 1 || len(ids) == 0 && !poisoned {
 			r.bad("the end of entry %d was reported under %d ids", p.Entry, len(ids))
 		}
-		x.comesAgain(got[p.Entry], calm, r)
+		if !poisoned {
+			x.comesAgain(got[p.Entry], calm, r)
+		}
 	}
+}
+
+// poisoned says that the entry of a callback was given up because nodes had died that ran it, as often as the queue of
+// callbacks allows. That nodes did die so often is a promise about crashes.
+func (x *index) poisoned(callback int64) bool {
+	ends := x.endings[callback]
+	return len(ends) > 0 && ends[0].Class == classPoison && ends[0].Crashes >= x.CallbackCrashes
 }
 
 // comesAgain is that a delivery which was refused is repeated after the wait of the schedule, until one is accepted.

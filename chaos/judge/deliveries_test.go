@@ -17,6 +17,30 @@ func refusedCallback(times int, until time.Time) *History {
 	return h
 }
 
+// poison lets the entry of the callback end after so many deaths of nodes.
+func poison(deaths int) func(h *History) {
+	return func(h *History) {
+		h.CallbackCrashes, h.Callbacks = 3, map[int64]int64{14: 90}
+		h.Endings = append(h.Endings, Ending{
+			Seq: 900, Entry: 90, Queue: "webhook", Outcome: "failed", Class: classPoison, Crashes: deaths,
+		})
+		for i := range deaths {
+			h.Grants = append(h.Grants, Grant{
+				Seq: int64(910 + 2*i), Queue: "webhook", Key: "#90", Token: int64(900 + i), Last: 90, Process: "n1",
+				At: at(700), FreeBegan: at(4900 + i), Freed: at(4900 + i), FreedSeq: int64(911 + 2*i),
+			})
+		}
+	}
+}
+
+func twoIDs(spoil func(h *History)) func(h *History) {
+	return func(h *History) { spoil(h); h.Deliveries[0].ID = "other" }
+}
+
+func others(spoil func(h *History)) func(h *History) {
+	return func(h *History) { spoil(h); h.Callbacks[14] = 91 }
+}
+
 func TestACallbackThatIsRefusedComesAgain(t *testing.T) {
 	const promise = "one delivery id for each ending"
 	const due, limit = 7000, 3000 + 2000 + 3000 + 100 // the wait, and what it may take then
@@ -40,7 +64,13 @@ func TestACallbackThatIsRefusedComesAgain(t *testing.T) {
 		"no leader was there, and long after": {refusedCallback(1, at(due+limit+1001)), func(h *History) {
 			h.Disturbances = []Disturbance{{"a", at(8000), at(9000)}}
 		}, true},
-		"the server's clock jumped": {refusedCallback(1, at(9_000_000)), func(h *History) { h.ClockJumped = true }, false},
+		"its entry was given up as poison":     {refusedCallback(1, at(9_000_000)), poison(3), false},
+		"given up after too few deaths":        {refusedCallback(1, at(9_000_000)), poison(2), true},
+		"poison, and it was never delivered":   {refusedCallback(0, at(9_000_000)), poison(3), false},
+		"never delivered, after too few":       {refusedCallback(0, at(9_000_000)), poison(2), true},
+		"poison, and delivered under two ids":  {refusedCallback(2, at(9_000_000)), twoIDs(poison(3)), true},
+		"another entry was given up as poison": {refusedCallback(1, at(9_000_000)), others(poison(3)), true},
+		"the server's clock jumped":            {refusedCallback(1, at(9_000_000)), func(h *History) { h.ClockJumped = true }, false},
 	} {
 		c.spoil(c.h)
 		if n := broken(c.h)[promise]; n > 0 != c.broken {

@@ -2,8 +2,11 @@ package judge
 
 import "time"
 
-// classUnknown is that of a failure for the reason that it is unknown whether the entry ran.
-const classUnknown = "unknown"
+// Classes of failures: it is unknown whether the entry ran, and too many nodes died that ran it.
+const (
+	classUnknown = "unknown"
+	classPoison  = "poison"
+)
 
 // failuresHaveCauses looks at what an entry spent before it failed: no fewer errors or crashes than it may have, and no
 // entry, however it ends, spends more. It counts the failures.
@@ -89,7 +92,7 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	if first.IsZero() || x.forked(first) {
 		return
 	}
-	from, limit := laterOf(p.deadline(), p.Returned), x.Lease+dueMax+x.Tolerance
+	from, limit := laterOf(p.deadline(), p.Returned), ExpiryMax(x.Lease, x.Tolerance)
 	late := calm.between(from, first)
 	if late > limit || first.After(from) && calm.between(from, from.Add(limit)) == limit {
 		r.checked++
@@ -99,6 +102,9 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 			p.Entry, first.Sub(p.deadline()), late)
 	}
 }
+
+// ExpiryMax is how long after its deadline an entry that waits may take to expire, without a disturbance.
+func ExpiryMax(lease, tolerance time.Duration) time.Duration { return lease + dueMax + tolerance }
 
 // runsToItsDeadline is that a run under the first grant of an entry begins before start_by, which later ones may be
 // free of, and that no run goes on after finish_by.

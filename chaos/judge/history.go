@@ -44,6 +44,9 @@ type History struct {
 	Ticks      map[Tick]int // executions of entries of schedules
 	Ticking    string       // their queue
 	Deliveries []Delivery
+	Callbacks  map[int64]int64 // the entry that delivers the report of an end, by the entry that ended
+
+	CallbackCrashes int // after which the entry of a callback is given up
 
 	CallbackWaits []time.Duration // after the first refusals of a callback, at most
 	Quiet         time.Time       // since when nothing else was left to do
@@ -91,9 +94,10 @@ type History struct {
 	Drained    time.Duration // from the end of the faults until nothing was left
 	Last       string        // what ended last
 	Released   time.Duration // until locks were free that were held at the end; 0 where recovery frees them together
+	FaultsOver time.Time     // when the faults had ended, and clients had their answers
+	Doubts     []Doubt       // of slots, in the order in which they began
 	Doubtful   []string      // slots that are in doubt after the drain
-	Freed      time.Duration // from the end of the faults until no slot was in doubt
-	DoubtMax   time.Duration // that a slot may be in doubt although its worker has no call
+	DoubtMax   time.Duration // that a slot may be in doubt
 	DrainMax   time.Duration // that this may take, whatever it takes without faults
 	FaultFree  time.Duration // that the same backlog took afterwards, without faults; 0: not measured
 	Tables     []Table
@@ -210,6 +214,15 @@ type Term struct {
 type Disturbance struct {
 	What     string
 	From, To time.Time
+}
+
+// Doubt is a time for which a slot was in doubt: since its node said that its call may still run, until it was freed or
+// given to a node that follows the call on.
+type Doubt struct {
+	Slot         string // the instance and the number
+	Token, Entry int64
+	Reason       string
+	From, To     time.Time // To is zero: it is in doubt still
 }
 
 // Unhinted is an entry that a node had to find by itself.

@@ -287,15 +287,42 @@ func TestBacklogMayTakeTwiceItsTimeWithoutFaults(t *testing.T) {
 // A slot whose call had an unknown end holds up no judgement about entries: they are terminal before it is free.
 func TestSlotsInDoubtAreJudgedByTheTimeOfTheirProbe(t *testing.T) {
 	const entries, slots = "all is terminal soon after the faults", "slots in doubt are free soon after the faults"
-	h := good()
-	h.DoubtMax, h.FaultFree, h.Drained = 17*time.Second, time.Second, 10*time.Second
-	h.Freed = h.RunMax + h.DoubtMax // a worker that hangs, and the probe after that
-	if found := broken(h); found[entries]+found[slots] != 0 {
-		t.Errorf("a slot that is free after its call and its probe breaks a promise: %v", found)
-	}
-	h.Freed += time.Second
-	if found := broken(h); found[entries] != 0 || found[slots] == 0 {
-		t.Errorf("a slot that its probe left in doubt is not reported as such: %v", found)
+	const most = 17_000 + 100 // with the tolerance
+	over := at(20_000)
+	for name, c := range map[string]struct {
+		d       Doubt
+		broken  bool
+		spoil   func(h *History)
+		checked int
+	}{
+		"free after its probe":                      {d: Doubt{From: at(19_000), To: over.Add(most * time.Millisecond)}, checked: 2},
+		"in doubt for longer":                       {d: Doubt{From: at(19_000), To: over.Add(most*time.Millisecond + 1)}, broken: true, checked: 2},
+		"long in doubt, and free before the end":    {d: Doubt{From: at(0), To: over}, checked: 1},
+		"given up long after the faults":            {d: Doubt{From: at(60_000), To: at(60_000 + most)}, checked: 2},
+		"given up after the faults, and for longer": {d: Doubt{From: at(60_000), To: at(60_001 + most)}, broken: true, checked: 2},
+		"in doubt still, which the drain tells":     {d: Doubt{From: at(60_000)}, checked: 1},
+		"disturbed for the time that it is late": {
+			d: Doubt{From: at(60_000), To: at(60_500 + most)}, checked: 2,
+			spoil: func(h *History) { h.Refusals = []Disturbance{{"slow", at(61_000), at(61_600)}} },
+		},
+		"the server's clock jumped": {
+			d: Doubt{From: at(60_000), To: at(600_000)}, checked: 1, spoil: func(h *History) { h.ClockJumped = true },
+		},
+	} {
+		h := good()
+		h.DoubtMax, h.FaultFree, h.Drained, h.FaultsOver = 17*time.Second, time.Second, 10*time.Second, over
+		h.Doubts = []Doubt{c.d}
+		if c.spoil != nil {
+			c.spoil(h)
+		}
+		found := broken(h)
+		if found[entries] != 0 || found[slots] > 0 != c.broken {
+			t.Errorf("%s: %v, want broken: %v", name, found, c.broken)
+		}
+		var r report
+		if slotsFreed(newIndex(h), &r); r.checked != c.checked {
+			t.Errorf("%s: %d cases, want %d", name, r.checked, c.checked)
+		}
 	}
 }
 
