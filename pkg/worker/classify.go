@@ -1,6 +1,7 @@
 package worker
 
 import (
+	"bytes"
 	"encoding/json"
 	"net/http"
 	"regexp"
@@ -15,8 +16,9 @@ import (
 // asked: what its error echoes of that says nothing about the worker.
 //
 //	429, 503 for want of room             busy: costs nothing
+//	502, 504, 520, 524, 503 of Envoy      a proxy lost the worker, which may have begun: unknown
 //	other 503, 401, 403, 408              not ready: costs nothing
-//	502, 504                              a proxy lost the worker, which may have begun: unknown
+//	521, 522, 523, 525, 526, 530          a proxy did not reach the worker: not ready
 //	404, 405, 409, 410, 421, 426, 501     misrouted: the instance or the route is to blame, until all agree
 //	400, 413, 415, 422                    the request is refused for good
 //	everything else                       it ran and failed, with the class that the text tells
@@ -32,10 +34,12 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind, o.Class = Busy, ClassBusy
 	case status == http.StatusServiceUnavailable && class == ClassBusy:
 		o.Kind, o.Class = Busy, ClassBusy
+	case LostByProxy(status, body):
+		o.Kind, o.Class, o.MaybeRunning = Unknown, class, true
 	case status == http.StatusServiceUnavailable:
 		o.Kind, o.Class, o.Starting = NotReady, class, saysStarting(message)
-	case fromProxy(status):
-		o.Kind, o.Class, o.MaybeRunning = Unknown, class, true
+	case unreachedByProxy(status):
+		o.Kind = NotReady
 	case status >= 300 && status < 400:
 		// Following would send our secrets to an unregistered address.
 		o.Kind = NotReady
@@ -56,10 +60,28 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 	return o
 }
 
-// fromProxy lists the answers of a proxy whose connection to the worker was refused, broke or took too long: the worker
-// may have had the call, as if that connection were our own.
-func fromProxy(status int) bool {
-	return status == http.StatusBadGateway || status == http.StatusGatewayTimeout
+// LostByProxy says whether an answer is that of a proxy whose connection to the worker was refused, broke or took too
+// long: the worker may have had the call, as if that connection were our own. Cloudflare answers 520 or 524, and Envoy
+// 503 with a reason.
+func LostByProxy(status int, body []byte) bool {
+	switch status {
+	case http.StatusBadGateway, http.StatusGatewayTimeout, 520, 524:
+		return true
+	case http.StatusServiceUnavailable:
+		body = body[:min(len(body), 2000)]
+		return bytes.Contains(body, []byte("disconnect/reset before headers")) && envoyReset.Match(body)
+	}
+	return false
+}
+
+// envoyReset matches the reasons that Envoy gives where it had sent the request. With the others, such as "connection
+// failure", "overflow" and "remote refused stream reset", the worker did not get it.
+var envoyReset = regexp.MustCompile(`reset reason: (connection termination|remote reset|local reset|protocol error)`)
+
+// unreachedByProxy lists the answers of Cloudflare when it has no connection to the worker: refused (521), timed out
+// (522), no route (523), no TLS (525, 526), no tunnel or name (530).
+func unreachedByProxy(status int) bool {
+	return (status >= 521 && status <= 526 && status != 524) || status == 530
 }
 
 // blamesPlatform lists refusals for which no entry is to blame: credentials

@@ -36,6 +36,38 @@ func TestErrorTextsOfRealFrameworks(t *testing.T) {
 	}
 }
 
+func TestProxyThatLostTheWorkerIsBelieved(t *testing.T) {
+	const envoy = "upstream connect error or disconnect/reset before headers. "
+	for _, c := range []struct {
+		status int
+		body   string
+		want   bool
+	}{
+		{502, "", true},
+		{504, "", true},
+		{520, "", true},
+		{524, "", true},
+		{503, envoy + "reset reason: connection termination", true},
+		{503, envoy + "retried and the latest reset reason: connection termination", true},
+		{503, envoy + "reset reason: remote reset", true},
+		{503, envoy + "reset reason: protocol error", true},
+		{503, `{"error":"` + envoy + `reset reason: connection termination"}`, true},
+		{503, envoy + "reset reason: connection failure", false},
+		{503, envoy + "reset reason: connection timeout", false},
+		{503, envoy + "reset reason: overflow", false},
+		{503, envoy + "reset reason: remote refused stream reset", false},
+		{503, "no healthy upstream", false},
+		{503, `{"error":"Loading model"}`, false},
+		{500, envoy + "reset reason: connection termination", false},
+		{522, "", false},
+		{200, "", false},
+	} {
+		if got := LostByProxy(c.status, []byte(c.body)); got != c.want {
+			t.Errorf("%d %q: lost is %v, want %v", c.status, c.body, got, c.want)
+		}
+	}
+}
+
 func TestErrorTextIsFoundInEveryShape(t *testing.T) {
 	for body, want := range map[string]string{
 		`{"error":"a"}`:                      "a",

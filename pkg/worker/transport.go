@@ -273,7 +273,7 @@ func (w *wire) judged(ctx context.Context, a answer, judge func(reply) Outcome) 
 	} else {
 		o = judge(reply{a.reply.StatusCode, a.reply.Header, body})
 	}
-	if o.Kind == Unknown && fromProxy(a.reply.StatusCode) {
+	if o.Kind == Unknown && LostByProxy(a.reply.StatusCode, body) {
 		o.MaybeRunning = !w.model.CloseEndsRun() // the proxy has closed its connection
 	}
 	o.SentAt, o.FirstByteAt = a.sentAt, a.first
