@@ -86,7 +86,7 @@ var wideSQL = map[string]int{
 	"batch.sql":         40,
 	"blocked_keys.sql":  8,
 	"brake.sql":         6,
-	"changelog.sql":     36,
+	"changelog.sql":     35,
 	"compaction.sql":    8,
 	"control.sql":       31,
 	"cron.sql":          28,

@@ -131,8 +131,9 @@ END $_$;
 -- or of some. keys are the columns that identify a row; without them it is the primary key.
 -- Watching again replaces the watch. The trigger functions that it makes work with any names of
 -- columns. They run with the rights of the role that called watch: no other role may attach
--- them to a table, and they refuse any other table, and a column whose type has become one of a
--- user since (SQLSTATE PS006).
+-- them to a table, and they refuse a table that is not watched, and a column whose type has become
+-- one of a user since (SQLSTATE PS006). They work in a database that was restored from a dump, too,
+-- where tables and types have other OIDs.
 -- Locks: SHARE ROW EXCLUSIVE on the table, by CREATE TRIGGER: it waits for the transactions that
 -- are writing to the table, and new writers wait for it. Run it when none of them is long. ACCESS
 -- EXCLUSIVE where an earlier watch is replaced.
@@ -151,11 +152,11 @@ CREATE OR REPLACE FUNCTION penstock.watch(
 DECLARE
     q     penstock.queue := penstock.queue_row(queue);
     op    text;
+    -- No restored function has the name, as one by the OID of the table could have.
+    own   text := 'watch_' || q.id || '_' || substr(gen_random_uuid()::text, 25);
     body  text;
     wrong text;
-    -- Columns that are converted by to_jsonb(): their type stays in pg_catalog, or the domain that it was.
-    converted name[];
-    domains   oid[];
+    converted jsonb; -- expressions of the columns that are converted by to_jsonb(), by name
 BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
@@ -179,20 +180,22 @@ BEGIN
     ELSIF cardinality(columns) = 0 THEN
         columns := keys;
     END IF;
-    SELECT coalesce(array_agg(a.attname), '{}'), coalesce(array_agg(a.atttypid), '{}') INTO converted, domains
-      FROM pg_attribute a
-     WHERE a.attrelid = watched AND a.attname = ANY (columns || keys) AND penstock.watch_column_sql(watched, a.attname) LIKE 'to_jsonb(%';
+    SELECT coalesce(jsonb_object_agg(a.attname, x.text), '{}') INTO converted
+      FROM pg_attribute a CROSS JOIN LATERAL penstock.watch_column_sql(watched, a.attname) x(text)
+     WHERE a.attrelid = watched AND a.attname = ANY (columns || keys) AND x.text LIKE 'to_jsonb(%';
     PERFORM penstock.unwatch(watched, queue, reason, actor);
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
-        body := format('watch_%s_%s_%s', watched::oid, q.id, op);
+        body := own || '_' || op;
         EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
 -- Written by penstock.watch.
 DECLARE
     part record;
 BEGIN
-    IF TG_RELID <> %s OR EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                                  WHERE a.attrelid = TG_RELID AND a.attname = ANY (%L::name[]) AND t.typnamespace <> 'pg_catalog'::regnamespace
-                                    AND a.atttypid <> ALL (%L::oid[])) THEN
+    -- The row of watch is read where the OID is another one, after a restore.
+    IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
+       OR EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                   WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname AND t.typnamespace <> 'pg_catalog'::regnamespace
+                     AND penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
         RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
             USING ERRCODE = 'PS006', HINT = 'Watch it again: SELECT penstock.watch(...).';
     END IF;
@@ -205,7 +208,7 @@ BEGIN
         PERFORM penstock.push_many(%L, part.changes);
     END LOOP;
     RETURN NULL;
-END $b$, watched::oid, converted, domains,
+END $b$, watched::oid, q.id, converted, converted,
             format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
         EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', body);
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
@@ -219,7 +222,7 @@ END $b$, watched::oid, converted, domains,
 END $_$;
 
 -- unwatch ends the watch of a table for one queue, or for all. It drops the triggers and their
--- functions, and removes the rows of watched tables that were dropped.
+-- functions, and removes the rows and functions of watched tables that were dropped.
 -- Locks: ACCESS EXCLUSIVE on the table, by DROP TRIGGER; then the rows of watch.
 -- Callers: watch; psql.
 -- SQLSTATE: PS001 no such queue.
@@ -243,13 +246,17 @@ BEGIN
             IF w.there THEN
                 EXECUTE format('DROP TRIGGER IF EXISTS %I ON %s', 'penstock_' || w.queue_id || '_' || op, w.watched);
             END IF;
-            EXECUTE format('DROP FUNCTION IF EXISTS penstock.%I()', format('watch_%s_%s_%s', w.watched::oid, w.queue_id, op));
         END LOOP;
         DELETE FROM penstock.watch x WHERE x.watched = w.watched AND x.queue_id = w.queue_id;
         IF w.there THEN
             PERFORM penstock.audit_log(unwatch.actor, 'unwatch', w.watched::text, unwatch.reason);
             ended := ended + 1;
         END IF;
+    END LOOP;
+    FOR op IN SELECT p.oid::regprocedure FROM pg_proc p
+               WHERE p.pronamespace = 'penstock'::regnamespace AND p.proname ~ '^watch_[0-9]' AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)
+    LOOP
+        EXECUTE 'DROP FUNCTION IF EXISTS ' || op;
     END LOOP;
     RETURN ended;
 END $$;

@@ -54,8 +54,9 @@ func TestRoleWithoutRightsRunsNothingThroughAWatch(t *testing.T) {
 		CREATE TABLE app.own (id integer PRIMARY KEY, mood app.mood, n integer);
 		RESET ROLE;
 		SELECT penstock.watch('app.watched', 'changes')`, role))
-	var oid, queue int
-	err = pool.QueryRow(t.Context(), `SELECT watched::oid::int, queue_id FROM penstock.watch`).Scan(&oid, &queue)
+	var function string
+	err = pool.QueryRow(t.Context(), `SELECT tgfoid::regprocedure FROM pg_trigger
+		WHERE tgrelid = 'app.watched'::regclass AND tgname LIKE '%_insert'`).Scan(&function)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func TestRoleWithoutRightsRunsNothingThroughAWatch(t *testing.T) {
 		})
 	}
 	err = asRole(fmt.Sprintf(`CREATE TRIGGER mine AFTER INSERT ON app.own REFERENCING NEW TABLE AS new_rows
-		FOR EACH STATEMENT EXECUTE FUNCTION penstock.watch_%d_%d_insert()`, oid, queue))
+		FOR EACH STATEMENT EXECUTE FUNCTION %s`, function))
 	if postgres.Code(err) != "42501" {
 		t.Errorf("the role attaches the function to a table of its own: %v", err)
 	}
