@@ -105,7 +105,8 @@ func (c *cog) judgeSubmit(call Call, status int, header http.Header, body []byte
 	if p.ID != "" && p.ID != call.Entry {
 		return unknown(fmt.Sprintf("worker answered for prediction %q", Clip(p.ID)))
 	}
-	o := p.outcome(call.RunRef, body)
+	// It ran: for want of room Cog answers 409.
+	o := p.outcome(call.RunRef, body).ofAccepted()
 	o.StatusCode = status
 	return o
 }

@@ -109,6 +109,7 @@ func TestCogSubmitContract(t *testing.T) {
 		contract{"done without output", workertest.Says(200, `{"id":"entry-17","status":"succeeded"}`), want{kind: Done, result: `null`}},
 		contract{"failed", workertest.Says(200, `{"id":"entry-17","error":"no such file","status":"failed"}`), want{kind: Failed, class: ClassTransient}},
 		contract{"failed for want of memory", workertest.Says(200, `{"id":"entry-17","error":"CUDA out of memory. Tried to allocate 2 GiB","status":"failed"}`), want{kind: Failed, class: ClassOOM}},
+		contract{"failed in the words of another server that is full", workertest.Says(200, `{"id":"entry-17","error":"429 Client Error: Too Many Requests for url: https://api.example","status":"failed"}`), want{kind: Failed, class: ClassTransient}},
 		contract{"canceled", workertest.Says(200, `{"id":"entry-17","status":"canceled"}`), want{kind: Cancelled}},
 		contract{"at capacity", workertest.Says(409, `{"error":"At capacity - all prediction slots busy","status":"failed"}`), want{kind: Busy, class: ClassBusy}},
 		contract{"id in flight, Go runtime", workertest.Says(409, `prediction already exists`, "Content-Type", "text/plain"), want{kind: Accepted, remote: "entry-17"}},
