@@ -29,6 +29,22 @@ func TestTruncatedGenerationIsATransientFailure(t *testing.T) {
 	}
 }
 
+// Answers of /v1/responses have no choices: whether one was given up, its status says.
+func TestTruncatedResponseIsATransientFailure(t *testing.T) {
+	const output = `"error":null,"output":[{"type":"message","content":[{"type":"output_text","text":"The answer is"}]}]}`
+	for status, kind := range map[string]OutcomeKind{"cancelled": Failed, "completed": Done, "incomplete": Done} {
+		answer := `{"id":"r1","object":"response","status":"` + status + `",` + output
+		s := workertest.NewScript(t, workertest.Says(200, answer))
+		o := newAdapter(t, streamModel(), s.URL, 1).Submit(t.Context(), testCall(`{"operation":"responses","input":"x"}`))
+		if o.Kind != kind || o.Aborted != (kind == Failed) {
+			t.Errorf("%s: got %s, aborted %v, reason %q", status, o.Kind, o.Aborted, o.Reason)
+		}
+		if kind == Done && string(o.Result) != answer {
+			t.Errorf("%s: the result is %s", status, o.Result)
+		}
+	}
+}
+
 func TestFinishReasonsThatAreNotKnownAreTakenAsTheyAre(t *testing.T) {
 	const answer = `{"choices":[{"index":0,"finish_reason":"repetition","message":{"content":"x"}}]}`
 	s := workertest.NewScript(t, workertest.Says(200, answer))

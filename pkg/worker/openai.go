@@ -62,6 +62,7 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 	if err != nil {
 		return BadPayload(err)
 	}
+	call.Operation = r.operation
 	if r.operation != p.model.Operation { // it may be one that a closed connection does not stop, or the model's
 		own := *p
 		own.model = p.model.calledFor(r.operation)
@@ -203,15 +204,19 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 	}
 	var answer struct {
 		Usage   json.RawMessage `json:"usage"`
+		Status  json.RawMessage `json:"status"`
 		Choices []struct {
 			FinishReason json.RawMessage `json:"finish_reason"`
 		} `json:"choices"`
 	}
-	_ = json.Unmarshal(r.body, &answer) // an answer of another shape has neither
+	_ = json.Unmarshal(r.body, &answer) // an answer of another shape has none of them
 	for _, c := range answer.Choices {
 		if reason, aborted := abortReason(c.FinishReason); aborted {
 			return abortedBy(reason)
 		}
+	}
+	if reason, aborted := abortReason(answer.Status); aborted && call.Operation == OperationResponses {
+		return abortedBy(reason)
 	}
 	o := done(r.body, r.status)
 	o.Tokens = tokensOf(answer.Usage)
