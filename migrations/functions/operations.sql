@@ -234,7 +234,8 @@ $$;
 -- An operation of disable_entries or enable_entries reads the queue again until no transaction is open
 -- that may have read penstock.disabled before the switch. For that, each function that reads
 -- penstock.disabled to decide whether an entry is disabled must have a transaction id by then (push_many,
--- return_failure_at, step_operation). Transactions that only read have none.
+-- return_failure_at, step_operation). Transactions that only read have none. A push by a snapshot that is older
+-- than the switch is refused (check_snapshot).
 -- Locks: the row of the operation (FOR UPDATE SKIP LOCKED), then those of apply_operation for the
 -- busy entries and for each match in order of id. Only cancel_one may wait: for another cancel of the same entry.
 -- Callers: switch_entries; pkg/operator, pkg/recovery.

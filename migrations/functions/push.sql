@@ -33,14 +33,15 @@ $$;
 --
 -- Locks: new rows of idempotency in order of flow and key, which wait for an uncommitted push of
 -- the same key; rows of uniqueness in order of key, likewise; the ready row or entry of the holder
--- of a unique key; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
+-- of a unique key; in a transaction that is not read committed, for entries with a name or lock key, that of
+-- check_snapshot; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
 -- without options takes none of these.
 -- Callers: push_batch_entry, feed_batch, watch, push_cron_entries, push, push_json, call_back;
 -- pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
 -- queue or a flow of it is full, PS006 capacity_per_flow needs read committed, PS011 entries push one another without
--- end, PS013 no usable instance.
+-- end, PS013 no usable instance, 40001 the queue was changed since the snapshot of the transaction.
 CREATE OR REPLACE FUNCTION penstock.push_many(
     queue_name       text,
     payloads         jsonb[],
@@ -170,6 +171,11 @@ BEGIN
     END IF;
     IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit(q, n);
+    END IF;
+    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND n > 0
+       AND (q.grouping IS NOT NULL
+            OR cardinality(names) + cardinality(lock_keys) + cardinality(unique_policies) > 0) THEN
+        PERFORM penstock.check_snapshot(q);
     END IF;
 
     pushed_at := clock_timestamp();

@@ -224,3 +224,18 @@ BEGIN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
     END IF;
 END $$;
+
+-- check_snapshot refuses a push by a snapshot that is older than the last change of the queue: a name or key may have
+-- been disabled or enabled since, which changes the row of the queue. The lock is for this check alone: what is
+-- switched after it waits for the transaction, which has an id (step_operation).
+-- Locks: the row of the queue (FOR SHARE), until it returns.
+-- Callers: push_many.
+-- SQLSTATE: 40001 the queue was changed since the snapshot of the transaction.
+CREATE OR REPLACE FUNCTION penstock.check_snapshot(q penstock.queue) RETURNS void
+LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM FROM penstock.queue x WHERE x.id = q.id FOR SHARE;
+    RAISE SQLSTATE 'PS900'; -- gives the lock back
+EXCEPTION WHEN SQLSTATE 'PS900' THEN
+    NULL;
+END $$;
