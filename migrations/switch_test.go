@@ -48,6 +48,18 @@ func TestAPushBySnapshotDoesNotPassASwitchOfItsName(t *testing.T) {
 	}
 }
 
+// A barrier of the server that was dumped can be an id that the server of the restore has not reached for years.
+func TestASwitchEndsInARestoredDatabase(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `SELECT penstock.create_queue('mail'); SELECT penstock.push('mail', '{}', name => 'letter')`)
+	id := query[int64](t, c, `SELECT penstock.disable_entries('mail', 'name', 'letter')`)
+	exec(t, c, `UPDATE penstock.operation SET switched_in = '1099511627776', barrier = '1099511627776', open_before = 1`)
+	steps(t, c, id)
+	if n := query[int64](t, c, `SELECT count(*) FROM penstock.entry_mail WHERE priority = -1`); n != 1 {
+		t.Errorf("%d entries are disabled, want 1", n)
+	}
+}
+
 // steps steps an operation until it has ended.
 func steps(t *testing.T, c *pgx.Conn, id int64) {
 	t.Helper()

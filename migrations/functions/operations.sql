@@ -274,6 +274,9 @@ BEGIN
     END IF;
     SELECT * INTO q FROM penstock.queue x WHERE x.id = o.queue_id;
     IF o.switched_in <> pg_current_xact_id() THEN -- the switch has committed, else we would not see its operation
+        IF o.barrier > pg_current_xact_id() THEN -- an id of the server from which the database was restored
+            o.barrier := NULL; o.open_before := NULL;
+        END IF;
         o.barrier := coalesce(o.barrier, pg_current_xact_id());
         older := penstock.open_before(o.barrier);
         IF o.open_before IS NULL OR older < o.open_before THEN
