@@ -59,7 +59,7 @@ func (d *Dashboard) fairnessPages() {
 		read: func(ctx context.Context, q query) (any, error) { return d.fairness(ctx, q, history) },
 	})
 	d.verb(verb{
-		name: "set_flow_weight", title: "Set weight of a flow", role: operatorRole,
+		name: "set_flow_weight", title: "Set weight of a flow", role: administrator,
 		objects: []string{"flow", "queue"}, optional: []string{"queue"},
 		fields: []field{{
 			Name: "weight", Label: "Weight", Kind: "number", Required: true, Value: "1",

@@ -136,7 +136,7 @@ func (d *Dashboard) gatewayPages() {
 		next: func(form) string { return "gateways" },
 	})
 	d.verb(verb{
-		name: "set_flow_class", title: "Set class of a flow", role: operatorRole,
+		name: "set_flow_class", title: "Set class of a flow", role: administrator,
 		fields: []field{
 			{Name: "flow", Label: "Flow", Kind: "text", Required: true},
 			{

@@ -64,7 +64,7 @@ func (d *Dashboard) modelPages() {
 		},
 	})
 	d.verb(verb{
-		name: "register_instance", title: "Register instance again", role: operatorRole, objects: instance,
+		name: "register_instance", title: "Register instance again", role: administrator, objects: instance,
 		fields: []field{
 			{Name: "endpoint", Label: "Endpoint", Kind: "text", Hint: "empty: as it is registered"},
 			{Name: "slots", Label: "Slots", Kind: "number", Hint: "empty: as it is registered"},

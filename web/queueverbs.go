@@ -24,10 +24,10 @@ func endOf(in form) (time.Time, error) {
 	return time.Now().Add(d), nil
 }
 
-// named returns a verb of one object that pkg/operator does by its name.
-func (d *Dashboard) named(v operator.Verb, least role, effect, done string, fields ...field) verb {
+// named returns a verb of operators for one object that pkg/operator does by its name.
+func (d *Dashboard) named(v operator.Verb, effect, done string, fields ...field) verb {
 	return verb{
-		name: string(v), title: capital(v.String()), role: least, objects: []string{"name"}, fields: fields,
+		name: string(v), title: capital(v.String()), role: operatorRole, objects: []string{"name"}, fields: fields,
 		effect: effect,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
 			until, err := endOf(in)
@@ -40,19 +40,19 @@ func (d *Dashboard) named(v operator.Verb, least role, effect, done string, fiel
 }
 
 func (d *Dashboard) queueVerbs() {
-	pause := d.named(operator.PauseQueue, operatorRole,
+	pause := d.named(operator.PauseQueue,
 		"Nodes claim nothing more from the queue, within one heartbeat. Runs go on to their end, and pushes "+
 			"are accepted.",
 		"Queue %s is paused.", lasts)
 	pause.preview = d.previewQueue
-	resume := d.named(operator.ResumeQueue, operatorRole, "Nodes claim from the queue again.",
+	resume := d.named(operator.ResumeQueue, "Nodes claim from the queue again.",
 		"Queue %s is resumed.")
 	resume.preview = d.previewQueue
-	disable := d.named(operator.DisableQueue, administrator,
+	disable := d.named(operator.DisableQueue,
 		"The queue is out of service until it is enabled: it accepts entries, and none is run.", "Queue %s "+
 			"is disabled.")
 	disable.preview = d.previewQueue
-	enable := d.named(operator.EnableQueue, administrator, "The queue is back in service.",
+	enable := d.named(operator.EnableQueue, "The queue is back in service.",
 		"Queue %s is enabled.")
 	enable.preview = d.previewQueue
 	for _, v := range []verb{pause, resume, disable, enable} {

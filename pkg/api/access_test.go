@@ -99,7 +99,7 @@ var needs = map[string]scope{
 	"GET /v1/instances":                                     read,
 	"PUT /v1/instances/{model}/{server}":                    admin,
 	"POST /v1/instances/{model}/{server}/drain":             operate,
-	"DELETE /v1/instances/{model}/{server}":                 operate,
+	"DELETE /v1/instances/{model}/{server}":                 admin,
 	"GET /v1/slots":                                         read,
 	"GET /v1/slots/dead":                                    read,
 	"POST /v1/models/{model}/slots/free":                    operate,

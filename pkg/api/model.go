@@ -95,7 +95,7 @@ func (a *API) instanceRoutes() {
 	})
 	change(a, route{
 		method: "DELETE", path: instance, id: "remove-instance", summary: "Remove an instance",
-		scope: operate, of: ofModel,
+		scope: admin, of: ofModel,
 	}, func(ctx context.Context, in *struct {
 		InServer
 		Why
