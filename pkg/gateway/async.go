@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // waitMost bounds how long a client may wait for an entry on its connection.
@@ -62,8 +64,12 @@ func (s *serving) mayPush() bool {
 	if s.route.model.Policy.OnFull != OnFullPush || s.gateway.config.Push == nil {
 		return false
 	}
+	if s.route.generic() {
+		_, err := s.payload()
+		return err == nil
+	}
 	_, durable := Operation(s.r.URL.Path)
-	return durable || s.route.generic()
+	return durable
 }
 
 // pushInstead turns a refusal for want of room into a durable entry, where policy and client agree.
@@ -80,6 +86,28 @@ func (s *serving) pushInstead(ctx context.Context, err error) error {
 		}
 	}
 	return err
+}
+
+// payload returns the payload of the entry that the request becomes: the one that makes a task node send the worker
+// what it is sent of the request itself. Clients of an asynchronous model, whose requests are all entries, send the
+// payload where the model has a template.
+func (s *serving) payload() (json.RawMessage, error) {
+	model, operation, durable := s.route.model, "", false
+	if !s.route.generic() {
+		if operation, durable = Operation(s.r.URL.Path); !durable {
+			return nil, bad(http.StatusBadRequest, "async_unsupported", "prefer",
+				"requests to %s cannot become entries: send it without Prefer: respond-async", s.r.URL.Path)
+		}
+		return DurablePayload(s.body, operation), nil // always: a member of the client's own must not decide
+	}
+	switch {
+	case model.Template == "" && model.Protocol == worker.ProtocolCog:
+		return predictionInput(s.body)
+	case model.Template == "", model.Template == wholePayload, model.Async:
+		return s.body, nil
+	}
+	return nil, bad(http.StatusBadRequest, "async_unsupported", "prefer",
+		"the payloads of entries of model %q fill a template: send the call without Prefer: respond-async", model.Name)
 }
 
 // keyMost bounds the idempotency key of a request that becomes an entry, in bytes.
@@ -105,14 +133,9 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		return bad(http.StatusBadRequest, "invalid_header", "idempotency-key",
 			"idempotency-key has more than %d bytes, or is not UTF-8", keyMost)
 	}
-	body := s.body
-	if !s.route.generic() {
-		operation, ok := Operation(s.r.URL.Path)
-		if !ok {
-			return bad(http.StatusBadRequest, "async_unsupported", "prefer",
-				"requests to %s cannot become entries: send it without Prefer: respond-async", s.r.URL.Path)
-		}
-		body = DurablePayload(body, operation) // always: a member of the client's own must not decide
+	body, err := s.payload()
+	if err != nil {
+		return err
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -104,6 +105,50 @@ func TestASecondAttemptWithoutASlotBecomesAnEntry(t *testing.T) {
 			refusedWith(t, answer, 429, "queue_timeout", "queue_timeout")
 		} else if answer.StatusCode != 202 || len(queue.list) != 1 {
 			t.Errorf("got %d and %d entries, want 202 and one: %s", answer.StatusCode, len(queue.list), answer.body)
+		}
+	}
+}
+
+// An entry that a call becomes sends the worker what the call would: of a prediction of Cog the payload is the input,
+// which the task node wraps again. A call that no payload gives is refused, and not run otherwise.
+func TestACallThatBecomesAnEntryRunsAsItWould(t *testing.T) {
+	t.Parallel()
+	const cog, dispatcher = worker.ProtocolCog, worker.ProtocolGeneric
+	for name, c := range map[string]struct {
+		model   ModelState
+		body    string
+		payload string // empty: the call is refused
+	}{
+		"prediction":              {ModelState{Protocol: cog}, `{"input":{"prompt":"x"}}`, `{"prompt":"x"}`},
+		"asynchronous prediction": {ModelState{Protocol: cog, Async: true}, ` {"input": {"n":1}} `, `{"n":1}`},
+		"no input":                {ModelState{Protocol: cog}, `{}`, `{}`},
+		"no body":                 {ModelState{Protocol: cog}, ``, `{}`},
+		"more than input":         {ModelState{Protocol: cog}, `{"input":{},"context":{"a":"b"}}`, ``},
+		"input without its name":  {ModelState{Protocol: cog}, `{"prompt":"x"}`, ``},
+		"whole payload":           {ModelState{Protocol: cog, Template: wholePayload}, `{"input":{},"context":{}}`, `{"input":{},"context":{}}`},
+		"template":                {ModelState{Protocol: dispatcher, Template: `{"input":"$payload"}`}, `{"input":{}}`, ``},
+		"asynchronous template":   {ModelState{Protocol: dispatcher, Template: `{"input":"$payload"}`, Async: true}, `{"n":1}`, `{"n":1}`},
+		"no template":             {ModelState{Protocol: dispatcher}, `{"input":{}}`, `{"input":{}}`},
+	} {
+		queue := &pushes{}
+		p := startPlant(t, func(config *Config, m *ModelState) {
+			config.Push, m.Protocol, m.Template, m.Async = queue, c.model.Protocol, c.model.Template, c.model.Async
+			m.Policy.OnFull, m.Instances[0].Usable = OnFullPush, false
+		}, workertest.Says(200, "{}"))
+		for _, prefer := range []string{"respond-async", "respond-async, wait=5"} { // the second one as it finds no room
+			queue.list = nil
+			answer := p.post("/models/m/call", c.body, "Prefer", prefer)
+			switch {
+			case c.payload != "" && (answer.StatusCode != 202 || len(queue.list) != 1 || string(queue.list[0].Body) != c.payload):
+				t.Errorf("%s, %s: got %d %s and %+v", name, prefer, answer.StatusCode, answer.body, queue.list)
+			case c.payload == "" && prefer == "respond-async":
+				refusedWith(t, answer, 400, "async_unsupported", "async_unsupported")
+			case c.payload == "":
+				refusedWith(t, answer, 503, "no_endpoints", "no_endpoints")
+			}
+			if c.payload == "" && len(queue.list) > 0 {
+				t.Errorf("%s, %s: pushed %+v", name, prefer, queue.list)
+			}
 		}
 	}
 }

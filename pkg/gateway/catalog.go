@@ -22,6 +22,7 @@ type ModelState struct {
 	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
 	Version    string            // OIP
 	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them
+	Template   string            // JSON that the payloads of its entries fill; empty: none
 	Statuses   worker.Statuses   // of the generic protocol: the words for how a run is doing
 	Async      bool              // a call goes on behind its answer: it is for durable entries alone
 	AbortStops bool              // closing the connection of a call is known to stop it, see stopsOnClose

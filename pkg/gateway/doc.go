@@ -32,6 +32,7 @@
 //	scan.go         finds model, stream and stream_options in the body without decoding the rest
 //	walk.go         walks over JSON, for scan.go
 //	async.go        the choice between an answer on the connection and an entry of the queue
+//	cogcall.go      the members of a call in Cog's protocol
 //	durable.go      which requests can become entries, and the push of those into the queues of their models
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
