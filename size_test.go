@@ -98,7 +98,7 @@ var wideSQL = map[string]int{
 	"inference.sql":     42,
 	"instances.sql":     18,
 	"invariants.sql":    13,
-	"limits.sql":        68,
+	"limits.sql":        59,
 	"lock_keys.sql":     12,
 	"notifications.sql": 1,
 	"ondemand.sql":      18,

@@ -179,7 +179,7 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
                CASE WHEN g.per_flow THEN format(' by flow "%s"', e.flow) ELSE '' END,
                CASE WHEN w.kept > 0 THEN format(', and %s are kept for lanes that wait longer', w.kept) ELSE '' END,
                CASE WHEN n.units > g.max_units THEN format('; the entry needs %s, more than there are', n.units)
-                    WHEN e.weight > 1 THEN format('; the entry needs %s', n.units) ELSE '' END),
+                    WHEN n.units > 1 THEN format('; the entry needs %s', n.units) ELSE '' END),
                jsonb_strip_nulls(jsonb_build_object('limit', g.name, 'held', u.used, 'max_units', g.max_units, 'units', n.units,
                                                     'weight', e.weight, 'kept', nullif(w.kept, 0))))
       FROM penstock.limit_use m

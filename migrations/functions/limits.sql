@@ -45,11 +45,13 @@ CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
 -- weights are those of the first ready rows of the lane, in their order, and null for a queue that is not weighed: all are
 -- 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of weight w
 -- draws w tokens, so that tokens bound units as they do without weights.
--- A lane whose first row does not fit waits in limit_wait, if an entry under the limit may have a weight: what comes free is
--- kept for it. Lanes that wait come one after another, by the time since which they wait, the same under every limit: the first
--- of them waits for none of the others, which get what those before them leave. Lanes whose first row has weight 1 wait
--- only beside one with a heavier first row. Nothing is kept for a lane that no claim tries for 3 s, that is empty, that has to
--- wait for a rate, or whose first row is heavier than a limit; with such a row the limits are not full for the other lanes.
+-- A lane whose first row does not fit waits in limit_wait, if locks under the limit may take different numbers of
+-- units, by their weights or by the units of their queues: what comes free is kept for it. Lanes that wait come
+-- one after another, by the time since which they wait, the same under every limit: the first of them waits for
+-- none of the others, which get what those before them leave. Lanes whose first row takes the fewest units that a
+-- lock of the limit can take wait only beside one whose first row takes more. Nothing is kept for a lane that no
+-- claim tries for 3 s, that is empty, that has to wait for a rate, or whose first row is heavier than a limit;
+-- with such a row the limits are not full for the other lanes.
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
 -- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows of the
@@ -73,7 +75,9 @@ DECLARE
     most  bigint; -- the largest of any flow, where the limit is per flow
     kept  bigint; -- for lanes that wait longer
     weighed boolean; -- some entry under the limit may have a weight
-    heavy   boolean; -- a lane waits for the limit whose first row has a weight above 1
+    light   integer; -- the fewest units of a lock under the limit
+    large   integer; -- the most of one of weight 1
+    heavy   boolean; -- a lane waits for the limit whose first row takes more than the fewest
     others  boolean; -- or, with a limit per flow, for that of another flow
     asked   boolean := false; -- a limit was counted under which lanes may wait
     short   boolean := false; -- and the first row does not fit
@@ -127,13 +131,16 @@ BEGIN
                 RETURN;
             END IF;
             IF l.per_flow THEN
-                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0), bool_or(f.weighed) INTO used, most, weighed
-                  FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS used, bool_or(u.weighed) AS weighed
+                SELECT coalesce(max(f.used) FILTER (WHERE f.flow = in_flow), 0), coalesce(max(f.used), 0),
+                       bool_or(f.weighed), min(f.light), max(f.large) INTO used, most, weighed, light, large
+                  FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS used, bool_or(u.weighed) AS weighed,
+                               min(u.units) AS light, max(u.units) AS large
                           FROM penstock.limit_use u
                           LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
                          WHERE u.limit_id = l.id GROUP BY k.flow) f;
             ELSE
-                SELECT coalesce(sum(u.units * c.weight), 0), bool_or(u.weighed) INTO used, weighed
+                SELECT coalesce(sum(u.units * c.weight), 0), bool_or(u.weighed), min(u.units), max(u.units)
+                  INTO used, weighed, light, large
                   FROM penstock.limit_use u
                  CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
                  WHERE u.limit_id = l.id;
@@ -142,7 +149,7 @@ BEGIN
             kept := 0;
             heavy := false;
             others := false;
-            IF weighed THEN
+            IF weighed OR light < large THEN
                 IF in_flow IS NULL THEN -- lanes wait one by one
                     ok := false;
                     RETURN;
@@ -156,10 +163,10 @@ BEGIN
             queue_wide := queue_wide OR NOT l.per_flow AND l.max_units - used - kept < l.units;
             IF l.max_units - used - kept < head * l.units THEN
                 tight := tight OR NOT l.per_flow;
-                short := short OR head > 1 OR heavy;
+                short := short OR head * l.units > light OR heavy;
                 never := never OR head * l.units > l.max_units;
             END IF;
-            most := (l.max_units - most) / (SELECT max(u.units) FROM penstock.limit_use u WHERE u.limit_id = l.id);
+            most := (l.max_units - most) / large;
             IF most >= 4 * draws AND NOT others THEN
                 -- An operator may have locked the row, and wait for the advisory lock that we have.
                 UPDATE penstock."limit" x SET uncounted_to = l.drawn + most
@@ -232,21 +239,26 @@ LANGUAGE sql VOLATILE AS $$
      WHERE w.queue_id = $1 AND w.priority = $2 AND w.flow = $3 AND w.until > clock_timestamp() - interval '1 minute'
 $$;
 
--- kept_units returns the units of a limit that are kept for other lanes that wait before this one, whose first row has the
--- weight head and which has waited since then (null: it does not wait). heavy is whether another lane with a first row of a
--- weight above 1 waits for the same units, others whether one waits for units of any flow. Where there is none, and head is 1,
--- nothing is kept: rows of weight 1 alone take what comes. A row counts for 3 s; one with a time farther ahead was
--- written before the clock was set back.
+-- kept_units returns the units of a limit that are kept for other lanes that wait before this one, whose first row
+-- has the weight head and which has waited since then (null: it does not wait). A row is heavy that takes more
+-- than the fewest units of a lock under the limit. heavy is whether another lane with a heavy first row waits for
+-- the same units, others whether one waits for units of any flow. Where there is none, and the first row of this
+-- lane is not heavy, nothing is kept: rows that take the fewest units take what comes. A row counts for 3 s; one
+-- with a time farther ahead was written before the clock was set back.
 -- Locks: none.
 -- Callers: lane_headroom, limit_reasons.
 CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint, flow text, head bigint,
     since timestamptz, OUT units bigint, OUT heavy boolean, OUT others boolean)
 LANGUAGE sql VOLATILE AS $$
-    SELECT CASE WHEN $6 > 1 OR bool_or(w.same AND w.weight > 1) THEN coalesce(sum(w.units) FILTER (WHERE w.same AND w.before), 0) ELSE 0 END::bigint,
-           coalesce(bool_or(w.same AND w.weight > 1), false), coalesce(bool_or(w.weight > 1), false)
-      FROM (SELECT x.weight, u.units::bigint * x.weight AS units, NOT $2 OR x.flow = $5 AS same,
+    SELECT CASE WHEN bool_or(w.asks OR w.same AND w.heavy)
+                THEN coalesce(sum(w.units) FILTER (WHERE w.same AND w.before), 0) ELSE 0 END::bigint,
+           coalesce(bool_or(w.same AND w.heavy), false), coalesce(bool_or(w.heavy), false)
+      FROM (SELECT m.asks, u.units::bigint * x.weight > m.light AS heavy, u.units::bigint * x.weight AS units,
+                   NOT $2 OR x.flow = $5 AS same,
                    $7 IS NULL OR (least(x.since, m.now), x.queue_id, x.priority, x.flow) < (least($7, m.now), $3, $4, $5 COLLATE "C") AS before
-              FROM (SELECT clock_timestamp() AS now OFFSET 0) m
+              FROM (SELECT clock_timestamp() AS now, min(o.units) AS light,
+                           $6 * max(o.units) FILTER (WHERE o.queue_id = $3) > min(o.units) AS asks
+                      FROM penstock.limit_use o WHERE o.limit_id = $1 OFFSET 0) m
               JOIN penstock.limit_wait x ON x.until > m.now AND x.until <= m.now + interval '3 seconds'
               JOIN penstock.limit_use u ON u.queue_id = x.queue_id AND u.limit_id = $1
              WHERE (x.queue_id, x.priority, x.flow) <> ($3, $4, $5 COLLATE "C")) w
