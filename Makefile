@@ -33,7 +33,7 @@ GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 VULN    := bin/govulncheck
 
-.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race timed serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants sim soak noisy replay clean
+.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race plain race-all timed timed-link serial e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants sim soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,7 +88,7 @@ SERIAL    := TestGapIsUnderTwoPercentAt32Nodes|TestGapStaysSmallUnderChurn|TestG
 SERIAL_IN := ./cmd/gateway ./cmd/leader ./cmd/penstock ./pkg/api ./pkg/cron ./pkg/fairness ./pkg/gateway ./pkg/invalidation ./pkg/operator ./pkg/scale ./pkg/scale/simulate
 
 # Tests of random schedules and crashes, of large loads, and of programs that they build: a fifth of the CPU of all. They are in
-# `make race`, and not in `make test`.
+# `make race` or `make plain`, and not in `make test`.
 LONG    := TestTheQueueBehavesAsItsModel|TestNoCommittedStateIsBeyondALimit|TestARowThatCannotBeReadStopsNoOtherEntry|TestWeightsKeepEveryLimitAndEveryEntryEnds|TestNothingIsLostOrOvertakenInACrowd|TestAnswersToJoinedPushesAreTrueWhateverHappens|TestLimitIsExactUnderConcurrentClaims|TestATransactionThatPushesOftenTakesFewLocks|TestSlotsUnderRandomCrashes|TestBatchesUnderCrashes|TestNoSlotLeaksThroughLostAnswers|TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow|TestLiveWorkerBehindTheQueue|TestLiveCogReportsToTheNodeThatFollowsOn|TestNoRunIsInterruptedWhateverFails|TestAnEntryIsAnArrivalWhenItMayStart|TestReportsOfGatewaysAreReadOnceForAllModels|TestFlowsShareTheTimeOfRealGateways|TestQueueTurnsFairAndFifoWhileItWorks|TestNothingWaitsForThePollWhereHintsAreHeard
 LONG_IN := ./cmd/gateway ./cmd/tasknode ./pkg/inference ./pkg/invalidation ./pkg/scale
 
@@ -101,21 +101,45 @@ PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v 
 EVERYDAY  = $(if $(filter ./...,$(TESTS)),$(filter-out ./internal/devpostgres,$(LONGEST)) $$(go list ./... | grep -v -e /e2e$$ -e /devpostgres$$),$(TESTS))
 
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
-	go test $(LINK) -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL)|$(LONG))$$' $(EVERYDAY)
-	@echo "not run: random schedules, large loads and private clusters (make race), what is timed (make timed), simulations and the"
+	go test $(LINK) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL)|$(LONG))$$' $(EVERYDAY)
+	@echo "not run: random schedules, large loads and private clusters (make race plain), what is timed (make timed), simulations and the"
 	@echo "cost of statements (make serial), the real programs (make e2e), the other modules (make check-modules)"
 
-# The tests of `make check` run on two versions of Postgres: these on the newest one, which npm delivers, the others on that
-# of the machine.
+# The tests of `make check` run on two versions of Postgres: race and plain on the newest one, which npm delivers, the others on
+# that of the machine. A line that begins with "not tested" is printed again at the end of the check.
 NEWEST := 18
-
-race: ## Test the product under the race detector, where the machine has a C compiler
-	@if PENSTOCK_TEST_POSTGRES=$(NEWEST) go test -count=1 -run '^TestServerIsOfTheVersionAskedFor$$' ./internal/pgtest; then \
+ON_NEWEST = if probe=$$(PENSTOCK_TEST_POSTGRES=$(NEWEST) go test -count=1 -run '^TestServerIsOfTheVersionAskedFor$$' ./internal/pgtest 2>&1); then \
 		export PENSTOCK_TEST_POSTGRES=$(NEWEST); \
 	else \
-		echo "Postgres $(NEWEST) cannot be had here: testing with the version of this machine alone"; \
+		tail -n 20 <<<"$$probe"; echo "not tested: Postgres $(NEWEST), which cannot be had here; make race and plain ran on that of this machine"; \
+	fi
+
+# The race detector is for memory that goroutines share, and slows the tests three to ten times. race has the packages with
+# goroutines, locks or channels; of the others, and of those in which few tests have to do with these, it has those tests, and
+# plain has the rest. The division is by .ci/concurrent.go, which reads the source; race-all does without it. Tests of random
+# schedules are shorter here than in race-all.
+CONCURRENT := go run .ci/concurrent.go
+DIVIDE = all=$$( (printf '%s\n' $(if $(filter ./...,$(TESTS)),$(LONGEST)); go list -f '{{.Dir}}' $(TESTS) | grep -v /e2e$$ | sed 's,^$(CURDIR),.,') | awk 'NF && !seen[$$0]++'); \
+	whole=$$($(CONCURRENT) whole $$all); rest=$$($(CONCURRENT) rest $$all); with=; tests=; \
+	[ -z "$$rest" ] || { with=$$($(CONCURRENT) with $$rest); tests=$$($(CONCURRENT) tests $$rest); }
+
+race: ## Test under the race detector what shares memory, where the machine has a C compiler
+	@$(ON_NEWEST); $(DIVIDE); failed=0; export RAPID_CHECKS=25; \
+	if [ -n "$$whole" ]; then \
+		go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $$whole || failed=1; \
 	fi; \
-	go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+	if [ -n "$$with" ]; then \
+		go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' \
+			-run "^($$tests)$$" $$with || failed=1; \
+	fi; \
+	exit $$failed
+
+plain: ## Test without the race detector what `make race` leaves out
+	@$(ON_NEWEST); $(DIVIDE); export RAPID_CHECKS=25; [ -z "$$rest" ] || \
+		go test $(LINK) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip "^($(TIMED)|$(SERIAL)|$$tests)$$" $$rest
+
+race-all: ## Test everything but simulations under the race detector, the random tests in their full length; for every night
+	@$(ON_NEWEST); PENSTOCK_LONG=1 go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
 
 serial: ## Test what has one goroutine, without the race detector
 	go test $(LINK) -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
@@ -129,8 +153,18 @@ check-postgres: ## Test the product on each version of Postgres, the long tests 
 		PENSTOCK_TEST_POSTGRES=$$version $(MAKE) --no-print-directory LONG=TestNone test serial || exit 1; \
 	done
 
-timed: ## Test what has to be done within a number of seconds, alone on the machine
-	go test $(LINK) -vet=off -p 1 -timeout $(TIMEOUT) -run '^($(TIMED))$$' $(TIMED_IN)
+# Linked apart from its run, so that `make check` links it beside other steps, and runs it alone.
+timed-link:
+	@mkdir -p bin/timed
+	go test -c $(LINK) -vet=off -o bin/timed/ $(TIMED_IN)
+
+timed: timed-link ## Test what has to be done within a number of seconds, alone on the machine
+	@failed=0; \
+	for package in $(TIMED_IN); do \
+		echo "timed $$package"; \
+		(cd "$$package" && $(CURDIR)/bin/timed/"$$(basename "$$package")".test -test.timeout $(TIMEOUT) -test.run '^($(TIMED))$$') || failed=1; \
+	done; \
+	exit $$failed
 
 e2e: ## Start the real programs, kill them, and look at what is left; `make check` runs it as well
 	go test $(LINK) -vet=off -count=1 -parallel 3 -timeout $(TIMEOUT) -v ./e2e
@@ -260,7 +294,7 @@ check-modules:
 # the square, and lie far above what it takes at the low priority. What has to be done within a time is in timed, alone, last.
 check: ## What CI runs: format, build, linters, all tests
 	@.ci/steps 'fmt-check build' \
-		beside 'e2e chaos-short' 'lint models-short check-modules check-deploy serial' 'race' then 'timed'
+		beside 'e2e chaos-short' 'lint models-short check-modules check-deploy serial timed-link' 'race plain' then 'timed'
 
 .PHONY: image check-image release check-release check-kubernetes check-deploy
 
