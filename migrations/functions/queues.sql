@@ -10,8 +10,10 @@ CREATE OR REPLACE FUNCTION penstock.create_queue(queue_name text, options jsonb 
     LANGUAGE plpgsql
     AS $_$
 DECLARE
-    q     penstock.queue;
-    child text;
+    q       penstock.queue;
+    child   text;
+    subject text;
+    rows    text; -- columns and condition of an index
 BEGIN
     PERFORM penstock.lock_all_limits(); -- before the quota of the application, whose row the new queue takes
     IF queue_name !~ '^[a-z][a-z0-9_]{0,47}$' THEN
@@ -21,30 +23,46 @@ BEGIN
     IF EXISTS (SELECT FROM penstock.queue WHERE name = queue_name) THEN
         RAISE EXCEPTION 'queue "%" exists already', queue_name USING ERRCODE = 'PS006',
             HINT = 'Change it with penstock.alter_queue.';
+    ELSIF to_regclass('penstock.entry_' || queue_name) IS NOT NULL THEN
+        RAISE EXCEPTION 'queue name "%" is not valid: its table would be penstock.entry_%, which exists',
+                        queue_name, queue_name
+            USING ERRCODE = 'PS002', HINT = 'Use another name.';
     END IF;
     INSERT INTO penstock.queue (name) VALUES (queue_name) RETURNING * INTO q;
     child := 'entry_' || queue_name;
     EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.entry INCLUDING ALL, CONSTRAINT %I CHECK (queue_id = %s))',
                    child, child || '_queue', q.id);
     EXECUTE format('ALTER TABLE penstock.%I SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)', child);
-    -- Indexes for the claim of a group, promotion and deadlines; each is partial.
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0',
-                   child || '_lock_key', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (due_at, id) WHERE status = ''initial''', child || '_due_at', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (start_by) WHERE start_by IS NOT NULL', child || '_start_by', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (finish_by) WHERE finish_by IS NOT NULL', child || '_finish_by', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (name, id) WHERE name IS NOT NULL', child || '_name', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE priority = -1', child || '_disabled', child);
-    -- Indexes for lists of entries, in order of id.
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (id) WHERE status = ''initial'' AND priority >= 0', child || '_initial', child);
-    EXECUTE format('CREATE INDEX %I ON penstock.%I (lock_key, id) WHERE lock_key IS NOT NULL AND (status = ''initial'' OR priority < 0)',
-                   child || '_lock_key_apart', child);
+    -- Indexes for the claim of a group, promotion and deadlines; the last two for lists of entries, in order of id. Each
+    -- is partial. Their names have the id (entry_index): with the name of the queue they could be that of another
+    -- queue's table, and too long.
+    FOR subject, rows IN VALUES
+        ('lock_key', '(lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0'),
+        ('due_at', '(due_at, id) WHERE status = ''initial'''),
+        ('start_by', '(start_by) WHERE start_by IS NOT NULL'),
+        ('finish_by', '(finish_by) WHERE finish_by IS NOT NULL'),
+        ('name', '(name, id) WHERE name IS NOT NULL'),
+        ('disabled', '(id) WHERE priority = -1'),
+        ('initial', '(id) WHERE status = ''initial'' AND priority >= 0'),
+        ('lock_key_apart', '(lock_key, id) WHERE lock_key IS NOT NULL AND (status = ''initial'' OR priority < 0)')
+    LOOP
+        EXECUTE format('CREATE INDEX %I ON penstock.%I %s', subject || '_' || q.id, child, rows);
+    END LOOP;
     PERFORM penstock.copy_rights(child, 'entry');
     EXECUTE format('ALTER TABLE penstock.entry ATTACH PARTITION penstock.%I FOR VALUES IN (%s)', child, q.id);
     EXECUTE format('ALTER TABLE penstock.%I DROP CONSTRAINT %I', child, child || '_queue');
     PERFORM penstock.alter_queue(queue_name, options);
     RETURN q.id;
 END $_$;
+
+-- entry_index returns a partial index of a queue's table, by the column or state that it is for. In tables that were
+-- made before names of indexes had the id of the queue, they have its name.
+-- Callers: indexed_entries, scale_queues, scale_due, scale_late.
+CREATE OR REPLACE FUNCTION penstock.entry_index(q penstock.queue, subject text) RETURNS regclass
+LANGUAGE sql STABLE AS $$
+    SELECT coalesce(to_regclass('penstock.' || subject || '_' || q.id),
+                    to_regclass('penstock.entry_' || q.name || '_' || subject))
+$$;
 
 -- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
 -- names are refused. Nodes read the settings again by the queue's version.

@@ -9,13 +9,15 @@ LANGUAGE sql STABLE AS $$
       FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name))
 $$;
 
+-- The form by the name of the queue, which no program calls.
+DROP FUNCTION IF EXISTS penstock.indexed_entries(text, text);
+
 -- indexed_entries estimates the entries in one of a queue's partial indexes, from the last vacuum
 -- or analyze.
 -- Callers: count_queue.
-CREATE OR REPLACE FUNCTION penstock.indexed_entries(queue_name text, suffix text) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.indexed_entries(q penstock.queue, subject text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT greatest(c.reltuples, 0)::bigint
-      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name || '_' || suffix))
+    SELECT greatest(c.reltuples, 0)::bigint FROM pg_class c WHERE c.oid = penstock.entry_index(q, subject)
 $$;
 
 -- planned_rows is the number of rows of a query that the planner expects, by the statistics of the
@@ -74,10 +76,10 @@ BEGIN
         total := greatest(total, penstock.live_entries(q.name));
     END IF;
     IF initial > 10000 THEN
-        initial := greatest(initial, penstock.indexed_entries(q.name, 'due_at'));
+        initial := greatest(initial, penstock.indexed_entries(q, 'due_at'));
     END IF;
     IF disabled > 10000 THEN
-        disabled := greatest(disabled, penstock.indexed_entries(q.name, 'disabled'));
+        disabled := greatest(disabled, penstock.indexed_entries(q, 'disabled'));
     END IF;
     initial := greatest(0, initial - off_initial);
     pending := greatest(total - disabled - initial, computing);

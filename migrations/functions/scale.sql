@@ -437,8 +437,7 @@ LANGUAGE sql STABLE AS $$
      CROSS JOIN LATERAL (
            SELECT (SELECT e.oid FROM pg_catalog.pg_class e
                     WHERE e.relnamespace = 'penstock'::regnamespace AND e.relname = ('entry_' || q.name)::name) AS entries,
-                  (SELECT x.oid FROM pg_catalog.pg_class x
-                    WHERE x.relnamespace = 'penstock'::regnamespace AND x.relname = ('entry_' || q.name || '_due_at')::name) AS due
+                  penstock.entry_index(q, 'due_at') AS due
            OFFSET 0) c
      WHERE q.model = wanted
 $$;
@@ -496,7 +495,7 @@ CREATE OR REPLACE FUNCTION penstock.scale_due(wanted text, seconds double precis
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN EXISTS (SELECT FROM penstock.queue q
                               WHERE q.model = wanted
-                                AND coalesce(pg_relation_size(to_regclass(format('penstock.%I', 'entry_' || q.name || '_due_at'))), 2147483647)
+                                AND coalesce(pg_relation_size(penstock.entry_index(q, 'due_at')), 2147483647)
                                     > current_setting('block_size')::bigint)
                 THEN penstock.scale_bounded(wanted, 'e.status = ''initial'' AND e.due_at <= $2',
                                             clock_timestamp() + seconds * interval '1 second')
@@ -517,8 +516,9 @@ DECLARE
 BEGIN
     FOR q IN SELECT s.queue_id, s.queue, s.startable, s.room FROM penstock.scale_startable(wanted, 10000) s
               WHERE s.startable > 0
-                AND pg_relation_size(to_regclass(format('penstock.%I', 'entry_' || s.queue || '_start_by')))
-                    > current_setting('block_size')::bigint
+                AND EXISTS (SELECT FROM penstock.queue x
+                             WHERE x.id = s.queue_id
+                               AND pg_relation_size(penstock.entry_index(x, 'start_by')) > current_setting('block_size')::bigint)
     LOOP
         BEGIN
             EXECUTE format('
