@@ -56,6 +56,7 @@ type call struct {
 	sent    atomic.Bool // the transport has begun to read the body
 	limit   *time.Timer // ends the attempt for want of a head, or of more bytes behind it
 	headed  atomic.Bool // the head of the answer is there
+	lost    bool        // the answer is that of a proxy: the worker may have the call still
 	answer  window
 }
 
@@ -267,6 +268,7 @@ func couldBeObject(begin []byte) bool {
 
 // judge reads as much of an answer as shows whether it is a refusal, and returns that, or the first event of a stream.
 func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
+	c.lost = worker.LostByProxy(answer.StatusCode, nil)
 	if answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable ||
 		answer.StatusCode == http.StatusConflict {
 		body, err := io.ReadAll(io.LimitReader(answer.Body, refusalMax))
@@ -274,6 +276,7 @@ func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 			free(o, c.route, body) {
 			return nil, &refusal{body, o.Reason, o.RetryAfter}
 		}
+		c.lost = worker.LostByProxy(answer.StatusCode, body)
 		answer.Body = rejoin(body, answer.Body)
 	}
 	if !isEvents(answer) {
@@ -455,12 +458,13 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	// 501 and 505 are about the request.
 	about := status == http.StatusNotImplemented || status == http.StatusHTTPVersionNotSupported
 	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500 && !about
+	r.usage.Doubt = c.lost && c.mayGoOn()
 	if err == nil {
 		return r
 	}
 	// As before the head: a connection that breaks does not show that the call has ended. A worker that tells the
 	// length of its answer has the answer.
-	r.usage.Failed, r.usage.Doubt = true, !p.whole && c.mayGoOn()
+	r.usage.Failed, r.usage.Doubt = true, (c.lost || !p.whole) && c.mayGoOn()
 	r.err = cmp.Or(context.Cause(ctx), err)
 	r.usage.Fault = r.usage.Fault || context.Cause(ctx) == nil && !p.events
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {

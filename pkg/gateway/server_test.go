@@ -694,6 +694,7 @@ func (unreachable) RoundTrip(r *http.Request) (*http.Response, error) {
 // A slot is in doubt where its call was sent and may run on, and there alone.
 func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 	t.Parallel()
+	const envoy = "upstream connect error or disconnect/reset before headers. reset reason: "
 	for name, c := range map[string]struct {
 		change func(*plant)
 		worker http.HandlerFunc
@@ -709,7 +710,13 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 			streamer("data: {}\n\n")(w, r)
 			panic(http.ErrAbortHandler)
 		}, 3},
-		"whole": {nil, streamer("data: {}\n\n"), 4},
+		"whole":                    {nil, streamer("data: {}\n\n"), 4},
+		"proxy without the worker": {nil, workertest.Says(502, "bad gateway"), 3},
+		"proxy that waits no more": {nil, workertest.Says(504, "timeout"), 3},
+		"proxy of Cloudflare":      {nil, workertest.Says(524, ""), 3},
+		"proxy of Envoy":           {nil, workertest.Says(503, envoy+"connection termination"), 3},
+		"proxy that sent nothing":  {nil, workertest.Says(503, envoy+"overflow"), 4},
+		"error of the worker":      {nil, workertest.Says(500, "{}"), 4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
