@@ -24,7 +24,7 @@ $$;
 -- claim reads a lane of negative priority, so that a claim meets such a key once, not each time. In
 -- this lane pos is the time at which the key may go on, in microseconds since 1970: those whose time
 -- has come are one range of the primary key.
--- Callers: throttle_key, requeue_throttled; pkg/invalidation, pkg/recovery, pkg/operator.
+-- Callers: throttle_key, requeue_throttled; pkg/invalidation, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.throttled_priority() RETURNS smallint
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT -2::smallint

@@ -471,7 +471,7 @@ END $$;
 -- throttled_too_long returns the pos of throttled_priority beyond which a key waits for longer than any bucket of the queue
 -- takes to have the units of an entry: it was throttled under a lower rate, or before the clock was set back.
 -- Locks: none.
--- Callers: requeue_throttled; pkg/recovery.
+-- Callers: requeue_throttled; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.throttled_too_long(queue integer) RETURNS bigint
 LANGUAGE sql VOLATILE AS $$
     SELECT ((extract(epoch FROM clock_timestamp()) + 1 + least(31536000, coalesce((

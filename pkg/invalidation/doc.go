@@ -122,6 +122,7 @@
 //	charge.go, limit.go             what a run used of a shared resource; refunds of token buckets
 //	throttle.go, pause.go, weight.go  throttles of a queue or a flow; the settings that nodes apply
 //	node.go, hint.go, listen.go     heartbeats and their orders; wake-ups after commits
+//	nextwork.go                     when a queue has entries to promote, to expire, to cancel or to fail
 //	outcome.go, entrywatch.go       the outcome of an entry, and clients that wait for it
 //	retention.go, trace.go          partitions, and rows without a purpose; the trace of an entry
 //

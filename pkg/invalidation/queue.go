@@ -128,11 +128,15 @@ func Drop(ctx context.Context, db postgres.DB, name string, force bool, by By) e
 		force, postgres.Given(by.Reason), postgres.Given(by.Actor))
 }
 
-// bind binds the queue to a database and writes its statements. The table's name comes from the registry and is
-// quoted here, the only place where an identifier enters SQL.
+// OnTable writes a queue's own table into a statement, in place of penstock.entry_X. The name comes from the registry
+// and is quoted here, the only place where the name of a queue's table enters SQL.
+func OnTable(queue, sql string) string {
+	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + queue}.Sanitize())
+}
+
+// bind binds the queue to a database and writes its statements.
 func (q *Queue) bind(db postgres.DB) *Queue {
-	table := pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize()
-	own := func(sql string) string { return strings.ReplaceAll(sql, "penstock.entry_X", table) }
+	own := func(sql string) string { return OnTable(q.Name, sql) }
 	q.db, q.policy, q.sizes, q.batcher = db, &lanePolicy{}, &payloadSize{}, &batcher{}
 	q.sql = statements{
 		claim: claimStatements{

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -122,12 +121,7 @@ func (f EntryFilter) statement() (sql string, values []any) {
 	}
 	// The statement names the queue's own table: on the partitioned table penstock.entry the
 	// planner would sort rows that an index of the queue's table returns in order.
-	return ownTable(fmt.Sprintf(entriesSQL, source, condition), f.Queue), values
-}
-
-// ownTable writes a queue's own table into a statement. The name comes from the registry and is quoted.
-func ownTable(sql, queue string) string {
-	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + queue}.Sanitize())
+	return invalidation.OnTable(f.Queue, fmt.Sprintf(entriesSQL, source, condition)), values
 }
 
 func (d *Database) queueID(ctx context.Context, name string) (int32, error) {
@@ -292,7 +286,8 @@ func (d *Database) Groups(ctx context.Context, queue, after string, limit int) (
 	if err != nil {
 		return nil, err
 	}
-	return list[Group](ctx, d.db, "groups of queue "+queue, ownTable(groupsSQL, queue), id, after, page(limit))
+	return list[Group](ctx, d.db, "groups of queue "+queue, invalidation.OnTable(queue, groupsSQL), id, after,
+		page(limit))
 }
 
 // Compact merges the waiting entries of one lock key or, if key is empty, of the next 1,000 keys

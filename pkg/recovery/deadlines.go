@@ -2,7 +2,6 @@ package recovery
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -61,13 +60,6 @@ func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "de
 // Status is safe to call at any time.
 func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 
-// nextWork holds the times of a queue's next work of each kind, in seconds from the peek; negative:
-// overdue, nil: never.
-type nextWork struct {
-	queue                         *invalidation.Queue
-	due, deadline, cancel, outage *float64
-}
-
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
 // entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
 func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
@@ -78,7 +70,7 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	pause := d.cfg.Pause
 	late := 0.0
 	for _, w := range works {
-		late = min(late, value(w.due)) // deadlines stay with entries that run: one that has passed is no backlog
+		late = min(late, value(w.Due)) // deadlines stay with entries that run: one that has passed is no backlog
 		next, err := d.serve(ctx, w)
 		if err != nil {
 			return 0, err
@@ -90,7 +82,7 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 }
 
 // readNext reads the queues and what is due in them.
-func (d *Deadlines) readNext(ctx context.Context) (works []nextWork, err error) {
+func (d *Deadlines) readNext(ctx context.Context) (works []invalidation.NextWork, err error) {
 	ctx, end := d.reads.context(ctx, 0)
 	defer func() { end(err) }()
 	queues, err := invalidation.List(ctx, d.db)
@@ -148,38 +140,16 @@ func value[T int64 | float64](v *T) T {
 	return *v
 }
 
-// peekSQL reads the first entries of three partial indexes, the first key that waits for a token
-// bucket (penstock.throttle_key) and whether the last one waits for too long, whether a cancel is requested, and, if
-// $2 is true, the end of the time for which entries wait for an instance. Deadlines and requested cancels of running
-// entries stay there until their node ends the runs; such a queue is read in each pass without effect.
-const peekSQL = `
-SELECT extract(epoch FROM least(
-           (SELECT min(due_at) FROM penstock.entry_X WHERE status = 'initial'),
-           (SELECT CASE WHEN r.last > penstock.throttled_too_long($1) THEN clock_timestamp()
-                   ELSE to_timestamp(r.first / 1e6) END
-              FROM (SELECT min(pos) AS first, max(pos) AS last FROM penstock.ready
-                     WHERE queue_id = $1 AND priority = penstock.throttled_priority() AND flow = '') r))
-           - clock_timestamp())::float8,
-       extract(epoch FROM least(
-           (SELECT min(start_by) FROM penstock.entry_X WHERE start_by IS NOT NULL),
-           (SELECT min(finish_by) FROM penstock.entry_X WHERE finish_by IS NOT NULL)) - clock_timestamp())::float8,
-       (SELECT 0 FROM penstock.cancel_request WHERE queue_id = $1 LIMIT 1)::float8,
-       CASE WHEN $2::boolean THEN (
-           SELECT extract(epoch FROM o.since + q.no_instance_timeout - clock_timestamp())
-             FROM penstock.queue q
-             JOIN penstock.model_outage o ON o.model = q.model
-            WHERE q.id = $1) END::float8`
-
 // peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
-func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]nextWork, error) {
-	works, err := d.peekAt(ctx, queues)
+func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]invalidation.NextWork, error) {
+	works, err := invalidation.ReadNextWork(ctx, d.db, queues)
 	if err == nil || general(err) || ctx.Err() != nil {
 		return works, err
 	}
 	works = nil
 	for i, q := range queues {
-		one, err := d.peekAt(ctx, queues[i:i+1])
+		one, err := invalidation.ReadNextWork(ctx, d.db, queues[i:i+1])
 		if err != nil && (general(err) || ctx.Err() != nil) {
 			return nil, err
 		}
@@ -206,26 +176,6 @@ func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err erro
 	return err == nil && !exists
 }
 
-func (d *Deadlines) peekAt(ctx context.Context, queues []*invalidation.Queue) ([]nextWork, error) {
-	var works []nextWork
-	batch := &pgx.Batch{}
-	for _, q := range queues {
-		fails := q.Config.OnNoInstance == invalidation.OnNoInstanceFail
-		batch.Queue(onTable(peekSQL, q), q.ID, fails).QueryRow(func(row pgx.Row) error {
-			w := nextWork{queue: q}
-			if err := row.Scan(&w.due, &w.deadline, &w.cancel, &w.outage); err != nil {
-				return err
-			}
-			works = append(works, w)
-			return nil
-		})
-	}
-	if err := d.db.SendBatch(ctx, batch).Close(); err != nil {
-		return nil, fmt.Errorf("find due entries: %w", err)
-	}
-	return works, nil
-}
-
 // verb is one kind of work on a queue's entries, done in batches when it is due.
 type verb struct {
 	name  string
@@ -234,31 +184,32 @@ type verb struct {
 	total func(*DeadlinesStatus) *int64
 }
 
-func (w nextWork) verbs() []verb {
+// verbsOf returns the work of each kind, with the time until it is due.
+func verbsOf(w invalidation.NextWork) []verb {
 	return []verb{
-		{"promote", w.due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
-		{"expire", w.deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
+		{"promote", w.Due, (*invalidation.Queue).Promote, func(s *DeadlinesStatus) *int64 { return &s.Promoted }},
+		{"expire", w.Deadline, (*invalidation.Queue).Expire, func(s *DeadlinesStatus) *int64 { return &s.Expired }},
 		{
-			"cancel", w.cancel, (*invalidation.Queue).SettleCancelRequests,
+			"cancel", w.Cancel, (*invalidation.Queue).SettleCancelRequests,
 			func(s *DeadlinesStatus) *int64 { return &s.Cancelled },
 		},
 		{
-			"fail", w.outage, (*invalidation.Queue).FailWithoutInstance,
+			"fail", w.Outage, (*invalidation.Queue).FailWithoutInstance,
 			func(s *DeadlinesStatus) *int64 { return &s.Failed },
 		},
 	}
 }
 
 // serve does the due work of a queue and returns the time until its next work is due.
-func (d *Deadlines) serve(ctx context.Context, w nextWork) (time.Duration, error) {
+func (d *Deadlines) serve(ctx context.Context, w invalidation.NextWork) (time.Duration, error) {
 	wait := d.cfg.Pause
-	for _, v := range w.verbs() {
+	for _, v := range verbsOf(w) {
 		switch {
 		case v.in == nil:
 		case *v.in > 0:
 			wait = min(wait, seconds(*v.in)+time.Millisecond)
 		default:
-			more, err := d.do(ctx, w.queue, v)
+			more, err := d.do(ctx, w.Queue, v)
 			if err != nil {
 				return 0, err
 			}

@@ -3,20 +3,12 @@ package recovery
 import (
 	"context"
 	"fmt"
-	"strings"
 	"sync/atomic"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
-
-// onTable writes a statement for a queue's own table, whose name comes from the registry and is quoted.
-func onTable(sql string, q *invalidation.Queue) string {
-	return strings.ReplaceAll(sql, "penstock.entry_X", pgx.Identifier{"penstock", "entry_" + q.Name}.Sanitize())
-}
 
 // Statistics is the duty that counts the depth of queues with a capacity. Pushes are admitted
 // against the last count plus the changes in two counters since; each new count corrects losses of
