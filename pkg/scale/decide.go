@@ -27,6 +27,7 @@ type turn struct {
 	alive   int           // instances ready or starting, without stuck ones
 	stale   bool          // a source is older than staleAfter: nothing is counted
 	frozen  bool          // a source is older than blindAfter: no way down
+	byHand  bool          // an operator sets the number
 	source  InputSource   // the oldest one
 	oldest  time.Duration // its age
 	rows    []float64
@@ -40,6 +41,7 @@ func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	t.begin()
 	if t.switched() {
 		if t.d.Apply {
+			t.byHand = true
 			t.countStuck()
 		}
 		t.moveWindows()

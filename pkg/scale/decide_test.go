@@ -564,6 +564,46 @@ func TestStartsThatAreStuckAreFollowedByOneTryAtATime(t *testing.T) {
 	}
 }
 
+// Under a number that is set by hand starts that are stuck are replaced after three replacements as well: once for each
+// blocked_for_seconds and the time after which the next one is stuck. The number stays.
+func TestStartsOfANumberSetByHandAreReplacedForAsLongAsTheyAreStuck(t *testing.T) {
+	one := 1
+	for name, change := range map[string]func(*Policy, *Obs){
+		"manual": func(p *Policy, _ *Obs) { p.Mode = Manual },
+		"override": func(_ *Policy, o *Obs) {
+			o.Switches = Switches{Override: &one, OverrideUntil: noon.Add(24 * time.Hour)}
+		},
+		"of several": func(_ *Policy, o *Obs) {
+			o.Deployments = []DeploymentStarts{{Name: "own", Ready: o.Ready}, {Name: "spot", Starting: o.Starting, ByHand: true}}
+		},
+	} {
+		now, began := noon, noon
+		s := State{At: noon, Counted: noon, Desired: 1}
+		var replaced []time.Duration
+		for range 3 * 3600 {
+			now = now.Add(time.Second)
+			o, p := Obs{Starting: []time.Time{began}, LastRequest: now, ColdStart: 60}, Policy{Slots: 2, Min: 1}
+			change(&p, &o)
+			var d Decision
+			if d, s = Decide(now, p, o, s); d.Replace > 0 {
+				replaced, began = append(replaced, now.Sub(noon).Truncate(time.Minute)), now
+			}
+			if d.Desired != 1 && name != "of several" {
+				t.Fatalf("%s: %d are desired: %s", name, d.Desired, d.Explain())
+			}
+		}
+		minutes := func(ns ...int) (ds []time.Duration) {
+			for _, n := range ns {
+				ds = append(ds, time.Duration(n)*time.Minute)
+			}
+			return ds
+		}
+		if want := minutes(10, 20, 30, 50, 70, 90, 110, 130, 150, 170); !slices.Equal(replaced, want) {
+			t.Errorf("%s: replaced after %v, want %v", name, replaced, want)
+		}
+	}
+}
+
 func TestAlgorithmsOfOthers(t *testing.T) {
 	of := func(a Method, change ...func(*Policy)) Policy {
 		return four(append(change, func(p *Policy) { p.Algorithm = a })...)

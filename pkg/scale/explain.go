@@ -18,6 +18,7 @@ const (
 	NoteStale       NoteCode = "stale"
 	NoteStuck       NoteCode = "stuck"
 	NoteReplace     NoteCode = "replace"
+	NoteAnew        NoteCode = "anew"
 	NoteBase        NoteCode = "base"
 	NoteBaseOnline  NoteCode = "base_online"
 	NoteTolerated   NoteCode = "tolerated"
@@ -112,6 +113,7 @@ var texts = map[NoteCode]string{
 	NoteStale:    "%s is %.0f s old: nothing is counted, and the last instance stays",
 	NoteStuck:    "%.0f starts are stuck: not ready after %.0f s",
 	NoteReplace:  "%.0f stuck starts are begun anew, round %.0f of %.0f",
+	NoteAnew:     "%.0f stuck starts are begun anew: an operator sets the number, which stays",
 	NoteBase: "the load needs %.0f: with so many all along, requests would wait %.1f s in the queue, " +
 		"with one fewer %.1f s",
 	NoteBaseOnline: "the load needs %.0f: with so many all along, requests would wait %.1f s at the gateways, " +

@@ -266,8 +266,10 @@ func (in input) observe(u used, deployments []deploymentRow) Obs {
 	for _, s := range deployments {
 		o.Starting = append(o.Starting, s.unregistered()...)
 		if len(deployments) > 1 {
-			o.Deployments = append(o.Deployments,
-				DeploymentStarts{Name: s.Name, Ready: s.Ready, Starting: s.underWay()})
+			o.Deployments = append(o.Deployments, DeploymentStarts{
+				Name: s.Name, Ready: s.Ready, Starting: s.underWay(),
+				ByHand: s.overridden(in.At) || Mode(s.Mode) == Manual,
+			})
 		}
 		if s.Error != "" {
 			o.Error = s.Error

@@ -93,6 +93,7 @@ type DeploymentStarts struct {
 	Name     string      `json:"name"`
 	Ready    int         `json:"ready"`
 	Starting []time.Time `json:"starting,omitempty"` // oldest first
+	ByHand   bool        `json:"by_hand,omitempty"`  // its mode or an override sets its number
 }
 
 // StuckHistory is the history of the stuck starts of a deployment.

@@ -36,7 +36,8 @@ func (t *turn) deployments() []DeploymentStarts {
 }
 
 // countStuck has stuck starts replaced, three times for each deployment. One that is blocked after them has one try
-// at a time, until the try is ready.
+// at a time, until the try is ready; where an operator sets its number, nothing limits it, and the tries are the
+// replacements of those starts.
 func (t *turn) countStuck() {
 	history := map[string]StuckHistory{}
 	for _, d := range t.deployments() {
@@ -68,6 +69,11 @@ func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace i
 		tried := func(began time.Time) bool { return !began.Before(h.BlockedUntil) }
 		if slices.ContainsFunc(d.Starting[:stuck], tried) {
 			h.BlockedUntil = blockedUntil
+		}
+		if stuck > 0 && again && (t.byHand || d.ByHand) && !t.now.Before(h.BlockedUntil) {
+			h.ReplacedAt = t.now
+			t.note(NoteAnew, float64(stuck), 0, 0)
+			return stuck
 		}
 	case stuck == 0:
 		if h.Replaced > 0 && d.Ready > 0 && again {
