@@ -118,12 +118,8 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 // tries again: it would fail under another leader as well.
 func (b *Brake) Run(ctx context.Context) error {
 	return loop(ctx, b.cfg, "brake", func(ctx context.Context) (time.Duration, error) {
-		err := b.pass(ctx)
-		if err != nil && !general(err) && ctx.Err() == nil {
-			b.cfg.Log.ErrorContext(ctx, "cannot set refusals of pushes; the next pass tries again", "error", err)
-			err = nil
-		}
-		return b.cfg.BrakePause, err
+		return b.cfg.BrakePause, b.cfg.tolerate(ctx, b.pass(ctx),
+			"cannot set refusals of pushes; the next pass tries again")
 	})
 }
 

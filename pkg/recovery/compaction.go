@@ -23,17 +23,12 @@ func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
 	return &Compaction{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}}
 }
 
-// Run compacts until ctx ends. An error of the database does not end the term: no other duty depends on compaction.
+// Run compacts until ctx ends, or until the database has not answered for so long that another leader should try.
 func (c *Compaction) Run(ctx context.Context) error {
 	cfg := c.cfg
 	cfg.Pause = c.cfg.CompactPause
 	return loop(ctx, cfg, "compaction", func(ctx context.Context) (time.Duration, error) {
-		err := c.pass(ctx)
-		if err != nil && !general(err) && ctx.Err() == nil {
-			c.cfg.Log.ErrorContext(ctx, "cannot compact queues; the next pass tries again", "error", err)
-			err = nil
-		}
-		return cfg.Pause, err
+		return cfg.Pause, cfg.tolerate(ctx, c.pass(ctx), "cannot compact queues; the next pass tries again")
 	})
 }
 
@@ -94,13 +89,8 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 	for {
 		n, next, err := q.CompactQueue(ctx, 2, compactKeys, after)
 		total += n
-		if err != nil && !general(err) {
-			c.cfg.Log.ErrorContext(ctx, "cannot compact queue; the next pass tries again", "queue", q.Name,
-				"error", err)
-			return nil
-		}
 		if err != nil {
-			return err
+			return c.cfg.tolerate(ctx, err, "cannot compact queue; the next pass tries again", "queue", q.Name)
 		}
 		if next == "" {
 			break

@@ -150,12 +150,11 @@ func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]i
 	works = nil
 	for i, q := range queues {
 		one, err := invalidation.ReadNextWork(ctx, d.db, queues[i:i+1])
-		if err != nil && (general(err) || ctx.Err() != nil) {
-			return nil, err
-		}
 		if err != nil && !d.dropped(ctx, q, err) {
+			if err := d.cfg.tolerate(ctx, err, "cannot read due entries of queue", "queue", q.Name); err != nil {
+				return nil, err
+			}
 			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
-			d.cfg.Log.ErrorContext(ctx, "cannot read due entries of queue", "queue", q.Name, "error", err)
 		}
 		works = append(works, one...)
 	}
@@ -230,18 +229,15 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 	for range servedBatchesMax {
 		limit := d.limit(q.ID)
 		n, err := d.inTerm(ctx, q, limit, v.run)
-		if err != nil && (general(err) || ctx.Err() != nil) {
-			return false, err
+		if err != nil && !d.dropped(ctx, q, err) {
+			if err := d.cfg.tolerate(ctx, err, "cannot process due entries; the next pass tries again",
+				"verb", v.name, "queue", q.Name, "batch", limit); err != nil {
+				return false, err
+			}
+			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
 		}
 		d.learn(q.ID, n, err)
-		if err != nil && d.dropped(ctx, q, err) {
-			return false, nil
-		}
 		if err != nil {
-			d.done.Add(func(s *DeadlinesStatus) { s.Errors++ })
-			d.cfg.Log.ErrorContext(ctx, "cannot process due entries; the next pass tries again",
-				"verb", v.name, "queue", q.Name,
-				"batch", limit, "error", err)
 			return false, nil
 		}
 		d.done.Add(func(s *DeadlinesStatus) { *v.total(s) += int64(n) })

@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -139,11 +138,6 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 	}
 	return nil
 }
-
-// general reports whether an error does not concern particular locks: the database is unavailable
-// or the term is over. An error that the server raised for a statement concerns the locks of that
-// statement.
-func general(err error) bool { return postgres.Code(err) == "" || postgres.Unavailable(err) }
 
 func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuck) (invalidation.Recovered, error) {
 	held := make([]invalidation.HeldLock, len(batch))

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/duty"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // loop runs the passes of a duty. The pause after a pass is the one that the pass returns: exactly,
@@ -20,6 +21,20 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 		}
 		return max(next, time.Since(start)), err
 	})
+}
+
+// general reports whether an error does not concern particular rows: the database is unavailable or the term is over. An
+// error that the server raised for a statement concerns the rows of that statement.
+func general(err error) bool { return postgres.Code(err) == "" || postgres.Unavailable(err) }
+
+// tolerate returns an error that ends a pass: a general one, or one that came as ctx ended. Any other would come under
+// another leader as well: it logs that one, for the pass to go on, and returns nil.
+func (c Config) tolerate(ctx context.Context, err error, message string, args ...any) error {
+	if err == nil || general(err) || ctx.Err() != nil {
+		return err
+	}
+	c.Log.ErrorContext(ctx, message, append(args, "error", err)...) //nolint:sloglint // a constant of each caller
+	return nil
 }
 
 // answerMax bounds the wait for what a duty reads. A connection may freeze without an error while the one that keeps

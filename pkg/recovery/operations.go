@@ -56,15 +56,10 @@ func (o *Operations) endPauses(ctx context.Context) (ended int, err error) {
 	err = o.fence.InTx(ctx, func(tx pgx.Tx) error {
 		return tx.QueryRow(ctx, `SELECT penstock.end_pauses()`).Scan(&ended)
 	})
-	switch {
-	case err == nil:
-		return ended, nil
-	case general(err) || ctx.Err() != nil:
-		return 0, fmt.Errorf("end pauses: %w", err)
-	default:
-		o.cfg.Log.ErrorContext(ctx, "cannot end pauses; the next pass tries again", "error", err)
-		return 0, nil
+	if err != nil {
+		return 0, o.cfg.tolerate(ctx, fmt.Errorf("end pauses: %w", err), "cannot end pauses; the next pass tries again")
 	}
+	return ended, nil
 }
 
 const runningOperationsSQL = `SELECT id FROM penstock.operation WHERE status = 'running' ORDER BY id LIMIT 1000`
@@ -92,19 +87,19 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 		}
 		n, err := runOperation(ctx, o.db, id)
 		total += n
-		switch {
-		case err == nil:
+		if err == nil {
 			delete(o.failed, id)
-		case general(err) || ctx.Err() != nil:
-			return total, fmt.Errorf("step operation %d: %w", id, err)
-		default:
-			pause := min(time.Second<<min(failed.tries, 10), operationPauseMax)
-			o.failed[id] = deferral{failed.tries + 1, time.Now().Add(pause)}
-			o.cfg.Log.ErrorContext(ctx, "cannot step operation; it is tried again", "operation", id,
-				"tries", failed.tries+1, "pause", pause, "error", err)
-			if err := o.record(ctx, id, err); err != nil {
-				return total, err
-			}
+			continue
+		}
+		pause := min(time.Second<<min(failed.tries, 10), operationPauseMax)
+		if err := o.cfg.tolerate(ctx, fmt.Errorf("step operation %d: %w", id, err),
+			"cannot step operation; it is tried again", "operation", id, "tries", failed.tries+1,
+			"pause", pause); err != nil {
+			return total, err
+		}
+		o.failed[id] = deferral{failed.tries + 1, time.Now().Add(pause)}
+		if err := o.record(ctx, id, err); err != nil {
+			return total, err
 		}
 	}
 	return total, nil
@@ -118,12 +113,9 @@ func (o *Operations) record(ctx context.Context, id int64, failed error) error {
 		_, err := tx.Exec(ctx, recordFailedStepSQL, id, failed.Error())
 		return err
 	})
-	switch {
-	case err == nil:
-	case general(err) || ctx.Err() != nil:
-		return fmt.Errorf("record the failed step of operation %d: %w", id, err)
-	default:
-		o.cfg.Log.ErrorContext(ctx, "cannot record the error of an operation", "operation", id, "error", err)
+	if err != nil {
+		return o.cfg.tolerate(ctx, fmt.Errorf("record the failed step of operation %d: %w", id, err),
+			"cannot record the error of an operation", "operation", id)
 	}
 	return nil
 }

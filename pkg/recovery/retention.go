@@ -66,11 +66,11 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 			r.whole = time.Time{}
 			r.cfg.Log.WarnContext(ctx, "retention waits until the database's clock is believed", "error", err)
 			return r.cfg.RetentionPause, nil
-		case general(err) || ctx.Err() != nil:
-			return 0, err
 		default:
+			if err := r.cfg.tolerate(ctx, err, "retention; the next pass tries again"); err != nil {
+				return 0, err
+			}
 			r.left.refused = true
-			r.cfg.Log.ErrorContext(ctx, "retention; the next pass tries again", "error", err)
 		}
 	}
 	return r.left.pause(time.Since(start), r.cfg.RetentionPause), nil

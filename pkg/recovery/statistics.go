@@ -45,12 +45,9 @@ func (s *Statistics) pass(ctx context.Context) (time.Duration, error) {
 			continue
 		}
 		start := time.Now()
-		err := s.countQueue(ctx, q)
-		if err != nil && (general(err) || ctx.Err() != nil) {
+		if err := s.cfg.tolerate(ctx, s.countQueue(ctx, q), "cannot count the depth of queue", "queue",
+			q.Name); err != nil {
 			return 0, err
-		}
-		if err != nil {
-			s.cfg.Log.ErrorContext(ctx, "cannot count the depth of queue", "queue", q.Name, "error", err)
 		}
 		took := time.Since(start)
 		s.notBefore[q.ID] = start.Add(max(s.cfg.CountPause, time.Duration(float64(took)/countShare)))
