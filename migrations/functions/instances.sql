@@ -52,7 +52,8 @@ $$;
 -- belongs to it from when it takes calls, so that its age is no cold start. began is when the start of the instance
 -- began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it
 -- drains and no slot is held).
--- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready.
+-- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready. The audit has a line
+-- for it, and one wherever its endpoint, slots or labels become others.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
 -- and those of fit_model_queue after them.
 -- Callers: pkg/scale, pkg/operator; psql.
@@ -64,6 +65,7 @@ CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, e
                                                       actor text DEFAULT NULL) RETURNS text
 LANGUAGE plpgsql AS $$
 DECLARE
+    before_ penstock.instance;
     found_  penstock.instance;
     expires timestamptz := clock_timestamp() + ttl;
 BEGIN
@@ -76,6 +78,8 @@ BEGIN
         PERFORM penstock.check_announced_deployment(deployment, model);
     END IF;
     FOR attempt IN 1..2 LOOP -- another session may make the row after the first update
+        SELECT * INTO before_ FROM penstock.instance i
+         WHERE i.model = announce_instance.model AND i.server = announce_instance.server FOR NO KEY UPDATE;
         -- An instance with a time to live was announced; one of a deployment and without it was reported by a backend.
         UPDATE penstock.instance i
            SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
@@ -95,6 +99,14 @@ BEGIN
          WHERE i.model = announce_instance.model AND i.server = announce_instance.server
            AND (i.expires_at IS NOT NULL OR ttl IS NULL AND i.deployment = announce_instance.deployment)
         RETURNING * INTO found_;
+        IF found_.id IS NOT NULL AND (found_.endpoint, found_.slots, found_.labels)
+                                     IS DISTINCT FROM (before_.endpoint, before_.slots, before_.labels) THEN
+            PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server,
+                'its endpoint, slots or labels are others than before',
+                jsonb_build_object('endpoint', found_.endpoint, 'slots', found_.slots, 'labels', found_.labels,
+                    'before', jsonb_build_object('endpoint', before_.endpoint, 'slots', before_.slots,
+                                                 'labels', before_.labels)));
+        END IF;
         EXIT WHEN found_.id IS NOT NULL
                OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model AND i.server = announce_instance.server);
         PERFORM penstock.lock_all_limits();
@@ -113,7 +125,8 @@ BEGIN
             PERFORM penstock.notify('starting ' || model);
             PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server,
                                        coalesce(found_.deployment, ''),
-                                       jsonb_build_object('endpoint', endpoint, 'slots', slots));
+                                       jsonb_build_object('endpoint', endpoint, 'slots', slots,
+                                                          'labels', found_.labels));
             EXIT;
         END IF;
     END LOOP;
