@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/url"
@@ -44,6 +45,7 @@ type LocalConfig struct {
 	Commands map[string]LocalCommand
 	// Grace is how long SIGTERM may take before SIGKILL; only processes without requests are ended: 60 s.
 	Grace time.Duration
+	Log   *slog.Logger // slog.Default where it is nil
 }
 
 // LocalCommand is a program that serves a model. ${PORT} and ${GPU} in Command, Env and Endpoint are replaced.
@@ -83,7 +85,7 @@ func ReadLocalCommands(path string) (map[string]LocalCommand, error) {
 
 // NewLocal returns the backend, and makes its directory.
 func NewLocal(cfg LocalConfig) (*Local, error) {
-	cfg.Grace = cmp.Or(cfg.Grace, time.Minute)
+	cfg.Grace, cfg.Log = cmp.Or(cfg.Grace, time.Minute), cmp.Or(cfg.Log, slog.Default())
 	dir, err := filepath.Abs(cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("directory of local instances: %w", err)
@@ -161,7 +163,7 @@ func (l *Local) List(ctx context.Context, d scale.BackendTarget) ([]scale.Backen
 		return nil, err
 	}
 	defer unlock()
-	records, err := l.records()
+	records, err := l.records(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +212,7 @@ func (l *Local) Apply(ctx context.Context, o scale.Order) error {
 		return err
 	}
 	defer unlock()
-	records, err := l.records()
+	records, err := l.records(ctx)
 	if err != nil {
 		return err
 	}
@@ -249,7 +251,7 @@ func (l *Local) StopAll(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
-	records, err := l.records()
+	records, err := l.records(ctx)
 	if err != nil {
 		return err
 	}

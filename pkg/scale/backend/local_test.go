@@ -246,7 +246,7 @@ func TestWhatAProcessThatEndedAtOnceLeavesIsEnded(t *testing.T) {
 	m := newMachine(t)
 	l := m.leader()
 	m.apply(l, order("leaves", starts))
-	records, err := l.records()
+	records, err := l.records(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -277,6 +277,40 @@ func TestWhatAProcessThatEndedAtOnceLeavesIsEnded(t *testing.T) {
 	}
 }
 
+// A crash of the machine may leave a record empty or cut off. It stops no deployment, unless a process of its instance runs.
+func TestARecordThatCannotBeReadStopsNothing(t *testing.T) {
+	m := newMachine(t)
+	l := m.leader()
+	m.apply(l, order("waits", 1))
+	found := m.list(l)
+	for name, text := range map[string]string{"empty": "", "zeros": "\x00\x00\x00", "cut": `{"name": "cu`, "other": `{}`} {
+		if err := os.WriteFile(l.path(name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if again := m.list(m.leader()); len(again) != 1 || again[0].Name != found[0].Name {
+		t.Errorf("%+v", again)
+	}
+	m.apply(m.leader(), order("waits", 2))
+	if aside, err := filepath.Glob(filepath.Join(m.dir, "*.json.unreadable")); err != nil || len(aside) != 4 {
+		t.Errorf("set aside: %v, %v", aside, err)
+	}
+	path := l.path(found[0].Name)
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text[:len(text)/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.leader().List(t.Context(), order("waits", 1).BackendTarget); err == nil {
+		t.Error("the record of an instance that runs is set aside")
+	}
+	if err := os.WriteFile(path, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A leader that sees an instance for the first time, or again after a while, cannot tell what an ended process has left.
 func TestADeviceIsNotFreeWhileProcessesMayUseIt(t *testing.T) {
 	if runtime.GOOS != "linux" {
@@ -287,7 +321,7 @@ func TestADeviceIsNotFreeWhileProcessesMayUseIt(t *testing.T) {
 	l := m.leader()
 	found := m.until(l, func(f []scale.BackendInstance) bool { return len(f) == 1 && f[0].State == scale.InstanceFailed })
 	l.kept = 0
-	records, err := l.records()
+	records, err := l.records(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

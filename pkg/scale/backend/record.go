@@ -1,11 +1,13 @@
 package backend
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 )
 
@@ -28,23 +30,50 @@ type record struct {
 
 func (l *Local) path(name string) string { return filepath.Join(l.cfg.Dir, name+".json") }
 
-// write replaces a record in one step: a leader that dies leaves the old one or the new one.
+// write replaces a record in one step: a leader that dies, and a machine that loses its power, leaves the old one or the
+// new one.
 func (l *Local) write(r record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return fmt.Errorf("write the record of %s: %w", r.Name, err)
 	}
 	fresh := l.path(r.Name) + ".new"
-	if err := os.WriteFile(fresh, text, 0o600); err != nil {
+	if err := writeDurably(fresh, text); err != nil {
 		return fmt.Errorf("write the record of %s: %w", r.Name, err)
 	}
 	if err := os.Rename(fresh, l.path(r.Name)); err != nil {
 		return fmt.Errorf("write the record of %s: %w", r.Name, err)
 	}
+	if err := syncDirectory(l.cfg.Dir); err != nil {
+		return fmt.Errorf("write the record of %s: %w", r.Name, err)
+	}
 	return nil
 }
 
-func (l *Local) records() ([]record, error) {
+func writeDurably(path string, text []byte) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // a record of ours
+	if err != nil {
+		return err
+	}
+	_, err = file.Write(text)
+	if err == nil {
+		err = file.Sync()
+	}
+	return errors.Join(err, file.Close())
+}
+
+// syncDirectory makes the names of files durable.
+func syncDirectory(path string) error {
+	dir, err := os.Open(path) //nolint:gosec // the directory of records
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
+// records reads all records. One that cannot be understood and of which no process is found, as a crash of the machine
+// may leave, is set aside: it is the record of a start that never was.
+func (l *Local) records(ctx context.Context) ([]record, error) {
 	entries, err := os.ReadDir(l.cfg.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("list records of local instances: %w", err)
@@ -60,12 +89,39 @@ func (l *Local) records() ([]record, error) {
 			return nil, fmt.Errorf("read the record of a local instance: %w", err)
 		}
 		var r record
-		if err := json.Unmarshal(text, &r); err != nil {
-			return nil, fmt.Errorf("read the record %s: %w", path, err)
+		name := strings.TrimSuffix(entry.Name(), ".json")
+		err = json.Unmarshal(text, &r)
+		if err == nil && r.Name == name {
+			all = append(all, r)
+			continue
 		}
-		all = append(all, r)
+		if err == nil {
+			err = fmt.Errorf("it is of the instance %q", r.Name)
+		}
+		if err := l.setAside(ctx, name, err); err != nil {
+			return nil, err
+		}
 	}
 	return all, nil
+}
+
+// setAside gives a record that cannot be understood another name, unless processes of its instance run.
+func (l *Local) setAside(ctx context.Context, name string, cause error) error {
+	own, _, err := l.members(ctx, &record{Name: name}, false)
+	if err != nil {
+		return fmt.Errorf("processes of %s, whose record cannot be read: %w: %w", name, errUnknown, err)
+	}
+	if len(own) > 0 {
+		return fmt.Errorf("the record %s cannot be read, and process %d of its instance runs: end it: %w",
+			l.path(name), own[0].pid, cause)
+	}
+	aside := l.path(name) + ".unreadable"
+	if err := os.Rename(l.path(name), aside); err != nil {
+		return fmt.Errorf("set an unreadable record aside: %w", err)
+	}
+	l.cfg.Log.WarnContext(ctx, "the record of a local instance cannot be read, and no process of it runs: set aside",
+		"instance", name, "file", aside, "error", cause)
+	return nil
 }
 
 // forget removes the record of an instance of which no process is left.
