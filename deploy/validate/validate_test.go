@@ -159,6 +159,38 @@ func TestProgramsAreConfined(t *testing.T) {
 	}
 }
 
+// Headers of models may refer to each file below worker.SecretsDir, and go to endpoints in clear: no key of a program's
+// own is there.
+func TestHeadersOfModelsReachNoKeyOfAProgram(t *testing.T) {
+	const referable, own = "/run/secrets/penstock", "penstock-keys"
+	for _, dir := range []string{root + "/base", root + "/overlays/example", root + "/overlays/scaled"} {
+		for _, object := range objects(t, dir) {
+			d, ok := object.(*appsv1.Deployment)
+			if !ok {
+				continue
+			}
+			spec := d.Spec.Template.Spec
+			secrets := map[string]string{}
+			for _, v := range spec.Volumes {
+				if v.Secret != nil {
+					secrets[v.Name] = v.Secret.SecretName
+				}
+			}
+			c := spec.Containers[0]
+			for _, m := range c.VolumeMounts {
+				if strings.HasPrefix(m.MountPath, referable) && secrets[m.Name] != own {
+					t.Errorf("%s has secret %q at %s, to which headers of models may refer", d.Name, secrets[m.Name], m.MountPath)
+				}
+			}
+			for _, arg := range c.Args {
+				if strings.Contains(arg, "file:"+referable) {
+					t.Errorf("%s: headers of models may refer to the file of %s", d.Name, arg)
+				}
+			}
+		}
+	}
+}
+
 // Budgets, services and policies select pods that there are.
 func TestSelectorsFindPods(t *testing.T) {
 	var pods []labels.Set
