@@ -77,7 +77,7 @@ const grantDutySQL = `SELECT penstock.grant_duty($1, $2)`
 // connection must be that of the owner of the schema. It waits for a migration that runs, at most a
 // minute, and two minutes for transactions that hold a role or the rights of an object.
 func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int, err error) {
-	m, err := open(cfg)
+	m, err := open(cfg, setUp)
 	if err != nil {
 		return 0, err
 	}

@@ -55,6 +55,7 @@ func (r *Result) note(format string, args ...any) {
 // newer release, were applied. The result is valid with an error too.
 // Two calls at once are safe: the second waits for the first, at most a minute. Where another session holds a table for
 // two minutes, or until ctx ends, the error names that session.
+// A superuser or a member of the owner of the schema acts as that owner, unless objects belong to other roles already.
 func Up(ctx context.Context, cfg *pgx.ConnConfig) (Result, error) {
 	set, err := readFunctions(files)
 	if err != nil {
@@ -64,7 +65,7 @@ func Up(ctx context.Context, cfg *pgx.ConnConfig) (Result, error) {
 }
 
 func up(ctx context.Context, cfg *pgx.ConnConfig, set functionSet) (Result, error) {
-	m, err := open(cfg)
+	m, err := open(cfg, setUpAsOwner)
 	if err != nil {
 		return Result{}, err
 	}
@@ -97,8 +98,8 @@ type before struct {
 	other  *OtherServerError // nothing was compared
 }
 
-func open(cfg *pgx.ConnConfig) (*migrator, error) {
-	db := stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(setUp))
+func open(cfg *pgx.ConnConfig, prepare func(context.Context, *pgx.Conn) error) (*migrator, error) {
+	db := stdlib.OpenDB(*cfg, stdlib.OptionAfterConnect(prepare))
 	locker, err := lock.NewPostgresSessionLocker(lock.WithLockTimeout(1, 60))
 	if err != nil {
 		db.Close()
@@ -229,6 +230,22 @@ func (m *migrator) holder(ctx context.Context, waited time.Duration) (text strin
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lockWait)
 	defer cancel()
 	session := "transactions that have ended; start again"
-	found = m.db.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session) == nil
+	found = m.asItself(ctx, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, holderSQL, lockWait.Milliseconds(), Table).Scan(&session)
+	}) == nil
 	return fmt.Sprintf("a table was held for %v by %s", waited, session), found
+}
+
+// asItself calls f in a transaction with the role that logged in, which may see more of other sessions than the owner
+// of the schema.
+func (m *migrator) asItself(ctx context.Context, f func(*sql.Tx) error) error {
+	tx, err := m.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = tx.Rollback() }() // it only reads
+	if _, err := tx.ExecContext(ctx, `SET LOCAL ROLE NONE`); err != nil {
+		return err
+	}
+	return f(tx)
 }

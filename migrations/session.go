@@ -25,6 +25,31 @@ func setUp(ctx context.Context, c *pgx.Conn) error {
 	return nil
 }
 
+// ownRoleSQL makes a superuser, or a member of the owner of the schema, act as that owner: what it made itself would be
+// its own, and the owner could not replace it. Where objects belong to another role already, it goes on as it is: the
+// owner could not replace those ($1: the table of migrations).
+const ownRoleSQL = `
+SELECT set_config('role', r.rolname, false)
+  FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+ WHERE n.nspname = 'penstock' AND r.rolname <> current_user
+   AND pg_has_role(r.oid, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c
+                    WHERE (c.relnamespace = n.oid OR c.oid = to_regclass($1)) AND c.relkind IN ('r', 'p', 'v', 'S')
+                      AND c.relowner <> n.nspowner)
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc p
+                    WHERE p.pronamespace = n.oid AND p.proname !~ '^watch_[0-9]' AND p.proowner <> n.nspowner)`
+
+// setUpAsOwner is setUp for a session that makes objects of the schema.
+func setUpAsOwner(ctx context.Context, c *pgx.Conn) error {
+	if err := setUp(ctx, c); err != nil {
+		return err
+	}
+	if _, err := c.Exec(ctx, ownRoleSQL, Table); err != nil {
+		return fmt.Errorf("act as the owner of the schema: %w", err)
+	}
+	return nil
+}
+
 // EncodingError says that the database is not one of UTF-8: texts could not be stored, or would be changed silently.
 type EncodingError struct{ Database, Encoding string }
 

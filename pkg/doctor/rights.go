@@ -16,7 +16,8 @@ SELECT current_user, coalesce((SELECT duty FROM penstock.database_role WHERE rol
        pg_has_role(n.nspowner, 'USAGE')
   FROM pg_namespace n WHERE n.nspname = 'penstock'`
 
-// Rights of PUBLIC, missing and surplus rights of roles with a duty, and roles with a duty that are above it.
+// Rights of PUBLIC, missing and surplus rights of roles with a duty, roles with a duty that are above it, and objects
+// that the owner of the schema could not replace. Triggers of watches belong to whoever watches.
 const rightsSQL = `
 SELECT format('PUBLIC may %s %s: REVOKE %s ON %s %s FROM PUBLIC', d.privilege, d.object, d.privilege, d.kind, d.object)
   FROM penstock.held_rights(NULL) d
@@ -40,6 +41,16 @@ SELECT format('%s has the duty %s and is %s', r.role, r.duty,
 UNION ALL
 SELECT format('role %s with the duty %s is gone', r.role, r.duty)
   FROM penstock.database_role r WHERE to_regrole(format('%I', r.role)) IS NULL
+UNION ALL
+SELECT format('%1$s belongs to %2$s, not to the owner of the schema: ALTER %3$s %1$s OWNER TO %4$s',
+              o.object, o.owner::regrole, o.kind, n.nspowner::regrole)
+  FROM pg_namespace n
+  JOIN (SELECT relnamespace, relowner, CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass::text
+          FROM pg_class WHERE relkind IN ('r', 'p', 'v')
+         UNION ALL
+        SELECT pronamespace, proowner, 'FUNCTION', oid::regprocedure::text
+          FROM pg_proc WHERE proname !~ '^watch_[0-9]') o(namespace, owner, kind, object) ON o.namespace = n.oid
+ WHERE n.nspname = 'penstock' AND o.owner <> n.nspowner
 ORDER BY 1`
 
 // rightsShown is how many differences the finding lists.
@@ -70,7 +81,8 @@ func checkRights(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 		if more := len(differences) - rightsShown; more > 0 {
 			f.Details = append(f.Details, fmt.Sprintf("and %d more", more))
 		}
-		f.Advice = "Run penstock grants --apply as the owner of the schema, or penstock grants to see the statements."
+		f.Advice = "Run penstock grants --apply as the owner of the schema, or penstock grants to see the " +
+			"statements. As a superuser, give objects of other roles to that owner, who could not replace them in an upgrade."
 	case len(roles) == 0:
 		f.Summary += "; no role has a duty: penstock grants makes one for each program"
 	default:

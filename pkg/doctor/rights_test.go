@@ -8,7 +8,7 @@ import (
 )
 
 // TestRightsThatDifferFromADutyAreNamed takes a right from a role with a duty, gives it one too many, gives
-// one to PUBLIC,
+// one to PUBLIC, gives it objects,
 // and makes the role a member of the schema's owner.
 func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 	pool := newPool(t)
@@ -34,6 +34,11 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 			`REVOKE SELECT ON penstock.api_token FROM PUBLIC`,
 		},
 		`ALTER ROLE ` + role + ` SUPERUSER`: {"is a superuser", `ALTER ROLE ` + role + ` NOSUPERUSER`},
+		`ALTER FUNCTION penstock.ago(interval) OWNER TO pg_monitor`: {
+			"penstock.ago(interval) belongs to pg_monitor, not to the owner of the schema: ALTER FUNCTION penstock.ago(interval) OWNER TO",
+			`ALTER FUNCTION penstock.ago(interval) OWNER TO CURRENT_USER`,
+		},
+		`ALTER TABLE penstock.queue OWNER TO pg_monitor`: {"ALTER TABLE penstock.queue OWNER TO", `ALTER TABLE penstock.queue OWNER TO CURRENT_USER`},
 		`UPDATE penstock.database_role SET role = 'nobody'`: {
 			"nobody with the duty read is gone",
 			`UPDATE penstock.database_role SET role = '` + role + `'`,
