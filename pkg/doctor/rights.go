@@ -82,7 +82,8 @@ func checkRights(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 			f.Details = append(f.Details, fmt.Sprintf("and %d more", more))
 		}
 		f.Advice = "Run penstock grants --apply as the owner of the schema, or penstock grants to see the " +
-			"statements. As a superuser, give objects of other roles to that owner, who could not replace them in an upgrade."
+			"statements. As a superuser, give objects of other roles to that owner, who could not replace them " +
+			"in an upgrade."
 	case len(roles) == 0:
 		f.Summary += "; no role has a duty: penstock grants makes one for each program"
 	default:
