@@ -159,6 +159,8 @@ func parseEndpoint(raw string) (*url.URL, error) {
 		return nil, fieldError("endpoint", "must begin with http:// or https://")
 	case u.Host == "":
 		return nil, fieldError("endpoint", "names no host")
+	case checkHost(u.Hostname()) != nil:
+		return nil, fieldError("endpoint", "is link-local, or the metadata service of a cloud: no worker is there")
 	case u.User != nil:
 		return nil, fieldError("endpoint", "must not carry a user or password: put a secret reference into headers")
 	case u.RawQuery != "" || u.Fragment != "":

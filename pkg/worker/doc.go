@@ -26,6 +26,7 @@
 //	                           the protocols; oipbatch.go, embeddings.go and codec.go put several entries into one
 //	                           call, and choices.go counts the sequences that a generation computes
 //	transport.go, classify.go  one HTTP exchange, and what an answer that is no success means
+//	address.go                 addresses at which no worker can be
 //	online.go                  both for callers that exchange bytes with a worker themselves, such as the gateway
 //	secret.go                  keys by reference: an environment variable or a file
 //	stream.go, assembly.go, chunks.go

@@ -54,7 +54,7 @@ type wire struct {
 }
 
 func newWire(model Model, base *url.URL, config Config) wire {
-	dialer := &net.Dialer{Timeout: model.Timeouts.Connect.Duration(), KeepAlive: 15 * time.Second}
+	dialer := &net.Dialer{Timeout: model.Timeouts.Connect.Duration(), KeepAlive: 15 * time.Second, Control: CheckDial}
 	return wire{
 		model:  model,
 		base:   base,
