@@ -194,6 +194,9 @@ func (a *API) owns(ctx context.Context, request huma.Context, c caller) (own boo
 	if flow == "" && len(c.Flows) == 1 {
 		flow = c.Flows[0] // as the push did
 	}
+	if len(c.Flows) > 0 && !slices.Contains(c.Flows, flow) {
+		return false, nil
+	}
 	if err := a.db.QueryRow(ctx, ownSQL, id, key, flow).Scan(&own); err != nil {
 		return false, fmt.Errorf("look for the push of entry %d: %w", id, err)
 	}

@@ -382,6 +382,44 @@ func TestPusherSeesItsOwnEntriesAndNoOthers(t *testing.T) {
 	}
 }
 
+// A token that pushes for some flows sees by a key that it guessed no entry of another flow.
+func TestPusherOfSomeFlowsSeesNoEntryOfOthers(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('mine')`)
+	var acme, zeta, globex, none int64
+	if err := w.pool.QueryRow(t.Context(), `SELECT penstock.push('mine', '1', flow => 'acme', idempotency_key => 'k'),
+		penstock.push('mine', '2', flow => 'zeta', idempotency_key => 'k'), penstock.push('mine', '3', flow => 'globex', idempotency_key => 'k'),
+		penstock.push('mine', '4', idempotency_key => 'k')`).Scan(&acme, &zeta, &globex, &none); err != nil {
+		t.Fatal(err)
+	}
+	a := New(w.pool, Config{})
+	one := newToken(t, w.pool, operator.Grant{Name: "one", Scopes: []string{"push"}, Flows: []string{"acme"}})
+	two := newToken(t, w.pool, operator.Grant{Name: "two", Scopes: []string{"push"}, Flows: []string{"acme", "zeta"}})
+	for _, c := range []struct {
+		secret string
+		id     int64
+		rest   string
+		want   int
+	}{
+		{one, acme, "", 200},
+		{one, acme, "?flow=acme", 200},
+		{one, globex, "?flow=globex", 403},
+		{one, zeta, "?flow=zeta", 403},
+		{two, zeta, "?flow=zeta", 200},
+		{two, none, "", 403},
+		{two, globex, "?flow=globex", 403},
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), "GET", fmt.Sprint("/v1/entries/", c.id, c.rest), nil)
+		r.Header.Set("Authorization", "Bearer "+c.secret)
+		r.Header.Set("Idempotency-Key", "k")
+		answered := httptest.NewRecorder()
+		a.ServeHTTP(answered, r)
+		if answered.Code != c.want {
+			t.Errorf("entry %d%s: %d %s, want %d", c.id, c.rest, answered.Code, answered.Body, c.want)
+		}
+	}
+}
+
 func TestRotatedTokenWorksForItsOverlapAndARevokedOneNotAtAll(t *testing.T) {
 	w := newWorld(t)
 	d := operator.New(w.pool)
