@@ -107,7 +107,7 @@ var wideSQL = map[string]int{
 	"preconditions.sql": 1,
 	"push.sql":          25,
 	"push_checks.sql":   27,
-	"queues.sql":        48,
+	"queues.sql":        45,
 	"recovery.sql":      3,
 	"retention.sql":     9,
 	"rights.sql":        24,

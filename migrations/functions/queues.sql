@@ -186,15 +186,16 @@ END $$;
 
 -- drop_queue removes a queue and all rows of it. It refuses while there are entries, or open batches that complete into
 -- it, unless forced. What may be millions of
--- rows goes first: no push to another queue and no change of limits waits for that. A push or an ending that has locked the
--- queue's table would wait for deleted ready rows of lock keys, and for deleted unique keys: these ready rows go behind the
--- locks, with the few results, failures and other ready rows that were added meanwhile. Unique keys go last, up to 10,000
--- that no transaction has locked: a push that waits for one has no lock that the drop still needs. The others, idempotency
+-- rows goes first: no push to another queue and no change of limits waits for that. A push or an ending that has locked
+-- the queue's table would wait for deleted ready rows of lock keys, and for deleted unique keys: these ready rows go
+-- behind the locks, with the progress of entries that have not ended, the parts of open batches, and the few results,
+-- failures and other ready rows that were added meanwhile. Unique keys go last, up to 10,000 that no transaction has
+-- locked: a push that waits for one has no lock that the drop still needs. The others, idempotency
 -- keys that were added, and what a longer transaction adds, go by retention.
--- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; those of
--- lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
--- push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless
--- lock_timeout is set.
+-- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; its ended
+-- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; those of lock_all_limits;
+-- those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no push comes between;
+-- rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
 -- in time.
@@ -220,6 +221,14 @@ BEGIN
     DELETE FROM penstock.failure WHERE queue_id = q.id;
     DELETE FROM penstock.idempotency WHERE queue_id = q.id;
     DELETE FROM penstock.ready WHERE queue_id = q.id AND lock_key IS NULL;
+    WITH ended AS MATERIALIZED (
+        SELECT b.id FROM penstock.batch b WHERE b.queue_id = q.id AND b.ended_at IS NOT NULL
+         ORDER BY b.id FOR UPDATE SKIP LOCKED
+    )
+    DELETE FROM penstock.batch_part p USING ended e WHERE p.batch_id = e.id;
+    EXECUTE format('DELETE FROM penstock.progress p
+                     WHERE p.queue_id = $1 AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.id = p.entry_id)',
+                   'entry_' || queue_name) USING q.id;
     PERFORM penstock.lock_all_limits();
     q := penstock.queue_row(queue_name); -- another drop may have been faster, and the queue have been made again
     give_up := clock_timestamp() + current_setting('lock_timeout')::interval;

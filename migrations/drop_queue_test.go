@@ -1,0 +1,39 @@
+package migrations_test
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+// What a queue has in millions was deleted while no transaction could use the tables of entries of any queue.
+func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `SELECT penstock.create_queue('nightly', '{"kind": "batch"}'), penstock.create_queue('other', '{"kind": "batch"}');
+		INSERT INTO penstock.batch (queue_id, name, status, actor, ended_at)
+		SELECT q.id, q.name, s.status, 'ada', CASE s.status WHEN 'done' THEN now() END
+		  FROM penstock.queue q CROSS JOIN (VALUES ('done'), ('running')) s(status) WHERE q.name IN ('nightly', 'other');
+		INSERT INTO penstock.batch_part (batch_id, no, items) SELECT b.id, n, '[]' FROM penstock.batch b, generate_series(1, 10) n;
+		INSERT INTO penstock.progress (queue_id, entry_id, token) SELECT q.id, n, 1 FROM penstock.queue q, generate_series(1, 10) n;
+		INSERT INTO penstock.entry (id, queue_id, status, due_at, priority, payload)
+		SELECT 1, q.id, 'initial', now() + interval '1 day', 1, '{}' FROM penstock.queue q WHERE q.name = 'nightly';
+		CREATE TABLE public.deleted (name text, locked boolean);
+		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			INSERT INTO public.deleted SELECT TG_TABLE_NAME, EXISTS (
+				SELECT FROM pg_locks WHERE relation = 'penstock.entry'::regclass AND mode = 'AccessExclusiveLock' AND pid = pg_backend_pid());
+			RETURN NULL;
+		END $$;
+		CREATE TRIGGER note AFTER DELETE ON penstock.batch_part FOR EACH ROW EXECUTE FUNCTION note();
+		CREATE TRIGGER note AFTER DELETE ON penstock.progress FOR EACH ROW EXECUTE FUNCTION note();
+		SELECT penstock.drop_queue('nightly', true)`)
+	for name, locked := range map[string]int64{"batch_part": 10, "progress": 1} { // of the batch and the entry that have not ended
+		all, late := query[int64](t, c, `SELECT count(*) FROM public.deleted WHERE name = $1`, name), query[int64](t, c, `SELECT count(*) FROM public.deleted WHERE name = $1 AND locked`, name)
+		if late != locked || all-late == 0 {
+			t.Errorf("%d of %d rows of %s are deleted under the lock, want %d", late, all, name, locked)
+		}
+	}
+	if n := query[int64](t, c, `SELECT count(*) FROM penstock.batch_part JOIN penstock.batch b ON b.id = batch_id JOIN penstock.queue q ON q.id = b.queue_id WHERE q.name = 'other'`); n != 20 {
+		t.Errorf("%d parts of another queue are left, want 20", n)
+	}
+}
