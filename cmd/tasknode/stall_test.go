@@ -35,7 +35,7 @@ func TestNothingWaitsForThePollWhereHintsAreHeard(t *testing.T) {
 		queues = append(queues, q)
 	}
 	nodes := []*tasknode.Node{deaf(t, pool, queues), deaf(t, pool, queues)}
-	for round := range 100 {
+	for round := range pgtest.Long(30, 100) {
 		for range 1 + rand.IntN(30) {
 			q, priority := queues[rand.IntN(len(queues))], int16(rand.IntN(3)) //nolint:gosec // small
 			p := invalidation.Push{Payload: json.RawMessage(`1`), Flow: fmt.Sprint(rand.IntN(4)), Priority: &priority}

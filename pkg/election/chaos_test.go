@@ -45,7 +45,7 @@ func TestWritesOfTermsNeverInterleave(t *testing.T) {
 			}
 		}()
 	}
-	for began := time.Now(); time.Since(began) < 12*time.Second || time.Since(began) < 2*time.Minute && few(t, pool); {
+	for began := time.Now(); time.Since(began) < pgtest.Long(4*time.Second, 12*time.Second) || time.Since(began) < 2*time.Minute && few(t, pool); {
 		time.Sleep(rand.N(600 * time.Millisecond))
 		i := rand.IntN(writers)
 		if resign := elections[i].Load(); rand.IntN(3) == 0 && resign != nil {

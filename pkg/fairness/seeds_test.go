@@ -1,6 +1,6 @@
-//go:build !race
-
 package fairness
 
+import "github.com/penstock/penstock/internal/pgtest"
+
 // seeds is how many times the largest simulation is run.
-const seeds = 3
+var seeds = pgtest.Long(1, 3)

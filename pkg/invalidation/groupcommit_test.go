@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
 )
 
 // joinBed has pushes that are held up, and calls that stand in line behind them, in their order.
@@ -391,7 +393,8 @@ func TestABatchOfPushesIsBounded(t *testing.T) {
 // Many callers push at once, some what is refused, some with a context that ends; and server processes are killed. What
 // was answered is so, what was refused is not there, and what nobody knows is there whole or not at all.
 func TestAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
-	const callers, each = 24, 40
+	const callers = 24
+	each := pgtest.Long(15, 40)
 	b := newBed(t, Config{})
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

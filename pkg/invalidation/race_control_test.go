@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/pgtest"
 )
 
 // Each window is opened by hand first: a transaction is held at the point that the guard protects.
@@ -254,11 +256,22 @@ type crew struct {
 	stop   context.Context
 }
 
-func newCrew(b *bed, d time.Duration) *crew {
+// newCrew returns a crew that works for d, and on a busy machine for up to a minute until enough has happened.
+func newCrew(b *bed, d time.Duration, enough func() bool) *crew {
 	c := &crew{bed: b, ran: map[EntryID]int{}}
 	var cancel context.CancelFunc
-	c.stop, cancel = context.WithTimeout(b.ctx, d)
+	c.stop, cancel = context.WithTimeout(b.ctx, max(d, time.Minute))
 	b.Cleanup(cancel)
+	began := time.Now()
+	c.work(func(*rand.Rand) error {
+		time.Sleep(time.Millisecond)
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if time.Since(began) > d && enough() {
+			cancel()
+		}
+		return nil
+	})
 	return c
 }
 
@@ -390,9 +403,16 @@ func (c *crew) drain() {
 	if !slices.Equal(ended, c.pushed) {
 		c.Errorf("%d entries were pushed and %d ended", len(c.pushed), len(ended))
 	}
+	rows, err = c.pool.Query(c.ctx, `SELECT entry_id FROM penstock.result WHERE outcome = 'done' ORDER BY entry_id`)
+	c.must(err)
+	done, err := pgx.CollectRows(rows, pgx.RowTo[EntryID])
+	c.must(err)
 	for id, n := range c.ran {
 		if n > 1 {
 			c.Errorf("entry %d ended well %d times", id, n)
+		}
+		if _, isDone := slices.BinarySearch(done, id); !isDone {
+			c.Errorf("the end of entry %d was accepted, and its outcome is another", id)
 		}
 	}
 	if n := c.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'done'`); n < len(c.pushed)/10 {
@@ -403,15 +423,18 @@ func (c *crew) drain() {
 // Every entry has one outcome, whoever was faster: the claim or the operator.
 func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
 	b := newControlBed(t, Config{})
-	c := newCrew(b, 3*time.Second)
 	answers := map[string]int{}
+	both := func() bool { return answers["cancelled"] > 0 && answers["requested"] > 0 }
+	c := newCrew(b, pgtest.Long(time.Second, 3*time.Second), both)
 	c.work(c.pushSome)
 	c.work(c.claimer(here))
 	c.work(c.claimer(there))
 	c.work(func(r *rand.Rand) error {
 		id := c.some(r)
 		answer, err := cancelEntry(b.ctx, b.pool, id, ann)
+		c.mu.Lock()
 		answers[answer]++
+		c.mu.Unlock()
 		return gone(err)
 	})
 	c.work(func(r *rand.Rand) error {
@@ -432,20 +455,25 @@ func TestCancelDisableAndExpireWhileClaiming(t *testing.T) {
 	})
 	c.drain()
 	t.Logf("%d entries, answers %v", len(c.pushed), answers)
+	if !both() {
+		t.Errorf("answers %v: no cancel came before a claim, or none after", answers)
+	}
 }
 
 // No entry is lost or run twice, and payloads add up, while keys are compacted under pushers and claimers.
 func TestCompactWhilePushingAndClaiming(t *testing.T) {
 	b := newControlBed(t, Config{Mergeable: true, Merge: "array"})
-	c := newCrew(b, 3*time.Second)
 	merged := 0
+	c := newCrew(b, pgtest.Long(time.Second, 3*time.Second), func() bool { return merged > 0 })
 	c.work(c.pushSome)
 	c.work(c.pushSome)
 	c.work(c.claimer(here))
 	c.work(c.claimer(there))
 	c.work(func(*rand.Rand) error {
 		n, _, err := b.q.CompactQueue(b.ctx, 2, 10, "")
+		c.mu.Lock()
 		merged += n
+		c.mu.Unlock()
 		return err
 	})
 	c.drain()

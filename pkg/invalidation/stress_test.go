@@ -13,6 +13,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -250,7 +251,7 @@ func TestNothingIsLostOrOvertakenInACrowd(t *testing.T) {
 	c.act(&wg, 0, c.watch)
 	began := time.Now()
 	c.act(&wg, 100*time.Millisecond, func(*rand.Rand) error { // however busy the machine is, it must be a crowd
-		if passed := time.Since(began); passed > time.Minute || passed > 3*time.Second && c.size() >= crowdEntries {
+		if passed := time.Since(began); passed > time.Minute || passed > pgtest.Long(time.Second, 3*time.Second) && c.size() >= crowdEntries {
 			stop()
 		}
 		return nil
