@@ -34,9 +34,10 @@ func TestKeyThatWasThrottledInTimeToComeGoesOn(t *testing.T) {
 	throttled := func() int {
 		return b.count(`SELECT count(*) FROM penstock.ready WHERE priority = penstock.throttled_priority()`)
 	}
-	for throttled() == 0 {
+	b.await("the key is throttled", func() bool {
 		b.want(len(b.claim(1)), 0)
-	}
+		return throttled() > 0
+	})
 	b.want(b.count(`SELECT penstock.requeue_throttled($1, 10)`, b.q.ID), 0)
 	b.exec(b.pool, `UPDATE penstock.ready SET pos = pos + 3600::bigint * 1000000 WHERE priority = penstock.throttled_priority()`)
 	b.want(b.count(`SELECT penstock.requeue_throttled($1, 10)`, b.q.ID), 1)

@@ -41,7 +41,7 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	eventually(t, "the entry is ready", func() bool { return f.count(`SELECT count(*) FROM ready_at`) == 1 })
 	var late float64
 	err := f.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM at - due_at)::float8 FROM ready_at, penstock.entry`).Scan(&late)
-	if err != nil || late < 0 || late > 10 { // it does not wait for the pause
+	if err != nil || late < 0 { // nor does it wait for the pause of an hour, in which the wait above would end
 		t.Errorf("ready %v s after it was due (%v)", late, err)
 	}
 	t.Logf("ready %.0f ms after it was due", late*1000)

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -509,16 +510,19 @@ func TestRestartOfPostgresFreesNoLockOfALiveNode(t *testing.T) {
 	eventually(t, "recovery suspends itself", func() bool {
 		return out.contains("recovery suspended") && (out.contains("was restarted") || out.contains("out of reach"))
 	})
-	var wg sync.WaitGroup
+	var beats atomic.Int64
 	for _, n := range nodes {
-		wg.Go(func() {
-			eventually(t, "the node beats again", func() bool {
-				_, err := invalidation.Renew(t.Context(), f.pool, n, listing(held[n]))
-				return err == nil
-			})
-		})
+		go func() {
+			for t.Context().Err() == nil {
+				if _, err := invalidation.Renew(t.Context(), f.pool, n, listing(held[n])); err == nil {
+					beats.Add(1)
+					return
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		}()
 	}
-	wg.Wait()
+	eventually(t, "both nodes beat again", func() bool { return beats.Load() == 2 })
 	for _, n := range nodes {
 		defer f.keepAlive(n, held[n]...)()
 	}

@@ -196,8 +196,10 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	a := newApplier(product(t, db), free{db}, Config{Pause: time.Hour, Backends: map[string]Backend{backendLocal: c}}.withDefaults())
 	go func() { _ = a.run(t.Context()) }()
 	changed := <-c.changed
-	for c.lists.Load() == 0 { // the first round, which has read what exists
-		time.Sleep(time.Millisecond)
+	for deadline := time.Now().Add(time.Minute); c.lists.Load() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("there was no first round, which reads what exists")
+		}
 	}
 	c.mu.Lock()
 	c.instances = []BackendInstance{{Name: "other", Endpoint: "http://other", State: InstanceRunning, Began: time.Now()}}

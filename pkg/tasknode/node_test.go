@@ -279,9 +279,7 @@ func TestDrainHandsBackWithoutAnAttempt(t *testing.T) {
 	for range 20 {
 		push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
 	}
-	for begun.Load() < 4 {
-		time.Sleep(time.Millisecond)
-	}
+	eventuallyTrue(t, "four entries run", func() bool { return begun.Load() >= 4 })
 	stop()
 	eventually(t, pool, "entries handed back", `SELECT count(*) = 20 AND sum(attempt) = 0 AND sum(crashes) = 0 AND (SELECT count(*) FROM penstock.ready) = 20
 		AND NOT EXISTS (SELECT FROM penstock.lock) AND NOT EXISTS (SELECT FROM penstock.node) FROM penstock.entry`)

@@ -73,9 +73,10 @@ func TestHeavyEntriesGetTheirUnitsBesideEndlessLightOnes(t *testing.T) {
 			}
 		}
 	}
-	for light.Load() < 16 {
+	eventuallyTrue(t, "light entries run", func() bool {
 		refill()
-	}
+		return light.Load() >= 16
+	})
 	pushTo("work", "heavy", 8, 2)
 	pushTo("work", "next", 6, 2)
 	for deadline := time.Now().Add(time.Minute); heavy.Load() < 4; refill() {
