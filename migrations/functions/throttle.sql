@@ -39,17 +39,23 @@ BEGIN
      WHERE excluded.until - p.until > least(interval '100 ms', wait / 4) OR p.at > clock_timestamp();
 END $$;
 
--- lift_throttle ends a throttle before its time, and returns whether there was one.
--- Locks: the row of table throttle for that queue and flow.
+-- lift_throttle ends a throttle before its time, and returns whether there was one. Nodes read the queue again and try
+-- its lanes at once; where a node's role calls it, which may not change a queue, within a minute.
+-- Locks: the row of table throttle for that queue and flow; the row of the queue.
 -- Callers: psql.
 -- SQLSTATE: PS001 no such queue.
 CREATE OR REPLACE FUNCTION penstock.lift_throttle(queue text, flow text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    q penstock.queue := penstock.queue_row(queue);
+    q      penstock.queue := penstock.queue_row(queue);
+    lifted boolean;
 BEGIN
     DELETE FROM penstock.throttle p
      WHERE p.queue_id = q.id AND p.queue_wide = (lift_throttle.flow IS NULL)
        AND p.flow = coalesce(lift_throttle.flow, '') AND p.until > clock_timestamp();
-    RETURN FOUND;
+    lifted := FOUND;
+    IF lifted AND has_column_privilege('penstock.queue', 'version', 'UPDATE') THEN
+        UPDATE penstock.queue x SET version = x.version + 1 WHERE x.id = q.id;
+    END IF;
+    RETURN lifted;
 END $$;

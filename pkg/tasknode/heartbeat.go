@@ -115,6 +115,6 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 			return
 		}
 		n.registry.Store(o.RegistryVersion)
-		n.signal()
+		n.Freed() // a lane that waits for a rate or a throttle may have to wait no longer
 	}
 }

@@ -85,6 +85,44 @@ func TestALaneThatSomebodyElseWasInIsTriedAgainSoon(t *testing.T) {
 	eventually(t, pool, "the other ran", emptySQL)
 }
 
+// A lane that waits for a rate, or for the end of a throttle, rests for a minute: a change of either ends that rest.
+func TestARaisedRateAndALiftedThrottleTakeEffectWithTheNextHeartbeat(t *testing.T) {
+	for name, orders := range map[string]struct{ before, wait, end string }{
+		"rate": {
+			`SELECT penstock.set_limit('slow', '{"rate": 0.001, "burst": 1}'), penstock.use_limit('work', 'slow')`,
+			`SELECT EXISTS (SELECT FROM penstock.result)`,
+			`SELECT penstock.set_limit('slow', '{"rate": 1000, "burst": 1000}')`,
+		},
+		"throttle": {
+			`SELECT penstock.throttle('work', '1 hour')`, `SELECT true`,
+			`SELECT penstock.lift_throttle('work')`,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := open(t)
+			q := create(t, pool, "work", invalidation.Config{})
+			if _, err := pool.Exec(t.Context(), orders.before); err != nil {
+				t.Fatal(err)
+			}
+			config := tasknode.Config{Threads: 4, Beat: time.Second, Poll: 20 * time.Millisecond}
+			n, _ := start(t, pool, config, map[string]invalidation.HandlerFunc{"work": fine})
+			push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)}, invalidation.Push{Payload: json.RawMessage(`2`)})
+			eventually(t, pool, "the rate lets one through", orders.wait)
+			claims := n.Stats().Claims.Load()
+			eventuallyTrue(t, "the lane was tried", func() bool { return n.Stats().Claims.Load() > claims || claims > 1 })
+			time.Sleep(1500 * time.Millisecond) // the node has read the queue, and its lane rests
+			began := time.Now()
+			if _, err := pool.Exec(t.Context(), orders.end); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, pool, "all ran", emptySQL)
+			if passed := time.Since(began); passed > 20*time.Second {
+				t.Errorf("it took %s", passed)
+			}
+		})
+	}
+}
+
 // What a refused claim gave back must not keep others waiting: here a gate refuses one queue and lets the other pass.
 func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
 	pool := open(t)
