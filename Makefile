@@ -54,6 +54,7 @@ programs:
 build: ## Build every module; programs go to bin/
 	@mkdir -p bin
 	go build -o bin/ ./cmd/...
+	go -C examples/worker build -o ../../bin/worker .
 	go list -export ./... >/dev/null
 	@for module in $(MODULES); do echo "build $$module"; go -C "$$module" list -export ./... >/dev/null || exit 1; done
 
@@ -68,9 +69,15 @@ vet:
 	go vet ./...
 	@for module in $(MODULES); do echo "vet $$module"; go -C "$$module" vet ./... || exit 1; done
 
+# With memory for it, half of the time that the collector takes is left. The rules of .golangci.yml take nothing of gosec from
+# the other modules, so that it does not run there.
+lint: export GOGC ?= 400
 lint: $(LINT) ## Run the linters of .golangci.yml over every module
 	$(LINT) run ./...
-	@for module in $(MODULES); do echo "lint $$module"; (cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml ./...) || exit 1; done
+	@for module in $(MODULES); do \
+		echo "lint $$module"; \
+		(cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml --disable gosec ./...) || exit 1; \
+	done
 
 # Not in `make check`: the answer changes with the database of vulnerabilities and not with the code, and needs the network.
 vuln: $(VULN) ## Look for known vulnerabilities in what the programs call; needs vuln.go.dev, or VULNDB=file:///a/copy
@@ -140,6 +147,10 @@ plain: ## Test without the race detector what `make race` leaves out
 
 race-all: ## Test everything but simulations under the race detector, the random tests in their full length; for every night
 	@$(ON_NEWEST); PENSTOCK_LONG=1 go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
+
+.PHONY: serial-all
+serial-all: ## The same with a million entries and lines, and more runs of the simulations; for every night
+	PENSTOCK_LONG=1 $(MAKE) --no-print-directory serial
 
 serial: ## Test what has one goroutine, without the race detector
 	go test $(LINK) -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
@@ -276,15 +287,20 @@ fuzz-short: ## Fuzz every decoder for ten seconds each; FUZZTIME=1m for longer
 models: ## Check the models of the protocols with Spin, in their whole state space; models/README.md
 	models/check
 
-models-short:
+models-short: # nothing while the models are those that were checked
 	models/check -short
 
 check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs npm
 	[ -d examples/clients/node_modules ] || npm ci --prefix examples/clients
 	go test -count=1 -run TestClients -v ./cmd/gateway
 
+# The patches of chaos/mutants are for files of the product, of which go test does not know that the test reads them.
 check-modules:
-	@for module in $(MODULES); do echo "test $$module"; go -C "$$module" test $(LINK) -vet=off -timeout $(TIMEOUT) ./... || exit 1; done
+	@for module in $(MODULES); do \
+		echo "test $$module"; \
+		go -C "$$module" test $(LINK) -vet=off -timeout $(TIMEOUT) -skip '^TestMutantsApplyAndCompile$$' ./... || exit 1; \
+	done
+	go -C chaos test $(LINK) -vet=off -count=1 -timeout $(TIMEOUT) -run '^TestMutantsApplyAndCompile$$' ./mutants
 	go vet -tags failpoints ./internal/postgres
 	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
@@ -319,7 +335,7 @@ check-kubernetes: ## Test the backend and its rights on a real API server; PENST
 	go test -count=1 -timeout $(TIMEOUT) -run TestOnARealAPIServer -v ./pkg/scale/backend
 
 check-deploy: ## Check the manifests against the published schemas of Kubernetes, and let systemd check the units where it is there
-	go -C deploy/validate test ./...
+	go -C deploy/validate test -count=1 ./...
 	@if command -v systemd-analyze >/dev/null; then \
 		tmp=$$(mktemp -d); trap 'rm -rf "$$tmp"' EXIT; \
 		for unit in deploy/systemd/*.service; do sed 's,^ExecStart=[^ ]*,ExecStart=/bin/true,' "$$unit" >"$$tmp/$$(basename "$$unit")"; done; \

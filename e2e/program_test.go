@@ -25,7 +25,7 @@ var binaries = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, name := range []string{"gateway", "leader", "penstock", "tasknode"} {
+	for _, name := range []string{"gateway", "leader", "penstock", "tasknode", "worker"} {
 		if text, err := os.ReadFile(filepath.Join("../bin", name)); err == nil {
 			if err := os.WriteFile(filepath.Join(dir, name), text, 0o755); err != nil { //nolint:gosec // a program
 				return "", err

@@ -41,7 +41,7 @@ CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql IM
 			t.Fatal(err)
 		}
 	}
-	build := exec.CommandContext(t.Context(), "go", "build", "-overlay", overlay, "-o", filepath.Join(dir, "newer")+"/",
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags=-s -w", "-overlay", overlay, "-o", filepath.Join(dir, "newer")+"/",
 		"../cmd/leader", "../cmd/tasknode")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build the next version: %v\n%s", err, out)

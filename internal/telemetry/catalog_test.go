@@ -12,6 +12,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/telemetry"
 )
 
@@ -184,7 +185,7 @@ func TestTheAlertOnTargetsWatchesAllJobs(t *testing.T) {
 func TestAlertsFireWhereTheyAreMeantTo(t *testing.T) {
 	promtool, err := exec.LookPath("promtool")
 	if err != nil {
-		t.Skip("needs promtool (Debian: apt-get install prometheus)")
+		machine.Lacks(t, "promtool", "apt-get install prometheus")
 	}
 	const path = "../../deploy/prometheus/alerts_test.yaml"
 	if _, err := os.ReadFile(path); err != nil { // so that no result is cached across a change of it

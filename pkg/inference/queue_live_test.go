@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -21,12 +19,7 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not run: -short")
 	}
-	binary := filepath.Join(t.TempDir(), "worker")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".")
-	build.Dir = "../../examples/worker"
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Skipf("not run: examples/worker cannot be built here: %v\n%s", err, output)
-	}
+	binary := workertest.BuildExample(t)
 	start := func(t *testing.T, model worker.Model, path string, args ...string) (*bed, string) {
 		t.Helper()
 		b := newBed(t, model)

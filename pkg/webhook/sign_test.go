@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/internal/machine"
 )
 
 func secretOf(t testing.TB, text string) Secret {
@@ -236,7 +238,7 @@ func receiver(t *testing.T) string {
 	t.Helper()
 	for _, tool := range []string{"node", "npm"} {
 		if _, err := exec.LookPath(tool); err != nil {
-			t.Skipf("not run: %s is not installed", tool)
+			machine.Lacks(t, "npm", tool+" is not installed")
 		}
 	}
 	dir := t.TempDir()
@@ -252,7 +254,7 @@ func receiver(t *testing.T) string {
 	cmd := exec.CommandContext(t.Context(), "npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund")
 	cmd.Dir = dir
 	if output, err := cmd.CombinedOutput(); err != nil {
-		t.Skipf("not run: standardwebhooks cannot be installed: %v\n%s", err, output)
+		machine.Lacks(t, "npm", fmt.Sprintf("standardwebhooks cannot be installed: %v\n%s", err, output))
 	}
 	return dir
 }

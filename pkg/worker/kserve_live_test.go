@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"math"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -88,12 +87,7 @@ func TestLiveDispatcher(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not run: -short")
 	}
-	binary := filepath.Join(t.TempDir(), "worker")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, ".")
-	build.Dir = "../../examples/worker"
-	if output, err := build.CombinedOutput(); err != nil {
-		t.Skipf("not run: examples/worker cannot be built here: %v\n%s", err, output)
-	}
+	binary := workertest.BuildExample(t)
 	async := Model{
 		Name: "echo", Protocol: ProtocolGeneric, Type: TypeAsync,
 		PollPath: "/status/{id}", CancelPath: "/cancel/{id}", PollInterval: Seconds(10 * time.Millisecond),
