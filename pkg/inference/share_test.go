@@ -347,8 +347,10 @@ func TestHintsTakeTheOrdersOfPreemptionFirst(t *testing.T) {
 		defer pool.mu.Unlock()
 		return pool.hints == 0
 	}
-	for !idle() {
-		time.Sleep(time.Millisecond)
+	for deadline := time.Now().Add(time.Minute); !idle(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the hints are not taken")
+		}
 	}
 	if first := <-db.asked; first != takePreemptionsSQL {
 		t.Errorf("asked first: %s", first)
