@@ -237,15 +237,21 @@ func placeOf(err error, text string) string {
 	return fmt.Sprintf(" (line %d)", 1+strings.Count(string(runes[:end]), "\n"))
 }
 
-// invalidTableDefinition is how Postgres refuses to replace a view by one with other columns.
-const invalidTableDefinition = "42P16"
+const (
+	// How Postgres refuses to replace a view by one with other columns.
+	invalidTableDefinition = "42P16"
+	// How it refuses to drop one on which another object is built, which the detail names.
+	dependentObjectsStillExist = "2BP01"
+)
 
 const (
+	// Views that were made by hand in the schema are not in its record, and stay.
 	dropViewsSQL = `
 DO $$
 DECLARE
-    views text := (SELECT string_agg(oid::regclass::text, ', ') FROM pg_class
-                    WHERE relnamespace = 'penstock'::regnamespace AND relkind = 'v');
+    views text := (SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
+                    WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v'
+                      AND EXISTS (SELECT FROM penstock.schema_object s WHERE s.object = 'view ' || c.relname));
 BEGIN
     EXECUTE 'DROP VIEW ' || views;
 END $$`
@@ -290,6 +296,9 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 		return fmt.Errorf("read grants of views: %w", err)
 	}
 	if _, err := tx.Exec(ctx, dropViewsSQL); err != nil {
+		if errors.As(err, &pg) && pg.Code == dependentObjectsStillExist {
+			return fmt.Errorf("drop views: %w; drop what is built on them, and make it again afterwards: %s", err, pg.Detail)
+		}
 		return fmt.Errorf("drop views: %w", err)
 	}
 	if err := execute(ctx, tx, f); err != nil {

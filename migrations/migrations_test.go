@@ -370,6 +370,24 @@ func TestViewsWhoseColumnsChangeKeepTheirGrants(t *testing.T) {
 	}
 }
 
+// Views that somebody made in the schema, or built on those of the schema, are not dropped.
+func TestViewsThatWereMadeByHandStay(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c := connect(t, dsn)
+	exec(t, c, `CREATE VIEW penstock.my_queues AS SELECT name FROM penstock.queue; CREATE VIEW public.my_stuck AS SELECT queue FROM penstock.stuck`)
+	next := changed(t, "views.sql", "CREATE OR REPLACE VIEW penstock.stuck AS\nSELECT l.queue,",
+		"CREATE OR REPLACE VIEW penstock.stuck AS\nSELECT 1 AS first, l.queue,")
+	_, err := migrations.UpWith(t.Context(), config(t, dsn), next, migrations.Release)
+	if err == nil || !strings.Contains(err.Error(), "my_stuck") {
+		t.Errorf("error is %v, want one that names the view", err)
+	}
+	exec(t, c, `DROP VIEW public.my_stuck`)
+	upWith(t, dsn, next, migrations.Release)
+	if n := query[int64](t, c, `SELECT count(*) FROM penstock.my_queues`); n == 0 {
+		t.Error("the view has no rows any more")
+	}
+}
+
 func TestAFileThatCannotBeAppliedIsNamedAndChangesNothing(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	c := connect(t, dsn)
