@@ -297,7 +297,8 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 	}
 	if _, err := tx.Exec(ctx, dropViewsSQL); err != nil {
 		if errors.As(err, &pg) && pg.Code == dependentObjectsStillExist {
-			return fmt.Errorf("drop views: %w; drop what is built on them, and make it again afterwards: %s", err, pg.Detail)
+			return fmt.Errorf("drop views: %w; drop what is built on them, and make it again afterwards: %s",
+				err, pg.Detail)
 		}
 		return fmt.Errorf("drop views: %w", err)
 	}
