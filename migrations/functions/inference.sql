@@ -289,9 +289,9 @@ BEGIN
        SET draining_at = clock_timestamp(), drain_by = 'recycle', drain_reason = 'device context lost: restart its process'
      WHERE i.id = recycle_instance.instance AND i.draining_at IS NULL;
     IF FOUND THEN
-        INSERT INTO penstock.audit (actor, verb, object, reason)
-        SELECT current_user, 'drain_instance', i.model || '/' || i.server, 'device context lost: restart its process'
-          FROM penstock.instance i WHERE i.id = recycle_instance.instance;
+        PERFORM penstock.audit_log(NULL, 'drain_instance', i.model || '/' || i.server,
+                                   'device context lost: restart its process')
+           FROM penstock.instance i WHERE i.id = recycle_instance.instance;
     END IF;
 END $$;
 
@@ -632,7 +632,7 @@ $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such model.
 CREATE OR REPLACE FUNCTION penstock.free_dead_slots(model text, server text DEFAULT NULL, reason text DEFAULT '',
-                                                    actor text DEFAULT current_user::text) RETURNS integer
+                                                    actor text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     freed integer;
@@ -643,8 +643,7 @@ BEGIN
        AND (free_dead_slots.server IS NULL OR i.server = free_dead_slots.server)
        AND s.doubt_at IS NULL AND NOT penstock.node_lives(s.node_id);
     GET DIAGNOSTICS freed = ROW_COUNT;
-    INSERT INTO penstock.audit (actor, verb, object, reason, detail)
-    VALUES (coalesce(free_dead_slots.actor, current_user), 'free_dead_slots',
+    PERFORM penstock.audit_log(free_dead_slots.actor, 'free_dead_slots',
             concat_ws('/', free_dead_slots.model, free_dead_slots.server), coalesce(free_dead_slots.reason, ''),
             jsonb_build_object('freed', freed));
     RETURN freed;

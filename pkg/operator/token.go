@@ -116,8 +116,16 @@ func (d *Database) Tokens(ctx context.Context, limit int) ([]APIToken, error) {
 	return list[APIToken](ctx, d.db, "tokens", tokenColumns+` ORDER BY name, id LIMIT $1`, page(limit))
 }
 
+// reservedNames are the actors of what Penstock does by itself. A drain by one of them ends by itself, and the
+// name of a token is the actor of what it does.
+var reservedNames = []string{"autoscaler", "cron", "expired", "recycle"}
+
 // CreateToken makes a token of a new name and returns its secret, which cannot be read again.
 func (d *Database) CreateToken(ctx context.Context, g Grant, by invalidation.By) (secret string, err error) {
+	if slices.Contains(reservedNames, g.Name) {
+		return "", fmt.Errorf("create token %q: Penstock itself acts under this name; choose another one: %w", g.Name,
+			invalidation.ErrInvalid)
+	}
 	err = postgres.InTx(ctx, d.db, func(tx pgx.Tx) error {
 		living, err := livingTokens(ctx, tx, g.Name)
 		if err != nil {

@@ -43,6 +43,10 @@ func TestTokenNeedsAProperNameAndScopesThatExist(t *testing.T) {
 	by := invalidation.By{Actor: "ada", Reason: "test"}
 	for _, g := range []Grant{
 		{Name: "", Scopes: []string{"push"}},
+		{Name: "autoscaler", Scopes: []string{"push"}}, // an actor of Penstock itself, by which drains end
+		{Name: "recycle", Scopes: []string{"push"}},
+		{Name: "expired", Scopes: []string{"push"}},
+		{Name: "cron", Scopes: []string{"push"}},
 		{Name: "a b", Scopes: []string{"push"}},
 		{Name: strings.Repeat("x", 64), Scopes: []string{"push"}},
 		{Name: "x"},
