@@ -13,12 +13,12 @@ func TestAHeldPartitionStopsTheRetentionOfItsTableOnly(t *testing.T) {
 	const left = `SELECT count(*) FROM pg_class WHERE relname ~ '_2020010[1-3]$' AND relkind = 'r'`
 	reader := b.begin()
 	b.exec(reader, `SELECT FROM penstock.sample_20200101`)
-	if n, err := DropOldPartitions(b.ctx, b.pool); n != 1 || err != nil {
+	if n, err := DropOldPartitions(b.ctx, inTxOf(b.pool)); n != 1 || err != nil {
 		t.Errorf("dropped %d (%v), want the one that is behind the held ones", n, err)
 	}
 	b.want(b.count(left), 2)
 	b.commit(reader)
-	if n, err := DropOldPartitions(b.ctx, b.pool); n != 2 || err != nil {
+	if n, err := DropOldPartitions(b.ctx, inTxOf(b.pool)); n != 2 || err != nil {
 		t.Errorf("dropped %d (%v) after the reader, want 2", n, err)
 	}
 	b.want(b.count(left), 0)

@@ -78,7 +78,7 @@ func TestAPushDoesNotWaitForADropThatWaitsForIt(t *testing.T) {
 			if n := b.count(`SELECT count(*) FROM penstock.ready`); n != 0 {
 				t.Errorf("%d ready rows of the dropped queue are left", n)
 			}
-			if _, _, err := new(Sweep).Tidy(b.ctx, b.pool, 100); err != nil {
+			if _, _, err := new(Tidier).Tidy(b.ctx, inTxOf(b.pool), 100); err != nil {
 				t.Error(err)
 			}
 			if n := b.count(`SELECT count(*) FROM penstock.uniqueness`); n != 0 {

@@ -10,10 +10,13 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
+// InTx runs fn in a transaction of its own, and commits it unless fn returns an error.
+type InTx func(ctx context.Context, fn func(pgx.Tx) error) error
+
 // EnsurePartitions gives results, failures and the other tables of penstock.retention a partition for today and each of
 // the days ahead, each in a transaction of its own, and returns how many it made. It waits at most 200 ms for the lock
 // of a table; tables that it cannot have are left to the next call.
-func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, error) {
+func EnsurePartitions(ctx context.Context, db postgres.DB, inTx InTx, daysAhead int) (int, error) {
 	rows, _ := db.Query(ctx, `SELECT parent FROM penstock.retention`)
 	parents, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
@@ -21,7 +24,7 @@ func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, 
 	}
 	made := 0
 	for _, parent := range parents {
-		n, err := countCalls(ctx, db, "make partitions", `SELECT penstock.make_partition($1, $2)`, parent, daysAhead)
+		n, err := countCalls(ctx, inTx, "make partitions", `SELECT penstock.make_partition($1, $2)`, parent, daysAhead)
 		made += n
 		if err != nil {
 			return made, err
@@ -32,16 +35,17 @@ func EnsurePartitions(ctx context.Context, db postgres.DB, daysAhead int) (int, 
 
 // DropOldPartitions drops partitions of results and failures that are past the longest retention of any queue, each
 // in a transaction of its own, and returns how many.
-func DropOldPartitions(ctx context.Context, db postgres.DB) (int, error) {
-	return countCalls(ctx, db, "drop old partitions", `SELECT penstock.drop_old_partitions()`)
+func DropOldPartitions(ctx context.Context, inTx InTx) (int, error) {
+	return countCalls(ctx, inTx, "drop old partitions", `SELECT penstock.drop_old_partitions()`)
 }
 
 // countCalls repeats a statement that does one thing in a transaction, and returns 1, until it returns 0 because
 // nothing is left.
-func countCalls(ctx context.Context, db postgres.DB, what, sql string, args ...any) (int, error) {
+func countCalls(ctx context.Context, inTx InTx, what, sql string, args ...any) (int, error) {
 	for total := 0; ; total++ {
 		var n int
-		if err := db.QueryRow(ctx, sql, args...).Scan(&n); err != nil {
+		err := inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, sql, args...).Scan(&n) })
+		if err != nil {
 			return total, fmt.Errorf("%s: %w", what, err)
 		}
 		if n == 0 {
@@ -153,76 +157,78 @@ func (t Tidied) Total() int {
 	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles + t.Buckets
 }
 
-// Sweep deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
-type Sweep struct {
+// Tidier deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
+type Tidier struct {
 	idempotency, uniqueness, progress, buckets int64 // the page at which the next step begins
 
 	done [7]bool // kinds of which this pass needs no further step
 }
 
-// sweepPages is how many pages of a table one statement reads: some thousand rows.
-const sweepPages = 64
+// tidyPages is how many pages of a table one statement reads: some thousand rows.
+const tidyPages = 64
 
 // Begin begins a pass: its next step is of every kind again. A pass whose last step left nothing has ended by itself.
-func (s *Sweep) Begin() { s.done = [len(s.done)]bool{} }
+func (d *Tidier) Begin() { d.done = [len(d.done)]bool{} }
 
 // Tidy makes a step: it deletes up to limit rows of each kind that have no purpose any more, each kind in a short
 // transaction of its own, and reports whether a later step of the same pass may find more. A step is of those kinds of
 // which the one before may have left some. A kind whose statement the database refuses keeps no other from its step,
 // and goes on in the next pass, behind the pages that it could not do.
-func (s *Sweep) Tidy(ctx context.Context, db postgres.DB, limit int) (t Tidied, more bool, err error) {
+func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more bool, err error) {
 	var refused []error
-	for i, step := range [len(s.done)]struct {
+	for i, step := range [len(d.done)]struct {
 		kind, sql string
 		n         *int
 		from      *int64 // nil: the statement finds such rows without reading those that stay
 	}{
 		{"results", tidyResultsSQL, &t.Results, nil},
 		{"failures", tidyFailuresSQL, &t.Failures, nil},
-		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys, &s.idempotency},
-		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys, &s.uniqueness},
-		{"progress", tidyProgressSQL, &t.Progress, &s.progress},
+		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys, &d.idempotency},
+		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys, &d.uniqueness},
+		{"progress", tidyProgressSQL, &t.Progress, &d.progress},
 		{"throttles", tidyThrottlesSQL, &t.Throttles, nil},
-		{"token buckets", tidyBucketSQL, &t.Buckets, &s.buckets},
+		{"token buckets", tidyBucketSQL, &t.Buckets, &d.buckets},
 	} {
-		if s.done[i] {
+		if d.done[i] {
 			continue
 		}
 		var left bool
 		var err error
 		if step.from == nil {
-			err = db.QueryRow(ctx, step.sql, limit).Scan(step.n)
+			err = inTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, step.sql, limit).Scan(step.n) })
 			left = *step.n == limit
 		} else {
-			left, err = sweepPart(ctx, db, step.sql, limit, step.n, step.from)
+			left, err = tidyPart(ctx, inTx, step.sql, limit, step.n, step.from)
 		}
 		switch {
 		case err == nil:
-			s.done[i] = !left
+			d.done[i] = !left
 			more = more || left
 		case postgres.Unavailable(err):
 			return t, false, fmt.Errorf("tidy %s: %w", step.kind, err)
 		default:
-			s.done[i] = true
+			d.done[i] = true
 			refused = append(refused, fmt.Errorf("tidy %s: %w", step.kind, err))
 		}
 	}
 	if !more {
-		s.Begin()
+		d.Begin()
 	}
 	return t, more, errors.Join(refused...)
 }
 
-// sweepPart does the pages from *from on, and moves it behind them unless they may have more such rows, or to the
+// tidyPart does the pages from *from on, and moves it behind them unless they may have more such rows, or to the
 // beginning behind the last page.
-func sweepPart(ctx context.Context, db postgres.DB, sql string, limit int, n *int, from *int64) (more bool, err error) {
+func tidyPart(ctx context.Context, inTx InTx, sql string, limit int, n *int, from *int64) (more bool, err error) {
 	tid := func(page int64) string { return fmt.Sprintf("(%d,0)", page) }
 	var pages int64
-	err = db.QueryRow(ctx, sql, limit, tid(*from), tid(*from+sweepPages)).Scan(n, &pages)
+	err = inTx(ctx, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, sql, limit, tid(*from), tid(*from+tidyPages)).Scan(n, &pages)
+	})
 	if err == nil && *n == limit {
 		return true, nil
 	}
-	*from += sweepPages
+	*from += tidyPages
 	if err == nil && *from >= pages {
 		*from = 0
 	}

@@ -17,6 +17,11 @@ import (
 // minutes of models, sent callbacks.
 const partitioned = 7
 
+// inTxOf runs the transactions of a test on db.
+func inTxOf(db postgres.DB) InTx {
+	return func(ctx context.Context, fn func(pgx.Tx) error) error { return postgres.InTx(ctx, db, fn) }
+}
+
 func (b *bed) partitions(parent string) int {
 	return b.count(`SELECT count(*) FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
 	                 WHERE i.inhparent = $1::regclass AND c.relname ~ '_[0-9]{8}$'`, "penstock."+parent)
@@ -24,11 +29,11 @@ func (b *bed) partitions(parent string) int {
 
 func TestPartitionsAreMadeDaysAheadAndOnce(t *testing.T) {
 	b := newBed(t, Config{})
-	n, err := EnsurePartitions(b.ctx, b.pool, 3)
+	n, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 3)
 	if err != nil || n != 4*partitioned || b.partitions("result") != 4 || b.partitions("failure") != 4 {
 		t.Fatalf("made %d (%v), there are %d and %d; want today and three days, of all", n, err, b.partitions("result"), b.partitions("failure"))
 	}
-	if n, err := EnsurePartitions(b.ctx, b.pool, 3); n != 0 || err != nil {
+	if n, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 3); n != 0 || err != nil {
 		t.Errorf("made %d more (%v)", n, err)
 	}
 	b.push("", "K")
@@ -56,7 +61,7 @@ func TestPartitionsAreNamedOnceRightsAreHeld(t *testing.T) {
 	b.exec(rights, `SELECT penstock.hold_rights()`)
 	made := make(chan error, 1)
 	go func() {
-		_, err := EnsurePartitions(b.ctx, b.pool, days)
+		_, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), days)
 		made <- err
 	}()
 	const waiting = `
@@ -82,7 +87,7 @@ func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
 	b := newBed(t, Config{})
 	b.push("")
 	b.settle(doneAll(b.claim(1)...)...)
-	if n, err := EnsurePartitions(b.ctx, b.pool, 1); n != 2*partitioned-1 || err != nil {
+	if n, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 1); n != 2*partitioned-1 || err != nil {
 		t.Fatalf("made %d (%v), want tomorrow for results, and two days for the others", n, err)
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.result`); n != 1 {
@@ -95,11 +100,11 @@ func TestMaintenanceGivesWay(t *testing.T) {
 	reader := b.begin()
 	b.exec(reader, `LOCK TABLE penstock.result_default, penstock.failure_default IN ACCESS SHARE MODE`)
 	// It returns although the reader goes on.
-	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != partitioned-2 || err != nil {
+	if n, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 0); n != partitioned-2 || err != nil {
 		t.Fatalf("made %d (%v) past a reader, want those of samples and decisions alone", n, err)
 	}
 	b.commit(reader)
-	if n, err := EnsurePartitions(b.ctx, b.pool, 0); n != 2 || err != nil {
+	if n, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 0); n != 2 || err != nil {
 		t.Fatalf("made %d (%v), want 2 once the reader is gone", n, err)
 	}
 }
@@ -112,7 +117,7 @@ func TestPartitionsOfSeveralTablesAreNotLockedTogether(t *testing.T) {
 	made := later(b, func() (n int, err error) {
 		for err == nil && !gone.Load() {
 			var more int
-			more, err = EnsurePartitions(b.ctx, b.pool, 7)
+			more, err = EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 7)
 			n += more
 		}
 		return n, err
@@ -138,7 +143,7 @@ func TestEndingsOnTheirWayWhileTheirDayGetsItsPartitionAreRecorded(t *testing.T)
 			b.push("")
 			ending := last(end(b.claimOne()))
 			maker := b.begin()
-			if n, err := EnsurePartitions(b.ctx, maker, 0); n != partitioned || err != nil {
+			if n, err := EnsurePartitions(b.ctx, maker, inTxOf(maker), 0); n != partitioned || err != nil {
 				t.Fatalf("made %d (%v), want %d", n, err, partitioned)
 			}
 			settled := later(b, func() ([]Token, error) { return b.q.Settle(b.ctx, here, []Ending{ending}) })
@@ -159,12 +164,12 @@ func TestPartitionsPastTheLongestRetentionAreDropped(t *testing.T) {
 	for _, day := range []string{"20200101", "20200102"} {
 		b.exec(b.pool, `CREATE TABLE penstock.result_`+day+` PARTITION OF penstock.result FOR VALUES FROM ('`+day+`') TO ('`+day+` 24:00')`)
 	}
-	if _, err := EnsurePartitions(b.ctx, b.pool, 1); err != nil {
+	if _, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), 1); err != nil {
 		t.Fatal(err)
 	}
 	b.exec(b.pool, `DO $$ DECLARE day text := to_char((now() - interval '2 days') AT TIME ZONE 'UTC', 'YYYYMMDD'); BEGIN
 	    EXECUTE format('CREATE TABLE penstock.result_%s PARTITION OF penstock.result FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC'); END $$`)
-	if n, err := DropOldPartitions(b.ctx, b.pool); n != 2 || err != nil {
+	if n, err := DropOldPartitions(b.ctx, inTxOf(b.pool)); n != 2 || err != nil {
 		t.Fatalf("dropped %d (%v), want the two of 2020", n, err)
 	}
 	if n := b.partitions("result"); n != 3 {
@@ -348,7 +353,7 @@ func TestEachQueueKeepsOutcomesForItsOwnRetention(t *testing.T) {
 
 // Tidy makes the first step of a sweep.
 func Tidy(ctx context.Context, db postgres.DB, limit int) (Tidied, error) {
-	t, _, err := new(Sweep).Tidy(ctx, db, limit)
+	t, _, err := new(Tidier).Tidy(ctx, inTxOf(db), limit)
 	return t, err
 }
 
@@ -366,18 +371,18 @@ func TestSweepReadsAPartOfTheKeysThatStayAtATime(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.idempotency (entry_id, created_at, queue_id, flow, key, fingerprint)
 		VALUES ($2, now() - interval '30 days', $1, '', 'gone', '')`, b.q.ID, keys+1)
 	b.exec(b.pool, `VACUUM (ANALYZE) penstock.uniqueness, penstock.idempotency, penstock.entry_work`)
-	var s Sweep
+	var s Tidier
 	var found Tidied
 	steps := 0
 	for more := true; more; steps++ {
 		var got Tidied
 		var err error
-		got, more, err = s.Tidy(b.ctx, b.pool, 100)
+		got, more, err = s.Tidy(b.ctx, inTxOf(b.pool), 100)
 		b.must(err)
 		found.UniqueKeys += got.UniqueKeys
 		found.IdempotencyKeys += got.IdempotencyKeys
 	}
-	if steps < 3 || s != (Sweep{}) {
+	if steps < 3 || s != (Tidier{}) {
 		t.Errorf("%d keys of a kind were read in %d steps, and the next begins at %+v", keys, steps, s)
 	}
 	if want := (Tidied{UniqueKeys: 1, IdempotencyKeys: 1}); found != want {
@@ -419,10 +424,10 @@ func TestStepsOfAPassAreOfTheKindsThatHaveRowsLeft(t *testing.T) {
 	}
 	b.exec(b.pool, `INSERT INTO penstock.progress (queue_id, entry_id, token) SELECT $1, i, 1 FROM generate_series(1, 10) i`, b.q.ID)
 	expired()
-	var s Sweep
+	var s Tidier
 	step := func(want Tidied, left bool) {
 		t.Helper()
-		if got, more, err := s.Tidy(b.ctx, b.pool, 4); err != nil || got != want || more != left {
+		if got, more, err := s.Tidy(b.ctx, inTxOf(b.pool), 4); err != nil || got != want || more != left {
 			t.Errorf("tidied %+v, more %v (%v), want %+v, %v", got, more, err, want, left)
 		}
 	}

@@ -14,13 +14,14 @@ import (
 // Compaction is the duty that merges waiting entries of mergeable queues that fall behind: where more entries wait than
 // a multiple of the locks held, those of one key are merged by the rule of the queue.
 type Compaction struct {
-	cfg Config
-	db  postgres.DB // its statements commit only within the term
+	cfg   Config
+	db    postgres.DB
+	fence Fence
 }
 
-// NewCompaction returns the duty for one term.
+// NewCompaction returns the duty for one term. It reads through db and writes through fence.
 func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
-	return &Compaction{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}}
+	return &Compaction{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
 // Run compacts until ctx ends, or until the database has not answered for so long that another leader should try.
@@ -74,7 +75,7 @@ func (c *Compaction) pass(ctx context.Context) error {
 	}
 	for _, id := range behind {
 		if q := byID[id]; q != nil {
-			if err := c.compact(ctx, q.WithTx(c.db)); err != nil {
+			if err := c.compact(ctx, q); err != nil {
 				return err
 			}
 		}
@@ -87,11 +88,16 @@ func (c *Compaction) pass(ctx context.Context) error {
 func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 	total, after := 0, ""
 	for {
-		n, next, err := q.CompactQueue(ctx, 2, compactKeys, after)
-		total += n
+		var n int
+		var next string
+		err := inTerm(ctx, c.db, c.fence, nil, func(tx pgx.Tx) (err error) {
+			n, next, err = q.WithTx(tx).CompactQueue(ctx, 2, compactKeys, after)
+			return err
+		})
 		if err != nil {
 			return c.cfg.tolerate(ctx, err, "cannot compact queue; the next pass tries again", "queue", q.Name)
 		}
+		total += n
 		if next == "" {
 			break
 		}

@@ -17,17 +17,15 @@ import (
 // lets it, and ends pauses.
 type Operations struct {
 	cfg     Config
-	db      postgres.DB // its statements commit only within the term
+	db      postgres.DB
 	fence   Fence
 	changed atomic.Int64
 	failed  map[int64]deferral // operations whose last step failed
 }
 
-// NewOperations returns the duty for one term.
+// NewOperations returns the duty for one term. It reads through db and writes through fence.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{
-		cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}, fence: fence, failed: map[int64]deferral{},
-	}
+	return &Operations{cfg: cfg.withDefaults(), db: db, fence: fence, failed: map[int64]deferral{}}
 }
 
 // Run carries out operations until ctx ends.
@@ -85,7 +83,7 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 		if time.Now().Before(failed.until) {
 			continue
 		}
-		n, err := runOperation(ctx, o.db, id)
+		n, err := o.run(ctx, id)
 		total += n
 		if err == nil {
 			delete(o.failed, id)
@@ -123,14 +121,17 @@ func (o *Operations) record(ctx context.Context, id int64, failed error) error {
 // stepSQL does one bounded batch of operation $1: at most 500 changes in a transaction of its own.
 const stepSQL = `SELECT changed, wait, ended FROM penstock.step_operation($1)`
 
-// runOperation steps one operation until it has ended, is throttled, or its second is over.
-func runOperation(ctx context.Context, db postgres.DB, id int64) (int, error) {
+// run steps one operation until it has ended, is throttled, or its second is over.
+func (o *Operations) run(ctx context.Context, id int64) (int, error) {
 	total := 0
 	for until := time.Now().Add(time.Second); time.Now().Before(until); {
 		var n int
 		var wait time.Duration
 		var ended bool
-		if err := db.QueryRow(ctx, stepSQL, id).Scan(&n, &wait, &ended); err != nil {
+		err := inTerm(ctx, o.db, o.fence, nil, func(tx pgx.Tx) error {
+			return tx.QueryRow(ctx, stepSQL, id).Scan(&n, &wait, &ended)
+		})
+		if err != nil {
 			return total, err
 		}
 		total += n

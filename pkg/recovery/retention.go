@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -15,13 +17,14 @@ import (
 // day, and a partition past its retention is dropped whole. It also deletes rows that no longer
 // have a purpose.
 type Retention struct {
-	cfg Config
-	db  postgres.DB // its statements commit only within the term
+	cfg   Config
+	db    postgres.DB
+	fence Fence
 
-	sweep invalidation.Sweep
-	whole time.Time // when the last pass began that did all steps
-	left  backlog   // of the pass that is in progress
-	done  duty.Tally[RetentionStatus]
+	tidier invalidation.Tidier
+	whole  time.Time // when the last pass began that did all steps
+	left   backlog   // of the pass that is in progress
+	done   duty.Tally[RetentionStatus]
 }
 
 // RetentionStatus has the counters of the duty in this term.
@@ -32,10 +35,14 @@ type RetentionStatus struct {
 	Behind  time.Duration // since the oldest partition that is left passed its retention; above a day, disk use grows
 }
 
-// NewRetention returns the duty for one term.
+// NewRetention returns the duty for one term. It reads through db and writes through fence.
 func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
-	cfg = cfg.withDefaults()
-	return &Retention{cfg: cfg, db: termDB{DB: db, fence: fence, clock: cfg.Clock}}
+	return &Retention{cfg: cfg.withDefaults(), db: db, fence: fence}
+}
+
+// inTerm runs a transaction that deletes what is too old by the database's clock.
+func (r *Retention) inTerm(ctx context.Context, fn func(pgx.Tx) error) error {
+	return inTerm(ctx, r.db, r.fence, r.cfg.Clock, fn)
 }
 
 // Run creates and drops partitions until ctx ends.
@@ -77,13 +84,13 @@ func (r *Retention) pass(ctx context.Context) (time.Duration, error) {
 }
 
 func (r *Retention) make(ctx context.Context) error {
-	made, err := invalidation.EnsurePartitions(ctx, r.db, daysAhead)
+	made, err := invalidation.EnsurePartitions(ctx, r.db, r.inTerm, daysAhead)
 	r.done.Add(func(s *RetentionStatus) { s.Made += int64(made) })
 	return err
 }
 
 func (r *Retention) drop(ctx context.Context) error {
-	dropped, err := invalidation.DropOldPartitions(ctx, r.db)
+	dropped, err := invalidation.DropOldPartitions(ctx, r.inTerm)
 	r.done.Add(func(s *RetentionStatus) { s.Dropped += int64(dropped) })
 	return err
 }
@@ -94,8 +101,11 @@ func (r *Retention) pruneAudit(ctx context.Context) error {
 		return nil
 	}
 	var gone int64
-	if err := r.db.QueryRow(ctx, `SELECT penstock.prune_audit($1, $2)`, r.cfg.AuditRetention,
-		tidyBatchRows).Scan(&gone); err != nil {
+	err := r.inTerm(ctx, func(tx pgx.Tx) error {
+		const sql = `SELECT penstock.prune_audit($1, $2)`
+		return tx.QueryRow(ctx, sql, r.cfg.AuditRetention, tidyBatchRows).Scan(&gone)
+	})
+	if err != nil {
 		return fmt.Errorf("prune the audit: %w", err)
 	}
 	r.done.Add(func(s *RetentionStatus) { s.Tidied += gone })
@@ -120,10 +130,10 @@ type backlog struct {
 
 // tidy deletes rows in batches. The next pass goes on where this one ended.
 func (r *Retention) tidy(ctx context.Context) error {
-	r.sweep.Begin()
+	r.tidier.Begin()
 	var refused []error
 	for start := time.Now(); ctx.Err() == nil; {
-		tidied, more, err := r.sweep.Tidy(ctx, r.db, tidyBatchRows)
+		tidied, more, err := r.tidier.Tidy(ctx, r.inTerm, tidyBatchRows)
 		r.done.Add(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
 		if err != nil && general(err) {
 			return err

@@ -114,9 +114,13 @@ func samplePause(cfg Config, took time.Duration) time.Duration {
 	return max(cfg.SamplePause, time.Duration(float64(took)/sampleShare))
 }
 
+func (s *Samples) inTerm(ctx context.Context, fn func(pgx.Tx) error) error {
+	return inTerm(ctx, s.db, s.fence, nil, fn)
+}
+
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 	if !s.prepared {
-		if _, err := invalidation.EnsurePartitions(ctx, termDB{DB: s.db, fence: s.fence}, 1); err != nil {
+		if _, err := invalidation.EnsurePartitions(ctx, s.db, s.inTerm, 1); err != nil {
 			return 0, err
 		}
 		s.prepared = true

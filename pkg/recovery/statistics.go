@@ -6,6 +6,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -15,14 +17,15 @@ import (
 // the counters.
 type Statistics struct {
 	cfg       Config
-	db        postgres.DB         // its statements commit only within the term
+	db        postgres.DB
+	fence     Fence
 	notBefore map[int32]time.Time // when a queue may be counted again
 	counts    atomic.Int64
 }
 
-// NewStatistics returns the duty for one term.
+// NewStatistics returns the duty for one term. It reads through db and writes through fence.
 func NewStatistics(db postgres.DB, fence Fence, cfg Config) *Statistics {
-	return &Statistics{cfg: cfg.withDefaults(), db: termDB{DB: db, fence: fence}, notBefore: map[int32]time.Time{}}
+	return &Statistics{cfg: cfg.withDefaults(), db: db, fence: fence, notBefore: map[int32]time.Time{}}
 }
 
 // Run counts until ctx ends.
@@ -59,7 +62,10 @@ const countSQL = `SELECT penstock.count_depth($1)`
 
 func (s *Statistics) countQueue(ctx context.Context, q *invalidation.Queue) error {
 	var n int64
-	if err := s.db.QueryRow(ctx, countSQL, q.ID).Scan(&n); err != nil {
+	err := inTerm(ctx, s.db, s.fence, nil, func(tx pgx.Tx) error {
+		return tx.QueryRow(ctx, countSQL, q.ID).Scan(&n)
+	})
+	if err != nil {
 		return fmt.Errorf("count queue %q: %w", q.Name, err)
 	}
 	s.counts.Add(1)
