@@ -152,3 +152,56 @@ func (d *Database) Causes(ctx context.Context, queue string, limit int) ([]Cause
 	}
 	return list[Cause](ctx, d.db, "causes of failures of queue "+queue, causesSQL, id, page(limit))
 }
+
+// CauseStep is a group of failures with the same class and fingerprint, in one step of time.
+type CauseStep struct {
+	Fingerprint string    `json:"fingerprint"`
+	Class       string    `json:"class"`
+	Step        int       `json:"step"` // 0: the newest; -1: before the period
+	Failures    int64     `json:"failures"`
+	Newest      time.Time `json:"newest"`
+	ExampleID   int64     `json:"example_id"`
+	Example     string    `json:"example"` // the error of the example; empty beyond the 200 largest groups
+}
+
+// causeStepsSQL groups the $4 failures of a queue with the largest ids by cause and by steps of
+// time, and reads the error of one failure of each of the $5 largest groups. The bound is a parameter:
+// with a constant that exceeds the estimate, the planner would sort all failures of the queue. The
+// errors are left out of the groups, which would be sorted for them.
+const causeStepsSQL = `
+WITH grouped AS MATERIALIZED (
+    SELECT f.fingerprint, f.class, f.step, count(*) AS failures, max(f.failed_at) AS newest,
+           max(f.entry_id) AS example_id
+      FROM (SELECT fingerprint, class, failed_at, entry_id,
+                   CASE WHEN failed_at > statement_timestamp() - $2::float8 * $3::int * interval '1 second'
+                        THEN greatest(0, floor(extract(epoch FROM statement_timestamp() - failed_at) / $2::float8))::int
+                        ELSE -1 END AS step
+              FROM penstock.failure WHERE queue_id = $1 ORDER BY entry_id DESC LIMIT $4) f
+     GROUP BY f.fingerprint, f.class, f.step
+), largest AS (
+    SELECT example_id FROM grouped ORDER BY failures DESC, example_id DESC LIMIT $5
+)
+SELECT g.fingerprint, g.class, g.step, g.failures, g.newest, g.example_id, coalesce(x.error, '') AS example
+  FROM grouped g
+  LEFT JOIN (SELECT l.example_id, left(f.error, 2000) AS error
+               FROM largest l
+              CROSS JOIN LATERAL (SELECT error FROM penstock.failure
+                                   WHERE queue_id = $1 AND entry_id = l.example_id LIMIT 1) f) x USING (example_id)`
+
+const (
+	causesRead    = 10_000 // failures that CauseSteps reads
+	causeExamples = 200    // groups of which it returns an error
+)
+
+// CauseSteps groups the newest 10,000 failures of a queue by cause and by steps of time, the last
+// of which ends now.
+func (d *Database) CauseSteps(ctx context.Context, queue string, step time.Duration, steps int) ([]CauseStep,
+	error,
+) {
+	id, err := d.queueID(ctx, queue)
+	if err != nil {
+		return nil, err
+	}
+	return list[CauseStep](ctx, d.db, "causes of failures of queue "+queue, causeStepsSQL, id, step.Seconds(),
+		steps, causesRead, causeExamples)
+}

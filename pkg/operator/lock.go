@@ -117,3 +117,32 @@ func (d *Database) ForceUnlock(ctx context.Context, u Unlock) error {
 		return record(ctx, tx, u.By, "force_unlock", u.Queue, detail)
 	})
 }
+
+// HeldKey is a lock key that a node holds.
+type HeldKey struct {
+	LockKey     string    `json:"lock_key"`
+	LastEntryID int64     `json:"last_entry_id"` // later entries of the key wait
+	NodeID      NodeID    `json:"node_id"`
+	Node        string    `json:"node"`
+	ClaimedAt   time.Time `json:"claimed_at"`
+}
+
+// heldKeysSQL looks up each key by the primary key of the locks.
+const heldKeysSQL = `
+SELECT l.lock_key, l.last_entry_id, l.node_id, coalesce(n.name, '') AS node, l.claimed_at
+  FROM unnest($2::text[]) k(lock_key)
+ CROSS JOIN LATERAL (SELECT lock_key, last_entry_id, node_id, claimed_at FROM penstock.lock
+                      WHERE queue_id = $1 AND lock_key = k.lock_key OFFSET 0) l
+  LEFT JOIN LATERAL (SELECT name FROM penstock.node WHERE id = l.node_id OFFSET 0) n ON true`
+
+// HeldKeys returns those of some lock keys of a queue that nodes hold.
+func (d *Database) HeldKeys(ctx context.Context, queue string, keys []string) ([]HeldKey, error) {
+	if len(keys) == 0 {
+		return nil, nil
+	}
+	id, err := d.queueID(ctx, queue)
+	if err != nil {
+		return nil, err
+	}
+	return list[HeldKey](ctx, d.db, "held lock keys of queue "+queue, heldKeysSQL, id, keys)
+}

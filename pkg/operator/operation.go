@@ -117,6 +117,18 @@ func (d *Database) CountMatching(ctx context.Context, o OperationRequest) (int64
 	return n, nil
 }
 
+// CountMatchingTo returns how many entries or failures an operation would match now, counted up to
+// a bound.
+func (d *Database) CountMatchingTo(ctx context.Context, o OperationRequest, bound int) (int64, error) {
+	var n int64
+	err := d.db.QueryRow(ctx, `SELECT penstock.count_matching_to($1, $2, $3, $4)`, o.Queue, o.Verb, o.Filter,
+		bound).Scan(&n)
+	if err != nil {
+		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, invalidation.Translate(err))
+	}
+	return n, nil
+}
+
 const startSQL = `
 SELECT penstock.start_operation($1, $2, $3, $4, coalesce($5, current_user::text), coalesce(nullif($6::int, 0), 1000))`
 

@@ -36,19 +36,6 @@ type Leader struct {
 	SilentSeconds float64 `json:"silent_seconds"`
 }
 
-// Server is the state of the database server that matters to the queue.
-type Server struct {
-	Connections    int     `json:"connections"`
-	MaxConnections int     `json:"max_connections"`
-	HorizonSeconds float64 `json:"horizon_seconds"` // age of the oldest transaction that keeps vacuum from cleaning
-	NotifyUsage    float64 `json:"notify_usage"`    // of the notification queue, 0 to 1
-	DeadTuples     int64   `json:"dead_tuples"`     // of ready and lock
-}
-
-const serverSQL = `
-SELECT clock_timestamp(), connections, max_connections, horizon_age, notify_usage, dead_tuples
-  FROM penstock.server_status`
-
 const leaderSQL = `
 SELECT holder, term, renewed_at + lease > clock_timestamp() AS live,
        extract(epoch FROM clock_timestamp() - renewed_at)::float8 AS silent_seconds
@@ -67,12 +54,8 @@ func (d *Database) Snapshot(ctx context.Context, earlier *Snapshot) (*Snapshot, 
 	if err != nil {
 		return nil, fmt.Errorf("read the server's state: %w", err)
 	}
-	leaders, err := list[Leader](ctx, d.db, "leaders", leaderSQL)
-	if err != nil {
+	if s.Leader, err = d.Leader(ctx); err != nil {
 		return nil, err
-	}
-	if len(leaders) > 0 {
-		s.Leader = &leaders[0]
 	}
 	if s.Queues, err = d.Queues(ctx); err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package operator
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -59,60 +58,6 @@ SELECT a.pid, coalesce(a.usename, '')::text AS role, a.application_name AS appli
 // Snapshots returns the sessions with the oldest snapshots.
 func (d *Database) Snapshots(ctx context.Context, limit int) ([]Snapshotted, error) {
 	return list[Snapshotted](ctx, d.db, "snapshots", snapshotsSQL, page(limit))
-}
-
-// ServerState is the server with its version, and the schema's.
-type ServerState struct {
-	Server
-	Version   string     `json:"version"`
-	StartedAt time.Time  `json:"started_at"`
-	Bytes     int64      `json:"bytes"`     // of the whole database
-	Functions string     `json:"functions"` // hash of the schema's functions
-	AppliedAt *time.Time `json:"applied_at,omitempty"`
-}
-
-const serverStateSQL = `
-SELECT s.connections, s.max_connections, s.horizon_age, s.notify_usage, s.dead_tuples,
-       current_setting('server_version'), pg_postmaster_start_time(), pg_database_size(current_database()),
-       coalesce(v.hash, ''), v.applied_at
-  FROM penstock.server_status s
-  LEFT JOIN LATERAL (SELECT left(hash, 12) AS hash, applied_at
-                       FROM penstock.schema_version ORDER BY id DESC LIMIT 1) v ON true`
-
-// ServerState returns the state of the server and of the schema.
-func (d *Database) ServerState(ctx context.Context) (ServerState, error) {
-	var s ServerState
-	err := d.db.QueryRow(ctx, serverStateSQL).Scan(&s.Connections, &s.MaxConnections, &s.HorizonSeconds,
-		&s.NotifyUsage,
-		&s.DeadTuples, &s.Version, &s.StartedAt, &s.Bytes, &s.Functions, &s.AppliedAt)
-	if err != nil {
-		return s, fmt.Errorf("read the server's state: %w", err)
-	}
-	return s, nil
-}
-
-// WebhookEndpoint is a receiver of callbacks, without its secrets.
-type WebhookEndpoint struct {
-	URL            string     `json:"url"`
-	Signed         bool       `json:"signed"`   // it has a secret of its own
-	Rotating       bool       `json:"rotating"` // an older secret signs beside it
-	DisabledAt     *time.Time `json:"disabled_at,omitempty"`
-	DisabledReason string     `json:"disabled_reason,omitempty"`
-	CreatedAt      time.Time  `json:"created_at"`
-}
-
-const webhookEndpointsSQL = `
-SELECT url, secret IS NOT NULL AS signed, coalesce(old_until > clock_timestamp(), false) AS rotating, disabled_at,
-       coalesce(disabled_reason, '') AS disabled_reason, created_at
-  FROM penstock.webhook_endpoint
- WHERE url > $1
- ORDER BY url
- LIMIT $2`
-
-// WebhookEndpoints returns the receivers of callbacks by address, from the first after the given
-// one.
-func (d *Database) WebhookEndpoints(ctx context.Context, after string, limit int) ([]WebhookEndpoint, error) {
-	return list[WebhookEndpoint](ctx, d.db, "webhook endpoints", webhookEndpointsSQL, after, page(limit))
 }
 
 // Partition is a partition of a table whose old rows are dropped with their partition.
