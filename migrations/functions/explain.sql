@@ -169,8 +169,8 @@ LANGUAGE sql STABLE AS $$
      WHERE NOT penstock.runs(e)
 $$;
 
--- limit_reasons returns the limits and the missing resources (threads, instances, slots) that keep
--- an entry from being claimed.
+-- limit_reasons returns the limits and the missing resources (threads, CPU and memory of the nodes as they report them,
+-- instances, slots) that keep an entry from being claimed.
 -- Callers: block_reasons.
 CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.entry) RETURNS SETOF jsonb
     LANGUAGE sql STABLE
@@ -210,6 +210,14 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
                jsonb_build_object('threads', sum(n.threads), 'nodes', count(*)))
       FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
     HAVING count(*) > 0 AND bool_and(n.threads > 0 AND (SELECT count(*) FROM penstock.lock l WHERE l.node_id = n.id) >= n.threads)
+    UNION ALL
+    SELECT penstock.because('no_resources',
+               format('none of the %s nodes that serve the queue has the CPU and memory for an entry of it now: %s',
+                      count(*), left(string_agg(n.name || ': ' || (n.load->'governor'->'refused'->>q.name), '; '
+                                                ORDER BY n.name), 500)),
+               jsonb_build_object('nodes', count(*)))
+      FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
+    HAVING count(*) > 0 AND bool_and(coalesce(n.load->'governor'->'refused' ? q.name, false))
     UNION ALL
     SELECT CASE WHEN i.usable = 0 THEN
                penstock.because('no_instance', format('none of the %s instances of model %s takes calls%s%s', i.n, q.model, coalesce(': ' || i.why, ''),

@@ -29,6 +29,7 @@ type Governor struct {
 	state    Gates
 	needs    map[string]Need
 	refusals map[RefusalKey]uint64
+	refused  map[string]refused
 }
 
 // ledger is a sum of declared needs in whole units, so that it is exact after any number of takes
@@ -49,7 +50,7 @@ func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
 	}
 	return &Governor{
 		config: c.withDefaults(), source: source, log: log,
-		needs: map[string]Need{}, refusals: map[RefusalKey]uint64{},
+		needs: map[string]Need{}, refusals: map[RefusalKey]uint64{}, refused: map[string]refused{},
 	}, nil
 }
 
@@ -92,11 +93,11 @@ func (g *Governor) read(ctx context.Context) error {
 }
 
 // Report is the last readings and the gates as a node shows it to people: fractions of the node that are in use, which
-// gates are closed and since when, and the age of the reading in seconds. Before the first reading it
-// is nil.
+// gates are closed and since when, the age of the reading in seconds, and why queues were refused a moment ago
+// (penstock.limit_reasons reads it). Before the first reading it is nil.
 func (g *Governor) Report(now time.Time) map[string]any {
 	g.mu.Lock()
-	r, gates := g.readings(0), g.state
+	r, gates, refused := g.readings(0), g.state, g.lately(now)
 	g.mu.Unlock()
 	if r.At.IsZero() {
 		return nil
@@ -104,6 +105,9 @@ func (g *Governor) Report(now time.Time) map[string]any {
 	report := map[string]any{
 		"cores": r.Cores, "cpu": rounded(r.CPUUsed), "memory": rounded(r.memoryLevel()),
 		"memory_limit_bytes": r.MemoryLimitBytes, "age_seconds": rounded(now.Sub(r.At).Seconds()),
+	}
+	if len(refused) > 0 {
+		report["refused"] = refused
 	}
 	for name, gate := range map[string]Hysteresis{"cpu_gate": gates.CPU, "memory_gate": gates.Memory} {
 		report[name] = "open"
@@ -145,8 +149,10 @@ func (g *Governor) Take(queue string, free, want int) (Admission, Hold) {
 	v := g.decide(need, free)
 	if v.Allow == 0 {
 		g.count(queue, v.Reasons)
+		g.refused[queue] = refused{time.Now(), v.Reasons}
 		return v, Hold{}
 	}
+	delete(g.refused, queue)
 	v.Allow = min(v.Allow, max(want, 0))
 	hold := Hold{int64(math.Ceil(need.CPU * 1e6)), need.MemoryBytes}
 	g.add(hold, v.Allow)

@@ -164,6 +164,38 @@ func TestRefusalsAreCountedByReason(t *testing.T) {
 	})
 }
 
+// A report names the queues that were refused a moment ago, and not those that were taken from since.
+func TestTheReportNamesQueuesThatAreRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		g, _ := started(t, &script{steps: []func() (Measurement, error){memory(0.1)}})
+		if err := g.Declare("large", Need{MemoryBytes: 64 * gibi}); err != nil {
+			t.Fatal(err)
+		}
+		refused := func() any { return g.Report(time.Now())["refused"] }
+		g.Take("large", 8, 1)
+		g.Take("mail", 0, 1) // for threads, which explain has already
+		const want = "memory: an entry needs 64.0 GiB, this node gives at most 8.0 GiB; run the queue on a larger node"
+		if got, ok := refused().(map[string]string); !ok || len(got) != 1 || got["large"] != want {
+			t.Errorf("refused: %v", refused())
+		}
+		if err := g.Declare("large", Need{MemoryBytes: gibi}); err != nil {
+			t.Fatal(err)
+		}
+		g.Take("large", 8, 1)
+		if got := refused(); got != nil {
+			t.Errorf("one was taken, and the report has %v", got)
+		}
+		if err := g.Declare("large", Need{MemoryBytes: 64 * gibi}); err != nil {
+			t.Fatal(err)
+		}
+		g.Take("large", 8, 1)
+		time.Sleep(2 * refusedFor)
+		if got := refused(); got != nil {
+			t.Errorf("no claim asks any more, and the report has %v", got)
+		}
+	})
+}
+
 // fixed measures nothing and allocates nothing.
 type fixed struct{ calls atomic.Int64 }
 

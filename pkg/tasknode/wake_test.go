@@ -123,6 +123,27 @@ func TestARaisedRateAndALiftedThrottleTakeEffectWithTheNextHeartbeat(t *testing.
 	}
 }
 
+// Explain names why the nodes of a queue refuse it, where all of them do.
+func TestExplainNamesWhatTheNodesLack(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	status := func() map[string]any {
+		return map[string]any{"governor": map[string]any{"refused": map[string]string{"work": "memory: an entry needs 64.0 GiB"}}}
+	}
+	config := tasknode.Config{Name: "small", Threads: 4, Beat: time.Second, Gates: []tasknode.Gate{&shut{}}, Status: status}
+	start(t, pool, config, map[string]invalidation.HandlerFunc{"work": fine})
+	id := push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})[0].ID
+	const why = `SELECT penstock.explain_entry($1)->'reasons' @> '[{"code": "no_resources"}]'
+	             AND penstock.explain_entry($1)::text LIKE '%small: memory: an entry needs 64.0 GiB%'`
+	eventually(t, pool, "the reasons name the memory", why, id)
+	_, err := pool.Exec(t.Context(), `INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids)
+	    SELECT 99, 'large', application, lease, threads, queue_ids FROM penstock.node LIMIT 1`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, pool, "another node has the memory", `SELECT NOT (`+why+`)`, id)
+}
+
 // What a refused claim gave back must not keep others waiting: here a gate refuses one queue and lets the other pass.
 func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
 	pool := open(t)
