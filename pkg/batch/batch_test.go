@@ -46,14 +46,18 @@ const here invalidation.NodeID = 7001
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	b := &bed{T: t, ctx: t.Context()}
+	dsn := pgtest.Prepared(t, "parts", func(ctx context.Context, pool *pgxpool.Pool) error {
+		retry := invalidation.RetryPolicy{MaxAttempts: 1}
+		_, err := invalidation.Create(ctx, pool, "parts", invalidation.Config{Kind: invalidation.KindBatch, Retry: retry})
+		return err
+	})
 	var err error
-	if b.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 10}); err != nil {
+	if b.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 10}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.pool.Close)
 	b.db = b.pool
-	retry := invalidation.RetryPolicy{MaxAttempts: 1}
-	if b.q, err = invalidation.Create(b.ctx, b.pool, "parts", invalidation.Config{Kind: invalidation.KindBatch, Retry: retry}); err != nil {
+	if b.q, err = invalidation.Open(b.ctx, b.pool, "parts"); err != nil {
 		t.Fatal(err)
 	}
 	b.stepper = NewStepper(b.pool, open{b.pool}, Config{})

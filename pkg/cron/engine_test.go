@@ -45,12 +45,16 @@ const here invalidation.NodeID = 7001
 func newBed(t *testing.T) *bed {
 	t.Helper()
 	b := &bed{T: t, ctx: t.Context(), now: noon}
+	dsn := pgtest.Prepared(t, "reports", func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := invalidation.Create(ctx, pool, "reports", invalidation.Config{Kind: invalidation.KindCron})
+		return err
+	})
 	var err error
-	if b.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 8}); err != nil {
+	if b.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 8}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.pool.Close)
-	if b.q, err = invalidation.Create(b.ctx, b.pool, "reports", invalidation.Config{Kind: invalidation.KindCron}); err != nil {
+	if b.q, err = invalidation.Open(b.ctx, b.pool, "reports"); err != nil {
 		t.Fatal(err)
 	}
 	b.engine = b.newEngine(open{b.pool})
