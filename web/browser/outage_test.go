@@ -8,6 +8,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 
 	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
@@ -15,7 +16,7 @@ import (
 // says so, keeps what it has, is not sent to the login, and goes on by itself when the database is back.
 func TestAPageOutlivesItsDatabase(t *testing.T) {
 	if chromium() == "" {
-		t.Skip("there is no chromium on this machine: apt-get install chromium")
+		machine.Lacks(t, "chromium", "apt-get install chromium")
 	}
 	own := pgtest.Server(t)
 	s := newStageOn(t, own.DSN(), false)

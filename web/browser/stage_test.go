@@ -19,6 +19,7 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/doctor"
@@ -45,7 +46,7 @@ const patience = 90 * time.Second
 func newStage(t *testing.T, open bool) *stage {
 	t.Helper()
 	if chromium() == "" {
-		t.Skip("there is no chromium on this machine: apt-get install chromium")
+		machine.Lacks(t, "chromium", "apt-get install chromium")
 	}
 	return newStageOn(t, pgtest.DSN(t), open)
 }
