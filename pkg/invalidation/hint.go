@@ -17,9 +17,10 @@ import (
 //
 //	<queue> [<priority> <flow>]  a queue, and where the pusher knows it the lane, has work
 //	cancel <node>                the node runs an entry that is to be cancelled, see penstock.cancel_one
-//	slots <model>                slots of the model are missing or came, see passSlots
-//	starting <model>             an instance of the model was announced
-//	granted <node>               slots were handed over to the node
+//	slots <model>                slots of the model are missing or came, see penstock.lease_slots and preempt_durable,
+//	                             or an instance became ready, see note_ready
+//	starting <model>             an instance of the model was announced, see announce_instance
+//	granted <node>               slots were handed over to the node, see hand_over_slots
 //	echo <pid> <n>               the self-test of a listener
 const hintChannel = "penstock"
 
@@ -251,16 +252,6 @@ func parseHint(text string) (queue int32, lane *Lane, ok bool) {
 		return 0, nil, false
 	}
 	return int32(q), &Lane{Priority: int16(p), Flow: flow}, true
-}
-
-// parseCancelHint reads the node out of a payload about a cancel.
-func parseCancelHint(text string) (node NodeID, ok bool) {
-	id, ok := strings.CutPrefix(text, "cancel ")
-	if !ok {
-		return 0, false
-	}
-	n, err := strconv.ParseInt(id, 10, 64)
-	return NodeID(n), err == nil
 }
 
 func (h *Hinter) send(ctx context.Context, hints []string) {

@@ -329,3 +329,36 @@ func TestAListenerWithoutAConnectionSaysSo(t *testing.T) {
 		t.Errorf("got %v, want an error that names the field", err)
 	}
 }
+
+func TestAPayloadGoesToTheCallbackOfItsKind(t *testing.T) {
+	var got []string
+	note := func(format string, args ...any) { got = append(got, fmt.Sprintf(format, args...)) }
+	l := NewListener(ListenConfig{
+		Wake: func(queue int32, lane *Lane) {
+			if lane == nil {
+				lane = &Lane{}
+			}
+			note("wake %d %d %s", queue, lane.Priority, lane.Flow)
+		},
+		Cancelled: func(node NodeID) { note("cancel %d", node) },
+		Granted:   func(node NodeID) { note("granted %d", node) },
+		Slots:     func(model string) { note("slots %s", model) },
+		Starting:  func(model string) { note("starting %s", model) },
+	})
+	payloads := []string{
+		"7", "7 5 a flow", "cancel 3", "granted 4", "slots a model", "starting b", // and those of nobody:
+		"cancel x", "granted", "7 x", "7 5", "news of tomorrow", "",
+	}
+	want := []string{"wake 7 0 ", "wake 7 5 a flow", "cancel 3", "granted 4", "slots a model", "starting b"}
+	without := NewListener(ListenConfig{})
+	for _, payload := range payloads {
+		l.pass(payload)
+		without.pass(payload)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("passed on %q, want %q", got, want)
+	}
+	if n := l.Status().Heard; n != int64(len(want)) || n != without.Status().Heard {
+		t.Errorf("heard %d hints, want %d", n, len(want))
+	}
+}

@@ -1,6 +1,7 @@
 package invalidation
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,19 +14,20 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ListenConfig has the connection and the callback of a listener. Conn and Wake are required.
+// ListenConfig has the connection and the callbacks of a listener. Conn is required; callbacks that are nil are not
+// called, and none must block.
 type ListenConfig struct {
 	// Conn is for a connection of the listener's own. A pooler in transaction mode cannot carry one: then the
 	// self-test fails, the status says so, and nodes go by their polls.
 	Conn *pgx.ConnConfig
-	// Wake is called with the id of each queue hinted at, and the lane where the hint names one. It must not block.
+	// Wake is called with the id of each queue hinted at, and the lane where the hint names one.
 	Wake func(queue int32, lane *Lane)
-	// Cancelled is called with the id of a node of which an entry is to be cancelled; nil: nodes learn it with their
-	// next heartbeat. It must not block.
+	// Cancelled is called with the id of a node of which an entry is to be cancelled; without it nodes learn that with
+	// their next heartbeat.
 	Cancelled func(node NodeID)
 	// Slots is called with the name of a model of which a gateway misses slots or an instance became ready,
 	// Starting with that of a model of which an instance was announced, Granted with the id of the gateway that
-	// slots were handed over to. Each may be nil; none must block.
+	// slots were handed over to.
 	Slots    func(model string)
 	Starting func(model string)
 	Granted  func(node NodeID)
@@ -39,7 +41,8 @@ type ListenConfig struct {
 // Listener hears hints and wakes scheduling threads. Hints that come while the connection is down are lost, and so
 // is nothing else: nodes poll.
 type Listener struct {
-	cfg ListenConfig
+	cfg   ListenConfig
+	kinds map[string]func(rest string) bool // by the first word of a payload; false: it does not parse
 
 	mu     sync.Mutex
 	status ListenStatus
@@ -51,26 +54,63 @@ type ListenStatus struct {
 	Since      time.Time     `json:"since"`      // of the last change of Connected
 	RoundTrip  time.Duration `json:"round_trip"` // of the last self-test
 	TestedAt   time.Time     `json:"tested_at"`
-	Heard      int64         `json:"heard"`      // hints
+	Heard      int64         `json:"heard"`      // hints, of whatever kind
 	Reconnects int64         `json:"reconnects"` // connections lost
 	Error      string        `json:"error,omitempty"`
 }
 
+func (c ListenConfig) withDefaults() ListenConfig {
+	if c.Wake == nil {
+		c.Wake = func(int32, *Lane) {}
+	}
+	for _, told := range []*func(NodeID){&c.Cancelled, &c.Granted} {
+		if *told == nil {
+			*told = func(NodeID) {}
+		}
+	}
+	for _, told := range []*func(string){&c.Slots, &c.Starting} {
+		if *told == nil {
+			*told = func(string) {}
+		}
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	c.SelfTest = cmp.Or(c.SelfTest, 10*time.Second)
+	c.EchoWithin = cmp.Or(c.EchoWithin, 5*time.Second)
+	c.RetryMax = cmp.Or(c.RetryMax, 10*time.Second)
+	return c
+}
+
 // NewListener returns a listener. Nothing happens before Run.
 func NewListener(cfg ListenConfig) *Listener {
-	if cfg.Log == nil {
-		cfg.Log = slog.Default()
+	l := &Listener{cfg: cfg.withDefaults()}
+	l.kinds = map[string]func(rest string) bool{
+		"cancel":   toNode(l.cfg.Cancelled),
+		"granted":  toNode(l.cfg.Granted),
+		"slots":    toModel(l.cfg.Slots),
+		"starting": toModel(l.cfg.Starting),
 	}
-	if cfg.SelfTest == 0 {
-		cfg.SelfTest = 10 * time.Second
+	return l
+}
+
+// toNode calls back with the node of a payload; it is false where the rest of the payload is none.
+func toNode(call func(NodeID)) func(rest string) bool {
+	return func(rest string) bool {
+		node, err := strconv.ParseInt(rest, 10, 64)
+		if err == nil {
+			call(NodeID(node))
+		}
+		return err == nil
 	}
-	if cfg.EchoWithin == 0 {
-		cfg.EchoWithin = 5 * time.Second
+}
+
+// toModel calls back with the model of a payload.
+func toModel(call func(string)) func(rest string) bool {
+	return func(rest string) bool {
+		call(rest)
+		return true
 	}
-	if cfg.RetryMax == 0 {
-		cfg.RetryMax = 10 * time.Second
-	}
-	return &Listener{cfg: cfg}
 }
 
 // Status returns the state of the listener.
@@ -185,48 +225,17 @@ func (l *Listener) hear(ctx context.Context, conn *pgx.Conn, d time.Duration, un
 	}
 }
 
-// pass wakes the node that serves the queue, or that runs the entry to be cancelled.
+// pass passes a payload on to the callback of its kind. What does not parse is not from us.
 func (l *Listener) pass(payload string) {
-	if node, ok := parseCancelHint(payload); ok {
-		if l.cfg.Cancelled != nil {
-			l.cfg.Cancelled(node)
-		}
+	kind, rest, _ := strings.Cut(payload, " ")
+	heard := false
+	if call, known := l.kinds[kind]; known {
+		heard = call(rest)
+	} else if queue, lane, ok := parseHint(payload); ok {
+		l.cfg.Wake(queue, lane)
+		heard = true
+	}
+	if heard {
 		l.update(func(s *ListenStatus) { s.Heard++ })
-		return
 	}
-	if l.passSlots(payload) {
-		return
-	}
-	queue, lane, ok := parseHint(payload)
-	if !ok {
-		return
-	}
-	l.cfg.Wake(queue, lane)
-	l.update(func(s *ListenStatus) { s.Heard++ })
-}
-
-// passSlots passes on a payload about slots or instances, from penstock.lease_slots, penstock.preempt_durable,
-// penstock.hand_over_slots, penstock.announce_instance and penstock.note_ready. It is false for any other.
-func (l *Listener) passSlots(payload string) bool {
-	if model, ok := strings.CutPrefix(payload, "slots "); ok {
-		if l.cfg.Slots != nil {
-			l.cfg.Slots(model)
-		}
-		return true
-	}
-	if model, ok := strings.CutPrefix(payload, "starting "); ok {
-		if l.cfg.Starting != nil {
-			l.cfg.Starting(model)
-		}
-		return true
-	}
-	id, ok := strings.CutPrefix(payload, "granted ")
-	if !ok {
-		return false
-	}
-	node, err := strconv.ParseInt(id, 10, 64)
-	if err == nil && l.cfg.Granted != nil {
-		l.cfg.Granted(NodeID(node))
-	}
-	return true
 }
