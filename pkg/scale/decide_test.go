@@ -671,6 +671,19 @@ func TestAlgorithmsOfOthers(t *testing.T) {
 		{"bounds: more last week", of(Utilization, bounds, forecast), lastWeek(60 * 4 * 9), 12, NoteLoad, NoteDeadBand},
 		{"bounds: less last week", of(Utilization, bounds, forecast), lastWeek(60), 10, NoteDeadBand, ""},
 		{"bounds: last week is not asked for", of(Utilization, bounds), lastWeek(60 * 4 * 9), 10, NoteDeadBand, NoteLoad},
+		{"hpa: zero_off keeps the last one", of(HPA), func(o *Obs, s *State) {
+			o.Ready, s.Desired, s.LastUse, o.LastRequest, o.Switches.ZeroOff = 1, 1, ago(time.Hour), ago(time.Hour), true
+		}, 1, NoteZeroOff, NoteZero},
+		{"count: from zero at once for work", of(Utilization), func(o *Obs, s *State) {
+			o.Waiting, o.Ready, s.Desired, s.Synced = 450, 0, 0, ago(time.Minute)
+		}, 1, NoteWake, ""},
+		{"bounds: from zero for work", of(Utilization, bounds), func(o *Obs, s *State) { o.Waiting, o.Ready, s.Desired = 450, 0, 0 }, 1, NotePending, ""},
+		{"count: not to zero while work waits", of(Utilization), func(o *Obs, s *State) { o.Waiting, o.Ready, s.Desired = 450, 1, 1 }, 1, NotePending, NoteZero},
+		{"count: to zero without work", of(Utilization), func(o *Obs, s *State) { o.Ready, s.Desired = 1, 1 }, 0, NoteZero, ""},
+		{"count: scale_to_zero", of(Utilization, func(p *Policy) { p.ScaleToZero = new(bool) }), func(o *Obs, s *State) {
+			o.Ready, s.Desired = 1, 1
+		}, 1, NoteZeroOff, NoteZero},
+		{"count: zero_off", of(Utilization), func(o *Obs, s *State) { o.Ready, s.Desired, o.Switches.ZeroOff = 1, 1, true }, 1, NoteZeroOff, NoteZero},
 		{"bounds: unhealthy ones go one by one", of(Utilization, bounds), func(o *Obs, s *State) {
 			used(60*4*4)(o, s)
 			o.Unhealthy = 2

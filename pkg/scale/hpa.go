@@ -38,7 +38,11 @@ func (t *turn) hpa() {
 	if !t.due(time.Duration(p.Period)) {
 		return
 	}
-	if metric == 0 && t.s.Desired == 1 && *t.p.ScaleToZero && t.now.Sub(t.s.LastUse) >= time.Duration(p.Cooldown) {
+	idle := metric == 0 && t.s.Desired == 1 && t.now.Sub(t.s.LastUse) >= time.Duration(p.Cooldown)
+	switch {
+	case idle && t.o.Switches.ZeroOff:
+		t.keep(NoteZeroOff)
+	case idle && *t.p.ScaleToZero:
 		t.note(NoteZero, t.now.Sub(t.s.LastUse).Seconds(), 0, 0)
 		t.d.Desired, t.d.Stabilised = 0, 0
 		return

@@ -30,8 +30,18 @@ func (p UtilizationPolicy) withDefaults() UtilizationPolicy {
 	return p
 }
 
-// utilization decides every five minutes. It knows no way to zero but a minimum of zero and no load.
+// utilization decides every five minutes. Its loads are means, which are zero while what arrived before still waits. So
+// zero is not left to them: work keeps one instance, or begins one without waiting for a cycle.
 func (t *turn) utilization() {
+	t.utilizationCycle()
+	if t.d.Desired == 0 && t.work() > 0 {
+		t.d.Desired = 1
+		t.note(NotePending, float64(t.work()), 0, 0)
+	}
+	t.zero()
+}
+
+func (t *turn) utilizationCycle() {
 	p := t.p.Utilization.withDefaults()
 	t.d.Stabilised = t.s.Desired
 	if !t.due(time.Duration(p.Period)) {
