@@ -37,6 +37,7 @@
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
+//	headers.go      the headers of a client that go on, and those that a worker gets in their place
 //	direct.go       connections to workers, and an exchange over HTTP/1.1
 //	probe_unix.go   whether an idle connection is still open
 //	probe_other.go  the same where the system cannot be asked

@@ -6,10 +6,8 @@ import (
 	"context"
 	"errors"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/http"
-	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -50,6 +48,7 @@ type call struct {
 	cut     bool     // the chunk with token counts is to be taken out
 	ticket  *Request
 	id      string
+	token   string // its name; empty: requests need none
 	queued  time.Duration
 	tries   int
 	began   time.Time   // of the attempt
@@ -147,48 +146,18 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 		out.Header[name] = values
 	}
 	out.Header["X-Request-Id"] = []string{c.attemptID()}
+	if key := c.request.Header.Get("Idempotency-Key"); key != "" {
+		out.Header["Idempotency-Key"] = []string{ownKey(c.token, c.ticket.Flow, key)}
+	}
 	if c.route.model.Protocol == worker.ProtocolGeneric {
 		worker.SetSource(out.Header)
 	}
 	return out, nil
 }
 
-// attemptID is the id of the request for the worker, which begins with that of the client. Services hand one id through
-// many calls, and servers that take it as the id of a run refuse one that still runs, as vLLM before 0.16 does: each
-// attempt has an id of its own.
-func (c *call) attemptID() string {
-	if c.tries == 1 && c.request.Header.Get("X-Request-Id") != c.id { // it was made for this request
-		return c.id
-	}
-	return c.id + "-" + strconv.FormatUint(rand.Uint64(), 36) //nolint:gosec // an id, no secret
-}
-
-// withoutHops removes the headers that the values of Connection name: they are for this hop alone (RFC 9110, section
-// 7.6.1).
-func withoutHops(h http.Header, connection []string) {
-	for _, list := range connection {
-		for name := range strings.SplitSeq(list, ",") {
-			h.Del(strings.TrimSpace(name))
-		}
-	}
-}
-
 // reader returns the body, and notes when it is read: from then on the worker may have got the request.
 func (c *call) reader() io.ReadCloser {
 	return &partsReader{held: c.held, parts: c.body, begun: &c.sent}
-}
-
-// keptBack says whether a header of the client is not for the worker: those of the connection, the
-// credentials for this gateway, the words that it has understood, and those by which workers know the calls and runs of
-// Penstock.
-func keptBack(name string) bool {
-	switch name {
-	case "Connection", "Keep-Alive", "Proxy-Connection", "Proxy-Authorization", "Te", "Trailer", "Transfer-Encoding",
-		"Upgrade", "Expect", "Authorization", "Cookie", "Prefer", "Accept-Encoding", "Content-Length", "X-Request-Id",
-		"X-Api-Key":
-		return true
-	}
-	return strings.HasPrefix(name, "X-Penstock-") || worker.OwnHeader(name)
 }
 
 // broken says what an exchange without an answer came to. Another instance may be tried where nothing of the

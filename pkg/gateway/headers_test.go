@@ -191,3 +191,35 @@ func TestWhatBelongsTogetherGoesToOneInstance(t *testing.T) {
 		})
 	}
 }
+
+// Workers name runs by the idempotency key, also those of entries: a key of a client is its own, the same each time.
+func TestIdempotencyKeysOfClientsDoNotMeetAtAWorker(t *testing.T) {
+	t.Parallel()
+	seen := make(chan string, 1)
+	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Get("Idempotency-Key")
+		workertest.Says(200, "{}")(w, r)
+	})
+	p.gateway.SetTokens([]TokenState{
+		{Hash: sha256.Sum256([]byte("1")), Name: "a"}, {Hash: sha256.Sum256([]byte("2")), Name: "b"},
+	})
+	send := func(token, flow, key string) string {
+		p.post(chat, `{"model":"m"}`, "Authorization", "Bearer "+token, "X-Penstock-Flow", flow, "Idempotency-Key", key)
+		return <-seen
+	}
+	first := send("1", "a", "17-3")
+	if first != send("1", "a", "17-3") {
+		t.Error("a key that is sent again is another one")
+	}
+	all := map[string]bool{"17-3": true, first: true}
+	for _, other := range []string{send("2", "b", "17-3"), send("1", "a/x", "17-3"), send("1", "a", "17-4")} {
+		if all[other] {
+			t.Errorf("%q is the key of two clients", other)
+		}
+		all[other] = true
+	}
+	p.post(chat, `{"model":"m"}`, "Authorization", "Bearer 1")
+	if key := <-seen; key != "" {
+		t.Errorf("a request without a key has %q", key)
+	}
+}

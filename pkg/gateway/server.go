@@ -346,7 +346,8 @@ func (s *serving) exchange(ctx context.Context) error {
 	g.retries.earn(s.route.pool)
 	c := &call{
 		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
-		release: s.letGo, id: s.entry.ID, ticket: s.ticket, queued: s.queued, cut: s.asked.addUsage,
+		release: s.letGo, id: s.entry.ID, token: s.entry.Token, ticket: s.ticket, queued: s.queued,
+		cut: s.asked.addUsage,
 	}
 	for {
 		c.tries++
