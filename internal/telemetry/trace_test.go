@@ -1,12 +1,16 @@
 package telemetry_test
 
 import (
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
+	"go.opentelemetry.io/otel/attribute"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/penstock/penstock/internal/telemetry"
@@ -65,5 +69,29 @@ func TestShareIsOfTracesThatBeginHere(t *testing.T) {
 	}
 	if len(seen) != 2 || seen[true].TraceID().String() != "0af7651916cd43dd8448eb211c80319c" {
 		t.Errorf("recorded and not: %v", seen)
+	}
+}
+
+// The address of a prediction's stream has a key by which anybody may read it: a trace has the path without it.
+func TestSpansHaveNoKeysOfStreams(t *testing.T) {
+	exporter := tracetest.NewInMemoryExporter()
+	tracer := sdk.NewTracerProvider(sdk.WithSyncer(exporter)).Tracer("test")
+	handler := telemetry.Traced(tracer, http.NotFoundHandler())
+	for path, want := range map[string]string{
+		"/v1/predictions/p1/stream/planted-key":      "/v1/predictions/p1/stream/",
+		"/v1/predictions/p1/stream/planted-key/more": "/v1/predictions/p1/stream/",
+		"/v1/predictions/p1%2Fstream%2Fplanted-key":  "/v1/predictions/p1/stream/",
+		"/v1/predictions/p1":                         "/v1/predictions/p1",
+	} {
+		exporter.Reset()
+		handler.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+		spans := exporter.GetSpans()
+		if len(spans) != 1 || strings.Contains(fmt.Sprint(spans), "planted") {
+			t.Fatalf("%s: %v", path, spans)
+		}
+		set := attribute.NewSet(spans[0].Attributes...)
+		if got, _ := set.Value("url.path"); got.AsString() != want {
+			t.Errorf("%s is %s in its span, want %s", path, got.AsString(), want)
+		}
 	}
 }
