@@ -2,8 +2,13 @@ package gateway
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"net/http"
+	"slices"
+	"strings"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // wholePayload is the template that sends a worker the payload of an entry as it is.
@@ -49,4 +54,25 @@ func predictionMembers(body []byte, found func(name string, value json.RawMessag
 		return unfit
 	}
 	return nil
+}
+
+// cogReserved are the members of a call in Cog's protocol that name its run, or an address to which the worker sends
+// something of it.
+var cogReserved = []string{"id", "webhook", "webhook_events_filter", "output_file_prefix"}
+
+// fit refuses a live call in Cog's protocol that names its run, which may be that of an entry, or an address: workers
+// reach some that the client does not. A body that is not JSON is refused, since its worker might read it otherwise.
+func (r *route) fit(body []byte) error {
+	if r.model.Protocol != worker.ProtocolCog || r.model.Async {
+		return nil
+	}
+	var reserved error
+	err := predictionMembers(body, func(name string, _ json.RawMessage) {
+		// Servers in Go do not heed the case.
+		if at := slices.IndexFunc(cogReserved, func(n string) bool { return strings.EqualFold(n, name) }); at >= 0 {
+			reserved = bad(http.StatusBadRequest, "invalid_prediction", cogReserved[at],
+				"a call may not have the member %s: its answer comes on this connection alone", cogReserved[at])
+		}
+	})
+	return cmp.Or(err, reserved)
 }

@@ -194,7 +194,10 @@ func (s *serving) find() error {
 			"the model %q does not exist or you do not have access to it", s.asked.model)
 	}
 	s.full = s.route.model.Policy.RefuseStatus
-	return s.route.model.closed()
+	if err := s.route.model.closed(); err != nil {
+		return err
+	}
+	return s.route.fit(s.body)
 }
 
 // admission reads the headers that are for the gateway, and returns the context of the request with its

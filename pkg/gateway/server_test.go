@@ -1136,3 +1136,24 @@ func TestFlowIsTextAndWithinTheToken(t *testing.T) {
 		}
 	}
 }
+
+// A client chooses neither the id of a prediction, which may be that of an entry, nor where its worker reports.
+func TestCallsOfCogDoNotNameTheirRun(t *testing.T) {
+	t.Parallel()
+	p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolCog }, workertest.Says(200, "{}"))
+	const call = "/models/m/call"
+	for _, body := range []string{
+		`{"id":"17","input":{}}`, `{"webhook":"http://10.0.0.1/"}`, `{"input":{},"webhook_events_filter":["completed"]}`,
+		`{"output_file_prefix":"http://10.0.0.1/"}`, `{"\u0069d":"17"}`, `{"Webhook":"http://10.0.0.1/"}`, `{"id":null}`,
+	} {
+		refusedWith(t, p.post(call, body), 400, "invalid_prediction", "invalid_prediction")
+	}
+	for _, body := range []string{`{"input":{"x":NaN},"id":"17"}`, `[]`, `{} {}`, "\xef\xbb\xbf{}"} {
+		refusedWith(t, p.post(call, body), 400, "invalid_json", "invalid_json")
+	}
+	for _, body := range []string{`{"input":{"id":"17","webhook":"x"},"context":{}}`, `{}`, ``} {
+		if a := p.post(call, body); a.StatusCode != 200 {
+			t.Errorf("%s: got %d %s", body, a.StatusCode, a.body)
+		}
+	}
+}
