@@ -137,10 +137,14 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	if err != nil {
 		return err
 	}
-	id, location, err := s.gateway.config.Push.Push(ctx, Durable{
+	d := Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 		Body: body, Key: key, Token: s.entry.Token,
-	})
+	}
+	if !s.ticket.Deadline.IsZero() {
+		d.Within = max(time.Until(s.ticket.Deadline), time.Millisecond)
+	}
+	id, location, err := s.gateway.config.Push.Push(ctx, d)
 	if _, refused := pushRefusalOf(err); refused {
 		return err
 	}

@@ -80,6 +80,9 @@ const (
 	sheddablePriority int16 = 2
 )
 
+// finishBySQL is a deadline by the clock by which entries expire.
+const finishBySQL = `SELECT clock_timestamp() + $1::interval`
+
 // Push implements Pusher.
 func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string, err error) {
 	q, err := p.queue(ctx, d.Queue)
@@ -89,6 +92,11 @@ func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string,
 	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow}
 	if d.Key != "" {
 		entry.IdempotencyKey = "online:" + d.Token + ":" + d.Key
+	}
+	if d.Within > 0 {
+		if err := p.db.QueryRow(ctx, finishBySQL, d.Within).Scan(&entry.FinishBy); err != nil {
+			return "", "", fmt.Errorf("read deadline of entry: %w", err)
+		}
 	}
 	switch d.Class {
 	case Critical:

@@ -1,8 +1,13 @@
 package gateway
 
 import (
+	"context"
 	"encoding/json"
+	"net/http"
 	"testing"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
 func TestPayloadNamesItsOperation(t *testing.T) {
@@ -16,6 +21,32 @@ func TestPayloadNamesItsOperation(t *testing.T) {
 	for path, want := range map[string]string{"/v1/embeddings": "embeddings", "/v1/audio/speech": "", "/chat/completions": ""} {
 		if got, ok := Operation(path); got != want || ok != (want != "") {
 			t.Errorf("%s: got %q %v", path, got, ok)
+		}
+	}
+}
+
+// A deadline holds for the entry that a request becomes, by the clock of the database.
+func TestTheDeadlineOfARequestIsThatOfItsEntry(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	queue := NewQueuePusher(QueuePusherConfig{
+		Hinter: invalidation.NewHinter(x.pool, 0), Wait: func(context.Context, int32, int64) {},
+	}, x.pool)
+	p := startPlant(t, func(c *Config, m *ModelState) { c.Push, m.Queue = queue, "m" }, workertest.Says(200, "{}"))
+	for deadline, want := range map[string]bool{"60000": true, "": false} {
+		headers := []string{"Prefer", "respond-async"}
+		if deadline != "" {
+			headers = append(headers, "X-Penstock-Deadline-Ms", deadline)
+		}
+		a := p.post(chat, `{"model":"m","messages":[]}`, headers...)
+		var left *float64
+		err := x.pool.QueryRow(t.Context(), `
+SELECT extract(epoch FROM finish_by - clock_timestamp())::float8 FROM penstock.entry_m ORDER BY id DESC LIMIT 1`).Scan(&left)
+		if a.StatusCode != http.StatusAccepted || err != nil {
+			t.Fatalf("got %d %s: %v", a.StatusCode, a.body, err)
+		}
+		if (left != nil) != want || left != nil && (*left <= 0 || *left > 60) {
+			t.Errorf("deadline %q: the entry has %v seconds", deadline, left)
 		}
 	}
 }

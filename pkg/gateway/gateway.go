@@ -50,9 +50,10 @@ type DurableOutcome struct {
 type Durable struct {
 	Model, Queue, Flow string
 	Class              Criticality
-	Body               []byte // as the client sent it, of the OpenAI protocol with the operation of its path
-	Key                string // idempotency key of the client, unique to its token; empty: none
-	Token              string // name of the token
+	Body               []byte        // as the client sent it, of the OpenAI protocol with the operation of its path
+	Within             time.Duration // in which its answer is of use; 0: there is no such bound
+	Key                string        // idempotency key of the client, unique to its token; empty: none
+	Token              string        // name of the token
 }
 
 // Charger books the measured use of calls, and the demand that found no slot.
