@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
@@ -41,6 +42,7 @@ type Gateway struct {
 	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
 	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
 	Conns       int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
+	PerAddress  int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
 	BodyBytes   int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
 	AllBytes    int64         `koanf:"bodies_bytes_max" help:"bytes in the bodies of all requests at once"`
 	WaitBytes   int64         `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
@@ -79,8 +81,9 @@ func defaults() Config {
 		Trace:    config.TraceDefault(),
 		Gateway: Gateway{
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
-			Grace: 30 * time.Second, Conns: 16384, BodyBytes: 32 << 20, AllBytes: 1 << 30, WaitBytes: 256 << 20,
-			Remember: 10_000, Secrets: worker.SecretsDir, Callback: Callback{AllowNetworks: privateNetworks},
+			Grace: 30 * time.Second, Conns: 16384, PerAddress: 8192, BodyBytes: 32 << 20, AllBytes: 1 << 30,
+			WaitBytes: 256 << 20, Remember: 10_000,
+			Secrets: worker.SecretsDir, Callback: Callback{AllowNetworks: privateNetworks},
 		},
 	}
 }
@@ -101,6 +104,7 @@ func (c Config) validate() error {
 	checks.Want(g.Lease >= 5*time.Second, "lease", g.Lease, "5 s or more")
 	checks.Want(g.Grace >= 0, "grace", g.Grace, "0 or more")
 	checks.Want(g.Conns > 0, "connections_max", g.Conns, "more than 0")
+	checks.Want(g.PerAddress > 0, "connections_per_address_max", g.PerAddress, "more than 0")
 	checks.Want(g.BodyBytes > 0, "body_bytes_max", g.BodyBytes, "more than 0")
 	checks.Want(g.AllBytes >= g.BodyBytes, "bodies_bytes_max", g.AllBytes, "body_bytes_max or more")
 	checks.Want(g.WaitBytes > 0, "waiting_bytes_max", g.WaitBytes, "more than 0")
@@ -112,6 +116,14 @@ func (c Config) validate() error {
 	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure),
 		c.Trace.Validate())
 	return checks.Err()
+}
+
+// listener is that of clients.
+func (g Gateway) listener() httpserver.Config {
+	return httpserver.Config{
+		Address: g.Listen, ConnsMax: g.Conns, ConnsPerAddressMax: g.PerAddress,
+		CertFile: g.TLS.Cert, KeyFile: g.TLS.Key, ClientCAFile: g.TLS.ClientCA,
+	}
 }
 
 // remember is the option as package gateway reads it.

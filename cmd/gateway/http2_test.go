@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -69,5 +70,56 @@ func TestClientsMaySpeakHTTP2(t *testing.T) {
 	stop()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// One address holds no more requests than connections: HTTP/2 carries many over one.
+func TestOneAddressDoesNotHoldTheGateway(t *testing.T) {
+	t.Parallel()
+	called, release := make(chan struct{}, 2), make(chan struct{})
+	gpu := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		called <- struct{}{}
+		<-release
+		_, _ = io.WriteString(w, "{}")
+	}))
+	t.Cleanup(gpu.Close)
+	defer close(release)
+	cfg := defaults()
+	if cfg.Gateway.PerAddress != cfg.Gateway.Conns/2 {
+		t.Errorf("one address has %d of %d connections, want half", cfg.Gateway.PerAddress, cfg.Gateway.Conns)
+	}
+	cfg.Gateway.Listen, cfg.Gateway.PerAddress, cfg.Gateway.Grace = "127.0.0.1:0", 1, time.Millisecond
+	s := &server{cfg: cfg, log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true})}
+	s.gateway.SetModels([]gateway.ModelState{{
+		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute,
+		Instances: []gateway.InstanceState{{ID: 1, Address: gpu.URL, Slots: 2, Usable: true}},
+	}})
+	s.gateway.Fixed()
+	listener, err := httpserver.Listen(t.Context(), cfg.Gateway.listener())
+	if err != nil {
+		t.Fatal(err)
+	}
+	go func() { _ = s.serveClients(t.Context(), t.Context(), listener) }()
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	client := &http.Client{Transport: &http.Transport{Protocols: &protocols}}
+	send := func() int {
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost,
+			"http://"+listener.Addr().String()+"/v1/chat/completions", strings.NewReader(`{"model":"m"}`))
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		answer, err := client.Do(request)
+		if err != nil {
+			return 0
+		}
+		answer.Body.Close()
+		return answer.StatusCode
+	}
+	go send()
+	<-called
+	if status := send(); status != http.StatusTooManyRequests {
+		t.Errorf("a second request got %d, want 429", status)
 	}
 }

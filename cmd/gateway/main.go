@@ -231,9 +231,7 @@ func (s *server) noticed(model string) {
 // listen opens the addresses, runs the duties and serves until ctx ends and what was in flight is over.
 func (s *server) listen(ctx context.Context, duties map[string]func(context.Context) error) error {
 	g := s.cfg.Gateway
-	clients, err := httpserver.Listen(ctx, httpserver.Config{
-		Address: g.Listen, ConnsMax: g.Conns, CertFile: g.TLS.Cert, KeyFile: g.TLS.Key, ClientCAFile: g.TLS.ClientCA,
-	})
+	clients, err := httpserver.Listen(ctx, g.listener())
 	if err != nil {
 		return err
 	}
@@ -287,6 +285,7 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 		Handler: requests, ReadHeaderTimeout: cmp.Or(s.headWait, headWait), IdleTimeout: 2 * time.Minute,
 		MaxHeaderBytes: 64 << 10, Protocols: &protocols, ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
 	}
+	httpserver.BoundRequests(front)
 	failed := make(chan error, 1)
 	go func() { failed <- front.Serve(listener) }()
 	select {

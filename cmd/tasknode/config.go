@@ -27,6 +27,7 @@ type TaskNode struct {
 	Insecure          bool          `koanf:"insecure_listen" help:"take reports of workers beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
 	TLS               config.TLS    `koanf:"tls"`
 	ConnsMax          int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
+	PerAddress        int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
 	Name              string        `koanf:"name" help:"what people read about this node; without it host name and process id"`
 	Application       string        `koanf:"application" help:"the application whose queues the node serves, and no others"`
 	Threads           int           `koanf:"threads" help:"processing threads; 0: 16 for each CPU, or as many as the slots of the models that the node serves, up to 4096"`
@@ -77,8 +78,9 @@ func defaults() Config {
 		Log:      config.LogDefault(),
 		Trace:    config.TraceDefault(),
 		TaskNode: TaskNode{
-			Listen: "127.0.0.1:8421", ConnsMax: 1024, Application: "default", SchedulingThreads: 2,
-			Lease: 10 * time.Second, Beat: 2 * time.Second, Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
+			Listen: "127.0.0.1:8421", ConnsMax: 1024, PerAddress: 512, Application: "default",
+			SchedulingThreads: 2, Lease: 10 * time.Second, Beat: 2 * time.Second,
+			Poll: 250 * time.Millisecond, Grace: 30 * time.Second,
 			Hints: true, Governor: true, MemoryHigh: 0.90, MemoryLow: 0.80, CPUHigh: 0.90, CPULow: 0.75,
 			Secrets: worker.SecretsDir,
 		},
@@ -97,6 +99,7 @@ func (c Config) validate() error {
 	checks.Want(t.Grace >= 0, "grace", t.Grace, "0 or more")
 	checks.Want(t.Webhook.Threads >= 0, "webhook.threads", t.Webhook.Threads, "0 or more")
 	checks.Want(t.ConnsMax > 0, "connections_max", t.ConnsMax, "more than 0")
+	checks.Want(t.PerAddress > 0, "connections_per_address_max", t.PerAddress, "more than 0")
 	checks.Add(t.TLS.Validate("tasknode.tls"))
 	if t.Inference.CallbackURL != "" {
 		checks.Add(config.CheckPlain("tasknode", t.Listen, t.TLS, t.Insecure))

@@ -124,3 +124,15 @@ func TestNeedsAreReadAndBadOnesNamed(t *testing.T) {
 		}
 	}
 }
+
+// One address that may connect takes no more than half of the listener to which workers report.
+func TestOneAddressHasHalfOfTheConnections(t *testing.T) {
+	cfg := defaults()
+	if cfg.TaskNode.PerAddress != cfg.TaskNode.ConnsMax/2 {
+		t.Errorf("one address has %d of %d connections, want half", cfg.TaskNode.PerAddress, cfg.TaskNode.ConnsMax)
+	}
+	cfg.TaskNode.PerAddress = 0
+	if err := cfg.validate(); err == nil || !strings.Contains(err.Error(), "tasknode.connections_per_address_max") {
+		t.Errorf("0 connections: %v", err)
+	}
+}

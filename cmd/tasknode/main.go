@@ -80,7 +80,8 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	}
 	t := cfg.TaskNode
 	listener, err := httpserver.Listen(ctx, httpserver.Config{
-		Address: t.Listen, ConnsMax: t.ConnsMax, CertFile: t.TLS.Cert, KeyFile: t.TLS.Key, ClientCAFile: t.TLS.ClientCA,
+		Address: t.Listen, ConnsMax: t.ConnsMax, ConnsPerAddressMax: t.PerAddress,
+		CertFile: t.TLS.Cert, KeyFile: t.TLS.Key, ClientCAFile: t.TLS.ClientCA,
 	})
 	if err != nil {
 		return err

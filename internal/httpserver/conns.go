@@ -182,6 +182,12 @@ func withCarrier(ctx context.Context, conn net.Conn) context.Context {
 	return context.WithValue(ctx, carrier{}, conn)
 }
 
+// BoundRequests makes a server refuse requests beyond those that one address may have under way, where its listener is
+// of Listen: one connection of HTTP/2 carries many.
+func BoundRequests(server *http.Server) {
+	server.Handler, server.ConnContext = perAddress(server.Handler), withCarrier
+}
+
 // perAddress refuses requests beyond those that one address may have under way.
 func perAddress(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

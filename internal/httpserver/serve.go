@@ -20,8 +20,7 @@ const grace = 5 * time.Second
 // of connections go to log.
 func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log *slog.Logger) error {
 	server := &http.Server{
-		Handler:           perAddress(handler),
-		ConnContext:       withCarrier,
+		Handler:           handler,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: 100},
 		ReadHeaderTimeout: 5 * time.Second,
 		ReadTimeout:       RequestMax, // which ends a request that waits as well
@@ -30,6 +29,7 @@ func Serve(ctx context.Context, listener net.Listener, handler http.Handler, log
 		MaxHeaderBytes:    64 << 10,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelWarn),
 	}
+	BoundRequests(server)
 	ended := make(chan error, 1)
 	go func() { ended <- server.Serve(listener) }()
 	select {
