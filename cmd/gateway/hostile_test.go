@@ -287,3 +287,44 @@ func TestQueryOfAClientStaysOneWord(t *testing.T) {
 		t.Errorf("the worker got %q", got)
 	}
 }
+
+// A page in a browser on this machine does not reach a gateway that asks for no token: not from another origin, and not
+// under a name that was made to point here.
+func TestAPageOfAnotherSiteDoesNotReachAnOpenGateway(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		change func(*Gateway)
+		closed bool
+	}{
+		"open":                  {func(g *Gateway) { g.Open = true }, true},
+		"without a database":    {func(g *Gateway) { g.Static = []string{"m=http://gpu"} }, true},
+		"with tokens":           {func(*Gateway) {}, false},
+		"static, for a network": {func(g *Gateway) { g.Static, g.Listen = []string{"m=http://gpu"}, "0.0.0.0:8430" }, false},
+	} {
+		cfg := defaults()
+		c.change(&cfg.Gateway)
+		s := &server{cfg: cfg, gateway: gateway.New(gateway.Config{Open: true})}
+		for _, from := range []struct {
+			host, origin string
+			local        bool
+		}{
+			{"127.0.0.1:8430", "", true},
+			{"localhost:8430", "http://localhost:8430", true},
+			{"[::1]:8430", "", true},
+			{"127.0.0.1:8430", "https://example.com", false},
+			{"rebound.example.com:8430", "http://rebound.example.com:8430", false},
+		} {
+			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/chat/completions", strings.NewReader(`{"model":"m"}`))
+			r.Host = from.host
+			if from.origin != "" {
+				r.Header.Set("Origin", from.origin)
+			}
+			w := httptest.NewRecorder()
+			s.handler().ServeHTTP(w, r)
+			// The gateway knows no model.
+			if reached := w.Code == http.StatusNotFound; reached != (from.local || !c.closed) {
+				t.Errorf("%s: %s from %q got %d", name, from.host, from.origin, w.Code)
+			}
+		}
+	}
+}

@@ -307,8 +307,18 @@ func (s *server) serveClients(ctx, running context.Context, listener net.Listene
 	return nil
 }
 
-// handler serves clients. With traces each request has a span, which its worker is told in place of the client's.
+// handler serves clients. Without tokens, the address alone keeps strangers out: a page in a browser on this machine
+// must not get in, neither from another origin nor under a name of its own.
 func (s *server) handler() http.Handler {
+	g := s.cfg.Gateway
+	if g.Open || len(g.Static) > 0 && config.Loopback(g.Listen) {
+		return httpserver.LocalNames(http.NewCrossOriginProtection().Handler(s.traced()))
+	}
+	return s.traced()
+}
+
+// traced serves clients: with traces each request has a span, which its worker is told in place of the client's.
+func (s *server) traced() http.Handler {
 	if s.tracing == nil {
 		return s.gateway
 	}
