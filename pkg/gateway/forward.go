@@ -45,6 +45,7 @@ type call struct {
 	held    *heldBody
 	release func()   // ends the use of the body by the request
 	body    [][]byte // what is sent, in parts; nil once it was released
+	json    bool     // the body was read as JSON
 	cut     bool     // the chunk with token counts is to be taken out
 	ticket  *Request
 	id      string
@@ -146,6 +147,9 @@ func (c *call) upstream(ctx context.Context) (*http.Request, error) {
 		out.Header[name] = values
 	}
 	out.Header["X-Request-Id"] = []string{c.attemptID()}
+	if c.json && !isJSON(out.Header) {
+		out.Header["Content-Type"] = []string{"application/json"} // servers refuse others, as that of curl -d
+	}
 	if key := c.request.Header.Get("Idempotency-Key"); key != "" {
 		out.Header["Idempotency-Key"] = []string{ownKey(c.token, c.ticket.Flow, key)}
 	}
@@ -331,16 +335,17 @@ func couldBeError(begin []byte) bool {
 	return string(data[:n]) == member[:n]
 }
 
-func isEvents(answer *http.Response) bool { return mediaType(answer) == "text/event-stream" }
+func isEvents(answer *http.Response) bool { return mediaType(answer.Header) == "text/event-stream" }
 
-// isJSON says whether an answer may report its tokens: other texts, as transcriptions, may have anything in them.
-func isJSON(answer *http.Response) bool {
-	kind := mediaType(answer)
+// isJSON says whether a body has the type of JSON. Only an answer of it may report its tokens: other texts, as
+// transcriptions, may have anything in them.
+func isJSON(header http.Header) bool {
+	kind := mediaType(header)
 	return kind == "application/json" || strings.HasSuffix(kind, "+json")
 }
 
-func mediaType(answer *http.Response) string {
-	kind, _, _ := strings.Cut(answer.Header.Get("Content-Type"), ";")
+func mediaType(header http.Header) string {
+	kind, _, _ := strings.Cut(header.Get("Content-Type"), ";")
 	return strings.ToLower(strings.TrimSpace(kind))
 }
 
@@ -360,7 +365,7 @@ func (c *call) copy(ctx context.Context, cancel context.CancelCauseFunc, answer 
 	stall := c.route.model.Policy.ClientStall.Duration()
 	p := passing{call: c, cancel: cancel, events: isEvents(answer), out: stream.NewWriter(c.writer, c.request, stall)}
 	p.whole = !p.events && answer.ContentLength >= 0
-	p.counts = p.events || isJSON(answer)
+	p.counts = p.events || isJSON(answer.Header)
 	c.answer.open(answer.ContentLength)
 	c.head(answer, p.events && c.cut)
 	p.watch(c.route.model.Policy.SilenceMax.Duration())

@@ -223,3 +223,22 @@ func TestIdempotencyKeysOfClientsDoNotMeetAtAWorker(t *testing.T) {
 		t.Errorf("a request without a key has %q", key)
 	}
 }
+
+// Servers take JSON under its own type alone: what the gateway has read as JSON goes on as that, whatever the client says.
+func TestJSONGoesOnUnderItsType(t *testing.T) {
+	t.Parallel()
+	seen := make(chan string, 1)
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		seen <- r.Header.Get("Content-Type")
+		workertest.Says(200, "{}")(w, r)
+	})
+	for sent, want := range map[string]string{
+		"application/x-www-form-urlencoded": "application/json", "": "application/json", "text/plain": "application/json",
+		"application/json": "application/json", "application/json; charset=utf-8": "application/json; charset=utf-8",
+	} {
+		p.post(chat, `{"model":"m"}`, "Content-Type", sent)
+		if got := <-seen; got != want {
+			t.Errorf("%q goes on as %q, want %q", sent, got, want)
+		}
+	}
+}

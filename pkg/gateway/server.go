@@ -62,6 +62,7 @@ type asked struct {
 	model    string
 	scanned  scanned
 	parts    func(remote string, addUsage bool) [][]byte
+	json     bool // the body is JSON
 	addUsage bool // a stream without stream_options, of an operation that takes them
 }
 
@@ -350,7 +351,7 @@ func (s *serving) exchange(ctx context.Context) error {
 	c := &call{
 		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
 		release: s.letGo, id: s.entry.ID, token: s.entry.Token, ticket: s.ticket, queued: s.queued,
-		cut: s.asked.addUsage,
+		json: s.asked.json, cut: s.asked.addUsage,
 	}
 	for {
 		c.tries++
