@@ -140,10 +140,10 @@ func (r *route) target(address, path string) (*url.URL, error) {
 	base := strings.TrimSuffix(u.Path, "/")
 	switch r.model.Protocol {
 	case worker.ProtocolOpenAI:
-		if strings.HasSuffix(base, "/v1") {
-			path = strings.TrimPrefix(path, "/v1")
+		if operation, known := Operation(path); known {
+			path = worker.OperationPath(operation) // as of entries: pooling and classify are beside /v1
 		}
-		u.Path = base + path
+		u.Path = strings.TrimSuffix(base, "/v1") + path
 	case worker.ProtocolCog:
 		u.Path = base + "/predictions"
 	case worker.ProtocolOIP:

@@ -22,7 +22,11 @@ func TestEachOperationGoesToItsPath(t *testing.T) {
 		"images/generations", "audio/speech", "messages",
 	}
 	for _, path := range json {
-		if got := p.post("/v1/"+path, `{"model":"m"}`).body; got != "POST /v1/"+path+` {"model":"org/m-7b"}` {
+		at := "/v1/" + path
+		if path == "pooling" || path == "classify" { // where servers have them
+			at = "/" + path
+		}
+		if got := p.post("/v1/"+path, `{"model":"m"}`).body; got != "POST "+at+` {"model":"org/m-7b"}` {
 			t.Errorf("%s: got %s", path, got)
 		}
 	}
@@ -81,5 +85,21 @@ func TestSecondAttemptsAreATenthOfTheRequests(t *testing.T) {
 	}
 	if b.allow(second) {
 		t.Error("more than ten second attempts are saved up")
+	}
+}
+
+// An instance may be registered with /v1 or without it, also below a path.
+func TestPathsAreBelowTheRootOfAnInstance(t *testing.T) {
+	t.Parallel()
+	for address, want := range map[string][2]string{
+		"http://gpu": {"/v1/chat/completions", "/pooling"}, "http://gpu/v1": {"/v1/chat/completions", "/pooling"},
+		"http://gpu/v1/": {"/v1/chat/completions", "/pooling"}, "http://gpu/a": {"/a/v1/chat/completions", "/a/pooling"},
+	} {
+		r := &route{model: &ModelState{Protocol: worker.ProtocolOpenAI}}
+		for i, path := range []string{chat, "/v1/pooling"} {
+			if got, err := r.target(address, path); err != nil || got.Path != want[i] {
+				t.Errorf("%s of %s is %v (%v), want %s", path, address, got, err, want[i])
+			}
+		}
 	}
 }
