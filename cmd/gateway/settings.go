@@ -191,7 +191,7 @@ func (d *settingsDuty) models() []gateway.ModelState {
 		state := gateway.ModelState{
 			Name: name, Queue: d.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
 			Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers, Statuses: m.Statuses,
-			Template:   string(m.Body),
+			Template: string(m.Body), Operation: m.Operation, Stream: m.Stream,
 			AbortStops: m.CloseEndsRun(),
 			Async:      m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
 			ChoicesMax: m.ChoicesMax,

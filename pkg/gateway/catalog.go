@@ -21,6 +21,8 @@ type ModelState struct {
 	Remote     string            // its name at the server
 	Adapters   []string          // other names that a request may choose, as those of LoRA adapters
 	Version    string            // OIP
+	Operation  string            // OIP: infer or generate
+	Stream     bool              // OIP: generate answers with events
 	Headers    map[string]string // sent to its workers; values may refer to secrets. No call begins without them
 	Template   string            // JSON that the payloads of its entries fill; empty: none
 	Statuses   worker.Statuses   // of the generic protocol: the words for how a run is doing
@@ -151,9 +153,20 @@ func (r *route) target(address, path string) (*url.URL, error) {
 		if r.model.Version != "" {
 			names = append(names, "versions", r.model.Version)
 		}
-		below(u, append(names, "infer"))
+		below(u, append(names, r.model.inference()))
 	}
 	return u, nil
+}
+
+// inference is the last segment of the address of a call in the Open Inference Protocol.
+func (m *ModelState) inference() string {
+	switch {
+	case m.Operation != worker.OperationGenerate:
+		return "infer"
+	case m.Stream:
+		return "generate_stream"
+	}
+	return "generate"
 }
 
 // stopsOnClose says whether closing the connection of a call to a path is known to end its run. The model decides where

@@ -74,6 +74,8 @@ func TestTheAddressOfACall(t *testing.T) {
 	}{
 		{ModelState{Protocol: worker.ProtocolOIP, Remote: "org/model a"}, "/base", "", "/base/v2/models/org%2Fmodel%20a/infer"},
 		{ModelState{Protocol: worker.ProtocolOIP, Remote: "m", Version: "1/2"}, "/a%2Fb/", "", "/a%2Fb/v2/models/m/versions/1%2F2/infer"},
+		{ModelState{Protocol: worker.ProtocolOIP, Remote: "m", Operation: "generate"}, "", "", "/v2/models/m/generate"},
+		{ModelState{Protocol: worker.ProtocolOIP, Remote: "m", Operation: "generate", Stream: true}, "", "", "/v2/models/m/generate_stream"},
 		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "", "/run?key=k"},
 		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "?x=1", "/run?key=k&x=1"},
 		{ModelState{Protocol: worker.ProtocolGeneric}, "/run?key=k", "?key=other&x=1&ke=2", "/run?key=k&x=1&ke=2"},

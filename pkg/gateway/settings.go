@@ -291,7 +291,7 @@ type SavedState struct {
 
 // savedVersion is that of the fields of SavedState. It changes with each of them: a field that a snapshot does not have
 // would say that a model is not asynchronous, or not paused.
-const savedVersion = 5
+const savedVersion = 6
 
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute
