@@ -97,12 +97,24 @@ func (p *passing) breakOff(cause error) {
 	if errors.Is(cause, context.DeadlineExceeded) {
 		code = DropDeadline
 	}
-	event, err := json.Marshal(envelope{Error: envelopeError{
-		Message: "the answer broke off: " + worded(cause), Type: "server_error", Code: string(code),
-	}})
-	if err == nil { // texts always have a form in JSON
-		_ = p.send([]byte("\n\ndata: " + string(event) + "\n\n")) // the client may be gone as well
+	message := "the answer broke off: " + worded(cause)
+	name, content := "", any(envelope{Error: envelopeError{Message: message, Type: "server_error", Code: string(code)}})
+	if p.call.path == messagesPath {
+		name = "event: error\n"
+		content = messagesError{"error", map[string]string{"type": "api_error", "message": message}}
 	}
+	event, err := json.Marshal(content)
+	if err == nil { // texts always have a form in JSON
+		_ = p.send([]byte("\n\n" + name + "data: " + string(event) + "\n\n")) // the client may be gone as well
+	}
+}
+
+// messagesPath is the path of Anthropic's API. Its clients heed named events alone, in this form.
+const messagesPath = "/v1/messages"
+
+type messagesError struct {
+	Type  string            `json:"type"`
+	Error map[string]string `json:"error"`
 }
 
 // worded keeps addresses of workers out of what clients read.

@@ -621,6 +621,26 @@ func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 	}
 }
 
+// Anthropic's clients heed named events alone, and take a stream that ends otherwise for whole.
+func TestStreamOfMessagesThatBreaksEndsWithItsErrorEvent(t *testing.T) {
+	t.Parallel()
+	const begin = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n"
+	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		streamer(begin, "event: content_block_delta\nda")(w, r)
+		panic(http.ErrAbortHandler)
+	})
+	got := p.post("/v1/messages", `{"model":"m","stream":true}`).body
+	last, found := strings.CutPrefix(got, begin+"event: content_block_delta\nda\n\nevent: error\ndata: ")
+	var event struct {
+		Type  string
+		Error struct{ Type, Message string }
+	}
+	if err := json.Unmarshal([]byte(last), &event); !found || err != nil || !strings.HasSuffix(last, "\n\n") ||
+		event.Type != "error" || event.Error.Type != "api_error" || event.Error.Message == "" {
+		t.Errorf("got %q: %v", got, err)
+	}
+}
+
 func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, workertest.ResetsMidBody)
