@@ -125,6 +125,14 @@ func (m *models) route(name string) *route {
 	return nil
 }
 
+// named returns all routes by the names that a request may ask for.
+func (m *models) named() map[string]*route {
+	if c := m.current.Load(); c != nil {
+		return c.routes
+	}
+	return nil
+}
+
 func (m *models) all() []*route {
 	if c := m.current.Load(); c != nil {
 		return c.models

@@ -2,10 +2,12 @@ package gateway
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
 )
 
-// listModels answers with the models that the caller may use, as OpenAI does.
+// listModels answers with the models that the caller may use, and their adapters, as OpenAI does.
 func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
 	c, err := g.authenticate(r)
 	if err != nil {
@@ -13,9 +15,10 @@ func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	list := modelList{Object: "list", Data: []modelObject{}}
-	for _, route := range g.models.all() {
-		if c == nil || c.mayUse(route.model.Name) {
-			list.Data = append(list.Data, objectOf(route.model.Name, route.model))
+	routes := g.models.named()
+	for _, name := range slices.Sorted(maps.Keys(routes)) {
+		if model := routes[name].model; c == nil || c.mayUse(model.Name) {
+			list.Data = append(list.Data, objectOf(name, model))
 		}
 	}
 	answerJSON(w, list)

@@ -1121,7 +1121,8 @@ func TestModelsAreThoseOfTheCaller(t *testing.T) {
 	t.Parallel()
 	p := startPlant(t, nil, workertest.Says(200, "{}"))
 	for path, want := range map[string]string{
-		"/v1/models":   `{"object":"list","data":[{"id":"m","object":"model","created":0,"owned_by":"penstock"}]}`,
+		"/v1/models": `{"object":"list","data":[{"id":"lora-1","object":"model","created":0,"owned_by":"penstock"},` +
+			`{"id":"m","object":"model","created":0,"owned_by":"penstock"}]}`,
 		"/v1/models/m": `{"id":"m","object":"model","created":0,"owned_by":"penstock"}`,
 	} {
 		if got := strings.TrimSpace(p.send(p.request(t.Context(), http.MethodGet, path, "")).body); got != want {
