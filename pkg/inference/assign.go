@@ -44,6 +44,9 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 		}
 		return admitted
 	})
+	if slot == nil && a.caution == alone {
+		return nil, state.ledger.reserve(now, a.exclude, usable)
+	}
 	if slot == nil {
 		return nil, await
 	}
@@ -90,6 +93,7 @@ func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, number int32, token i
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	slot := p.stateOf(e.Model.Name).ledger.adopt(slotKey{e.ID, number}, *fresh, time.Now())
+	slot.company = true // as far as is known: its call began before
 	return &slotRef{pool: p, model: e.Model.Name, slot: slot, endpoint: e}, nil
 }
 
@@ -106,7 +110,15 @@ func (p *SlotPool) assignOn(e *Endpoint) *slotRef {
 	if h == nil {
 		return nil
 	}
+	h.company = true // as far as is known: its call began before
 	return &slotRef{pool: p, model: e.Model.Name, slot: h, endpoint: e}
+}
+
+// solitary says whether no other call of this node ran on the instance since this one began.
+func (h *slotRef) solitary() bool {
+	h.pool.mu.Lock()
+	defer h.pool.mu.Unlock()
+	return h.pool.stateOf(h.model).ledger.solitary(h.slot)
 }
 
 // release ends the call: the slot is free.

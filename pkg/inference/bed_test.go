@@ -208,6 +208,7 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	config.Pool.RetryInterval = cmp.Or(config.Pool.RetryInterval, 10*time.Millisecond)
 	config.Pool.IdleMax = cmp.Or(config.Pool.IdleMax, 200*time.Millisecond)
 	config.Dispatch.BusyWait = cmp.Or(config.Dispatch.BusyWait, 20*time.Millisecond)
+	config.Dispatch.SuspectWait = cmp.Or(config.Dispatch.SuspectWait, 300*time.Millisecond)
 	config.Dispatch.ReadyWait = cmp.Or(config.Dispatch.ReadyWait, 30*time.Millisecond)
 	config.Prober.Interval = cmp.Or(config.Prober.Interval, 100*time.Millisecond)
 	config.Prober.Grace = cmp.Or(config.Prober.Grace, 300*time.Millisecond)

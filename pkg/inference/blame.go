@@ -1,14 +1,8 @@
 package inference
 
 import (
-	"context"
-	"fmt"
 	"sync"
 	"time"
-
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/worker"
 )
 
 // Bounds on what an entry may cost without paying for it.
@@ -27,12 +21,14 @@ type blame struct {
 	mu      sync.Mutex
 	entries map[string]*blamed
 	models  map[string][2]servedEntry // the last two entries that a model served
+	devices map[int32]*device         // by instance
 }
 
 type blamed struct {
 	free      int            // runs that cost it nothing
 	excused   map[int32]bool // instances that these were put down to
 	misrouted map[int32]bool // instances that do not have what it asks for
+	losses    int            // of devices during its calls: it is a suspect
 }
 
 type servedEntry struct {
@@ -41,7 +37,9 @@ type servedEntry struct {
 }
 
 func newBlame() *blame {
-	return &blame{entries: map[string]*blamed{}, models: map[string][2]servedEntry{}}
+	return &blame{
+		entries: map[string]*blamed{}, models: map[string][2]servedEntry{}, devices: map[int32]*device{},
+	}
 }
 
 // of is called with mu held.
@@ -71,11 +69,12 @@ func (b *blame) misrouted(entry string, instance int32) {
 	b.of(entry).misrouted[instance] = true
 }
 
-// served notes an entry that a model answered.
-func (b *blame) served(model, entry string, now time.Time) {
+// served notes an entry that an instance of a model answered.
+func (b *blame) served(model, entry string, instance int32, now time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	delete(b.entries, entry)
+	*b.deviceOf(instance) = device{served: now}
 	last := b.models[model]
 	if last[0].entry != entry {
 		last[1] = last[0]
@@ -151,44 +150,3 @@ func (a *dispatch) evidence() evidence {
 	}
 	return e
 }
-
-const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
-
-// noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes. An entry is not
-// run again once its runs ended so on two instances, or on one instance three times with the device lost or five
-// times out of memory.
-func (a *dispatch) noteHarm(ctx context.Context, class worker.Class) {
-	if class == worker.ClassContextLost {
-		a.lost++
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
-	defer cancel()
-	instances, times, err := noteHarm(ctx, a.db, a.run.Queue.ID, a.run.Entry.ID, a.held.endpoint.ID, class)
-	switch {
-	case err != nil:
-		a.log.Warn("note harm", "entry", a.run.Entry.ID, "error", err)
-	case class == worker.ClassContextLost && instances < harmedMost && times < lossMost:
-	case class == worker.ClassOOM && instances < harmedMost && times < oomMost:
-	case class == worker.ClassContextLost:
-		a.poison = invalidation.Permanent(invalidation.WithClass("poison",
-			fmt.Errorf("%d runs of it on %d instances ended with the device lost", times, instances)))
-	default:
-		a.poison = invalidation.Permanent(invalidation.WithClass(string(class),
-			fmt.Errorf("%d runs of it on %d instances ran out of memory", times, instances)))
-	}
-}
-
-func noteHarm(
-	ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID, instance int32, class worker.Class,
-) (instances, times int, err error) {
-	err = db.QueryRow(ctx, noteHarmSQL, queue, entry, instance, string(class)).Scan(&instances, &times)
-	if err != nil {
-		return 0, 0, fmt.Errorf("note harm of entry %d: %w", entry, err)
-	}
-	return instances, times, nil
-}
-
-const sweepHarmSQL = `
-DELETE FROM penstock.entry_harm h
- WHERE h.at < clock_timestamp() - interval '1 minute'
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = h.queue_id AND e.id = h.entry_id)`

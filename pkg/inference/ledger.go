@@ -43,6 +43,10 @@ type heldSlot struct {
 	permits int       // permits that are assigned to it
 	doubt   bool      // busy no more, but not to be used: about to be marked in the database
 	since   time.Time // it is idle, or busy
+
+	caution caution // of the entry that it is busy with
+	company bool    // another call ran on the instance when it became busy
+	begun   int64   // calls on the instance then, this one included
 }
 
 // instanceSlots is the slots of one instance.
@@ -56,6 +60,24 @@ type instanceSlots struct {
 	loaded  string        // the affinity of the last call that had one
 	used    time.Time     // when that call began
 	served  int64         // calls
+
+	begun    int64     // calls, those that are followed on included
+	suspects int       // busy slots of entries that run apart from others of their kind
+	closed   bool      // an entry runs alone: no other call may begin
+	reserved time.Time // until then no other call may begin, since an entry waits to run alone
+}
+
+// admits says whether a call may begin beside those that run.
+func (s *instanceSlots) admits(c caution, now time.Time) bool {
+	switch {
+	case s.closed:
+		return false
+	case c == alone:
+		return s.busy == 0
+	case now.Before(s.reserved):
+		return false
+	}
+	return c == together || s.suspects == 0
 }
 
 func newSlotLedger() *slotLedger {
@@ -100,7 +122,7 @@ func (l *slotLedger) lose(h *heldSlot) {
 	s := l.of(h.instance)
 	switch {
 	case h.busy:
-		s.busy--
+		s.vacate(h)
 	case !h.doubt:
 		s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	}
@@ -118,7 +140,7 @@ func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	idle, busy := 0, 0
 	for id, s := range l.instances {
 		busy += s.busy
-		if len(s.idle) > 0 && !now.Before(s.cool) && usable(id) {
+		if len(s.idle) > 0 && !now.Before(s.cool) && s.admits(together, now) && usable(id) {
 			idle += len(s.idle)
 		}
 	}
@@ -138,6 +160,7 @@ type slotRequest struct {
 	until    time.Time      // how long it may wait for a worker that has that loaded
 	exclude  map[int32]bool // instances that it has tried, or that are not for it
 	pressed  map[int32]bool // instances that had better get no more calls while others are there
+	caution  caution        // beside which calls it may run
 }
 
 // assign picks the slot for an entry. admit is asked last, about one instance after the other.
@@ -147,7 +170,7 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 ) {
 	var candidates []candidate
 	for id, s := range l.instances {
-		if !now.Before(s.cool) && !a.exclude[id] {
+		if !now.Before(s.cool) && !a.exclude[id] && s.admits(a.caution, now) {
 			candidates = append(candidates, candidate{
 				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.loaded,
 				used: s.used, served: s.served,
@@ -161,6 +184,7 @@ func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance in
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
 			l.occupy(h, max(a.permits, 1), now)
+			s.heed(h, a.caution)
 			return h, s.note(a.affinity, now), 0
 		}
 	}
@@ -186,9 +210,61 @@ func (l *slotLedger) unawait() {
 func (l *slotLedger) occupy(h *heldSlot, permits int, now time.Time) {
 	s := l.of(h.instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
+	s.begun++
+	h.company, h.begun = s.busy > 0, s.begun
 	s.busy++
 	h.busy, h.permits, h.since = true, permits, now
 	l.unassigned -= permits
+}
+
+// heed keeps the calls away beside which the entry of a busy slot must not run.
+func (s *instanceSlots) heed(h *heldSlot, c caution) {
+	h.caution = c
+	if c > together {
+		s.suspects++
+	}
+	if s.closed = c == alone; s.closed {
+		s.reserved = time.Time{}
+	}
+}
+
+// vacate ends the call of a busy slot.
+func (s *instanceSlots) vacate(h *heldSlot) {
+	s.busy--
+	if h.caution > together {
+		s.suspects--
+	}
+	if h.caution == alone {
+		s.closed = false
+	}
+	h.caution = together
+}
+
+// solitary says whether no other call of this node ran on the instance since that of a busy slot began.
+func (l *slotLedger) solitary(h *heldSlot) bool {
+	return !h.company && l.of(h.instance).begun == h.begun
+}
+
+// reservedFor is how long a reservation lasts that is not repeated.
+const reservedFor = 500 * time.Millisecond
+
+// reserve keeps other calls from a busy instance, so that an entry can run alone there soon, and returns it; 0: there
+// is none. Entries that wait for this share one instance, the one with the fewest calls.
+func (l *slotLedger) reserve(now time.Time, exclude map[int32]bool, usable func(instance int32) bool) int32 {
+	best := int32(0)
+	for id, s := range l.instances {
+		if s.busy == 0 || exclude[id] || !usable(id) {
+			continue
+		}
+		if of := l.instances[best]; of == nil || now.Before(s.reserved) && !now.Before(of.reserved) ||
+			now.Before(s.reserved) == now.Before(of.reserved) && s.busy < of.busy {
+			best = id
+		}
+	}
+	if best != 0 {
+		l.instances[best].reserved = now.Add(reservedFor)
+	}
+	return best
 }
 
 // leave takes a permit off a busy slot, whose call goes on without it.
@@ -206,7 +282,7 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 		return
 	}
 	s := l.of(h.instance)
-	s.busy--
+	s.vacate(h)
 	began := h.since
 	h.busy, h.since, h.doubt = false, now, doubt
 	if !doubt {

@@ -44,6 +44,8 @@ type DispatchConfig struct {
 	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
 	InlineBytes int           // of a result that is stored in its row: 64 KiB
 	Objects     ObjectStore   // for larger ones; nil: all are stored in their row
+	SuspectWait time.Duration // before an entry that may have lost a device goes where none was served since: 30 s
+	LossWindow  time.Duration // within which nodes find the device of an instance lost that was lost once: 5 s
 	UsageEvery  time.Duration // between folds of the use of calls into penstock.usage_hour: 10 s
 	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
 	StoreWait   time.Duration // for an object store that is away, before a result is stored in its row: 15 min
@@ -59,6 +61,8 @@ func (c DispatchConfig) withDefaults() DispatchConfig {
 	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
 	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
 	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
+	c.SuspectWait = cmp.Or(c.SuspectWait, 30*time.Second)
+	c.LossWindow = cmp.Or(c.LossWindow, 5*time.Second)
 	c.AbortWait = cmp.Or(c.AbortWait, 30*time.Second)
 	c.StoreWait = cmp.Or(c.StoreWait, 15*time.Minute)
 	return c
@@ -188,7 +192,7 @@ func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 	var last worker.Outcome
 	for a.tries < triesMax {
 		if a.held == nil {
-			a.held, _ = a.pool.assign(a.model.Name, slotRequest{affinity: a.affinity(), exclude: tried})
+			a.held = a.assign(ctx, tried)
 		}
 		if a.held == nil {
 			break
@@ -220,7 +224,7 @@ func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 func (a *dispatch) noRoom(last worker.Outcome) error {
 	wait := a.config.BusyWait
 	switch {
-	case last.Kind == worker.NotReady:
+	case last.Kind == worker.NotReady || a.blame.caution(a.call.Entry) > together:
 		wait = a.config.ReadyWait
 	case a.tries == 0 && !a.pool.idle(a.model.Name):
 		wait = 0 // it was claimed on a permit for another run or another kind of entry: it keeps its position
@@ -314,24 +318,31 @@ func (a *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	if a.run != nil {
 		a.use(*o, 1)
 	}
+	var l loss
 	lost := o.Kind == worker.Failed && o.Class == worker.ClassContextLost
+	if lost {
+		l = a.lose()
+	}
 	if a.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
-		a.noteHarm(ctx, o.Class)
+		a.noteHarm(ctx, o.Class, l)
 	}
 	switch {
 	case a.run == nil && lost: // one of the batch did it: each is tried alone
 	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
-		a.blame.free(a.call.Entry, a.held.endpoint.ID):
+		(l.excused || a.blame.free(a.call.Entry, a.held.endpoint.ID)):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
 	case o.Kind == worker.NotReady && o.Misrouted:
 		a.blame.misrouted(a.call.Entry, a.held.endpoint.ID)
 	case o.Unsent && !a.blame.free(a.call.Entry, a.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
 	case o.Kind == worker.Done:
-		a.blame.served(a.model.Name, a.call.Entry, time.Now())
+		a.blame.served(a.model.Name, a.call.Entry, a.held.endpoint.ID, time.Now())
 	}
 	if o.FreeOfCharge() && !o.MaybeRunning {
 		a.held.cool(o.RetryAfter)
+	}
+	if l.during {
+		o.RetryAfter = max(o.RetryAfter, a.suspectWait())
 	}
 }
 

@@ -81,9 +81,7 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 	b.instance("gpu-1", g.URL, 1)
 	b.start(ServiceConfig{})
 	id := b.push(`{}`)[0]
-	for refusals.Load() < 6 { // more often than there are attempts
-		time.Sleep(5 * time.Millisecond)
-	}
+	awaitAtLeast(t, &refusals, 6) // more often than there are attempts
 	busy.Store(false)
 	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 		t.Fatalf("outcome %+v", o)
@@ -507,8 +505,11 @@ func TestEntryThatKillsDevicesIsPoisonAfterTwoInstances(t *testing.T) {
 		b.instance(fmt.Sprintf("gpu-%d", i), s.URL+"/run", 2)
 	}
 	b.start(ServiceConfig{})
+	others := b.push(empty(40)...) // served by all instances
+	for _, id := range others {
+		b.outcome(id)
+	}
 	poison := b.push(`{"do":"kill"}`)[0]
-	others := b.push(empty(40)...)
 	if o := b.outcome(poison); o.Outcome != "failed" || o.Attempt != 1 || !strings.Contains(o.Reason, "device lost") {
 		t.Errorf("outcome %+v", o)
 	}
@@ -516,6 +517,7 @@ func TestEntryThatKillsDevicesIsPoisonAfterTwoInstances(t *testing.T) {
 		t.Errorf("it was run %d times", n)
 	}
 	b.await(2, `SELECT count(*) FROM penstock.instance WHERE quarantined_until > now()`)
+	others = append(others, b.push(empty(10)...)...)
 	for _, id := range others {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 			t.Fatalf("outcome %+v", o)
@@ -536,6 +538,9 @@ func TestLastInstanceOutlivesAnEntryThatSaysItsDeviceIsLost(t *testing.T) {
 	b.instance("gpu-1", s.URL+"/run", 2)
 	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
 	poison := b.push(`{"do":"kill"}`)[0]
+	for b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, poison) > 0 { // others are served meanwhile
+		b.outcome(b.push(`{}`)[0])
+	}
 	if o := b.outcome(poison); o.Outcome != "failed" || !strings.Contains(o.Reason, "3 runs") {
 		t.Errorf("outcome %+v", o)
 	}

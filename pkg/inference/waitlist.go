@@ -94,7 +94,7 @@ func (d *Dispatcher) slotIdled(model string) {
 // runShared runs an entry in a call with others of its kind. What cannot be joined, or was in a call
 // that went wrong as a whole, waits for a slot of its own.
 func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
-	l, alone := a.waitlistOf(a.model.Name), false
+	l, alone := a.waitlistOf(a.model.Name), a.blame.caution(a.call.Entry) > together
 	for {
 		if unfit, _ := a.unfit(); !a.anyUsable(unfit) {
 			return nil, a.fitsNowhere() // it would keep the slot of its permit idle
@@ -223,10 +223,8 @@ func (l *waitlist) dispatch() {
 		for _, batch := range l.batcher.Due(now) {
 			first := l.waiters[batch[0].Entry]
 			unfit, _ := first.unfit()
-			a := slotRequest{
-				permits: len(batch), affinity: first.affinity(), exclude: unfit,
-				until: oldest(batch).Add(first.model.AffinityWait.Duration()),
-			}
+			a := first.slotRequest(unfit)
+			a.permits, a.until = len(batch), oldest(batch).Add(first.model.AffinityWait.Duration())
 			held, await := l.pool.assign(l.model, a)
 			if held != nil {
 				l.start(batch, held)
@@ -296,6 +294,11 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	call.over = true
 	l.mu.Unlock()
 	call.end(nil)
+	if whole.Kind == worker.Failed && whole.Class == worker.ClassContextLost {
+		for _, r := range waiters {
+			l.blame.suspect(r.dispatch.call.Entry)
+		}
+	}
 	if whole.MaybeRunning {
 		call.held.doubt(first.run.Queue.ID, first.run.Entry.ID, worker.Clip(whole.Kind.String()+": "+whole.Reason))
 	} else {

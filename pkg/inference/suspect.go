@@ -1,0 +1,257 @@
+package inference
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// A device that is lost during several calls says nothing about any of them, as the death of a node with several
+// suspects does (pkg/tasknode/suspect.go). Their entries are suspects: at an instance they run one at a time, and after
+// a second loss alone. A loss is harm of an entry only if its call was alone at an instance that had served another
+// entry since the loss before. The others are served meanwhile, and the entry that loses devices is alone when it does.
+
+// caution is what an entry asks of an instance because of what its calls before came to.
+type caution uint8
+
+const (
+	together caution = iota // nothing
+	apart                   // no other suspect runs there
+	alone                   // no other call runs there
+)
+
+// device is what this node knows of the device of an instance.
+type device struct {
+	served time.Time // a call of this node last ended well there
+	lost   time.Time // it was lost for the first time since then; zero: it was not
+	last   time.Time // it was found lost
+	by     string    // the entry that found it so; empty: several did
+}
+
+// loss is what a call that ended with the device lost says of its entry.
+type loss struct {
+	during  bool // the device was lost during the call, not before it
+	proven  bool // the device had served an entry, and was not lost since
+	excused bool // it was lost before the call, during that of another entry: this one has no part in it
+}
+
+// lose notes that a call which began at a time found the device of its instance lost. A call for several entries
+// has no entry.
+func (b *blame) lose(entry string, instance int32, began, now time.Time) loss {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	d := b.deviceOf(instance)
+	l := loss{proven: !d.served.IsZero() && d.lost.IsZero()}
+	switch {
+	case d.lost.IsZero():
+		d.lost, d.by = now, entry
+	case d.by != entry:
+		d.by = ""
+	}
+	d.last = now
+	l.during = !d.lost.Before(began)
+	l.excused = !l.during && d.by == ""
+	if l.during && entry != "" {
+		b.of(entry).losses++
+	}
+	return l
+}
+
+// lose notes that the call found the device of its instance lost.
+func (a *dispatch) lose() loss {
+	entry := a.call.Entry
+	if a.run == nil {
+		entry = ""
+	} else {
+		a.lost++
+	}
+	return a.blame.lose(entry, a.held.endpoint.ID, a.began, time.Now())
+}
+
+// suspect notes that an entry is to be kept apart from others.
+func (b *blame) suspect(entry string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.of(entry).losses++
+}
+
+// knowLosses takes over what other nodes know of an entry.
+func (b *blame) knowLosses(entry string, losses int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := b.of(entry)
+	of.losses = max(of.losses, losses)
+}
+
+// deviceOf is called with mu held.
+func (b *blame) deviceOf(instance int32) *device {
+	if b.devices[instance] == nil {
+		if len(b.devices) >= blamedMost {
+			clear(b.devices)
+		}
+		b.devices[instance] = &device{}
+	}
+	return b.devices[instance]
+}
+
+func (b *blame) caution(entry string) caution {
+	return caution(min(b.losses(entry), int(alone))) //nolint:gosec // bounded
+}
+
+func (b *blame) losses(entry string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if of := b.entries[entry]; of != nil {
+		return of.losses
+	}
+	return 0
+}
+
+// unproven adds the instances that lost their device within a time and have served nothing since. Suspects leave them
+// to other entries, which show whether the device is well again: were it lost under a suspect, that would say nothing.
+func (b *blame) unproven(exclude map[int32]bool, within time.Duration, now time.Time) map[int32]bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	exclude = maps.Clone(exclude)
+	if exclude == nil {
+		exclude = map[int32]bool{}
+	}
+	for id, d := range b.devices {
+		if !d.lost.IsZero() && now.Sub(d.last) < within {
+			exclude[id] = true
+		}
+	}
+	return exclude
+}
+
+// slotRequest says what the entry needs of a slot, on an instance that is not excluded.
+func (a *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
+	r := slotRequest{affinity: a.affinity(), exclude: exclude, caution: a.blame.caution(a.call.Entry)}
+	if r.caution > together {
+		r.exclude = a.blame.unproven(exclude, a.config.SuspectWait, time.Now())
+	}
+	return r
+}
+
+// aloneEvery is how often an entry that must run alone looks whether the calls of an instance have ended.
+const aloneEvery = 20 * time.Millisecond
+
+// assign takes a slot on an instance that is not excluded. An entry that must run alone waits until an instance
+// has no other call, as long as any of them may last.
+func (a *dispatch) assign(ctx context.Context, exclude map[int32]bool) *slotRef {
+	request, until := a.slotRequest(exclude), time.Now().Add(a.model.Timeouts.Run.Duration())
+	for {
+		held, await := a.pool.assign(a.model.Name, request)
+		if held != nil || await == 0 || ctx.Err() != nil || time.Now().After(until) {
+			return held
+		}
+		pause(ctx, aloneEvery)
+	}
+}
+
+// suspectWait is before a suspect comes back, longer and less regular after each loss: on several nodes two of them
+// would meet at an instance time and again.
+func (a *dispatch) suspectWait() time.Duration {
+	most := a.config.ReadyWait << min(a.blame.losses(a.call.Entry), 5)
+	return time.Duration(rand.Float64() * float64(most)) //nolint:gosec // jitter
+}
+
+const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
+
+// inCompanySQL says whether instance $1 may have had other calls than that of entry $3 of queue $2 on node $4 when that
+// ended: those of a gateway, those in doubt, and those of other nodes that lost their device within $5 as well, or, if
+// $6, of any other node.
+const inCompanySQL = `
+SELECT EXISTS (
+    SELECT FROM penstock.slot s LEFT JOIN penstock.node n ON n.id = s.node_id
+     WHERE s.instance_id = $1
+       AND (s.doubt_at IS NOT NULL OR n.kind = 'gateway' OR ($6 AND s.node_id <> $4)))
+    OR EXISTS (
+    SELECT FROM penstock.entry_harm h
+     WHERE h.instance_id = $1 AND (h.queue_id, h.entry_id) <> ($2::integer, $3::bigint)
+       AND h.at > clock_timestamp() - $5::interval)`
+
+// What nodes note of calls that lost their device together.
+const (
+	classSuspect = "suspect"   // of the row that an entry has, beside those that count
+	lossSettle   = time.Second // until each node that had calls there has noted it
+)
+
+// noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes, if its call was
+// alone at the instance. An entry is not run again once its runs ended so on two instances, or on one instance three
+// times with the device lost or five times out of memory.
+func (a *dispatch) noteHarm(ctx context.Context, class worker.Class, l loss) {
+	solitary, lost := a.held.solitary(), class == worker.ClassContextLost
+	if !lost && !solitary {
+		a.blame.suspect(a.call.Entry)
+	}
+	if lost && !l.during || !lost && !solitary {
+		return
+	}
+	if err := a.countHarm(ctx, class, solitary && (l.proven || !lost)); err != nil {
+		a.log.Warn("note harm", "entry", a.run.Entry.ID, "error", err)
+	}
+}
+
+func (a *dispatch) countHarm(ctx context.Context, class worker.Class, counts bool) error {
+	lost := class == worker.ClassContextLost
+	open := context.WithoutCancel(ctx)
+	if lost {
+		_, times, err := a.harm(open, classSuspect)
+		if a.blame.knowLosses(a.call.Entry, times); err != nil || !counts {
+			return err
+		}
+		if pause(ctx, lossSettle); ctx.Err() != nil {
+			return nil // what other nodes note of it has not come
+		}
+	}
+	var company bool
+	limited, cancel := context.WithTimeout(open, exchangeMax)
+	defer cancel()
+	if err := a.db.QueryRow(limited, inCompanySQL, a.held.endpoint.ID, a.run.Queue.ID, a.run.Entry.ID, a.pool.node(),
+		lossSettle+a.config.LossWindow, !lost).Scan(&company); err != nil || company {
+		return err
+	}
+	instances, times, err := a.harm(open, class)
+	switch {
+	case err != nil:
+		return err
+	case lost && instances < harmedMost && times < lossMost:
+	case !lost && instances < harmedMost && times < oomMost:
+	case lost:
+		a.poison = invalidation.Permanent(invalidation.WithClass("poison",
+			fmt.Errorf("%d runs of it alone on %d instances ended with the device lost", times, instances)))
+	default:
+		a.poison = invalidation.Permanent(invalidation.WithClass(string(class),
+			fmt.Errorf("%d runs of it alone on %d instances ran out of memory", times, instances)))
+	}
+	return nil
+}
+
+// harm adds to what is noted of the entry on the instance, and returns it for all instances.
+func (a *dispatch) harm(ctx context.Context, class worker.Class) (instances, times int, err error) {
+	ctx, cancel := context.WithTimeout(ctx, exchangeMax)
+	defer cancel()
+	return noteHarm(ctx, a.db, a.run.Queue.ID, a.run.Entry.ID, a.held.endpoint.ID, class)
+}
+
+func noteHarm(
+	ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID, instance int32, class worker.Class,
+) (instances, times int, err error) {
+	err = db.QueryRow(ctx, noteHarmSQL, queue, entry, instance, string(class)).Scan(&instances, &times)
+	if err != nil {
+		return 0, 0, fmt.Errorf("note harm of entry %d: %w", entry, err)
+	}
+	return instances, times, nil
+}
+
+const sweepHarmSQL = `
+DELETE FROM penstock.entry_harm h
+ WHERE h.at < clock_timestamp() - interval '1 minute'
+   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = h.queue_id AND e.id = h.entry_id)`

@@ -1,0 +1,256 @@
+package inference
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/pkg/worker"
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// engine is a server whose calls end together when one of them loses its device, as those of vLLM do. It is restarted
+// then, unless it is broken.
+type engine struct {
+	*httptest.Server
+	takes time.Duration // a call
+
+	mu     sync.Mutex
+	died   chan struct{} // closed when the device is lost
+	downTo time.Time     // it starts until then
+	broken bool          // each call fails, while its health is well
+	kills  int
+	calls  int
+	active int
+	peak   int
+}
+
+const engineDead = `{"error":{"message":"EngineCore encountered an issue. See stack trace for the root cause.","code":500}}`
+
+func (b *bed) engine(server string, slots int, takes time.Duration) *engine {
+	e := &engine{takes: takes, died: make(chan struct{})}
+	e.Server = httptest.NewServer(http.HandlerFunc(e.serve))
+	b.Cleanup(func() {
+		e.CloseClientConnections()
+		e.Close()
+	})
+	b.instance(server, e.URL+"/run", slots)
+	return e
+}
+
+func (e *engine) serve(w http.ResponseWriter, r *http.Request) {
+	body, _ := io.ReadAll(r.Body)
+	e.mu.Lock()
+	down := time.Now().Before(e.downTo)
+	e.mu.Unlock()
+	if down {
+		workertest.Says(503, `{"error":"the engine is starting"}`)(w, r)
+		return
+	}
+	if r.Method == http.MethodGet {
+		workertest.Says(200, `{}`)(w, r)
+		return
+	}
+	e.mu.Lock()
+	died, broken := e.died, e.broken
+	e.active++
+	e.calls++
+	e.peak = max(e.peak, e.active)
+	e.mu.Unlock()
+	defer func() {
+		e.mu.Lock()
+		e.active--
+		e.mu.Unlock()
+	}()
+	if broken {
+		workertest.Says(500, `{"error":"CUDA error: unspecified launch failure"}`)(w, r)
+		return
+	}
+	takes := e.takes
+	if strings.Contains(string(body), "kill") {
+		time.Sleep(takes / 2)
+		e.mu.Lock()
+		e.kills++
+		if e.died == died {
+			close(died)
+			e.died = make(chan struct{})
+			e.downTo = time.Now().Add(250 * time.Millisecond)
+		}
+		e.mu.Unlock()
+	}
+	select {
+	case <-died:
+		workertest.Says(500, engineDead)(w, r)
+	case <-time.After(takes):
+		workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
+	}
+}
+
+func (e *engine) set(broken bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.broken = broken
+}
+
+func (e *engine) seen() (calls, kills, peak int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.calls, e.kills, e.peak
+}
+
+// Each call that a device is lost under fails alike. Those of the neighbours are served in the end, and the entry that
+// loses devices is found.
+func TestNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
+	for _, c := range []struct{ instances, nodes int }{{1, 1}, {2, 1}, {1, 2}} {
+		t.Run(fmt.Sprintf("%d instances, %d nodes", c.instances, c.nodes), func(t *testing.T) {
+			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+			b.alter(map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 51}})
+			var engines []*engine
+			for i := range c.instances {
+				engines = append(engines, b.engine(fmt.Sprintf("gpu-%d", i), 64, 60*time.Millisecond))
+			}
+			var payloads []string
+			for i := range 64 * c.instances {
+				payloads = append(payloads, `{}`)
+				if i == 40 {
+					payloads[i] = `{"do":"kill"}`
+				}
+			}
+			ids := b.push(payloads...)
+			for range c.nodes {
+				b.start(ServiceConfig{
+					Dispatch: DispatchConfig{SuspectWait: 3 * time.Second, LossWindow: 100 * time.Millisecond},
+					Pool: PoolConfig{Breaker: QuarantineConfig{
+						Quarantine: 100 * time.Millisecond, QuarantineMax: 200 * time.Millisecond,
+					}},
+				})
+			}
+			killer := ids[40]
+			for done := false; !done; { // others keep coming
+				ids = append(ids, b.push(empty(4)...)...)
+				time.Sleep(100 * time.Millisecond)
+				done = b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, killer) == 0
+			}
+			if o := b.outcome(killer); o.Outcome != "failed" || !strings.Contains(o.Reason, "device lost") {
+				t.Errorf("the killer: %+v", o)
+			}
+			for i, id := range ids {
+				if o := b.outcome(id); id != killer && (o.Outcome != "done" || o.Attempt != 0) {
+					t.Errorf("neighbour %d: %+v", i, o)
+				}
+			}
+			kills, peak := 0, 0
+			for _, e := range engines {
+				_, k, p := e.seen()
+				kills, peak = kills+k, max(peak, p)
+			}
+			if peak < 4 {
+				t.Errorf("at most %d calls ran at once: nothing was together with the killer", peak)
+			}
+			t.Logf("%d kills", kills)
+			if c.nodes == 1 && kills > 12 {
+				t.Errorf("it killed %d devices", kills)
+			}
+		})
+	}
+}
+
+// The device fails each call, and its server says that it is well: the backlog waits until it is repaired.
+func TestBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
+	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+	e := b.engine("gpu-1", 4, time.Millisecond)
+	b.start(ServiceConfig{})
+	b.outcome(b.push(`{}`)[0])
+	e.set(true)
+	ids := b.push(empty(3)...)
+	for calls := 0; calls < 3*5; calls, _, _ = e.seen() { // more often than an entry may be harmed
+		if n := b.count(`SELECT count(*) FROM penstock.failure`); n != 0 {
+			t.Fatalf("%d entries were dead-lettered", n)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	e.set(false)
+	for _, id := range ids {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+}
+
+// What an entry may be excused for is bounded, unless others lose the device as well.
+func TestLossesThatAnEntryHasNoPartIn(t *testing.T) {
+	b, now := newBlame(), clock()
+	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds) * time.Second) }
+	if l := b.lose("a", 1, at(0), at(1)); !l.during || l.proven || l.excused {
+		t.Errorf("on a device that has served nothing: %+v", l)
+	}
+	if l := b.lose("a", 1, at(2), at(3)); l.during || l.excused {
+		t.Errorf("again, and no other entry has tried: %+v", l)
+	}
+	if l := b.lose("b", 1, at(4), at(5)); l.during || !l.excused {
+		t.Errorf("on a device that was lost before: %+v", l)
+	}
+	if l := b.lose("a", 1, at(6), at(7)); l.during || !l.excused {
+		t.Errorf("again, and another has lost it too: %+v", l)
+	}
+	b.served("m", "c", 1, at(8))
+	if l := b.lose("a", 1, at(9), at(11)); !l.during || !l.proven {
+		t.Errorf("after it served another: %+v", l)
+	}
+	if l := b.lose("b", 1, at(10), at(12)); !l.during || l.proven {
+		t.Errorf("during the same loss: %+v", l)
+	}
+	for entry, want := range map[string]caution{"a": alone, "b": apart, "c": together} {
+		if got := b.caution(entry); got != want {
+			t.Errorf("caution of %s is %d, want %d", entry, got, want)
+		}
+	}
+	if exclude := b.unproven(nil, 30*time.Second, at(20)); !exclude[1] {
+		t.Error("a suspect may go where nothing was served since the loss")
+	}
+	if exclude := b.unproven(nil, 30*time.Second, at(50)); exclude[1] {
+		t.Error("a suspect waits for ever for another to be served")
+	}
+}
+
+// An entry that must run alone gets the instance for itself when its calls have ended, and keeps others away.
+func TestAnEntryRunsAlone(t *testing.T) {
+	l, now := newSlotLedger(), clock()
+	all := func(int32) bool { return true }
+	for i := range int32(4) {
+		l.add(slotKey{1, i}, int64(i), now)
+	}
+	l.take(now, 4, all)
+	assign := func(c caution) *heldSlot {
+		h, _, _ := l.assign(now, slotRequest{caution: c}, all)
+		return h
+	}
+	first, suspect := assign(together), assign(apart)
+	if first == nil || suspect == nil || assign(apart) != nil {
+		t.Fatal("want one suspect beside others")
+	}
+	if assign(alone) != nil || l.reserve(now, nil, all) != 1 || assign(together) != nil || l.free(now, all) > 0 {
+		t.Error("an instance that is reserved takes other calls")
+	}
+	if l.solitary(first) || l.solitary(suspect) {
+		t.Error("calls that ran together are taken for solitary ones")
+	}
+	l.finish(first, now, false)
+	l.lose(suspect)
+	h := assign(alone)
+	if h == nil || assign(together) != nil || assign(alone) != nil {
+		t.Fatal("want one call alone")
+	}
+	if !l.solitary(h) {
+		t.Error("the call was alone")
+	}
+	l.finish(h, now, false)
+	if assign(together) == nil {
+		t.Error("the instance stays closed")
+	}
+}
