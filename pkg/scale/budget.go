@@ -50,9 +50,10 @@ func withoutGrowth(changes []Step, at time.Time, cut int) []Step {
 	return changes
 }
 
-// affordable lowers the numbers of all deployments to the budget. Minimums are not taken away, nor is anything of a
-// deployment that was not decided or may not change: its cost is a part of the budget. So is all that one may have
-// whose backend does not report: a lower number would make nothing free as far as is known.
+// affordable lowers the numbers of all deployments to the budget. Minimums, those by schedule too, and numbers of
+// operators are not taken away, nor what mode up-only has, nor is anything of a deployment that was not decided or
+// may not change: its cost is a part of the budget. So is all that one may have whose backend does not report: a
+// lower number would make nothing free as far as is known.
 func affordable(budget float64, wanted map[string]int, deployments []deploymentRow, now time.Time) map[string]int {
 	demands := make([]demand, 0, len(deployments))
 	for _, s := range deployments {
@@ -61,10 +62,7 @@ func affordable(budget float64, wanted map[string]int, deployments []deploymentR
 		if n, decided := wanted[s.Name]; decided && s.unknown(now) {
 			d.Desired = max(n, has)
 		} else if decided {
-			d.Desired, d.Floor = n, n
-			if s.Mode != string(Disabled) && s.Mode != string(Advise) {
-				d.Floor = min(n, s.policy.Min)
-			}
+			d.Desired, d.Floor = n, min(n, s.assured(n, now))
 		}
 		demands = append(demands, d)
 	}
@@ -77,6 +75,19 @@ func affordable(budget float64, wanted map[string]int, deployments []deploymentR
 		}
 	}
 	return left
+}
+
+// assured are the instances of n that the budget does not take away: all where the number is an operator's or is not
+// applied.
+func (s deploymentRow) assured(n int, now time.Time) int {
+	least := max(s.policy.Min, floorAt(s.policy.Floors, now))
+	switch mode := Mode(s.Mode); {
+	case s.overridden(now), mode == Manual, mode == Disabled, mode == Advise:
+		return n
+	case mode == UpOnly:
+		return max(least, s.Desired)
+	}
+	return least
 }
 
 // demand is what a deployment asks of a budget.

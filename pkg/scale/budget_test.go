@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 )
@@ -27,6 +28,30 @@ func TestFitKeepsCostWithinTheBudget(t *testing.T) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
+	}
+}
+
+// The budget takes nothing away that an operator or a schedule asks for.
+func TestTheBudgetKeepsWhatIsAskedFor(t *testing.T) {
+	eight, later := 8, noon.Add(time.Hour)
+	for name, c := range map[string]struct {
+		change func(*deploymentRow)
+		want   int
+	}{
+		"full":          {func(*deploymentRow) {}, 5},
+		"override":      {func(s *deploymentRow) { s.Override, s.OverrideUntil = &eight, &later }, 8},
+		"override over": {func(s *deploymentRow) { s.Override, s.OverrideUntil = &eight, &noon }, 5},
+		"manual":        {func(s *deploymentRow) { s.Mode = string(Manual) }, 8},
+		"up-only":       {func(s *deploymentRow) { s.Mode = string(UpOnly) }, 7},
+		"schedule": {func(s *deploymentRow) {
+			s.policy.Floors = []Floor{{Cron: "* * * * *", Lasts: Seconds(time.Hour), Min: 6}}
+		}, 6},
+	} {
+		s := deploymentRow{Name: "a", Cost: 1, Desired: 7, Mode: string(Full), policy: Policy{Min: 2}}
+		c.change(&s)
+		if got := affordable(5, map[string]int{"a": 8}, []deploymentRow{s}, noon)["a"]; got != c.want {
+			t.Errorf("%s: %d, want %d", name, got, c.want)
+		}
 	}
 }
 
