@@ -274,7 +274,7 @@ func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, 
 			return preview{}, err
 		}
 		o.Filter.All = unfiltered(o.Filter)
-		n, err := d.db.CountMatchingTo(ctx, o, previewMax)
+		n, err := d.db.CountMatching(ctx, o, previewMax)
 		p := preview{Count: format.Bounded(n, previewMax) + " " + map[bool]string{
 			true:  "entry",
 			false: "entries",

@@ -50,7 +50,7 @@ END $$;
 
 -- count_matching is the preview of an operation: the number of entries that it would match now. It
 -- reads the queue's whole table.
--- Callers: start_operation; pkg/operator.
+-- Callers: start_operation; programs of the release before.
 -- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
 CREATE OR REPLACE FUNCTION penstock.count_matching(queue text, verb text, filter jsonb) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$
@@ -66,7 +66,7 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
 END $$;
 
 -- count_matching_to counts the entries that an operation would match now, up to a bound: with few or
--- selective filters it reads as many rows, with others up to the whole table.
+-- selective filters it reads as many rows, with others, or where the bound is null, the whole table.
 -- Callers: pkg/operator.
 -- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
 CREATE OR REPLACE FUNCTION penstock.count_matching_to(queue text, verb text, filter jsonb, bound bigint) RETURNS bigint

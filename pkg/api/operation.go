@@ -78,7 +78,7 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 	}
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
 	if in.Body.DryRun {
-		n, err := a.operator.CountMatching(ctx, o)
+		n, err := a.operator.CountMatching(ctx, o, 0)
 		return &answer[operationStarted]{operationStarted{Matching: &n}}, err
 	}
 	id, err := a.operator.StartOperation(ctx, o)

@@ -55,7 +55,7 @@ func TestOperationChangesWhatTheFilterMatchesAndNothingElse(t *testing.T) {
 		b.fail(Failure{Class: []string{"input", "oom"}[i%2], Error: fmt.Sprint("no file ", i)})
 	}
 	same := operator.OperationRequest{Queue: "work", Verb: operator.RetryFailures, Filter: operator.Filter{Pattern: "no file _", Class: "oom"}}
-	n, err := b.d.CountMatching(b.ctx, same)
+	n, err := b.d.CountMatching(b.ctx, same, 0)
 	b.must(err)
 	b.want(n, 3)
 	op := b.start(same)
@@ -163,7 +163,7 @@ func TestOperationRefusesAFilterThatItDoesNotKnow(t *testing.T) {
 		}
 	}
 	b.push("")
-	n, err := b.d.CountMatching(b.ctx, operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Name: `'; DROP TABLE penstock.entry; --`}})
+	n, err := b.d.CountMatching(b.ctx, operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Name: `'; DROP TABLE penstock.entry; --`}}, 0)
 	b.must(err)
 	b.want(n, 0)
 }

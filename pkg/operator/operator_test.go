@@ -284,7 +284,7 @@ func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 	b.push(make([]invalidation.Push, 20)...)
 	b.fail(71, "no", b.claim(71, 20)...)
 	o := OperationRequest{Queue: "work", Verb: RetryFailures, Filter: Filter{All: true}, By: by}
-	if n, err := b.d.CountMatching(t.Context(), o); n != 20 || err != nil {
+	if n, err := b.d.CountMatching(t.Context(), o, 0); n != 20 || err != nil {
 		t.Fatalf("%d match (%v)", n, err)
 	}
 	id, err := b.d.StartOperation(t.Context(), o)
