@@ -16,31 +16,34 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Push is an entry to be. Only Payload is needed.
+// Push is an entry to be. Only Payload is needed. In JSON the options have their SQL names, as penstock.push_json reads
+// them.
 type Push struct {
-	Payload  json.RawMessage
-	LockKey  string // empty: by the queue's grouping of the payload, else solo
-	Flow     string // empty: one of the queue's shards, if it has some
-	Priority *int16 // 0 to 9, higher first; nil for the queue's default
-	DueAt    time.Time
-	StartBy  time.Time // not started by then: expired
-	FinishBy time.Time // not finished by then: expired
-	Cost     float64   // in the units the queue's fairness counts, 0 for unknown
+	Payload  json.RawMessage `json:"payload"`
+	LockKey  string          `json:"lock_key,omitzero"` // empty: by the queue's grouping of the payload, else solo
+	Flow     string          `json:"flow,omitzero"`     // empty: one of the queue's shards, if it has some
+	Priority *int16          `json:"priority,omitzero"` // 0 to 9, higher first; nil for the queue's default
+	DueAt    time.Time       `json:"due_at,omitzero"`
+	StartBy  time.Time       `json:"start_by,omitzero"`  // not started by then: expired
+	FinishBy time.Time       `json:"finish_by,omitzero"` // not finished by then: expired
+	Cost     float64         `json:"cost,omitzero"`      // in the units the queue's fairness counts, 0 for unknown
 	// Weight is how many times the units of each limit of the queue the entry takes while it runs; 0 for 1. At most
 	// Config.MaxWeight.
-	Weight int32
-	Name   string // job name, by which entries can be listed and disabled
+	Weight int32  `json:"weight,omitzero"`
+	Name   string `json:"name,omitzero"` // job name, by which entries can be listed and disabled
 
 	// IdempotencyKey names this push within queue and flow: a second push with the same key,
 	// payload, lock key and name gets the first one's entry (other options are not compared); with
 	// another of these it is refused with ErrIdempotencyConflict.
-	IdempotencyKey string
+	IdempotencyKey string `json:"idempotency_key,omitzero"`
 	// UniqueKey and UniquePolicy keep an entry from being queued twice.
-	UniqueKey    string
-	UniquePolicy UniquePolicy
+	UniqueKey    string       `json:"unique_key,omitzero"`
+	UniquePolicy UniquePolicy `json:"unique_policy,omitzero"`
 
-	Trace    string          // W3C traceparent; empty: the span of the push, if its context has one
-	Callback json.RawMessage // where to report the outcome: {"url": "https://...", "context": any JSON, sent along}
+	// Trace is a W3C traceparent; empty: the span of the push, if its context has one.
+	Trace string `json:"trace,omitzero"`
+	// Callback says where to report the outcome: {"url": "https://...", "context": any JSON, sent along}.
+	Callback json.RawMessage `json:"callback,omitzero"`
 }
 
 // UniquePolicy says for how long an entry occupies its unique key.
@@ -364,7 +367,7 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 	if err := checkNumbers(pushes); err != nil {
 		return nil, fmt.Errorf("push to queue %q: %w", queue, err)
 	}
-	args, err := json.Marshal(pushJSON(pushes))
+	args, err := json.Marshal(append([]Push{}, pushes...)) // none are an empty array
 	if err != nil {
 		return nil, fmt.Errorf("push to queue %q: payload is not JSON: %w: %w", queue, err, ErrInvalid)
 	}
@@ -378,44 +381,4 @@ func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([
 		return nil, errors.Join(errors.New("read answer to push"), err)
 	}
 	return pushed, nil
-}
-
-// pushJSON writes pushes as penstock.push_json reads them: one object an entry, options by their SQL names.
-func pushJSON(pushes []Push) []map[string]any {
-	list := make([]map[string]any, len(pushes))
-	for i := range pushes {
-		p := &pushes[i]
-		m := map[string]any{"payload": p.Payload}
-		for name, value := range map[string]*string{
-			"lock_key": postgres.Given(p.LockKey), "flow": postgres.Given(p.Flow), "name": postgres.Given(p.Name),
-			"idempotency_key": postgres.Given(p.IdempotencyKey), "trace": postgres.Given(p.Trace),
-			"unique_key": postgres.Given(p.UniqueKey), "unique_policy": postgres.Given(string(p.UniquePolicy)),
-		} {
-			if value != nil {
-				m[name] = *value
-			}
-		}
-		for name, value := range map[string]time.Time{
-			"due_at": p.DueAt, "start_by": p.StartBy,
-			"finish_by": p.FinishBy,
-		} {
-			if !value.IsZero() {
-				m[name] = value
-			}
-		}
-		if p.Priority != nil {
-			m["priority"] = *p.Priority
-		}
-		if p.Cost != 0 {
-			m["cost"] = p.Cost
-		}
-		if p.Weight != 0 {
-			m["weight"] = p.Weight
-		}
-		if p.Callback != nil {
-			m["callback"] = p.Callback
-		}
-		list[i] = m
-	}
-	return list
 }

@@ -499,3 +499,19 @@ func TestNoPayloadIsStoredInMoreBytesThanItsBound(t *testing.T) {
 		}
 	}
 }
+
+func TestAPushInJSONHasItsPayloadAndTheOptionsThatItUses(t *testing.T) {
+	lowest := int16(0)
+	for want, push := range map[string]Push{
+		`{"payload":null}`:                            {},
+		`{"payload":1,"priority":0}`:                  {Payload: json.RawMessage(`1`), Priority: &lowest},
+		`{"payload":null,"flow":"a","callback":null}`: {Flow: "a", Callback: json.RawMessage(`null`)},
+		`{"payload":{},"due_at":"2026-11-29T00:00:00Z"}`: {
+			Payload: json.RawMessage(`{}`), DueAt: time.Date(2026, 11, 29, 0, 0, 0, 0, time.UTC),
+		},
+	} {
+		if got, err := json.Marshal(push); err != nil || string(got) != want {
+			t.Errorf("%+v is %s (%v), want %s", push, got, err, want)
+		}
+	}
+}
