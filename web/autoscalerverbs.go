@@ -59,15 +59,16 @@ func (d *Dashboard) scaleVerbs() {
 		fields: []field{
 			{
 				Name: "switch", Label: "Switch", Kind: "select",
-				Choices: []string{"scale.off", "scale.zero_off", "scale.max_all"},
+				Choices: []string{"scale.off", "scale.zero_off", "scale.max_all", "scale.budget"},
 			},
 			{
 				Name: "value", Label: "Value", Kind: "text",
-				Hint: "true or false; of scale.max_all a number of instances; empty: the switch is removed",
+				Hint: "true or false; of scale.max_all a number of instances, of scale.budget a cost an hour; " +
+					"empty: the switch is removed",
 			},
 		},
 		effect: "It holds for all models at once: scale.off keeps every number as it is, scale.zero_off keeps the " +
-			"last instance of each model, scale.max_all bounds each deployment.",
+			"last instance of each model, scale.max_all bounds each deployment, scale.budget the cost of all.",
 		do: d.setScaling, next: func(form) string { return "autoscaler" },
 	})
 }
