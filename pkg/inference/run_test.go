@@ -88,6 +88,23 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 	}
 }
 
+// A run that fails late, in the words of a full server, is no refusal: what it costs is bounded.
+func TestLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	g := b.gpu(func(*http.Request) (int, string) {
+		time.Sleep(20 * time.Millisecond)
+		return 200, `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
+	})
+	b.instance("gpu-1", g.URL, 1)
+	b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Fast: 5 * time.Millisecond}}})
+	if o := b.outcome(b.push(`{}`)[0]); o.Outcome != "failed" || o.Attempt != 4 {
+		t.Errorf("outcome %+v", o)
+	}
+	if calls, _ := g.seen(); calls != freeMost+4 {
+		t.Errorf("it was run %d times, want %d", calls, freeMost+4)
+	}
+}
+
 func TestErrorClassesDecideWhatFollows(t *testing.T) {
 	for _, c := range []struct {
 		name, body, class string
