@@ -23,8 +23,8 @@ func loop(ctx context.Context, cfg Config, name string, pass func(context.Contex
 	})
 }
 
-// general reports whether an error does not concern particular rows: the database is unavailable or the term is over. An
-// error that the server raised for a statement concerns the rows of that statement.
+// general reports whether an error does not concern particular rows: the database is unavailable or the term is over.
+// An error that the server raised for a statement concerns the rows of that statement.
 func general(err error) bool { return postgres.Code(err) == "" || postgres.Unavailable(err) }
 
 // tolerate returns an error that ends a pass: a general one, or one that came as ctx ended. Any other would come under
