@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -34,8 +35,19 @@ const (
 // newBed makes a database and a queue; when the test ends, the invariants must hold.
 func newBed(t *testing.T, c Config) *bed {
 	t.Helper()
-	b := &bed{T: t, ctx: t.Context(), pool: openPool(t)}
-	q, err := Create(b.ctx, b.pool, "work", c)
+	b := &bed{T: t, ctx: t.Context()}
+	var q *Queue
+	var err error
+	if reflect.ValueOf(c).IsZero() {
+		b.pool = openOn(t, pgtest.Prepared(t, "work", func(ctx context.Context, pool *pgxpool.Pool) error {
+			_, err := Create(ctx, pool, "work", Config{})
+			return err
+		}))
+		q, err = Open(b.ctx, b.pool, "work")
+	} else {
+		b.pool = openPool(t)
+		q, err = Create(b.ctx, b.pool, "work", c)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +68,12 @@ func newBed(t *testing.T, c Config) *bed {
 
 func openPool(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 24})
+	return openOn(t, pgtest.DSN(t))
+}
+
+func openOn(t testing.TB, dsn string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 24})
 	if err != nil {
 		t.Fatal(err)
 	}
