@@ -16,8 +16,9 @@ var prepared struct {
 	databases map[string]string
 }
 
-// Prepared returns the connection string of a fresh migrated database in which fill has run, which is dropped when the test
-// ends. fill runs once for each key in a test binary; the databases are copies of the one that it filled.
+// Prepared returns the connection string of a fresh migrated database in which fill has run, which
+// is dropped when the test ends. fill runs once for each key in a test binary; the databases are
+// copies of the one that it filled.
 func Prepared(t testing.TB, key string, fill func(context.Context, *pgxpool.Pool) error) string {
 	t.Helper()
 	database, err := preparedFor(key, fill)
@@ -44,8 +45,8 @@ func preparedFor(key string, fill func(context.Context, *pgxpool.Pool) error) (d
 	return database, nil
 }
 
-// prepare makes the database that is copied. Its name has the run of this binary, so that the next one drops it on a server
-// that is shared.
+// prepare makes the database that is copied. Its name has the run of this binary, so that the next
+// one drops it on a server that is shared.
 func prepare(fill func(context.Context, *pgxpool.Pool) error) (database string, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
@@ -64,7 +65,8 @@ func prepare(fill func(context.Context, *pgxpool.Pool) error) (database string, 
 	database = pool.Config().ConnConfig.Database
 	err = fill(ctx, pool)
 	pool.Close() // a connection would make each copy fail
-	if _, failed := b.admin.Exec(ctx, "ALTER DATABASE "+quote(database)+" WITH ALLOW_CONNECTIONS false"); failed != nil {
+	sql := "ALTER DATABASE " + quote(database) + " WITH ALLOW_CONNECTIONS false"
+	if _, failed := b.admin.Exec(ctx, sql); failed != nil {
 		err = errors.Join(err, fmt.Errorf("close the prepared database: %w", failed))
 	}
 	return database, err

@@ -7,8 +7,9 @@ import (
 	"testing"
 )
 
-// BuildExample returns the program of examples/worker for a test of a package two folders below the root. The one that `make
-// build` has left in bin is copied first: the build links it only where it is not up to date.
+// BuildExample returns the program of examples/worker for a test of a package two folders below the
+// root. The one that `make build` has left in bin is copied first: the build links it only where it
+// is not up to date.
 func BuildExample(t *testing.T) string {
 	t.Helper()
 	const root, source = "../..", "../../examples/worker"
