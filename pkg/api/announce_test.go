@@ -61,3 +61,53 @@ func TestTheAuditHasEachChangeOfAnAnnouncement(t *testing.T) {
 		}
 	}
 }
+
+// A limited announcer reaches neither the devices nor the worker of a model beyond its limits by an announcement.
+func TestALimitedAnnouncerStaysAwayFromOtherModels(t *testing.T) {
+	w := newWorld(t)
+	w.api = New(w.pool, Config{})
+	w.exec(`SELECT penstock.register_model(m, '{"protocol": "cog"}') FROM unnest(ARRAY['mine', 'own', 'far']) m`)
+	w.exec(`SELECT penstock.register_instance('far', 'a', 'http://gpu-far', 4, '{"device_group": "card-far"}'),
+	               penstock.register_instance('own', 'a', 'http://gpu-own:8000', 4, '{"device_group": "card-own"}')`)
+	limited := newToken(t, w.pool, operator.Grant{Name: "limited", Scopes: []string{"announce"}, Queues: []string{"mine", "own"}})
+	unlimited := newToken(t, w.pool, operator.Grant{Name: "unlimited", Scopes: []string{"announce"}})
+	for _, c := range []struct {
+		secret, endpoint, group string
+		status                  int
+	}{
+		{limited, "http://gpu-1:8000", "card-far", 403},
+		{limited, "http://gpu-far/other/path", "", 403},
+		{limited, "HTTP://GPU-Far:80", "", 403},
+		{limited, "https://gpu-far:443", "card-own", 403},
+		{limited, "http://gpu-far:8000", "", 200},
+		{limited, "http://gpu-own:8000", "card-own", 200}, // of another model that the token is for
+		{unlimited, "http://gpu-far", "card-far", 200},
+		{limited, "http://gpu-far", "card-far", 200}, // it is there, and only renews
+		{limited, "http://gpu-1:8000", "card-new", 200},
+	} {
+		body := `{"endpoint": "` + c.endpoint + `", "slots": 100}`
+		if c.group != "" {
+			body = `{"endpoint": "` + c.endpoint + `", "slots": 100, "labels": {"device_group": "` + c.group + `"}}`
+		}
+		if status, answer := w.announced(c.secret, "mine", "x", body); status != c.status {
+			t.Errorf("%s: %d %s, want %d", body, status, answer, c.status)
+		}
+	}
+}
+
+// The name of a model may be longer than that of a queue.
+func TestAModelOfALongNameHasAQueue(t *testing.T) {
+	w := newWorld(t)
+	const long = "meta-llama%2FLlama-4-Maverick-17B-128E-Instruct-FP8"
+	status, answer := w.send("PUT", "/v1/models/"+long, `{"config": {"protocol": "openai"}, `+reason+`}`)
+	queue := written(answer["queue"])
+	if status != http.StatusOK || len(queue) < 40 {
+		t.Fatalf("register: %d %v", status, answer)
+	}
+	if status, answer = w.send("POST", "/v1/queues/"+queue+"/entries", `{"payload": 1}`); status != http.StatusCreated {
+		t.Errorf("push to %s: %d %v", queue, status, answer)
+	}
+	if status, answer = w.send("PUT", "/v1/instances/"+long+"/gpu-1", `{"endpoint": "http://gpu-1:8000", "slots": 1, `+reason+`}`); status != http.StatusOK && status != http.StatusNoContent {
+		t.Errorf("register an instance: %d %v", status, answer)
+	}
+}

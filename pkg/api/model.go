@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -275,9 +277,58 @@ func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[a
 	if in.Body.Labels == nil {
 		labels = nil
 	}
+	if err := a.checkNeighbours(ctx, in); err != nil {
+		return nil, err
+	}
 	order, err := a.operator.Announce(ctx, operator.Announcement{
 		Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels,
 		TTL: time.Duration(in.Body.TTL * float64(time.Second)), Deployment: in.Body.Deployment,
 	}, Because{}.by(ctx))
 	return &answer[announced]{announced{order, in.Body.TTL}}, err
+}
+
+// neighboursSQL lists the other models that have an instance at the host and port of endpoint $3, or in
+// device group $4, where instance $2 of model $1 is new there. Default ports of http and https count as one.
+const neighboursSQL = `
+SELECT DISTINCT i.model
+  FROM penstock.instance i
+ WHERE i.model <> $1
+   AND (regexp_replace(lower(substring(i.endpoint FROM '://([^/?#]+)')), ':(80|443)$', '')
+        = regexp_replace(lower(substring($3::text FROM '://([^/?#]+)')), ':(80|443)$', '')
+        OR i.device_group = $4)
+   AND NOT EXISTS (SELECT FROM penstock.instance own
+                    WHERE own.model = $1 AND own.server = $2 AND own.endpoint = $3
+                      AND own.device_group IS NOT DISTINCT FROM $4)
+ ORDER BY i.model`
+
+// checkNeighbours keeps a limited token from the workers and devices of models beyond its limits: instances
+// of a device group share their slots, and those at one address a worker. The first instance there stays.
+func (a *API) checkNeighbours(ctx context.Context, in *announcement) error {
+	c := callerOf(ctx)
+	if !c.limited() {
+		return nil
+	}
+	var group *string
+	if name, given := in.Body.Labels["device_group"]; given {
+		group = &name
+	}
+	rows, err := a.db.Query(ctx, neighboursSQL, in.Model, in.Server, in.Body.Endpoint, group)
+	if err != nil {
+		return fmt.Errorf("find models beside an instance of model %q: %w", in.Model, err)
+	}
+	models, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return fmt.Errorf("find models beside an instance of model %q: %w", in.Model, err)
+	}
+	for _, model := range models {
+		err := a.allowed(ctx, ofModel, model, c)
+		if errors.Is(err, errForbidden) {
+			return fmt.Errorf("%w: endpoint or labels.device_group: a model beyond the limits of the token has an "+
+				"instance at this host and port, or in this device group", errForbidden)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
