@@ -30,8 +30,8 @@ type API struct {
 	tokens   tokens
 
 	queues    sync.Map // from name to openQueue
-	bodies    *bodyMemory
-	streams   *streamMemory
+	bodies    bodyMemory
+	streams   streamMemory
 	flights   flights
 	ready     readiness
 	degraded  degraded

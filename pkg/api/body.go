@@ -9,7 +9,6 @@ import (
 	"os"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 )
 
@@ -76,31 +75,17 @@ func (i *inflating) Read(p []byte) (int, error) {
 
 // bodyMemory is how many bytes of bodies all requests together may hold. Without it, many clients that each send a
 // large body slowly would take all memory, though none of them does anything forbidden.
-type bodyMemory struct{ free atomic.Int64 }
+type bodyMemory struct{ *sharedMemory }
 
-func newBodyMemory(bytes int64) *bodyMemory {
-	b := &bodyMemory{}
-	b.free.Store(bytes)
-	return b
-}
+func newBodyMemory(bytes int64) bodyMemory { return bodyMemory{newSharedMemory(bytes)} }
 
-func (b *bodyMemory) take(bytes int64) error {
-	if b.free.Add(-bytes) < 0 {
-		b.free.Add(bytes)
-		return errBusy
-	}
-	return nil
-}
-
-func (b *bodyMemory) give(bytes int64) { b.free.Add(bytes) }
-
-// readAll reads to the end, at most limit bytes, and takes them from the memory as they come. The caller gives back
-// what was taken, error or not.
-func (b *bodyMemory) readAll(r io.Reader, limit int64) (body []byte, taken int64, err error) {
+// readAll reads to the end, at most limit bytes, and takes them from the memory for the holder as they come. The caller
+// gives back what was taken, error or not.
+func (b bodyMemory) readAll(holder string, r io.Reader, limit int64) (body []byte, taken int64, err error) {
 	for {
 		if len(body) == cap(body) {
 			size := max(16<<10, 2*taken)
-			if err := b.take(size - taken); err != nil {
+			if err := b.take(holder, size-taken); err != nil {
 				return nil, taken, err
 			}
 			taken = size

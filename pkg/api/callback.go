@@ -56,8 +56,8 @@ func (a *API) takeReport(w http.ResponseWriter, r *http.Request) error {
 	if a.cfg.Reports == nil || err != nil || terr != nil || !a.cfg.Reports.Known(id, token, given.Get("key")) {
 		return fmt.Errorf("take report: no run has this address: %w", invalidation.ErrNotFound)
 	}
-	body, taken, err := a.readBody(w, r)
-	defer a.bodies.give(taken)
+	body, give, err := a.readBody(w, r, workers)
+	defer give()
 	if err != nil {
 		return err
 	}

@@ -52,7 +52,7 @@ func FuzzGzip(f *testing.F) {
 			if err != nil {
 				return nil, err
 			}
-			got, _, err := newBodyMemory(1<<20).readAll(plain, limit)
+			got, _, err := newBodyMemory(1<<20).readAll("", plain, limit)
 			return got, endedEarly(err)
 		}
 		var tooLarge *http.MaxBytesError

@@ -80,8 +80,8 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	ctx, cancel := context.WithTimeout(r.Context(), a.cfg.Timeout)
 	defer cancel()
 	r = r.WithContext(ctx)
-	body, taken, err := a.readBody(w, r)
-	defer a.bodies.give(taken)
+	body, give, err := a.readBody(w, r, callerOf(ctx).holder())
+	defer give()
 	if err != nil {
 		return err
 	}
@@ -136,17 +136,18 @@ func neverFits(err error, n int) error {
 	return err
 }
 
-// readBody reads a body whole, within what all bodies together may take, which the caller gives back.
-func (a *API) readBody(w http.ResponseWriter, r *http.Request) (body []byte, taken int64, err error) {
+// readBody reads a body whole, within what all bodies together and those of the holder may take. The caller calls give
+// when it needs the body no more, error or not.
+func (a *API) readBody(w http.ResponseWriter, r *http.Request, holder string) (body []byte, give func(), err error) {
 	// Beyond the time for the work: a read that runs into its deadline ends the whole request.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(a.cfg.Timeout + 5*time.Second))
 	r.Body = http.MaxBytesReader(w, r.Body, a.cfg.BodyBytesMax)
 	plain, err := inflated(r)
 	if err != nil {
-		return nil, 0, err
+		return nil, func() {}, err
 	}
-	body, taken, err = a.bodies.readAll(plain, a.cfg.BodyBytesMax)
-	return body, taken, endedEarly(err)
+	body, taken, err := a.bodies.readAll(holder, plain, a.cfg.BodyBytesMax)
+	return body, func() { a.bodies.give(holder, taken) }, endedEarly(err)
 }
 
 // registerKey registers the request's Idempotency-Key, if it has one, in each of its flows for as long as the request

@@ -22,6 +22,7 @@ import (
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // served is an API behind a real server, with a queue called work.
@@ -340,7 +341,7 @@ func TestGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
 	if n := s.count(); n != 51 {
 		t.Errorf("%d entries, want 51", n)
 	}
-	if free := s.api.bodies.free.Load() + s.api.streams.free; free != 256<<20 {
+	if free := s.api.bodies.free + s.api.streams.free; free != 256<<20 {
 		t.Errorf("%d bytes were not given back", 256<<20-free)
 	}
 }
@@ -365,10 +366,36 @@ func TestBodiesOfAllRequestsTogetherAreBounded(t *testing.T) {
 	}
 }
 
+// One client that sends many large bodies slowly leaves room for those of others.
+func TestBodiesOfOneTokenLeaveRoomForThoseOfOthers(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work')`)
+	w.api = New(w.pool, Config{Reports: reports{}})
+	one := newToken(t, w.pool, operator.Grant{Name: "one", Scopes: []string{"push"}})
+	two := newToken(t, w.pool, operator.Grant{Name: "two", Scopes: []string{"push"}})
+	requests := map[string]func() int{
+		"one":   func() int { return w.ask(one, "POST", "/v1/queues/work/entries", `{"payload": 1}`).Code },
+		"two":   func() int { return w.ask(two, "POST", "/v1/queues/work/entries", `{"payload": 1}`).Code },
+		workers: func() int { return w.ask("", "POST", "/tasks/callback/7?token=7&key=good", `{}`).Code },
+	}
+	for _, holder := range []string{"one", workers} {
+		var taken int64
+		for w.api.bodies.take(holder, 1<<20) == nil {
+			taken += 1 << 20
+		}
+		for name, request := range requests {
+			if got := request(); (got == http.StatusServiceUnavailable) != (name == holder) {
+				t.Errorf("while bodies of %s hold %d bytes, %s is answered %d", holder, taken, name, got)
+			}
+		}
+		w.api.bodies.give(holder, taken)
+	}
+}
+
 // TestEveryRouteThatTakesALargeBodyIsWithinTheBound sends a body to each of them while others have taken all memory.
 func TestEveryRouteThatTakesALargeBodyIsWithinTheBound(t *testing.T) {
 	s := serve(t, Config{Reports: reports{}}, invalidation.Config{})
-	if err := s.api.bodies.take(s.api.bodies.free.Load()); err != nil {
+	if err := s.api.bodies.take("", s.api.bodies.free); err != nil {
 		t.Fatal(err)
 	}
 	large := 0

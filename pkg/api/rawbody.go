@@ -27,8 +27,7 @@ func (a *API) readMembers(w http.ResponseWriter, r *http.Request, members []memb
 			return give, errMediaType
 		}
 	}
-	body, taken, err := a.readBody(w, r)
-	give = func() { a.bodies.give(taken) }
+	body, give, err := a.readBody(w, r, callerOf(r.Context()).holder())
 	if err != nil {
 		return give, err
 	}

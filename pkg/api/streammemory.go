@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 )
@@ -19,52 +18,14 @@ const (
 	streamRetry    = 50 * time.Millisecond
 )
 
-// streamMemory is how many bytes all streams of pushes together may hold. Those of one token have half of it at most,
-// so that one client leaves room for the others.
-type streamMemory struct {
-	perToken int64
+// streamMemory is how many bytes all streams of pushes together may hold.
+type streamMemory struct{ *sharedMemory }
 
-	mu   sync.Mutex
-	free int64
-	of   map[string]int64 // taken, by the name of the token
-}
-
-func newStreamMemory(bytes int64) *streamMemory {
-	return &streamMemory{perToken: bytes / 2, free: bytes, of: map[string]int64{}}
-}
-
-func (b *streamMemory) take(token string, n int64) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	switch {
-	case n > b.free:
-		return errBusy
-	case token == "": // no token is needed, and callers cannot be told apart
-	case b.of[token]+n > b.perToken:
-		return fmt.Errorf("%w: the streams of the token hold as much as those of one token may", errBusy)
-	default:
-		b.of[token] += n
-	}
-	b.free -= n
-	return nil
-}
-
-func (b *streamMemory) give(token string, n int64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.free += n
-	if token == "" {
-		return
-	}
-	b.of[token] -= n
-	if b.of[token] == 0 {
-		delete(b.of, token)
-	}
-}
+func newStreamMemory(bytes int64) streamMemory { return streamMemory{newSharedMemory(bytes)} }
 
 // streamShare is what one stream holds of the memory: its base to its end, and what is beyond it while lines need it.
 type streamShare struct {
-	memory *streamMemory // nil: the stream is bounded by streamBytes alone
+	memory streamMemory // zero: the stream is bounded by streamBytes alone
 	token  string
 
 	mu     sync.Mutex
@@ -77,11 +38,8 @@ type streamShare struct {
 var errStreamClosed = errors.New("the stream has ended")
 
 // enter takes the base of a stream of the caller. close gives back all that the stream holds.
-func (b *streamMemory) enter(c caller) (*streamShare, error) {
-	token := ""
-	if c.secret != "" {
-		token = c.Name
-	}
+func (b streamMemory) enter(c caller) (*streamShare, error) {
+	token := c.holder()
 	if err := b.take(token, streamBase); err != nil {
 		return nil, err
 	}
@@ -140,7 +98,7 @@ func (s *streamShare) try(buffer, lines int64) (held int64, err error) {
 		return 0, errStreamClosed
 	case s.lines > 0 && s.buffer+buffer+s.lines+lines > streamBytes:
 		return s.lines, errBusy
-	case s.memory == nil:
+	case s.memory.sharedMemory == nil:
 	default:
 		if err := s.memory.take(s.token, now-before); err != nil {
 			return s.lines, err
@@ -164,7 +122,7 @@ func (s *streamShare) give(buffer, lines int64) {
 	}
 	before := s.borrowed()
 	s.buffer, s.lines = s.buffer-buffer, s.lines-lines
-	if s.memory != nil {
+	if s.memory.sharedMemory != nil {
 		s.memory.give(s.token, before-s.borrowed())
 	}
 	select {
