@@ -9,8 +9,8 @@ import (
 // how many locks to claim ahead of the threads.
 type fetched struct {
 	mu     sync.Mutex
-	queues map[*servedQueue]*holding
-	lanes  map[laneKey]int // locks of each lane; lanes with none are not in it
+	queues map[int32]*holding // by queue: one may leave the node and come back while locks of it are held
+	lanes  map[laneKey]int    // locks of each lane; lanes with none are not in it
 }
 
 // holding is what the node holds and knows of a queue.
@@ -21,14 +21,14 @@ type holding struct {
 }
 
 func newFetched() *fetched {
-	return &fetched{queues: map[*servedQueue]*holding{}, lanes: map[laneKey]int{}}
+	return &fetched{queues: map[int32]*holding{}, lanes: map[laneKey]int{}}
 }
 
 func (f *fetched) of(s *servedQueue) *holding {
-	l := f.queues[s]
+	l := f.queues[s.id]
 	if l == nil {
 		l = &holding{}
-		f.queues[s] = l
+		f.queues[s.id] = l
 	}
 	return l
 }
@@ -37,9 +37,9 @@ func (f *fetched) of(s *servedQueue) *holding {
 func (f *fetched) forget(served map[int32]*servedQueue) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for s, l := range f.queues {
-		if l.held == 0 && served[s.queue.ID] != s {
-			delete(f.queues, s)
+	for id, l := range f.queues {
+		if l.held == 0 && served[id] == nil {
+			delete(f.queues, id)
 		}
 	}
 }
@@ -150,9 +150,9 @@ func (f *fetched) fits(l *laneLease, reserved, threads int) bool {
 		return false
 	}
 	var locks, runs time.Duration
-	for s, q := range f.queues {
+	for id, q := range f.queues {
 		held := q.held
-		if s == l.servedQueue {
+		if id == l.servedQueue.id {
 			held -= reserved
 		}
 		if held > 0 && q.run == 0 {

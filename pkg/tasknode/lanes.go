@@ -35,6 +35,7 @@ type laneKey struct {
 
 // servedQueue is a queue that the node serves.
 type servedQueue struct {
+	id      int32
 	name    string
 	queue   *invalidation.Queue
 	handler invalidation.Handler

@@ -116,24 +116,24 @@ func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
 // One lock more than there are permits is let in for a lane of which the node holds nothing, if threads come free soon.
 func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	b := newLaneTable(&turns{})
-	short, long := &servedQueue{queue: &invalidation.Queue{ID: 1}}, &servedQueue{queue: &invalidation.Queue{ID: 2}}
+	short, long := &servedQueue{id: 1, queue: &invalidation.Queue{ID: 1}}, &servedQueue{id: 2, queue: &invalidation.Queue{ID: 2}}
 	b.serve(map[int32]*servedQueue{1: short, 2: long})
 	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	v := takeOne(b, nil, true, time.Now())
 	f := newFetched()
-	f.queues[short] = &holding{held: 4 + 500, run: 10 * time.Millisecond}
+	f.queues[1] = &holding{held: 4 + 500, run: 10 * time.Millisecond}
 	if !f.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
 	}
-	f.queues[long] = &holding{held: 4, run: time.Second}
+	f.queues[2] = &holding{held: 4, run: time.Second}
 	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of a second on 4 threads: another node may be free sooner")
 	}
-	f.queues[long].run = 0
+	f.queues[2].run = 0
 	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of which nobody knows how long they are")
 	}
-	f.queues[long].held = 0
+	f.queues[2].held = 0
 	if f.hold(v.lane.key, 1); f.fits(v, 500, 4) {
 		t.Error("a second lock of the lane is let in")
 	}
@@ -143,7 +143,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	n := New(Config{Threads: 4}, nil, nil)
 	q := &invalidation.Queue{ID: 1}
-	before, now := &servedQueue{queue: q}, &servedQueue{queue: q}
+	before, now := &servedQueue{id: 1, queue: q}, &servedQueue{id: 1, queue: q}
 	var p pile
 	p.queue = q
 	for i, s := range []*servedQueue{before, before, now} {
@@ -154,10 +154,13 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 		p.jobs = append(p.jobs, &job{lock: lock, queue: q, served: s, lane: &lane{key: laneKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
 	}
+	if n.fetched.reserve(now, 3, 1) != 0 {
+		t.Error("more locks than the queue's limit on this node, as those from before it went away do not count")
+	}
 	n.free(p)
-	if n.fetched.queues[before].held != 0 || n.fetched.queues[now].held != 0 || n.permits.held() != 0 || len(n.fetched.lanes) != 0 {
-		t.Errorf("%+v, %+v, %d permits and lanes %v are held, want none: the queue's limit on this node would shift for ever",
-			n.fetched.queues[before], n.fetched.queues[now], n.permits.held(), n.fetched.lanes)
+	if n.fetched.queues[1].held != 0 || n.permits.held() != 0 || len(n.fetched.lanes) != 0 {
+		t.Errorf("%+v, %d permits and lanes %v are held, want none: the queue's limit on this node would shift for ever",
+			n.fetched.queues[1], n.permits.held(), n.fetched.lanes)
 	}
 }
 

@@ -290,7 +290,7 @@ func (n *Node) readQueues(ctx context.Context) error {
 		}
 		// The queue of callbacks is of no application's: every node delivers.
 		if h != nil && (q.Config.Application == n.cfg.Application || q.Config.Kind == invalidation.KindWebhook) {
-			served[q.ID] = &servedQueue{name: q.Name, queue: q, handler: h}
+			served[q.ID] = &servedQueue{id: q.ID, name: q.Name, queue: q, handler: h}
 		}
 	}
 	if n.cfg.Queues != nil {
