@@ -18,6 +18,8 @@ import (
 
 	"golang.org/x/net/http/httpguts"
 	"golang.org/x/net/idna"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // direct exchanges requests with workers over HTTP/1.1 without TLS, in the goroutine of the request and with the
@@ -49,9 +51,13 @@ const (
 	writtenMax = 50 * time.Millisecond
 )
 
+// newDialer connects to workers, at the addresses that task nodes would call as well.
+func newDialer() *net.Dialer {
+	return &net.Dialer{Timeout: dialMax, KeepAlive: keepAlive, Control: worker.CheckDial}
+}
+
 func newDirect(other http.RoundTripper) *direct {
-	dialer := &net.Dialer{Timeout: dialMax, KeepAlive: keepAlive}
-	return &direct{other: other, dial: dialer.DialContext, idleMax: idleMax, idle: map[string][]*link{}}
+	return &direct{other: other, dial: newDialer().DialContext, idleMax: idleMax, idle: map[string][]*link{}}
 }
 
 // RoundTrip implements http.RoundTripper. It closes the body of the request once nothing of it is read any more, which

@@ -19,6 +19,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -586,4 +587,21 @@ func heapInUse() int64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc) //nolint:gosec // far below 2^63
+}
+
+// A name may be of any address: the address that it has is refused where task nodes would refuse it.
+func TestLinkLocalAddressesAreNotCalled(t *testing.T) {
+	for name, transport := range map[string]http.RoundTripper{
+		"direct": newTransport(), "the other": newTransport().other,
+	} {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "http://169.254.169.254/latest", nil)
+		r.RequestURI = ""
+		response, err := transport.RoundTrip(r)
+		if err == nil {
+			response.Body.Close()
+		}
+		if !errors.Is(err, worker.ErrForbiddenAddress) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 }

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"strings"
 	"sync/atomic"
@@ -19,9 +18,8 @@ import (
 // newTransport returns the connections to workers. Answers pass as they are, so that it neither asks for
 // compression nor follows redirects.
 func newTransport() *direct {
-	dialer := &net.Dialer{Timeout: dialMax, KeepAlive: keepAlive}
 	return newDirect(&http.Transport{
-		DialContext: dialer.DialContext, DisableCompression: true, MaxIdleConnsPerHost: idleLinks,
+		DialContext: newDialer().DialContext, DisableCompression: true, MaxIdleConnsPerHost: idleLinks,
 		IdleConnTimeout: idleMax, TLSHandshakeTimeout: dialMax, ForceAttemptHTTP2: true,
 		WriteBufferSize: 4 << 10, ReadBufferSize: 4 << 10,
 	})
