@@ -38,7 +38,7 @@ const (
 	refusedMax = 50
 )
 
-// lately are the reasons of the refusals of the last moment by queue, without those for threads, and forgets older ones.
+// lately are the reasons of the last refusals by queue, without those for threads. It forgets older ones.
 func (g *Governor) lately(now time.Time) map[string]string {
 	texts := map[string]string{}
 	for queue, r := range g.refused {

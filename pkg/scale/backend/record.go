@@ -30,8 +30,8 @@ type record struct {
 
 func (l *Local) path(name string) string { return filepath.Join(l.cfg.Dir, name+".json") }
 
-// write replaces a record in one step: a leader that dies, and a machine that loses its power, leaves the old one or the
-// new one.
+// write replaces a record in one step: a leader that dies, and a machine that loses its power, leaves the old one or
+// the new one.
 func (l *Local) write(r record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
