@@ -152,7 +152,7 @@ func (f *fetched) fits(l *laneLease, reserved, threads int) bool {
 	var locks, runs time.Duration
 	for id, q := range f.queues {
 		held := q.held
-		if id == l.servedQueue.id {
+		if id == l.id {
 			held -= reserved
 		}
 		if held > 0 && q.run == 0 {
