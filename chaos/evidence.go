@@ -62,17 +62,6 @@ func (p *policy) heldStatements() []byte {
 	return text
 }
 
-// doubtsAfter are the times for which slots were in doubt once the faults were over, a line for each.
-func doubtsAfter(h *judge.History) (text []byte) {
-	for _, d := range h.Doubts {
-		if d.To.IsZero() || d.To.After(h.FaultsOver) {
-			text = fmt.Appendf(text, "slot %s, token %d, entry %d from %v to %v, %v after the faults: %s\n", d.Slot,
-				d.Token, d.Entry, d.From.UTC(), d.To.UTC(), d.To.Sub(h.FaultsOver), d.Reason)
-		}
-	}
-	return text
-}
-
 // keepEvidenceOf writes what is known of an entry, and of that which delivers the report of its end.
 func (s *site) keepEvidenceOf(ctx context.Context, entry string) error {
 	const sql = `

@@ -97,11 +97,6 @@ SELECT 'lock of ' || l.lock_key || ' of ' || q.name || ', token ' || l.token || 
 UNION ALL
 SELECT 'batch ' || id || ' is ' || status FROM penstock.batch WHERE ended_at IS NULL`
 
-const doubtfulSQL = `
-SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model || ' is in doubt: ' || s.doubt
-  FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
- WHERE s.doubt_at IS NOT NULL`
-
 // tell adds to the history what the drain was.
 func (d drained) tell(h *judge.History, rare bool) {
 	h.Drained, h.Last, h.Doubtful, h.FaultsOver = d.took, d.last, d.doubtful, d.began
@@ -374,25 +369,6 @@ SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coale
 	return events, nil
 }
 
-// doubtsOf are the times for which slots were in doubt.
-func doubtsOf(events []event) (doubts []judge.Doubt) {
-	open := map[int64]int{} // by token
-	for _, e := range events {
-		switch e.What {
-		case "doubt":
-			open[e.Token] = len(doubts)
-			doubts = append(doubts, judge.Doubt{
-				Slot: e.Key, Token: e.Token, Entry: e.Entry, Reason: e.Class, From: e.At,
-			})
-		case "certain":
-			if i, known := open[e.Token]; known {
-				doubts[i].To = e.At
-			}
-		}
-	}
-	return doubts
-}
-
 // place is where a solo entry is since an event, if it changed that. Where the server's clock jumped no time is known.
 func (s *site) place(e *event) (p judge.Place, changed bool) {
 	p = judge.Place{Seq: e.Seq, Queue: e.Queue, Entry: e.Entry, At: e.At}
@@ -428,10 +404,7 @@ func (s *site) readEffects(ctx context.Context, h *judge.History) error {
 	if err := s.readBatches(ctx, h); err != nil {
 		return err
 	}
-	var ended, callback int64
-	const callbacksSQL = `SELECT entry_id, callback_id FROM penstock.callback_sent ORDER BY callback_id`
-	h.Callbacks = map[int64]int64{}
-	if err := s.each(ctx, callbacksSQL, []any{&ended, &callback}, func() { h.Callbacks[ended] = callback }); err != nil {
+	if err := s.readCallbacks(ctx, h); err != nil {
 		return err
 	}
 	var invariant, detail string
@@ -466,6 +439,13 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id,
 	const ticksSQL = `
 SELECT job, (extract(epoch FROM nominal) * 1000000)::bigint, count(*) FROM judge.tick GROUP BY job, nominal`
 	return s.each(ctx, ticksSQL, []any{&tick.Job, &tick.Nominal, &n}, func() { h.Ticks[tick] = n })
+}
+
+func (s *site) readCallbacks(ctx context.Context, h *judge.History) error {
+	const sql = `SELECT entry_id, callback_id FROM penstock.callback_sent ORDER BY callback_id`
+	h.Callbacks = map[int64]int64{}
+	var ended, callback int64
+	return s.each(ctx, sql, []any{&ended, &callback}, func() { h.Callbacks[ended] = callback })
 }
 
 func (s *site) readBatches(ctx context.Context, h *judge.History) error {

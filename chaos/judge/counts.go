@@ -355,31 +355,6 @@ func (x *index) drainMost() time.Duration {
 	return min(x.DrainMax, 2*x.FaultFree+max(x.Lease+2*time.Second, x.RunMax, x.Released)+x.Tolerance)
 }
 
-// slotsFreed is that a slot whose call had an unknown end can be used again soon, once there are no faults: its time
-// counts from the end of these, or from when its node gave the call up, and without disturbances.
-func slotsFreed(x *index, r *report) {
-	r.checked++
-	for _, slot := range x.Doubtful {
-		r.bad("%s", slot)
-	}
-	if x.ClockJumped {
-		return
-	}
-	calm, most := x.newCalm(), x.DoubtMax+x.Tolerance
-	for _, d := range x.Doubts {
-		from := laterOf(d.From, x.FaultsOver)
-		if x.forked(d.From) || !d.To.After(from) {
-			continue
-		}
-		r.checked++
-		if took := calm.between(from, d.To); took > most {
-			r.bad("slot %s was in doubt for %v, from %s on, of that for %v after the faults and without a disturbance, "+
-				"at most %v are allowed: token %d, entry %d: %s", d.Slot, d.To.Sub(d.From), d.From.Format(time.TimeOnly),
-				took, most, d.Token, d.Entry, d.Reason)
-		}
-	}
-}
-
 func foundWithoutHint(x *index, r *report) {
 	for _, u := range x.Unhinted {
 		r.checked++

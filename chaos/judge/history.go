@@ -216,15 +216,6 @@ type Disturbance struct {
 	From, To time.Time
 }
 
-// Doubt is a time for which a slot was in doubt: since its node said that its call may still run, until it was freed or
-// given to a node that follows the call on.
-type Doubt struct {
-	Slot         string // the instance and the number
-	Token, Entry int64
-	Reason       string
-	From, To     time.Time // To is zero: it is in doubt still
-}
-
 // Unhinted is an entry that a node had to find by itself.
 type Unhinted struct {
 	Queue string
