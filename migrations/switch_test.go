@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"strconv"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -69,4 +70,21 @@ func steps(t *testing.T, c *pgx.Conn, id int64) {
 		}
 	}
 	t.Error("the operation does not end")
+}
+
+// A failure that is retried by such a snapshot would pass a pause as well.
+func TestAFailureIsNotRetriedByAnOlderSnapshot(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `SELECT penstock.create_queue('mail')`)
+	id := query[int64](t, c, `SELECT penstock.push('mail', '{}', name => 'letter')`)
+	exec(t, c, `SELECT penstock.fail_entry(e, 'test', 'failed') FROM penstock.entry e WHERE e.id = `+strconv.FormatInt(id, 10))
+	retry := `SELECT penstock.retry_failure(` + strconv.FormatInt(id, 10) + `)`
+	for level, code := range map[string]string{"REPEATABLE READ": "PS006", "SERIALIZABLE": "PS006", "READ COMMITTED": ""} {
+		exec(t, c, `BEGIN ISOLATION LEVEL `+level)
+		_, err := c.Exec(t.Context(), retry)
+		if postgres.Code(err) != code {
+			t.Errorf("%s: %v, want %q", level, err, code)
+		}
+		exec(t, c, `ROLLBACK`)
+	}
 }

@@ -39,6 +39,7 @@ var conditions = []struct {
 	{"the queue's locks are below its limits", []string{"limit", "node_limit"}},
 	{"its rate allows the next", []string{"rate"}},
 	{"a processing thread is free", []string{"no_thread"}},
+	{"its nodes have the processor time and memory for it", []string{"no_resources"}},
 	{"its model has an instance and a free slot", []string{"no_instance", "no_slot"}},
 	{"its lock key is free", []string{"key_held"}},
 	{"its lock key is not blocked by a failure", []string{"key_blocked"}},
@@ -107,7 +108,7 @@ func lineOf(e operator.EntryStatus, r operator.Reason) reasonLine {
 		line.Label, line.Address = "queue", "queues/"+e.Queue
 	case "limit", "rate":
 		line.Label, line.Address = "limits", "limits"
-	case "no_node", "no_thread", "nodes_paused":
+	case "no_node", "no_thread", "no_resources", "nodes_paused":
 		line.Label, line.Address = "nodes", "nodes"
 	case "no_instance", "no_slot":
 		line.Label, line.Address = "models", "models"

@@ -37,7 +37,9 @@ func backends(cfg Leader, log *slog.Logger) (map[string]scale.Backend, error) {
 		if err != nil {
 			return nil, fmt.Errorf("leader.scale.local_commands: %w", err)
 		}
-		local, err := backend.NewLocal(backend.LocalConfig{Dir: cfg.Scale.LocalDir, Commands: commands})
+		local, err := backend.NewLocal(backend.LocalConfig{
+			Dir: cfg.Scale.LocalDir, Commands: commands, Log: log,
+		})
 		if err != nil {
 			return nil, fmt.Errorf("leader.scale.local_dir: %w", err)
 		}

@@ -499,7 +499,8 @@ LANGUAGE sql AS $$ SELECT penstock.return_failure_at($1, $2, nextval('penstock.e
 -- the job's run again. False: there is no such failure.
 -- Locks: the row of failure (FOR UPDATE), then those of resume_cron_run, then the row of cancel_request.
 -- Callers: return_failure, unblock_one.
--- SQLSTATE: PS006 another run of its cron job is in progress.
+-- SQLSTATE: PS006 another run of its cron job is in progress, or the transaction is not read committed: by an older
+-- snapshot the entry could pass a pause of its name or key.
 CREATE OR REPLACE FUNCTION penstock.return_failure_at(queue integer, wanted bigint, at_pos bigint) RETURNS boolean
     LANGUAGE plpgsql
     AS $$
@@ -507,6 +508,7 @@ DECLARE
     f     penstock.failure;
     off   boolean;
 BEGIN
+    PERFORM penstock.need_read_committed();
     SELECT * INTO f FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = wanted FOR UPDATE;
     IF NOT FOUND THEN
         RETURN false;

@@ -20,8 +20,8 @@ type Explanation struct {
 // Reason is one condition of the claim that does not hold, or the entries before it.
 type Reason struct {
 	// Code is one of paused, queue_disabled, limit, node_limit, no_node, nodes_paused, disabled, not_due,
-	// promotion_late, cron_paused, expired, cancel_requested, throttled, delayed, rate, no_thread, no_instance,
-	// no_slot, running, key_held, key_blocked, ahead_in_key, ahead_in_lane, ended.
+	// promotion_late, cron_paused, expired, cancel_requested, throttled, delayed, rate, no_thread,
+	// no_resources, no_instance, no_slot, running, key_held, key_blocked, ahead_in_key, ahead_in_lane, ended.
 	Code    string         `json:"code"`
 	Text    string         `json:"text"`    // a sentence for operators
 	Numbers map[string]any `json:"numbers"` // those in the text
