@@ -26,25 +26,50 @@ func setUp(ctx context.Context, c *pgx.Conn) error {
 }
 
 // ownRoleSQL makes a superuser, or a member of the owner of the schema, act as that owner: what it made itself would be
-// its own, and the owner could not replace it. Where objects belong to another role already, it goes on as it is: the
-// owner could not replace those ($1: the table of migrations).
+// its own, and the owner could not replace it. Where the table of migrations, a recorded object or a partition belongs
+// to another role already, it goes on as it is: the owner could not replace those, and the error takes the role back.
+// What was made by hand in the schema may belong to anybody.
 const ownRoleSQL = `
-SELECT set_config('role', r.rolname, false)
-  FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
- WHERE n.nspname = 'penstock' AND r.rolname <> current_user
-   AND pg_has_role(r.oid, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER' ELSE 'SET' END)
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c
-                    WHERE (c.relnamespace = n.oid OR c.oid = to_regclass($1)) AND c.relkind IN ('r', 'p', 'v', 'S')
-                      AND c.relowner <> n.nspowner)
-   AND NOT EXISTS (SELECT FROM pg_catalog.pg_proc p
-                    WHERE p.pronamespace = n.oid AND p.proname !~ '^watch_[0-9]' AND p.proowner <> n.nspowner)`
+DO $$
+DECLARE
+    schema record;
+BEGIN
+    SELECT n.oid, n.nspowner AS owner, r.rolname INTO schema
+      FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+     WHERE n.nspname = 'penstock' AND r.rolname <> current_user
+       AND pg_has_role(r.oid, CASE WHEN current_setting('server_version_num')::int < 160000 THEN 'MEMBER'
+                                   ELSE 'SET' END);
+    IF NOT FOUND THEN
+        RETURN;
+    END IF;
+    PERFORM set_config('search_path', '', true), set_config('role', schema.rolname, false);
+    IF EXISTS (SELECT FROM pg_class WHERE oid = to_regclass('` + Table + `') AND relowner <> schema.owner) THEN
+        RAISE insufficient_privilege;
+    END IF;
+    IF to_regclass('penstock.schema_object') IS NULL THEN
+        RETURN;
+    END IF;
+    IF EXISTS (SELECT FROM pg_class c
+                WHERE c.relnamespace = schema.oid AND c.relkind IN ('r', 'p', 'v', 'S') AND c.relowner <> schema.owner
+                  AND (c.relispartition OR EXISTS (
+                       SELECT FROM penstock.schema_object s
+                        WHERE s.object = CASE c.relkind WHEN 'v' THEN 'view ' WHEN 'S' THEN 'sequence '
+                                                        ELSE 'table ' END || c.relname)))
+    OR EXISTS (SELECT FROM pg_proc p
+                WHERE p.pronamespace = schema.oid AND p.proowner <> schema.owner AND EXISTS (
+                      SELECT FROM penstock.schema_object s WHERE s.object = 'function ' || p.oid::regprocedure)) THEN
+        RAISE insufficient_privilege;
+    END IF;
+EXCEPTION
+    WHEN insufficient_privilege THEN NULL;
+END $$`
 
 // setUpAsOwner is setUp for a session that makes objects of the schema.
 func setUpAsOwner(ctx context.Context, c *pgx.Conn) error {
 	if err := setUp(ctx, c); err != nil {
 		return err
 	}
-	if _, err := c.Exec(ctx, ownRoleSQL, Table); err != nil {
+	if _, err := c.Exec(ctx, ownRoleSQL); err != nil {
 		return fmt.Errorf("act as the owner of the schema: %w", err)
 	}
 	return nil

@@ -17,7 +17,8 @@ SELECT current_user, coalesce((SELECT duty FROM penstock.database_role WHERE rol
   FROM pg_namespace n WHERE n.nspname = 'penstock'`
 
 // Rights of PUBLIC, missing and surplus rights of roles with a duty, roles with a duty that are above it, and objects
-// that the owner of the schema could not replace. Triggers of watches belong to whoever watches.
+// that the owner of the schema could not replace: recorded ones and partitions. What was made by hand in the schema may
+// belong to anybody.
 const rightsSQL = `
 SELECT format('PUBLIC may %s %s: REVOKE %s ON %s %s FROM PUBLIC', d.privilege, d.object, d.privilege, d.kind, d.object)
   FROM penstock.held_rights(NULL) d
@@ -43,14 +44,16 @@ SELECT format('role %s with the duty %s is gone', r.role, r.duty)
   FROM penstock.database_role r WHERE to_regrole(format('%I', r.role)) IS NULL
 UNION ALL
 SELECT format('%1$s belongs to %2$s, not to the owner of the schema: ALTER %3$s %1$s OWNER TO %4$s',
-              o.object, o.owner::regrole, o.kind, n.nspowner::regrole)
+              o.object, o.owner::regrole, upper(o.kind), n.nspowner::regrole)
   FROM pg_namespace n
-  JOIN (SELECT relnamespace, relowner, CASE relkind WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END, oid::regclass::text
+  JOIN (SELECT relnamespace, relowner, CASE relkind WHEN 'v' THEN 'view' ELSE 'table' END, oid::regclass::text,
+               relname::text, relispartition
           FROM pg_class WHERE relkind IN ('r', 'p', 'v')
          UNION ALL
-        SELECT pronamespace, proowner, 'FUNCTION', oid::regprocedure::text
-          FROM pg_proc WHERE proname !~ '^watch_[0-9]') o(namespace, owner, kind, object) ON o.namespace = n.oid
+        SELECT pronamespace, proowner, 'function', oid::regprocedure::text, oid::regprocedure::text, false
+          FROM pg_proc) o(namespace, owner, kind, object, name, partition) ON o.namespace = n.oid
  WHERE n.nspname = 'penstock' AND o.owner <> n.nspowner
+   AND (o.partition OR EXISTS (SELECT FROM penstock.schema_object s WHERE s.object = o.kind || ' ' || o.name))
 ORDER BY 1`
 
 // rightsShown is how many differences the finding lists.

@@ -19,6 +19,7 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 		_, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role)
 	})
 	exec(t, pool, `SELECT penstock.grant_duty('read', '`+role+`')`)
+	exec(t, pool, `CREATE VIEW penstock.by_hand AS SELECT 1; ALTER VIEW penstock.by_hand OWNER TO pg_monitor`)
 	want(t, find(t, pool, "rights", Config{}), Fine, role+" (read)")
 	for sql, says := range map[string][2]string{
 		`REVOKE SELECT ON penstock.queue FROM ` + role: {
@@ -38,7 +39,8 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 			"penstock.ago(interval) belongs to pg_monitor, not to the owner of the schema: ALTER FUNCTION penstock.ago(interval) OWNER TO",
 			`ALTER FUNCTION penstock.ago(interval) OWNER TO CURRENT_USER`,
 		},
-		`ALTER TABLE penstock.queue OWNER TO pg_monitor`: {"ALTER TABLE penstock.queue OWNER TO", `ALTER TABLE penstock.queue OWNER TO CURRENT_USER`},
+		`ALTER TABLE penstock.result_default OWNER TO pg_monitor`: {"ALTER TABLE penstock.result_default OWNER TO", `ALTER TABLE penstock.result_default OWNER TO CURRENT_USER`},
+		`ALTER TABLE penstock.queue OWNER TO pg_monitor`:          {"ALTER TABLE penstock.queue OWNER TO", `ALTER TABLE penstock.queue OWNER TO CURRENT_USER`},
 		`UPDATE penstock.database_role SET role = 'nobody'`: {
 			"nobody with the duty read is gone",
 			`UPDATE penstock.database_role SET role = '` + role + `'`,
