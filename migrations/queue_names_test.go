@@ -8,7 +8,8 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// Each valid name is taken beside each other one, whose tables and indexes must not have names in common.
+// Each valid name is taken beside each other one, unless the table of a queue would have the name of something else that
+// exists: of a view or table of Penstock, or of the primary key of a queue.
 func TestQueuesOfAllValidNamesAreMade(t *testing.T) {
 	c := connect(t, pgtest.DSN(t))
 	for _, name := range []string{strings.Repeat("q", 48), strings.Repeat("q", 47), "mail"} {

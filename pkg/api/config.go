@@ -24,7 +24,8 @@ type Config struct {
 	// EntriesMax bounds the entries in one push. Default 10,000.
 	EntriesMax int
 	// BodiesBytesMax bounds the memory of the bodies of all requests together, half of it for
-	// streams. Default 256 MiB.
+	// streams. One token has half of a half, and a body that is read may take twice its size. Default 256 MiB,
+	// and eight times BodyBytesMax where that is more.
 	BodiesBytesMax int64
 	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
 	WaitersMax int
@@ -61,7 +62,7 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.BodyBytesMax = cmp.Or(c.BodyBytesMax, 32<<20)
 	c.EntriesMax = cmp.Or(c.EntriesMax, 10_000)
-	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, 256<<20)
+	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, max(256<<20, 8*c.BodyBytesMax))
 	c.WaitersMax = cmp.Or(c.WaitersMax, 10_000)
 	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
 	c.TokenLifetime = cmp.Or(c.TokenLifetime, 365*24*time.Hour)

@@ -392,6 +392,21 @@ func TestBodiesOfOneTokenLeaveRoomForThoseOfOthers(t *testing.T) {
 	}
 }
 
+// A body as large as the setting allows is read, of one token, at any setting.
+func TestALargestBodyFitsIntoTheMemoryOfOneToken(t *testing.T) {
+	for _, most := range []int64{1, 32 << 20, 100 << 20} {
+		a := New(nil, Config{BodyBytesMax: most})
+		body, taken, err := a.bodies.readAll("one", io.LimitReader(zeros{}, most), most)
+		if int64(len(body)) != most || err != nil {
+			t.Errorf("of %d bytes %d are read, with %d taken: %v", most, len(body), taken, err)
+		}
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+
 // TestEveryRouteThatTakesALargeBodyIsWithinTheBound sends a body to each of them while others have taken all memory.
 func TestEveryRouteThatTakesALargeBodyIsWithinTheBound(t *testing.T) {
 	s := serve(t, Config{Reports: reports{}}, invalidation.Config{})
