@@ -10,7 +10,9 @@ var bounds = []struct {
 }{
 	// Of the allocations, 5 are for the hint in the push's own transaction (ADR 21).
 	{path: "push single", cost: cost{WAL: 404, Buffers: 9.1, Statements: 1, Commits: 1, Allocs: 25}},
-	{path: "push bulk", cost: cost{WAL: 363, Buffers: 7.1, Statements: 0.001, Commits: 0.001, Allocs: 4}},
+	// Nine commits for 9,000 entries, and room for two that are of the measurement: which readings of the counters fall
+	// into it depends on how busy the machine is.
+	{path: "push bulk", cost: cost{WAL: 363, Buffers: 7.1, Statements: 0.001, Commits: 0.00112, Allocs: 4}},
 	{path: "solo drain", cost: cost{WAL: 392, Buffers: 16.1, Statements: 0.004, Commits: 0.004, Allocs: 3.3}},
 	{path: "push groups", cost: cost{WAL: 336, Buffers: 6.2, Statements: 0.001, Commits: 0.001, Allocs: 18.1}},
 	// Two of the seven statements find out that the lane has keys.
