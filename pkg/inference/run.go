@@ -329,7 +329,7 @@ func (a *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	switch {
 	case a.run == nil && lost: // one of the batch did it: each is tried alone
 	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
-		(l.excused || a.blame.free(a.call.Entry, a.held.endpoint.ID)):
+		a.blame.free(a.call.Entry, a.held.endpoint.ID):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
 	case o.Kind == worker.NotReady && o.Misrouted:
 		a.blame.misrouted(a.call.Entry, a.held.endpoint.ID)

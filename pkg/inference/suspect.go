@@ -13,9 +13,20 @@ import (
 )
 
 // A device that is lost during several calls says nothing about any of them, as the death of a node with several
-// suspects does (pkg/tasknode/suspect.go). Their entries are suspects: at an instance they run one at a time, and after
-// a second loss alone. A loss is harm of an entry only if its call was alone at an instance that had served another
-// entry since the loss before. The others are served meanwhile, and the entry that loses devices is alone when it does.
+// suspects does (pkg/tasknode/suspect.go). What follows for an entry whose call ended with the device lost:
+//
+//  1. It is a suspect until it is served. Suspects leave the instance to other entries until one of those is served
+//     there; if none is, one suspect tries it each SuspectWait.
+//  2. Suspects run one at a time at an instance, and one that was running during two losses runs alone there. What
+//     finds no instance so goes back unspent: a run does not wait for one.
+//  3. The loss is harm of the entry if its call was alone, the device had served before, and no other entry lost it
+//     since. lossMost times, or on harmedMost instances, end the entry.
+//  4. Any other loss costs the entry nothing, freeMost times on a node, and an attempt from then on.
+//
+// So an entry is not ended because a neighbour loses the device: by 3 it was alone, and before it pays by 4 it has been
+// kept apart from that neighbour, and has left the device to others. And an entry that always loses the device ends: by
+// 3 if it is the only one or others are served in between, else by 4 after freeMost runs on each node and those that
+// its queue allows, whichever other entries there are.
 
 // caution is what an entry asks of an instance because of what its calls before came to.
 type caution uint8
@@ -30,37 +41,52 @@ const (
 type device struct {
 	served time.Time // a call of this node last ended well there
 	lost   time.Time // it was lost for the first time since then; zero: it was not
-	last   time.Time // it was found lost
-	by     string    // the entry that found it so; empty: several did
+	last   time.Time // it was lost, but for losses of entries that were no suspects yet
+	by     string    // the only entry that has lost it since then, each time alone; empty: there is none
 }
 
 // loss is what a call that ended with the device lost says of its entry.
 type loss struct {
-	during  bool // the device was lost during the call, not before it
-	proven  bool // the device had served an entry, and was not lost since
-	excused bool // it was lost before the call, during that of another entry: this one has no part in it
+	during bool      // the device may have been lost during the call, and not before it
+	sole   bool      // the call was alone, the device had served before, and no other entry of this node lost it since
+	served time.Time // the device had served then
 }
 
 // lose notes that a call which began at a time found the device of its instance lost. A call for several entries
 // has no entry.
-func (b *blame) lose(entry string, instance int32, began, now time.Time) loss {
+func (b *blame) lose(entry string, alone bool, instance int32, began, now time.Time) loss {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	d := b.deviceOf(instance)
-	l := loss{proven: !d.served.IsZero() && d.lost.IsZero()}
 	switch {
 	case d.lost.IsZero():
-		d.lost, d.by = now, entry
-	case d.by != entry:
+		d.lost, d.last = now, now
+		if alone && !d.served.IsZero() {
+			d.by = entry
+		}
+	case !alone || d.by != entry:
 		d.by = ""
 	}
-	d.last = now
-	l.during = !d.lost.Before(began)
-	l.excused = !l.during && d.by == ""
-	if l.during && entry != "" {
-		b.of(entry).losses++
+	l := loss{sole: entry != "" && d.by == entry, served: d.served}
+	l.during = l.sole || !d.lost.Before(began)
+	if entry == "" {
+		return l
+	}
+	of := b.of(entry)
+	if of.losses > 0 {
+		d.last = now
+	}
+	if l.during || of.losses == 0 {
+		of.losses++
 	}
 	return l
+}
+
+// accompanied notes that a loss which an entry alone had noted here was not its own.
+func (b *blame) accompanied(instance int32) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.deviceOf(instance).by = ""
 }
 
 // lose notes that the call found the device of its instance lost.
@@ -71,7 +97,7 @@ func (a *dispatch) lose() loss {
 	} else {
 		a.lost++
 	}
-	return a.blame.lose(entry, a.held.endpoint.ID, a.began, time.Now())
+	return a.blame.lose(entry, a.held.solitary(), a.held.endpoint.ID, a.began, time.Now())
 }
 
 // suspect notes that an entry is to be kept apart from others.
@@ -114,7 +140,7 @@ func (b *blame) losses(entry string) int {
 }
 
 // unproven adds the instances that lost their device within a time and have served nothing since. Suspects leave them
-// to other entries, which show whether the device is well again: were it lost under a suspect, that would say nothing.
+// to other entries, which show whether the device is well again.
 func (b *blame) unproven(exclude map[int32]bool, within time.Duration, now time.Time) map[int32]bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -165,8 +191,8 @@ func (a *dispatch) suspectWait() time.Duration {
 const noteHarmSQL = `SELECT instances, times FROM penstock.note_harm($1, $2, $3, $4)`
 
 // inCompanySQL says whether instance $1 may have had other calls than that of entry $3 of queue $2 on node $4 when that
-// ended: those of a gateway, those in doubt, and those of other nodes that lost their device within $5 as well, or, if
-// $6, of any other node.
+// ended: those of a gateway, those in doubt, and those of any entry that lost its device within $5 as well, or, if $6,
+// of any other node.
 const inCompanySQL = `
 SELECT EXISTS (
     SELECT FROM penstock.slot s LEFT JOIN penstock.node n ON n.id = s.node_id
@@ -194,29 +220,36 @@ func (a *dispatch) noteHarm(ctx context.Context, class worker.Class, l loss) {
 	if lost && !l.during || !lost && !solitary {
 		return
 	}
-	if err := a.countHarm(ctx, class, solitary && (l.proven || !lost)); err != nil {
+	if err := a.countHarm(ctx, class, l); err != nil {
 		a.log.Warn("note harm", "entry", a.run.Entry.ID, "error", err)
 	}
 }
 
-func (a *dispatch) countHarm(ctx context.Context, class worker.Class, counts bool) error {
+func (a *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) error {
 	lost := class == worker.ClassContextLost
 	open := context.WithoutCancel(ctx)
 	if lost {
 		_, times, err := a.harm(open, classSuspect)
-		if a.blame.knowLosses(a.call.Entry, times); err != nil || !counts {
+		if a.blame.knowLosses(a.call.Entry, times); err != nil || !l.sole {
 			return err
 		}
 		if pause(ctx, lossSettle); ctx.Err() != nil {
 			return nil // what other nodes note of it has not come
 		}
 	}
-	var company bool
+	company, within := false, lossSettle+a.config.LossWindow
+	if lost {
+		within = max(within, time.Since(l.served))
+	}
 	limited, cancel := context.WithTimeout(open, exchangeMax)
 	defer cancel()
 	if err := a.db.QueryRow(limited, inCompanySQL, a.held.endpoint.ID, a.run.Queue.ID, a.run.Entry.ID, a.pool.node(),
-		lossSettle+a.config.LossWindow, !lost).Scan(&company); err != nil || company {
+		within, !lost).Scan(&company); err != nil {
 		return err
+	}
+	if company {
+		a.blame.accompanied(a.held.endpoint.ID)
+		return nil
 	}
 	instances, times, err := a.harm(open, class)
 	switch {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -182,39 +183,85 @@ func TestBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
 	}
 }
 
-// What an entry may be excused for is bounded, unless others lose the device as well.
-func TestLossesThatAnEntryHasNoPartIn(t *testing.T) {
+// Entries that lose the device each time end, also where nothing else is served, and however many they are.
+func TestEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
+	for _, c := range []struct{ killers, most int }{{1, lossMost}, {2, freeMost + 4}, {5, freeMost + 4}} {
+		t.Run(fmt.Sprintf("%d of them", c.killers), func(t *testing.T) {
+			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
+			e := b.engine("gpu-1", 8, 2*time.Millisecond)
+			b.start(ServiceConfig{Dispatch: DispatchConfig{SuspectWait: 20 * time.Millisecond, ReadyWait: 5 * time.Millisecond}})
+			b.outcome(b.push(`{}`)[0])
+			var payloads []string
+			for range c.killers {
+				payloads = append(payloads, `{"do":"kill"}`)
+			}
+			ids := b.push(payloads...)
+			b.ended(ids...)
+			for _, id := range ids {
+				if o := b.outcome(id); o.Outcome != "failed" {
+					t.Errorf("outcome %+v", o)
+				}
+			}
+			if _, kills, _ := e.seen(); kills > c.killers*c.most {
+				t.Errorf("they killed %d devices", kills)
+			}
+		})
+	}
+}
+
+// ended fails the test if entries run after two minutes still.
+func (b *bed) ended(ids ...invalidation.EntryID) {
+	b.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
+		n := b.count(`SELECT count(*) FROM penstock.entry WHERE id = ANY ($1)`, ids)
+		if n == 0 {
+			return
+		}
+		if time.Now().After(deadline) {
+			b.Fatalf("%d of %d entries have not ended", n, len(ids))
+		}
+	}
+}
+
+// Whose loss it is, and who leaves the instance to others.
+func TestLosses(t *testing.T) {
 	b, now := newBlame(), clock()
 	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds) * time.Second) }
-	if l := b.lose("a", 1, at(0), at(1)); !l.during || l.proven || l.excused {
-		t.Errorf("on a device that has served nothing: %+v", l)
+	for _, c := range []struct {
+		what          string
+		entry         string
+		alone, served bool
+		began, ended  int
+		during, sole  bool
+		unproven      int // until then
+	}{
+		{"on a device that has served nothing", "a", true, false, 0, 1, true, false, 31},
+		{"again, and no other entry has tried", "a", true, false, 2, 3, false, false, 33},
+		{"of another, on a device that was lost before", "b", true, false, 4, 5, false, false, 33},
+		{"again, as a suspect", "b", true, false, 34, 35, false, false, 65},
+		{"after it served another", "a", true, true, 70, 71, true, true, 101},
+		{"once more, and no other entry has tried", "a", true, false, 102, 103, true, true, 133},
+		{"of another", "c", true, false, 134, 135, false, false, 133},
+		{"and after that", "a", true, false, 136, 137, false, false, 167},
+		{"beside others, after it served another", "a", false, true, 168, 169, true, false, 199},
+		{"alone after that", "a", true, false, 200, 201, false, false, 231},
+	} {
+		if c.served {
+			b.served("m", "served", 1, at(c.began-1))
+		}
+		if l := b.lose(c.entry, c.alone, 1, at(c.began), at(c.ended)); l.during != c.during || l.sole != c.sole {
+			t.Errorf("a loss %s: %+v", c.what, l)
+		}
+		for _, when := range []int{c.unproven - 1, c.unproven} {
+			if got := b.unproven(nil, 30*time.Second, at(when))[1]; got != (when < c.unproven) {
+				t.Errorf("a loss %s: %d s later the instance is left to others: %v", c.what, when-c.ended, got)
+			}
+		}
 	}
-	if l := b.lose("a", 1, at(2), at(3)); l.during || l.excused {
-		t.Errorf("again, and no other entry has tried: %+v", l)
-	}
-	if l := b.lose("b", 1, at(4), at(5)); l.during || !l.excused {
-		t.Errorf("on a device that was lost before: %+v", l)
-	}
-	if l := b.lose("a", 1, at(6), at(7)); l.during || !l.excused {
-		t.Errorf("again, and another has lost it too: %+v", l)
-	}
-	b.served("m", "c", 1, at(8))
-	if l := b.lose("a", 1, at(9), at(11)); !l.during || !l.proven {
-		t.Errorf("after it served another: %+v", l)
-	}
-	if l := b.lose("b", 1, at(10), at(12)); !l.during || l.proven {
-		t.Errorf("during the same loss: %+v", l)
-	}
-	for entry, want := range map[string]caution{"a": alone, "b": apart, "c": together} {
+	for entry, want := range map[string]caution{"a": alone, "b": apart, "c": apart, "d": together} {
 		if got := b.caution(entry); got != want {
 			t.Errorf("caution of %s is %d, want %d", entry, got, want)
 		}
-	}
-	if exclude := b.unproven(nil, 30*time.Second, at(20)); !exclude[1] {
-		t.Error("a suspect may go where nothing was served since the loss")
-	}
-	if exclude := b.unproven(nil, 30*time.Second, at(50)); exclude[1] {
-		t.Error("a suspect waits for ever for another to be served")
 	}
 }
 
