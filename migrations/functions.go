@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"maps"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -245,24 +246,14 @@ const (
 )
 
 const (
-	// Views that were made by hand in the schema are not in its record, and stay.
-	dropViewsSQL = `
-DO $$
-DECLARE
-    views text := (SELECT string_agg(c.oid::regclass::text, ', ') FROM pg_class c
-                    WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v'
-                      AND EXISTS (SELECT FROM penstock.schema_object s WHERE s.object = 'view ' || c.relname));
-BEGIN
-    EXECUTE 'DROP VIEW ' || views;
-END $$`
-
 	// Grants on views are read before the views are dropped, and given again to those that are there afterwards.
 	viewGrantsSQL = `
 SELECT coalesce(json_agg(json_build_object('view', c.oid::regclass::text,
                 'right', a.privilege_type, 'option', a.is_grantable,
                 'to', CASE WHEN a.grantee = 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)), '[]')
   FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) a
- WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v' AND a.grantee <> c.relowner`
+ WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'v' AND a.grantee <> c.relowner
+   AND c.oid::regclass::text = ANY ($1)`
 
 	grantViewsSQL = `
 SELECT coalesce(string_agg(format('GRANT %s ON %s TO %s%s', g.right, to_regclass(g.view), g.to,
@@ -271,7 +262,19 @@ SELECT coalesce(string_agg(format('GRANT %s ON %s TO %s%s', g.right, to_regclass
  WHERE to_regclass(g.view) IS NOT NULL`
 )
 
-// replaceViews replaces the views, or where columns of one have changed, drops all of them and makes them again.
+var viewPattern = regexp.MustCompile(`(?m)^CREATE OR REPLACE VIEW (penstock\.\w+)`)
+
+// views are those that the file makes. Others of the schema stay when it is applied: nothing would make them again.
+func (f functionFile) views() []string {
+	var names []string
+	for _, match := range viewPattern.FindAllStringSubmatch(f.text, -1) {
+		names = append(names, match[1])
+	}
+	return names
+}
+
+// replaceViews replaces the views of a file, or where columns of one have changed, drops all of them and makes them
+// again.
 func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 	if _, err := tx.Exec(ctx, "SAVEPOINT views"); err != nil {
 		return fmt.Errorf("replace views: %w", err)
@@ -291,11 +294,12 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 	if _, err := tx.Exec(ctx, back, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return fmt.Errorf("replace views: %w", err)
 	}
+	views := f.views()
 	var grants, regrant string
-	if err := tx.QueryRow(ctx, viewGrantsSQL).Scan(&grants); err != nil {
+	if err := tx.QueryRow(ctx, viewGrantsSQL, views).Scan(&grants); err != nil {
 		return fmt.Errorf("read grants of views: %w", err)
 	}
-	if _, err := tx.Exec(ctx, dropViewsSQL); err != nil {
+	if _, err := tx.Exec(ctx, "DROP VIEW IF EXISTS "+strings.Join(views, ", ")); err != nil {
 		if errors.As(err, &pg) && pg.Code == dependentObjectsStillExist {
 			return fmt.Errorf("drop views: %w; drop what is built on them, and make it again afterwards: %s",
 				err, pg.Detail)

@@ -95,7 +95,7 @@ type migrator struct {
 // migrated for changes by hand.
 type before struct {
 	byHand changes
-	other  *OtherServerError // nothing was compared
+	other  *OtherServerError // definitions were not compared
 }
 
 func open(cfg *pgx.ConnConfig, prepare func(context.Context, *pgx.Conn) error) (*migrator, error) {
@@ -162,7 +162,8 @@ func (m *migrator) applyOn(ctx context.Context, conn *sql.Conn, set functionSet)
 		return done, err
 	}
 	if other := m.before.other; other != nil {
-		done.note("%v: it was recorded anew, and changes by hand before now will not be found", other)
+		done.note("%v: it was recorded anew; of earlier changes by hand only added views and functions are found",
+			other)
 	}
 	err = m.with(conn, func(c *pgx.Conn) error {
 		return set.apply(ctx, c, m.before.byHand, m.before.other != nil, &done)

@@ -42,6 +42,7 @@ func TestASuperuserMigratesAsTheOwnerOfTheSchema(t *testing.T) {
 	}
 	exec(t, c, `
 CREATE VIEW penstock.my_queues AS SELECT name FROM penstock.queue;
+GRANT SELECT ON penstock.my_queues TO pg_monitor;
 CREATE TABLE penstock.mine (id integer);
 CREATE FUNCTION penstock.ago(mine integer) RETURNS integer LANGUAGE sql AS 'SELECT 1'`)
 	byHand := query[int64](t, c, othersSQL)
@@ -52,6 +53,11 @@ CREATE FUNCTION penstock.ago(mine integer) RETURNS integer LANGUAGE sql AS 'SELE
 	}
 	if _, err := migrations.UpWith(t.Context(), asOwner, newFunction(t, "last"), migrations.Release); err != nil {
 		t.Errorf("the owner migrates after a superuser: %v", err)
+	}
+	columns := changed(t, "views.sql", "CREATE OR REPLACE VIEW penstock.stuck AS\nSELECT l.queue,",
+		"CREATE OR REPLACE VIEW penstock.stuck AS\nSELECT 1 AS first, l.queue,")
+	if _, err := migrations.UpWith(t.Context(), asOwner, columns, migrations.Release); err != nil {
+		t.Errorf("the owner changes columns beside a view of a superuser: %v", err)
 	}
 
 	// Objects that belong to a superuser already can be replaced by it alone.
