@@ -287,7 +287,7 @@ fuzz-short: ## Fuzz every decoder for ten seconds each; FUZZTIME=1m for longer
 models: ## Check the models of the protocols with Spin, in their whole state space; models/README.md
 	models/check
 
-models-short: # nothing while the models are those that were checked
+models-short:
 	models/check -short
 
 check-clients: ## npm's clients of OpenAI and Replicate against a gateway; needs npm
