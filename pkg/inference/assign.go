@@ -45,7 +45,8 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 		return admitted
 	})
 	if slot == nil && a.caution == alone {
-		return nil, state.ledger.reserve(now, a.exclude, usable)
+		state.ledger.reserve(now, a, usable)
+		return nil, 0
 	}
 	if slot == nil {
 		return nil, await

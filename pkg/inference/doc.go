@@ -31,7 +31,7 @@
 //	model     what calls are made of: a name with a protocol and settings, to which queues refer
 //	instance  one worker that serves a model, with an address and a number of slots
 //	permit    a place in a slot for one entry, taken before its claim; a permit of pkg/tasknode is taken besides
-//	suspect   an entry during whose call, beside others, a device was lost (suspect.go)
+//	suspect   an entry one of whose calls ended with the device lost (suspect.go)
 //	in doubt  a slot whose call may still run at the worker, although no node follows it
 //
 // # Files
@@ -47,7 +47,7 @@
 //	remote.go, reports.go      runs that outlive their connection or their node
 //	aborted.go                 generations that an instance gave up: is it about to go away?
 //	blame.go                   entries for whose failures their instances were excused, and how often
-//	suspect.go                 entries during whose calls devices were lost: which of them is to blame?
+//	suspect.go                 entries whose calls ended with the device lost: which of them is to blame?
 //	labels.go                  instances with the labels that an entry asks for
 //	objects.go, objects_s3.go  results that are too large for a row
 //	health.go, breaker.go      probes, slots whose node is gone, quarantines

@@ -64,7 +64,7 @@ type instanceSlots struct {
 	begun    int64     // calls, those that are followed on included
 	suspects int       // busy slots of entries that run apart from others of their kind
 	closed   bool      // an entry runs alone: no other call may begin
-	reserved time.Time // until then no other call may begin, since an entry waits to run alone
+	reserved time.Time // until then no other call may begin, since an entry is to run alone
 }
 
 // admits says whether a call may begin beside those that run.
@@ -122,7 +122,9 @@ func (l *slotLedger) lose(h *heldSlot) {
 	s := l.of(h.instance)
 	switch {
 	case h.busy:
-		s.vacate(h)
+		if s.vacate(h); s.busy == 0 {
+			s.reserved = time.Time{}
+		}
 	case !h.doubt:
 		s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	}
@@ -140,8 +142,12 @@ func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	idle, busy := 0, 0
 	for id, s := range l.instances {
 		busy += s.busy
-		if len(s.idle) > 0 && !now.Before(s.cool) && s.admits(together, now) && usable(id) {
+		switch {
+		case len(s.idle) == 0 || now.Before(s.cool) || !usable(id):
+		case s.admits(together, now):
 			idle += len(s.idle)
+		case s.admits(alone, now):
+			idle++ // for the entry that the instance is reserved for
 		}
 	}
 	if l.share >= 0 {
@@ -161,6 +167,7 @@ type slotRequest struct {
 	exclude  map[int32]bool // instances that it has tried, or that are not for it
 	pressed  map[int32]bool // instances that had better get no more calls while others are there
 	caution  caution        // beside which calls it may run
+	reserve  time.Duration  // how long calls last at most that it may have to see ended, to run alone
 }
 
 // assign picks the slot for an entry. admit is asked last, about one instance after the other.
@@ -245,26 +252,25 @@ func (l *slotLedger) solitary(h *heldSlot) bool {
 	return !h.company && l.of(h.instance).begun == h.begun
 }
 
-// reservedFor is how long a reservation lasts that is not repeated.
-const reservedFor = 500 * time.Millisecond
+// reservedFor is how long an empty instance is kept for an entry that is to run alone there: it comes back sooner.
+const reservedFor = 5 * time.Second
 
-// reserve keeps other calls from a busy instance, so that an entry can run alone there soon, and returns it; 0: there
-// is none. Entries that wait for this share one instance, the one with the fewest calls.
-func (l *slotLedger) reserve(now time.Time, exclude map[int32]bool, usable func(instance int32) bool) int32 {
-	best := int32(0)
+// reserve keeps other calls from a busy instance, so that an entry can run alone there soon. Entries that need this
+// share one instance, the one with the fewest calls.
+func (l *slotLedger) reserve(now time.Time, a slotRequest, usable func(instance int32) bool) {
+	var best *instanceSlots
 	for id, s := range l.instances {
-		if s.busy == 0 || exclude[id] || !usable(id) {
-			continue
-		}
-		if of := l.instances[best]; of == nil || now.Before(s.reserved) && !now.Before(of.reserved) ||
-			now.Before(s.reserved) == now.Before(of.reserved) && s.busy < of.busy {
-			best = id
+		switch {
+		case a.exclude[id] || !usable(id):
+		case s.closed || now.Before(s.reserved):
+			return
+		case s.busy > 0 && (best == nil || s.busy < best.busy):
+			best = s
 		}
 	}
-	if best != 0 {
-		l.instances[best].reserved = now.Add(reservedFor)
+	if best != nil {
+		best.reserved = now.Add(a.reserve)
 	}
-	return best
 }
 
 // leave takes a permit off a busy slot, whose call goes on without it.
@@ -283,6 +289,9 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	}
 	s := l.of(h.instance)
 	s.vacate(h)
+	if until := now.Add(reservedFor); s.busy == 0 && s.reserved.After(until) {
+		s.reserved = until
+	}
 	began := h.since
 	h.busy, h.since, h.doubt = false, now, doubt
 	if !doubt {

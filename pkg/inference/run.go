@@ -192,7 +192,7 @@ func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 	var last worker.Outcome
 	for a.tries < triesMax {
 		if a.held == nil {
-			a.held = a.assign(ctx, tried)
+			a.held, _ = a.pool.assign(a.model.Name, a.slotRequest(tried))
 		}
 		if a.held == nil {
 			break

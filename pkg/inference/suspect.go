@@ -158,27 +158,13 @@ func (b *blame) unproven(exclude map[int32]bool, within time.Duration, now time.
 
 // slotRequest says what the entry needs of a slot, on an instance that is not excluded.
 func (a *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
-	r := slotRequest{affinity: a.affinity(), exclude: exclude, caution: a.blame.caution(a.call.Entry)}
+	r := slotRequest{
+		affinity: a.affinity(), exclude: exclude, caution: a.blame.caution(a.call.Entry), reserve: runMost(a.model),
+	}
 	if r.caution > together {
 		r.exclude = a.blame.unproven(exclude, a.config.SuspectWait, time.Now())
 	}
 	return r
-}
-
-// aloneEvery is how often an entry that must run alone looks whether the calls of an instance have ended.
-const aloneEvery = 20 * time.Millisecond
-
-// assign takes a slot on an instance that is not excluded. An entry that must run alone waits until an instance
-// has no other call, as long as any of them may last.
-func (a *dispatch) assign(ctx context.Context, exclude map[int32]bool) *slotRef {
-	request, until := a.slotRequest(exclude), time.Now().Add(a.model.Timeouts.Run.Duration())
-	for {
-		held, await := a.pool.assign(a.model.Name, request)
-		if held != nil || await == 0 || ctx.Err() != nil || time.Now().After(until) {
-			return held
-		}
-		pause(ctx, aloneEvery)
-	}
 }
 
 // suspectWait is before a suspect comes back, longer and less regular after each loss: on several nodes two of them

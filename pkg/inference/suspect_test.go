@@ -1,12 +1,15 @@
 package inference
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -281,14 +284,23 @@ func TestAnEntryRunsAlone(t *testing.T) {
 	if first == nil || suspect == nil || assign(apart) != nil {
 		t.Fatal("want one suspect beside others")
 	}
-	if assign(alone) != nil || l.reserve(now, nil, all) != 1 || assign(together) != nil || l.free(now, all) > 0 {
+	if assign(alone) != nil {
+		t.Error("it runs beside others")
+	}
+	l.reserve(now, slotRequest{reserve: time.Hour}, all)
+	if assign(together) != nil || l.free(now.Add(59*time.Minute), all) > -2 {
 		t.Error("an instance that is reserved takes other calls")
 	}
 	if l.solitary(first) || l.solitary(suspect) {
 		t.Error("calls that ran together are taken for solitary ones")
 	}
 	l.finish(first, now, false)
-	l.lose(suspect)
+	l.finish(suspect, now, false)
+	l.giveBack(4)
+	if n, later := l.free(now, all), l.free(now.Add(reservedFor), all); n != 1 || later != 4 {
+		t.Errorf("%d entries may come where one is to run alone, and %d when it has not come", n, later)
+	}
+	l.take(now, 4, all)
 	h := assign(alone)
 	if h == nil || assign(together) != nil || assign(alone) != nil {
 		t.Fatal("want one call alone")
@@ -299,5 +311,96 @@ func TestAnEntryRunsAlone(t *testing.T) {
 	l.finish(h, now, false)
 	if assign(together) == nil {
 		t.Error("the instance stays closed")
+	}
+}
+
+// The wait for an instance is no part of the run: its limits and a drain would meet an entry that has not begun.
+func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	finish := make(chan struct{})
+	end := sync.OnceFunc(func() { close(finish) })
+	g := b.gpu(func(r *http.Request) (int, string) {
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "long") {
+			<-finish
+		}
+		return answers(r)
+	})
+	b.instance("gpu-1", g.URL, 4)
+	m := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Minute}})
+	b.Cleanup(end)
+	long := b.push(`{"do":"long"}`)[0]
+	for calls := 0; calls == 0; calls, _ = g.seen() {
+		time.Sleep(5 * time.Millisecond)
+	}
+	m.leave() // no claims but those here
+	id := b.push(`{}`)[0]
+	m.Dispatcher.blame.knowLosses(strconv.FormatInt(int64(id), 10), 2)
+	take := func() int {
+		n, release := m.Pool.Take(b.queue.Name, 4)
+		release(n)
+		return n
+	}
+	b.eventually("a permit is to be had", func() bool { return take() > 0 })
+	_, release := m.Pool.Take(b.queue.Name, 1)
+	c, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{
+		Node: m.id, ClaimID: 1000, Lane: invalidation.Lane{Priority: 1}, Limit: 1, IgnoreRowLocks: true,
+	})
+	b.must(err)
+	run := &invalidation.Run{Queue: b.queue, Entry: c.Locks[0].Entries[0], Lock: c.Locks[0], Node: m.id}
+	ctx, cancel := context.WithTimeout(b.ctx, 20*time.Second)
+	defer cancel()
+	if _, err := m.Dispatcher.Handle(ctx, run); err == nil || ctx.Err() != nil {
+		t.Fatalf("beside a call: %v, %v", err, ctx.Err())
+	}
+	release(1)
+	if n := take(); n != 0 {
+		t.Errorf("%d entries may begin beside one that is to run alone", n)
+	}
+	end()
+	b.outcome(long)
+	b.eventually("a permit is to be had", func() bool { return take() > 0 })
+	n, release := m.Pool.Take(b.queue.Name, 4)
+	if n != 1 {
+		t.Errorf("%d entries may come where one is to run alone", n)
+	}
+	defer release(n)
+	if _, err := m.Dispatcher.Handle(ctx, run); err != nil {
+		t.Error(err)
+	}
+}
+
+func (b *bed) eventually(what string, is func() bool) {
+	b.Helper()
+	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.Fatalf("not in a minute: %s", what)
+		}
+	}
+}
+
+// The suspects of a batch keep no slot from others while they leave the instance to these.
+func TestSuspectsOfABatchMakeRoomForOthers(t *testing.T) {
+	b := newBed(t, joining(2, 5*time.Second))
+	var lost atomic.Bool
+	g := b.gpu(func(r *http.Request) (int, string) {
+		body, _ := io.ReadAll(r.Body)
+		if !lost.Swap(true) {
+			return 500, `{"error":"CUDA error: unspecified launch failure"}`
+		}
+		return answerItems([]item{{}, {}}, strings.Contains(string(body), "items"))
+	})
+	b.instance("gpu-1", g.URL, 1)
+	b.start(ServiceConfig{Dispatch: DispatchConfig{SuspectWait: time.Hour}})
+	ids := b.push(items(2, nil)...)
+	b.eventually("the device is lost", lost.Load)
+	began := time.Now()
+	ids = append(ids, b.push(items(2, nil)...)...)
+	for _, id := range ids {
+		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+			t.Errorf("outcome %+v", o)
+		}
+	}
+	if took := time.Since(began); took > aloneWait/2 {
+		t.Errorf("they came %v after the loss", took)
 	}
 }

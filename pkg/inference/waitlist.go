@@ -92,10 +92,13 @@ func (d *Dispatcher) slotIdled(model string) {
 }
 
 // runShared runs an entry in a call with others of its kind. What cannot be joined, or was in a call
-// that went wrong as a whole, waits for a slot of its own.
+// that went wrong as a whole, waits for a slot of its own; a suspect waits for none.
 func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
-	l, alone := a.waitlistOf(a.model.Name), a.blame.caution(a.call.Entry) > together
+	l, alone := a.waitlistOf(a.model.Name), false
 	for {
+		if a.blame.caution(a.call.Entry) > together {
+			return a.submit(ctx)
+		}
 		if unfit, _ := a.unfit(); !a.anyUsable(unfit) {
 			return nil, a.fitsNowhere() // it would keep the slot of its permit idle
 		}
