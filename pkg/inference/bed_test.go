@@ -122,6 +122,24 @@ func (b *bed) await(want int, sql string, args ...any) {
 	}
 }
 
+// eventually returns when something is so, and fails the test where that takes more than two minutes.
+func (b *bed) eventually(what string, is func() bool) {
+	b.Helper()
+	for deadline := time.Now().Add(2 * time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.Fatalf("not in two minutes: %s", what)
+		}
+	}
+}
+
+// ended returns when all entries have ended, and fails the test where that takes more than two minutes.
+func (b *bed) ended(ids ...invalidation.EntryID) {
+	b.Helper()
+	b.eventually("all entries have ended", func() bool {
+		return b.count(`SELECT count(*) FROM penstock.entry WHERE id = ANY ($1)`, ids) == 0
+	})
+}
+
 func (b *bed) outcome(id invalidation.EntryID) invalidation.Ended {
 	b.Helper()
 	b.await(1, `SELECT (SELECT count(*) FROM penstock.result WHERE entry_id = $1) + (SELECT count(*) FROM penstock.failure WHERE entry_id = $1)`, id)

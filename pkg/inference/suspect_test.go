@@ -135,11 +135,11 @@ func TestNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
 				})
 			}
 			killer := ids[40]
-			for done := false; !done; { // others keep coming
+			b.eventually("the killer ends while others keep coming", func() bool {
 				ids = append(ids, b.push(empty(4)...)...)
 				time.Sleep(100 * time.Millisecond)
-				done = b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, killer) == 0
-			}
+				return b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, killer) == 0
+			})
 			if o := b.outcome(killer); o.Outcome != "failed" || !strings.Contains(o.Reason, "device lost") {
 				t.Errorf("the killer: %+v", o)
 			}
@@ -209,20 +209,6 @@ func TestEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
 				t.Errorf("they killed %d devices", kills)
 			}
 		})
-	}
-}
-
-// ended fails the test if entries run after two minutes still.
-func (b *bed) ended(ids ...invalidation.EntryID) {
-	b.Helper()
-	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(20 * time.Millisecond) {
-		n := b.count(`SELECT count(*) FROM penstock.entry WHERE id = ANY ($1)`, ids)
-		if n == 0 {
-			return
-		}
-		if time.Now().After(deadline) {
-			b.Fatalf("%d of %d entries have not ended", n, len(ids))
-		}
 	}
 }
 
@@ -366,15 +352,6 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 	defer release(n)
 	if _, err := m.Dispatcher.Handle(ctx, run); err != nil {
 		t.Error(err)
-	}
-}
-
-func (b *bed) eventually(what string, is func() bool) {
-	b.Helper()
-	for deadline := time.Now().Add(time.Minute); !is(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.Fatalf("not in a minute: %s", what)
-		}
 	}
 }
 
