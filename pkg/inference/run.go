@@ -336,7 +336,7 @@ func (a *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	case o.Unsent && !a.blame.free(a.call.Entry, a.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
 	case o.Kind == worker.Busy && o.Stated && time.Since(a.began) > a.pool.config.Breaker.withDefaults().Fast &&
-		!a.blame.free(a.call.Entry, a.held.endpoint.ID):
+		(a.run == nil || !a.blame.free(a.call.Entry, a.held.endpoint.ID)): // each of a batch is tried alone
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // no refusal comes so late
 	case o.Kind == worker.Done:
 		a.blame.served(a.model.Name, a.call.Entry, a.held.endpoint.ID, time.Now())

@@ -90,18 +90,26 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 
 // A run that fails late, in the words of a full server, is no refusal: what it costs is bounded.
 func TestLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
-	b := newBed(t, worker.Model{})
-	g := b.gpu(func(*http.Request) (int, string) {
-		time.Sleep(20 * time.Millisecond)
-		return 200, `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
-	})
-	b.instance("gpu-1", g.URL, 1)
-	b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Fast: 5 * time.Millisecond}}})
-	if o := b.outcome(b.push(`{}`)[0]); o.Outcome != "failed" || o.Attempt != 4 {
-		t.Errorf("outcome %+v", o)
-	}
-	if calls, _ := g.seen(); calls != freeMost+4 {
-		t.Errorf("it was run %d times, want %d", calls, freeMost+4)
+	for name, model := range map[string]worker.Model{"by itself": {}, "in batches": joining(2, 50*time.Millisecond)} {
+		t.Run(name, func(t *testing.T) {
+			b := newBed(t, model)
+			g := b.gpu(func(*http.Request) (int, string) {
+				time.Sleep(20 * time.Millisecond)
+				return 200, `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
+			})
+			b.instance("gpu-1", g.URL, 1)
+			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Fast: 5 * time.Millisecond}}})
+			ids := b.push(empty(max(model.Batch.Items, 1))...)
+			b.ended(ids...)
+			for _, id := range ids {
+				if o := b.outcome(id); o.Outcome != "failed" || o.Attempt != 4 {
+					t.Errorf("outcome %+v", o)
+				}
+			}
+			if calls, _ := g.seen(); len(ids) == 1 && calls != freeMost+4 {
+				t.Errorf("it was run %d times, want %d", calls, freeMost+4)
+			}
+		})
 	}
 }
 
@@ -555,9 +563,10 @@ func TestLastInstanceOutlivesAnEntryThatSaysItsDeviceIsLost(t *testing.T) {
 	b.instance("gpu-1", s.URL+"/run", 2)
 	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
 	poison := b.push(`{"do":"kill"}`)[0]
-	for b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, poison) > 0 { // others are served meanwhile
+	b.eventually("the entry ends while others are served", func() bool {
 		b.outcome(b.push(`{}`)[0])
-	}
+		return b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1`, poison) == 0
+	})
 	if o := b.outcome(poison); o.Outcome != "failed" || !strings.Contains(o.Reason, "3 runs") {
 		t.Errorf("outcome %+v", o)
 	}
