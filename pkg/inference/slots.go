@@ -150,7 +150,7 @@ func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int))
 	if allow > 0 || want <= 0 {
 		return allow, release
 	}
-	if p.lease(model, want) {
+	if !p.withheld(model) && p.lease(model, want) {
 		return p.take(model, want), release
 	}
 	return p.takeAbandoned(model, want), release
@@ -186,6 +186,24 @@ func (p *SlotPool) takeAbandoned(model string, want int) int {
 	a.abandoned -= n
 	a.ledger.unassigned += n
 	return n
+}
+
+// withheld says whether the node has idle slots of every usable instance of a model, and keeps calls from them all for
+// an entry that is to run alone: more slots would idle as well.
+func (p *SlotPool) withheld(model string) (withheld bool) {
+	now := time.Now()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	instances := p.stateOf(model).ledger.instances
+	for _, e := range p.registry.Endpoints(model) {
+		if e.Usable(now) {
+			s := instances[e.ID]
+			if withheld = s != nil && len(s.idle) > 0 && !s.admits(together, now); !withheld {
+				return false
+			}
+		}
+	}
+	return withheld
 }
 
 // await notes that entries with so many permits wait for a busy slot of an instance although another slot is idle.

@@ -311,7 +311,7 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 		}
 		return answers(r)
 	})
-	b.instance("gpu-1", g.URL, 4)
+	b.instance("gpu-1", g.URL, 64)
 	m := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Minute}})
 	b.Cleanup(end)
 	long := b.push(`{"do":"long"}`)[0]
@@ -339,8 +339,12 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 		t.Fatalf("beside a call: %v, %v", err, ctx.Err())
 	}
 	release(1)
+	held := m.Pool.Tallies()[b.model.Name].Held
 	if n := take(); n != 0 {
 		t.Errorf("%d entries may begin beside one that is to run alone", n)
+	}
+	if now := m.Pool.Tallies()[b.model.Name].Held; now != held {
+		t.Errorf("%d slots were leased to idle", now-held)
 	}
 	end()
 	b.outcome(long)
