@@ -26,8 +26,9 @@ import (
 
 // partly has packages with concurrent files of which most tests are of one goroutine.
 var partly = []string{
-	"cmd/penstock", "examples/greeting", "internal/pgtest", "internal/telemetry", "pkg/changelog", "pkg/gateway/openaibatch",
-	"pkg/invalidation", "pkg/scale/keda",
+	"cmd/leader", "cmd/penstock", "examples/greeting", "internal/devpostgres", "internal/pgtest", "internal/telemetry",
+	"pkg/api", "pkg/changelog", "pkg/gateway/openaibatch", "pkg/invalidation", "pkg/scale", "pkg/scale/keda", "pkg/webhook",
+	"web",
 }
 
 func main() {

@@ -177,7 +177,7 @@ func TestEachAddressLetsInExactlyTheRolesThatItShould(t *testing.T) {
 	for _, role := range []string{"push", "read", "operate", "admin", "announce"} {
 		secrets[role] = newToken(t, pool, operator.Grant{Name: role, Scopes: []string{role}})
 	}
-	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "expired", Scopes: []string{"admin"}})
+	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "lapsed", Scopes: []string{"admin"}})
 	if _, err := pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = now() - interval '1 hour' WHERE name = 'expired'`); err != nil {
 		t.Fatal(err)
 	}
