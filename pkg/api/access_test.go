@@ -178,7 +178,7 @@ func TestEachAddressLetsInExactlyTheRolesThatItShould(t *testing.T) {
 		secrets[role] = newToken(t, pool, operator.Grant{Name: role, Scopes: []string{role}})
 	}
 	secrets["expired"] = newToken(t, pool, operator.Grant{Name: "lapsed", Scopes: []string{"admin"}})
-	if _, err := pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = now() - interval '1 hour' WHERE name = 'expired'`); err != nil {
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = now() - interval '1 hour' WHERE name = 'lapsed'`); err != nil {
 		t.Fatal(err)
 	}
 	secrets["unknown"] = operator.NewSecret()
