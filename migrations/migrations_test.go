@@ -218,16 +218,16 @@ func TestSettingsOfSessionsDoNotReachMigrations(t *testing.T) {
 	dsn := pgtest.Empty(t)
 	c := connect(t, dsn)
 	for _, setting := range []string{
-		"statement_timeout = 300", "idle_session_timeout = 300", "idle_in_transaction_session_timeout = 300",
+		"statement_timeout = 2000", "idle_session_timeout = 2000", "idle_in_transaction_session_timeout = 2000",
 		"standard_conforming_strings = off", "backslash_quote = off", "client_encoding = LATIN1", "DateStyle = ''SQL, DMY''",
 		"TimeZone = ''Asia/Kolkata''", "IntervalStyle = sql_standard", "default_transaction_isolation = ''repeatable read''",
 	} {
 		exec(t, c, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET `+setting+`', current_database()); END $$`)
 	}
 	cfg := config(t, dsn)
-	cfg.RuntimeParams["statement_timeout"] = "300"
+	cfg.RuntimeParams["statement_timeout"] = "2000" // the statement that lifts it has to be answered by then
 	slow := otherAgo(t, "a moment")
-	slow["functions/slow.sql"] = &fstest.MapFile{Data: []byte(`DO $$ BEGIN PERFORM pg_sleep(0.5); END $$;`)}
+	slow["functions/slow.sql"] = &fstest.MapFile{Data: []byte(`DO $$ BEGIN PERFORM pg_sleep(2.5); END $$;`)}
 	if _, err := migrations.UpWith(t.Context(), cfg, slow, migrations.Release); err != nil {
 		t.Error(err)
 	}

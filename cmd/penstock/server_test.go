@@ -248,8 +248,8 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		}
 		return secret
 	}
-	good, reader, expired := s.api["PENSTOCK_TOKEN"], token("reader", "read"), token("expired", "admin")
-	if _, err := s.pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = clock_timestamp() WHERE name = 'expired'`); err != nil {
+	good, reader, expired := s.api["PENSTOCK_TOKEN"], token("reader", "read"), token("lapsed", "admin")
+	if _, err := s.pool.Exec(t.Context(), `UPDATE penstock.api_token SET expires_at = clock_timestamp() WHERE name = 'lapsed'`); err != nil {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "token")
