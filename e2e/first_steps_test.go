@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
@@ -39,7 +40,7 @@ func TestTheFirstStepsDoWhatTheirPageSays(t *testing.T) {
 	for _, block := range shellBlock.FindAllStringSubmatch(string(page), -1) {
 		script += block[1]
 	}
-	leader := fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	leader := fmt.Sprintf("127.0.0.1:%d", machine.FreePort(t))
 	script = strings.ReplaceAll(script, "127.0.0.1:8420", leader)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)

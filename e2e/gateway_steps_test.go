@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
@@ -57,7 +58,7 @@ func TestTheFirstStepsOfTheGatewayDoWhatTheirPageSays(t *testing.T) {
 		t.Fatalf("docs/gateway.md has %d blocks of commands before its part about clients, want 2", len(blocks))
 	}
 	script := "set -eu\ntrap 'kill $(jobs -p) 2>/dev/null || true' EXIT\n" + blocks[0][1] + blocks[1][1]
-	listen, debug := fmt.Sprintf("127.0.0.1:%d", freePort(t)), fmt.Sprintf("127.0.0.1:%d", freePort(t))
+	listen, debug := fmt.Sprintf("127.0.0.1:%d", machine.FreePort(t)), fmt.Sprintf("127.0.0.1:%d", machine.FreePort(t))
 	script = strings.ReplaceAll(script, "127.0.0.1:8430", listen)
 	script = strings.ReplaceAll(script, "penstock gateway status", "penstock gateway status --gateway http://"+debug)
 

@@ -6,8 +6,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"io"
-	"math/rand/v2"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -21,6 +19,7 @@ import (
 	"github.com/testcontainers/testcontainers-go/wait"
 
 	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -39,7 +38,7 @@ func newImage(t *testing.T) *image {
 	if name == "" {
 		t.Skip("PENSTOCK_IMAGE names no image: make image, then make check-image")
 	}
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Port: freePort(t), Fast: true, NoContainer: true})
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Port: machine.FreePort(t), Fast: true, NoContainer: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -147,22 +146,6 @@ func (i *image) as(duty string) *url.URL {
 	return &u
 }
 
-// freePort is a port of none of the programs and servers that run now. It is below those that systems give to a listener or
-// a connection without one, which would take it before the program of the test does.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 10_000 + rand.IntN(20_000)
-		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			_ = listener.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
-}
-
 func TestImageRunsEntriesAndDrains(t *testing.T) {
 	i := newImage(t)
 	i.once("penstock", "version")
@@ -170,9 +153,9 @@ func TestImageRunsEntriesAndDrains(t *testing.T) {
 	i.once("penstock", "grants", "--apply", "--passwords", "/run/secrets")
 	started := func(line string) wait.Strategy { return wait.ForLog(line) }
 	leader := i.run(started("leader started"), i.as("leader"), "leader", "--migrate=false",
-		"--listen", fmt.Sprintf("127.0.0.1:%d", freePort(t)), "--debug-listen", "127.0.0.1:0")
+		"--listen", fmt.Sprintf("127.0.0.1:%d", machine.FreePort(t)), "--debug-listen", "127.0.0.1:0")
 	gateway := i.run(started("gateway started"), i.as("gateway"), "gateway",
-		"--listen", fmt.Sprintf("127.0.0.1:%d", freePort(t)), "--debug-listen", "127.0.0.1:0")
+		"--listen", fmt.Sprintf("127.0.0.1:%d", machine.FreePort(t)), "--debug-listen", "127.0.0.1:0")
 	node := i.run(started("task node started"), i.as("node"), "tasknode", "--listen", "127.0.0.1:0",
 		"--webhook-key", "file:/run/secrets/webhook", "--governor=false")
 	p := &plant{site: i.site}

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -25,7 +26,7 @@ func (s *site) pooler() string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	port := freePort(s.t)
+	port := machine.FreePort(s.t)
 	dir := s.t.TempDir()
 	password, _ := u.User.Password()
 	write := func(name, text string) string {

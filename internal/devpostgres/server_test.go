@@ -3,8 +3,6 @@ package devpostgres
 import (
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -13,6 +11,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/shirou/gopsutil/v3/process"
+
+	"github.com/penstock/penstock/internal/machine"
 )
 
 func TestZeroConfigIsDurableAndOnSocketOnly(t *testing.T) {
@@ -150,7 +150,7 @@ func TestHaltedServerIsCleanedUpAfter(t *testing.T) {
 
 func TestPortOpensLoopbackWithPassword(t *testing.T) {
 	dir := keptDir(t)
-	port := freePort(t)
+	port := machine.FreePort(t)
 	server := start(t, Config{DataDir: dir, Port: port, Fast: true})
 	if got := query(t, server.ConnString(), "SELECT host(inet_server_addr())"); got != "127.0.0.1" {
 		t.Errorf("the server is reached at %s", got)
@@ -271,20 +271,4 @@ func openTempDir(t *testing.T) string {
 		t.Fatal(err)
 	}
 	return dir
-}
-
-// freePort is a port on which nothing listens. It is below those that systems give to a listener or a connection without
-// one, which would take it before the server of the test does.
-func freePort(t *testing.T) int {
-	t.Helper()
-	for range 100 {
-		port := 10_000 + rand.IntN(20_000)
-		listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			_ = listener.Close()
-			return port
-		}
-	}
-	t.Fatal("no port is free")
-	return 0
 }
