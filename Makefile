@@ -304,7 +304,7 @@ check-modules:
 	go vet -tags failpoints ./internal/postgres
 	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
 
-# govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Most steps leave
+# govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Some steps leave
 # the processors idle for half of their time: three sequences of steps go on beside each other, of which e2e and chaos-short have
 # the higher priority. Tests of the others wait for states: the few bounds on real time in them are for what hangs, or grows with
 # the square, and lie far above what it takes at the low priority. What has to be done within a time is in timed, alone, last.
