@@ -74,10 +74,10 @@ func NewQueuePusher(config QueuePusherConfig, db postgres.DB) *QueuePusher {
 	return &QueuePusher{config: config, db: db, open: map[string]*invalidation.Queue{}}
 }
 
-// Priorities of entries by class; default requests have the queue's own.
+// Priorities of entries by class. Default requests have the queue's own: 1, unless it was changed.
 const (
 	criticalPriority  int16 = 8
-	sheddablePriority int16 = 2
+	sheddablePriority int16 = 0
 )
 
 // finishBySQL is a deadline by the clock by which entries expire.

@@ -53,6 +53,7 @@ type batchRow struct {
 	OutputThere, ErrorsThere  bool // the files are complete
 	Late                      bool // its completion window is over, by the clock of the database
 	FailedTurns               int  // since the last one that did not fail, with the one that runs
+	Revoked                   bool // its client had tokens, and has none that is valid
 }
 
 const batchColumns = `
@@ -63,7 +64,10 @@ const batchColumns = `
        b.completed_at, b.failed_at, b.expired_at, b.cancelling_at, b.cancelled_at,
        EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.output_file_id AND f.completed_at IS NOT NULL),
        EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.error_file_id AND f.completed_at IS NOT NULL),
-       b.expires_at <= clock_timestamp(), b.failed_turns`
+       b.expires_at <= clock_timestamp(), b.failed_turns,
+       (SELECT coalesce(NOT bool_or(t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true)), false)
+          FROM penstock.api_token t
+         WHERE t.name = b.owner)`
 
 const batchSQL = `SELECT` + batchColumns + `
   FROM penstock.gateway_batch b

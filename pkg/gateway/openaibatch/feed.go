@@ -20,8 +20,9 @@ const (
 	windowLines = 2000
 	// feedBytesMax bounds the part of a file that is read in one turn, in bytes. A longer line is read by itself.
 	feedBytesMax = 8 << 20
-	// batchPriority is below that of requests that made no batch: someone waits for them sooner.
-	batchPriority int16 = 2
+	// batchPriority is below the one that a queue has by default, which requests that made no batch have: their
+	// clients wait for them.
+	batchPriority int16 = 0
 )
 
 // fedLine is a line that is to become an entry.

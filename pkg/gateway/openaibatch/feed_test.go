@@ -79,3 +79,49 @@ func TestBatchOnAFullQueueIsCollected(t *testing.T) {
 		t.Errorf("%d lines are fed, want 2: there is room for one", b.Fed)
 	}
 }
+
+// Lines of a batch come behind requests whose clients wait, in a queue that is as it was made.
+func TestLinesComeBehindRequestsWhoseClientsWait(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	s.step1(s.begun(requestLine, 0))
+	q, err := invalidation.Open(t.Context(), s.pool, "q")
+	if err == nil {
+		_, err = q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`)})
+	}
+	var line, request int
+	if err == nil {
+		err = s.pool.QueryRow(t.Context(), `SELECT min(priority), max(priority) FROM penstock.ready`).Scan(&line, &request)
+	}
+	if err != nil || line >= request {
+		t.Errorf("a line has priority %d, a request %d: %v", line, request, err)
+	}
+}
+
+// A batch goes on while its client has a valid token, and is cancelled once it has none.
+func TestABatchEndsWithTheLastTokenOfItsClient(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	for _, token := range []string{"old", "new"} {
+		s.exec(`INSERT INTO penstock.api_token (name, hash, scopes, created_by)
+		        VALUES ('shop', sha256($1), '{push}', 'test')`, []byte(token))
+	}
+	s.exec(`UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE hash = sha256('old')`)
+	b := s.begun(requestLine+requestLine, 0, len(requestLine))
+	s.step1(b)
+	if b = s.again(b); b.Status != inProgress || b.Fed != 2 {
+		t.Fatalf("the batch is %s with %d lines fed, though its client has a token", b.Status, b.Fed)
+	}
+	s.exec(`UPDATE penstock.api_token SET expires_at = clock_timestamp() WHERE hash = sha256('new')`)
+	for range 5 {
+		s.step1(b)
+		if b = s.again(b); b.Status == cancelled {
+			break
+		}
+	}
+	if b.Status != cancelled || b.Failed != 2 {
+		t.Errorf("the batch is %s with %d lines failed, want cancelled with 2", b.Status, b.Failed)
+	}
+}

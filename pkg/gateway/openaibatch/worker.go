@@ -179,8 +179,13 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 }
 
 // step does what is next for a batch. moved says whether something was done. fault is an error of the lines that were
-// to be pushed: what was collected before it stays.
+// to be pushed: what was collected before it stays. A batch of a client whose tokens have all ended is cancelled.
 func (s *Batches) step(ctx context.Context, tx pgx.Tx, b *batchRow) (moved bool, fault, err error) {
+	if b.Revoked && (b.Status == validating || b.Status == inProgress) {
+		if *b, err = oneBatch(postgres.Query(ctx, tx, cancelSQL, b.ID, b.Owner)); err != nil {
+			return false, nil, err
+		}
+	}
 	if b.Status == validating {
 		return true, nil, s.stepValidation(ctx, tx, b)
 	}
