@@ -101,7 +101,7 @@ LONG_IN := ./cmd/gateway ./cmd/tasknode ./pkg/inference ./pkg/invalidation ./pkg
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/invalidation ./pkg/recovery ./cmd/tasknode ./internal/devpostgres ./pkg/inference ./cmd/gateway ./pkg/api ./pkg/election ./pkg/tasknode ./web
+LONGEST  := ./pkg/inference ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/invalidation ./pkg/api ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 # EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.
@@ -122,28 +122,18 @@ ON_NEWEST = if probe=$$(PENSTOCK_TEST_POSTGRES=$(NEWEST) go test -count=1 -run '
 	fi
 
 # The race detector is for memory that goroutines share, and slows the tests three to ten times. race has the packages with
-# goroutines, locks or channels; of the others, and of those in which few tests have to do with these, it has those tests, and
-# plain has the rest. The division is by .ci/concurrent.go, which reads the source; race-all does without it. Tests of random
-# schedules are shorter here than in race-all.
-CONCURRENT := go run .ci/concurrent.go
-DIVIDE = all=$$( (printf '%s\n' $(if $(filter ./...,$(TESTS)),$(LONGEST)); go list -f '{{.Dir}}' $(TESTS) | grep -v /e2e$$ | sed 's,^$(CURDIR),.,') | awk 'NF && !seen[$$0]++'); \
-	whole=$$($(CONCURRENT) whole $$all); rest=$$($(CONCURRENT) rest $$all); with=; tests=; \
-	[ -z "$$rest" ] || { with=$$($(CONCURRENT) with $$rest); tests=$$($(CONCURRENT) tests $$rest); }
+# goroutines, locks or channels, of some of which plain has the tests of one goroutine, as of all other packages. The division
+# is by .ci/concurrent.go, which reads the source; race-all does without it. Tests of random schedules are shorter here than in
+# race-all.
+DIVIDE = division=$$(go run .ci/concurrent.go $$( (printf '%s\n' $(if $(filter ./...,$(TESTS)),$(LONGEST)); go list -f '{{.Dir}}' $(TESTS) | grep -v /e2e$$ | sed 's,^$(CURDIR),.,') | awk 'NF && !seen[$$0]++')); eval "$$division"
 
 race: ## Test under the race detector what shares memory, where the machine has a C compiler
-	@$(ON_NEWEST); $(DIVIDE); failed=0; export RAPID_CHECKS=25; \
-	if [ -n "$$whole" ]; then \
-		go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $$whole || failed=1; \
-	fi; \
-	if [ -n "$$with" ]; then \
-		go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' \
-			-run "^($$tests)$$" $$with || failed=1; \
-	fi; \
-	exit $$failed
+	@$(ON_NEWEST); $(DIVIDE); export RAPID_CHECKS=25; [ -z "$$raced" ] || \
+		go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip "^($(TIMED)|$(SERIAL)|$$alone)$$" $$raced
 
 plain: ## Test without the race detector what `make race` leaves out
-	@$(ON_NEWEST); $(DIVIDE); export RAPID_CHECKS=25; [ -z "$$rest" ] || \
-		go test $(LINK) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip "^($(TIMED)|$(SERIAL)|$$tests)$$" $$rest
+	@$(ON_NEWEST); $(DIVIDE); export RAPID_CHECKS=25; [ -z "$$plain" ] || \
+		go test $(LINK) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip "^($(TIMED)|$(SERIAL)|$$beside)$$" $$plain
 
 race-all: ## Test everything but simulations under the race detector, the random tests in their full length; for every night
 	@$(ON_NEWEST); PENSTOCK_LONG=1 go test $(RACE) $(LINK) -vet=off -p $(BESIDE_RACE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL))$$' $(PACKAGES)
@@ -153,7 +143,7 @@ serial-all: ## The same with a million entries and lines, and more runs of the s
 	PENSTOCK_LONG=1 $(MAKE) --no-print-directory serial
 
 serial: ## Test what has one goroutine, without the race detector
-	go test $(LINK) -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
+	go test $(LINK) -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
 
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18

@@ -38,42 +38,38 @@ func TestTestsThatTheMakefileNamesExist(t *testing.T) {
 	}
 }
 
-// Between them make race and make plain run each test: the packages are divided, and plain skips the tests that race runs.
-func TestRaceAndPlainHaveAllPackages(t *testing.T) {
+// Between them make race and make plain run each test: what one of them skips the other one runs.
+func TestRaceAndPlainHaveAllTests(t *testing.T) {
 	var all []string
-	for _, path := range strings.Fields(output(t, "go", "list", "./...")) {
+	for _, path := range strings.Fields(output(t, ".", "go", "list", "./...")) {
 		if folder := strings.TrimPrefix(strings.TrimPrefix(path, module), "/"); folder != "e2e" {
 			all = append(all, "./"+folder)
 		}
 	}
-	whole, rest := divided(t, "whole", all...), divided(t, "rest", all...)
-	both := slices.Concat(whole, rest)
-	slices.Sort(both)
-	if !slices.Equal(both, slices.Sorted(slices.Values(all))) {
-		t.Errorf("divided are %v, want %v", both, all)
+	d := divide(t, ".", all...)
+	for _, folder := range all {
+		raced, plain := slices.Contains(d["raced"], folder), slices.Contains(d["plain"], folder)
+		for _, name := range testsOf(t, folder) {
+			if (!raced || slices.Contains(d["alone"], name)) && (!plain || slices.Contains(d["beside"], name)) {
+				t.Errorf("neither make race nor make plain runs %s of %s", name, folder)
+			}
+		}
 	}
 	for _, folder := range []string{"./pkg/gateway", "./pkg/inference", "./pkg/tasknode"} {
-		if !slices.Contains(whole, folder) {
+		if !slices.Contains(d["raced"], folder) || slices.Contains(d["plain"], folder) {
 			t.Errorf("%s is not raced whole", folder)
 		}
 	}
-	raced := strings.Split(strings.Join(divided(t, "tests", rest...), ""), "|")
 	for _, name := range []string{"TestClaimIsExclusive", "TestNothingIsLostOrOvertakenInACrowd", "TestPushesThatComeMeanwhileGoTogether"} {
-		if !slices.Contains(raced, name) {
-			t.Errorf("%s is not raced", name)
-		}
-	}
-	with := divided(t, "with", rest...)
-	for _, folder := range rest {
-		if !slices.Contains(with, folder) && slices.ContainsFunc(testsOf(t, folder), func(name string) bool { return slices.Contains(raced, name) }) {
-			t.Errorf("plain leaves out a test of %s that race does not run", folder)
+		if slices.Contains(d["alone"], name) || !slices.Contains(d["beside"], name) {
+			t.Errorf("%s is not raced alone", name)
 		}
 	}
 	makefile, err := os.ReadFile("Makefile")
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, recipe := range []string{`-run "^($$tests)$$" $$with`, `-skip "^($(TIMED)|$(SERIAL)|$$tests)$$" $$rest`, `-skip '^($(TIMED)|$(SERIAL))$$' $$whole`} {
+	for _, recipe := range []string{`-skip "^($(TIMED)|$(SERIAL)|$$alone)$$" $$raced`, `-skip "^($(TIMED)|$(SERIAL)|$$beside)$$" $$plain`} {
 		if !strings.Contains(string(makefile), recipe) {
 			t.Errorf("the Makefile does not run %s", recipe)
 		}
@@ -82,7 +78,11 @@ func TestRaceAndPlainHaveAllPackages(t *testing.T) {
 
 // A test that starts goroutines in a function of another file, by a method or a type, is found.
 func TestConcurrentTestsAreFoundInTheSource(t *testing.T) {
-	folder := t.TempDir()
+	root := t.TempDir()
+	folder := filepath.Join(root, "web") // a name of a package whose tests are divided
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
 	for name, text := range map[string]string{
 		"a.go": "package a\n\nfunc A() {}\n",
 		"b.go": "package a\n\nvar events = make(chan int)\n",
@@ -113,21 +113,34 @@ type guarded struct{ mu sync.Mutex }
 			t.Fatal(err)
 		}
 	}
-	const want = "TestByAFunction|TestByAMethod|TestByAType|TestOfAConcurrentFile"
-	if got := strings.Join(divided(t, "tests", folder), ""); got != want {
-		t.Errorf("found %s, want %s", got, want)
+	d := divide(t, root, "web")
+	if want := []string{"TestByAFunction", "TestByAMethod", "TestByAType", "TestOfAConcurrentFile"}; !slices.Equal(d["beside"], want) {
+		t.Errorf("found %s, want %s", d["beside"], want)
+	}
+	if want := []string{"TestAlone"}; !slices.Equal(d["alone"], want) {
+		t.Errorf("the others are %s, want %s", d["alone"], want)
 	}
 }
 
-func divided(t *testing.T, what string, folders ...string) []string {
+// divide returns the lists that concurrent.go prints, by their names.
+func divide(t *testing.T, root string, folders ...string) map[string][]string {
 	t.Helper()
-	return strings.Fields(output(t, "go", append([]string{"run", ".ci/concurrent.go", what}, folders...)...))
+	program, err := filepath.Abs(".ci/concurrent.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lists := map[string][]string{}
+	for line := range strings.Lines(output(t, root, "go", append([]string{"run", program}, folders...)...)) {
+		name, list, _ := strings.Cut(strings.TrimSpace(line), "=")
+		lists[name] = strings.FieldsFunc(list, func(r rune) bool { return r == '\'' || r == ' ' || r == '|' })
+	}
+	return lists
 }
 
-func output(t *testing.T, name string, args ...string) string {
+func output(t *testing.T, root, name string, args ...string) string {
 	t.Helper()
 	command := exec.CommandContext(t.Context(), name, args...)
-	command.Stderr = os.Stderr
+	command.Dir, command.Stderr = root, os.Stderr
 	out, err := command.Output()
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)

@@ -1,11 +1,15 @@
-// Command concurrent divides the tests of `make race` and `make plain` by a rule of the source.
+// Command concurrent divides the tests of `make race` and `make plain` by a rule of the source. It prints the division of
+// packages and tests as variables of a shell:
 //
-//	go run .ci/concurrent.go whole PACKAGE...  packages whose tests all run under the race detector
-//	go run .ci/concurrent.go rest PACKAGE...   the others: the race detector is for some of their tests
-//	go run .ci/concurrent.go tests PACKAGE...  these tests, as a regular expression
-//	go run .ci/concurrent.go with PACKAGE...   those of the packages that have a test of such a name
+//	go run .ci/concurrent.go PACKAGE...
+//	raced='PACKAGE...'  packages with tests for the race detector, which
+//	alone='NAME|...'    skips these tests of one goroutine
+//	plain='PACKAGE...'  packages with tests that run without it, where
+//	beside='NAME|...'   the concurrent ones are skipped
 //
-// A package is whole if one of its files is concurrent that is not a test, and if it is not in partly.
+// A package is concurrent if one of its files is that is not a test. Only such packages are raced: what a package without
+// goroutines, locks and channels shares is shared by those that use it. The tests of partly are divided, so that these
+// packages are in both lists.
 //
 // A file is concurrent if it has a go statement or a channel, imports sync or sync/atomic, or calls a method Go, as that of
 // a WaitGroup. A test is concurrent if it, or a function of test files that it names, directly or not, has one of these, if it
@@ -24,56 +28,43 @@ import (
 	"strings"
 )
 
-// partly has packages with concurrent files of which most tests are of one goroutine.
+// partly has packages with concurrent files in which so many tests are of one goroutine that it pays to link a second
+// program for them.
 var partly = []string{
-	"cmd/leader", "cmd/penstock", "examples/greeting", "internal/devpostgres", "internal/pgtest", "internal/telemetry",
-	"pkg/api", "pkg/changelog", "pkg/gateway/openaibatch", "pkg/invalidation", "pkg/scale", "pkg/scale/keda", "pkg/webhook",
-	"web",
+	"cmd/penstock", "internal/devpostgres", "pkg/api", "pkg/invalidation", "pkg/scale", "pkg/webhook", "web",
 }
 
 func main() {
-	if len(os.Args) < 3 {
-		fail(fmt.Errorf("needs what to print, and packages"))
-	}
-	what, folders := os.Args[1], os.Args[2:]
-	var tests, whole, rest, with []string
-	sources := map[string]*source{}
-	for _, folder := range folders {
-		s, err := read(folder)
+	var raced, plain, inRace, inPlain, alone, beside []string
+	for _, folder := range os.Args[1:] {
+		divide := slices.Contains(partly, filepath.Clean(folder))
+		s, err := read(folder, divide)
 		if err != nil {
-			fail(err)
+			fmt.Fprintln(os.Stderr, "concurrent:", err)
+			os.Exit(1)
 		}
-		sources[folder] = s
-		tests = append(tests, s.concurrentTests()...)
-		if len(s.concurrent) > 0 && !slices.Contains(partly, filepath.Clean(folder)) {
-			whole = append(whole, folder)
-		} else {
-			rest = append(rest, folder)
+		switch {
+		case len(s.concurrent) == 0:
+			plain, inPlain = append(plain, folder), append(inPlain, s.tests...)
+		case divide:
+			concurrent, others := s.divided()
+			raced, plain = append(raced, folder), append(plain, folder)
+			beside, inRace = append(beside, concurrent...), append(inRace, concurrent...)
+			alone, inPlain = append(alone, others...), append(inPlain, others...)
+		default:
+			raced, inRace = append(raced, folder), append(inRace, s.tests...)
 		}
 	}
-	for _, folder := range folders {
-		if slices.ContainsFunc(sources[folder].tests, func(name string) bool { return slices.Contains(tests, name) }) {
-			with = append(with, folder)
-		}
-	}
-	slices.Sort(tests)
-	switch what {
-	case "whole":
-		fmt.Println(strings.Join(whole, " "))
-	case "rest":
-		fmt.Println(strings.Join(rest, " "))
-	case "with":
-		fmt.Println(strings.Join(with, " "))
-	case "tests":
-		fmt.Println(strings.Join(slices.Compact(tests), "|"))
-	default:
-		fail(fmt.Errorf("%s is nothing that it prints", what))
-	}
+	fmt.Printf("raced='%s'\nalone='%s'\n", strings.Join(raced, " "), names(alone, inRace))
+	fmt.Printf("plain='%s'\nbeside='%s'\n", strings.Join(plain, " "), names(beside, inPlain))
 }
 
-func fail(err error) {
-	fmt.Fprintln(os.Stderr, "concurrent:", err)
-	os.Exit(1)
+// names joins the names of tests that are skipped, without those that other packages of the same run have as well: these
+// run twice.
+func names(skipped, run []string) string {
+	skipped = slices.DeleteFunc(skipped, func(name string) bool { return slices.Contains(run, name) })
+	slices.Sort(skipped)
+	return strings.Join(slices.Compact(skipped), "|")
 }
 
 type source struct {
@@ -85,11 +76,13 @@ type source struct {
 // element is a function, type or variable of a test file.
 type element struct {
 	file       string // without _test.go
+	test       bool
 	concurrent bool
 	uses       map[types.Object]bool
 }
 
-func read(folder string) (*source, error) {
+// read parses a package and, where its tests are divided, finds what uses what in its test files.
+func read(folder string, divide bool) (*source, error) {
 	s := &source{concurrent: map[string]bool{}, declared: map[types.Object]*element{}}
 	paths, err := filepath.Glob(filepath.Join(folder, "*.go"))
 	if err != nil {
@@ -104,10 +97,12 @@ func read(folder string) (*source, error) {
 		packages[file.Name.Name] = append(packages[file.Name.Name], file)
 	}
 	for name, files := range packages {
-		// What other packages have is not looked at, so that there are errors, and what is used of this one is known all the same.
 		info := &types.Info{Defs: map[*ast.Ident]types.Object{}, Uses: map[*ast.Ident]types.Object{}}
-		config := types.Config{Importer: empty{}, Error: func(error) {}}
-		_, _ = config.Check(name, fset, files, info)
+		if divide {
+			// What other packages have is not looked at, so that there are errors, and what is used of this one is known all the same.
+			config := types.Config{Importer: empty{}, Error: func(error) {}}
+			_, _ = config.Check(name, fset, files, info)
+		}
 		for _, file := range files {
 			s.readFile(filepath.Base(fset.Position(file.Pos()).Filename), file, info)
 		}
@@ -153,10 +148,11 @@ func (s *source) readFile(name string, file *ast.File, info *types.Info) {
 
 func (s *source) add(file string, name *ast.Ident, node ast.Node, info *types.Info) {
 	e := &element{file: file, concurrent: isConcurrent(node), uses: map[types.Object]bool{}}
-	s.declared[info.Defs[name]] = e
-	if isTest(info.Defs[name]) {
+	if d, ok := node.(*ast.FuncDecl); ok && d.Recv == nil && strings.HasPrefix(name.Name, "Test") && name.Name != "TestMain" {
+		e.test = true
 		s.tests = append(s.tests, name.Name)
 	}
+	s.declared[info.Defs[name]] = e
 	ast.Inspect(node, func(n ast.Node) bool {
 		if identifier, ok := n.(*ast.Ident); ok {
 			used := info.Uses[identifier]
@@ -185,7 +181,8 @@ func isConcurrent(node ast.Node) (found bool) {
 	return found
 }
 
-func (s *source) concurrentTests() (tests []string) {
+// divided returns the tests that are concurrent, and the others.
+func (s *source) divided() (concurrent, others []string) {
 	for changed := true; changed; { // until nothing becomes concurrent by what it uses
 		changed = false
 		for _, e := range s.declared {
@@ -197,14 +194,13 @@ func (s *source) concurrentTests() (tests []string) {
 		}
 	}
 	for object, e := range s.declared {
-		if isTest(object) && (e.concurrent || s.concurrent[e.file]) {
-			tests = append(tests, object.Name())
+		switch {
+		case !e.test:
+		case e.concurrent || s.concurrent[e.file]:
+			concurrent = append(concurrent, object.Name())
+		default:
+			others = append(others, object.Name())
 		}
 	}
-	return tests
-}
-
-func isTest(object types.Object) bool {
-	f, ok := object.(*types.Func)
-	return ok && f.Signature().Recv() == nil && strings.HasPrefix(f.Name(), "Test") && f.Name() != "TestMain"
+	return concurrent, others
 }
