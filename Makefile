@@ -107,6 +107,10 @@ PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v 
 # EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.
 EVERYDAY  = $(if $(filter ./...,$(TESTS)),$(filter-out ./internal/devpostgres,$(LONGEST)) $$(go list ./... | grep -v -e /e2e$$ -e /devpostgres$$),$(TESTS))
 
+# Compiler, linker and tests collect garbage a quarter as often. Tests that judge times or memory are in timed and serial, which
+# have the usual setting.
+build test race plain race-all timed-link check-modules: export GOGC ?= 400
+
 test: ## Test the product without the race detector, for every day; TESTS=./pkg/cron narrows it
 	go test $(LINK) -vet=off -p $(BESIDE) -timeout $(TIMEOUT) -skip '^($(TIMED)|$(SERIAL)|$(LONG))$$' $(EVERYDAY)
 	@echo "not run: random schedules, large loads and private clusters (make race plain), what is timed (make timed), simulations and the"
@@ -115,7 +119,7 @@ test: ## Test the product without the race detector, for every day; TESTS=./pkg/
 # The tests of `make check` run on two versions of Postgres: race and plain on the newest one, which npm delivers, the others on
 # that of the machine. A line that begins with "not tested" is printed again at the end of the check.
 NEWEST := 18
-ON_NEWEST = if probe=$$(PENSTOCK_TEST_POSTGRES=$(NEWEST) go test -count=1 -run '^TestServerIsOfTheVersionAskedFor$$' ./internal/pgtest 2>&1); then \
+ON_NEWEST = if probe=$$(PENSTOCK_TEST_POSTGRES=$(NEWEST) go test $(LINK) -vet=off -count=1 -run '^TestServerIsOfTheVersionAskedFor$$' ./internal/pgtest 2>&1); then \
 		export PENSTOCK_TEST_POSTGRES=$(NEWEST); \
 	else \
 		tail -n 20 <<<"$$probe"; echo "not tested: Postgres $(NEWEST), which cannot be had here; make race and plain ran on that of this machine"; \
@@ -143,7 +147,7 @@ serial-all: ## The same with a million entries and lines, and more runs of the s
 	PENSTOCK_LONG=1 $(MAKE) --no-print-directory serial
 
 serial: ## Test what has one goroutine, without the race detector
-	go test $(LINK) -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
+	go test $(LINK) -vet=off -timeout $(TIMEOUT) -run '^($(SERIAL))$$' $(SERIAL_IN)
 
 # The versions that are tested beside each other; those that the machine does not have come from npm.
 POSTGRES ?= 15 16 17 18
@@ -291,8 +295,7 @@ check-modules:
 		go -C "$$module" test $(LINK) -vet=off -timeout $(TIMEOUT) -skip '^TestMutantsApplyAndCompile$$' ./... || exit 1; \
 	done
 	go -C chaos test $(LINK) -vet=off -count=1 -timeout $(TIMEOUT) -run '^TestMutantsApplyAndCompile$$' ./mutants
-	go vet -tags failpoints ./internal/postgres
-	go test -tags failpoints -count=1 -run TestFailpoints ./internal/postgres
+	go test -tags failpoints -vet=all -count=1 -run TestFailpoints ./internal/postgres
 
 # govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Some steps leave
 # the processors idle for half of their time: three sequences of steps go on beside each other, of which e2e and chaos-short have
