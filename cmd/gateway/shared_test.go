@@ -210,7 +210,10 @@ type site struct {
 
 func newSite(t *testing.T, slots int) *site {
 	t.Helper()
-	dsn := pgtest.DSN(t)
+	dsn := pgtest.Prepared(t, "model", func(ctx context.Context, db *pgxpool.Pool) error {
+		_, err := inference.RegisterModel(ctx, db, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
+		return err
+	})
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 8})
 	if err != nil {
 		t.Fatal(err)
@@ -218,11 +221,11 @@ func newSite(t *testing.T, slots int) *site {
 	t.Cleanup(pool.Close)
 	s := &site{T: t, pool: pool, dsn: dsn, gpu: startGPU(t)}
 	s.gpu.slots = slots
-	name, err := inference.RegisterModel(t.Context(), pool, worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}, inference.By{Reason: "test"})
-	if err != nil {
+	if _, err := inference.RegisterInstance(t.Context(), pool, "m", "gpu-1", s.gpu.URL, slots, nil, inference.By{Reason: "test"}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := inference.RegisterInstance(t.Context(), pool, "m", "gpu-1", s.gpu.URL, slots, nil, inference.By{Reason: "test"}); err != nil {
+	var name string
+	if err := pool.QueryRow(t.Context(), `SELECT penstock.model_queue('m')`).Scan(&name); err != nil {
 		t.Fatal(err)
 	}
 	if s.queue, err = invalidation.Open(t.Context(), pool, name); err != nil {

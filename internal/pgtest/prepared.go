@@ -28,6 +28,12 @@ func Prepared(t testing.TB, key string, fill func(context.Context, *pgxpool.Pool
 	return clone(t, database)
 }
 
+// NewPrepared is Prepared with a pool as that of New.
+func NewPrepared(t testing.TB, key string, fill func(context.Context, *pgxpool.Pool) error) *pgxpool.Pool {
+	t.Helper()
+	return pool(t, Prepared(t, key, fill))
+}
+
 func preparedFor(key string, fill func(context.Context, *pgxpool.Pool) error) (database string, err error) {
 	prepared.Lock()
 	defer prepared.Unlock()

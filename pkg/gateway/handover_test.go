@@ -32,17 +32,18 @@ type exchange struct {
 
 func newExchange(t *testing.T) *exchange {
 	t.Helper()
-	x := &exchange{T: t, dsn: pgtest.DSN(t)}
+	x := &exchange{T: t}
+	x.dsn = pgtest.Prepared(t, "exchange", func(ctx context.Context, db *pgxpool.Pool) error {
+		_, err := db.Exec(ctx, `SELECT penstock.register_model('m', '{"protocol": "openai"}', 'test'),
+		                               penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 10, '{}', 'test')`)
+		return err
+	})
 	var err error
 	if x.pool, err = postgres.Open(t.Context(), postgres.Config{DSN: x.dsn, MaxConns: 8}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(x.pool.Close)
-	if _, err := x.pool.Exec(t.Context(), `SELECT penstock.register_model('m', '{"protocol": "openai"}', 'test')`); err != nil {
-		t.Fatal(err)
-	}
-	err = x.pool.QueryRow(t.Context(), `SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 10, '{}', 'test')`).Scan(&x.instance)
-	if err != nil {
+	if err := x.pool.QueryRow(t.Context(), `SELECT id FROM penstock.instance`).Scan(&x.instance); err != nil {
 		t.Fatal(err)
 	}
 	return x

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
@@ -28,7 +27,7 @@ func noSampling() recovery.Sampling { return recovery.Sampling{} }
 // A disk that is nearly full refuses pushes and nothing else: entries that wait are run, callbacks are pushed, the doctor's
 // rows name it, and pushes are taken again when there is room.
 func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(time.Minute)
 	q := f.q
 	var full atomic.Bool
@@ -125,7 +124,7 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 
 // The brake of a full disk waited for a transaction that had locked one queue, and refused no push to any.
 func TestTheBrakeWaitsForNoQueueThatIsLocked(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('other')`)
 	letGo := f.hold(`SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`)
 	run(t, recovery.NewBrake(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
@@ -143,7 +142,7 @@ func TestTheBrakeWaitsForNoQueueThatIsLocked(t *testing.T) {
 // The brake went by the samples at the end of each sampling: one that hung or failed kept it from acting, and one that
 // took six seconds made it act once a minute.
 func TestTheBrakeActsWhileSamplingHangs(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.hold(`LOCK TABLE penstock.sample`)
 	const refusals = `SELECT count(*) FROM penstock.queue WHERE refusal IS NOT NULL`
 	var full atomic.Bool
@@ -162,7 +161,7 @@ func TestTheBrakeActsWhileSamplingHangs(t *testing.T) {
 // A queue that was refused at its last sample is taken again once it has room, although no sample follows, and the old
 // sample does not refuse it once more. Before, a leader whose sampling fails had never taken it again.
 func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	const refused = `SELECT count(*) FROM penstock.queue WHERE refusal->>'reason' = 'depth'`
 	var asked atomic.Int64
 	f.push(60, "")
@@ -191,7 +190,7 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 
 // A leader whose samplings never end bounds its queues nevertheless.
 func TestAQueueWithoutSamplesGetsTheDefaultCapacity(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.push(60, "")
 	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40}, noSampling)
 	eventually(t, "the full queue is refused", func() bool {
@@ -201,7 +200,7 @@ func TestAQueueWithoutSamplesGetsTheDefaultCapacity(t *testing.T) {
 
 // While the use of the disk cannot be read, a full disk stays full and the term goes on: such an error had ended it.
 func TestADiskThatCannotBeMeasuredEndsNothing(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	const refused = `SELECT count(*) FROM penstock.queue WHERE refusal->>'reason' = 'storage'`
 	var measured atomic.Int64 // percent; less than 0: it fails
 	var failed atomic.Int64

@@ -11,7 +11,7 @@ import (
 )
 
 func TestOnlyEntriesThatTheLastHeartbeatCalledRunningCountACrash(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead := f.register(shortLease)
 	f.push(108, "")
 	locks := f.claim(dead, 108)
@@ -38,7 +38,7 @@ func TestOnlyEntriesThatTheLastHeartbeatCalledRunningCountACrash(t *testing.T) {
 
 // An entry that kills its node as soon as it runs is in no heartbeat's list.
 func TestAnEntryThatBeganOnAFreeThreadAfterTheLastHeartbeatCountsACrash(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead := f.register(shortLease)
 	f.push(10, "")
 	locks := f.claim(dead, 10)
@@ -110,7 +110,7 @@ func TestACrashCountsForTheEntryOfAGroupThatRan(t *testing.T) {
 // The ending of a run cannot be recorded, its thread runs another entry, and the node dies before its next heartbeat:
 // by the number of threads the second entry waited. Which entries began cannot be counted then, so all may have run.
 func TestAnEntryBehindAnEndingThatWasNotRecordedMayHaveRun(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead := f.register(shortLease)
 	f.push(3, "")
 	locks := f.claim(dead, 3)
@@ -149,7 +149,7 @@ func TestCrashesOfANodeThatIsHeardAgainAreTakenBack(t *testing.T) {
 
 // An entry that another transaction has locked keeps neither the other crashes of a node counted, nor its heartbeat waiting.
 func TestCrashesAreTakenBackBesideALockedEntry(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.push(2, "")
 	node := f.register(aliveLease)
 	locks := f.claim(node, 2)
@@ -168,7 +168,7 @@ func TestCrashesAreTakenBackBesideALockedEntry(t *testing.T) {
 }
 
 func TestAPassThatLeavesLocksOverIsFollowedByTheNextAtOnce(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead := f.register(10 * time.Second)
 	f.push(500, "")
 	for claimed := 0; claimed < 500; {

@@ -31,7 +31,7 @@ func run(t *testing.T, duty interface {
 }
 
 func TestDueEntryIsPromotedAtOnce(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`CREATE TABLE ready_at (at timestamptz)`)
 	f.exec(`CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS
 	        'BEGIN INSERT INTO ready_at VALUES (clock_timestamp()); RETURN NULL; END'`)
@@ -48,7 +48,7 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 }
 
 func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	m := machine.WatchTest(t, f.pool)
 	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{})
 	run(t, duty)
@@ -74,7 +74,7 @@ func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
 
 // The cancel was requested while the entry ran; then its node died, and with it the request.
 func TestWishToCancelOutlivesTheNode(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(shortLease)
 	f.push(1, "")
 	f.claim(node, 1)
@@ -89,7 +89,7 @@ func TestWishToCancelOutlivesTheNode(t *testing.T) {
 }
 
 func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(time.Hour)
 	f.exec(`SELECT penstock.push('work', '1', finish_by => clock_timestamp() + interval '1 hour')`)
 	f.claim(node, 1)
@@ -107,7 +107,7 @@ func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
 
 // Late is of entries that came due alone: an entry that runs keeps deadlines that have passed.
 func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(time.Hour)
 	f.exec(`SELECT penstock.push('work', '1', start_by => now() + interval '1 hour', finish_by => now() + interval '1 hour')`)
 	f.claim(node, 1)
@@ -137,7 +137,7 @@ func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
 
 // A queue that is dropped while a pass waits for its table is no error: the leader had logged one.
 func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('other')`)
 	f.push(3, "")
 	tx, err := f.pool.Begin(t.Context())
@@ -167,7 +167,7 @@ func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
 }
 
 func TestOperationIsCarriedOut(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.push(1200, "")
 	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}', per_second => 100000)`)
 	duty := recovery.NewOperations(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
@@ -177,7 +177,7 @@ func TestOperationIsCarriedOut(t *testing.T) {
 }
 
 func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	due := time.Now().Add(time.Hour)
 	pushes := make([]invalidation.Push, 500)
 	for i := range pushes {
@@ -194,7 +194,7 @@ func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
 }
 
 func TestQueueThatCannotBeServedHoldsUpNoOther(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	for _, name := range []string{"a_broken", "z_broken"} {
 		if _, err := invalidation.Create(t.Context(), f.pool, name, invalidation.Config{}); err != nil {
 			t.Fatal(err)

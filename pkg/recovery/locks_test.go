@@ -68,6 +68,20 @@ func newFleet(t *testing.T, pool *pgxpool.Pool, cfg invalidation.Config) *fleet 
 	return &fleet{t: t, pool: pool, q: q}
 }
 
+// newUsualFleet is newFleet on a database of the test, with a queue of the usual settings.
+func newUsualFleet(t *testing.T) *fleet {
+	t.Helper()
+	pool := pgtest.NewPrepared(t, "work", func(ctx context.Context, db *pgxpool.Pool) error {
+		_, err := invalidation.Create(ctx, db, "work", invalidation.Config{})
+		return err
+	})
+	q, err := invalidation.Open(t.Context(), pool, "work")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &fleet{t: t, pool: pool, q: q}
+}
+
 func (f *fleet) register(lease time.Duration) invalidation.NodeID {
 	f.t.Helper()
 	f.next++
@@ -204,7 +218,7 @@ func eventually(t *testing.T, what string, holds func() bool) {
 }
 
 func TestLocksOfADeadNodeAreFreedAndCountACrash(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(aliveLease)
 	f.push(5, "")
 	f.push(3, "group")
@@ -253,7 +267,7 @@ func (f *fleet) keepAlive(node invalidation.NodeID, locks ...*invalidation.Lock)
 
 // By the database's clock the lease of the dead node runs for an hour more.
 func TestLocksOfANodeThatDiedWhileTheClockWasAheadAreFreedAfterALease(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(aliveLease)
 	f.push(2, "")
 	f.beat(dead, f.claim(dead, 1)...)
@@ -274,7 +288,7 @@ func TestLocksOfANodeThatDiedWhileTheClockWasAheadAreFreedAfterALease(t *testing
 }
 
 func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(shortLease)
 	f.push(2, "")
 	locks := f.claim(node, 2)
@@ -292,7 +306,7 @@ func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 
 // A batch that meets a unique key in use must neither stop nor lose an entry.
 func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(time.Minute) // the living one sends no heartbeats here
 	unique := func(policy invalidation.UniquePolicy) {
 		t.Helper()
@@ -385,7 +399,7 @@ func TestEntryThatKillsNodeAfterNodeIsDeadLettered(t *testing.T) {
 }
 
 func TestLockThatCannotBeFreedIsReportedAndHoldsUpNobody(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(shortLease)
 	f.push(3, "")
 	locks := f.claim(node, 3)
@@ -416,7 +430,7 @@ func TestRowThatATransactionHoldsIsPassedBy(t *testing.T) {
 		"entry":       `SELECT FROM penstock.entry WHERE $1 > 0 AND id = $2 FOR UPDATE`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, pgtest.New(t), invalidation.Config{})
+			f := newUsualFleet(t)
 			node := f.register(shortLease)
 			f.push(2, "")
 			locks := f.claim(node, 2)
@@ -431,7 +445,7 @@ func TestRowThatATransactionHoldsIsPassedBy(t *testing.T) {
 }
 
 func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(aliveLease)
 	defer f.keepAlive(alive)()
 	f.push(1, "")
@@ -451,7 +465,7 @@ func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
 }
 
 func TestNothingIsFreedOnceTheTermIsOver(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(shortLease)
 	f.push(1, "")
 	f.claim(node, 1)
@@ -471,7 +485,7 @@ func TestNothingIsFreedOnceTheTermIsOver(t *testing.T) {
 }
 
 func TestDutyThatCannotBeKeptEnds(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`ALTER TABLE penstock.node RENAME TO node_elsewhere`)
 	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, GiveUp: 100 * time.Millisecond})
 	ended := make(chan error, 1)

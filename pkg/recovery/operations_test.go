@@ -7,13 +7,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
 func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('other')`)
 	f.exec(`SELECT penstock.push('work', '{}'), penstock.push('other', '{}')`)
 	f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'`)
@@ -57,7 +55,7 @@ func (b bounded) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 // A transaction that had locked the row of a queue let no pause end, ended no turn of an operation, and after 30 s the
 // term of the leader.
 func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('other')`)
 	f.exec(`SELECT penstock.push('other', '{}')`)
 	for range 3 {
@@ -87,7 +85,7 @@ func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
 // Each queue whose row another transaction had locked took 50 ms of the half second that a call has: with ten of them
 // the pauses of the queues after them never ended.
 func TestPausesEndBesideManyQueuesThatAreLocked(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('locked' || n) FROM generate_series(1, 12) n`)
 	f.exec(`SELECT penstock.pause('flow', 'f', 'locked' || n) FROM generate_series(1, 12) n`)
 	f.exec(`SELECT penstock.pause('flow', 'f', 'work')`)
@@ -103,7 +101,7 @@ func TestPausesEndBesideManyQueuesThatAreLocked(t *testing.T) {
 // A hundred pauses that ended at once enabled up to 500 entries each in one transaction, which may take two seconds:
 // it was rolled back, and tried again for ever.
 func TestPausesThatEndTogetherEndInSeveralTransactions(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	for _, name := range []string{"a", "b", "c", "d", "e", "f", "g", "h"} {
 		f.exec(`SELECT penstock.push('work', '{}', name => $1), penstock.pause('name', $1, 'work')`, name)
 	}

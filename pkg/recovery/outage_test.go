@@ -4,15 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
 // Entries that wait for an instance fail when the model has had none for the time of the queue; those of a queue that
 // waits stay, and so do those that run.
 func TestWaitingEntriesFailWhenTheModelHasHadNoInstanceForLong(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	for _, model := range []string{"fails", "waits"} {
 		f.exec(`SELECT penstock.register_model('` + model + `', '{"protocol": "cog"}')`)
 		f.exec(`SELECT penstock.register_instance('` + model + `', 'a', 'http://127.0.0.1:9/', 4)`)

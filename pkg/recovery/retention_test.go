@@ -37,7 +37,7 @@ func TestOldPartitionsAreDroppedAndNewOnesMade(t *testing.T) {
 
 // The audit is only ever added to, but for whole days beyond its retention, 30 at least, by this duty.
 func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`INSERT INTO penstock.audit (at, actor, verb, object) SELECT now() - d * interval '1 day', 'ada', 'pause_queue', 'queue ' || d FROM unnest(ARRAY[500, 401, 399, 31, 29, 0]) d`)
 	kept := func() int { return f.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'ada'`) }
 	if _, err := f.pool.Exec(t.Context(), `DELETE FROM penstock.audit WHERE object = 'queue 500'`); err == nil {
@@ -71,7 +71,7 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 }
 
 func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	tx, err := f.pool.Begin(t.Context())
 	if err != nil {
@@ -142,7 +142,7 @@ func TestRetentionDeletesNothingByAClockThatHasJumped(t *testing.T) {
 
 // One table that cannot be swept ends no term, and keeps no other from being swept.
 func TestSweepThatIsRefusedKeepsNoOtherFromItsWork(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES ($1, 'gone', 1)`, f.q.ID)
 	f.exec(`INSERT INTO penstock.progress (queue_id, entry_id, token) VALUES ($1, 1, 1)`, f.q.ID)
 	f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'`)

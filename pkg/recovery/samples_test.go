@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
@@ -22,7 +20,7 @@ func sampler(t *testing.T, f *fleet) *recovery.Samples {
 }
 
 func TestLeaderSamplesEachQueue(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	node := f.register(time.Minute)
 	f.push(3, "")
 	f.exec(`UPDATE penstock.entry SET created_at = now() - interval '90 seconds'`)
@@ -45,7 +43,7 @@ func TestLeaderSamplesEachQueue(t *testing.T) {
 }
 
 func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	duty := recovery.NewSamples(f.pool, &term{db: f.pool, over: true},
 		recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: 20 * time.Millisecond})
 	if err := duty.Run(t.Context()); !errors.Is(err, errOver) {
@@ -57,7 +55,7 @@ func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 }
 
 func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.ensure_partitions(0)`)
 	for _, parent := range []string{"sample", "sample_minute"} { // yesterday's, for when it is midnight
 		f.exec(`DO $$ BEGIN EXECUTE format('CREATE TABLE penstock.` + parent + `_yesterday PARTITION OF penstock.` + parent + ` FOR VALUES FROM (%L) TO (%L)',
@@ -89,7 +87,7 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 func TestSamplingTakesNoLongerForEachOfManyQueues(t *testing.T) {
 	const few, many, rounds = 20, 100, 5
 	withQueues := func(n int) *fleet {
-		f := newFleet(t, pgtest.New(t), invalidation.Config{}) // has one
+		f := newUsualFleet(t) // has one
 		f.exec(`SELECT penstock.create_queue('q' || n) FROM generate_series(2, $1::int) n`, n)
 		firstSampling(t, f) // warms up
 		return f
@@ -127,7 +125,7 @@ func firstSampling(t *testing.T, f *fleet) recovery.Sampling {
 
 // An error of one queue in sampling does not end the term.
 func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	f.exec(`ALTER FUNCTION penstock.measure(penstock.queue) RENAME TO gone`)
 	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: time.Millisecond})
 	run(t, duty)
@@ -148,7 +146,7 @@ func TestSampleCostsTheSameAtAnyDepth(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	depth := 0
 	fill := func(to int) {
 		f.exec(`INSERT INTO penstock.entry_work (id, queue_id, status, priority, due_at, payload)

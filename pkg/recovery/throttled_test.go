@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
@@ -18,7 +16,7 @@ func TestThrottledKeyIsReadyInTimeAfterItsRateOrTheClockHasChanged(t *testing.T)
 		"clock is set back": `UPDATE penstock.ready SET pos = pos + 7200::bigint * 1000000 WHERE lock_key = 'K'`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			f := newFleet(t, pgtest.New(t), invalidation.Config{})
+			f := newUsualFleet(t)
 			f.exec(`SELECT penstock.set_limit('keys', '{"rate": 0.001, "burst": 1, "per_key": true}')`)
 			f.exec(`SELECT penstock.use_limit('work', 'keys')`)
 			f.push(1, "K")
@@ -36,7 +34,7 @@ func TestThrottledKeyIsReadyInTimeAfterItsRateOrTheClockHasChanged(t *testing.T)
 
 // Keys whose time has come do not keep the others waiting.
 func TestThrottledKeysOfAnOldRateAreRequeuedBesideThoseThatAreDue(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{})
+	f := newUsualFleet(t)
 	for _, key := range []string{"A", "B"} {
 		f.push(1, key)
 		f.exec(`SELECT penstock.throttle_key($1, $2, CASE $2 WHEN 'A' THEN 0 ELSE 1000 END)`, f.q.ID, key)
