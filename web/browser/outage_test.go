@@ -20,6 +20,7 @@ func TestAPageOutlivesItsDatabase(t *testing.T) {
 	}
 	own := pgtest.Server(t)
 	s := newStageOn(t, own.DSN(), false)
+	s.seed()
 	tab := s.open()
 	tab.visit("queues")
 	tab.do(chromedp.WaitVisible(`input[name=token]`), chromedp.SendKeys(`input[name=token]`, tab.secret+kb.Enter))

@@ -64,6 +64,7 @@ func (s *stage) seed() {
 	s.must(s.change.Do(ctx, operator.PauseQueue, "emails",
 		invalidation.By{Actor: "ada", Reason: "the relay is being moved"}, time.Time{}))
 	s.must(s.change.SetFlowWeight(ctx, "acme", "", 2, tester))
+	s.platform()
 }
 
 func ignore[T any](_ T, err error) error { return err }

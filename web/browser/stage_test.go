@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http/httptest"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -12,10 +13,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/chromedp/cdproto/cdp"
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/cdproto/target"
 	"github.com/chromedp/chromedp"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -42,16 +45,23 @@ var tester = invalidation.By{Actor: "tester", Reason: "fixture"}
 // patience bounds each wait for an event in the browser. It says nothing about speed: the machine may be busy.
 const patience = 90 * time.Second
 
-// newStage serves the dashboard; open without a login.
+// newStage serves the dashboard on seeded data; open without a login.
 func newStage(t *testing.T, open bool) *stage {
 	t.Helper()
 	if chromium() == "" {
 		machine.Lacks(t, "chromium", "apt-get install chromium")
 	}
-	return newStageOn(t, pgtest.DSN(t), open)
+	dsn := pgtest.Prepared(t, "seeded", func(_ context.Context, pool *pgxpool.Pool) error {
+		s := &stage{T: t, pool: pool, change: operator.New(pool)}
+		s.seed()
+		return nil
+	})
+	s := newStageOn(t, dsn, open)
+	s.age()
+	return s
 }
 
-// newStageOn serves the dashboard on a database of the caller.
+// newStageOn serves the dashboard on a database of the caller, without data.
 func newStageOn(t *testing.T, dsn string, open bool) *stage {
 	t.Helper()
 	s := &stage{T: t, pool: connect(t, postgres.Config{DSN: dsn, MaxConns: 8})}
@@ -67,8 +77,6 @@ func newStageOn(t *testing.T, dsn string, open bool) *stage {
 	s.server = httptest.NewServer(pages)
 	t.Cleanup(s.server.Close)
 	t.Cleanup(pages.Drain)
-	s.seed()
-	s.platform()
 	return s
 }
 
@@ -133,7 +141,8 @@ func (s *stage) exec(sql string, args ...any) {
 // tab is a tab of a browser. Errors of its console and violations of the content policy fail the test.
 type tab struct {
 	*stage
-	ctx context.Context
+	ctx    context.Context
+	window cdp.BrowserContextID
 
 	tolerated string // text of a fault that a test expects
 
@@ -141,32 +150,51 @@ type tab struct {
 	faults []string
 }
 
-// open starts a browser with one tab.
-func (s *stage) open() *tab {
-	s.Helper()
+// browser is that of all tests, which the first one starts: starting it takes as long as a test. Each test has a context of
+// its own in it, as a window without the cookies and the cache of others.
+var browser context.Context
+
+func TestMain(m *testing.M) {
 	options := append(chromedp.DefaultExecAllocatorOptions[:],
 		chromedp.ExecPath(chromium()), chromedp.NoSandbox, chromedp.Flag("disable-dev-shm-usage", true),
-		chromedp.WSURLReadTimeout(patience), chromedp.WindowSize(1360, 900))
+		chromedp.WSURLReadTimeout(patience))
 	allocator, end := chromedp.NewExecAllocator(context.Background(), options...)
-	s.Cleanup(end)
-	ctx, closeTab := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {})) // it logs events that it does not know
-	s.Cleanup(closeTab)
-	return s.watch(ctx)
+	ctx, closeBrowser := chromedp.NewContext(allocator, chromedp.WithErrorf(func(string, ...any) {})) // it logs events that it does not know
+	browser = ctx
+	status := m.Run()
+	closeBrowser()
+	end()
+	os.Exit(status)
 }
 
-// second opens another tab of the same browser.
+// open opens a window with one tab.
+func (s *stage) open() *tab {
+	s.Helper()
+	s.must(chromedp.Run(browser))
+	program := cdp.WithExecutor(browser, chromedp.FromContext(browser).Browser)
+	window, err := target.CreateBrowserContext().Do(program)
+	s.must(err)
+	s.Cleanup(func() { _ = target.DisposeBrowserContext(window).Do(program) })
+	first, err := target.CreateTarget("about:blank").WithBrowserContextID(window).WithNewWindow(true).Do(program)
+	s.must(err)
+	ctx, closeTab := chromedp.NewContext(browser, chromedp.WithTargetID(first))
+	s.Cleanup(closeTab)
+	return s.watch(ctx, window)
+}
+
+// second opens another tab of the same window.
 func (t *tab) second() *tab {
 	t.Helper()
-	ctx, closeTab := chromedp.NewContext(t.ctx)
+	ctx, closeTab := chromedp.NewContext(browser, chromedp.WithExistingBrowserContext(t.window))
 	t.Cleanup(closeTab)
-	return t.watch(ctx)
+	return t.watch(ctx, t.window)
 }
 
-func (s *stage) watch(ctx context.Context) *tab {
+func (s *stage) watch(ctx context.Context, window cdp.BrowserContextID) *tab {
 	s.Helper()
-	t := &tab{stage: s, ctx: ctx}
+	t := &tab{stage: s, ctx: ctx, window: window}
 	chromedp.ListenTarget(ctx, t.hear)
-	t.do(log.Enable(), runtime.Enable(), page.Enable())
+	t.do(log.Enable(), runtime.Enable(), page.Enable(), chromedp.EmulateViewport(1360, 900))
 	s.Cleanup(func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
