@@ -23,7 +23,9 @@ func TestLiveWorkerBehindTheQueue(t *testing.T) {
 	start := func(t *testing.T, model worker.Model, path string, args ...string) (*bed, string) {
 		t.Helper()
 		b := newBed(t, model)
-		url, _ := workertest.StartProcess(t, binary, append([]string{"--listen", "127.0.0.1:0", "--slots", "2"}, args...)...)
+		url, _ := workertest.StartProcess(t, binary, append([]string{
+			"--listen", "127.0.0.1:0", "--models", strings.Trim(path, "/"), "--slots", "2",
+		}, args...)...)
 		workertest.WaitFor(t, func() bool { return b.workerHealth(url).Max == 2 })
 		b.instance("cpu-1", url+path, 2)
 		return b, url

@@ -94,7 +94,7 @@ func TestLiveDispatcher(t *testing.T) {
 	}
 	ready := func(t *testing.T, model Model, path string, args ...string) (Adapter, func()) {
 		t.Helper()
-		url, kill := workertest.StartProcess(t, binary, append([]string{"--listen", "127.0.0.1:0"}, args...)...)
+		url, kill := workertest.StartProcess(t, binary, append([]string{"--listen", "127.0.0.1:0", "--models", strings.Trim(path, "/")}, args...)...)
 		a := newAdapter(t, model, url+path, 1)
 		workertest.WaitFor(t, func() bool { return a.Probe(t.Context()).State.Serving() })
 		return a, kill
