@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -49,20 +50,35 @@ func newBed(t *testing.T, model worker.Model) *bed {
 // newSerialBed returns a bed for a test that shares a server with others.
 func newSerialBed(t *testing.T, model worker.Model) *bed {
 	t.Helper()
-	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 30})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	b := &bed{T: t, ctx: t.Context(), pool: pool, model: model}
+	b := &bed{T: t, ctx: t.Context(), model: model}
 	b.model.Name = cmp.Or(b.model.Name, "Flux.1")
 	b.model.Protocol = cmp.Or(b.model.Protocol, worker.ProtocolGeneric)
-	queue, err := RegisterModel(b.ctx, pool, b.model, By{Actor: "test"})
-	if err != nil {
-		t.Fatal(err)
+	fill := func(ctx context.Context, db *pgxpool.Pool) error {
+		queue, err := RegisterModel(ctx, db, b.model, By{Actor: "test"})
+		if err == nil {
+			retry := map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 4}
+			_, err = invalidation.Alter(ctx, db, queue, map[string]any{"retry": retry})
+		}
+		return err
 	}
-	b.queue = &invalidation.Queue{Name: queue}
-	b.alter(map[string]any{"retry": map[string]any{"base": 0.02, "cap": 0.1, "max_attempts": 4}})
+	usual := reflect.ValueOf(model).IsZero() // that of half of the tests
+	dsn := ""
+	if usual {
+		dsn = pgtest.Prepared(t, "usual model", fill)
+	} else {
+		dsn = pgtest.DSN(t)
+	}
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 30})
+	b.must(err)
+	t.Cleanup(pool.Close)
+	b.pool = pool
+	if !usual {
+		b.must(fill(b.ctx, pool))
+	}
+	var queue string
+	b.must(pool.QueryRow(b.ctx, `SELECT penstock.model_queue($1)`, b.model.Name).Scan(&queue))
+	b.queue, err = invalidation.Open(b.ctx, pool, queue)
+	b.must(err)
 	return b
 }
 
@@ -221,9 +237,9 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 	m.runs, m.drain = context.WithCancelCause(m.alive)
 	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: m.id, Name: "test", Application: "default", Lease: time.Minute, Threads: 64}))
 	config.Log = quiet
-	config.Poll = cmp.Or(config.Poll, 20*time.Millisecond)
-	config.Pool.Every = cmp.Or(config.Pool.Every, 50*time.Millisecond)
-	config.Pool.RetryInterval = cmp.Or(config.Pool.RetryInterval, 10*time.Millisecond)
+	config.Poll = cmp.Or(config.Poll, 50*time.Millisecond)
+	config.Pool.Every = cmp.Or(config.Pool.Every, 100*time.Millisecond)
+	config.Pool.RetryInterval = cmp.Or(config.Pool.RetryInterval, 30*time.Millisecond)
 	config.Pool.IdleMax = cmp.Or(config.Pool.IdleMax, 200*time.Millisecond)
 	config.Dispatch.BusyWait = cmp.Or(config.Dispatch.BusyWait, 20*time.Millisecond)
 	config.Dispatch.SuspectWait = cmp.Or(config.Dispatch.SuspectWait, 300*time.Millisecond)
@@ -268,7 +284,7 @@ func (m *miniNode) beat(ctx context.Context) {
 			}
 			m.mu.Unlock()
 		}
-		pause(ctx, 50*time.Millisecond)
+		pause(ctx, 100*time.Millisecond)
 	}
 }
 
@@ -278,7 +294,7 @@ func (m *miniNode) recover(ctx context.Context) {
 		_, _ = m.queue.WithTx(m.pool).Promote(ctx, 100)
 		locks, _ := invalidation.HeldLocks(ctx, m.pool)
 		_, _ = m.queue.Recover(ctx, locks, true)
-		pause(ctx, 20*time.Millisecond)
+		pause(ctx, 50*time.Millisecond)
 	}
 }
 
@@ -287,7 +303,7 @@ func (m *miniNode) schedule(ctx context.Context) {
 	for ctx.Err() == nil {
 		n, release := m.Pool.Take(m.queue.Name, 16)
 		if n == 0 {
-			pause(ctx, 2*time.Millisecond)
+			pause(ctx, 5*time.Millisecond)
 			continue
 		}
 		c, err := m.queue.Claim(ctx, invalidation.ClaimRequest{
@@ -302,7 +318,7 @@ func (m *miniNode) schedule(ctx context.Context) {
 			m.work.Go(func() { m.process(l, release) })
 		}
 		if len(c.Locks) == 0 {
-			pause(ctx, 3*time.Millisecond)
+			pause(ctx, 15*time.Millisecond) // half of the tests wait for something else
 		}
 	}
 }
