@@ -10,7 +10,7 @@ ARG COMMIT=unknown
 WORKDIR /src
 COPY . .
 ENV CGO_ENABLED=0 GOCACHE=/src/.cache GOTMPDIR=/src/.tmp GOTOOLCHAIN=local \
-    GOFLAGS="-mod=vendor -trimpath -buildvcs=false '-ldflags=-s -w -buildid= -X main.releaseVersion=${VERSION} -X main.releaseCommit=${COMMIT}'"
+    GOFLAGS="-mod=vendor -trimpath -buildvcs=false '-ldflags=-s -w -buildid= -X github.com/penstock/penstock/internal/version.release=${VERSION} -X github.com/penstock/penstock/internal/version.commit=${COMMIT}'"
 # Without a shell, which the image of a bare toolchain does not have.
 RUN ["/usr/local/go/bin/go", "build", "-o", "/out/", "./cmd/..."]
 

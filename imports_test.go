@@ -30,6 +30,7 @@ var allowedImports = map[string][]string{
 	"internal/duration":    {},
 	"internal/oneline":     {},
 	"internal/stream":      {},
+	"internal/version":     {},
 
 	// What a program that embeds the queue opens. It is the root of the module.
 	"penstock": {"internal/postgres"},
@@ -117,7 +118,7 @@ var (
 	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty", "internal/duration"}
 	program = []string{
 		"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/duty", "internal/telemetry",
-		"internal/httpserver", "internal/oneline",
+		"internal/httpserver", "internal/oneline", "internal/version",
 	}
 
 	// allowedInTests is what the tests of any package may import besides.

@@ -8,7 +8,7 @@ PLATFORMS=${PLATFORMS:-linux/amd64 linux/arm64}
 DIST=${DIST:-dist}
 COMMIT=$(git rev-parse HEAD)
 EPOCH=$(git log -1 --format=%ct)
-ldflags="-s -w -buildid= -X main.releaseVersion=$VERSION -X main.releaseCommit=$COMMIT"
+ldflags="-s -w -buildid= -X github.com/penstock/penstock/internal/version.release=$VERSION -X github.com/penstock/penstock/internal/version.commit=$COMMIT"
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT

@@ -3,12 +3,12 @@ package main
 import (
 	"context"
 	"net/http"
-	"runtime/debug"
 	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/version"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/doctor"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -45,18 +45,9 @@ func (l *leader) newDashboard(own *api.API) (dashboard, error) {
 			return webhook.DisableEndpoint(ctx, l.pools.api, url, by)
 		},
 		TraceURL:  cfg.Dashboard.Trace,
-		Timetable: timetable, Version: version(), Log: l.log,
+		Timetable: timetable, Version: version.Read().Released(), Log: l.log,
 	})
 	return dashboard{pages}, err
-}
-
-// version is that of the module, as the build recorded it; empty in a development build.
-func version() string {
-	info, found := debug.ReadBuildInfo()
-	if !found || info.Main.Version == "(devel)" {
-		return ""
-	}
-	return info.Main.Version
 }
 
 // beside returns a handler that serves the pages below their path and everything else by the API.

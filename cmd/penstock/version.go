@@ -1,22 +1,18 @@
 package main
 
 import (
-	"cmp"
-	"fmt"
+	"errors"
 	"io"
 	"runtime"
-	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
+	"github.com/penstock/penstock/internal/version"
 	"github.com/penstock/penstock/migrations"
 )
 
-// Set by the linker in releases and images, whose builds do not see a repository (deploy/release.sh, Dockerfile).
-var releaseVersion, releaseCommit string
-
-// version is what this program was built from.
-type version struct {
+// built is what this program was built from.
+type built struct {
 	Version string `json:"version"`
 	Commit  string `json:"commit,omitempty"`
 	Go      string `json:"go"`
@@ -27,7 +23,7 @@ type version struct {
 func versionCommand(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "version", Short: "Version and commit of this program", Args: cobra.NoArgs}
 	c.RunE = func(*cobra.Command, []string) error {
-		v, err := built()
+		v, err := readBuild()
 		if err != nil {
 			return err
 		}
@@ -39,23 +35,15 @@ func versionCommand(a *app) *cobra.Command {
 	return c
 }
 
-func built() (version, error) {
-	v := version{Version: "unknown", Go: runtime.Version()}
-	if info, ok := debug.ReadBuildInfo(); ok {
-		v.Version = info.Main.Version
-		for _, s := range info.Settings {
-			if s.Key == "vcs.revision" {
-				v.Commit = s.Value
-			}
-		}
-	}
-	v.Version, v.Commit = cmp.Or(releaseVersion, v.Version), cmp.Or(releaseCommit, v.Commit)
+func readBuild() (built, error) {
+	b := version.Read()
+	v := built{Version: b.Version, Commit: b.Commit, Go: runtime.Version()}
 	known, err := migrations.Names()
 	if err != nil {
 		return v, err
 	}
 	if len(known) == 0 {
-		return v, fmt.Errorf("read migrations: there are none in this program")
+		return v, errors.New("read migrations: there are none in this program")
 	}
 	v.Schema = known[len(known)-1].Name
 	v.Digest, err = migrations.Digest()

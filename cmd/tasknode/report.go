@@ -1,8 +1,9 @@
 package main
 
 import (
-	"runtime/debug"
 	"time"
+
+	"github.com/penstock/penstock/internal/version"
 )
 
 // report is the part of a heartbeat that people read: hints, the levels of the governor with their marks, refused
@@ -13,7 +14,7 @@ func (n *node) report() map[string]any {
 	report["claims"], report["claimed"], report["runs"] = stats.Claims.Load(), stats.Claimed.Load(), stats.Runs.Load()
 	report["run_errors"] = stats.RunErrors.Load()
 	report["claim_ms"] = time.Duration(stats.ClaimTime.Load()).Milliseconds()
-	report["version"] = version()
+	report["version"] = version.Read().String()
 	if refusals := n.refusals(); len(refusals) > 0 {
 		report["refusals"] = refusals
 	}
@@ -37,21 +38,4 @@ func (n *node) refusals() map[string]int64 {
 		}
 	}
 	return counts
-}
-
-// version is that of the module that this program was built from, with the revision where it has no release.
-func version() string {
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return "unknown"
-	}
-	if v := info.Main.Version; v != "" && v != "(devel)" {
-		return v
-	}
-	for _, s := range info.Settings {
-		if s.Key == "vcs.revision" && len(s.Value) >= 12 {
-			return "dev " + s.Value[:12]
-		}
-	}
-	return "dev"
 }
