@@ -31,7 +31,7 @@ type tokensView struct {
 }
 
 type webhooksView struct {
-	Rows  []operator.WebhookEndpoint
+	Rows  []operator.Receiver
 	After string
 	Next  string
 }
@@ -93,9 +93,12 @@ func (d *Dashboard) limits(ctx context.Context) ([]limitRow, error) {
 func (d *Dashboard) listWebhooks(ctx context.Context, q query) (any, error) {
 	v := webhooksView{After: q.Get("after")}
 	found, err := cached(ctx, d, keyOf("webhooks", v.After), beat,
-		func(ctx context.Context) ([]operator.WebhookEndpoint, error) {
-			return d.db.WebhookEndpoints(ctx, v.After, tableRows+1)
+		func(ctx context.Context) ([]operator.Receiver, error) {
+			return d.db.Receivers(ctx, v.After, tableRows+2)
 		})
+	if len(found) > 0 && found[0].URL == "" { // the root secret, which is no receiver's
+		found = found[1:]
+	}
 	if len(found) > tableRows {
 		found = found[:tableRows]
 		v.Next = found[tableRows-1].URL

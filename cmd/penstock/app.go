@@ -15,6 +15,7 @@ import (
 
 	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/webhook"
 )
 
 // app is one run of the program: where it reads and writes, what its global flags say, and its way to the system.
@@ -43,7 +44,7 @@ type app struct {
 	handler http.Handler // of the API in this process; given by tests, else made when it is first needed
 	pool    *pgxpool.Pool
 	now     func() time.Time
-	keeper  receivers // of callbacks, for the handler in this process
+	keeper  webhook.Keeper // of receivers of callbacks, for the handler in this process
 
 	completionMax time.Duration // a person waits at the prompt for no longer
 }

@@ -10,7 +10,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/webhook"
@@ -23,19 +22,6 @@ func webhookCommand(a *app) *cobra.Command {
 		webhookList(a), webhookRegister(a), webhookSecret(a), webhookKey(a), webhookRotate(a), webhookDisable(a))
 }
 
-// receivers keeps the receivers of callbacks for the handler in this process.
-type receivers struct{ webhook.Keeper }
-
-// List implements api.Webhooks.
-func (r *receivers) List(ctx context.Context, after string, limit int) ([]api.Receiver, error) {
-	found, err := webhook.List(ctx, r.DB, after, limit)
-	rows := make([]api.Receiver, len(found))
-	for i, row := range found {
-		rows[i] = api.Receiver(row)
-	}
-	return rows, err
-}
-
 func webhookList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list", Short: "Receivers that were registered or disabled, without their secrets",
@@ -45,25 +31,25 @@ func webhookList(a *app) *cobra.Command {
 	limit := operator.PageDefault
 	c.Flags().StringVar(&from, "after", "", "addresses behind this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, limit, "at most so many")
-	return paging(a, c, &limit, []column[api.Receiver]{
-		{title: "URL", text: func(r api.Receiver) string { return cmp.Or(r.URL, "(all others)") }},
-		{title: "STATE", text: func(r api.Receiver) string {
-			if r.Disabled != nil {
+	return paging(a, c, &limit, []column[operator.Receiver]{
+		{title: "URL", text: func(r operator.Receiver) string { return cmp.Or(r.URL, "(all others)") }},
+		{title: "STATE", text: func(r operator.Receiver) string {
+			if r.DisabledAt != nil {
 				return "disabled"
 			}
 			return "serving"
 		}},
-		{title: "SECRET", text: func(r api.Receiver) string {
-			if r.Own {
+		{title: "SECRET", text: func(r operator.Receiver) string {
+			if r.OwnSecret {
 				return "own"
 			}
 			return "-"
 		}},
-		{title: "OLD UNTIL", text: func(r api.Receiver) string { return cmp.Or(stamp(r.OldUntil), "-") }},
-		{title: "WHY", text: func(r api.Receiver) string { return short(r.Reason, 60) }},
-	}, func(ctx context.Context, c conn, _ []string) ([]api.Receiver, error) {
-		return list[api.Receiver](ctx, c, "/v1/webhooks", limit, from)
-	}, func(last api.Receiver) string { return behind(last.URL, pageHint(limit, operator.PageMax)) })
+		{title: "OLD UNTIL", text: func(r operator.Receiver) string { return cmp.Or(stamp(r.OldSecretUntil), "-") }},
+		{title: "WHY", text: func(r operator.Receiver) string { return short(r.DisabledReason, 60) }},
+	}, func(ctx context.Context, c conn, _ []string) ([]operator.Receiver, error) {
+		return list[operator.Receiver](ctx, c, "/v1/webhooks", limit, from)
+	}, func(last operator.Receiver) string { return behind(last.URL, pageHint(limit, operator.PageMax)) })
 }
 
 // keyFlag adds --key, and returns what gives the handler in this process its vault. With --server the leader has the

@@ -34,7 +34,7 @@ type Config struct {
 	// ReadModel lays an override over the config of a model, fills in defaults and checks the
 	// result. Nil: the override is laid over, and nothing is checked.
 	ReadModel func(name string, config, override []byte) ([]byte, error)
-	// Webhooks keeps the receivers of callbacks; nil: they cannot be listed or changed here.
+	// Webhooks changes the receivers of callbacks; nil: they can only be listed here.
 	Webhooks Webhooks
 	// Reports accepts the reports of workers; nil: they are refused.
 	Reports Reports

@@ -259,7 +259,9 @@ func story() []step {
 		{method: "POST", path: "/v1/webhooks", body: `{"url": "https://example.com/hook", ` + reason + `}`, status: made},
 		{method: "POST", path: "/v1/webhooks/rotate", body: `{"url": "https://example.com/hook", "overlap_seconds": 60, ` + reason + `}`, status: made},
 		{method: "POST", path: "/v1/webhooks/disable", body: `{"url": "https://example.com/hook", ` + reason + `}`, status: none},
-		{method: "GET", path: "/v1/webhooks", status: ok, want: "url=https://example.com/hook"},
+		{before: func(w *world) {
+			w.exec(`INSERT INTO penstock.webhook_endpoint (url, disabled_at) VALUES ('https://example.com/hook', now())`)
+		}, method: "GET", path: "/v1/webhooks", status: ok, want: "url=https://example.com/hook"},
 		{method: "GET", path: "/v1/webhooks/keys", status: ok},
 		{method: "GET", path: "/v1/webhooks/secrets?url=https://example.com/hook", status: ok},
 

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
-// Webhooks keeps the receivers of callbacks. Methods that seal or open secrets return an error that
-// wraps invalidation.ErrState where the program has no key for it, and invalidation.ErrInvalid for
-// an address that callbacks may not go to.
+// Webhooks changes the receivers of callbacks, and reads their secrets. Methods that seal or open secrets return an
+// error that wraps invalidation.ErrState where the program has no key for it, and invalidation.ErrInvalid for an
+// address that callbacks may not go to.
 type Webhooks interface {
 	// Register makes a receiver known, or enables it again, and returns its secret.
 	Register(ctx context.Context, url string, by invalidation.By) (secret string, err error)
@@ -20,22 +21,10 @@ type Webhooks interface {
 	Rotate(ctx context.Context, url string, overlap time.Duration, by invalidation.By) (secret string, err error)
 	// Disable ends deliveries to a receiver until it is registered again.
 	Disable(ctx context.Context, url string, by invalidation.By) error
-	// List returns receivers behind an address, in the order of addresses, without their secrets.
-	List(ctx context.Context, after string, limit int) ([]Receiver, error)
 	// Secrets returns the secrets that sign for a receiver, the newest first.
 	Secrets(ctx context.Context, url string) ([]string, error)
 	// Keys returns the public keys with which every receiver can verify, the newest first.
 	Keys(ctx context.Context) ([]string, error)
-}
-
-// Receiver is a receiver of callbacks that was registered or disabled.
-type Receiver struct {
-	URL       string     `json:"url" doc:"Empty: the root secret, from which those of all others are derived."`
-	Own       bool       `json:"own_secret"`
-	OldUntil  *time.Time `json:"old_secret_until,omitempty" doc:"Until when the secret before signs as well."`
-	CreatedAt time.Time  `json:"created_at"`
-	Disabled  *time.Time `json:"disabled_at,omitempty"`
-	Reason    string     `json:"disabled_reason,omitempty"`
 }
 
 type webhookChange struct {
@@ -66,14 +55,10 @@ func (a *API) webhookRoutes() {
 	add(a, route{
 		method: "GET", path: all, id: "list-webhooks", scope: read, of: ofPlatform,
 		summary: "Receivers of callbacks that were registered or disabled, without their secrets",
-	}, func(ctx context.Context, in *Paging) (*answer[list[Receiver]], error) {
-		return paged(*in, func(after string, limit int) ([]Receiver, error) {
-			keeper, err := a.webhooks()
-			if err != nil {
-				return nil, err
-			}
-			return keeper.List(ctx, after, limit)
-		}, func(w Receiver) string { return w.URL })
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.Receiver]], error) {
+		return paged(*in, func(after string, limit int) ([]operator.Receiver, error) {
+			return a.operator.Receivers(ctx, after, limit)
+		}, func(r operator.Receiver) string { return r.URL })
 	})
 	add(a, route{
 		method: "GET", path: all + "/keys", id: "list-webhook-keys", scope: read, of: ofPlatform,

@@ -23,10 +23,6 @@ func (receivers) Rotate(context.Context, string, time.Duration, invalidation.By)
 
 func (receivers) Disable(context.Context, string, invalidation.By) error { return nil }
 
-func (receivers) List(context.Context, string, int) ([]Receiver, error) {
-	return []Receiver{{URL: "https://example.com/hook"}}, nil
-}
-
 func (receivers) Secrets(context.Context, string) ([]string, error) { return []string{"whsec_"}, nil }
 
 func (receivers) Keys(context.Context) ([]string, error) { return []string{"whpk_"}, nil }
@@ -34,7 +30,7 @@ func (receivers) Keys(context.Context) ([]string, error) { return []string{"whpk
 func TestAServerWithoutReceiversSaysSo(t *testing.T) {
 	w := newWorld(t)
 	w.api = New(w.pool, Config{Open: true})
-	if status, answer := w.send("GET", "/v1/webhooks", ""); status != http.StatusConflict {
+	if status, answer := w.send("GET", "/v1/webhooks/keys", ""); status != http.StatusConflict {
 		t.Errorf("%d %v, want 409", status, answer)
 	}
 }

@@ -80,7 +80,7 @@ func TestPagesNeverScanTheBacklog(t *testing.T) {
 		"held":    {heldKeysSQL, fmt.Sprintf(`%d, ARRAY['a', 'b']`, q.ID)},
 		"causes":  {causeStepsSQL, fmt.Sprintf(`%d, 300, 12, 10000, 200`, q.ID)},
 		"tables":  {tablesSQL, `50`},
-		"hooks":   {webhookEndpointsSQL, `'', 50`},
+		"hooks":   {receiversSQL, `'', 50`},
 		"parts":   {partitionsSQL, `500`},
 		"pools":   {poolsSQL, `50`},
 		"classes": {flowClassesSQL, `50`},

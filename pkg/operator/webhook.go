@@ -6,28 +6,28 @@ import (
 	"time"
 )
 
-// WebhookEndpoint is a receiver of callbacks, without its secrets.
-type WebhookEndpoint struct {
-	URL            string     `json:"url"`
-	Signed         bool       `json:"signed"`   // it has a secret of its own
-	Rotating       bool       `json:"rotating"` // an older secret signs beside it
+// Receiver is a receiver of callbacks that was registered or disabled, without its secrets.
+type Receiver struct {
+	URL            string     `json:"url" doc:"Empty: the root secret, from which those of all others are derived."`
+	OwnSecret      bool       `json:"own_secret"`
+	OldSecretUntil *time.Time `json:"old_secret_until,omitempty" doc:"Until when the secret before signs as well."`
+	CreatedAt      time.Time  `json:"created_at"`
 	DisabledAt     *time.Time `json:"disabled_at,omitempty"`
 	DisabledReason string     `json:"disabled_reason,omitempty"`
-	CreatedAt      time.Time  `json:"created_at"`
 }
 
-const webhookEndpointsSQL = `
-SELECT url, secret IS NOT NULL AS signed, coalesce(old_until > clock_timestamp(), false) AS rotating, disabled_at,
-       coalesce(disabled_reason, '') AS disabled_reason, created_at
+const receiversSQL = `
+SELECT url, secret IS NOT NULL AS own_secret,
+       CASE WHEN old_until > clock_timestamp() THEN old_until END AS old_secret_until, created_at, disabled_at,
+       coalesce(disabled_reason, '') AS disabled_reason
   FROM penstock.webhook_endpoint
- WHERE url > $1
+ WHERE $1 = '' OR url > $1
  ORDER BY url
  LIMIT $2`
 
-// WebhookEndpoints returns the receivers of callbacks by address, from the first after the given
-// one.
-func (d *Database) WebhookEndpoints(ctx context.Context, after string, limit int) ([]WebhookEndpoint, error) {
-	return list[WebhookEndpoint](ctx, d.db, "webhook endpoints", webhookEndpointsSQL, after, page(limit))
+// Receivers returns the receivers of callbacks by address, those after the given one. The first is the root secret.
+func (d *Database) Receivers(ctx context.Context, after string, limit int) ([]Receiver, error) {
+	return list[Receiver](ctx, d.db, "receivers of callbacks", receiversSQL, after, page(limit))
 }
 
 // SentCallback is the callback that reports an end of an entry: an entry of the queue webhook.

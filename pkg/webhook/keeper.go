@@ -10,8 +10,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Keeper keeps the receivers of callbacks for operators: the API's routes and the commands are made of it. Secrets are
-// returned as texts, to be shown to their receivers.
+// Keeper changes the receivers of callbacks, and reads their secrets, for operators: the API's routes and the commands
+// are made of it. Secrets are returned as texts, to be shown to their receivers. Package operator lists receivers.
 type Keeper struct {
 	DB postgres.DB
 	// Open returns the vault that seals and opens secrets, or an error where the program has no key

@@ -360,28 +360,3 @@ func PublicKeys(ctx context.Context, db postgres.DB, vault Vault) ([]PublicKey, 
 	}
 	return keys, err
 }
-
-// Registered is a row of penstock.webhook_endpoint without its secrets.
-type Registered struct {
-	URL       string     `json:"url"` // empty: the root secret
-	Own       bool       `json:"own_secret"`
-	OldUntil  *time.Time `json:"old_secret_until,omitempty"` // until when the secret before it signs too
-	CreatedAt time.Time  `json:"created_at"`
-	Disabled  *time.Time `json:"disabled_at,omitempty"`
-	Reason    string     `json:"disabled_reason,omitempty"`
-}
-
-const listSQL = `
-SELECT url, secret IS NOT NULL, CASE WHEN old_until > clock_timestamp() THEN old_until END, created_at, disabled_at,
-       coalesce(disabled_reason, '')
-  FROM penstock.webhook_endpoint
- WHERE $1 = '' OR url > $1 ORDER BY url LIMIT $2`
-
-// List returns the rows after an address, in the order of addresses.
-func List(ctx context.Context, db postgres.DB, after string, limit int) ([]Registered, error) {
-	found, err := pgx.CollectRows(postgres.Query(ctx, db, listSQL, after, limit), pgx.RowToStructByPos[Registered])
-	if err != nil {
-		return nil, fmt.Errorf("list webhook endpoints: %w", err)
-	}
-	return found, nil
-}
