@@ -25,38 +25,28 @@ type Config struct {
 
 // Gateway is the section for gateways alone.
 type Gateway struct {
-	Listen      string        `koanf:"listen" help:"address for clients; others than loopback need TLS"`
-	Insecure    bool          `koanf:"insecure_listen" help:"no TLS beyond this machine: a proxy encrypts"`
-	Debug       string        `koanf:"debug_listen" help:"address for /metrics, /status and /explain/{request}, apart from clients; on a loopback address with /debug/pprof as well"`
-	TLS         config.TLS    `koanf:"tls"`
-	Open        bool          `koanf:"open" help:"requests need no token: on a loopback address alone"`
-	Name        string        `koanf:"name" help:"name in lists; without it host name and process id"`
-	Application string        `koanf:"application" help:"the application that the gateway belongs to"`
-	Static      []string      `koanf:"static" help:"models without a database, model=http://host:port and after # the slots (8 if none are given), as in llama=http://gpu-1:8000#16; several for one model are its instances"`
-	Snapshot    string        `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
-	APIURL      string        `koanf:"api_url" help:"address of a leader for clients, for the Location of entries; empty: a path without a host"`
-	PublicURL   string        `koanf:"public_url" help:"address of the gateway for clients; empty: each request's"`
-	Callback    Callback      `koanf:"callback"`
-	Secrets     string        `koanf:"secrets" help:"as tasknode.secrets, for headers of models"`
-	WebhookKey  string        `koanf:"webhook_key" help:"as tasknode.webhook.key, to show clients the secret of theirs"`
-	Lease       time.Duration `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
-	Grace       time.Duration `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
-	Conns       int           `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
-	PerAddress  int           `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
-	BodyBytes   int64         `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
-	AllBytes    int64         `koanf:"bodies_bytes_max" help:"bytes in the bodies of all requests at once"`
-	WaitBytes   int64         `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
-	Remember    int           `koanf:"remember" help:"requests that /explain knows, the last ones; 0: none"`
-}
-
-// Callback bounds the addresses that a prediction may name for its webhook. Task nodes, which deliver, check them
-// again by tasknode.webhook.
-type Callback struct {
-	HTTPSOnly     bool     `koanf:"https_only" help:"webhooks of predictions go to https addresses alone"`
-	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well"`
-	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443"`
-	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although they are private"`
-	AllowNetworks []string `koanf:"allow_networks" help:"private networks that may be named, with every port"`
+	Listen      string           `koanf:"listen" help:"address for clients; others than loopback need TLS"`
+	Insecure    bool             `koanf:"insecure_listen" help:"no TLS beyond this machine: a proxy encrypts"`
+	Debug       string           `koanf:"debug_listen" help:"address for /metrics, /status and /explain/{request}, apart from clients; on a loopback address with /debug/pprof as well"`
+	TLS         config.TLS       `koanf:"tls"`
+	Open        bool             `koanf:"open" help:"requests need no token: on a loopback address alone"`
+	Name        string           `koanf:"name" help:"name in lists; without it host name and process id"`
+	Application string           `koanf:"application" help:"the application that the gateway belongs to"`
+	Static      []string         `koanf:"static" help:"models without a database, model=http://host:port and after # the slots (8 if none are given), as in llama=http://gpu-1:8000#16; several for one model are its instances"`
+	Snapshot    string           `koanf:"snapshot" help:"file that keeps models, settings and hashes of tokens for starts while the database is away; empty: none"`
+	APIURL      string           `koanf:"api_url" help:"address of a leader for clients, for the Location of entries; empty: a path without a host"`
+	PublicURL   string           `koanf:"public_url" help:"address of the gateway for clients; empty: each request's"`
+	Callback    config.Addresses `koanf:"callback"`
+	Secrets     string           `koanf:"secrets" help:"as tasknode.secrets, for headers of models"`
+	WebhookKey  string           `koanf:"webhook_key" help:"as tasknode.webhook.key, to show clients the secret of theirs"`
+	Lease       time.Duration    `koanf:"lease" help:"how long the gateway may be silent before its slots are freed"`
+	Grace       time.Duration    `koanf:"grace" help:"for what is in flight to finish when the gateway stops"`
+	Conns       int              `koanf:"connections_max" help:"connections at once, at most; more are refused with 503"`
+	PerAddress  int              `koanf:"connections_per_address_max" help:"connections at once from one IPv4 address or IPv6 /64, at most, and requests at once over them; behind a proxy that ends connections all come from its address: set it to connections_max there, and let the proxy count"`
+	BodyBytes   int64            `koanf:"body_bytes_max" help:"bytes in the body of a request, at most"`
+	AllBytes    int64            `koanf:"bodies_bytes_max" help:"bytes in the bodies of all requests at once"`
+	WaitBytes   int64            `koanf:"waiting_bytes_max" help:"bytes in the bodies of all requests that wait, at most"`
+	Remember    int              `koanf:"remember" help:"requests that /explain knows, the last ones; 0: none"`
 }
 
 // privateNetworks are those of receivers within an organization. Addresses of one link are not among them: services for
@@ -65,13 +55,9 @@ var privateNetworks = []string{
 	"10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "::1/128", "fc00::/7",
 }
 
-// policy returns the policy for addresses that a prediction may name.
-func (c Callback) policy() (webhook.AddressPolicy, error) {
-	p, err := webhook.NewPolicy(webhook.AddressConfig(c))
-	if err != nil {
-		return p, fmt.Errorf("gateway.callback.%w", err)
-	}
-	return p, nil
+// policy returns the policy for addresses that a prediction may name for its webhook.
+func (g Gateway) policy() (webhook.AddressPolicy, error) {
+	return webhook.NewPolicy("gateway.callback", webhook.AddressConfig(g.Callback))
 }
 
 func defaults() Config {
@@ -83,7 +69,7 @@ func defaults() Config {
 			Listen: "127.0.0.1:8430", Debug: "127.0.0.1:8431", Application: "default", Lease: 30 * time.Second,
 			Grace: 30 * time.Second, Conns: 16384, PerAddress: 8192, BodyBytes: 32 << 20, AllBytes: 1 << 30,
 			WaitBytes: 256 << 20, Remember: 10_000,
-			Secrets: worker.SecretsDir, Callback: Callback{AllowNetworks: privateNetworks},
+			Secrets: worker.SecretsDir, Callback: config.Addresses{AllowNetworks: privateNetworks},
 		},
 	}
 }
@@ -112,7 +98,7 @@ func (c Config) validate() error {
 	checks.Want(!g.Open || config.Loopback(g.Listen), "open", g.Open,
 		"false, where gateway.listen is not a loopback address")
 	_, err := g.models()
-	_, wrong := g.Callback.policy()
+	_, wrong := g.policy()
 	checks.Add(err, wrong, g.TLS.Validate("gateway.tls"), config.CheckPlain("gateway", g.Listen, g.TLS, g.Insecure),
 		c.Trace.Validate())
 	return checks.Err()

@@ -219,7 +219,7 @@ func (s *site) startDeliverer(key string) {
 	node := tasknode.New(tasknode.Config{
 		Name: "deliverer", Application: "default", Threads: 2, Poll: 50 * time.Millisecond, Log: s.log(),
 	}, pool, s.connect())
-	policy, err := webhook.NewPolicy(webhook.AddressConfig{AllowNetworks: []string{"127.0.0.0/8"}})
+	policy, err := webhook.NewPolicy("tasknode.webhook", webhook.AddressConfig{AllowNetworks: []string{"127.0.0.0/8"}})
 	if err != nil {
 		s.Fatal(err)
 	}

@@ -18,20 +18,20 @@ type Config struct {
 
 // Leader is the section of the leader program.
 type Leader struct {
-	Listen   string     `koanf:"listen" help:"address of the HTTP server; beyond this machine it needs leader.tls, or leader.insecure_listen"`
-	Insecure bool       `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
-	Debug    string     `koanf:"debug_listen" help:"address for /metrics, apart from clients; on a loopback address with /debug/pprof as well"`
-	TLS      config.TLS `koanf:"tls"`
-	Open     bool       `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
-	Migrate  bool       `koanf:"migrate" help:"apply missing migrations at start, if the role owns the schema; set it to false where another tool does, or behind a pooler"`
-	Hints    bool       `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
-	HTTP     HTTP       `koanf:"http"`
-	Callback Callback   `koanf:"callback"`
-	Reports  Reports    `koanf:"inference"`
-	Webhook  Webhook    `koanf:"webhook"`
-	Election Election   `koanf:"election"`
-	Recovery Recovery   `koanf:"recovery"`
-	Brake    Brake      `koanf:"brake"`
+	Listen   string           `koanf:"listen" help:"address of the HTTP server; beyond this machine it needs leader.tls, or leader.insecure_listen"`
+	Insecure bool             `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
+	Debug    string           `koanf:"debug_listen" help:"address for /metrics, apart from clients; on a loopback address with /debug/pprof as well"`
+	TLS      config.TLS       `koanf:"tls"`
+	Open     bool             `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
+	Migrate  bool             `koanf:"migrate" help:"apply missing migrations at start, if the role owns the schema; set it to false where another tool does, or behind a pooler"`
+	Hints    bool             `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
+	HTTP     HTTP             `koanf:"http"`
+	Callback config.Addresses `koanf:"callback"`
+	Reports  Reports          `koanf:"inference"`
+	Webhook  Webhook          `koanf:"webhook"`
+	Election Election         `koanf:"election"`
+	Recovery Recovery         `koanf:"recovery"`
+	Brake    Brake            `koanf:"brake"`
 
 	Dashboard Dashboard `koanf:"dashboard"`
 	Scale     Scale     `koanf:"scale"`
@@ -53,16 +53,6 @@ type HTTP struct {
 	Entries         int           `koanf:"entries_max" help:"entries in one push, at most"`
 	Timeout         time.Duration `koanf:"timeout" help:"for the work of one request"`
 	TokenLifetime   time.Duration `koanf:"token_lifetime" help:"of tokens that are made here without an end; 0: such tokens do not end"`
-}
-
-// Callback bounds the addresses that a push may name for a callback; set it as in tasknode.webhook,
-// which delivers.
-type Callback struct {
-	HTTPSOnly     bool     `koanf:"https_only" help:"only https addresses, for the hosts and networks below too"`
-	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
-	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
-	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be named although their addresses are private"`
-	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be named although they are private"`
 }
 
 // Reports is the section for reports of asynchronous workers.

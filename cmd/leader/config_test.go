@@ -117,8 +117,8 @@ func TestDebugAddressServesProfilesToThisMachineAlone(t *testing.T) {
 }
 
 func TestBadCallbackOptionsAreNamed(t *testing.T) {
-	for want, c := range map[string]Callback{"allow_networks": {AllowNetworks: []string{"10.1"}}, "ports": {Ports: []string{"https"}}} {
-		if _, err := c.policy(); err == nil || !strings.Contains(err.Error(), want) {
+	for want, c := range map[string]config.Addresses{"leader.callback.allow_networks": {AllowNetworks: []string{"10.1"}}, "leader.callback.ports": {Ports: []string{"https"}}} {
+		if _, err := (Leader{Callback: c}).policy(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v does not name %s", c, err, want)
 		}
 	}

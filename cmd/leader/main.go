@@ -121,7 +121,7 @@ func (l Leader) debug(metrics http.Handler) http.Handler {
 // newAPI returns the API for clients and workers. Its readiness probe fails once ctx has ended.
 func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 	cfg := l.cfg.Leader
-	callbacks, err := cfg.Callback.policy()
+	callbacks, err := cfg.policy()
 	if err != nil {
 		return nil, err
 	}
@@ -150,12 +150,9 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 		Observe: l.requests.observe,
 		Hinter:  l.hinter,
 		Reports: reports, Webhooks: webhooks,
-		Log: l.log,
-		CheckCallback: func(url string) error {
-			_, err := callbacks.CheckURL(url)
-			return err
-		},
-		ReadModel: worker.EffectiveConfig,
+		Log:           l.log,
+		CheckCallback: callbacks.Check,
+		ReadModel:     worker.EffectiveConfig,
 	}), nil
 }
 
@@ -164,23 +161,12 @@ func (r Reports) open(db postgres.DB, log *slog.Logger) (api.Reports, error) {
 	if r.CallbackKey == "" {
 		return nil, nil //nolint:nilnil // as said
 	}
-	key, err := worker.ReadSecret(r.CallbackKey)
-	if err != nil {
-		return nil, fmt.Errorf("leader.inference.callback_key: %w", err)
-	}
-	if err := config.CheckKey("leader.inference.callback_key", key); err != nil {
-		return nil, err
-	}
-	return inference.NewReports("", []byte(key), db, log), nil
+	return inference.OpenReports("leader.inference.callback_key", r.CallbackKey, "", db, log)
 }
 
 // policy returns the policy for addresses that a push may name.
-func (c Callback) policy() (webhook.AddressPolicy, error) {
-	p, err := webhook.NewPolicy(webhook.AddressConfig(c))
-	if err != nil {
-		return p, fmt.Errorf("leader.callback.%w", err)
-	}
-	return p, nil
+func (l Leader) policy() (webhook.AddressPolicy, error) {
+	return webhook.NewPolicy("leader.callback", webhook.AddressConfig(l.Callback))
 }
 
 // listen opens the address for clients, and the debug address for operators.

@@ -104,7 +104,7 @@ func webhookBackend(cfg Leader) (*backend.Webhook, error) {
 	if err != nil {
 		return nil, fmt.Errorf("leader.scale.webhook_key: %w", err)
 	}
-	policy, err := cfg.Callback.policy()
+	policy, err := cfg.policy()
 	if err != nil {
 		return nil, err
 	}
@@ -117,10 +117,7 @@ func webhookBackend(cfg Leader) (*backend.Webhook, error) {
 		Sign: func(id string, at time.Time, body []byte) (http.Header, error) {
 			return webhook.Sign(id, at, body, secret)
 		},
-		Check: func(url string) error {
-			_, err := policy.CheckURL(url)
-			return err
-		},
+		Check: policy.Check,
 	}), nil
 }
 

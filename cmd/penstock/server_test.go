@@ -69,9 +69,7 @@ func (s *session) serve() *httptest.Server {
 	if err != nil {
 		s.Fatal(err)
 	}
-	keeper := webhook.Keeper{DB: db, Open: func() (webhook.Vault, error) {
-		return webhook.Vault{Key: "a key that nobody can guess"}, nil
-	}}
+	keeper := webhook.Keeper{DB: db, Vault: webhook.Vault{Key: "a key that nobody can guess"}}
 	served, looked := api.New(db, api.Config{Webhooks: keeper}), regexp.MustCompile(`^/v1/operations/(\d+)$`)
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		served.ServeHTTP(w, r)

@@ -70,15 +70,11 @@ func (a *app) keyFlag(c *cobra.Command) func() error {
 		if ref == "" {
 			return usagef("give --key as the task nodes have it: env:NAME or file:/path")
 		}
-		v := webhook.Vault{Read: worker.SecretStore{}.Read}
 		var err error
-		if v.Key, err = worker.ReadSecret(ref); err == nil {
-			err = v.Check()
-		}
+		a.keeper.Vault, err = webhook.OpenVault("--key", ref, worker.ReadSecret, worker.SecretStore{}.Read)
 		if err != nil {
-			return usagef("--key: %w", err)
+			return usageError{err}
 		}
-		a.keeper.Open = func() (webhook.Vault, error) { return v, nil }
 		return nil
 	}
 }
@@ -121,7 +117,7 @@ func (a *app) checkReceiver(address string, internal bool) error {
 	if at, err := url.Parse(address); err == nil && internal {
 		a.keeper.Policy.AllowHosts = []string{at.Hostname()}
 	}
-	if _, err := a.keeper.Policy.CheckURL(address); err != nil {
+	if err := a.keeper.Policy.Check(address); err != nil {
 		return usageError{err}
 	}
 	return nil

@@ -62,14 +62,11 @@ type Inference struct {
 
 // Webhook says where callbacks may go, and how they are signed.
 type Webhook struct {
-	Key           string   `koanf:"key" help:"what seals the secrets of receivers in the database, 16 bytes or more, the same for all nodes: env:NAME or file:/path; without it no callback can be signed, and they wait"`
-	Issuer        string   `koanf:"issuer" help:"name of this installation in the bodies of callbacks; without it a fingerprint of its public key"`
-	Threads       int      `koanf:"threads" help:"processing threads that deliver callbacks at once, at most; half of them are kept for receivers that answer promptly; 0: a quarter of all"`
-	HTTPSOnly     bool     `koanf:"https_only" help:"deliver callbacks to https addresses alone, to the hosts and networks below too"`
-	AllowHTTP     bool     `koanf:"allow_http" help:"deliver to plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
-	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
-	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that may be called although their addresses are private"`
-	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that may be called although they are private"`
+	Key     string `koanf:"key" help:"what seals the secrets of receivers in the database, 16 bytes or more, the same for all nodes: env:NAME or file:/path; without it no callback can be signed, and they wait"`
+	Issuer  string `koanf:"issuer" help:"name of this installation in the bodies of callbacks; without it a fingerprint of its public key"`
+	Threads int    `koanf:"threads" help:"processing threads that deliver callbacks at once, at most; half of them are kept for receivers that answer promptly; 0: a quarter of all"`
+
+	config.Addresses `koanf:",squash"`
 }
 
 func defaults() Config {

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 var update = flag.Bool("update", false, "write this program's table in docs/configuration.md")
@@ -59,10 +60,14 @@ func TestBadValueIsNamed(t *testing.T) {
 			t.Errorf("%v does not name %s", err, key)
 		}
 	}
-	if _, err := (Webhook{Ports: []string{"https"}}).policy(); err == nil || !strings.Contains(err.Error(), "tasknode.webhook.ports") {
+	with := func(a config.Addresses) error {
+		_, err := Webhook{Addresses: a}.config(worker.SecretStore{})
+		return err
+	}
+	if err := with(config.Addresses{Ports: []string{"https"}}); err == nil || !strings.Contains(err.Error(), "tasknode.webhook.ports") {
 		t.Errorf("%v does not name ports", err)
 	}
-	if _, err := (Webhook{AllowNetworks: []string{"10.1"}}).policy(); err == nil || !strings.Contains(err.Error(), "allow_networks") {
+	if err := with(config.Addresses{AllowNetworks: []string{"10.1"}}); err == nil || !strings.Contains(err.Error(), "allow_networks") {
 		t.Errorf("%v does not name allow_networks", err)
 	}
 }

@@ -1,15 +1,12 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 
-	"github.com/penstock/penstock/internal/config"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/inference"
-	"github.com/penstock/penstock/pkg/worker"
 )
 
 // dispatch is what the section for inference comes to.
@@ -20,18 +17,8 @@ func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.Dispa
 	if i.CallbackURL == "" {
 		return c, nil
 	}
-	if i.CallbackKey == "" {
-		return c, errors.New("tasknode.inference.callback_key is missing: want env:NAME or file:/path")
-	}
-	key, err := worker.ReadSecret(i.CallbackKey)
-	if err != nil {
-		return c, fmt.Errorf("tasknode.inference.callback_key: %w", err)
-	}
-	if err := config.CheckKey("tasknode.inference.callback_key", key); err != nil {
-		return c, err
-	}
-	c.Reports = inference.NewReports(i.CallbackURL, []byte(key), db, log)
-	return c, nil
+	c.Reports, err = inference.OpenReports("tasknode.inference.callback_key", i.CallbackKey, i.CallbackURL, db, log)
+	return c, err
 }
 
 func (i Inference) objects() (inference.ObjectStore, error) {

@@ -214,3 +214,16 @@ func TestAValueOfTheFileIsReadAsThatOfAFlag(t *testing.T) {
 		t.Error("a negative timeout of the database is taken")
 	}
 }
+
+func TestOptionsOfAnEmbeddedSectionAreThoseOfTheSectionAroundIt(t *testing.T) {
+	var s struct {
+		Leader struct {
+			Key              string `koanf:"key"`
+			config.Addresses `koanf:",squash"`
+		} `koanf:"leader"`
+	}
+	err := config.Load(config.Program{Name: "leader", Args: []string{"--ports", "8443"}, Environ: []string{"PENSTOCK_LEADER_ALLOW_HTTP=true"}}, &s)
+	if l := s.Leader; err != nil || !l.AllowHTTP || len(l.Ports) != 1 || l.Ports[0] != "8443" {
+		t.Errorf("read %+v (%v)", l, err)
+	}
+}

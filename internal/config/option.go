@@ -34,7 +34,11 @@ func options(program, prefix string, section reflect.Value) []Option {
 		field := section.Type().Field(i)
 		key := prefix + field.Tag.Get("koanf")
 		if field.Type.Kind() == reflect.Struct {
-			all = append(all, options(program, key+".", section.Field(i))...)
+			below := key + "."
+			if field.Anonymous { // tagged ",squash": its options are of this section
+				below = prefix
+			}
+			all = append(all, options(program, below, section.Field(i))...)
 			continue
 		}
 		all = append(all, Option{

@@ -103,6 +103,16 @@ func (t Trace) Validate() error {
 	return nil
 }
 
+// Addresses is the section for the addresses that callbacks may go to. Leaders and gateways check by it the addresses
+// that clients name, task nodes those that they deliver to: set it alike in all of them.
+type Addresses struct {
+	HTTPSOnly     bool     `koanf:"https_only" help:"callbacks go to https addresses alone, to the hosts and networks below too"`
+	AllowHTTP     bool     `koanf:"allow_http" help:"plain http addresses of public hosts as well; those of the hosts and networks below need no leave"`
+	Ports         []string `koanf:"ports" help:"ports of public hosts beside 443; the hosts and networks below have all"`
+	AllowHosts    []string `koanf:"allow_hosts" help:"hosts that callbacks may go to although their addresses are private"`
+	AllowNetworks []string `koanf:"allow_networks" help:"networks (10.1.0.0/16) that callbacks may go to although they are private"`
+}
+
 // TraceDefault is the section with its defaults.
 func TraceDefault() Trace { return Trace{Share: 1} }
 
@@ -116,16 +126,4 @@ func LogDefault() Log { return Log{Level: "info", Format: "text"} }
 func ProcessName() string {
 	host, _ := os.Hostname() // empty if unknown
 	return fmt.Sprintf("%s/%d", host, os.Getpid())
-}
-
-// keyBytesMin is the least length of a key that others must not be able to guess.
-const keyBytesMin = 16
-
-// CheckKey refuses a key that is too short to keep others from computing what it signs; option names it.
-func CheckKey(option, key string) error {
-	if len(key) < keyBytesMin {
-		return fmt.Errorf("%s has %d bytes: want %d or more random ones, such as those of `openssl rand "+
-			"-base64 32`", option, len(key), keyBytesMin)
-	}
-	return nil
 }

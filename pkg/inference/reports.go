@@ -54,6 +54,26 @@ func NewReports(base string, key []byte, db postgres.DB, log *slog.Logger) *Repo
 	}
 }
 
+// keyBytesMin is the least length of a key that clients cannot guess.
+const keyBytesMin = 16
+
+// OpenReports returns the receiver of reports under base with the key to which an option of a program refers, env:NAME
+// or file:/path. Its errors name the option.
+func OpenReports(option, ref, base string, db postgres.DB, log *slog.Logger) (*Reports, error) {
+	if ref == "" {
+		return nil, fmt.Errorf("%s is missing: want env:NAME or file:/path", option)
+	}
+	key, err := worker.ReadSecret(ref)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", option, err)
+	}
+	if len(key) < keyBytesMin {
+		return nil, fmt.Errorf("%s has %d bytes: want %d or more random ones, such as those of `openssl rand "+
+			"-base64 32`", option, len(key), keyBytesMin)
+	}
+	return NewReports(base, []byte(key), db, log), nil
+}
+
 // address of the reports on one lock of an entry, as pkg/api serves it.
 func (rs *Reports) address(entry string, token int64) string {
 	return fmt.Sprintf("%s/tasks/callback/%s?token=%d&key=%s", rs.base, entry, token,

@@ -34,26 +34,26 @@ type AddressConfig struct {
 	AllowNetworks        []string // as in 10.1.0.0/16
 }
 
-// NewPolicy makes a policy of configuration. Its errors begin with allow_hosts, allow_networks or ports.
-func NewPolicy(c AddressConfig) (AddressPolicy, error) {
+// NewPolicy makes a policy of the section of a program's configuration. Its errors name the option.
+func NewPolicy(section string, c AddressConfig) (AddressPolicy, error) {
 	p := AddressPolicy{HTTPSOnly: c.HTTPSOnly, AllowHTTP: c.AllowHTTP, AllowHosts: c.AllowHosts}
 	for _, host := range c.AllowHosts {
 		if _, err := netip.ParseAddr(host); err != nil && strings.ContainsAny(host, ":/[] ") {
-			return p, fmt.Errorf("allow_hosts: %q is not a host: want its name or address, without scheme and port",
-				host)
+			return p, fmt.Errorf("%s.allow_hosts: %q is not a host: want its name or address, without scheme and port",
+				section, host)
 		}
 	}
 	for _, text := range c.AllowNetworks {
 		network, err := netip.ParsePrefix(text)
 		if err != nil {
-			return p, fmt.Errorf("allow_networks: %q is not a network such as 10.1.0.0/16: %w", text, err)
+			return p, fmt.Errorf("%s.allow_networks: %q is not a network such as 10.1.0.0/16: %w", section, text, err)
 		}
 		p.AllowNetworks = append(p.AllowNetworks, network)
 	}
 	for _, text := range c.Ports {
 		port, err := strconv.ParseUint(text, 10, 16)
 		if err != nil || port == 0 {
-			return p, fmt.Errorf("ports: %q is not a port", text)
+			return p, fmt.Errorf("%s.ports: %q is not a port", section, text)
 		}
 		p.Ports = append(p.Ports, uint16(port))
 	}
@@ -65,6 +65,12 @@ var ErrForbiddenAddress = errors.New("callback address is not allowed")
 
 func forbid(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrForbiddenAddress, fmt.Sprintf(format, args...))
+}
+
+// Check is CheckURL for callers that need no URL.
+func (p AddressPolicy) Check(raw string) error {
+	_, err := p.CheckURL(raw)
+	return err
 }
 
 // CheckURL checks an address when it is registered, without DNS: a name may

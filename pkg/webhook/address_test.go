@@ -377,7 +377,7 @@ func TestAllowedHostsAreNamesOrAddresses(t *testing.T) {
 		"hooks.corp.internal": true, "127.0.0.1": true, "::1": true, "http://a.example": false, "a.example:8080": false,
 		"[::1]": false, " a.example": false, "a.example/hook": false,
 	} {
-		if _, err := NewPolicy(AddressConfig{AllowHosts: []string{host}}); (err == nil) != ok {
+		if _, err := NewPolicy("leader.callback", AddressConfig{AllowHosts: []string{host}}); (err == nil) != ok {
 			t.Errorf("%q: %v", host, err)
 		}
 	}

@@ -73,7 +73,7 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 		return nil, refuse(ClassMalformed, errors.New("payload is not a callback: it needs url, type, at and data"))
 	}
 	// No secret can be derived for what is not an address.
-	if _, err := h.deliverer.config.Policy.CheckURL(c.URL); err != nil {
+	if err := h.deliverer.config.Policy.Check(c.URL); err != nil {
 		return nil, refuse(ClassRefused, err)
 	}
 	e, err := FindEndpoint(ctx, h.db, h.vault, c.URL)

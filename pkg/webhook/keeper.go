@@ -13,18 +13,24 @@ import (
 // Keeper changes the receivers of callbacks, and reads their secrets, for operators: the API's routes and the commands
 // are made of it. Secrets are returned as texts, to be shown to their receivers. Package operator lists receivers.
 type Keeper struct {
-	DB postgres.DB
-	// Open returns the vault that seals and opens secrets, or an error where the program has no key
-	// for it.
-	Open func() (Vault, error)
-	// Policy says which addresses may be registered.
-	Policy AddressPolicy
+	DB     postgres.DB
+	Policy AddressPolicy // which addresses may be registered
+	Vault  Vault         // without a key receivers can be disabled, and nothing else
+}
+
+// vault returns the vault, or an error that wraps invalidation.ErrState where it has no key.
+func (k Keeper) vault() (Vault, error) {
+	if k.Vault.Key == "" {
+		return Vault{}, fmt.Errorf("this leader has no key for secrets of receivers: set leader.webhook.key, or use "+
+			"penstock webhook with --database-url and --key: %w", invalidation.ErrState)
+	}
+	return k.Vault, nil
 }
 
 // Register makes a receiver known, or enables it again, and returns its secret. The error wraps
 // invalidation.ErrInvalid for an address that callbacks may not go to.
 func (k Keeper) Register(ctx context.Context, url string, by invalidation.By) (string, error) {
-	vault, err := k.Open()
+	vault, err := k.vault()
 	if err != nil {
 		return "", err
 	}
@@ -41,7 +47,7 @@ func (k Keeper) Register(ctx context.Context, url string, by invalidation.By) (s
 // Rotate gives a receiver a new secret and returns it; the old one signs as well during overlap. Without url it renews
 // the root secret and returns the public key that comes from it.
 func (k Keeper) Rotate(ctx context.Context, url string, overlap time.Duration, by invalidation.By) (string, error) {
-	vault, err := k.Open()
+	vault, err := k.vault()
 	if err != nil {
 		return "", err
 	}
@@ -67,7 +73,7 @@ func (k Keeper) Disable(ctx context.Context, url string, by invalidation.By) err
 // Secrets returns the secrets that sign for a receiver, its own or those derived for its scheme, host and port; the
 // newest first.
 func (k Keeper) Secrets(ctx context.Context, url string) ([]string, error) {
-	vault, err := k.Open()
+	vault, err := k.vault()
 	if err != nil {
 		return nil, err
 	}
@@ -81,7 +87,7 @@ func (k Keeper) Secrets(ctx context.Context, url string) ([]string, error) {
 
 // Keys returns the public keys with which every receiver can verify, the newest first.
 func (k Keeper) Keys(ctx context.Context) ([]string, error) {
-	vault, err := k.Open()
+	vault, err := k.vault()
 	if err != nil {
 		return nil, err
 	}

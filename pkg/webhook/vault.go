@@ -29,6 +29,24 @@ func NewVault(key string, read func(ref string) (string, error)) Vault {
 	return Vault{Key: key, Read: read, stretched: sync.OnceValues(func() ([]byte, error) { return stretch(key) })}
 }
 
+// OpenVault returns the vault of a program. Own reads the key to which an option of it refers, stored the secrets to
+// which the database refers. Without a reference to a key (empty) the vault reads references alone. Errors name the
+// option.
+func OpenVault(option, ref string, own, stored func(ref string) (string, error)) (Vault, error) {
+	if ref == "" {
+		return Vault{Read: stored}, nil
+	}
+	key, err := own(ref)
+	v := NewVault(key, stored)
+	if err == nil {
+		err = v.Check()
+	}
+	if err != nil {
+		return Vault{}, fmt.Errorf("%s: %w", option, err)
+	}
+	return v, nil
+}
+
 // ErrNoKey says that the key of the installation is missing, or too short.
 var ErrNoKey = errors.New("webhook secrets need a key of 16 bytes or more: set tasknode.webhook.key to env:NAME or " +
 	"file:/path")
