@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/penstock/penstock/internal/config"
@@ -51,13 +50,10 @@ func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own t
 
 // registryOf holds all that /metrics shows; telemetry.Catalog explains it.
 func (s *server) registryOf() *prometheus.Registry {
-	r := prometheus.NewRegistry()
 	o := s.observer
-	r.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	return telemetry.NewRegistry(
 		o.latency, o.took, o.own, o.requests, telemetry.Collector(s.poolMetrics), telemetry.Collector(s.leaseMetrics),
 	)
-	return r
 }
 
 // pushErrors are the reasons for which a request cannot wait.
@@ -103,17 +99,13 @@ func (s *server) leaseMetrics(out chan<- prometheus.Metric) {
 	if s.leases != nil {
 		f = s.leases.Figures()
 	}
-	degraded := 0.0
-	if f.Degraded {
-		degraded = 1
-	}
 	value := s.observer.metrics.Value
 	out <- value("gateway_leases_total", float64(f.Leases))
 	out <- value("gateway_slots_granted_total", float64(f.Granted))
 	out <- value("gateway_slots_returned_total", float64(f.Returned))
 	out <- value("gateway_slots_lost_total", float64(f.Lost))
 	out <- value("gateway_preemptions_total", float64(f.Preempted))
-	out <- value("gateway_degraded", degraded)
+	out <- value("gateway_degraded", telemetry.OneIf(f.Degraded))
 	out <- value("gateway_database_silent_seconds", f.Silent.Seconds())
 }
 

@@ -6,7 +6,6 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/recovery"
@@ -15,24 +14,13 @@ import (
 // registry holds the metrics of /metrics; see telemetry.Catalog. Counters of duties restart with
 // each term.
 func (l *leader) registry() *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	return telemetry.NewRegistry(
 		l.requests.total, l.requests.seconds,
 		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics),
 		telemetry.Collector(l.electionMetrics),
 		telemetry.Collector(l.hintMetrics), telemetry.Collector(l.dutyMetrics), telemetry.Collector(l.poolMetrics),
 		telemetry.Collector(l.scaleMetrics),
 	)
-	return r
-}
-
-func oneIf(set bool) float64 {
-	if set {
-		return 1
-	}
-	return 0
 }
 
 // sampling is the last sample of the queues, if this process is elected: that of a former leader is
@@ -62,7 +50,7 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		sums.Add("queue_entries", float64(s.Computing), queue, "computing", "")
 		sums.Add("queue_entries", float64(s.Disabled), queue, "disabled", "")
 		sums.Add("queue_entries", float64(s.Failed), queue, "failed", "")
-		sums.Max("queue_estimated", oneIf(s.Estimated), queue)
+		sums.Max("queue_estimated", telemetry.OneIf(s.Estimated), queue)
 		sums.Add("queue_drain_per_second", read(s.OutPerSecond), queue)
 		sums.Add("queue_accepted_total", float64(s.Accepted), queue)
 		sums.Add("queue_gone_total", float64(s.Gone), queue)
@@ -105,7 +93,7 @@ func (l *leader) serverMetrics(out chan<- prometheus.Metric) {
 
 func (l *leader) electionMetrics(out chan<- prometheus.Metric) {
 	s := l.elector.Status()
-	out <- l.metrics.Value("leader_elected", oneIf(s.Leading))
+	out <- l.metrics.Value("leader_elected", telemetry.OneIf(s.Leading))
 	out <- l.metrics.Value("leader_term", float64(s.Term))
 	out <- l.metrics.Value("leader_term_age_seconds", s.Age.Seconds())
 	out <- l.metrics.Value("leader_terms_total", float64(s.Changes))
@@ -129,7 +117,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("locks_stuck", float64(locks.Stuck))
 	out <- l.metrics.Value("nodes_dead", float64(locks.DeadNodes))
 	out <- l.metrics.Value("leases_lapsed_total", float64(locks.Lapsed))
-	out <- l.metrics.Value("recovery_suspended", oneIf(locks.Suspended != ""))
+	out <- l.metrics.Value("recovery_suspended", telemetry.OneIf(locks.Suspended != ""))
 	for _, cause := range []recovery.StuckCause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
 		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
 	}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/tasknode"
@@ -105,14 +104,11 @@ func (s slots) Take(queue string, want int) (int, func(n int)) {
 
 // registry holds all that /metrics shows; telemetry.Catalog explains it.
 func (n *node) registry() *prometheus.Registry {
-	r := prometheus.NewRegistry()
 	o := n.observer
-	r.MustRegister(
-		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	return telemetry.NewRegistry(
 		o.wait, o.run, o.claim, o.errors, o.claimed,
 		telemetry.Collector(n.refusalMetrics), telemetry.Collector(n.nodeMetrics), telemetry.Collector(n.modelMetrics),
 	)
-	return r
 }
 
 func (n *node) refusalMetrics(out chan<- prometheus.Metric) {
@@ -160,11 +156,7 @@ func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
 		return
 	}
 	hints := n.listener.Status()
-	connected := 0.0
-	if hints.Connected {
-		connected = 1
-	}
-	out <- value("hints_connected", connected)
+	out <- value("hints_connected", telemetry.OneIf(hints.Connected))
 	out <- value("hints_heard_total", float64(hints.Heard))
 	out <- value("hints_reconnects_total", float64(hints.Reconnects))
 	out <- value("hints_round_trip_seconds", hints.RoundTrip.Seconds())

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 )
 
 // Prefix begins the name of every metric.
@@ -26,6 +27,14 @@ func NewMetrics() Metrics {
 	return m
 }
 
+// NewRegistry returns the registry of a program: its own collectors, and those of the process and of Go.
+func NewRegistry(own ...prometheus.Collector) *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	r.MustRegister(own...)
+	return r
+}
+
 // Value is one value of a gauge or counter.
 func (m Metrics) Value(name string, value float64, labels ...string) prometheus.Metric {
 	one, known := m.byName[name]
@@ -42,6 +51,14 @@ func (m Metrics) Value(name string, value float64, labels ...string) prometheus.
 		return prometheus.NewInvalidMetric(desc, err)
 	}
 	return made
+}
+
+// OneIf is the value of a gauge that is 1 or 0.
+func OneIf(set bool) float64 {
+	if set {
+		return 1
+	}
+	return 0
 }
 
 // Pool returns the metrics of a connection pool.
