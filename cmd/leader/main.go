@@ -194,46 +194,33 @@ type pools struct {
 }
 
 func open(ctx context.Context, cfg Config) (*pools, error) {
-	p := &pools{}
-	for _, one := range []struct {
+	db, p := cfg.Database, &pools{}
+	own := func(conns int32, timeout time.Duration) postgres.Config {
+		return postgres.Config{DSN: db.URL, Pooled: db.Pooled, MaxConns: conns, StatementTimeout: timeout}
+	}
+	type one struct {
 		pool *(*pgxpool.Pool)
 		cfg  postgres.Config
-	}{
-		{&p.api, api.Pool(cfg.Database.Pool(16))},
-		{&p.duties, postgres.Config{
-			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: dutyConns(),
-			StatementTimeout: time.Minute,
-		}},
-		{&p.scale, postgres.Config{
-			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: scaleConns,
-			StatementTimeout: time.Minute,
-		}},
-		{&p.election, postgres.Config{DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 10}},
-	} {
+	}
+	all := []one{
+		{&p.api, api.Pool(db.Pool(16))},
+		{&p.duties, own(dutyConns(), time.Minute)},
+		{&p.scale, own(scaleConns, time.Minute)},
+		{&p.election, own(10, 0)},
+	}
+	if cfg.Leader.Dashboard.Enabled {
+		all = append(all, one{&p.dashboard, dashboardPool(db)})
+	}
+	if cfg.Leader.Scale.KEDA != "" {
+		all = append(all, one{&p.keda, own(2, 5*time.Second)})
+	}
+	for _, one := range all {
 		pool, err := postgres.Open(ctx, one.cfg)
 		if err != nil {
 			p.close()
 			return nil, err
 		}
 		*one.pool = pool
-	}
-	if cfg.Leader.Dashboard.Enabled {
-		pool, err := postgres.Open(ctx, dashboardPool(cfg.Database))
-		if err != nil {
-			p.close()
-			return nil, err
-		}
-		p.dashboard = pool
-	}
-	if cfg.Leader.Scale.KEDA != "" {
-		pool, err := postgres.Open(ctx, postgres.Config{
-			DSN: cfg.Database.URL, Pooled: cfg.Database.Pooled, MaxConns: 2, StatementTimeout: 5 * time.Second,
-		})
-		if err != nil {
-			p.close()
-			return nil, err
-		}
-		p.keda = pool
 	}
 	return p, nil
 }
