@@ -46,10 +46,10 @@ func (s *site) fillFleet() {
 	load := map[string]any{
 		"version": "v1.2.3", "hints": "heard", "claims": 900, "claimed": 1200, "runs": 1100, "run_errors": 11, "claim_ms": 1800,
 		"refusals": map[string]int{"memory_high": 12, "slots": 340},
-		"governor": []map[string]any{
+		"governor": map[string]any{"levels": []map[string]any{
 			{"resource": "cpu", "used": 0.62, "high": 0.9, "low": 0.75, "closed": false},
 			{"resource": "memory", "used": 0.93, "high": 0.9, "low": 0.8, "closed": true},
-		},
+		}},
 	}
 	if _, err := invalidation.Renew(ctx, s.pool, 7001, invalidation.Beat{Tokens: tokens, Load: load}); err != nil {
 		s.Fatal(err)
@@ -308,5 +308,14 @@ func TestHostileTextsStayTexts(t *testing.T) {
 		if strings.Contains(got.text, "ZgotmplZ") {
 			t.Errorf("%s has a value that a template refused", path)
 		}
+	}
+}
+
+// Nodes of the version before reported the levels of the governor as a list; during an upgrade the rest of their report
+// is displayed.
+func TestAReportInAnotherFormIsReadAsFarAsItGoes(t *testing.T) {
+	c := nodeCardOf(operator.Node{Load: []byte(`{"governor": [{"resource": "cpu", "used": 0.5}], "version": "v1", "claims": 3}`)})
+	if c.Version != "v1" || c.Claims != 3 || len(c.Gauges) != 0 {
+		t.Errorf("read version %q, %d claims, %d gauges", c.Version, c.Claims, len(c.Gauges))
 	}
 }

@@ -47,10 +47,10 @@ func fleetReadings(text string) map[string]any {
 	load, _ := json.Marshal(map[string]any{
 		"version": text, "hints": text, "claims": 900, "claimed": 1200, "runs": 1100, "run_errors": 11, "claim_ms": 1800,
 		"refusals": map[string]int{"memory_high": 12, text: 340},
-		"governor": []map[string]any{
+		"governor": map[string]any{"levels": []map[string]any{
 			{"resource": "cpu", "used": 0.97, "high": 0.9, "low": 0.75, "closed": true, "declared_only": true},
 			{"resource": "memory", "used": 0.93, "high": 0.9, "low": 0.8, "closed": true},
-		},
+		}},
 	})
 	nodes := []operator.Node{
 		{ID: 7001, Name: text, Application: text, State: "live", LeaseSeconds: 10, SilentSeconds: 1, Threads: 16, Locks: 7, Queues: []string{text}, StartedAt: now, Load: load},

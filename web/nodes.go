@@ -85,12 +85,14 @@ type nodeReport struct {
 	RunErrors int64            `json:"run_errors"`
 	ClaimMS   int64            `json:"claim_ms"`
 	Refusals  map[string]int64 `json:"refusals"`
-	Governor  []struct {
-		Resource  string  `json:"resource"`
-		Used      float64 `json:"used"`
-		High, Low float64
-		Closed    bool
-		Declared  bool `json:"declared_only"`
+	Governor  struct {
+		Levels []struct {
+			Resource  string  `json:"resource"`
+			Used      float64 `json:"used"`
+			High, Low float64
+			Closed    bool
+			Declared  bool `json:"declared_only"`
+		} `json:"levels"`
 	} `json:"governor"`
 }
 
@@ -187,9 +189,7 @@ func nodeCardOf(n operator.Node) nodeCard {
 		c.Busy = picture.Gauge{Title: "threads in use", Value: busy}.HTML()
 	}
 	var r nodeReport
-	if json.Unmarshal(n.Load, &r) != nil {
-		return c // of another program than a task node
-	}
+	_ = json.Unmarshal(n.Load, &r) // of another program, or another version: what is not as expected is left out
 	c.Version, c.Hints, c.Claims, c.Claimed, c.Runs = r.Version, r.Hints, r.Claims, r.Claimed, r.Runs
 	if r.Runs > 0 {
 		share := float64(r.RunErrors) / float64(r.Runs)
@@ -199,7 +199,7 @@ func nodeCardOf(n operator.Node) nodeCard {
 		mean := float64(r.ClaimMS) / float64(r.Claims) / 1000
 		c.ClaimMS = &mean
 	}
-	for _, g := range r.Governor {
+	for _, g := range r.Governor.Levels {
 		c.Gauges = append(c.Gauges, gauge{
 			Name: g.Resource, Used: g.Used, High: g.High, Low: g.Low, Closed: g.Closed, DeclaredOnly: g.Declared,
 			Picture: picture.Gauge{

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -190,32 +189,6 @@ func newListener(cfg Config, conn *pgx.ConnConfig, task *tasknode.Node, models *
 		Conn: conn, Wake: task.Wake, Cancelled: task.Cancelled,
 		Slots: models.Noticed, Starting: models.Starting, Log: log,
 	})
-}
-
-// status is what the node reports of itself with each heartbeat, beside the counts of the task node. Whether it hears
-// hints is for `penstock doctor`.
-func (n *node) status() map[string]any {
-	status := n.hintStatus()
-	status["instances"] = n.inference.Pool.Report(time.Now())
-	if n.governor != nil {
-		status["governor"] = n.governor.Report(time.Now())
-	}
-	return status
-}
-
-// hintStatus tells whether hints are heard.
-func (n *node) hintStatus() map[string]any {
-	switch {
-	case n.listener == nil && !n.cfg.TaskNode.Hints:
-		return map[string]any{"hints": "off"}
-	case n.listener == nil:
-		return map[string]any{"hints": "pooler"}
-	}
-	s := n.listener.Status()
-	if s.Connected {
-		return map[string]any{"hints": "heard"}
-	}
-	return map[string]any{"hints": "lost", "hints_since": s.Since.UTC().Format(time.RFC3339), "hints_error": s.Error}
 }
 
 // deliver makes the node serve the queue of callbacks with a budget of threads, of which unproven may wait

@@ -12,6 +12,7 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/internal/telemetry/telemetrytest"
+	"github.com/penstock/penstock/pkg/governor"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -44,6 +45,40 @@ func TestMetricsCanBeRead(t *testing.T) {
 	}
 	if reasons["threads"] == 0 || reasons["limit"] != 1 || reasons["stale"] != 1 {
 		t.Errorf("refusals are %v", reasons)
+	}
+}
+
+// An explanation looks there (penstock.limit_reasons), and so does the dashboard.
+func TestAReportHasWhatTheGovernorRefuses(t *testing.T) {
+	cfg := defaults()
+	cfg.Database.URL = pgtest.DSN(t)
+	db, err := penstock.Open(t.Context(), cfg.Database.Connect(2))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	n, err := newNode(cfg, db, nil, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.governor.Take("work", 1, 1) // no reading yet: refused
+	var refused, levels bool
+	const sql = `SELECT $1::jsonb->'governor'->'refused' ? 'work', $1::jsonb->'governor' ? 'levels'`
+	if err := db.Pool.QueryRow(t.Context(), sql, n.report()).Scan(&refused, &levels); err != nil || !refused || levels {
+		t.Errorf("before the first reading: refused %v, levels %v (%v)", refused, levels, err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	defer stop()
+	go func() { _ = n.governor.Run(ctx) }()
+	for n.governor.Report().Levels == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if err := n.governor.Declare("work", governor.Need{MemoryBytes: 1 << 60}); err != nil {
+		t.Fatal(err)
+	}
+	n.governor.Take("work", 1, 1)
+	if err := db.Pool.QueryRow(t.Context(), sql, n.report()).Scan(&refused, &levels); err != nil || !refused || !levels {
+		t.Errorf("with a reading: refused %v, levels %v (%v)", refused, levels, err)
 	}
 }
 

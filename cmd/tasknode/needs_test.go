@@ -25,7 +25,7 @@ func TestNeedsAreSettingsOfTheQueue(t *testing.T) {
 	}
 	n := &node{governor: g, log: slog.New(slog.DiscardHandler)}
 	go func() { _ = g.Run(t.Context()) }()
-	for g.Report(time.Now()) == nil {
+	for g.Report().Levels == nil {
 		time.Sleep(time.Millisecond)
 	}
 	declare := n.declare(map[string]governor.Need{"own": {CPU: 2}})

@@ -6,10 +6,12 @@ import (
 	"github.com/penstock/penstock/internal/version"
 )
 
-// report is the part of a heartbeat that people read: hints, the levels of the governor with their marks, refused
-// claims by reason, counts since the start, and the version of the program.
+// report is what the node tells of itself with each heartbeat, for people and for penstock doctor: whether it hears
+// hints, its calls by instance, refused claims by reason, counts since the start, the version of the program, and what
+// the governor reports.
 func (n *node) report() map[string]any {
-	report := n.status()
+	report := n.hintStatus()
+	report["instances"] = n.inference.Pool.Report(time.Now())
 	stats := n.task.Stats()
 	report["claims"], report["claimed"], report["runs"] = stats.Claims.Load(), stats.Claimed.Load(), stats.Runs.Load()
 	report["run_errors"] = stats.RunErrors.Load()
@@ -19,9 +21,24 @@ func (n *node) report() map[string]any {
 		report["refusals"] = refusals
 	}
 	if n.governor != nil {
-		report["governor"] = n.governor.Levels()
+		report["governor"] = n.governor.Report()
 	}
 	return report
+}
+
+// hintStatus tells whether hints are heard.
+func (n *node) hintStatus() map[string]any {
+	switch {
+	case n.listener == nil && !n.cfg.TaskNode.Hints:
+		return map[string]any{"hints": "off"}
+	case n.listener == nil:
+		return map[string]any{"hints": "pooler"}
+	}
+	s := n.listener.Status()
+	if s.Connected {
+		return map[string]any{"hints": "heard"}
+	}
+	return map[string]any{"hints": "lost", "hints_since": s.Since.UTC().Format(time.RFC3339), "hints_error": s.Error}
 }
 
 // refusals counts claims that were not made, by reason, over all queues.

@@ -92,35 +92,6 @@ func (g *Governor) read(ctx context.Context) error {
 	return nil
 }
 
-// Report is the last readings and the gates as a node shows it to people: fractions of the node that are in use, which
-// gates are closed and since when, the age of the reading in seconds, and why queues were refused a moment ago
-// (penstock.limit_reasons reads it). Before the first reading it is nil.
-func (g *Governor) Report(now time.Time) map[string]any {
-	g.mu.Lock()
-	r, gates, refused := g.readings(0), g.state, g.lately(now)
-	g.mu.Unlock()
-	if r.At.IsZero() {
-		return nil
-	}
-	report := map[string]any{
-		"cores": r.Cores, "cpu": rounded(r.CPUUsed), "memory": rounded(r.memoryLevel()),
-		"memory_limit_bytes": r.MemoryLimitBytes, "age_seconds": rounded(now.Sub(r.At).Seconds()),
-	}
-	if len(refused) > 0 {
-		report["refused"] = refused
-	}
-	for name, gate := range map[string]Hysteresis{"cpu_gate": gates.CPU, "memory_gate": gates.Memory} {
-		report[name] = "open"
-		if gate.Closed {
-			report[name] = "closed"
-			report[name+"_since"] = gate.Since.UTC().Format(time.RFC3339)
-		}
-	}
-	return report
-}
-
-func rounded(x float64) float64 { return math.Round(x*1000) / 1000 }
-
 // Declare sets the need of an entry of the queue. Running entries keep the need with which they
 // were taken.
 func (g *Governor) Declare(queue string, n Need) error {

@@ -171,18 +171,18 @@ func TestTheReportNamesQueuesThatAreRefused(t *testing.T) {
 		if err := g.Declare("large", Need{MemoryBytes: 64 * gibi}); err != nil {
 			t.Fatal(err)
 		}
-		refused := func() any { return g.Report(time.Now())["refused"] }
+		refused := func() map[string]string { return g.Report().Refused }
 		g.Take("large", 8, 1)
 		g.Take("mail", 0, 1) // for threads, which explain has already
 		const want = "memory: an entry needs 64.0 GiB, this node gives at most 8.0 GiB; run the queue on a larger node"
-		if got, ok := refused().(map[string]string); !ok || len(got) != 1 || got["large"] != want {
-			t.Errorf("refused: %v", refused())
+		if got := refused(); len(got) != 1 || got["large"] != want {
+			t.Errorf("refused: %v", got)
 		}
 		if err := g.Declare("large", Need{MemoryBytes: gibi}); err != nil {
 			t.Fatal(err)
 		}
 		g.Take("large", 8, 1)
-		if got := refused(); got != nil {
+		if got := refused(); len(got) != 0 {
 			t.Errorf("one was taken, and the report has %v", got)
 		}
 		if err := g.Declare("large", Need{MemoryBytes: 64 * gibi}); err != nil {
@@ -190,7 +190,7 @@ func TestTheReportNamesQueuesThatAreRefused(t *testing.T) {
 		}
 		g.Take("large", 8, 1)
 		time.Sleep(2 * refusedFor)
-		if got := refused(); got != nil {
+		if got := refused(); len(got) != 0 {
 			t.Errorf("no claim asks any more, and the report has %v", got)
 		}
 	})

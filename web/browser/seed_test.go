@@ -147,10 +147,10 @@ func (s *stage) nodes() {
 		_, err := invalidation.Renew(ctx, s.pool, id, invalidation.Beat{Tokens: tokens, Load: map[string]any{
 			"version": "v0.9.0", "hints": "heard", "claims": 41200, "claimed": 39800, "runs": 39700, "run_errors": 212, "claim_ms": 61000,
 			"refusals": map[string]int{"slots": 1840, "threads": 310, "memory_high": 12 * i},
-			"governor": []map[string]any{
+			"governor": map[string]any{"levels": []map[string]any{
 				{"resource": "cpu", "used": 0.47 + 0.47*float64(i), "high": 0.9, "low": 0.75, "closed": i == 1, "declared_only": true},
 				{"resource": "memory", "used": 0.71 + 0.21*float64(i), "high": 0.9, "low": 0.8, "closed": i == 1},
-			},
+			}},
 		}})
 		s.must(err)
 	}

@@ -2,6 +2,14 @@ package governor
 
 import "time"
 
+// Report is what a node tells people of its governor with each heartbeat.
+type Report struct {
+	// Levels has one for each resource whose capacity is known; none while the reading is stale.
+	Levels []GateLevel `json:"levels,omitempty"`
+	// Refused says why a queue was refused a moment ago. penstock.limit_reasons reads it.
+	Refused map[string]string `json:"refused,omitempty"`
+}
+
 // GateLevel is a measured resource beside the marks of its gate, for people to read. Fractions are 0 to 1.
 type GateLevel struct {
 	Resource string  `json:"resource"` // cpu or memory
@@ -13,10 +21,15 @@ type GateLevel struct {
 	DeclaredOnly bool `json:"declared_only"`
 }
 
-// Levels returns the last reading, a level for each resource whose capacity is known; none while the reading is stale.
-func (g *Governor) Levels() []GateLevel {
+// Report returns the last reading beside the marks, and the last refusals.
+func (g *Governor) Report() Report {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	return Report{g.levels(), g.lately(time.Now())}
+}
+
+// levels is called with mu held.
+func (g *Governor) levels() []GateLevel {
 	if g.sample.At.IsZero() || time.Since(g.sample.At) > g.config.StaleAfter {
 		return nil
 	}
