@@ -30,8 +30,6 @@ type Config struct {
 	Token func(ctx context.Context, secret string) (operator.APIToken, error)
 	// SessionMax is how long a login lasts. Default 12 h.
 	SessionMax time.Duration
-	// StreamsMax bounds the event streams at once; a browser beyond it polls. Default 1,000.
-	StreamsMax int
 	// Examine runs the checks of the doctor. Nil: the page of the database has none.
 	Examine func(ctx context.Context) ([]doctor.Finding, error)
 	// DisableWebhook ends callbacks to an address. Nil: the page of webhooks has no such verb.
@@ -50,7 +48,6 @@ type Config struct {
 func (c Config) withDefaults() (Config, error) {
 	c.Path = cmp.Or(c.Path, "/ui/")
 	c.SessionMax = cmp.Or(c.SessionMax, 12*time.Hour)
-	c.StreamsMax = cmp.Or(c.StreamsMax, 1000)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if err := CheckPath(c.Path, c.Reserved...); err != nil {
 		return c, err

@@ -14,12 +14,13 @@ const (
 	streamWrite = 10 * time.Second // for a browser to take an event
 	streamMax   = 30 * time.Minute // then the browser connects again
 	streamCheck = 10 * time.Second // between two checks of the session
+	streamsMax  = 1000             // at once; a browser beyond them polls
 )
 
 // streams bounds the event streams at once.
 type streams struct{ places chan struct{} }
 
-func newStreams(most int) *streams { return &streams{places: make(chan struct{}, most)} }
+func newStreams() *streams { return &streams{places: make(chan struct{}, streamsMax)} }
 
 func (s *streams) enter() bool {
 	select {

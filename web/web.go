@@ -38,7 +38,7 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	}
 	d := &Dashboard{
 		cfg: cfg, db: read, change: change,
-		reads: newReadings(), streams: newStreams(cfg.StreamsMax), sessions: &sessions{find: cfg.Token},
+		reads: newReadings(), streams: newStreams(), sessions: &sessions{find: cfg.Token},
 		verbs: map[string]verb{}, mux: http.NewServeMux(),
 	}
 	d.drained, d.drain = context.WithCancel(context.Background())

@@ -19,7 +19,7 @@ func (still) Sample(context.Context) (governor.Measurement, error) {
 
 // The need of a queue's entries is its setting, unless this node's options say otherwise, and a setting that goes is gone.
 func TestNeedsAreSettingsOfTheQueue(t *testing.T) {
-	g, err := governor.New(governor.Config{SampleEvery: time.Millisecond}, still{}, slog.New(slog.DiscardHandler))
+	g, err := governor.New(governor.Config{}, still{}, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -37,7 +37,7 @@ func startCluster(ctx context.Context, cfg Config, acct account, bin binaries) (
 	server, err := c.open(ctx)
 	if err != nil {
 		// The caller's context may have ended; the clean-up must run all the same.
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.StartTimeout)
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 		defer cancel()
 		return nil, errors.Join(err, c.close(cleanup))
 	}
@@ -100,7 +100,7 @@ func (c *cluster) run(ctx context.Context) error {
 // waitReady waits for the status "ready" in the postmaster's pid file, which needs no connection
 // attempts.
 func (c *cluster) waitReady(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, c.cfg.StartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()

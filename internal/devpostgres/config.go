@@ -1,7 +1,6 @@
 package devpostgres
 
 import (
-	"cmp"
 	"maps"
 	"os"
 	"path/filepath"
@@ -38,11 +37,12 @@ type Config struct {
 	CacheDir string
 	// NoContainer rules out Docker and Podman.
 	NoContainer bool
-	// StartTimeout bounds the wait for a started server to accept connections. 0: 60 s.
-	StartTimeout time.Duration
 
 	unseeded bool // by initdb, whatever the cache has
 }
+
+// startTimeout bounds the wait for a started server to accept connections.
+const startTimeout = time.Minute
 
 // minMajor is the oldest Postgres that Penstock is tested on.
 const minMajor = 15
@@ -51,7 +51,6 @@ const minMajor = 15
 const socketPort = 5432
 
 func (c Config) withDefaults() Config {
-	c.StartTimeout = cmp.Or(c.StartTimeout, time.Minute)
 	if os.Getenv("PENSTOCK_ALLOW_DOWNLOAD") == "1" {
 		c.AllowDownload = true
 	}

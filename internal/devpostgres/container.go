@@ -93,9 +93,9 @@ func startContainer(ctx context.Context, cfg Config, engine string) (*Server, er
 	if err != nil {
 		return nil, errors.Join(err, hold.Close(), log.Close())
 	}
-	server, err := c.open(ctx, cfg, password)
+	server, err := c.open(ctx, password)
 	if err != nil {
-		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), cfg.StartTimeout)
+		cleanup, cancel := context.WithTimeout(context.WithoutCancel(ctx), startTimeout)
 		defer cancel()
 		return nil, errors.Join(err, c.stop(cleanup))
 	}
@@ -170,7 +170,7 @@ func (c *container) command(cfg Config, password string) *exec.Cmd {
 
 // open waits until the server in the container accepts connections. The caller bounds the time,
 // that for fetching the image included.
-func (c *container) open(ctx context.Context, cfg Config, password string) (*Server, error) {
+func (c *container) open(ctx context.Context, password string) (*Server, error) {
 	port, err := c.port(ctx)
 	if err != nil {
 		return nil, err
@@ -180,7 +180,7 @@ func (c *container) open(ctx context.Context, cfg Config, password string) (*Ser
 	if err != nil {
 		return nil, fmt.Errorf("build DSN: %w", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, cfg.StartTimeout)
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	err = c.await(ctx, func() error { return ping(ctx, config) })
 	if err != nil {

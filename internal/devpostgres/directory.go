@@ -160,7 +160,7 @@ func keptDirectory(ctx context.Context, cfg Config, acct account) (*directory, e
 	if err != nil {
 		return nil, fmt.Errorf("open lock of data directory: %w", err)
 	}
-	if err := lock(ctx, hold, path, cfg.StartTimeout); err != nil {
+	if err := lock(ctx, hold, path, startTimeout); err != nil {
 		hold.Close()
 		return nil, err
 	}

@@ -153,7 +153,7 @@ func lockSeeds(ctx context.Context, cache string) (unlock func(), err error) {
 func startFirst(ctx context.Context, cfg Config, acct account, bin binaries) (*Server, error) {
 	// The log of a seed is copied with it, so that little of it is kept.
 	server, err := startCluster(ctx, Config{
-		Fast: true, unseeded: true, StartTimeout: cfg.StartTimeout,
+		Fast: true, unseeded: true,
 		Settings: map[string]string{"max_wal_size": "32MB", "min_wal_size": "32MB"},
 	}, acct, bin)
 	if err != nil || cfg.Contents == nil {

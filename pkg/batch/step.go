@@ -16,8 +16,7 @@ import (
 
 // Config sets how often the duty runs a pass. Its zero value means the defaults.
 type Config struct {
-	Pause     time.Duration // between two passes: 500 ms
-	Retention time.Duration // of ended batches and their part results: 30 days
+	Pause time.Duration // between two passes: 500 ms
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
 	// call.
 	Hint  func(queue int32)
@@ -27,7 +26,6 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
-	c.Retention = cmp.Or(max(c.Retention, 0), 30*24*time.Hour)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
@@ -37,6 +35,9 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// retention is how long ended batches and the results of their parts are kept.
+const retention = 30 * 24 * time.Hour
 
 // Bounds of a pass, so that neither its statements nor a term of the leader grow with the number of batches and parts.
 const (
@@ -208,7 +209,7 @@ func (s *Stepper) clearSome(ctx context.Context, tx pgx.Tx, most int) (more bool
 	for _, one := range []struct{ rows, sql string }{
 		{"parts of ended batches", clearPartsSQL}, {"ended batches", clearSQL},
 	} {
-		gone, err := tx.Exec(ctx, one.sql, now.Add(-s.cfg.Retention), most)
+		gone, err := tx.Exec(ctx, one.sql, now.Add(-retention), most)
 		if err != nil {
 			return false, fmt.Errorf("delete %s: %w", one.rows, err)
 		}

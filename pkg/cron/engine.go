@@ -20,8 +20,6 @@ type Config struct {
 	Pause time.Duration
 	// BatchJobsMax bounds the jobs changed in one transaction. Default 2000.
 	BatchJobsMax int
-	// FiringRetention is how long a firing can be read. Default 30 days.
-	FiringRetention time.Duration
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
 	// call.
 	Hint func(queue int32)
@@ -32,10 +30,12 @@ type Config struct {
 	Log *slog.Logger
 }
 
+// firingRetention is how long a firing can be read.
+const firingRetention = 30 * 24 * time.Hour
+
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
 	c.BatchJobsMax = cmp.Or(max(c.BatchJobsMax, 0), 2000)
-	c.FiringRetention = cmp.Or(max(c.FiringRetention, 0), 30*24*time.Hour)
 	if c.Hint == nil {
 		c.Hint = func(int32) {}
 	}
@@ -340,7 +340,7 @@ func (e *Engine) clear(ctx context.Context) error {
 		if err := e.cfg.Clock.Check(now); err != nil {
 			return err
 		}
-		tag, err := tx.Exec(ctx, clearSQL, now.Add(-e.cfg.FiringRetention), clearBatch)
+		tag, err := tx.Exec(ctx, clearSQL, now.Add(-firingRetention), clearBatch)
 		if err != nil {
 			return fmt.Errorf("remove old firings: %w", err)
 		}

@@ -38,8 +38,6 @@ type Config struct {
 	// estimated rows.
 	Deep    bool
 	RowsMax int64 // 200,000
-	// CheckMax bounds each check: 10 s, ten minutes for the invariants of a deep examination.
-	CheckMax time.Duration
 	// Schema compares the database with the program's migrations; the check is left out if nil.
 	Schema func(ctx context.Context) (Finding, error)
 	// Now is this machine's clock: time.Now if nil.
@@ -48,12 +46,14 @@ type Config struct {
 
 func (c Config) withDefaults() Config {
 	c.RowsMax = cmp.Or(max(c.RowsMax, 0), 200_000)
-	c.CheckMax = cmp.Or(max(c.CheckMax, 0), 10*time.Second)
 	if c.Now == nil {
 		c.Now = time.Now
 	}
 	return c
 }
+
+// How long a check may take, and that of the invariants of any number of rows.
+const checkMax, invariantsMax = 10 * time.Second, 10 * time.Minute
 
 // checkSettingsSQL sets up the transaction of a check: read only, with the planner's default
 // settings. The pool's sessions are set for keyed lookups, with which a check that reads many rows
@@ -102,9 +102,9 @@ func ofSchema(code string) bool {
 }
 
 func examine(ctx context.Context, db postgres.DB, cfg Config, c check) (Finding, error) {
-	limit := cfg.CheckMax
+	limit := checkMax
 	if cfg.Deep && c.name == "invariants" {
-		limit = max(limit, 10*time.Minute)
+		limit = invariantsMax
 	}
 	bounded, cancel := context.WithTimeout(ctx, limit+5*time.Second)
 	defer cancel()

@@ -21,6 +21,12 @@ type band struct {
 	now     bool          // it has work in this ranking
 }
 
+// How the guaranteed share of a band grows with the age of its oldest head.
+const (
+	ageStep = time.Minute // at which it has doubled
+	ageCap  = 4.0         // the largest multiple
+)
+
 // wake records that the band has work, with a head of this age.
 func (x *band) wake(age time.Duration, now time.Time) {
 	if !x.now {
@@ -48,7 +54,7 @@ func (b *Book) shares(now time.Time) {
 		if now.Sub(x.seen) > b.config.Grace || x.priority == top {
 			continue
 		}
-		age := min(1+x.oldest.Seconds()/b.config.AgeStep.Seconds(), b.config.AgeCap)
+		age := min(1+x.oldest.Seconds()/ageStep.Seconds(), ageCap)
 		x.share = min(b.config.MinShare*age, 0.5/float64(max(owed-1, 1)))
 	}
 }

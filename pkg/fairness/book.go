@@ -43,10 +43,6 @@ type Config struct {
 	// MinShare is the least share of each band with work, 0 to 1. Default 0.05; below zero means
 	// none.
 	MinShare float64
-	// AgeStep is the head age at which a band's guaranteed share has doubled, and AgeCap the
-	// largest multiple. Defaults 1 min and 4.
-	AgeStep time.Duration
-	AgeCap  float64
 	// Seed makes nodes differ where lanes are equal. Default random.
 	Seed uint64
 }
@@ -62,12 +58,6 @@ func (c Config) withDefaults() Config {
 		c.MinShare = 0.05
 	}
 	c.MinShare = min(max(c.MinShare, 0), 1)
-	if c.AgeStep <= 0 {
-		c.AgeStep = time.Minute
-	}
-	if c.AgeCap < 1 {
-		c.AgeCap = 4
-	}
 	if c.Seed == 0 {
 		c.Seed = rand.Uint64()
 	}

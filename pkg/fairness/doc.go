@@ -116,7 +116,7 @@
 //	its service >= g x all service - g x (one charge)
 //
 // at any time since it has had work. Shares grow with the age of the band's oldest head:
-// twice g after Config.AgeStep, up to Config.AgeCap times. Together they are at most one
+// twice g after a minute (ageStep), up to four times g (ageCap). Together they are at most one
 // half, so that priority still means something. Shares are counted by each node for itself;
 // what holds on each holds in sum. Credit is bounded both ways by twice the work that runs
 // at once: neither can a band that could not be served save up for a flood, nor does one

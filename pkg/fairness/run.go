@@ -12,23 +12,21 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// RankerConfig sets the application whose usage a ranker shares, and how often. A zero field means
-// its default.
+// RankerConfig sets the application whose usage a ranker shares. A zero field means its default.
 type RankerConfig struct {
 	Config
 	Application string // of the node: "default"
-	// between exchanges: 1 s; longer where they are dear, so that they take a twentieth of the time
-	Every time.Duration
-	Log   *slog.Logger
+	Log         *slog.Logger
 }
+
+// shareEvery is the time between exchanges. Where they are dear it is longer, so that they take a twentieth of
+// the time.
+const shareEvery = time.Second
 
 // NewRanker returns a ranker that shares usage through db.
 func NewRanker(c RankerConfig, db postgres.DB) *Ranker {
 	if c.Application == "" {
 		c.Application = "default"
-	}
-	if c.Every <= 0 {
-		c.Every = time.Second
 	}
 	if c.Log == nil {
 		c.Log = slog.Default()
@@ -46,7 +44,7 @@ type exchange struct {
 // Run exchanges usage with the other nodes until ctx ends. While it fails the node goes on by its
 // own book. A node that has ranked no lane and has no usage to report makes no exchange.
 func (r *Ranker) Run(ctx context.Context) error {
-	pause := r.share.Every
+	pause := shareEvery
 	for round := 1; ; round++ {
 		select {
 		case <-ctx.Done():
@@ -62,7 +60,7 @@ func (r *Ranker) Run(ctx context.Context) error {
 				r.share.Log.Warn("forget usage", "error", err)
 			}
 		}
-		pause = max(r.share.Every, min(20*time.Since(start), time.Minute))
+		pause = max(shareEvery, min(20*time.Since(start), time.Minute))
 	}
 }
 

@@ -61,11 +61,11 @@ func Decide(c Config, s Gates, r Readings, n Need, now time.Time) (Admission, Ga
 	if v.Allow == 0 {
 		v.refuse(RefusalReason{Code: Threads, Have: float64(r.FreeThreads), Want: float64(threads)})
 	}
-	if age := now.Sub(r.At); age > c.StaleAfter {
+	if age := now.Sub(r.At); age > staleAfter {
 		if r.At.IsZero() {
 			age = 0
 		}
-		v.refuse(RefusalReason{Code: Stale, Have: age.Seconds(), Limit: c.StaleAfter.Seconds()})
+		v.refuse(RefusalReason{Code: Stale, Have: age.Seconds(), Limit: staleAfter.Seconds()})
 		return v, s
 	}
 	v.judgeMemory(c, s.Memory, r, n)
@@ -76,7 +76,7 @@ func Decide(c Config, s Gates, r Readings, n Need, now time.Time) (Admission, Ga
 // Step updates the gates by one reading. Decide calls it itself; the sampling loop calls it
 // as well, so that a gate opens in time on a node without decisions meanwhile.
 func (s Gates) Step(c Config, r Readings, now time.Time) Gates {
-	if now.Sub(r.At) > c.StaleAfter {
+	if now.Sub(r.At) > staleAfter {
 		return s
 	}
 	s.Memory = s.Memory.step(r.memoryLevel(), c.MemoryLow, c.MemoryHigh, c.Calm, now)

@@ -20,11 +20,12 @@ type Config struct {
 	Calm time.Duration
 	// RefuseUndeclared lets a closed CPU gate refuse queues that declare no CPU need as well.
 	RefuseUndeclared bool
-	// SampleEvery is the pause between readings. Default 500 ms.
-	SampleEvery time.Duration
-	// StaleAfter is the age from which readings are not used. Default 5 s.
-	StaleAfter time.Duration
 }
+
+const (
+	sampleEvery = 500 * time.Millisecond // between readings
+	staleAfter  = 5 * time.Second        // the age from which readings are not used
+)
 
 func (c Config) withDefaults() Config {
 	c.MemoryHigh = cmp.Or(c.MemoryHigh, 0.90)
@@ -32,19 +33,17 @@ func (c Config) withDefaults() Config {
 	c.CPUHigh = cmp.Or(c.CPUHigh, 0.90)
 	c.CPULow = cmp.Or(c.CPULow, min(0.75, c.CPUHigh*5/6))
 	c.Calm = cmp.Or(c.Calm, 3*time.Second)
-	c.SampleEvery = cmp.Or(c.SampleEvery, 500*time.Millisecond)
-	c.StaleAfter = cmp.Or(c.StaleAfter, max(5*time.Second, 4*c.SampleEvery))
 	return c
 }
 
 // Validate returns an error that names each invalid setting and its allowed values.
 func (c Config) Validate() error {
 	c = c.withDefaults()
-	return errors.Join(
-		validMarks("memory", c.MemoryLow, c.MemoryHigh),
-		validMarks("cpu", c.CPULow, c.CPUHigh),
-		positive("calm", c.Calm), positive("sample every", c.SampleEvery), positive("stale after", c.StaleAfter),
-	)
+	err := errors.Join(validMarks("memory", c.MemoryLow, c.MemoryHigh), validMarks("cpu", c.CPULow, c.CPUHigh))
+	if c.Calm < 0 {
+		err = errors.Join(err, fmt.Errorf("governor calm: %v: want a duration above zero", c.Calm))
+	}
+	return err
 }
 
 func validMarks(resource string, low, high float64) error {
@@ -52,11 +51,4 @@ func validMarks(resource string, low, high float64) error {
 		return nil
 	}
 	return fmt.Errorf("governor %s marks: low %g, high %g: want 0 < low < high <= 1", resource, low, high)
-}
-
-func positive(name string, d time.Duration) error {
-	if d > 0 {
-		return nil
-	}
-	return fmt.Errorf("governor %s: %v: want a duration above zero", name, d)
 }

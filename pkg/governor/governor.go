@@ -57,7 +57,7 @@ func New(c Config, source Source, log *slog.Logger) (*Governor, error) {
 // Run takes readings until ctx ends. The first of several failed readings is logged;
 // the old readings are used until they are stale.
 func (g *Governor) Run(ctx context.Context) error {
-	ticker := time.NewTicker(g.config.SampleEvery)
+	ticker := time.NewTicker(sampleEvery)
 	defer ticker.Stop()
 	failing := false
 	for {

@@ -30,7 +30,7 @@ func (g *Governor) Report() Report {
 
 // levels is called with mu held.
 func (g *Governor) levels() []GateLevel {
-	if g.sample.At.IsZero() || time.Since(g.sample.At) > g.config.StaleAfter {
+	if g.sample.At.IsZero() || time.Since(g.sample.At) > staleAfter {
 		return nil
 	}
 	var levels []GateLevel

@@ -27,29 +27,29 @@ import (
 
 // Config of the deliveries of a Handler. The zero value works; the defaults are in withDefaults.
 type Config struct {
-	Policy       AddressPolicy
-	Vault        Vault         // of the secrets that sign
-	Issuer       string        // of every message; empty: a fingerprint of the public key
-	Timeout      time.Duration // of one attempt, connecting included; 15 s
-	InFlight     int           // attempts at once to one address; 4
-	HostInFlight int           // attempts at once to one host, which strangers may share; 32
+	Policy  AddressPolicy
+	Vault   Vault         // of the secrets that sign
+	Issuer  string        // of every message; empty: a fingerprint of the public key
+	Timeout time.Duration // of one attempt, connecting included; 15 s
 	// Unproven bounds the attempts at once to all hosts together that did not answer promptly last time; 8. Where it
 	// is less than the threads that deliver, receivers that answer slowly leave threads for those that answer
 	// promptly. Hosts of one site (siteOf) have half of it, and those at which an
 	// attempt lasted for the whole timeout a quarter.
 	Unproven int
-	Breaker  BreakerConfig
 	Dialer   net.Dialer // for unusual networks; its Control runs after the policy's
 }
 
 func (c Config) withDefaults() Config {
 	c.Timeout = cmp.Or(c.Timeout, 15*time.Second)
-	c.InFlight = cmp.Or(c.InFlight, 4)
-	c.HostInFlight = cmp.Or(c.HostInFlight, 32)
 	c.Unproven = cmp.Or(c.Unproven, 8)
-	c.Breaker = c.Breaker.withDefaults()
 	return c
 }
+
+// Attempts at once.
+const (
+	addressInFlight = 4  // to one address
+	hostInFlight    = 32 // to one host, which strangers may share
+)
 
 // message is one callback on its way.
 type message struct {
@@ -99,15 +99,15 @@ func newDeliverer(config Config) *deliverer {
 	config = config.withDefaults()
 	return &deliverer{
 		config: config,
-		endpoints: newEndpoints(config.Breaker,
-			flightLimits{address: config.InFlight, host: config.HostInFlight, unproven: config.Unproven}),
+		endpoints: newEndpoints(
+			flightLimits{address: addressInFlight, host: hostInFlight, unproven: config.Unproven}),
 		client: &http.Client{
 			Transport: &http.Transport{
 				// No proxy from the environment: it would connect on our behalf,
 				// past the policy.
 				Proxy:                  nil,
 				DialContext:            config.Policy.Dialer(config.Dialer),
-				MaxIdleConnsPerHost:    config.InFlight,
+				MaxIdleConnsPerHost:    addressInFlight,
 				MaxIdleConns:           256,
 				IdleConnTimeout:        30 * time.Second,
 				MaxResponseHeaderBytes: 16 << 10,

@@ -191,7 +191,7 @@ func TestDeadReceiversCostNoOthers(t *testing.T) {
 }
 
 func TestBreakerOfAnEndpoint(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	e := newEndpoints(flightLimits{4, 32, 8})
 	to := target{id: "http://a/x", host: "http://a"}
 	now := time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC)
 	try := func(healthy bool) bool {
@@ -234,7 +234,7 @@ func TestBreakerOfAnEndpoint(t *testing.T) {
 }
 
 func TestHostIsBoundedWiderThanAnAddress(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{2, 3, 8})
+	e := newEndpoints(flightLimits{2, 3, 8})
 	now, admitted := time.Now(), 0
 	for _, path := range []string{"/a", "/a", "/a", "/b", "/b"} {
 		if f, _ := e.enter(now, target{id: "http://h" + path, host: "http://h"}); f != nil {
@@ -281,7 +281,7 @@ func TestSlowReceiversUnderManyNamesLeaveThreadsForPromptOnes(t *testing.T) {
 
 // Beyond endpointsMax the endpoint that was used longest ago is forgotten, without a walk through all of them.
 func TestEndpointsWithTroubleAreBounded(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	e := newEndpoints(flightLimits{4, 32, 8})
 	now := time.Now()
 	for i := range 3 * endpointsMax {
 		id := fmt.Sprintf("http://h/%d", i)
@@ -397,7 +397,7 @@ func TestFirstDeliveriesDoNotWaitForSlowNames(t *testing.T) {
 		host := fmt.Sprintf("http://good%d.example", i)
 		line = append(line, target{id: host + "/", host: host, site: fmt.Sprintf("good%d.example", i)})
 	}
-	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	e := newEndpoints(flightLimits{4, 32, 8})
 	var inFlight []running
 	delivered := 0
 	for now := start; delivered < 20; now = now.Add(100 * time.Millisecond) {
@@ -435,7 +435,7 @@ func TestFirstDeliveriesDoNotWaitForSlowNames(t *testing.T) {
 
 // Hosts of slow sites have a quarter of the places, so that most are left for hosts that nothing is known of.
 func TestSlowSitesTogetherHaveAQuarterOfThePlaces(t *testing.T) {
-	e := newEndpoints(BreakerConfig{}.withDefaults(), flightLimits{4, 32, 8})
+	e := newEndpoints(flightLimits{4, 32, 8})
 	now := time.Now()
 	to := func(i int) target {
 		name := fmt.Sprintf("slow%d.example", i)

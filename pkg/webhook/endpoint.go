@@ -1,25 +1,17 @@
 package webhook
 
 import (
-	"cmp"
 	"container/list"
 	"sync"
 	"time"
 )
 
-// BreakerConfig says when an endpoint gets no attempts for a while.
-type BreakerConfig struct {
-	Failures int           // in a row, after which the breaker opens; 5
-	Open     time.Duration // how long it is open; 30 s, doubled after each failed trial
-	OpenMax  time.Duration // 10 min
-}
-
-func (c BreakerConfig) withDefaults() BreakerConfig {
-	c.Failures = cmp.Or(c.Failures, 5)
-	c.Open = cmp.Or(c.Open, 30*time.Second)
-	c.OpenMax = cmp.Or(c.OpenMax, 10*time.Minute)
-	return c
-}
+// When an endpoint gets no attempts for a while.
+const (
+	breakerFailures = 5                // in a row, after which the breaker opens
+	breakerOpen     = 30 * time.Second // how long it is open; doubled after each failed trial
+	breakerOpenMax  = 10 * time.Minute
+)
 
 // flightLimits bound the attempts in flight at once, since a receiver that does not answer holds one for the whole
 // timeout.
@@ -42,7 +34,6 @@ func (l flightLimits) slow() int { return max(1, l.unproven/4) }
 // timeout, leave places for hosts that nothing is known of. Addresses without trouble take no memory, and at most
 // endpointsMax with trouble are remembered.
 type endpoints struct {
-	config BreakerConfig
 	limits flightLimits
 
 	mu     sync.Mutex
@@ -101,9 +92,9 @@ const (
 	fullWait = time.Second
 )
 
-func newEndpoints(config BreakerConfig, limits flightLimits) *endpoints {
+func newEndpoints(limits flightLimits) *endpoints {
 	return &endpoints{
-		config: config, limits: limits, byID: map[string]*endpoint{}, idle: list.New(),
+		limits: limits, byID: map[string]*endpoint{}, idle: list.New(),
 		byHost: tally{}, bySite: tally{},
 		prompt: newRecent(), slow: newRecent(),
 	}
@@ -160,11 +151,11 @@ func (e *endpoints) leave(now time.Time, f *flight, v verdict) {
 	case v.healthy:
 		p.failures, p.openFor, p.openUntil = 0, 0, time.Time{}
 	case p.trial:
-		p.open(now, e.config)
+		p.open(now)
 	default:
 		p.failures++
-		if p.failures >= e.config.Failures && p.openUntil.IsZero() {
-			p.open(now, e.config)
+		if p.failures >= breakerFailures && p.openUntil.IsZero() {
+			p.open(now)
 		}
 	}
 	e.prompt.set(f.to.host, v.healthy && v.took < promptWithin)
@@ -199,8 +190,8 @@ func (e *endpoints) release(f *flight) {
 	}
 }
 
-func (p *endpoint) open(now time.Time, config BreakerConfig) {
-	p.openFor = min(max(2*p.openFor, config.Open), config.OpenMax)
+func (p *endpoint) open(now time.Time) {
+	p.openFor = min(max(2*p.openFor, breakerOpen), breakerOpenMax)
 	p.openUntil = now.Add(p.openFor)
 }
 

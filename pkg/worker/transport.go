@@ -22,24 +22,20 @@ import (
 type Config struct {
 	// Secret returns the secret that a header refers to; that of the zero SecretStore by default.
 	Secret func(ref string) (string, error)
-
-	// IdleConnections kept open to one instance; 512 by default, so that as many
-	// slots need no handshake per call.
-	IdleConnections int
-
-	// IdleTimeout after which an unused connection is closed; 1.5 s by default.
-	// It stays below the shortest keep-alive in common servers (2 s), because a
-	// request written to a connection that the worker is just closing has an
-	// unknown outcome.
-	IdleTimeout time.Duration
 }
+
+const (
+	// idleConnections are kept open to one instance, so that as many slots need no handshake per call.
+	idleConnections = 512
+	// idleTimeout is after how long an unused connection is closed. It stays below the shortest keep-alive in common
+	// servers (2 s), because a request written to a connection that the worker is just closing has an unknown outcome.
+	idleTimeout = 1500 * time.Millisecond
+)
 
 func (c Config) withDefaults() Config {
 	if c.Secret == nil {
 		c.Secret = SecretStore{}.Read
 	}
-	c.IdleConnections = cmp.Or(c.IdleConnections, 512)
-	c.IdleTimeout = cmp.Or(c.IdleTimeout, 1500*time.Millisecond)
 	return c
 }
 
@@ -62,8 +58,8 @@ func newWire(model Model, base *url.URL, config Config) wire {
 		transport: &http.Transport{
 			DialContext:            dialer.DialContext,
 			TLSHandshakeTimeout:    model.Timeouts.Connect.Duration(),
-			MaxIdleConnsPerHost:    config.IdleConnections,
-			IdleConnTimeout:        config.IdleTimeout,
+			MaxIdleConnsPerHost:    idleConnections,
+			IdleConnTimeout:        idleTimeout,
 			MaxResponseHeaderBytes: 64 << 10,
 			DisableCompression:     true, // a small compressed answer must not unfold past the limit
 		},

@@ -19,14 +19,17 @@ import (
 
 // Config of Batches. The zero value works.
 type Config struct {
-	FileMax  int64             // bytes of a file: 200 MiB
-	LinesMax int               // lines of a batch: 50,000
-	LineMax  int               // bytes of a line: 8 MiB
-	Every    time.Duration     // between two looks for work where there was none: 500 ms
-	TurnMax  time.Duration     // of work on one batch, before the next one: 2 min
-	Hint     func(queue int32) // tells nodes that entries were committed; nil: they poll
-	Log      *slog.Logger
+	FileMax int64             // bytes of a file: 200 MiB
+	TurnMax time.Duration     // of work on one batch, before the next one: 2 min
+	Hint    func(queue int32) // tells nodes that entries were committed; nil: they poll
+	Log     *slog.Logger
 }
+
+const (
+	linesMax  = 50_000                 // of a batch
+	lineMax   = 8 << 20                // bytes
+	workEvery = 500 * time.Millisecond // between two looks for work where there was none
+)
 
 // Batches serves the routes of files and batches, and works on batches.
 type Batches struct {
@@ -40,9 +43,6 @@ type Batches struct {
 // New returns the files and batches on a database, for the models and tokens of a gateway.
 func New(config Config, g *gateway.Gateway, db postgres.DB) *Batches {
 	config.FileMax = cmp.Or(config.FileMax, 200<<20)
-	config.LinesMax = cmp.Or(config.LinesMax, 50_000)
-	config.LineMax = cmp.Or(config.LineMax, 8<<20)
-	config.Every = cmp.Or(config.Every, 500*time.Millisecond)
 	config.TurnMax = cmp.Or(config.TurnMax, 2*time.Minute)
 	return &Batches{
 		config: config, db: db, gateway: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),

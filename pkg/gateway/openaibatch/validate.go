@@ -41,14 +41,14 @@ func (s *Batches) validate(ctx context.Context, tx pgx.Tx, b *batchRow) error {
 	if err != nil {
 		return err
 	}
-	source := newLineReader(openFile(ctx, tx, b.Input, size), s.config.LineMax)
+	source := newLineReader(openFile(ctx, tx, b.Input, size), lineMax)
 	for len(v.flaws) < flawsMost && !v.over {
 		line, err := source.read()
 		if errors.Is(err, io.EOF) {
 			break
 		}
 		if errors.Is(err, errLongLine) {
-			v.flawed(source.number, flawOf("line_too_long", "", "the line has more than %d bytes", s.config.LineMax))
+			v.flawed(source.number, flawOf("line_too_long", "", "the line has more than %d bytes", lineMax))
 			break
 		}
 		if errors.Is(err, errNoFile) {
@@ -85,9 +85,9 @@ func (v *validation) flawed(number int, f *flaw) {
 
 // line takes one line in.
 func (v *validation) line(ctx context.Context, tx pgx.Tx, source *lineReader, line []byte) error {
-	if v.total++; v.total > v.service.config.LinesMax {
+	if v.total++; v.total > linesMax {
 		v.flawed(source.number, flawOf("too_many_requests", "input_file_id", "the file has more than %d lines",
-			v.service.config.LinesMax))
+			linesMax))
 		v.over = true
 		return nil
 	}

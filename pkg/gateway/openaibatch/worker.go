@@ -56,6 +56,7 @@ UPDATE penstock.gateway_batch SET next_at = clock_timestamp(), failed_turns = gr
 const (
 	// failedTurnsMost is after how many failed turns in a row a batch that is not validated has failed: about 25 min.
 	failedTurnsMost = 10
+	pauseMost       = 6 * time.Minute // longer than any pause between two turns of a batch
 	sweepEvery      = time.Minute
 	idleEvery       = 5 * time.Second // between two readings whether a batch of another gateway is open
 )
@@ -75,7 +76,7 @@ func (s *Batches) Run(ctx context.Context) error {
 		if s.anyOpen(ctx) {
 			for s.turn(ctx) {
 			}
-			pause = s.config.Every
+			pause = workEvery
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
@@ -137,7 +138,7 @@ func (s *Batches) end(ctx context.Context, sql, id string) error {
 func (s *Batches) take(ctx context.Context) (id string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, statementMax)
 	defer cancel()
-	err = s.db.QueryRow(ctx, takeSQL, max(s.config.Every, 5*time.Minute)+time.Minute).Scan(&id)
+	err = s.db.QueryRow(ctx, takeSQL, pauseMost).Scan(&id)
 	return id, err
 }
 
@@ -162,7 +163,7 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 			_, err = tx.Exec(ctx, failedTurnSQL, id)
 			return err
 		}
-		pause := s.config.Every
+		pause := workEvery
 		if moved {
 			pause = 0
 		}
