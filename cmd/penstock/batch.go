@@ -30,24 +30,22 @@ func batchList(a *app) *cobra.Command {
 	var earlier int64
 	c.Flags().Int64Var(&earlier, "before", 0, "ids below this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, 20, "at most so many; the parts of each are counted")
-	return paging(a, c, &limit, []column[operator.Batch]{
-		{title: "ID", right: true, text: func(b operator.Batch) string { return fmt.Sprint(b.ID) }},
-		{title: "NAME", text: func(b operator.Batch) string { return short(b.Name, 40) }},
-		{title: "QUEUE", text: func(b operator.Batch) string { return b.Queue }},
-		{title: "STATE", text: func(b operator.Batch) string { return b.State }},
-		{title: "DONE", right: true, text: func(b operator.Batch) string {
-			return fmt.Sprintf("%d/%d", b.Done,
-				b.Parts)
-		}},
-		{title: "BAD", right: true, text: func(b operator.Batch) string { return number(b.Bad) }},
-		{title: "QUEUED", right: true, text: func(b operator.Batch) string { return number(b.Queued) }},
-		{title: "WAITING", right: true, wide: true, text: func(b operator.Batch) string { return number(b.Waiting) }},
-		{title: "AGE", right: true, text: func(b operator.Batch) string { return a.since(b.CreatedAt) }},
-		{title: "BY", wide: true, text: func(b operator.Batch) string { return b.Actor }},
-		{title: "PROBLEM", text: func(b operator.Batch) string { return short(b.Problem, 60) }},
+	type row = operator.Batch
+	return paging(a, c, &limit, []column[row]{
+		{title: "ID", right: true, text: func(b row) string { return fmt.Sprint(b.ID) }},
+		{title: "NAME", text: func(b row) string { return short(b.Name, 40) }},
+		{title: "QUEUE", text: func(b row) string { return b.Queue }},
+		{title: "STATE", text: func(b row) string { return b.State }},
+		{title: "DONE", right: true, text: func(b row) string { return fmt.Sprintf("%d/%d", b.Done, b.Parts) }},
+		{title: "BAD", right: true, text: func(b row) string { return number(b.Bad) }},
+		{title: "QUEUED", right: true, text: func(b row) string { return number(b.Queued) }},
+		{title: "WAITING", right: true, wide: true, text: func(b row) string { return number(b.Waiting) }},
+		{title: "AGE", right: true, text: func(b row) string { return a.since(b.CreatedAt) }},
+		{title: "BY", wide: true, text: func(b row) string { return b.Actor }},
+		{title: "PROBLEM", text: func(b row) string { return short(b.Problem, 60) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Batch, error) {
 		return list[operator.Batch](ctx, api, "/v1/batches", limit, earlier, "queue", queue)
-	}, func(last operator.Batch) string { return fmt.Sprintf("--before %d", last.ID) })
+	}, func(last row) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 func findBatch(ctx context.Context, api conn, args []string) (operator.Batch, error) {
@@ -61,17 +59,13 @@ func findBatch(ctx context.Context, api conn, args []string) (operator.Batch, er
 func batchShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show ID", Short: "One batch: state, parts, result", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, findBatch, func(w io.Writer, x operator.Batch) {
-		a.facts(w, [2]string{"batch", fmt.Sprint(x.ID)}, [2]string{"name", x.Name}, [2]string{"queue", x.Queue},
-			[2]string{"state", x.State},
-			[2]string{"parts", fmt.Sprint(x.Parts)}, [2]string{"done", fmt.Sprint(x.Done)},
-			[2]string{"bad", fmt.Sprint(x.Bad)},
-			[2]string{"queued", fmt.Sprint(x.Queued)}, [2]string{"waiting", fmt.Sprint(x.Waiting)},
-			[2]string{"problem", x.Problem},
-			[2]string{"paused by", x.PausedBy + after(": ", x.PausedReason) + after(", until ", stamp(x.PausedUntil))},
-			[2]string{"made by", x.Actor}, [2]string{"made", stamp(&x.CreatedAt)}, [2]string{"ended", stamp(x.EndedAt)})
+		a.facts(w, "batch", fmt.Sprint(x.ID), "name", x.Name, "queue", x.Queue, "state", x.State,
+			"parts", fmt.Sprint(x.Parts), "done", fmt.Sprint(x.Done), "bad", fmt.Sprint(x.Bad),
+			"queued", fmt.Sprint(x.Queued), "waiting", fmt.Sprint(x.Waiting), "problem", x.Problem,
+			"paused by", x.PausedBy+after(": ", x.PausedReason)+after(", until ", stamp(x.PausedUntil)),
+			"made by", x.Actor, "made", stamp(&x.CreatedAt), "ended", stamp(x.EndedAt))
 		a.indented(w, "result", x.Result)
 	})
 }
@@ -109,11 +103,8 @@ func batchCreate(a *app) *cobra.Command {
 		return change{
 			does: "create batch " + args[0],
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				var made struct {
-					ID int64 `json:"id"`
-				}
 				in := body(by, "name", args[0], "options", options)
-				err := api.post(ctx, at("/v1/queues/%v/batches", args[1]), in, &made)
+				made, err := posted[struct{ ID int64 }](ctx, api, at("/v1/queues/%v/batches", args[1]), in)
 				return fmt.Sprintf("batch %d", made.ID), err
 			},
 		}, nil

@@ -54,7 +54,7 @@ func groupBlocked(a *app) *cobra.Command {
 func groupUnblock(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "unblock QUEUE", Short: "Let the entries of blocked lock keys run again", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 		Long: "Let the entries of a blocked lock key run again, in their order. With --retry the failed entry\n" +
 			"goes back first, at the position that it had; without it the key goes on with the entry behind it.",
 		Example: "  penstock group unblock orders --lock-key 4711 --retry --reason 'address mended'\n" +
@@ -87,12 +87,12 @@ func groupUnblock(a *app) *cobra.Command {
 
 // unblock repeats the request while keys are left and some of them were not busy.
 func unblock(ctx context.Context, api conn, queue string, request any) (string, error) {
+	type unblocked struct {
+		Unblocked int  `json:"unblocked"`
+		More      bool `json:"more"`
+	}
 	for total := 0; ; {
-		var part struct {
-			Unblocked int  `json:"unblocked"`
-			More      bool `json:"more"`
-		}
-		err := api.post(ctx, at("/v1/queues/%v/blocked-keys/unblock", queue), request, &part)
+		part, err := posted[unblocked](ctx, api, at("/v1/queues/%v/blocked-keys/unblock", queue), request)
 		total += part.Unblocked
 		if err != nil || !part.More || part.Unblocked == 0 {
 			said := many(total, "key was", "keys were") + " unblocked"

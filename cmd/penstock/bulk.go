@@ -200,33 +200,31 @@ type startedOperation struct {
 }
 
 func sendOperation(ctx context.Context, api conn, o operator.OperationRequest, dry bool) (startedOperation, error) {
-	var answer startedOperation
 	filter := map[string]any{}
 	if o.Filter.OlderThan > 0 {
 		filter["older_than_seconds"] = o.Filter.OlderThan.Seconds()
 	}
 	o.Filter.OlderThan = 0
 	text, err := json.Marshal(o.Filter)
-	if err != nil {
-		return answer, err
+	if err == nil {
+		err = json.Unmarshal(text, &filter)
 	}
-	if err := json.Unmarshal(text, &filter); err != nil {
-		return answer, err
+	if err != nil {
+		return startedOperation{}, err
 	}
 	in := body(o.By, "verb", o.Verb, "filter", filter, "dry_run", dry)
 	if o.PerSecond != 0 {
 		in["per_second"] = o.PerSecond
 	}
-	err = api.post(ctx, at("/v1/queues/%v/operations", o.Queue), in, &answer)
-	return answer, err
+	return posted[startedOperation](ctx, api, at("/v1/queues/%v/operations", o.Queue), in)
 }
 
 // step carries out the next part of an operation, and returns how long its pace asks to wait after it.
 func step(ctx context.Context, api conn, id int64) (time.Duration, error) {
-	var answer struct {
+	type stepped struct {
 		WaitMS int64 `json:"wait_ms"`
 	}
-	err := api.post(ctx, at("/v1/operations/%v/step", id), nil, &answer)
+	answer, err := posted[stepped](ctx, api, at("/v1/operations/%v/step", id), nil)
 	return time.Duration(answer.WaitMS) * time.Millisecond, err
 }
 

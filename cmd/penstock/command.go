@@ -246,12 +246,13 @@ func simple(does, detail string, risky bool, do func(ctx context.Context, by inv
 	}, nil
 }
 
-// checking gives a planned change its check.
-func checking(check func(ctx context.Context) error) func(change, error) (change, error) {
-	return func(c change, err error) (change, error) {
-		c.check = check
-		return c, err
-	}
+// checked is simple with a check.
+func checked(check func(ctx context.Context) error, does, detail string, risky bool,
+	do func(ctx context.Context, by invalidation.By) error,
+) (change, error) {
+	c, err := simple(does, detail, risky, do)
+	c.check = check
+	return c, err
 }
 
 // among returns invalidation.ErrNotFound unless the list of a route has a thing. Filters are pairs as in query.
@@ -268,9 +269,6 @@ func doing(a *app, c *cobra.Command, v operator.Verb, risky bool,
 	find func(ctx context.Context, api conn, arg string) (thing any, detail string, err error),
 ) *cobra.Command {
 	c.Args = cobra.ExactArgs(1)
-	if c.ValidArgsFunction == nil {
-		c.ValidArgsFunction = cobra.NoFileCompletions
-	}
 	var until string
 	if v.Pauses() {
 		c.Flags().StringVar(&until, "until", "", "a time, or a duration from now, at which the pause ends by itself")
@@ -338,62 +336,10 @@ func (a *app) hour(flag, text string) (string, error) {
 		"or a duration before now like 24h", flag, text)
 }
 
-// completeQueues completes the first argument with names of queues.
-func (a *app) completeQueues(c *cobra.Command, args []string,
-	prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	return a.queueNames(c, prefix)
-}
-
 // queueFlag adds --queue with completion.
 func (a *app) queueFlag(c *cobra.Command, queue *string, help string) {
 	c.Flags().StringVar(queue, "queue", "", help)
-	must(c.RegisterFlagCompletionFunc("queue",
-		func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-			return a.queueNames(c, prefix)
-		}))
-}
-
-func (a *app) queueNames(c *cobra.Command, prefix string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, nil, prefix,
-		func(ctx context.Context, api conn) ([]operator.Queue, error) { return listQueues(ctx, api) },
-		func(q operator.Queue) string { return q.Name })
-}
-
-// completionsMax bounds the rows that a completion reads.
-const completionsMax = 500
-
-// complete offers the names that begin with a prefix for the first argument. Global flags were not checked yet, since
-// nothing runs.
-func complete[T any](a *app, c *cobra.Command, args []string, prefix string,
-	ask func(context.Context, conn) ([]T, error), name func(T) string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	ctx, cancel := context.WithTimeout(c.Context(), a.completionMax)
-	defer cancel()
-	if a.check() != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	api, err := a.connect(ctx)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	found, err := ask(ctx, api)
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []cobra.Completion
-	for _, row := range found {
-		if name := name(row); strings.HasPrefix(name, prefix) {
-			names = append(names, name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
+	must(c.RegisterFlagCompletionFunc("queue", anywhere(a.completeQueues())))
 }
 
 func settingFlag(c *cobra.Command, set *[]string, names []string) {

@@ -90,8 +90,22 @@ func get[T any](ctx context.Context, c conn, path string) (T, error) {
 	return answer, err
 }
 
-func (c conn) post(ctx context.Context, path string, in, into any) error {
-	return c.do(ctx, client.RawRequest{Method: "POST", Path: path, In: in}, into)
+func (c conn) post(ctx context.Context, path string, in any) error {
+	return c.do(ctx, client.RawRequest{Method: "POST", Path: path, In: in}, nil)
+}
+
+// posted is post to a route that has an answer.
+func posted[T any](ctx context.Context, c conn, path string, in any) (T, error) {
+	var answer T
+	err := c.do(ctx, client.RawRequest{Method: "POST", Path: path, In: in}, &answer)
+	return answer, err
+}
+
+// secretMade is the answer of a route that makes a secret, which cannot be read again; of the root secret of webhooks,
+// the public key that comes from it.
+type secretMade struct {
+	Secret string `json:"secret"`
+	Key    string `json:"key"`
 }
 
 // remove sends a DELETE, whose reason is a query parameter.
@@ -154,6 +168,11 @@ func listUpTo[T any](ctx context.Context, c conn, path string, limit int, after 
 // everything reads a list of which there is little.
 func everything[T any](ctx context.Context, c conn, path string, filters ...any) ([]T, error) {
 	return list[T](ctx, c, path, operator.PageMax, "", filters...)
+}
+
+// allOf is everything of a route for a command whose arguments do not matter.
+func allOf[T any](path string) func(context.Context, conn, []string) ([]T, error) {
+	return func(ctx context.Context, api conn, _ []string) ([]T, error) { return everything[T](ctx, api, path) }
 }
 
 // How many rows the API returns of lists without pages.

@@ -88,16 +88,15 @@ func timetable(settings json.RawMessage) (*cron.Timetable, error) {
 func cronShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show JOB", Short: "One job: state, settings, and its next ten firings in words",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeCron(),
 	}
 	read := func(ctx context.Context, api conn, args []string) (operator.CronJobDetail, error) {
 		return get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", args[0]))
 	}
 	return showing(a, c, read, func(w io.Writer, j operator.CronJobDetail) {
-		a.facts(w, [2]string{"job", j.Name}, [2]string{"queue", j.Queue}, [2]string{"state", j.State},
-			[2]string{"problem", j.Problem},
-			[2]string{"paused by", j.PausedBy + after(": ", j.PausedReason) + after(", until ", stamp(j.PausedUntil))},
-			[2]string{"entry", optional(j.EntryID)}, [2]string{"last fired", stamp(j.LastFiredAt)})
+		a.facts(w, "job", j.Name, "queue", j.Queue, "state", j.State, "problem", j.Problem,
+			"paused by", j.PausedBy+after(": ", j.PausedReason)+after(", until ", stamp(j.PausedUntil)),
+			"entry", optional(j.EntryID), "last fired", stamp(j.LastFiredAt))
 		a.indented(w, "settings", j.Settings)
 		if t, err := timetable(j.Settings); err == nil { // else the problem has been told above
 			a.firings(w, t)
@@ -121,7 +120,7 @@ var cronSettings = []string{
 func cronCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create JOB QUEUE SPEC", Short: "Create a job that fires entries of a queue of kind cron",
-		Args: cobra.ExactArgs(3), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(3),
 		Example: "  penstock cron create nightly reports '30 2 * * *' --set zone=Europe/Berlin --set " +
 			"'payload={\"all\": true}' --reason 'asked for by sales'",
 	}
@@ -142,7 +141,7 @@ func cronCreate(a *app) *cobra.Command {
 		return simple("create cron job "+args[0], args[2]+after(" ", described(options)), false,
 			func(ctx context.Context, by invalidation.By) error {
 				in := body(by, "name", args[0], "spec", args[2], "settings", options)
-				return api.post(ctx, at("/v1/queues/%v/cron", args[1]), in, nil)
+				return api.post(ctx, at("/v1/queues/%v/cron", args[1]), in)
 			})
 	})
 }
@@ -167,7 +166,7 @@ func checkSchedule(settings json.RawMessage, options map[string]any) error {
 func cronAlter(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "alter JOB", Short: "Change settings of a job; a run that has begun goes on", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeCron,
+		ValidArgsFunction: a.completeCron(),
 		Example:           "  penstock cron alter nightly --set 'spec=0 3 * * *' --reason 'after the backup'",
 	}
 	var set []string
@@ -195,18 +194,10 @@ func cronAlter(a *app) *cobra.Command {
 }
 
 func cronVerb(a *app, v operator.Verb, use, help string) *cobra.Command {
-	c := &cobra.Command{Use: use + " JOB", Short: help, ValidArgsFunction: a.completeCron}
+	c := &cobra.Command{Use: use + " JOB", Short: help, ValidArgsFunction: a.completeCron()}
 	return doing(a, c, v, v == operator.DropCronJob,
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
 			j, err := get[operator.CronJobDetail](ctx, api, at("/v1/cron/%v", arg))
 			return j.Name, "", err
 		})
-}
-
-func (a *app) completeCron(c *cobra.Command, args []string,
-	prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.CronJob, error) {
-		return list[operator.CronJob](ctx, api, "/v1/cron", completionsMax, "")
-	}, func(j operator.CronJob) string { return j.Name })
 }

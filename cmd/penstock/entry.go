@@ -27,35 +27,30 @@ func entryCommand(a *app) *cobra.Command {
 }
 
 func (a *app) entryColumns() []column[operator.EntryStatus] {
-	return []column[operator.EntryStatus]{
-		{title: "ID", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.ID) }},
-		{title: "STATE", text: func(e operator.EntryStatus) string { return e.State }},
-		{title: "LOCK KEY", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.LockKey, 32), "-") }},
-		{title: "FLOW", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.Flow, 24), "-") }},
-		{title: "PRIORITY", right: true, text: func(e operator.EntryStatus) string { return fmt.Sprint(e.Priority) }},
-		{title: "NAME", text: func(e operator.EntryStatus) string { return cmp.Or(short(e.Name, 24), "-") }},
-		{title: "ATTEMPT", right: true, text: func(e operator.EntryStatus) string { return number(e.Attempt) }},
-		{title: "CRASHES", right: true, wide: true, text: func(e operator.EntryStatus) string {
-			return number(e.Crashes)
-		}},
-		{title: "AGE", right: true, text: func(e operator.EntryStatus) string { return a.since(e.CreatedAt) }},
-		{title: "WEIGHT", right: true, wide: true, text: func(e operator.EntryStatus) string {
-			return fmt.Sprint(e.Weight)
-		}},
-		{title: "DUE", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.DueAt) }},
-		{title: "START BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.StartBy) }},
-		{title: "FINISH BY", wide: true, text: func(e operator.EntryStatus) string { return stamp(e.FinishBy) }},
-		{title: "NODE", wide: true, text: func(e operator.EntryStatus) string { return optional(e.NodeID) }},
-		{title: "TOKEN", wide: true, right: true, text: func(e operator.EntryStatus) string {
-			return optional(e.Token)
-		}},
+	type row = operator.EntryStatus
+	return []column[row]{
+		{title: "ID", right: true, text: func(e row) string { return fmt.Sprint(e.ID) }},
+		{title: "STATE", text: func(e row) string { return e.State }},
+		{title: "LOCK KEY", text: func(e row) string { return cmp.Or(short(e.LockKey, 32), "-") }},
+		{title: "FLOW", text: func(e row) string { return cmp.Or(short(e.Flow, 24), "-") }},
+		{title: "PRIORITY", right: true, text: func(e row) string { return fmt.Sprint(e.Priority) }},
+		{title: "NAME", text: func(e row) string { return cmp.Or(short(e.Name, 24), "-") }},
+		{title: "ATTEMPT", right: true, text: func(e row) string { return number(e.Attempt) }},
+		{title: "CRASHES", right: true, wide: true, text: func(e row) string { return number(e.Crashes) }},
+		{title: "AGE", right: true, text: func(e row) string { return a.since(e.CreatedAt) }},
+		{title: "WEIGHT", right: true, wide: true, text: func(e row) string { return fmt.Sprint(e.Weight) }},
+		{title: "DUE", wide: true, text: func(e row) string { return stamp(e.DueAt) }},
+		{title: "START BY", wide: true, text: func(e row) string { return stamp(e.StartBy) }},
+		{title: "FINISH BY", wide: true, text: func(e row) string { return stamp(e.FinishBy) }},
+		{title: "NODE", wide: true, text: func(e row) string { return optional(e.NodeID) }},
+		{title: "TOKEN", wide: true, right: true, text: func(e row) string { return optional(e.Token) }},
 	}
 }
 
 func entryList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list QUEUE", Short: "Entries of a queue, oldest first", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 	}
 	var f operator.EntryFilter
 	flags := c.Flags()
@@ -78,43 +73,40 @@ func entryList(a *app) *cobra.Command {
 func entryShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show ID", Short: "One entry in detail, whether it waits, runs or has ended", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, ofEntry(entryDetail), a.writeEntry)
 }
 
 func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
-	facts := [][2]string{{"entry", fmt.Sprint(d.ID)}, {"queue", d.Queue}, {"state", d.State}}
+	facts := []string{"entry", fmt.Sprint(d.ID), "queue", d.Queue, "state", d.State}
 	if e := d.Entry; e != nil {
-		facts = append(facts, [][2]string{
-			{"lock key", e.LockKey},
-			{"flow", e.Flow},
-			{"priority", fmt.Sprint(e.Priority)},
-			{"weight", fmt.Sprint(e.Weight)},
-			{"name", e.Name},
-			{"attempts spent", fmt.Sprint(e.Attempt)},
-			{"crashes", fmt.Sprint(e.Crashes)},
-			{"accepted", stamp(&e.CreatedAt)},
-			{"due", stamp(e.DueAt)},
-			{"start by", stamp(e.StartBy)},
-			{"finish by", stamp(e.FinishBy)},
-			{"node", optional(e.NodeID)},
-			{"token", optional(e.Token)},
-			{"claimed", stamp(e.ClaimedAt)},
-			{"trace", d.Trace},
-		}...)
+		facts = append(facts,
+			"lock key", e.LockKey,
+			"flow", e.Flow,
+			"priority", fmt.Sprint(e.Priority),
+			"weight", fmt.Sprint(e.Weight),
+			"name", e.Name,
+			"attempts spent", fmt.Sprint(e.Attempt),
+			"crashes", fmt.Sprint(e.Crashes),
+			"accepted", stamp(&e.CreatedAt),
+			"due", stamp(e.DueAt),
+			"start by", stamp(e.StartBy),
+			"finish by", stamp(e.FinishBy),
+			"node", optional(e.NodeID),
+			"token", optional(e.Token),
+			"claimed", stamp(e.ClaimedAt),
+			"trace", d.Trace)
 	}
 	if e := d.Ended; e != nil {
-		facts = append(facts, [][2]string{
-			{"ended", stamp(&e.At)},
-			{"accepted", stamp(&e.Accepted)},
-			{"attempts spent", fmt.Sprint(e.Attempt)},
-			{"class", e.Class},
-			{"reason", e.Reason},
-		}...)
+		facts = append(facts,
+			"ended", stamp(&e.At),
+			"accepted", stamp(&e.Accepted),
+			"attempts spent", fmt.Sprint(e.Attempt),
+			"class", e.Class,
+			"reason", e.Reason)
 		if e.NodeID != 0 {
-			facts = append(facts, [2]string{"node", fmt.Sprint(e.NodeID)}, [2]string{"token", fmt.Sprint(e.Token)},
-				[2]string{"ran for", age(e.RunSeconds)})
+			facts = append(facts, "node", fmt.Sprint(e.NodeID), "token", fmt.Sprint(e.Token),
+				"ran for", age(e.RunSeconds))
 		}
 	}
 	a.facts(w, facts...)
@@ -129,7 +121,7 @@ func (a *app) writeEntry(w io.Writer, d operator.EntryDetail) {
 func entryExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain ID", Short: "Why an entry does not run: each condition of a claim, with its numbers",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 	}
 	return showing(a, c, ofEntry(explain), func(w io.Writer, e operator.Explanation) {
 		fmt.Fprintf(w, "entry %d of queue %s: %s\n", e.ID, e.Queue, a.paint(cellColours[e.State], e.State))
@@ -151,7 +143,7 @@ type ended struct {
 func entryWait(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "wait ID...", Short: "Wait until entries have ended; exit code 9 if one did not end as done",
-		Args: cobra.MinimumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.MinimumNArgs(1),
 	}
 	var most time.Duration
 	c.Flags().DurationVar(&most, "for", 0, "give up after so long; 0: never")
@@ -263,7 +255,6 @@ func (a *app) awaitEnd(ctx context.Context, api conn, entry awaited) (operator.E
 func entryCancel(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "cancel [ID...]", Short: "Cancel entries by id or by filter; the node of one that runs is asked to end it",
-		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock entry cancel 17 18 --reason 'wrong input'\n  penstock entry cancel --queue " +
 			"mails --name newsletter --reason 'sent twice'",
 	}
@@ -271,15 +262,12 @@ func entryCancel(a *app) *cobra.Command {
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
 		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.CancelEntries, "cancel entry", entryThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				var made struct {
-					Verdict operator.Cancelled `json:"verdict"`
-				}
-				err := api.post(ctx, at("/v1/entries/%v/cancel", id), body(by), &made)
-				answer := made.Verdict
-				if answer == operator.CancelRequested {
+				type cancelled struct{ Verdict operator.Cancelled }
+				answer, err := posted[cancelled](ctx, api, at("/v1/entries/%v/cancel", id), body(by))
+				if answer.Verdict == operator.CancelRequested {
 					return "requested; the node that runs it hears of it at its heartbeat", err
 				}
-				return string(answer), err
+				return string(answer.Verdict), err
 			})
 		planned.risky = true
 		return planned, err
@@ -288,7 +276,7 @@ func entryCancel(a *app) *cobra.Command {
 
 // entrySwitch is disable or enable: by ids, or by a name or lock key of a queue.
 func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
-	c := &cobra.Command{Use: verb + " [ID...]", Short: help, ValidArgsFunction: cobra.NoFileCompletions}
+	c := &cobra.Command{Use: verb + " [ID...]", Short: help}
 	var queue, name, key string
 	a.queueFlag(c, &queue, "queue of --name or --lock-key")
 	c.Flags().StringVar(&name, "name", "", "all entries of this name")
@@ -316,12 +304,12 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 			does:  fmt.Sprintf("%s entries of queue %s with %s %s", verb, queue, scope, value),
 			check: queueThere(api, queue),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				var made startedOperation
 				in := body(by, "scope", scope, "value", value)
-				if err := api.post(ctx, at(route, queue), in, &made); err != nil {
+				started, err := posted[startedOperation](ctx, api, at(route, queue), in)
+				if err != nil {
 					return "", err
 				}
-				return a.follow(ctx, api, made.ID)
+				return a.follow(ctx, api, started.ID)
 			},
 		}, nil
 	})

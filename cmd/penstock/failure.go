@@ -14,13 +14,22 @@ import (
 
 func failureCommand(a *app) *cobra.Command {
 	return noun("failure", "Failures: entries that ended in error; retry or discard them",
-		failureList(a), failureCauses(a), failureShow(a), failureRetry(a), failureDiscard(a))
+		failureList(a), failureCauses(a), failureShow(a),
+		failureVerb(a, operator.RetryFailure, operator.RetryFailures, &cobra.Command{
+			Use: "retry [ID...]", Short: "Retry failed entries, by id or by filter: they go back into their queue",
+			Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails " +
+				"--class timeout --reason 'provider is back' --dry-run",
+		}),
+		failureVerb(a, operator.DiscardFailure, operator.DiscardFailures, &cobra.Command{
+			Use:   "discard [ID...]",
+			Short: "Discard failures, by id or by filter; only the audit keeps a record",
+		}))
 }
 
 func failureList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list QUEUE", Short: "Failures of a queue, newest first", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 	}
 	var f operator.FailureFilter
 	flags := c.Flags()
@@ -51,7 +60,7 @@ func failureList(a *app) *cobra.Command {
 func failureCauses(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "causes QUEUE", Short: "Causes of the newest 10,000 failures: fingerprints by frequency",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues(),
 	}
 	var limit int
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
@@ -87,51 +96,26 @@ func failureThere(api conn) func(context.Context, int64) error {
 func failureShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show ID", Short: "One failure with payload and history", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, ofEntry(failureDetail), func(w io.Writer, f operator.FailureDetail) {
-		a.facts(w, [2]string{"entry", fmt.Sprint(f.ID)}, [2]string{"queue", f.Queue},
-			[2]string{"failed", stamp(&f.FailedAt)},
-			[2]string{"accepted", stamp(&f.CreatedAt)}, [2]string{"class", f.Class}, [2]string{"error", f.Error},
-			[2]string{"fingerprint", f.Fingerprint}, [2]string{"attempts spent", fmt.Sprint(f.Attempt)},
-			[2]string{"crashes", fmt.Sprint(f.Crashes)},
-			[2]string{"name", f.Name}, [2]string{"lock key", f.LockKey}, [2]string{"flow", f.Flow},
-			[2]string{"trace", f.Trace})
+		a.facts(w, "entry", fmt.Sprint(f.ID), "queue", f.Queue, "failed", stamp(&f.FailedAt),
+			"accepted", stamp(&f.CreatedAt), "class", f.Class, "error", f.Error, "fingerprint", f.Fingerprint,
+			"attempts spent", fmt.Sprint(f.Attempt), "crashes", fmt.Sprint(f.Crashes), "name", f.Name,
+			"lock key", f.LockKey, "flow", f.Flow, "trace", f.Trace)
 		a.indented(w, "history", f.History)
 		a.indented(w, "payload", f.Payload)
 	})
 }
 
-func failureRetry(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use: "retry [ID...]", Short: "Retry failed entries, by id or by filter: they go back into their queue",
-		ValidArgsFunction: cobra.NoFileCompletions,
-		Example: "  penstock failure retry 17 --reason 'fixed'\n  penstock failure retry --queue mails " +
-			"--class timeout --reason 'provider is back' --dry-run",
-	}
+// failureVerb is retry or discard: by ids, or by a filter.
+func failureVerb(a *app, v operator.Verb, onMany operator.OperationVerb, c *cobra.Command) *cobra.Command {
 	bulk := a.bulkFlags(c, true)
 	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		return a.oneOrMany(ctx, api, args, bulk, operator.RetryFailures, "retry failure", failureThere(api),
+		planned, err := a.oneOrMany(ctx, api, args, bulk, onMany, v.String(), failureThere(api),
 			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", api.carryOut(ctx, operator.RetryFailure, id, by, time.Time{})
+				return "", api.carryOut(ctx, v, id, by, time.Time{})
 			})
-	})
-}
-
-func failureDiscard(a *app) *cobra.Command {
-	c := &cobra.Command{
-		Use:               "discard [ID...]",
-		Short:             "Discard failures, by id or by filter; only the audit keeps a record",
-		ValidArgsFunction: cobra.NoFileCompletions,
-	}
-	bulk := a.bulkFlags(c, true)
-	return changing(a, c, func(ctx context.Context, api conn, args []string) (change, error) {
-		planned, err := a.oneOrMany(ctx, api, args, bulk, operator.DiscardFailures, "discard failure",
-			failureThere(api),
-			func(ctx context.Context, id int64, by invalidation.By) (string, error) {
-				return "", api.carryOut(ctx, operator.DiscardFailure, id, by, time.Time{})
-			})
-		planned.risky = true
+		planned.risky = planned.risky || v == operator.DiscardFailure
 		return planned, err
 	})
 }

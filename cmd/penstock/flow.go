@@ -29,19 +29,17 @@ func flowList(a *app) *cobra.Command {
 			"counting most; SHARE is its part of what its application used. Fair queues go by them, divided by WEIGHT.",
 	}
 	a.queueFlag(c, &queue, "of one queue")
-	return listing(a, c, []column[operator.Usage]{
-		{title: "QUEUE", text: func(u operator.Usage) string { return u.Queue }},
-		{title: "FLOW", text: func(u operator.Usage) string { return cmp.Or(short(u.Flow, 60), "-") }},
-		{title: "APPLICATION", wide: true, text: func(u operator.Usage) string { return u.Application }},
-		{title: "SLOTS", right: true, text: func(u operator.Usage) string { return fmt.Sprintf("%.2f", u.Slots) }},
-		{title: "SHARE", right: true, text: func(u operator.Usage) string {
-			return fmt.Sprintf("%.1f %%",
-				100*u.Share)
-		}},
-		{title: "WEIGHT", right: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Weight) }},
-		{title: "LOCKS", right: true, text: func(u operator.Usage) string { return number(u.Locks) }},
-		{title: "ENTRIES", right: true, wide: true, text: func(u operator.Usage) string { return number(u.Entries) }},
-		{title: "COST", right: true, wide: true, text: func(u operator.Usage) string { return fmt.Sprint(u.Cost) }},
+	type row = operator.Usage
+	return listing(a, c, []column[row]{
+		{title: "QUEUE", text: func(u row) string { return u.Queue }},
+		{title: "FLOW", text: func(u row) string { return cmp.Or(short(u.Flow, 60), "-") }},
+		{title: "APPLICATION", wide: true, text: func(u row) string { return u.Application }},
+		{title: "SLOTS", right: true, text: func(u row) string { return fmt.Sprintf("%.2f", u.Slots) }},
+		{title: "SHARE", right: true, text: func(u row) string { return fmt.Sprintf("%.1f %%", 100*u.Share) }},
+		{title: "WEIGHT", right: true, text: func(u row) string { return fmt.Sprint(u.Weight) }},
+		{title: "LOCKS", right: true, text: func(u row) string { return number(u.Locks) }},
+		{title: "ENTRIES", right: true, wide: true, text: func(u row) string { return number(u.Entries) }},
+		{title: "COST", right: true, wide: true, text: func(u row) string { return fmt.Sprint(u.Cost) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Usage, error) {
 		found, err := everything[operator.Usage](ctx, api, "/v1/usage", "queue", queue)
 		slices.SortStableFunc(found, func(x, y operator.Usage) int { return cmp.Compare(y.Slots, x.Slots) })
@@ -53,7 +51,7 @@ func flowWeight(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "weight FLOW WEIGHT", Short: "Give a flow a larger or smaller share than the 1 that others have; 0 " +
 			"takes the weight away",
-		Args: cobra.ExactArgs(2), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(2),
 		Example: "  penstock flow weight acme 4 --reason 'gold plan'\n  penstock flow weight acme 0.5 --queue " +
 			"thumbnails --reason 'in bulk at night'",
 	}
@@ -73,9 +71,9 @@ func flowWeight(a *app) *cobra.Command {
 		}
 		set := func(ctx context.Context, by invalidation.By) error {
 			return api.post(ctx, "/v1/flows/weight"+query("queue", queue),
-				body(by, "flow", args[0], "weight", weight), nil)
+				body(by, "flow", args[0], "weight", weight))
 		}
-		return checking(queueThere(api, queue))(simple(does, "", false, set))
+		return checked(queueThere(api, queue), does, "", false, set)
 	})
 }
 

@@ -32,16 +32,14 @@ func gatewayPolicies(a *app) *cobra.Command {
 		{title: "ONLINE", right: true, text: count(func(p operator.PoolShare) int32 { return p.Reserved })},
 		{title: "DURABLE", right: true, text: count(func(p operator.PoolShare) int32 { return p.BatchReserved })},
 		{title: "SETTINGS", text: func(p operator.PoolShare) string { return cmp.Or(string(p.Policy), "defaults") }},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.PoolShare, error) {
-		return everything[operator.PoolShare](ctx, api, "/v1/gateway/pools")
-	})
+	}, allOf[operator.PoolShare]("/v1/gateway/pools"))
 }
 
 func gatewaySet(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "set MODEL [SETTINGS]",
-		Short: "Replace the settings of a model's pool, a JSON object; without it, the defaults",
-		Args:  cobra.RangeArgs(1, 2), ValidArgsFunction: cobra.NoFileCompletions,
+		Use:     "set MODEL [SETTINGS]",
+		Short:   "Replace the settings of a model's pool, a JSON object; without it, the defaults",
+		Args:    cobra.RangeArgs(1, 2),
 		Example: `  penstock gateway set llama '{"total": 500, "queue_ttl": 20}' --reason 'fewer may wait'`,
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
@@ -61,9 +59,9 @@ func gatewaySet(a *app) *cobra.Command {
 
 func flowClass(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use:   "class FLOW CLASS",
-		Short: "Set the class of a flow's online requests: critical, default or sheddable; none removes it",
-		Args:  cobra.ExactArgs(2), ValidArgsFunction: cobra.NoFileCompletions,
+		Use:     "class FLOW CLASS",
+		Short:   "Set the class of a flow's online requests: critical, default or sheddable; none removes it",
+		Args:    cobra.ExactArgs(2),
 		Example: "  penstock flow class acme critical --reason 'a person waits for the answer'",
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
@@ -76,7 +74,7 @@ func flowClass(a *app) *cobra.Command {
 			fields, does = append(fields, "class", class), fmt.Sprintf("give flow %q the class %s", args[0], class)
 		}
 		return simple(does, "", false, func(ctx context.Context, by invalidation.By) error {
-			return api.post(ctx, "/v1/gateway/flows", body(by, fields...), nil)
+			return api.post(ctx, "/v1/gateway/flows", body(by, fields...))
 		})
 	})
 }

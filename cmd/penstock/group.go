@@ -19,31 +19,30 @@ func groupCommand(a *app) *cobra.Command {
 func groupList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list QUEUE", Short: "Lock keys of a queue, in their order", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 	}
 	var after string
 	var limit int
 	c.Flags().StringVar(&after, "after", "", "keys behind this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
-	return paging(a, c, &limit, []column[operator.Group]{
-		{title: "LOCK KEY", text: func(g operator.Group) string { return short(g.LockKey, 60) }},
-		{title: "ENTRIES", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.Entries) }},
-		{title: "OLDEST", right: true, text: func(g operator.Group) string { return fmt.Sprint(g.OldestID) }},
-		{title: "AGE", right: true, text: func(g operator.Group) string { return age(g.OldestSeconds) }},
-		{title: "NODE", text: func(g operator.Group) string { return cmp.Or(g.Node, "-") }},
-		{title: "HELD", right: true, text: func(g operator.Group) string {
-			return cmp.Or(ageOrNone(g.HeldSeconds), "-")
-		}},
-		{title: "TOKEN", wide: true, right: true, text: func(g operator.Group) string { return optional(g.Token) }},
+	type row = operator.Group
+	return paging(a, c, &limit, []column[row]{
+		{title: "LOCK KEY", text: func(g row) string { return short(g.LockKey, 60) }},
+		{title: "ENTRIES", right: true, text: func(g row) string { return fmt.Sprint(g.Entries) }},
+		{title: "OLDEST", right: true, text: func(g row) string { return fmt.Sprint(g.OldestID) }},
+		{title: "AGE", right: true, text: func(g row) string { return age(g.OldestSeconds) }},
+		{title: "NODE", text: func(g row) string { return cmp.Or(g.Node, "-") }},
+		{title: "HELD", right: true, text: func(g row) string { return cmp.Or(ageOrNone(g.HeldSeconds), "-") }},
+		{title: "TOKEN", wide: true, right: true, text: func(g row) string { return optional(g.Token) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Group, error) {
 		return list[operator.Group](ctx, api, "/v1/groups", limit, after, "queue", args[0])
-	}, func(last operator.Group) string { return behind(last.LockKey, pageHint(limit, operator.PageMax)) })
+	}, func(last row) string { return behind(last.LockKey, pageHint(limit, operator.PageMax)) })
 }
 
 func groupCompact(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "compact QUEUE", Short: "Merge waiting entries of each lock key into one, by the queue's merge rule",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues(),
 	}
 	var key string
 	c.Flags().StringVar(&key, "lock-key", "", "this key only")
@@ -54,14 +53,14 @@ func groupCompact(a *app) *cobra.Command {
 		return change{
 			does: "compact queue " + args[0] + after(", key ", key), risky: true,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
+				type compacted struct {
+					Replaced int    `json:"replaced"`
+					Next     string `json:"next"`
+				}
 				total, from := 0, ""
 				for {
-					var part struct {
-						Replaced int    `json:"replaced"`
-						Next     string `json:"next"`
-					}
 					in := body(by, "lock_key", key, "after", from)
-					err := api.post(ctx, at("/v1/queues/%v/compact", args[0]), in, &part)
+					part, err := posted[compacted](ctx, api, at("/v1/queues/%v/compact", args[0]), in)
 					total += part.Replaced
 					if err != nil || part.Next == "" {
 						return many(total, "entry was", "entries were") + " merged into others", err

@@ -21,16 +21,15 @@ func limitList(a *app) *cobra.Command {
 		Use: "list", Short: "Limits with their use and their queues",
 		Args: cobra.NoArgs,
 	}
-	return listing(a, c, []column[operator.Limit]{
-		{title: "LIMIT", text: func(l operator.Limit) string { return l.Name }},
-		{title: "IN USE", right: true, text: func(l operator.Limit) string { return number(l.InUse) }},
-		{title: "MAX", right: true, text: func(l operator.Limit) string { return cmp.Or(optional(l.MaxUnits), "-") }},
-		{title: "PER SECOND", right: true, text: func(l operator.Limit) string {
-			return cmp.Or(optional(l.Rate), "-")
-		}},
-		{title: "BURST", right: true, text: func(l operator.Limit) string { return cmp.Or(optional(l.Burst), "-") }},
-		{title: "LEFT", right: true, wide: true, text: func(l operator.Limit) string { return optional(l.Left) }},
-		{title: "OF", text: func(l operator.Limit) string {
+	type row = operator.Limit
+	return listing(a, c, []column[row]{
+		{title: "LIMIT", text: func(l row) string { return l.Name }},
+		{title: "IN USE", right: true, text: func(l row) string { return number(l.InUse) }},
+		{title: "MAX", right: true, text: func(l row) string { return cmp.Or(optional(l.MaxUnits), "-") }},
+		{title: "PER SECOND", right: true, text: func(l row) string { return cmp.Or(optional(l.Rate), "-") }},
+		{title: "BURST", right: true, text: func(l row) string { return cmp.Or(optional(l.Burst), "-") }},
+		{title: "LEFT", right: true, wide: true, text: func(l row) string { return optional(l.Left) }},
+		{title: "OF", text: func(l row) string {
 			switch {
 			case l.PerFlow:
 				return "each flow"
@@ -39,18 +38,13 @@ func limitList(a *app) *cobra.Command {
 			}
 			return "all flows"
 		}},
-		{title: "QUEUES", text: func(l operator.Limit) string {
-			return cmp.Or(short(strings.Join(l.Queues, ","), 60), "-")
-		}},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.Limit, error) {
-		return everything[operator.Limit](ctx, api, "/v1/limits")
-	})
+		{title: "QUEUES", text: func(l row) string { return cmp.Or(short(strings.Join(l.Queues, ","), 60), "-") }},
+	}, allOf[operator.Limit]("/v1/limits"))
 }
 
 func limitSet(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "set LIMIT", Short: "Create a limit, or change the given settings", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock limit set gpus --max-units 8 --reason 'two cards more'\n  penstock limit set " +
 			"provider --rate 50 --burst 100 --per-flow --reason 'their quota'",
 	}
@@ -86,7 +80,7 @@ func limitSet(a *app) *cobra.Command {
 func limitUse(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "use QUEUE LIMIT", Short: "Put a queue under a limit, or take it out with --units 0",
-		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues(),
 	}
 	var units int
 	c.Flags().IntVar(&units, "units", 1, "units that each lock of the queue uses; 0: take the queue out")
@@ -99,14 +93,15 @@ func limitUse(a *app) *cobra.Command {
 		if units == 0 {
 			does, detail = fmt.Sprintf("take queue %s out of limit %s", args[0], args[1]), ""
 		}
-		return checking(func(ctx context.Context) error {
+		check := func(ctx context.Context) error {
 			if _, err := findQueue(ctx, api, args[0]); err != nil {
 				return err
 			}
 			is := func(l operator.Limit) bool { return l.Name == args[1] }
 			return among(ctx, api, "/v1/limits", "limit "+args[1], is)
-		})(simple(does, detail, false, func(ctx context.Context, by invalidation.By) error {
+		}
+		return checked(check, does, detail, false, func(ctx context.Context, by invalidation.By) error {
 			return api.put(ctx, at("/v1/queues/%v/limits/%v", args[0], args[1]), body(by, "units", units), nil)
-		}))
+		})
 	})
 }

@@ -43,7 +43,7 @@ func lockList(a *app) *cobra.Command {
 	c.Flags().StringVar(&node, "node", "", "of this node, by name or id")
 	c.Flags().Int64Var(&f.After, "after", 0, "tokens above this one: the last of the page before")
 	limitFlag(c.Flags(), &f.Limit, operator.PageDefault, "at most so many")
-	must(c.RegisterFlagCompletionFunc("node", a.completeNodes))
+	must(c.RegisterFlagCompletionFunc("node", a.completeNodes()))
 	read := func(ctx context.Context, api conn, _ []string) ([]operator.Lock, error) {
 		if node != "" {
 			n, err := operator.FindNode(ctx, api, node)
@@ -100,7 +100,7 @@ func lockUnlock(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "unlock QUEUE TOKEN", Args: cobra.ExactArgs(2),
 		Short:             "End one lock by hand; its key is ready again",
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 		Long: `End one lock by hand, so that its key is ready again at its old position. Recovery ends the locks of dead
 nodes by itself within seconds: a lock that it leaves alone is listed by a node that lives, and is refused here too
 unless --even-listed is given. The run then goes on, its result is refused by the token, and the entry runs a second
@@ -128,7 +128,7 @@ time. A node that claims the key again while it runs ends that run first.`,
 		return simple(fmt.Sprintf("end the lock of key %q in queue %s", l.LockKey, l.Queue), detail, true,
 			func(ctx context.Context, by invalidation.By) error {
 				return api.post(ctx, at("/v1/queues/%v/locks/%v/unlock", l.Queue, token),
-					body(by, "lock_key", l.LockKey, "even_listed", evenListed), nil)
+					body(by, "lock_key", l.LockKey, "even_listed", evenListed))
 			})
 	})
 }

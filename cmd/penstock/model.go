@@ -23,23 +23,16 @@ func modelCommand(a *app) *cobra.Command {
 
 func modelList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Models by name", Args: cobra.NoArgs}
-	return listing(a, c, []column[operator.Model]{
-		{title: "MODEL", text: func(m operator.Model) string { return m.Name }},
-		{title: "PROTOCOL", text: func(m operator.Model) string { return m.Protocol }},
-		{title: "QUEUE", text: func(m operator.Model) string { return m.Queue }},
-		{title: "USABLE", right: true, text: func(m operator.Model) string {
-			return fmt.Sprintf("%d/%d", m.Usable,
-				m.Instances)
-		}},
-		{title: "SLOTS HELD", right: true, text: func(m operator.Model) string {
-			return fmt.Sprintf("%d/%d", m.Held,
-				m.Slots)
-		}},
-		{title: "OVERRIDE", text: func(m operator.Model) string { return cmp.Or(short(string(m.Override), 60), "-") }},
-		{title: "CONFIG", wide: true, text: func(m operator.Model) string { return string(m.Config) }},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.Model, error) {
-		return everything[operator.Model](ctx, api, "/v1/models")
-	})
+	type row = operator.Model
+	return listing(a, c, []column[row]{
+		{title: "MODEL", text: func(m row) string { return m.Name }},
+		{title: "PROTOCOL", text: func(m row) string { return m.Protocol }},
+		{title: "QUEUE", text: func(m row) string { return m.Queue }},
+		{title: "USABLE", right: true, text: func(m row) string { return fmt.Sprintf("%d/%d", m.Usable, m.Instances) }},
+		{title: "SLOTS HELD", right: true, text: func(m row) string { return fmt.Sprintf("%d/%d", m.Held, m.Slots) }},
+		{title: "OVERRIDE", text: func(m row) string { return cmp.Or(short(string(m.Override), 60), "-") }},
+		{title: "CONFIG", wide: true, text: func(m row) string { return string(m.Config) }},
+	}, allOf[operator.Model]("/v1/models"))
 }
 
 func modelRegister(a *app) *cobra.Command {
@@ -81,7 +74,7 @@ func modelOverride(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "override MODEL FIELDS", Short: "Lay fields over a model's config for all nodes at once; --clear takes " +
 			"them away",
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeModels,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeModels(),
 	}
 	var remove bool
 	c.Flags().BoolVar(&remove, "clear", false, "take the override away")
@@ -136,7 +129,7 @@ func findModel(ctx context.Context, api conn, name string) (operator.Model, erro
 func modelRemove(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "remove MODEL", Short: "Remove a model that has no instances; its queue stays",
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 	}
 	return doing(a, c, operator.RemoveModel, true,
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
@@ -151,47 +144,37 @@ func instanceCommand(a *app) *cobra.Command {
 }
 
 func (a *app) instanceColumns() []column[operator.Instance] {
-	return []column[operator.Instance]{
-		{title: "MODEL", text: func(i operator.Instance) string { return i.Model }},
-		{title: "SERVER", text: func(i operator.Instance) string { return i.Server }},
-		{title: "STATE", text: func(i operator.Instance) string {
+	type row = operator.Instance
+	return []column[row]{
+		{title: "MODEL", text: func(i row) string { return i.Model }},
+		{title: "SERVER", text: func(i row) string { return i.Server }},
+		{title: "STATE", text: func(i row) string {
 			if i.Draining {
 				return "draining"
 			}
 			return i.State
 		}},
-		{title: "SLOTS HELD", right: true, text: func(i operator.Instance) string {
-			return fmt.Sprintf("%d/%d", i.Held,
-				i.Slots)
-		}},
-		{title: "ACTIVE", right: true, text: func(i operator.Instance) string {
-			return cmp.Or(optional(i.Active), "-")
-		}},
-		{
-			title: "QUEUED", right: true, wide: true,
-			text: func(i operator.Instance) string { return optional(i.Queued) },
-		},
-		{
-			title: "DOUBTFUL", right: true, wide: true,
-			text: func(i operator.Instance) string { return number(i.Doubtful) },
-		},
-		{title: "CHECKED", right: true, text: func(i operator.Instance) string {
+		{title: "SLOTS HELD", right: true, text: func(i row) string { return fmt.Sprintf("%d/%d", i.Held, i.Slots) }},
+		{title: "ACTIVE", right: true, text: func(i row) string { return cmp.Or(optional(i.Active), "-") }},
+		{title: "QUEUED", right: true, wide: true, text: func(i row) string { return optional(i.Queued) }},
+		{title: "DOUBTFUL", right: true, wide: true, text: func(i row) string { return number(i.Doubtful) }},
+		{title: "CHECKED", right: true, text: func(i row) string {
 			if i.CheckedAt == nil {
 				return "-"
 			}
 			return a.since(*i.CheckedAt)
 		}},
-		{title: "ENDPOINT", text: func(i operator.Instance) string { return i.Endpoint }},
-		{title: "REASON", text: func(i operator.Instance) string { return short(i.Reason, 60) }},
-		{title: "QUARANTINED", wide: true, text: func(i operator.Instance) string { return stamp(i.QuarantinedUntil) }},
-		{title: "LABELS", wide: true, text: func(i operator.Instance) string { return string(i.Labels) }},
+		{title: "ENDPOINT", text: func(i row) string { return i.Endpoint }},
+		{title: "REASON", text: func(i row) string { return short(i.Reason, 60) }},
+		{title: "QUARANTINED", wide: true, text: func(i row) string { return stamp(i.QuarantinedUntil) }},
+		{title: "LABELS", wide: true, text: func(i row) string { return string(i.Labels) }},
 	}
 }
 
 func instanceList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list [MODEL]", Short: "Instances of a model, or of all", Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 	}
 	return listing(a, c, a.instanceColumns(),
 		func(ctx context.Context, api conn, args []string) ([]operator.Instance, error) {
@@ -204,7 +187,7 @@ func instanceRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "register MODEL SERVER ENDPOINT",
 		Short: "Register an instance or change it; a drain and a quarantine of it end", Args: cobra.ExactArgs(3),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 
 		Long: `Register an instance or change it; a drain and a quarantine of it end. Slots and labels that are not
 named stay as they are. An instance that announced itself stays for good from then on, instead of until its
@@ -248,14 +231,14 @@ func instanceDrain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "drain MODEL SERVER",
 		Short: "Drain an instance: it gets no new calls until it is registered again", Args: cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return checking(instanceThere(api, args[0], args[1]))(simple(
-			fmt.Sprintf("drain instance %s of model %s", args[1], args[0]), "", false,
+		does := fmt.Sprintf("drain instance %s of model %s", args[1], args[0])
+		return checked(instanceThere(api, args[0], args[1]), does, "", false,
 			func(ctx context.Context, by invalidation.By) error {
-				return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by), nil)
-			}))
+				return api.post(ctx, at("/v1/instances/%v/%v/drain", args[0], args[1]), body(by))
+			})
 	})
 }
 
@@ -263,16 +246,16 @@ func instanceRemove(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove MODEL SERVER",
 		Short: "Remove an instance; refused while its slots are held, unless forced", Args: cobra.ExactArgs(2),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 	}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if slots are held: calls that still run there are counted nowhere")
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
-		return checking(instanceThere(api, args[0], args[1]))(simple(
-			fmt.Sprintf("remove instance %s of model %s", args[1], args[0]), "", true,
+		does := fmt.Sprintf("remove instance %s of model %s", args[1], args[0])
+		return checked(instanceThere(api, args[0], args[1]), does, "", true,
 			func(ctx context.Context, by invalidation.By) error {
 				return api.remove(ctx, at("/v1/instances/%v/%v", args[0], args[1]), by, "force", force)
-			}))
+			})
 	})
 }
 
@@ -282,13 +265,4 @@ func instanceThere(api conn, model, server string) func(context.Context) error {
 		is := func(i operator.Instance) bool { return i.Server == server }
 		return among(ctx, api, "/v1/instances", "instance "+server+" of model "+model, is, "model", model)
 	}
-}
-
-func (a *app) completeModels(c *cobra.Command, args []string,
-	prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Model, error) {
-		return list[operator.Model](ctx, api, "/v1/models", completionsMax, "")
-	},
-		func(m operator.Model) string { return m.Name })
 }

@@ -17,23 +17,21 @@ func nodeCommand(a *app) *cobra.Command {
 }
 
 func (a *app) nodeColumns() []column[operator.Node] {
-	return []column[operator.Node]{
-		{title: "NODE", text: func(n operator.Node) string { return n.Name }},
-		{title: "KIND", text: func(n operator.Node) string { return n.Kind }},
-		{title: "STATE", text: func(n operator.Node) string { return n.State }},
-		{title: "APPLICATION", text: func(n operator.Node) string { return n.Application }},
-		{title: "THREADS", right: true, text: func(n operator.Node) string { return fmt.Sprint(n.Threads) }},
-		{title: "LOCKS", right: true, text: func(n operator.Node) string { return number(n.Locks) }},
-		{title: "SILENT", right: true, text: func(n operator.Node) string { return age(n.SilentSeconds) }},
-		{title: "UP", right: true, text: func(n operator.Node) string { return a.since(n.StartedAt) }},
-		{title: "QUEUES", text: func(n operator.Node) string { return short(strings.Join(n.Queues, ","), 60) }},
-		{title: "ID", wide: true, right: true, text: func(n operator.Node) string { return fmt.Sprint(n.ID) }},
-		{title: "LEASE", wide: true, right: true, text: func(n operator.Node) string { return age(n.LeaseSeconds) }},
-		{title: "DRAIN BY", wide: true, text: func(n operator.Node) string {
-			return n.DrainBy + after(": ",
-				n.DrainReason)
-		}},
-		{title: "LOAD", wide: true, text: func(n operator.Node) string { return string(n.Load) }},
+	type row = operator.Node
+	return []column[row]{
+		{title: "NODE", text: func(n row) string { return n.Name }},
+		{title: "KIND", text: func(n row) string { return n.Kind }},
+		{title: "STATE", text: func(n row) string { return n.State }},
+		{title: "APPLICATION", text: func(n row) string { return n.Application }},
+		{title: "THREADS", right: true, text: func(n row) string { return fmt.Sprint(n.Threads) }},
+		{title: "LOCKS", right: true, text: func(n row) string { return number(n.Locks) }},
+		{title: "SILENT", right: true, text: func(n row) string { return age(n.SilentSeconds) }},
+		{title: "UP", right: true, text: func(n row) string { return a.since(n.StartedAt) }},
+		{title: "QUEUES", text: func(n row) string { return short(strings.Join(n.Queues, ","), 60) }},
+		{title: "ID", wide: true, right: true, text: func(n row) string { return fmt.Sprint(n.ID) }},
+		{title: "LEASE", wide: true, right: true, text: func(n row) string { return age(n.LeaseSeconds) }},
+		{title: "DRAIN BY", wide: true, text: func(n row) string { return n.DrainBy + after(": ", n.DrainReason) }},
+		{title: "LOAD", wide: true, text: func(n row) string { return string(n.Load) }},
 	}
 }
 
@@ -57,7 +55,7 @@ func nodeDrain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "drain NODE",
 		Short: "Drain a node, by name or id: it claims nothing more, finishes its runs, hands back the rest and exits",
-		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes,
+		Args:  cobra.ExactArgs(1), ValidArgsFunction: a.completeNodes(),
 	}
 	var wait bool
 	c.Flags().BoolVar(&wait, "wait", false, "until the node is gone or dead")
@@ -102,15 +100,4 @@ func (a *app) awaitGone(ctx context.Context, api conn, id operator.NodeID) (stri
 		case <-time.After(drainPoll):
 		}
 	}
-}
-
-func (a *app) completeNodes(c *cobra.Command, args []string,
-	prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.Node,
-		error,
-	) {
-		return api.Nodes(ctx, completionsMax)
-	},
-		func(n operator.Node) string { return n.Name })
 }

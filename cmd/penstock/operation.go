@@ -26,27 +26,25 @@ func operationList(a *app) *cobra.Command {
 	var earlier int64
 	c.Flags().Int64Var(&earlier, "before", 0, "ids below this one: the last of the page before")
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
-	return paging(a, c, &limit, []column[operator.Operation]{
-		{title: "ID", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.ID) }},
-		{title: "QUEUE", text: func(o operator.Operation) string { return o.Queue }},
-		{title: "VERB", text: func(o operator.Operation) string { return o.Verb }},
-		{title: "STATUS", text: func(o operator.Operation) string { return o.Status }},
-		{title: "CHANGED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Changed) }},
-		{title: "MATCHED", right: true, text: func(o operator.Operation) string { return fmt.Sprint(o.Matched) }},
-		{
-			title: "PER SECOND", wide: true, right: true,
-			text: func(o operator.Operation) string { return fmt.Sprint(o.PerSecond) },
-		},
-		{title: "FILTER", wide: true, text: func(o operator.Operation) string {
+	type row = operator.Operation
+	return paging(a, c, &limit, []column[row]{
+		{title: "ID", right: true, text: func(o row) string { return fmt.Sprint(o.ID) }},
+		{title: "QUEUE", text: func(o row) string { return o.Queue }},
+		{title: "VERB", text: func(o row) string { return o.Verb }},
+		{title: "STATUS", text: func(o row) string { return o.Status }},
+		{title: "CHANGED", right: true, text: func(o row) string { return fmt.Sprint(o.Changed) }},
+		{title: "MATCHED", right: true, text: func(o row) string { return fmt.Sprint(o.Matched) }},
+		{title: "PER SECOND", wide: true, right: true, text: func(o row) string { return fmt.Sprint(o.PerSecond) }},
+		{title: "FILTER", wide: true, text: func(o row) string {
 			text, _ := json.Marshal(o.Filter) // it came from JSON
 			return string(text)
 		}},
-		{title: "AGE", right: true, text: func(o operator.Operation) string { return a.since(o.CreatedAt) }},
-		{title: "BY", text: func(o operator.Operation) string { return short(o.Actor+after(": ", o.Reason), 60) }},
-		{title: "PROBLEM", text: func(o operator.Operation) string { return short(a.problemOf(o), 100) }},
+		{title: "AGE", right: true, text: func(o row) string { return a.since(o.CreatedAt) }},
+		{title: "BY", text: func(o row) string { return short(o.Actor+after(": ", o.Reason), 60) }},
+		{title: "PROBLEM", text: func(o row) string { return short(a.problemOf(o), 100) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Operation, error) {
 		return list[operator.Operation](ctx, api, "/v1/operations", limit, earlier, "queue", queue, "running", running)
-	}, func(last operator.Operation) string { return fmt.Sprintf("--before %d", last.ID) })
+	}, func(last row) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 // problemOf is the error of the steps that fail, as long as none has succeeded since.
@@ -68,17 +66,14 @@ func findOperation(ctx context.Context, api conn, args []string) (operator.Opera
 func operationShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show ID", Short: "One operation: progress, and the last error of its steps", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	return showing(a, c, findOperation, func(w io.Writer, o operator.Operation) {
 		filter, _ := json.Marshal(o.Filter) // it came from JSON
-		a.facts(w, [2]string{"operation", fmt.Sprint(o.ID)}, [2]string{"verb", o.Verb}, [2]string{"queue", o.Queue},
-			[2]string{"filter", string(filter)}, [2]string{"status", o.Status},
-			[2]string{"changed", fmt.Sprint(o.Changed)}, [2]string{"matched", fmt.Sprint(o.Matched)},
-			[2]string{"per second", fmt.Sprint(o.PerSecond)},
-			[2]string{"failed steps", number(int64(o.FailedSteps))}, [2]string{"last error", o.Error},
-			[2]string{"failed", stamp(o.FailedAt)}, [2]string{"asked for by", o.Actor + after(": ", o.Reason)},
-			[2]string{"begun", stamp(&o.CreatedAt)}, [2]string{"ended", stamp(o.EndedAt)})
+		a.facts(w, "operation", fmt.Sprint(o.ID), "verb", o.Verb, "queue", o.Queue, "filter", string(filter),
+			"status", o.Status, "changed", fmt.Sprint(o.Changed), "matched", fmt.Sprint(o.Matched),
+			"per second", fmt.Sprint(o.PerSecond), "failed steps", number(int64(o.FailedSteps)),
+			"last error", o.Error, "failed", stamp(o.FailedAt), "asked for by", o.Actor+after(": ", o.Reason),
+			"begun", stamp(&o.CreatedAt), "ended", stamp(o.EndedAt))
 	})
 }
 
@@ -94,7 +89,6 @@ func numbered(what string, args []string) (int64, error) {
 func operationFollow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "follow ID", Short: "Carry out an operation to its end, and print its progress", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		id, err := numbered("bulk operation", args)

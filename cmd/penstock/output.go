@@ -167,15 +167,15 @@ func (a *app) table(g grid) string {
 	return out.String()
 }
 
-// facts writes names and values under one another; facts without a value are left out.
-func (a *app) facts(w io.Writer, pairs ...[2]string) {
+// facts writes pairs of name and value under one another, without those that have no value.
+func (a *app) facts(w io.Writer, pairs ...string) {
 	width := 0
-	for _, p := range pairs {
+	for p := range slices.Chunk(pairs, 2) {
 		if p[1] != "" {
 			width = max(width, len(p[0]))
 		}
 	}
-	for _, p := range pairs {
+	for p := range slices.Chunk(pairs, 2) {
 		if p[1] != "" {
 			fmt.Fprintf(w, "%s%s  %s\n", a.paint(dim, p[0]), strings.Repeat(" ", width-len(p[0])),
 				a.paint(cellColours[p[1]], oneline.Of(p[1])))

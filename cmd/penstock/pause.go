@@ -28,9 +28,7 @@ func pauseList(a *app) *cobra.Command {
 		{title: "FOR", right: true, text: func(p operator.Pause) string { return a.since(p.Since) }},
 		{title: "UNTIL", text: func(p operator.Pause) string { return cmp.Or(stamp(p.Until), "-") }},
 		{title: "BY", text: func(p operator.Pause) string { return short(p.Actor+after(": ", p.Reason), 80) }},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.Pause, error) {
-		return everything[operator.Pause](ctx, api, "/v1/pauses")
-	})
+	}, allOf[operator.Pause]("/v1/pauses"))
 }
 
 // checkScope refuses what is no scope, and names the commands for queues, which a person would try here.
@@ -78,11 +76,11 @@ func pauseSet(a *app) *cobra.Command {
 		if err := checkScope(s.Scope); err != nil {
 			return change{}, err
 		}
-		return checking(queueThere(api, s.Queue))(simple("pause "+s.String(), after("until ", stamp(&end)), false,
+		return checked(queueThere(api, s.Queue), "pause "+s.String(), after("until ", stamp(&end)), false,
 			func(ctx context.Context, by invalidation.By) error {
 				in := body(by, "scope", s.Scope, "value", s.Value, "until", end)
-				return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in, nil)
-			}))
+				return api.post(ctx, "/v1/pauses"+query("queue", s.Queue), in)
+			})
 	})
 }
 
@@ -97,11 +95,12 @@ func pauseEnd(a *app) *cobra.Command {
 		is := func(p operator.Pause) bool {
 			return p.Scope == string(s.Scope) && p.Value == s.Value && p.Queue == s.Queue
 		}
-		return checking(func(ctx context.Context) error {
+		check := func(ctx context.Context) error {
 			return among(ctx, api, "/v1/pauses", "pause of "+s.String(), is)
-		})(simple("resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
+		}
+		return checked(check, "resume "+s.String(), "", false, func(ctx context.Context, by invalidation.By) error {
 			return api.remove(ctx, "/v1/pauses", by, "queue", s.Queue, "scope", s.Scope, "value", s.Value)
-		}))
+		})
 	})
 }
 
@@ -111,9 +110,10 @@ func applicationCommand(a *app) *cobra.Command {
 
 func applicationList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Applications by name", Args: cobra.NoArgs}
-	return listing(a, c, []column[operator.Application]{
-		{title: "APPLICATION", text: func(x operator.Application) string { return x.Name }},
-		{title: "STATE", text: func(x operator.Application) string {
+	type row = operator.Application
+	return listing(a, c, []column[row]{
+		{title: "APPLICATION", text: func(x row) string { return x.Name }},
+		{title: "STATE", text: func(x row) string {
 			switch {
 			case x.Paused:
 				return "paused"
@@ -122,29 +122,23 @@ func applicationList(a *app) *cobra.Command {
 			}
 			return "serving"
 		}},
-		{title: "QUEUES", right: true, text: func(x operator.Application) string { return fmt.Sprint(x.Queues) }},
-		{title: "NODES", right: true, text: func(x operator.Application) string { return number(x.Nodes) }},
-		{title: "THREADS", right: true, text: func(x operator.Application) string { return number(x.Threads) }},
-		{title: "LOCKS", right: true, text: func(x operator.Application) string { return number(x.Locks) }},
-		{title: "QUOTA", right: true, text: func(x operator.Application) string {
-			return cmp.Or(optional(x.QuotaUnits), "-")
-		}},
-		{title: "PER SECOND", right: true, text: func(x operator.Application) string {
-			return cmp.Or(optional(x.QuotaRate), "-")
-		}},
-		{title: "OLDEST LOCK", right: true, text: func(x operator.Application) string {
+		{title: "QUEUES", right: true, text: func(x row) string { return fmt.Sprint(x.Queues) }},
+		{title: "NODES", right: true, text: func(x row) string { return number(x.Nodes) }},
+		{title: "THREADS", right: true, text: func(x row) string { return number(x.Threads) }},
+		{title: "LOCKS", right: true, text: func(x row) string { return number(x.Locks) }},
+		{title: "QUOTA", right: true, text: func(x row) string { return cmp.Or(optional(x.QuotaUnits), "-") }},
+		{title: "PER SECOND", right: true, text: func(x row) string { return cmp.Or(optional(x.QuotaRate), "-") }},
+		{title: "OLDEST LOCK", right: true, text: func(x row) string {
 			return cmp.Or(ageOrNone(x.OldestSeconds), "-")
 		}},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.Application, error) {
-		return everything[operator.Application](ctx, api, "/v1/applications")
-	})
+	}, allOf[operator.Application]("/v1/applications"))
 }
 
 func applicationQuota(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "quota APPLICATION", Short: "Bound what an application uses over all its queues, those to come as " +
 			"well; --clear removes the bound",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 	}
 	var units int
 	var l operator.Quota

@@ -33,7 +33,7 @@ type pushFlags struct {
 func entryPush(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "push QUEUE [PAYLOAD]", Short: "Push entries", Long: pushHelp, Args: cobra.RangeArgs(1, 2),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 		Example: "  penstock entry push mails '{\"to\": \"ada\"}' --lock-key ada --wait\n  penstock entry " +
 			"push mails --lines mails.ndjson",
 	}

@@ -56,42 +56,32 @@ func estimate(n int64, estimated bool) string {
 }
 
 func queueColumns() []column[operator.Queue] {
-	depth := func(title string, of func(operator.Queue) int64, wide bool) column[operator.Queue] {
-		return column[operator.Queue]{title: title, right: true, wide: wide, text: func(q operator.Queue) string {
+	type row = operator.Queue
+	depth := func(title string, of func(row) int64, wide bool) column[row] {
+		return column[row]{title: title, right: true, wide: wide, text: func(q row) string {
 			if of(q) == 0 {
 				return "-"
 			}
 			return estimate(of(q), q.Estimated)
 		}}
 	}
-	return []column[operator.Queue]{
-		{title: "QUEUE", text: func(q operator.Queue) string { return q.Name }},
-		{title: "KIND", text: func(q operator.Queue) string { return q.Kind }},
+	return []column[row]{
+		{title: "QUEUE", text: func(q row) string { return q.Name }},
+		{title: "KIND", text: func(q row) string { return q.Kind }},
 		{title: "STATE", text: standing},
-		{title: "APPLICATION", wide: true, text: func(q operator.Queue) string { return q.Application }},
-		depth("INITIAL", func(q operator.Queue) int64 { return q.Initial }, false),
-		depth("PENDING", func(q operator.Queue) int64 { return q.Pending }, false),
-		depth("COMPUTING", func(q operator.Queue) int64 { return q.Computing }, false),
-		depth("AWAITING", func(q operator.Queue) int64 { return q.AwaitingCompute }, true),
-		depth("DISABLED", func(q operator.Queue) int64 { return q.Disabled }, true),
-		depth("FAILED", func(q operator.Queue) int64 { return q.Failed }, false),
-		{title: "HEAD AGE", right: true, text: func(q operator.Queue) string {
-			return cmp.Or(ageOrNone(q.HeadAgeSeconds), "-")
-		}},
-		{title: "NODES", right: true, text: func(q operator.Queue) string { return number(q.Serving) }},
-		{
-			title: "CAPACITY", right: true, wide: true,
-			text: func(q operator.Queue) string { return optional(q.Capacity) },
-		},
-		{
-			title: "MAX", right: true, wide: true,
-			text: func(q operator.Queue) string { return optional(q.MaxConcurrent) },
-		},
-		{title: "AS OF", wide: true, text: func(q operator.Queue) string { return cmp.Or(stamp(q.SampledAt), "now") }},
-		{title: "PAUSED BY", wide: true, text: func(q operator.Queue) string {
-			return q.PausedBy + after(": ",
-				q.PausedReason)
-		}},
+		{title: "APPLICATION", wide: true, text: func(q row) string { return q.Application }},
+		depth("INITIAL", func(q row) int64 { return q.Initial }, false),
+		depth("PENDING", func(q row) int64 { return q.Pending }, false),
+		depth("COMPUTING", func(q row) int64 { return q.Computing }, false),
+		depth("AWAITING", func(q row) int64 { return q.AwaitingCompute }, true),
+		depth("DISABLED", func(q row) int64 { return q.Disabled }, true),
+		depth("FAILED", func(q row) int64 { return q.Failed }, false),
+		{title: "HEAD AGE", right: true, text: func(q row) string { return cmp.Or(ageOrNone(q.HeadAgeSeconds), "-") }},
+		{title: "NODES", right: true, text: func(q row) string { return number(q.Serving) }},
+		{title: "CAPACITY", right: true, wide: true, text: func(q row) string { return optional(q.Capacity) }},
+		{title: "MAX", right: true, wide: true, text: func(q row) string { return optional(q.MaxConcurrent) }},
+		{title: "AS OF", wide: true, text: func(q row) string { return cmp.Or(stamp(q.SampledAt), "now") }},
+		{title: "PAUSED BY", wide: true, text: func(q row) string { return q.PausedBy + after(": ", q.PausedReason) }},
 	}
 }
 
@@ -100,11 +90,7 @@ func queueList(a *app) *cobra.Command {
 		Use: "list [QUEUE...]", Short: "State of each queue",
 		Long: "State of each queue. ~ marks estimates, beyond 10,000 entries of a kind. HEAD AGE is the waiting\n" +
 			"time of the entry that a node would claim first; entries of locked keys and paused queues do not count.",
-		ValidArgsFunction: func(c *cobra.Command, _ []string, prefix string) ([]cobra.Completion,
-			cobra.ShellCompDirective,
-		) {
-			return a.queueNames(c, prefix)
-		},
+		ValidArgsFunction: anywhere(a.completeQueues()),
 	}
 	return listing(a, c, queueColumns(), func(ctx context.Context, api conn, args []string) ([]operator.Queue, error) {
 		queues, err := listQueues(ctx, api, args...)
@@ -120,7 +106,7 @@ func queueList(a *app) *cobra.Command {
 func queueShow(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "show QUEUE", Short: "One queue in detail: state, settings, lanes",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues(),
 	}
 	return showing(a, c, func(ctx context.Context, api conn, args []string) (operator.QueueDetail, error) {
 		return findQueue(ctx, api, args[0])
@@ -130,7 +116,7 @@ func queueShow(a *app) *cobra.Command {
 func queueHistory(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "history QUEUE", Short: "Samples of the state of a queue, oldest first", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 		Long: "Samples of the state of a queue, taken by the elected leader: about every five seconds for the last\n" +
 			"hour, and one a minute before that, for 30 days.",
 	}
@@ -142,39 +128,38 @@ func queueHistory(a *app) *cobra.Command {
 		}
 		return fmt.Sprintf("%.1f", *perSecond)
 	}
-	count := func(title string, of func(operator.Sample) int64) column[operator.Sample] {
-		return column[operator.Sample]{
+	type row = operator.Sample
+	count := func(title string, of func(row) int64) column[row] {
+		return column[row]{
 			title: title, right: true,
-			text: func(s operator.Sample) string { return estimate(of(s), s.Estimated) },
+			text: func(s row) string { return estimate(of(s), s.Estimated) },
 		}
 	}
 	most := samplesMax
-	return paging(a, c, &most, []column[operator.Sample]{
-		{title: "AT", text: func(s operator.Sample) string { return stamp(&s.At) }},
-		count("INITIAL", func(s operator.Sample) int64 { return s.Initial }),
-		count("PENDING", func(s operator.Sample) int64 { return s.Pending }),
-		count("COMPUTING", func(s operator.Sample) int64 { return s.Computing }),
-		count("FAILED", func(s operator.Sample) int64 { return s.Failed }),
-		{title: "IN/S", right: true, text: func(s operator.Sample) string { return rate(s.InPerSecond) }},
-		{title: "OUT/S", right: true, text: func(s operator.Sample) string { return rate(s.OutPerSecond) }},
-		{title: "HEAD AGE", right: true, text: func(s operator.Sample) string {
-			return cmp.Or(ageOrNone(s.HeadAgeSeconds), "-")
-		}},
-		{title: "NODES", right: true, text: func(s operator.Sample) string { return number(s.Serving) }},
-		{title: "BLOCKED", text: func(s operator.Sample) string {
+	return paging(a, c, &most, []column[row]{
+		{title: "AT", text: func(s row) string { return stamp(&s.At) }},
+		count("INITIAL", func(s row) int64 { return s.Initial }),
+		count("PENDING", func(s row) int64 { return s.Pending }),
+		count("COMPUTING", func(s row) int64 { return s.Computing }),
+		count("FAILED", func(s row) int64 { return s.Failed }),
+		{title: "IN/S", right: true, text: func(s row) string { return rate(s.InPerSecond) }},
+		{title: "OUT/S", right: true, text: func(s row) string { return rate(s.OutPerSecond) }},
+		{title: "HEAD AGE", right: true, text: func(s row) string { return cmp.Or(ageOrNone(s.HeadAgeSeconds), "-") }},
+		{title: "NODES", right: true, text: func(s row) string { return number(s.Serving) }},
+		{title: "BLOCKED", text: func(s row) string {
 			if s.Blocked == nil {
 				return ""
 			}
 			return *s.Blocked
 		}},
-	}, func(ctx context.Context, api conn, args []string) ([]operator.Sample, error) {
+	}, func(ctx context.Context, api conn, args []string) ([]row, error) {
 		found, err := samples(ctx, api, args[0], over)
 		if err == nil && len(found) == 0 && a.tabular() {
 			fmt.Fprintf(a.err, "no samples yet of the last %s: the elected leader takes one every five seconds, and "+
 				"for more than an hour back one a minute\n", over)
 		}
 		return found, err
-	}, func(operator.Sample) string { return fmt.Sprintf("these are the newest %d", samplesMax) })
+	}, func(row) string { return fmt.Sprintf("these are the newest %d", samplesMax) })
 }
 
 func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
@@ -183,13 +168,10 @@ func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
 		pause = q.PausedBy + after(": ", q.PausedReason) + after(", until ", stamp(q.PausedUntil))
 	}
 	n := func(v int64) string { return estimate(v, q.Estimated) }
-	a.facts(w,
-		[2]string{"queue", q.Name}, [2]string{"state", standing(q.Queue)}, [2]string{"paused by", pause},
-		[2]string{"initial", n(q.Initial)}, [2]string{"pending", n(q.Pending)}, [2]string{"computing", n(q.Computing)},
-		[2]string{"awaiting compute", n(q.AwaitingCompute)}, [2]string{"disabled", n(q.Disabled)},
-		[2]string{"failed", n(q.Failed)},
-		[2]string{"head of line", ageOrNone(q.HeadAgeSeconds)}, [2]string{"nodes", fmt.Sprint(q.Serving)},
-	)
+	a.facts(w, "queue", q.Name, "state", standing(q.Queue), "paused by", pause, "initial", n(q.Initial),
+		"pending", n(q.Pending), "computing", n(q.Computing), "awaiting compute", n(q.AwaitingCompute),
+		"disabled", n(q.Disabled), "failed", n(q.Failed), "head of line", ageOrNone(q.HeadAgeSeconds),
+		"nodes", fmt.Sprint(q.Serving))
 	a.indented(w, "settings", q.Settings)
 	a.indented(w, "limits", q.Limits)
 	if len(q.Lanes) > 0 {
@@ -205,24 +187,23 @@ func (a *app) writeQueue(w io.Writer, q operator.QueueDetail) {
 }
 
 func laneColumns() []column[operator.Lane] {
-	return []column[operator.Lane]{
-		{title: "QUEUE", text: func(l operator.Lane) string { return l.Queue }},
-		{title: "PRIORITY", right: true, text: func(l operator.Lane) string {
+	type row = operator.Lane
+	return []column[row]{
+		{title: "QUEUE", text: func(l row) string { return l.Queue }},
+		{title: "PRIORITY", right: true, text: func(l row) string {
 			if l.Throttled {
 				return "throttled"
 			}
 			return fmt.Sprint(l.Priority)
 		}},
-		{title: "FLOW", text: func(l operator.Lane) string { return cmp.Or(l.Flow, "-") }},
-		{title: "KEYS", right: true, text: func(l operator.Lane) string {
+		{title: "FLOW", text: func(l row) string { return cmp.Or(l.Flow, "-") }},
+		{title: "KEYS", right: true, text: func(l row) string {
 			if l.Keys >= 1000 {
 				return "1000+"
 			}
 			return fmt.Sprint(l.Keys)
 		}},
-		{title: "HEAD AGE", right: true, text: func(l operator.Lane) string {
-			return cmp.Or(ageOrNone(l.HeadAgeSeconds), "-")
-		}},
+		{title: "HEAD AGE", right: true, text: func(l row) string { return cmp.Or(ageOrNone(l.HeadAgeSeconds), "-") }},
 	}
 }
 
@@ -279,7 +260,6 @@ func samples(ctx context.Context, api conn, queue string, over time.Duration) ([
 func queueCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create QUEUE", Short: "Create a queue with its table", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: cobra.NoFileCompletions,
 		Example: "  penstock queue create thumbnails --kind task --set max_concurrent=4 --set " +
 			"'result_retention=2 days' --reason 'new feature'",
 	}
@@ -297,7 +277,7 @@ func queueCreate(a *app) *cobra.Command {
 		}
 		return simple("create queue "+args[0], described(options), false,
 			func(ctx context.Context, by invalidation.By) error {
-				return api.post(ctx, "/v1/queues", body(by, "name", args[0], "settings", options), nil)
+				return api.post(ctx, "/v1/queues", body(by, "name", args[0], "settings", options))
 			})
 	})
 }
@@ -305,7 +285,7 @@ func queueCreate(a *app) *cobra.Command {
 func queueAlter(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "alter QUEUE", Short: "Change settings of a queue", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeQueues,
+		ValidArgsFunction: a.completeQueues(),
 		Example: "  penstock queue alter thumbnails --set capacity=100000 --unset max_concurrent --reason " +
 			"'black friday'",
 	}
@@ -337,7 +317,7 @@ func queueAlter(a *app) *cobra.Command {
 func queueDrop(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "drop QUEUE", Short: "Remove a queue; with --force also its entries",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues(),
 	}
 	var force bool
 	c.Flags().BoolVar(&force, "force", false, "even if it has entries: they are lost")
@@ -355,7 +335,7 @@ func queueDrop(a *app) *cobra.Command {
 }
 
 func queueVerb(a *app, v operator.Verb, c *cobra.Command) *cobra.Command {
-	c.ValidArgsFunction = a.completeQueues
+	c.ValidArgsFunction = a.completeQueues()
 	return doing(a, c, v, false, func(ctx context.Context, api conn, arg string) (any, string, error) {
 		q, err := findQueue(ctx, api, arg)
 		return q.Name, fmt.Sprintf("waiting: %s, computing: %d", estimate(q.AwaitingCompute, q.Estimated),

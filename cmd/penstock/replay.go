@@ -34,7 +34,7 @@ func replayCommand(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "replay QUEUE FILE", Short: "Push the requests of a recorded trace, at its own pace or faster",
 		Long: replayHelp,
-		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues,
+		Args: cobra.ExactArgs(2), ValidArgsFunction: a.completeQueues(),
 		Example: "  penstock replay thumbnails requests.csv --at created --flow tenant --speed 10\n  penstock " +
 			"replay thumbnails requests.csv --at created --dry-run",
 	}

@@ -68,6 +68,7 @@ func newRoot(a *app) *cobra.Command {
 	for _, command := range commands {
 		root.AddCommand(command(a))
 	}
+	completeNoFiles(root)
 	return root
 }
 

@@ -18,29 +18,28 @@ const deploymentPath = "/v1/scale/deployments/%v"
 
 func scaleStatus(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "status", Short: "Deployments with desired instances and reasons", Args: cobra.NoArgs}
+	type row = operator.Deployment
 	type state = operator.ScaleState
-	of := func(value func(state) string) func(operator.Deployment) string {
-		return func(d operator.Deployment) string {
+	of := func(value func(state) string) func(row) string {
+		return func(d row) string {
 			if d.State == nil || !d.Decides {
 				return "-"
 			}
 			return value(*d.State)
 		}
 	}
-	return listing(a, c, []column[operator.Deployment]{
-		{title: "DEPLOYMENT", text: func(d operator.Deployment) string { return d.Name }},
-		{title: "MODEL", text: func(d operator.Deployment) string { return d.Model }},
-		{title: "MODE", text: func(d operator.Deployment) string { return d.Mode }},
-		{title: "BACKEND", wide: true, text: func(d operator.Deployment) string { return d.Backend }},
+	return listing(a, c, []column[row]{
+		{title: "DEPLOYMENT", text: func(d row) string { return d.Name }},
+		{title: "MODEL", text: func(d row) string { return d.Model }},
+		{title: "MODE", text: func(d row) string { return d.Mode }},
+		{title: "BACKEND", wide: true, text: func(d row) string { return d.Backend }},
 		{title: "REQUESTS", right: true, text: of(func(s state) string { return fmt.Sprint(s.Metric) })},
 		{title: "READY", right: true, text: of(func(s state) string { return strconv.Itoa(s.Ready) })},
 		{title: "DESIRED", right: true, text: of(func(s state) string { return strconv.Itoa(s.Desired) })},
 		{title: "BASE", right: true, wide: true, text: of(func(s state) string { return strconv.Itoa(s.Base) })},
-		{title: "OVERRIDE", right: true, text: func(d operator.Deployment) string {
-			return cmp.Or(optional(d.Override), "-")
-		}},
+		{title: "OVERRIDE", right: true, text: func(d row) string { return cmp.Or(optional(d.Override), "-") }},
 		{title: "DECIDED", right: true, text: of(func(s state) string { return a.since(s.DecidedAt) })},
-		{title: "WHY", text: func(d operator.Deployment) string {
+		{title: "WHY", text: func(d row) string {
 			if !d.Decides {
 				return "not used: another deployment of the model is first in order"
 			}
@@ -49,53 +48,36 @@ func scaleStatus(a *app) *cobra.Command {
 			}
 			return short(d.State.Why, 80)
 		}},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.Deployment, error) {
-		return deployments(ctx, api)
-	})
-}
-
-func deployments(ctx context.Context, api conn) ([]operator.Deployment, error) {
-	return everything[operator.Deployment](ctx, api, "/v1/scale/deployments")
-}
-
-func (a *app) completeDeployments(
-	c *cobra.Command, args []string, prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, deployments, func(d operator.Deployment) string { return d.Name })
+	}, allOf[operator.Deployment]("/v1/scale/deployments"))
 }
 
 func scaleExplain(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "explain DEPLOYMENT", Short: "Why the model of a deployment has its number of instances, step by step",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDeployments,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDeployments(),
 	}
 	read := func(ctx context.Context, api conn, args []string) (operator.DeploymentDetail, error) {
 		return get[operator.DeploymentDetail](ctx, api, at(deploymentPath, args[0]))
 	}
 	return showing(a, c, read, func(w io.Writer, d operator.DeploymentDetail) {
-		a.facts(w, [2]string{"deployment", d.Name}, [2]string{"model", d.Model}, [2]string{"backend", d.Backend},
-			[2]string{"mode", d.Mode},
-			[2]string{"override", optional(d.Override) + after(" until ", stamp(d.OverrideUntil)) +
-				after(" by ", d.OverrideBy)})
+		a.facts(w, "deployment", d.Name, "model", d.Model, "backend", d.Backend, "mode", d.Mode,
+			"override", optional(d.Override)+after(" until ", stamp(d.OverrideUntil))+after(" by ", d.OverrideBy))
 		if !d.Decides {
 			fmt.Fprintln(w, "\nAnother deployment of the model is first in order: its policy, mode and override count.")
 		}
 		if s := d.State; s != nil {
 			fmt.Fprintln(w)
-			a.facts(w, [2]string{"decided", stamp(&s.DecidedAt)},
-				[2]string{"requests", fmt.Sprintf("%g run or may start", s.Metric)},
-				[2]string{"ready", strconv.Itoa(s.Ready)},
-				[2]string{"base", fmt.Sprintf("%d would have sufficed all along", s.Base)},
-				[2]string{"raw", fmt.Sprintf("%d with the backlog", s.Raw)},
-				[2]string{"stabilised", fmt.Sprintf("%d after the hold", s.Stabilised)},
-				[2]string{"desired", fmt.Sprintf("%d after rates and bounds", s.Desired)},
-				[2]string{"why", s.Why})
+			a.facts(w, "decided", stamp(&s.DecidedAt), "requests", fmt.Sprintf("%g run or may start", s.Metric),
+				"ready", strconv.Itoa(s.Ready), "base", fmt.Sprintf("%d would have sufficed all along", s.Base),
+				"raw", fmt.Sprintf("%d with the backlog", s.Raw),
+				"stabilised", fmt.Sprintf("%d after the hold", s.Stabilised),
+				"desired", fmt.Sprintf("%d after rates and bounds", s.Desired), "why", s.Why)
 		} else {
 			fmt.Fprintln(w, "\nThere is no decision yet: the elected leader makes one a second.")
 		}
 		if l := d.LastChange; l != nil {
 			fmt.Fprintln(w)
-			a.facts(w, [2]string{"last change", stamp(&l.At)}, [2]string{"why", l.Why})
+			a.facts(w, "last change", stamp(&l.At), "why", l.Why)
 		}
 		a.indented(w, "policy", d.Policy)
 	})
@@ -104,7 +86,7 @@ func scaleExplain(a *app) *cobra.Command {
 func scaleHistory(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "history MODEL", Short: "Decisions that changed the number of instances of a model, newest first",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 	}
 	var limit int
 	var earlier string
@@ -147,7 +129,7 @@ var deploymentSettings = []string{"backend", "target", "policy", "template", "co
 func scaleSet(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "set DEPLOYMENT", Short: "Create a deployment of a model, or change the given settings",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDeployments,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeDeployments(),
 		Example: "  penstock scale set llama --model llama --set 'policy={\"slots\": 4}' --reason new\n" +
 			"  penstock scale set llama-own --set mode=up-only --reason launch",
 	}
@@ -185,7 +167,7 @@ func setDeployment(ctx context.Context, api conn, name, model string, options ma
 func scaleOverride(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "override DEPLOYMENT [INSTANCES]", Short: "Set the number of instances until a time, or --clear it",
-		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeDeployments,
+		Args: cobra.RangeArgs(1, 2), ValidArgsFunction: a.completeDeployments(),
 		Example: "  penstock scale override llama-own 8 --until 2h --reason launch",
 	}
 	var until string
@@ -228,7 +210,7 @@ func scaleDisable(a *app) *cobra.Command {
 		Long: "Set the mode of a deployment to disabled, or stop scaling everywhere with --all. Instances stay\n" +
 			"as they are. Scaling goes on after penstock scale set DEPLOYMENT --set mode=full, or\n" +
 			"penstock scale disable --all --end.",
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeDeployments,
+		Args: cobra.MaximumNArgs(1), ValidArgsFunction: a.completeDeployments(),
 	}
 	var all, end bool
 	c.Flags().BoolVar(&all, "all", false, "everywhere")

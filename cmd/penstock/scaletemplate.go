@@ -21,7 +21,7 @@ func scaleTemplate(a *app) *cobra.Command {
 			"not given takes its default. A deployment that was made from it follows: where its template changed,\n" +
 			"its instances are replaced one by one. It goes when it has no instance and its last request is older\n" +
 			"than idle_seconds.",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeModels(),
 		Example: "  penstock scale template llama --set backend=local \\\n" +
 			"    --set 'target={\"command\": \"llama\"}' --reason new",
 	}

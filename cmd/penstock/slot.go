@@ -20,7 +20,7 @@ func slotCommand(a *app) *cobra.Command {
 func slotList(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "list [MODEL]", Short: "Slots that nodes hold, oldest lease first", Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 	}
 	var limit int
 	var from int64
@@ -43,7 +43,7 @@ func slotList(a *app) *cobra.Command {
 func slotDead(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "dead [MODEL]", Short: "Slots that nodes hold whose lease has lapsed", Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 		Long: "Slots that nodes hold whose lease has lapsed. A call of such a node may still run on the worker: its\n" +
 			"slot is given to another node only when the worker no longer reports the call, or cannot run one any\n" +
 			"longer. To free them at once: penstock slot free MODEL.",
@@ -62,7 +62,7 @@ func slotDead(a *app) *cobra.Command {
 func slotFree(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "free MODEL", Short: "Free the slots of dead nodes at once", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeModels,
+		ValidArgsFunction: a.completeModels(),
 		Long: `Free the slots of dead nodes at once. Use it when the worker's host is known to run no call of theirs:
 where one still runs, the worker gets one call more than it has slots.`,
 		Example: "  penstock slot free llama --server gpu-3 --reason 'the host was replaced'",
@@ -84,10 +84,8 @@ where one still runs, the worker gets one call more than it has slots.`,
 			does: "free the slots of dead nodes of model " + args[0], detail: fmt.Sprintf("%d are held", slots),
 			risky: true,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				var done struct {
-					Freed int `json:"freed"`
-				}
-				err := api.post(ctx, at("/v1/models/%v/slots/free", args[0]), body(by, "server", server), &done)
+				in := body(by, "server", server)
+				done, err := posted[struct{ Freed int }](ctx, api, at("/v1/models/%v/slots/free", args[0]), in)
 				return fmt.Sprintf("%d freed", done.Freed), err
 			},
 		}, nil
@@ -97,7 +95,7 @@ where one still runs, the worker gets one call more than it has slots.`,
 func slotGroup(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "group NAME", Short: "Set the slots that the instances of a device group have together",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 		Long: "Set the slots that the instances of a device group have together: those whose label device_group is\n" +
 			"NAME, whatever their models. With --slots 0 they have as many as the largest of them.",
 		Example: "  penstock slot group card-0 --slots 8 --reason 'two models on one card'",

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -21,37 +20,32 @@ func tokenCommand(a *app) *cobra.Command {
 
 func tokenList(a *app) *cobra.Command {
 	c := &cobra.Command{Use: "list", Short: "Tokens by name, without their secrets", Args: cobra.NoArgs}
-	return listing(a, c, []column[operator.APIToken]{
-		{title: "TOKEN", text: func(t operator.APIToken) string { return t.Name }},
+	type row = operator.APIToken
+	return listing(a, c, []column[row]{
+		{title: "TOKEN", text: func(t row) string { return t.Name }},
 		{title: "STATE", text: tokenState},
-		{title: "SCOPES", text: func(t operator.APIToken) string { return strings.Join(t.Scopes, ",") }},
-		{title: "APPLICATIONS", text: func(t operator.APIToken) string {
-			return cmp.Or(strings.Join(t.Applications, ","), "all")
-		}},
-		{title: "QUEUES", text: func(t operator.APIToken) string {
-			return cmp.Or(short(strings.Join(t.Queues, ","), 40), "all")
-		}},
-		{title: "FLOWS", wide: true, text: func(t operator.APIToken) string {
+		{title: "SCOPES", text: func(t row) string { return strings.Join(t.Scopes, ",") }},
+		{title: "APPLICATIONS", text: func(t row) string { return cmp.Or(strings.Join(t.Applications, ","), "all") }},
+		{title: "QUEUES", text: func(t row) string { return cmp.Or(short(strings.Join(t.Queues, ","), 40), "all") }},
+		{title: "FLOWS", wide: true, text: func(t row) string {
 			return cmp.Or(short(strings.Join(t.Flows, ","), 40), "all")
 		}},
-		{title: "PRIORITY MAX", wide: true, right: true, text: func(t operator.APIToken) string {
+		{title: "PRIORITY MAX", wide: true, right: true, text: func(t row) string {
 			if t.PriorityMax == nil {
 				return "-"
 			}
 			return fmt.Sprint(*t.PriorityMax)
 		}},
-		{title: "RATE", wide: true, right: true, text: func(t operator.APIToken) string {
+		{title: "RATE", wide: true, right: true, text: func(t row) string {
 			if t.Rate == nil {
 				return "-"
 			}
 			return fmt.Sprint(*t.Rate)
 		}},
-		{title: "USED", text: func(t operator.APIToken) string { return cmp.Or(stamp(t.UsedAt), "never") }},
-		{title: "EXPIRES", text: func(t operator.APIToken) string { return cmp.Or(stamp(t.ExpiresAt), "never") }},
-		{title: "CREATED BY", wide: true, text: func(t operator.APIToken) string { return t.CreatedBy }},
-	}, func(ctx context.Context, api conn, _ []string) ([]operator.APIToken, error) {
-		return everything[operator.APIToken](ctx, api, "/v1/tokens")
-	})
+		{title: "USED", text: func(t row) string { return cmp.Or(stamp(t.UsedAt), "never") }},
+		{title: "EXPIRES", text: func(t row) string { return cmp.Or(stamp(t.ExpiresAt), "never") }},
+		{title: "CREATED BY", wide: true, text: func(t row) string { return t.CreatedBy }},
+	}, allOf[operator.APIToken]("/v1/tokens"))
 }
 
 func tokenState(t operator.APIToken) string {
@@ -64,15 +58,10 @@ func tokenState(t operator.APIToken) string {
 	return "live"
 }
 
-// issued is the secret of a new token, which cannot be read again.
-type issued struct {
-	Secret string `json:"secret"`
-}
-
 func tokenCreate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "create NAME", Short: "Create a token and print its secret, which cannot be read again",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args:    cobra.ExactArgs(1),
 		Example: "  penstock token create ci --scope push,read --queue mails --expires 2160h --reason 'build server'",
 	}
 	var g operator.Grant
@@ -125,12 +114,11 @@ func tokenCreate(a *app) *cobra.Command {
 		return change{
 			does: "create token " + g.Name,
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				var made issued
 				in := body(by, "name", g.Name, "scopes", g.Scopes, "applications", g.Applications, "queues", g.Queues,
 					"flows", g.Flows, "priority_max", g.PriorityMax, "rate", g.Rate, "burst", g.Burst,
 					"gpu_ms", g.GPUMS, "gpu_period", g.GPUPeriod,
 					"expires_at", g.ExpiresAt, "never_expires", never)
-				err := api.post(ctx, "/v1/tokens", in, &made)
+				made, err := posted[secretMade](ctx, api, "/v1/tokens", in)
 				return made.Secret, err
 			},
 		}, nil
@@ -140,7 +128,7 @@ func tokenCreate(a *app) *cobra.Command {
 func tokenRotate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "rotate NAME", Short: "Print a new secret; the old ones end after --overlap", Args: cobra.ExactArgs(1),
-		ValidArgsFunction: a.completeTokens,
+		ValidArgsFunction: a.completeTokens(),
 	}
 	var overlap time.Duration
 	var expires string
@@ -155,9 +143,8 @@ func tokenRotate(a *app) *cobra.Command {
 		return change{
 			does: "rotate token " + args[0], check: tokenThere(api, args[0]),
 			do: func(ctx context.Context, by invalidation.By) (string, error) {
-				var made issued
 				in := body(by, "overlap_seconds", overlap.Seconds(), "expires_at", ends)
-				err := api.post(ctx, at("/v1/tokens/%v/rotate", args[0]), in, &made)
+				made, err := posted[secretMade](ctx, api, at("/v1/tokens/%v/rotate", args[0]), in)
 				return made.Secret, err
 			},
 		}, nil
@@ -167,13 +154,13 @@ func tokenRotate(a *app) *cobra.Command {
 func tokenRevoke(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "revoke NAME", Short: "End every secret of a token, within seconds",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens,
+		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeTokens(),
 	}
 	return changing(a, c, func(_ context.Context, api conn, args []string) (change, error) {
 		revoke := func(ctx context.Context, by invalidation.By) error {
-			return api.post(ctx, at("/v1/tokens/%v/revoke", args[0]), body(by), nil)
+			return api.post(ctx, at("/v1/tokens/%v/revoke", args[0]), body(by))
 		}
-		return checking(tokenThere(api, args[0]))(simple("revoke token "+args[0], "", true, revoke))
+		return checked(tokenThere(api, args[0]), "revoke token "+args[0], "", true, revoke)
 	})
 }
 
@@ -183,13 +170,4 @@ func tokenThere(api conn, name string) func(context.Context) error {
 		is := func(t operator.APIToken) bool { return t.Name == name }
 		return among(ctx, api, "/v1/tokens", "token "+name, is)
 	}
-}
-
-func (a *app) completeTokens(c *cobra.Command, args []string,
-	prefix string,
-) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return complete(a, c, args, prefix, func(ctx context.Context, api conn) ([]operator.APIToken, error) {
-		all, err := list[operator.APIToken](ctx, api, "/v1/tokens", completionsMax, "")
-		return slices.DeleteFunc(all, func(t operator.APIToken) bool { return !t.Live }), err
-	}, func(t operator.APIToken) string { return t.Name })
 }

@@ -37,5 +37,5 @@ func (c conn) carryOut(ctx context.Context, v operator.Verb, thing any, by inval
 	if v == operator.DropCronJob || v == operator.RemoveModel {
 		return c.remove(ctx, path, by)
 	}
-	return c.post(ctx, path, body(by, "until", until), nil)
+	return c.post(ctx, path, body(by, "until", until))
 }

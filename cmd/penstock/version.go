@@ -28,8 +28,7 @@ func versionCommand(a *app) *cobra.Command {
 			return err
 		}
 		return printOne(a, v, func(w io.Writer) {
-			a.facts(w, [2]string{"penstock", v.Version}, [2]string{"commit", v.Commit}, [2]string{"go", v.Go},
-				[2]string{"schema", v.Schema}, [2]string{"digest", v.Digest})
+			a.facts(w, "penstock", v.Version, "commit", v.Commit, "go", v.Go, "schema", v.Schema, "digest", v.Digest)
 		})
 	}
 	return c

@@ -79,16 +79,10 @@ func (a *app) keyFlag(c *cobra.Command) func() error {
 	}
 }
 
-// secretMade is the answer to what makes a secret.
-type secretMade struct {
-	Secret string `json:"secret"`
-	Key    string `json:"key"`
-}
-
 func webhookRegister(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "register URL", Short: "Give a receiver a secret of its own, or enable it again, and print its secret",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 		Example: "  penstock webhook register https://acme.example/hooks --key file:/etc/penstock/webhook.key " +
 			"--reason 'their contract'",
 	}
@@ -127,7 +121,7 @@ func webhookSecret(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "secret URL", Short: "Print the secret of a receiver, its own or the one derived for its scheme, host " +
 			"and port",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 	}
 	open := a.keyFlag(c)
 	c.RunE = func(c *cobra.Command, args []string) error {
@@ -144,7 +138,7 @@ func webhookSecret(a *app) *cobra.Command {
 func webhookKey(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "key", Short: "Print the public key with which every receiver can verify signatures of version v1a",
-		Args: cobra.NoArgs, ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.NoArgs,
 	}
 	open := a.keyFlag(c)
 	c.RunE = func(c *cobra.Command, _ []string) error {
@@ -174,7 +168,7 @@ func webhookRotate(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "rotate [URL]", Short: "Print a new secret of a receiver; without URL renew the root secret, from " +
 			"which those of all others and the key come. The old one signs, too, during --overlap",
-		Args: cobra.MaximumNArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.MaximumNArgs(1),
 	}
 	open := a.keyFlag(c)
 	var overlap time.Duration
@@ -197,8 +191,7 @@ func webhookRotate(a *app) *cobra.Command {
 // sealing plans a change that seals a secret and prints it, or the public key that comes from it.
 func (a *app) sealing(server conn, does, path string, open func() error, fields ...any) (change, error) {
 	return change{does: does, do: func(ctx context.Context, by invalidation.By) (string, error) {
-		var made secretMade
-		err := server.post(ctx, path, body(by, fields...), &made)
+		made, err := posted[secretMade](ctx, server, path, body(by, fields...))
 		return cmp.Or(made.Secret, made.Key), err
 	}}, open()
 }
@@ -206,11 +199,11 @@ func (a *app) sealing(server conn, does, path string, open func() error, fields 
 func webhookDisable(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "disable URL", Short: "Disable a receiver until it is registered again",
-		Args: cobra.ExactArgs(1), ValidArgsFunction: cobra.NoFileCompletions,
+		Args: cobra.ExactArgs(1),
 	}
 	return changing(a, c, func(_ context.Context, server conn, args []string) (change, error) {
 		return simple("disable webhook "+args[0], "", true, func(ctx context.Context, by invalidation.By) error {
-			return server.post(ctx, "/v1/webhooks/disable", body(by, "url", args[0]), nil)
+			return server.post(ctx, "/v1/webhooks/disable", body(by, "url", args[0]))
 		})
 	})
 }
