@@ -79,13 +79,13 @@ func (f *fake) push(w http.ResponseWriter, r *http.Request) {
 		writeAnswer(w, http.StatusTooManyRequests, client.Error{Code: client.QueueFull, Detail: "the queue is full"})
 		return
 	}
-	var entries []sentEntry
+	var entries []invalidation.Push
 	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
 		panic(err)
 	}
 	var answers []invalidation.Pushed
 	for _, e := range entries {
-		f.pushed = append(f.pushed, invalidation.Push(e))
+		f.pushed = append(f.pushed, e)
 		answers = append(answers, invalidation.Pushed{ID: invalidation.EntryID(len(f.pushed)), Verdict: invalidation.Inserted})
 	}
 	writeAnswer(w, http.StatusCreated, map[string]any{"entries": answers})

@@ -27,7 +27,7 @@ type keyedPushes struct {
 }
 
 func (k *keyedPushes) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var entries []sentEntry
+	var entries []invalidation.Push
 	if err := json.NewDecoder(r.Body).Decode(&entries); err != nil {
 		panic(err)
 	}
@@ -117,7 +117,7 @@ func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
 	key := ""
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /v1/queues/mails/entries", func(w http.ResponseWriter, r *http.Request) {
-		var e sentEntry
+		var e invalidation.Push
 		if err := json.NewDecoder(r.Body).Decode(&e); err != nil {
 			panic(err)
 		}

@@ -105,22 +105,16 @@ func scaleHistory(a *app) *cobra.Command {
 		{title: "STABILISED", right: true, wide: true, text: number(func(d decision) int32 { return d.Stabilised })},
 		{title: "WHY", text: func(d operator.ScaleDecision) string { return short(d.Why, 200) }},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.ScaleDecision, error) {
-		var behind decisionKey
+		var behind operator.ScaleDecisionKey
 		if earlier != "" {
 			moment, err := time.Parse(time.RFC3339Nano, earlier)
 			if err != nil {
 				return nil, usagef("--before is %q: want a time like 2006-01-02T15:04:05Z", earlier)
 			}
-			behind = decisionKey{At: moment, Model: args[0]}
+			behind = operator.ScaleDecisionKey{At: moment, Model: args[0]}
 		}
 		return list[operator.ScaleDecision](ctx, api, "/v1/scale/decisions", limit, behind, "model", args[0])
 	}, func(last operator.ScaleDecision) string { return "--before " + last.At.UTC().Format(time.RFC3339Nano) })
-}
-
-// decisionKey is the key of a decision in the API's cursors.
-type decisionKey struct {
-	At    time.Time `json:"at"`
-	Model string    `json:"model"`
 }
 
 // deploymentSettings are the settings of a deployment.

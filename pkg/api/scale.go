@@ -161,20 +161,16 @@ type decisionFilter struct {
 	Model string `query:"model" maxLength:"200"`
 }
 
-// decisionKey is where a page of decisions begins: behind this one.
-type decisionKey struct {
-	At    time.Time `json:"at"`
-	Model string    `json:"model"`
-}
-
 func (a *API) listScaleDecisions(
 	ctx context.Context, in *decisionFilter,
 ) (*answer[list[operator.ScaleDecision]], error) {
-	return paged(in.Paging, func(before decisionKey, limit int) ([]operator.ScaleDecision, error) {
+	return paged(in.Paging, func(before operator.ScaleDecisionKey, limit int) ([]operator.ScaleDecision, error) {
 		return a.operator.ScaleDecisions(ctx, operator.ScaleDecisionFilter{
-			Model: in.Model, Before: before.At, BeforeModel: before.Model, Limit: limit,
+			Model: in.Model, Before: before, Limit: limit,
 		})
-	}, func(d operator.ScaleDecision) decisionKey { return decisionKey{d.At, d.Model} })
+	}, func(d operator.ScaleDecision) operator.ScaleDecisionKey {
+		return operator.ScaleDecisionKey{At: d.At, Model: d.Model}
+	})
 }
 
 type deploymentOverride struct {

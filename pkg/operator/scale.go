@@ -128,12 +128,17 @@ func (d *Database) Deployment(ctx context.Context, name string) (DeploymentDetai
 	return detail, err
 }
 
+// ScaleDecisionKey is the position of a decision in the list.
+type ScaleDecisionKey struct {
+	At    time.Time `json:"at"`
+	Model string    `json:"model"`
+}
+
 // ScaleDecisionFilter chooses decisions; all fields that are set must match.
 type ScaleDecisionFilter struct {
-	Model       string
-	Before      time.Time // older ones, and those of this time of models before BeforeModel
-	BeforeModel string
-	Limit       int
+	Model  string
+	Before ScaleDecisionKey // the last row of the page before
+	Limit  int
 }
 
 const scaleDecisionsSQL = `
@@ -146,7 +151,7 @@ SELECT at, model, before, desired, base, raw, stabilised, ready, applied, notes,
 // ScaleDecisions returns the decisions that changed a number of instances, the newest first.
 func (d *Database) ScaleDecisions(ctx context.Context, f ScaleDecisionFilter) ([]ScaleDecision, error) {
 	return list[ScaleDecision](ctx, d.db, "decisions of scaling", scaleDecisionsSQL,
-		given(f.Model), given(f.Before), f.BeforeModel, page(f.Limit))
+		given(f.Model), given(f.Before.At), f.Before.Model, page(f.Limit))
 }
 
 // SetDeployment makes a deployment of a model, or changes the options that are given: backend, target,
