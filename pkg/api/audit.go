@@ -21,7 +21,7 @@ func (a *API) auditRoutes() {
 		if err != nil {
 			return nil, err
 		}
-		return &answer[operator.Snapshot]{*s}, nil
+		return answered(*s, nil)
 	})
 }
 

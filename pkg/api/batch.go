@@ -28,8 +28,7 @@ func (a *API) batchRoutes() {
 		method: "GET", path: one, id: "show-batch", summary: "One batch with its progress and result",
 		scope: read, of: ofBatch,
 	}, func(ctx context.Context, in *InID) (*answer[operator.Batch], error) {
-		found, err := a.operator.Batch(ctx, in.ID)
-		return &answer[operator.Batch]{found}, err
+		return answered(a.operator.Batch(ctx, in.ID))
 	})
 	verb[idPause](a, operator.PauseBatch, route{
 		path: one + "/pause", id: "pause-batch", summary: "Pause a batch: its waiting parts leave the queue",

@@ -57,5 +57,5 @@ func (a *API) unblockKeys(ctx context.Context, in *unblocking) (*answer[unblocke
 	n, more, err := a.operator.UnblockKeys(ctx, operator.Unblock{
 		Queue: in.Queue, LockKey: in.Body.LockKey, Retry: in.Body.Retry, By: in.Body.by(ctx),
 	})
-	return &answer[unblocked]{unblocked{n, more}}, err
+	return answered(unblocked{n, more}, err)
 }

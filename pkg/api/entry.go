@@ -75,7 +75,7 @@ func (a *API) entryRoutes() {
 		r.method, r.scope, r.of, r.status = "POST", operate, ofQueue, http.StatusAccepted
 		add(a, r, func(ctx context.Context, in *entriesVerb) (*answer[started], error) {
 			id, err := a.operator.SwitchEntries(ctx, v, in.Queue, in.Body.Scope, in.Body.Value, in.Body.by(ctx))
-			return &answer[started]{started{int64(id)}}, err
+			return answered(started{int64(id)}, err)
 		})
 	}
 	change(operator.DisableEntry, route{
@@ -141,8 +141,7 @@ func (a *API) entry(ctx context.Context, in *inEntry) (*answer[entryRead], error
 			return nil, err
 		}
 	}
-	found, err := a.readEntry(ctx, in.ID)
-	return &answer[entryRead]{found}, err
+	return answered(a.readEntry(ctx, in.ID))
 }
 
 // readEntry tells the state of a living entry, or the outcome of one that has ended for as long as that is kept.
@@ -179,7 +178,7 @@ type cancelled struct {
 
 func (a *API) cancelEntry(ctx context.Context, in *idVerb) (*answer[cancelled], error) {
 	verdict, err := a.operator.CancelEntry(ctx, in.ID, in.Body.by(ctx))
-	return &answer[cancelled]{cancelled{string(verdict)}}, err
+	return answered(cancelled{string(verdict)}, err)
 }
 
 func endedEntry(id invalidation.EntryID, e invalidation.Ended) entryRead {

@@ -24,8 +24,7 @@ func (a *API) failureRoutes() {
 		method: "GET", path: one, id: "show-failure", summary: "One failure with payload and history",
 		scope: read, of: ofEntry,
 	}, func(ctx context.Context, in *InID) (*answer[operator.FailureDetail], error) {
-		found, err := a.operator.Failure(ctx, in.ID)
-		return &answer[operator.FailureDetail]{found}, err
+		return answered(a.operator.Failure(ctx, in.ID))
 	})
 	verb[idVerb](a, operator.RetryFailure, route{
 		path: one + "/retry", id: "retry-failure", summary: "Retry a failed entry: it goes back into its queue",

@@ -46,5 +46,5 @@ type compacted struct {
 
 func (a *API) compact(ctx context.Context, in *compaction) (*answer[compacted], error) {
 	replaced, next, err := a.operator.Compact(ctx, in.Queue, in.Body.LockKey, in.Body.After, in.Body.by(ctx))
-	return &answer[compacted]{compacted{replaced, next}}, err
+	return answered(compacted{replaced, next}, err)
 }

@@ -224,7 +224,7 @@ func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answ
 	for i := range out.Instances {
 		out.Instances[i] = fmt.Sprintf("%s-slot%d", b.Server, i)
 	}
-	return &answer[serverRegistered]{out}, nil
+	return answered(out, nil)
 }
 
 // modelConfig answers with every field that has a value, defaults included.
@@ -239,7 +239,7 @@ func (a *API) modelConfig(ctx context.Context, name string) (*answer[map[string]
 	}
 	var config map[string]any
 	err = json.Unmarshal(text, &config)
-	return &answer[map[string]any]{config}, err
+	return answered(config, err)
 }
 
 type modelConfigPut struct {
@@ -294,7 +294,7 @@ func (a *API) listDLQ(ctx context.Context, _ *struct{}) (*answer[deadJobs], erro
 			Job{strconv.FormatInt(f.ID, 10), "max_retries_exceeded"}, f.Model, f.Error, f.FailedAt, f.Attempt,
 		})
 	}
-	return &answer[deadJobs]{deadJobs{jobs, len(jobs), len(failures) > len(kept)}}, nil
+	return answered(deadJobs{jobs, len(jobs), len(failures) > len(kept)}, nil)
 }
 
 type retriedAll struct {
@@ -340,5 +340,5 @@ func (a *API) retryAll(ctx context.Context, _ *struct{}) (*answer[retriedAll], e
 			break
 		}
 	}
-	return &answer[retriedAll]{out}, nil
+	return answered(out, nil)
 }

@@ -158,7 +158,7 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 			queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
 			return err
 		})
-	return &answer[registered]{registered{queue}}, err
+	return answered(registered{queue}, err)
 }
 
 // checkModel refuses what nodes could not read, before it is stored: a secret written out would stand in the
@@ -284,7 +284,7 @@ func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[a
 		Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels,
 		TTL: time.Duration(in.Body.TTL * float64(time.Second)), Deployment: in.Body.Deployment,
 	}, Because{}.by(ctx))
-	return &answer[announced]{announced{order, in.Body.TTL}}, err
+	return answered(announced{order, in.Body.TTL}, err)
 }
 
 // neighboursSQL lists the other models that have an instance at the host and port of endpoint $3, or in

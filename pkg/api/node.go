@@ -18,8 +18,7 @@ func (a *API) nodeRoutes() {
 		method: "GET", path: one, id: "show-node", summary: "One node",
 		scope: read, of: ofNode,
 	}, func(ctx context.Context, in *InID) (*answer[operator.Node], error) {
-		found, err := operator.FindNode(ctx, a.operator, fmt.Sprint(in.ID))
-		return &answer[operator.Node]{found}, err
+		return answered(operator.FindNode(ctx, a.operator, fmt.Sprint(in.ID)))
 	})
 	verb[idVerb](a, operator.DrainNode, route{
 		path: one + "/drain", id: "drain-node",

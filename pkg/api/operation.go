@@ -23,8 +23,7 @@ func (a *API) operationRoutes() {
 		method: "GET", path: one, id: "show-operation", summary: "One operation with its progress",
 		scope: read, of: ofOperation,
 	}, func(ctx context.Context, in *InID) (*answer[operator.Operation], error) {
-		found, err := a.operator.Operation(ctx, in.ID)
-		return &answer[operator.Operation]{found}, err
+		return answered(a.operator.Operation(ctx, in.ID))
 	})
 	add(a, route{
 		method: "POST", path: one + "/step", id: "step-operation",
@@ -79,10 +78,10 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
 	if in.Body.DryRun {
 		n, err := a.operator.CountMatching(ctx, o, 0)
-		return &answer[operationStarted]{operationStarted{Matching: &n}}, err
+		return answered(operationStarted{Matching: &n}, err)
 	}
 	id, err := a.operator.StartOperation(ctx, o)
-	return &answer[operationStarted]{operationStarted{ID: id}}, err
+	return answered(operationStarted{ID: id}, err)
 }
 
 type stepped struct {
@@ -95,5 +94,5 @@ func (a *API) stepOperation(ctx context.Context, in *InID) (*answer[stepped], er
 		return nil, err
 	}
 	wait, err := a.operator.Step(ctx, in.ID)
-	return &answer[stepped]{stepped{wait.Milliseconds()}}, err
+	return answered(stepped{wait.Milliseconds()}, err)
 }

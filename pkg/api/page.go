@@ -24,6 +24,9 @@ type list[T any] struct {
 // answer is a body and nothing else.
 type answer[T any] struct{ Body T }
 
+// answered makes an answer of what a function returns.
+func answered[T any](body T, err error) (*answer[T], error) { return &answer[T]{body}, err }
+
 // pageOf makes a page of up to limit+1 rows: one more than wanted says that there is a next page. Key is what the next
 // page begins behind.
 func pageOf[T any](rows []T, p Paging, key func(T) any) *answer[list[T]] {

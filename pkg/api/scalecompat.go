@@ -106,7 +106,7 @@ func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overri
 	if err != nil {
 		return nil, err
 	}
-	return &answer[overrideSet]{set}, nil
+	return answered(set, nil)
 }
 
 // untilOr is a moment that was given, or the end of a time from now.
@@ -186,7 +186,7 @@ func (a *API) compatSchedule(ctx context.Context, in *compatModel) (*answer[mode
 			return nil, err
 		}
 		if now.State != nil && (first.State == nil || now.State.DecidedAt.After(first.State.DecidedAt)) {
-			return &answer[modelScaling]{now}, nil
+			return answered(now, nil)
 		}
 	}
 	return nil, fmt.Errorf("%w: no decision about model %q came within %v: is a leader elected?",
@@ -226,7 +226,7 @@ func (a *API) compatScheduleExternally(ctx context.Context, in *compatExternal) 
 	if err != nil {
 		return nil, err
 	}
-	return &answer[overrideSet]{set}, nil
+	return answered(set, nil)
 }
 
 type compatRemoval struct {
@@ -245,6 +245,5 @@ func (a *API) compatStatus(ctx context.Context, in *struct {
 	Model string `query:"model" required:"true" minLength:"1" maxLength:"200"`
 },
 ) (*answer[modelScaling], error) {
-	found, err := a.scalingOf(ctx, in.Model)
-	return &answer[modelScaling]{found}, err
+	return answered(a.scalingOf(ctx, in.Model))
 }

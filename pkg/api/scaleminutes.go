@@ -75,5 +75,5 @@ func (a *API) simulateScalePolicy(ctx context.Context, in *whatIf) (*answer[what
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	return &answer[whatIfOutcome]{whatIfOutcome{replay.Score, replay.Recorded, cold, replay.Minutes}}, nil
+	return answered(whatIfOutcome{replay.Score, replay.Recorded, cold, replay.Minutes}, nil)
 }

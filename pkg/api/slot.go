@@ -63,5 +63,5 @@ type freed struct {
 
 func (a *API) freeDeadSlots(ctx context.Context, in *slotsToFree) (*answer[freed], error) {
 	n, err := a.operator.FreeDeadSlots(ctx, in.Model, in.Body.Server, in.Body.by(ctx))
-	return &answer[freed]{freed{n}}, err
+	return answered(freed{n}, err)
 }

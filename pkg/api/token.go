@@ -76,7 +76,7 @@ func (a *API) createToken(ctx context.Context, in *tokenCreation) (*answer[secre
 		g.ExpiresAt = time.Now().Add(a.cfg.TokenLifetime)
 	}
 	text, err := a.operator.CreateToken(ctx, g, b.by(ctx))
-	return &answer[secret]{secret{text}}, err
+	return answered(secret{text}, err)
 }
 
 type tokenRotation struct {
@@ -91,5 +91,5 @@ type tokenRotation struct {
 func (a *API) rotateToken(ctx context.Context, in *tokenRotation) (*answer[secret], error) {
 	overlap := time.Duration(in.Body.OverlapSeconds * float64(time.Second))
 	text, err := a.operator.RotateToken(ctx, in.Name, overlap, in.Body.ExpiresAt, in.Body.by(ctx))
-	return &answer[secret]{secret{text}}, err
+	return answered(secret{text}, err)
 }

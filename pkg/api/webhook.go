@@ -69,7 +69,7 @@ func (a *API) webhookRoutes() {
 			return nil, err
 		}
 		keys, err := keeper.Keys(ctx)
-		return &answer[webhookKeys]{webhookKeys{keys}}, err
+		return answered(webhookKeys{keys}, err)
 	})
 	add(a, route{
 		method: "GET", path: all + "/secrets", id: "list-webhook-secrets", scope: admin, of: ofPlatform,
@@ -83,7 +83,7 @@ func (a *API) webhookRoutes() {
 			return nil, err
 		}
 		secrets, err := keeper.Secrets(ctx, in.URL)
-		return &answer[webhookSecrets]{webhookSecrets{secrets}}, err
+		return answered(webhookSecrets{secrets}, err)
 	})
 	add(a, route{
 		method: "POST", path: all, id: "register-webhook", scope: admin, of: ofPlatform, status: http.StatusCreated,
@@ -94,7 +94,7 @@ func (a *API) webhookRoutes() {
 			return nil, err
 		}
 		secret, err := keeper.Register(ctx, in.Body.URL, in.Body.by(ctx))
-		return &answer[webhookSecret]{webhookSecret{Secret: secret}}, err
+		return answered(webhookSecret{Secret: secret}, err)
 	})
 	add(a, route{
 		method: "POST", path: all + "/rotate", id: "rotate-webhook", scope: admin, of: ofPlatform,
@@ -129,10 +129,10 @@ func (a *API) rotateWebhook(ctx context.Context, in *webhookRotation) (*answer[w
 	}
 	if in.Body.URL == nil {
 		text, err := keeper.Rotate(ctx, "", overlap, in.Body.by(ctx))
-		return &answer[webhookSecret]{webhookSecret{Key: text}}, err
+		return answered(webhookSecret{Key: text}, err)
 	}
 	text, err := keeper.Rotate(ctx, *in.Body.URL, overlap, in.Body.by(ctx))
-	return &answer[webhookSecret]{webhookSecret{Secret: text}}, err
+	return answered(webhookSecret{Secret: text}, err)
 }
 
 func (a *API) webhooks() (Webhooks, error) {
