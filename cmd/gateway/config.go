@@ -108,7 +108,7 @@ func (c Config) validate() error {
 func (g Gateway) listener() httpserver.Config {
 	return httpserver.Config{
 		Address: g.Listen, ConnsMax: g.Conns, ConnsPerAddressMax: g.PerAddress,
-		CertFile: g.TLS.Cert, KeyFile: g.TLS.Key, ClientCAFile: g.TLS.ClientCA,
+		TLS: httpserver.TLS(g.TLS),
 	}
 }
 

@@ -140,12 +140,7 @@ func (s *server) debug() http.Handler {
 	})
 	mux.Handle("GET /livez", s.gateway)
 	mux.Handle("GET /readyz", s.gateway)
-	if !config.Loopback(s.cfg.Gateway.Debug) {
-		mux.Handle("/", httpserver.NewMetrics(metrics))
-		return mux
-	}
-	mux.Handle("/", httpserver.NewDebug(metrics))
-	return httpserver.LocalNames(mux)
+	return httpserver.ForOperators(mux, metrics, config.Loopback(s.cfg.Gateway.Debug))
 }
 
 func answer(w http.ResponseWriter, body any) {

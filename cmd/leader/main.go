@@ -112,10 +112,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 
 // debug is the handler of the debug address. It serves profiles only on a loopback address.
 func (l Leader) debug(metrics http.Handler) http.Handler {
-	if !config.Loopback(l.Debug) {
-		return httpserver.NewMetrics(metrics)
-	}
-	return httpserver.LocalNames(httpserver.NewDebug(metrics))
+	return httpserver.ForOperators(http.NewServeMux(), metrics, config.Loopback(l.Debug))
 }
 
 // newAPI returns the API for clients and workers. Its readiness probe fails once ctx has ended.
@@ -173,7 +170,7 @@ func (l Leader) policy() (webhook.AddressPolicy, error) {
 func listen(ctx context.Context, cfg Leader) (clients, debug net.Listener, err error) {
 	clients, err = httpserver.Listen(ctx, httpserver.Config{
 		Address: cfg.Listen, ConnsMax: cfg.HTTP.Conns, ConnsPerAddressMax: cfg.HTTP.ConnsPerAddress,
-		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
+		TLS: httpserver.TLS(cfg.TLS),
 	})
 	if err != nil {
 		return nil, nil, err

@@ -70,7 +70,7 @@ func listenKEDA(ctx context.Context, cfg Leader) (net.Listener, error) {
 	}
 	listener, err := httpserver.Listen(ctx, httpserver.Config{
 		Address: cfg.Scale.KEDA, ConnsMax: 256,
-		CertFile: cfg.TLS.Cert, KeyFile: cfg.TLS.Key, ClientCAFile: cfg.TLS.ClientCA,
+		TLS: httpserver.TLS(cfg.TLS),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w; see leader.scale.keda_listen", err)

@@ -68,7 +68,7 @@ func TestCommandsGoThroughMutualTLS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	listener, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", CertFile: file("server.crt"), KeyFile: file("server.key"), ClientCAFile: file("ca.crt")})
+	listener, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", TLS: httpserver.TLS{Cert: file("server.crt"), Key: file("server.key"), ClientCA: file("ca.crt")}})
 	if err != nil {
 		t.Fatal(err)
 	}

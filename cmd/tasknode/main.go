@@ -80,7 +80,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	t := cfg.TaskNode
 	listener, err := httpserver.Listen(ctx, httpserver.Config{
 		Address: t.Listen, ConnsMax: t.ConnsMax, ConnsPerAddressMax: t.PerAddress,
-		CertFile: t.TLS.Cert, KeyFile: t.TLS.Key, ClientCAFile: t.TLS.ClientCA,
+		TLS: httpserver.TLS(t.TLS),
 	})
 	if err != nil {
 		return err

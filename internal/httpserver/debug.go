@@ -8,25 +8,20 @@ import (
 	"strings"
 )
 
-// NewDebug returns the handler for operators of the process: metrics and profiles. Profiles contain memory and
-// cost CPU time: it belongs on a loopback address, behind LocalNames. The command line, which may hold a password, is
-// never served.
-func NewDebug(metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	mux.HandleFunc("GET /debug/pprof/", pprof.Index)
-	mux.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
-	mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
-	mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
-	mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
-	return mux
-}
-
-// NewMetrics returns metrics alone, which may be read from beyond this machine.
-func NewMetrics(metrics http.Handler) http.Handler {
-	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", metrics)
-	return mux
+// ForOperators adds /metrics to the pages of an address for operators. Where only this machine can reach the address
+// (local) it adds profiles as well, and the handler that it returns is behind LocalNames: profiles contain memory and
+// cost CPU time. The command line, which may hold a password, is never served.
+func ForOperators(pages *http.ServeMux, metrics http.Handler, local bool) http.Handler {
+	pages.Handle("GET /metrics", metrics)
+	if !local {
+		return pages
+	}
+	pages.HandleFunc("GET /debug/pprof/", pprof.Index)
+	pages.HandleFunc("GET /debug/pprof/cmdline", http.NotFound)
+	pages.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+	pages.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+	pages.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	return LocalNames(pages)
 }
 
 // LocalNames refuses requests that do not name localhost or an address as their host, so that no page in a browser on

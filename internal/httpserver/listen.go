@@ -20,15 +20,18 @@ type Config struct {
 	ConnsMax int
 	// ConnsPerAddressMax bounds those of one IPv4 address or IPv6 /64. Default: ConnsMax.
 	ConnsPerAddressMax int
-	// CertFile and KeyFile make it TLS. They are read again when they have changed.
-	CertFile, KeyFile string
-	// ClientCAFile makes it mutual: clients need a certificate that one of these signed, and their token as well.
-	ClientCAFile string
+	TLS                TLS
+}
+
+// TLS names the files of certificates. The zero value means plain HTTP.
+type TLS struct {
+	Cert, Key string // they are read again when they have changed
+	ClientCA  string // clients need a certificate that one of these signed, and their token as well
 }
 
 // Listen opens the listener.
 func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
-	secure, err := cfg.tls()
+	secure, err := cfg.TLS.config()
 	if err != nil {
 		return nil, err
 	}
@@ -44,30 +47,30 @@ func Listen(ctx context.Context, cfg Config) (net.Listener, error) {
 	return listener, nil
 }
 
-// tls returns nil where there is to be none.
-func (c Config) tls() (*tls.Config, error) {
-	if c.CertFile == "" && c.KeyFile == "" {
-		if c.ClientCAFile != "" {
+// config returns nil where there is to be none.
+func (t TLS) config() (*tls.Config, error) {
+	if t.Cert == "" && t.Key == "" {
+		if t.ClientCA != "" {
 			return nil, errors.New("listen: certificates of clients can be asked for only with a certificate of the " +
 				"server's own")
 		}
 		return nil, nil //nolint:nilnil // no TLS is an answer
 	}
-	own := &certificate{certFile: c.CertFile, keyFile: c.KeyFile}
+	own := &certificate{certFile: t.Cert, keyFile: t.Key}
 	if _, err := own.get(nil); err != nil {
 		return nil, err
 	}
 	cfg := &tls.Config{MinVersion: tls.VersionTLS12, GetCertificate: own.get, NextProtos: []string{"h2", "http/1.1"}}
-	if c.ClientCAFile == "" {
+	if t.ClientCA == "" {
 		return cfg, nil
 	}
-	authorities, err := os.ReadFile(c.ClientCAFile)
+	authorities, err := os.ReadFile(t.ClientCA)
 	if err != nil {
 		return nil, fmt.Errorf("read certificates of authorities: %w", err)
 	}
 	cfg.ClientCAs, cfg.ClientAuth = x509.NewCertPool(), tls.RequireAndVerifyClientCert
 	if !cfg.ClientCAs.AppendCertsFromPEM(authorities) {
-		return nil, fmt.Errorf("read certificates of authorities: %s has none", c.ClientCAFile)
+		return nil, fmt.Errorf("read certificates of authorities: %s has none", t.ClientCA)
 	}
 	return cfg, nil
 }

@@ -125,7 +125,7 @@ func TestServerTakesUpANewCertificateAndSpeaksHTTP2(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("first")
-	address := serve(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile})
+	address := serve(t, httpserver.Config{TLS: httpserver.TLS{Cert: certFile, Key: keyFile}})
 	if name, protocol, err := get(t, address, roots); err != nil || name != "first" || protocol != "HTTP/2.0" {
 		t.Errorf("got %q by %s (%v)", name, protocol, err)
 	}
@@ -150,7 +150,7 @@ func TestMutualTLSLetsInOnlyWhoHasACertificate(t *testing.T) {
 	roots := x509.NewCertPool()
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("server")
-	address := serve(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile, ClientCAFile: ca.file})
+	address := serve(t, httpserver.Config{TLS: httpserver.TLS{Cert: certFile, Key: keyFile, ClientCA: ca.file}})
 	client := func(by *authority) tls.Certificate {
 		cert, key := by.sign("client", &x509.Certificate{SerialNumber: big.NewInt(3), Subject: pkix.Name{CommonName: "c"}, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 		pair, err := tls.LoadX509KeyPair(cert, key)
@@ -168,7 +168,7 @@ func TestMutualTLSLetsInOnlyWhoHasACertificate(t *testing.T) {
 	if _, _, err := get(t, address, roots, client(newAuthority(t))); err == nil {
 		t.Error("with a certificate of somebody else the server answers")
 	}
-	if _, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", ClientCAFile: ca.file}); err == nil {
+	if _, err := httpserver.Listen(t.Context(), httpserver.Config{Address: "127.0.0.1:0", TLS: httpserver.TLS{ClientCA: ca.file}}); err == nil {
 		t.Error("certificates of clients are asked for without TLS")
 	}
 }
@@ -259,7 +259,7 @@ func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
 	roots.AddCert(parsed(t, ca.file))
 	certFile, keyFile := ca.server("leader")
 	began, end := make(chan bool), make(chan bool)
-	address := serveHandler(t, httpserver.Config{CertFile: certFile, KeyFile: keyFile, ConnsPerAddressMax: 2}, func(w http.ResponseWriter, r *http.Request) {
+	address := serveHandler(t, httpserver.Config{TLS: httpserver.TLS{Cert: certFile, Key: keyFile}, ConnsPerAddressMax: 2}, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/slow" {
 			began <- true
 			<-end
@@ -301,10 +301,14 @@ func TestRequestsOfOneAddressAreBoundedOverOneConnection(t *testing.T) {
 }
 
 func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
-	debug := httpserver.NewDebug(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") }))
-	for path, want := range map[string]int{"/metrics": 200, "/debug/pprof/": 200, "/debug/pprof/goroutine?debug=1": 200, "/debug/pprof/cmdline": 404, "/v1/queues": 404} {
-		if status := statusOf(t, debug, path); status != want {
-			t.Errorf("%s: %d, want %d", path, status, want)
+	metrics := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "up 1") })
+	local, open := httpserver.ForOperators(http.NewServeMux(), metrics, true), httpserver.ForOperators(http.NewServeMux(), metrics, false)
+	for path, want := range map[string][2]int{
+		"/metrics": {200, 200}, "/debug/pprof/": {200, 404}, "/debug/pprof/goroutine?debug=1": {200, 404},
+		"/debug/pprof/cmdline": {404, 404}, "/v1/queues": {404, 404},
+	} {
+		if got := [2]int{statusOf(t, local, path), statusOf(t, open, path)}; got != want {
+			t.Errorf("%s: %d on loopback and %d elsewhere, want %d", path, got[0], got[1], want)
 		}
 	}
 }
@@ -312,6 +316,6 @@ func TestDebugServerHasMetricsAndProfiles(t *testing.T) {
 func statusOf(t *testing.T, handler http.Handler, path string) int {
 	t.Helper()
 	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", path, nil))
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(t.Context(), "GET", "http://127.0.0.1"+path, nil))
 	return w.Code
 }
