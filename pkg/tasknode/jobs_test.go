@@ -28,7 +28,7 @@ func assigned(ids ...invalidation.EntryID) *job {
 	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
 }
 
-// A wish to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
+// A request to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d, job := newJobs(), assigned(1, 2)
 	d.add(job)
@@ -38,7 +38,7 @@ func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
 	d.markBegun(job, 2, cancel, true)
 	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
 	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
-		t.Errorf("entry 2 is cancelled (%v, %v) by a wish for entry 1", asked, context.Cause(ctx))
+		t.Errorf("entry 2 is cancelled (%v, %v) by a request for entry 1", asked, context.Cause(ctx))
 	}
 }
 

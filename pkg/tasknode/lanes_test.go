@@ -9,117 +9,117 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// takeOne begins a visit of the lane that comes first.
-func takeOne(b *laneTable, affinity Affinity, idle bool, now time.Time) *laneLease {
-	for _, v := range b.take(affinity, idle, 1, now) {
+// takeOne leases the lane that comes first.
+func takeOne(table *laneTable, affinity Affinity, idle bool, now time.Time) *laneLease {
+	for _, v := range table.take(affinity, idle, 1, now) {
 		return v
 	}
 	return nil
 }
 
 // What comes free between the question for a permit and the note that there was none must not be slept through.
-func TestWhatComesFreeDuringAVisitIsNotMissed(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
-	visit := takeOne(b, nil, true, now)
-	b.free()
-	b.refuse(visit, now.Add(time.Hour))
-	if visit = takeOne(b, nil, true, now); visit == nil {
+	lease := takeOne(table, nil, true, now)
+	table.free()
+	table.refuse(lease, now.Add(time.Hour))
+	if lease = takeOne(table, nil, true, now); lease == nil {
 		t.Fatal("the lane rests although something came free")
 	}
-	b.refuse(visit, now.Add(time.Hour))
-	if takeOne(b, nil, true, now) != nil {
+	table.refuse(lease, now.Add(time.Hour))
+	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
 }
 
 // What all lanes of a queue share is asked for once, not by each lane; other queues go on.
 func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}, 2: {name: "other", queue: &invalidation.Queue{ID: 2}}})
 	heads := []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1, Flow: "a"}, Position: 1}, {Lane: invalidation.Lane{Priority: 1, Flow: "b"}, Position: 2}}
-	b.found(1, heads)
+	table.found(1, heads)
 	now := time.Now()
-	refused := takeOne(b, nil, true, now)
-	b.found(2, heads[:1])
-	b.refuse(refused, now.Add(time.Hour))
-	b.refuseQueue(refused, now.Add(time.Hour))
-	b.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
-	visit := takeOne(b, nil, true, now)
-	if visit == nil || visit.name != "other" {
-		t.Fatalf("took %+v, want the lane of the other queue", visit)
+	refused := takeOne(table, nil, true, now)
+	table.found(2, heads[:1])
+	table.refuse(refused, now.Add(time.Hour))
+	table.refuseQueue(refused, now.Add(time.Hour))
+	table.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
+	lease := takeOne(table, nil, true, now)
+	if lease == nil || lease.name != "other" {
+		t.Fatalf("took %+v, want the lane of the other queue", lease)
 	}
-	b.leaveAsleep(visit)
-	if visit = takeOne(b, nil, true, now); visit != nil {
-		t.Fatalf("took %v although its queue rests", visit.lane.key)
+	table.leaveAsleep(lease)
+	if lease = takeOne(table, nil, true, now); lease != nil {
+		t.Fatalf("took %v although its queue rests", lease.lane.key)
 	}
-	if rest := b.rested(now); rest < 59*time.Minute {
+	if rest := table.rested(now); rest < 59*time.Minute {
 		t.Errorf("the node rests for %v, want as long as the queue does", rest)
 	}
-	b.free() // a lock ended: it may be the one that was in the way
-	if visits := b.take(nil, true, 10, now); len(visits) != 3 {
-		t.Errorf("took %d lanes when something came free, want all three", len(visits))
+	table.free() // a lock ended: it may be the one that was in the way
+	if leases := table.take(nil, true, 10, now); len(leases) != 3 {
+		t.Errorf("took %d lanes when something came free, want all three", len(leases))
 	}
 }
 
 // A hint may be about an entry that was committed after the claim took its snapshot.
 func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1, Flow: "a"}
-	b.hint(1, &lane)
+	table.hint(1, &lane)
 	emptied := invalidation.Claimed{Scanned: 1, Drained: true}
 	now := time.Now()
 
-	visit := takeOne(b, nil, true, now)
-	b.hint(1, &lane)
-	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if visit = takeOne(b, nil, true, now); visit == nil {
+	lease := takeOne(table, nil, true, now)
+	table.hint(1, &lane)
+	table.leave(lease, table.more(lease, emptied), time.Time{})
+	if lease = takeOne(table, nil, true, now); lease == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
-	b.leave(visit, b.more(visit, emptied), time.Time{})
-	if takeOne(b, nil, true, now) != nil {
+	table.leave(lease, table.more(lease, emptied), time.Time{})
+	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
 }
 
 func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
 	for _, c := range []invalidation.Claimed{{Scanned: few, Drained: true}, {Drained: true}} {
-		visit := takeOne(b, nil, true, now)
-		if visit == nil {
+		lease := takeOne(table, nil, true, now)
+		if lease == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
-		b.leave(visit, b.more(visit, c), time.Time{})
+		table.leave(lease, table.more(lease, c), time.Time{})
 	}
-	if takeOne(b, nil, true, now) != nil {
+	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
 	}
 }
 
-// A look may be under way while a queue is dropped, or moves to another application.
-func TestAQueueThatLeftDuringALookIsForgotten(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.serve(map[int32]*servedQueue{})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
-	if takeOne(b, nil, true, time.Now()) != nil {
+// A poll may be under way while a queue is dropped, or moves to another application.
+func TestAQueueThatLeftDuringAPollIsForgotten(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.serve(map[int32]*servedQueue{})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	if takeOne(table, nil, true, time.Now()) != nil {
 		t.Error("a queue is claimed from that the node does not serve")
 	}
 }
 
 // One lock more than there are permits is let in for a lane of which the node holds nothing, if threads come free soon.
 func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
-	b := newLaneTable(&turns{})
+	table := newLaneTable(&turns{})
 	short, long := &servedQueue{id: 1, queue: &invalidation.Queue{ID: 1}}, &servedQueue{id: 2, queue: &invalidation.Queue{ID: 2}}
-	b.serve(map[int32]*servedQueue{1: short, 2: long})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
-	v := takeOne(b, nil, true, time.Now())
+	table.serve(map[int32]*servedQueue{1: short, 2: long})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
+	v := takeOne(table, nil, true, time.Now())
 	f := newFetched()
 	f.queues[1] = &holding{held: 4 + 500, run: 10 * time.Millisecond}
 	if !f.fits(v, 500, 4) {
@@ -164,24 +164,24 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	}
 }
 
-// The place in line is taken before the commit: of two pushes at once the second may be claimed before the first is seen.
-func TestAClaimLooksAgainAtPlacesJustBeforeItsMark(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+// A position is taken before the commit: of two pushes at once the second may be claimed before the first is seen.
+func TestAClaimScansAgainThePositionsJustBeforeItsLowWaterMark(t *testing.T) {
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
-	b.found(1, []invalidation.LaneHead{{Lane: lane, Position: 10_500}})
-	visit := takeOne(b, nil, false, time.Now())
+	table.found(1, []invalidation.LaneHead{{Lane: lane, Position: 10_500}})
+	lease := takeOne(table, nil, false, time.Now())
 	c := invalidation.Claimed{Scanned: 1, LowWater: 10_600, Drained: true, Locks: []*invalidation.Lock{{}}}
-	b.advance(visit, c, false, 0)
-	b.leaveAsleep(visit)
-	b.hint(1, &lane)
-	if visit = takeOne(b, nil, false, time.Now()); visit.fromHead || visit.from > 10_599 || visit.from < 10_600-claimOverlap {
-		t.Errorf("the next claim begins at %d, want a little before 10600", visit.from)
+	table.advance(lease, c, false, 0)
+	table.leaveAsleep(lease)
+	table.hint(1, &lane)
+	if lease = takeOne(table, nil, false, time.Now()); lease.fromHead || lease.from > 10_599 || lease.from < 10_600-claimOverlap {
+		t.Errorf("the next claim begins at %d, want a little before 10600", lease.from)
 	}
-	b.advance(visit, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
-	b.leaveAwake(visit)
-	if visit = takeOne(b, nil, false, time.Now()); visit.from != 10_591 {
-		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", visit.from)
+	table.advance(lease, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
+	table.leaveAwake(lease)
+	if lease = takeOne(table, nil, false, time.Now()); lease.from != 10_591 {
+		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", lease.from)
 	}
 }
 
@@ -198,16 +198,16 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 		"nothing was there": {50, 7, invalidation.Claimed{}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := newLaneTable(&turns{})
-			b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+			table := newLaneTable(&turns{})
+			table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 			lane := invalidation.Lane{Priority: 1}
-			b.found(1, []invalidation.LaneHead{{Lane: lane, Position: c.mark}})
-			v := takeOne(b, nil, true, time.Now())
-			b.readyAgain(1, invalidation.LaneHead{Lane: lane, Position: c.row})
+			table.found(1, []invalidation.LaneHead{{Lane: lane, Position: c.mark}})
+			v := takeOne(table, nil, true, time.Now())
+			table.readyAgain(1, invalidation.LaneHead{Lane: lane, Position: c.row})
 			c.claimed.Drained = true
-			b.advance(v, c.claimed, false, time.Millisecond)
-			b.leaveAsleep(v)
-			if v = takeOne(b, nil, true, time.Now()); v == nil || v.from > c.row {
+			table.advance(v, c.claimed, false, time.Millisecond)
+			table.leaveAsleep(v)
+			if v = takeOne(table, nil, true, time.Now()); v == nil || v.from > c.row {
 				t.Errorf("the next claim is %+v, want one that begins at %d", v, c.row)
 			}
 		})
@@ -216,59 +216,59 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 
 // A claim may meet a ready row whose key's lock ends just then: nothing sweeps it, and nobody else comes by.
 func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
-	b.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
 	now := time.Now()
-	visit := func(c invalidation.Claimed, missed bool) time.Duration {
-		v := takeOne(b, nil, true, now)
+	claim := func(c invalidation.Claimed, missed bool) time.Duration {
+		v := takeOne(table, nil, true, now)
 		if v == nil {
 			t.Fatal("nobody comes back for the row")
 		}
-		b.advance(v, c, missed, time.Millisecond)
+		table.advance(v, c, missed, time.Millisecond)
 		pause := time.Duration(0)
-		work := b.more(v, c)
+		work := table.more(v, c)
 		if !work {
-			pause = b.rewind(v)
+			pause = table.rewind(v)
 			work = pause > 0
 		}
-		b.leave(v, work, now.Add(pause))
+		table.leave(v, work, now.Add(pause))
 		now = now.Add(pause)
 		return pause
 	}
 	left, none := invalidation.Claimed{Scanned: 1, Skipped: 1, LowWater: 7}, invalidation.Claimed{Drained: true}
 	for _, want := range []time.Duration{2, 4, 8} {
-		visit(left, true)
-		if pause := visit(none, false); pause != want*time.Millisecond {
+		claim(left, true)
+		if pause := claim(none, false); pause != want*time.Millisecond {
 			t.Errorf("the lane rests for %s, want %d ms", pause, want)
 		}
 	}
-	if v := takeOne(b, nil, true, now); v == nil || v.from > 7 {
+	if v := takeOne(table, nil, true, now); v == nil || v.from > 7 {
 		t.Errorf("the next claim is %+v, want one that begins at 7", v)
 	}
 }
 
 // Flows may be named once and never again, each by a hint.
 func TestLanesThatOnlyHintsNamedAreForgotten(t *testing.T) {
-	b := newLaneTable(&turns{})
-	b.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
+	table := newLaneTable(&turns{})
+	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	for i := range 2 * rememberMax {
 		lane := invalidation.Lane{Priority: 1, Flow: strconv.Itoa(i)}
-		b.hint(1, &lane)
-		b.sleep(b.lanes[laneKey{1, lane}]) // claimed and emptied
+		table.hint(1, &lane)
+		table.sleep(table.lanes[laneKey{1, lane}]) // claimed and emptied
 	}
-	if n := len(b.lanes); n > rememberMax+1 {
-		t.Errorf("the board remembers %d lanes without work", n)
+	if n := len(table.lanes); n > rememberMax+1 {
+		t.Errorf("the table remembers %d lanes without work", n)
 	}
 }
 
 // Lanes with little go together; one that does not run dry goes alone, and leaves others to other threads.
 func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	ranker := &turns{queues: map[int32]uint64{2: 1}}
-	b := newLaneTable(ranker)
-	b.serve(map[int32]*servedQueue{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
+	table := newLaneTable(ranker)
+	table.serve(map[int32]*servedQueue{1: {queue: &invalidation.Queue{ID: 1}}, 2: {queue: &invalidation.Queue{ID: 2}}})
 	lane := func(queue int32, priority int16, flow string) {
-		b.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Position: 1}})
+		table.found(queue, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: priority, Flow: flow}, Position: 1}})
 	}
 	lane(1, 1, "a")
 	lane(1, 1, "b")
@@ -276,33 +276,33 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	lane(1, 0, "low")
 	lane(2, 1, "other")
 	now := time.Now()
-	take := func(most int) (flows []string, visits []*laneLease) {
-		visits = b.take(nil, true, most, now)
-		for _, v := range visits {
+	take := func(most int) (flows []string, leases []*laneLease) {
+		leases = table.take(nil, true, most, now)
+		for _, v := range leases {
 			flows = append(flows, v.lane.Lane.Flow)
 		}
-		return flows, visits
+		return flows, leases
 	}
 	wants := func(want ...string) {
 		t.Helper()
 		ranker.queues = map[int32]uint64{2: 1}
-		flows, visits := take(10)
+		flows, leases := take(10)
 		if !slices.Equal(flows, want) {
 			t.Errorf("claimed together: %q, want %q", flows, want)
 		}
-		for _, v := range visits {
-			b.leaveAwake(v)
+		for _, v := range leases {
+			table.leaveAwake(v)
 		}
 	}
 	wants("a", "b", "c") // a has had a turn then
 	wants("b", "c", "a")
-	flows, visits := take(2)
+	flows, leases := take(2)
 	if !slices.Equal(flows, []string{"other"}) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
-	b.leaveAsleep(visits[0])
-	c := b.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
-	b.advance(&laneLease{servedQueue: b.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
+	table.leaveAsleep(leases[0])
+	c := table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
+	table.advance(&laneLease{servedQueue: table.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
 	wants("c")
 	wants("a", "b")
 	wants("b") // c would be next, and is for another thread

@@ -162,7 +162,7 @@ func TestAKeyGoesOnAfterItsQuantumWithoutAPoll(t *testing.T) {
 }
 
 // What was pushed while its key was locked stands before entries of others that have been claimed since.
-func TestAKeyGoesOnBehindTheMarkWithoutAPoll(t *testing.T) {
+func TestAKeyGoesOnBeforeTheLowWaterMarkWithoutAPoll(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
 	running, goOn := make(chan struct{}), make(chan struct{})
@@ -188,7 +188,7 @@ func TestAKeyGoesOnBehindTheMarkWithoutAPoll(t *testing.T) {
 }
 
 // Recovery tells by it what a dead node can have begun.
-func TestAClaimOfSeveralLanesIsRunByPlaceButForTheFirstOfEach(t *testing.T) {
+func TestAClaimOfSeveralLanesIsRunByPositionButForTheFirstOfEach(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
 	var mu sync.Mutex

@@ -300,7 +300,7 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	if _, err := q.Recover(t.Context(), held, false); err != nil {
 		t.Fatal(err)
 	}
-	// Locks under new tokens may come and go between two looks; results only grow, and under a dead token there is none.
+	// Locks under new tokens may come and go between two readings; results only grow, and under a dead token there is none.
 	eventually(t, pool, "the node claims again", `SELECT count(*) > 100 FROM penstock.result`)
 	close(again)
 	eventually(t, pool, "all done", emptySQL)
