@@ -126,7 +126,7 @@ func TestAFrozenHeartbeatConnectionDoesNotCostTheLease(t *testing.T) {
 	}
 	close(goOn)
 	x.eventually(time.Minute, "all done", `SELECT count(*) = 4 FROM penstock.result`)
-	if lost := x.node.task.Stats().LeasesLost(); lost > 0 || ended.Load() > 0 {
+	if lost := x.node.task.Stats().LeasesLost.Load(); lost > 0 || ended.Load() > 0 {
 		t.Errorf("the lease was lost %d times, and %d runs were ended", lost, ended.Load())
 	}
 }

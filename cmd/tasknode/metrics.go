@@ -147,7 +147,7 @@ func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
 	out <- value("node_settled_total", float64(s.Settled.Load()))
 	out <- value("node_settle_refused_total", float64(s.Refused.Load()))
 	out <- value("node_endings_unrecorded_total", float64(s.Unrecorded.Load()))
-	out <- value("node_leases_lost_total", float64(s.LeasesLost()))
+	out <- value("node_leases_lost_total", float64(s.LeasesLost.Load()))
 	out <- value("node_threads", float64(n.task.Threads()))
 	out <- value("node_locks", float64(n.task.Held()))
 	n.observer.metrics.Pool(out, "claims", n.claims)

@@ -39,7 +39,7 @@ func (n *Node) processBatch(j *job, h invalidation.BatchHandler) {
 			continue
 		}
 		finishIn = max(finishIn, entries[i].FinishIn)
-		runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: entries[i], Lock: j.lock, Node: n.id()})
+		runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: entries[i], Lock: j.lock, Node: n.ID()})
 	}
 	endings := over
 	if len(runs) > 0 {
@@ -96,7 +96,7 @@ func (n *Node) runBatch(
 		ran := time.Since(start)
 		endRun(span, j, err, entries...)
 		n.fetched.ran(j.served, ran, true)
-		n.stats.ran(err, ran)
+		n.stats.ran(err)
 		for _, r := range runs {
 			used := r.Charged(ran / time.Duration(len(runs)))
 			n.jobs.ran(j, cost([]invalidation.Entry{r.Entry}, used.Seconds()))
@@ -111,7 +111,7 @@ func (n *Node) runBatch(
 				answer.Err = withCause(ctx, answer.Err)
 			}
 			endings = append(endings,
-				invalidation.Judge(r, answer.Result, answer.Err, ran/time.Duration(len(runs)), n.random()))
+				invalidation.Judge(r, answer.Result, answer.Err, ran/time.Duration(len(runs)), n.cfg.Random()))
 		}
 		return endings
 	}

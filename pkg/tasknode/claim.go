@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -50,14 +49,7 @@ func (n *Node) rest(ctx context.Context) {
 }
 
 func (n *Node) jitter(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * (0.75 + 0.5*n.random()))
-}
-
-func (n *Node) random() float64 {
-	if n.cfg.Random != nil {
-		return n.cfg.Random()
-	}
-	return rand.Float64()
+	return time.Duration(float64(d) * (0.75 + 0.5*n.cfg.Random()))
 }
 
 // lanesAtOnce bounds the lanes of one claim. Each costs the database a place in its table of locks for a moment.
@@ -105,7 +97,7 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	first := leases[0]
 	start, losses := time.Now(), n.losses() // before the id: see reincarnate
 	request := invalidation.ClaimRequest{
-		Node: n.id(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks,
+		Node: n.ID(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks,
 		IgnoreRowLocks: first.fromHead,
 	}
 	along := make([]invalidation.LaneHead, 0, len(leases)-1)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"runtime"
 	"time"
 
@@ -26,7 +27,6 @@ type Config struct {
 	Beat              time.Duration // 2 s between heartbeats
 	Poll              time.Duration // 250 ms between polls for work while no hint comes; jittered
 	Grace             time.Duration // 30 s for running entries to finish in a drain; negative: none
-	ClaimMax          int           // 500 locks a claim at most
 	Log               *slog.Logger
 
 	// Gates say how many more entries the node may take, beside its permits: the resource governor, model slots.
@@ -50,9 +50,9 @@ type Config struct {
 
 // Gate decides whether this node may take more of a queue's entries.
 type Gate interface {
-	// Take asks for up to want entries of a queue, for which as many processing threads are free,
-	// and takes as many as it allows. Each taken entry is given back once by calling release, when
-	// its run has ended or never began.
+	// Take asks for up to want entries of a queue, for which the node has permits, and takes as many
+	// as it allows. Each taken entry is given back once by calling release, when its run has ended or
+	// never began.
 	Take(queue string, want int) (allow int, release func(n int))
 }
 
@@ -87,31 +87,28 @@ func (c Config) check() error {
 }
 
 func (c Config) withDefaults() Config {
-	defaulted := func(v *int, d int) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	period := func(v *time.Duration, d time.Duration) {
-		if *v <= 0 {
-			*v = d
-		}
-	}
-	defaulted(&c.Threads, 16*runtime.GOMAXPROCS(0))
-	defaulted(&c.SchedulingThreads, 2)
-	defaulted(&c.ClaimMax, 500)
-	period(&c.Lease, 10*time.Second)
-	period(&c.Beat, 2*time.Second)
-	period(&c.Poll, 250*time.Millisecond)
+	c.Threads = positiveOr(c.Threads, 16*runtime.GOMAXPROCS(0))
+	c.SchedulingThreads = positiveOr(c.SchedulingThreads, 2)
+	c.Lease = positiveOr(c.Lease, 10*time.Second)
+	c.Beat = positiveOr(c.Beat, 2*time.Second)
+	c.Poll = positiveOr(c.Poll, 250*time.Millisecond)
 	c.Grace = max(0, cmp.Or(c.Grace, 30*time.Second))
-	if c.Application == "" {
-		c.Application = "default"
-	}
+	c.Application = cmp.Or(c.Application, "default")
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
 	if c.Observer == nil {
 		c.Observer = noObserver{}
 	}
+	if c.Random == nil {
+		c.Random = rand.Float64
+	}
 	return c
+}
+
+func positiveOr[T int | time.Duration](v, otherwise T) T {
+	if v > 0 {
+		return v
+	}
+	return otherwise
 }

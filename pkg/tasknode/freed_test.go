@@ -87,7 +87,7 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 	<-running
 
 	beats.cut.Store(true)
-	eventuallyTrue(t, "the node knows that its lease is over", func() bool { return n.Stats().LeasesLost() > 0 })
+	eventuallyTrue(t, "the node knows that its lease is over", func() bool { return n.Stats().LeasesLost.Load() > 0 })
 	if _, err := pool.Exec(t.Context(), `UPDATE penstock.node SET beat_at = beat_at - interval '1 hour'`); err != nil {
 		t.Fatal(err)
 	}

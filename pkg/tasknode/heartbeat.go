@@ -42,7 +42,7 @@ const beatGapMin = 50 * time.Millisecond
 // Cancelled hints that an entry which a node runs is to be cancelled. If it is this node the next heartbeat,
 // which brings the request, goes out at once. It never blocks, and nothing depends on it.
 func (n *Node) Cancelled(node invalidation.NodeID) {
-	if node != n.id() {
+	if node != n.ID() {
 		return
 	}
 	select {
@@ -60,7 +60,7 @@ func (n *Node) beat(ctx context.Context) error {
 	n.jobs.extend(start, n.cfg.Ranker.Extend)
 	b := n.jobs.beat()
 	b.Load = n.load()
-	orders, err := invalidation.Renew(ctx, n.beats, n.id(), b)
+	orders, err := invalidation.Renew(ctx, n.beats, n.ID(), b)
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
 	}
@@ -109,12 +109,12 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 	for _, c := range o.Cancel {
 		n.jobs.cancelEntry(c)
 	}
-	if o.RegistryVersion != n.registry.Load() {
+	if o.RegistryVersion != n.registry {
 		if err := n.readQueues(ctx); err != nil {
 			n.cfg.Log.Warn("read queues", "error", err)
 			return
 		}
-		n.registry.Store(o.RegistryVersion)
+		n.registry = o.RegistryVersion
 		n.Freed() // a lane that waits for a rate or a throttle may have to wait no longer
 	}
 }

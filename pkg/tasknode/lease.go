@@ -68,11 +68,11 @@ func (n *Node) leaseBound() time.Duration { return invalidation.ActFor(n.cfg.Lea
 // recording them, and endFreed ends them once it is heard again.
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
-	n.stats.leasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
+	n.stats.LeasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
 	n.jobs.endAll(invalidation.ErrLeaseLost, runThrough)
 }
 
-func (n *Node) losses() int64 { return n.stats.leasesLost.Load() }
+func (n *Node) losses() int64 { return n.stats.LeasesLost.Load() }
 
 // leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it
 // has it again, or that the lock was freed.

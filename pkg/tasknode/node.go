@@ -24,32 +24,32 @@ type Node struct {
 	declared func(*invalidation.Queue) invalidation.Handler
 
 	incarnation atomic.Int64
-	claims      atomic.Int32
-	registry    atomic.Int64
-	// the node's row does not have the queues that it serves yet; of the heartbeat, and of the start before it
-	registerAgain bool
-	ownRanker     *fairness.Ranker // nil: the ranker is the caller's, which runs it
-	lanes         *laneTable
-	poll          lanePoll
-	beyond        map[int32]invalidation.Lane // where the last further poll ended; guarded by poll
-	permits       *permits
-	processors    sync.WaitGroup
-	threads       atomic.Int64 // processing threads that there are, but for the spare one
-	fetched       *fetched
-	waiting       *waiting
-	jobs          *jobs
-	settler       *settler
-	lease         lease
-	stats         Stats
+	claims      atomic.Int32     // the id of the last claim
+	ownRanker   *fairness.Ranker // nil: the ranker is the caller's, which runs it
+	lanes       *laneTable
+	poll        lanePoll
+	permits     *permits
+	processors  sync.WaitGroup
+	threads     atomic.Int64 // processing threads that there are, but for the spare one
+	fetched     *fetched
+	waiting     *waiting
+	jobs        *jobs
+	settler     *settler
+	lease       lease
+	stats       Stats
 
-	wake         chan struct{}
+	// of the heartbeat, and of the start before it
+	registry      int64 // the version of the registry of queues that was read last
+	registerAgain bool  // the node's row does not have the queues that it serves yet
+
+	wake         chan struct{}   // holds as many as there are scheduling threads
 	beatSoon     chan struct{}   // holds one: the next heartbeat is wanted at once
 	runs         context.Context // of all runs; ends with ErrDraining when the grace is over
 	drainOrdered chan struct{}
 	draining     atomic.Bool // claim nothing more
 	paused       atomic.Bool // claim nothing until this node is resumed
 	handingBack  atomic.Bool // start nothing more
-	leaseOver    atomic.Bool
+	leaseOver    atomic.Bool // claim and start nothing until the lease is renewed
 	suspectRuns  atomic.Bool // an entry runs that one more crash makes poison
 }
 
@@ -63,8 +63,8 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 	}
 	n := &Node{
 		cfg: cfg, db: db, beats: beats, ownRanker: ownRanker, handlers: map[string]invalidation.Handler{},
-		kinds:  map[invalidation.Kind]invalidation.Handler{},
-		beyond: map[int32]invalidation.Lane{}, lanes: newLaneTable(cfg.Ranker), permits: &permits{threads: cfg.Threads},
+		kinds: map[invalidation.Kind]invalidation.Handler{}, lanes: newLaneTable(cfg.Ranker),
+		poll: lanePoll{beyond: map[int32]invalidation.Lane{}}, permits: &permits{threads: cfg.Threads},
 		fetched: newFetched(), waiting: newWaiting(cfg.Threads), jobs: newJobs(), settler: newSettler(),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		beatSoon:     make(chan struct{}, 1),
@@ -88,9 +88,7 @@ func (n *Node) HandleStatements(handler func(*invalidation.Queue) invalidation.H
 }
 
 // ID is the node's incarnation. It changes if the leader gives the node up while it still runs.
-func (n *Node) ID() invalidation.NodeID { return n.id() }
-
-func (n *Node) id() invalidation.NodeID { return invalidation.NodeID(n.incarnation.Load()) }
+func (n *Node) ID() invalidation.NodeID { return invalidation.NodeID(n.incarnation.Load()) }
 
 // newIncarnation is a random positive number. 63 bits make it certain enough that no two starts share one.
 func newIncarnation() int64 {
@@ -183,7 +181,8 @@ func (n *Node) Run(ctx context.Context) error {
 	n.finishSettling(die, &settlers)
 	die()
 	keepers.Wait()
-	return n.deregister(ctx)
+	n.deregister(ctx)
+	return nil
 }
 
 // answerMin is how long handlers have at least to answer the end of their context.
@@ -224,13 +223,12 @@ func (n *Node) finishSettling(giveUp func(), settlers *sync.WaitGroup) {
 }
 
 // deregister removes the node's row, which the database allows only once no lock names it.
-func (n *Node) deregister(ctx context.Context) error {
+func (n *Node) deregister(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.Beat)
 	defer cancel()
-	if _, err := invalidation.RemoveNode(ctx, n.beats, n.id()); err != nil {
+	if _, err := invalidation.RemoveNode(ctx, n.beats, n.ID()); err != nil {
 		n.cfg.Log.Warn("remove node", "node", n.cfg.Name, "error", err)
 	}
-	return nil
 }
 
 func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
@@ -253,15 +251,13 @@ func (n *Node) enter(ctx context.Context) (entered bool, err error) {
 	if err == nil && ctx.Err() == nil {
 		return true, nil
 	}
-	if gone := n.deregister(ctx); err == nil {
-		err = gone
-	}
+	n.deregister(ctx)
 	return false, err
 }
 
 func (n *Node) register(ctx context.Context) error {
 	err := invalidation.Register(ctx, n.beats, invalidation.Node{
-		ID: n.id(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.Threads(),
+		ID: n.ID(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.Threads(),
 		Queues: n.lanes.served(),
 	})
 	if err != nil {

@@ -19,6 +19,8 @@ type lanePoll struct {
 	notBefore time.Time
 	cost      time.Duration
 	cut       bool // the last poll did not list all lanes
+	// where the last further poll of each queue ended, see pollFurther; of the thread that polls
+	beyond map[int32]invalidation.Lane
 }
 
 func (p *lanePoll) want() {
@@ -88,7 +90,7 @@ func (n *Node) discover(ctx context.Context) bool {
 	if err == nil {
 		err = n.pollFurther(ctx, found)
 	}
-	n.poll.end(time.Now(), time.Since(start), len(n.beyond) > 0)
+	n.poll.end(time.Now(), time.Since(start), len(n.poll.beyond) > 0)
 	if err != nil && ctx.Err() == nil {
 		n.cfg.Log.Warn("poll for lanes with work", "error", err)
 	}
@@ -105,12 +107,12 @@ func (n *Node) pollFurther(ctx context.Context, found map[int32][]invalidation.L
 	for queue, heads := range found {
 		if len(heads) == lanesMax {
 			after[queue] = heads[lanesMax-1].Lane
-			if last, begun := n.beyond[queue]; begun {
+			if last, begun := n.poll.beyond[queue]; begun {
 				after[queue] = last
 			}
 		}
 	}
-	clear(n.beyond)
+	clear(n.poll.beyond)
 	if len(after) == 0 {
 		return nil
 	}
@@ -121,7 +123,7 @@ func (n *Node) pollFurther(ctx context.Context, found map[int32][]invalidation.L
 	for queue, heads := range more {
 		n.lanes.found(queue, heads)
 		if len(heads) == lanesMax {
-			n.beyond[queue] = heads[lanesMax-1].Lane
+			n.poll.beyond[queue] = heads[lanesMax-1].Lane
 		}
 	}
 	return nil

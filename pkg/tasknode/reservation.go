@@ -23,10 +23,13 @@ const (
 	refusedByGate                 // a gate lets no more entries of the queue through
 )
 
+// claimMax bounds the locks of a claim.
+const claimMax = 500
+
 // reserve reserves as many locks of the lane's queue as may be claimed now.
 func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	r := reservation{node: n, queue: l.servedQueue}
-	places := n.fetched.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, n.cfg.ClaimMax)
+	places := n.fetched.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, claimMax)
 	if places == 0 {
 		n.cfg.Observer.Refused(l.name, "queue_limit")
 		return r, refusedByLimit

@@ -137,18 +137,18 @@ func (n *Node) runOne(j *job, h invalidation.Handler, e *invalidation.Entry) inv
 	}
 	start := time.Now()
 	ctx, span := n.startRun(ctx, j, e)
-	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.id()}
+	r := &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.ID()}
 	judge := func(result json.RawMessage, err error) invalidation.Ending {
 		ran := time.Since(start)
 		endRun(span, j, err, e)
 		n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
 		n.jobs.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
-		n.stats.ran(err, ran)
+		n.stats.ran(err)
 		n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)
 		if err != nil {
 			err = withCause(ctx, err)
 		}
-		return invalidation.Judge(r, result, err, ran, n.random())
+		return invalidation.Judge(r, result, err, ran, n.cfg.Random())
 	}
 	var result json.RawMessage
 	var err error

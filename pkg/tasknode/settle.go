@@ -227,7 +227,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (held pile) {
 	for pause := 20 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		start := time.Now()
 		statement, end := n.bound(ctx)
-		ours, left, err := p.queue.SettleFree(statement, n.id(), p.endings, wait)
+		ours, left, err := p.queue.SettleFree(statement, n.ID(), p.endings, wait)
 		end()
 		if err == nil {
 			held = p.extract(left)

@@ -95,7 +95,7 @@ func TestABatchThatCannotBeRecordedIsDivided(t *testing.T) {
 				t.Fatal(err)
 			}
 			claimed, err := q.Claim(t.Context(), invalidation.ClaimRequest{
-				Node: n.id(), ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: entries,
+				Node: n.ID(), ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: entries,
 			})
 			if err != nil || len(claimed.Locks) != entries {
 				t.Fatalf("claimed %d locks: %v", len(claimed.Locks), err)
@@ -151,7 +151,7 @@ func newSettling(t *testing.T, entries int, lockKey string) *settling {
 		t.Fatal(err)
 	}
 	claimed, err := s.queue.Claim(t.Context(), invalidation.ClaimRequest{
-		Node: s.node.id(), ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: entries,
+		Node: s.node.ID(), ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: entries,
 	})
 	if err != nil {
 		t.Fatal(err)

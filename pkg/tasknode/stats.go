@@ -11,19 +11,15 @@ type Stats struct {
 	Claims     atomic.Int64 // claims, empty ones too
 	Claimed    atomic.Int64 // locks
 	ClaimTime  atomic.Int64 // nanoseconds in claims
-	Runs       atomic.Int64 // entries or batches run
-	RunErrors  atomic.Int64
-	RunTime    atomic.Int64 // nanoseconds in handlers
+	Runs       atomic.Int64 // calls of handlers, for one entry or several
+	RunErrors  atomic.Int64 // those that ended in an error
 	Settles    atomic.Int64 // transactions
 	Settled    atomic.Int64 // endings recorded
 	Refused    atomic.Int64 // endings refused, because the lock was lost
 	Unrecorded atomic.Int64 // endings that could not be recorded and were left to recovery
 	SettleTime atomic.Int64 // nanoseconds in settles
-	leasesLost atomic.Int64
+	LeasesLost atomic.Int64 // how often the node's lease ran out
 }
-
-// LeasesLost is how often the node's lease ran out.
-func (s *Stats) LeasesLost() int64 { return s.leasesLost.Load() }
 
 // Stats returns the node's counters.
 func (n *Node) Stats() *Stats { return &n.stats }
@@ -40,9 +36,8 @@ func (s *Stats) claimed(locks int, took time.Duration) {
 	s.ClaimTime.Add(int64(took))
 }
 
-func (s *Stats) ran(err error, took time.Duration) {
+func (s *Stats) ran(err error) {
 	s.Runs.Add(1)
-	s.RunTime.Add(int64(took))
 	if err != nil {
 		s.RunErrors.Add(1)
 	}
