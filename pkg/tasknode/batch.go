@@ -95,7 +95,7 @@ func (n *Node) runBatch(
 	judge := func(answers []invalidation.BatchAnswer, err error) []invalidation.Ending {
 		ran := time.Since(start)
 		endRun(span, j, err, entries...)
-		n.fetched.ran(j.served, ran, true)
+		n.holdings.ran(j.served, ran, true)
 		n.stats.ran(err)
 		for _, r := range runs {
 			used := r.Charged(ran / time.Duration(len(runs)))

@@ -100,7 +100,7 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 		n.runs = t.Context()
 		group := assigned(1, 2, 3, 4)
-		n.fetched.ran(group.served, 10*time.Second, true)
+		n.holdings.ran(group.served, 10*time.Second, true)
 		group.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			time.Sleep(10 * time.Second)
 			return nil, nil
@@ -122,7 +122,7 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	ranker := &ledger{}
 	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 	group := assigned(1, 2)
-	n.fetched.ran(group.served, 10*time.Second, true)
+	n.holdings.ran(group.served, 10*time.Second, true)
 	lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 	answer := &claimAnswer{
 		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},

@@ -31,6 +31,8 @@ func (n *Node) scheduler(ctx context.Context) {
 	}
 }
 
+func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
+
 // rest waits for a hint, a permit that comes free, a lane that has rested or the poll, whichever is first.
 // The poll keeps everything going without hints.
 func (n *Node) rest(ctx context.Context) {
@@ -119,10 +121,10 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	n.stats.claimed(len(locks), took)
 	n.cfg.Observer.Claimed(first.name, len(locks), took, limited)
 	if limited {
-		reserved.Shrink(len(locks)) // other lanes of the queue would meet the same limit
+		reserved.shrink(len(locks)) // other lanes of the queue would meet the same limit
 	}
-	unused := reserved.Part(reserved.locks - len(locks))
-	unused.Release()
+	unused := reserved.part(reserved.locks - len(locks))
+	unused.release()
 	answer := &claimAnswer{
 		node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start),
 	}

@@ -15,14 +15,16 @@
 // Beside them:
 //
 //	node.go, config.go      the node: its settings, its start and its end
+//	register.go             the row of the node, and the queues that it serves
 //	lanes.go                the table of lanes; lane.go and lane_lease.go are the state of one lane
 //	poll.go                 finds lanes that have work
 //	rank.go, affinity.go    which lane is claimed from first; giveway.go: which groups give way to others
-//	fetched.go              counts what the node holds, and how long runs take
-//	waiting.go, threads.go  the line of jobs that no thread has taken yet, and the number of threads
+//	holdings.go             counts what the node holds, and how long runs take
+//	waiting.go, threads.go  the line of jobs that no thread has taken yet, and the threads
 //	jobs.go                 every job from its claim to its recorded end
 //	batch.go, suspect.go    entries that run together, and one that another crash would end
-//	settle_deferred.go      endings whose rows another transaction has locked
+//	charge.go               what jobs cost the flows of their lanes
+//	settler.go, deferred.go the endings that wait to be recorded, and those whose rows another transaction has locked
 //	heartbeat.go, lease.go  the lease of the node: renewed, with the orders that come back, and lost
 //	stats.go, trace.go      counters, and spans of traced entries
 //
@@ -59,6 +61,7 @@
 //	permit  the right to hold one lock on this node; taken before the claim
 //	gate    a further condition on taking entries of a queue: the governor, the slots of a model (Config.Gates)
 //	urgent  the first lock of a lane of which the node holds no other
+//	busy    of an ending: another transaction has locked a row that it changes; its lock is deferred
 //
 // # What ends a run early
 //

@@ -83,16 +83,16 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks),
 			"took", time.Since(a.start))
 	}
-	seconds, total := n.fetched.estimate(l.servedQueue).Seconds(), 0.0
+	seconds, total := n.holdings.runTime(l.servedQueue).Seconds(), 0.0
 	for _, lock := range locks {
 		total += cost(atOnce(l.handler, lock), seconds)
 	}
 	n.cfg.Ranker.Charge(l.ranked, total)
-	urgent := n.fetched.hold(l.lane.key, len(locks))
+	urgent := n.holdings.hold(l.lane.key, len(locks))
 	for _, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
-			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.Part(1), losses: a.losses,
+			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.part(1), losses: a.losses,
 			traced: a.traced.another(),
 		}
 		beside, lost := n.jobs.add(j)
@@ -122,29 +122,6 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 func (a *claimAnswer) enqueue() {
 	slices.SortStableFunc(a.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
 	a.node.waiting.add(false, a.others...)
-}
-
-// atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
-// The others of a group are charged one by one, when they begin (see chargeNext): a group may give way after each, and
-// a charge for entries that do not run would keep its flow behind others.
-func atOnce(h invalidation.Handler, lock *invalidation.Lock) []invalidation.Entry {
-	if _, batch := h.(invalidation.BatchHandler); batch {
-		return lock.Entries
-	}
-	return lock.Entries[:min(1, len(lock.Entries))]
-}
-
-// cost is what runs of entries cost that take so long each: what they declare, or the time.
-func cost(entries []invalidation.Entry, seconds float64) float64 {
-	sum := 0.0
-	for i := range entries {
-		if c := entries[i].Cost; c > 0 {
-			sum += c
-		} else {
-			sum += seconds
-		}
-	}
-	return sum
 }
 
 func last(e invalidation.Ending) invalidation.Ending {

@@ -122,45 +122,6 @@ func (r *jobs) markBegun(j *job, e invalidation.EntryID, cancel context.CancelCa
 	r.mu.Unlock()
 }
 
-// ran adds what a run has cost.
-func (r *jobs) ran(j *job, cost float64) {
-	r.mu.Lock()
-	j.used, j.timed = j.used+cost, time.Time{}
-	r.mu.Unlock()
-}
-
-// account closes a job's account: what was charged for it since the last, and what it has used. Nothing is added to
-// it until the next charge.
-func (r *jobs) account(j *job) (charged, used float64) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	charged, used = j.charged, j.used
-	j.charged, j.used, j.timed = 0, 0, time.Time{}
-	return charged, used
-}
-
-// charge notes what was charged for the next entry of a job.
-func (r *jobs) charge(j *job, estimate float64) {
-	r.mu.Lock()
-	j.charged += estimate
-	r.mu.Unlock()
-}
-
-// extend charges for runs that have outlived what was charged for them.
-func (r *jobs) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, j := range r.byToken {
-		if j.timed.IsZero() {
-			continue
-		}
-		if more := j.used + now.Sub(j.timed).Seconds() - j.charged; more > 0 {
-			j.charged += more
-			charge(j.ranked, more)
-		}
-	}
-}
-
 // begin marks the entries of one run as running, unless the cancellation of all of them was asked for before: then it
 // returns the reason for the first.
 func (r *jobs) begin(j *job, entries ...invalidation.EntryID) (reason string, asked bool) {

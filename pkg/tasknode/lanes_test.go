@@ -120,7 +120,7 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	table.serve(map[int32]*servedQueue{1: short, 2: long})
 	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	v := takeOne(table, nil, true, time.Now())
-	f := newFetched()
+	f := newHoldings()
 	f.queues[1] = &holding{held: 4 + 500, run: 10 * time.Millisecond}
 	if !f.fits(v, 500, 4) {
 		t.Error("it waits for a permit beside runs of 10 ms on 4 threads")
@@ -147,20 +147,20 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	var p pile
 	p.queue = q
 	for i, s := range []*servedQueue{before, before, now} {
-		n.fetched.reserve(s, 0, 1)
+		n.holdings.reserve(s, 0, 1)
 		n.permits.take(1, 0)
-		n.fetched.hold(laneKey{queue: 1}, 1)
+		n.holdings.hold(laneKey{queue: 1}, 1)
 		lock := &invalidation.Lock{Token: invalidation.Token(i)}
 		p.jobs = append(p.jobs, &job{lock: lock, queue: q, served: s, lane: &lane{key: laneKey{queue: 1}}, reserved: reservation{node: n, queue: s, locks: 1}})
 		p.endings = append(p.endings, last(invalidation.Done(lock, 1, nil, 0)))
 	}
-	if n.fetched.reserve(now, 3, 1) != 0 {
+	if n.holdings.reserve(now, 3, 1) != 0 {
 		t.Error("more locks than the queue's limit on this node, as those from before it went away do not count")
 	}
 	n.free(p)
-	if n.fetched.queues[1].held != 0 || n.permits.held() != 0 || len(n.fetched.lanes) != 0 {
+	if n.holdings.queues[1].held != 0 || n.permits.held() != 0 || len(n.holdings.lanes) != 0 {
 		t.Errorf("%+v, %d permits and lanes %v are held, want none: the queue's limit on this node would shift for ever",
-			n.fetched.queues[1], n.permits.held(), n.fetched.lanes)
+			n.holdings.queues[1], n.permits.held(), n.holdings.lanes)
 	}
 }
 

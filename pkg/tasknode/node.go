@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +30,7 @@ type Node struct {
 	permits     *permits
 	processors  sync.WaitGroup
 	threads     atomic.Int64 // processing threads that there are, but for the spare one
-	fetched     *fetched
+	holdings    *holdings
 	waiting     *waiting
 	jobs        *jobs
 	settler     *settler
@@ -65,7 +64,7 @@ func New(cfg Config, db, beats postgres.DB) *Node {
 		cfg: cfg, db: db, beats: beats, ownRanker: ownRanker, handlers: map[string]invalidation.Handler{},
 		kinds: map[invalidation.Kind]invalidation.Handler{}, lanes: newLaneTable(cfg.Ranker),
 		poll: lanePoll{beyond: map[int32]invalidation.Lane{}}, permits: &permits{threads: cfg.Threads},
-		fetched: newFetched(), waiting: newWaiting(cfg.Threads), jobs: newJobs(), settler: newSettler(),
+		holdings: newHoldings(), waiting: newWaiting(cfg.Threads), jobs: newJobs(), settler: newSettler(),
 		wake:         make(chan struct{}, cfg.SchedulingThreads),
 		beatSoon:     make(chan struct{}, 1),
 		drainOrdered: make(chan struct{}),
@@ -220,91 +219,4 @@ func (n *Node) finishSettling(giveUp func(), settlers *sync.WaitGroup) {
 		giveUp()
 		<-done
 	}
-}
-
-// deregister removes the node's row, which the database allows only once no lock names it.
-func (n *Node) deregister(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.Beat)
-	defer cancel()
-	if _, err := invalidation.RemoveNode(ctx, n.beats, n.ID()); err != nil {
-		n.cfg.Log.Warn("remove node", "node", n.cfg.Name, "error", err)
-	}
-}
-
-func (n *Node) claiming() bool { return !n.draining.Load() && !n.paused.Load() && !n.leaseOver.Load() }
-
-// enter reads the queues and registers the node. It waits for a database that is away; where ctx ends first,
-// the node was not registered, or its registration is taken back.
-func (n *Node) enter(ctx context.Context) (entered bool, err error) {
-	err = postgres.Wait(ctx, n.beats, n.cfg.Log, func() error {
-		start := time.Now()
-		if err := n.readQueues(ctx); err != nil {
-			return err
-		}
-		if err := n.register(ctx); err != nil {
-			return err
-		}
-		n.registerAgain = false
-		n.lease.renew(start)
-		return nil
-	})
-	if err == nil && ctx.Err() == nil {
-		return true, nil
-	}
-	n.deregister(ctx)
-	return false, err
-}
-
-func (n *Node) register(ctx context.Context) error {
-	err := invalidation.Register(ctx, n.beats, invalidation.Node{
-		ID: n.ID(), Name: n.cfg.Name, Application: n.cfg.Application, Lease: n.cfg.Lease, Threads: n.Threads(),
-		Queues: n.lanes.served(),
-	})
-	if err != nil {
-		return fmt.Errorf("register node %q: %w", n.cfg.Name, err)
-	}
-	return nil
-}
-
-// readQueues reads which queues there are, and serves those of its application for which it has a handler.
-func (n *Node) readQueues(ctx context.Context) error {
-	queues, err := invalidation.List(ctx, n.db)
-	if err != nil {
-		return err
-	}
-	served := map[int32]*servedQueue{}
-	for _, q := range queues {
-		if before := n.lanes.queue(q.ID); before != nil {
-			q.LearnFrom(before)
-		}
-		h := n.handlers[q.Name]
-		if h == nil && n.declared != nil && len(q.Config.Statements) > 0 {
-			h = n.declared(q)
-		}
-		if h == nil {
-			h = n.kinds[q.Config.Kind]
-		}
-		// The queue of callbacks is of no application's: every node delivers.
-		if h != nil && (q.Config.Application == n.cfg.Application || q.Config.Kind == invalidation.KindWebhook) {
-			served[q.ID] = &servedQueue{id: q.ID, name: q.Name, queue: q, handler: h}
-		}
-	}
-	if n.cfg.Queues != nil {
-		list := make([]*invalidation.Queue, 0, len(served))
-		for _, s := range served {
-			list = append(list, s.queue)
-		}
-		n.cfg.Queues(list)
-	}
-	n.registerAgain = n.lanes.serve(served) || n.registerAgain
-	n.fetched.forget(served)
-	n.poll.want()
-	if !n.registerAgain || n.lease.renewed().IsZero() {
-		return nil
-	}
-	if err := n.register(ctx); err != nil {
-		return err
-	}
-	n.registerAgain = false
-	return nil
 }

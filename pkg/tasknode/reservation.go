@@ -29,24 +29,24 @@ const claimMax = 500
 // reserve reserves as many locks of the lane's queue as may be claimed now.
 func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	r := reservation{node: n, queue: l.servedQueue}
-	places := n.fetched.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, claimMax)
+	places := n.holdings.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, claimMax)
 	if places == 0 {
 		n.cfg.Observer.Refused(l.name, "queue_limit")
 		return r, refusedByLimit
 	}
-	ahead := n.fetched.ahead(l.servedQueue, n.Threads())
+	ahead := n.holdings.ahead(l.servedQueue, n.Threads())
 	r.locks = n.permits.take(places, ahead)
-	if r.locks == 0 && n.fetched.fits(l, places, n.Threads()) {
+	if r.locks == 0 && n.holdings.fits(l, places, n.Threads()) {
 		r.locks = n.permits.take(1, ahead+n.Threads())
 	}
-	n.fetched.unreserve(l.servedQueue, places-r.locks)
+	n.holdings.unreserve(l.servedQueue, places-r.locks)
 	if r.locks == 0 {
 		n.cfg.Observer.Refused(l.name, "threads")
 		return r, refusedThreads
 	}
 	for _, gate := range n.cfg.Gates {
 		allowed, release := gate.Take(l.name, r.locks)
-		r.Shrink(allowed)
+		r.shrink(allowed)
 		if allowed == 0 {
 			return r, refusedByGate
 		}
@@ -55,26 +55,26 @@ func (n *Node) reserve(l *laneLease) (reservation, refusal) {
 	return r, refusedNot
 }
 
-// Shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused:
+// shrink keeps the rights to n locks at most. It wakes no lane that rests because it was refused:
 // the rights given back here were of no use to this lane, and two such lanes would wake each other
 // for ever.
-func (r *reservation) Shrink(n int) {
+func (r *reservation) shrink(n int) {
 	if k := r.locks - n; k > 0 {
 		r.giveBack(k)
 		r.node.signal()
 	}
 }
 
-// Part splits the rights to n locks off.
-func (r *reservation) Part(n int) reservation {
+// part splits the rights to n locks off.
+func (r *reservation) part(n int) reservation {
 	part := *r
 	part.locks = n
 	r.locks -= n
 	return part
 }
 
-// Release returns all rights that are left, and lets lanes that were refused be tried again.
-func (r *reservation) Release() {
+// release returns all rights that are left, and lets lanes that were refused be tried again.
+func (r *reservation) release() {
 	if r.locks > 0 {
 		r.giveBack(r.locks)
 		r.node.Freed()
@@ -85,13 +85,13 @@ func (r *reservation) giveBack(k int) {
 	for _, release := range r.gates {
 		release(k)
 	}
-	r.node.fetched.unreserve(r.queue, k)
+	r.node.holdings.unreserve(r.queue, k)
 	r.node.permits.put(k)
 	r.locks -= k
 }
 
-// ReleaseGates returns the admission of the gates, as soon as the run is over: its ending needs none.
-func (r *reservation) ReleaseGates() {
+// releaseGates returns the admission of the gates, as soon as the run is over: its ending needs none.
+func (r *reservation) releaseGates() {
 	if len(r.gates) == 0 {
 		return
 	}

@@ -11,29 +11,6 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// thread is one processing thread: it runs one job after another.
-func (n *Node) thread() { n.processAll(n.waiting.next, n.waiting.done) }
-
-// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait
-// for a run to end, and the node runs one job more than it has threads meanwhile.
-func (n *Node) spareThread() { n.processAll(n.waiting.nextSpare, n.waiting.doneSpare) }
-
-// processAll processes jobs until there is none. Where a handler ends the goroutine (runtime.Goexit), another one goes
-// on in its place.
-func (n *Node) processAll(next func() *job, done func()) {
-	var j *job
-	defer func() {
-		if j != nil && j.exited {
-			done()
-			n.processors.Go(func() { n.processAll(next, done) })
-		}
-	}()
-	for j = next(); j != nil; j = next() {
-		n.process(j)
-		done()
-	}
-}
-
 // process runs the entries of one lock, oldest first, and passes on how each ended.
 func (n *Node) process(j *job) {
 	start := time.Now()
@@ -47,7 +24,7 @@ func (n *Node) process(j *job) {
 	}
 	entries := j.lock.Entries
 	if len(entries) > 1 {
-		defer func() { n.fetched.took(j.served, time.Since(start)) }()
+		defer func() { n.holdings.took(j.served, time.Since(start)) }()
 	}
 	for i := range entries {
 		if stop := n.stop(j, start, i); stop != nil {
@@ -64,29 +41,16 @@ func (n *Node) process(j *job) {
 			return
 		}
 		n.settleCharge(j)
-		n.end(j, ending)
+		n.settler.add(j, ending)
 	}
-}
-
-// settleCharge tells the ranker what the entries have cost that were charged for.
-func (n *Node) settleCharge(j *job) {
-	charged, used := n.jobs.account(j)
-	n.cfg.Ranker.Correct(j.ranked, charged, used)
-}
-
-// chargeNext charges for an entry of a group that is about to run, behind the first.
-func (n *Node) chargeNext(j *job, e *invalidation.Entry) {
-	estimate := cost([]invalidation.Entry{*e}, n.fetched.estimate(j.served).Seconds())
-	n.jobs.charge(j, estimate)
-	n.cfg.Ranker.Extend(j.ranked, estimate)
 }
 
 // endLast ends a job: its run is accounted for and its gates are free before the settler has its last ending, since the
 // settler releases the rest of the reservation.
 func (n *Node) endLast(j *job, endings ...invalidation.Ending) {
 	n.settleCharge(j)
-	j.reserved.ReleaseGates()
-	n.end(j, endings...)
+	j.reserved.releaseGates()
+	n.settler.add(j, endings...)
 }
 
 // stop says how to end a lock before entry i has run, nil to go on. Between two entries a lock goes back to
@@ -104,7 +68,7 @@ func (n *Node) stop(j *job, start time.Time, i int) func(*invalidation.Lock, inv
 	switch ran := time.Since(start); {
 	case ran >= j.queue.Config.QuantumTime:
 		return invalidation.Yield
-	case ran >= aheadTime && (n.waiting.urgentWaits() || n.lanes.givesWay(j.lane, n.fetched.held, time.Now())):
+	case ran >= aheadTime && (n.waiting.urgentWaits() || n.lanes.givesWay(j.lane, n.holdings.held, time.Now())):
 		return release
 	}
 	return nil
@@ -141,7 +105,7 @@ func (n *Node) runOne(j *job, h invalidation.Handler, e *invalidation.Entry) inv
 	judge := func(result json.RawMessage, err error) invalidation.Ending {
 		ran := time.Since(start)
 		endRun(span, j, err, e)
-		n.fetched.ran(j.served, ran, len(j.lock.Entries) == 1)
+		n.holdings.ran(j.served, ran, len(j.lock.Entries) == 1)
 		n.jobs.ran(j, cost([]invalidation.Entry{*e}, r.Charged(ran).Seconds()))
 		n.stats.ran(err)
 		n.cfg.Observer.Ran(j.served.name, e.Waited+sinceClaim, ran, err)

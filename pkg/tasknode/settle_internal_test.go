@@ -213,7 +213,7 @@ func (s *settling) await(left int) {
 
 func (s *settling) end(jobs ...*job) {
 	for _, j := range jobs {
-		s.node.end(j, last(invalidation.Done(j.lock, j.lock.Entries[0].ID, nil, 0)))
+		s.node.settler.add(j, last(invalidation.Done(j.lock, j.lock.Entries[0].ID, nil, 0)))
 	}
 }
 
@@ -225,7 +225,7 @@ func TestAResultThatIsRefusedLeavesTheKeyItsPosition(t *testing.T) {
 		t.Fatal(err)
 	}
 	back, refused := j.lock.Entries[0].ID, j.lock.Entries[1].ID
-	s.node.end(j, invalidation.Release(j.lock, back, time.Hour),
+	s.node.settler.add(j, invalidation.Release(j.lock, back, time.Hour),
 		last(invalidation.Done(j.lock, refused, json.RawMessage(`"\u0000"`), 0)))
 	s.await(1)
 	var kept bool
@@ -258,7 +258,7 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 	j := s.jobs[0]
 	id := func(i int) invalidation.EntryID { return j.lock.Entries[i].ID }
 	release := s.hold(id(0))
-	s.node.end(j, invalidation.Done(j.lock, id(0), nil, 0), invalidation.Done(j.lock, id(1), nil, 0))
+	s.node.settler.add(j, invalidation.Done(j.lock, id(0), nil, 0), invalidation.Done(j.lock, id(1), nil, 0))
 	deferred := func() bool {
 		s.node.settler.mu.Lock()
 		defer s.node.settler.mu.Unlock()
@@ -269,7 +269,7 @@ func TestEndingsOfALockWaitForOneThatIsHeld(t *testing.T) {
 			t.Fatal("the lock is not deferred")
 		}
 	}
-	s.node.end(j, last(invalidation.Done(j.lock, id(2), nil, 0)))
+	s.node.settler.add(j, last(invalidation.Done(j.lock, id(2), nil, 0)))
 	release()
 	s.await(0)
 	var locks int
@@ -289,7 +289,7 @@ func TestLocksThatAreHeldAreTriedAgainTogether(t *testing.T) {
 		n := &Node{settler: newSettler()}
 		queue := &invalidation.Queue{ID: 1}
 		for i := range locks {
-			n.end(&job{queue: queue, lock: &invalidation.Lock{Token: invalidation.Token(i)}}, invalidation.Ending{
+			n.settler.add(&job{queue: queue, lock: &invalidation.Lock{Token: invalidation.Token(i)}}, invalidation.Ending{
 				Lock: &invalidation.Lock{Token: invalidation.Token(i)}, Entry: invalidation.EntryID(i), Last: true,
 			})
 		}

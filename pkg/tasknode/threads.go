@@ -5,6 +5,29 @@ import (
 	"time"
 )
 
+// thread is one processing thread: it runs one job after another.
+func (n *Node) thread() { n.processAll(n.waiting.next, n.waiting.done) }
+
+// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait
+// for a run to end, and the node runs one job more than it has threads meanwhile.
+func (n *Node) spareThread() { n.processAll(n.waiting.nextSpare, n.waiting.doneSpare) }
+
+// processAll processes jobs until there is none. Where a handler ends the goroutine (runtime.Goexit), another one goes
+// on in its place.
+func (n *Node) processAll(next func() *job, done func()) {
+	var j *job
+	defer func() {
+		if j != nil && j.exited {
+			done()
+			n.processors.Go(func() { n.processAll(next, done) })
+		}
+	}()
+	for j = next(); j != nil; j = next() {
+		n.process(j)
+		done()
+	}
+}
+
 const (
 	threadsMost = 4096        // to which a node grows by itself
 	growEvery   = time.Second // between questions how many threads are needed

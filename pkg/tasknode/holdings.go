@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// fetched knows how much of each queue and lane the node holds, and how long its runs take: by that it tells
+// holdings knows how much of each queue and lane the node holds, and how long its runs take: by that it tells
 // how many locks to claim ahead of the threads.
-type fetched struct {
+type holdings struct {
 	mu     sync.Mutex
 	queues map[int32]*holding // by queue: one may leave the node and come back while locks of it are held
 	lanes  map[laneKey]int    // locks of each lane; lanes with none are not in it
@@ -16,39 +16,39 @@ type fetched struct {
 // holding is what the node holds and knows of a queue.
 type holding struct {
 	held int           // locks, and places reserved for a claim under way
-	run  time.Duration // of an entry, moving average; 0 while unknown
+	run  time.Duration // of a run, moving average; 0 while unknown
 	lock time.Duration // of all that one lock covers, likewise
 }
 
-func newFetched() *fetched {
-	return &fetched{queues: map[int32]*holding{}, lanes: map[laneKey]int{}}
+func newHoldings() *holdings {
+	return &holdings{queues: map[int32]*holding{}, lanes: map[laneKey]int{}}
 }
 
-func (f *fetched) of(s *servedQueue) *holding {
-	l := f.queues[s.id]
+func (h *holdings) of(s *servedQueue) *holding {
+	l := h.queues[s.id]
 	if l == nil {
 		l = &holding{}
-		f.queues[s.id] = l
+		h.queues[s.id] = l
 	}
 	return l
 }
 
 // forget drops what is known of queues that are not served any more, once nothing of them is held.
-func (f *fetched) forget(served map[int32]*servedQueue) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for id, l := range f.queues {
+func (h *holdings) forget(served map[int32]*servedQueue) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for id, l := range h.queues {
 		if l.held == 0 && served[id] == nil {
-			delete(f.queues, id)
+			delete(h.queues, id)
 		}
 	}
 }
 
 // reserve takes up to want places under the queue's limit on this node, 0 for no limit, and returns how many.
-func (f *fetched) reserve(s *servedQueue, limit, want int) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.of(s)
+func (h *holdings) reserve(s *servedQueue, limit, want int) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
 	if limit > 0 {
 		want = max(0, min(want, limit-l.held))
 	}
@@ -56,56 +56,56 @@ func (f *fetched) reserve(s *servedQueue, limit, want int) int {
 	return want
 }
 
-func (f *fetched) unreserve(s *servedQueue, n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.of(s).held -= n
+func (h *holdings) unreserve(s *servedQueue, n int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.of(s).held -= n
 }
 
 // hold counts n locks more of a lane, and says whether they are the only ones on this node.
-func (f *fetched) hold(lane laneKey, n int) (only bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.lanes[lane] += n
-	return f.lanes[lane] == n
+func (h *holdings) hold(lane laneKey, n int) (only bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lanes[lane] += n
+	return h.lanes[lane] == n
 }
 
 // ended counts a lock less for the lane of each job.
-func (f *fetched) ended(jobs []*job) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
+func (h *holdings) ended(jobs []*job) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
 	for _, j := range jobs {
-		f.lanes[j.lane.key]--
-		if f.lanes[j.lane.key] <= 0 {
-			delete(f.lanes, j.lane.key)
+		h.lanes[j.lane.key]--
+		if h.lanes[j.lane.key] <= 0 {
+			delete(h.lanes, j.lane.key)
 		}
 	}
 }
 
 // held is how many locks of a lane the node holds.
-func (f *fetched) held(lane laneKey) int {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.lanes[lane]
+func (h *holdings) held(lane laneKey) int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.lanes[lane]
 }
 
-// ran takes the length of a run into the average, which follows the last ten or so; alone says that it was all that its
+// ran takes the length of a run into the average, which follows the last ten or so; whole says that it was all that its
 // lock covered.
-func (f *fetched) ran(s *servedQueue, d time.Duration, alone bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.of(s)
+func (h *holdings) ran(s *servedQueue, d time.Duration, whole bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
 	l.run = follow(l.run, d)
-	if alone {
+	if whole {
 		l.lock = follow(l.lock, d)
 	}
 }
 
-// took does the same for all that a lock of several entries covered.
-func (f *fetched) took(s *servedQueue, d time.Duration) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.of(s)
+// took does the same for all that a lock covered whose entries ran one after another.
+func (h *holdings) took(s *servedQueue, d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
 	l.lock = follow(l.lock, d)
 }
 
@@ -116,11 +116,11 @@ func follow(average, d time.Duration) time.Duration {
 	return average + (d-average)/10
 }
 
-// estimate is how long a run of the queue's entries is expected to take.
-func (f *fetched) estimate(s *servedQueue) time.Duration {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return f.of(s).run
+// runTime is how long a run of the queue's entries is expected to take.
+func (h *holdings) runTime(s *servedQueue) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.of(s).run
 }
 
 // aheadTime is how much work may wait on a node for its threads.
@@ -129,11 +129,11 @@ const aheadTime = 20 * time.Millisecond
 // ahead is how many locks of the queue may wait on this node beside those that run: as much as takes all
 // threads aheadTime, so that short runs do not leave threads idle for the time of a claim, and long ones are
 // left for other nodes.
-func (f *fetched) ahead(s *servedQueue, threads int) int {
+func (h *holdings) ahead(s *servedQueue, threads int) int {
 	const most = 2000
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	l := f.of(s)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
 	if l.lock == 0 {
 		return 0
 	}
@@ -143,14 +143,14 @@ func (f *fetched) ahead(s *servedQueue, threads int) int {
 // fits says that a lock may be claimed although all permits are in use: it would be the only one of its lane
 // here, so that a thread will take it after its present run, and that is soon. The claim has reserved that
 // many places of its queue.
-func (f *fetched) fits(l *laneLease, reserved, threads int) bool {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.lanes[l.lane.key] > 0 {
+func (h *holdings) fits(l *laneLease, reserved, threads int) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lanes[l.lane.key] > 0 {
 		return false
 	}
 	var locks, runs time.Duration
-	for id, q := range f.queues {
+	for id, q := range h.queues {
 		held := q.held
 		if id == l.id {
 			held -= reserved

@@ -37,23 +37,23 @@ func (s *settler) isDeferred(j *job) bool {
 	return p != nil && p.deferral.tokens[j.lock.Token]
 }
 
-// deferLocks defers the locks of held, with their endings and those that came for them since, which are in p.
-func (s *settler) deferLocks(queue int32, p *pile, held pile) {
-	if len(held.endings) == 0 {
+// deferLocks defers the locks of busy endings, with these and those that came for them since, which are in p.
+func (s *settler) deferLocks(queue int32, p *pile, busy pile) {
+	if len(busy.endings) == 0 {
 		return
 	}
 	key := shard{queue: queue, part: partDeferred}
 	into := s.piles[key]
 	if into == nil {
-		into = &pile{queue: held.queue, sending: true, deferral: &deferral{
+		into = &pile{queue: busy.queue, sending: true, deferral: &deferral{
 			tokens: map[invalidation.Token]bool{}, pause: deferMin, waits: true,
 		}}
 		into.deferral.timer = time.AfterFunc(deferMin, func() { s.retryDeferred(key, into) })
 		s.piles[key] = into
 		s.deferred++
 	}
-	tokens := held.tokens()
-	into.addAll(held)
+	tokens := busy.tokens()
+	into.addAll(busy)
 	into.addAll(p.extract(tokens))
 	for _, t := range tokens {
 		into.deferral.tokens[t] = true
@@ -75,11 +75,11 @@ func (s *settler) retryDeferred(key shard, p *pile) {
 	}
 }
 
-// triedDeferred defers the locks again that are held still. They go behind those that were not tried, with the endings
+// triedDeferred defers the locks again that are busy still. They go behind those that were not tried, with the endings
 // that came for them since.
-func (s *settler) triedDeferred(key shard, p *pile, tried int, held pile) {
-	since := p.extract(held.tokens())
-	p.addAll(held)
+func (s *settler) triedDeferred(key shard, p *pile, tried int, busy pile) {
+	since := p.extract(busy.tokens())
+	p.addAll(busy)
 	p.addAll(since)
 	if len(p.endings) == 0 {
 		delete(s.piles, key)
@@ -92,7 +92,7 @@ func (s *settler) triedDeferred(key shard, p *pile, tried int, held pile) {
 		p.deferral.tokens[t] = true
 	}
 	p.deferral.pause = min(2*p.deferral.pause, deferMax)
-	if len(held.endings) < tried {
+	if len(busy.endings) < tried {
 		p.deferral.pause = deferMin
 	}
 	p.deferral.waits = true

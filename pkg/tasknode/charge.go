@@ -1,0 +1,86 @@
+package tasknode
+
+import (
+	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// The lane of a job is charged for the first run when the job is accepted (claimAnswer.accept), for each further one
+// when it begins, and for the time by which a run outlives its estimate. When a run has ended, the ranker is told what
+// was charged for it and what it cost.
+
+// atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
+// The others of a group are charged one by one, when they begin (see chargeNext): a group may give way after each, and
+// a charge for entries that do not run would keep its flow behind others.
+func atOnce(h invalidation.Handler, lock *invalidation.Lock) []invalidation.Entry {
+	if _, batch := h.(invalidation.BatchHandler); batch {
+		return lock.Entries
+	}
+	return lock.Entries[:min(1, len(lock.Entries))]
+}
+
+// cost is what runs of entries cost that take so long each: what they declare, or the time.
+func cost(entries []invalidation.Entry, seconds float64) float64 {
+	sum := 0.0
+	for i := range entries {
+		if c := entries[i].Cost; c > 0 {
+			sum += c
+		} else {
+			sum += seconds
+		}
+	}
+	return sum
+}
+
+// chargeNext charges for an entry of a group that is about to run, behind the first.
+func (n *Node) chargeNext(j *job, e *invalidation.Entry) {
+	estimate := cost([]invalidation.Entry{*e}, n.holdings.runTime(j.served).Seconds())
+	n.jobs.charge(j, estimate)
+	n.cfg.Ranker.Extend(j.ranked, estimate)
+}
+
+// settleCharge tells the ranker what the entries have cost that were charged for.
+func (n *Node) settleCharge(j *job) {
+	charged, used := n.jobs.account(j)
+	n.cfg.Ranker.Correct(j.ranked, charged, used)
+}
+
+// charge notes what was charged for the next entry of a job.
+func (r *jobs) charge(j *job, estimate float64) {
+	r.mu.Lock()
+	j.charged += estimate
+	r.mu.Unlock()
+}
+
+// extend charges for runs that have outlived what was charged for them.
+func (r *jobs) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, j := range r.byToken {
+		if j.timed.IsZero() {
+			continue
+		}
+		if more := j.used + now.Sub(j.timed).Seconds() - j.charged; more > 0 {
+			j.charged += more
+			charge(j.ranked, more)
+		}
+	}
+}
+
+// ran adds what a run has cost.
+func (r *jobs) ran(j *job, cost float64) {
+	r.mu.Lock()
+	j.used, j.timed = j.used+cost, time.Time{}
+	r.mu.Unlock()
+}
+
+// account closes a job's account: what was charged for it since the last, and what it has used. Nothing is added to
+// it until the next charge.
+func (r *jobs) account(j *job) (charged, used float64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	charged, used = j.charged, j.used
+	j.charged, j.used, j.timed = 0, 0, time.Time{}
+	return charged, used
+}
