@@ -10,34 +10,29 @@ import (
 // when it begins, and for the time by which a run outlives its estimate. When a run has ended, the ranker is told what
 // was charged for it and what it cost.
 
-// atOnce are the entries that a claim of the lock is charged for: those that will run before the lock can be given up.
-// The others of a group are charged one by one, when they begin (see chargeNext): a group may give way after each, and
-// a charge for entries that do not run would keep its flow behind others.
-func atOnce(h invalidation.Handler, lock *invalidation.Lock) []invalidation.Entry {
-	if _, batch := h.(invalidation.BatchHandler); batch {
-		return lock.Entries
+// cost is what a run of an entry costs that takes so long: what the entry declares, or the time.
+func cost(e *invalidation.Entry, seconds float64) float64 {
+	if e.Cost > 0 {
+		return e.Cost
 	}
-	return lock.Entries[:min(1, len(lock.Entries))]
+	return seconds
 }
 
-// cost is what runs of entries cost that take so long each: what they declare, or the time.
-func cost(entries []invalidation.Entry, seconds float64) float64 {
+// estimate is what a run of entries is expected to cost, if runs take so long.
+func estimate(entries []invalidation.Entry, seconds float64) float64 {
 	sum := 0.0
 	for i := range entries {
-		if c := entries[i].Cost; c > 0 {
-			sum += c
-		} else {
-			sum += seconds
-		}
+		sum += cost(&entries[i], seconds)
 	}
 	return sum
 }
 
-// chargeNext charges for an entry of a group that is about to run, behind the first.
-func (n *Node) chargeNext(j *job, e *invalidation.Entry) {
-	estimate := cost([]invalidation.Entry{*e}, n.holdings.runTime(j.served).Seconds())
-	n.jobs.charge(j, estimate)
-	n.cfg.Ranker.Extend(j.ranked, estimate)
+// chargeNext charges for the next run of a job just before it begins: a group may give way after each run, and a charge
+// for entries that do not run would keep its flow behind others.
+func (n *Node) chargeNext(j *job, entries []invalidation.Entry) {
+	expected := estimate(entries, n.holdings.runTime(j.served).Seconds())
+	n.jobs.charge(j, expected)
+	n.cfg.Ranker.Extend(j.ranked, expected)
 }
 
 // settleCharge tells the ranker what the entries have cost that were charged for.
@@ -46,10 +41,10 @@ func (n *Node) settleCharge(j *job) {
 	n.cfg.Ranker.Correct(j.ranked, charged, used)
 }
 
-// charge notes what was charged for the next entry of a job.
-func (r *jobs) charge(j *job, estimate float64) {
+// charge notes what was charged for the next run of a job.
+func (r *jobs) charge(j *job, expected float64) {
 	r.mu.Lock()
-	j.charged += estimate
+	j.charged += expected
 	r.mu.Unlock()
 }
 

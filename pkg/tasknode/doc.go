@@ -9,7 +9,7 @@
 //	reservation.go  before the claim: a permit, a place under the queue's limit and the admission of the gates, for
 //	                each lock
 //	job.go          each claimed lock becomes a job with its part of the reservation, and waits for a thread
-//	run.go          a thread takes the job and runs its entries, oldest first, each under a context of its own
+//	run.go          a thread takes the job and runs its entries, oldest first, each run under a context of its own
 //	settle.go       endings are recorded in batches; with the last one of a lock its reservation is released
 //
 // Beside them:
@@ -22,11 +22,26 @@
 //	holdings.go             counts what the node holds, and how long runs take
 //	waiting.go, threads.go  the line of jobs that no thread has taken yet, and the threads
 //	jobs.go                 every job from its claim to its recorded end
-//	batch.go, suspect.go    entries that run together, and one that another crash would end
+//	call.go, suspect.go     the call of a handler, and the entry that another crash would end
 //	charge.go               what jobs cost the flows of their lanes
 //	settler.go, deferred.go the endings that wait to be recorded, and those whose rows another transaction has locked
 //	heartbeat.go, lease.go  the lease of the node: renewed, with the orders that come back, and lost
 //	stats.go, trace.go      counters, and spans of traced entries
+//
+// # The life of a job
+//
+//	claimed ────────► waiting ────────► running ──┐
+//	   │                 │               │  ▲     │ the next run
+//	   │ no entries,     │ drain,        │  └─────┘
+//	   │ late, or a run  │ lease or      │ no run is left, or
+//	   │ of its key      │ lock lost     │ the rest is handed back
+//	   ▼ goes on         ▼               ▼
+//	ended: the settler has its last ending ──► recorded, or left to recovery
+//
+// A run is one call of a handler. It has one entry, or all entries of the lock where the handler takes batches
+// (job.perRun). With its first run the job has begun: from then on heartbeats list its lock as running, and a crash is
+// counted if the node dies. A job that has ended runs nothing more; its permit is held, and heartbeats list its lock,
+// until its last ending is recorded or left to recovery.
 //
 // # The life of a lane in the table
 //

@@ -20,7 +20,6 @@ type job struct {
 	reserved reservation            // of this lock
 	losses   int64                  // of the node's lease, before the claim
 	traced   *traced                // nil: it is not
-	exited   bool                   // its handler ended the goroutine of the thread
 	freed    atomic.Bool            // its lock was freed: it begins no run
 	ended    atomic.Bool            // it runs nothing any more: the settler has its last ending
 
@@ -28,19 +27,35 @@ type job struct {
 	charged float64   // what the ranker was told that its entries cost which it has not settled
 	used    float64   // what those of them cost that have run
 	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
+	// the entries of the run that began last, oldest first, and what ends it; nil while none has begun
+	latest  []invalidation.EntryID
 	cancel  context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
-	now     []invalidation.EntryID          // the entries of the run that goes on, several of a batch
-	begun   invalidation.EntryID            // whose run was prepared last, see markBegun; 0 while none was
 }
+
+// perRun is how many entries of the lock a run has: all of them where the handler takes batches, else one. They run one
+// by one as well where one of them is a suspect, since a death of the node would blame the others as well, and where a
+// failure blocks the key, since none may run beside the one that fails.
+func (j *job) perRun() int {
+	_, batches := j.handler.(invalidation.BatchHandler)
+	if batches && j.queue.Config.OnFailure != invalidation.OnFailureBlockKey &&
+		!slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
+		return len(j.lock.Entries)
+	}
+	return min(1, len(j.lock.Entries))
+}
+
+// begun says that a run of the job has begun, whether or not it goes on. If the node dies, recovery counts a crash for
+// the first entry of the latest one.
+func (j *job) begun() bool { return len(j.latest) > 0 }
 
 func (j *job) covers(id invalidation.EntryID) bool {
 	return slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return e.ID == id })
 }
 
-// allCancelled says that the cancellation of each of the entries was asked for.
-func (j *job) allCancelled(entries []invalidation.EntryID) bool {
-	return !slices.ContainsFunc(entries, func(id invalidation.EntryID) bool {
+// allCancelled says that the cancellation of each entry of the latest run was asked for.
+func (j *job) allCancelled() bool {
+	return !slices.ContainsFunc(j.latest, func(id invalidation.EntryID) bool {
 		_, asked := j.cancels[id]
 		return !asked
 	})
@@ -49,7 +64,7 @@ func (j *job) allCancelled(entries []invalidation.EntryID) bool {
 // lose ends a job whose lock was freed, and says whether this is news; called with jobs' mu held.
 func (j *job) lose() bool {
 	before := j.freed.Swap(true)
-	if j.cancel != nil {
+	if j.begun() {
 		j.cancel(errFreed)
 	}
 	return !before
@@ -83,31 +98,23 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks),
 			"took", time.Since(a.start))
 	}
-	seconds, total := n.holdings.runTime(l.servedQueue).Seconds(), 0.0
-	for _, lock := range locks {
-		total += cost(atOnce(l.handler, lock), seconds)
-	}
-	n.cfg.Ranker.Charge(l.ranked, total)
+	jobs, expected := a.jobs(l, locks)
+	n.cfg.Ranker.Charge(l.ranked, expected)
 	urgent := n.holdings.hold(l.lane.key, len(locks))
-	for _, lock := range locks {
-		j := &job{
-			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
-			charged: cost(atOnce(l.handler, lock), seconds), reserved: a.reserved.part(1), losses: a.losses,
-			traced: a.traced.another(),
-		}
+	for _, j := range jobs {
 		beside, lost := n.jobs.add(j)
 		if lost != nil {
 			n.cfg.Log.Warn("a run is ended: its lock was freed, and its key was claimed again", "queue", l.name,
 				"key", lost.lock.Key, "token", lost.lock.Token)
 		}
-		switch {
+		switch lock := j.lock; {
 		case len(lock.Entries) == 0:
 			// The key's entries went between its ready row and the claim. The ending looks for others once more.
-			n.endLast(j, last(invalidation.Done(lock, 0, nil, 0)))
+			n.endLast(j, invalidation.Done(lock, 0, nil, 0))
 		case late:
-			n.endLast(j, last(invalidation.Release(lock, lock.Entries[0].ID, 0)))
+			n.endLast(j, invalidation.Release(lock, lock.Entries[0].ID, 0))
 		case beside:
-			n.endLast(j, last(invalidation.Release(lock, lock.Entries[0].ID, n.jitter(n.cfg.Beat/4))))
+			n.endLast(j, invalidation.Release(lock, lock.Entries[0].ID, n.jitter(n.cfg.Beat/4)))
 		case urgent:
 			n.waiting.add(true, j)
 			urgent = false
@@ -117,14 +124,25 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 	}
 }
 
+// jobs makes the jobs of locks of a lane, and says what their first runs are expected to cost.
+func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*job, expected float64) {
+	seconds := a.node.holdings.runTime(l.servedQueue).Seconds()
+	jobs = make([]*job, len(locks))
+	for i, lock := range locks {
+		j := &job{
+			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
+			reserved: a.reserved.part(1), losses: a.losses, traced: a.traced.another(),
+		}
+		j.charged = estimate(lock.Entries[:j.perRun()], seconds)
+		expected += j.charged
+		jobs[i] = j
+	}
+	return jobs, expected
+}
+
 // enqueue puts the jobs that are not urgent into the line, by position whatever the lane: recovery counts on
 // that order when it tells which runs a dead node had begun after its last heartbeat.
 func (a *claimAnswer) enqueue() {
 	slices.SortStableFunc(a.others, func(x, y *job) int { return x.lock.Compare(y.lock) })
 	a.node.waiting.add(false, a.others...)
-}
-
-func last(e invalidation.Ending) invalidation.Ending {
-	e.Last = true
-	return e
 }

@@ -43,7 +43,7 @@ func (r *jobs) add(j *job) (beside bool, lost *job) {
 	case other.lock.Token > j.lock.Token: // the answer to an older claim
 		j.lose()
 		return true, nil
-	case other.begun != 0:
+	case other.begun():
 		if other.lose() {
 			lost = other
 		}
@@ -71,7 +71,7 @@ func (r *jobs) running() (locks []invalidation.HeldLock) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for token, j := range r.byToken {
-		if j.begun != 0 && !j.ended.Load() {
+		if j.begun() && !j.ended.Load() {
 			locks = append(locks, invalidation.HeldLock{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
 		}
 	}
@@ -102,47 +102,43 @@ func (r *jobs) beat() (b invalidation.Beat) {
 	b.Tokens = make([]invalidation.Token, 0, len(r.byToken))
 	for token, j := range r.byToken {
 		b.Tokens = append(b.Tokens, token)
-		if j.begun != 0 {
-			b.Running, b.RunningEntries = append(b.Running, token), append(b.RunningEntries, j.begun)
+		if j.begun() {
+			b.Running, b.RunningEntries = append(b.Running, token), append(b.RunningEntries, j.latest[0])
 		}
 	}
 	return b
 }
 
-// markBegun keeps the function that ends the run of an entry which is about to begin. What ran before is over: a
-// request to cancel it must not end this one. timed says that the run costs its time. From now on the job counts as
-// begun: if the node dies, recovery counts a crash for the entry, though it may still be cancelled before its handler
-// is called.
-func (r *jobs) markBegun(j *job, e invalidation.EntryID, cancel context.CancelCauseFunc, timed bool) {
+// begin notes the run of entries that is about to begin, and the function that ends it. Entries whose cancel was
+// requested before are left out: it returns the others, and the endings of these. From now on the job counts as begun,
+// though the handler is not called if the lease was lost just now.
+func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel context.CancelCauseFunc) (
+	begun []*invalidation.Run, cancelled []invalidation.Ending,
+) {
 	r.mu.Lock()
-	j.cancel, j.now, j.begun = cancel, nil, e
-	if timed {
+	defer r.mu.Unlock()
+	begun = slices.DeleteFunc(runs, func(one *invalidation.Run) bool {
+		reason, asked := j.cancels[one.Entry.ID]
+		if asked {
+			cancelled = append(cancelled, invalidation.Cancel(j.lock, one.Entry.ID, reason))
+		}
+		return asked
+	})
+	if len(begun) == 0 {
+		return nil, cancelled
+	}
+	j.cancel, j.latest = cancel, make([]invalidation.EntryID, len(begun))
+	for i, one := range begun {
+		j.latest[i] = one.Entry.ID
+	}
+	if begun[0].Entry.Cost == 0 {
 		j.timed = time.Now()
 	}
-	r.mu.Unlock()
+	return begun, cancelled
 }
 
-// begin marks the entries of one run as running, unless the cancellation of all of them was asked for before: then it
-// returns the reason for the first.
-func (r *jobs) begin(j *job, entries ...invalidation.EntryID) (reason string, asked bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if j.allCancelled(entries) {
-		return j.cancels[entries[0]], true
-	}
-	j.now = entries
-	return "", false
-}
-
-// asked returns the reason of the cancel request for an entry that has not begun; asked is false if there is none.
-func (r *jobs) asked(j *job, e invalidation.EntryID) (reason string, asked bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	reason, asked = j.cancels[e]
-	return reason, asked
-}
-
-// cancelEntry keeps an entry from starting, or ends its run once all entries of the run are to be cancelled.
+// cancelEntry keeps an entry from starting, or ends its run once all entries of the run are to be cancelled: else the
+// run goes on for the others.
 func (r *jobs) cancelEntry(c invalidation.CancelRequest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -154,7 +150,7 @@ func (r *jobs) cancelEntry(c invalidation.CancelRequest) {
 			j.cancels = map[invalidation.EntryID]string{}
 		}
 		j.cancels[c.Entry] = c.Reason
-		if j.cancel != nil && slices.Contains(j.now, c.Entry) && j.allCancelled(j.now) {
+		if slices.Contains(j.latest, c.Entry) && j.allCancelled() {
 			j.cancel(fmt.Errorf("%w: %s", invalidation.ErrCancelled, c.Reason))
 		}
 	}
@@ -165,7 +161,7 @@ func (r *jobs) through() (runs int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.byToken {
-		if j.begun != 0 && j.runsThrough() {
+		if j.begun() && j.runsThrough() {
 			runs++
 		}
 	}
@@ -177,7 +173,7 @@ func (r *jobs) endAll(cause error, spare bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.byToken {
-		if j.cancel == nil || spare && j.runsThrough() {
+		if !j.begun() || spare && j.runsThrough() {
 			continue
 		}
 		j.cancel(cause)

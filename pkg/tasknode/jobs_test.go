@@ -28,17 +28,55 @@ func assigned(ids ...invalidation.EntryID) *job {
 	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
 }
 
-// A request to cancel an entry is delivered until its ending is recorded, when the next of its group may be about to begin.
+// last is an ending as the last one of its lock.
+func last(e invalidation.Ending) invalidation.Ending {
+	e.Last = true
+	return e
+}
+
+// begins begins a run of entries of a job, and says whether it has.
+func begins(r *jobs, j *job, cancel context.CancelCauseFunc, ids ...invalidation.EntryID) bool {
+	var runs []*invalidation.Run
+	for _, id := range ids {
+		runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: invalidation.Entry{ID: id}, Lock: j.lock})
+	}
+	begun, _ := r.begin(j, runs, cancel)
+	return len(begun) > 0
+}
+
+// A request to cancel an entry is delivered until its ending is recorded, when the next of its group may have begun.
 func TestCancelOfAnEntryThatHasRunDoesNotReachTheNextOfItsGroup(t *testing.T) {
-	d, job := newJobs(), assigned(1, 2)
-	d.add(job)
-	d.markBegun(job, 1, func(error) {}, true)
-	d.begin(job, 1)
+	r, job := newJobs(), assigned(1, 2)
+	r.add(job)
+	begins(r, job, func(error) {}, 1)
+	request := invalidation.CancelRequest{QueueID: 1, Entry: 1}
+	r.cancelEntry(request)
 	ctx, cancel := context.WithCancelCause(t.Context())
-	d.markBegun(job, 2, cancel, true)
-	d.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1})
-	if _, asked := d.begin(job, 2); asked || ctx.Err() != nil {
-		t.Errorf("entry 2 is cancelled (%v, %v) by a request for entry 1", asked, context.Cause(ctx))
+	if !begins(r, job, cancel, 2) {
+		t.Error("entry 2 does not begin for a request to cancel entry 1")
+	}
+	if r.cancelEntry(request); ctx.Err() != nil {
+		t.Errorf("entry 2 is ended by a request to cancel entry 1: %v", context.Cause(ctx))
+	}
+}
+
+// What was to be cancelled before it began has not begun: the death of its node is no crash of it.
+func TestAnEntryThatIsCancelledBeforeItsRunHasNotBegun(t *testing.T) {
+	n := New(Config{}, nil, nil)
+	n.runs = t.Context()
+	job := assigned(1)
+	job.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+		t.Error("the entry runs")
+		return nil, nil
+	})
+	n.jobs.add(job)
+	n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1, Reason: "no"})
+	n.process(job)
+	if b := n.jobs.beat(); len(b.Tokens) != 1 || len(b.Running) != 0 {
+		t.Errorf("heartbeats list %v, and %v as running, want one lock that does not run", b.Tokens, b.Running)
+	}
+	if _, p := n.settler.next(); len(p.endings) != 1 || p.endings[0].Verb() != "cancel" || !p.endings[0].Last {
+		t.Errorf("endings %+v, want one cancel that is the last", p.endings)
 	}
 }
 
@@ -266,28 +304,28 @@ func TestAPanicOfABatchIsLogged(t *testing.T) {
 
 // What a run has taken beyond its estimate is charged while it goes on, once; entries that declare a cost count by that.
 func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
-	d, job := newJobs(), assigned(1)
+	r, job := newJobs(), assigned(1)
 	job.charged = 1
-	d.add(job)
-	d.markBegun(job, 1, func(error) {}, true)
+	r.add(job)
+	begins(r, job, func(error) {}, 1)
 	sum := 0.0
 	charge := func(_ invalidation.Candidate, more float64) { sum += more }
 	now := job.timed.Add(5 * time.Second)
-	d.extend(now.Add(-4500*time.Millisecond), charge)
-	d.extend(now, charge)
-	d.extend(now, charge)
+	r.extend(now.Add(-4500*time.Millisecond), charge)
+	r.extend(now, charge)
+	r.extend(now, charge)
 	if sum != 4 {
 		t.Errorf("a run of 5 s with an estimate of 1 s is charged %v s more, want 4", sum)
 	}
-	d.ran(job, cost(job.lock.Entries, 6))
-	if charged, used := d.account(job); charged != 5 || used != 6 {
+	r.ran(job, 6)
+	if charged, used := r.account(job); charged != 5 || used != 6 {
 		t.Errorf("charged %v, used %v, want 5 and 6", charged, used)
 	}
-	d.extend(now.Add(time.Hour), charge)
+	r.extend(now.Add(time.Hour), charge)
 	if sum != 4 {
 		t.Error("a run that is over is charged on")
 	}
-	if got := cost([]invalidation.Entry{{Cost: 7}, {}}, 2); got != 9 {
+	if got := estimate([]invalidation.Entry{{Cost: 7}, {}}, 2); got != 9 {
 		t.Errorf("an entry that declares 7 and one of 2 s cost %v, want 9", got)
 	}
 }
@@ -307,7 +345,7 @@ func TestABeatEndsRunsWhoseLeaseHadLapsed(t *testing.T) {
 	n.lease.renew(time.Now().Add(-n.leaseBound()))
 	ctx, cancel := context.WithCancelCause(t.Context())
 	n.jobs.add(j)
-	n.jobs.markBegun(j, 1, cancel, true)
+	begins(n.jobs, j, cancel, 1)
 	if err := n.beat(t.Context()); err == nil {
 		t.Fatal("the database answered")
 	}
@@ -325,7 +363,7 @@ func TestALapsedLeaseEndsRunsUnlessTheirQueueRunsThrough(t *testing.T) {
 		j.queue, j.lock.Token = &invalidation.Queue{Config: invalidation.Config{Lapse: lapse}}, invalidation.Token(i+1)
 		ctx, cancel := context.WithCancelCause(t.Context())
 		n.jobs.add(j)
-		n.jobs.markBegun(j, 1, cancel, true)
+		begins(n.jobs, j, cancel, 1)
 		causes[lapse] = func() error { return context.Cause(ctx) }
 	}
 	if left := n.lapse(); left > 0 || n.claiming() {
@@ -349,7 +387,7 @@ func TestHeartbeatsListWhatHasBegun(t *testing.T) {
 	r.add(waits)
 	r.add(runs)
 	for _, e := range []invalidation.EntryID{2, 3} {
-		r.markBegun(runs, e, func(error) {}, true)
+		begins(r, runs, func(error) {}, e)
 	}
 	b := r.beat()
 	if len(b.Tokens) != 2 || !slices.Equal(b.Running, []invalidation.Token{2}) ||
@@ -365,7 +403,7 @@ func TestAJobWhoseKeyIsClaimedAgainEnds(t *testing.T) {
 	again.lock.Token, later.lock.Token = 2, 3
 	ctx, cancel := context.WithCancelCause(t.Context())
 	r.add(runs)
-	r.markBegun(runs, 1, cancel, true)
+	begins(r, runs, cancel, 1)
 	add := func(j *job) bool { beside, _ := r.add(j); return beside }
 	if beside, lost := r.add(again); !beside || lost != runs || !errors.Is(context.Cause(ctx), invalidation.ErrLeaseLost) || !n.leaseLost(runs) {
 		t.Errorf("the run goes on beside that of the next job: %v", context.Cause(ctx))

@@ -17,7 +17,7 @@ func (n *Node) spareThread() { n.processAll(n.waiting.nextSpare, n.waiting.doneS
 func (n *Node) processAll(next func() *job, done func()) {
 	var j *job
 	defer func() {
-		if j != nil && j.exited {
+		if j != nil {
 			done()
 			n.processors.Go(func() { n.processAll(next, done) })
 		}

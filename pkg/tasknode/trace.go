@@ -65,24 +65,24 @@ func pushedBy(e *invalidation.Entry) trace.SpanContext {
 	return trace.SpanContextFromContext(e.Below(context.Background()))
 }
 
-// startRun begins the span of a run: below the push of its entry, so that one trace tells its whole life, or for a
-// batch in a trace of its own that is linked to each push. Without a tracer it begins nothing.
-func (n *Node) startRun(ctx context.Context, j *job, entries ...*invalidation.Entry) (context.Context, trace.Span) {
-	if n.cfg.Tracer == nil || j.traced == nil {
+// startRun begins the span of a run: below the push of its entry, so that one trace tells its whole life, or where it
+// has several in a trace of its own that is linked to each push. Without a tracer it begins nothing.
+func (n *Node) startRun(ctx context.Context, j *job, runs []*invalidation.Run) (context.Context, trace.Span) {
+	if j.traced == nil {
 		return ctx, nil
 	}
 	links := []trace.Link{{SpanContext: j.traced.claim}}
 	attributes := append(invalidation.Messaging(j.served.name, "process", "process"),
 		attribute.Int64("penstock.token", int64(j.lock.Token)), attribute.String("penstock.node", n.cfg.Name))
-	if len(entries) == 1 {
-		e := entries[0]
+	if len(runs) == 1 {
+		e := &runs[0].Entry
 		ctx = e.Below(ctx)
 		attributes = append(attributes, attribute.String("messaging.message.id", strconv.FormatInt(int64(e.ID), 10)),
 			attribute.Int("penstock.attempt", e.Attempt+1))
 	} else {
-		attributes = append(attributes, attribute.Int("messaging.batch.message_count", len(entries)))
-		for _, e := range entries[:min(len(entries), linksMax)] {
-			links = append(links, trace.Link{SpanContext: pushedBy(e)})
+		attributes = append(attributes, attribute.Int("messaging.batch.message_count", len(runs)))
+		for _, r := range runs[:min(len(runs), linksMax)] {
+			links = append(links, trace.Link{SpanContext: pushedBy(&r.Entry)})
 		}
 	}
 	return n.cfg.Tracer.Start(ctx, "process "+j.served.name, trace.WithSpanKind(trace.SpanKindConsumer),
@@ -90,7 +90,7 @@ func (n *Node) startRun(ctx context.Context, j *job, entries ...*invalidation.En
 }
 
 // endRun ends the span of a run.
-func endRun(span trace.Span, j *job, err error, entries ...*invalidation.Entry) {
+func endRun(span trace.Span, j *job, runs []*invalidation.Run, err error) {
 	if span == nil {
 		return
 	}
@@ -103,8 +103,8 @@ func endRun(span trace.Span, j *job, err error, entries ...*invalidation.Entry) 
 	if j.traced.runs == nil {
 		j.traced.runs = map[invalidation.EntryID]ranAt{}
 	}
-	for _, e := range entries {
-		j.traced.runs[e.ID] = ranAt{span.SpanContext(), time.Now()}
+	for _, r := range runs {
+		j.traced.runs[r.Entry.ID] = ranAt{span.SpanContext(), time.Now()}
 	}
 }
 
