@@ -5,36 +5,48 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"slices"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// call gives the entries of a run to the handler, and returns its answers. err is the error of the run as a whole; a
-// panic is one.
+// call gives the entries of a run to the handler, and returns its answer for each. A panic is the error of all of them.
 func (n *Node) call(ctx context.Context, h invalidation.Handler, runs []*invalidation.Run) (
-	answers []invalidation.BatchAnswer, err error,
+	answers []invalidation.BatchAnswer,
 ) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = n.panicked(v, runs[0])
+			answers = failed(runs, n.panicked(v, runs[0]))
 		}
 	}()
-	if batch, ok := h.(invalidation.BatchHandler); ok {
-		answers = batch.HandleBatch(ctx, runs)
-		if len(answers) != len(runs) {
-			return nil, fmt.Errorf("handler answered %d of %d entries", len(answers), len(runs))
-		}
-	} else {
+	batch, ok := h.(invalidation.BatchHandler)
+	if !ok {
 		result, err := h.Handle(ctx, runs[0])
-		answers = []invalidation.BatchAnswer{{Result: result, Err: err}}
+		return []invalidation.BatchAnswer{{Result: result, Err: n.readable(err, runs[0])}}
+	}
+	answers = batch.HandleBatch(ctx, runs)
+	if len(answers) != len(runs) {
+		return failed(runs, fmt.Errorf("handler answered %d of %d entries", len(answers), len(runs)))
 	}
 	for i := range answers {
 		answers[i].Err = n.readable(answers[i].Err, runs[i])
 	}
-	if len(answers) == 1 {
-		err = answers[0].Err
+	return answers
+}
+
+// failed answers all entries of a run with an error.
+func failed(runs []*invalidation.Run, err error) []invalidation.BatchAnswer {
+	return slices.Repeat([]invalidation.BatchAnswer{{Err: err}}, len(runs))
+}
+
+// firstError is the error of the oldest entry of a run that has one.
+func firstError(answers []invalidation.BatchAnswer) error {
+	for i := range answers {
+		if err := answers[i].Err; err != nil {
+			return err
+		}
 	}
-	return answers, err
+	return nil
 }
 
 // readable returns the error of a handler, whose methods are called where no panic of theirs is an error: one that

@@ -135,29 +135,25 @@ func (n *Node) runBegun(
 	whole := len(endings)+len(runs) == len(j.lock.Entries)
 	start := time.Now()
 	ctx, span := n.startRun(ctx, j, runs)
-	judge := func(answers []invalidation.BatchAnswer, err error) []invalidation.Ending {
-		ran := time.Since(start)
+	judge := func(answers []invalidation.BatchAnswer) []invalidation.Ending {
+		ran, err := time.Since(start), firstError(answers)
 		endRun(span, j, runs, err)
 		n.holdings.ran(j.served, ran, whole)
 		n.stats.ran(err)
 		each, used := ran/time.Duration(len(runs)), 0.0
 		for i, r := range runs {
-			answer := invalidation.BatchAnswer{Err: err}
-			if err == nil {
-				answer = answers[i]
-			}
+			err := answers[i].Err
 			used += cost(&r.Entry, r.Charged(each).Seconds())
 			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
 			endings = append(endings,
-				invalidation.Judge(r, answer.Result, withCause(ctx, answer.Err), each, n.cfg.Random()))
+				invalidation.Judge(r, answers[i].Result, withCause(ctx, err), each, n.cfg.Random()))
 		}
 		n.jobs.ran(j, used)
 		return endings
 	}
 	var answers []invalidation.BatchAnswer
-	var err error
 	unlessExit(
-		func() { answers, err = n.call(ctx, j.handler, runs) },
-		func() { n.endLast(j, judge(nil, n.panicked(errExit, runs[0]))...) })
-	return judge(answers, err)
+		func() { answers = n.call(ctx, j.handler, runs) },
+		func() { n.endLast(j, judge(failed(runs, n.panicked(errExit, runs[0])))...) })
+	return judge(answers)
 }

@@ -12,7 +12,7 @@ type Stats struct {
 	Claimed    atomic.Int64 // locks
 	ClaimTime  atomic.Int64 // nanoseconds in claims
 	Runs       atomic.Int64 // calls of handlers, for one entry or several
-	RunErrors  atomic.Int64 // those that ended in an error
+	RunErrors  atomic.Int64 // those in which an entry ended in an error
 	Settles    atomic.Int64 // transactions
 	Settled    atomic.Int64 // endings recorded
 	Refused    atomic.Int64 // endings refused, because the lock was lost
