@@ -18,11 +18,12 @@ func cost(e *invalidation.Entry, seconds float64) float64 {
 	return seconds
 }
 
-// estimate is what a run of entries is expected to cost, if runs take so long.
+// estimate is what a run of entries is expected to cost, if runs take so long. The time of a run is that of all its
+// entries.
 func estimate(entries []invalidation.Entry, seconds float64) float64 {
 	sum := 0.0
 	for i := range entries {
-		sum += cost(&entries[i], seconds)
+		sum += cost(&entries[i], seconds/float64(len(entries)))
 	}
 	return sum
 }

@@ -117,6 +117,29 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 	})
 }
 
+// Entries that run together are charged for one run, and not each of them for all.
+func TestEntriesThatRunTogetherAreChargedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ranker := &ledger{}
+		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
+		n.runs = t.Context()
+		group := assigned(1, 2, 3, 4)
+		n.holdings.ran(group.served, 10*time.Second, true)
+		group.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
+			time.Sleep(10 * time.Second)
+			return make([]invalidation.BatchAnswer, len(runs))
+		})
+		lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
+		answer.accept(lease, []*invalidation.Lock{group.lock})
+		n.process(n.waiting.next())
+		if ranker.most < 9 || ranker.most > 11 || ranker.open > 0.001 || ranker.open < -0.001 {
+			t.Errorf("at most %.1f s were charged at once and %.1f stay, want one run of 10 s and none", ranker.most,
+				ranker.open)
+		}
+	})
+}
+
 // An answer that comes too late is handed back, and its flow is not behind others for it.
 func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	ranker := &ledger{}

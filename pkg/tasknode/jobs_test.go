@@ -325,8 +325,8 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	if sum != 4 {
 		t.Error("a run that is over is charged on")
 	}
-	if got := estimate([]invalidation.Entry{{Cost: 7}, {}}, 2); got != 9 {
-		t.Errorf("an entry that declares 7 and one of 2 s cost %v, want 9", got)
+	if got := estimate([]invalidation.Entry{{Cost: 7}, {}}, 4); got != 9 {
+		t.Errorf("an entry that declares 7 and one that takes half of 4 s cost %v, want 9", got)
 	}
 }
 
