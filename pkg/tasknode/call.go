@@ -10,10 +10,11 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// call gives the entries of a run to the handler, and returns its answer for each. A panic is the error of all of them.
-func (n *Node) call(ctx context.Context, h invalidation.Handler, runs []*invalidation.Run) (
-	answers []invalidation.BatchAnswer,
-) {
+// call gives the entries of a run to the handler, and returns its answer for each; that to a single one is put into
+// room. A panic is the error of all of them.
+func (n *Node) call(
+	ctx context.Context, h invalidation.Handler, runs []*invalidation.Run, room []invalidation.BatchAnswer,
+) (answers []invalidation.BatchAnswer) {
 	defer func() {
 		if v := recover(); v != nil {
 			answers = failed(runs, n.panicked(v, runs[0]))
@@ -22,7 +23,7 @@ func (n *Node) call(ctx context.Context, h invalidation.Handler, runs []*invalid
 	batch, ok := h.(invalidation.BatchHandler)
 	if !ok {
 		result, err := h.Handle(ctx, runs[0])
-		return []invalidation.BatchAnswer{{Result: result, Err: n.readable(err, runs[0])}}
+		return append(room, invalidation.BatchAnswer{Result: result, Err: n.readable(err, runs[0])})
 	}
 	answers = batch.HandleBatch(ctx, runs)
 	if len(answers) != len(runs) {

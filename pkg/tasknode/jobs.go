@@ -127,9 +127,9 @@ func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel context.CancelCaus
 	if len(begun) == 0 {
 		return nil, cancelled
 	}
-	j.cancel, j.latest = cancel, make([]invalidation.EntryID, len(begun))
-	for i, one := range begun {
-		j.latest[i] = one.Entry.ID
+	j.cancel, j.latest = cancel, j.latest[:0]
+	for _, one := range begun {
+		j.latest = append(j.latest, one.Entry.ID)
 	}
 	if begun[0].Entry.Cost == 0 {
 		j.timed = time.Now()

@@ -11,6 +11,7 @@ import (
 func (n *Node) process(j *job) {
 	start := time.Now()
 	entries, perRun := j.lock.Entries, j.perRun()
+	endings := make([]invalidation.Ending, 0, 1) // of a run; on the stack where it has one entry
 	if perRun < len(entries) {
 		defer func() { n.holdings.took(j.served, time.Since(start)) }()
 	}
@@ -23,7 +24,7 @@ func (n *Node) process(j *job) {
 		if i > 0 {
 			n.chargeNext(j, next)
 		}
-		endings := n.runEntries(j, next)
+		endings = n.runEntries(j, next, endings[:0])
 		if i+perRun == len(entries) || j.queue.EndsLock(&endings[len(endings)-1]) {
 			n.endLast(j, endings...)
 			return
@@ -59,11 +60,13 @@ func (n *Node) stop(j *job, start time.Time, i int) (ending invalidation.Ending,
 	return ending, false
 }
 
-// runEntries runs entries of a lock in one call of the handler, and returns how they ended. Those whose time is over or
-// whose cancel was requested are left out. Where the last ending is a release, it hands all others back.
-func (n *Node) runEntries(j *job, entries []invalidation.Entry) []invalidation.Ending {
+// runEntries runs entries of a lock in one call of the handler, and adds to endings how they ended. Those whose time is
+// over or whose cancel was requested are left out. Where the last ending is a release, it hands all others back.
+func (n *Node) runEntries(
+	j *job, entries []invalidation.Entry, endings []invalidation.Ending,
+) []invalidation.Ending {
 	sinceClaim := time.Since(j.lock.ClaimedAt)
-	runs, endings := n.inTime(j, entries, sinceClaim)
+	runs, endings := n.inTime(j, entries, sinceClaim, endings)
 	if len(runs) == 0 {
 		return endings
 	}
@@ -93,22 +96,22 @@ func (n *Node) runEntries(j *job, entries []invalidation.Entry) []invalidation.E
 	return n.runBegun(ctx, j, runs, endings, sinceClaim)
 }
 
-// inTime prepares the runs of entries. One whose deadline has passed does not run.
-func (n *Node) inTime(j *job, entries []invalidation.Entry, sinceClaim time.Duration) (
-	runs []*invalidation.Run, over []invalidation.Ending,
-) {
-	runs = make([]*invalidation.Run, 0, len(entries))
+// inTime prepares the runs of entries. One whose deadline has passed does not run: its ending is added.
+func (n *Node) inTime(
+	j *job, entries []invalidation.Entry, sinceClaim time.Duration, endings []invalidation.Ending,
+) ([]*invalidation.Run, []invalidation.Ending) {
+	runs := make([]*invalidation.Run, 0, len(entries))
 	for i := range entries {
 		switch e := &entries[i]; {
 		case sinceClaim >= e.StartIn:
-			over = append(over, invalidation.Expire(j.lock, e.ID, "start_by has passed"))
+			endings = append(endings, invalidation.Expire(j.lock, e.ID, "start_by has passed"))
 		case sinceClaim >= e.FinishIn:
-			over = append(over, invalidation.Expire(j.lock, e.ID, invalidation.ErrFinishBy.Error()))
+			endings = append(endings, invalidation.Expire(j.lock, e.ID, invalidation.ErrFinishBy.Error()))
 		default:
 			runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: *e, Lock: j.lock, Node: n.ID()})
 		}
 	}
-	return runs, over
+	return runs, endings
 }
 
 // timeLeft is for how long entries may run together, and with which cause that ends; nil: nothing bounds it. A deadline
@@ -127,8 +130,8 @@ func timeLeft(runs []*invalidation.Run, sinceClaim time.Duration) (left time.Dur
 	return left, cause
 }
 
-// runBegun calls the handler for entries whose run has begun, and judges its answers. It returns their endings behind
-// those of the entries that were left out.
+// runBegun calls the handler for entries whose run has begun, judges its answers, and adds their endings to those of
+// the entries that were left out.
 func (n *Node) runBegun(
 	ctx context.Context, j *job, runs []*invalidation.Run, endings []invalidation.Ending, sinceClaim time.Duration,
 ) []invalidation.Ending {
@@ -151,9 +154,9 @@ func (n *Node) runBegun(
 		n.jobs.ran(j, used)
 		return endings
 	}
-	var answers []invalidation.BatchAnswer
+	answers := make([]invalidation.BatchAnswer, 0, 1) // on the stack where there is one
 	unlessExit(
-		func() { answers = n.call(ctx, j.handler, runs) },
+		func() { answers = n.call(ctx, j.handler, runs, answers) },
 		func() { n.endLast(j, judge(failed(runs, n.panicked(errExit, runs[0])))...) })
 	return judge(answers)
 }
