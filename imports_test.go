@@ -49,12 +49,15 @@ var allowedImports = map[string][]string{
 	"pkg/worker":            {"internal/duration"},
 	"pkg/worker/workertest": {},
 
+	// The statements about slots, the only writer of slot and slot_demand.
+	"pkg/slot": {"internal/postgres", "pkg/invalidation"},
+
 	// The duties.
 	"pkg/governor":  duty,
 	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
-	"pkg/inference": append(slices.Clone(duty), "pkg/worker"),
-	"pkg/gateway":   append(slices.Clone(duty), "internal/stream", "pkg/worker"),
+	"pkg/inference": append(slices.Clone(duty), "pkg/slot", "pkg/worker"),
+	"pkg/gateway":   append(slices.Clone(duty), "internal/stream", "pkg/slot", "pkg/worker"),
 	"pkg/cron":      duty,
 
 	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),

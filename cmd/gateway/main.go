@@ -30,6 +30,7 @@ import (
 	"github.com/penstock/penstock/pkg/gateway/prediction"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -164,7 +165,7 @@ const slotConns = gateway.SlotStatements + 3
 // openSlots opens the connections of the statements about slots.
 func (s *server) openSlots(ctx context.Context) (*pgxpool.Pool, error) {
 	c := s.cfg.Database.Pool(slotConns)
-	c.MaxConns, c.Warm = slotConns, gateway.WarmSlots
+	c.MaxConns, c.Warm = slotConns, slot.Warm
 	return postgres.Open(ctx, c)
 }
 

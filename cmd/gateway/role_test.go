@@ -13,7 +13,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
-	"github.com/penstock/penstock/pkg/gateway"
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // withRole returns the site as a process sees it that has the rights of a duty and no others.
@@ -69,7 +69,7 @@ func TestAGatewayNeedsTheRightsOfItsDutyAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = gateway.WarmSlots(t.Context(), conn.Conn())
+	err = slot.Warm(t.Context(), conn.Conn())
 	conn.Release()
 	if err != nil {
 		t.Error(err)

@@ -103,7 +103,7 @@ END $$;
 -- calls may hold. It returns how many were handed over, and tells the gateways by NOTIFY.
 -- Locks: the advisory lock of the model's leases, so that the class's room is exact; the rows of the slots,
 -- then the rows of slot_demand of the gateways.
--- Callers: pkg/inference, pkg/gateway.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
 RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -185,7 +185,7 @@ END $$;
 -- first on, as hand_over_slots does; the rest stays the holder's. It returns how many slots they miss. Where they miss
 -- none it waits for no lock.
 -- Locks: those of hand_over_slots.
--- Callers: pkg/gateway.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.offer_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
 RETURNS integer
 LANGUAGE plpgsql AS $$
@@ -256,7 +256,7 @@ $$;
 -- not wait for the disk: a crash of the server loses an order only together with the return of its entry, whose node
 -- then returns it again without the order being counted.
 -- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
--- Callers: pkg/gateway.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.preempt_durable(wanted text, gateway bigint, want integer) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -303,7 +303,7 @@ END $$;
 -- take_preemptions returns the orders for the runs of a node, each once. It does not wait for the disk: an order that is
 -- returned again behind a crash of the server finds its run ended.
 -- Locks: the rows of preemption.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.take_preemptions(node bigint) RETURNS TABLE (run_token bigint)
 LANGUAGE sql AS $$
     UPDATE penstock.preemption p SET taken_at = clock_timestamp()

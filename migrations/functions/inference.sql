@@ -332,7 +332,7 @@ $$;
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
 -- future is from before the clock was set back: it counts when it is repeated.
--- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/gateway.
+-- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
     wanted text
 ) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
@@ -383,7 +383,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- unpressed_room returns how many free slots the usable instances of a model have that are not pressed.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.unpressed_room(wanted text) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(sum(penstock.slot_room(x)), 0)::integer
@@ -416,7 +416,7 @@ $$;
 -- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
 -- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
 -- without.
--- Callers: lease_slots_within, slot_contention, hand_over_slots; pkg/inference, pkg/gateway.
+-- Callers: lease_slots_within, slot_contention, hand_over_slots; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -464,7 +464,7 @@ $$;
 -- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a gateway it waits for no
 -- other lease: an instance that another session leases from is skipped.
 -- Of the instances `limited`, to which the node sends no more than some calls, it gives `rooms` at most, in the same order.
--- Callers: pkg/gateway, lease_slots_within.
+-- Callers: pkg/slot, lease_slots_within.
 CREATE OR REPLACE FUNCTION penstock.lease_slots_within(wanted text, node bigint, want integer, limited integer[], rooms integer[])
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
@@ -557,7 +557,7 @@ END $$;
 
 -- lease_slots gives a node slots of any of the instances.
 -- Locks: those of lease_slots_within.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.lease_slots(wanted text, node bigint, want integer)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
@@ -567,7 +567,7 @@ END $$;
 
 -- held_slots returns the slots that a node holds, and for how long it may rely on them (ms); with
 -- no slot at all it returns one row of nulls.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.held_slots(node bigint)
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, in_doubt boolean, valid_ms bigint)
 LANGUAGE sql STABLE AS $$
@@ -580,7 +580,7 @@ $$;
 -- dead, or has recorded that it does not follow the run any more. Null: another node was faster, or
 -- the slot has been freed.
 -- Locks: the row of the slot.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.adopt_slot(
     instance    integer,
     slot_number integer,
@@ -598,7 +598,7 @@ $$;
 
 -- orphan_slots lists the held slots of an instance that no live node follows: in doubt, or of a
 -- node that died, with the time since then by the database's clock, and whether the node died.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.orphan_slots(
     instance integer
 ) RETURNS TABLE (slot_number integer, slot_token bigint, age interval, dead boolean)
@@ -614,7 +614,7 @@ $$;
 -- free_slots frees held slots of an instance under their tokens, if no live node follows them, and
 -- returns how many.
 -- Locks: the rows of the slots.
--- Callers: pkg/inference.
+-- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.free_slots(instance integer, tokens bigint[]) RETURNS integer
 LANGUAGE sql AS $$
     WITH freed AS (

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -57,7 +58,7 @@ func TestASecondAttemptWaitsForWhatIsLeftOfTheWait(t *testing.T) {
 		now := time.Unix(1_000_000, 0)
 		p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
 		p.SetStarts(now, Starts{May: true})
-		server, slot := []InstanceState{{ID: 1, Slots: 1, Usable: true}}, []SlotKey{{Instance: 1, Token: 1}}
+		server, slot := []InstanceState{{ID: 1, Slots: 1, Usable: true}}, []slot.Held{{Instance: 1, Token: 1}}
 		if !c.cold {
 			p.SetInstances(now, server)
 		}

@@ -186,6 +186,9 @@ func moved[K comparable, V any](from map[K]V, n int) map[K]V {
 	return out
 }
 
+const foldSQL = `
+SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+
 func (b *UsageBook) send(ctx context.Context, f *fold) error {
 	var c useColumns
 	keys := slices.SortedFunc(maps.Keys(f.rows), func(a, b useKey) int {

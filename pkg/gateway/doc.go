@@ -69,6 +69,9 @@
 //
 // # The account of slots
 //
+// The statements are those of package slot, which task nodes send as well. The pool of pkg/inference is another thing:
+// there an entry is claimed on a permit, and waits in its queue without one; here requests wait in the pool.
+//
 //	registration.go the gateway's row among the nodes
 //	leases.go       one leaser for each pool, and what they share
 //	leaser.go       leases slots while requests wait, and asks for preemption
@@ -76,7 +79,6 @@
 //	droppedslots.go the slots that pools have dropped
 //	giveback.go     gives slots back, and compares them with the database
 //	trust.go        which slots may be used after the process was stopped
-//	store.go        the statements
 //	book.go         the use of slots, folded into the account of the flows
 //	catalog.go      models and routes as the registry has them
 //	settings.go     policies, tokens and flows as the database has them

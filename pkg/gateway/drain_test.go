@@ -3,6 +3,8 @@ package gateway
 import (
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // Requests that a gateway had accepted before it was to drain get slots: it goes on to lease while they wait. A task
@@ -36,7 +38,7 @@ func TestASecondAttemptIsServedAfterTheDrainHasBegun(t *testing.T) {
 	now := time.Unix(1_000_000, 0)
 	p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}, {ID: 2, Slots: 1, Usable: true}})
-	p.Grant(now, []SlotKey{{Instance: 1, Token: 1}, {Instance: 2, Token: 2}})
+	p.Grant(now, []slot.Held{{Instance: 1, Token: 1}, {Instance: 2, Token: 2}})
 	first := &Request{Flow: "f"}
 	if inFlight, refused := p.Arrive(now, first); !inFlight {
 		t.Fatal(refused)

@@ -6,6 +6,7 @@ import (
 	"time"
 	"unsafe"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -21,7 +22,7 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		p := NewPool(policy, nil)
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
 		for n := range int32(10) {
-			p.Grant(now, []SlotKey{{Instance: 1, Number: n, Token: int64(n) + 1}})
+			p.Grant(now, []slot.Held{{Instance: 1, Number: n, Token: int64(n) + 1}})
 		}
 		p.cost = costModel{calls: 1, ms: 100}
 		return p

@@ -20,6 +20,7 @@ import (
 
 	"golang.org/x/net/http2"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -158,8 +159,8 @@ func TestReadingsThatSayNothingDecideNothing(t *testing.T) {
 					{ID: 2, Slots: 100, Usable: true, At: now, KV: &used},
 				})
 				if n == 0 {
-					for slot := range int32(200) {
-						p.Grant(now, []SlotKey{{Instance: slot%2 + 1, Number: slot / 2, Token: 1}})
+					for k := range int32(200) {
+						p.Grant(now, []slot.Held{{Instance: k%2 + 1, Number: k / 2, Token: 1}})
 					}
 				}
 				r := &Request{Class: Critical}
@@ -289,7 +290,7 @@ func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
 	p := NewPool(DefaultPolicy(), &byteBudget{most: 1 << 30})
 	list := []InstanceState{{ID: 1, Slots: 1, Usable: true}}
-	slot := []SlotKey{{Instance: 1, Number: 1, Token: 1}}
+	slot := []slot.Held{{Instance: 1, Number: 1, Token: 1}}
 	p.SetInstances(now, list)
 	p.Grant(now, slot)
 	first, second := &Request{Class: Critical}, &Request{Class: Critical}

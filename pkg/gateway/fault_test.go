@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -41,11 +42,11 @@ func newFaultRun(instances int32) *faultRun {
 		failed: map[int32]int{}, served: map[int32]int{},
 	}
 	var list []InstanceState
-	var slots []SlotKey
+	var slots []slot.Held
 	for id := range instances {
 		list = append(list, InstanceState{ID: id + 1, Slots: 8, Usable: true})
 		for n := range int32(8) {
-			slots = append(slots, SlotKey{id + 1, n, int64(id*8+n) + 1})
+			slots = append(slots, slot.Held{Instance: id + 1, Number: n, Token: int64(id*8+n) + 1})
 		}
 	}
 	f.pool.SetInstances(f.now, list)

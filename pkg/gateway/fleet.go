@@ -4,13 +4,9 @@ import (
 	"maps"
 	"slices"
 	"time"
-)
 
-// SlotKey names a slot: a number at an instance, and the token under which this gateway holds it.
-type SlotKey struct {
-	Instance, Number int32
-	Token            int64
-}
+	"github.com/penstock/penstock/pkg/slot"
+)
 
 // fleet is the instances of one model as the pool sees them, with the slots that this gateway holds.
 type fleet struct {
@@ -27,8 +23,8 @@ type instance struct {
 	gpus     int
 	usable   bool
 	limit    limiter
-	idle     []SlotKey
-	held     map[SlotKey]bool // value: busy
+	idle     []slot.Held
+	held     map[slot.Held]bool // value: busy
 	inFlight int
 	cool     time.Time // the worker had no room, or fails: not before
 	coolFor  time.Duration
@@ -85,7 +81,7 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 		i := f.find(s.ID)
 		if i == nil {
 			i = &instance{
-				id: s.ID, held: map[SlotKey]bool{}, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{},
+				id: s.ID, held: map[slot.Held]bool{}, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{},
 			}
 		}
 		if s.Usable && !i.usable {
@@ -154,32 +150,28 @@ func (f *fleet) held() (held, idle int) {
 	return held, idle
 }
 
-// add puts a leased slot into the fleet, idle. It is false if the instance is not known here.
-func (f *fleet) add(s SlotKey) bool {
+// add puts a leased slot into the fleet, idle, if its instance is known here.
+func (f *fleet) add(s slot.Held) {
 	i := f.find(s.Instance)
-	if i == nil {
-		return false
-	}
-	if _, known := i.held[s]; !known {
+	if i != nil && !i.holds(s) {
 		i.held[s] = false
 		i.idle = append(i.idle, s)
 	}
-	return true
 }
 
 // drop takes a slot out of the fleet: it was lost, given back or is in doubt. A call on it goes on, and
 // its end frees nothing.
-func (f *fleet) drop(s SlotKey) {
+func (f *fleet) drop(s slot.Held) {
 	if i := f.find(s.Instance); i != nil {
 		if _, known := i.held[s]; known {
 			delete(i.held, s)
-			i.idle = slices.DeleteFunc(i.idle, func(x SlotKey) bool { return x == s })
+			i.idle = slices.DeleteFunc(i.idle, func(x slot.Held) bool { return x == s })
 		}
 	}
 }
 
 // holds says whether a slot of the instance is the gateway's.
-func (i *instance) holds(s SlotKey) bool {
+func (i *instance) holds(s slot.Held) bool {
 	_, held := i.held[s]
 	return held
 }
@@ -207,7 +199,7 @@ func (f *fleet) busyTokens() (tokens []int64) {
 }
 
 // take makes an idle slot of the instance busy.
-func (i *instance) take(estimate float64) SlotKey {
+func (i *instance) take(estimate float64) slot.Held {
 	s := i.idle[len(i.idle)-1]
 	i.idle = i.idle[:len(i.idle)-1]
 	i.held[s] = true
@@ -217,13 +209,13 @@ func (i *instance) take(estimate float64) SlotKey {
 }
 
 // release ends a call on a slot. The slot is idle again if it is still held.
-func (i *instance) release(s SlotKey, estimate float64) {
+func (i *instance) release(s slot.Held, estimate float64) {
 	i.forget(estimate)
 	i.free(s)
 }
 
 // free makes a busy slot idle, if it is still held.
-func (i *instance) free(s SlotKey) {
+func (i *instance) free(s slot.Held) {
 	if busy, known := i.held[s]; known && busy {
 		i.held[s] = false
 		i.idle = append(i.idle, s)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -160,10 +161,10 @@ func (g *Gateway) Fixed() {
 	for _, r := range g.models.all() {
 		r.pool.do(func(now time.Time, p *Pool) {
 			for _, s := range r.model.Instances {
-				var slots []SlotKey
+				var slots []slot.Held
 				for n := range s.Slots {
 					//nolint:gosec // at most a few thousand
-					key := SlotKey{Instance: s.ID, Number: int32(n), Token: int64(n) + 1}
+					key := slot.Held{Instance: s.ID, Number: int32(n), Token: int64(n) + 1}
 					slots = append(slots, key)
 				}
 				p.Grant(now, slots)

@@ -2,9 +2,12 @@ package gateway
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // tick gives back what is not needed, and ends what may not be relied on any more.
@@ -40,13 +43,13 @@ func (l *Leases) tick(ctx context.Context) {
 }
 
 // readShares reads the shares of those models of which other nodes go without.
-func (l *Leases) readShares(ctx context.Context, names []string) (map[string]shareOf, error) {
+func (l *Leases) readShares(ctx context.Context, names []string) (map[string]slot.Share, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
 	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
 	defer cancel()
-	shares, err := l.store.shares(bounded, names)
+	shares, err := l.holder.SharesAndShortages(bounded, names)
 	l.note(err, "read shares")
 	return shares, err
 }
@@ -65,16 +68,16 @@ const (
 // gateway's share. A pool that has not been called of late keeps none, so that other nodes need not ask for slots
 // that are of no use here. Where other nodes miss slots below their shares, busy slots beyond the gateway's go back
 // when their calls end: a pool whose requests wait has no idle ones.
-func (l *Leases) surplus(pool *sharedPool, share shareOf, contended bool) (out []SlotKey) {
+func (l *Leases) surplus(pool *sharedPool, share slot.Share, contended bool) (out []slot.Held) {
 	pool.do(func(now time.Time, p *Pool) {
 		pool.usual = max(float64(pool.peak), pool.usual*peakFalls)
 		pool.peak = p.inFlight
 		held, idle := p.fleet.held()
-		n := surplusOf(held, idle, p.inFlight+p.waiting, pool.usual, share.slots, contended)
+		n := surplusOf(held, idle, p.inFlight+p.waiting, pool.usual, share.Slots, contended)
 		out = l.noteDropped(p.Retire(now, n))
 		p.owe(0)
 		if contended {
-			p.owe(min(held-share.slots, share.short) - len(out) - len(p.left))
+			p.owe(min(held-share.Slots, share.Shortage) - len(out) - len(p.left))
 		}
 	})
 	return out
@@ -92,7 +95,7 @@ func (l *leaser) handOver(ctx context.Context) {
 	if pool == nil {
 		return
 	}
-	var out []SlotKey
+	var out []slot.Held
 	pool.do(func(now time.Time, p *Pool) {
 		if out = leases.noteDropped(p.Retire(now, spareOf(p))); len(out) == 0 {
 			pool.hinted = now.Add(hintLasts)
@@ -103,7 +106,7 @@ func (l *leaser) handOver(ctx context.Context) {
 	}
 	missed := 0
 	answered := l.execute(ctx, "hand over", func(ctx context.Context) (err error) {
-		missed, err = leases.store.offer(ctx, l.model, out)
+		missed, err = leases.holder.Offer(ctx, l.model, out)
 		return err
 	})
 	if !answered {
@@ -146,7 +149,7 @@ func surplusOf(held, idle, need int, peak float64, share int, contended bool) in
 }
 
 // noteDropped notes that slots are out of their pool. It is called under the pool's lock.
-func (l *Leases) noteDropped(slots []SlotKey) []SlotKey {
+func (l *Leases) noteDropped(slots []slot.Held) []slot.Held {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.droppedSlots.add(slots...)
@@ -154,10 +157,10 @@ func (l *Leases) noteDropped(slots []SlotKey) []SlotKey {
 }
 
 // giveBack gives slots back that their pool has dropped.
-func (l *leaser) giveBack(ctx context.Context, out []SlotKey) {
+func (l *leaser) giveBack(ctx context.Context, out []slot.Held) {
 	if len(out) > 0 {
 		l.gaveBack(out, l.execute(ctx, "give back", func(ctx context.Context) error {
-			return l.leases.store.release(ctx, l.model, out)
+			return l.leases.holder.HandOver(ctx, l.model, out)
 		}))
 	}
 }
@@ -165,7 +168,7 @@ func (l *leaser) giveBack(ctx context.Context, out []SlotKey) {
 // gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its
 // slots are not used again, and are given back once more under the same tokens, which changes nothing where they are
 // gone.
-func (l *leaser) gaveBack(out []SlotKey, answered bool) {
+func (l *leaser) gaveBack(out []slot.Held, answered bool) {
 	leases := l.leases
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
@@ -180,7 +183,7 @@ func (l *leaser) gaveBack(out []SlotKey, answered bool) {
 func (l *Leases) giveBackAll(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, r := range l.gateway.models.all() {
-		var out []SlotKey
+		var out []slot.Held
 		r.pool.do(func(now time.Time, p *Pool) {
 			_, idle := p.fleet.held()
 			out = l.noteDropped(append(p.surrender(), p.Retire(now, idle)...))
@@ -214,13 +217,13 @@ func (l *Leases) leave(ctx context.Context) {
 	for model, leaser := range l.leasers {
 		models = append(models, model)
 		for _, d := range leaser.doubts {
-			busy = append(busy, d.slot.Token)
+			busy = append(busy, d.Token)
 		}
 	}
 	l.mu.Unlock()
 	for range leaveTries {
 		bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
-		left := l.note(l.store.leave(bounded, models, busy), "leave")
+		left := l.note(l.removeGateway(bounded, models, busy), "leave")
 		if !left {
 			<-bounded.Done() // the database may be back by then
 		}
@@ -229,6 +232,17 @@ func (l *Leases) leave(ctx context.Context) {
 			return
 		}
 	}
+}
+
+const leaveSQL = `SELECT penstock.leave_gateway($1, $2, $3)`
+
+// removeGateway removes the gateway's row and frees its slots, apart from those that are busy, by their tokens. No lease
+// of the models and no hand-over to the gateway that is under way takes effect behind it.
+func (l *Leases) removeGateway(ctx context.Context, models []string, busy []int64) error {
+	if _, err := l.holder.DB.Exec(ctx, leaveSQL, l.holder.Node(), models, busy); err != nil {
+		return fmt.Errorf("leave: %w", err)
+	}
+	return nil
 }
 
 func (l *leaser) sendDoubts(ctx context.Context) {
@@ -240,12 +254,8 @@ func (l *leaser) sendDoubts(ctx context.Context) {
 	if len(doubts) == 0 {
 		return
 	}
-	slots, reasons := make([]SlotKey, len(doubts)), make([]string, len(doubts))
-	for i, d := range doubts {
-		slots[i], reasons[i] = d.slot, d.reason
-	}
 	ok := l.execute(ctx, "mark doubts", func(ctx context.Context) error {
-		return leases.store.doubt(ctx, slots, reasons)
+		return leases.holder.Doubt(ctx, doubts)
 	})
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
@@ -253,7 +263,9 @@ func (l *leaser) sendDoubts(ctx context.Context) {
 		l.doubts = append(doubts, l.doubts...)
 		return
 	}
-	leases.droppedSlots.reported(slots...)
+	for _, d := range doubts {
+		leases.droppedSlots.reported(d.Held)
+	}
 	leases.figures.Doubted += int64(len(doubts))
 }
 
@@ -273,7 +285,7 @@ func (l *Leases) compare(ctx context.Context) {
 	before := l.holding()
 	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
 	defer cancel()
-	held, err := l.store.held(bounded)
+	held, err := l.holder.Slots(bounded)
 	if !l.note(err, "compare") {
 		return
 	}
@@ -281,10 +293,10 @@ func (l *Leases) compare(ctx context.Context) {
 		l.compareAgain() // the process was stopped: others may have got since then what was held
 		return
 	}
-	l.extendLease(start, held.valid)
-	ours := map[SlotKey]bool{}
-	byInstance := map[int32][]SlotKey{}
-	for _, s := range held.slots {
+	l.extendLease(held.Until)
+	ours := map[slot.Held]bool{}
+	byInstance := map[int32][]slot.Held{}
+	for _, s := range held.Slots {
 		ours[s] = true
 		byInstance[s.Instance] = append(byInstance[s.Instance], s)
 	}
@@ -296,8 +308,8 @@ func (l *Leases) compare(ctx context.Context) {
 
 // holding lists what the pools hold. Slots that come in while the question is on its way are not judged
 // by its answer.
-func (l *Leases) holding() map[*sharedPool][]SlotKey {
-	all := map[*sharedPool][]SlotKey{}
+func (l *Leases) holding() map[*sharedPool][]slot.Held {
+	all := map[*sharedPool][]slot.Held{}
 	for _, r := range l.gateway.models.all() {
 		r.pool.do(func(_ time.Time, p *Pool) {
 			for _, i := range p.fleet.instances {
@@ -313,12 +325,12 @@ func (l *Leases) holding() map[*sharedPool][]SlotKey {
 // align drops what a pool held and is not ours, and adds what is ours and the pool does not hold. A slot that was put
 // in doubt or given back is not added, unless the database knew that when the question was sent: pools drop slots
 // under their locks.
-func (l *Leases) align(pool *sharedPool, ours map[SlotKey]bool, before []SlotKey, byInstance map[int32][]SlotKey) {
+func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.Held, byInstance map[int32][]slot.Held) {
 	fresh := 0
 	pool.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		var lost, came []SlotKey
+		var lost, came []slot.Held
 		for _, s := range before {
 			if !ours[s] {
 				lost = append(lost, s)
@@ -361,7 +373,7 @@ func (l *Leases) expire() {
 			continue
 		}
 		r.pool.do(func(now time.Time, p *Pool) {
-			var all []SlotKey
+			var all []slot.Held
 			for _, i := range p.fleet.instances {
 				for s := range i.held {
 					all = append(all, s)

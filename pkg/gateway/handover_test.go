@@ -4,7 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"reflect"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,6 +18,7 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -183,6 +184,9 @@ func TestSlotsChangeHandsWithoutHints(t *testing.T) {
 	}
 }
 
+// callsFunction says whether a statement calls a function of the schema.
+func callsFunction(sql, name string) bool { return strings.Contains(sql, "penstock."+name+"(") }
+
 // bank is a database that has nothing to lease, and counts leases.
 type bank struct {
 	postgres.DB
@@ -194,21 +198,21 @@ type bank struct {
 }
 
 func (b *bank) Query(_ context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if sql == leaseSQL {
+	if callsFunction(sql, "lease_slots_within") {
 		b.leases++
-		b.wants = append(b.wants, args[2].(int)) //nolint:errcheck,forcetypeassert // of leaseSQL
+		b.wants = append(b.wants, args[2].(int)) //nolint:errcheck,forcetypeassert // of lease_slots_within
 	}
-	if sql == heldSQL && b.grant {
-		return &heldRows{}, nil
+	if callsFunction(sql, "held_slots") && b.grant {
+		return &slotRows{slots: []slot.Held{{Instance: 1, Token: 1}}}, nil
 	}
-	return &heldRows{read: true}, nil
+	return &slotRows{}, nil
 }
 
 func (b *bank) QueryRow(_ context.Context, sql string, _ ...any) pgx.Row {
-	switch sql {
-	case offerSQL:
+	switch {
+	case callsFunction(sql, "offer_slots"):
 		b.asked++
-	case preemptSQL:
+	case callsFunction(sql, "preempt_durable"):
 		b.orders.Add(1)
 	}
 	return noneOrdered{}
@@ -304,7 +308,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 		pool := l.pool("m")
 		pool.do(func(now time.Time, p *Pool) {
 			p.Trust(now, now.Add(time.Hour))
-			p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}, {Instance: 1, Number: 1, Token: 1}})
+			p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}, {Instance: 1, Number: 1, Token: 1}})
 		})
 		var calls []*Request
 		admit := func() {
@@ -341,8 +345,8 @@ type stuckBank struct {
 }
 
 func (b *stuckBank) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if sql != leaseSQL {
-		return &heldRows{read: true}, nil
+	if !callsFunction(sql, "lease_slots_within") {
+		return &slotRows{}, nil
 	}
 	if args[0] == "stuck" {
 		<-ctx.Done()
@@ -351,20 +355,7 @@ func (b *stuckBank) Query(ctx context.Context, sql string, args ...any) (pgx.Row
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.number++
-	return &leasedRows{slot: SlotKey{Instance: 2, Number: b.number, Token: int64(b.number)}}, nil
-}
-
-// leasedRows is the answer to a lease of one slot.
-type leasedRows struct {
-	heldRows
-	slot SlotKey
-}
-
-func (r *leasedRows) Scan(to ...any) error {
-	for i, value := range []any{r.slot.Instance, r.slot.Number, r.slot.Token, int64(30_000)} {
-		reflect.ValueOf(to[i]).Elem().Set(reflect.ValueOf(value))
-	}
-	return nil
+	return &slotRows{slots: []slot.Held{{Instance: 2, Number: b.number, Token: int64(b.number)}}}, nil
 }
 
 // A statement of one model that hangs delays the leases of no other.

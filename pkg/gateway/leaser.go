@@ -3,6 +3,8 @@ package gateway
 import (
 	"context"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // leaser leases and gives back the slots of one model. Its goroutine runs while there is something to do.
@@ -17,17 +19,12 @@ type leaser struct {
 	wantsSlots  bool // requests of the pool wait for slots, or slots are to be given back
 	handOverDue bool // another node misses slots of the model
 	handedOver  bool // slots were handed over: others have some to give
-	doubts      []doubtful
-	back        []SlotKey // out of the pool already, to be given back, some of them once more
+	doubts      []slot.Doubt
+	back        []slot.Held // out of the pool already, to be given back, some of them once more
 
 	// Of the goroutine.
 	failed time.Time // when the database did not answer the last statement; zero: it did
 	pacing leasePacing
-}
-
-type doubtful struct {
-	slot   SlotKey
-	reason string
 }
 
 // run does what is due until nothing is, or ctx ends.
@@ -70,7 +67,7 @@ func (l *leaser) pass(ctx context.Context) time.Time {
 	if l.handedOver {
 		l.handedOver, l.pacing.gap = false, 0
 	}
-	var back []SlotKey
+	var back []slot.Held
 	if !away { // else the leases would wait for it each time
 		back, l.back = l.back, nil
 	}
@@ -137,12 +134,12 @@ type poolDemand struct {
 	oldest time.Time // see Pool.oldest
 	mode   PoolMode
 	policy PoolPolicy
-	limits limited
+	limits slot.Limited
 }
 
 // readDemand returns the demand of a pool, and the slots that it owes and that are to be given back. While the database
 // is away the pool keeps those: they are of use here alone.
-func (l *leaser) readDemand(pool *sharedPool) (d poolDemand, owed []SlotKey) {
+func (l *leaser) readDemand(pool *sharedPool) (d poolDemand, owed []slot.Held) {
 	d.at = time.Now()
 	away := l.away()
 	pool.do(func(now time.Time, p *Pool) {
@@ -183,38 +180,37 @@ func (l *leaser) leaseOrPreempt(ctx context.Context, pool *sharedPool, d poolDem
 	return next
 }
 
-func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits limited) int {
+func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits slot.Limited) int {
 	leases := l.leases
-	start := time.Now()
-	var got grant
+	var got slot.Holding
 	answered := l.execute(ctx, "lease", func(ctx context.Context) (err error) {
-		got, err = leases.store.lease(ctx, l.model, want, limits)
+		got, err = leases.holder.LeaseWithin(ctx, l.model, want, limits)
 		return err
 	})
 	leases.mu.Lock()
 	leases.figures.Leases++
-	leases.figures.Granted += int64(len(got.slots))
+	leases.figures.Granted += int64(len(got.Slots))
 	leases.mu.Unlock()
 	if !answered {
 		leases.compareAgain() // the answer may have been lost
 		return 0
 	}
-	if len(got.slots) > 0 {
-		leases.extendLease(start, got.valid)
+	if len(got.Slots) > 0 {
+		leases.extendLease(got.Until)
 		pool.do(func(now time.Time, p *Pool) {
 			leases.mu.Lock()
 			defer leases.mu.Unlock()
-			p.Grant(now, leases.droppedSlots.without(got.slots))
+			p.Grant(now, leases.droppedSlots.without(got.Slots))
 		})
 	}
-	return len(got.slots)
+	return len(got.Slots)
 }
 
 func (l *leaser) preempt(ctx context.Context, want int) {
 	leases := l.leases
 	n := 0
 	answered := l.execute(ctx, "preempt", func(ctx context.Context) (err error) {
-		n, err = leases.store.preempt(ctx, l.model, want)
+		n, err = leases.holder.Preempt(ctx, l.model, want)
 		return err
 	})
 	if answered && n > 0 {
@@ -228,7 +224,7 @@ func (l *leaser) preempt(ctx context.Context, want int) {
 // withdraw tells the database that the pool misses no slots any more: until then other nodes keep back what they could
 // use.
 func (l *leaser) withdraw(ctx context.Context) {
-	withdraw := func(ctx context.Context) error { return l.leases.store.withdraw(ctx, l.model) }
+	withdraw := func(ctx context.Context) error { return l.leases.holder.Withdraw(ctx, l.model) }
 	if l.pacing.demandKnown && l.execute(ctx, "withdraw demand", withdraw) {
 		l.pacing.demandKnown = false // otherwise the demand lapses by itself
 	}

@@ -3,12 +3,14 @@ package gateway
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // Leases keeps the slots of the pools in step with the database. Each pool has a leaser of its own: a statement about
@@ -16,7 +18,7 @@ import (
 // dispatched when a slot comes.
 type Leases struct {
 	config     LeasesConfig
-	store      store
+	holder     slot.Holder
 	gateway    *Gateway
 	log        *slog.Logger
 	wake       chan struct{} // holds one: a comparison is asked for
@@ -73,7 +75,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	config.AwayMax = cmp.Or(config.AwayMax, 15*time.Minute)
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
-		config: config, store: store{db, node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
+		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
 		droppedSlots: droppedSlots{}, answer: time.Now(),
 	}
@@ -96,10 +98,10 @@ func (l *Leases) need(model string) {
 }
 
 // doubt notes that the call on a slot may still run although no client waits for it.
-func (l *Leases) doubt(model string, s SlotKey, reason string) {
+func (l *Leases) doubt(model string, s slot.Held, reason string) {
 	l.mu.Lock()
 	leaser := l.leaser(model)
-	leaser.doubts = append(leaser.doubts, doubtful{s, reason})
+	leaser.doubts = append(leaser.doubts, slot.Doubt{Held: s, Reason: reason})
 	l.droppedSlots.add(s)
 	l.mu.Unlock()
 	l.wakeLeaser(leaser)
@@ -107,7 +109,7 @@ func (l *Leases) doubt(model string, s SlotKey, reason string) {
 
 // Granted is called when slots were handed over to a gateway. It does not block.
 func (l *Leases) Granted(node invalidation.NodeID) {
-	if node != l.store.node() {
+	if node != l.holder.Node() {
 		return
 	}
 	l.mu.Lock()
@@ -246,9 +248,19 @@ func (l *Leases) keepShares(ctx context.Context) {
 		l.tick(ctx)
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
-			l.note(l.store.sweep(ctx), "sweep")
+			l.note(l.sweep(ctx), "sweep")
 		}
 	}
+}
+
+const sweepSQL = `SELECT penstock.sweep_gateways()`
+
+// sweep deletes the preemptions of entries that are gone, and the folds of gateways that are.
+func (l *Leases) sweep(ctx context.Context) error {
+	if _, err := l.holder.DB.Exec(ctx, sweepSQL); err != nil {
+		return fmt.Errorf("sweep preemptions: %w", err)
+	}
+	return nil
 }
 
 func (l *Leases) pool(model string) *sharedPool {
@@ -293,11 +305,11 @@ func (l *Leases) nudge() {
 	}
 }
 
-// extendLease notes until when what is held is this gateway's: the answer to a question sent at start said so.
-func (l *Leases) extendLease(start time.Time, valid time.Duration) {
+// extendLease notes until when what is held is this gateway's, as an answer of the database said.
+func (l *Leases) extendLease(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if until := start.Add(valid); until.After(l.leaseUntil) {
+	if until.After(l.leaseUntil) {
 		l.leaseUntil = until
 	}
 }

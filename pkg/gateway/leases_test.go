@@ -2,7 +2,6 @@ package gateway
 
 import (
 	"context"
-	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -101,11 +101,11 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 	p := startPlant(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
-	slot := SlotKey{Instance: 1, Number: 0, Token: 1}
-	ours, byInstance := map[SlotKey]bool{slot: true}, map[int32][]SlotKey{1: {slot}}
+	doubted := slot.Held{Instance: 1, Number: 0, Token: 1}
+	ours, byInstance := map[slot.Held]bool{doubted: true}, map[int32][]slot.Held{1: {doubted}}
 
-	l.doubt("m", slot, "test")
-	pool.do(func(now time.Time, p *Pool) { p.Lose(now, []SlotKey{slot}) })
+	l.doubt("m", doubted, "test")
+	pool.do(func(now time.Time, p *Pool) { p.Lose(now, []slot.Held{doubted}) })
 	l.align(pool, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that are not in doubt", held)
@@ -119,9 +119,9 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	p := startPlant(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
-	var out []SlotKey
+	var out []slot.Held
 	pool.do(func(now time.Time, p *Pool) { out = l.noteDropped(p.Retire(now, 1)) })
-	ours, byInstance := map[SlotKey]bool{out[0]: true}, map[int32][]SlotKey{1: out}
+	ours, byInstance := map[slot.Held]bool{out[0]: true}, map[int32][]slot.Held{1: out}
 	asked := time.Now()
 	l.align(pool, ours, nil, byInstance)
 	l.leaser("m").gaveBack(out, true)
@@ -144,21 +144,27 @@ type deafBank struct {
 }
 
 func (b *deafBank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
-	if sql == heldSQL {
+	if callsFunction(sql, "held_slots") {
 		b.mu.Lock()
 		defer b.mu.Unlock()
-		return &fourRows{gone: slices.Clone(b.gone)}, nil
+		var held []slot.Held
+		for n := range int32(4) {
+			if token := int64(n) + 1; !slices.Contains(b.gone, token) {
+				held = append(held, slot.Held{Instance: 1, Number: n, Token: token})
+			}
+		}
+		return &slotRows{slots: held}, nil
 	}
-	return &heldRows{read: true}, nil
+	return &slotRows{}, nil
 }
 
 func (b *deafBank) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sql != handOverSQL {
+	if !callsFunction(sql, "hand_over_slots") {
 		return pgconn.CommandTag{}, nil
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	tokens := args[4].([]int64) //nolint:errcheck,forcetypeassert // of handOverSQL
+	tokens := args[4].([]int64) //nolint:errcheck,forcetypeassert // of hand_over_slots
 	b.given = append(b.given, tokens)
 	if b.lost > 0 {
 		b.lost--
@@ -176,29 +182,6 @@ func (b *deafBank) sent() [][]int64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return slices.Clone(b.given)
-}
-
-// fourRows is the answer that those of the slots 0 to 3 are held that are not gone.
-type fourRows struct {
-	heldRows
-	gone []int64
-	n    int64
-}
-
-func (r *fourRows) Next() bool {
-	r.n++
-	for slices.Contains(r.gone, r.n) {
-		r.n++
-	}
-	return r.n <= 4
-}
-
-func (r *fourRows) Scan(to ...any) error {
-	instance, number, token := int32(1), int32(r.n-1), r.n //nolint:gosec // four
-	for i, value := range []any{&instance, &number, &token, false, int64(30_000)} {
-		reflect.ValueOf(to[i]).Elem().Set(reflect.ValueOf(value))
-	}
-	return nil
 }
 
 // deafLeases runs the leases of a gateway with four idle slots, the first give-back of which loses its answer.
@@ -292,10 +275,10 @@ func TestSlotsOfAPoolThatIsNotCalledAreAllGivenBack(t *testing.T) {
 type slowBank struct{ bank }
 
 func (*slowBank) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error) {
-	if sql == heldSQL {
+	if callsFunction(sql, "held_slots") {
 		time.Sleep(3 * time.Millisecond)
 	}
-	return &heldRows{read: true}, nil
+	return &slotRows{}, nil
 }
 
 func (*slowBank) Exec(context.Context, string, ...any) (pgconn.CommandTag, error) {

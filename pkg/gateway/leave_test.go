@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -27,7 +28,7 @@ type lateBank struct {
 }
 
 func (b *lateBank) Query(ctx context.Context, sql string, args ...any) (rows pgx.Rows, err error) {
-	if sql != leaseSQL {
+	if !callsFunction(sql, "lease_slots_within") {
 		return b.DB.Query(ctx, sql, args...)
 	}
 	err = context.DeadlineExceeded
@@ -100,7 +101,7 @@ func TestALeaseWhoseAnswerIsLateLeavesNoSlot(t *testing.T) {
 type mutedDoubts struct{ postgres.DB }
 
 func (d mutedDoubts) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
-	if sql == doubtSQL {
+	if strings.Contains(sql, "SET doubt_at") {
 		return pgconn.CommandTag{}, errors.New("the statement fails")
 	}
 	return d.DB.Exec(ctx, sql, args...)

@@ -3,6 +3,8 @@ package gateway
 import (
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // A pool goes over to QUEUE above the upper bound of its band, and back to PASS below the lower one: it does not go to and
@@ -15,7 +17,7 @@ func TestTheModeChangesAtTheBoundsOfItsBand(t *testing.T) {
 	p := NewPool(policy, nil)
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 20, Usable: true}})
 	for n := range int32(20) {
-		p.Grant(now, []SlotKey{{1, n, int64(n) + 1}})
+		p.Grant(now, []slot.Held{{Instance: 1, Number: n, Token: int64(n) + 1}})
 	}
 	var calls []*Request
 	for _, step := range []struct {

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // Overload that has lasted for no longer than its first waits is judged as one that lasts: what cannot be served is
@@ -127,7 +129,7 @@ func TestNoRequestOfTheOwnClassIsEvictedForNothing(t *testing.T) {
 	}
 
 	p, send, evicted := setUp(4)
-	p.Grant(now, []SlotKey{{1, 0, 1}})
+	p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}})
 	if refused := send("debtor", 1); refused != nil || p.inFlight != 1 {
 		t.Fatal(refused, p.inFlight)
 	}

@@ -3,6 +3,8 @@ package gateway
 import (
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // An instance counts as one that has an adapter loaded for some time after its last call for it, and its record of
@@ -14,7 +16,7 @@ func TestAdaptersAreForgotten(t *testing.T) {
 	list := []InstanceState{{ID: 1, Slots: 4, Usable: true}, {ID: 2, Slots: 4, Usable: true}}
 	p.SetInstances(now, list)
 	for n := range int32(4) {
-		p.Grant(now, []SlotKey{{1, n, int64(n) + 1}, {2, n, int64(n) + 11}})
+		p.Grant(now, []slot.Held{{Instance: 1, Number: n, Token: int64(n) + 1}, {Instance: 2, Number: n, Token: int64(n) + 11}})
 	}
 	call := func(adapter string) (r *Request) {
 		r = &Request{Class: Default, Adapter: adapter}

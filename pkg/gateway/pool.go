@@ -4,6 +4,8 @@ import (
 	"container/heap"
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // Request is one online call on its way through a pool. The fields above the line are the caller's.
@@ -38,7 +40,7 @@ type Request struct {
 	limit      time.Time     // the earlier of expires and Deadline
 	restarted  bool
 	trial      bool // its instance fails, and was to be tried
-	slot       SlotKey
+	slot       slot.Held
 	instance   *instance
 	server     string // name and address of the instance when the slot was granted: a later catalog may change them
 	address    string
@@ -126,8 +128,8 @@ type Pool struct {
 	timeouts                 timeouts
 	slacks                   [classCount]slack
 	evictions                uint64
-	owed                     int       // busy slots that are to be given back when their calls end
-	left                     []SlotKey // those whose calls have ended; they stay busy until surrender takes them out
+	owed                     int         // busy slots that are to be given back when their calls end
+	left                     []slot.Held // those whose calls have ended; they stay busy until surrender takes them out
 	count                    Counts
 }
 

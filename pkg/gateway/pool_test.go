@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -35,7 +36,7 @@ type twin struct {
 	rand     *rand.Rand
 	now      time.Time
 	next     int
-	slots    []SlotKey
+	slots    []slot.Held
 	live     map[int]*Request // waiting or in flight
 	pairs    map[int]*naiveRequest
 	inFlight []int
@@ -204,12 +205,12 @@ func (x *twin) supply() {
 	instance := InstanceState{ID: 1, Server: "a", Slots: most, Usable: x.rand.IntN(8) > 0}
 	step := "supply"
 	if x.rand.IntN(2) == 0 && len(x.slots) < most {
-		slot := SlotKey{1, int32(x.rand.IntN(1 << 30)), x.rand.Int64()} //nolint:gosec // bounded
-		x.slots = append(x.slots, slot)
+		fresh := slot.Held{Instance: 1, Number: int32(x.rand.IntN(1 << 30)), Token: x.rand.Int64()} //nolint:gosec // bounded
+		x.slots = append(x.slots, fresh)
 		x.pool.SetInstances(x.now, []InstanceState{instance})
 		want := x.model.supply(x.now, len(x.slots)-1, instance.Usable)
 		x.check(step, want)
-		x.pool.Grant(x.now, []SlotKey{slot})
+		x.pool.Grant(x.now, []slot.Held{fresh})
 		x.check("grant", x.model.supply(x.now, len(x.slots), instance.Usable))
 		return
 	}
@@ -217,7 +218,7 @@ func (x *twin) supply() {
 	x.check(step, x.model.supply(x.now, len(x.slots), instance.Usable))
 	out := x.pool.Retire(x.now, 0)
 	if !instance.Usable {
-		x.slots = slices.DeleteFunc(x.slots, func(s SlotKey) bool { return slices.Contains(out, s) })
+		x.slots = slices.DeleteFunc(x.slots, func(s slot.Held) bool { return slices.Contains(out, s) })
 		x.check("retire", x.model.supply(x.now, len(x.slots), false))
 	}
 }

@@ -177,23 +177,3 @@ func TestOrdersOfPreemptionHaveAGap(t *testing.T) {
 		synctest.Wait()
 	})
 }
-
-// A new session has planned the statements about slots before its first use, and nothing has come of it.
-func TestSessionsAreWarmedWithoutEffect(t *testing.T) {
-	t.Parallel()
-	x := newExchange(t)
-	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
-	conn, err := x.pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	if err := WarmSlots(t.Context(), conn.Conn()); err != nil {
-		t.Fatal(err)
-	}
-	for _, table := range []string{"slot", "slot_demand", "preemption"} {
-		if n := x.count(`SELECT count(*) FROM penstock.` + table); n != 0 {
-			t.Errorf("%d rows of %s", n, table)
-		}
-	}
-}

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -326,7 +327,7 @@ func newPooled(w *world, slots int, change func(*PoolPolicy)) *pooled {
 	x.probe(0)
 	for _, e := range w.engines {
 		for n := range slots {
-			x.pool.Grant(x.epoch, []SlotKey{{e.id, int32(n), int64(n) + 1}}) //nolint:gosec // small
+			x.pool.Grant(x.epoch, []slot.Held{{Instance: e.id, Number: int32(n), Token: int64(n) + 1}}) //nolint:gosec // small
 		}
 	}
 	return x

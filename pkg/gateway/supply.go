@@ -1,6 +1,10 @@
 package gateway
 
-import "time"
+import (
+	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
+)
 
 // SetPolicy replaces the settings.
 func (p *Pool) SetPolicy(now time.Time, policy PoolPolicy) {
@@ -33,19 +37,16 @@ func (p *Pool) SetInstances(now time.Time, list []InstanceState) {
 	p.dispatch(now)
 }
 
-// Grant adds slots that were leased or handed over. It returns those of instances that are not known.
-func (p *Pool) Grant(now time.Time, slots []SlotKey) (unknown []SlotKey) {
+// Grant adds slots that were leased or handed over. Those of instances that are not known here are left out.
+func (p *Pool) Grant(now time.Time, slots []slot.Held) {
 	for _, s := range slots {
-		if !p.fleet.add(s) {
-			unknown = append(unknown, s)
-		}
+		p.fleet.add(s)
 	}
 	p.dispatch(now)
-	return unknown
 }
 
 // Lose drops slots that are not this gateway's any more. Calls on them go on.
-func (p *Pool) Lose(now time.Time, slots []SlotKey) {
+func (p *Pool) Lose(now time.Time, slots []slot.Held) {
 	for _, s := range slots {
 		p.fleet.drop(s)
 	}
@@ -54,7 +55,7 @@ func (p *Pool) Lose(now time.Time, slots []SlotKey) {
 
 // Retire takes up to n idle slots out, of unusable instances and beyond the slots of instances
 // first, and returns them for the caller to give back.
-func (p *Pool) Retire(now time.Time, n int) (out []SlotKey) {
+func (p *Pool) Retire(now time.Time, n int) (out []slot.Held) {
 	for _, i := range p.fleet.instances {
 		for len(i.idle) > 0 && (!i.usable || len(i.held) > i.limit.slots) {
 			out = append(out, i.idle[len(i.idle)-1])
@@ -78,7 +79,7 @@ func (p *Pool) owe(n int) { p.owed = max(0, n) }
 
 // surrender takes the slots out that are owed and whose calls have ended, and returns them. The leases note under the
 // pool's lock that they are out: until they are given back no comparison with the database may grant them again.
-func (p *Pool) surrender() []SlotKey {
+func (p *Pool) surrender() []slot.Held {
 	out := p.left
 	p.left = nil
 	for _, s := range out {
@@ -151,16 +152,13 @@ func (p *Pool) demand(now time.Time) (need, usable int) {
 	return need, room
 }
 
-// limited is instances that could not use all of their slots, and how many more slots each could use.
-type limited struct{ instances, rooms []int32 }
-
 // limited lists the instances that take no more calls than their limit, or none because they cool.
-func (p *Pool) limited(now time.Time) limited {
-	l := limited{[]int32{}, []int32{}} // not null
+func (p *Pool) limited(now time.Time) slot.Limited {
+	l := slot.Limited{Instances: []int32{}, Rooms: []int32{}} // not null
 	for _, i := range p.fleet.instances {
 		if i.usable && (now.Before(i.cool) || i.limit.value() < i.limit.slots) {
-			l.instances = append(l.instances, i.id)
-			l.rooms = append(l.rooms, int32(i.headroom(now))) //nolint:gosec // at most the slots of an instance
+			l.Instances = append(l.Instances, i.id)
+			l.Rooms = append(l.Rooms, int32(i.headroom(now))) //nolint:gosec // at most the slots of an instance
 		}
 	}
 	return l

@@ -3,6 +3,8 @@ package gateway
 import (
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // A slot that is owed leaves with the end of its call, goes to no waiter, and cannot come in again before it is given
@@ -65,7 +67,7 @@ func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
 		i := p.fleet.find(1)
 		i.limit.limit = c.limit
-		p.Grant(now, []SlotKey{{1, 0, 1}})
+		p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}})
 		for range 9 {
 			if _, refused := p.Arrive(now, &Request{Flow: "f", Class: Critical, Leave: func(*Request, Dropped) {}}); refused != nil {
 				t.Fatal(refused)
@@ -75,7 +77,7 @@ func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {
 			i.cool = now.Add(time.Second)
 		}
 		for k := int32(1); k < c.held; k++ {
-			p.Grant(now, []SlotKey{{1, k, int64(k) + 1}})
+			p.Grant(now, []slot.Held{{Instance: 1, Number: k, Token: int64(k) + 1}})
 		}
 		if want, over := p.wanted(now), p.overLimit(now); want != c.want || over != c.overLimit {
 			t.Errorf("%s: %d slots are wanted and %d requests are over the limit, want %d and %d", name, want, over, c.want, c.overLimit)

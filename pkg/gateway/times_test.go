@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -18,7 +19,7 @@ func open(policy PoolPolicy) *sharedPool {
 	pool := newSharedPool("m", policy, nil, nil, nil)
 	pool.do(func(now time.Time, p *Pool) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
-		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
+		p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}})
 	})
 	return pool
 }
@@ -156,7 +157,7 @@ func contest(seconds int, slots int, weights []float64, offer []int, service fun
 	p := NewPool(policy, nil)
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: slots, Usable: true}})
 	for n := range slots {
-		p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
+		p.Grant(now, []slot.Held{{Instance: 1, Number: int32(n), Token: int64(n) + 1}}) //nolint:gosec // small
 	}
 	type flight struct {
 		r    *Request
@@ -279,7 +280,7 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 	p := NewPool(policy, nil)
 	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 100, Usable: true}})
 	for n := range 100 {
-		p.Grant(now, []SlotKey{{1, int32(n), int64(n) + 1}}) //nolint:gosec // small
+		p.Grant(now, []slot.Held{{Instance: 1, Number: int32(n), Token: int64(n) + 1}}) //nolint:gosec // small
 	}
 	var inFlight []*Request
 	n := 0
@@ -312,7 +313,7 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 	pool := newSharedPool("m", DefaultPolicy(), nil, nil, nil)
 	pool.do(func(now time.Time, p *Pool) {
 		p.SetInstances(now, []InstanceState{{ID: 1, Slots: 10, Usable: true}})
-		p.Grant(now, []SlotKey{{Instance: 1, Number: 0, Token: 1}})
+		p.Grant(now, []slot.Held{{Instance: 1, Number: 0, Token: 1}})
 	})
 	left := 0
 	for range 1000 { // which of the two the waiter sees first is chance

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // traffic plays arrivals and ends of calls against pools with their code unchanged, on a clock of its own.
@@ -60,11 +62,11 @@ func (x *traffic) setInstances(n, slots int) {
 	}
 	for g, p := range x.pools {
 		p.SetInstances(x.now, list)
-		var granted []SlotKey
+		var granted []slot.Held
 		for id := range int32(n) {
 			for k := range slots {
 				number := int32(g*slots + k)
-				granted = append(granted, SlotKey{Instance: id + 1, Number: number, Token: int64(number) + 1})
+				granted = append(granted, slot.Held{Instance: id + 1, Number: number, Token: int64(number) + 1})
 			}
 		}
 		p.Grant(x.now, granted)

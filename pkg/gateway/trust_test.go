@@ -12,6 +12,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -73,31 +74,32 @@ type lateDB struct {
 
 func (d *lateDB) Query(context.Context, string, ...any) (pgx.Rows, error) {
 	time.Sleep(d.after) // also beyond the bound of the statement: the process was stopped
-	return &heldRows{}, nil
+	return &slotRows{slots: []slot.Held{{Instance: 1, Token: 1}}}, nil
 }
 
-// heldRows is the answer that the slot of the gateway is held, for 30 s more.
-type heldRows struct {
+// slotRows is the answer that slots are the gateway's, for 30 s more.
+type slotRows struct {
 	pgx.Rows
-	read bool
+	slots []slot.Held
+	read  int
 }
 
-func (r *heldRows) Next() bool {
-	defer func() { r.read = true }()
-	return !r.read
+func (r *slotRows) Next() bool {
+	r.read++
+	return r.read <= len(r.slots)
 }
 
-func (r *heldRows) Scan(to ...any) error {
-	instance, number, token := int32(1), int32(0), int64(1)
-	for i, value := range []any{&instance, &number, &token, false, int64(30_000)} {
+func (r *slotRows) Scan(to ...any) error {
+	s := r.slots[r.read-1]
+	for i, value := range []any{&s.Instance, &s.Number, &s.Token, false, int64(30_000)} {
 		reflect.ValueOf(to[i]).Elem().Set(reflect.ValueOf(value))
 	}
 	return nil
 }
 
-func (r *heldRows) Close()                        {}
-func (r *heldRows) Err() error                    { return nil }
-func (r *heldRows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
+func (r *slotRows) Close()                        {}
+func (r *slotRows) Err() error                    { return nil }
+func (r *slotRows) CommandTag() pgconn.CommandTag { return pgconn.CommandTag{} }
 
 // A comparison renews the trust from when it was asked for: an answer that a process reads after a stop says nothing
 // about the time of the stop.

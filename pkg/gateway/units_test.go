@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
@@ -101,7 +102,7 @@ func TestFlowsAreServedByTheSequencesOfTheirCalls(t *testing.T) {
 			}
 		}
 	}
-	p.Grant(now, []SlotKey{{Instance: 1, Token: 1}})
+	p.Grant(now, []slot.Held{{Instance: 1, Token: 1}})
 	for range 39 {
 		now = now.Add(time.Second)
 		p.End(now, running, Taken{Took: time.Second})

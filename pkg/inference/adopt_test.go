@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // silent is a database that answers no query.
@@ -28,11 +29,12 @@ func (r silentRow) Scan(...any) error {
 // Claims and calls of all models wait for the exchange about the slot of a run.
 func TestAnAdoptionWithoutAnswerHoldsOtherExchangesUpForSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := &SlotPool{db: silent{}, log: slog.New(slog.DiscardHandler), node: func() invalidation.NodeID { return 7 }}
+		holder := slot.Holder{DB: silent{}, Node: func() invalidation.NodeID { return 7 }}
+		p := &SlotPool{holder: holder, log: slog.New(slog.DiscardHandler)}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		start := time.Now()
-		h, err := p.adopt(ctx, &Endpoint{ID: 1}, 0, 1)
+		h, err := p.adopt(ctx, &Endpoint{ID: 1}, slotAt(1, 0, 1))
 		if took := time.Since(start); h != nil || err == nil || took > exchangeMax {
 			t.Errorf("after %s: slot %v, error %v", took, h, err)
 		}

@@ -2,15 +2,13 @@ package inference
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -38,26 +36,26 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 	state, usable, breaker := p.stateOf(model), p.usable(model, now), p.breakerOf(model)
 	a.pressed = p.registry.Pressed()
 	probe := false
-	slot, swapped, await := state.ledger.assign(now, a, func(instance int32) (admitted bool) {
+	given, swapped, await := state.ledger.assign(now, a, func(instance int32) (admitted bool) {
 		if usable(instance) {
 			admitted, probe = breaker.Admit(now, p.registry.Endpoint(instance).Server)
 		}
 		return admitted
 	})
-	if slot == nil && a.caution == alone {
+	if given == nil && a.caution == alone {
 		state.ledger.reserve(now, a, usable)
 		return nil, 0
 	}
-	if slot == nil {
+	if given == nil {
 		return nil, await
 	}
 	state.tally.Calls++
-	state.tally.Entries += int64(slot.permits)
+	state.tally.Entries += int64(given.permits)
 	if swapped {
 		state.tally.Swaps++
 	}
 	return &slotRef{
-		pool: p, model: model, slot: slot, endpoint: p.registry.Endpoint(slot.instance),
+		pool: p, model: model, slot: given, endpoint: p.registry.Endpoint(given.Instance),
 		swapped: swapped, probe: probe,
 	}, 0
 }
@@ -74,28 +72,25 @@ func (p *SlotPool) idle(model string) bool {
 	return false
 }
 
-const adoptSQL = `SELECT penstock.adopt_slot($1, $2, $3, $4)`
-
 // adopt takes over the slot of a run that this node follows on. nil: it is not to be had any more.
-func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, number int32, token int64) (*slotRef, error) {
+func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, s slot.Held) (*slotRef, error) {
 	p.talk.Lock() // a slot must not appear in between the question and the answer of verify
 	defer p.talk.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, exchangeMax) // others wait for the lock
 	defer cancel()
-	var fresh *int64
-	if err := p.db.QueryRow(ctx, adoptSQL, e.ID, number, token,
-		p.node()).Scan(&fresh); err != nil && !errors.Is(err, pgx.ErrNoRows) {
+	own, adopted, err := p.holder.Adopt(ctx, s)
+	if err != nil {
 		p.lostAnswer()
-		return nil, fmt.Errorf("adopt slot %d of instance %d: %w", number, e.ID, err)
+		return nil, err
 	}
-	if fresh == nil {
+	if !adopted {
 		return nil, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	slot := p.stateOf(e.Model.Name).ledger.adopt(slotKey{e.ID, number}, *fresh, time.Now())
-	slot.company = true // as far as is known: its call began before
-	return &slotRef{pool: p, model: e.Model.Name, slot: slot, endpoint: e}, nil
+	h := p.stateOf(e.Model.Name).ledger.adopt(own, time.Now())
+	h.company = true // as far as is known: its call began before
+	return &slotRef{pool: p, model: e.Model.Name, slot: h, endpoint: e}, nil
 }
 
 // assignOn gives an entry a slot of one certain instance.
@@ -139,7 +134,7 @@ func (h *slotRef) end(ceded bool) {
 	l.finish(h.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
-	goes := (ceded || owed && now.Before(state.wanted)) && l.held[h.slot.slotKey] == h.slot
+	goes := (ceded || owed && now.Before(state.wanted)) && l.has(h.slot)
 	if goes {
 		l.depart(h.slot) // the permit of the run that has ended goes back without it
 	}
@@ -187,8 +182,8 @@ func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	h.forgo()
 	h.ended = true
 	a.ledger.finish(h.slot, time.Now(), true)
-	if a.ledger.held[h.slot.slotKey] == h.slot {
-		a.doubts = append(a.doubts, doubtful{slot: h.slot, queue: queue, entry: entry, reason: reason})
+	if a.ledger.has(h.slot) {
+		a.doubts = append(a.doubts, slot.Doubt{Held: h.slot.Held, Queue: queue, Entry: entry, Reason: reason})
 	}
 	p.mu.Unlock()
 	go func() {
@@ -214,7 +209,7 @@ const (
 func (h *slotRef) cool(asked time.Duration) {
 	h.pool.mu.Lock()
 	defer h.pool.mu.Unlock()
-	of := h.pool.stateOf(h.model).ledger.of(h.slot.instance)
+	of := h.pool.stateOf(h.model).ledger.of(h.slot.Instance)
 	of.coolFor = min(max(2*of.coolFor, coolMin), coolMax)
 	wait := time.Duration(float64(of.coolFor) * (0.75 + 0.5*rand.Float64())) //nolint:gosec // jitter
 	of.cool = time.Now().Add(max(wait, min(asked, askMax)))
@@ -225,7 +220,7 @@ func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verd
 	p := h.pool
 	p.mu.Lock()
 	if o.Kind == worker.Done {
-		p.stateOf(h.model).ledger.of(h.slot.instance).coolFor = 0
+		p.stateOf(h.model).ledger.of(h.slot.Instance).coolFor = 0
 	}
 	e.probe, h.probe = h.probe, false
 	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // handedOver is a database that takes down how many slots each hand-over has, and when it came.
@@ -44,14 +45,14 @@ func TestRunsThatArePreemptedTogetherAreHandedOverAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			db := &handedOver{since: time.Now()}
 			p := &SlotPool{
-				db: db, models: map[string]*modelState{}, idled: func(string) {}, kick: make(chan struct{}, 1),
-				log: slog.New(slog.DiscardHandler), node: func() invalidation.NodeID { return 7 },
+				holder: slot.Holder{DB: db, Node: func() invalidation.NodeID { return 7 }}, models: map[string]*modelState{},
+				idled: func(string) {}, kick: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 			}
 			p.mu.Lock()
 			p.ceding = len(c.ends)
 			for n, end := range c.ends {
-				slot := p.stateOf("m").ledger.adopt(slotKey{1, int32(n)}, int64(n)+1, time.Now()) //nolint:gosec // a few
-				time.AfterFunc(end, func() { (&slotRef{pool: p, model: "m", slot: slot}).cede() })
+				h := p.stateOf("m").ledger.adopt(slotAt(1, int32(n), int64(n)+1), time.Now()) //nolint:gosec // a few
+				time.AfterFunc(end, func() { (&slotRef{pool: p, model: "m", slot: h}).cede() })
 			}
 			p.mu.Unlock()
 			time.Sleep(time.Minute)

@@ -280,7 +280,7 @@ func (a *dispatch) meta(o worker.Outcome) json.RawMessage {
 		Logs       string          `json:"logs,omitempty"` // Cog: the end of them
 		Metrics    json.RawMessage `json:"metrics,omitempty"`
 	}{
-		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.number,
+		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.Number,
 		QueueMS:  (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(),
 		RunMS:    time.Since(a.began).Milliseconds(),
 		FirstMS:  math.Round(a.first.Seconds()*1e5) / 100,

@@ -2,7 +2,6 @@ package inference
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -10,10 +9,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -32,12 +30,10 @@ func TestModelsOfADeviceGroupShareItsSlots(t *testing.T) {
 	held := func() int {
 		return b.count(`SELECT count(*) FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id WHERE i.device_group = 'gpu-1'`)
 	}
-	lease := func(model string, node invalidation.NodeID, want int) []leasedSlot {
-		rows, err := b.pool.Query(b.ctx, leaseSlotsSQL, model, node, want)
+	lease := func(model string, node invalidation.NodeID, want int) []slot.Held {
+		got, err := b.holder(node).Lease(b.ctx, model, want)
 		b.must(err)
-		got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[leasedSlot])
-		b.must(err)
-		return got
+		return got.Slots
 	}
 	one, two := b.node(time.Minute), b.node(time.Minute)
 	mine := lease(b.model.Name, one, 4)
@@ -82,17 +78,13 @@ func TestConcurrentLeasesNeverExceedADeviceGroup(t *testing.T) {
 	var crew sync.WaitGroup
 	var leases atomic.Int64
 	leaseAndReturn := func(model string, node invalidation.NodeID) error {
-		rows, err := b.pool.Query(b.ctx, leaseSlotsSQL, model, node, 1+rand.IntN(4))
+		holder := b.holder(node)
+		got, err := holder.Lease(b.ctx, model, 1+rand.IntN(4))
 		if err != nil {
 			return err
 		}
-		got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[leasedSlot])
-		leases.Add(int64(len(got)))
-		for _, s := range got {
-			_, failed := b.pool.Exec(b.ctx, returnSlotsSQL, []int32{s.Instance}, []int32{s.Number}, []int64{s.Token}, node)
-			err = errors.Join(err, failed)
-		}
-		return err
+		leases.Add(int64(len(got.Slots)))
+		return holder.Return(b.ctx, got.Slots)
 	}
 	for n := range 6 {
 		node, model := b.node(time.Minute), models[n%3]

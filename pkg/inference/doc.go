@@ -5,8 +5,10 @@
 // # Slots
 //
 // A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot
-// is a row of penstock.slot with a token; there is none for a free one. Nodes lease slots in blocks
-// (leasing.go), and hand them out as permits (slots.go, with the arithmetic of ledger.go):
+// is a row of penstock.slot with a token; there is none for a free one. The statements are those of package
+// slot, which gateways send as well. Nodes lease slots in blocks (leasing.go), and hand them out as permits
+// (slots.go, with the arithmetic of ledger.go). The pool of pkg/gateway is another thing: there requests wait for
+// slots, in the order of their flows; here no entry is claimed before it has a permit.
 //
 //	            Take, before the claim       assign                 the call ended
 //	leased ──────────────► permit ──────────► busy with an entry ──────────► permit ──► given back, leased still

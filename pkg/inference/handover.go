@@ -3,13 +3,9 @@ package inference
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -114,15 +110,10 @@ func (p *SlotPool) followHints() {
 	}
 }
 
-const takePreemptionsSQL = `SELECT run_token FROM penstock.take_preemptions($1)`
-
 func (p *SlotPool) takePreemptions(ctx context.Context) error {
-	tokens, err := pgx.CollectRows(postgres.Query(ctx, p.db, takePreemptionsSQL, p.node()), pgx.RowTo[int64])
-	if err != nil {
-		return fmt.Errorf("take preemptions: %w", err)
-	}
-	if len(tokens) == 0 {
-		return nil
+	tokens, err := p.holder.TakePreemptions(ctx)
+	if err != nil || len(tokens) == 0 {
+		return err
 	}
 	p.mu.Lock()
 	p.ceding = len(tokens)
@@ -151,8 +142,6 @@ func (p *SlotPool) ceded() time.Duration {
 	return 0
 }
 
-const handOverSQL = `SELECT penstock.hand_over_slots($1, $2, $3, $4, $5)`
-
 // HandOver gives the idle slots of a model, but for those that permits cover, to the gateways that
 // miss some. It does not block.
 func (p *SlotPool) HandOver(model string) {
@@ -176,8 +165,7 @@ func (p *SlotPool) sendLeaving(model string) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
 	defer cancel()
-	instances, numbers, tokens := columnsOf(out, func(h *heldSlot) *heldSlot { return h })
-	if _, err := p.db.Exec(ctx, handOverSQL, model, p.node(), instances, numbers, tokens); err != nil {
+	if err := p.holder.HandOver(ctx, model, namesOf(out)); err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
 		p.leaveAgain(map[string][]*heldSlot{model: out})
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -221,22 +222,14 @@ func (p *Prober) heard(now time.Time) {
 
 // trusted returns the orphans whose state says something of their nodes. After a time in which the database did not
 // answer, leases have lapsed of nodes that live and have not been able to beat since: their calls may run through.
-func (p *Prober) trusted(orphans []orphan, now time.Time) []orphan {
+func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 	p.mu.Lock()
 	returned := p.returned
 	p.mu.Unlock()
 	if returned.IsZero() || now.Sub(returned) >= p.config.Interval {
 		return orphans
 	}
-	return slices.DeleteFunc(orphans, func(o orphan) bool { return o.Dead })
-}
-
-const orphansSQL = `SELECT slot_token, age, dead FROM penstock.orphan_slots($1)`
-
-type orphan struct {
-	Token int64
-	Age   time.Duration // since its node died, or said that it does not know whether the call ended
-	Dead  bool          // its node died
+	return slices.DeleteFunc(orphans, func(o slot.Orphan) bool { return o.Dead })
 }
 
 const foundSQL = `
@@ -247,8 +240,6 @@ UPDATE penstock.instance i
        checked_at = clock_timestamp(), next_check_at = clock_timestamp() + $8::interval
  WHERE id = $1`
 
-const freeSQL = `SELECT penstock.free_slots($1, $2)`
-
 // probe asks one instance for its health, stores it, and frees slots that are stale. It returns the finding
 // that it stored; none where the instance was removed, or is not usable, which the registry reports.
 func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
@@ -257,9 +248,9 @@ func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
 		return found{}, err
 	}
 	// Before the probe: what was orphaned after the worker counted is not for this count to judge.
-	orphans, err := pgx.CollectRows(postgres.Query(ctx, p.db, orphansSQL, instance), pgx.RowToStructByPos[orphan])
+	orphans, err := slot.Orphans(ctx, p.db, instance)
 	if err != nil {
-		return found{}, fmt.Errorf("read orphaned slots: %w", err)
+		return found{}, err
 	}
 	h := e.adapter.Probe(ctx)
 	if ctx.Err() != nil {
@@ -282,9 +273,9 @@ func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
 	if len(stale) == 0 {
 		return f, nil
 	}
-	var freed int
-	if err := p.db.QueryRow(ctx, freeSQL, instance, stale).Scan(&freed); err != nil {
-		return f, fmt.Errorf("free stale slots: %w", err)
+	freed, err := slot.Free(ctx, p.db, instance, stale)
+	if err != nil {
+		return f, err
 	}
 	p.log.Info("stale slots freed", "model", e.Model.Name, "server", e.Server, "freed", freed, "state", h.State)
 	return f, nil
@@ -325,11 +316,11 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 // request on its way, and a probe that overtakes it would free a slot in use. Of the others the
 // oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
 // use can.
-func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
+func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
 	doubtMax := cmp.Or(c.DoubtMax, runMost(e.Model))
 	stops := e.Model.CloseEndsRun()
 	active := running(h, e)
-	var settled []orphan
+	var settled []slot.Orphan
 	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {
 		grace := c.grace(o)
 		switch {
@@ -347,7 +338,7 @@ func staleOrphans(orphans []orphan, h worker.Health, e *Endpoint, c ProberConfig
 }
 
 // grace is how old an orphan must be before a probe may free it. A dead node has not used the slot for a whole lease.
-func (c ProberConfig) grace(o orphan) time.Duration {
+func (c ProberConfig) grace(o slot.Orphan) time.Duration {
 	if o.Dead {
 		return min(c.Grace, deadGrace)
 	}
@@ -357,7 +348,7 @@ func (c ProberConfig) grace(o orphan) time.Duration {
 // deadGrace is how long after the lapse of a node's lease a call that it sent may still be on its way.
 const deadGrace = time.Second
 
-func byAge(a, b orphan) int { return cmp.Compare(b.Age, a.Age) }
+func byAge(a, b slot.Orphan) int { return cmp.Compare(b.Age, a.Age) }
 
 // runMost is how long a run of the model can last after its caller is gone.
 func runMost(m worker.Model) time.Duration {
@@ -387,15 +378,11 @@ func running(h worker.Health, e *Endpoint) *int {
 
 const sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
 
-// sweepDemandSQL deletes old demands, and those of a time in the future, from before the clock was set back.
-const sweepDemandSQL = `
-DELETE FROM penstock.slot_demand
- WHERE wanted_at < clock_timestamp() - interval '1 minute' OR wanted_at > clock_timestamp()`
-
 // sweep drops what outlived its use. It returns the runs among that, which workers are to stop.
 func (p *Prober) sweep(ctx context.Context) []endedRun {
 	runs, err := sweepRuns(ctx, p.db)
-	for _, sql := range []string{sweepDemandSQL, sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
+	err = errors.Join(err, slot.SweepDemand(ctx, p.db))
+	for _, sql := range []string{sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
 		_, failed := p.db.Exec(ctx, sql)
 		err = errors.Join(err, failed)
 	}

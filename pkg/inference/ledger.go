@@ -3,6 +3,8 @@ package inference
 import (
 	"slices"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // slotLedger is the arithmetic of the slots that a node holds of one model. It is pure: callers
@@ -33,12 +35,14 @@ type slotLedger struct {
 	took durations // of calls that ended
 }
 
+// slotKey is a slot whoever holds it.
 type slotKey struct{ instance, number int32 }
+
+func keyOf(s slot.Held) slotKey { return slotKey{s.Instance, s.Number} }
 
 // heldSlot is a slot that this node holds.
 type heldSlot struct {
-	slotKey
-	token   int64
+	slot.Held
 	busy    bool
 	permits int       // permits that are assigned to it
 	doubt   bool      // busy no more, but not to be used: about to be marked in the database
@@ -94,32 +98,35 @@ func (l *slotLedger) of(instance int32) *instanceSlots {
 }
 
 // add puts a leased slot into the ledger, idle.
-func (l *slotLedger) add(key slotKey, token int64, now time.Time) {
-	if old := l.held[key]; old != nil {
+func (l *slotLedger) add(s slot.Held, now time.Time) *heldSlot {
+	if old := l.held[keyOf(s)]; old != nil {
 		l.lose(old)
 	}
-	h := &heldSlot{slotKey: key, token: token, since: now}
-	l.held[key] = h
-	s := l.of(key.instance)
-	s.idle = append(s.idle, h)
+	h := &heldSlot{Held: s, since: now}
+	l.held[keyOf(s)] = h
+	i := l.of(s.Instance)
+	i.idle = append(i.idle, h)
+	return h
 }
 
 // adopt puts a slot into the ledger that is busy already, and assigns a permit to it.
-func (l *slotLedger) adopt(key slotKey, token int64, now time.Time) *heldSlot {
-	l.add(key, token, now)
-	h := l.held[key]
+func (l *slotLedger) adopt(s slot.Held, now time.Time) *heldSlot {
+	h := l.add(s, now)
 	l.occupy(h, 1, now)
 	return h
 }
 
+// has says whether a slot is the node's still.
+func (l *slotLedger) has(h *heldSlot) bool { return l.held[keyOf(h.Held)] == h }
+
 // lose drops a slot that is not ours any more. If it is busy, its call goes on, and its end changes
 // nothing here.
 func (l *slotLedger) lose(h *heldSlot) {
-	if l.held[h.slotKey] != h {
+	if !l.has(h) {
 		return
 	}
-	delete(l.held, h.slotKey)
-	s := l.of(h.instance)
+	delete(l.held, keyOf(h.Held))
+	s := l.of(h.Instance)
 	switch {
 	case h.busy:
 		if s.vacate(h); s.busy == 0 {
@@ -215,7 +222,7 @@ func (l *slotLedger) unawait() {
 
 // occupy turns an idle slot busy and assigns permits to it.
 func (l *slotLedger) occupy(h *heldSlot, permits int, now time.Time) {
-	s := l.of(h.instance)
+	s := l.of(h.Instance)
 	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.begun++
 	h.company, h.begun = s.busy > 0, s.begun
@@ -249,7 +256,7 @@ func (s *instanceSlots) vacate(h *heldSlot) {
 
 // solitary says whether no other call of this node ran on the instance since that of a busy slot began.
 func (l *slotLedger) solitary(h *heldSlot) bool {
-	return !h.company && l.of(h.instance).begun == h.begun
+	return !h.company && l.of(h.Instance).begun == h.begun
 }
 
 // reservedFor is how long an empty instance is kept for an entry that is to run alone there: it comes back sooner.
@@ -284,10 +291,10 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	others := l.unassigned // permits that need an idle slot; those of h itself are about to be given back
 	l.unassigned += h.permits
 	h.permits = 0
-	if l.held[h.slotKey] != h {
+	if !l.has(h) {
 		return
 	}
-	s := l.of(h.instance)
+	s := l.of(h.Instance)
 	s.vacate(h)
 	if until := now.Add(reservedFor); s.busy == 0 && s.reserved.After(until) {
 		s.reserved = until
@@ -317,15 +324,15 @@ func (l *slotLedger) takeLeaving() []*heldSlot {
 }
 
 // isLeaving says whether a slot is about to be given back.
-func (l *slotLedger) isLeaving(key slotKey, token int64) bool {
-	return slices.ContainsFunc(l.leaving, func(h *heldSlot) bool { return h.slotKey == key && h.token == token })
+func (l *slotLedger) isLeaving(s slot.Held) bool {
+	return slices.ContainsFunc(l.leaving, func(h *heldSlot) bool { return h.Held == s })
 }
 
 // relieve lets the idle slot of a pressed instance go where another instance has a free one, which is leased
 // in its place. Without it a node that is busy all the time would use the slots that it leased first for ever.
 // A slot stays whose instance has loaded what entries need, as does one that one of so many other permits needs.
 func (l *slotLedger) relieve(h *heldSlot, permits int) {
-	if l.held[h.slotKey] != h || !l.relievable(h.instance) {
+	if !l.has(h) || !l.relievable(h.Instance) {
 		return
 	}
 	idle := 0
@@ -365,7 +372,7 @@ func (l *slotLedger) retire(s *instanceSlots) {
 		return
 	}
 	for _, h := range slices.Clone(s.idle) {
-		if h.number >= s.limit {
+		if h.Number >= s.limit {
 			l.depart(h)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 var everywhere = func(int32) bool { return true }
@@ -17,8 +19,8 @@ func assigned(l *slotLedger, now time.Time, affinity string, admit func(int32) b
 func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	now := time.Now()
 	l := newSlotLedger()
-	l.add(slotKey{1, 0}, 100, now)
-	l.add(slotKey{1, 1}, 101, now)
+	l.add(slotAt(1, 0, 100), now)
+	l.add(slotAt(1, 1, 101), now)
 	if n := l.take(now, 5, everywhere); n != 2 {
 		t.Fatalf("took %d permits of 2 slots", n)
 	}
@@ -39,7 +41,7 @@ func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 	now := time.Now()
 	l := newSlotLedger()
-	l.add(slotKey{1, 0}, 100, now)
+	l.add(slotAt(1, 0, 100), now)
 	l.take(now, 1, everywhere)
 	l.finish(assigned(l, now, "", everywhere), now, true)
 	l.giveBack(1)
@@ -52,18 +54,18 @@ func TestEntriesGoToTheInstanceThatRanTheirLikeLast(t *testing.T) {
 	now := time.Now()
 	l := newSlotLedger()
 	for number := range int32(4) {
-		l.add(slotKey{1, number}, int64(100+number), now)
-		l.add(slotKey{2, number}, int64(200+number), now)
+		l.add(slotAt(1, number, int64(100+number)), now)
+		l.add(slotAt(2, number, int64(200+number)), now)
 	}
 	l.take(now, 8, everywhere)
 	a := assigned(l, now, "french", everywhere)
-	if b := assigned(l, now, "german", func(i int32) bool { return i != a.instance }); b.instance == a.instance {
+	if b := assigned(l, now, "german", func(i int32) bool { return i != a.Instance }); b.Instance == a.Instance {
 		t.Fatal("assigned to an instance that was not admitted")
 	}
-	if c := assigned(l, now, "french", everywhere); c.instance != a.instance {
-		t.Errorf("french went to instance %d, was loaded on %d", c.instance, a.instance)
+	if c := assigned(l, now, "french", everywhere); c.Instance != a.Instance {
+		t.Errorf("french went to instance %d, was loaded on %d", c.Instance, a.Instance)
 	}
-	if d := assigned(l, now, "", everywhere); d.instance == a.instance {
+	if d := assigned(l, now, "", everywhere); d.Instance == a.Instance {
 		t.Error("an entry without an affinity went to the busier instance")
 	}
 }
@@ -72,7 +74,7 @@ func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 	now := time.Now()
 	l := newSlotLedger()
 	for number := range int32(4) {
-		l.add(slotKey{1, number}, int64(100+number), now)
+		l.add(slotAt(1, number, int64(100+number)), now)
 	}
 	l.take(now, 4, everywhere)
 	var running []*heldSlot
@@ -92,20 +94,24 @@ func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 	}
 }
 
+func slotAt(instance, number int32, token int64) slot.Held {
+	return slot.Held{Instance: instance, Number: number, Token: token}
+}
+
 // Whatever happens, permits and busy slots together never exceed what is held, except by slots that were lost under
 // permits; and every slot comes home in the end.
 func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		now := time.Unix(0, 0)
 		l := newSlotLedger()
-		l.perSlot = rapid.IntRange(1, 4).Draw(t, "seats")
+		l.perSlot = rapid.IntRange(1, 4).Draw(t, "permits a slot")
 		var busy []*heldSlot
 		permits, onCalls, lost, next := 0, 0, 0, int64(1)
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
-				key := slotKey{rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number")}
-				if l.held[key] == nil {
-					l.add(key, next, now)
+				s := slotAt(rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number"), next)
+				if l.held[keyOf(s)] == nil {
+					l.add(s, now)
 					next++
 				}
 			},
@@ -142,7 +148,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 					lost++
 				}
 			},
-			"alight": func(*rapid.T) {
+			"leave": func(*rapid.T) {
 				if len(busy) > 0 && busy[0].permits > 1 {
 					l.leave(busy[0])
 					onCalls--
@@ -160,7 +166,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				now = now.Add(time.Second)
 				l.share = rapid.IntRange(-1, 4).Draw(t, "share")
 				for _, h := range l.surplus(now, 3*time.Second, everywhere) {
-					if h.busy || l.held[h.slotKey] == h {
+					if h.busy || l.has(h) {
 						t.Fatal("a slot in use was sent home")
 					}
 				}

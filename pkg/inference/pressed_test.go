@@ -104,10 +104,10 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 			now := time.Now()
 			l := newSlotLedger()
 			l.pressed, l.relief = map[int32]bool{pressed: true}, c.relief
-			l.add(slotKey{pressed, 0}, 100, now)
+			l.add(slotAt(pressed, 0, 100), now)
 			l.take(now, 1, everywhere)
 			h := assigned(l, now, c.affinity, everywhere)
-			l.add(slotKey{pressed, 1}, 101, now)
+			l.add(slotAt(pressed, 1, 101), now)
 			l.unassigned += c.claims
 			l.finish(h, now, false)
 			if len(l.leaving) != c.leaving {
@@ -117,7 +117,7 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 				t.Errorf("%d more may be exchanged, want %d", l.relief, c.relief-c.leaving)
 			}
 			// Its row exists until it is given back: it must not be taken for a slot that came in.
-			if l.isLeaving(h.slotKey, h.token) != (c.leaving > 0) || l.isLeaving(h.slotKey, h.token+1) {
+			if l.isLeaving(h.Held) != (c.leaving > 0) || l.isLeaving(slotAt(h.Instance, h.Number, h.Token+1)) {
 				t.Error("the ledger is wrong about which slots leave")
 			}
 		})
@@ -129,11 +129,11 @@ func TestIdleSlotsOfAPressedInstanceGoBackAsFarAsOthersHaveRoom(t *testing.T) {
 	l := newSlotLedger()
 	l.pressed, l.relief = map[int32]bool{1: true}, 2
 	for number := range int32(3) {
-		l.add(slotKey{1, number}, int64(100+number), now)
-		l.add(slotKey{2, number}, int64(200+number), now)
+		l.add(slotAt(1, number, int64(100+number)), now)
+		l.add(slotAt(2, number, int64(200+number)), now)
 	}
 	out := l.surplus(now, time.Hour, everywhere)
-	if len(out) != 2 || out[0].instance != 1 || out[1].instance != 1 {
+	if len(out) != 2 || out[0].Instance != 1 || out[1].Instance != 1 {
 		t.Errorf("%d slots go back, want two of the pressed instance", len(out))
 	}
 	if again := l.surplus(now, time.Hour, everywhere); len(again) != 0 {

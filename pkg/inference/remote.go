@@ -12,22 +12,21 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
 // remoteRun is a run that a worker has accepted, as stored: the next claimer of its entry follows
 // it on.
 type remoteRun struct {
-	Queue      int32
-	Entry      invalidation.EntryID
-	Token      int64 // under which the worker was asked
-	Instance   int32
-	SlotNumber int32
-	SlotToken  int64
-	Remote     string          // empty: the worker's answer never came
-	Ran        time.Duration   // charged to its limit, as far as a node that handed it over has said
-	Age        time.Duration   // since the worker was first asked
-	Report     json.RawMessage // how it ended, as the worker reported
+	Queue  int32
+	Entry  invalidation.EntryID
+	Token  int64           // under which the worker was asked
+	Slot   slot.Held       // that it is counted on
+	Remote string          // empty: the worker's answer never came
+	Ran    time.Duration   // charged to its limit, as far as a node that handed it over has said
+	Age    time.Duration   // since the worker was first asked
+	Report json.RawMessage // how it ended, as the worker reported
 }
 
 // saveRunSQL stores a run. An older one of the entry is over: its lock was. One under the same token is the same run,
@@ -43,7 +42,7 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
  WHERE remote_run.token <= excluded.token`
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
-	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Instance, r.SlotNumber, r.SlotToken, r.Remote,
+	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Slot.Instance, r.Slot.Number, r.Slot.Token, r.Remote,
 		r.Ran.Milliseconds())
 	switch {
 	case postgres.Code(err) == postgres.UniqueViolation:
@@ -64,7 +63,7 @@ SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran
 func findRun(ctx context.Context, db postgres.DB, queue int32, entry invalidation.EntryID) (*remoteRun, error) {
 	r := remoteRun{Queue: queue, Entry: entry}
 	var ranMS int64
-	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Instance, &r.SlotNumber, &r.SlotToken,
+	err := db.QueryRow(ctx, findRunSQL, queue, entry).Scan(&r.Token, &r.Slot.Instance, &r.Slot.Number, &r.Slot.Token,
 		&r.Remote, &ranMS, &r.Report, &r.Age)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -82,7 +81,7 @@ UPDATE penstock.remote_run SET slot_number = $4, slot_token = $5
 
 // moveRun notes which slot a run is counted on now.
 func moveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
-	_, err := db.Exec(ctx, moveRunSQL, r.Queue, r.Entry, r.Token, r.SlotNumber, r.SlotToken)
+	_, err := db.Exec(ctx, moveRunSQL, r.Queue, r.Entry, r.Token, r.Slot.Number, r.Slot.Token)
 	if err != nil {
 		return fmt.Errorf("move run of entry %d: %w", r.Entry, err)
 	}
@@ -95,7 +94,7 @@ UPDATE penstock.remote_run SET ran_ms = $5
 
 // chargeRun notes how much of a run that is handed over was charged, unless another node follows it already.
 func chargeRun(ctx context.Context, db postgres.DB, r remoteRun) error {
-	_, err := db.Exec(ctx, chargeRunSQL, r.Queue, r.Entry, r.Token, r.SlotToken, r.Ran.Milliseconds())
+	_, err := db.Exec(ctx, chargeRunSQL, r.Queue, r.Entry, r.Token, r.Slot.Token, r.Ran.Milliseconds())
 	if err != nil {
 		return fmt.Errorf("charge run of entry %d: %w", r.Entry, err)
 	}

@@ -31,14 +31,14 @@ func TestReportsTellWhatRunsAndWhatIsLoaded(t *testing.T) {
 	after := func(s float64) time.Time { return now.Add(time.Duration(s * float64(time.Second))) }
 	l := newSlotLedger()
 	for instance := range int32(3) {
-		l.add(slotKey{instance + 1, 0}, int64(instance), now)
+		l.add(slotAt(instance+1, 0, int64(instance)), now)
 	}
 	l.unassigned = 3
 	everywhere := func(int32) bool { return true }
 	first, _, _ := l.assign(now, slotRequest{affinity: "lora", exclude: map[int32]bool{2: true, 3: true}}, everywhere)
 	l.finish(first, after(10), false)
 	second, _, _ := l.assign(after(10), slotRequest{exclude: map[int32]bool{1: true, 3: true}}, everywhere)
-	if second == nil || second.instance != 2 {
+	if second == nil || second.Instance != 2 {
 		t.Fatalf("the second call has slot %+v", second)
 	}
 	got := map[int32]InstanceReport{}

@@ -369,8 +369,7 @@ func (a *dispatch) reportsUnder() int64 {
 // goes on all the same: only a crash would then start it again.
 func (a *dispatch) save(ctx context.Context, remote string) error {
 	r := remoteRun{
-		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.reportsUnder(), Instance: a.held.endpoint.ID,
-		SlotNumber: a.held.slot.number, SlotToken: a.held.slot.token, Remote: remote,
+		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.reportsUnder(), Slot: a.held.slot.Held, Remote: remote,
 	}
 	err := saveRun(ctx, a.db, r)
 	if err != nil {
@@ -390,15 +389,14 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	run.Remote = old.Remote
 	reported, err := a.model.ReadReport(run, old.Report)
 	known := err == nil && reported.Final() // it was reported while no node followed
-	endpoint := a.registry.Endpoint(old.Instance)
+	endpoint := a.registry.Endpoint(old.Slot.Instance)
 	if endpoint == nil {
 		a.forget(ctx, old)
 		switch {
 		case known: // its slot went with the instance
 			a.tries, a.saved, a.began = 1, old, time.Now()
 			a.held = &slotRef{
-				slot:     &heldSlot{slotKey: slotKey{old.Instance, old.SlotNumber}},
-				endpoint: &Endpoint{ID: old.Instance}, ended: true,
+				slot: &heldSlot{Held: old.Slot}, endpoint: &Endpoint{ID: old.Slot.Instance}, ended: true,
 			}
 			return a.answer(ctx, reported)
 		case a.model.OnUnknown == worker.AtMostOnce:
@@ -406,7 +404,7 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		}
 		return a.submit(ctx)
 	}
-	if a.held, err = a.pool.adopt(ctx, endpoint, old.SlotNumber, old.SlotToken); err == nil && a.held == nil {
+	if a.held, err = a.pool.adopt(ctx, endpoint, old.Slot); err == nil && a.held == nil {
 		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
 	}
 	if a.held == nil {
@@ -420,7 +418,7 @@ func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		return nil, invalidation.NoCapacity(a.config.BusyWait, err)
 	}
 	a.tries, a.saved, a.began = 1, old, time.Now()
-	old.SlotNumber, old.SlotToken = a.held.slot.number, a.held.slot.token
+	old.Slot = a.held.slot.Held
 	if err := moveRun(ctx, a.db, *old); err != nil {
 		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
 	}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -24,8 +25,8 @@ import (
 type SlotPool struct {
 	config   PoolConfig
 	db       postgres.DB
+	holder   slot.Holder
 	registry *Registry
-	node     func() invalidation.NodeID
 	log      *slog.Logger
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
@@ -48,10 +49,10 @@ type SlotPool struct {
 // modelState is a model's ledger with what the pool must remember about leasing for it.
 type modelState struct {
 	ledger          *slotLedger
-	nextLease       time.Time // no room at all was left: ask again then
-	doubts          []doubtful
-	abandoned       int       // runs that no node follows, at the last poll
-	wanted          time.Time // by gateways, until then: slots that come idle are handed over
+	nextLease       time.Time    // no room at all was left: ask again then
+	doubts          []slot.Doubt // that the database does not know about yet
+	abandoned       int          // runs that no node follows, at the last poll
+	wanted          time.Time    // by gateways, until then: slots that come idle are handed over
 	tally           Tally
 	saidUnsupported bool // this node makes no calls of it, and has said so
 }
@@ -80,14 +81,6 @@ func (p *SlotPool) Tallies() map[string]Tally {
 		tallies[model] = t
 	}
 	return tallies
-}
-
-// doubtful is a slot in doubt that the database does not know about yet.
-type doubtful struct {
-	slot   *heldSlot
-	queue  int32
-	entry  invalidation.EntryID
-	reason string
 }
 
 // PoolConfig of a SlotPool. The zero value works.
@@ -122,7 +115,7 @@ func newSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 ) *SlotPool {
 	log = cmp.Or(log, slog.Default())
 	p := &SlotPool{
-		config: config.withDefaults(), db: db, registry: registry, node: node, log: log,
+		config: config.withDefaults(), db: db, holder: slot.Holder{DB: db, Node: node}, registry: registry, log: log,
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
 		unsupported: func(worker.Model) error { return nil },
@@ -314,9 +307,9 @@ func (p *SlotPool) changed() {
 	p.config.Freed()
 }
 
-// rely notes for how long what is held is ours: the answer to a question sent at start said so.
-func (p *SlotPool) rely(start time.Time, validMS int64) {
-	if until := start.Add(time.Duration(validMS) * time.Millisecond); until.After(p.until) {
+// rely notes until when what is held is ours, as an answer of the database said; called with mu held.
+func (p *SlotPool) rely(until time.Time) {
+	if until.After(p.until) {
 		p.until = until
 	}
 }

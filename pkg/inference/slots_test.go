@@ -16,6 +16,7 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -49,21 +50,21 @@ func (b *bed) node(lease time.Duration) invalidation.NodeID {
 	return id
 }
 
-func (b *bed) lease(node invalidation.NodeID, want int) []leasedSlot {
-	b.Helper()
-	rows, err := b.pool.Query(b.ctx, leaseSlotsSQL, b.model.Name, node, want)
-	b.must(err)
-	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[leasedSlot])
-	b.must(err)
-	return got
+// holder is a node that talks to the database by itself.
+func (b *bed) holder(node invalidation.NodeID) *slot.Holder {
+	return &slot.Holder{DB: b.pool, Node: func() invalidation.NodeID { return node }}
 }
 
-func (b *bed) giveBack(node invalidation.NodeID, slots ...leasedSlot) {
+func (b *bed) lease(node invalidation.NodeID, want int) []slot.Held {
 	b.Helper()
-	for _, s := range slots {
-		_, err := b.pool.Exec(b.ctx, returnSlotsSQL, []int32{s.Instance}, []int32{s.Number}, []int64{s.Token}, node)
-		b.must(err)
-	}
+	got, err := b.holder(node).Lease(b.ctx, b.model.Name, want)
+	b.must(err)
+	return got.Slots
+}
+
+func (b *bed) giveBack(node invalidation.NodeID, slots ...slot.Held) {
+	b.Helper()
+	b.must(b.holder(node).Return(b.ctx, slots))
 }
 
 const nowhere = "http://127.0.0.1:9"
@@ -82,7 +83,7 @@ func TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.
 	for range 6 {
 		crew.Go(func() {
 			node := b.node(time.Minute)
-			var mine []leasedSlot
+			var mine []slot.Held
 			for ctx.Err() == nil {
 				got := b.lease(node, 1+rand.IntN(5))
 				if leases.Add(int64(len(got))) >= enough {
@@ -570,7 +571,7 @@ func TestSlotInDoubtIsProbedWhenItsGraceIsOver(t *testing.T) {
 func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 	one := 1
 	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
-	orphans := []orphan{{Token: 1, Age: time.Minute}, {Token: 2, Age: 2 * time.Minute}, {Token: 3, Age: time.Second}}
+	orphans := []slot.Orphan{orphan(1, time.Minute), orphan(2, 2*time.Minute), orphan(3, time.Second)}
 	c := ProberConfig{Grace: 10 * time.Second}
 	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &one}, e, c); len(got) != 1 || got[0] != 2 {
 		t.Errorf("freed %v, want the oldest alone: one call still runs, one slot is too young", got)

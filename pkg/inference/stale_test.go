@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 
 	"pgregory.net/rapid"
@@ -12,7 +13,15 @@ import (
 
 const grace = 5 * time.Second
 
-func stale(orphans []orphan, active int) []int64 {
+// orphan is a slot that was put in doubt some time ago.
+func orphan(token int64, age time.Duration) slot.Orphan { return slot.Orphan{Token: token, Age: age} }
+
+// deadOrphan is a slot of a node that died some time ago.
+func deadOrphan(token int64, age time.Duration) slot.Orphan {
+	return slot.Orphan{Token: token, Age: age, Dead: true}
+}
+
+func stale(orphans []slot.Orphan, active int) []int64 {
 	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
 	return staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &active}, e, ProberConfig{Grace: grace})
 }
@@ -21,19 +30,19 @@ func TestStaleSlots(t *testing.T) {
 	old, young := 30*time.Second, time.Second
 	for _, c := range []struct {
 		name    string
-		orphans []orphan
+		orphans []slot.Orphan
 		active  int
 		want    []int64
 	}{
-		{"worker restarted", []orphan{{1, old, false}, {2, old + 1, false}}, 0, []int64{2, 1}},
-		{"all accounted for", []orphan{{1, old, false}, {2, old, false}}, 2, nil},
-		{"more than ours", []orphan{{1, old, false}}, 5, nil},
-		{"one left over, the oldest", []orphan{{1, old, false}, {2, 2 * old, false}}, 1, []int64{2}},
+		{"worker restarted", []slot.Orphan{orphan(1, old), orphan(2, old+1)}, 0, []int64{2, 1}},
+		{"all accounted for", []slot.Orphan{orphan(1, old), orphan(2, old)}, 2, nil},
+		{"more than ours", []slot.Orphan{orphan(1, old)}, 5, nil},
+		{"one left over, the oldest", []slot.Orphan{orphan(1, old), orphan(2, 2*old)}, 1, []int64{2}},
 		// The race: the probe overtook the request that the new slot was taken for.
-		{"taken a moment ago", []orphan{{1, young, false}}, 0, nil},
-		{"old one counted, new one on its way", []orphan{{1, old, false}, {2, young, false}}, 1, nil},
-		{"exactly at grace", []orphan{{1, grace, false}}, 0, []int64{1}},
-		{"nonsense report", []orphan{{1, young, false}}, -7, nil},
+		{"taken a moment ago", []slot.Orphan{orphan(1, young)}, 0, nil},
+		{"old one counted, new one on its way", []slot.Orphan{orphan(1, old), orphan(2, young)}, 1, nil},
+		{"exactly at grace", []slot.Orphan{orphan(1, grace)}, 0, []int64{1}},
+		{"nonsense report", []slot.Orphan{orphan(1, young)}, -7, nil},
 	} {
 		if got := stale(c.orphans, c.active); !slices.Equal(got, c.want) {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
@@ -45,7 +54,7 @@ func TestStaleSlots(t *testing.T) {
 // freed than are unused: calls in flight never exceed what is held.
 func TestNoMoreSlotsAreFreedThanAreUnused(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		var orphans []orphan
+		var orphans []slot.Orphan
 		active, dead := 0, 0
 		for i := range rapid.Int64Range(0, 20).Draw(t, "slots") {
 			age := time.Duration(rapid.Int64Range(0, int64(time.Minute)).Draw(t, "age"))
@@ -57,7 +66,7 @@ func TestNoMoreSlotsAreFreedThanAreUnused(t *testing.T) {
 			default:
 				dead++
 			}
-			orphans = append(orphans, orphan{i, age, false})
+			orphans = append(orphans, orphan(i, age))
 		}
 		if freed := stale(orphans, active); len(freed) > dead {
 			t.Fatalf("%d slots freed, only %d were not in use", len(freed), dead)
@@ -69,7 +78,7 @@ func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
 	two, one, none := 2, 1, 0
 	stops := worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}
 	goesOn := worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}
-	dead := []orphan{{1, 3 * time.Second, true}, {2, 3 * time.Second, true}, {3, 100 * time.Millisecond, true}}
+	dead := []slot.Orphan{deadOrphan(1, 3*time.Second), deadOrphan(2, 3*time.Second), deadOrphan(3, 100*time.Millisecond)}
 	for _, c := range []struct {
 		name   string
 		model  worker.Model
@@ -91,7 +100,7 @@ func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
 			t.Errorf("%s: freed %v, want %v", c.name, got, c.want)
 		}
 	}
-	old := []orphan{{1, 601 * time.Second, true}}
+	old := []slot.Orphan{deadOrphan(1, 601*time.Second)}
 	e := &Endpoint{Model: goesOn.WithDefaults(), Slots: 4}
 	if got := staleOrphans(old, worker.Health{State: worker.StateReady}, e, ProberConfig{}); len(got) != 1 {
 		t.Error("a slot is kept for longer than a run can last")

@@ -229,7 +229,7 @@ func (a *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 	}
 	limited, cancel := context.WithTimeout(open, exchangeMax)
 	defer cancel()
-	if err := a.db.QueryRow(limited, inCompanySQL, a.held.endpoint.ID, a.run.Queue.ID, a.run.Entry.ID, a.pool.node(),
+	if err := a.db.QueryRow(limited, inCompanySQL, a.held.endpoint.ID, a.run.Queue.ID, a.run.Entry.ID, a.pool.holder.Node(),
 		within, !lost).Scan(&company); err != nil {
 		return err
 	}

@@ -260,7 +260,7 @@ func TestAnEntryRunsAlone(t *testing.T) {
 	l, now := newSlotLedger(), clock()
 	all := func(int32) bool { return true }
 	for i := range int32(4) {
-		l.add(slotKey{1, i}, int64(i), now)
+		l.add(slotAt(1, i, int64(i)), now)
 	}
 	l.take(now, 4, all)
 	assign := func(c caution) *heldSlot {
