@@ -84,7 +84,7 @@ func (l *Leases) surplus(pool *sharedPool, share slot.Share, contended bool) (ou
 }
 
 // hintLasts is for how long a hint holds that other nodes miss slots. They lease at least as often, with a hint each
-// time (see LeasesConfig.GapMax).
+// time (see gapMax).
 const hintLasts = 300 * time.Millisecond
 
 // handOver offers the idle slots of a pool that it does not need to the nodes that miss some, which get no more than
@@ -357,8 +357,11 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 	}
 }
 
+// awayMax is for how long slots that are held count while the database is away.
+const awayMax = 15 * time.Minute
+
 // expire drops slots that may not be relied on: with the lease where the policy is strict, else when the
-// database has not answered for AwayMax. A gateway that was stopped and goes on finds its lease over.
+// database has not answered for awayMax. A gateway that was stopped and goes on finds its lease over.
 func (l *Leases) expire() {
 	now := time.Now()
 	l.mu.Lock()
@@ -369,7 +372,7 @@ func (l *Leases) expire() {
 		return
 	}
 	for _, r := range l.gateway.models.all() {
-		if !r.model.Policy.StrictSlots && silent < l.config.AwayMax {
+		if !r.model.Policy.StrictSlots && silent < awayMax {
 			continue
 		}
 		r.pool.do(func(now time.Time, p *Pool) {

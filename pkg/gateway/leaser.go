@@ -158,22 +158,22 @@ func (l *leaser) readDemand(pool *sharedPool) (d poolDemand, owed []slot.Held) {
 // if that is due. It returns when either is due next.
 func (l *leaser) leaseOrPreempt(ctx context.Context, pool *sharedPool, d poolDemand) time.Time {
 	leases, pacing, missing := l.leases, &l.pacing, d.slots
-	longest := pacing.adapt(d, leases.config)
+	longest := pacing.adapt(d)
 	due := preemptDue(d.policy, d.mode, d.oldest, pacing.preemptFrom)
-	if !d.at.Before(pacing.next(leases.config.GapMin, d.oldest, due)) {
-		if pacing.awaitsComparison(d.at, leases.granting(), leases.config.GapTold) {
-			return d.at.Add(leases.config.GapMin)
+	if !d.at.Before(pacing.next(d.oldest, due)) {
+		if pacing.awaitsComparison(d.at, leases.granting()) {
+			return d.at.Add(gapMin)
 		}
 		got := l.lease(ctx, pool, missing, d.limits)
 		missing -= got
-		pacing.leased(d.at, got, missing, leases.config.GapTold, longest)
+		pacing.leased(d.at, got, missing, longest)
 	}
 	if now := time.Now(); missing > 0 && !due.IsZero() && !now.Before(due) {
 		l.preempt(ctx, missing)
 		pacing.preemptFrom = now.Add(max(d.policy.PreemptAfter.Duration(), preemptGap))
 		due = pacing.preemptFrom
 	}
-	next := pacing.next(leases.config.GapMin, d.oldest, due)
+	next := pacing.next(d.oldest, due)
 	if missing > 0 && !due.IsZero() && due.Before(next) {
 		return due
 	}

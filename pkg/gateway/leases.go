@@ -46,12 +46,6 @@ const SlotStatements = 4
 type LeasesConfig struct {
 	Lease   time.Duration // of the gateway's registration: 30 s
 	Every   time.Duration // between give-backs and comparisons: 1 s
-	Gather  time.Duration // from the first request that waits to the lease, so that a burst leases at once: 1 ms
-	GapMin  time.Duration // between two leases of a pool: 5 ms
-	GapTold time.Duration // after one that brought too few, of which the holders of idle slots were told: 25 ms
-	GapMax  time.Duration // the longest, to which that doubles while leases bring nothing: 250 ms
-	GapCold time.Duration // between two while no instance is there, which keep the demand known: 1 s
-	AwayMax time.Duration // slots held count that long while the database is away: 15 min
 	Timeout time.Duration // of a statement: 2 s
 	Log     *slog.Logger
 }
@@ -67,12 +61,6 @@ type LeaseFigures struct {
 func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() invalidation.NodeID) *Leases {
 	config.Lease = cmp.Or(config.Lease, 30*time.Second)
 	config.Every = cmp.Or(config.Every, time.Second)
-	config.Gather = cmp.Or(config.Gather, time.Millisecond)
-	config.GapMin = cmp.Or(config.GapMin, 5*time.Millisecond)
-	config.GapTold = cmp.Or(config.GapTold, 25*time.Millisecond)
-	config.GapMax = cmp.Or(config.GapMax, 250*time.Millisecond)
-	config.GapCold = cmp.Or(config.GapCold, time.Second)
-	config.AwayMax = cmp.Or(config.AwayMax, 15*time.Minute)
 	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
@@ -82,6 +70,9 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	g.leases = l
 	return l
 }
+
+// gather is the time from the first request that waits to the lease, so that a burst leases at once.
+const gather = time.Millisecond
 
 // need notes that a pool wants slots, and leases some a moment later. It is called under the pool's lock. The lease
 // asks other gateways for as many slots as the pool wants by then. One for the first request of a burst would bring one
@@ -93,7 +84,7 @@ func (l *Leases) need(model string) {
 	leaser.wantsSlots = true
 	l.mu.Unlock()
 	if !known {
-		time.AfterFunc(l.config.Gather, func() { l.wakeLeaser(leaser) })
+		time.AfterFunc(gather, func() { l.wakeLeaser(leaser) })
 	}
 }
 

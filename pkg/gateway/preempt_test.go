@@ -121,7 +121,6 @@ func TestLeaseGoesBeforeThePreemption(t *testing.T) {
 	t.Parallel()
 	begin := time.Unix(1_700_000_000, 0)
 	at := func(ms int) time.Time { return begin.Add(time.Duration(ms) * time.Millisecond) }
-	const least = 5 * time.Millisecond
 	for _, c := range []struct {
 		name                            string
 		asked, gap, oldest, due, before int // milliseconds; due 0: none are preempted
@@ -142,7 +141,7 @@ func TestLeaseGoesBeforeThePreemption(t *testing.T) {
 		if c.due > 0 {
 			due = at(c.due)
 		}
-		if got := p.next(least, at(c.oldest), due); !got.Equal(at(c.next)) {
+		if got := p.next(at(c.oldest), due); !got.Equal(at(c.next)) {
 			t.Errorf("%s: the next lease goes at %s, want %d ms", c.name, got.Sub(begin), c.next)
 		}
 	}

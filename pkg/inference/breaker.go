@@ -11,25 +11,26 @@ import (
 
 // QuarantineConfig says when an instance is quarantined. The zero value works.
 type QuarantineConfig struct {
-	Failures      int           // entries that failed fast within Window; 3
-	Hangs         int           // entries within Window that ran into a limit while nothing succeeded there; 2
-	Share         float64       // of the instance's calls within Window that failed fast; 0.8
+	Failures      int           // entries that failed fast within 30 s; 3
 	Fast          time.Duration // a failure within this is fast; 2 s
-	Window        time.Duration // 30 s
 	Quarantine    time.Duration // 15 s, doubled each time the probe call fails
 	QuarantineMax time.Duration // 10 min
 }
 
 func (c QuarantineConfig) withDefaults() QuarantineConfig {
 	c.Failures = cmp.Or(c.Failures, 3)
-	c.Hangs = cmp.Or(c.Hangs, 2)
-	c.Share = cmp.Or(c.Share, 0.8)
 	c.Fast = cmp.Or(c.Fast, 2*time.Second)
-	c.Window = cmp.Or(c.Window, 30*time.Second)
 	c.Quarantine = cmp.Or(c.Quarantine, 15*time.Second)
 	c.QuarantineMax = cmp.Or(c.QuarantineMax, 10*time.Minute)
 	return c
 }
+
+// Beside QuarantineConfig.Failures an instance is judged by these.
+const (
+	judgedFor   = 30 * time.Second // what a call said counts for so long
+	hangsEnough = 2                // entries that ran into a limit while nothing succeeded there
+	shareEnough = 0.8              // of the instance's entries: those that failed fast, or ran into a limit
+)
 
 // breaker quarantines instances of one model that fail fast while others do
 // not: one broken GPU answers sooner than the good ones, and would draw the
@@ -40,7 +41,7 @@ type breaker struct {
 }
 
 type circuit struct {
-	samples    []sample  // within the window, oldest first
+	samples    []sample  // of the time of judgedFor, oldest first
 	succeeded  time.Time // last
 	openUntil  time.Time // quarantined until; zero: closed
 	quarantine time.Duration
@@ -116,11 +117,11 @@ func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evi
 			*c = circuit{}
 		}
 		c.succeeded = now
-		c.add(now, b.config.Window, s)
+		c.add(now, s)
 		return verdict{}
 	}
-	proven := !c.succeeded.IsZero() && now.Sub(c.succeeded) <= b.config.Window
-	c.add(now, b.config.Window, s)
+	proven := !c.succeeded.IsZero() && now.Sub(c.succeeded) <= judgedFor
+	c.add(now, s)
 	lost := o.Class == worker.ClassContextLost
 	if !c.openUntil.IsZero() && e.probe {
 		b.open(now, c, "probe call failed: "+o.Reason)
@@ -130,7 +131,7 @@ func (b *breaker) Record(now time.Time, instance string, o worker.Outcome, e evi
 		return verdict{Unspent: true, Reason: c.reason}
 	}
 	if reason := b.grounds(now, instance, o); reason != "" {
-		if e.last && c.flows(now, b.config.Window) < 2 {
+		if e.last && c.flows(now) < 2 {
 			return verdict{Unspent: lost, Suspicious: true, Reason: reason}
 		}
 		c.lost = lost
@@ -155,7 +156,7 @@ func (b *breaker) grounds(now time.Time, instance string, o worker.Outcome) stri
 		return "device context lost: " + o.Reason
 	case b.clustered(now, instance, bad, b.config.Failures):
 		return "fast failures: " + o.Reason
-	case b.clustered(now, instance, hung, b.config.Hangs):
+	case b.clustered(now, instance, hung, hangsEnough):
 		return "calls hang: " + o.Reason
 	}
 	return ""
@@ -214,12 +215,12 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 // well, the fault is in the entries or the model, and taking instances away one by one would only
 // hide it. An entry counts once: its own retries are no second witness.
 func (b *breaker) clustered(now time.Time, instance string, kind judgement, enough int) bool {
-	entries, share := b.instances[instance].counts(now, b.config.Window, kind)
-	if entries < enough || share < b.config.Share {
+	entries, share := b.instances[instance].counts(now, kind)
+	if entries < enough || share < shareEnough {
 		return false
 	}
 	others, any := b.others(now, instance)
-	return !any || others < b.config.Share/2
+	return !any || others < shareEnough/2
 }
 
 // suspect: this is not the first fast failure in a row, while calls elsewhere
@@ -230,7 +231,7 @@ func (b *breaker) suspect(now time.Time, instance string) bool {
 		return false
 	}
 	others, any := b.others(now, instance)
-	return any && others < b.config.Share/2
+	return any && others < shareEnough/2
 }
 
 // others returns the share of calls to other instances that fared badly; any is false without calls.
@@ -241,7 +242,7 @@ func (b *breaker) others(now time.Time, instance string) (share float64, any boo
 			continue
 		}
 		for _, s := range c.samples {
-			if now.Sub(s.at) > b.config.Window {
+			if now.Sub(s.at) > judgedFor {
 				continue
 			}
 			total++
@@ -276,13 +277,12 @@ func (b *breaker) open(now time.Time, c *circuit, reason string) {
 	c.openUntil, c.probing, c.reason = now.Add(c.quarantine), false, worker.Clip(reason)
 }
 
-// samplesMost bounds memory; a busy instance fills a window with fewer anyway
-// than would change the verdict.
+// samplesMost bounds memory; more of a busy instance would not change the verdict.
 const samplesMost = 256
 
-func (c *circuit) add(now time.Time, window time.Duration, s sample) {
+func (c *circuit) add(now time.Time, s sample) {
 	first := 0
-	for first < len(c.samples) && now.Sub(c.samples[first].at) > window {
+	for first < len(c.samples) && now.Sub(c.samples[first].at) > judgedFor {
 		first++
 	}
 	first = max(first, len(c.samples)+1-samplesMost)
@@ -290,11 +290,11 @@ func (c *circuit) add(now time.Time, window time.Duration, s sample) {
 	c.samples = append(c.samples, s)
 }
 
-// counts returns how many entries fared so within the window, and what share of all entries that is.
-func (c *circuit) counts(now time.Time, window time.Duration, kind judgement) (entries int, share float64) {
+// counts returns how many entries fared so of late, and what share of all entries that is.
+func (c *circuit) counts(now time.Time, kind judgement) (entries int, share float64) {
 	all, such := map[string]bool{}, map[string]bool{}
 	for _, s := range c.samples {
-		if now.Sub(s.at) > window {
+		if now.Sub(s.at) > judgedFor {
 			continue
 		}
 		all[s.entry] = true
@@ -305,11 +305,11 @@ func (c *circuit) counts(now time.Time, window time.Duration, kind judgement) (e
 	return len(such), float64(len(such)) / float64(max(len(all), 1))
 }
 
-// flows counts the flows whose entries fared badly within the window.
-func (c *circuit) flows(now time.Time, window time.Duration) int {
+// flows counts the flows whose entries fared badly of late.
+func (c *circuit) flows(now time.Time) int {
 	found := map[string]bool{}
 	for _, s := range c.samples {
-		if now.Sub(s.at) <= window && s.judgement != good {
+		if now.Sub(s.at) <= judgedFor && s.judgement != good {
 			found[s.flow] = true
 		}
 	}

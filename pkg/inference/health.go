@@ -43,10 +43,6 @@ type ProberConfig struct {
 	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was
 	// taken for may still have been on its way when the worker counted. 10 s.
 	Grace time.Duration
-
-	// DoubtMax frees an orphaned slot whatever the worker says, or does not say; 0: the model's own
-	// limit on a run.
-	DoubtMax time.Duration
 }
 
 // probesMax is how many instances are probed at once.
@@ -317,14 +313,14 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 // oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
 // use can.
 func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
-	doubtMax := cmp.Or(c.DoubtMax, runMost(e.Model))
+	longest := runMost(e.Model)
 	stops := e.Model.CloseEndsRun()
 	active := running(h, e)
 	var settled []slot.Orphan
 	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {
 		grace := c.grace(o)
 		switch {
-		case o.Age >= doubtMax, o.Dead && stops && o.Age >= grace:
+		case o.Age >= longest, o.Dead && stops && o.Age >= grace:
 			// its connection is closed (unless its node lives, cut off), or no run lasts so long
 			stale = append(stale, o.Token)
 		case o.Age >= grace && active != nil:
