@@ -46,31 +46,31 @@ func NewRegistration(config RegistrationConfig, db postgres.DB) *Registration {
 }
 
 // ID returns the incarnation.
-func (m *Registration) ID() invalidation.NodeID { return invalidation.NodeID(m.incarnation.Load()) }
+func (r *Registration) ID() invalidation.NodeID { return invalidation.NodeID(r.incarnation.Load()) }
 
-func (m *Registration) renew() {
+func (r *Registration) renew() {
 	var b [8]byte
 	_, _ = rand.Read(b[:])                                           // never fails
-	m.incarnation.Store(int64(binary.BigEndian.Uint64(b[:])>>1) | 1) //nolint:gosec // 63 bits
+	r.incarnation.Store(int64(binary.BigEndian.Uint64(b[:])>>1) | 1) //nolint:gosec // 63 bits
 }
 
 const registerSQL = `SELECT penstock.register_gateway($1, $2, $3, $4)`
 
 // Register makes the gateway known.
-func (m *Registration) Register(ctx context.Context) error {
-	if _, err := m.db.Exec(ctx, registerSQL, m.ID(), m.config.Name, m.config.Application, m.config.Lease); err != nil {
-		return fmt.Errorf("register gateway %q: %w", m.config.Name, err)
+func (r *Registration) Register(ctx context.Context) error {
+	if _, err := r.db.Exec(ctx, registerSQL, r.ID(), r.config.Name, r.config.Application, r.config.Lease); err != nil {
+		return fmt.Errorf("register gateway %q: %w", r.config.Name, err)
 	}
 	return nil
 }
 
 // Run sends heartbeats until ctx ends.
-func (m *Registration) Run(ctx context.Context) error {
-	ticks := time.NewTicker(m.config.Beat)
+func (r *Registration) Run(ctx context.Context) error {
+	ticks := time.NewTicker(r.config.Beat)
 	defer ticks.Stop()
 	for {
-		if err := m.beat(ctx); err != nil && ctx.Err() == nil {
-			m.log.Warn("heartbeat", "error", err)
+		if err := r.beat(ctx); err != nil && ctx.Err() == nil {
+			r.log.Warn("heartbeat", "error", err)
 		}
 		select {
 		case <-ctx.Done():
@@ -80,31 +80,31 @@ func (m *Registration) Run(ctx context.Context) error {
 	}
 }
 
-func (m *Registration) beat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, m.config.Beat)
+func (r *Registration) beat(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, r.config.Beat)
 	defer cancel()
 	b := invalidation.Beat{}
-	if m.config.Status != nil {
-		b.Load = m.config.Status()
+	if r.config.Status != nil {
+		b.Load = r.config.Status()
 	}
-	orders, err := invalidation.Renew(ctx, m.db, m.ID(), b)
+	orders, err := invalidation.Renew(ctx, r.db, r.ID(), b)
 	if errors.Is(err, invalidation.ErrNodeGone) {
-		m.log.Warn("gateway was forgotten, registering as another incarnation")
-		m.renew()
-		return m.Register(ctx)
+		r.log.Warn("gateway was forgotten, registering as another incarnation")
+		r.renew()
+		return r.Register(ctx)
 	}
 	if err != nil {
 		return err
 	}
-	if orders.Draining && !m.drained && m.config.Drain != nil {
-		m.drained = true
-		m.config.Drain(orders.Reason)
+	if orders.Draining && !r.drained && r.config.Drain != nil {
+		r.drained = true
+		r.config.Drain(orders.Reason)
 	}
 	return nil
 }
 
 // Leave removes the gateway's row once its slots are given back, so that others need not wait for its lease to lapse.
-func (m *Registration) Leave(ctx context.Context) error {
-	_, err := invalidation.RemoveNode(ctx, m.db, m.ID())
+func (r *Registration) Leave(ctx context.Context) error {
+	_, err := invalidation.RemoveNode(ctx, r.db, r.ID())
 	return err
 }

@@ -11,15 +11,15 @@ const abortProbes = 250 * time.Millisecond
 // wentAway reports whether the instance that gave the run up goes away within AbortWait: its server
 // ends the generations that it has when it is stopped, and then the entry is not to blame. The entry's
 // thread and its lock key are not free meanwhile, and its permit keeps an idle slot from others.
-func (a *dispatch) wentAway(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, a.config.AbortWait)
+func (d *dispatch) wentAway(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, d.config.AbortWait)
 	defer cancel()
-	if a.run == nil || !a.blame.free(a.call.Entry, a.held.endpoint.ID) {
+	if d.run == nil || !d.blame.free(d.call.Entry, d.held.endpoint.ID) {
 		return false
 	}
 	for ctx.Err() == nil {
-		e := a.registry.Endpoint(a.held.endpoint.ID)
-		if e == nil || e.Draining || e.Address != a.held.endpoint.Address {
+		e := d.registry.Endpoint(d.held.endpoint.ID)
+		if e == nil || e.Draining || e.Address != d.held.endpoint.Address {
 			return true
 		}
 		if h := e.adapter.Probe(ctx); ctx.Err() == nil && !h.State.Serving() {

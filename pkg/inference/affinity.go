@@ -23,16 +23,16 @@ type candidate struct {
 // instead of an order, unless so many wait for that already that another had better load it.
 func rankCandidates(candidates []candidate, affinity string, mayWait bool) (order []int32, await int32) {
 	var idle []candidate
-	for _, s := range candidates {
-		fits := affinity != "" && s.loaded == affinity
+	for _, c := range candidates {
+		fits := affinity != "" && c.loaded == affinity
 		switch {
-		case s.idle > 0 && fits:
+		case c.idle > 0 && fits:
 			mayWait, await = false, 0
-		case fits && mayWait && s.awaited < awaitedMost*s.busy:
-			await = s.id
+		case fits && mayWait && c.awaited < awaitedMost*c.busy:
+			await = c.id
 		}
-		if s.idle > 0 {
-			idle = append(idle, s)
+		if c.idle > 0 {
+			idle = append(idle, c)
 		}
 	}
 	if mayWait && await != 0 {
@@ -43,27 +43,27 @@ func rankCandidates(candidates []candidate, affinity string, mayWait bool) (orde
 			cmp.Compare(a.pressure(), b.pressure()), cmp.Compare(a.load(), b.load()),
 			a.used.Compare(b.used), cmp.Compare(a.served, b.served), cmp.Compare(a.id, b.id))
 	})
-	for _, s := range idle {
-		order = append(order, s.id)
+	for _, c := range idle {
+		order = append(order, c.id)
 	}
 	return order, 0
 }
 
 // swapCost is 0 where the affinity is empty or loaded, 1 where it can be loaded without
 // unloading another, 2 elsewhere.
-func (s candidate) swapCost(affinity string) int {
+func (c candidate) swapCost(affinity string) int {
 	switch {
-	case affinity == "" || s.loaded == affinity:
+	case affinity == "" || c.loaded == affinity:
 		return 0
-	case s.loaded == "":
+	case c.loaded == "":
 		return 1
 	}
 	return 2
 }
 
 // pressure is 0 or 1: one more call on a pressed instance waits there, or evicts what others have cached.
-func (s candidate) pressure() int {
-	if s.pressed {
+func (c candidate) pressure() int {
+	if c.pressed {
 		return 1
 	}
 	return 0
@@ -72,4 +72,4 @@ func (s candidate) pressure() int {
 // awaitedMost is how many may wait for a busy slot while others idle.
 const awaitedMost = 4
 
-func (s candidate) load() float64 { return float64(s.busy) / float64(s.busy+s.idle) }
+func (c candidate) load() float64 { return float64(c.busy) / float64(c.busy+c.idle) }

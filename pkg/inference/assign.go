@@ -26,7 +26,7 @@ type slotRef struct {
 
 // assign gives an entry, or a batch of them, its slot. nil: no instance can take a call just now;
 // await then names the one that is worth waiting for, if any is.
-func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32) {
+func (p *SlotPool) assign(model string, want slotRequest) (h *slotRef, await int32) {
 	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,16 +34,16 @@ func (p *SlotPool) assign(model string, a slotRequest) (h *slotRef, await int32)
 		return nil, 0
 	}
 	state, usable, breaker := p.stateOf(model), p.usable(model, now), p.breakerOf(model)
-	a.pressed = p.registry.Pressed()
+	want.pressed = p.registry.Pressed()
 	probe := false
-	given, swapped, await := state.ledger.assign(now, a, func(instance int32) (admitted bool) {
+	given, swapped, await := state.ledger.assign(now, want, func(instance int32) (admitted bool) {
 		if usable(instance) {
 			admitted, probe = breaker.Admit(now, p.registry.Endpoint(instance).Server)
 		}
 		return admitted
 	})
-	if given == nil && a.caution == alone {
-		state.ledger.reserve(now, a, usable)
+	if given == nil && want.caution == alone {
+		state.ledger.reserve(now, want, usable)
 		return nil, 0
 	}
 	if given == nil {
@@ -111,32 +111,32 @@ func (p *SlotPool) assignOn(e *Endpoint) *slotRef {
 }
 
 // solitary says whether no other call of this node ran on the instance since this one began.
-func (h *slotRef) solitary() bool {
-	h.pool.mu.Lock()
-	defer h.pool.mu.Unlock()
-	return h.pool.stateOf(h.model).ledger.solitary(h.slot)
+func (r *slotRef) solitary() bool {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	return r.pool.stateOf(r.model).ledger.solitary(r.slot)
 }
 
 // release ends the call: the slot is free.
-func (h *slotRef) release() { h.end(false) }
+func (r *slotRef) release() { r.end(false) }
 
 // cede ends the call of a run that was preempted: its slot goes to the gateway that ordered that.
-func (h *slotRef) cede() { h.end(true) }
+func (r *slotRef) cede() { r.end(true) }
 
-func (h *slotRef) end(ceded bool) {
-	p := h.pool
+func (r *slotRef) end(ceded bool) {
+	p := r.pool
 	p.mu.Lock()
-	state := p.stateOf(h.model)
+	state := p.stateOf(r.model)
 	l := state.ledger
 	now := time.Now()
-	h.forgo()
-	h.ended = true
-	l.finish(h.slot, now, false)
+	r.forgo()
+	r.ended = true
+	l.finish(r.slot, now, false)
 	owed := l.share >= 0 && len(l.held) > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
-	goes := (ceded || owed && now.Before(state.wanted)) && l.has(h.slot)
+	goes := (ceded || owed && now.Before(state.wanted)) && l.has(r.slot)
 	if goes {
-		l.depart(h.slot) // the permit of the run that has ended goes back without it
+		l.depart(r.slot) // the permit of the run that has ended goes back without it
 	}
 	leaving := len(l.leaving) > 0
 	var wait time.Duration
@@ -145,7 +145,7 @@ func (h *slotRef) end(ceded bool) {
 	}
 	p.mu.Unlock()
 	if goes {
-		time.AfterFunc(wait, func() { p.sendLeaving(h.model) })
+		time.AfterFunc(wait, func() { p.sendLeaving(r.model) })
 		return
 	}
 	if owed || leaving {
@@ -154,36 +154,36 @@ func (h *slotRef) end(ceded bool) {
 		default:
 		}
 	}
-	p.idled(h.model)
+	p.idled(r.model)
 }
 
 // forgo lets another call show whether an instance is well again, where the one that was to do so was not made.
 // Called with the pool's mu held.
-func (h *slotRef) forgo() {
-	if h.probe {
-		h.probe = false
-		h.pool.breakerOf(h.model).Forgo(h.endpoint.Server)
+func (r *slotRef) forgo() {
+	if r.probe {
+		r.probe = false
+		r.pool.breakerOf(r.model).Forgo(r.endpoint.Server)
 	}
 }
 
 // leave takes one entry off the call, which goes on for the others of its batch.
-func (h *slotRef) leave() {
-	h.pool.mu.Lock()
-	defer h.pool.mu.Unlock()
-	h.pool.stateOf(h.model).ledger.leave(h.slot)
+func (r *slotRef) leave() {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	r.pool.stateOf(r.model).ledger.leave(r.slot)
 }
 
 // doubt ends the caller's part of a call that may still run at the worker. The slot stays counted
 // until a probe says otherwise, and the next follower of the run can adopt it.
-func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) {
-	p := h.pool
+func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) {
+	p := r.pool
 	p.mu.Lock()
-	a := p.stateOf(h.model)
-	h.forgo()
-	h.ended = true
-	a.ledger.finish(h.slot, time.Now(), true)
-	if a.ledger.has(h.slot) {
-		a.doubts = append(a.doubts, slot.Doubt{Held: h.slot.Held, Queue: queue, Entry: entry, Reason: reason})
+	state := p.stateOf(r.model)
+	r.forgo()
+	r.ended = true
+	state.ledger.finish(r.slot, time.Now(), true)
+	if state.ledger.has(r.slot) {
+		state.doubts = append(state.doubts, slot.Doubt{Held: r.slot.Held, Queue: queue, Entry: entry, Reason: reason})
 	}
 	p.mu.Unlock()
 	go func() {
@@ -201,72 +201,72 @@ func (h *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 const (
 	coolMin = 20 * time.Millisecond
 	coolMax = 2 * time.Second
-	askMax  = 30 * time.Second // that a worker may ask for: a wrong header must not park an instance
+	askMax  = 30 * time.Second // that a worker may ask for, whose header may be wrong
 )
 
 // cool keeps calls from an instance whose worker had no room: for as long as it asked, 0 if it did
 // not, and then twice as long each time until a call succeeds, jittered by a quarter.
-func (h *slotRef) cool(asked time.Duration) {
-	h.pool.mu.Lock()
-	defer h.pool.mu.Unlock()
-	of := h.pool.stateOf(h.model).ledger.of(h.slot.Instance)
+func (r *slotRef) cool(asked time.Duration) {
+	r.pool.mu.Lock()
+	defer r.pool.mu.Unlock()
+	of := r.pool.stateOf(r.model).ledger.of(r.slot.Instance)
 	of.coolFor = min(max(2*of.coolFor, coolMin), coolMax)
 	wait := time.Duration(float64(of.coolFor) * (0.75 + 0.5*rand.Float64())) //nolint:gosec // jitter
 	of.cool = time.Now().Add(max(wait, min(asked, askMax)))
 }
 
 // record tells the breaker what a call came to, and the other nodes if that opened it.
-func (h *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verdict {
-	p := h.pool
+func (r *slotRef) record(ctx context.Context, o worker.Outcome, e evidence) verdict {
+	p := r.pool
 	p.mu.Lock()
 	if o.Kind == worker.Done {
-		p.stateOf(h.model).ledger.of(h.slot.Instance).coolFor = 0
+		p.stateOf(r.model).ledger.of(r.slot.Instance).coolFor = 0
 	}
-	e.probe, h.probe = h.probe, false
-	v := p.breakerOf(h.model).Record(time.Now(), h.endpoint.Server, o, e)
+	e.probe, r.probe = r.probe, false
+	v := p.breakerOf(r.model).Record(time.Now(), r.endpoint.Server, o, e)
 	p.mu.Unlock()
 	switch {
 	case v.Quarantined:
-		h.announce(ctx)
+		r.announce(ctx)
 	case v.Suspicious:
-		go h.probeSuspect(v.Reason)
+		go r.probeSuspect(v.Reason)
 	}
 	if v.Recycle {
-		h.recycle(ctx)
+		r.recycle(ctx)
 	}
 	return v
 }
 
 // announce tells the other nodes of a quarantine.
-func (h *slotRef) announce(ctx context.Context) {
-	p := h.pool
+func (r *slotRef) announce(ctx context.Context) {
+	p := r.pool
 	p.mu.Lock()
-	until, reason, _ := p.breakerOf(h.model).Quarantine(time.Now(), h.endpoint.Server)
+	until, reason, _ := p.breakerOf(r.model).Quarantine(time.Now(), r.endpoint.Server)
 	p.mu.Unlock()
-	p.log.Warn("instance quarantined", "model", h.model, "server", h.endpoint.Server, "until", until,
+	p.log.Warn("instance quarantined", "model", r.model, "server", r.endpoint.Server, "until", until,
 		"reason", reason)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
 	defer cancel()
-	if err := quarantine(ctx, p.db, h.endpoint.ID, time.Until(until), reason); err != nil {
+	if err := quarantine(ctx, p.db, r.endpoint.ID, time.Until(until), reason); err != nil {
 		p.log.Warn("quarantine", "error", err)
 	}
 }
 
 // probeSuspect asks the last usable instance how it is: it is quarantined only if that fails as well.
-func (h *slotRef) probeSuspect(reason string) {
-	p := h.pool
-	if !p.beginProbe(h.endpoint.ID) {
+func (r *slotRef) probeSuspect(reason string) {
+	p := r.pool
+	if !p.beginProbe(r.endpoint.ID) {
 		return // one at a time
 	}
-	defer p.endProbe(h.endpoint.ID)
-	health := h.endpoint.adapter.Probe(context.Background())
+	defer p.endProbe(r.endpoint.ID)
+	health := r.endpoint.adapter.Probe(context.Background())
 	if health.State.Serving() || health.State == worker.StateStarting {
 		return
 	}
 	p.mu.Lock()
-	p.breakerOf(h.model).Condemn(time.Now(), h.endpoint.Server, reason+"; its probe says "+string(health.State))
+	p.breakerOf(r.model).Condemn(time.Now(), r.endpoint.Server, reason+"; its probe says "+string(health.State))
 	p.mu.Unlock()
-	h.announce(context.Background())
+	r.announce(context.Background())
 }
 
 func (p *SlotPool) beginProbe(instance int32) bool {
@@ -300,12 +300,12 @@ func (p *SlotPool) quarantined(model string, instance int32) bool {
 const recycleSQL = `SELECT penstock.recycle_instance($1)`
 
 // recycle drains an instance whose process has lost its device: only a restart brings it back.
-func (h *slotRef) recycle(ctx context.Context) {
+func (r *slotRef) recycle(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
 	defer cancel()
-	h.pool.log.Error("instance lost its device and must be restarted", "model", h.model, "server", h.endpoint.Server)
-	if _, err := h.pool.db.Exec(ctx, recycleSQL, h.endpoint.ID); err != nil {
-		h.pool.log.Warn("drain instance", "server", h.endpoint.Server, "error", err)
+	r.pool.log.Error("instance lost its device and must be restarted", "model", r.model, "server", r.endpoint.Server)
+	if _, err := r.pool.db.Exec(ctx, recycleSQL, r.endpoint.ID); err != nil {
+		r.pool.log.Warn("drain instance", "server", r.endpoint.Server, "error", err)
 	}
 }
 

@@ -25,40 +25,40 @@ func newBatcher(limits worker.BatchLimits) *batcher {
 }
 
 // Add lets a member wait.
-func (f *batcher) Add(m worker.Member) { f.shapes[m.Shape] = append(f.shapes[m.Shape], m) }
+func (b *batcher) Add(m worker.Member) { b.shapes[m.Shape] = append(b.shapes[m.Shape], m) }
 
 // batch is the first so many members of a shape, in their order.
 type batch []worker.Member
 
 // Due returns the batches that idle slots should be given to now, one a shape, that with the oldest
 // member first. Their members wait on until Leave says that they went.
-func (f *batcher) Due(now time.Time) (due []batch) {
-	for _, waiting := range f.shapes {
-		if n, full := f.fitting(waiting); full || !now.Before(f.leavesAt(waiting)) {
+func (b *batcher) Due(now time.Time) (due []batch) {
+	for _, waiting := range b.shapes {
+		if n, full := b.fitting(waiting); full || !now.Before(b.leavesAt(waiting)) {
 			due = append(due, waiting[:n])
 		}
 	}
-	slices.SortFunc(due, func(a, b batch) int {
-		return cmp.Or(oldest(a).Compare(oldest(b)), cmp.Compare(a[0].Shape, b[0].Shape))
+	slices.SortFunc(due, func(x, y batch) int {
+		return cmp.Or(oldest(x).Compare(oldest(y)), cmp.Compare(x[0].Shape, y[0].Shape))
 	})
 	return due
 }
 
 // Leave removes the members of a batch.
-func (f *batcher) Leave(b batch) {
-	shape := b[0].Shape
-	rest := slices.Clone(f.shapes[shape][len(b):])
-	f.shapes[shape] = rest
+func (b *batcher) Leave(left batch) {
+	shape := left[0].Shape
+	rest := slices.Clone(b.shapes[shape][len(left):])
+	b.shapes[shape] = rest
 	if len(rest) == 0 {
-		delete(f.shapes, shape)
+		delete(b.shapes, shape)
 	}
 }
 
 // Next says when Due will return a batch if nothing else happens.
-func (f *batcher) Next() (at time.Time, waiting bool) {
-	for _, members := range f.shapes {
-		leaves := f.leavesAt(members)
-		if _, full := f.fitting(members); full {
+func (b *batcher) Next() (at time.Time, waiting bool) {
+	for _, members := range b.shapes {
+		leaves := b.leavesAt(members)
+		if _, full := b.fitting(members); full {
 			leaves = oldest(members)
 		}
 		if !waiting || leaves.Before(at) {
@@ -69,15 +69,15 @@ func (f *batcher) Next() (at time.Time, waiting bool) {
 }
 
 // Withdraw removes a member, and says whether it waited here.
-func (f *batcher) Withdraw(entry string) bool {
-	for shape, members := range f.shapes {
+func (b *batcher) Withdraw(entry string) bool {
+	for shape, members := range b.shapes {
 		i := slices.IndexFunc(members, func(m worker.Member) bool { return m.Entry == entry })
 		if i < 0 {
 			continue
 		}
-		f.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1)
-		if len(f.shapes[shape]) == 0 {
-			delete(f.shapes, shape)
+		b.shapes[shape] = slices.Delete(slices.Clone(members), i, i+1)
+		if len(b.shapes[shape]) == 0 {
+			delete(b.shapes, shape)
 		}
 		return true
 	}
@@ -86,24 +86,24 @@ func (f *batcher) Withdraw(entry string) bool {
 
 // fitting counts the members that fit into one call. A member that exceeds a limit alone travels
 // alone.
-func (f *batcher) fitting(members []worker.Member) (n int, full bool) {
+func (b *batcher) fitting(members []worker.Member) (n int, full bool) {
 	var tokens, bytes int64
 	for _, m := range members {
 		tokens, bytes = tokens+m.Tokens, bytes+m.Bytes
-		if n > 0 && (n == max(f.limits.Items, 1) || exceeds(tokens, f.limits.Tokens) ||
-			exceeds(bytes, f.limits.Bytes)) {
+		if n > 0 && (n == max(b.limits.Items, 1) || exceeds(tokens, b.limits.Tokens) ||
+			exceeds(bytes, b.limits.Bytes)) {
 			return n, true
 		}
 		n++
 	}
-	return n, members[0].Alone || n == max(f.limits.Items, 1) || exceeds(tokens+1,
-		f.limits.Tokens) || exceeds(bytes+1, f.limits.Bytes)
+	return n, members[0].Alone || n == max(b.limits.Items, 1) || exceeds(tokens+1,
+		b.limits.Tokens) || exceeds(bytes+1, b.limits.Bytes)
 }
 
 func exceeds(amount, limit int64) bool { return limit > 0 && amount > limit }
 
-func (f *batcher) leavesAt(members []worker.Member) time.Time {
-	wait := f.limits.Wait.Duration()
+func (b *batcher) leavesAt(members []worker.Member) time.Time {
+	wait := b.limits.Wait.Duration()
 	newest := slices.MaxFunc(members, byTime).At
 	quiet, latest := newest.Add(wait/10), oldest(members).Add(wait)
 	if quiet.Before(latest) {

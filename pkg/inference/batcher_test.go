@@ -180,9 +180,9 @@ func TestBatchProperties(t *testing.T) {
 }
 
 // Len counts the waiting members.
-func (f *batcher) Len() int {
+func (b *batcher) Len() int {
 	n := 0
-	for _, members := range f.shapes {
+	for _, members := range b.shapes {
 		n += len(members)
 	}
 	return n

@@ -127,9 +127,9 @@ func (b *blame) avoid(entry string, instances []int32) map[int32]bool {
 }
 
 // usableInstances lists the instances that calls may be sent to.
-func (a *dispatch) usableInstances() []int32 {
+func (d *dispatch) usableInstances() []int32 {
 	var ids []int32
-	for _, e := range a.registry.Endpoints(a.model.Name) {
+	for _, e := range d.registry.Endpoints(d.model.Name) {
 		if e.Usable(time.Now()) {
 			ids = append(ids, e.ID)
 		}
@@ -138,13 +138,13 @@ func (a *dispatch) usableInstances() []int32 {
 }
 
 // evidence is what the breaker is told of a call beside its outcome.
-func (a *dispatch) evidence() evidence {
-	e := evidence{entry: a.call.Entry, ran: time.Since(a.began), last: true}
-	if a.run != nil {
-		e.flow = a.run.Lock.Lane.Flow
+func (d *dispatch) evidence() evidence {
+	e := evidence{entry: d.call.Entry, ran: time.Since(d.began), last: true}
+	if d.run != nil {
+		e.flow = d.run.Lock.Lane.Flow
 	}
-	for _, id := range a.usableInstances() {
-		if id != a.held.endpoint.ID && !a.pool.quarantined(a.model.Name, id) {
+	for _, id := range d.usableInstances() {
+		if id != d.held.endpoint.ID && !d.pool.quarantined(d.model.Name, id) {
 			e.last = false
 		}
 	}

@@ -18,81 +18,81 @@ const classUnknown = "unknown"
 
 // conclude turns an outcome into the answer to the queue, and lets go of the slot. A run that goes
 // on at the worker keeps its slot counted, and what is stored about it.
-func (a *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	cause := context.Cause(ctx)
 	if cause != nil && !o.Final() {
-		o = a.interrupted(ctx, o, cause)
+		o = d.interrupted(ctx, o, cause)
 	}
-	if !a.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
+	if !d.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled) && o.Kind == worker.Done {
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 	}
-	a.releaseSlot(ctx, o)
-	return a.answer(ctx, o)
+	d.releaseSlot(ctx, o)
+	return d.answer(ctx, o)
 }
 
 // answer is the ending that the queue is given.
-func (a *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
-	a.run.Note(a.meta(o))
-	if a.poison != nil {
-		return nil, a.poison
+func (d *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+	d.run.Note(d.meta(o))
+	if d.poison != nil {
+		return nil, d.poison
 	}
 	switch o.Kind {
 	case worker.Done:
-		return a.result(ctx, o)
+		return d.result(ctx, o)
 	case worker.Cancelled:
 		if cause := context.Cause(ctx); cause != nil {
 			return nil, fmt.Errorf("%w (%s)", cause, o.Reason)
 		}
-		return nil, a.givenUp(ctx, o)
+		return nil, d.givenUp(ctx, o)
 	case worker.Busy, worker.NotReady:
-		if o.MaybeRunning && a.model.OnUnknown == worker.AtMostOnce {
-			return nil, a.unknownOutcome(o.Reason)
+		if o.MaybeRunning && d.model.OnUnknown == worker.AtMostOnce {
+			return nil, d.unknownOutcome(o.Reason)
 		}
-		return nil, invalidation.NoCapacity(max(a.config.ReadyWait, o.RetryAfter), errors.New(o.Reason))
+		return nil, invalidation.NoCapacity(max(d.config.ReadyWait, o.RetryAfter), errors.New(o.Reason))
 	case worker.Rejected:
 		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), errors.New(o.Reason)))
 	case worker.Failed:
 		if o.Aborted {
-			return nil, a.givenUp(ctx, o)
+			return nil, d.givenUp(ctx, o)
 		}
-		return nil, a.failure(ctx, o)
+		return nil, d.failure(ctx, o)
 	default: // Unknown, and Accepted: handed over
-		return nil, a.unsettled(ctx, o)
+		return nil, d.unsettled(ctx, o)
 	}
 }
 
 // interrupted deals with a run whose context ended before it did. A drain or a lost lease leaves a run to the next
 // node that was accepted, or that the worker can be asked about again; everything else stops it, as far as the worker
 // lets us.
-func (a *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
+func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause error) worker.Outcome {
 	o.Err = cause
 	if !o.MaybeRunning {
 		return o
 	}
-	known := o.Kind == worker.Accepted || a.model.OnUnknown == worker.Reattach
+	known := o.Kind == worker.Accepted || d.model.OnUnknown == worker.Reattach
 	if errors.Is(cause, invalidation.ErrLeaseLost) || (known && errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.config.CancelWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.config.CancelWait)
 	defer cancel()
-	run := a.call.RunRef
+	run := d.call.RunRef
 	run.Remote = run.Entry // a worker that knows entries by their id is asked by that
-	if a.saved != nil && a.saved.Remote != "" {
-		run.Remote = a.saved.Remote
+	if d.saved != nil && d.saved.Remote != "" {
+		run.Remote = d.saved.Remote
 	}
-	c := a.held.endpoint.adapter.Cancel(ctx, run)
+	c := d.held.endpoint.adapter.Cancel(ctx, run)
 	if c.Delivered && !c.Confirmed && o.Kind == worker.Accepted {
-		reports, done := a.subscribe(a.saved.Token)
+		reports, done := d.subscribe(d.saved.Token)
 		defer done()
-		end := a.held.endpoint.follower.Follow(ctx, worker.Pending{RunRef: run, Reports: reports})
+		end := d.held.endpoint.follower.Follow(ctx, worker.Pending{RunRef: run, Reports: reports})
 		if end.Final() {
 			end.Err = cause
 			return end
 		}
 	}
-	if o.Kind == worker.Accepted && !c.Confirmed && errors.Is(cause, invalidation.ErrCancelled) && !a.run.Lock.Solo() {
+	if o.Kind == worker.Accepted && !c.Confirmed && errors.Is(cause, invalidation.ErrCancelled) && !d.run.Lock.Solo() {
 		// The next entry of the key must not start beside the run: it is followed to its end.
-		end := a.followOn(run, o)
+		end := d.followOn(run, o)
 		end.Err = cause
 		return end
 	}
@@ -104,11 +104,11 @@ func (a *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 }
 
 // followOn follows a cancelled run that goes on until it ends or reaches its limits.
-func (a *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
-	reports, done := a.subscribe(a.saved.Token)
+func (d *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
+	reports, done := d.subscribe(d.saved.Token)
 	defer done()
-	end := a.held.endpoint.follower.Follow(context.Background(), worker.Pending{
-		RunRef: run, FinishBy: a.call.FinishBy, Ran: time.Since(a.began), Starting: o.Starting, Reports: reports,
+	end := d.held.endpoint.follower.Follow(context.Background(), worker.Pending{
+		RunRef: run, FinishBy: d.call.FinishBy, Ran: time.Since(d.began), Starting: o.Starting, Reports: reports,
 	})
 	if end.Final() {
 		return worker.Outcome{Kind: worker.Cancelled, Reason: "the run ended after the cancel: " + end.Kind.String()}
@@ -118,37 +118,37 @@ func (a *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome 
 
 // releaseSlot frees the slot, or leaves it counted while the call may still run. What is stored about the
 // run stays only if it is to be followed on.
-func (a *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
+func (d *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
 	handedOver := o.Kind == worker.Accepted
-	again := o.Kind == worker.Unknown && a.model.OnUnknown == worker.Reattach && goesToNextNode(ctx) &&
+	again := o.Kind == worker.Unknown && d.model.OnUnknown == worker.Reattach && goesToNextNode(ctx) &&
 		!errors.Is(o.Err, worker.ErrSharedID)
 	switch {
-	case handedOver || a.unreachable || (o.MaybeRunning && again):
-		if a.saved == nil {
+	case handedOver || d.unreachable || (o.MaybeRunning && again):
+		if d.saved == nil {
 			// It logs; without it the worker is asked as if anew.
-			_ = a.save(context.WithoutCancel(ctx), "")
+			_ = d.save(context.WithoutCancel(ctx), "")
 		} else if handedOver {
-			a.charge(ctx, o.Ran)
+			d.charge(ctx, o.Ran)
 		}
-	case a.saved != nil:
-		a.forget(ctx, a.saved)
+	case d.saved != nil:
+		d.forget(ctx, d.saved)
 	}
 	switch {
 	case o.MaybeRunning:
-		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, worker.Clip(o.Kind.String()+": "+o.Reason))
+		d.held.doubt(d.run.Queue.ID, d.run.Entry.ID, worker.Clip(o.Kind.String()+": "+o.Reason))
 	case errors.Is(context.Cause(ctx), errPreempted):
-		a.held.cede()
+		d.held.cede()
 	default:
-		a.held.release()
+		d.held.release()
 	}
 }
 
 const leftByPanic = "the call was left by a panic"
 
 // abandon puts the slot in doubt if the call was left by a panic: it is unknown whether it runs on.
-func (a *dispatch) abandon() {
-	if a.held != nil && !a.held.ended {
-		a.held.doubt(a.run.Queue.ID, a.run.Entry.ID, leftByPanic)
+func (d *dispatch) abandon() {
+	if d.held != nil && !d.held.ended {
+		d.held.doubt(d.run.Queue.ID, d.run.Entry.ID, leftByPanic)
 	}
 }
 
@@ -161,18 +161,18 @@ func goesToNextNode(ctx context.Context) bool {
 // result hands the answer on, through the object store if it is large. While the store is away the
 // answer is kept: the GPU's work is not done again for that. The entry's permit keeps an idle slot from
 // others meanwhile. When the store stays away the answer is stored in its row if it is not too large.
-func (a *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
-	key := fmt.Sprintf("%s/%d-%d.json", a.run.Queue.Name, a.run.Entry.ID, a.run.Lock.Token)
+func (d *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
+	key := fmt.Sprintf("%s/%d-%d.json", d.run.Queue.Name, d.run.Entry.ID, d.run.Lock.Token)
 	putting := time.Now()
 	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
 		put, cancel := context.WithTimeout(ctx, time.Minute)
-		result, err := storeLarge(put, a.config.Objects, a.config.InlineBytes, key, o.Result)
+		result, err := storeLarge(put, d.config.Objects, d.config.InlineBytes, key, o.Result)
 		cancel()
 		if err == nil {
 			return result, nil
 		}
-		if ctx.Err() == nil && time.Since(putting)+wait < a.config.StoreWait {
-			a.log.Warn("store result; trying on", "entry", a.run.Entry.ID, "error", err)
+		if ctx.Err() == nil && time.Since(putting)+wait < d.config.StoreWait {
+			d.log.Warn("store result; trying on", "entry", d.run.Entry.ID, "error", err)
 			pause(ctx, wait)
 			continue
 		}
@@ -204,14 +204,14 @@ func pause(ctx context.Context, d time.Duration) {
 
 // givenUp is for a run that its worker ended by itself, as it does when it shuts down. The entry goes on, also where
 // the worker calls the run cancelled: to cancel the entry is for those who pushed it, and ends the context.
-func (a *dispatch) givenUp(ctx context.Context, o worker.Outcome) error {
-	if a.wentAway(ctx) {
-		return invalidation.NoCapacity(a.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
+func (d *dispatch) givenUp(ctx context.Context, o worker.Outcome) error {
+	if d.wentAway(ctx) {
+		return invalidation.NoCapacity(d.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
 	}
-	return a.failure(ctx, o)
+	return d.failure(ctx, o)
 }
 
-func (a *dispatch) failure(ctx context.Context, o worker.Outcome) error {
+func (d *dispatch) failure(ctx context.Context, o worker.Outcome) error {
 	switch {
 	case context.Cause(ctx) != nil:
 		return fmt.Errorf("%w (%s)", context.Cause(ctx), o.Reason)
@@ -231,29 +231,29 @@ func isLimit(err error) bool {
 }
 
 // unsettled is for a run of which it is unknown whether it ended.
-func (a *dispatch) unsettled(ctx context.Context, o worker.Outcome) error {
+func (d *dispatch) unsettled(ctx context.Context, o worker.Outcome) error {
 	switch cause := context.Cause(ctx); {
-	case cause != nil && o.Kind == worker.Unknown && a.model.OnUnknown == worker.AtMostOnce:
-		return a.unknownOutcome(cause.Error() + " (" + o.Reason + ")")
+	case cause != nil && o.Kind == worker.Unknown && d.model.OnUnknown == worker.AtMostOnce:
+		return d.unknownOutcome(cause.Error() + " (" + o.Reason + ")")
 	case cause != nil:
 		return fmt.Errorf("%w (%s)", cause, o.Reason)
 	case errors.Is(o.Err, worker.ErrDeadline):
 		return fmt.Errorf("%w: %s", invalidation.ErrFinishBy, o.Reason)
-	case a.model.OnUnknown == worker.AtMostOnce:
-		return a.unknownOutcome(o.Reason)
+	case d.model.OnUnknown == worker.AtMostOnce:
+		return d.unknownOutcome(o.Reason)
 	case isLimit(o.Err):
 		return invalidation.WithClass("timeout", errors.New(o.Reason))
 	}
 	return invalidation.WithClass(classUnknown, errors.New(o.Reason))
 }
 
-func (a *dispatch) unknownOutcome(reason string) error {
+func (d *dispatch) unknownOutcome(reason string) error {
 	return invalidation.Unrepeatable(invalidation.WithClass(classUnknown,
 		fmt.Errorf("it is unknown whether this entry ran, and it must not run twice: %s", reason)))
 }
 
 // meta is what is kept beside the outcome.
-func (a *dispatch) meta(o worker.Outcome) json.RawMessage {
+func (d *dispatch) meta(o worker.Outcome) json.RawMessage {
 	if len(o.Metrics) > metricsMost || invalidation.CheckJSON(o.Metrics) != nil {
 		o.Metrics = nil
 	}
@@ -280,15 +280,15 @@ func (a *dispatch) meta(o worker.Outcome) json.RawMessage {
 		Logs       string          `json:"logs,omitempty"` // Cog: the end of them
 		Metrics    json.RawMessage `json:"metrics,omitempty"`
 	}{
-		Model: a.model.Name, Instance: a.held.endpoint.Server, InstanceID: a.held.endpoint.ID, Slot: a.held.slot.Number,
-		QueueMS:  (a.run.Entry.Waited + a.start.Sub(a.run.Lock.ClaimedAt)).Milliseconds(),
-		RunMS:    time.Since(a.began).Milliseconds(),
-		FirstMS:  math.Round(a.first.Seconds()*1e5) / 100,
-		Attempts: a.call.Attempt, Instances: a.tries, Members: a.members, Swapped: a.held.swapped,
-		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: a.remote(),
-		Reattached: a.saved != nil && a.saved.Token != a.call.Token, Metrics: o.Metrics,
-		GPUMS: a.used.GPU.Milliseconds(), TokensIn: a.used.Tokens.In, Cached: a.used.Tokens.Cached,
-		TokensOut: a.used.Tokens.Out, Logs: tail(o.Logs, logsMost),
+		Model: d.model.Name, Instance: d.held.endpoint.Server, InstanceID: d.held.endpoint.ID, Slot: d.held.slot.Number,
+		QueueMS:  (d.run.Entry.Waited + d.start.Sub(d.run.Lock.ClaimedAt)).Milliseconds(),
+		RunMS:    time.Since(d.began).Milliseconds(),
+		FirstMS:  math.Round(d.first.Seconds()*1e5) / 100,
+		Attempts: d.call.Attempt, Instances: d.tries, Members: d.members, Swapped: d.held.swapped,
+		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: d.remote(),
+		Reattached: d.saved != nil && d.saved.Token != d.call.Token, Metrics: o.Metrics,
+		GPUMS: d.used.GPU.Milliseconds(), TokensIn: d.used.Tokens.In, Cached: d.used.Tokens.Cached,
+		TokensOut: d.used.Tokens.Out, Logs: tail(o.Logs, logsMost),
 	})
 	if err != nil {
 		return nil // the worker's metrics were no JSON
@@ -310,9 +310,9 @@ func tail(text string, most int) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(text, ""), "\x00", "")
 }
 
-func (a *dispatch) remote() string {
-	if a.saved == nil {
+func (d *dispatch) remote() string {
+	if d.saved == nil {
 		return ""
 	}
-	return a.saved.Remote
+	return d.saved.Remote
 }

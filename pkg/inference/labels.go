@@ -10,16 +10,16 @@ import (
 )
 
 // labels are those that the entry asks its instance to have, as its payload has them; empty for none.
-func (a *dispatch) labels() string {
-	if a.model.LabelsField == "" {
+func (d *dispatch) labels() string {
+	if d.model.LabelsField == "" {
 		return ""
 	}
-	return worker.TextField(a.call.Payload, a.model.LabelsField)
+	return worker.TextField(d.call.Payload, d.model.LabelsField)
 }
 
 // unfit returns the instances that lack a label which the entry asks for, and whether any has them all.
-func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
-	text := a.labels()
+func (d *dispatch) unfit() (unfit map[int32]bool, fits bool) {
+	text := d.labels()
 	if text == "" {
 		return nil, true
 	}
@@ -28,7 +28,7 @@ func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
 		return nil, true // the field is something else
 	}
 	unfit = map[int32]bool{}
-	for _, e := range a.registry.Endpoints(a.model.Name) {
+	for _, e := range d.registry.Endpoints(d.model.Name) {
 		for name, value := range wanted {
 			if e.Labels[name] != value {
 				unfit[e.ID] = true
@@ -40,15 +40,15 @@ func (a *dispatch) unfit() (unfit map[int32]bool, fits bool) {
 }
 
 // anyUsable says whether calls may be sent to an instance that is not unfit.
-func (a *dispatch) anyUsable(unfit map[int32]bool) bool {
-	return slices.ContainsFunc(a.usableInstances(), func(id int32) bool { return !unfit[id] })
+func (d *dispatch) anyUsable(unfit map[int32]bool) bool {
+	return slices.ContainsFunc(d.usableInstances(), func(id int32) bool { return !unfit[id] })
 }
 
 // fitsNowhere hands back an entry that no instance takes, as it asks for labels, or as they are.
-func (a *dispatch) fitsNowhere() error {
-	reason := fmt.Errorf("no instance of model %q takes calls", a.model.Name)
-	if labels := a.labels(); labels != "" {
+func (d *dispatch) fitsNowhere() error {
+	reason := fmt.Errorf("no instance of model %q takes calls", d.model.Name)
+	if labels := d.labels(); labels != "" {
 		reason = fmt.Errorf("%w and has the labels %s", reason, labels)
 	}
-	return invalidation.NoCapacity(a.config.ReadyWait, reason)
+	return invalidation.NoCapacity(d.config.ReadyWait, reason)
 }

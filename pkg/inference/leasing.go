@@ -35,9 +35,9 @@ func (p *SlotPool) lease(model string, want int) bool {
 	}
 	defer p.talk.Unlock()
 	p.mu.Lock()
-	a := p.stateOf(model)
-	backingOff := time.Now().Before(a.nextLease)
-	block := min((want+a.ledger.perSlot-1)/a.ledger.perSlot, max(len(a.ledger.held), 1), blockMax)
+	state := p.stateOf(model)
+	backingOff := time.Now().Before(state.nextLease)
+	block := min((want+state.ledger.perSlot-1)/state.ledger.perSlot, max(len(state.ledger.held), 1), blockMax)
 	p.mu.Unlock()
 	if backingOff || len(p.registry.Endpoints(model)) == 0 {
 		return false
@@ -58,17 +58,17 @@ func (p *SlotPool) lease(model string, want int) bool {
 func (p *SlotPool) leased(model string, got slot.Holding) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.stateOf(model)
+	state := p.stateOf(model)
 	if len(got.Slots) == 0 {
-		a.nextLease = time.Now().Add(p.config.RetryInterval)
+		state.nextLease = time.Now().Add(p.config.RetryInterval)
 		return false
 	}
-	a.nextLease = time.Time{}
+	state.nextLease = time.Time{}
 	for _, s := range got.Slots {
-		a.ledger.add(s, time.Now())
+		state.ledger.add(s, time.Now())
 	}
 	p.rely(got.Until)
-	p.limit(model, a)
+	p.limit(model, state)
 	return true
 }
 
@@ -83,9 +83,9 @@ func (p *SlotPool) lostAnswer() {
 func (p *SlotPool) markDoubts(ctx context.Context) error {
 	p.mu.Lock()
 	var all []slot.Doubt
-	for _, a := range p.models {
-		all = append(all, a.doubts...)
-		a.doubts = nil
+	for _, state := range p.models {
+		all = append(all, state.doubts...)
+		state.doubts = nil
 	}
 	p.mu.Unlock()
 	if len(all) == 0 {
@@ -95,13 +95,13 @@ func (p *SlotPool) markDoubts(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, d := range all {
-		a, h := p.find(d.Held)
+		state, h := p.find(d.Held)
 		switch {
 		case h == nil: // lost meanwhile
 		case err != nil:
-			a.doubts = append(a.doubts, d)
+			state.doubts = append(state.doubts, d)
 		default:
-			a.ledger.lose(h)
+			state.ledger.lose(h)
 		}
 	}
 	return err
@@ -109,9 +109,9 @@ func (p *SlotPool) markDoubts(ctx context.Context) error {
 
 // find returns a slot in its ledger, nil if none has it any more; called with mu held.
 func (p *SlotPool) find(s slot.Held) (*modelState, *heldSlot) {
-	for _, a := range p.models {
-		if h := a.ledger.held[keyOf(s)]; h != nil && h.Held == s {
-			return a, h
+	for _, state := range p.models {
+		if h := state.ledger.held[keyOf(s)]; h != nil && h.Held == s {
+			return state, h
 		}
 	}
 	return nil, nil
@@ -123,8 +123,8 @@ func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
 	p.mu.Lock()
 	var out []*heldSlot
 	of := map[string][]*heldSlot{}
-	for model, a := range p.models {
-		of[model] = a.ledger.surplus(now, idleMax, p.usable(model, now))
+	for model, state := range p.models {
+		of[model] = state.ledger.surplus(now, idleMax, p.usable(model, now))
 		out = append(out, of[model]...)
 	}
 	p.mu.Unlock()
@@ -151,8 +151,8 @@ func namesOf(list []*heldSlot) []slot.Held {
 func (p *SlotPool) readShares(ctx context.Context) error {
 	var names []string
 	p.mu.Lock()
-	for model, a := range p.models {
-		if len(a.ledger.held) > 0 {
+	for model, state := range p.models {
+		if len(state.ledger.held) > 0 {
 			names = append(names, model)
 		}
 	}
@@ -179,10 +179,10 @@ func (p *SlotPool) readRelief(ctx context.Context) error {
 	pressed := p.registry.Pressed()
 	var names []string
 	p.mu.Lock()
-	for name, a := range p.models {
-		a.ledger.pressed, a.ledger.relief = pressed, 0
+	for name, state := range p.models {
+		state.ledger.pressed, state.ledger.relief = pressed, 0
 		model, known := p.registry.Model(name)
-		if known && model.LabelsField == "" && a.ledger.holdsPressed() {
+		if known && model.LabelsField == "" && state.ledger.holdsPressed() {
 			names = append(names, name)
 		}
 	}
@@ -226,10 +226,10 @@ func (p *SlotPool) reconcile(held []slot.Held) (came bool) {
 	for _, s := range held {
 		ours[s] = true
 	}
-	for _, a := range p.models {
-		for _, h := range a.ledger.held {
+	for _, state := range p.models {
+		for _, h := range state.ledger.held {
 			if !ours[h.Held] {
-				a.ledger.lose(h)
+				state.ledger.lose(h)
 			} else {
 				delete(ours, h.Held)
 			}
@@ -237,12 +237,12 @@ func (p *SlotPool) reconcile(held []slot.Held) (came bool) {
 	}
 	for s := range ours {
 		if e := p.registry.Endpoint(s.Instance); e != nil {
-			a := p.stateOf(e.Model.Name)
-			if a.ledger.isLeaving(s) {
+			state := p.stateOf(e.Model.Name)
+			if state.ledger.isLeaving(s) {
 				continue // its row exists until it is given back
 			}
-			a.ledger.add(s, time.Now())
-			p.limit(e.Model.Name, a)
+			state.ledger.add(s, time.Now())
+			p.limit(e.Model.Name, state)
 			came = true
 		}
 	}

@@ -179,27 +179,27 @@ type slotRequest struct {
 
 // assign picks the slot for an entry. admit is asked last, about one instance after the other.
 // Without a slot it says which instance is worth waiting for, 0 if none is.
-func (l *slotLedger) assign(now time.Time, a slotRequest, admit func(instance int32) bool) (h *heldSlot,
+func (l *slotLedger) assign(now time.Time, want slotRequest, admit func(instance int32) bool) (h *heldSlot,
 	swapped bool, await int32,
 ) {
 	var candidates []candidate
 	for id, s := range l.instances {
-		if !now.Before(s.cool) && !a.exclude[id] && s.admits(a.caution, now) {
+		if !now.Before(s.cool) && !want.exclude[id] && s.admits(want.caution, now) {
 			candidates = append(candidates, candidate{
 				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.loaded,
 				used: s.used, served: s.served,
-				pressed: a.pressed[id],
+				pressed: want.pressed[id],
 			})
 		}
 	}
-	order, await := rankCandidates(candidates, a.affinity, now.Before(a.until))
+	order, await := rankCandidates(candidates, want.affinity, now.Before(want.until))
 	for _, id := range order {
 		if admit(id) {
 			s := l.instances[id]
 			h := s.idle[len(s.idle)-1]
-			l.occupy(h, max(a.permits, 1), now)
-			s.heed(h, a.caution)
-			return h, s.note(a.affinity, now), 0
+			l.occupy(h, max(want.permits, 1), now)
+			s.heed(h, want.caution)
+			return h, s.note(want.affinity, now), 0
 		}
 	}
 	return nil, false, await
@@ -264,11 +264,11 @@ const reservedFor = 5 * time.Second
 
 // reserve keeps other calls from a busy instance, so that an entry can run alone there soon. Entries that need this
 // share one instance, the one with the fewest calls.
-func (l *slotLedger) reserve(now time.Time, a slotRequest, usable func(instance int32) bool) {
+func (l *slotLedger) reserve(now time.Time, want slotRequest, usable func(instance int32) bool) {
 	var best *instanceSlots
 	for id, s := range l.instances {
 		switch {
-		case a.exclude[id] || !usable(id):
+		case want.exclude[id] || !usable(id):
 		case s.closed || now.Before(s.reserved):
 			return
 		case s.busy > 0 && (best == nil || s.busy < best.busy):
@@ -276,7 +276,7 @@ func (l *slotLedger) reserve(now time.Time, a slotRequest, usable func(instance 
 		}
 	}
 	if best != nil {
-		best.reserved = now.Add(a.reserve)
+		best.reserved = now.Add(want.reserve)
 	}
 }
 

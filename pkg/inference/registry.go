@@ -137,7 +137,7 @@ func (r *Registry) Refresh(ctx context.Context) error {
 		return err
 	}
 	// What was read first may be older than the rest, never newer: then the number says so at the
-	// next look.
+	// next poll.
 	fresh.version = version
 	r.current.Store(fresh)
 	for _, tell := range r.changed {

@@ -42,8 +42,8 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
  WHERE remote_run.token <= excluded.token`
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
-	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Slot.Instance, r.Slot.Number, r.Slot.Token, r.Remote,
-		r.Ran.Milliseconds())
+	_, err := db.Exec(ctx, saveRunSQL, r.Queue, r.Entry, r.Token, r.Slot.Instance, r.Slot.Number, r.Slot.Token,
+		r.Remote, r.Ran.Milliseconds())
 	switch {
 	case postgres.Code(err) == postgres.UniqueViolation:
 		return fmt.Errorf("store run of entry %d: %w %q", r.Entry, worker.ErrSharedID, r.Remote)

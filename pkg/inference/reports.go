@@ -164,16 +164,16 @@ func (rs *Reports) repeated(ctx context.Context, entry invalidation.EntryID, tok
 
 // subscribe prepares for reports on a run that was started under token. Protocols without them need
 // none.
-func (a *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
-	c := a.config.Reports
-	if c == nil || a.run == nil || a.model.Type != worker.TypeAsync || (a.model.Protocol != worker.ProtocolCog &&
-		a.model.Protocol != worker.ProtocolGeneric) {
+func (d *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
+	c := d.config.Reports
+	if c == nil || d.run == nil || d.model.Type != worker.TypeAsync || (d.model.Protocol != worker.ProtocolCog &&
+		d.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}
 	}
-	a.call.Callback = c.address(a.call.Entry, token)
+	d.call.Callback = c.address(d.call.Entry, token)
 	l := &subscriber{
-		run: remoteRun{Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: token}, model: a.model,
-		request: a.call.Payload,
+		run: remoteRun{Queue: d.run.Queue.ID, Entry: d.run.Entry.ID, Token: token}, model: d.model,
+		request: d.call.Payload,
 		reports: make(chan worker.Outcome, 1),
 	}
 	c.mu.Lock()

@@ -55,10 +55,10 @@ func (p *SlotPool) Report(now time.Time) []InstanceReport {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []InstanceReport{}
-	for _, a := range p.models {
-		all = append(all, a.ledger.report(now)...)
+	for _, state := range p.models {
+		all = append(all, state.ledger.report(now)...)
 	}
-	slices.SortFunc(all, func(a, b InstanceReport) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(all, func(state, b InstanceReport) int { return cmp.Compare(state.ID, b.ID) })
 	return all
 }
 

@@ -134,25 +134,25 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run, call worke
 		return nil, invalidation.NoCapacity(d.config.ReadyWait,
 			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
-	a := &dispatch{Dispatcher: d, run: r, model: model, call: call, start: time.Now()}
-	a.call.Output = outputLog{r} // adapters write to it what their servers stream
+	claim := &dispatch{Dispatcher: d, run: r, model: model, call: call, start: time.Now()}
+	claim.call.Output = outputLog{r} // adapters write to it what their servers stream
 	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
 		if err != nil {
 			return nil, invalidation.NoCapacity(d.config.BusyWait, err)
 		}
 		if old != nil {
-			return a.reattach(ctx, old)
+			return claim.reattach(ctx, old)
 		}
 	}
 	// Programs of the version before count a crash and set no mark.
 	if (r.Entry.MayHaveRun || r.Entry.Crashes > 0) && model.OnUnknown == worker.AtMostOnce {
-		return nil, a.unknownOutcome("an earlier lock of it was ended by recovery or by hand while it may have run")
+		return nil, claim.unknownOutcome("an earlier lock of it was ended by recovery or by hand while it may have run")
 	}
 	if usesWaitlist(model) {
-		return a.runShared(ctx)
+		return claim.runShared(ctx)
 	}
-	return a.submit(ctx)
+	return claim.submit(ctx)
 }
 
 // A chunk of output fits into one row of the log.
@@ -181,52 +181,52 @@ func callOf(r *invalidation.Run) worker.Call {
 
 // submit sends the call to one instance after the other until one takes it; to the one first whose
 // slot it has.
-func (a *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
-	defer a.abandon()
-	unfit, fits := a.unfit()
-	if !fits && a.held == nil {
-		return nil, a.fitsNowhere()
+func (d *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
+	defer d.abandon()
+	unfit, fits := d.unfit()
+	if !fits && d.held == nil {
+		return nil, d.fitsNowhere()
 	}
-	tried := a.blame.avoid(a.call.Entry, a.usableInstances())
+	tried := d.blame.avoid(d.call.Entry, d.usableInstances())
 	maps.Copy(tried, unfit)
 	var last worker.Outcome
-	for a.tries < triesMax {
-		if a.held == nil {
-			a.held, _ = a.pool.assign(a.model.Name, a.slotRequest(tried))
+	for d.tries < triesMax {
+		if d.held == nil {
+			d.held, _ = d.pool.assign(d.model.Name, d.slotRequest(tried))
 		}
-		if a.held == nil {
+		if d.held == nil {
 			break
 		}
-		a.tries++
-		tried[a.held.endpoint.ID] = true
-		last = a.exchange(ctx)
-		if a.poison != nil || !a.elsewhere(ctx, last) {
-			return a.conclude(ctx, last)
+		d.tries++
+		tried[d.held.endpoint.ID] = true
+		last = d.exchange(ctx)
+		if d.poison != nil || !d.elsewhere(ctx, last) {
+			return d.conclude(ctx, last)
 		}
-		a.held.release()
-		a.held = nil
-		if a.saved != nil { // accepted here, and over: what is reported of it says nothing of the next run
-			a.forget(ctx, a.saved)
-			a.saved = nil
+		d.held.release()
+		d.held = nil
+		if d.saved != nil { // accepted here, and over: what is reported of it says nothing of the next run
+			d.forget(ctx, d.saved)
+			d.saved = nil
 		}
-		if a.lost > 1 {
+		if d.lost > 1 {
 			break // two instances are enough for one claim
 		}
 	}
-	if last.Misrouted && a.blame.everywhere(a.model.Name, a.call.Entry, a.usableInstances(), time.Now()) {
+	if last.Misrouted && d.blame.everywhere(d.model.Name, d.call.Entry, d.usableInstances(), time.Now()) {
 		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), fmt.Errorf(
-			"every instance of model %q refuses it while others are served: %s", a.model.Name, last.Reason)))
+			"every instance of model %q refuses it while others are served: %s", d.model.Name, last.Reason)))
 	}
-	return nil, a.noRoom(last)
+	return nil, d.noRoom(last)
 }
 
 // noRoom hands the entry back unspent: no instance took it, or there was no slot.
-func (a *dispatch) noRoom(last worker.Outcome) error {
-	wait := a.config.BusyWait
+func (d *dispatch) noRoom(last worker.Outcome) error {
+	wait := d.config.BusyWait
 	switch {
-	case last.Kind == worker.NotReady || a.blame.caution(a.call.Entry) > together:
-		wait = a.config.ReadyWait
-	case a.tries == 0 && !a.pool.idle(a.model.Name):
+	case last.Kind == worker.NotReady || d.blame.caution(d.call.Entry) > together:
+		wait = d.config.ReadyWait
+	case d.tries == 0 && !d.pool.idle(d.model.Name):
 		wait = 0 // it was claimed on a permit for another run or another kind of entry: it keeps its position
 	}
 	last.Reason = cmp.Or(last.Reason, "no free slot")
@@ -235,50 +235,50 @@ func (a *dispatch) noRoom(last worker.Outcome) error {
 
 // affinity is the value of the affinity field for the entry, which the worker has to load. Empty: the entry needs
 // nothing loaded.
-func (a *dispatch) affinity() string {
-	switch field := a.model.AffinityField; field {
+func (d *dispatch) affinity() string {
+	switch field := d.model.AffinityField; field {
 	case "":
 		return ""
 	case worker.AffinityFlow:
-		return a.run.Lock.Lane.Flow
+		return d.run.Lock.Lane.Flow
 	default:
-		return worker.TextField(a.call.Payload, field)
+		return worker.TextField(d.call.Payload, field)
 	}
 }
 
 // exchange makes the call, and follows it to its end if the worker accepted it.
-func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
-	reports, done := a.subscribe(a.reportsUnder())
+func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
+	reports, done := d.subscribe(d.reportsUnder())
 	defer done()
-	ctx, span := invalidation.StartSpan(ctx, "call "+a.model.Name, trace.SpanKindClient,
-		attribute.String("penstock.model", a.model.Name), attribute.String("server.address", a.held.endpoint.Server))
+	ctx, span := invalidation.StartSpan(ctx, "call "+d.model.Name, trace.SpanKindClient,
+		attribute.String("penstock.model", d.model.Name), attribute.String("server.address", d.held.endpoint.Server))
 	defer span.End()
 	if parent := invalidation.TraceParent(ctx); parent != "" {
-		a.call.TraceParent = parent
+		d.call.TraceParent = parent
 	}
-	ctx, release := a.outliveCancel(ctx)
+	ctx, release := d.outliveCancel(ctx)
 	defer release()
-	a.began, a.first = time.Now(), 0
-	o := a.held.endpoint.adapter.Submit(ctx, a.call)
+	d.began, d.first = time.Now(), 0
+	o := d.held.endpoint.adapter.Submit(ctx, d.call)
 	if !o.FirstByteAt.IsZero() {
-		a.first = o.FirstByteAt.Sub(a.began)
+		d.first = o.FirstByteAt.Sub(d.began)
 	}
 	switch {
-	case o.Kind == worker.Accepted && a.run == nil:
+	case o.Kind == worker.Accepted && d.run == nil:
 		o = unanswered("worker took a batch without answering it", nil)
 	case o.Kind == worker.Accepted:
-		if err := a.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
+		if err := d.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
 			o = unanswered(err.Error(), worker.ErrSharedID)
 		} else {
-			run := a.call.RunRef
+			run := d.call.RunRef
 			run.Remote = o.Remote
-			o = a.held.endpoint.follower.Follow(ctx, worker.Pending{
-				RunRef: run, FinishBy: a.call.FinishBy, Starting: o.Starting, Reports: reports,
+			o = d.held.endpoint.follower.Follow(ctx, worker.Pending{
+				RunRef: run, FinishBy: d.call.FinishBy, Starting: o.Starting, Reports: reports,
 			})
 		}
 	}
-	a.notRun = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
-	a.record(ctx, &o)
+	d.notRun = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
+	d.record(ctx, &o)
 	span.SetAttributes(attribute.String("penstock.outcome", o.Kind.String()),
 		attribute.Int("http.response.status_code", o.StatusCode))
 	if o.Kind != worker.Done {
@@ -290,8 +290,8 @@ func (a *dispatch) exchange(ctx context.Context) worker.Outcome {
 // outliveCancel keeps a call open that was cancelled, where closing its connection is not known to
 // stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
 // run's own limits still end it, as does everything else that ends ctx.
-func (a *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.run == nil || a.run.Lock.Solo() || a.model.Type != worker.TypeSync || a.model.StopsOnClose(a.call) {
+func (d *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
+	if d.run == nil || d.run.Lock.Solo() || d.model.Type != worker.TypeSync || d.model.StopsOnClose(d.call) {
 		return ctx, func() {}
 	}
 	open, end := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -313,151 +313,151 @@ func unanswered(reason string, err error) worker.Outcome {
 }
 
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
-func (a *dispatch) record(ctx context.Context, o *worker.Outcome) {
-	v := a.held.record(ctx, *o, a.evidence())
-	if a.run != nil {
-		a.use(*o, 1)
+func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
+	v := d.held.record(ctx, *o, d.evidence())
+	if d.run != nil {
+		d.use(*o, 1)
 	}
 	var l loss
 	lost := o.Kind == worker.Failed && o.Class == worker.ClassContextLost
 	if lost {
-		l = a.lose()
+		l = d.lose()
 	}
-	if a.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
-		a.noteHarm(ctx, o.Class, l)
+	if d.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
+		d.noteHarm(ctx, o.Class, l)
 	}
 	switch {
-	case a.run == nil && lost: // one of the batch did it: each is tried alone
+	case d.run == nil && lost: // one of the batch did it: each is tried alone
 	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
-		a.blame.free(a.call.Entry, a.held.endpoint.ID):
+		d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
 	case o.Kind == worker.NotReady && o.Misrouted:
-		a.blame.misrouted(a.call.Entry, a.held.endpoint.ID)
-	case o.Unsent && !a.blame.free(a.call.Entry, a.held.endpoint.ID):
+		d.blame.misrouted(d.call.Entry, d.held.endpoint.ID)
+	case o.Unsent && !d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
-	case o.Kind == worker.Busy && o.Stated && time.Since(a.began) > a.pool.config.Breaker.withDefaults().Fast &&
-		(a.run == nil || !a.blame.free(a.call.Entry, a.held.endpoint.ID)): // each of a batch is tried alone
+	case o.Kind == worker.Busy && o.Stated && time.Since(d.began) > d.pool.config.Breaker.withDefaults().Fast &&
+		(d.run == nil || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // no refusal comes so late
 	case o.Kind == worker.Done:
-		a.blame.served(a.model.Name, a.call.Entry, a.held.endpoint.ID, time.Now())
+		d.blame.served(d.model.Name, d.call.Entry, d.held.endpoint.ID, time.Now())
 	}
 	if o.FreeOfCharge() && !o.MaybeRunning {
-		a.held.cool(o.RetryAfter)
+		d.held.cool(o.RetryAfter)
 	}
 	if l.during {
-		o.RetryAfter = max(o.RetryAfter, a.suspectWait())
+		o.RetryAfter = max(o.RetryAfter, d.suspectWait())
 	}
 }
 
 // elsewhere says whether another instance should be tried: nothing ran here, and nothing has ended
 // the run.
-func (a *dispatch) elsewhere(ctx context.Context, o worker.Outcome) bool {
+func (d *dispatch) elsewhere(ctx context.Context, o worker.Outcome) bool {
 	return o.FreeOfCharge() && !o.MaybeRunning && !o.Alone && ctx.Err() == nil &&
 		!errors.Is(o.Err, worker.ErrStaleToken)
 }
 
 // reportsUnder is the token in the address that the run reports to. A run that is asked for again keeps
 // the address of the first call: not all protocols say whether it is that one or begins now.
-func (a *dispatch) reportsUnder() int64 {
-	if a.saved != nil {
-		return a.saved.Token
+func (d *dispatch) reportsUnder() int64 {
+	if d.saved != nil {
+		return d.saved.Token
 	}
-	return a.call.Token
+	return d.call.Token
 }
 
 // save stores the accepted run before it is followed. If the database cannot be reached, the run
 // goes on all the same: only a crash would then start it again.
-func (a *dispatch) save(ctx context.Context, remote string) error {
+func (d *dispatch) save(ctx context.Context, remote string) error {
 	r := remoteRun{
-		Queue: a.run.Queue.ID, Entry: a.run.Entry.ID, Token: a.reportsUnder(), Slot: a.held.slot.Held, Remote: remote,
+		Queue: d.run.Queue.ID, Entry: d.run.Entry.ID, Token: d.reportsUnder(), Slot: d.held.slot.Held, Remote: remote,
 	}
-	err := saveRun(ctx, a.db, r)
+	err := saveRun(ctx, d.db, r)
 	if err != nil {
-		a.log.Warn("store accepted run", "queue", a.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
+		d.log.Warn("store accepted run", "queue", d.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
 	}
 	if !errors.Is(err, worker.ErrSharedID) {
-		a.saved = &r
+		d.saved = &r
 	}
 	return err
 }
 
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
 // it.
-func (a *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
-	defer a.abandon()
-	run := a.call.RunRef
+func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
+	defer d.abandon()
+	run := d.call.RunRef
 	run.Remote = old.Remote
-	reported, err := a.model.ReadReport(run, old.Report)
+	reported, err := d.model.ReadReport(run, old.Report)
 	known := err == nil && reported.Final() // it was reported while no node followed
-	endpoint := a.registry.Endpoint(old.Slot.Instance)
+	endpoint := d.registry.Endpoint(old.Slot.Instance)
 	if endpoint == nil {
-		a.forget(ctx, old)
+		d.forget(ctx, old)
 		switch {
 		case known: // its slot went with the instance
-			a.tries, a.saved, a.began = 1, old, time.Now()
-			a.held = &slotRef{
+			d.tries, d.saved, d.began = 1, old, time.Now()
+			d.held = &slotRef{
 				slot: &heldSlot{Held: old.Slot}, endpoint: &Endpoint{ID: old.Slot.Instance}, ended: true,
 			}
-			return a.answer(ctx, reported)
-		case a.model.OnUnknown == worker.AtMostOnce:
-			return nil, a.unknownOutcome("the instance that ran this entry was removed")
+			return d.answer(ctx, reported)
+		case d.model.OnUnknown == worker.AtMostOnce:
+			return nil, d.unknownOutcome("the instance that ran this entry was removed")
 		}
-		return a.submit(ctx)
+		return d.submit(ctx)
 	}
-	if a.held, err = a.pool.adopt(ctx, endpoint, old.Slot); err == nil && a.held == nil {
-		a.held = a.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
+	if d.held, err = d.pool.adopt(ctx, endpoint, old.Slot); err == nil && d.held == nil {
+		d.held = d.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
 	}
-	if a.held == nil {
-		if err == nil && old.Remote == "" && !known && old.Age >= runMost(a.model) {
-			a.forget(ctx, old) // no run lasts so long
-			return a.submit(ctx)
+	if d.held == nil {
+		if err == nil && old.Remote == "" && !known && old.Age >= runMost(d.model) {
+			d.forget(ctx, old) // no run lasts so long
+			return d.submit(ctx)
 		}
 		if err == nil {
 			err = errors.New("no free slot on the instance that runs the entry")
 		}
-		return nil, invalidation.NoCapacity(a.config.BusyWait, err)
+		return nil, invalidation.NoCapacity(d.config.BusyWait, err)
 	}
-	a.tries, a.saved, a.began = 1, old, time.Now()
-	old.Slot = a.held.slot.Held
-	if err := moveRun(ctx, a.db, *old); err != nil {
-		a.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
+	d.tries, d.saved, d.began = 1, old, time.Now()
+	old.Slot = d.held.slot.Held
+	if err := moveRun(ctx, d.db, *old); err != nil {
+		d.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
 	}
 	if known {
-		a.record(ctx, &reported)
-		return a.conclude(ctx, reported)
+		d.record(ctx, &reported)
+		return d.conclude(ctx, reported)
 	}
 	if old.Remote == "" {
 		// The answer was lost: a worker that knows entries by their id gives it again. That it has no room, perhaps
 		// because of this very run, or cannot be reached is true of the question alone. A failure is an answer, also
 		// one that the entry does not pay for.
-		o := a.exchange(ctx)
-		if a.notRun && old.Age < runMost(a.model) {
-			o.MaybeRunning, a.unreachable = true, true
+		o := d.exchange(ctx)
+		if d.notRun && old.Age < runMost(d.model) {
+			o.MaybeRunning, d.unreachable = true, true
 		}
-		return a.conclude(ctx, o)
+		return d.conclude(ctx, o)
 	}
-	reports, done := a.subscribe(old.Token)
+	reports, done := d.subscribe(old.Token)
 	defer done()
 	if old.Ran == 0 {
 		// The node before died: it did not say how long it had followed the run, nor how much of that was a cold start.
-		old.Ran = max(0, old.Age-a.model.Timeouts.Start.Duration())
+		old.Ran = max(0, old.Age-d.model.Timeouts.Start.Duration())
 	}
 	o := endpoint.follower.Follow(ctx,
-		worker.Pending{RunRef: run, FinishBy: a.call.FinishBy, Ran: old.Ran, Reports: reports})
-	a.record(ctx, &o)
-	return a.conclude(ctx, o)
+		worker.Pending{RunRef: run, FinishBy: d.call.FinishBy, Ran: old.Ran, Reports: reports})
+	d.record(ctx, &o)
+	return d.conclude(ctx, o)
 }
 
 // charge stores how long the run was followed that the next node follows on.
-func (a *dispatch) charge(ctx context.Context, ran time.Duration) {
-	a.saved.Ran = max(a.saved.Ran, ran)
-	if err := chargeRun(context.WithoutCancel(ctx), a.db, *a.saved); err != nil {
-		a.log.Warn("charge run", "entry", a.saved.Entry, "error", err)
+func (d *dispatch) charge(ctx context.Context, ran time.Duration) {
+	d.saved.Ran = max(d.saved.Ran, ran)
+	if err := chargeRun(context.WithoutCancel(ctx), d.db, *d.saved); err != nil {
+		d.log.Warn("charge run", "entry", d.saved.Entry, "error", err)
 	}
 }
 
-func (a *dispatch) forget(ctx context.Context, r *remoteRun) {
-	if err := forgetRun(context.WithoutCancel(ctx), a.db, *r); err != nil {
-		a.log.Warn("forget run", "entry", r.Entry, "error", err)
+func (d *dispatch) forget(ctx context.Context, r *remoteRun) {
+	if err := forgetRun(context.WithoutCancel(ctx), d.db, *r); err != nil {
+		d.log.Warn("forget run", "entry", r.Entry, "error", err)
 	}
 }

@@ -14,7 +14,7 @@ import (
 // value works.
 type ServiceConfig struct {
 	Adapters worker.Config
-	Poll     time.Duration // between looks for changed models and instances: 1 s
+	Poll     time.Duration // between polls for changed models and instances: 1 s
 	Pool     PoolConfig
 	Dispatch DispatchConfig
 	Prober   ProberConfig

@@ -72,10 +72,10 @@ func (p *SlotPool) Tallies() map[string]Tally {
 	defer p.mu.Unlock()
 	tallies := map[string]Tally{}
 	for model := range p.registry.current.Load().models {
-		a := p.stateOf(model)
-		t := a.tally
-		t.Held = len(a.ledger.held)
-		for _, s := range a.ledger.instances {
+		state := p.stateOf(model)
+		t := state.tally
+		t.Held = len(state.ledger.held)
+		for _, s := range state.ledger.instances {
 			t.Busy += s.busy
 		}
 		tallies[model] = t
@@ -174,10 +174,10 @@ func (p *SlotPool) makesCalls(model string) bool {
 func (p *SlotPool) takeAbandoned(model string, want int) int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	a := p.stateOf(model)
-	n := min(want, a.abandoned)
-	a.abandoned -= n
-	a.ledger.unassigned += n
+	state := p.stateOf(model)
+	n := min(want, state.abandoned)
+	state.abandoned -= n
+	state.ledger.unassigned += n
 	return n
 }
 
@@ -250,12 +250,12 @@ func (p *SlotPool) Loaded(queue string) (flows []string, maxWait time.Duration) 
 
 // stateOf is called with mu held, as are usable and breakerOf.
 func (p *SlotPool) stateOf(model string) *modelState {
-	a := p.models[model]
-	if a == nil {
-		a = &modelState{ledger: newSlotLedger()}
-		p.models[model] = a
+	state := p.models[model]
+	if state == nil {
+		state = &modelState{ledger: newSlotLedger()}
+		p.models[model] = state
 	}
-	return a
+	return state
 }
 
 func (p *SlotPool) usable(model string, now time.Time) func(int32) bool {
@@ -280,10 +280,10 @@ func (p *SlotPool) breakerOf(model string) *breaker {
 }
 
 // limit tells a ledger how many slots each instance has; called with mu held.
-func (p *SlotPool) limit(model string, a *modelState) {
+func (p *SlotPool) limit(model string, state *modelState) {
 	for _, e := range p.registry.Endpoints(model) {
-		if a.ledger.instances[e.ID] != nil {
-			a.ledger.setLimit(e.ID, e.Slots)
+		if state.ledger.instances[e.ID] != nil {
+			state.ledger.setLimit(e.ID, e.Slots)
 		}
 	}
 }
@@ -292,9 +292,9 @@ func (p *SlotPool) limit(model string, a *modelState) {
 // fewer to use.
 func (p *SlotPool) changed() {
 	p.mu.Lock()
-	for model, a := range p.models {
-		a.nextLease = time.Time{}
-		p.limit(model, a)
+	for model, state := range p.models {
+		state.nextLease = time.Time{}
+		p.limit(model, state)
 	}
 	for model, b := range p.breaker {
 		registered := map[string]bool{}
@@ -381,8 +381,8 @@ func (p *SlotPool) holdsAny() bool {
 	if p.unsure {
 		return true
 	}
-	for _, a := range p.models {
-		if len(a.ledger.held) > 0 || len(a.doubts) > 0 || len(a.ledger.leaving) > 0 {
+	for _, state := range p.models {
+		if len(state.ledger.held) > 0 || len(state.doubts) > 0 || len(state.ledger.leaving) > 0 {
 			return true
 		}
 	}

@@ -90,14 +90,14 @@ func (b *blame) accompanied(instance int32) {
 }
 
 // lose notes that the call found the device of its instance lost.
-func (a *dispatch) lose() loss {
-	entry := a.call.Entry
-	if a.run == nil {
+func (d *dispatch) lose() loss {
+	entry := d.call.Entry
+	if d.run == nil {
 		entry = ""
 	} else {
-		a.lost++
+		d.lost++
 	}
-	return a.blame.lose(entry, a.held.solitary(), a.held.endpoint.ID, a.began, time.Now())
+	return d.blame.lose(entry, d.held.solitary(), d.held.endpoint.ID, d.began, time.Now())
 }
 
 // suspect notes that an entry is to be kept apart from others.
@@ -157,20 +157,20 @@ func (b *blame) unproven(exclude map[int32]bool, within time.Duration, now time.
 }
 
 // slotRequest says what the entry needs of a slot, on an instance that is not excluded.
-func (a *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
+func (d *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
 	r := slotRequest{
-		affinity: a.affinity(), exclude: exclude, caution: a.blame.caution(a.call.Entry), reserve: runMost(a.model),
+		affinity: d.affinity(), exclude: exclude, caution: d.blame.caution(d.call.Entry), reserve: runMost(d.model),
 	}
 	if r.caution > together {
-		r.exclude = a.blame.unproven(exclude, a.config.SuspectWait, time.Now())
+		r.exclude = d.blame.unproven(exclude, d.config.SuspectWait, time.Now())
 	}
 	return r
 }
 
 // suspectWait is before a suspect comes back, longer and less regular after each loss: on several nodes two of them
 // would meet at an instance time and again.
-func (a *dispatch) suspectWait() time.Duration {
-	most := a.config.ReadyWait << min(a.blame.losses(a.call.Entry), 5)
+func (d *dispatch) suspectWait() time.Duration {
+	most := d.config.ReadyWait << min(d.blame.losses(d.call.Entry), 5)
 	return time.Duration(rand.Float64() * float64(most)) //nolint:gosec // jitter
 }
 
@@ -198,66 +198,66 @@ const (
 // noteHarm counts that a run of the entry ended in a lost device or out of memory, over all nodes, if its call was
 // alone at the instance. An entry is not run again once its runs ended so on two instances, or on one instance three
 // times with the device lost or five times out of memory.
-func (a *dispatch) noteHarm(ctx context.Context, class worker.Class, l loss) {
-	solitary, lost := a.held.solitary(), class == worker.ClassContextLost
+func (d *dispatch) noteHarm(ctx context.Context, class worker.Class, l loss) {
+	solitary, lost := d.held.solitary(), class == worker.ClassContextLost
 	if !lost && !solitary {
-		a.blame.suspect(a.call.Entry)
+		d.blame.suspect(d.call.Entry)
 	}
 	if lost && !l.during || !lost && !solitary {
 		return
 	}
-	if err := a.countHarm(ctx, class, l); err != nil {
-		a.log.Warn("note harm", "entry", a.run.Entry.ID, "error", err)
+	if err := d.countHarm(ctx, class, l); err != nil {
+		d.log.Warn("note harm", "entry", d.run.Entry.ID, "error", err)
 	}
 }
 
-func (a *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) error {
+func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) error {
 	lost := class == worker.ClassContextLost
 	open := context.WithoutCancel(ctx)
 	if lost {
-		_, times, err := a.harm(open, classSuspect)
-		if a.blame.knowLosses(a.call.Entry, times); err != nil || !l.sole {
+		_, times, err := d.harm(open, classSuspect)
+		if d.blame.knowLosses(d.call.Entry, times); err != nil || !l.sole {
 			return err
 		}
 		if pause(ctx, lossSettle); ctx.Err() != nil {
 			return nil // what other nodes note of it has not come
 		}
 	}
-	company, within := false, lossSettle+a.config.LossWindow
+	company, within := false, lossSettle+d.config.LossWindow
 	if lost {
 		within = max(within, time.Since(l.served))
 	}
 	limited, cancel := context.WithTimeout(open, exchangeMax)
 	defer cancel()
-	if err := a.db.QueryRow(limited, inCompanySQL, a.held.endpoint.ID, a.run.Queue.ID, a.run.Entry.ID, a.pool.holder.Node(),
-		within, !lost).Scan(&company); err != nil {
+	if err := d.db.QueryRow(limited, inCompanySQL, d.held.endpoint.ID, d.run.Queue.ID, d.run.Entry.ID,
+		d.pool.holder.Node(), within, !lost).Scan(&company); err != nil {
 		return err
 	}
 	if company {
-		a.blame.accompanied(a.held.endpoint.ID)
+		d.blame.accompanied(d.held.endpoint.ID)
 		return nil
 	}
-	instances, times, err := a.harm(open, class)
+	instances, times, err := d.harm(open, class)
 	switch {
 	case err != nil:
 		return err
 	case lost && instances < harmedMost && times < lossMost:
 	case !lost && instances < harmedMost && times < oomMost:
 	case lost:
-		a.poison = invalidation.Permanent(invalidation.WithClass("poison",
+		d.poison = invalidation.Permanent(invalidation.WithClass("poison",
 			fmt.Errorf("%d runs of it alone on %d instances ended with the device lost", times, instances)))
 	default:
-		a.poison = invalidation.Permanent(invalidation.WithClass(string(class),
+		d.poison = invalidation.Permanent(invalidation.WithClass(string(class),
 			fmt.Errorf("%d runs of it alone on %d instances ran out of memory", times, instances)))
 	}
 	return nil
 }
 
 // harm adds to what is noted of the entry on the instance, and returns it for all instances.
-func (a *dispatch) harm(ctx context.Context, class worker.Class) (instances, times int, err error) {
+func (d *dispatch) harm(ctx context.Context, class worker.Class) (instances, times int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, exchangeMax)
 	defer cancel()
-	return noteHarm(ctx, a.db, a.run.Queue.ID, a.run.Entry.ID, a.held.endpoint.ID, class)
+	return noteHarm(ctx, d.db, d.run.Queue.ID, d.run.Entry.ID, d.held.endpoint.ID, class)
 }
 
 func noteHarm(

@@ -156,16 +156,16 @@ func (c *usageColumns) append(k usageKey, u Used) {
 
 // use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
 // ran there is nothing to count.
-func (a *dispatch) use(o worker.Outcome, members int) {
+func (d *dispatch) use(o worker.Outcome, members int) {
 	switch o.Kind {
 	case worker.Busy, worker.NotReady, worker.Rejected, worker.Accepted:
 		return
 	}
-	took := time.Since(a.began)
+	took := time.Since(d.began)
 	slot := took / time.Duration(max(members, 1))
-	used := Used{Calls: 1, GPU: slot * time.Duration(a.held.endpoint.GPUs()), Tokens: o.Tokens}
-	if a.model.Protocol == worker.ProtocolOpenAI {
-		used.GPU *= time.Duration(worker.Choices(a.run.Entry.Payload))
+	used := Used{Calls: 1, GPU: slot * time.Duration(d.held.endpoint.GPUs()), Tokens: o.Tokens}
+	if d.model.Protocol == worker.ProtocolOpenAI {
+		used.GPU *= time.Duration(worker.Choices(d.run.Entry.Payload))
 	}
 	used.Extra = used.GPU - slot
 	if o.Kind == worker.Done {
@@ -173,11 +173,11 @@ func (a *dispatch) use(o worker.Outcome, members int) {
 	} else {
 		used.Wasted = used.GPU
 	}
-	a.used.add(used)
-	a.run.Charge(a.used.GPU)
-	a.usage.add(usageKey{
-		hour: time.Now().UTC().Truncate(time.Hour), queue: a.run.Queue.ID, model: a.model.Name,
-		flow: a.run.Lock.Lane.Flow,
+	d.used.add(used)
+	d.run.Charge(d.used.GPU)
+	d.usage.add(usageKey{
+		hour: time.Now().UTC().Truncate(time.Hour), queue: d.run.Queue.ID, model: d.model.Name,
+		flow: d.run.Lock.Lane.Flow,
 	}, used)
 }
 

@@ -93,72 +93,72 @@ func (d *Dispatcher) slotIdled(model string) {
 
 // runShared runs an entry in a call with others of its kind. What cannot be joined, or was in a call
 // that went wrong as a whole, waits for a slot of its own; a suspect waits for none.
-func (a *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
-	l, alone := a.waitlistOf(a.model.Name), false
+func (d *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
+	l, alone := d.waitlistOf(d.model.Name), false
 	for {
-		if a.blame.caution(a.call.Entry) > together {
-			return a.submit(ctx)
+		if d.blame.caution(d.call.Entry) > together {
+			return d.submit(ctx)
 		}
-		if unfit, _ := a.unfit(); !a.anyUsable(unfit) {
-			return nil, a.fitsNowhere() // it would keep the slot of its permit idle
+		if unfit, _ := d.unfit(); !d.anyUsable(unfit) {
+			return nil, d.fitsNowhere() // it would keep the slot of its permit idle
 		}
-		s := l.wait(ctx, &waiter{dispatch: a, member: a.measured(alone), alone: alone, granted: make(chan grant, 1)})
+		g := l.wait(ctx, &waiter{dispatch: d, member: d.measured(alone), alone: alone, granted: make(chan grant, 1)})
 		switch {
-		case s.held != nil:
-			a.held = s.held
-			return a.submit(ctx)
-		case s.call == nil:
-			return nil, a.noRoom(*s.outcome)
+		case g.held != nil:
+			d.held = g.held
+			return d.submit(ctx)
+		case g.call == nil:
+			return nil, d.noRoom(*g.outcome)
 		}
-		a.held, a.began, a.members = s.call.held, s.call.began, s.call.members
-		a.use(*s.outcome, s.call.members)
-		a.tries++
-		switch o := *s.outcome; {
+		d.held, d.began, d.members = g.call.held, g.call.began, g.call.members
+		d.use(*g.outcome, g.call.members)
+		d.tries++
+		switch o := *g.outcome; {
 		case o.Alone && ctx.Err() == nil:
-			alone, a.tries = true, 0
-		case !a.elsewhere(ctx, o):
-			return a.answer(ctx, o)
-		case a.tries >= triesMax:
-			return nil, a.noRoom(o)
+			alone, d.tries = true, 0
+		case !d.elsewhere(ctx, o):
+			return d.answer(ctx, o)
+		case d.tries >= triesMax:
+			return nil, d.noRoom(o)
 		}
 	}
 }
 
 // measured is the call as a member of a batch.
-func (a *dispatch) measured(alone bool) worker.Member {
-	if b, ok := a.batchCodec(); ok && !alone {
-		if m, err := b.Measure(a.call, a.start); err == nil {
-			m.Shape = a.affinity() + "|" + a.labels() + "|" + m.Shape
+func (d *dispatch) measured(alone bool) worker.Member {
+	if b, ok := d.batchCodec(); ok && !alone {
+		if m, err := b.Measure(d.call, d.start); err == nil {
+			m.Shape = d.affinity() + "|" + d.labels() + "|" + m.Shape
 			return m
 		}
 	}
-	return worker.Member{Entry: a.call.Entry, Shape: "alone|" + a.call.Entry, At: a.start, Alone: true}
+	return worker.Member{Entry: d.call.Entry, Shape: "alone|" + d.call.Entry, At: d.start, Alone: true}
 }
 
-func (a *dispatch) batchCodec() (worker.BatchCodec, bool) {
-	if a.model.Batch.Items <= 1 {
+func (d *dispatch) batchCodec() (worker.BatchCodec, bool) {
+	if d.model.Batch.Items <= 1 {
 		return nil, false
 	}
-	for _, e := range a.registry.Endpoints(a.model.Name) {
+	for _, e := range d.registry.Endpoints(d.model.Name) {
 		b, ok := e.adapter.(worker.BatchCodec)
 		return b, ok
 	}
 	return nil, false
 }
 
-func (l *waitlist) wait(ctx context.Context, r *waiter) grant {
-	r.since = time.Now()
+func (l *waitlist) wait(ctx context.Context, w *waiter) grant {
+	w.since = time.Now()
 	l.mu.Lock()
-	l.batcher.limits = r.model.Batch.WithDefaults()
-	l.batcher.Add(r.member)
-	l.waiters[r.member.Entry] = r
+	l.batcher.limits = w.model.Batch.WithDefaults()
+	l.batcher.Add(w.member)
+	l.waiters[w.member.Entry] = w
 	l.mu.Unlock()
 	l.dispatch()
 	select {
-	case s := <-r.granted:
-		return s
+	case g := <-w.granted:
+		return g
 	case <-ctx.Done():
-		return l.leave(r, context.Cause(ctx))
+		return l.leave(w, context.Cause(ctx))
 	}
 }
 
@@ -166,24 +166,24 @@ func (l *waitlist) wait(ctx context.Context, r *waiter) grant {
 // others: it is unknown then whether this one ran. A cancelled entry with a lock key waits for the end
 // all the same: the next entry of the key must not start beside it. The last to leave ends the call,
 // unless the worker is not known to notice and a key depends on it.
-func (l *waitlist) leave(r *waiter, cause error) grant {
-	keyed := !r.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled)
+func (l *waitlist) leave(w *waiter, cause error) grant {
+	keyed := !w.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled)
 	l.mu.Lock()
-	if l.batcher.Withdraw(r.member.Entry) {
-		delete(l.waiters, r.member.Entry)
+	if l.batcher.Withdraw(w.member.Entry) {
+		delete(l.waiters, w.member.Entry)
 		l.mu.Unlock()
 		return grant{outcome: &worker.Outcome{
 			Kind: worker.NotReady, Reason: "ended while it waited for a slot",
 			Err: cause,
 		}}
 	}
-	call := r.call
+	call := w.call
 	begun := call != nil && !call.over
 	if begun {
 		call.left--
 		call.locked = call.locked || keyed
 	}
-	goesOn := begun && (call.left > 0 || call.locked && !r.model.StopsOnClose(r.dispatch.call))
+	goesOn := begun && (call.left > 0 || call.locked && !w.model.StopsOnClose(w.dispatch.call))
 	switch {
 	case begun && call.left > 0:
 		call.held.leave()
@@ -192,10 +192,10 @@ func (l *waitlist) leave(r *waiter, cause error) grant {
 	}
 	l.mu.Unlock()
 	if goesOn && keyed {
-		return cancelledMember(<-r.granted, cause)
+		return cancelledMember(<-w.granted, cause)
 	}
 	if !goesOn {
-		return <-r.granted // a slot of its own, or what became of the call
+		return <-w.granted // a slot of its own, or what became of the call
 	}
 	return grant{call: call, outcome: &worker.Outcome{
 		Kind: worker.Unknown, MaybeRunning: true, Err: cause,
@@ -226,9 +226,9 @@ func (l *waitlist) dispatch() {
 		for _, batch := range l.batcher.Due(now) {
 			first := l.waiters[batch[0].Entry]
 			unfit, _ := first.unfit()
-			a := first.slotRequest(unfit)
-			a.permits, a.until = len(batch), oldest(batch).Add(first.model.AffinityWait.Duration())
-			held, await := l.pool.assign(l.model, a)
+			want := first.slotRequest(unfit)
+			want.permits, want.until = len(batch), oldest(batch).Add(first.model.AffinityWait.Duration())
+			held, await := l.pool.assign(l.model, want)
 			if held != nil {
 				l.start(batch, held)
 				given = true
@@ -249,19 +249,19 @@ func (l *waitlist) dispatch() {
 
 // sendBack ends the wait of entries that found no slot: others may have use for theirs.
 func (l *waitlist) sendBack(now time.Time) {
-	for id, r := range l.waiters {
-		if r.waitedLong(now) && l.batcher.Withdraw(id) {
+	for id, w := range l.waiters {
+		if w.waitedLong(now) && l.batcher.Withdraw(id) {
 			delete(l.waiters, id)
-			r.granted <- grant{outcome: &worker.Outcome{}}
+			w.granted <- grant{outcome: &worker.Outcome{}}
 		}
 	}
 }
 
-func (r *waiter) waitedLong(now time.Time) bool {
-	if r.alone {
-		return now.Sub(r.since) > aloneWait
+func (w *waiter) waitedLong(now time.Time) bool {
+	if w.alone {
+		return now.Sub(w.since) > aloneWait
 	}
-	return now.Sub(r.member.At) > max(maxWait, r.model.AffinityWait.Duration())
+	return now.Sub(w.member.At) > max(maxWait, w.model.AffinityWait.Duration())
 }
 
 // start sends a batch on its way. An entry by itself makes its call as without batching;
@@ -279,8 +279,8 @@ func (l *waitlist) start(batch batch, held *slotRef) {
 	}
 	ctx, end := context.WithCancelCause(context.Background())
 	call := &sharedCall{held: held, began: time.Now(), members: len(waiters), left: len(waiters), end: end}
-	for _, r := range waiters {
-		r.call = call
+	for _, w := range waiters {
+		w.call = call
 	}
 	go l.run(ctx, call, waiters)
 }
@@ -288,8 +288,8 @@ func (l *waitlist) start(batch batch, held *slotRef) {
 // run makes the call of a batch and tells each waiter its outcome.
 func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter) {
 	calls := make([]worker.Call, len(waiters))
-	for i, r := range waiters {
-		calls[i] = r.dispatch.call
+	for i, w := range waiters {
+		calls[i] = w.dispatch.call
 	}
 	first := waiters[0]
 	whole, outcomes := l.exchange(ctx, &dispatch{Dispatcher: l.Dispatcher, model: first.model, held: call.held}, calls)
@@ -298,8 +298,8 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	l.mu.Unlock()
 	call.end(nil)
 	if whole.Kind == worker.Failed && whole.Class == worker.ClassContextLost {
-		for _, r := range waiters {
-			l.blame.suspect(r.dispatch.call.Entry)
+		for _, w := range waiters {
+			l.blame.suspect(w.dispatch.call.Entry)
 		}
 	}
 	if whole.MaybeRunning {
@@ -307,14 +307,14 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	} else {
 		call.held.release()
 	}
-	for i, r := range waiters {
-		r.granted <- grant{call: call, outcome: &outcomes[i]}
+	for i, w := range waiters {
+		w.granted <- grant{call: call, outcome: &outcomes[i]}
 	}
 }
 
 // exchange makes one call for several and returns its outcome as a whole and for each. This goroutine is no thread of
 // the node, which recovers from a panic of a run.
-func (l *waitlist) exchange(ctx context.Context, a *dispatch, calls []worker.Call) (
+func (l *waitlist) exchange(ctx context.Context, d *dispatch, calls []worker.Call) (
 	whole worker.Outcome, outcomes []worker.Outcome,
 ) {
 	defer func() {
@@ -325,7 +325,7 @@ func (l *waitlist) exchange(ctx context.Context, a *dispatch, calls []worker.Cal
 			outcomes = worker.SameForAll(calls, whole)
 		}
 	}()
-	codec, joins := a.held.endpoint.adapter.(worker.BatchCodec)
+	codec, joins := d.held.endpoint.adapter.(worker.BatchCodec)
 	if !joins {
 		return whole, worker.SameForAll(calls, worker.Outcome{
 			Kind: worker.Failed, Class: worker.ClassTransient,
@@ -333,9 +333,9 @@ func (l *waitlist) exchange(ctx context.Context, a *dispatch, calls []worker.Cal
 		})
 	}
 	var err error
-	if a.call, err = codec.Join(calls); err != nil {
+	if d.call, err = codec.Join(calls); err != nil {
 		return whole, worker.SameForAll(calls, worker.BadPayload(err))
 	}
-	whole = a.exchange(ctx)
+	whole = d.exchange(ctx)
 	return whole, codec.Split(calls, whole)
 }
