@@ -77,7 +77,9 @@
 //	leaser.go       leases slots while requests wait, and asks for preemption
 //	leasepacing.go  when it does either
 //	droppedslots.go the slots that pools have dropped
-//	giveback.go     gives slots back, and compares them with the database
+//	giveback.go     gives slots back, and puts them in doubt
+//	compare.go      compares the slots with the database
+//	leave.go        gives back all slots, and removes the gateway's row
 //	trust.go        which slots may be used after the process was stopped
 //	book.go         the use of slots, folded into the account of the flows
 //	catalog.go      models and routes as the registry has them

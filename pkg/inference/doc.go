@@ -22,7 +22,7 @@
 //     call that has begun runs through, so that the worker of a node that alone is cut off may get a call beyond its
 //     slots;
 //   - a slot is freed by others only when its node's lease has lapsed or its call is in doubt, and then only as the
-//     worker's own count allows, or when no call could have lasted so long (health.go).
+//     worker's own count allows, or when no call could have lasted so long (stale.go).
 //
 // A run that a worker accepted is stored before it is followed (remote.go). The node that claims
 // its entry next adopts its slot and follows it on. Since that slot is taken, the claim needs a
@@ -42,7 +42,9 @@
 //	slots.go, leasing.go       the slots that the node holds: leased, renewed, given back
 //	ledger.go, affinity.go     permits, and which slot an entry gets; pure
 //	assign.go                  the slot of one call: assigned, released, in doubt
-//	handover.go                slots that go to gateways, and runs that are preempted for them
+//	breaker.go, quarantine.go  instances that get no calls, by what calls said; breaker.go is pure
+//	handover.go                slots that go to gateways
+//	preempt.go                 runs that are ended for online requests
 //	residual.go                how long calls that run will take yet, for the autoscaler
 //	run.go, conclude.go        the life of an entry, and what each outcome means for it
 //	waitlist.go, batcher.go    entries that share a call or wait for a worker that has loaded what they need
@@ -52,7 +54,8 @@
 //	suspect.go                 entries whose calls ended with the device lost: which of them is to blame?
 //	labels.go                  instances with the labels that an entry asks for
 //	objects.go, objects_s3.go  results that are too large for a row
-//	health.go, breaker.go      probes, slots whose node is gone, quarantines
+//	health.go                  probes of instances
+//	stale.go                   slots that no node follows: which of them are free? pure
 //	starting.go                instances that are not ready yet: may requests wait for them?
 //	usage.go                   what calls used of workers, by the hour
 //	service.go                 all of it together, for a node

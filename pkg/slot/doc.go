@@ -1,9 +1,9 @@
-// Package slot has the statements about slots that nodes send: they lease slots, hand them over, give them back and put
-// them in doubt. Task nodes (pkg/inference) and gateways (pkg/gateway) send the same ones. Which slots there are to
+// Package slot has the statements about slots that nodes send: they lease slots, hand them over, give them back and
+// put them in doubt. Task nodes (pkg/inference) and gateways (pkg/gateway) send the same ones. Which slots there are to
 // lease, and who may hold how many, is decided by the functions of the schema (inference.sql, gateway.sql).
 //
-// A slot is the right to one call at a time to an instance. A slot that is held is a row of penstock.slot; there is none
-// for a free one. No other package of Go has statements that change these rows, or those of penstock.slot_demand;
+// A slot is the right to one call at a time to an instance. A slot that is held is a row of penstock.slot; there is
+// none for a free one. No other package of Go has statements that change these rows, or those of penstock.slot_demand;
 // functions of the schema change them too, for a gateway that leaves and for operators.
 //
 // # Rules for each holder

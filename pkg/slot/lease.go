@@ -31,10 +31,10 @@ const leaseWithinSQL = `
 SELECT instance, slot_number, slot_token, false AS in_doubt, valid_ms
   FROM penstock.lease_slots_within($1, $2, $3, $4, $5)`
 
-// LeaseWithin is Lease for a node that sends an instance no more calls than it has seen it bear: of limited instances it
-// gets no more slots than these could use. A task node has no such limits: entries come back when a worker has no
-// room. If there are fewer slots than a gateway asks for the database remembers what is missing, and tells the holders
-// of idle slots.
+// LeaseWithin is Lease for a gateway, which sends an instance no more calls than it has seen it bear: of limited
+// instances it gets no more slots than these could use. A task node has no such limits: entries come back when a worker
+// has no room. If a gateway gets fewer slots than it asks for the database remembers how many are missing, and tells
+// the holders of idle ones.
 func (h *Holder) LeaseWithin(ctx context.Context, model string, want int, limited Limited) (Holding, error) {
 	leased, err := h.read(ctx, leaseWithinSQL, model, h.Node(), want, limited.Instances, limited.Rooms)
 	if err != nil {
