@@ -49,13 +49,7 @@ func (l *Leases) compare(ctx context.Context) {
 func (l *Leases) holding() map[*sharedPool][]slot.Held {
 	all := map[*sharedPool][]slot.Held{}
 	for _, r := range l.gateway.models.all() {
-		r.pool.do(func(_ time.Time, p *Pool) {
-			for _, i := range p.fleet.instances {
-				for s := range i.held {
-					all[r.pool] = append(all[r.pool], s)
-				}
-			}
-		})
+		r.pool.do(func(_ time.Time, p *Pool) { all[r.pool] = p.fleet.slots() })
 	}
 	return all
 }
@@ -78,7 +72,7 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 		}
 		for _, i := range p.fleet.instances {
 			for _, s := range l.droppedSlots.without(byInstance[i.id]) {
-				if _, known := i.held[s]; !known {
+				if !i.holds(s) {
 					came = append(came, s)
 				}
 			}
@@ -116,13 +110,7 @@ func (l *Leases) expire() {
 			continue
 		}
 		r.pool.do(func(now time.Time, p *Pool) {
-			var all []slot.Held
-			for _, i := range p.fleet.instances {
-				for s := range i.held {
-					all = append(all, s)
-				}
-			}
-			if len(all) > 0 {
+			if all := p.fleet.slots(); len(all) > 0 {
 				l.log.Error("slots dropped: the database has not answered", "model", r.model.Name, "slots",
 					len(all), "silent", silent)
 				p.Lose(now, all)

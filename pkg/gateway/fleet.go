@@ -150,6 +150,16 @@ func (f *fleet) held() (held, idle int) {
 	return held, idle
 }
 
+// slots lists the slots.
+func (f *fleet) slots() (all []slot.Held) {
+	for _, i := range f.instances {
+		for s := range i.held {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
 // add puts a leased slot into the fleet, idle, if its instance is known here.
 func (f *fleet) add(s slot.Held) {
 	i := f.find(s.Instance)
