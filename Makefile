@@ -87,7 +87,7 @@ vuln: $(VULN) ## Look for known vulnerabilities in what the programs call; needs
 # Tests that compare times within one run, and those of the bounds on time that the protocols promise, say nothing under the
 # race detector, nor while other packages have the same cores: they run one after another and without it, in `make timed`.
 TIMED    := TestBulkUpdateIsOnePushForTenThousand|TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce|TestNodeGoesOnWithTheFlowThatIsLoaded|TestManyDueJobsFireInBatchesThatCostAFewPushes|TestSoakWithHostileWorkers|TestNoisyNeighbourLeavesTheQuietOneItsWait|TestTheWorkerIsToldOfACancelWithinASecond|TestFlowsShareRealNodesByWeight|TestLowBandGetsItsShareOnARealNode|TestThreeThousandBusyFlowsAreAllServed|TestSlowConnectionsDoNotDoubleTheP99OfOthers|TestResignationHandsOverWithinHalfASecond|TestCrashIsTakenOverWithinSixSeconds|TestLateEntryExpiresWithinTwoSecondsWithoutAThread|TestSamplingTakesNoLongerForEachOfManyQueues|TestColdStartToFirstQueryTakesLittleLongerThanInitdb|TestCallsEndWithinTenMillisecondsOfTheirClient
-TIMED_IN := ./pkg/changelog ./pkg/cron ./pkg/gateway ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/recovery ./internal/devpostgres
+TIMED_IN := ./pkg/changelog ./pkg/cron ./pkg/gateway ./pkg/inference ./cmd/tasknode ./pkg/api ./pkg/election ./pkg/maintenance ./internal/devpostgres
 
 # Tests of one goroutine: simulations, statements whose cost the server counts, and keys that are stretched. The race detector
 # has nothing to find there, and slows them three to ten times. `make check` runs them without it.
@@ -101,7 +101,7 @@ LONG_IN := ./cmd/gateway ./cmd/tasknode ./pkg/inference ./pkg/invalidation ./pkg
 
 # PACKAGES are those of TESTS, those with the longest tests first: begun last, they would run alone at the end. e2e has a
 # target of its own.
-LONGEST  := ./pkg/inference ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/invalidation ./pkg/api ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web
+LONGEST  := ./pkg/inference ./pkg/maintenance ./pkg/recovery ./cmd/tasknode ./cmd/gateway ./pkg/invalidation ./pkg/api ./pkg/gateway ./internal/devpostgres ./pkg/scale ./pkg/election ./pkg/tasknode ./web
 PACKAGES  = $(if $(filter ./...,$(TESTS)),$(LONGEST) $$(go list ./... | grep -v /e2e$$),$(TESTS))
 
 # EVERYDAY are the packages without the one that makes private clusters: its tests run initdb some twenty times.

@@ -63,12 +63,13 @@ var allowedImports = map[string][]string{
 	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
 	"pkg/gateway/prediction":  append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
 
-	"pkg/recovery":  duty,
-	"pkg/election":  duty,
-	"pkg/webhook":   append(slices.Clone(duty), "internal/oneline"),
-	"pkg/changelog": duty,
-	"pkg/batch":     duty,
-	"pkg/scale":     append(slices.Clone(duty), "internal/oneline", "pkg/cron"), // the schedules of floors
+	"pkg/recovery":    duty,
+	"pkg/maintenance": duty,
+	"pkg/election":    duty,
+	"pkg/webhook":     append(slices.Clone(duty), "internal/oneline"),
+	"pkg/changelog":   duty,
+	"pkg/batch":       duty,
+	"pkg/scale":       append(slices.Clone(duty), "internal/oneline", "pkg/cron"), // the schedules of floors
 
 	// Pictures and numbers of the dashboard: typed values in, markup out.
 	"web/picture": {"web/format"},

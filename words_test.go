@@ -20,13 +20,13 @@ type sharedName struct {
 // oneMeaning lists names that mean the same thing in each package that declares them.
 var oneMeaning = map[string]sharedName{
 	"Config": {
-		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation recovery scale scale/keda tasknode webhook worker",
+		"api batch client cron doctor election fairness gateway gateway/openaibatch gateway/prediction governor invalidation maintenance recovery scale scale/keda tasknode webhook worker",
 		"the options of the package, as everywhere in Go",
 	},
 	"Handler":     {"invalidation webhook", "webhook.Handler implements invalidation.Handler"},
 	"Reports":     {"api inference", "inference.Reports implements api.Reports"},
 	"Ranker":      {"fairness tasknode", "fairness.Ranker implements tasknode.Ranker"},
-	"Fence":       {"election recovery", "election.Fence implements recovery.Fence"},
+	"Fence":       {"election maintenance", "election.Fence implements maintenance.Fence"},
 	"Model":       {"operator worker", "operator's is the row that operators see"},
 	"Instance":    {"operator worker", "operator's is the row that operators see"},
 	"Lock":        {"invalidation operator", "operator's is the row that operators see"},
@@ -37,8 +37,8 @@ var oneMeaning = map[string]sharedName{
 	"Lane":        {"fairness invalidation operator", "a lane: claimed, ranked, and seen"},
 	"Push":        {"changelog client invalidation", "an entry to be"},
 	"Pushed":      {"client invalidation", "the answer to a push, over HTTP and in Go"},
-	"Degradation": {"operator recovery", "a state in which work stands still: examined, and as the leader measured it"},
-	"Sample":      {"operator recovery", "the state of a queue at one time: as the leader measured it, and as it is seen"},
+	"Degradation": {"maintenance operator", "a state in which work stands still: examined, and as the leader measured it"},
+	"Sample":      {"maintenance operator", "the state of a queue at one time: as the leader measured it, and as it is seen"},
 	"Request":     {"gateway scale/simulate", "a request whose client waits: served, and simulated"},
 }
 

@@ -196,7 +196,7 @@ type term struct {
 
 var errTermOver = errors.New("the term is over")
 
-// InTx implements recovery.Fence.
+// InTx implements the fence of a duty.
 func (f term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	tx, err := f.db.Begin(ctx)
 	if err != nil {
@@ -211,9 +211,6 @@ func (f term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	}
 	return tx.Commit(ctx)
 }
-
-// Hold implements recovery.Fence.
-func (f term) Hold(context.Context, pgx.Tx) error { return nil }
 
 // startLeader starts a leader with a new term: recovery of locks, and promotion of what is due.
 func (w *world) startLeader() {

@@ -5,7 +5,7 @@ import (
 
 	"github.com/shirou/gopsutil/v3/disk"
 
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 // Brake is the section that says when pushes are refused because there is nearly no room. Entries that wait are run
@@ -17,8 +17,8 @@ type Brake struct {
 	QueueEntries  int64   `koanf:"queue_entries_max" help:"capacity of queues without one of their own; 0: none"`
 }
 
-func (b Brake) config() recovery.BrakeConfig {
-	c := recovery.BrakeConfig{DatabaseBytesMax: b.DatabaseBytes, At: b.At, QueueEntriesMax: b.QueueEntries}
+func (b Brake) config() maintenance.BrakeConfig {
+	c := maintenance.BrakeConfig{DatabaseBytesMax: b.DatabaseBytes, At: b.At, QueueEntriesMax: b.QueueEntries}
 	if b.DiskPath != "" {
 		c.Disk = func() (float64, error) { return diskShare(b.DiskPath) }
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/maintenance"
 	"github.com/penstock/penstock/pkg/recovery"
 	"github.com/penstock/penstock/pkg/scale"
 )
@@ -54,13 +55,13 @@ func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
 // duties are the duties of the elected leader. Each writes only within its term.
 type duties struct {
 	locks      *recovery.Locks
-	deadlines  *recovery.Deadlines
-	statistics *recovery.Statistics
-	samples    *recovery.Samples
-	brake      *recovery.Brake
-	operations *recovery.Operations
-	retention  *recovery.Retention
-	compaction *recovery.Compaction
+	deadlines  *maintenance.Deadlines
+	operations *maintenance.Operations
+	retention  *maintenance.Retention
+	compaction *maintenance.Compaction
+	depths     *maintenance.Depths
+	samples    *maintenance.Samples
+	brake      *maintenance.Brake
 	cron       *cron.Engine
 	batches    *batch.Stepper
 	scaler     *scale.Duty
@@ -70,31 +71,36 @@ type duties struct {
 func (l *leader) lead(ctx context.Context, term election.Term) error {
 	db, fence := l.pools.duties, term.Fence(l.pools.duties)
 	scaling := l.pools.scale
-	cfg := recovery.Config{
-		Pause:           l.cfg.Leader.Recovery.Pause,
-		PassLocksMax:    l.cfg.Leader.Recovery.Locks,
-		SuspendShare:    l.cfg.Leader.Recovery.SuspendShare,
-		SuspendNodesMin: l.cfg.Leader.Recovery.SuspendNodes,
-		NodeRetention:   l.cfg.Leader.Recovery.NodeRetention,
-		AuditRetention:  l.cfg.Leader.Recovery.AuditRetention,
-		Brake:           l.cfg.Leader.Brake.config(),
-		Clock:           &l.clock,
-		Hint:            l.hinter.Hint,
-		Log:             l.log.With("term", term),
+	hint, log, settings := l.hinter.Hint, l.log.With("term", term), l.cfg.Leader
+	cfg := maintenance.Config{
+		Pause:          settings.Recovery.Pause,
+		AuditRetention: settings.Recovery.AuditRetention,
+		Brake:          settings.Brake.config(),
+		Clock:          &l.clock,
+		Hint:           hint,
+		Log:            log,
 	}
 	d := &duties{
-		locks:      recovery.NewLocks(db, fence, cfg),
-		deadlines:  recovery.NewDeadlines(db, fence, cfg),
-		statistics: recovery.NewStatistics(db, fence, cfg),
-		samples:    recovery.NewSamples(db, fence, cfg),
-		operations: recovery.NewOperations(db, fence, cfg),
-		retention:  recovery.NewRetention(db, fence, cfg),
-		compaction: recovery.NewCompaction(db, fence, cfg),
-		cron:       cron.New(db, fence, cron.Config{Hint: cfg.Hint, Clock: cfg.Clock, Log: cfg.Log}),
-		batches:    batch.NewStepper(db, fence, batch.Config{Hint: cfg.Hint, Clock: cfg.Clock, Log: cfg.Log}),
-		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: cfg.Log, Backends: l.backends}),
+		locks: recovery.NewLocks(db, fence, recovery.Config{
+			Pause:           settings.Recovery.Pause,
+			PassLocksMax:    settings.Recovery.Locks,
+			SuspendShare:    settings.Recovery.SuspendShare,
+			SuspendNodesMin: settings.Recovery.SuspendNodes,
+			NodeRetention:   settings.Recovery.NodeRetention,
+			Hint:            hint,
+			Log:             log,
+		}),
+		deadlines:  maintenance.NewDeadlines(db, fence, cfg),
+		operations: maintenance.NewOperations(db, fence, cfg),
+		retention:  maintenance.NewRetention(db, fence, cfg),
+		compaction: maintenance.NewCompaction(db, fence, cfg),
+		depths:     maintenance.NewDepths(db, fence, cfg),
+		samples:    maintenance.NewSamples(db, fence, cfg),
+		cron:       cron.New(db, fence, cron.Config{Hint: hint, Clock: &l.clock, Log: log}),
+		batches:    batch.NewStepper(db, fence, batch.Config{Hint: hint, Clock: &l.clock, Log: log}),
+		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: log, Backends: l.backends}),
 	}
-	d.brake = recovery.NewBrake(db, fence, cfg, d.samples.Latest)
+	d.brake = maintenance.NewBrake(db, fence, cfg, d.samples.Latest)
 	l.duties.Store(d)
 
 	group, ctx := errgroup.WithContext(ctx)
@@ -102,7 +108,7 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 		group.Go(func() error { return run(ctx) })
 	}
 	group.Go(func() error { return d.scaler.Run(ctx) })
-	group.Go(func() error { return wakeScaler(ctx, l.cfg.Database, d.scaler, cfg.Log) })
+	group.Go(func() error { return wakeScaler(ctx, l.cfg.Database, d.scaler, log) })
 	return group.Wait()
 }
 
@@ -110,8 +116,8 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 // connection at a time: their number is that of the connections that they share.
 func (d *duties) runs() []func(context.Context) error {
 	return []func(context.Context) error{
-		d.locks.Run, d.deadlines.Run, d.statistics.Run, d.samples.Run, d.brake.Run, d.operations.Run,
-		d.retention.Run, d.compaction.Run, d.cron.Run, d.batches.Run,
+		d.locks.Run, d.deadlines.Run, d.operations.Run, d.retention.Run, d.compaction.Run, d.depths.Run,
+		d.samples.Run, d.brake.Run, d.cron.Run, d.batches.Run,
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/penstock/penstock/internal/telemetry"
+	"github.com/penstock/penstock/pkg/maintenance"
 	"github.com/penstock/penstock/pkg/recovery"
 )
 
@@ -25,7 +26,7 @@ func (l *leader) registry() *prometheus.Registry {
 
 // sampling is the last sample of the queues, if this process is elected: that of a former leader is
 // old.
-func (l *leader) sampling() (s recovery.Sampling, known bool) {
+func (l *leader) sampling() (s maintenance.Sampling, known bool) {
 	if d := l.duties.Load(); d != nil && l.elector.Status().Leading {
 		s = d.samples.Latest()
 	}
@@ -142,7 +143,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("retention_partitions_dropped_total", float64(retention.Dropped))
 	out <- l.metrics.Value("retention_rows_tidied_total", float64(retention.Tidied))
 	out <- l.metrics.Value("operations_changed_total", float64(d.operations.Changed()))
-	out <- l.metrics.Value("statistics_counts_total", float64(d.statistics.Counts()))
+	out <- l.metrics.Value("statistics_counts_total", float64(d.depths.Counts()))
 }
 
 // scaleMetrics are those of the autoscaler of the elected leader.

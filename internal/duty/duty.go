@@ -1,4 +1,5 @@
-// Package duty runs the periodic passes of the elected leader's duties.
+// Package duty has what the duties of the elected leader share: the loop of their passes and when it gives up, bounds on
+// the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock.
 package duty
 
 import (
@@ -23,7 +24,10 @@ type Loop struct {
 	Pause  time.Duration // minimum after a failed pass
 	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
 	Log    *slog.Logger
-	// Random returns a number in [0, 1) for the pause before the first pass; math/rand if nil.
+	// Spaced passes take at most half of the time of a database that is slow: each pause is at least as long as the
+	// pass before it took. Pauses of at least Pause have a jitter of a fifth; shorter ones are exact.
+	Spaced bool
+	// Random returns a number in [0, 1) for the pause before the first pass and for jitter; math/rand if nil.
 	Random func() float64
 }
 
@@ -33,11 +37,10 @@ const startMax = 500 * time.Millisecond
 // failed for longer than GiveUp without one that did not.
 func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
 	var failingSince time.Time
-	random := l.Random
-	if random == nil {
-		random = rand.Float64
+	if l.Random == nil {
+		l.Random = rand.Float64
 	}
-	pause := time.Duration(random() * float64(min(l.Pause, startMax))) // spreads duties that start together
+	pause := time.Duration(l.Random() * float64(min(l.Pause, startMax))) // spreads duties that start together
 	for {
 		select {
 		case <-ctx.Done():
@@ -46,6 +49,9 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 		}
 		start := time.Now()
 		next, err := pass(ctx)
+		if l.Spaced {
+			next = l.space(next, time.Since(start))
+		}
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -62,4 +68,12 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 			pause = max(next, l.Pause)
 		}
 	}
+}
+
+// space returns the pause after a pass of a spaced loop that asked for one and took so long.
+func (l Loop) space(pause, took time.Duration) time.Duration {
+	if pause >= l.Pause {
+		pause += time.Duration((2*l.Random() - 1) * float64(pause/5))
+	}
+	return max(pause, took)
 }

@@ -4,7 +4,7 @@
 -- not disabled (priority -1). The predicate of the index of entries with a lock key is the same,
 -- written out, and plans use that index since this is inlined.
 -- Callers: compaction, limits, endings, samples, explain and the invariants; pkg/invalidation,
--- pkg/operator, pkg/recovery, pkg/doctor.
+-- pkg/maintenance, pkg/operator, pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.claimable(status penstock.status, priority smallint) RETURNS boolean
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT $1 = 'pending' AND $2 >= 0

@@ -481,7 +481,7 @@ END $$;
 -- table current.
 -- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each the row of the queue that pauses_changed updates
 -- (SKIP LOCKED), then those of resume, for which it waits at most 50 ms.
--- Callers: pkg/recovery.
+-- Callers: pkg/maintenance.
 -- SQLSTATE: PS001 no such queue, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '50ms' AS $$

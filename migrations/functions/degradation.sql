@@ -156,7 +156,7 @@ $$;
 -- degradations lists all of these, the critical ones first. It reads samples, slots, instances,
 -- nodes and locks, and the head of each queue without progress: nothing that grows with the
 -- backlog. The leader calls it every few seconds.
--- Callers: pkg/doctor, pkg/operator, pkg/recovery.
+-- Callers: pkg/doctor, pkg/maintenance, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$

@@ -238,7 +238,7 @@ $$;
 -- than the switch is refused (check_snapshot).
 -- Locks: the row of the operation (FOR UPDATE SKIP LOCKED), then those of apply_operation for the
 -- busy entries and for each match in order of id. Only cancel_one may wait: for another cancel of the same entry.
--- Callers: switch_entries; pkg/operator, pkg/recovery.
+-- Callers: switch_entries; pkg/maintenance, pkg/operator.
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
 LANGUAGE plpgsql
@@ -322,7 +322,7 @@ END $$;
 -- record_failed_step makes the error of a step visible to operators, since the step itself was rolled back. An operation
 -- that has ended stays as it is.
 -- Locks: the row of the operation.
--- Callers: pkg/recovery.
+-- Callers: pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.record_failed_step(id bigint, error text) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.operation o

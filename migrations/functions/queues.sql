@@ -435,7 +435,7 @@ END $$;
 -- the count is counted twice at worst, never left out. That of removed ones is read last, so that an entry that ends
 -- during the count is counted until the next one, and not removed twice.
 -- Locks: the row of depth.
--- Callers: alter_queue; pkg/recovery.
+-- Callers: alter_queue; pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.count_depth(queue integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -155,7 +155,7 @@ END $$;
 
 -- measure samples one queue. The cost does not grow with its depth, nor with the number of queues.
 -- Rates need two samples and are left null. In PL/pgSQL, so that it is planned once in a session.
--- Callers: pkg/operator, pkg/recovery.
+-- Callers: pkg/maintenance, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.measure(q penstock.queue) RETURNS penstock.sample
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -191,7 +191,7 @@ $$;
 -- roll_up_samples writes the past minutes that were not written yet, of the last hour at most, and
 -- returns how many rows it wrote.
 -- Locks: none but those of an insert.
--- Callers: pkg/recovery.
+-- Callers: pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.roll_up_samples() RETURNS bigint
 LANGUAGE sql AS $$
     WITH written AS (

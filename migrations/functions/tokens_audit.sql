@@ -63,7 +63,7 @@ END $$;
 -- prune_audit deletes up to `most` rows of whole days that are older than keep, which is 30 days at
 -- least, and returns how many. Rows are in order of id, which is nearly that of time.
 -- Locks: the rows of the audit.
--- Callers: pkg/recovery.
+-- Callers: pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.prune_audit(keep interval, most integer) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -72,7 +72,7 @@ SELECT q.name AS queue, q.kind, q.application, n.initial, n.pending, n.disabled,
   JOIN penstock.queue q ON q.id = n.queue_id;
 
 -- instance_status shows instances, their slots and why no calls are sent to them.
--- Callers: model_slots; pkg/operator, pkg/recovery; psql.
+-- Callers: model_slots; pkg/maintenance, pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.instance_status AS
 SELECT i.id, i.model, i.server, i.endpoint, i.state, i.slots, h.held, h.doubtful, i.active, i.capacity, i.queued,
        i.draining_at IS NOT NULL AS draining, penstock.usable(i) AS usable,
@@ -141,7 +141,7 @@ UNION ALL SELECT 'model_minute', 'minute', '30 days'
 UNION ALL SELECT 'callback_sent', 'at', '7 days';
 
 -- old_partitions lists partitions all of whose rows have passed their retention, and since when.
--- Callers: drop_old_partitions; pkg/recovery; psql.
+-- Callers: drop_old_partitions; pkg/maintenance; psql.
 CREATE OR REPLACE VIEW penstock.old_partitions AS
 SELECT c.relname AS partition, p.parent, now() - p.kept - (to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp AT TIME ZONE 'UTC' AS behind
   FROM penstock.retention p
@@ -154,7 +154,7 @@ SELECT c.relname AS partition, p.parent, now() - p.kept - (to_date(right(c.relna
 -- age in seconds of the oldest transaction of this database, prepared ones included, that keeps vacuum from cleaning. Slots
 -- of replication and standbys with hot_standby_feedback have no age in seconds: doctor lists them. dead_tuples are those
 -- of ready and lock; notify_usage is from 0 to 1.
--- Callers: pkg/operator, pkg/recovery; psql.
+-- Callers: pkg/maintenance, pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.server_status AS
 SELECT (SELECT count(*)::integer FROM pg_stat_activity WHERE backend_type = 'client backend') AS connections,
        current_setting('max_connections')::integer AS max_connections,

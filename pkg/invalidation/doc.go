@@ -58,6 +58,8 @@
 //	gateway      a node that takes requests whose clients wait, and sends them to workers (pkg/gateway)
 //	leader       a process that serves the HTTP API. One of them is elected, for a term: it recovers, promotes and
 //	             fires schedules, among other duties
+//	maintenance  what the elected leader does to keep queues in order beside recovery and schedules: due times, bulk
+//	             operations, retention, compaction, counts and samples, and the brake on pushes (pkg/maintenance)
 //	application  a name that queues have; a task node serves the queues of one application
 //	model        a name with a protocol and settings, by which entries are sent to workers
 //	worker       a server that runs a model

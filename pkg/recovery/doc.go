@@ -1,32 +1,42 @@
-// Package recovery holds the duties of the elected leader that keep a queue healthy: it frees the
-// locks of dead nodes, promotes and expires entries, drops rows past their retention, and counts.
+// Package recovery is the duty of the elected leader that frees the locks of dead nodes, so that their entries run
+// elsewhere. No lock that a live node lists is freed.
 //
-//	duty        work                                                      delay
-//	Locks       frees locks that no node will settle; removes dead nodes  within 2 s after the lease lapsed
-//	Deadlines   promotes due entries, expires late ones, carries out      due: at once; late: within 2 s
-//	            requested cancels, fails entries whose model has
-//	            no instance
-//	Operations  carries out bulk operations                               as throttled
-//	Retention   makes and drops partitions, deletes rows left over        minutes
-//	Compaction  merges waiting entries of mergeable queues that fall      10 s
-//	            behind
-//	Statistics  counts the depth of bounded queues                        about every second
-//	Samples     records the state of each queue, for status pages         about every five seconds
-//	Brake       refuses pushes where there is nearly no room              within seconds
+// # A pass
 //
-// Each is a Run(ctx) error that blocks until ctx ends, or until its passes have failed for so long
-// that another leader should try. A duty writes through a Fence only: its writes commit within the
-// term for which it was started.
+// A pass is made every 500 ms, and at once after one that left stuck locks over. Whether a lease has lapsed is judged
+// by the database's clock: by what a pass read, and once more in each write.
+//
+//	read             judge (pure)                                  write, within the term
+//	locks, nodes ──► Diagnose ──► stuck locks ──► Begun.Mark ──┐
+//	nodes ─────────► Heard.Overdue ────────────────────────────┼─► lapse, free, take back, remove nodes
+//	clocks, nodes ─► Suspender.Judge ──► suspended? ───────────┘   (nothing while suspended)
+//
+//	step          reads                         writes
+//	read          all rows of lock and node;    nothing
+//	              the database's clock, and
+//	              since when it runs
+//	lapse         nothing                       node.beat_at of a node that is not heard since the clock was set back
+//	free          queues, if a lock is stuck    deletes lock records and puts ready rows back (Queue.Recover); entries:
+//	                                            a crash, may_have_run; failures of poison; node.crashed_entries
+//	take back     nothing                       the crashes of entries of a node that is heard again
+//	remove nodes  nothing                       deletes rows of nodes that are dead for ten minutes and hold nothing
+//
+// The duty writes through a fence only: its writes commit within the term for which it was started. It returns if its
+// passes have failed for so long that another leader should try.
+//
+//	locks.go     the duty: a pass, what it reads, its counters, and nodes that are removed
+//	diagnose.go  pure: which locks are stuck, which entries can have begun, which nodes are not heard
+//	suspend.go   pure: whether a lapsed lease is evidence that its node died
+//	free.go      frees stuck locks in batches; one that cannot be freed is tried again later
+//	returned.go  takes back the crashes of nodes that are heard again
+//	config.go    the settings
 //
 // # Stuck locks
 //
-//	locks ──┐
-//	        ├─► Diagnose ──► stuck ──► (suspended?) ──► free under fence, a bounded number each pass
-//	nodes ──┘
-//
 // A lock is stuck when its node is dead or unknown, or when a node that is alive has left it out of
 // two heartbeats in a row. A lock that its node lists is not freed, however old it is: there is no
-// limit on how long an entry runs.
+// limit on how long an entry runs. A pass frees a bounded number of locks; those of a dead node are free within 2 s after
+// its lease has lapsed.
 //
 // # Crashes and poison
 //
@@ -43,5 +53,5 @@
 // A lapsed lease is evidence against the node only if the node could have renewed it. When the
 // database was slow, restarted or out of reach, or when its clock jumped, leases of healthy nodes
 // lapse. To free their locks would run all their entries twice while the database is already in
-// trouble. So recovery suspends itself, see suspend.go.
+// trouble. So recovery suspends itself: the comment of Suspender has the rules.
 package recovery

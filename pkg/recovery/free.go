@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -81,7 +82,7 @@ func (l *Locks) choose(stuck []Stuck) []Stuck {
 }
 
 func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
-	ctx, end := l.reads.context(ctx, 0)
+	ctx, end := l.reads.Context(ctx, 0)
 	list, err := invalidation.List(ctx, l.db)
 	end(err)
 	if err != nil {
@@ -125,7 +126,7 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 		l.answer()
 		l.noteFreed(ctx, q, batch, freed)
 		return nil
-	case general(err) || ctx.Err() != nil:
+	case postgres.Unavailable(err) || ctx.Err() != nil: // or the term is over
 		return err
 	case len(batch) == 1:
 		l.putOff(ctx, batch, err)

@@ -17,7 +17,7 @@ import (
 type Locks struct {
 	cfg   Config
 	db    postgres.DB
-	fence Fence
+	fence duty.Fence
 
 	suspender Suspender
 	sightings Sightings
@@ -25,7 +25,7 @@ type Locks struct {
 	heard     Heard
 	deferred  map[invalidation.Token]deferral
 	// Reads answer at once where commits take seconds: what one learns says nothing of the other.
-	reads, writes answerBound
+	reads, writes duty.Wait
 
 	answered   time.Time     // the last answer of the database
 	unanswered time.Duration // the longest time between two answers since the reading before
@@ -52,7 +52,7 @@ type LocksStatus struct {
 }
 
 // NewLocks returns the duty for one term. It reads through db and writes through fence.
-func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
+func NewLocks(db postgres.DB, fence duty.Fence, cfg Config) *Locks {
 	cfg = cfg.withDefaults()
 	l := &Locks{
 		cfg: cfg, db: db, fence: fence,
@@ -61,15 +61,18 @@ func NewLocks(db postgres.DB, fence Fence, cfg Config) *Locks {
 		heard:     Heard{},
 		deferred:  map[invalidation.Token]deferral{},
 	}
-	l.reads.forLease(leaseDefault)
-	l.writes.forLease(leaseDefault)
+	l.reads.ForLease(leaseDefault)
+	l.writes.ForLease(leaseDefault)
 	l.done.Add(func(s *LocksStatus) { s.Freed = map[StuckCause]int64{} })
 	return l
 }
 
 // Run frees stuck locks until ctx ends. While a pass leaves some over the next one follows at once.
 func (l *Locks) Run(ctx context.Context) error {
-	return loop(ctx, l.cfg, "locks", func(ctx context.Context) (time.Duration, error) {
+	loop := duty.Loop{
+		Name: "locks", Pause: l.cfg.Pause, GiveUp: l.cfg.GiveUp, Log: l.cfg.Log, Spaced: true, Random: l.cfg.Random,
+	}
+	return loop.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		for {
 			next, err := l.pass(ctx)
 			if err != nil || next > 0 {
@@ -131,7 +134,7 @@ func (l *Locks) answer() {
 
 // write runs fn, which writes so many rows, in a transaction of the term, and bounds the wait for its commit.
 func (l *Locks) write(ctx context.Context, rows int, fn func(context.Context, pgx.Tx) error) error {
-	ctx, end := l.writes.context(ctx, rows)
+	ctx, end := l.writes.Context(ctx, rows)
 	err := l.fence.InTx(ctx, func(tx pgx.Tx) error { return fn(ctx, tx) })
 	end(err)
 	return err
@@ -149,7 +152,7 @@ SELECT extract(epoch FROM clock_timestamp())::float8,
 // read reads the locks first and then the nodes, as Diagnose requires. Both tables are small. The
 // clocks come last, so that they show a stall of the database during the reading.
 func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldLock, err error) {
-	ctx, end := l.reads.context(ctx, 0)
+	ctx, end := l.reads.Context(ctx, 0)
 	defer func() { end(err) }()
 	locks, err = invalidation.HeldLocks(ctx, l.db)
 	if err != nil {
@@ -173,8 +176,8 @@ func (l *Locks) read(ctx context.Context) (r Reading, locks []invalidation.HeldL
 	}
 	l.answer()
 	lease := longestLease(r.Nodes)
-	l.reads.forLease(lease)
-	l.writes.forLease(lease)
+	l.reads.ForLease(lease)
+	l.writes.ForLease(lease)
 	r.Unanswered, l.unanswered = l.unanswered, 0
 	r.At, r.Clock, r.Uptime = time.Now(), seconds(clock), seconds(uptime)
 	return r, locks, nil

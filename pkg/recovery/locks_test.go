@@ -41,10 +41,6 @@ func (f *term) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 	return postgres.InTx(ctx, f.db, fn)
 }
 
-func (f *term) Hold(context.Context, pgx.Tx) error {
-	return f.InTx(context.Background(), func(pgx.Tx) error { return nil })
-}
-
 // shortLease makes recovery's waits short: it measures them in leases.
 const shortLease = time.Second
 
@@ -192,19 +188,22 @@ func (f *fleet) start(cfg recovery.Config) (*recovery.Locks, *term, *log) {
 	cfg.Log = slog.New(slog.NewTextHandler(out, nil))
 	fence := &term{db: f.pool}
 	duty := recovery.NewLocks(f.pool, fence, cfg)
-	ctx, stop := context.WithCancel(f.t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		if err := duty.Run(ctx); err != nil {
-			f.t.Errorf("duty ended: %v", err)
-		}
-	}()
-	f.t.Cleanup(func() {
-		stop()
-		<-ended
-	})
+	run(f.t, duty)
 	return duty, fence, out
+}
+
+// run runs the duty until the test ends.
+func run(t *testing.T, duty *recovery.Locks) {
+	t.Helper()
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- duty.Run(ctx) }()
+	t.Cleanup(func() {
+		stop()
+		if err := <-ended; err != nil {
+			t.Errorf("duty ended: %v", err)
+		}
+	})
 }
 
 // eventually waits for a condition that the duty brings about.

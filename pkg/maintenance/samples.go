@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"context"
@@ -86,12 +86,12 @@ func NewSamples(db postgres.DB, fence Fence, cfg Config) *Samples {
 // Run samples until ctx ends. A failed pass is logged and does not end the term: no other duty
 // depends on samples.
 func (s *Samples) Run(ctx context.Context) error {
-	return loop(ctx, s.cfg, "samples", func(ctx context.Context) (time.Duration, error) {
+	return s.cfg.loop("samples").Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		bounded, cancel := context.WithTimeout(ctx, samplingMax)
 		defer cancel()
 		next, err := s.pass(bounded)
 		late := bounded.Err() != nil // a pass that is too long may have only much to count
-		if err != nil && (late || !general(err)) && ctx.Err() == nil {
+		if err != nil && (late || !postgres.Unavailable(err)) && ctx.Err() == nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot sample the queues", "error", err)
 			return s.cfg.SamplePause, nil
 		}
@@ -115,7 +115,7 @@ func samplePause(cfg Config, took time.Duration) time.Duration {
 }
 
 func (s *Samples) inTerm(ctx context.Context, fn func(pgx.Tx) error) error {
-	return inTerm(ctx, s.db, s.fence, nil, fn)
+	return inTerm(ctx, s.db, s.fence, fn)
 }
 
 func (s *Samples) pass(ctx context.Context) (time.Duration, error) {

@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"cmp"
@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -81,7 +82,7 @@ type Brake struct {
 	db     postgres.DB
 	fence  Fence
 	latest func() Sampling
-	writes answerBound
+	writes duty.Wait
 
 	began     time.Time
 	disk      question[float64]
@@ -106,7 +107,7 @@ type queueDepth struct {
 func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *Brake {
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
-		writes:    answerBound{first: answerMax, now: answerMax},
+		writes:    duty.Wait{First: duty.AnswerMax},
 		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},
@@ -117,7 +118,7 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 // Run refuses pushes and takes them again until ctx ends. A pass that the database refuses is logged, and the next one
 // tries again: it would fail under another leader as well.
 func (b *Brake) Run(ctx context.Context) error {
-	return loop(ctx, b.cfg, "brake", func(ctx context.Context) (time.Duration, error) {
+	return b.cfg.loop("brake").Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		return b.cfg.BrakePause, b.cfg.tolerate(ctx, b.pass(ctx),
 			"cannot set refusals of pushes; the next pass tries again")
 	})
@@ -165,7 +166,7 @@ func (b *Brake) pass(ctx context.Context) error {
 }
 
 func (b *Brake) read(ctx context.Context) ([]brakedQueue, error) {
-	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	ctx, cancel := context.WithTimeout(ctx, duty.AnswerMax)
 	defer cancel()
 	queues, err := pgx.CollectRows(postgres.Query(ctx, b.db, brakedSQL), pgx.RowToStructByPos[brakedQueue])
 	if err != nil {
@@ -204,7 +205,7 @@ UPDATE penstock.queue q SET refusal = w.refusal
  WHERE q.ctid = ANY (ARRAY(SELECT row FROM free)) AND q.id = w.id AND q.refusal IS DISTINCT FROM w.refusal`
 
 func (b *Brake) set(ctx context.Context, ids []int32, refusals []json.RawMessage) error {
-	ctx, end := b.writes.context(ctx, len(ids))
+	ctx, end := b.writes.Context(ctx, len(ids))
 	err := b.fence.InTx(ctx, func(tx pgx.Tx) error {
 		_, err := tx.Exec(ctx, setRefusalsSQL, ids, refusals)
 		return err

@@ -1,4 +1,4 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 func TestOldPartitionsAreDroppedAndNewOnesMade(t *testing.T) {
@@ -21,7 +21,7 @@ func TestOldPartitionsAreDroppedAndNewOnesMade(t *testing.T) {
 	f.exec(`CREATE TABLE penstock.result_20200101 PARTITION OF penstock.result FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`CREATE TABLE penstock.failure_20200101 PARTITION OF penstock.failure FOR VALUES FROM ('2020-01-01Z') TO ('2020-01-02Z')`)
 	f.exec(`INSERT INTO penstock.uniqueness (queue_id, key, entry_id) SELECT $1, n::text, -n FROM generate_series(1, 2500) n`, f.q.ID)
-	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
+	duty := maintenance.NewRetention(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
 	run(t, duty)
 	partitions := func(pattern string) int {
 		return f.count(`SELECT count(*) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'penstock'::regnamespace AND relname ~ $1`, pattern)
@@ -43,7 +43,7 @@ func TestAuditIsKeptForItsRetentionAndPrunedByTheDutyAlone(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), `DELETE FROM penstock.audit WHERE object = 'queue 500'`); err == nil {
 		t.Error("old audit rows could be deleted")
 	}
-	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond, AuditRetention: 400 * 24 * time.Hour})
+	duty := maintenance.NewRetention(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond, AuditRetention: 400 * 24 * time.Hour})
 	run(t, duty)
 	eventually(t, "rows past the retention are gone", func() bool { return kept() == 4 })
 	eventually(t, "the audit says so", func() bool {
@@ -80,7 +80,7 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.result_20200101`); err != nil {
 		t.Fatal(err)
 	}
-	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
+	duty := maintenance.NewRetention(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, RetentionPause: 20 * time.Millisecond})
 	run(t, duty)
 	eventually(t, "the duty is years behind", func() bool { return duty.Status().Behind > 365*24*time.Hour })
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -111,13 +111,13 @@ func TestRetentionDeletesNothingByAClockThatHasJumped(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := make(logged, 1)
-	cfg := recovery.Config{
+	cfg := maintenance.Config{
 		Pause: time.Millisecond, RetentionPause: time.Millisecond, GiveUp: time.Millisecond, Clock: clock,
 		Log: slog.New(slog.NewTextHandler(lines, nil)),
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- recovery.NewRetention(f.pool, &term{db: f.pool}, cfg).Run(ctx) }()
+	go func() { ended <- maintenance.NewRetention(f.pool, &term{db: f.pool}, cfg).Run(ctx) }()
 	left := func() int { return f.count(`SELECT count(*) FROM penstock.result WHERE entry_id = 1`) }
 	for range 5 { // passes
 		select {
@@ -136,7 +136,7 @@ func TestRetentionDeletesNothingByAClockThatHasJumped(t *testing.T) {
 		t.Errorf("the duty ended with %v, and %d of 1 results are left", err, left())
 	}
 	cfg.Clock = &duty.Clock{}
-	run(t, recovery.NewRetention(f.pool, &term{db: f.pool}, cfg))
+	run(t, maintenance.NewRetention(f.pool, &term{db: f.pool}, cfg))
 	eventually(t, "the old result is gone by a clock that is believed", func() bool { return left() == 0 })
 }
 
@@ -148,7 +148,7 @@ func TestSweepThatIsRefusedKeepsNoOtherFromItsWork(t *testing.T) {
 	f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'`)
 	f.exec(`CREATE TRIGGER no BEFORE DELETE ON penstock.uniqueness FOR EACH ROW EXECUTE FUNCTION public.no()`)
 	ctx, cancel := context.WithCancel(t.Context())
-	duty := recovery.NewRetention(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, RetentionPause: time.Millisecond, GiveUp: time.Millisecond})
+	duty := maintenance.NewRetention(f.pool, &term{db: f.pool}, maintenance.Config{Pause: time.Millisecond, RetentionPause: time.Millisecond, GiveUp: time.Millisecond})
 	ended := make(chan error, 1)
 	go func() { ended <- duty.Run(ctx) }()
 	eventually(t, "progress of an entry that is gone is swept", func() bool { return f.count(`SELECT count(*) FROM penstock.progress`) == 0 })
@@ -169,10 +169,10 @@ func TestDutiesWhoseTermEndsWhileTheyWorkChangeNothing(t *testing.T) {
 	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}')`)
 	f.exec(`UPDATE penstock.depth SET counted = 77`)
 	over := &term{db: f.pool, over: true}
-	cfg := recovery.Config{Pause: time.Millisecond, CountPause: time.Millisecond, GiveUp: 100 * time.Millisecond}
+	cfg := maintenance.Config{Pause: time.Millisecond, CountPause: time.Millisecond, GiveUp: 100 * time.Millisecond}
 	for what, duty := range map[string]interface{ Run(context.Context) error }{
-		"retention": recovery.NewRetention(f.pool, over, cfg), "operations": recovery.NewOperations(f.pool, over, cfg),
-		"statistics": recovery.NewStatistics(f.pool, over, cfg),
+		"retention": maintenance.NewRetention(f.pool, over, cfg), "operations": maintenance.NewOperations(f.pool, over, cfg),
+		"depths": maintenance.NewDepths(f.pool, over, cfg),
 	} {
 		if err := duty.Run(t.Context()); !errors.Is(err, errOver) {
 			t.Errorf("%s: %v, want that the term is over", what, err)

@@ -1,4 +1,4 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"encoding/json"
@@ -9,20 +9,20 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 // brake runs the brake until the test ends.
-func (f *fleet) brake(cfg recovery.BrakeConfig, latest func() recovery.Sampling) {
+func (f *fleet) brake(cfg maintenance.BrakeConfig, latest func() maintenance.Sampling) {
 	f.t.Helper()
-	run(f.t, recovery.NewBrake(f.pool, &term{db: f.pool}, recovery.Config{
+	run(f.t, maintenance.NewBrake(f.pool, &term{db: f.pool}, maintenance.Config{
 		Pause: 10 * time.Millisecond, BrakePause: 20 * time.Millisecond, SamplePause: 20 * time.Millisecond,
 		GiveUp: time.Millisecond, Brake: cfg,
 	}, latest))
 }
 
 // noSampling is the newest sampling where none has ended yet.
-func noSampling() recovery.Sampling { return recovery.Sampling{} }
+func noSampling() maintenance.Sampling { return maintenance.Sampling{} }
 
 // A disk that is nearly full refuses pushes and nothing else: entries that wait are run, callbacks are pushed, the doctor's
 // rows name it, and pushes are taken again when there is room.
@@ -31,7 +31,7 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	node := f.register(time.Minute)
 	q := f.q
 	var full atomic.Bool
-	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40, Disk: func() (float64, error) {
+	f.brake(maintenance.BrakeConfig{QueueEntriesMax: 40, Disk: func() (float64, error) {
 		if full.Load() {
 			return 0.97, nil
 		}
@@ -97,7 +97,7 @@ func TestTheBrakeRefusesPushesAndNoWork(t *testing.T) {
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.create_batch('b', 'work', '{"items": [1]}', 'test')`); err == nil {
 		t.Error("a batch was taken")
 	}
-	if claimed := f.claim(node, 1); len(claimed) != 1 {
+	if claimed := f.claim(node); len(claimed) != 1 {
 		t.Errorf("%d locks were claimed, want an entry that waits", len(claimed))
 	}
 	if _, err := f.pool.Exec(t.Context(), `SELECT penstock.push_many('webhook', ARRAY['{}'::jsonb], inside => true)`); err != nil {
@@ -127,9 +127,9 @@ func TestTheBrakeWaitsForNoQueueThatIsLocked(t *testing.T) {
 	f := newUsualFleet(t)
 	f.exec(`SELECT penstock.create_queue('other')`)
 	letGo := f.hold(`SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`)
-	run(t, recovery.NewBrake(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
+	run(t, maintenance.NewBrake(f.pool, bounded{&term{db: f.pool}}, maintenance.Config{
 		BrakePause: 20 * time.Millisecond,
-		Brake:      recovery.BrakeConfig{Disk: func() (float64, error) { return 0.97, nil }},
+		Brake:      maintenance.BrakeConfig{Disk: func() (float64, error) { return 0.97, nil }},
 	}, noSampling))
 	refused := func(queue string) bool {
 		return f.count(`SELECT count(*) FROM penstock.queue WHERE name = $1 AND refusal IS NOT NULL`, queue) == 1
@@ -147,7 +147,7 @@ func TestTheBrakeActsWhileSamplingHangs(t *testing.T) {
 	const refusals = `SELECT count(*) FROM penstock.queue WHERE refusal IS NOT NULL`
 	var full atomic.Bool
 	full.Store(true)
-	f.brake(recovery.BrakeConfig{Disk: func() (float64, error) {
+	f.brake(maintenance.BrakeConfig{Disk: func() (float64, error) {
 		if full.Load() {
 			return 0.97, nil
 		}
@@ -166,9 +166,9 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 	var asked atomic.Int64
 	f.push(60, "")
 	at := time.Now()
-	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40}, func() recovery.Sampling {
+	f.brake(maintenance.BrakeConfig{QueueEntriesMax: 40}, func() maintenance.Sampling {
 		asked.Add(1)
-		return recovery.Sampling{At: at, Queues: []recovery.Sample{{QueueID: f.q.ID, Pending: 60}}}
+		return maintenance.Sampling{At: at, Queues: []maintenance.Sample{{QueueID: f.q.ID, Pending: 60}}}
 	})
 	eventually(t, "the full queue is refused", func() bool { return f.count(refused) == 1 })
 	passes := func(n int64) {
@@ -192,7 +192,7 @@ func TestAQueueIsTakenAgainWithoutASample(t *testing.T) {
 func TestAQueueWithoutSamplesGetsTheDefaultCapacity(t *testing.T) {
 	f := newUsualFleet(t)
 	f.push(60, "")
-	f.brake(recovery.BrakeConfig{QueueEntriesMax: 40}, noSampling)
+	f.brake(maintenance.BrakeConfig{QueueEntriesMax: 40}, noSampling)
 	eventually(t, "the full queue is refused", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.queue WHERE refusal->>'reason' = 'depth'`) == 1
 	})
@@ -205,7 +205,7 @@ func TestADiskThatCannotBeMeasuredEndsNothing(t *testing.T) {
 	var measured atomic.Int64 // percent; less than 0: it fails
 	var failed atomic.Int64
 	measured.Store(97)
-	f.brake(recovery.BrakeConfig{Disk: func() (float64, error) {
+	f.brake(maintenance.BrakeConfig{Disk: func() (float64, error) {
 		share := measured.Load()
 		if share < 0 {
 			failed.Add(1)

@@ -1,14 +1,21 @@
-package recovery_test
+package maintenance_test
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
+
+func TestOperationIsCarriedOut(t *testing.T) {
+	f := newUsualFleet(t)
+	f.push(1200, "")
+	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}', per_second => 100000)`)
+	duty := maintenance.NewOperations(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 20 * time.Millisecond})
+	run(t, duty)
+	eventually(t, "all entries are cancelled", func() bool { return f.count(`SELECT count(*) FROM penstock.entry`) == 0 })
+	eventually(t, "they are counted", func() bool { return duty.Changed() == 1200 })
+}
 
 func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
 	f := newUsualFleet(t)
@@ -17,7 +24,7 @@ func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
 	f.exec(`CREATE FUNCTION public.no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION ''no''; END'`)
 	f.exec(`CREATE TRIGGER no BEFORE DELETE ON penstock.entry_work FOR EACH ROW EXECUTE FUNCTION public.no()`)
 	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}'), penstock.start_operation('other', 'cancel', '{"all": true}')`)
-	run(t, recovery.NewOperations(f.pool, &term{db: f.pool}, recovery.Config{}))
+	run(t, maintenance.NewOperations(f.pool, &term{db: f.pool}, maintenance.Config{}))
 	status := func(queue string) int {
 		return f.count(`SELECT count(*) FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE q.name = $1 AND o.status = 'done'`, queue)
 	}
@@ -40,18 +47,6 @@ func TestOperationThatFailsKeepsNoOtherFromItsTurn(t *testing.T) {
 	}
 }
 
-// bounded is a term whose statements have two seconds, as those of election.Fence.
-type bounded struct{ *term }
-
-func (b bounded) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	return b.term.InTx(ctx, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, `SELECT set_config('statement_timeout', '2000', true)`); err != nil {
-			return err
-		}
-		return fn(tx)
-	})
-}
-
 // A transaction that had locked the row of a queue let no pause end, ended no turn of an operation, and after 30 s the
 // term of the leader.
 func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
@@ -65,7 +60,7 @@ func TestAPauseThatCannotEndKeepsNoOtherFromEnding(t *testing.T) {
 	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
 	f.exec(`SELECT penstock.start_operation('other', 'cancel', '{"all": true}')`)
 	letGo := f.hold(`SELECT FROM penstock.queue WHERE name = 'work' FOR UPDATE`)
-	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{
+	run(t, maintenance.NewOperations(f.pool, bounded{&term{db: f.pool}}, maintenance.Config{
 		Pause: time.Millisecond, GiveUp: time.Millisecond,
 	}))
 	paused := func(queue string) int {
@@ -91,7 +86,7 @@ func TestPausesEndBesideManyQueuesThatAreLocked(t *testing.T) {
 	f.exec(`SELECT penstock.pause('flow', 'f', 'work')`)
 	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
 	letGo := f.hold(`SELECT FROM penstock.queue WHERE name LIKE 'locked%' FOR UPDATE`)
-	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{Pause: time.Millisecond}))
+	run(t, maintenance.NewOperations(f.pool, bounded{&term{db: f.pool}}, maintenance.Config{Pause: time.Millisecond}))
 	const paused = `SELECT count(*) FROM penstock.pause`
 	eventually(t, "the pause of the queue that is not locked has ended", func() bool { return f.count(paused) == 12 })
 	letGo()
@@ -108,7 +103,7 @@ func TestPausesThatEndTogetherEndInSeveralTransactions(t *testing.T) {
 	f.exec(`UPDATE penstock.pause SET until = clock_timestamp() - interval '1 second'`)
 	f.exec(`CREATE FUNCTION public.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END'`)
 	f.exec(`CREATE TRIGGER slow BEFORE UPDATE ON penstock.entry_work FOR EACH ROW EXECUTE FUNCTION public.slow()`)
-	run(t, recovery.NewOperations(f.pool, bounded{&term{db: f.pool}}, recovery.Config{Pause: time.Millisecond}))
+	run(t, maintenance.NewOperations(f.pool, bounded{&term{db: f.pool}}, maintenance.Config{Pause: time.Millisecond}))
 	eventually(t, "all pauses have ended", func() bool { return f.count(`SELECT count(*) FROM penstock.pause`) == 0 })
 	if n := f.count(`SELECT count(*) FROM penstock.entry WHERE priority >= 0`); n != 8 {
 		t.Errorf("%d entries are enabled", n)

@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"context"
@@ -28,7 +28,7 @@ func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
 func (c *Compaction) Run(ctx context.Context) error {
 	cfg := c.cfg
 	cfg.Pause = c.cfg.CompactPause
-	return loop(ctx, cfg, "compaction", func(ctx context.Context) (time.Duration, error) {
+	return cfg.loop("compaction").Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		return cfg.Pause, cfg.tolerate(ctx, c.pass(ctx), "cannot compact queues; the next pass tries again")
 	})
 }
@@ -90,7 +90,7 @@ func (c *Compaction) compact(ctx context.Context, q *invalidation.Queue) error {
 	for {
 		var n int
 		var next string
-		err := inTerm(ctx, c.db, c.fence, nil, func(tx pgx.Tx) (err error) {
+		err := inTerm(ctx, c.db, c.fence, func(tx pgx.Tx) (err error) {
 			n, next, err = q.WithTx(tx).CompactQueue(ctx, 2, compactKeys, after)
 			return err
 		})

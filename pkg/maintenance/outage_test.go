@@ -1,10 +1,10 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 // Entries that wait for an instance fail when the model has had none for the time of the queue; those of a queue that
@@ -18,7 +18,7 @@ func TestWaitingEntriesFailWhenTheModelHasHadNoInstanceForLong(t *testing.T) {
 	f.exec(`SELECT penstock.alter_queue('fails', '{"on_no_instance": "fail", "no_instance_timeout": "1 hour"}')`)
 	f.exec(`SELECT penstock.push('fails', '1'), penstock.push('fails', '2', lock_key => 'k'), penstock.push('waits', '3')`)
 	f.exec(`SELECT penstock.push('fails', '4', due_at => clock_timestamp() + interval '1 hour')`)
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 20 * time.Millisecond})
 	run(t, duty)
 	f.exec(`UPDATE penstock.instance SET state = 'unhealthy'`)
 	eventually(t, "the outage is recorded", func() bool {

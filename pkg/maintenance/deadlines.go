@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"context"
@@ -21,7 +21,7 @@ type Deadlines struct {
 	db    postgres.DB
 	fence Fence
 	// An entry that is due must not wait for a frozen connection, as with Locks.
-	reads, writes answerBound
+	reads, writes duty.Wait
 
 	overrun   map[invalidation.Token]bool // reported
 	overrunAt time.Time                   // last check
@@ -45,17 +45,20 @@ type DeadlinesStatus struct {
 // NewDeadlines returns the duty for one term. It reads through db and writes through fence.
 func NewDeadlines(db postgres.DB, fence Fence, cfg Config) *Deadlines {
 	d := &Deadlines{cfg: cfg.withDefaults(), db: db, fence: fence, batch: map[int32]int{}}
-	d.reads.forLease(leaseDefault)
-	d.writes = answerBound{first: writeMax, now: writeMax}
+	d.reads.ForLease(usualLease)
+	d.writes = duty.Wait{First: writeMax}
 	return d
 }
+
+// usualLease is that of nodes by default.
+const usualLease = 10 * time.Second
 
 // writeMax is longer than the server lets a statement of the term take (2 s): that one halves the batch, and the duty
 // goes on with the next queue.
 const writeMax = 2500 * time.Millisecond
 
 // Run promotes, expires and cancels entries until ctx ends.
-func (d *Deadlines) Run(ctx context.Context) error { return loop(ctx, d.cfg, "deadlines", d.pass) }
+func (d *Deadlines) Run(ctx context.Context) error { return d.cfg.loop("deadlines").Run(ctx, d.pass) }
 
 // Status is safe to call at any time.
 func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
@@ -83,7 +86,7 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 
 // readNext reads the queues and what is due in them.
 func (d *Deadlines) readNext(ctx context.Context) (works []invalidation.NextWork, err error) {
-	ctx, end := d.reads.context(ctx, 0)
+	ctx, end := d.reads.Context(ctx, 0)
 	defer func() { end(err) }()
 	queues, err := invalidation.List(ctx, d.db)
 	if err != nil {
@@ -112,7 +115,7 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	if time.Since(d.overrunAt) < overrunPause {
 		return nil
 	}
-	reading, cancel := context.WithTimeout(ctx, answerMax) // its speed says nothing of readings of due entries
+	reading, cancel := context.WithTimeout(ctx, duty.AnswerMax) // its speed says nothing of readings of due entries
 	defer cancel()
 	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
 	if err != nil {
@@ -133,6 +136,8 @@ func (d *Deadlines) reportOverrun(ctx context.Context) error {
 	return nil
 }
 
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
 func value[T int64 | float64](v *T) T {
 	if v == nil {
 		return 0
@@ -144,7 +149,7 @@ func value[T int64 | float64](v *T) T {
 // read is reported and does not delay others.
 func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]invalidation.NextWork, error) {
 	works, err := invalidation.ReadNextWork(ctx, d.db, queues)
-	if err == nil || general(err) || ctx.Err() != nil {
+	if err == nil || postgres.Unavailable(err) || ctx.Err() != nil {
 		return works, err
 	}
 	works = nil
@@ -168,7 +173,7 @@ func (d *Deadlines) dropped(ctx context.Context, q *invalidation.Queue, err erro
 	if postgres.Code(err) != postgres.UndefinedTable {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(ctx, answerMax)
+	ctx, cancel := context.WithTimeout(ctx, duty.AnswerMax)
 	defer cancel()
 	exists := true
 	err = d.db.QueryRow(ctx, queueExistsSQL, q.ID).Scan(&exists)
@@ -254,7 +259,7 @@ func (d *Deadlines) do(ctx context.Context, q *invalidation.Queue, v verb) (more
 func (d *Deadlines) inTerm(ctx context.Context, q *invalidation.Queue, limit int,
 	verb func(*invalidation.Queue, context.Context, int) (int, error),
 ) (n int, err error) {
-	ctx, end := d.writes.context(ctx, 0)
+	ctx, end := d.writes.Context(ctx, 0)
 	err = d.fence.InTx(ctx, func(tx pgx.Tx) error {
 		n, err = verb(q.WithTx(tx), ctx, limit)
 		return err

@@ -1,10 +1,10 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 // A key is throttled until a time that is computed from the rate and the clock of that moment.
@@ -22,7 +22,7 @@ func TestThrottledKeyIsReadyInTimeAfterItsRateOrTheClockHasChanged(t *testing.T)
 			f.push(1, "K")
 			f.exec(`SELECT penstock.throttle_key($1, 'K', 1000)`, f.q.ID)
 			f.exec(`DELETE FROM penstock.ready WHERE priority >= 0`)
-			duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond})
+			duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond})
 			run(t, duty)
 			f.exec(change)
 			eventually(t, "the key is ready", func() bool {

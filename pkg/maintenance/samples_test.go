@@ -1,4 +1,4 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"context"
@@ -9,12 +9,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
-func sampler(t *testing.T, f *fleet) *recovery.Samples {
+func sampler(t *testing.T, f *fleet) *maintenance.Samples {
 	t.Helper()
-	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, SamplePause: 50 * time.Millisecond})
+	duty := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, SamplePause: 50 * time.Millisecond})
 	run(t, duty)
 	return duty
 }
@@ -24,7 +24,7 @@ func TestLeaderSamplesEachQueue(t *testing.T) {
 	node := f.register(time.Minute)
 	f.push(3, "")
 	f.exec(`UPDATE penstock.entry SET created_at = now() - interval '90 seconds'`)
-	f.claim(node, 1)
+	f.claim(node)
 	duty := sampler(t, f)
 	eventually(t, "samples with rates are written", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.sample WHERE queue_id = $1 AND in_per_second IS NOT NULL`, f.q.ID) > 0
@@ -44,8 +44,8 @@ func TestLeaderSamplesEachQueue(t *testing.T) {
 
 func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 	f := newUsualFleet(t)
-	duty := recovery.NewSamples(f.pool, &term{db: f.pool, over: true},
-		recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: 20 * time.Millisecond})
+	duty := maintenance.NewSamples(f.pool, &term{db: f.pool, over: true},
+		maintenance.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: 20 * time.Millisecond})
 	if err := duty.Run(t.Context()); !errors.Is(err, errOver) {
 		t.Errorf("the duty ended with %v, want the end of the term", err)
 	}
@@ -109,10 +109,10 @@ func TestSamplingTakesNoLongerForEachOfManyQueues(t *testing.T) {
 }
 
 // firstSampling is that of a term, which ends then.
-func firstSampling(t *testing.T, f *fleet) recovery.Sampling {
+func firstSampling(t *testing.T, f *fleet) maintenance.Sampling {
 	t.Helper()
 	ctx, stop := context.WithCancel(t.Context())
-	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{})
+	duty := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{})
 	ended := make(chan error, 1)
 	go func() { ended <- duty.Run(ctx) }()
 	eventually(t, "all are sampled", func() bool { return !duty.Latest().At.IsZero() })
@@ -127,7 +127,7 @@ func firstSampling(t *testing.T, f *fleet) recovery.Sampling {
 func TestSamplesThatCannotBeTakenEndNothing(t *testing.T) {
 	f := newUsualFleet(t)
 	f.exec(`ALTER FUNCTION penstock.measure(penstock.queue) RENAME TO gone`)
-	duty := recovery.NewSamples(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: time.Millisecond})
+	duty := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{Pause: time.Millisecond, SamplePause: time.Millisecond, GiveUp: time.Millisecond})
 	run(t, duty)
 	eventually(t, "the duty has tried", func() bool {
 		return f.count(`SELECT count(*) FROM pg_class WHERE relname ~ '^sample_[0-9]{8}$'`) > 0

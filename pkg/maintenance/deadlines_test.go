@@ -1,4 +1,4 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"context"
@@ -8,27 +8,11 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/machine"
-	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
-// run runs a duty until the test ends.
-func run(t *testing.T, duty interface {
-	Run(ctx context.Context) error
-},
-) {
-	t.Helper()
-	ctx, stop := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { ended <- duty.Run(ctx) }()
-	t.Cleanup(func() {
-		stop()
-		if err := <-ended; err != nil {
-			t.Errorf("duty ended: %v", err)
-		}
-	})
-}
+const heldLocks = `SELECT count(*) FROM penstock.lock`
 
 func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	f := newUsualFleet(t)
@@ -37,7 +21,7 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	        'BEGIN INSERT INTO ready_at VALUES (clock_timestamp()); RETURN NULL; END'`)
 	f.exec(`CREATE TRIGGER note AFTER INSERT ON penstock.ready FOR EACH ROW EXECUTE FUNCTION note()`)
 	f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '2 seconds')`)
-	run(t, recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Hour}))
+	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: time.Hour}))
 	eventually(t, "the entry is ready", func() bool { return f.count(`SELECT count(*) FROM ready_at`) == 1 })
 	var late float64
 	err := f.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM at - due_at)::float8 FROM ready_at, penstock.entry`).Scan(&late)
@@ -50,7 +34,7 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
 	f := newUsualFleet(t)
 	m := machine.WatchTest(t, f.pool)
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{})
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{})
 	run(t, duty)
 	f.exec(`SELECT penstock.push('work', '1', start_by => clock_timestamp() + interval '1 second')`)
 	f.exec(`SELECT penstock.push('work', '2', finish_by => clock_timestamp() + interval '1 second')`)
@@ -72,17 +56,22 @@ func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
 	m.Judge(t, "the expiry after the deadline", deadline, expired, 2*time.Second)
 }
 
-// The cancel was requested while the entry ran; then its node died, and with it the request.
+// The cancel was requested while the entry ran; then its node died, and recovery released the entry.
 func TestWishToCancelOutlivesTheNode(t *testing.T) {
 	f := newUsualFleet(t)
-	node := f.register(shortLease)
+	node := f.register(time.Second)
 	f.push(1, "")
-	f.claim(node, 1)
+	f.claim(node)
 	f.exec(`SELECT penstock.cancel_entry((SELECT id FROM penstock.entry), 'not wanted any more')`)
-	f.lapse(node, time.Minute)
-	f.start(recovery.Config{})
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
-	run(t, duty)
+	f.exec(`UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 minute'`)
+	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 20 * time.Millisecond}))
+	held, err := invalidation.HeldLocks(t.Context(), f.pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := f.q.Recover(t.Context(), held, true); err != nil || len(r.Freed) != 1 {
+		t.Fatalf("recovered %v, %v", r, err)
+	}
 	eventually(t, "the entry is cancelled", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.result WHERE outcome = 'cancelled'`) == 1
 	})
@@ -92,15 +81,15 @@ func TestEntryThatRunsOnAfterItsDeadlineIsReportedOnce(t *testing.T) {
 	f := newUsualFleet(t)
 	node := f.register(time.Hour)
 	f.exec(`SELECT penstock.push('work', '1', finish_by => clock_timestamp() + interval '1 hour')`)
-	f.claim(node, 1)
+	f.claim(node)
 	f.exec(`UPDATE penstock.entry SET finish_by = clock_timestamp() - interval '1 minute'`)
 	out := &log{}
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{
 		Pause: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(out, nil)),
 	})
 	run(t, duty)
 	eventually(t, "it is reported", func() bool { return duty.Status().Overrun == 1 && out.contains("still runs after its deadline") })
-	if f.locks() != 1 || f.count(`SELECT count(*) FROM penstock.entry`) != 1 {
+	if f.count(heldLocks) != 1 || f.count(`SELECT count(*) FROM penstock.entry`) != 1 {
 		t.Error("an entry that runs was taken from its node")
 	}
 }
@@ -110,7 +99,7 @@ func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
 	f := newUsualFleet(t)
 	node := f.register(time.Hour)
 	f.exec(`SELECT penstock.push('work', '1', start_by => now() + interval '1 hour', finish_by => now() + interval '1 hour')`)
-	f.claim(node, 1)
+	f.claim(node)
 	f.exec(`UPDATE penstock.entry SET start_by = now() - interval '10 minutes', finish_by = now() - interval '1 minute'`)
 	f.exec(`SELECT penstock.push('work', '2', due_at => now() + interval '1 hour')`)
 	f.exec(`UPDATE penstock.entry SET due_at = now() - interval '1 hour' WHERE status = 'initial'`)
@@ -122,7 +111,7 @@ func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
 	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.entry WHERE status = 'initial' FOR UPDATE`); err != nil {
 		t.Fatal(err)
 	}
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond})
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond})
 	run(t, duty)
 	eventually(t, "the entry that is due is late", func() bool { return duty.Status().Late >= time.Hour })
 	if err := tx.Commit(t.Context()); err != nil {
@@ -130,7 +119,7 @@ func TestDeadlinesOfRunningEntriesAreNotLate(t *testing.T) {
 	}
 	eventually(t, "the entry is promoted", func() bool { return duty.Status().Promoted == 1 })
 	eventually(t, "nothing is late", func() bool { return duty.Status().Late == 0 })
-	if f.locks() != 1 {
+	if f.count(heldLocks) != 1 {
 		t.Error("the entry that runs was taken from its node")
 	}
 }
@@ -149,7 +138,7 @@ func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := &log{}
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{
 		Pause: 10 * time.Millisecond, Log: slog.New(slog.NewTextHandler(out, nil)),
 	})
 	run(t, duty)
@@ -166,16 +155,6 @@ func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
 	}
 }
 
-func TestOperationIsCarriedOut(t *testing.T) {
-	f := newUsualFleet(t)
-	f.push(1200, "")
-	f.exec(`SELECT penstock.start_operation('work', 'cancel', '{"all": true}', per_second => 100000)`)
-	duty := recovery.NewOperations(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond})
-	run(t, duty)
-	eventually(t, "all entries are cancelled", func() bool { return f.count(`SELECT count(*) FROM penstock.entry`) == 0 })
-	eventually(t, "they are counted", func() bool { return duty.Changed() == 1200 })
-}
-
 func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
 	f := newUsualFleet(t)
 	due := time.Now().Add(time.Hour)
@@ -187,7 +166,7 @@ func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.exec(`UPDATE penstock.entry SET due_at = clock_timestamp() - interval '1 minute'`)
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{BatchEntriesMax: 40, Pause: 10 * time.Millisecond})
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{BatchEntriesMax: 40, Pause: 10 * time.Millisecond})
 	run(t, duty)
 	eventually(t, "all are ready", func() bool { return f.count(`SELECT count(*) FROM penstock.ready`) == 500 })
 	eventually(t, "all are counted", func() bool { return duty.Status().Promoted == 500 })
@@ -206,19 +185,8 @@ func TestQueueThatCannotBeServedHoldsUpNoOther(t *testing.T) {
 	for _, queue := range []string{"work", "z_broken"} {
 		f.exec(`SELECT penstock.push($1, '{}', due_at => clock_timestamp() + interval '200 milliseconds')`, queue)
 	}
-	duty := recovery.NewDeadlines(f.pool, &term{db: f.pool}, recovery.Config{Pause: 20 * time.Millisecond, GiveUp: time.Second})
+	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 20 * time.Millisecond, GiveUp: time.Second})
 	run(t, duty)
 	eventually(t, "the entry of the sound queue is ready", func() bool { return f.count(`SELECT count(*) FROM penstock.ready`) == 1 })
 	eventually(t, "the broken queues are reported", func() bool { return duty.Status().Errors > 2 })
-}
-
-func TestDepthOfABoundedQueueIsCountedAnew(t *testing.T) {
-	f := newFleet(t, pgtest.New(t), invalidation.Config{Capacity: 10})
-	f.push(10, "")
-	f.exec(`DELETE FROM penstock.entry`) // without the counters
-	run(t, recovery.NewStatistics(f.pool, &term{db: f.pool}, recovery.Config{Pause: 10 * time.Millisecond, CountPause: 20 * time.Millisecond}))
-	eventually(t, "pushes are admitted again", func() bool {
-		_, err := f.q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage(`{}`)})
-		return err == nil
-	})
 }

@@ -1,4 +1,4 @@
-package recovery_test
+package maintenance_test
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/pkg/invalidation"
-	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/maintenance"
 )
 
 func TestMergeableQueuesThatFallBehindAreCompacted(t *testing.T) {
@@ -31,7 +31,7 @@ func TestMergeableQueuesThatFallBehindAreCompacted(t *testing.T) {
 	if _, err := other.Push(t.Context(), pushes...); err != nil {
 		t.Fatal(err)
 	}
-	duty := recovery.NewCompaction(f.pool, &term{db: f.pool}, recovery.Config{
+	duty := maintenance.NewCompaction(f.pool, &term{db: f.pool}, maintenance.Config{
 		CompactPause: 20 * time.Millisecond, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	})
 	run(t, duty)
@@ -65,7 +65,7 @@ func TestCompactionThatIsRefusedDoesNotEndTheTerm(t *testing.T) {
 	f.push(150, "a")
 	db := &refusing{Pool: f.pool}
 	db.times.Store(5)
-	run(t, recovery.NewCompaction(db, &term{db: f.pool}, recovery.Config{
+	run(t, maintenance.NewCompaction(db, &term{db: f.pool}, maintenance.Config{
 		CompactPause: 20 * time.Millisecond, GiveUp: time.Millisecond,
 	}))
 	eventually(t, "one entry is left", func() bool { return f.count(`SELECT count(*) FROM penstock.entry_work`) == 1 })

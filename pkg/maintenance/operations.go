@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"context"
@@ -20,16 +20,22 @@ type Operations struct {
 	db      postgres.DB
 	fence   Fence
 	changed atomic.Int64
-	failed  map[int64]deferral // operations whose last step failed
+	failed  map[int64]retry // operations whose last step failed
+}
+
+// retry is when an operation is tried again whose step failed so many times in a row.
+type retry struct {
+	tries int
+	until time.Time
 }
 
 // NewOperations returns the duty for one term. It reads through db and writes through fence.
 func NewOperations(db postgres.DB, fence Fence, cfg Config) *Operations {
-	return &Operations{cfg: cfg.withDefaults(), db: db, fence: fence, failed: map[int64]deferral{}}
+	return &Operations{cfg: cfg.withDefaults(), db: db, fence: fence, failed: map[int64]retry{}}
 }
 
 // Run carries out operations until ctx ends.
-func (o *Operations) Run(ctx context.Context) error { return loop(ctx, o.cfg, "operations", o.pass) }
+func (o *Operations) Run(ctx context.Context) error { return o.cfg.loop("operations").Run(ctx, o.pass) }
 
 // Changed returns how many entries and failures were changed in this term.
 func (o *Operations) Changed() int64 { return o.changed.Load() }
@@ -76,7 +82,7 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("list operations: %w", err)
 	}
-	maps.DeleteFunc(o.failed, func(id int64, _ deferral) bool { return !slices.Contains(ids, id) })
+	maps.DeleteFunc(o.failed, func(id int64, _ retry) bool { return !slices.Contains(ids, id) })
 	total := 0
 	for _, id := range ids {
 		failed := o.failed[id]
@@ -95,7 +101,7 @@ func (o *Operations) stepAll(ctx context.Context) (int, error) {
 			"pause", pause); err != nil {
 			return total, err
 		}
-		o.failed[id] = deferral{failed.tries + 1, time.Now().Add(pause)}
+		o.failed[id] = retry{failed.tries + 1, time.Now().Add(pause)}
 		if err := o.record(ctx, id, err); err != nil {
 			return total, err
 		}
@@ -128,7 +134,7 @@ func (o *Operations) run(ctx context.Context, id int64) (int, error) {
 		var n int
 		var wait time.Duration
 		var ended bool
-		err := inTerm(ctx, o.db, o.fence, nil, func(tx pgx.Tx) error {
+		err := inTerm(ctx, o.db, o.fence, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, stepSQL, id).Scan(&n, &wait, &ended)
 		})
 		if err != nil {

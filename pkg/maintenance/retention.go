@@ -1,4 +1,4 @@
-package recovery
+package maintenance
 
 import (
 	"context"
@@ -40,13 +40,24 @@ func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
 	return &Retention{cfg: cfg.withDefaults(), db: db, fence: fence}
 }
 
-// inTerm runs a transaction that deletes what is too old by the database's clock.
+// inTerm runs a transaction that deletes what is too old by the database's clock. What was deleted by a time that is
+// not believed is not committed: it checks the later one of the time at the beginning, which now() was in the
+// statements, and of the time after them.
 func (r *Retention) inTerm(ctx context.Context, fn func(pgx.Tx) error) error {
-	return inTerm(ctx, r.db, r.fence, r.cfg.Clock, fn)
+	return inTerm(ctx, r.db, r.fence, func(tx pgx.Tx) error {
+		if err := fn(tx); err != nil {
+			return err
+		}
+		var latest time.Time
+		if err := tx.QueryRow(ctx, `SELECT greatest(now(), clock_timestamp())`).Scan(&latest); err != nil {
+			return fmt.Errorf("read the clock: %w", err)
+		}
+		return r.cfg.Clock.Check(latest)
+	})
 }
 
 // Run creates and drops partitions until ctx ends.
-func (r *Retention) Run(ctx context.Context) error { return loop(ctx, r.cfg, "retention", r.pass) }
+func (r *Retention) Run(ctx context.Context) error { return r.cfg.loop("retention").Run(ctx, r.pass) }
 
 // Status is safe to call at any time.
 func (r *Retention) Status() RetentionStatus { return r.done.Read() }
@@ -135,7 +146,7 @@ func (r *Retention) tidy(ctx context.Context) error {
 	for start := time.Now(); ctx.Err() == nil; {
 		tidied, more, err := r.tidier.Tidy(ctx, r.inTerm, tidyBatchRows)
 		r.done.Add(func(s *RetentionStatus) { s.Tidied += int64(tidied.Total()) })
-		if err != nil && general(err) {
+		if postgres.Unavailable(err) { // or the term is over, or the clock is not believed
 			return err
 		}
 		refused = append(refused, err)
