@@ -1,5 +1,5 @@
-// Package duty has what the duties of the elected leader share: the loop of their passes and when it gives up, bounds on
-// the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock.
+// Package duty has what the duties of the elected leader share: the loop of their passes and when it gives up, bounds
+// on the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock.
 package duty
 
 import (

@@ -5,8 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -28,52 +26,6 @@ type BrakeConfig struct {
 	QueueEntriesMax int64
 }
 
-// brakeGap is how far below BrakeConfig.At pushes are taken again, so that they are not refused and taken in turns.
-const brakeGap = 0.03
-
-// refusal is why pushes to a queue are refused: a row's penstock.queue.refusal.
-type refusal struct {
-	Reason   string `json:"reason"`             // storage or depth
-	Of       string `json:"of,omitempty"`       // storage: disk or database, the measurement that says so
-	Text     string `json:"text,omitempty"`     // of storage
-	Capacity int64  `json:"capacity,omitempty"` // of depth, in entries
-	Release  int64  `json:"release,omitempty"`  // the depth from which pushes are taken again
-}
-
-// storage tells whether there is nearly no room. A measurement that a refusal is of counts until it is brakeGap below
-// the share from which pushes are refused.
-func (c BrakeConfig) storage(m storageUse, refusedFor string) *refusal {
-	at := func(measurement string) float64 {
-		if refusedFor == measurement {
-			return cmp.Or(max(0, c.At), 0.95) - brakeGap
-		}
-		return cmp.Or(max(0, c.At), 0.95)
-	}
-	switch share := float64(m.bytes) / float64(max(1, c.DatabaseBytesMax)); {
-	case m.disk >= at("disk"):
-		return &refusal{
-			Reason: "storage", Of: "disk",
-			Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*m.disk),
-		}
-	case c.DatabaseBytesMax > 0 && share >= at("database"):
-		return &refusal{
-			Reason: "storage", Of: "database",
-			Text: fmt.Sprintf("the database has %.0f %% of the %d bytes that it may take", 100*share,
-				c.DatabaseBytesMax),
-		}
-	}
-	return nil
-}
-
-// depth tells whether a queue without a capacity of its own has as many entries as such a queue takes.
-func (c BrakeConfig) depth(entries int64, held bool) *refusal {
-	release := c.QueueEntriesMax - c.QueueEntriesMax/20
-	if c.QueueEntriesMax <= 0 || entries < release || (!held && entries < c.QueueEntriesMax) {
-		return nil
-	}
-	return &refusal{Reason: "depth", Capacity: c.QueueEntriesMax, Release: release}
-}
-
 // Brake is the duty that refuses pushes where there is nearly no room, and takes them again where there is. It has a
 // loop of its own: a sampling that is slow, hangs or fails does not delay it, and each measurement of its own that
 // hangs delays a pass by a second.
@@ -83,23 +35,21 @@ type Brake struct {
 	fence  Fence
 	latest func() Sampling
 	writes duty.Wait
+	// failing has the measurements of which an error was logged.
+	failing map[string]bool
 
-	began     time.Time
+	// Of the storage; see measure.
 	disk      question[float64]
 	database  question[int64]
 	bytes     *int64    // of the database; nil: it is not known
 	sized     time.Time // when bytes was answered
 	sizeAfter time.Time // the database is not asked for its size before
+
+	// Of the queues; see update.
+	began     time.Time
 	depths    map[int32]queueDepth
 	counted   int32               // the queue that was counted last
 	notBefore map[int32]time.Time // when a queue may be counted again
-	failing   map[string]bool     // measurements of which an error was logged
-}
-
-// queueDepth is the number of entries of a queue at a time of this process's clock.
-type queueDepth struct {
-	entries int64
-	at      time.Time
 }
 
 // NewBrake returns the duty for one term. It reads through db and writes through fence. latest returns the newest
@@ -108,10 +58,10 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
 		writes:    duty.Wait{First: duty.AnswerMax},
+		failing:   map[string]bool{},
 		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},
-		failing:   map[string]bool{},
 	}
 }
 
@@ -132,6 +82,15 @@ type brakedQueue struct {
 	Of      string // the measurement of a refusal for storage
 }
 
+// has reports whether r is the present refusal, or nil and there is none. The text of a refusal stays that of its
+// beginning.
+func (q brakedQueue) has(r *refusal) bool {
+	if r == nil {
+		return q.Held == ""
+	}
+	return r.Reason == q.Held && r.Of == q.Of
+}
+
 const brakedSQL = `
 SELECT q.id, q.capacity IS NOT NULL, coalesce(q.refusal->>'reason', ''), coalesce(q.refusal->>'of', '')
   FROM penstock.queue q WHERE q.kind <> 'webhook' ORDER BY q.id`
@@ -148,8 +107,8 @@ func (b *Brake) pass(ctx context.Context) error {
 	var refusals []json.RawMessage
 	for _, q := range queues {
 		r, known := b.judge(q, measured)
-		if !known || r == nil && q.Held == "" || r != nil && r.Reason == q.Held && r.Of == q.Of {
-			continue // a refusal's text stays that of the beginning
+		if !known || q.has(r) {
+			continue
 		}
 		var text json.RawMessage
 		if r != nil {
@@ -194,6 +153,53 @@ func (b *Brake) judge(q brakedQueue, m storageUse) (r *refusal, known bool) {
 	return b.cfg.Brake.depth(d.entries, q.Held == "depth"), true
 }
 
+// brakeGap is how far below BrakeConfig.At pushes are taken again, so that they are not refused and taken in turns.
+const brakeGap = 0.03
+
+// refusal is why pushes to a queue are refused: a row's penstock.queue.refusal.
+type refusal struct {
+	Reason   string `json:"reason"`             // storage or depth
+	Of       string `json:"of,omitempty"`       // storage: disk or database, the measurement that says so
+	Text     string `json:"text,omitempty"`     // of storage
+	Capacity int64  `json:"capacity,omitempty"` // of depth, in entries
+	Release  int64  `json:"release,omitempty"`  // the depth from which pushes are taken again
+}
+
+// storage returns the refusal for a full disk or database, nil where there is room. refusedFor is the measurement of
+// the present refusal, which lasts until that is brakeGap below the share from which pushes are refused.
+func (c BrakeConfig) storage(m storageUse, refusedFor string) *refusal {
+	at := func(measurement string) float64 {
+		if refusedFor == measurement {
+			return cmp.Or(max(0, c.At), 0.95) - brakeGap
+		}
+		return cmp.Or(max(0, c.At), 0.95)
+	}
+	switch share := float64(m.bytes) / float64(max(1, c.DatabaseBytesMax)); {
+	case m.disk >= at("disk"):
+		return &refusal{
+			Reason: "storage", Of: "disk",
+			Text: fmt.Sprintf("%.0f %% of the database's disk is in use", 100*m.disk),
+		}
+	case c.DatabaseBytesMax > 0 && share >= at("database"):
+		return &refusal{
+			Reason: "storage", Of: "database",
+			Text: fmt.Sprintf("the database has %.0f %% of the %d bytes that it may take", 100*share,
+				c.DatabaseBytesMax),
+		}
+	}
+	return nil
+}
+
+// depth returns the refusal for a queue without a capacity of its own that has so many entries, nil where it has room.
+// held says that it is refused now, which lasts until it is a twentieth below the capacity.
+func (c BrakeConfig) depth(entries int64, held bool) *refusal {
+	release := c.QueueEntriesMax - c.QueueEntriesMax/20
+	if c.QueueEntriesMax <= 0 || entries < release || (!held && entries < c.QueueEntriesMax) {
+		return nil
+	}
+	return &refusal{Reason: "depth", Capacity: c.QueueEntriesMax, Release: release}
+}
+
 // setRefusalsSQL sets the refusals $2 of queues $1, null for none. A queue whose row another transaction has locked is
 // left for the next pass: the disk does not wait for that transaction.
 const setRefusalsSQL = `
@@ -215,181 +221,4 @@ func (b *Brake) set(ctx context.Context, ids []int32, refusals []json.RawMessage
 		return fmt.Errorf("set refusals of pushes: %w", err)
 	}
 	return nil
-}
-
-const (
-	// sizeEvery is how often the database is measured, for which the server reads the size of each of its files.
-	sizeEvery = 15 * time.Second
-	// measureMax bounds how long the database may measure itself.
-	measureMax = 15 * time.Second
-	// waitMax bounds the wait of a pass for a measurement.
-	waitMax = time.Second
-	// countsMax is how long a pass begins counts of queues, and countMax bounds each: it reads some 10,000 entries of
-	// each state at most.
-	countsMax = time.Second
-	countMax  = 5 * time.Second
-	// sampleOld is the age, in pauses between samples, from which the brake counts a queue itself.
-	sampleOld = 3
-)
-
-// storageUse is the use of the storage.
-type storageUse struct {
-	bytes           int64   // of the database
-	disk            float64 // share of its disk
-	noBytes, noDisk bool    // it is not known, and zero
-}
-
-const databaseBytesSQL = `SELECT pg_catalog.pg_database_size(pg_catalog.current_database())`
-
-// measure reads the share of the disk, and the size of the database unless that was done a moment ago. The size of a
-// moment ago serves while the database takes its time to answer.
-func (b *Brake) measure(ctx context.Context) (m storageUse) {
-	if b.cfg.Brake.DatabaseBytesMax > 0 {
-		if time.Now().After(b.sizeAfter) {
-			b.measureDatabase(ctx)
-		}
-		m.bytes, m.noBytes = value(b.bytes), b.bytes == nil
-	}
-	if b.cfg.Brake.Disk != nil {
-		disk, err := b.disk.ask(ctx, b.cfg.Brake.Disk)
-		b.report(ctx, "use of the disk", err)
-		m.disk, m.noDisk = disk, err != nil
-	}
-	return m
-}
-
-func (b *Brake) measureDatabase(ctx context.Context) {
-	bytes, err := b.database.ask(ctx, func() (bytes int64, err error) {
-		ctx, cancel := context.WithTimeout(ctx, measureMax)
-		defer cancel()
-		return bytes, b.db.QueryRow(ctx, databaseBytesSQL).Scan(&bytes)
-	})
-	if b.database.answered() {
-		b.sizeAfter = time.Now().Add(sizeEvery)
-	}
-	switch {
-	case err == nil:
-		b.bytes, b.sized = &bytes, time.Now()
-	case time.Since(b.sized) < sizeEvery+measureMax:
-		return // a moment ago
-	default:
-		b.bytes = nil
-	}
-	b.report(ctx, "size of the database", err)
-}
-
-// question is a measurement that may take long, or hang, as a file system can. The passes go on beside it: it is not
-// asked again until it has answered.
-type question[T any] struct{ answer chan answer[T] }
-
-type answer[T any] struct {
-	value T
-	err   error
-}
-
-func (q *question[T]) answered() bool { return q.answer == nil }
-
-// ask asks, or waits for the answer to what was asked before, for waitMax. The value is zero with an error. read may
-// outlive the pass, and uses a context of the term.
-func (q *question[T]) ask(ctx context.Context, read func() (T, error)) (none T, err error) {
-	if q.answer == nil {
-		answered := make(chan answer[T], 1)
-		q.answer = answered
-		go func() {
-			value, err := read()
-			answered <- answer[T]{value, err}
-		}()
-	}
-	select {
-	case a := <-q.answer:
-		q.answer = nil
-		if a.err != nil {
-			return none, a.err
-		}
-		return a.value, nil
-	case <-time.After(waitMax):
-		return none, fmt.Errorf("no answer within %v", waitMax)
-	case <-ctx.Done():
-		return none, ctx.Err()
-	}
-}
-
-// report logs the first error of a measurement since it last succeeded.
-func (b *Brake) report(ctx context.Context, measurement string, err error) {
-	if err == nil {
-		delete(b.failing, measurement)
-		return
-	}
-	if !b.failing[measurement] && ctx.Err() == nil {
-		b.cfg.Log.ErrorContext(ctx, "cannot measure the room for pushes; those that it refuses stay refused",
-			"measurement", measurement, "error", err)
-	}
-	b.failing[measurement] = true
-}
-
-// update takes the depths of the queues from the newest sampling, and counts those that have an old sample or none.
-func (b *Brake) update(ctx context.Context, queues []brakedQueue) {
-	known := make(map[int32]queueDepth, len(queues))
-	sampling := b.latest()
-	for _, s := range sampling.Queues {
-		known[s.QueueID] = queueDepth{s.Initial + s.Pending + s.Disabled, sampling.At}
-	}
-	until := time.Now().Add(countsMax)
-	depths := make(map[int32]queueDepth, len(queues))
-	// The counts of a pass go on behind those of the last one: there may be more queues than a pass has time for.
-	next := max(0, slices.IndexFunc(queues, func(q brakedQueue) bool { return q.ID > b.counted }))
-	for _, q := range slices.Concat(queues[next:], queues[:next]) {
-		d := known[q.ID]
-		if before := b.depths[q.ID]; before.at.After(d.at) {
-			d = before
-		}
-		if b.old(q, d.at, sampling.Took) {
-			d = b.count(ctx, until, q.ID, d)
-		}
-		if !d.at.IsZero() {
-			depths[q.ID] = d
-		}
-	}
-	b.depths = depths
-	maps.DeleteFunc(b.notBefore, func(_ int32, until time.Time) bool { return time.Now().After(until) })
-}
-
-// old tells whether the depth of a queue, known at a time, is too old. A queue that is refused for its depth does not
-// wait for a sampling that is slow. Another one does, and is counted where samplings do not end: it would take entries
-// without a bound.
-func (b *Brake) old(q brakedQueue, at time.Time, took time.Duration) bool {
-	if q.Bounded || b.cfg.Brake.QueueEntriesMax <= 0 {
-		return false
-	}
-	if q.Held == "depth" {
-		return time.Since(at) > sampleOld*b.cfg.SamplePause
-	}
-	if at.Before(b.began) {
-		at = b.began
-	}
-	return time.Since(at) > sampleOld*samplePause(b.cfg, took)
-}
-
-const countBrakedSQL = `
-SELECT coalesce(max(c.initial + c.pending + c.disabled), 0)
-  FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c WHERE q.id = $1`
-
-// count counts a queue, unless it was counted a moment ago: the counts of one queue take as large a share of the time
-// as samplings. It begins before until, and returns the depth that is known if there is no count.
-func (b *Brake) count(ctx context.Context, until time.Time, queue int32, known queueDepth) queueDepth {
-	start := time.Now()
-	if start.Before(b.notBefore[queue]) || start.After(until) {
-		return known
-	}
-	counted := queueDepth{at: start}
-	b.counted = queue
-	counting, cancel := context.WithTimeout(ctx, countMax)
-	err := b.db.QueryRow(counting, countBrakedSQL, queue).Scan(&counted.entries)
-	cancel()
-	b.notBefore[queue] = start.Add(time.Duration(float64(time.Since(start)) / sampleShare))
-	b.report(ctx, fmt.Sprintf("depth of queue %d", queue), err)
-	if err != nil {
-		return known
-	}
-	return counted
 }

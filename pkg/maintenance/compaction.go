@@ -26,10 +26,8 @@ func NewCompaction(db postgres.DB, fence Fence, cfg Config) *Compaction {
 
 // Run compacts until ctx ends, or until the database has not answered for so long that another leader should try.
 func (c *Compaction) Run(ctx context.Context) error {
-	cfg := c.cfg
-	cfg.Pause = c.cfg.CompactPause
-	return cfg.loop("compaction").Run(ctx, func(ctx context.Context) (time.Duration, error) {
-		return cfg.Pause, cfg.tolerate(ctx, c.pass(ctx), "cannot compact queues; the next pass tries again")
+	return c.cfg.loop("compaction").Run(ctx, func(ctx context.Context) (time.Duration, error) {
+		return c.cfg.CompactPause, c.cfg.tolerate(ctx, c.pass(ctx), "cannot compact queues; the next pass tries again")
 	})
 }
 

@@ -13,8 +13,8 @@ type Config struct {
 	// Pause is the longest time between two passes of Deadlines, and the shortest one after a pass of any duty that
 	// failed, with a jitter of a fifth. Default 500 ms.
 	Pause time.Duration
-	// BatchEntriesMax bounds the entries promoted, expired, cancelled or failed in one transaction of Deadlines. Default
-	// 1000.
+	// BatchEntriesMax bounds the entries that one transaction of Deadlines promotes, expires, cancels or fails.
+	// Default 1000.
 	BatchEntriesMax int
 	// RetentionPause is the longest time between two passes of Retention; one that leaves rows to delete is
 	// followed sooner. Default 1 minute.

@@ -103,48 +103,6 @@ func (d *Deadlines) readNext(ctx context.Context) (works []invalidation.NextWork
 	return d.peek(ctx, queues)
 }
 
-const (
-	overrunGrace = 30 * time.Second // for a node to end a run after its deadline
-	overrunPause = 5 * time.Second  // between two checks
-)
-
-// reportOverrun logs entries that still run although their deadline is long past: their handler
-// ignores its context. Their lock is not freed, since the next entries of the key would then run
-// beside them.
-func (d *Deadlines) reportOverrun(ctx context.Context) error {
-	if time.Since(d.overrunAt) < overrunPause {
-		return nil
-	}
-	reading, cancel := context.WithTimeout(ctx, duty.AnswerMax) // its speed says nothing of readings of due entries
-	defer cancel()
-	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
-	if err != nil {
-		return err
-	}
-	d.overrunAt = time.Now()
-	before := d.overrun
-	d.overrun = map[invalidation.Token]bool{}
-	for _, l := range locks {
-		d.overrun[l.Token] = true
-		if !before[l.Token] {
-			d.cfg.Log.ErrorContext(ctx, "entry still runs after its deadline: its handler ignores its context",
-				"queue_id", l.QueueID,
-				"entry", l.Entry, "lock_key", l.Key, "node", l.Node, "token", l.Token, "finish_by", l.FinishBy)
-		}
-	}
-	d.done.Add(func(s *DeadlinesStatus) { s.Overrun = len(locks) })
-	return nil
-}
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
-func value[T int64 | float64](v *T) T {
-	if v == nil {
-		return 0
-	}
-	return *v
-}
-
 // peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
 func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]invalidation.NextWork, error) {
@@ -287,4 +245,46 @@ func (d *Deadlines) learn(queue int32, n int, err error) {
 	case n == limit:
 		d.batch[queue] = limit * 2
 	}
+}
+
+const (
+	overrunGrace = 30 * time.Second // for a node to end a run after its deadline
+	overrunPause = 5 * time.Second  // between two checks
+)
+
+// reportOverrun logs entries that still run although their deadline is long past: their handler
+// ignores its context. Their lock is not freed, since the next entries of the key would then run
+// beside them.
+func (d *Deadlines) reportOverrun(ctx context.Context) error {
+	if time.Since(d.overrunAt) < overrunPause {
+		return nil
+	}
+	reading, cancel := context.WithTimeout(ctx, duty.AnswerMax) // its speed says nothing of readings of due entries
+	defer cancel()
+	locks, err := invalidation.ExpiredLocks(reading, d.db, overrunGrace)
+	if err != nil {
+		return err
+	}
+	d.overrunAt = time.Now()
+	before := d.overrun
+	d.overrun = map[invalidation.Token]bool{}
+	for _, l := range locks {
+		d.overrun[l.Token] = true
+		if !before[l.Token] {
+			d.cfg.Log.ErrorContext(ctx, "entry still runs after its deadline: its handler ignores its context",
+				"queue_id", l.QueueID,
+				"entry", l.Entry, "lock_key", l.Key, "node", l.Node, "token", l.Token, "finish_by", l.FinishBy)
+		}
+	}
+	d.done.Add(func(s *DeadlinesStatus) { s.Overrun = len(locks) })
+	return nil
+}
+
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+func value[T int64 | float64](v *T) T {
+	if v == nil {
+		return 0
+	}
+	return *v
 }

@@ -37,6 +37,7 @@
 //	depths.go      counts queues with a capacity; pushes are admitted by the last count and two counters since
 //	samples.go     records the state of each queue, for lists, the live view, metrics and the brake
 //	brake.go       which pushes are refused, and why
+//	brake_storage.go, brake_depths.go  what it knows of disk and database, and of queues without a capacity
 //	pass.go        what duties share: the loop, the errors that end a pass, a long transaction within the term
 //	config.go      their settings
 package maintenance

@@ -16,27 +16,27 @@
 //	              the database's clock, and
 //	              since when it runs
 //	lapse         nothing                       node.beat_at of a node that is not heard since the clock was set back
-//	free          queues, if a lock is stuck    deletes lock records and puts ready rows back (Queue.Recover); entries:
-//	                                            a crash, may_have_run; failures of poison; node.crashed_entries
+//	free          queues, if a lock is stuck    deletes lock records, puts ready rows back (Queue.Recover); crashes
+//	                                            and may_have_run of entries; failures of poison; node.crashed_entries
 //	take back     nothing                       the crashes of entries of a node that is heard again
 //	remove nodes  nothing                       deletes rows of nodes that are dead for ten minutes and hold nothing
 //
 // The duty writes through a fence only: its writes commit within the term for which it was started. It returns if its
 // passes have failed for so long that another leader should try.
 //
-//	locks.go     the duty: a pass, what it reads, its counters, and nodes that are removed
+//	locks.go     the duty: a pass, what it reads, and its counters
 //	diagnose.go  pure: which locks are stuck, which entries can have begun, which nodes are not heard
 //	suspend.go   pure: whether a lapsed lease is evidence that its node died
 //	free.go      frees stuck locks in batches; one that cannot be freed is tried again later
-//	returned.go  takes back the crashes of nodes that are heard again
+//	nodes.go     corrects heartbeats, takes back the crashes of nodes that are heard again, removes dead nodes
 //	config.go    the settings
 //
 // # Stuck locks
 //
 // A lock is stuck when its node is dead or unknown, or when a node that is alive has left it out of
 // two heartbeats in a row. A lock that its node lists is not freed, however old it is: there is no
-// limit on how long an entry runs. A pass frees a bounded number of locks; those of a dead node are free within 2 s after
-// its lease has lapsed.
+// limit on how long an entry runs. A pass frees a bounded number of locks; those of a dead node are free within 2 s
+// after its lease has lapsed.
 //
 // # Crashes and poison
 //
