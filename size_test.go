@@ -92,7 +92,6 @@ var wideSQL = map[string]int{
 	"cron.sql":          28,
 	"dashboard.sql":     1,
 	"degradation.sql":   18,
-	"endings.sql":       18,
 	"explain.sql":       57,
 	"gateway.sql":       29,
 	"inference.sql":     42,

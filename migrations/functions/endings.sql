@@ -4,18 +4,24 @@
 -- an outcome. It reads each queue once, because the id alone does not tell the queue. In PL/pgSQL a session plans it
 -- once: each plan locks the tables of all queues with all of their indexes, each further call one index of each.
 -- Callers: living_entry, failed_entry, explain_entry; pkg/api, pkg/inference, pkg/operator.
-CREATE OR REPLACE FUNCTION penstock.find_entry(bigint, OUT queue_id integer, OUT queue_name text, OUT ended penstock.outcome)
+CREATE OR REPLACE FUNCTION penstock.find_entry(
+    bigint,
+    OUT queue_id   integer,
+    OUT queue_name text,
+    OUT ended      penstock.outcome
+)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT q.id, q.name, f.outcome INTO find_entry.queue_id, find_entry.queue_name, find_entry.ended
       FROM penstock.queue q CROSS JOIN LATERAL (
-           (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
+           (SELECT NULL::penstock.outcome AS outcome FROM penstock.entry e
+             WHERE e.queue_id = q.id AND e.id = $1 LIMIT 1)
            UNION ALL
-           (SELECT r.outcome FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1
-               AND penstock.kept(r.finished_at, q.result_retention) LIMIT 1)
+           (SELECT r.outcome FROM penstock.result r
+             WHERE r.queue_id = q.id AND r.entry_id = $1 AND penstock.kept(r.finished_at, q.result_retention) LIMIT 1)
            UNION ALL
-           (SELECT 'failed' FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1
-               AND penstock.kept(f.failed_at, q.failure_retention) LIMIT 1)) f
+           (SELECT 'failed' FROM penstock.failure f
+             WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention) LIMIT 1)) f
      LIMIT 1;
 END $$;
 
@@ -30,7 +36,8 @@ BEGIN
     SELECT * INTO found_at FROM penstock.find_entry(wanted);
     IF found_at.queue_id IS NULL THEN
         RAISE EXCEPTION 'entry % does not exist', wanted
-            USING ERRCODE = 'PS007', HINT = 'It was never accepted, or its outcome is older than the retention of its queue.';
+            USING ERRCODE = 'PS007',
+                  HINT = 'It was never accepted, or its outcome is older than the retention of its queue.';
     ELSIF found_at.ended IS NOT NULL THEN
         RAISE EXCEPTION 'entry % of queue "%" has ended: %', wanted, found_at.queue_name, found_at.ended
             USING ERRCODE = 'PS006', DETAIL = found_at.ended::text;
@@ -41,8 +48,8 @@ END $$;
 -- runs returns whether a lock record covers the entry. One that came due or was retried while its
 -- key was locked counts as running until the key is unlocked, although the node does not know it:
 -- the record cannot tell the two apart.
--- Callers: enable_one, take_entry, cancel_one, settle_cancel_requests, overdue, entry_reasons, position_reasons, throttle_reasons,
--- explain_entry; pkg/operator.
+-- Callers: enable_one, take_entry, cancel_one, settle_cancel_requests, overdue, entry_reasons, position_reasons,
+-- throttle_reasons, explain_entry; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.runs(e penstock.entry) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT e.status = 'pending' AND EXISTS (
@@ -209,8 +216,13 @@ END $$;
 -- Locks: for each such entry those of take_entry and fail_entry.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.fail_unreadable(queue integer, in_priority smallint, in_flow text, from_pos bigint, most integer)
-RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.fail_unreadable(
+    queue       integer,
+    in_priority smallint,
+    in_flow     text,
+    from_pos    bigint,
+    most        integer
+) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     found_at record;
@@ -258,8 +270,8 @@ $$;
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.run_note(attempt integer, error jsonb, node bigint, run_ms bigint) RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT jsonb_build_object('attempt', $1, 'error', $2->>'error', 'class', $2->>'class', 'stack', $2->'stack', 'node', $3,
-                              'run_ms', $4, 'meta', $2->'meta')
+    SELECT jsonb_build_object('attempt', $1, 'error', $2->>'error', 'class', $2->>'class', 'stack', $2->'stack',
+                              'node', $3, 'run_ms', $4, 'meta', $2->'meta')
 $$;
 
 -- add_failure makes the failure of an entry that its caller has deleted from its queue, and returns
@@ -267,8 +279,14 @@ $$;
 -- block_key it blocks the lock key of the entry, unless another failure does.
 -- Locks: the row of blocked_key, which is new: it waits for a session that unblocks the key.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.add_failure(e penstock.entry, attempt smallint, class text, error text, fingerprint text,
-                                                history jsonb) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.add_failure(
+    e           penstock.entry,
+    attempt     smallint,
+    class       text,
+    error       text,
+    fingerprint text,
+    history     jsonb
+) RETURNS bigint
 LANGUAGE sql AS $$
     WITH blocked AS (
         INSERT INTO penstock.blocked_key (queue_id, lock_key, entry_id, class, error)
@@ -277,7 +295,8 @@ LANGUAGE sql AS $$
          WHERE q.id = e.queue_id AND q.on_failure = 'block_key' AND e.lock_key IS NOT NULL
         ON CONFLICT DO NOTHING
     )
-    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, weight, priority, attempt, crashes, flow,
+    INSERT INTO penstock.failure (queue_id, entry_id, created_at, start_by, finish_by, cost, weight,
+                                  priority, attempt, crashes, flow,
                                   lock_key, name, class, error, fingerprint, trace, callback, payload, depth, history)
     VALUES (e.queue_id, e.id, e.created_at, e.start_by, e.finish_by, e.cost, e.weight,
             CASE WHEN e.priority < 0 THEN e.enabled_priority ELSE e.priority END, $2, e.crashes, e.flow,
@@ -293,11 +312,10 @@ $$;
 -- either keeps compactions of the key away, or has its part in the lock of cancels, with which the next one gives way.
 -- The compaction in progress has no part in an entry that runs by then: it has kept claims away.
 -- Locks: those of take_entry, then for an entry of a lock key that it did not get the advisory lock of
--- compactions of the key (shared, try), else that of its cancels (shared: a compaction has it only for a moment), then those
--- of end_entry or the row of cancel_request, where it waits for another session that cancels the same entry.
--- A node that holds the entry's lock is notified of the request when this transaction commits (which
--- therefore cannot be prepared for a two-phase commit). Without that it reads the request with its
--- next heartbeat.
+-- compactions of the key (shared, try), else that of its cancels (shared: a compaction has it only for a moment),
+-- then those of end_entry or the row of cancel_request, where it waits for another session that cancels the same
+-- entry. A node that holds the entry's lock is notified of the request when this transaction commits (which therefore
+-- cannot be prepared for a two-phase commit). Without that it reads the request with its next heartbeat.
 -- Callers: cancel_waiting, cancel_batch_lines, cancel_cron_runs, apply_operation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
@@ -315,7 +333,8 @@ BEGIN
             e := penstock.take_entry(queue, wanted); -- a compaction may have ended between the two
         ELSE
             PERFORM pg_advisory_xact_lock_shared(hashtextextended('penstock cancels ' || queue || ' ' || key, 0));
-            IF EXISTS (SELECT FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted AND NOT penstock.runs(x)) THEN
+            IF EXISTS (SELECT FROM penstock.entry x
+                        WHERE x.queue_id = queue AND x.id = wanted AND NOT penstock.runs(x)) THEN
                 RETURN 'busy';
             END IF;
         END IF;
@@ -332,7 +351,8 @@ BEGIN
         RETURN NULL;
     END IF;
     PERFORM penstock.notify('cancel ' || l.node_id)
-       FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = coalesce(key, '#' || wanted) AND l.last_entry_id >= wanted;
+       FROM penstock.lock l
+      WHERE l.queue_id = queue AND l.lock_key = coalesce(key, '#' || wanted) AND l.last_entry_id >= wanted;
     RETURN 'requested';
 END $$;
 
@@ -346,7 +366,8 @@ DECLARE
     answer text := penstock.cancel_one(queue, wanted, why, who);
 BEGIN
     IF answer = 'busy' THEN
-        PERFORM penstock.await_compaction(queue, x.lock_key) FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
+        PERFORM penstock.await_compaction(queue, x.lock_key)
+           FROM penstock.entry x WHERE x.queue_id = queue AND x.id = wanted;
         answer := penstock.cancel_one(queue, wanted, why, who);
     END IF;
     RETURN answer;
@@ -439,7 +460,8 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.expire_entries(queue_id integer, most integer) RETURNS integer
 LANGUAGE plpgsql
 -- Walk the index of deadlines up to the bound: a bitmap would fetch every late entry first, and sort them.
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     late  record;
@@ -484,7 +506,8 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.is_off(queue integer, name text, lock_key text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.disabled d
-                    WHERE d.queue_id = $1 AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
+                    WHERE d.queue_id = $1
+                      AND ((d.scope = 'name' AND d.value = $2) OR (d.scope = 'lock_key' AND d.value = $3)))
 $$;
 
 -- return_failure requeues a failed entry at the back of its lane, as return_failure_at.
@@ -519,7 +542,8 @@ BEGIN
     DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = wanted;
     DELETE FROM penstock.cancel_request WHERE queue_id = queue AND entry_id = wanted;
     off := penstock.is_off(queue, f.name, f.lock_key);
-    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, weight, priority, enabled_priority, pos,
+    INSERT INTO penstock.entry (id, queue_id, created_at, status, start_by, finish_by, cost, weight,
+                                priority, enabled_priority, pos,
                                 flow, lock_key, name, trace, callback, history, payload, depth)
     VALUES (wanted, queue, f.created_at, 'pending',
             CASE WHEN f.start_by > clock_timestamp() AND f.attempt = 0 AND f.crashes = 0 THEN f.start_by END,
@@ -530,7 +554,8 @@ BEGIN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
         VALUES (queue, f.priority, f.flow, at_pos, CASE WHEN f.lock_key IS NULL THEN wanted END, f.lock_key)
         -- A row of the same key, which was locked under another one. Written anew: see enable_one.
-        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
+        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE
+           SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
     END IF;
     PERFORM penstock.count(d.queue_id, 'accepted', 1) FROM penstock.depth d WHERE d.queue_id = queue;
     RETURN true;
@@ -548,7 +573,8 @@ BEGIN
     IF found_at.queue_id IS NULL THEN
         PERFORM penstock.living_entry(wanted); -- raises PS007
     ELSIF found_at.ended IS DISTINCT FROM 'failed' THEN
-        RAISE EXCEPTION 'entry % of queue "%" has not failed: %', wanted, found_at.queue_name, coalesce(found_at.ended::text, 'it has not ended')
+        RAISE EXCEPTION 'entry % of queue "%" has not failed: %', wanted, found_at.queue_name,
+                        coalesce(found_at.ended::text, 'it has not ended')
             USING ERRCODE = 'PS006', DETAIL = coalesce(found_at.ended::text, '');
     END IF;
     RETURN found_at.queue_id;
@@ -597,7 +623,8 @@ BEGIN
         RAISE EXCEPTION 'the batch of entry % has not recorded its failure yet', discard_failure.entry_id
             USING ERRCODE = 'PS006', HINT = 'The elected leader does that within a second: try again.';
     END IF;
-    DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = discard_failure.entry_id RETURNING * INTO f;
+    DELETE FROM penstock.failure x WHERE x.queue_id = queue AND x.entry_id = discard_failure.entry_id
+    RETURNING * INTO f;
     IF NOT FOUND THEN
         PERFORM penstock.failed_entry(discard_failure.entry_id); -- raises an error: another session was faster
     END IF;
