@@ -101,7 +101,7 @@ var wideSQL = map[string]int{
 	"lock_keys.sql":     12,
 	"notifications.sql": 1,
 	"ondemand.sql":      18,
-	"operations.sql":    24,
+	"operations.sql":    1,
 	"outages.sql":       11,
 	"preconditions.sql": 1,
 	"push.sql":          25,

@@ -8,7 +8,8 @@ LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
            THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint, payload
                            FROM penstock.failure WHERE queue_id = %s) s', q.id)
-           ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
+           ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority
+                           FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
 $$;
 
 -- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are
@@ -22,18 +23,21 @@ DECLARE
     of_failures boolean := verb IN ('retry_failures', 'discard_failures');
     k           text;
     v           text;
-    conditions  text[] := CASE verb WHEN 'disable' THEN ARRAY['priority >= 0']
-                                    WHEN 'enable' THEN ARRAY[format('priority < 0 AND NOT penstock.is_off(%s, name, lock_key)', q.id)]
-                                    ELSE ARRAY['true'] END;
+    conditions  text[] := CASE verb
+        WHEN 'disable' THEN ARRAY['priority >= 0']
+        WHEN 'enable' THEN ARRAY[format('priority < 0 AND NOT penstock.is_off(%s, name, lock_key)', q.id)]
+        ELSE ARRAY['true'] END;
 BEGIN
     IF verb NOT IN ('retry_failures', 'discard_failures', 'cancel', 'disable', 'enable', 'delete') OR verb IS NULL THEN
         RAISE EXCEPTION 'operation "%" does not exist', verb USING ERRCODE = 'PS002',
             HINT = 'The operations are retry_failures, discard_failures, cancel, disable, enable and delete.';
     ELSIF filter IS NULL OR jsonb_typeof(filter) <> 'object' OR filter = '{}' THEN
-        RAISE EXCEPTION 'filter is empty' USING ERRCODE = 'PS002', HINT = 'Write {"all": true} to mean everything in the queue.';
+        RAISE EXCEPTION 'filter is empty' USING ERRCODE = 'PS002',
+            HINT = 'Write {"all": true} to mean everything in the queue.';
     END IF;
     FOR k, v IN SELECT * FROM jsonb_each_text(filter) LOOP
-        IF v IS NULL OR k NOT IN ('all', 'name', 'lock_key', 'flow', 'ids', 'older_than', 'before', 'class', 'fingerprint')
+        IF v IS NULL
+           OR k NOT IN ('all', 'name', 'lock_key', 'flow', 'ids', 'older_than', 'before', 'class', 'fingerprint')
            OR (k IN ('class', 'fingerprint') AND NOT of_failures) THEN
             RAISE EXCEPTION 'filter "%" does not exist for operation %', k, verb USING ERRCODE = 'PS002',
                 HINT = 'The filters are all, name, lock_key, flow, ids, older_than, before, and for failures class and fingerprint.';
@@ -58,10 +62,11 @@ DECLARE
     q penstock.queue := penstock.queue_row(queue);
     n bigint;
 BEGIN
-    EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO n;
+    EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb),
+                   penstock.operation_filter(q, verb, filter)) INTO n;
     RETURN n;
-EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
-            OR numeric_value_out_of_range THEN
+EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow
+            OR interval_field_overflow OR numeric_value_out_of_range THEN
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
@@ -78,8 +83,8 @@ BEGIN
     EXECUTE format('SELECT count(*) FROM (SELECT FROM %s WHERE %s LIMIT $1) b', penstock.operation_source(q, verb),
                    penstock.operation_filter(q, verb, filter)) INTO n USING bound;
     RETURN n;
-EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow OR interval_field_overflow
-            OR numeric_value_out_of_range THEN
+EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow
+            OR interval_field_overflow OR numeric_value_out_of_range THEN
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
@@ -99,9 +104,12 @@ DECLARE
 BEGIN
     IF verb = 'retry_failures' AND n > 0 THEN
         -- The first failure that can be retried ends the search.
-        EXECUTE format('WITH matching AS NOT MATERIALIZED (SELECT s.id, penstock.ended_step(%s, s.id, s.payload) AS useless FROM %s WHERE %s)
-                        SELECT min(useless) FROM matching WHERE NOT EXISTS (SELECT FROM matching WHERE useless IS NULL)',
-                       q.id, penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter)) INTO useless;
+        EXECUTE format('WITH matching AS NOT MATERIALIZED (
+                            SELECT s.id, penstock.ended_step(%s, s.id, s.payload) AS useless FROM %s WHERE %s)
+                        SELECT min(useless) FROM matching
+                         WHERE NOT EXISTS (SELECT FROM matching WHERE useless IS NULL)',
+                       q.id, penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter))
+           INTO useless;
         IF useless IS NOT NULL THEN
             RAISE EXCEPTION 'none of % failures can be retried by itself: %', n, useless USING ERRCODE = 'PS006';
         END IF;
@@ -113,11 +121,19 @@ BEGIN
 END $$;
 
 -- begin_operation inserts an operation, and its line of the audit. An age in its filter is counted from now: an entry
--- that was too young stays so however long the operation takes. So is a time: steps run in sessions of other time zones.
+-- that was too young stays so however long the operation takes. So is a time: steps run in sessions of other time
+-- zones.
 -- Locks: none but those of an insert.
 -- Callers: start_operation, switch_entries.
-CREATE OR REPLACE FUNCTION penstock.begin_operation(q penstock.queue, verb text, filter jsonb, reason text, actor text, per_second integer,
-                                         matched bigint) RETURNS bigint
+CREATE OR REPLACE FUNCTION penstock.begin_operation(
+    q          penstock.queue,
+    verb       text,
+    filter     jsonb,
+    reason     text,
+    actor      text,
+    per_second integer,
+    matched    bigint
+) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
     began timestamptz := clock_timestamp();
@@ -128,9 +144,9 @@ BEGIN
                       least(began - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
     END IF;
     INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, created_at)
-    VALUES (q.id, begin_operation.verb, begin_operation.filter, begin_operation.per_second, penstock.actor_name(begin_operation.actor),
-            coalesce(begin_operation.reason, ''), begin_operation.matched, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0),
-            began)
+    VALUES (q.id, begin_operation.verb, begin_operation.filter, begin_operation.per_second,
+            penstock.actor_name(begin_operation.actor), coalesce(begin_operation.reason, ''), begin_operation.matched,
+            coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0), began)
     RETURNING id INTO made;
     PERFORM penstock.audit_log(begin_operation.actor, 'start_operation', q.name, begin_operation.reason,
             jsonb_build_object('operation', made, 'verb', begin_operation.verb, 'filter', begin_operation.filter,
@@ -242,7 +258,8 @@ $$;
 -- SQLSTATE: PS006 the transaction is not read committed.
 CREATE OR REPLACE FUNCTION penstock.step_operation(id bigint, OUT changed integer, OUT wait interval, OUT ended boolean)
 LANGUAGE plpgsql
-SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+SET plan_cache_mode = force_generic_plan
+SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
 DECLARE
     busy_most CONSTANT integer := 1000;
@@ -259,7 +276,8 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     changed := 0; wait := '0'; ended := false;
-    SELECT * INTO o FROM penstock.operation x WHERE x.id = step_operation.id AND x.status = 'running' FOR UPDATE SKIP LOCKED;
+    SELECT * INTO o FROM penstock.operation x
+     WHERE x.id = step_operation.id AND x.status = 'running' FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         ended := true;
         RETURN;
@@ -284,8 +302,10 @@ BEGIN
             o.until_id := coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0);
         END IF;
     END IF;
-    EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids, max(id) AS last, count(*) AS n
-                      FROM (SELECT id, coalesce(%s%s, false) AS hit FROM %s WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
+    EXECUTE format('SELECT coalesce(array_agg(id ORDER BY id) FILTER (WHERE hit), ''{}'') AS ids,
+                           max(id) AS last, count(*) AS n
+                      FROM (SELECT id, coalesce(%s%s, false) AS hit FROM %s
+                             WHERE id > $1 AND id <= $2 ORDER BY id LIMIT 10000) w',
                    penstock.operation_filter(q, o.verb, o.filter),
                    CASE WHEN o.verb IN ('retry_failures', 'discard_failures') THEN ' AND since <= $3' END,
                    penstock.operation_source(q, o.verb))
@@ -308,24 +328,28 @@ BEGIN
     ELSIF cardinality(fresh) > 0 THEN
         o.last_id := fresh[cardinality(fresh)];
     END IF;
-    IF changed = 0 AND NOT ended AND cardinality(o.busy) > 0 AND (cardinality(fresh) = 0 OR cardinality(fresh) = cardinality(seen.ids)) THEN
+    IF changed = 0 AND NOT ended AND cardinality(o.busy) > 0
+       AND (cardinality(fresh) = 0 OR cardinality(fresh) = cardinality(seen.ids)) THEN
         wait := '100 milliseconds'; -- only busy entries are left
     END IF;
     UPDATE penstock.operation x
-       SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before, changed = x.changed + step_operation.changed,
+       SET last_id = o.last_id, until_id = o.until_id, busy = o.busy, barrier = o.barrier, open_before = o.open_before,
+           changed = x.changed + step_operation.changed,
            matched = greatest(x.matched, x.changed + step_operation.changed), stepped_at = clock_timestamp(),
            failed_steps = 0,
-           status = CASE WHEN ended THEN 'done' ELSE 'running' END, ended_at = CASE WHEN ended THEN clock_timestamp() END
+           status = CASE WHEN ended THEN 'done' ELSE 'running' END,
+           ended_at = CASE WHEN ended THEN clock_timestamp() END
      WHERE x.id = o.id;
 END $$;
 
--- record_failed_step makes the error of a step visible to operators, since the step itself was rolled back. An operation
--- that has ended stays as it is.
+-- record_failed_step makes the error of a step visible to operators, since the step itself was rolled back. An
+-- operation that has ended stays as it is.
 -- Locks: the row of the operation.
 -- Callers: pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.record_failed_step(id bigint, error text) RETURNS void
 LANGUAGE sql AS $$
     UPDATE penstock.operation o
-       SET failed_steps = o.failed_steps + 1, failed_at = clock_timestamp(), error = left(record_failed_step.error, 2000)
+       SET failed_steps = o.failed_steps + 1, failed_at = clock_timestamp(),
+           error = left(record_failed_step.error, 2000)
      WHERE o.id = record_failed_step.id AND o.status = 'running'
 $$;
