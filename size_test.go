@@ -108,7 +108,6 @@ var wideSQL = map[string]int{
 	"push_checks.sql":   27,
 	"queues.sql":        45,
 	"recovery.sql":      3,
-	"retention.sql":     9,
 	"rights.sql":        24,
 	"samples.sql":       13,
 	"scale.sql":         92,

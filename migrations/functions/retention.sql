@@ -7,9 +7,9 @@
 -- one; that is only the first day of an installation, or after days_ahead without a leader. Samples have no default
 -- partition: they wait for theirs.
 -- Locks: that of hold_rights, before the name of a partition is taken: of two sessions one would wait for that name and
--- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition, for
--- 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the default
--- partitions of two tables waits in a circle with a statement that reads both.
+-- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition,
+-- for 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the
+-- default partitions of two tables waits in a circle with a statement that reads both.
 -- Callers: pkg/invalidation; ensure_partitions.
 CREATE OR REPLACE FUNCTION penstock.make_partition(parent text, days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
@@ -58,8 +58,8 @@ BEGIN
 END $$;
 
 -- drop_old_partitions drops the partition that is the longest past its retention, and returns how many it
--- dropped: 1 or 0, so that its locks are held for one drop only. Call it until it returns 0. Where another session holds
--- the table or that partition, the next table has its turn.
+-- dropped: 1 or 0, so that its locks are held for one drop only. Call it until it returns 0. Where another session
+-- holds the table or that partition, the next table has its turn.
 -- Locks: ACCESS EXCLUSIVE on the parent and the partition, for 200 ms of waiting at most in each table, which
 -- bounds how long others wait behind it.
 -- Callers: pkg/invalidation.
@@ -100,11 +100,15 @@ RETURNS TABLE (queue text, outcome penstock.outcome, ended_at timestamptz, creat
 LANGUAGE sql STABLE AS $$
     SELECT q.name, o.*
       FROM penstock.queue q CROSS JOIN LATERAL (
-           SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint, r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
-             FROM penstock.result r WHERE r.queue_id = q.id AND r.entry_id = $1 AND penstock.kept(r.finished_at, q.result_retention)
+           SELECT r.outcome, r.finished_at, r.created_at, r.attempt, NULL::smallint,
+                  r.node_id, r.token, r.run_ms, r.reason, NULL::text, r.result
+             FROM penstock.result r
+            WHERE r.queue_id = q.id AND r.entry_id = $1 AND penstock.kept(r.finished_at, q.result_retention)
            UNION ALL
-           SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes, NULL, NULL, NULL, f.error, f.class, NULL
-             FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)) o
+           SELECT 'failed', f.failed_at, f.created_at, f.attempt, f.crashes,
+                  NULL, NULL, NULL, f.error, f.class, NULL
+             FROM penstock.failure f
+            WHERE f.queue_id = q.id AND f.entry_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)) o
 $$;
 
 -- tidy_outcomes deletes up to `most` results or failures (which: result, failure) that have passed
@@ -129,9 +133,12 @@ DECLARE
     gone      bigint := 0;
 BEGIN
     FOR q IN
-        SELECT x.id, k.keep < longest AS shorter, statement_timestamp() - k.keep AS before, coalesce(m.until, '-infinity') AS since
+        SELECT x.id, k.keep < longest AS shorter, statement_timestamp() - k.keep AS before,
+               coalesce(m.until, '-infinity') AS since
           FROM penstock.queue x
-         CROSS JOIN LATERAL (SELECT greatest(CASE which WHEN 'result' THEN x.result_retention ELSE x.failure_retention END, '1 minute') AS keep) k
+         CROSS JOIN LATERAL (
+               SELECT greatest(CASE which WHEN 'result' THEN x.result_retention ELSE x.failure_retention END,
+                               '1 minute') AS keep) k
           LEFT JOIN penstock.retained m ON m.queue_id = x.id AND m.kind = which
          ORDER BY m.until NULLS FIRST
     LOOP
@@ -139,12 +146,16 @@ BEGIN
             SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
              WHERE i.inhparent = to_regclass('penstock.' || which)
                AND CASE WHEN c.relname = which || '_default' THEN true
-                        ELSE q.shorter AND to_date(right(c.relname, 8), 'YYYYMMDD') <= q.before AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 >= q.since END
+                        ELSE q.shorter AND to_date(right(c.relname, 8), 'YYYYMMDD') <= q.before
+                             AND to_date(right(c.relname, 8), 'YYYYMMDD') + 1 >= q.since END
              ORDER BY c.relname
         LOOP
-            EXECUTE format('WITH old AS (DELETE FROM penstock.%1$I WHERE ctid = ANY (ARRAY(
-                                SELECT ctid FROM penstock.%1$I WHERE queue_id = $1 AND %2$I < $2 AND %2$I >= $3 LIMIT $4 FOR UPDATE SKIP LOCKED))
-                            RETURNING 1) SELECT count(*) FROM old', part, at_column)
+            EXECUTE format('WITH old AS (
+                                DELETE FROM penstock.%1$I WHERE ctid = ANY (ARRAY(
+                                       SELECT ctid FROM penstock.%1$I WHERE queue_id = $1 AND %2$I < $2 AND %2$I >= $3
+                                        LIMIT $4 FOR UPDATE SKIP LOCKED))
+                                RETURNING 1)
+                            SELECT count(*) FROM old', part, at_column)
                INTO n USING q.id, q.before, q.since, most - gone;
             gone := gone + n;
             IF gone >= most THEN
