@@ -92,7 +92,7 @@ var wideSQL = map[string]int{
 	"cron.sql":          28,
 	"dashboard.sql":     1,
 	"degradation.sql":   18,
-	"explain.sql":       57,
+	"explain.sql":       1,
 	"gateway.sql":       29,
 	"inference.sql":     42,
 	"instances.sql":     18,
