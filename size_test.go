@@ -88,7 +88,6 @@ var wideSQL = map[string]int{
 	"brake.sql":         6,
 	"changelog.sql":     35,
 	"compaction.sql":    8,
-	"control.sql":       31,
 	"cron.sql":          28,
 	"dashboard.sql":     1,
 	"degradation.sql":   18,

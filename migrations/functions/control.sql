@@ -13,10 +13,10 @@ LANGUAGE sql AS $$
     SELECT coalesce($1 > $2, true)
 $$;
 
--- queue_stops returns what keeps all entries of a queue from being claimed by order of an operator, a row each: that the queue is
--- disabled (queue_disabled), or a pause in force of the queue (paused), its application (application_paused) or its model
--- (model_paused). A queue is open if there is no row: NOT EXISTS (SELECT FROM penstock.queue_stops(q)). It is inlined.
--- Nodes know the same from Queue.Paused of pkg/invalidation.
+-- queue_stops returns what keeps all entries of a queue from being claimed by order of an operator, a row each: that
+-- the queue is disabled (queue_disabled), or a pause in force of the queue (paused), its application
+-- (application_paused) or its model (model_paused). A queue is open if there is no row: NOT EXISTS (SELECT FROM
+-- penstock.queue_stops(q)). It is inlined. Nodes know the same from Queue.Paused of pkg/invalidation.
 -- Locks: none.
 -- Callers: queue_reasons, head_age, measure, scale_startable, scale_arrivals, scale_bounded; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.queue_stops(q penstock.queue)
@@ -90,8 +90,8 @@ DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
     UPDATE penstock.queue
-       SET disabled_at = clock_timestamp(), disabled_by = penstock.actor_name(actor), disabled_reason = coalesce(reason, ''),
-           version = version + 1
+       SET disabled_at = clock_timestamp(), disabled_by = penstock.actor_name(actor),
+           disabled_reason = coalesce(reason, ''), version = version + 1
      WHERE id = q.id;
     PERFORM penstock.audit_log(actor, 'disable_queue', q.name, reason);
 END $$;
@@ -132,7 +132,8 @@ BEGIN
            drain_reason = coalesce(reason, '')
      WHERE n.id = drain_node.node;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'node % is not registered', node USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
+        RAISE EXCEPTION 'node % is not registered', node
+            USING ERRCODE = 'PS008', HINT = 'penstock.node_status lists the nodes.';
     END IF;
     PERFORM penstock.audit_log(actor, 'drain_node', 'node ' || node, reason);
 END $$;
@@ -160,7 +161,8 @@ DECLARE
 BEGIN
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = wanted;
     IF EXISTS (SELECT FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted)) THEN
-        PERFORM FROM penstock.lock WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
+        PERFORM FROM penstock.lock
+          WHERE queue_id = queue AND lock_key = coalesce(e.lock_key, '#' || wanted) FOR KEY SHARE SKIP LOCKED;
         locked := FOUND;
         free := FOUND;
     ELSIF e.lock_key IS NOT NULL THEN
@@ -238,7 +240,8 @@ BEGIN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, lock_key)
         VALUES (queue, e.priority, e.flow, CASE WHEN e.lock_key IS NULL THEN coalesce(e.pos, e.id) ELSE e.id END,
                 CASE WHEN e.lock_key IS NULL THEN e.id END, e.lock_key)
-        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
+        ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE
+           SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
     END IF;
     RETURN true;
 END $$;
@@ -256,7 +259,8 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     FOR i IN 1 .. 200 LOOP
-        changed := CASE verb WHEN 'disable_entry' THEN penstock.disable_one(queue, wanted) ELSE penstock.enable_one(queue, wanted) END;
+        changed := CASE verb WHEN 'disable_entry' THEN penstock.disable_one(queue, wanted)
+                             ELSE penstock.enable_one(queue, wanted) END;
         EXIT WHEN changed IS NOT NULL;
         PERFORM pg_sleep(0.01);
     END LOOP;
@@ -309,7 +313,8 @@ BEGIN
         RAISE EXCEPTION 'scope is not one of name, lock_key, or value is empty' USING ERRCODE = 'PS002';
     END IF;
     PERFORM penstock.need_no_pause(q, disable_entries.scope, disable_entries.value);
-    RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value, disable_entries.reason, disable_entries.actor);
+    RETURN penstock.switch_entries(q, 'disable', disable_entries.scope, disable_entries.value,
+                                   disable_entries.reason, disable_entries.actor);
 END $$;
 
 -- enable_entries ends disable_entries. Entries that are disabled by another name or key stay
@@ -324,11 +329,12 @@ DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
     PERFORM penstock.need_no_pause(q, enable_entries.scope, enable_entries.value);
-    RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value, enable_entries.reason, enable_entries.actor);
+    RETURN penstock.switch_entries(q, 'enable', enable_entries.scope, enable_entries.value,
+                                   enable_entries.reason, enable_entries.actor);
 END $$;
 
--- need_no_pause raises an error if a name or lock key is paused: the pause has disabled its entries, and its end enables
--- them. It keeps other sessions from pausing it until the transaction ends.
+-- need_no_pause raises an error if a name or lock key is paused: the pause has disabled its entries, and its end
+-- enables them. It keeps other sessions from pausing it until the transaction ends.
 -- Locks: the row of the queue (FOR NO KEY UPDATE).
 -- Callers: disable_entries, enable_entries.
 -- SQLSTATE: PS006 these entries are paused.
@@ -336,14 +342,15 @@ CREATE OR REPLACE FUNCTION penstock.need_no_pause(q penstock.queue, scope text, 
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM FROM penstock.queue x WHERE x.id = q.id FOR NO KEY UPDATE;
-    IF EXISTS (SELECT FROM penstock.pause p WHERE p.scope = need_no_pause.scope AND p.value = need_no_pause.value AND p.queue_id = q.id) THEN
+    IF EXISTS (SELECT FROM penstock.pause p
+                WHERE p.scope = need_no_pause.scope AND p.value = need_no_pause.value AND p.queue_id = q.id) THEN
         RAISE EXCEPTION 'entries with % "%" are paused', scope, value
             USING ERRCODE = 'PS006', HINT = 'Resume them first: penstock.resume.';
     END IF;
 END $$;
 
--- switch_entries disables or enables a name or lock key, and its existing entries by a bulk operation, whose id it returns.
--- What that operation matches is counted among the first 10,000 entries of the queue alone.
+-- switch_entries disables or enables a name or lock key, and its existing entries by a bulk operation, whose id it
+-- returns. What that operation matches is counted among the first 10,000 entries of the queue alone.
 -- Locks: the row of disabled, then the row of the queue, then those of step_operation.
 -- Callers: disable_entries, enable_entries, pause, resume.
 -- SQLSTATE: PS002 invalid argument, PS006 these entries are not disabled.
@@ -363,12 +370,15 @@ DECLARE
 BEGIN
     IF verb = 'disable' THEN
         INSERT INTO penstock.disabled AS d (queue_id, scope, value, actor, reason)
-        VALUES (q.id, switch_entries.scope, switch_entries.value, penstock.actor_name(switch_entries.actor), coalesce(switch_entries.reason, ''))
+        VALUES (q.id, switch_entries.scope, switch_entries.value,
+                penstock.actor_name(switch_entries.actor), coalesce(switch_entries.reason, ''))
         ON CONFLICT ON CONSTRAINT disabled_pkey DO UPDATE SET actor = excluded.actor, reason = excluded.reason;
     ELSE
-        DELETE FROM penstock.disabled d WHERE d.queue_id = q.id AND d.scope = switch_entries.scope AND d.value = switch_entries.value;
+        DELETE FROM penstock.disabled d
+         WHERE d.queue_id = q.id AND d.scope = switch_entries.scope AND d.value = switch_entries.value;
         IF NOT FOUND THEN
-            RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
+            RAISE EXCEPTION 'entries with % "%" are not disabled', scope, value
+                USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
         END IF;
     END IF;
     EXECUTE format('SELECT count(*) FILTER (WHERE hit) FROM (SELECT %s AS hit FROM %s ORDER BY id LIMIT 10000) w',
@@ -417,22 +427,28 @@ BEGIN
     END IF;
     IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
        AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
-        RAISE EXCEPTION 'value: there is no model "%"', value USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
+        RAISE EXCEPTION 'value: there is no model "%"', value
+            USING ERRCODE = 'PS002', HINT = 'Register it first: penstock.register_model.';
     END IF;
     IF entries THEN
         PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
     END IF;
-    PERFORM FROM penstock.pause p WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
+    PERFORM FROM penstock.pause p
+      WHERE p.scope = pause.scope AND p.value = pause.value AND p.queue_id IS NOT DISTINCT FROM q FOR UPDATE;
     known := FOUND;
-    off := EXISTS (SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value);
+    off := EXISTS (SELECT FROM penstock.disabled d
+                    WHERE d.queue_id = q AND d.scope = pause.scope AND d.value = pause.value);
     IF entries AND off AND NOT known THEN
-        RAISE EXCEPTION 'entries with % "%" are disabled', scope, value USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
+        RAISE EXCEPTION 'entries with % "%" are disabled', scope, value
+            USING ERRCODE = 'PS006', HINT = 'Enable them first: penstock.enable_entries.';
     END IF;
     INSERT INTO penstock.pause AS p (scope, value, queue_id, actor, reason, until)
     VALUES (pause.scope, pause.value, q, penstock.actor_name(pause.actor), coalesce(pause.reason, ''), pause.until)
-    ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
+    ON CONFLICT (scope, value, coalesce(queue_id, 0)) DO UPDATE
+       SET actor = excluded.actor, reason = excluded.reason, until = excluded.until;
     IF entries AND NOT off THEN
-        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'disable', pause.scope, pause.value, pause.reason, pause.actor);
+        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'disable', pause.scope, pause.value,
+                                        pause.reason, pause.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
     PERFORM penstock.audit_log(pause.actor, 'pause', pause.scope || ' ' || pause.value,
@@ -443,8 +459,8 @@ EXCEPTION WHEN check_violation OR not_null_violation THEN
 END $$;
 
 -- resume ends a pause.
--- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause, then those of switch_entries,
--- then the row of the queue.
+-- Locks: of a name or lock key the row of the queue (FOR NO KEY UPDATE); the row of pause, then those of
+-- switch_entries, then the row of the queue.
 -- Callers: end_pauses; cmd/penstock, pkg/api, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 there is no such pause.
 CREATE OR REPLACE FUNCTION penstock.resume(
@@ -461,13 +477,16 @@ BEGIN
     IF resume.scope IN ('name', 'lock_key') THEN
         PERFORM FROM penstock.queue x WHERE x.id = q FOR NO KEY UPDATE;
     END IF;
-    DELETE FROM penstock.pause p WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
+    DELETE FROM penstock.pause p
+     WHERE p.scope = resume.scope AND p.value = resume.value AND p.queue_id IS NOT DISTINCT FROM q;
     IF NOT FOUND THEN
-        RAISE EXCEPTION '% "%" is not paused', scope, value USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';
+        RAISE EXCEPTION '% "%" is not paused', scope, value
+            USING ERRCODE = 'PS006', HINT = 'penstock.pause lists what is.';
     END IF;
     IF resume.scope IN ('name', 'lock_key') AND EXISTS (
        SELECT FROM penstock.disabled d WHERE d.queue_id = q AND d.scope = resume.scope AND d.value = resume.value) THEN
-        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'enable', resume.scope, resume.value, resume.reason, resume.actor);
+        PERFORM penstock.switch_entries(penstock.queue_row(queue), 'enable', resume.scope, resume.value,
+                                        resume.reason, resume.actor);
     END IF;
     PERFORM penstock.pauses_changed(q);
     PERFORM penstock.audit_log(resume.actor, 'resume', resume.scope || ' ' || resume.value,
@@ -476,11 +495,11 @@ END $$;
 
 -- end_pauses resumes up to 100 pauses whose end has passed, for half a second, and returns how many: call it again
 -- if there are some. A pause that cannot be ended since another transaction has locked a row is left for a later call,
--- with the others of its queue; if the row of the queue is locked, this takes no time of other pauses. Nodes compare the
--- end with the time themselves: this function is for names and lock keys, whose entries must be enabled, and keeps the
--- table current.
--- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each the row of the queue that pauses_changed updates
--- (SKIP LOCKED), then those of resume, for which it waits at most 50 ms.
+-- with the others of its queue; if the row of the queue is locked, this takes no time of other pauses. Nodes compare
+-- the end with the time themselves: this function is for names and lock keys, whose entries must be enabled, and
+-- keeps the table current.
+-- Locks: rows of pause in order of id (FOR UPDATE SKIP LOCKED), for each the row of the queue that pauses_changed
+-- updates (SKIP LOCKED), then those of resume, for which it waits at most 50 ms.
 -- Callers: pkg/maintenance.
 -- SQLSTATE: PS001 no such queue, PS006 not allowed in this state.
 CREATE OR REPLACE FUNCTION penstock.end_pauses() RETURNS integer
@@ -515,8 +534,9 @@ END $$;
 -- Callers: pause_reasons; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.queue_pauses(q penstock.queue) RETURNS jsonb
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(jsonb_agg(jsonb_build_object('scope', p.scope, 'value', p.value, 'actor', p.actor, 'reason', p.reason, 'at', p.created_at,
-                    'left', extract(epoch FROM p.until - clock_timestamp()))), '[]')
+    SELECT coalesce(jsonb_agg(jsonb_build_object(
+               'scope', p.scope, 'value', p.value, 'actor', p.actor, 'reason', p.reason, 'at', p.created_at,
+               'left', extract(epoch FROM p.until - clock_timestamp()))), '[]')
       FROM penstock.pause p
      WHERE (p.scope = 'flow' AND (p.queue_id IS NULL OR p.queue_id = q.id))
         OR (p.scope = 'model' AND p.value = q.model) OR (p.scope = 'application' AND p.value = q.application)
@@ -535,8 +555,13 @@ $$;
 -- Locks: the row of flow_weight, then those of pauses_changed.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 the weight is not from 0.001 to 1000.
-CREATE OR REPLACE FUNCTION penstock.set_flow_weight(flow text, weight real, queue text DEFAULT NULL, reason text DEFAULT '',
-                                         actor text DEFAULT NULL) RETURNS void
+CREATE OR REPLACE FUNCTION penstock.set_flow_weight(
+    flow   text,
+    weight real,
+    queue  text DEFAULT NULL,
+    reason text DEFAULT '',
+    actor  text DEFAULT NULL
+) RETURNS void
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
@@ -545,7 +570,8 @@ BEGIN
     IF set_flow_weight.weight IS NULL THEN
         DELETE FROM penstock.flow_weight w WHERE w.flow = set_flow_weight.flow AND w.queue_id IS NOT DISTINCT FROM q;
     ELSE
-        INSERT INTO penstock.flow_weight AS w (flow, queue_id, weight) VALUES (set_flow_weight.flow, q, set_flow_weight.weight)
+        INSERT INTO penstock.flow_weight AS w (flow, queue_id, weight)
+        VALUES (set_flow_weight.flow, q, set_flow_weight.weight)
         ON CONFLICT (flow, coalesce(queue_id, 0)) DO UPDATE SET weight = excluded.weight;
     END IF;
     PERFORM penstock.pauses_changed(q);
@@ -576,5 +602,6 @@ CREATE OR REPLACE FUNCTION penstock.usage_left(
     half_life double precision DEFAULT 300
 ) RETURNS double precision
 LANGUAGE sql VOLATILE AS $$
-    SELECT amount * power(0.5::float8, least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))
+    SELECT amount * power(0.5::float8,
+                          least(200, greatest(0, extract(epoch FROM clock_timestamp() - at)::float8 / half_life)))
 $$;
