@@ -108,7 +108,6 @@ var wideSQL = map[string]int{
 	"queues.sql":        45,
 	"recovery.sql":      3,
 	"rights.sql":        24,
-	"samples.sql":       13,
 	"scale.sql":         92,
 	"seed.sql":          2,
 	"statements.sql":    7,

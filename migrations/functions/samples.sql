@@ -33,14 +33,15 @@ BEGIN
     RETURN (plan->0->'Plan'->>'Plan Rows')::numeric::bigint;
 END $$;
 
--- count_queue counts one queue. Up to 10,000 entries or failures of a kind it counts exactly, through an index that holds only them; beyond that it estimates, and sets estimated.
--- initial and pending leave out disabled entries. A queue that is being dropped has no entries. The
--- settings keep the plan at walking an index up to the bound. It names the queue's own table:
--- through penstock.entry each call was planned over the tables of all queues, and with a hundred
--- queues that took twelve seconds.
--- Callers: count_queues, measure.
+-- count_queue counts one queue. Up to 10,000 entries or failures of a kind it counts exactly, through an index that
+-- holds only them; beyond that it estimates, and sets estimated. initial and pending leave out disabled entries. A
+-- queue that is being dropped has no entries. The settings keep the plan at walking an index up to the bound. It
+-- names the queue's own table: through penstock.entry each call was planned over the tables of all queues, and with a
+-- hundred queues that took twelve seconds.
+-- Callers: count_queues, measure; pkg/maintenance.
 CREATE OR REPLACE FUNCTION penstock.count_queue(q penstock.queue)
-RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint,
+               estimated boolean)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
@@ -52,7 +53,8 @@ BEGIN
     -- The locks are as few as the work in flight: each is looked up.
     EXECUTE format($sql$
         SELECT (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 LIMIT 10001) b),
-               (SELECT count(*) FROM (SELECT FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.status = 'initial' LIMIT 10001) b),
+               (SELECT count(*) FROM (SELECT FROM penstock.%1$I e
+                                       WHERE e.queue_id = $1 AND e.status = 'initial' LIMIT 10001) b),
                d.n, d.initial,
                (SELECT coalesce(sum(c.n), 0)::bigint
                   FROM penstock.lock l CROSS JOIN LATERAL (
@@ -61,8 +63,8 @@ BEGIN
                           AND penstock.claimable(e.status, e.priority)
                        UNION ALL
                        SELECT count(*) FROM penstock.%1$I e
-                        WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key AND e.id <= l.last_entry_id
-                          AND penstock.claimable(e.status, e.priority)) c
+                        WHERE left(l.lock_key, 1) <> '#' AND e.queue_id = $1 AND e.lock_key = l.lock_key
+                          AND e.id <= l.last_entry_id AND penstock.claimable(e.status, e.priority)) c
                  WHERE l.queue_id = $1)
           FROM (SELECT count(*) AS n, count(*) FILTER (WHERE b.status = 'initial') AS initial FROM (
                 SELECT e.status FROM penstock.%1$I e WHERE e.queue_id = $1 AND e.priority = -1 LIMIT 10001) b) d
@@ -70,7 +72,8 @@ BEGIN
     SELECT count(*) INTO failed FROM (SELECT FROM penstock.failure f WHERE f.queue_id = q.id LIMIT 10001) b;
     estimated := total > 10000 OR failed > 10000;
     IF failed > 10000 THEN
-        failed := greatest(failed, penstock.planned_rows(format('SELECT FROM penstock.failure WHERE queue_id = %s', q.id)));
+        failed := greatest(failed,
+                           penstock.planned_rows(format('SELECT FROM penstock.failure WHERE queue_id = %s', q.id)));
     END IF;
     IF total > 10000 THEN
         total := greatest(total, penstock.live_entries(q.name));
@@ -92,15 +95,16 @@ END $$;
 -- count_queues counts each queue, see count_queue.
 -- Callers: queue_status.
 CREATE OR REPLACE FUNCTION penstock.count_queues()
-RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint, estimated boolean)
+RETURNS TABLE (queue_id integer, initial bigint, pending bigint, disabled bigint, computing bigint, failed bigint,
+               estimated boolean)
 LANGUAGE sql STABLE AS $$
     SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
 -- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
 -- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
--- among its first 20 ready rows that are not delayed. The age is counted from the push, or from the due time. Entries of
--- a queue that is not open (queue_stops) do not count, nor do throttled keys (see throttle_key).
+-- among its first 20 ready rows that are not delayed. The age is counted from the push, or from the due time. Entries
+-- of a queue that is not open (queue_stops) do not count, nor do throttled keys (see throttle_key).
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE plpgsql STABLE
@@ -115,7 +119,8 @@ BEGIN
         RETURN NULL;
     END IF;
     WITH RECURSIVE lane AS (
-        (SELECT priority, flow FROM penstock.ready WHERE queue_id = q.id AND priority >= 0 ORDER BY priority, flow, pos LIMIT 1)
+        (SELECT priority, flow FROM penstock.ready
+          WHERE queue_id = q.id AND priority >= 0 ORDER BY priority, flow, pos LIMIT 1)
         UNION ALL
         SELECT n.priority, n.flow
           FROM lane CROSS JOIN LATERAL (
@@ -134,7 +139,9 @@ BEGIN
            SELECT f.entry_id, f.lock_key FROM (
                SELECT r.entry_id, r.lock_key, r.pos, r.not_before FROM penstock.ready r
                 WHERE r.queue_id = q.id AND r.priority = few.priority AND r.flow = few.flow ORDER BY r.pos LIMIT 20) f
-            WHERE penstock.ready_now(f.not_before) AND NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
+            WHERE penstock.ready_now(f.not_before)
+              AND NOT EXISTS (SELECT FROM penstock.lock l
+                               WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
             ORDER BY f.pos LIMIT 1) first;
     IF ids IS NULL THEN
         RETURN NULL;
@@ -142,7 +149,8 @@ BEGIN
     EXECUTE format($sql$
         SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
           FROM unnest($1, $2) first(entry_id, lock_key) CROSS JOIN LATERAL (
-               (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x WHERE x.queue_id = $3 AND x.id = first.entry_id)
+               (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x
+                 WHERE x.queue_id = $3 AND x.id = first.entry_id)
                UNION ALL
                (SELECT greatest(x.created_at, x.due_at) FROM penstock.%1$I x
                  WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority)
@@ -184,7 +192,8 @@ CREATE OR REPLACE FUNCTION penstock.last_sample(
     within interval DEFAULT '30 seconds'
 ) RETURNS penstock.sample
 LANGUAGE sql STABLE AS $$
-    SELECT s FROM penstock.sample s WHERE s.queue_id = queue AND s.at > statement_timestamp() - within AND s.at <= statement_timestamp()
+    SELECT s FROM penstock.sample s
+     WHERE s.queue_id = queue AND s.at > statement_timestamp() - within AND s.at <= statement_timestamp()
      ORDER BY s.at DESC LIMIT 1
 $$;
 
@@ -204,8 +213,9 @@ LANGUAGE sql AS $$
                                  WHERE d.queue_id = q.id AND d.at > now() - interval '1 hour'
                                    AND d.at < date_trunc('minute', now()))) AS since) span
          CROSS JOIN LATERAL (
-               SELECT s.queue_id, date_trunc('minute', s.at), avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint,
-                      avg(s.computing)::bigint, max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
+               SELECT s.queue_id, date_trunc('minute', s.at),
+                      avg(s.initial)::bigint, avg(s.pending)::bigint, avg(s.disabled)::bigint, avg(s.computing)::bigint,
+                      max(s.failed), bool_or(s.estimated), round(avg(s.serving))::integer, max(s.head_age),
                       mode() WITHIN GROUP (ORDER BY s.blocked), max(s.accepted), max(s.gone), max(s.dead_tuples),
                       avg(s.in_per_second), avg(s.out_per_second)
                  FROM penstock.sample s
