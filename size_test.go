@@ -87,7 +87,6 @@ var wideSQL = map[string]int{
 	"blocked_keys.sql":  8,
 	"brake.sql":         6,
 	"changelog.sql":     35,
-	"compaction.sql":    8,
 	"cron.sql":          28,
 	"dashboard.sql":     1,
 	"degradation.sql":   18,

@@ -8,7 +8,8 @@
 -- Nor do entries whose cancel is requested: see cancel_one.
 -- There is no merging inside a push: it would keep the key from being claimed until the pusher's transaction ends.
 
--- cancel_in_progress returns whether a transaction that has not ended cancels an entry of a key that was being compacted.
+-- cancel_in_progress returns whether a transaction that has not ended cancels an entry of a key that was being
+-- compacted.
 -- Locks: the advisory lock of the key's cancels (try), which is given back before it returns.
 -- Callers: compactable.
 -- SQLSTATE: none: PS900 only undoes the lock.
@@ -53,8 +54,8 @@ $$;
 -- compactable returns the oldest run of two or more entries of a key that may be merged, and locks
 -- it: pending, enabled, not handed out, without a cancel request, together no larger than the queue's
 -- payload_limit. A run ends before an entry whose own end is owed (to a callback, a batch or a cron job), or
--- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most` at
--- most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the
+-- with a payload that the queue's rule cannot merge. A run is looked for in the oldest 10,000 entries, and has `most`
+-- at most. It returns nothing if a claim or cancel of the key is in progress or another session has locked one of the
 -- entries, or the row of a unique key: a push that waits for such a row finds the entry that remains.
 -- Locks: the advisory lock of the key (try), that of its compactions (try), then the entries in order of id (FOR UPDATE
 -- NOWAIT), the rows of their unique keys (likewise), and for a moment the advisory lock of the key's cancels (try).
@@ -85,11 +86,13 @@ BEGIN
                                THEN pg_column_size(jsonb_build_array(x.payload)) END AS size
                FROM penstock.entry x
               WHERE x.queue_id = q.id AND x.lock_key = key AND penstock.claimable(x.status, x.priority)
-                AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l WHERE l.queue_id = q.id AND l.lock_key = key), 0)
+                AND x.id > coalesce((SELECT l.last_entry_id FROM penstock.lock l
+                                      WHERE l.queue_id = q.id AND l.lock_key = key), 0)
                 AND NOT EXISTS (SELECT FROM penstock.cancel_request c WHERE c.queue_id = q.id AND c.entry_id = x.id)
               ORDER BY x.id LIMIT 10000
     LOOP
-        IF e.size IS NULL OR e.size > q.payload_limit OR bytes + e.size > q.payload_limit AND q.merge IN ('object', 'array') THEN
+        IF e.size IS NULL OR e.size > q.payload_limit
+           OR bytes + e.size > q.payload_limit AND q.merge IN ('object', 'array') THEN
             EXIT WHEN cardinality(run) > 1;
             run := '{}';
             keys := '{}';
@@ -138,7 +141,8 @@ DECLARE
     gone   integer;
 BEGIN
     IF merged IS NULL OR pg_column_size(merged) > q.payload_limit THEN
-        RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit USING ERRCODE = 'PS003';
+        RAISE EXCEPTION 'payload merged into entry % is missing or larger than % bytes', oldest, q.payload_limit
+            USING ERRCODE = 'PS003';
     END IF;
     UPDATE penstock.entry e
        SET payload = merged, start_by = a.start_by, finish_by = a.finish_by, attempt = a.attempt, crashes = a.crashes,
@@ -187,7 +191,8 @@ BEGIN
             RAISE EXCEPTION 'payload to be merged is not an object' USING ERRCODE = 'PS002',
                 HINT = 'Set merge of the queue to first, last or array.';
         END IF;
-        merged := merged || CASE WHEN rule = 'array' AND jsonb_typeof(p) <> 'array' THEN jsonb_build_array(p) ELSE p END;
+        merged := merged || CASE WHEN rule = 'array' AND jsonb_typeof(p) <> 'array'
+                                 THEN jsonb_build_array(p) ELSE p END;
     END LOOP;
     RETURN merged;
 END $$;
@@ -228,8 +233,13 @@ END $$;
 -- Locks: those of compact for each key, in order of keys, kept until the transaction ends.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: those of compact.
-CREATE OR REPLACE FUNCTION penstock.compact_queue(queue text, min_entries integer DEFAULT 2, most_keys integer DEFAULT 1000,
-                                       INOUT after text DEFAULT '', OUT replaced integer)
+CREATE OR REPLACE FUNCTION penstock.compact_queue(
+    queue       text,
+    min_entries integer DEFAULT 2,
+    most_keys   integer DEFAULT 1000,
+    INOUT after text    DEFAULT '',
+    OUT replaced integer
+)
 LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $$
@@ -246,7 +256,8 @@ BEGIN
         EXIT WHEN after IS NULL;
         SELECT count(*) = min_entries INTO many FROM (
             SELECT FROM penstock.entry x
-             WHERE x.queue_id = q.id AND x.lock_key = after AND penstock.claimable(x.status, x.priority) LIMIT min_entries) e;
+             WHERE x.queue_id = q.id AND x.lock_key = after AND penstock.claimable(x.status, x.priority)
+             LIMIT min_entries) e;
         IF many THEN
             replaced := replaced + penstock.compact(q.name, after);
         END IF;
