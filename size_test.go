@@ -89,7 +89,6 @@ var wideSQL = map[string]int{
 	"changelog.sql":     35,
 	"cron.sql":          28,
 	"dashboard.sql":     1,
-	"degradation.sql":   18,
 	"explain.sql":       1,
 	"gateway.sql":       29,
 	"inference.sql":     42,

@@ -6,35 +6,50 @@
 -- live nodes that hold no lock for them: those nodes claim for them at once). why lists the state
 -- of each instance.
 -- Callers: degraded_models, limit_reasons.
-CREATE OR REPLACE FUNCTION penstock.model_slots(model text, OUT n bigint, OUT usable bigint, OUT quarantined bigint, OUT slots bigint,
-                                                OUT held bigint, OUT dead bigint, OUT dead_since timestamptz, OUT idle bigint, OUT why text)
+CREATE OR REPLACE FUNCTION penstock.model_slots(
+    model           text,
+    OUT n           bigint,
+    OUT usable      bigint,
+    OUT quarantined bigint,
+    OUT slots       bigint,
+    OUT held        bigint,
+    OUT dead        bigint,
+    OUT dead_since  timestamptz,
+    OUT idle        bigint,
+    OUT why         text
+)
 LANGUAGE sql STABLE AS $$
-    SELECT count(*), count(*) FILTER (WHERE x.usable), count(x.quarantined_until), coalesce(sum(x.slots) FILTER (WHERE x.usable), 0)::bigint,
+    SELECT count(*), count(*) FILTER (WHERE x.usable), count(x.quarantined_until),
+           coalesce(sum(x.slots) FILTER (WHERE x.usable), 0)::bigint,
            coalesce(sum(x.held) FILTER (WHERE x.usable), 0)::bigint, coalesce(sum(d.dead), 0)::bigint, min(d.since),
            greatest(0, coalesce(sum(x.held), 0) - coalesce(sum(d.dead), 0)
-                       - (SELECT count(*) FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id WHERE q.model = model_slots.model))::bigint,
-           string_agg(x.server || ' ' || CASE WHEN x.draining THEN 'drains'
-                                              WHEN x.quarantined_until IS NOT NULL
-                                              THEN 'is quarantined for ' || penstock.ago(x.quarantined_until - clock_timestamp())
-                                              ELSE 'is ' || x.state END
+                       - (SELECT count(*) FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id
+                           WHERE q.model = model_slots.model))::bigint,
+           string_agg(x.server || ' '
+                      || CASE WHEN x.draining THEN 'drains'
+                              WHEN x.quarantined_until IS NOT NULL
+                              THEN 'is quarantined for ' || penstock.ago(x.quarantined_until - clock_timestamp())
+                              ELSE 'is ' || x.state END
                       || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ' ORDER BY x.server)
       FROM penstock.instance_status x
      CROSS JOIN LATERAL (
            SELECT count(*) AS dead, min(s.leased_at) AS since
              FROM penstock.slot s LEFT JOIN penstock.node o ON o.id = s.node_id
-            WHERE s.instance_id = x.id AND (s.doubt_at IS NOT NULL OR o.id IS NULL OR o.beat_at + o.lease < clock_timestamp())) d
+            WHERE s.instance_id = x.id
+              AND (s.doubt_at IS NOT NULL OR o.id IS NULL OR o.beat_at + o.lease < clock_timestamp())) d
      WHERE x.model = model_slots.model
 $$;
 
--- awaited returns whether a model that has instances is expected to have none that takes calls: each one is being started,
--- for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
+-- awaited returns whether a model that has instances is expected to have none that takes calls: each one is being
+-- started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
 -- Callers: degraded_models.
 CREATE OR REPLACE FUNCTION penstock.awaited(model text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT bool_and(n.draining_at IS NOT NULL AND n.drain_by = 'autoscaler'
                     OR penstock.starts(n) AND n.created_at > clock_timestamp() - interval '1 second' * greatest(
                         (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
-                           FROM (SELECT c.seconds FROM penstock.cold_start c WHERE c.model = n.model ORDER BY c.at DESC LIMIT 50) x),
+                           FROM (SELECT c.seconds FROM penstock.cold_start c
+                                  WHERE c.model = n.model ORDER BY c.at DESC LIMIT 50) x),
                         (SELECT CASE WHEN jsonb_typeof(d.policy->'stuck_min_seconds') = 'number'
                                      THEN (d.policy->>'stuck_min_seconds')::double precision END
                            FROM penstock.deployment d WHERE d.name = n.deployment), 600))
@@ -52,8 +67,8 @@ LANGUAGE sql STABLE AS $$
      CROSS JOIN LATERAL penstock.model_slots(m.model) s
      CROSS JOIN LATERAL (
            SELECT 'dead_slots', 'model ' || m.model, s.dead >= s.slots,
-                  format('%s of %s slots of model %s are held by calls of dead nodes, the oldest for %s', s.dead, s.slots, m.model,
-                         penstock.ago(clock_timestamp() - s.dead_since))
+                  format('%s of %s slots of model %s are held by calls of dead nodes, the oldest for %s',
+                         s.dead, s.slots, m.model, penstock.ago(clock_timestamp() - s.dead_since))
             WHERE s.dead > 0
            UNION ALL
            SELECT CASE WHEN s.quarantined > 0 THEN 'quarantined' ELSE 'no_instance' END, 'model ' || m.model, true,
@@ -69,7 +84,9 @@ RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT 'no_hints', 'node ' || n.name, false,
            format('node %s hears no hints and finds work by polling: %s', n.name,
-                  CASE n.load->>'hints' WHEN 'pooler' THEN 'a pooler in transaction mode carries none, and database.direct_url is not set'
+                  CASE n.load->>'hints'
+                       WHEN 'pooler'
+                       THEN 'a pooler in transaction mode carries none, and database.direct_url is not set'
                        ELSE coalesce(nullif(n.load->>'hints_error', ''), 'it has not connected yet') END)
       FROM penstock.node n
      WHERE n.load->>'hints' IN ('lost', 'pooler') AND n.beat_at + n.lease >= clock_timestamp() AND n.draining_at IS NULL
@@ -81,12 +98,14 @@ $$;
 -- Callers: head_reasons.
 CREATE OR REPLACE FUNCTION penstock.head_entry(queue integer) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(h.entry_id, (SELECT e.id FROM penstock.entry e
-                                  WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND penstock.claimable(e.status, e.priority)
-                                  ORDER BY e.id LIMIT 1))
+    SELECT coalesce(h.entry_id,
+                    (SELECT e.id FROM penstock.entry e
+                      WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND penstock.claimable(e.status, e.priority)
+                      ORDER BY e.id LIMIT 1))
       FROM (SELECT r.entry_id, r.lock_key, r.priority, r.flow, r.pos FROM penstock.ready r
              WHERE r.queue_id = $1 AND r.priority >= 0 ORDER BY r.priority, r.flow, r.pos LIMIT 100) h
-     WHERE NOT EXISTS (SELECT FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = coalesce(h.lock_key, '#' || h.entry_id))
+     WHERE NOT EXISTS (SELECT FROM penstock.lock l
+                        WHERE l.queue_id = $1 AND l.lock_key = coalesce(h.lock_key, '#' || h.entry_id))
      ORDER BY h.priority, h.flow, h.pos
      LIMIT 1
 $$;
@@ -104,7 +123,8 @@ BEGIN
         RETURN;
     END IF;
     SELECT string_agg(r->>'text', '; '),
-           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled', 'limit', 'node_limit', 'rate', 'throttled', 'not_due'))
+           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled',
+                                  'limit', 'node_limit', 'rate', 'throttled', 'not_due'))
       INTO why, meant
       FROM jsonb_array_elements(penstock.explain_entry(head)->'reasons') r
      WHERE r->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key');
@@ -121,14 +141,16 @@ CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT 'standstill', 'queue ' || q.name, s.head_age > 60,
-           format('%s entries of queue %s wait, the first for %s, and none has left it for %s: %s', s.pending - s.computing, q.name,
+           format('%s entries of queue %s wait, the first for %s, and none has left it for %s: %s',
+                  s.pending - s.computing, q.name,
                   penstock.ago(s.head_age * interval '1 second'), penstock.ago(s.at - o.at),
                   coalesce(w.why, 'nothing that explain knows keeps them; see the logs of the nodes'))
       FROM penstock.queue q
      CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id) AS l) x) s
      CROSS JOIN LATERAL (
            SELECT b.at, b.gone FROM penstock.sample b
-            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > statement_timestamp() - interval '5 minutes'
+            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds'
+              AND b.at > statement_timestamp() - interval '5 minutes'
             ORDER BY b.at DESC LIMIT 1) o
      CROSS JOIN LATERAL penstock.head_reasons(q.id) w
      WHERE s.head_age > 25 AND s.blocked IS NULL AND s.serving > 0 AND s.gone = o.gone AND NOT coalesce(w.meant, false)
@@ -144,11 +166,12 @@ CREATE OR REPLACE FUNCTION penstock.degraded_keys()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
     SELECT 'blocked_keys', 'queue ' || q.name, false,
-           format('%s%s lock keys of queue %s are blocked by failures; %s since entry %s failed %s ago: %s', least(c.n, 1000),
-                  CASE WHEN c.n > 1000 THEN '+' ELSE '' END, q.name, b.lock_key, b.entry_id,
+           format('%s%s lock keys of queue %s are blocked by failures; %s since entry %s failed %s ago: %s',
+                  least(c.n, 1000), CASE WHEN c.n > 1000 THEN '+' ELSE '' END, q.name, b.lock_key, b.entry_id,
                   penstock.ago(clock_timestamp() - b.blocked_at), left(b.error, 200))
       FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT count(*) AS n FROM (SELECT FROM penstock.blocked_key x WHERE x.queue_id = q.id LIMIT 1001) y) c
+     CROSS JOIN LATERAL (
+           SELECT count(*) AS n FROM (SELECT FROM penstock.blocked_key x WHERE x.queue_id = q.id LIMIT 1001) y) c
      CROSS JOIN LATERAL (SELECT f.* FROM (SELECT * FROM penstock.blocked_key x WHERE x.queue_id = q.id LIMIT 1001) f
                           ORDER BY f.blocked_at LIMIT 1) b
 $$;
@@ -160,8 +183,10 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
-    SELECT d.* FROM (SELECT * FROM penstock.degraded_models() UNION ALL SELECT * FROM penstock.degraded_hints()
-                     UNION ALL SELECT * FROM penstock.degraded_queues() UNION ALL SELECT * FROM penstock.degraded_pushes()
+    SELECT d.* FROM (SELECT * FROM penstock.degraded_models()
+                     UNION ALL SELECT * FROM penstock.degraded_hints()
+                     UNION ALL SELECT * FROM penstock.degraded_queues()
+                     UNION ALL SELECT * FROM penstock.degraded_pushes()
                      UNION ALL SELECT * FROM penstock.degraded_keys()) d
      ORDER BY d.critical DESC, d.code, d.object
 $$;
