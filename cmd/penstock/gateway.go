@@ -25,7 +25,7 @@ type gatewayStatus struct {
 func gatewayCommand(a *app) *cobra.Command {
 	c := noun("gateway", "Online gateways: pools, policies, and the course of a request", gatewayPools(a),
 		gatewayExplain(a),
-		gatewayPolicies(a), gatewaySet(a))
+		gatewayPolicies(a), gatewaySet(a), requestBatches(a), requestBatchCancel(a))
 	c.PersistentFlags().String("gateway", "http://127.0.0.1:8431", "address of a gateway's debug listener")
 	return c
 }

@@ -29,6 +29,8 @@ var verbRoutes = map[operator.Verb]string{
 	operator.CancelBatch:     "/v1/batches/%v/cancel",
 	operator.RetryBatch:      "/v1/batches/%v/retry",
 	operator.RemoveModel:     "/v1/models/%v",
+
+	operator.CancelRequestBatch: "/v1/gateway/batches/%v/cancel",
 }
 
 // carryOut does a verb on the thing of a name or an id. Until, if not zero, is when a pause ends by itself.

@@ -452,6 +452,31 @@ BEGIN
     RETURN taken;
 END $$;
 
+-- cancel_request_batch ends a batch of requests, whoever made it: a gateway cancels the lines that have not ended. One
+-- that is cancelled already stays so.
+-- Locks: the row of gateway_batch.
+-- Callers: pkg/operator; psql.
+-- SQLSTATE: PS006 the batch has ended, PS012 no such batch.
+CREATE OR REPLACE FUNCTION penstock.cancel_request_batch(batch text, reason text DEFAULT '', actor text DEFAULT NULL)
+    RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    b penstock.gateway_batch;
+BEGIN
+    SELECT * INTO b FROM penstock.gateway_batch x WHERE x.id = batch FOR UPDATE;
+    IF b.id IS NULL THEN
+        RAISE EXCEPTION 'batch of requests "%" does not exist', batch
+            USING ERRCODE = 'PS012', HINT = 'penstock.gateway_batch has them.';
+    ELSIF b.status NOT IN ('validating', 'in_progress', 'cancelling') THEN
+        RAISE EXCEPTION 'batch of requests "%" is %: all its requests have ended', batch, b.status
+            USING ERRCODE = 'PS006', HINT = 'Nothing is left to cancel.';
+    END IF;
+    UPDATE penstock.gateway_batch x
+       SET status = 'cancelling', cancelling_at = clock_timestamp(), next_at = clock_timestamp()
+     WHERE x.id = b.id AND x.status <> 'cancelling';
+    PERFORM penstock.audit_log(actor, 'cancel_request_batch', 'batch of requests ' || batch, reason);
+END $$;
+
 -- Settings -----------------------------------------------------------------------------------------------------------
 
 -- check_gateway_policy refuses a policy with a field that is not valid or does not exist, by its name. Durations are

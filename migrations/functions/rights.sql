@@ -126,7 +126,7 @@ LANGUAGE sql IMMUTABLE AS $$
           pause_cron_job pause_queue register_instance register_model remove_instance remove_model resume resume_batch
           resume_cron_job resume_queue retry_batch retry_failure run_cron_job_now set_device_group set_flow_weight set_limit
           announce_instance set_deployment set_deployment_template remove_deployment set_scale_override set_scale_setting
-          set_flow_criticality set_gateway_policy set_gateway_token
+          cancel_request_batch set_flow_criticality set_gateway_policy set_gateway_token
           set_model_override set_quota start_operation step_operation unblock_key unblock_keys use_limit'),
         ('gateway', 'cancel_batch_lines'),
         ('leader node operator', 'throttle lift_throttle'),

@@ -138,6 +138,8 @@ var needs = map[string]scope{
 	"POST /v1/flows/weight":                                 admin,
 	"GET /v1/gateway/pools":                                 read,
 	"PUT /v1/gateway/pools/{model}":                         admin,
+	"GET /v1/gateway/batches":                               read,
+	"POST /v1/gateway/batches/{name}/cancel":                operate,
 	"GET /v1/gateway/flows":                                 read,
 	"POST /v1/gateway/flows":                                admin,
 	"GET /v1/pauses":                                        read,

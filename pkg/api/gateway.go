@@ -22,6 +22,21 @@ func (a *API) gatewayRoutes() {
 		summary: "Replace the settings of a model's pool", scope: admin, of: ofPlatform,
 	}, a.setPool)
 	add(a, route{
+		method: "GET", path: "/v1/gateway/batches", id: "list-request-batches",
+		summary: "Batches of requests, of all clients, that have not ended, oldest first",
+		scope:   read, of: ofPlatform,
+	}, func(ctx context.Context, in *Paging) (*answer[list[operator.RequestBatch]], error) {
+		found, err := a.operator.RequestBatches(ctx, operator.PageMax)
+		return pageFrom(found, err, *in, func(b operator.RequestBatch) string {
+			return b.CreatedAt.UTC().Format("2006-01-02T15:04:05.000000 ") + b.ID
+		})
+	})
+	verb[nameVerb](a, operator.CancelRequestBatch, route{
+		path: "/v1/gateway/batches/{name}/cancel", id: "cancel-request-batch",
+		summary: "End a batch of requests: lines that have not ended are cancelled",
+		scope:   operate, of: ofPlatform,
+	})
+	add(a, route{
 		method: "GET", path: "/v1/gateway/flows", id: "list-flow-classes",
 		summary: "Flows that have a class of their own for online requests", scope: read, of: ofPlatform,
 	}, func(ctx context.Context, in *Paging) (*answer[list[operator.FlowClass]], error) {

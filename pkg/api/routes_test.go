@@ -174,6 +174,13 @@ func story() []step {
 		{method: "PUT", path: "/v1/gateway/pools/flux", body: `{"settings": {"total": 7}, ` + reason + `}`, status: none},
 		{method: "GET", path: "/v1/gateway/pools", status: ok, want: "policy=map[total:7]"},
 		{method: "PUT", path: "/v1/gateway/pools/flux", body: `{` + reason + `}`, status: none},
+		{before: func(w *world) {
+			w.exec(`INSERT INTO penstock.gateway_batch (id, owner, flow, endpoint, input_file_id, output_file_id, error_file_id,
+			                                            completion_window, expires_at)
+			        VALUES ('batch_1', 'shop', 'shop', '/v1/responses', 'a', 'b', 'c', '24h', now() + interval '1 day')`)
+		}, method: "GET", path: "/v1/gateway/batches", status: ok, want: "client=shop"},
+		{method: "POST", path: "/v1/gateway/batches/batch_1/cancel", body: why, status: none},
+		{method: "GET", path: "/v1/gateway/batches", status: ok, want: "status=cancelling"},
 		{method: "PUT", path: "/v1/models/flux/override", body: `{"override": {"poll_interval": 5}, ` + reason + `}`, tagOf: "/v1/models/flux", status: none},
 		{method: "GET", path: "/v1/models/flux", status: ok},
 		{method: "DELETE", path: "/v1/models/flux/override?reason=test", tagOf: "/v1/models/flux", status: none},

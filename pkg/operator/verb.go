@@ -35,6 +35,8 @@ const (
 	CancelBatch   Verb = "cancel_batch"     // requests the cancel of running parts
 	RetryBatch    Verb = "retry_batch"      // runs the parts again that are not done
 	RemoveModel   Verb = "remove_model"     // by name: deletes it; its queue stays
+	// by id: a gateway cancels the lines that have not ended
+	CancelRequestBatch Verb = "cancel_request_batch"
 )
 
 // String is the verb in words: pause cron job.

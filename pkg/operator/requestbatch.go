@@ -1,0 +1,35 @@
+package operator
+
+import (
+	"context"
+	"time"
+)
+
+// RequestBatch is a batch of requests that a client of a gateway made from a file and that has not ended. It is
+// another thing than a Batch, which is a set that a queue processes in parts.
+type RequestBatch struct {
+	ID          string    `json:"id"`
+	Client      string    `json:"client"`          // name of the token
+	Model       string    `json:"model,omitempty"` // absent until the file was read
+	Status      string    `json:"status"`          // validating, in_progress, finalizing, cancelling
+	Requests    int32     `json:"requests"`        // lines of the file
+	Pushed      int32     `json:"pushed"`          // of them entries by now
+	Completed   int32     `json:"completed"`
+	Failed      int32     `json:"failed"`
+	FailedTurns int32     `json:"failed_turns"` // of gateways that worked on it, since the last one that did not fail
+	CreatedAt   time.Time `json:"created_at"`
+	ExpiresAt   time.Time `json:"expires_at"`
+}
+
+const requestBatchesSQL = `
+SELECT b.id, b.owner AS client, coalesce(b.model, '') AS model, b.status, b.total AS requests, b.fed AS pushed,
+       b.completed, b.failed, b.failed_turns, b.created_at, b.expires_at
+  FROM penstock.gateway_batch b
+ WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ ORDER BY b.created_at, b.id
+ LIMIT $1`
+
+// RequestBatches returns the batches of requests that have not ended, the oldest first.
+func (d *Database) RequestBatches(ctx context.Context, limit int) ([]RequestBatch, error) {
+	return list[RequestBatch](ctx, d.db, "batches of requests", requestBatchesSQL, page(limit))
+}
