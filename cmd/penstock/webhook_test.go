@@ -72,7 +72,7 @@ func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 		{"webhook register https://new.example/in --reason r", "whsec_"},
 		{"webhook rotate https://new.example/in --reason leaked", "whsec_"},
 		{"webhook rotate --reason yearly", "not confirmed"},
-		{"webhook rotate --yes --reason yearly", "whpk_"},
+		{"webhook rotate --yes --reason yearly --overlap 0s", "whpk_"},
 		{"webhook disable https://new.example/in --yes --reason r", "done"},
 	} {
 		if got := s.penstock(c.line); !strings.Contains(got, c.want) {

@@ -342,6 +342,9 @@ func TestAReceiverIsKnownByItsAddressHoweverItIsWritten(t *testing.T) {
 		if err := DisableEndpoint(d.ctx, d.pool, address, by); !errors.Is(err, invalidation.ErrInvalid) {
 			t.Errorf("disable %q: %v, want ErrInvalid", address, err)
 		}
+		if secrets, err := secretsOf(d.ctx, d.pool, home, address); !errors.Is(err, invalidation.ErrInvalid) {
+			t.Errorf("secrets of %q: %d, %v, want ErrInvalid", address, len(secrets), err)
+		}
 	}
 }
 
@@ -355,12 +358,30 @@ func TestRotatedSecretsBothSignUntilTheOldOneExpires(t *testing.T) {
 	d.must(d.deliver())
 	d.must(Verify(d.header, time.Now(), d.body, first))
 	d.must(Verify(d.header, time.Now(), d.body, second))
+	_, err = Rotate(d.ctx, d.pool, home, d.receiver.URL, time.Hour, invalidation.By{Actor: "test", Reason: "sent again"})
+	if !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("a rotation while the old secret signs: %v, want ErrState", err)
+	}
+	between, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL)
+	d.must(err)
+	if len(between.Secrets) != 2 || between.Secrets[1].Reveal() != first.Reveal() {
+		t.Error("a second rotation has ended the overlap of the first")
+	}
 	_, err = d.pool.Exec(d.ctx, `UPDATE penstock.webhook_endpoint SET old_until = now()`)
 	d.must(err)
 	e, err := FindEndpoint(d.ctx, d.pool, home, d.receiver.URL)
 	d.must(err)
 	if len(e.Secrets) != 1 || e.Secrets[0].Reveal() != second.Reveal() {
 		t.Error("the old secret still signs after its time")
+	}
+	for range 2 { // a secret that has leaked goes at once, however often
+		third, err := Rotate(d.ctx, d.pool, home, d.receiver.URL, 0, invalidation.By{Actor: "test", Reason: "it leaked"})
+		d.must(err)
+		e, err = FindEndpoint(d.ctx, d.pool, home, d.receiver.URL)
+		d.must(err)
+		if len(e.Secrets) != 1 || e.Secrets[0].Reveal() != third.Reveal() {
+			t.Error("a secret signs on after a rotation without an overlap")
+		}
 	}
 }
 

@@ -219,19 +219,33 @@ func Register(ctx context.Context, db postgres.DB, vault Vault, policy AddressPo
 	return vault.open(own, *text)
 }
 
+// rotateSQL also returns until when the secret before the present one signs, if that kept it from the rotation: of
+// three secrets one would have to be dropped, with which a receiver may still verify.
 const rotateSQL = `
-WITH turned AS (
-    UPDATE penstock.webhook_endpoint
-       SET old_secret = secret, old_until = clock_timestamp() + $3::interval, secret = $2
-     WHERE url = $1 AND secret IS NOT NULL
-    RETURNING url
+WITH known AS (
+    SELECT e.url, e.old_until
+      FROM penstock.webhook_endpoint e
+     WHERE e.url = $1 AND e.secret IS NOT NULL
+       FOR UPDATE
+), turned AS (
+    UPDATE penstock.webhook_endpoint e
+       SET old_secret = e.secret, old_until = clock_timestamp() + $3::interval, secret = $2
+      FROM known
+     WHERE e.url = known.url
+       AND ($3::interval = interval '0' OR known.old_until IS NULL OR known.old_until <= clock_timestamp())
+    RETURNING e.url
+), noted AS (
+    SELECT turned.url
+      FROM turned
+     CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret',
+           CASE turned.url WHEN '' THEN 'root secret' ELSE turned.url END, $5)
 )
-SELECT url FROM turned CROSS JOIN LATERAL penstock.audit_log($4, 'rotate_webhook_secret',
-       CASE turned.url WHEN '' THEN 'root secret' ELSE turned.url END, $5)`
+SELECT CASE WHEN noted.url IS NULL THEN known.old_until END FROM known LEFT JOIN noted ON true`
 
 // Rotate gives an address a new secret and returns it; the old one signs too for as long as overlap says. The
 // address "" means the root secret: all derived secrets and the signing key change with it, and no receiver
 // needs the one that is returned. invalidation.ErrNotFound: the address has no secret of its own.
+// invalidation.ErrState: the secret before the present one still signs, and overlap is not 0, which ends both.
 func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, overlap time.Duration,
 	by invalidation.By,
 ) (Secret, error) {
@@ -247,9 +261,13 @@ func Rotate(ctx context.Context, db postgres.DB, vault Vault, address string, ov
 	if err != nil {
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: %w", err)
 	}
-	var object string
-	err = db.QueryRow(ctx, rotateSQL, address, sealed, overlap, by.Actor, by.Reason).Scan(&object)
+	var old *time.Time
+	err = db.QueryRow(ctx, rotateSQL, address, sealed, overlap, by.Actor, by.Reason).Scan(&old)
 	switch {
+	case err == nil && old != nil:
+		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it was rotated, and the secret before it "+
+			"signs until %s: wait, or end both by an overlap of 0: %w", old.UTC().Format(time.RFC3339),
+			invalidation.ErrState)
 	case errors.Is(err, pgx.ErrNoRows):
 		return Secret{}, fmt.Errorf("rotate secret of webhook endpoint: it has none of its own: %w",
 			invalidation.ErrNotFound)
@@ -315,8 +333,11 @@ func markGone(ctx context.Context, db postgres.DB, address string) error {
 }
 
 // secretsOf returns the secrets that sign for an address, to be shown to its owner: its own, or those derived for its
-// origin.
+// origin. invalidation.ErrInvalid: it is not the address of a receiver.
 func secretsOf(ctx context.Context, db postgres.DB, vault Vault, address string) ([]Secret, error) {
+	if _, _, err := parse(address); err != nil {
+		return nil, fmt.Errorf("read secrets of webhook endpoint: url: %w: %w", err, invalidation.ErrInvalid)
+	}
 	e, err := FindEndpoint(ctx, db, vault, address)
 	return e.Secrets, err
 }
