@@ -512,6 +512,10 @@ func TestConfigurationIsChangedOnlyByWhoHasReadIt(t *testing.T) {
 	if count[204] != 1 || count[412] != 7 {
 		t.Errorf("of 8 changes at once with one ETag: %v, want one 204 and seven 412", count)
 	}
+	w.send("GET", path, "")
+	if status, answer := w.send("PATCH", path, body, "If-Match", "W/"+w.tags[path]); status != 204 {
+		t.Errorf("with the tag that a proxy made weak: %d %v", status, answer)
+	}
 }
 
 func TestServerThatIsOpenServesThisMachineAlone(t *testing.T) {

@@ -107,9 +107,16 @@ func (a *API) describeBatch(op *huma.Operation) {
 	op.Responses["201"] = &huma.Response{Description: "Created", Content: jsonOf(a.schema(created{}))}
 }
 
+// errNotRepeatable refuses a key which would promise that the same request, sent again, makes no second batch.
+var errNotRepeatable = fmt.Errorf("%w: this address takes no Idempotency-Key: where the answer was lost, look for the "+
+	"batch by its name in GET /v1/batches before it is created again", errInvalid)
+
 // createBatch accepts a query from admins alone, since it is SQL, and a completion queue from callers that may
 // push to it.
 func (a *API) createBatch(w http.ResponseWriter, r *http.Request) error {
+	if r.Header.Get("Idempotency-Key") != "" {
+		return errNotRepeatable
+	}
 	var in batchCreation
 	var text json.RawMessage
 	give, err := a.readMembers(w, r, []member{{"reason", &in.Reason}, {"name", &in.Name}, {"options", &text}})

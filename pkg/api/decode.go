@@ -93,7 +93,7 @@ func decode(body []byte, limit int) (entries []entryToPush, one bool, err error)
 		err = atEnd(decoder)
 	}
 	switch {
-	case errors.Is(err, errTooMany):
+	case errors.Is(err, errTooMany), errors.Is(err, errInvalid):
 		return nil, one, err
 	case err != nil:
 		return nil, one, fmt.Errorf("%w: %w", errMalformed, err)
@@ -126,11 +126,14 @@ func decodeEntries(decoder *json.Decoder, limit int) (entries []entryToPush, err
 }
 
 func decodeEntry(decoder *json.Decoder, e *entryToPush) error {
-	if err := decodeObject(decoder, e.members()); err != nil {
+	var unfit *memberError
+	switch err := decodeObject(decoder, e.members()); {
+	case errors.As(err, &unfit):
+		return flaw(unfit.field, unfit.err)
+	case err != nil:
 		return err
-	}
-	if e.Payload == nil {
-		return errors.New("there is no payload")
+	case e.Payload == nil:
+		return flaw("payload", errMissing)
 	}
 	return nil
 }

@@ -22,7 +22,7 @@ func TestEntriesAreCountedWhileTheyAreDecoded(t *testing.T) {
 		element string
 		want    error
 	}{
-		"numbers": {"0", errMalformed}, "lists": {"[]", errMalformed}, "empty objects": {"{}", errMalformed},
+		"numbers": {"0", errMalformed}, "lists": {"[]", errMalformed}, "empty objects": {"{}", errInvalid},
 		"entries": {`{"payload":1}`, errTooMany}, "nulls": {"null", errMalformed},
 	} {
 		n := 1 << 20 / (len(c.element) + 1)

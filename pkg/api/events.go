@@ -62,7 +62,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 		return fmt.Errorf("%w: %q is not the id of an entry", errInvalid, r.PathValue("id"))
 	}
 	if r.URL.RawQuery != "" {
-		return fmt.Errorf("%w: this address takes no query parameters", errInvalid)
+		return errNoParameters
 	}
 	id := invalidation.EntryID(number)
 	at, ended := readPlace(r.Header.Get("Last-Event-ID"))

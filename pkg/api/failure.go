@@ -14,7 +14,7 @@ func (a *API) failureRoutes() {
 	}, a.listFailures)
 	add(a, route{
 		method: "GET", path: "/v1/queues/{queue}/causes", id: "list-causes",
-		summary: "Causes of the newest 10,000 failures: fingerprints by frequency",
+		summary: "Causes of the newest 10,000 failures: fingerprints by frequency, at most 200",
 		scope:   read, of: ofQueue,
 	}, func(ctx context.Context, in *InQueue) (*answer[list[operator.Cause]], error) {
 		found, err := a.operator.Causes(ctx, in.Queue, 200)

@@ -61,6 +61,9 @@ type pushedMany struct {
 
 // push accepts a JSON object, or an array of them: all or none; or a stream of objects, a line each.
 func (a *API) push(w http.ResponseWriter, r *http.Request) error {
+	if r.URL.RawQuery != "" {
+		return errNoParameters
+	}
 	mediaType, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
 		return errMediaType

@@ -120,7 +120,7 @@ no JSON
 			t.Errorf("detail of line %d: %s", e.Line, e.Detail)
 		}
 	}
-	if want := "3 invalid,4 malformed,5 malformed,6 payload_too_large,7 malformed,8 invalid"; strings.Join(got, ",") != want {
+	if want := "3 invalid,4 invalid,5 malformed,6 payload_too_large,7 malformed,8 invalid"; strings.Join(got, ",") != want {
 		t.Errorf("errors: %v, want %s", got, want)
 	}
 	if n := s.count(); n != 2 {
@@ -153,7 +153,7 @@ func TestStreamAnswersEachLineWhileMoreIsSent(t *testing.T) {
 		t.Fatalf("first answer: %+v (%v)", first, err)
 	}
 	go func() { _, _ = io.WriteString(out, "{}\n"); out.Close() }()
-	if err := lines.Decode(&second); err != nil || second.Line != 2 || second.Code != "malformed" {
+	if err := lines.Decode(&second); err != nil || second.Line != 2 || second.Code != "invalid" {
 		t.Errorf("second answer: %+v (%v)", second, err)
 	}
 	var end struct{ Summary Streamed }
@@ -494,14 +494,19 @@ func TestCallbackAddressIsCheckedWhenItIsPushed(t *testing.T) {
 }
 
 func TestWhatIsWrongWithABodyIsSaidInWordsOfTheAPI(t *testing.T) {
-	for body, want := range map[string]string{
-		``:                                  "the body is empty",
-		`1`:                                 "the value: got number, want an object, or a list of them",
-		`{"payload": 1, "priority": 70000}`: "priority: got number 70000, want a whole number from 0 to 9",
-		`[{"payload": 1, "flow": 7}]`:       "flow: got number, want a text",
+	for body, want := range map[string]struct {
+		is   error
+		text string
+	}{
+		``:                                  {errMalformed, "the request is malformed: the body is empty"},
+		`1`:                                 {errMalformed, "the request is malformed: the value: got number, want an object, or a list of them"},
+		`{"payload": 1, "priority": 70000}`: {errInvalid, "priority: got number 70000, want a whole number from 0 to 9"},
+		`[{"payload": 1, "flow": 7}]`:       {errInvalid, "entry 1: flow: got number, want a text"},
+		`{"payload": 1, "lockkey": "k"}`:    {errInvalid, "lockkey: there is no such field"},
+		`[{"payload": 1}, {}]`:              {errInvalid, "entry 2: payload: " + errMissing.Error()},
 	} {
-		if _, _, err := decode([]byte(body), 10); !errors.Is(err, errMalformed) || !strings.HasSuffix(err.Error(), ": "+want) {
-			t.Errorf("%s: %v, want %q", body, err, want)
+		if _, _, err := decode([]byte(body), 10); !errors.Is(err, want.is) || err.Error() != want.text {
+			t.Errorf("%s: %v, want %q", body, err, want.text)
 		}
 	}
 	refused := fmt.Errorf("push: priority is not between 0 and 9 (entry 1): %w", invalidation.ErrInvalid)

@@ -46,8 +46,9 @@ func (a *API) queueRoutes() {
 		scope: admin, of: ofQueue,
 	}, a.dropQueue)
 	add(a, route{
-		method: "GET", path: one + "/lanes", id: "list-lanes", summary: "Lanes with work, the longest waiting first",
-		scope: read, of: ofQueue,
+		method: "GET", path: one + "/lanes", id: "list-lanes",
+		summary: "Lanes with work, the longest waiting first, at most 200",
+		scope:   read, of: ofQueue,
 	}, a.listLanes)
 	add(a, route{
 		method: "GET", path: one + "/samples", id: "list-samples", summary: "Samples of a queue's state, oldest first",

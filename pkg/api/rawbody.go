@@ -20,7 +20,7 @@ var errMissing = errors.New("it is missing")
 func (a *API) readMembers(w http.ResponseWriter, r *http.Request, members []member) (give func(), err error) {
 	give = func() {}
 	if r.URL.RawQuery != "" {
-		return give, fmt.Errorf("%w: this address takes no query parameters", errInvalid)
+		return give, errNoParameters
 	}
 	if given := r.Header.Get("Content-Type"); given != "" {
 		if mediaType, _, err := mime.ParseMediaType(given); err != nil || mediaType != "application/json" {
@@ -40,6 +40,9 @@ func (a *API) readMembers(w http.ResponseWriter, r *http.Request, members []memb
 	}
 	return give, nil
 }
+
+// errNoParameters refuses a query at an address that takes none: what it asks for would be lost.
+var errNoParameters = fmt.Errorf("%w: this address takes no query parameters", errInvalid)
 
 // lengthOf refuses a text with fewer than least or more than most characters.
 func lengthOf(field, text string, least, most int) error {

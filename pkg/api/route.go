@@ -139,9 +139,12 @@ func (a *API) finish() {
 		methods[r.path] = append(methods[r.path], r.method)
 	}
 	for path, allowed := range methods {
+		if slices.Contains(allowed, http.MethodGet) {
+			allowed = append(allowed, http.MethodHead)
+		}
 		slices.Sort(allowed)
 		// Method by method: a pattern for all of them may clash with one of fewer methods and more paths.
-		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE"} {
+		for _, method := range []string{"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"} {
 			if slices.Contains(allowed, method) {
 				continue
 			}
