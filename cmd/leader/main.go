@@ -21,6 +21,7 @@ import (
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
+	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -149,6 +150,7 @@ func (l *leader) newAPI(ctx context.Context) (*api.API, error) {
 		Reports: reports, Webhooks: webhooks,
 		Log:           l.log,
 		CheckCallback: callbacks.Check,
+		CheckSchedule: cron.CheckSettings,
 		ReadModel:     worker.EffectiveConfig,
 	}), nil
 }

@@ -31,6 +31,9 @@ type Config struct {
 	WaitersMax int
 	// CheckCallback refuses an address that callbacks must not go to; nil refuses none.
 	CheckCallback func(url string) error
+	// CheckSchedule refuses settings of a cron job whose schedule cannot be read, and returns the one to change; nil
+	// refuses none, and such a job never fires.
+	CheckSchedule func(settings map[string]any) (setting string, err error)
 	// ReadModel lays an override over the config of a model, fills in defaults and checks the
 	// result. Nil: the override is laid over, and nothing is checked.
 	ReadModel func(name string, config, override []byte) ([]byte, error)
@@ -69,6 +72,9 @@ func (c Config) withDefaults() Config {
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.ReadModel == nil {
 		c.ReadModel = layOver
+	}
+	if c.CheckSchedule == nil {
+		c.CheckSchedule = func(map[string]any) (string, error) { return "", nil }
 	}
 	if c.OnError == nil {
 		c.OnError = func(context.Context, error) {}

@@ -2,6 +2,9 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
 	"net/http"
 
 	"github.com/penstock/penstock/pkg/operator"
@@ -70,12 +73,20 @@ type cronCreation struct {
 	Body struct {
 		Because
 		Name     string         `json:"name" minLength:"1" maxLength:"200"`
-		Spec     string         `json:"spec" minLength:"1" doc:"As in crontab, @every 5m, or @at and a time."`
+		Spec     string         `json:"spec" minLength:"1" doc:"As in crontab, with seconds in front if there are six fields, @daily and the like, or @every 90m."`
 		Settings map[string]any `json:"settings,omitempty" doc:"As the columns of penstock.cron_job are named, and payload."`
 	}
 }
 
 func (a *API) createCronJob(ctx context.Context, in *cronCreation) error {
+	settings := map[string]any{"spec": in.Body.Spec}
+	maps.Copy(settings, in.Body.Settings)
+	if setting, err := a.cfg.CheckSchedule(settings); err != nil {
+		if setting != "spec" {
+			setting = "settings." + setting
+		}
+		return flaw(setting, err)
+	}
 	return a.operator.CreateCronJob(ctx, in.Body.Name, in.Queue, in.Body.Spec, in.Body.Settings, in.Body.by(ctx))
 }
 
@@ -86,12 +97,25 @@ type cronAlteration struct {
 }
 
 func (a *API) alterCronJob(ctx context.Context, in *cronAlteration) error {
+	var settings map[string]any // as they will be
 	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.cron_job WHERE name = $1 FOR NO KEY UPDATE`, in.Name,
 		func(d *operator.Database) (string, error) {
 			found, err := d.CronJob(ctx, in.Name)
-			return etag(found.Settings), err
+			if err != nil {
+				return "", err
+			}
+			if err := json.Unmarshal(found.Settings, &settings); err != nil {
+				return "", fmt.Errorf("read settings of cron job %q: %w", in.Name, err)
+			}
+			return etag(found.Settings), nil
 		},
 		func(d *operator.Database) error {
+			if settings != nil {
+				maps.Copy(settings, in.Body.Settings)
+				if setting, err := a.cfg.CheckSchedule(settings); err != nil {
+					return flaw("settings."+setting, err)
+				}
+			}
 			return d.AlterCronJob(ctx, in.Name, in.Body.Settings, in.Body.by(ctx))
 		})
 }
