@@ -211,7 +211,9 @@ func (d *Dashboard) attention(
 }
 
 // listedByObject are the checks of doctor that count degradations and pauses: the list has these themselves.
-var listedByObject = []string{"standstills", "dead slots", "instances", "hints", "room", "blocked keys", "pauses"}
+var listedByObject = []string{
+	"standstills", "dead slots", "instances", "hints", "room", "blocked keys", "cron jobs", "pauses",
+}
 
 // faults lists the instances in quarantine, and the warnings and critical findings of the doctor's last
 // examination: it takes longer than a page may.

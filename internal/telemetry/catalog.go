@@ -60,7 +60,8 @@ var catalog = []Metric{
 		"call of a lost node)", "model", "state"),
 	leader("degraded", gauge, "1 for each condition that stops or slows work although processes run: code is "+
 		"standstill (of a queue), dead_slots, quarantined or no_instance (of a model), no_hints (of a node), "+
-		"storage_full or queue_full (pushes are refused), blocked_keys (of a queue, by failures). "+
+		"storage_full or queue_full (pushes are refused), blocked_keys (of a queue, by failures), cron_broken (of a "+
+		"cron job: no next run). "+
 		"`penstock doctor` gives details", "code", "object"),
 	leader("sample_age_seconds", gauge, "age of the elected leader's last sample, which is also the age of the "+
 		"metrics above"),

@@ -650,3 +650,19 @@ BEGIN
     DELETE FROM penstock.cron_firing WHERE job_id = ANY (ARRAY(SELECT id FROM gone));
     RETURN NULL;
 END $$;
+
+-- degraded_cron_jobs lists up to 100 jobs without a next run: their schedule cannot be read, or the push of their entry
+-- is refused. Nobody waits for a job that is paused.
+-- Callers: degradations.
+CREATE OR REPLACE FUNCTION penstock.degraded_cron_jobs()
+RETURNS TABLE (code text, object text, critical boolean, detail text)
+LANGUAGE sql STABLE AS $$
+    SELECT 'cron_broken', 'cron job ' || j.name, false,
+           format('cron job %s of queue %s has no next run: %s', j.name, q.name,
+                  left(replace(j.problem, chr(10), '; '), 300))
+      FROM (SELECT x.name, x.queue_id, x.problem FROM penstock.cron_job x
+             WHERE x.entry_id IS NULL AND x.problem IS NOT NULL
+               AND (x.paused_at IS NULL OR NOT penstock.paused_until(x.paused_until))
+             ORDER BY x.check_at DESC, x.id LIMIT 100) j
+      JOIN penstock.queue q ON q.id = j.queue_id
+$$;

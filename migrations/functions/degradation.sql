@@ -177,8 +177,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- degradations lists all of these, the critical ones first. It reads samples, slots, instances,
--- nodes and locks, and the head of each queue without progress: nothing that grows with the
--- backlog. The leader calls it every few seconds.
+-- nodes and locks, the head of each queue without progress, and the cron jobs without an entry: nothing that grows with
+-- the backlog. The leader calls it every few seconds.
 -- Callers: pkg/doctor, pkg/maintenance, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.degradations()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
@@ -187,6 +187,7 @@ LANGUAGE sql STABLE AS $$
                      UNION ALL SELECT * FROM penstock.degraded_hints()
                      UNION ALL SELECT * FROM penstock.degraded_queues()
                      UNION ALL SELECT * FROM penstock.degraded_pushes()
-                     UNION ALL SELECT * FROM penstock.degraded_keys()) d
+                     UNION ALL SELECT * FROM penstock.degraded_keys()
+                     UNION ALL SELECT * FROM penstock.degraded_cron_jobs()) d
      ORDER BY d.critical DESC, d.code, d.object
 $$;

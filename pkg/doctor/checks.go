@@ -41,6 +41,7 @@ var checks = []check{
 	{"hints", checkHints},
 	{"room", checkRoom},
 	{"blocked keys", checkBlockedKeys},
+	{"cron jobs", checkCronJobs},
 	{"callbacks", checkCallbacks},
 	{"pauses", checkPaused},
 	{"tokens", checkTokens},

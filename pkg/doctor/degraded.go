@@ -48,6 +48,15 @@ func checkBlockedKeys(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error)
 		[]string{"blocked_keys"})
 }
 
+func checkCronJobs(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
+	return judged(ctx, tx, degradedSQL, "every cron job has a next run, or is paused or over",
+		"cron jobs without a next run: %d",
+		"A schedule that cannot be read: penstock cron alter JOB --set spec='...' --set zone=... --reason '...'. A "+
+			"push that is refused is tried again each minute: mend what refuses it. For what was missed: penstock "+
+			"cron run JOB. A job that is of no use any more: penstock cron drop JOB.",
+		[]string{"cron_broken"})
+}
+
 func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	return judged(ctx, tx, degradedSQL, "no queue with work and nodes is at a standstill", "queues at a standstill: %d",
 		"The causes are named behind each queue; where there is none, the nodes' logs say why they claim nothing. "+

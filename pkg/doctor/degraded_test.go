@@ -176,6 +176,24 @@ VALUES ($1, 'acme', 41, now() - interval '5 minutes', 'permanent', 'no such addr
 	}
 }
 
+func TestCronJobsThatCannotFireAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	exec(t, s.pool, `SELECT penstock.create_queue('reports', '{"kind": "cron"}')`)
+	for _, job := range []string{"nightly", "waits", "refused"} {
+		exec(t, s.pool, `SELECT penstock.create_cron_job($1, 'reports', '@daily')`, job)
+	}
+	want(t, find(t, s.pool, "cron jobs", Config{}), Fine)
+	const breakSQL = `UPDATE penstock.cron_job SET problem = $2, check_at = $3 WHERE name = $1` // as the engine does
+	exec(t, s.pool, breakSQL, "nightly", "zone \"Europe/Berln\" is unknown\nspec \"x\": want five fields", "infinity")
+	want(t, find(t, s.pool, "cron jobs", Config{}), Warning,
+		`cron job nightly of queue reports has no next run: zone "Europe/Berln" is unknown; spec "x"`)
+	s.alerted("cron_broken", "cron job nightly")
+	exec(t, s.pool, breakSQL, "refused", "queue \"reports\" is full", "now")
+	want(t, find(t, s.pool, "cron jobs", Config{}), Warning, "without a next run: 2", "cron job refused of queue reports")
+	exec(t, s.pool, `SELECT penstock.pause_cron_job(name, 'of no use') FROM penstock.cron_job WHERE problem IS NOT NULL`)
+	want(t, find(t, s.pool, "cron jobs", Config{}), Fine)
+}
+
 // sampled writes what the leader would have seen over the last 30 seconds, in which so many entries left.
 func (s *standstill) sampled(left int) {
 	s.Helper()
