@@ -83,7 +83,7 @@ BEGIN
     RETURN cardinality(picks);
 END $$;
 
--- cancel_cron_runs requests the cancel of up to `most` runs whose next nominal time has come, and returns
+-- cancel_cron_runs requests the cancel of up to `most` runs whose next nominal time has fallen due, and returns
 -- how many jobs it took on. A run that another session keeps from being cancelled is left for a second later, and does
 -- not keep the others from theirs: after the first that made it wait, it goes on with the next call.
 -- Locks: the rows of cron_job (FOR UPDATE SKIP LOCKED), then for each those of cancel_one, for which it waits at most
@@ -345,8 +345,9 @@ BEGIN
 END $$;
 
 -- resume_cron_run makes the entry of a failure, which is about to be retried, the run of its job again, so that the
--- job's overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run.
--- Under cancel_running the run is cancelled when that time comes.
+-- job's overlap policy counts it: the entry that waits for the next nominal time ends, and comes again after the run,
+-- as do all times that have fallen due and wait. Under cancel_running the run is cancelled when the next time falls
+-- due: the engine, which can read the schedule, writes that time in place of infinity.
 -- Locks: the row of the job (FOR UPDATE), then those of withdraw_cron_entry. The caller has the row of failure.
 -- Callers: return_failure_at.
 -- SQLSTATE: PS006 another run of the job is in progress, or its entry is locked by another transaction; try again.
@@ -369,8 +370,9 @@ BEGIN
     PERFORM penstock.withdraw_cron_entry(j.id, 'a failed run of the cron job is retried');
     UPDATE penstock.cron_job
        SET entry_id = failed, fired_at = clock_timestamp(), nominal_at = NULL, due_at = NULL,
-           following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL WHEN run_now_at IS NOT NULL THEN '-infinity'
-                               WHEN j.entry_id IS NOT NULL THEN j.nominal_at END -- of the entry that waited
+           catching_up_to = clock_timestamp(),
+           following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL::timestamptz
+                               WHEN run_now_at IS NOT NULL THEN '-infinity' ELSE 'infinity' END
      WHERE id = j.id;
 END $$;
 
@@ -589,7 +591,8 @@ END $$;
 
 -- run_cron_job_now requests one run beside the schedule, even of a job that is paused. While a run
 -- is in progress the overlap policy decides: skip refuses, queue runs it afterwards, cancel_running
--- cancels the run for it.
+-- cancels the run for it. For nominal times that fall due while it goes on, the policy decides as in any
+-- run; those that have fallen due before are left to the catch-up policy.
 -- Locks: the row of the job (FOR UPDATE).
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS010 no such cron job, PS006 the job cannot run, or runs already, or the transaction

@@ -25,13 +25,17 @@
 //
 //	event                            effect on nominal times
 //	no leader fired for a while      CatchUp decides: none, the latest, the latest n one after another
-//	the previous run goes on         Overlap decides: skipped, fired when it ends, or it is cancelled for the next
+//	it falls due during a run        Overlap decides: skipped, fired when it ends, or it is cancelled for the next
 //	the job was paused               CatchUp decides when the pause ends
+//	a run is requested               none, but for those that fall due during it: run now does not fire a nominal time
 //	clock jumps ahead                as after a time without a leader
 //	clock jumps back                 nominal times that fired do not fire again; the next one waits for its time
 //	the entry is cancelled           its nominal time is dropped
 //	the failure of a run is retried  that entry is the job's again; the one that waited comes after it
-//	the spec cannot be parsed        the job is reported (cron_status: broken); other jobs go on
+//	the spec cannot be parsed        the job is reported (cron_status, doctor: broken); other jobs go on
+//
+// A nominal time falls due when its jitter has passed. Those that have fallen due when a run begins, and are not
+// handled, were missed: the run neither drops them nor is cancelled for them.
 //
 // # Clock changes
 //

@@ -66,7 +66,7 @@ type Engine struct {
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
 	// Jobs that one transaction may change, by what it does with them.
-	toFire, toCancel, toEnd, toCreate duty.Limit
+	toFire, toFollow, toCancel, toEnd, toCreate duty.Limit
 
 	done duty.Tally[EngineStatus]
 }
@@ -112,7 +112,8 @@ func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
 		run    func(context.Context) error
 	}{
 		{o.due, e.fireDue},
-		{o.overlapped, e.cancelOverlapped},
+		{o.retried, e.followRetried},
+		{o.retried || o.overlapped, e.cancelOverlapped},
 		{o.ended, e.endRuns},
 		{true, e.sweep},
 		{renew, e.createNext},
@@ -158,8 +159,8 @@ func (e *Engine) pause(due time.Duration) time.Duration {
 
 // dueWork is the work that peek found.
 type dueWork struct {
-	due, overlapped, ended, entryless bool
-	next                              time.Duration // until the next job is due
+	due, retried, overlapped, ended, entryless bool
+	next                                       time.Duration // until the next job is due
 }
 
 // peekSQL reads only the first entries of partial indexes.
@@ -167,6 +168,7 @@ const peekSQL = `
 SELECT EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NOT NULL AND fired_at IS NULL AND due_at <= $1
                   AND (paused_at IS NULL OR NOT penstock.paused_until(paused_until, $1) OR run_now_at IS NOT NULL)),
+       EXISTS (SELECT FROM penstock.cron_job WHERE following_at = 'infinity'),
        EXISTS (SELECT FROM penstock.cron_job WHERE following_at <= $1),
        EXISTS (SELECT FROM penstock.cron_job
                 WHERE entry_id IS NULL AND check_at <= $1
@@ -204,7 +206,8 @@ func (e *Engine) peek(ctx context.Context) (dueWork, error) {
 	}
 	o := dueWork{next: e.cfg.Pause}
 	var seconds *float64
-	if err := e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.overlapped, &o.entryless, &seconds); err != nil {
+	err = e.db.QueryRow(ctx, peekSQL, now).Scan(&o.due, &o.retried, &o.overlapped, &o.entryless, &seconds)
+	if err != nil {
 		return dueWork{}, fmt.Errorf("find due cron jobs: %w", err)
 	}
 	if o.ended, err = e.peekEnded(ctx); err != nil {
@@ -270,7 +273,7 @@ func (e *Engine) endRuns(ctx context.Context) error {
 	})
 }
 
-// cancelOverlapped requests the cancel of runs whose next nominal time has come.
+// cancelOverlapped requests the cancel of runs whose next nominal time has fallen due.
 func (e *Engine) cancelOverlapped(ctx context.Context) error {
 	return e.each(ctx, &e.toCancel, func(tx pgx.Tx, now time.Time, limit int) (n, _ int, err error) {
 		err = tx.QueryRow(ctx, `SELECT penstock.cancel_cron_runs($1, $2)`, now, limit).Scan(&n)

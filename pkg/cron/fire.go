@@ -45,8 +45,8 @@ SELECT ` + jobColumns + `, 0::float8
  LIMIT $2
    FOR UPDATE SKIP LOCKED`
 
-func readJobs(ctx context.Context, tx pgx.Tx, sql string, now time.Time, limit int) ([]jobRow, error) {
-	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, now, limit),
+func readJobs(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]jobRow, error) {
+	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, args...),
 		func(row pgx.CollectableRow) (j jobRow, err error) {
 			var start, end, catching, ended *time.Time
 			s := &j.schedule
@@ -105,8 +105,8 @@ func (e *Engine) fireDue(ctx context.Context) error {
 			late = max(late, j.dueAgo)
 			queues[j.queue] = true
 			fire.add(j.id, s.nominal, time.Time{}, s.memory)
-			fire.following[len(fire.ids)-1] = following(t, j.overlap, s.memory)
-			if next, ok := t.Next(s.handled); ok && j.overlap != OverlapCancel && !t.FireAt(j.name, next).After(now) {
+			fire.following[len(fire.ids)-1] = j.following(t, s.handled, now)
+			if next, ok := t.Next(s.handled); ok && !t.FireAt(j.name, next).After(now) {
 				e.behind = true
 			}
 		}
@@ -127,25 +127,58 @@ func (e *Engine) fireDue(ctx context.Context) error {
 	})
 }
 
-// step returns the next step of the job. A run now, requested by an operator, precedes the schedule
-// and leaves it as it is.
+// step returns the next step of the job.
 func (j *jobRow) step(t *Timetable, now time.Time) step {
-	if j.runNow == nil {
-		return t.plan(j.name, j.overlap, j.memory, now)
+	if j.runNow != nil {
+		return t.beside(j.name, j.overlap, j.memory, *j.runNow, now)
 	}
-	return step{memory: j.memory, fire: true, nominal: *j.runNow}
+	return t.plan(j.name, j.overlap, j.memory, now)
 }
 
-// following is the time at which a run that begins now is cancelled because the next one is due.
-func following(t *Timetable, overlap Overlap, m memory) *time.Time {
-	if overlap != OverlapCancel {
+// following is when a run of the job that begins then is cancelled for the next, nil for never.
+func (j *jobRow) following(t *Timetable, handled, begins time.Time) *time.Time {
+	if j.overlap != OverlapCancel {
 		return nil
 	}
-	next, ok := t.Next(m.handled)
+	next, ok := t.following(j.name, handled, begins)
 	if !ok {
 		return nil
 	}
 	return &next
+}
+
+// retriedSQL locks up to $1 jobs whose run was retried under cancel_running: resume_cron_run cannot read a schedule.
+const retriedSQL = `
+SELECT ` + jobColumns + `, 0::float8
+  FROM penstock.cron_job
+ WHERE following_at = 'infinity'
+ LIMIT $1
+   FOR UPDATE SKIP LOCKED`
+
+const followSQL = `
+UPDATE penstock.cron_job j SET following_at = f.at
+  FROM unnest($1::bigint[], $2::timestamptz[]) f(job, at)
+ WHERE j.id = f.job`
+
+// followRetried records when runs that were retried are cancelled for the next.
+func (e *Engine) followRetried(ctx context.Context) error {
+	return e.each(ctx, &e.toFollow, func(tx pgx.Tx, _ time.Time, limit int) (found, changed int, err error) {
+		jobs, err := readJobs(ctx, tx, retriedSQL, limit)
+		if err != nil || len(jobs) == 0 {
+			return 0, 0, err
+		}
+		ids, following := make([]int64, len(jobs)), make([]*time.Time, len(jobs))
+		for i, j := range jobs {
+			ids[i] = j.id
+			if t, err := e.timetables.of(j.schedule); err == nil { // else it is reported when the run has ended
+				following[i] = j.following(t, j.handled, j.catchingUpTo)
+			}
+		}
+		if _, err := tx.Exec(ctx, followSQL, ids, following); err != nil {
+			return 0, 0, fmt.Errorf("follow retried runs of cron jobs: %w", err)
+		}
+		return len(jobs), len(jobs), nil
+	})
 }
 
 // createNext gives each job that has no entry its next one, due when its next nominal time comes. One that has come
@@ -164,7 +197,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 				broken[j.id] = err.Error()
 				continue
 			}
-			m, _ := t.skipOverlapped(j.overlap, j.memory)
+			m, _ := t.skipOverlapped(j.name, j.overlap, j.memory, now)
 			nominal, ok := t.Next(m.handled)
 			switch {
 			case j.runNow != nil && !ok:
