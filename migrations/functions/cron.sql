@@ -12,7 +12,8 @@ $$;
 
 -- create_cron_entries gives jobs their next entries: initial, due at dues. A job whose push is
 -- refused (payload too large, queue full) is left without one, with the problem, for a minute, and
--- does not keep the others from theirs. It returns the number of entries.
+-- does not keep the others from theirs; nominal times that its policy dropped stay dropped. It returns the number of
+-- entries.
 -- Locks: those of push_many for each queue. The engine has the rows of the jobs.
 -- Callers: pkg/cron.
 -- SQLSTATE: none: the error of a push is kept in cron_job.problem.
@@ -36,7 +37,9 @@ BEGIN
                 BEGIN
                     made := made + penstock.push_cron_entries(batch.queue, batch.picks[i:i], jobs, nominals, dues, handled);
                 EXCEPTION WHEN OTHERS THEN
-                    UPDATE penstock.cron_job SET problem = SQLERRM, check_at = clock_timestamp() + interval '1 minute'
+                    UPDATE penstock.cron_job
+                       SET problem = SQLERRM, check_at = clock_timestamp() + interval '1 minute',
+                           handled_at = handled[batch.picks[i]]
                      WHERE id = jobs[batch.picks[i]];
                 END;
             END LOOP;

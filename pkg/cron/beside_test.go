@@ -1,6 +1,8 @@
 package cron
 
 import (
+	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
@@ -203,4 +205,28 @@ func TestARunIsCancelledWhenTheJitterOfTheNextHasPassed(t *testing.T) {
 		b.cancels(clock(t, "14:05"), 0)
 		b.cancels(second, 1)
 	})
+}
+
+// Times that the overlap policy drops are counted once, also where the push of the next entry is refused for a while.
+func TestASkippedTimeIsCounted(t *testing.T) {
+	b := newBed(t)
+	payload := json.RawMessage(`{"x": "` + strings.Repeat("y", 200) + `"}`)
+	b.job(Job{Name: "job", Schedule: Schedule{Spec: "@hourly"}, Payload: payload})
+	b.at(noon)
+	b.at(clock(t, "13:00"))
+	run := b.begun()
+	b.exec(`SELECT penstock.alter_queue('reports', '{"payload_limit": 100}')`)
+	b.end(run, clock(t, "15:30"))
+	const refused = `SELECT count(*) FROM penstock.cron_job WHERE problem IS NOT NULL`
+	if b.count(refused) != 1 {
+		t.Fatal("the push was not refused")
+	}
+	b.exec(`SELECT penstock.alter_queue('reports', '{"payload_limit": 1000}')`)
+	b.exec(`UPDATE penstock.cron_job SET check_at = '-infinity'`) // as a minute later
+	b.at(clock(t, "15:31"))
+	b.at(clock(t, "16:00"))
+	b.fired("job", clock(t, "13:00"), clock(t, "16:00"))
+	if n := b.engine.Status().Dropped; n != 1 {
+		t.Errorf("policies dropped nominal times %d times, want once", n)
+	}
 }

@@ -191,13 +191,17 @@ func (e *Engine) createNext(ctx context.Context) error {
 		}
 		var create, rest changes
 		broken := map[int64]string{}
+		dropped := 0
 		for _, j := range jobs {
 			t, err := e.timetables.of(j.schedule)
 			if err != nil {
 				broken[j.id] = err.Error()
 				continue
 			}
-			m, _ := t.skipOverlapped(j.name, j.overlap, j.memory, now)
+			m, skipped := t.skipOverlapped(j.name, j.overlap, j.memory, now)
+			if skipped {
+				dropped++
+			}
 			nominal, ok := t.Next(m.handled)
 			switch {
 			case j.runNow != nil && !ok:
@@ -212,7 +216,10 @@ func (e *Engine) createNext(ctx context.Context) error {
 		if err != nil {
 			return 0, 0, err
 		}
-		e.done.Add(func(s *EngineStatus) { s.Created += int64(created) })
+		e.done.Add(func(s *EngineStatus) {
+			s.Created += int64(created)
+			s.Dropped += int64(dropped)
+		})
 		if err := e.report(ctx, tx, broken); err != nil {
 			return 0, 0, err
 		}

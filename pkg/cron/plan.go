@@ -53,6 +53,7 @@ func (t *Timetable) plan(job string, overlap Overlap, m memory, now time.Time) s
 	}
 	s.nominal = due.Fire[0]
 	if t.FireAt(job, s.nominal).After(now) {
+		s.dropped = skipped // the catch-up policy drops when it fires
 		return s
 	}
 	s.fire, s.handled = true, s.nominal

@@ -217,6 +217,18 @@ func TestSkipFiresNothingThatFellDueDuringARun(t *testing.T) {
 	})
 }
 
+// Those that were missed before a time that waits for its jitter are counted as dropped when it fires, not before.
+func TestNominalTimesAreCountedAsDroppedOnce(t *testing.T) {
+	timetable := parse(t, Schedule{Spec: "@hourly", Jitter: 30 * time.Minute})
+	m, due := memory{handled: noon}, timetable.FireAt(simulatedJob, noon.Add(3*time.Hour))
+	if s := timetable.plan(simulatedJob, OverlapSkip, m, due.Add(-time.Second)); s.fire || s.dropped {
+		t.Errorf("before its jitter has passed: %+v", s)
+	}
+	if s := timetable.plan(simulatedJob, OverlapSkip, m, due); !s.fire || !s.dropped {
+		t.Errorf("when its jitter has passed: %+v", s)
+	}
+}
+
 func TestARunIsCancelledWhenTheNextNominalTimeFallsDue(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s, handled := drawSchedule(t)
