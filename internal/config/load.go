@@ -173,12 +173,25 @@ func (p Program) readFile(k *koanf.Koanf, flags *pflag.FlagSet, all []Option) er
 			if given {
 				values[key] = parsed
 			}
+		case isEmpty(value) && isSection(key, all): // all of its options are commented out
 		case !p.belongsElsewhere(key, "."):
 			return fmt.Errorf("read configuration file %s: key %q does not exist; docs/configuration.md lists all",
 				path, key)
 		}
 	}
 	return k.Load(confmap.Provider(values, "."), nil)
+}
+
+// isEmpty reports whether a value of the file has nothing in it.
+func isEmpty(value any) bool {
+	options, isMap := value.(map[string]any)
+	return value == nil || isMap && len(options) == 0
+}
+
+// isSection reports whether a key is a section with one of the options, or that of another program.
+func isSection(key string, all []Option) bool {
+	return slices.Contains(programs, key) ||
+		slices.ContainsFunc(all, func(o Option) bool { return strings.HasPrefix(o.Key, key+".") })
 }
 
 // readEnv loads the options that the environment sets.

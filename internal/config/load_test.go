@@ -185,6 +185,20 @@ func TestAnEmptyValueIsNotGiven(t *testing.T) {
 	}
 }
 
+// A section stays in the file when its last option is commented out.
+func TestAnEmptySectionIsNotGiven(t *testing.T) {
+	for _, file := range []string{"leader:\n", "leader: {}", "database:\n  # url: postgres://h/d\n", "tasknode:\ngateway: {}"} {
+		if got, err := load(t, file, nil); err != nil || !reflect.DeepEqual(got, defaults()) {
+			t.Errorf("%q: %+v (%v)", file, got, err)
+		}
+	}
+	for _, file := range []string{"leder:\n", "leader: 5", "tasknode: x", "leader: []"} {
+		if got, err := load(t, file, nil); err == nil {
+			t.Errorf("%q is taken: %+v", file, got)
+		}
+	}
+}
+
 func TestAValueOfTheFileIsReadAsThatOfAFlag(t *testing.T) {
 	for text, want := range map[string]func(settings) bool{
 		"leader: {some_names: 'a,b'}":       func(s settings) bool { return reflect.DeepEqual(s.Leader.Names, []string{"a", "b"}) },
