@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/kustomize/kyaml/yaml"
 
 	batchv1 "k8s.io/api/batch/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -237,5 +238,41 @@ func TestUnitsAndComposeNamePrograms(t *testing.T) {
 		if !strings.Contains(string(compose), "/usr/local/bin/"+program+",") {
 			t.Errorf("compose.yaml does not start %s", program)
 		}
+	}
+}
+
+// After a start of the machine Docker starts what has a policy for it: the database as well as the programs.
+func TestWhatRunsInComposeIsStartedAgain(t *testing.T) {
+	text, err := os.ReadFile("../compose/compose.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var compose struct {
+		Services map[string]struct {
+			Restart string `yaml:"restart"`
+		} `yaml:"services"`
+	}
+	if err := yaml.Unmarshal(text, &compose); err != nil {
+		t.Fatal(err)
+	}
+	for name, service := range compose.Services {
+		if once := name == "migrate" || name == "schema"; once != (service.Restart == "") {
+			t.Errorf("%s has the restart policy %q", name, service.Restart)
+		}
+	}
+	if len(compose.Services) != 6 {
+		t.Errorf("%d services, want 6", len(compose.Services))
+	}
+}
+
+// Where workers share /tmp with the machine they can write to it: ProtectSystem=strict makes all but private directories
+// read-only.
+func TestLocalWorkersHaveAWritableTmp(t *testing.T) {
+	conf, err := os.ReadFile("../systemd/scale-local.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text := string(conf); !strings.Contains(text, "\nPrivateTmp=no\n") || !strings.Contains(text, "\nReadWritePaths=/tmp /var/tmp\n") {
+		t.Error("scale-local.conf leaves workers without a writable /tmp")
 	}
 }
