@@ -27,7 +27,7 @@ type Config struct {
 type Gateway struct {
 	Listen      string           `koanf:"listen" help:"address for clients; others than loopback need TLS"`
 	Insecure    bool             `koanf:"insecure_listen" help:"no TLS beyond this machine: a proxy encrypts"`
-	Debug       string           `koanf:"debug_listen" help:"address for /metrics, /status and /explain/{request}, apart from clients; on a loopback address with /debug/pprof as well"`
+	Debug       string           `koanf:"debug_listen" help:"address for /metrics, /status, /explain/{request}, /livez and /readyz, apart from clients; on a loopback address with /debug/pprof as well"`
 	TLS         config.TLS       `koanf:"tls"`
 	Open        bool             `koanf:"open" help:"requests need no token: on a loopback address alone"`
 	Name        string           `koanf:"name" help:"name in lists; without it host name and process id"`

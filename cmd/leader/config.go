@@ -20,7 +20,7 @@ type Config struct {
 type Leader struct {
 	Listen   string           `koanf:"listen" help:"address of the HTTP server; beyond this machine it needs leader.tls, or leader.insecure_listen"`
 	Insecure bool             `koanf:"insecure_listen" help:"serve beyond this machine without TLS: only where a proxy or a mesh in front encrypts"`
-	Debug    string           `koanf:"debug_listen" help:"address for /metrics, apart from clients; on a loopback address with /debug/pprof as well"`
+	Debug    string           `koanf:"debug_listen" help:"address for /metrics, /livez and /readyz, apart from clients; on a loopback address with /debug/pprof as well"`
 	TLS      config.TLS       `koanf:"tls"`
 	Open     bool             `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
 	Migrate  bool             `koanf:"migrate" help:"apply missing migrations at start, if the role owns the schema; set it to false where another tool does, or behind a pooler"`

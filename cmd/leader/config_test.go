@@ -91,8 +91,10 @@ func TestStartIsRefusedWhereTokensWouldBeInPlainTextOrNotNeeded(t *testing.T) {
 	}
 }
 
+// Probes are there for all, profiles for this machine.
 func TestDebugAddressServesProfilesToThisMachineAlone(t *testing.T) {
 	metrics := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	probes := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	for _, c := range []struct {
 		listen, host, path string
 		want               int
@@ -105,11 +107,13 @@ func TestDebugAddressServesProfilesToThisMachineAlone(t *testing.T) {
 		{"0.0.0.0:8422", "leader.example:8422", "/metrics", 200},
 		{"0.0.0.0:8422", "10.0.0.1:8422", "/debug/pprof/", 404},
 		{"0.0.0.0:8422", "10.0.0.1:8422", "/debug/pprof/heap", 404},
+		{"0.0.0.0:8422", "10.0.0.1:8422", "/livez", 204},
+		{"127.0.0.1:8422", "127.0.0.1:8422", "/readyz", 204},
 	} {
 		r := httptest.NewRequestWithContext(t.Context(), "GET", c.path, nil)
 		r.Host = c.host
 		w := httptest.NewRecorder()
-		Leader{Debug: c.listen}.debug(metrics).ServeHTTP(w, r)
+		Leader{Debug: c.listen}.debug(metrics, probes).ServeHTTP(w, r)
 		if w.Code != c.want {
 			t.Errorf("%s at %s, called %s: %d, want %d", c.path, c.listen, c.host, w.Code, c.want)
 		}

@@ -97,7 +97,7 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	group.Go(func() error { return httpserver.Serve(ctx, listener, server, log) })
 	group.Go(func() error {
 		metrics := promhttp.HandlerFor(l.registry(), promhttp.HandlerOpts{})
-		return httpserver.Serve(ctx, debug, cfg.Leader.debug(metrics), log)
+		return httpserver.Serve(ctx, debug, cfg.Leader.debug(metrics, own), log)
 	})
 	group.Go(func() error { return l.elector.Run(ctx, l.lead) })
 	if forKEDA != nil {
@@ -111,9 +111,13 @@ func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	return err
 }
 
-// debug is the handler of the debug address. It serves profiles only on a loopback address.
-func (l Leader) debug(metrics http.Handler) http.Handler {
-	return httpserver.ForOperators(http.NewServeMux(), metrics, config.Loopback(l.Debug))
+// debug is the handler of the debug address. It serves profiles only on a loopback address. Probes are there as well:
+// neither the bounds on connections of clients nor their certificates concern it.
+func (l Leader) debug(metrics, probes http.Handler) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("GET /livez", probes)
+	mux.Handle("GET /readyz", probes)
+	return httpserver.ForOperators(mux, metrics, config.Loopback(l.Debug))
 }
 
 // newAPI returns the API for clients and workers. Its readiness probe fails once ctx has ended.

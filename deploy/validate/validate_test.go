@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -116,8 +117,8 @@ func TestUnknownFieldIsRefused(t *testing.T) {
 	}
 }
 
-// Each program runs without rights of the machine, stops in time, is probed on a port that it has, and reads secrets by
-// reference.
+// Each program runs without rights of the machine, stops in time, is probed where clients cannot keep probes out, has a label
+// by which it is applied alone, and reads secrets by reference.
 func TestProgramsAreConfined(t *testing.T) {
 	programs := 0
 	for _, object := range objects(t, root+"/overlays/example") {
@@ -144,9 +145,14 @@ func TestProgramsAreConfined(t *testing.T) {
 				t.Errorf("%s has no %s", d.Name, what)
 			}
 		}
+		port, scheme := "metrics", corev1.URIScheme("")
+		if d.Name == "penstock-tasknode" { // it has one listener
+			port, scheme = "http", corev1.URISchemeHTTPS
+		}
 		for _, probe := range []*corev1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-			if probe.HTTPGet.Port != intstr.FromString("http") || c.Ports[0].Name != "http" {
-				t.Errorf("%s is probed on port %v", d.Name, probe.HTTPGet.Port)
+			if h := probe.HTTPGet; h.Port != intstr.FromString(port) || h.Scheme != scheme ||
+				!slices.ContainsFunc(c.Ports, func(p corev1.ContainerPort) bool { return p.Name == port }) {
+				t.Errorf("%s is probed on port %v by %q", d.Name, h.Port, h.Scheme)
 			}
 		}
 		for _, e := range c.Env {
