@@ -139,6 +139,7 @@ func TestProgramsAreConfined(t *testing.T) {
 			"memory limit":               !c.Resources.Limits.Memory().IsZero(),
 			"image of the overlay":       c.Image == "registry.example/penstock:v1.0.0",
 			"selector of its own labels": metav1.FormatLabelSelector(d.Spec.Selector) == labels.Set(d.Spec.Selector.MatchLabels).String() && labels.Set(d.Spec.Selector.MatchLabels).AsSelector().Matches(labels.Set(d.Spec.Template.Labels)),
+			"label of its name":          d.Labels["app.kubernetes.io/name"] == d.Name,
 			"drain before the kill":      c.Lifecycle.PreStop.Sleep.Seconds > 0 && *spec.TerminationGracePeriodSeconds > c.Lifecycle.PreStop.Sleep.Seconds+30,
 		} {
 			if !holds {
