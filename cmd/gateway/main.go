@@ -28,6 +28,7 @@ import (
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/gateway/openaibatch"
 	"github.com/penstock/penstock/pkg/gateway/prediction"
+	"github.com/penstock/penstock/pkg/governor"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/slot"
@@ -55,6 +56,7 @@ func main() {
 // run is the gateway from the first connection to the last. It returns nil after a signal or an ordered
 // drain.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
+	governor.LimitRuntime(log)
 	if cfg.Gateway.Name == "" {
 		cfg.Gateway.Name = config.ProcessName()
 	}

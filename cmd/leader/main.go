@@ -24,6 +24,7 @@ import (
 	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/governor"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
@@ -45,6 +46,7 @@ func main() {
 // run is the leader from the first connection to the last. It returns nil after a signal.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
 	pools, err := open(ctx, cfg)
+	governor.LimitRuntime(log)
 	if err != nil {
 		return err
 	}

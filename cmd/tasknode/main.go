@@ -54,6 +54,7 @@ func main() {
 
 // run is the node from the first connection to the last. It returns nil after a signal or an ordered drain.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
+	governor.LimitRuntime(log)
 	db, err := penstock.Open(ctx, cfg.Database.Connect(4))
 	if err != nil {
 		return err

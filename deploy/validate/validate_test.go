@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -164,6 +165,32 @@ func TestProgramsAreConfined(t *testing.T) {
 	}
 	if programs != 3 {
 		t.Errorf("%d programs, want 3", programs)
+	}
+}
+
+// A gateway refuses bodies before it takes more memory than it has: one that is read may take twice its size.
+func TestBodiesFitIntoTheMemoryOfAGateway(t *testing.T) {
+	found := false
+	for _, object := range objects(t, root+"/base") {
+		d, ok := object.(*appsv1.Deployment)
+		if !ok || d.Name != "penstock-gateway" {
+			continue
+		}
+		c := d.Spec.Template.Spec.Containers[0]
+		for _, arg := range c.Args {
+			text, is := strings.CutPrefix(arg, "--bodies-bytes-max=")
+			if !is {
+				continue
+			}
+			bytes, err := strconv.ParseInt(text, 10, 64)
+			if limit := c.Resources.Limits.Memory().Value(); err != nil || 2*bytes > limit*3/4 {
+				t.Errorf("bodies of %s bytes on %d bytes of memory: %v", text, limit, err)
+			}
+			found = true
+		}
+	}
+	if !found {
+		t.Error("the gateway takes bodies of the default, 1 GiB")
 	}
 }
 

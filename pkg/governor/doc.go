@@ -30,4 +30,6 @@
 // declared at that moment, plus the needs declared now. An entry that finishes
 // frees its need at once, one that starts takes it at once, and no two claims
 // can take the same free memory.
+//
+// The garbage of the Go runtime is kept below the same limit, in every program (runtime.go).
 package governor
