@@ -223,6 +223,48 @@ func TestGatewayThatWasStoppedUsesNoSlotOfOthers(t *testing.T) {
 	t.Logf("%d and %d requests, %d calls at once at most", served[0].Load(), served[1].Load(), j.most.Load())
 }
 
+// An ordered drain is a way to stop, as a signal is: what is in flight is answered, slots and row are given back, and the
+// program ends.
+func TestAGatewayThatIsOrderedToDrainEnds(t *testing.T) {
+	t.Parallel()
+	var holds atomic.Bool
+	held, release := make(chan struct{}), make(chan struct{})
+	w := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		if r.Method == http.MethodPost && holds.CompareAndSwap(true, false) {
+			close(held)
+			select {
+			case <-release:
+			case <-r.Context().Done():
+			}
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = io.WriteString(w, `{}`)
+	}))
+	t.Cleanup(w.Close)
+	p := &plant{site: newSite(t, 1)}
+	p.elected(0)
+	p.registerModel(w.URL, 2)
+	g := p.startGateway("g1")
+	eventually(t, time.Minute, "the gateway serves", func() bool { return askModel(t.Context(), g.url) == http.StatusOK })
+	holds.Store(true)
+	answered := make(chan int, 1)
+	go func() { answered <- askModel(context.WithoutCancel(t.Context()), g.url) }()
+	<-held
+	p.exec(`SELECT penstock.drain_node(id, 'test') FROM penstock.node WHERE name = 'g1'`)
+	g.says("drain ordered")
+	close(release)
+	if status := <-answered; status != http.StatusOK {
+		t.Errorf("a request in flight was answered with %d", status)
+	}
+	if status := g.exit(); status != 0 {
+		t.Errorf("the gateway ended with status %d", status)
+	}
+	if n := p.query(`SELECT (SELECT count(*) FROM penstock.slot) + (SELECT count(*) FROM penstock.node WHERE name = 'g1')`); n != 0 {
+		t.Errorf("%d slots and rows of the gateway are left", n)
+	}
+}
+
 // askModel sends one request and returns its status, 0 without an answer.
 func askModel(ctx context.Context, url string) int {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url+"/v1/chat/completions", strings.NewReader(`{"model":"m","messages":[]}`))

@@ -83,6 +83,7 @@ type server struct {
 	listens  string        // address of the listener of clients, with its port
 	debugs   string        // and that of operators
 	headWait time.Duration // for the head of a request; 0: the default
+	drain    func()        // ends the context of serveShared, as a signal does
 
 	// With a database alone.
 	pool     *pgxpool.Pool
@@ -125,6 +126,8 @@ func (s *server) serveStatic(ctx context.Context) error {
 
 // serveShared serves the registered models on slots that are shared with the queues.
 func (s *server) serveShared(ctx context.Context) error {
+	ctx, s.drain = context.WithCancel(ctx)
+	defer s.drain()
 	db, err := penstock.Open(ctx, s.cfg.Database.Connect(6))
 	if err != nil {
 		return err
@@ -194,7 +197,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
 		Status: s.status, Drain: func(reason string) {
 			s.log.Info("drain ordered", "reason", reason)
-			s.gateway.Drain()
+			s.drain()
 		},
 	}, s.slots)
 	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
