@@ -23,7 +23,7 @@ type Leader struct {
 	Debug    string           `koanf:"debug_listen" help:"address for /metrics, /livez and /readyz, apart from clients; on a loopback address with /debug/pprof as well"`
 	TLS      config.TLS       `koanf:"tls"`
 	Open     bool             `koanf:"open" help:"let in requests without a token, with every right: for development, on a loopback address alone"`
-	Migrate  bool             `koanf:"migrate" help:"apply missing migrations at start, if the role owns the schema; set it to false where another tool does, or behind a pooler"`
+	Migrate  bool             `koanf:"migrate" help:"apply missing migrations at start, if the role owns the schema; behind a pooler with database.direct_url alone; set it to false where another tool does"`
 	Hints    bool             `koanf:"hints" help:"tell nodes by NOTIFY of entries that were put into line; without it they find out by polling"`
 	HTTP     HTTP             `koanf:"http"`
 	Callback config.Addresses `koanf:"callback"`

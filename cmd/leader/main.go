@@ -2,6 +2,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,8 +24,8 @@ import (
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/cron"
 	"github.com/penstock/penstock/pkg/election"
-	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/governor"
+	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/webhook"
 	"github.com/penstock/penstock/pkg/worker"
@@ -45,8 +46,8 @@ func main() {
 
 // run is the leader from the first connection to the last. It returns nil after a signal.
 func run(ctx context.Context, cfg Config, log *slog.Logger) error {
-	pools, err := open(ctx, cfg)
 	governor.LimitRuntime(log)
+	pools, err := open(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -246,7 +247,9 @@ func prepare(ctx context.Context, cfg Config, p *pools, log *slog.Logger) error 
 }
 
 func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logger) error {
-	if !cfg.Leader.Migrate {
+	// The lock of a migration belongs to a session: one of a pooler would keep it for whoever gets it next.
+	past := !cfg.Database.Pooled || cfg.Database.DirectURL != ""
+	if !cfg.Leader.Migrate || !past {
 		return migrations.Check(ctx, pool)
 	}
 	owns, err := migrations.Owns(ctx, pool)
@@ -257,7 +260,8 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 		return migrations.Check(ctx, pool)
 	}
 	// A connection of its own: one of the pool waits for each answer only as long as a duty's statement may take.
-	conn, err := postgres.ConnConfig(postgres.Config{DSN: pool.Config().ConnString(), Pooled: cfg.Database.Pooled})
+	direct := cmp.Or(cfg.Database.DirectURL, pool.Config().ConnString())
+	conn, err := postgres.ConnConfig(postgres.Config{DSN: direct})
 	if err != nil {
 		return err
 	}

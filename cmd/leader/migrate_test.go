@@ -38,3 +38,26 @@ func TestLeaderThatMustNotMigrateNamesWhatIsMissingAndChangesNothing(t *testing.
 		t.Errorf("on a migrated database: %v", err)
 	}
 }
+
+// The session of a pooler that has taken the lock of a migration serves others afterwards, and would keep it.
+func TestALeaderBehindAPoolerMigratesPastItOrNotAtAll(t *testing.T) {
+	dsn, log := pgtest.Empty(t), slog.New(slog.DiscardHandler)
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, Pooled: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	cfg := defaults()
+	cfg.Database.Pooled = true
+	var old *migrations.OldError
+	if err := migrate(t.Context(), cfg, pool, log); !errors.As(err, &old) {
+		t.Errorf("without an address past the pooler: %v, want the first migration to be missing", err)
+	}
+	cfg.Database.DirectURL = dsn
+	if err := migrate(t.Context(), cfg, pool, log); err != nil {
+		t.Errorf("with an address past the pooler: %v", err)
+	}
+	if err := migrations.Check(t.Context(), pool); err != nil {
+		t.Error(err)
+	}
+}

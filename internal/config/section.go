@@ -21,7 +21,7 @@ type Database struct {
 	MaxConns int    `koanf:"max_conns" help:"connections at most, beside those that a duty has for itself; 0: the program's own default"`
 	Pooled   bool   `koanf:"pooled" help:"there is a pooler in transaction mode in between: no prepared statements, no session settings"`
 	// DirectURL is for LISTEN, which a pooler in transaction mode cannot carry.
-	DirectURL string        `koanf:"direct_url" help:"with a pooler in between: address of Postgres itself, for the one session in which a node listens for hints; without it a node behind a pooler finds work by polling"`
+	DirectURL string        `koanf:"direct_url" help:"with a pooler in between: address of Postgres itself, for the one session in which a node listens for hints, and for migrations of a leader; without it a node behind a pooler finds work by polling"`
 	Timeout   time.Duration `koanf:"timeout" help:"of one statement; 0: none"`
 }
 
