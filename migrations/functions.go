@@ -19,7 +19,8 @@ import (
 )
 
 // Release grows by one with each published version. A function that is no longer in the files stays in the database for
-// one release, in which programs of the version before may still call it.
+// one release, in which programs of the version before may still call it. One whose arguments change does not: new
+// arguments come last and have defaults, so that those programs can call the new form.
 const Release = 1
 
 // Files that are applied behind all others, in this order. Views and triggers are applied only if their own file has
@@ -300,11 +301,7 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 		return fmt.Errorf("read grants of views: %w", err)
 	}
 	if _, err := tx.Exec(ctx, "DROP VIEW IF EXISTS "+strings.Join(views, ", ")); err != nil {
-		if errors.As(err, &pg) && pg.Code == dependentObjectsStillExist {
-			return fmt.Errorf("drop views: %w; drop what is built on them, and make it again afterwards: %s",
-				err, pg.Detail)
-		}
-		return fmt.Errorf("drop views: %w", err)
+		return fmt.Errorf("drop views: %w%s", err, builtOn(err))
 	}
 	if err := execute(ctx, tx, f); err != nil {
 		return err
@@ -318,6 +315,15 @@ func replaceViews(ctx context.Context, tx pgx.Tx, f functionFile) error {
 	return nil
 }
 
+// builtOn names what is built on an object that could not be dropped for it.
+func builtOn(err error) string {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != dependentObjectsStillExist {
+		return ""
+	}
+	return "; drop what is built on it, and make it again afterwards: " + pg.Detail
+}
+
 const (
 	// A version of a function is a row of the catalog, which CREATE OR REPLACE and ALTER write anew. The system columns
 	// name it whichever subtransaction wrote it.
@@ -325,16 +331,21 @@ const (
 SELECT 'function ' || p.oid::regprocedure, format('%s %s', p.xmin, p.ctid)
   FROM pg_proc p WHERE p.pronamespace = 'penstock'::regnamespace`
 
+	// Which of two forms of a function a call means is ambiguous where both could take its arguments.
 	unusedSQL = `
 SELECT p.oid::regprocedure::text
   FROM pg_proc p
   JOIN penstock.schema_object o ON o.object = 'function ' || p.oid::regprocedure::text
- WHERE p.pronamespace = 'penstock'::regnamespace AND o.object <> ALL ($2) AND o.release < $1 - 1
+ WHERE p.pronamespace = 'penstock'::regnamespace AND o.object <> ALL ($2)
+   AND (o.release < $1 - 1 OR EXISTS (
+        SELECT FROM pg_proc other
+         WHERE other.pronamespace = p.pronamespace AND other.proname = p.proname
+           AND 'function ' || other.oid::regprocedure::text = ANY ($2)))
  ORDER BY 1`
 )
 
-// dropUnused removes functions that were in the files of the release before the last one and not since: written is what
-// this set has written.
+// dropUnused removes functions that were in the files of the release before the last one and not since, and other forms
+// of those that this set has written, of a newer release as well: written is what it has written.
 func dropUnused(ctx context.Context, tx pgx.Tx, release int, written []string) error {
 	rows, _ := tx.Query(ctx, unusedSQL, release, written)
 	unused, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -343,7 +354,7 @@ func dropUnused(ctx context.Context, tx pgx.Tx, release int, written []string) e
 	}
 	for _, function := range unused {
 		if _, err := tx.Exec(ctx, "DROP FUNCTION "+function); err != nil {
-			return fmt.Errorf("drop function %s: %w", function, err)
+			return fmt.Errorf("drop function %s: %w%s", function, err, builtOn(err))
 		}
 	}
 	return nil

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"testing/fstest"
 
 	"github.com/jackc/pgx/v5"
 
@@ -177,3 +178,47 @@ func TestHoursAndDaysOfFunctionsBeginInUTC(t *testing.T) {
 }
 
 var truncPattern = regexp.MustCompile(`date_trunc\('(hour|day)',`)
+
+// withFile is a program with one more file of functions.
+func withFile(t *testing.T, text string) fstest.MapFS {
+	t.Helper()
+	functions, err := migrations.Functions()
+	if err != nil {
+		t.Fatal(err)
+	}
+	functions["functions/added.sql"] = &fstest.MapFile{Data: []byte(text)}
+	return functions
+}
+
+// A call that two forms of a function could take is refused as ambiguous: an upgrade leaves the new form, and the way back
+// that docs/deployment.md has leaves the old one.
+func TestAFunctionWithAnotherArgumentHasOneForm(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	c := connect(t, dsn)
+	const release = migrations.Release
+	greets := func(when, want string) {
+		t.Helper()
+		got := query[string](t, c, `
+SELECT string_agg(a.text, '; ' ORDER BY a.text COLLATE "C")
+  FROM (SELECT pg_get_function_arguments(oid) FROM pg_proc WHERE proname = 'greet') a(text)`)
+		if got != want {
+			t.Errorf("%s: the forms of the function take %q, want %q", when, got, want)
+		}
+	}
+	old := func(mend string) fstest.MapFS {
+		return withFile(t, `CREATE OR REPLACE FUNCTION penstock.greet(name text) RETURNS int LANGUAGE sql AS 'SELECT 1'; -- `+mend)
+	}
+	longer := withFile(t, `
+CREATE OR REPLACE FUNCTION penstock.greet(name text, loud boolean DEFAULT false) RETURNS int LANGUAGE sql AS 'SELECT 2';
+CREATE OR REPLACE FUNCTION penstock.greet(name integer) RETURNS int LANGUAGE sql AS 'SELECT 3';`)
+	exec(t, c, `CREATE FUNCTION penstock.greet(mine date) RETURNS int LANGUAGE sql AS 'SELECT 4'`)
+	upWith(t, dsn, old("as released"), release)
+	greets("before", "mine date; name text")
+	upWith(t, dsn, longer, release+1)
+	greets("after the upgrade", "mine date; name integer; name text, loud boolean DEFAULT false")
+	exec(t, c, `DELETE FROM penstock.schema_version`)
+	upWith(t, dsn, old("mended"), release)
+	greets("on the way back", "mine date; name text")
+	upWith(t, dsn, longer, release+1)
+	greets("deployed again", "mine date; name integer; name text, loud boolean DEFAULT false")
+}

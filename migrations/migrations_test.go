@@ -297,14 +297,7 @@ func TestTwoThatMigrateAtOnceApplyOnce(t *testing.T) {
 func TestAFunctionStaysForOneReleaseAfterItHasLeftTheFiles(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	c := connect(t, dsn)
-	added := func(text string) fstest.MapFS {
-		functions, err := migrations.Functions()
-		if err != nil {
-			t.Fatal(err)
-		}
-		functions["functions/added.sql"] = &fstest.MapFile{Data: []byte(text)}
-		return functions
-	}
+	added := func(text string) fstest.MapFS { return withFile(t, text) }
 	exec(t, c, `CREATE FUNCTION penstock.of_somebody_else() RETURNS int LANGUAGE sql AS 'SELECT 1'`)
 	there := func(name string) bool {
 		return query[bool](t, c, `SELECT EXISTS (SELECT FROM pg_proc WHERE pronamespace = 'penstock'::regnamespace AND proname = $1)`, name)
