@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Duties are the programs and uses for which a database role can have rights. The table of rights
@@ -39,9 +40,9 @@ func Roles(prefix string) []Role {
 	return roles
 }
 
-// seesStatistics are duties that diagnose: a role without this membership sees of the sessions of others neither what
-// they run nor since when.
-var seesStatistics = []string{"leader", "operator", "read"}
+// DutiesThatDiagnose need the membership in pg_read_all_stats: a role without it sees of the sessions of others neither
+// what they run nor since when.
+var DutiesThatDiagnose = []string{"leader", "operator", "read"}
 
 const dutyGrantsSQL = `SELECT penstock.duty_grants($1, $2)`
 
@@ -73,24 +74,35 @@ func GrantSQL(ctx context.Context, db Queryer, roles []Role) (string, error) {
 
 const grantDutySQL = `SELECT penstock.grant_duty($1, $2)`
 
-// Grant carries out the script of GrantSQL, and returns how many rights it gave or took. The
-// connection must be that of the owner of the schema. It waits for a migration that runs, at most a
-// minute, and two minutes for transactions that hold a role or the rights of an object.
-func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (changed int, err error) {
+// Granted is what a call of Grant did.
+type Granted struct {
+	Changed int      `json:"changed"`         // rights that it gave or took
+	Notes   []string `json:"notes,omitempty"` // notices of the server: rights that the owner may not give
+}
+
+// Grant carries out the script of GrantSQL. The connection must be that of the owner of the schema. It waits for a
+// migration that runs, at most a minute, and two minutes for transactions that hold a role or the rights of an object.
+func Grant(ctx context.Context, cfg *pgx.ConnConfig, roles []Role) (done Granted, err error) {
+	cfg = cfg.Copy()
+	cfg.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
+		if !slices.Contains(done.Notes, n.Message) {
+			done.Notes = append(done.Notes, n.Message)
+		}
+	}
 	m, err := open(cfg, setUp)
 	if err != nil {
-		return 0, err
+		return Granted{}, err
 	}
 	defer m.db.Close()
 	err = m.untilFree(ctx, rightsHeld, func() error {
 		return m.locked(ctx, func(conn *sql.Conn) error {
 			return m.with(conn, func(c *pgx.Conn) error {
-				changed, err = grantAll(ctx, c, cfg.User, roles)
+				done.Changed, err = grantAll(ctx, c, cfg.User, roles)
 				return err
 			})
 		})
 	})
-	return changed, err
+	return done, err
 }
 
 // rightsHeld is the text for another transaction that changes rights. It names no session: that may belong to another
@@ -176,7 +188,7 @@ END $$;
     EXECUTE format('GRANT %s ON DATABASE %%I TO %%I', current_database(), %s);
 END $$;
 `, rights, literal(r.Name))
-	if slices.Contains(seesStatistics, r.Duty) {
+	if slices.Contains(DutiesThatDiagnose, r.Duty) {
 		fmt.Fprintf(&script, `DO $$ BEGIN
     IF NOT pg_has_role(%s, 'pg_read_all_stats', 'MEMBER') THEN GRANT pg_read_all_stats TO %s; END IF;
 EXCEPTION WHEN insufficient_privilege THEN RAISE NOTICE 'a superuser should run: GRANT pg_read_all_stats TO %s';

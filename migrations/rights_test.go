@@ -303,6 +303,32 @@ func TestPasswordIsStoredAsAVerifier(t *testing.T) {
 	}
 }
 
+// From Postgres 16 on an owner without ADMIN on pg_read_all_stats cannot give it to the roles that diagnose. The notice
+// says who can.
+func TestGrantTellsWhatTheOwnerMayNotGive(t *testing.T) {
+	t.Parallel()
+	_, c, asOwner := ownedByAnother(t)
+	exec(t, c, `ALTER ROLE `+pgx.Identifier{asOwner.RuntimeParams["role"]}.Sanitize()+` CREATEROLE`)
+	if _, err := migrations.Up(t.Context(), asOwner); err != nil {
+		t.Fatal(err)
+	}
+	name := "test_" + scalar(t, c, `SELECT substr(md5(random()::text), 1, 10)`)
+	t.Cleanup(func() {
+		if err := execAfter(c.Config().ConnString(), fmt.Sprintf(`DROP OWNED BY %[1]s; DROP ROLE %[1]s`, name)); err != nil {
+			t.Error(err)
+		}
+	})
+	done, err := migrations.Grant(t.Context(), asOwner, []migrations.Role{{Name: name, Duty: "leader"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	member := scalar(t, c, `SELECT pg_has_role($1, 'pg_read_all_stats', 'MEMBER')::text`, name) == "true"
+	const says = "a superuser should run: GRANT pg_read_all_stats TO "
+	if told := strings.Contains(strings.Join(done.Notes, "\n"), says); told == member {
+		t.Errorf("the leader is a member: %v, and the notes are %q", member, done.Notes)
+	}
+}
+
 // granted returns a connection to a migrated database, and a role of its own for each duty, or for all.
 func granted(t *testing.T, duties ...string) (*pgx.Conn, []migrations.Role) {
 	t.Helper()

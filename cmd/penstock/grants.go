@@ -57,15 +57,18 @@ Without it, make login roles that are members of them.`,
 		if err != nil {
 			return usageError{fmt.Errorf("read database address: %w", err)}
 		}
-		n, err := migrations.Grant(c.Context(), cfg, roles)
+		done, err := migrations.Grant(c.Context(), cfg, roles)
 		if err != nil {
 			return err
 		}
-		return printOne(a, map[string]int{"changed": n}, func(w io.Writer) {
+		return printOne(a, done, func(w io.Writer) {
 			for _, r := range roles {
 				fmt.Fprintf(w, "%s has the rights of %s\n", r.Name, r.Duty)
 			}
-			fmt.Fprintf(w, "%s changed\n", many(int64(n), "right", "rights"))
+			fmt.Fprintf(w, "%s changed\n", many(int64(done.Changed), "right", "rights"))
+			for _, note := range done.Notes {
+				fmt.Fprintln(w, note)
+			}
 		})
 	}
 	return c

@@ -8,17 +8,18 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/migrations"
 )
 
 const sessionRoleSQL = `
 SELECT current_user, coalesce((SELECT duty FROM penstock.database_role WHERE role = current_user), ''),
        (SELECT rolsuper FROM pg_roles WHERE rolname = current_user),
-       pg_has_role(n.nspowner, 'USAGE')
+       pg_has_role(n.nspowner, 'USAGE'), pg_has_role('pg_read_all_stats', 'USAGE')
   FROM pg_namespace n WHERE n.nspname = 'penstock'`
 
-// Rights of PUBLIC, missing and surplus rights of roles with a duty, roles with a duty that are above it, and objects
-// that the owner of the schema could not replace: recorded ones and partitions. What was made by hand in the schema may
-// belong to anybody.
+// Rights of PUBLIC, missing and surplus rights of roles with a duty, roles with a duty that are above it, roles with a
+// duty of $1 that do not see other sessions, and objects that the owner of the schema could not replace: recorded ones
+// and partitions. What was made by hand in the schema may belong to anybody.
 const rightsSQL = `
 SELECT format('PUBLIC may %s %s: REVOKE %s ON %s %s FROM PUBLIC', d.privilege, d.object, d.privilege, d.kind, d.object)
   FROM penstock.held_rights(NULL) d
@@ -39,6 +40,11 @@ SELECT format('%s has the duty %s and is %s', r.role, r.duty,
   JOIN pg_roles p ON p.rolname = r.role
   JOIN pg_namespace n ON n.nspname = 'penstock'
  WHERE p.rolsuper OR pg_has_role(p.oid, n.nspowner, 'USAGE')
+UNION ALL
+SELECT format('%1$s, with the duty %2$s, sees nothing of other sessions: as a superuser, ' ||
+              'GRANT pg_read_all_stats TO %1$I', r.role, r.duty)
+  FROM penstock.database_role r JOIN pg_roles p ON p.rolname = r.role
+ WHERE r.duty = ANY ($1) AND NOT pg_has_role(p.oid, 'pg_read_all_stats', 'USAGE')
 UNION ALL
 SELECT format('role %s with the duty %s is gone', r.role, r.duty)
   FROM penstock.database_role r WHERE to_regrole(format('%I', r.role)) IS NULL
@@ -62,8 +68,8 @@ const rightsShown = 12
 // checkRights names the role of this session, and compares the rights of roles with those of their duties.
 func checkRights(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var role, duty string
-	var super, owner bool
-	if err := tx.QueryRow(ctx, sessionRoleSQL).Scan(&role, &duty, &super, &owner); err != nil {
+	var super, owner, sees bool
+	if err := tx.QueryRow(ctx, sessionRoleSQL).Scan(&role, &duty, &super, &owner, &sees); err != nil {
 		return Finding{}, fmt.Errorf("read the role of the session: %w", err)
 	}
 	roles, err := pgx.CollectRows(postgres.Query(ctx, tx,
@@ -71,11 +77,15 @@ func checkRights(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	if err != nil {
 		return Finding{}, err
 	}
-	differences, err := texts(ctx, tx, rightsSQL)
+	differences, err := pgx.CollectRows(postgres.Query(ctx, tx, rightsSQL, migrations.DutiesThatDiagnose),
+		pgx.RowTo[string])
 	if err != nil {
 		return Finding{}, err
 	}
 	f := Finding{Summary: "this session is " + role + ", " + standing(duty, super, owner)}
+	if !sees {
+		f.Summary += ", and sees nothing of other sessions: connections and horizon are not judged by them"
+	}
 	switch {
 	case len(differences) > 0:
 		f.Severity = Warning

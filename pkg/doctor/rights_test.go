@@ -5,6 +5,8 @@ import (
 	"strconv"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // TestRightsThatDifferFromADutyAreNamed takes a right from a role with a duty, gives it one too many, gives
@@ -19,6 +21,7 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 		_, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role)
 	})
 	exec(t, pool, `SELECT penstock.grant_duty('read', '`+role+`')`)
+	exec(t, pool, `GRANT pg_read_all_stats TO `+role)
 	exec(t, pool, `CREATE VIEW penstock.by_hand AS SELECT 1; ALTER VIEW penstock.by_hand OWNER TO pg_monitor`)
 	want(t, find(t, pool, "rights", Config{}), Fine, role+" (read)")
 	for sql, says := range map[string][2]string{
@@ -33,6 +36,10 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 		`GRANT SELECT ON penstock.api_token TO PUBLIC`: {
 			"PUBLIC may SELECT",
 			`REVOKE SELECT ON penstock.api_token FROM PUBLIC`,
+		},
+		`REVOKE pg_read_all_stats FROM ` + role: {
+			role + ", with the duty read, sees nothing of other sessions: as a superuser, GRANT pg_read_all_stats TO " + role,
+			`GRANT pg_read_all_stats TO ` + role,
 		},
 		`ALTER ROLE ` + role + ` SUPERUSER`: {"is a superuser", `ALTER ROLE ` + role + ` NOSUPERUSER`},
 		`ALTER FUNCTION penstock.ago(interval) OWNER TO pg_monitor`: {
@@ -50,5 +57,29 @@ func TestRightsThatDifferFromADutyAreNamed(t *testing.T) {
 		want(t, find(t, pool, "rights", Config{}), Warning, says[0], "penstock grants")
 		exec(t, pool, says[1])
 		want(t, find(t, pool, "rights", Config{}), Fine)
+	}
+}
+
+// Of a role without that membership pg_stat_activity hides what the checks of connections and the horizon read.
+func TestASessionThatSeesNothingOfOthersSaysSo(t *testing.T) {
+	pool := newPool(t)
+	role := "blind_" + strconv.FormatInt(time.Now().UnixNano(), 36)
+	exec(t, pool, `CREATE ROLE `+role)
+	t.Cleanup(func() {
+		_, _ = pool.Exec(context.WithoutCancel(t.Context()), `DROP OWNED BY `+role+`; DROP ROLE `+role)
+	})
+	exec(t, pool, `SELECT penstock.grant_duty('operator', '`+role+`')`)
+	cfg := pool.Config().Copy()
+	cfg.ConnConfig.RuntimeParams["role"] = role
+	as, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(as.Close)
+	const says = "sees nothing of other sessions: connections and horizon"
+	want(t, find(t, as, "rights", Config{}), Warning, "this session is "+role, says)
+	exec(t, pool, `GRANT pg_read_all_stats TO `+role)
+	if f := find(t, as, "rights", Config{}); f.Severity != Fine {
+		t.Errorf("a member of pg_read_all_stats: %+v", f)
 	}
 }
