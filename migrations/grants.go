@@ -29,6 +29,9 @@ type Role struct {
 	// Password lets the role log in. Without one it keeps what it has: a new role cannot log in, and gives
 	// its rights to roles that are members of it.
 	Password string
+	// ReplacePassword is for a role that can log in and has no duty in this database: roles belong to the server, and
+	// another installation may use the password that it has.
+	ReplacePassword bool
 }
 
 // Roles returns a role for each duty, named prefix_duty.
@@ -53,6 +56,9 @@ func GrantSQL(ctx context.Context, db Queryer, roles []Role) (string, error) {
 	var script strings.Builder
 	fmt.Fprintln(&script, "BEGIN;")
 	for _, role := range roles {
+		if err := role.checkTaken(ctx, db); err != nil {
+			return "", err
+		}
 		preparation, err := role.prepareSQL()
 		if err != nil {
 			return "", err
@@ -135,6 +141,9 @@ func grantAll(ctx context.Context, c *pgx.Conn, user string, roles []Role) (chan
 }
 
 func (r Role) grant(ctx context.Context, tx pgx.Tx) (changed int, err error) {
+	if err := r.checkTaken(ctx, tx); err != nil {
+		return 0, err
+	}
 	preparation, err := r.prepareSQL()
 	if err != nil {
 		return 0, err
@@ -146,6 +155,34 @@ func (r Role) grant(ctx context.Context, tx pgx.Tx) (changed int, err error) {
 		return 0, fmt.Errorf("grant to role %q: %w", r.Name, err)
 	}
 	return changed, nil
+}
+
+// TakenError says that a role that was to get a password may be that of another installation on the server.
+type TakenError struct{ Role string }
+
+func (e *TakenError) Error() string {
+	return fmt.Sprintf("role %q can log in already and has no duty in this database: a new password would lock out "+
+		"another installation on the server that uses it", e.Role)
+}
+
+const takenSQL = `
+SELECT EXISTS (SELECT FROM pg_roles p
+                WHERE p.rolname = $1 AND p.rolcanlogin
+                  AND NOT EXISTS (SELECT FROM penstock.database_role r WHERE r.role = p.rolname))`
+
+// checkTaken returns a *TakenError unless the role may have its password.
+func (r Role) checkTaken(ctx context.Context, db Queryer) error {
+	if r.Password == "" || r.ReplacePassword {
+		return nil
+	}
+	var taken bool
+	if err := db.QueryRow(ctx, takenSQL, r.Name).Scan(&taken); err != nil {
+		return fmt.Errorf("look for role %q: %w", r.Name, err)
+	}
+	if taken {
+		return &TakenError{r.Name}
+	}
+	return nil
 }
 
 const ownsSQL = `

@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -300,6 +301,34 @@ func TestPasswordIsStoredAsAVerifier(t *testing.T) {
 	roles[0].Password = "pässword"
 	if _, err := migrations.GrantSQL(t.Context(), c, roles[:1]); err == nil {
 		t.Error("a password was taken that Postgres would normalize")
+	}
+}
+
+// Roles belong to the server: a second installation on it would change the passwords of the first one.
+func TestAPasswordOfAnotherInstallationIsNotReplaced(t *testing.T) {
+	t.Parallel()
+	c, roles := granted(t, "push")
+	name := roles[0].Name
+	exec(t, c, `DELETE FROM penstock.database_role; ALTER ROLE `+name+` LOGIN PASSWORD 'theirs'`)
+	stored := func() string { return scalar(t, c, `SELECT rolpassword FROM pg_authid WHERE rolname = $1`, name) }
+	theirs := stored()
+	roles[0].Password = "ours"
+	var taken *migrations.TakenError
+	if _, err := migrations.Grant(t.Context(), c.Config(), roles); !errors.As(err, &taken) || taken.Role != name {
+		t.Errorf("granting to a role of others: %v", err)
+	}
+	if _, err := migrations.GrantSQL(t.Context(), c, roles); !errors.As(err, &taken) {
+		t.Errorf("the script for a role of others: %v", err)
+	}
+	if stored() != theirs {
+		t.Error("the password of others was replaced")
+	}
+	roles[0].ReplacePassword = true
+	for range 2 { // the second time it has a duty here
+		if _, err := migrations.Grant(t.Context(), c.Config(), roles); err != nil || stored() == theirs {
+			t.Errorf("the password was not replaced: %v", err)
+		}
+		roles[0].ReplacePassword, theirs = false, stored()
 	}
 }
 

@@ -137,6 +137,10 @@ var kinds = []struct {
 		isA[*migrations.OwnerError], exitUnavailable,
 		"give the address of the owner in --database-url (PENSTOCK_DATABASE_URL)",
 	},
+	{
+		isA[*migrations.TakenError], exitState,
+		"give this installation roles of its own by --prefix, or --replace-passwords if the role is its own",
+	},
 	{code(postgres.QueryCanceled), exitTimeout, "narrow the filter, or give the statement longer with --timeout"},
 	{
 		problem("unauthorized", "forbidden", "not_local"), exitUnavailable,

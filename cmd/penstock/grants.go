@@ -17,7 +17,7 @@ import (
 func grantsCommand(a *app) *cobra.Command {
 	var prefix, passwords string
 	var duties []string
-	var apply bool
+	var apply, replace bool
 	c := &cobra.Command{
 		Use: "grants", Args: cobra.NoArgs,
 		Short: "Print or apply the rights of database roles, one for each program and duty",
@@ -26,17 +26,24 @@ gives it exactly the rights of the duty; --apply carries it out. It can be repea
 schema after the first migration; later migrations keep the rights up to date.
 
 The roles cannot log in unless --passwords names a directory with a file for each that should, named like the duty.
-Without it, make login roles that are members of them.`,
+Without it, make login roles that are members of them.
+
+Roles belong to the server: a second installation on it needs a --prefix of its own. The password of a role that can log
+in already is replaced only if it has a duty in this database, or with --replace-passwords.`,
 	}
 	f := c.Flags()
 	f.BoolVar(&apply, "apply", false, "carry it out instead of printing it")
 	f.StringVar(&prefix, "prefix", "penstock", "what the names of the roles begin with")
 	f.StringSliceVar(&duties, "duty", migrations.Duties, "the duties to grant")
 	f.StringVar(&passwords, "passwords", "", "directory with a file for each role that may log in, named like its duty")
+	f.BoolVar(&replace, "replace-passwords", false, "also those of roles without a duty in this database")
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		roles, err := rolesOf(prefix, duties, passwords)
 		if err != nil {
 			return err
+		}
+		for i := range roles {
+			roles[i].ReplacePassword = replace
 		}
 		db, err := a.database(c.Context())
 		if err != nil {
