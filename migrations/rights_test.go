@@ -358,6 +358,45 @@ func TestGrantTellsWhatTheOwnerMayNotGive(t *testing.T) {
 	}
 }
 
+// The table of migrations is in schema public, which an administrator may have taken from PUBLIC.
+func TestProgramsReadWhatWasAppliedWherePublicIsClosed(t *testing.T) {
+	t.Parallel()
+	c, roles := granted(t, "leader", "push")
+	uses := func(role string) string {
+		return scalar(t, c, `SELECT has_schema_privilege($1, 'public', 'USAGE')::text`, role)
+	}
+	exec(t, c, `REVOKE ALL ON SCHEMA public FROM PUBLIC`)
+	if _, err := migrations.Grant(t.Context(), c.Config(), roles); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range roles {
+		if r.Duty == "push" && uses(r.Name) == "true" {
+			t.Error("a producer may use schema public")
+		}
+		const wrong = `SELECT count(*)::text FROM penstock.duty_differences($1, to_regrole($2))`
+		if n := scalar(t, c, wrong, r.Duty, r.Name); n != "0" {
+			t.Errorf("%s: %s rights differ", r.Duty, n)
+		}
+		if r.Duty == "leader" {
+			exec(t, c, `SET ROLE `+r.Name)
+			if err := migrations.Check(t.Context(), c); err != nil {
+				t.Errorf("a leader does not start: %v", err)
+			}
+			exec(t, c, `RESET ROLE`)
+		}
+		// A right that somebody gave for tables of an application is left alone.
+		exec(t, c, `GRANT USAGE ON SCHEMA public TO `+r.Name)
+	}
+	if _, err := migrations.Grant(t.Context(), c.Config(), roles); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range roles {
+		if uses(r.Name) == "false" {
+			t.Errorf("the right of %s to use schema public was taken", r.Duty)
+		}
+	}
+}
+
 // granted returns a connection to a migrated database, and a role of its own for each duty, or for all.
 func granted(t *testing.T, duties ...string) (*pgx.Conn, []migrations.Role) {
 	t.Helper()

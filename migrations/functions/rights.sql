@@ -157,7 +157,9 @@ LANGUAGE sql STABLE AS $$
      WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind IN ('r', 'p', 'v', 'S')
      GROUP BY c.oid, c.relkind, c.relname, r.privilege
     UNION ALL
-    SELECT 'TABLE', 'public.penstock_migration', 'SELECT', NULL
+    SELECT v.kind, v.object, v.privilege, NULL
+      FROM (VALUES ('SCHEMA', 'public', 'USAGE'),
+                   ('TABLE', 'public.penstock_migration', 'SELECT')) v(kind, object, privilege)
      WHERE wanted_rights.duty <> 'push' AND to_regclass('public.penstock_migration') IS NOT NULL
     UNION ALL
     SELECT 'FUNCTION', p.oid::regprocedure::text, 'EXECUTE', NULL
@@ -197,7 +199,7 @@ $$;
 
 -- duty_differences compares the rights of a role with those of a duty. wanted is true for a right
 -- that is missing, false for one that it has beyond them. A null role stands for PUBLIC, which has
--- no rights.
+-- no rights. The use of schema public is missing where PUBLIC does not have it either, and never beyond a duty.
 -- Callers: duty_grants, grant_duty; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.duty_differences(duty text, role regrole)
     RETURNS TABLE (wanted boolean, kind text, object text, privilege text, columns text[])
@@ -208,6 +210,7 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
           FROM penstock.wanted_rights(duty) w),
     have AS MATERIALIZED (SELECT h.kind, h.object, h.privilege, h.columns FROM penstock.held_rights(role) h)
     SELECT true, m.kind, m.object, m.privilege, m.columns FROM (TABLE want EXCEPT TABLE have) m
+     WHERE m.object <> 'public' OR NOT has_schema_privilege(role::oid, to_regnamespace('public')::oid, 'USAGE')
     UNION ALL
     SELECT false, s.kind, s.object, s.privilege, s.columns FROM (TABLE have EXCEPT TABLE want) s
      ORDER BY 1, 2, 3, 4
