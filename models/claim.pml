@@ -2,7 +2,7 @@
  * One lock key: push, claim, sweep, finish and recover, each a transaction under READ COMMITTED.
  *
  * The model follows the statements of push_many, lockFirstTemplate, claimGroupsSQL, sweepSQL, holdSQL, doneSQL, unlockSQL and
- * recoverHoldSQL. A finish waits for the lock record. A node waits for a moment, then skips it (heldSQL) and tries again later,
+ * recoverHoldSQL. A finish waits for the lock record. A node waits for a moment, then skips it (busySQL) and tries again later,
  * which reaches no other states. A statement is one step that takes its snapshot and one or more steps that lock and change rows,
  * because other transactions may commit between the two. Changes are visible to others at the commit, which is one step.
  *
