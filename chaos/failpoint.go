@@ -15,7 +15,8 @@ import (
 // again after it. Heartbeats come six times a lease from each node.
 var pointChance = map[pgproxy.Kind]float64{
 	pgproxy.Push: 0.002, pgproxy.Claim: 0.002, pgproxy.Finish: 0.002, pgproxy.Recover: 0.1, pgproxy.Cron: 0.03,
-	pgproxy.Elect: 0.03, pgproxy.Beat: 0.003, pgproxy.Promote: 0.01, pgproxy.Expire: 0.03, pgproxy.Batch: 0.03,
+	pgproxy.Renew: 0.03, pgproxy.Beat: 0.003, pgproxy.Elect: 0.1, pgproxy.Promote: 0.01, pgproxy.Expire: 0.03,
+	pgproxy.Batch: 0.03,
 }
 
 // beginFailpoints lets the programs end themselves around commits. A program reads its plan at its start, so

@@ -63,7 +63,7 @@ type policy struct {
 	final   []judge.Death             // statements that met an error of finalStates
 	unheard []judge.Death             // faults at heartbeats, by incarnation
 	held    []heldStatement           // by faults that let a process wait
-	delayed []judge.Disturbance       // faults at answers to elections and recoveries; To is zero while one lasts
+	delayed []judge.Disturbance       // faults at answers to terms and recoveries; To is zero while one lasts
 	refused []judge.Disturbance       // SQLSTATEs and faults that leaders met in their pass over due entries
 
 	atLeaders []judge.Disturbance // SQLSTATEs that leaders were answered at any statement
@@ -73,7 +73,8 @@ type policy struct {
 // time. Kinds that are rare meet it more often.
 var baseChance = map[pgproxy.Kind]float64{
 	pgproxy.Push: 0.06, pgproxy.Claim: 0.06, pgproxy.Finish: 0.06, pgproxy.Recover: 0.3, pgproxy.Cron: 0.15,
-	pgproxy.Elect: 0.1, pgproxy.Beat: 0.03, pgproxy.Promote: 0.1, pgproxy.Expire: 0.2, pgproxy.Batch: 0.2,
+	pgproxy.Renew: 0.1, pgproxy.Beat: 0.03, pgproxy.Elect: 0.2, pgproxy.Promote: 0.1, pgproxy.Expire: 0.2,
+	pgproxy.Batch: 0.2,
 }
 
 // rareChance stands in for baseChance where a run is to lose as many answers of each kind: for a kind of which not many
@@ -81,7 +82,7 @@ var baseChance = map[pgproxy.Kind]float64{
 // frequent.
 var rareChance = map[pgproxy.Kind]float64{
 	pgproxy.Push: 0.15, pgproxy.Claim: 0.15, pgproxy.Finish: 0.15, pgproxy.Recover: 0.7, pgproxy.Cron: 0.9,
-	pgproxy.Elect: 0.6, pgproxy.Beat: 0.15,
+	pgproxy.Renew: 0.6, pgproxy.Beat: 0.15,
 }
 
 // rareLead is by how many lost answers a kind may be ahead of the one with the fewest, and still be short of them.
@@ -274,7 +275,7 @@ func (p *policy) Happened(
 		i := len(p.refused)
 		p.refused = append(p.refused, judge.Disturbance{What: fault.String(), From: from, To: from.Add(refusalCost)})
 		ends = append(ends, func(to time.Time) { p.refused[i].To = to.Add(refusalCost) })
-	case pgproxy.Recover, pgproxy.Elect:
+	case pgproxy.Recover, pgproxy.Renew, pgproxy.Elect:
 		i := len(p.delayed)
 		what := string(group.Kind) + ": " + fault.String()
 		p.delayed = append(p.delayed, judge.Disturbance{What: what, From: from})

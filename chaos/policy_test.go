@@ -11,7 +11,7 @@ import (
 // saw: a delay may be longer than a lease, and a leader may give up before it is over.
 func TestTheTimeInWhichALeaderIsHeldUpIsTheOneThatWasSeen(t *testing.T) {
 	now := time.Now()
-	for _, kind := range []pgproxy.Kind{pgproxy.Recover, pgproxy.Elect} {
+	for _, kind := range []pgproxy.Kind{pgproxy.Recover, pgproxy.Renew, pgproxy.Elect} {
 		for _, fault := range []pgproxy.Fault{pgproxy.Swallow, pgproxy.Late, pgproxy.Mute, pgproxy.Slow} {
 			p := newPolicy(1, false)
 			over := p.Happened(nil, pgproxy.Group{Kind: kind}, fault, now)
@@ -72,7 +72,7 @@ func TestErrorsInThePassOfDueEntriesAreDisturbances(t *testing.T) {
 func TestAsManyAnswersOfEachKindAreLost(t *testing.T) {
 	commits := map[pgproxy.Kind]int{
 		pgproxy.Push: 4000, pgproxy.Claim: 4600, pgproxy.Finish: 6600, pgproxy.Recover: 550, pgproxy.Cron: 320,
-		pgproxy.Elect: 570, pgproxy.Beat: 5000,
+		pgproxy.Renew: 570, pgproxy.Beat: 5000,
 	}
 	for seed := range uint64(5) {
 		p := newPolicy(seed, true)

@@ -17,8 +17,9 @@ const (
 	Finish  Kind = "finish"
 	Recover Kind = "recover"
 	Cron    Kind = "cron"
-	Elect   Kind = "elect"
+	Renew   Kind = "renew" // of the term of the elected leader, and its resignation
 	Beat    Kind = "beat"
+	Elect   Kind = "elect"
 	Promote Kind = "promote" // of due entries
 	Expire  Kind = "expire"  // also requested cancels of entries that came back
 	Batch   Kind = "batch"   // steps of batches by the leader
@@ -26,7 +27,7 @@ const (
 )
 
 // Kinds are those at which faults aim, in the order of reports.
-var Kinds = []Kind{Push, Claim, Finish, Recover, Cron, Elect, Beat, Promote, Expire, Batch}
+var Kinds = []Kind{Push, Claim, Finish, Recover, Cron, Renew, Beat, Elect, Promote, Expire, Batch}
 
 // Frequent are those of them of which a run loses as many answers as it is asked for.
 var Frequent = Kinds[:7]
@@ -41,13 +42,20 @@ var signs = []struct {
 	{Cron, regexp.MustCompile(`penstock\.fire_cron_jobs\(`)},
 	{Claim, regexp.MustCompile(`INSERT INTO penstock\.lock \(`)},
 	{Finish, regexp.MustCompile(`penstock\.all_ended\(|DELETE FROM penstock\.lock\b`)},
-	{Elect, regexp.MustCompile(`nextval\('penstock\.term_seq'\)|UPDATE penstock\.leader\b`)},
+	{Elect, regexp.MustCompile(`nextval\('penstock\.term_seq'\)`)},
+	{Renew, regexp.MustCompile(`UPDATE penstock\.leader\b`)},
 	{Beat, regexp.MustCompile(`UPDATE penstock\.node\s+SET beat_at`)},
 	{Promote, regexp.MustCompile(`(?s)WITH due AS MATERIALIZED \(.*penstock\.requeue_throttled\(`)},
 	{Expire, regexp.MustCompile(`penstock\.(expire_entries|settle_cancel_requests)\(`)},
 	{Batch, regexp.MustCompile(`penstock\.(step|split)_batch\(`)},
 	{Push, regexp.MustCompile(`penstock\.push(_many|_json)?\(|INSERT INTO penstock\.entry_`)},
 }
+
+// telling matches the statements of recoveries and finishes that answer with a row for each lock that the transaction
+// ends or may end. The rows of their other statements do not tell that: a recovery reads its term, and a finish counts
+// what it ended.
+var telling = regexp.MustCompile(`(?s)FROM penstock\.lock l\s.*FOR UPDATE OF l SKIP LOCKED|` +
+	`penstock\.need_read_committed\(|SELECT token FROM freed\b`)
 
 // Sign is a kind of transactions and the regular expression that the text of one of its statements matches. The
 // first sign that matches counts.
@@ -104,17 +112,34 @@ func stronger(a, b Kind) Kind {
 	return a
 }
 
+// effect is what the answers to statements show of what they changed.
+type effect struct {
+	rows    int  // that the server sent
+	updated int  // rows of UPDATE, INSERT and DELETE, or of the first column being a boolean true: see Elect
+	tells   bool // the rows of a statement tell of locks: see telling
+	locks   int  // these rows
+}
+
+func (e *effect) add(o effect) {
+	e.rows, e.updated = e.rows+o.rows, e.updated+o.updated
+	e.tells, e.locks = e.tells || o.tells, e.locks+o.locks
+}
+
 // changes says that a committed transaction of the kind has changed something, as far as the answer
 // shows it. A claim answers one row for the lanes and one for each lock or entry; a recovery and a
-// poll of an election may find nothing. Duties of the leader answer with how many entries they changed.
-func (k Kind) changes(rows, updated int) bool {
+// poll of an election may find nothing, and a finish that is settled again finds no lock. Duties of the leader answer
+// with how many entries they changed. A push that is repeated under its idempotency key counts as one that changes
+// something: its answer does not tell.
+func (k Kind) changes(e effect) bool {
 	switch k {
 	case Claim:
-		return rows > 1
+		return e.rows > 1
 	case Recover:
-		return rows > 0
-	case Elect, Promote, Expire, Batch:
-		return updated > 0
+		return e.locks > 0
+	case Finish:
+		return !e.tells || e.locks > 0
+	case Renew, Elect, Promote, Expire, Batch:
+		return e.updated > 0
 	default:
 		return true
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -26,15 +27,20 @@ type session struct {
 	pending    []*group   // sent to the server and not answered
 	open       bool       // a transaction block is open
 	block      Kind       // of the open transaction block
-	blockRows  int
-	blockWrote int
+	blockDone  effect
 	statements map[string]statement // by the names that the process gave them
 }
 
-// statement is what is known of a statement: the purpose and the place in the product's code.
+// statement is what is known of a statement: the purpose, the place in the product's code, and whether its rows tell of
+// locks.
 type statement struct {
-	kind Kind
-	site string
+	kind  Kind
+	site  string
+	tells bool
+}
+
+func statementOf(sql string) statement {
+	return statement{kindOf(sql), siteOf(sql), telling.MatchString(sql)}
 }
 
 // group is the messages up to a Sync, or one simple query.
@@ -44,9 +50,9 @@ type group struct {
 	site     string
 	commits  bool
 	decision Decision
-	waiting  int // with Unsent: statements whose answer is still to come; the server has no Sync yet
-	rows     int // that the server sent
-	updated  int // rows of UPDATE, INSERT and DELETE, or of the first column being a boolean true: see Elect
+	waiting  int    // with Unsent: statements whose answer is still to come; the server has no Sync yet
+	tells    []bool // of each statement that it executes and that has not been answered
+	done     effect
 	failed   bool
 	held     []byte    // the answer, where it is held back
 	from, to time.Time // the time for which the commit is held, where it is
@@ -96,7 +102,9 @@ const MuteMax = 8 * time.Second
 // requests collects messages of the process up to the end of a group and sends them on.
 func (s *session) requests(r *bufio.Reader) error {
 	var collected []byte
-	kind, site, ends, executes := Other, "", false, 0
+	kind, site, ends := Other, "", false
+	var bound statement
+	var tells []bool // of the statements that are executed
 	for {
 		frame, err := readFrame(r)
 		if err != nil {
@@ -108,7 +116,7 @@ func (s *session) requests(r *bufio.Reader) error {
 		case 'P':
 			var m pgproto3.Parse
 			if m.Decode(body) == nil {
-				one := statement{kindOf(m.Query), siteOf(m.Query)}
+				one := statementOf(m.Query)
 				s.mu.Lock()
 				s.statements[m.Name] = one
 				s.mu.Unlock()
@@ -123,27 +131,28 @@ func (s *session) requests(r *bufio.Reader) error {
 			var m pgproto3.Bind
 			if m.Decode(body) == nil {
 				s.mu.Lock()
-				one := s.statements[m.PreparedStatement]
-				kind, site = stronger(kind, one.kind), cmp.Or(site, one.site)
+				bound = s.statements[m.PreparedStatement]
+				kind, site = stronger(kind, bound.kind), cmp.Or(site, bound.site)
 				s.mu.Unlock()
 			}
 			continue
 		case 'E':
-			executes++
+			tells = append(tells, bound.tells)
 			continue
 		case 'Q':
 			var m pgproto3.Query
 			if m.Decode(body) == nil {
-				kind, ends = noted(kind, ends, kindOf(m.String), m.String)
-				site = cmp.Or(site, siteOf(m.String))
+				one := statementOf(m.String)
+				kind, ends = noted(kind, ends, one.kind, m.String)
+				site, tells = cmp.Or(site, one.site), append(tells, one.tells)
 			}
 		case 'S', 'H', 'X', 'd', 'c', 'f', 'p':
 		default:
 			continue
 		}
-		err = s.forward(frame[0], collected, Group{kind, site, ends}, executes)
+		err = s.forward(frame[0], collected, Group{kind, site, ends}, tells)
 		if frame[0] != 'H' { // what is flushed is a part of the group
-			executes = 0
+			tells = nil
 		}
 		collected, kind, site, ends = nil, Other, "", false
 		if err != nil {
@@ -180,7 +189,7 @@ func noted(kind Kind, ends bool, k Kind, sql string) (Kind, bool) {
 var errFault = errors.New("fault")
 
 // forward sends a group to the server, unless the policy decides otherwise.
-func (s *session) forward(last byte, frames []byte, sent Group, executes int) error {
+func (s *session) forward(last byte, frames []byte, sent Group, tells []bool) error {
 	if d := s.link.delay.Load(); d > 0 {
 		time.Sleep(time.Duration(d))
 	}
@@ -192,11 +201,12 @@ func (s *session) forward(last byte, frames []byte, sent Group, executes int) er
 		return err
 	}
 	s.mu.Lock()
-	g := &group{kind: sent.Kind, own: sent.Kind, site: sent.Site, commits: sent.Commits || !s.open}
+	g := &group{kind: sent.Kind, own: sent.Kind, site: sent.Site, commits: sent.Commits || !s.open, tells: tells}
 	if s.open {
 		s.block = stronger(s.block, sent.Kind)
 		g.kind = s.block
 	}
+	g.done.tells = slices.Contains(tells, true)
 	s.mu.Unlock()
 	policy := s.link.proxy.policy
 	g.decision = policy.Decide(s.link, Group{g.kind, sent.Site, g.commits})
@@ -211,8 +221,9 @@ func (s *session) forward(last byte, frames []byte, sent Group, executes int) er
 		s.happened(g)
 		return s.refuse(g.decision.SQLSTATE)
 	case Unsent:
-		if last == 'S' && g.commits && !sent.Commits && executes > 0 { // an implicit transaction: its Sync would commit
-			frames[len(frames)-5], g.waiting = 'H', executes
+		// Of an implicit transaction, which its Sync would commit.
+		if last == 'S' && g.commits && !sent.Commits && len(tells) > 0 {
+			frames[len(frames)-5], g.waiting = 'H', len(tells)
 		} else {
 			g.decision.Fault = Pass
 		}
@@ -335,18 +346,21 @@ func (s *session) answer(frame []byte) error {
 	g := s.pending[0]
 	switch frame[0] {
 	case 'D':
-		g.rows++
+		g.done.rows++
+		if len(g.tells) > 0 && g.tells[0] {
+			g.done.locks++
+		}
 		if g.kind == Elect && electedRow(frame[5:]) || g.own.counts() && countRow(frame[5:]) {
-			g.updated++
+			g.done.updated++
 		}
 	case 'C':
 		if strings.HasPrefix(string(frame[5:]), "ROLLBACK") {
 			g.failed = true // also the answer to the COMMIT of a transaction that had failed
 		}
 		if n := tagRows(frame[5:]); n > 0 && !strings.HasPrefix(string(frame[5:]), "SELECT") {
-			g.updated += n
+			g.done.updated += n
 		}
-		if g.decision.Fault == Unsent && g.kind.changes(g.rows, g.updated) {
+		if g.decision.Fault == Unsent && g.kind.changes(g.done) {
 			if err := s.send(frame); err != nil {
 				return err
 			}
@@ -375,10 +389,11 @@ func (s *session) answer(frame []byte) error {
 	return s.send(frame)
 }
 
-// answered notes that the server has answered n statements of a group whose Sync was kept from it. A group that has
-// failed or changed nothing gets the Sync, and passes: there is nothing to lose, and the server says no more without
-// it.
+// answered notes that the server has answered n statements of a group. If its Sync was kept from the server, and the
+// group has failed or changed nothing, it gets the Sync, and passes: there is nothing to lose, and the server says no
+// more without it.
 func (s *session) answered(g *group, n int) error {
+	g.tells = g.tells[min(n, len(g.tells)):]
 	if g.waiting == 0 {
 		return nil
 	}
@@ -398,15 +413,15 @@ func (s *session) complete(g *group, frame []byte) error {
 	s.pending = s.pending[1:]
 	s.open = len(frame) > 5 && frame[5] != 'I'
 	if s.open {
-		s.blockRows, s.blockWrote = s.blockRows+g.rows, s.blockWrote+g.updated
+		s.blockDone.add(g.done)
 	} else if g.commits {
-		g.rows, g.updated = g.rows+s.blockRows, g.updated+s.blockWrote
+		g.done.add(s.blockDone)
 	}
 	committed := g.commits && !g.failed && !s.open
 	if !s.open {
-		s.block, s.blockRows, s.blockWrote = Other, 0, 0
+		s.block, s.blockDone = Other, effect{}
 	}
-	effective := committed && g.kind.changes(g.rows, g.updated)
+	effective := committed && g.kind.changes(g.done)
 	if effective {
 		s.link.proxy.policy.Committed(s.link, g.kind, time.Now())
 	}

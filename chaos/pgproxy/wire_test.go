@@ -28,7 +28,8 @@ func TestADutyThatChangedNothingAnswersZero(t *testing.T) {
 			t.Errorf("%s is of kind %s, want %s", sql, got, want)
 		}
 	}
-	if !Promote.changes(1, 1) || Promote.changes(1, 0) || Expire.changes(1, 0) || Batch.changes(1, 0) {
+	one, none := effect{rows: 1, updated: 1}, effect{rows: 1}
+	if !Promote.changes(one) || Promote.changes(none) || Expire.changes(none) || Batch.changes(none) {
 		t.Error("a duty changes something where it says so, and only there")
 	}
 }
