@@ -116,11 +116,13 @@ func onPostgres(t *testing.T) *side {
 	}
 	s.state = func() (string, error) {
 		const sql = `
-SELECT format('entry %s of %s: key %s, %s, %s attempts, %s crashes, may have run: %s', e.id, q.name, coalesce(e.lock_key, ''), e.status, e.attempt, e.crashes,
-              CASE WHEN e.may_have_run THEN 'true' ELSE 'false' END)
+SELECT format('entry %s of %s: key %s, %s, %s attempts, %s crashes, may have run: %s, due later: %s', e.id, q.name,
+              coalesce(e.lock_key, ''), e.status, e.attempt, e.crashes, CASE WHEN e.may_have_run THEN 'true' ELSE 'false' END,
+              CASE WHEN e.status = 'initial' AND e.due_at > clock_timestamp() THEN 'true' ELSE 'false' END)
   FROM penstock.entry e JOIN penstock.queue q ON q.id = e.queue_id
 UNION ALL
-SELECT format('ready at %s of %s: key %s, entry %s', r.pos, q.name, coalesce(r.lock_key, ''), coalesce(r.entry_id, 0))
+SELECT format('ready at %s of %s: key %s, entry %s, delayed: %s', r.pos, q.name, coalesce(r.lock_key, ''),
+              coalesce(r.entry_id, 0), CASE WHEN r.not_before IS NOT NULL THEN 'true' ELSE 'false' END)
   FROM penstock.ready r JOIN penstock.queue q ON q.id = r.queue_id
 UNION ALL
 SELECT format('lock of %s of %s: to %s, %s entries, from %s, node %s', l.lock_key, q.name, l.last_entry_id, l.entry_count, l.pos, l.node_id)
@@ -198,7 +200,7 @@ func (t *tables) describe() string {
 	for _, e := range t.entries {
 		status := map[bool]string{true: "initial", false: "pending"}[e.initial]
 		say(
-			"entry %d of %s: key %s, %s, %d attempts, %d crashes, may have run: %t",
+			"entry %d of %s: key %s, %s, %d attempts, %d crashes, may have run: %t, due later: %t",
 			e.id,
 			name(e.queue),
 			e.key,
@@ -206,10 +208,12 @@ func (t *tables) describe() string {
 			e.attempt,
 			e.crashes,
 			e.mayHaveRun,
+			e.initial && e.due.After(time.Now()),
 		)
 	}
 	for _, r := range t.ready {
-		say("ready at %d of %s: key %s, entry %d", r.pos, name(r.queue), r.key, r.entry)
+		say("ready at %d of %s: key %s, entry %d, delayed: %t", r.pos, name(r.queue), r.key, r.entry,
+			!r.notBefore.IsZero())
 	}
 	for _, l := range t.locks {
 		say(
@@ -350,23 +354,23 @@ func (w *twins) someLocks() (queue string, keys []string) {
 // another transaction has locked the record of the first lock.
 func (w *twins) settle(node int64) {
 	queue, keys := w.someLocks()
-	verbs := make([]int, len(keys))
+	verbs, delays := make([]int, len(keys)), make([]time.Duration, len(keys))
 	for i := range verbs {
-		verbs[i] = w.random.IntN(8)
+		verbs[i], delays[i] = w.random.IntN(8), time.Duration(w.random.IntN(4)/3)*time.Hour
 	}
 	if len(keys) == 0 {
 		return
 	}
 	free := w.random.IntN(3) == 0
-	what := fmt.Sprintf("settle %v of %s as %v, the first is held: %v", keys, queue, verbs, free)
+	what := fmt.Sprintf("settle %v of %s as %v after %v, the first is held: %v", keys, queue, verbs, delays, free)
 	w.both(what, func(s *side) (string, error) {
 		var endings []invalidation.Ending
 		for i, key := range keys {
-			endings = append(endings, endingsOf(s.held[queue+" "+key], verbs[i])...)
+			endings = append(endings, endingsOf(s.held[queue+" "+key], verbs[i], delays[i])...)
 		}
 		if !free {
 			tokens, err := s.queues[queue].Settle(context.Background(), invalidation.NodeID(node), endings)
-			return fmt.Sprint(s.keysOf(queue, keys, tokens)), err
+			return fmt.Sprint(s.keysOf(queue, keys, tokens), s.requeued(queue, keys)), err
 		}
 		release, err := s.hold(s.held[queue+" "+keys[0]], queue)
 		if err != nil {
@@ -374,8 +378,18 @@ func (w *twins) settle(node int64) {
 		}
 		defer release()
 		ours, held, err := s.queues[queue].SettleFree(context.Background(), invalidation.NodeID(node), endings, false)
-		return fmt.Sprint(s.keysOf(queue, keys, ours), s.keysOf(queue, keys, held)), err
+		return fmt.Sprint(s.keysOf(queue, keys, ours), s.keysOf(queue, keys, held), s.requeued(queue, keys)), err
 	})
+}
+
+// requeued are the positions at which locks of the keys left them in line, as their nodes know them.
+func (s *side) requeued(queue string, keys []string) (list []string) {
+	for _, key := range keys {
+		if head := s.held[queue+" "+key].Requeued; head != nil {
+			list = append(list, fmt.Sprintf("%s at %d", key, head.Position))
+		}
+	}
+	return list
 }
 
 // keysOf are those of the keys whose locks have one of the tokens.
@@ -388,8 +402,8 @@ func (s *side) keysOf(queue string, keys []string, tokens []invalidation.Token) 
 	return list
 }
 
-// endingsOf ends the entries of a lock in one of eight ways.
-func endingsOf(l *invalidation.Lock, verb int) (endings []invalidation.Ending) {
+// endingsOf ends the entries of a lock in one of eight ways. Those that come back do so after a delay.
+func endingsOf(l *invalidation.Lock, verb int, delay time.Duration) (endings []invalidation.Ending) {
 	for i, e := range l.Entries {
 		last := i == len(l.Entries)-1
 		var one invalidation.Ending
@@ -397,11 +411,11 @@ func endingsOf(l *invalidation.Lock, verb int) (endings []invalidation.Ending) {
 		case 0, 1, 2, 3:
 			one = invalidation.Done(l, e.ID, []byte(`{}`), time.Millisecond)
 		case 4:
-			one = invalidation.Retry(l, e.ID, invalidation.Failure{Error: "e"}, 0, time.Millisecond)
+			one = invalidation.Retry(l, e.ID, invalidation.Failure{Error: "e"}, delay, time.Millisecond)
 		case 5:
 			one = invalidation.Fail(l, e.ID, invalidation.Failure{Error: "e"}, time.Millisecond)
 		case 6:
-			one, last = invalidation.Release(l, e.ID, 0), true
+			one, last = invalidation.Release(l, e.ID, delay), true
 		default:
 			if i == 0 {
 				one = invalidation.Done(l, e.ID, nil, time.Millisecond)
@@ -418,23 +432,33 @@ func endingsOf(l *invalidation.Lock, verb int) (endings []invalidation.Ending) {
 	return endings
 }
 
-// beat renews a node that lists some of the locks, or lets it have been silent for an hour.
+// beat renews a node that lists some of the locks, some of these as running, or lets it have been silent for an hour.
 func (w *twins) beat(node int64) {
 	if w.random.IntN(3) == 0 {
 		w.both(fmt.Sprintf("node %d is silent", node), func(s *side) (string, error) { return "", s.silent(node) })
 		return
 	}
 	queue, keys := w.someLocks()
-	w.both(fmt.Sprintf("node %d lists %v of %s", node, keys, queue), func(s *side) (string, error) {
-		var tokens []invalidation.Token
-		for _, key := range keys {
-			tokens = append(tokens, s.held[queue+" "+key].Token)
+	running := make([]int, len(keys)) // which entry of the lock runs; -1: none
+	for i := range running {
+		running[i] = w.random.IntN(4) - 1
+	}
+	what := fmt.Sprintf("node %d lists %v of %s, of which %v run", node, keys, queue, running)
+	w.both(what, func(s *side) (string, error) {
+		var tokens, begun []invalidation.Token
+		var entries []invalidation.EntryID
+		for i, key := range keys {
+			l := s.held[queue+" "+key]
+			tokens = append(tokens, l.Token)
+			if running[i] >= 0 && running[i] < len(l.Entries) {
+				begun, entries = append(begun, l.Token), append(entries, l.Entries[running[i]].ID)
+			}
 		}
 		orders, err := invalidation.Renew(
 			context.Background(),
 			s.db,
 			invalidation.NodeID(node),
-			invalidation.Beat{Tokens: tokens},
+			invalidation.Beat{Tokens: tokens, Running: begun, RunningEntries: entries},
 		)
 		return fmt.Sprint(orders.Draining, orders.Paused), err
 	})

@@ -155,9 +155,7 @@ func unlock(t *tables, now time.Time, a arguments) (reply, error) {
 			}
 			row.pos, row.entry = l.pos, e.id
 			t.addReady(row)
-			if delays[i] > 0 {
-				r.rows = append(r.rows, []any{key, int16(0), "", row.pos})
-			}
+			r.rows = append(r.rows, []any{key, int16(0), "", row.pos})
 			continue
 		}
 		left := t.claimable(l.lockKey)
@@ -174,9 +172,7 @@ func unlock(t *tables, now time.Time, a arguments) (reply, error) {
 		}
 		row.key = key
 		t.addReady(row)
-		if requeues[i] != "front" || delays[i] > 0 {
-			r.rows = append(r.rows, []any{key, int16(0), "", row.pos})
-		}
+		r.rows = append(r.rows, []any{key, int16(0), "", row.pos})
 	}
 	return r, nil
 }

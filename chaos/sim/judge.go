@@ -55,6 +55,7 @@ func (w *world) judge() (violations []string) {
 	}
 	w.judgeOverlaps(bad)
 	w.judgeOrder(bad)
+	w.judgeReruns(bad)
 	w.judgeMarks(bad)
 	slices.Sort(violations)
 	return violations
@@ -130,6 +131,43 @@ func (w *world) judgeOrder(bad func(string, ...any)) {
 			bad("key %s: entry %d started after entry %d, which was accepted later", r.key, r.entry, newest[r.key])
 		}
 		newest[r.key] = max(newest[r.key], r.entry)
+	}
+}
+
+// judgeReruns finds entries of a key that ran before an older one came to its next run. An entry for which nothing was
+// recorded under the token of a run is at its place again; until it has ended or is retried, a later token of the key
+// runs it first.
+func (w *world) judgeReruns(bad func(string, ...any)) {
+	granted, recorded := map[int64]int{}, map[int64][]int{} // places in the list of events, by token and by entry
+	events := w.store.tables.events
+	for i, e := range events {
+		switch e.what {
+		case "granted":
+			granted[e.token] = i
+		case "ended", "retried":
+			recorded[e.entry] = append(recorded[e.entry], i)
+		}
+	}
+	for i, r := range w.runs {
+		if r.key[0] == '#' {
+			continue
+		}
+		for _, later := range w.runs[i+1:] {
+			if later.key != r.key || later.entry <= r.entry || later.token <= r.token {
+				continue
+			}
+			again := slices.ContainsFunc(w.runs, func(o *run) bool {
+				return o.entry == r.entry && o.token > r.token && o.token <= later.token && !o.began.After(later.began)
+			})
+			lifted := slices.ContainsFunc(recorded[r.entry], func(at int) bool {
+				return events[at].token == r.token || at > granted[r.token] && at < granted[later.token]
+			})
+			if !again && !lifted {
+				bad("key %s: entry %d ran under token %d, of which nothing was recorded, and entry %d under token %d "+
+					"before it ran again", r.key, r.entry, r.token, later.entry, later.token)
+				break
+			}
+		}
 	}
 }
 

@@ -209,6 +209,14 @@ func TestJudgeSeesWhatIsWrong(t *testing.T) {
 		"accepted later": func(w *world) {
 			w.runs = slices.Insert(w.runs, 0, &run{entry: 1 << 40, key: "k1", process: w.runs[0].process})
 		},
+		"before it ran again": func(w *world) {
+			// Each run that is repeated has one of the next entry before it.
+			for i := len(w.runs) - 1; i >= 0; i-- {
+				early := *w.runs[i]
+				early.entry, early.began = early.entry+1, early.began.Add(-1)
+				w.runs = slices.Insert(w.runs, i, &early)
+			}
+		},
 		"without the mark that it may have run": func(w *world) {
 			for _, r := range w.runs {
 				r.mayHaveRun = false

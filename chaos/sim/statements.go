@@ -24,8 +24,9 @@ type statement struct {
 	do         func(t *tables, now time.Time, args arguments) (reply, error)
 }
 
-// statements are those of pkg/tasknode and of the lock recovery of pkg/recovery. TestStoreAgreesWithPostgres
-// compares each with Postgres.
+// statements are those of pkg/tasknode and of the lock recovery of pkg/recovery. TestStoreAgreesWithPostgres compares
+// what they answer and change with Postgres, but for those that check the session, list queues, lanes and nodes, read
+// the clock, and remove nodes; and no other transaction has locked an entry there.
 var statements = []statement{
 	{"check session", "current_setting('default_transaction_isolation')", checkSession},
 	{"list queues", "FROM penstock.queue\n ORDER BY name", listQueues},
