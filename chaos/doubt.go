@@ -6,11 +6,16 @@ import (
 	"github.com/penstock/penstock/chaos/judge"
 )
 
-// doubtfulSQL lists the slots that are in doubt.
+// doubtfulSQL lists the slots that no call can use: those in doubt, and those of nodes that died; and, if $1 is true,
+// those of task nodes, which keep none for longer than a second once nothing is left to do.
 const doubtfulSQL = `
-SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model || ' is in doubt: ' || s.doubt
+SELECT 'a slot of instance ' || s.instance_id || ' of ' || i.model
+       || CASE WHEN s.doubt_at IS NOT NULL THEN ' is in doubt: ' || s.doubt
+               WHEN penstock.node_lives(s.node_id) THEN ' is held, and nothing runs, by node ' || s.node_id
+               ELSE ' is of node ' || s.node_id || ', which died' END
   FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
- WHERE s.doubt_at IS NOT NULL`
+ WHERE $1::boolean AND NOT penstock.node_online(s.node_id)
+    OR s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id)`
 
 // doubtsOf are the times for which slots were in doubt.
 func doubtsOf(events []event) (doubts []judge.Doubt) {

@@ -192,7 +192,7 @@ func (w *recorder) online(rw http.ResponseWriter, r *http.Request) {
 	}
 	_, _ = io.Copy(io.Discard, r.Body)
 	c := w.called(r, in, onlineQueue)
-	c.Instance, c.Via = r.PathValue("server"), in.Via
+	c.Instance, c.Via = instanceOf(onlineQueue, r.PathValue("server")), in.Via
 	w.begin(c)
 	w.active.Add(1)
 	defer w.active.Add(-1)

@@ -115,8 +115,7 @@ func (l *load) next(random *rand.Rand) func() {
 			p.Queue, in.Messages = onlineQueue, []string{"x"}
 		}
 	case roll < 42:
-		p.Queue, p.Key = "keyed", "key "+strconv.Itoa(random.IntN(6))
-		body["lock_key"] = p.Key
+		ofKey(p, body, random.Int64N(keysInUse))
 		in.MS = keyedMS(in.MS, roll, again)
 	case roll < 48: // a key of two entries, of which the second is pushed while the first runs
 		in.MS = 300 + random.IntN(600)
@@ -129,6 +128,9 @@ func (l *load) next(random *rand.Rand) func() {
 		in.MS = 500 + random.IntN(700) // at the usual rate two of the three locks are held on average
 	case roll < 62: // retried
 		in.Fail = 1 + random.IntN(2)
+		if op%2 == 0 {
+			ofKey(p, body, op/2)
+		}
 	case roll < 68: // must not run twice, also where it is unknown whether it ran
 		in.MS, in.Fail = 100+random.IntN(1400), random.IntN(2)
 		if l.atMostOnce {
@@ -138,12 +140,16 @@ func (l *load) next(random *rand.Rand) func() {
 		p.Due = time.Now().Add(time.Duration(500+random.IntN(4000)) * time.Millisecond)
 		body["due_at"] = p.Due
 	case roll < 81: // cancelled while it waits
-		p.Due = time.Now().Add(time.Duration(1000+random.IntN(4000)) * time.Millisecond)
+		p.Due, p.Cancel = time.Now().Add(time.Duration(1000+random.IntN(4000))*time.Millisecond), &judge.Cancel{}
 		body["due_at"] = p.Due
-		p.Cancel = &judge.Cancel{}
+		switch op % 3 {
+		case 0:
+			l.withCallback(p, body)
+		case 1:
+			ofKey(p, body, op/3)
+		}
 	case roll < 86:
-		p.Callback = true
-		body["callback"] = map[string]any{"url": l.hook}
+		l.withCallback(p, body)
 	case roll < 92:
 		p.Queue, p.Effect = "work", true
 	case roll < 96:
@@ -159,6 +165,21 @@ func (l *load) next(random *rand.Rand) func() {
 	}
 	body["payload"] = in
 	return func() { l.push(p, body) }
+}
+
+// keysInUse are the lock keys that most entries of a key share.
+const keysInUse = 6
+
+// ofKey gives an entry one of these keys.
+func ofKey(p *judge.Push, body map[string]any, n int64) {
+	p.Queue, p.Key = "keyed", "key "+strconv.FormatInt(n%keysInUse, 10)
+	body["lock_key"] = p.Key
+}
+
+// withCallback gives an entry a callback.
+func (l *load) withCallback(p *judge.Push, body map[string]any) {
+	p.Callback = true
+	body["callback"] = map[string]any{"url": l.hook}
 }
 
 // keyedMS is how long a run of a key takes: one in ten 2 to 3 s, so that another one would be seen beside it however

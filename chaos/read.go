@@ -77,7 +77,7 @@ type drained struct {
 	took     time.Duration // until all work had ended
 	last     string        // what ended last
 	released time.Duration // until the locks were gone that were held when the faults ended
-	doubtful []string      // slots that are still in doubt
+	doubtful []string      // slots that no call can use still
 	began    time.Time
 }
 
@@ -105,7 +105,7 @@ func (d drained) tell(h *judge.History, rare bool) {
 	}
 }
 
-// drain waits until no work is left and no slot is in doubt, or the time is up. What was left when is beside the logs.
+// drain waits until no work is left and no slot is held, or the time is up. What was left when is beside the logs.
 func (s *site) drain(ctx context.Context, name string) (d drained) {
 	d.began = time.Now()
 	from := s.list(ctx, `SELECT clock_timestamp()::text`)[0]
@@ -113,7 +113,8 @@ func (s *site) drain(ctx context.Context, name string) (d drained) {
 	var seen strings.Builder
 	defer func() { _ = os.WriteFile(filepath.Join(s.cfg.logs, name), []byte(seen.String()), 0o600) }()
 	for before := []string{""}; ; time.Sleep(100 * time.Millisecond) {
-		d.left, d.doubtful = s.list(ctx, workSQL, from), s.list(ctx, doubtfulSQL)
+		d.left = s.list(ctx, workSQL, from)
+		d.doubtful = s.list(ctx, doubtfulSQL, len(d.left) == 0)
 		if all := slices.Concat(d.doubtful, d.left); !slices.Equal(all, before) {
 			some := all[:min(10, len(all))]
 			fmt.Fprintf(&seen, "%v after the faults %d, as %q\n", round(time.Since(d.began)), len(all), some)
@@ -218,11 +219,9 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 	}
 	h.CronUntil = s.paused
 	if h.Gateways = s.cfg.gateways; h.Gateways > 0 {
-		h.Served, h.GatewayLease, h.Slots = append(slices.Clone(models), onlineQueue), gatewayLease, map[string]int{}
-		for _, server := range onlineServers {
-			h.Slots[server] = onlineSlots
-		}
+		h.Served, h.GatewayLease = append(slices.Clone(models), onlineQueue), gatewayLease
 	}
+	h.Slots = slotsOfInstances()
 	for _, t := range s.tables {
 		h.Tables = append(h.Tables, *t)
 	}
@@ -244,9 +243,7 @@ func (s *site) history(ctx context.Context) (*judge.History, error) {
 		if one.Closed.IsZero() {
 			one.Closed = time.Now()
 		}
-		if one.Instance != "" {
-			h.OnlineCalls = append(h.OnlineCalls, one)
-		}
+		h.SlotCalls = append(h.SlotCalls, one)
 		if one.Token != 0 || one.Via == "" {
 			h.Calls = append(h.Calls, one)
 		}
@@ -284,6 +281,7 @@ type event struct {
 	Due                          *time.Time
 	Transaction                  int64
 	Began                        time.Time // the transaction
+	Under, Holder, Noted         int64
 }
 
 func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
@@ -326,6 +324,12 @@ func (s *site) readDatabase(ctx context.Context, h *judge.History) error {
 		if p, changed := s.place(&e); changed {
 			h.Places = append(h.Places, p)
 		}
+		if e.What == "later" || e.What == "end" && e.Outcome == "failed" {
+			h.Setbacks = append(h.Setbacks, judge.Setback{
+				Seq: e.Seq, Entry: e.Entry, Queue: e.Queue, Class: e.Class,
+				Token: e.Under, Holder: e.Holder, Node: e.Noted,
+			})
+		}
 		switch e.What {
 		case "grant":
 			h.Grants = append(h.Grants, judge.Grant{
@@ -356,7 +360,7 @@ func (s *site) readEvents(ctx context.Context) ([]event, error) {
 SELECT e.seq, e.at, e.what, coalesce(q.name, ''), coalesce(e.entry_id, 0), coalesce(e.token, 0),
        coalesce(e.last, 0), coalesce(e.node, 0), coalesce(e.op, 0), coalesce(e.attempt, 0), coalesce(e.crashes, 0),
        coalesce(e.key, ''), coalesce(e.outcome, ''), coalesce(e.nonce, ''), coalesce(e.class, ''),
-       e.due, e.tx::text::bigint, e.began
+       e.due, e.tx::text::bigint, e.began, coalesce(e.under, 0), coalesce(e.holder, 0), coalesce(e.noted, 0)
   FROM judge.event e LEFT JOIN penstock.queue q ON q.id = e.queue_id ORDER BY e.seq`
 	rows, err := s.db.pool.Query(ctx, sql)
 	if err != nil {
@@ -389,34 +393,6 @@ func (s *site) place(e *event) (p judge.Place, changed bool) {
 	return p, true
 }
 
-func (s *site) readEffects(ctx context.Context, h *judge.History) error {
-	var op int64
-	var n int
-	const effectsSQL = `SELECT op, count(*) FROM judge.effect GROUP BY op`
-	err := s.each(ctx, effectsSQL, []any{&op, &n}, func() { h.Effects[op] = n })
-	if err != nil {
-		return err
-	}
-	err = s.each(ctx, `SELECT op FROM judge.client_row`, []any{&op}, func() { h.Rows[op] = true })
-	if err != nil {
-		return err
-	}
-	if err := s.readBatches(ctx, h); err != nil {
-		return err
-	}
-	if err := s.readCallbacks(ctx, h); err != nil {
-		return err
-	}
-	var invariant, detail string
-	const invariantsSQL = `SELECT invariant, detail FROM penstock.check_invariants('5 seconds')`
-	return s.each(
-		ctx,
-		invariantsSQL,
-		[]any{&invariant, &detail},
-		func() { h.Broken = append(h.Broken, invariant+": "+detail) },
-	)
-}
-
 // readSchedules comes first: an entry of a schedule that ends afterwards was running, and its end may be in the events.
 func (s *site) readSchedules(ctx context.Context, h *judge.History) error {
 	var f judge.Firing
@@ -439,33 +415,6 @@ SELECT j.name, f.nominal_at, f.fired_at, f.entry_id,
 	const ticksSQL = `
 SELECT job, (extract(epoch FROM nominal) * 1000000)::bigint, count(*) FROM judge.tick GROUP BY job, nominal`
 	return s.each(ctx, ticksSQL, []any{&tick.Job, &tick.Nominal, &n}, func() { h.Ticks[tick] = n })
-}
-
-func (s *site) readCallbacks(ctx context.Context, h *judge.History) error {
-	const sql = `SELECT entry_id, callback_id FROM penstock.callback_sent ORDER BY callback_id`
-	h.Callbacks = map[int64]int64{}
-	var ended, callback int64
-	return s.each(ctx, sql, []any{&ended, &callback}, func() { h.Callbacks[ended] = callback })
-}
-
-func (s *site) readBatches(ctx context.Context, h *judge.History) error {
-	var item judge.Item
-	var n int
-	const itemsSQL = `SELECT b, i, count(*) FROM judge.part GROUP BY b, i`
-	err := s.each(ctx, itemsSQL, []any{&item.Label, &item.No, &n}, func() { h.Items[item] = n })
-	if err != nil {
-		return err
-	}
-	const partsSQL = `
-SELECT p.batch_id, p.no, coalesce(p.outcome::text, ''), c.least, c.most
-  FROM penstock.batch_part p
- CROSS JOIN LATERAL (
-       SELECT coalesce(min(n), 0)::int AS least, coalesce(max(n), 0)::int AS most FROM (
-              SELECT (SELECT count(*) FROM judge.part j WHERE j.b = (x->>'b')::bigint AND j.i = (x->>'i')::int) AS n
-                FROM jsonb_array_elements(p.items) x) i) c`
-	var part judge.BatchPart
-	return s.each(ctx, partsSQL, []any{&part.Batch, &part.No, &part.Outcome, &part.Least, &part.Most},
-		func() { h.BatchParts = append(h.BatchParts, part) })
 }
 
 func (s *site) each(ctx context.Context, sql string, into []any, do func()) error {

@@ -19,13 +19,22 @@ CREATE TABLE judge.event (
     outcome  text,
     nonce    text,
     class    text,
-    due      timestamptz
+    due      timestamptz,
+    under    bigint, -- the token of the lock that covered an entry when an error of it was recorded
+    holder   bigint, -- the node of that lock
+    noted    bigint  -- the node of the run, by the note in the history of the entry; null where none was added
 );
 CREATE TABLE judge.effect (op bigint NOT NULL);
 CREATE TABLE judge.part (b bigint NOT NULL, i int NOT NULL);
 CREATE TABLE judge.tick (job text NOT NULL, nominal timestamptz NOT NULL);
 CREATE TABLE judge.client_row (op bigint PRIMARY KEY);
 
+-- lock_of returns the lock record that covers an entry. An ending is recorded before its lock record is deleted.
+CREATE FUNCTION judge.lock_of(queue integer, entry bigint, entry_key text, OUT token bigint, OUT node bigint)
+LANGUAGE sql STABLE AS $$
+    SELECT l.token, l.node_id FROM penstock.lock l
+     WHERE l.queue_id = $1 AND l.lock_key = coalesce($3, '#' || $2) AND l.last_entry_id >= $2
+$$;
 CREATE FUNCTION judge.on_entry() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     IF TG_OP = 'INSERT' THEN
@@ -34,8 +43,11 @@ BEGIN
                 CASE WHEN jsonb_typeof(NEW.payload) = 'object' THEN (NEW.payload->>'op')::bigint END,
                 CASE WHEN NEW.status = 'initial' THEN NEW.due_at END);
     ELSIF TG_OP = 'UPDATE' THEN
-        INSERT INTO judge.event (what, queue_id, entry_id, key, due)
-        VALUES ('later', NEW.queue_id, NEW.id, NEW.lock_key, NEW.due_at);
+        INSERT INTO judge.event (what, queue_id, entry_id, key, due, class, under, holder, noted)
+        SELECT 'later', NEW.queue_id, NEW.id, NEW.lock_key, NEW.due_at, n.note->>'class', l.token, l.node,
+               (n.note->>'node')::bigint
+          FROM (SELECT CASE WHEN NEW.attempt > OLD.attempt THEN NEW.history->-1 END AS note) n
+         CROSS JOIN judge.lock_of(NEW.queue_id, NEW.id, NEW.lock_key) l;
     ELSE
         INSERT INTO judge.event (what, queue_id, entry_id, key, attempt, crashes)
         VALUES ('gone', OLD.queue_id, OLD.id, OLD.lock_key, OLD.attempt, OLD.crashes);
@@ -67,8 +79,11 @@ BEGIN
 END $$;
 CREATE FUNCTION judge.on_failure() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
-    INSERT INTO judge.event (what, queue_id, entry_id, outcome, attempt, crashes, class)
-    VALUES ('end', NEW.queue_id, NEW.entry_id, 'failed', NEW.attempt, NEW.crashes, NEW.class);
+    INSERT INTO judge.event (what, queue_id, entry_id, outcome, attempt, crashes, class, under, holder, noted)
+    SELECT 'end', NEW.queue_id, NEW.entry_id, 'failed', NEW.attempt, NEW.crashes, NEW.class, l.token, l.node,
+           CASE WHEN n.note->>'error' = NEW.error OR NEW.class = 'poison' THEN (n.note->>'node')::bigint END
+      FROM (SELECT NEW.history->-1 AS note) n
+     CROSS JOIN judge.lock_of(NEW.queue_id, NEW.entry_id, NEW.lock_key) l;
     RETURN NULL;
 END $$;
 -- on_change records that a row was changed in place, which the product never does: the end of an entry is one row that

@@ -54,6 +54,28 @@ const onceQueue = "once"
 // models are queues whose entries workers run.
 var models = []string{"solo", "keyed", "limited", onceQueue, frailQueue, uniqueQueue, ratedQueue}
 
+// servers are the instances of each of these models.
+var servers = []string{"cpu-1", "cpu-2"}
+
+const serverSlots = 16 // of each instance
+
+// instanceOf names an instance of a model for the judges.
+func instanceOf(model, server string) string { return model + " on " + server }
+
+// slotsOfInstances is how many slots each instance has.
+func slotsOfInstances() map[string]int {
+	slots := map[string]int{}
+	for _, model := range models {
+		for _, server := range servers {
+			slots[instanceOf(model, server)] = serverSlots
+		}
+	}
+	for _, server := range onlineServers {
+		slots[instanceOf(onlineQueue, server)] = onlineSlots
+	}
+	return slots
+}
+
 // setUp makes models, queues and schedules, and attaches the recorder, on a database that a leader
 // has migrated.
 func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) error {
@@ -71,9 +93,9 @@ func setUp(ctx context.Context, db *database, w *recorder, ticks timetable) erro
 		if err := db.exec(ctx, `SELECT penstock.register_model($1, $2)`, model, config); err != nil {
 			return fmt.Errorf("register model %s: %w", model, err)
 		}
-		for _, server := range []string{"cpu-1", "cpu-2"} {
-			const sql = `SELECT penstock.register_instance($1, $2, $3, 16)`
-			if err := db.exec(ctx, sql, model, server, w.addr+"/run/"+model); err != nil {
+		for _, server := range servers {
+			const sql = `SELECT penstock.register_instance($1, $2, $3, $4)`
+			if err := db.exec(ctx, sql, model, server, w.addr+"/run/"+model+"/"+server, serverSlots); err != nil {
 				return fmt.Errorf("register instance: %w", err)
 			}
 		}

@@ -69,7 +69,7 @@ func newRecorder() (*recorder, error) {
 	w := &recorder{addr: "http://" + listener.Addr().String(), failed: map[int64]int{}}
 	w.behave(honest, 0)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /run/{queue}", w.run)
+	mux.HandleFunc("POST /run/{queue}/{server}", w.run)
 	mux.HandleFunc("POST /online/{server}/v1/chat/completions", w.online)
 	mux.HandleFunc("POST /hook", w.hook)
 	mux.HandleFunc("/", w.health)
@@ -100,6 +100,7 @@ func (w *recorder) run(rw http.ResponseWriter, r *http.Request) {
 	}
 	_, _ = io.Copy(io.Discard, r.Body) // so that the end of the connection is noticed
 	c := w.called(r, in, r.PathValue("queue"))
+	c.Instance = instanceOf(c.Queue, r.PathValue("server"))
 	w.begin(c)
 	w.mu.Lock()
 	fails := w.failed[in.Op] < in.Fail
@@ -184,7 +185,7 @@ func (w *recorder) answer(
 	}
 	nonce := strconv.FormatUint(rand.Uint64(), 36)
 	w.closed(c, "ok", nonce)
-	if c.Instance != "" {
+	if c.Queue == onlineQueue {
 		const answer = `{"nonce": %q, "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}}]}`
 		fmt.Fprintf(rw, answer, nonce)
 		return

@@ -26,11 +26,8 @@ func attemptsAreErrors(x *index, r *report) {
 			case c.Answer != "ok" && c.Answer != "busy" || x.missed(c):
 				most++
 			}
-			if x.recorded(c) {
-				switch back := x.cameBack(c, places[e.Entry]); {
-				case back != nil && back.Position == 0, back == nil && e.Outcome == "failed":
-					least++
-				}
+			if x.recorded(c) && x.setBack(c, e, places[e.Entry]) {
+				least++
 			}
 		}
 		if p := x.pushByEntry[e.Entry]; p != nil && p.Once && e.Class == classUnknown {
@@ -41,6 +38,15 @@ func attemptsAreErrors(x *index, r *report) {
 				"%d were recorded", e.Entry, e.Attempt, most, least)
 		}
 	}
+}
+
+// setBack says that the entry of a call was to be tried again later, or failed, after it.
+func (x *index) setBack(c *Call, e *Ending, places []*Place) bool {
+	if e.Key != "" { // of a key no places are recorded
+		return slices.ContainsFunc(x.setbacks[c.Entry], func(s *Setback) bool { return s.Token == c.Token })
+	}
+	back := x.cameBack(c, places)
+	return back != nil && back.Position == 0 || back == nil && e.Outcome == "failed"
 }
 
 // recorded says that a run ended with a call that was answered with an error, and that nothing kept its node from

@@ -84,7 +84,7 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	if ends := x.endings[p.Entry]; len(ends) > 0 {
 		first = ends[0].At
 	}
-	for _, g := range x.grantsOf(p) {
+	for _, g := range x.covering(p) {
 		if first.IsZero() || g.At.Before(first) {
 			first = g.At
 		}
@@ -103,6 +103,20 @@ func (x *index) waitsToItsDeadline(p *Push, calm *calm, r *report) {
 	}
 }
 
+// covering are the grants that covered an entry since its client pushed it. One of a key that is covered waits for the
+// entries before it, under a lock that may be older than it.
+func (x *index) covering(p *Push) (grants []*Grant) {
+	if p.Key == "" {
+		return x.grantsOf(p)
+	}
+	for _, g := range x.byKey[[2]string{p.Queue, p.Key}] {
+		if g.Last >= p.Entry && (g.Freed.IsZero() || g.Freed.After(p.Called)) {
+			grants = append(grants, g)
+		}
+	}
+	return grants
+}
+
 // ExpiryMax is how long after its deadline an entry that waits may take to expire, without a disturbance.
 func ExpiryMax(lease, tolerance time.Duration) time.Duration { return lease + dueMax + tolerance }
 
@@ -115,7 +129,7 @@ func (x *index) runsToItsDeadline(p *Push, calm *calm, r *report) {
 			x.away(g.Process, g.At, c.Closed) {
 			continue
 		}
-		own := x.grantsOf(p)
+		own := x.covering(p)
 		first := i == 0 && len(own) > 0 && g == own[0]
 		if late := calm.between(p.StartBy, c.Begin); first && !p.StartBy.IsZero() && late > x.actMax() {
 			r.bad("entry %d was run %v after the time by which it had to start", p.Entry, late)

@@ -31,6 +31,7 @@ type History struct {
 	Grants     []Grant
 	Insertions []Insertion
 	Endings    []Ending
+	Setbacks   []Setback
 	Changes    []Change
 	Waiting    []string // queues whose entries may wait beyond a run: those of schedules and webhooks
 	Places     []Place
@@ -60,7 +61,7 @@ type History struct {
 	Rows       map[int64]bool // operations whose own transaction committed another row with the push
 
 	Requests     []Request // to gateways
-	OnlineCalls  []Call    // of workers whose slots gateways and nodes share
+	SlotCalls    []Call    // of all workers, also those for requests
 	Slots        map[string]int
 	Gateways     int
 	GatewayLease time.Duration
@@ -96,7 +97,7 @@ type History struct {
 	Released   time.Duration // until locks were free that were held at the end; 0 where recovery frees them together
 	FaultsOver time.Time     // when the faults had ended, and clients had their answers
 	Doubts     []Doubt       // of slots, in the order in which they began
-	Doubtful   []string      // slots that are in doubt after the drain
+	Doubtful   []string      // slots that no call can use after the drain, and those that are held for none
 	DoubtMax   time.Duration // that a slot may be in doubt
 	DrainMax   time.Duration // that this may take, whatever it takes without faults
 	FaultFree  time.Duration // that the same backlog took afterwards, without faults; 0: not measured
@@ -141,7 +142,7 @@ type Call struct {
 	Begin, Closed    time.Time // until the answer, or the end of the connection
 	Answer           string    // ok, error, busy, died, none
 	Nonce            string    // in the answer, so that a result names its call
-	Instance         string    // of the model that gateways serve
+	Instance         string    // that was called
 	Via              string    // the gateway, by the word of its client
 }
 
@@ -176,6 +177,16 @@ type Ending struct {
 	Nonce      string
 	Attempt    int
 	Crashes    int
+	Class      string
+}
+
+// Setback is a run that ended without a result: its entry was to be tried again later, or failed.
+type Setback struct {
+	Seq, Entry int64
+	Queue      string
+	Token      int64 // of the lock that covered the entry then; 0: none
+	Holder     int64 // the node of that lock
+	Node       int64 // the one that ran the entry, by the note of its error; 0: no error was noted
 	Class      string
 }
 
@@ -289,6 +300,7 @@ type index struct {
 	byKey       map[[2]string][]*Grant
 	endings     map[int64][]*Ending
 	calls       map[int64][]*Call // by entry
+	setbacks    map[int64][]*Setback
 	beats       map[string][]time.Time
 	stops       map[string][]Death // for longer than half a lease, of processes that went on after it
 	allStops    map[string][]Death // with the shorter ones
@@ -298,7 +310,8 @@ func newIndex(h *History) *index {
 	x := &index{
 		History: h, pushByOp: map[int64]*Push{}, pushByEntry: map[int64]*Push{}, grants: map[int64]*Grant{},
 		byKey: map[[2]string][]*Grant{}, endings: map[int64][]*Ending{}, calls: map[int64][]*Call{},
-		beats: map[string][]time.Time{}, stops: map[string][]Death{}, allStops: map[string][]Death{},
+		setbacks: map[int64][]*Setback{},
+		beats:    map[string][]time.Time{}, stops: map[string][]Death{}, allStops: map[string][]Death{},
 	}
 	x.leaveOutForked()
 	for i := range x.Pushes {
@@ -318,6 +331,9 @@ func newIndex(h *History) *index {
 	}
 	for i := range h.Endings {
 		x.endings[h.Endings[i].Entry] = append(x.endings[h.Endings[i].Entry], &h.Endings[i])
+	}
+	for i := range h.Setbacks {
+		x.setbacks[h.Setbacks[i].Entry] = append(x.setbacks[h.Setbacks[i].Entry], &h.Setbacks[i])
 	}
 	for i := range h.Calls {
 		x.calls[h.Calls[i].Entry] = append(x.calls[h.Calls[i].Entry], &h.Calls[i])

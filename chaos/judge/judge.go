@@ -354,32 +354,6 @@ func (x *index) silentUntil(earlier, later *Call) time.Duration {
 	return silent
 }
 
-func newestToken(x *index, r *report) {
-	for i := range x.Endings {
-		e := &x.Endings[i]
-		if e.Token == 0 {
-			continue
-		}
-		r.checked++
-		key := e.Key
-		if key == "" {
-			key = "#" + strconv.FormatInt(e.Entry, 10)
-		}
-		var newest *Grant
-		for _, g := range x.byKey[[2]string{e.Queue, key}] {
-			if g.Seq < e.Seq && (newest == nil || g.Seq > newest.Seq) {
-				newest = g
-			}
-		}
-		switch {
-		case newest == nil:
-			r.bad("entry %d ended under token %d, and its key %s was never granted", e.Entry, e.Token, key)
-		case newest.Token != e.Token:
-			r.bad("entry %d ended under token %d after token %d was granted", e.Entry, e.Token, newest.Token)
-		}
-	}
-}
-
 func resultsAreAnswers(x *index, r *report) {
 	for i := range x.Endings {
 		e := &x.Endings[i]

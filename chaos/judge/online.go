@@ -33,12 +33,13 @@ type Request struct {
 }
 
 // slotsHold counts the calls that an instance has at the begin of each: never more than it has slots, unless the
-// process behind one of them was silent for its lease. Such a process has lost its slots, and its call may go on.
+// process behind one of them was silent for its lease. Such a process has lost its slots, and its call may go on. Cases
+// are the calls with which an instance has as many as slots.
 func slotsHold(x *index, r *report) {
 	running := map[string][]*Call{}
-	calls := make([]*Call, 0, len(x.OnlineCalls))
-	for i := range x.OnlineCalls {
-		calls = append(calls, &x.OnlineCalls[i])
+	calls := make([]*Call, 0, len(x.SlotCalls))
+	for i := range x.SlotCalls {
+		calls = append(calls, &x.SlotCalls[i])
 	}
 	slices.SortFunc(calls, func(a, b *Call) int { return a.Begin.Compare(b.Begin) })
 	for _, c := range calls {
@@ -50,7 +51,9 @@ func slotsHold(x *index, r *report) {
 		if x.forked(c.Begin) {
 			continue
 		}
-		r.checked++
+		if len(now) >= x.Slots[c.Instance] {
+			r.checked++
+		}
 		lapsed := func(o *Call) bool { return x.lapsed(o, c.Begin) }
 		if len(now) > x.Slots[c.Instance] && !slices.ContainsFunc(now, lapsed) {
 			r.bad("%s had %d calls on %d slots at %s, when operation %d began by %s", c.Instance, len(now),
@@ -81,8 +84,8 @@ func (x *index) lapsed(c *Call, until time.Time) bool {
 // was stopped or was ended in its time.
 func wholeOrError(x *index, r *report) {
 	answers := map[int64][]string{}
-	for i := range x.OnlineCalls {
-		if c := &x.OnlineCalls[i]; c.Answer == "ok" {
+	for i := range x.SlotCalls {
+		if c := &x.SlotCalls[i]; c.Answer == "ok" {
 			answers[c.Op] = append(answers[c.Op], c.Nonce)
 		}
 	}

@@ -12,7 +12,7 @@ func online() *History {
 		Lease: 3 * time.Second, Tolerance: 100 * time.Millisecond, Gateways: 2, GatewayLease: 5 * time.Second,
 		Slots: map[string]int{"gpu": 2},
 		Beats: []Beat{{Process: "g1", At: at(0)}, {Process: "g1", At: at(2000)}, {Process: "g1", At: at(4000)}, {Process: "g2", At: at(0)}, {Process: "g2", At: at(2000)}, {Process: "g2", At: at(4000)}},
-		OnlineCalls: []Call{
+		SlotCalls: []Call{
 			{Op: 1, Instance: "gpu", Via: "g1", Begin: at(100), Closed: at(900), Answer: "ok", Nonce: "a"},
 			{Op: 2, Instance: "gpu", Via: "g2", Begin: at(200), Closed: at(1200), Answer: "ok", Nonce: "b"},
 			{Op: 3, Instance: "gpu", Via: "g2", Begin: at(2000), Closed: at(3000), Answer: "died"},
@@ -41,7 +41,7 @@ func TestJudgesOfGatewaysSeeWhatIsWrong(t *testing.T) {
 	}
 	third := Call{Op: 4, Instance: "gpu", Via: "g1", Begin: at(300), Closed: at(800), Answer: "ok"}
 	for want, spoil := range map[string]func(*History){
-		"gpu had 3 calls on 2 slots": func(h *History) { h.OnlineCalls = append(h.OnlineCalls, third) },
+		"gpu had 3 calls on 2 slots": func(h *History) { h.SlotCalls = append(h.SlotCalls, third) },
 		"no call for it answered":    func(h *History) { h.Requests[0].Nonce = "b" },
 		"answered in part":           func(h *History) { h.Requests[1].How = AnsweredPart },
 		"answered not":               func(h *History) { h.Requests[2].How = AnsweredNot },
@@ -61,9 +61,9 @@ func TestJudgesOfGatewaysAllowWhatADeathDoes(t *testing.T) {
 	h.Requests[1].How, h.Requests[1].Nonce = AnsweredPart, ""
 	h.Deaths = []Death{{Process: "g2", At: at(1000), Killed: true}}
 	h.Beats = h.Beats[:4] // g2 is silent from 0 on
-	h.OnlineCalls[1].Closed = at(9000)
+	h.SlotCalls[1].Closed = at(9000)
 	for _, op := range []int64{5, 6} {
-		h.OnlineCalls = append(h.OnlineCalls, Call{Op: op, Instance: "gpu", Via: "g1", Begin: at(6000), Closed: at(6500), Answer: "ok"})
+		h.SlotCalls = append(h.SlotCalls, Call{Op: op, Instance: "gpu", Via: "g1", Begin: at(6000), Closed: at(6500), Answer: "ok"})
 	}
 	h.Beats = append(h.Beats, Beat{Process: "g1", At: at(5500)})
 	if found := onlineFindings(h); len(found) > 0 {

@@ -13,13 +13,13 @@ type start struct {
 	first *Call
 }
 
-// keyStarts groups the pushes of keyed entries whose order is promised: told, due at once and never
-// cancelled.
+// keyStarts groups the pushes of keyed entries whose order is promised: told and due at once. An entry that ended
+// otherwise than done without a call has no part in it: it was cancelled, or expired, or nodes died before they called.
 func (x *index) keyStarts() map[[2]string][]start {
 	keys := map[[2]string][]start{}
 	for i := range x.Pushes {
 		p := &x.Pushes[i]
-		if p.Key == "" || !p.Told || !p.Due.IsZero() || p.Cancel != nil || p.Effect {
+		if p.Key == "" || !p.Told || !p.Due.IsZero() || p.Effect {
 			continue
 		}
 		var first *Call
@@ -27,6 +27,9 @@ func (x *index) keyStarts() map[[2]string][]start {
 			if first == nil || c.Begin.Before(first.Begin) {
 				first = c
 			}
+		}
+		if ends := x.endings[p.Entry]; first == nil && len(ends) > 0 && ends[0].Outcome != "done" {
+			continue
 		}
 		at := [2]string{p.Queue, p.Key}
 		keys[at] = append(keys[at], start{p, first})
@@ -57,7 +60,70 @@ func keysInOrder(x *index, r *report) {
 				}
 			}
 		}
+		x.rerunsInOrder(key, starts, r)
 	}
+}
+
+// rerunsInOrder looks at each call of a key under whose token nothing was recorded for its entry: the entry was handed
+// back, or recovered, and has its place. Until it has ended, or is to be tried again later, no entry that was accepted
+// after it runs under a later token before it is called again; nor under the same token if the worker was busy, and
+// nothing kept the node from recording something else: it goes on before it hears that a record was refused. An entry
+// with a deadline or a cancel may end without a call, and is left out.
+func (x *index) rerunsInOrder(key [2]string, starts []start, r *report) {
+	pushes, calls := map[int64]*Push{}, []*Call{}
+	for _, s := range starts {
+		pushes[s.push.Entry] = s.push
+		calls = append(calls, x.calls[s.push.Entry]...)
+	}
+	slices.SortStableFunc(calls, func(a, b *Call) int { return a.Begin.Compare(b.Begin) })
+	for i, c := range calls {
+		a, g := pushes[c.Entry], x.grants[c.Token]
+		if g == nil || x.forked(c.Begin) || a.Cancel != nil || !a.deadline().IsZero() || x.ended(c.Entry, c.Token) {
+			continue
+		}
+		r.checked++
+		for _, later := range calls[i+1:] {
+			b := pushes[later.Entry]
+			if b == a && later.Token >= c.Token {
+				break
+			}
+			if !a.Returned.Before(b.Called) || x.forked(later.Begin) || !x.overtakes(c, later) {
+				continue
+			}
+			r.bad("key %s of %s: entry %d was called under token %d, which recorded nothing of it, and entry %d, "+
+				"which was accepted later, under token %d before it was called again", key[1], key[0], c.Entry,
+				c.Token, later.Entry, later.Token)
+			break
+		}
+	}
+}
+
+// ended says that something was recorded for an entry under a token: an end, or that it is to be tried again later.
+func (x *index) ended(entry, token int64) bool {
+	return slices.ContainsFunc(x.endings[entry], func(e *Ending) bool { return e.Token == token }) ||
+		slices.ContainsFunc(x.setbacks[entry], func(s *Setback) bool { return s.Token == token })
+}
+
+// overtakes says that a later call of another entry of the key came before the entry of a call had its turn.
+func (x *index) overtakes(c, later *Call) bool {
+	was, is := x.grants[c.Token], x.grants[later.Token]
+	switch {
+	case is == nil || later.Token < c.Token: // a node goes on that has lost its lock
+		return false
+	case later.Token == c.Token:
+		return c.Answer == "busy" && !x.disturbed(was.Process, c.Begin, later.Begin)
+	}
+	again := func(o *Call) bool {
+		return o.Token > c.Token && o.Token <= later.Token && o.Begin.Before(later.Begin)
+	}
+	uncalled := !slices.ContainsFunc(x.calls[c.Entry], func(o *Call) bool { return o.Token == later.Token })
+	lifts := func(seq, token int64) bool {
+		return seq > was.Seq && (seq < is.Seq || uncalled && token == later.Token)
+	}
+	hadItsTurn := slices.ContainsFunc(x.calls[c.Entry], again) ||
+		slices.ContainsFunc(x.endings[c.Entry], func(e *Ending) bool { return lifts(e.Seq, e.Token) }) ||
+		slices.ContainsFunc(x.setbacks[c.Entry], func(s *Setback) bool { return lifts(s.Seq, s.Token) })
+	return !hadItsTurn
 }
 
 // queueInput is an operation on the queue of one key: an entry is accepted, or the entry at its

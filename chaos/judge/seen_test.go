@@ -678,7 +678,7 @@ func TestOrderIsAskedOfWhatHasOne(t *testing.T) {
 		},
 		"an entry that was cancelled and never started": func(h *History) {
 			pushOf(h, 11).Cancel = &Cancel{Called: at(6), Returned: at(8)}
-			h.Calls = h.Calls[1:]
+			h.Calls, endOf(h, 11).Outcome = h.Calls[1:], "cancelled"
 		},
 		"an entry ahead in line that is granted first": func(h *History) {
 			overtake(h)
