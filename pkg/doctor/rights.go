@@ -84,7 +84,7 @@ func checkRights(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	}
 	f := Finding{Summary: "this session is " + role + ", " + standing(duty, super, owner)}
 	if !sees {
-		f.Summary += ", and sees nothing of other sessions: connections and horizon are not judged by them"
+		f.Summary += ", and sees nothing of other sessions: the checks connections and horizon see only its own role"
 	}
 	switch {
 	case len(differences) > 0:
