@@ -375,7 +375,8 @@ BEGIN
        SET entry_id = failed, fired_at = clock_timestamp(), nominal_at = NULL, due_at = NULL,
            catching_up_to = clock_timestamp(),
            following_at = CASE WHEN overlap <> 'cancel_running' THEN NULL::timestamptz
-                               WHEN run_now_at IS NOT NULL THEN '-infinity' ELSE 'infinity' END
+                               WHEN run_now_at IS NOT NULL THEN '-infinity'
+                               WHEN j.due_at > clock_timestamp() THEN j.due_at ELSE 'infinity' END
      WHERE id = j.id;
 END $$;
 

@@ -53,7 +53,7 @@ type batchRow struct {
 	OutputThere, ErrorsThere  bool // the files are complete
 	Late                      bool // its completion window is over, by the clock of the database
 	FailedTurns               int  // since the last one that did not fail, with the one that runs
-	Revoked                   bool // its client had tokens, and has none that is valid
+	Revoked                   bool // its client had tokens, and has none with which it may call
 }
 
 const batchColumns = `
@@ -65,7 +65,8 @@ const batchColumns = `
        EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.output_file_id AND f.completed_at IS NOT NULL),
        EXISTS (SELECT FROM penstock.gateway_file f WHERE f.id = b.error_file_id AND f.completed_at IS NOT NULL),
        b.expires_at <= clock_timestamp(), b.failed_turns,
-       (SELECT coalesce(NOT bool_or(t.revoked_at IS NULL AND coalesce(t.expires_at > clock_timestamp(), true)), false)
+       (SELECT coalesce(NOT bool_or(t.scopes && '{call,admin}' AND t.revoked_at IS NULL
+                        AND coalesce(t.expires_at > clock_timestamp(), true)), false)
           FROM penstock.api_token t
          WHERE t.name = b.owner)`
 

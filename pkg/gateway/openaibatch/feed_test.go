@@ -106,7 +106,7 @@ func TestABatchEndsWithTheLastTokenOfItsClient(t *testing.T) {
 	s.exec(`SELECT penstock.create_queue('q', '{}')`)
 	for _, token := range []string{"old", "new"} {
 		s.exec(`INSERT INTO penstock.api_token (name, hash, scopes, created_by)
-		        VALUES ('shop', sha256($1), '{push}', 'test')`, []byte(token))
+		        VALUES ('shop', sha256($1), '{call}', 'test')`, []byte(token))
 	}
 	s.exec(`UPDATE penstock.api_token SET revoked_at = clock_timestamp() WHERE hash = sha256('old')`)
 	b := s.begun(requestLine+requestLine, 0, len(requestLine))
