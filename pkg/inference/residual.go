@@ -58,7 +58,7 @@ func (p *SlotPool) Report(now time.Time) []InstanceReport {
 	for _, state := range p.models {
 		all = append(all, state.ledger.report(now)...)
 	}
-	slices.SortFunc(all, func(state, b InstanceReport) int { return cmp.Compare(state.ID, b.ID) })
+	slices.SortFunc(all, func(a, b InstanceReport) int { return cmp.Compare(a.ID, b.ID) })
 	return all
 }
 

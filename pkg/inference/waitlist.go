@@ -121,7 +121,7 @@ func (d *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
 		case d.tries >= triesMax:
 			return nil, d.noRoom(o)
 		}
-		d.held = nil // the slot was that of the call
+		d.held, d.members = nil, 0 // they were those of the call
 	}
 }
 
