@@ -187,6 +187,10 @@ func (s *server) duties() map[string]func(context.Context) error {
 	return duties
 }
 
+// unreadyTime is for how long a gateway that is ordered to drain refuses requests before it closes its listener: as
+// long as Kubernetes takes to see that it is not ready, by three probes every two seconds.
+const unreadyTime = 6 * time.Second
+
 // assemble puts the parts together.
 func (s *server) assemble(conn *pgx.ConnConfig) error {
 	g := s.cfg.Gateway
@@ -197,7 +201,8 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
 		Status: s.status, Drain: func(reason string) {
 			s.log.Info("drain ordered", "reason", reason)
-			s.drain()
+			s.gateway.Drain()
+			time.AfterFunc(unreadyTime, s.drain)
 		},
 	}, s.slots)
 	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
