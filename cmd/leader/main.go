@@ -2,7 +2,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -260,7 +259,10 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 		return migrations.Check(ctx, pool)
 	}
 	// A connection of its own: one of the pool waits for each answer only as long as a duty's statement may take.
-	direct := cmp.Or(cfg.Database.DirectURL, pool.Config().ConnString())
+	direct := pool.Config().ConnString()
+	if cfg.Database.Pooled {
+		direct = cfg.Database.DirectURL
+	}
 	conn, err := postgres.ConnConfig(postgres.Config{DSN: direct})
 	if err != nil {
 		return err
@@ -271,6 +273,10 @@ func migrate(ctx context.Context, cfg Config, pool *pgxpool.Pool, log *slog.Logg
 	}
 	for _, note := range done.Notes {
 		log.Warn("migrated the schema, but not all of it", "note", note)
+	}
+	if cfg.Database.Pooled && postgres.Disconnected(err) && migrations.Check(ctx, pool) == nil {
+		log.Warn("database.direct_url does not answer; nothing is to be migrated", "error", err)
+		return nil
 	}
 	return err
 }

@@ -8,9 +8,10 @@ import (
 	"runtime/debug"
 )
 
-// runtimeShare is the part of a memory limit that Go's runtime may take. The rest is for what it does not count: the
-// program's own pages, buffers of the kernel, and what is allocated while a collection runs.
-const runtimeShare = 0.85
+// runtimeShare is the part of a memory limit that Go's runtime may take. It is below the marks of the governor, which
+// counts garbage as used: at 0.8 it lets queues in again that it refused. The rest is for what the runtime does not
+// count: the program's own pages, buffers of the kernel, and what is allocated while a collection runs.
+const runtimeShare = 0.70
 
 // LimitRuntime keeps the memory of Go's runtime below the limit of this process's cgroup, where there is one: the
 // closer it comes, the more often garbage is collected. Without it the heap doubles between two collections, or grows

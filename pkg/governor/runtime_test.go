@@ -28,7 +28,7 @@ func TestTheRuntimeStaysBelowTheLimitOfTheCgroup(t *testing.T) {
 			limitRuntime(tree(t, c.recording), slog.New(slog.DiscardHandler))
 			want := before
 			if c.limit > 0 {
-				want = int64(0.85 * float64(c.limit))
+				want = int64(0.70 * float64(c.limit))
 			}
 			if got := debug.SetMemoryLimit(-1); got != want {
 				t.Errorf("the runtime is limited to %d bytes, want %d", got, want)
