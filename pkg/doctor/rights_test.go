@@ -76,7 +76,7 @@ func TestASessionThatSeesNothingOfOthersSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(as.Close)
-	const says = "sees nothing of other sessions: connections and horizon"
+	const says = "sees nothing of other sessions: the checks connections and horizon"
 	want(t, find(t, as, "rights", Config{}), Warning, "this session is "+role, says)
 	exec(t, pool, `GRANT pg_read_all_stats TO `+role)
 	if f := find(t, as, "rights", Config{}); f.Severity != Fine {
