@@ -67,8 +67,9 @@
 //	slot         the right to one call at a time to an instance
 //	permit       the right of a node to hold one more lock, or a slot for one more entry; taken before the claim
 //	batch        pushes of one process that are committed as a group (group commit). Any other batch is named with its
-//	             content: of endings (one transaction), of entries (one run or one call); a batch queue splits input
-//	             into entries (pkg/batch)
+//	             content: of endings (one transaction), of entries (one run or one call), of requests (lines of a file
+//	             that a client of a gateway has sent, pkg/gateway/openaibatch); a batch queue splits input into
+//	             entries (pkg/batch)
 //	hint         a notification that a lane has work. Hints may be lost: nodes poll
 //
 // # States
