@@ -253,6 +253,9 @@ func TestAGatewayThatIsOrderedToDrainEnds(t *testing.T) {
 	<-held
 	p.exec(`SELECT penstock.drain_node(id, 'test') FROM penstock.node WHERE name = 'g1'`)
 	g.says("drain ordered")
+	if status := askModel(t.Context(), g.url); status != http.StatusServiceUnavailable {
+		t.Errorf("a request behind the order was answered with %d, want 503", status)
+	}
 	close(release)
 	if status := <-answered; status != http.StatusOK {
 		t.Errorf("a request in flight was answered with %d", status)

@@ -200,8 +200,8 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 	s.member = gateway.NewRegistration(gateway.RegistrationConfig{
 		Name: g.Name, Application: g.Application, Lease: g.Lease, Beat: min(time.Second, g.Lease/3), Log: s.log,
 		Status: s.status, Drain: func(reason string) {
-			s.log.Info("drain ordered", "reason", reason)
 			s.gateway.Drain()
+			s.log.Info("drain ordered", "reason", reason)
 			time.AfterFunc(unreadyTime, s.drain)
 		},
 	}, s.slots)

@@ -60,4 +60,14 @@ func TestALeaderBehindAPoolerMigratesPastItOrNotAtAll(t *testing.T) {
 	if err := migrations.Check(t.Context(), pool); err != nil {
 		t.Error(err)
 	}
+	cfg.Database.DirectURL = "postgres://127.0.0.1:1/none?connect_timeout=2"
+	if err := migrate(t.Context(), cfg, pool, log); err != nil {
+		t.Errorf("with nothing to migrate, and an address that does not answer: %v", err)
+	}
+	if _, err := pool.Exec(t.Context(), `DROP SCHEMA penstock CASCADE`); err != nil {
+		t.Fatal(err)
+	}
+	if err := migrate(t.Context(), cfg, pool, log); err == nil {
+		t.Error("without a schema a leader starts although the address does not answer")
+	}
 }

@@ -16,18 +16,25 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-func TestMetricsCanBeRead(t *testing.T) {
+// assembled is a node with the defaults on a database of the test, which does not run.
+func assembled(t *testing.T) (*node, *penstock.DB) {
+	t.Helper()
 	cfg := defaults()
 	cfg.Database.URL = pgtest.DSN(t)
 	db, err := penstock.Open(t.Context(), cfg.Database.Connect(2))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer db.Close()
+	t.Cleanup(db.Close)
 	n, err := newNode(cfg, db, nil, slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
+	return n, db
+}
+
+func TestMetricsCanBeRead(t *testing.T) {
+	n, db := assembled(t)
 	n.observer.Claimed("work", 3, time.Millisecond, true)
 	n.observer.Refused("work", "threads")
 	n.observer.Ran("work", time.Second, time.Minute, errors.New("no"))
@@ -50,17 +57,7 @@ func TestMetricsCanBeRead(t *testing.T) {
 
 // An explanation looks there (penstock.limit_reasons), and so does the dashboard.
 func TestAReportHasWhatTheGovernorRefuses(t *testing.T) {
-	cfg := defaults()
-	cfg.Database.URL = pgtest.DSN(t)
-	db, err := penstock.Open(t.Context(), cfg.Database.Connect(2))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close()
-	n, err := newNode(cfg, db, nil, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, db := assembled(t)
 	n.governor.Take("work", 1, 1) // no reading yet: refused
 	var refused, levels bool
 	const sql = `SELECT $1::jsonb->'governor'->'refused' ? 'work', $1::jsonb->'governor' ? 'levels'`
