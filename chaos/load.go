@@ -33,6 +33,7 @@ type load struct {
 	gateways   bool          // entries of onlineQueue are pushed
 	atMostOnce bool          // entries of onceQueue are pushed
 	long       bool          // solo entries take seconds, so that many nodes hold a lock when they are killed
+	failing    bool          // solo entries and those of keys take seconds, and end in an error at first
 	ops        atomic.Int64
 	work       sync.WaitGroup
 	link       *pgproxy.Link   // of clients that speak SQL
@@ -56,7 +57,7 @@ func newLoad(
 ) *load {
 	return &load{
 		leaders: leaders, hook: worker.addr + "/hook", worker: worker, seed: cfg.seed, lease: cfg.lease,
-		long: cfg.rare || cfg.kills, atMostOnce: cfg.before == "",
+		long: cfg.rare || cfg.kills, failing: cfg.stops, atMostOnce: cfg.before == "",
 		gateways: cfg.gateways > 0, patient: patient, db: db, link: link,
 		sql: fmt.Sprintf(
 			"postgres://%s@%s/%s?sslmode=disable&connect_timeout=3&application_name=client",
@@ -162,6 +163,9 @@ func (l *load) next(random *rand.Rand) func() {
 			return func() { l.batch(n) }
 		}
 		in.MS = 1000 + random.IntN(5000) // a long run, often longer than a lease
+	}
+	if l.failing && roll < 42 {
+		in.MS, in.Fail = 1000+random.IntN(2500), 1
 	}
 	body["payload"] = in
 	return func() { l.push(p, body) }

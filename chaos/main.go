@@ -100,6 +100,9 @@ func (c *config) flags(keep *bool) {
 		releaseKills, releaseAnswers))
 	flag.BoolVar(&c.holds, "holds", false,
 		"nearly all faults are rows of running entries that another transaction keeps locked, and few processes die")
+	flag.BoolVar(&c.stops, "stops", false,
+		"nearly all faults are SIGSTOPs of task nodes for longer than a lease, and most runs take seconds and end "+
+			"in an error at first: nodes record errors of runs that others have by then")
 	flag.BoolVar(&c.kills, "kills", false,
 		"the only faults are SIGKILLs of task nodes, one every few seconds: how long their locks wait for recovery")
 	flag.DurationVar(

@@ -97,6 +97,15 @@ var holdSteps = []step{
 	{2, (*plan).killLeader},
 }
 
+// stopSteps stand in for them where nodes shall go on with runs that others have by then.
+var stopSteps = []step{
+	{40, (*plan).freezeNode},
+	{4, (*plan).killNode},
+	{4, (*plan).loseAnswers},
+	{4, (*plan).slowLink},
+	{4, (*plan).spoilWorkers},
+}
+
 // killSteps stand in for them where nothing but the death of task nodes is measured. A node is dead and recovered
 // before the next one dies, nearly always: a fleet that falls silent together is given a second lease.
 var killSteps = []step{{1, func(p *plan) string {
@@ -115,6 +124,8 @@ func (p *plan) run(ctx context.Context) {
 		steps = rareSteps
 	case p.site.cfg.holds:
 		steps = holdSteps
+	case p.site.cfg.stops:
+		steps = stopSteps
 	case p.site.cfg.before != "":
 		steps = append(slices.Clone(steps), step{restartsBetweenBuilds, (*plan).rollingRestart})
 	}
@@ -189,9 +200,12 @@ func (p *plan) killLeader() string {
 	return ""
 }
 
-func (p *plan) freeze() string {
-	all := append(append([]*process{}, p.site.nodes...), p.site.leaders...)
-	one, d := pick(p, all), p.leases(1.2, 3)
+func (p *plan) freeze() string { return p.freezeOne(slices.Concat(p.site.nodes, p.site.leaders)) }
+
+func (p *plan) freezeNode() string { return p.freezeOne(p.site.nodes) }
+
+func (p *plan) freezeOne(of []*process) string {
+	one, d := pick(p, of), p.leases(1.2, 3)
 	if one.freeze(d, p.site.cfg.lease) {
 		p.disturbedBy(one, "SIGSTOP", d)
 		return "SIGSTOP for 1.2 to 3 leases of a " + one.kind

@@ -29,6 +29,7 @@ type config struct {
 	release        bool          // the run ends when enough was killed and lost
 	kills          bool          // task nodes are killed, and nothing else happens
 	holds          bool          // most faults are rows that are locked
+	stops          bool          // most faults are task nodes that are stopped, and most runs end in an error at first
 	binaries, logs string
 	before         string // directory with the programs of another build; empty: none
 	clock, faults  bool
