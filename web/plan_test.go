@@ -117,7 +117,7 @@ const fewWaiting, manyWaiting = 20_000, 120_000
 
 // Every statement of every page and of the preview of every change is recorded and explained: none reads a table of the
 // backlog from end to end or starts a parallel worker, and none reads more when six times as many entries wait.
-func TestNoStatementOfAPageDependsOnTheBacklog(t *testing.T) {
+func TestLongNoStatementOfAPageDependsOnTheBacklog(t *testing.T) {
 	s := newSite(t)
 	s.fillFleet()
 	s.fillPlatform()

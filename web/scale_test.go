@@ -79,7 +79,7 @@ func (s *site) watch(b *browser, path string, tabs int, over time.Duration) {
 }
 
 // Readers of one page share its statements: fifty tabs cost the database what one costs.
-func TestFiftyTabsCostWhatOneCosts(t *testing.T) {
+func TestLongFiftyTabsCostWhatOneCosts(t *testing.T) {
 	s := newSite(t)
 	s.fillFleet()
 	read := s.count()

@@ -302,7 +302,7 @@ func TestFilesAreListedAndDeleted(t *testing.T) {
 }
 
 // An upload of the largest batch takes memory for a chunk, not for the file.
-func TestLargeUploadIsNotHeldInMemory(t *testing.T) {
+func TestUnracedLargeUploadIsNotHeldInMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("50,000 lines")
 	}

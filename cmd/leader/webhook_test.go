@@ -13,10 +13,10 @@ import (
 	"github.com/penstock/penstock/pkg/webhook"
 )
 
-// TestReceiversAreKeptOverHTTP registers, rotates, lists and disables a receiver through the API of a
+// TestUnracedReceiversAreKeptOverHTTP registers, rotates, lists and disables a receiver through the API of a
 // leader with the
 // key of the installation, and asks one without it.
-func TestReceiversAreKeptOverHTTP(t *testing.T) {
+func TestUnracedReceiversAreKeptOverHTTP(t *testing.T) {
 	pool := pgtest.New(t)
 	t.Setenv("HOOKS", "a key for tests alone")
 	const at = "https://acme.example/hooks"

@@ -37,7 +37,7 @@ var differences = []struct{ why, database, api string }{
 	},
 }
 
-// TestSessionThroughTheAPI plays the session of TestSessionWithoutALeader again, on a server.
+// TestSessionThroughTheAPI plays the session of TestUnracedSessionWithoutALeader again, on a server.
 func TestSessionThroughTheAPI(t *testing.T) {
 	s := newSession(t)
 	s.serve()
@@ -161,8 +161,8 @@ func TestListsFollowTheCursorAsFarAsTheLimit(t *testing.T) {
 	}
 }
 
-// TestTheWayMakesNoDifference runs what the session does not touch both ways.
-func TestTheWayMakesNoDifference(t *testing.T) {
+// TestUnracedTheWayMakesNoDifference runs what the session does not touch both ways.
+func TestUnracedTheWayMakesNoDifference(t *testing.T) {
 	straight, through := newSession(t), newSession(t)
 	through.serve()
 	for _, line := range []string{

@@ -28,10 +28,10 @@ type session struct {
 	locks []*invalidation.Lock
 }
 
-// TestSessionWithoutALeader runs the commands of testdata/session.txt and compares what they print and how they end.
+// TestUnracedSessionWithoutALeader runs the commands of testdata/session.txt and compares what they print and how they end.
 // Lines that begin with $ are commands; what stands between them was printed. Lines that begin with % are what the
 // world does meanwhile: claim QUEUE NODE N, done, fail TEXT, sql STATEMENT. [exit N] is an exit code other than 0.
-func TestSessionWithoutALeader(t *testing.T) {
+func TestUnracedSessionWithoutALeader(t *testing.T) {
 	compare(t, sessionPath, newSession(t).play())
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/penstock/penstock/pkg/webhook"
 )
 
-func TestReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
+func TestUnracedReceiversAreRegisteredRotatedAndDisabledByCommands(t *testing.T) {
 	s := newSession(t)
 	key := filepath.Join(t.TempDir(), "key")
 	if err := os.WriteFile(key, []byte("a key that nobody can guess\n"), 0o600); err != nil {

@@ -142,7 +142,7 @@ func TestTheWorkerIsToldOfACancel(t *testing.T) {
 }
 
 // With hints, and heartbeats as they are by default.
-func TestTheWorkerIsToldOfACancelWithinASecond(t *testing.T) {
+func TestTimedTheWorkerIsToldOfACancelWithinASecond(t *testing.T) {
 	m := machine.WatchTest(t, pgtest.New(t)) // the database is another one of the same server
 	waits := cancelRunning(t, 25, func(cfg *Config) {
 		cfg.TaskNode.Hints, cfg.TaskNode.Lease, cfg.TaskNode.Beat = true, 10*time.Second, 2*time.Second

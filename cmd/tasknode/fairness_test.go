@@ -81,7 +81,7 @@ func upTo(n int) []int {
 
 // A thousand flows that never run dry do not hide the two thousand behind them: a look at the lanes lists a thousand,
 // and the next one goes on where it ended.
-func TestThreeThousandBusyFlowsAreAllServed(t *testing.T) {
+func TestTimedThreeThousandBusyFlowsAreAllServed(t *testing.T) {
 	f := newFleet(t)
 	q := f.queue(invalidation.Config{ResultRetention: -1})
 	b := newBegun()
@@ -135,7 +135,7 @@ func (c *charges) Charge(lane invalidation.Candidate, estimate float64) {
 // A saturated high band leaves the low one its guaranteed twentieth of what a node claims, whatever the threads of the node
 // do at once, and keeps the rest but for one claim. Entries declare their cost: measured costs, and what has begun at a
 // moment, would depend on what else the machine does.
-func TestLowBandGetsItsShareOnARealNode(t *testing.T) {
+func TestTimedLowBandGetsItsShareOnARealNode(t *testing.T) {
 	f := newFleet(t)
 	q := f.queue(invalidation.Config{ResultRetention: -1})
 	b := newBegun()
@@ -173,7 +173,7 @@ func TestLowBandGetsItsShareOnARealNode(t *testing.T) {
 }
 
 // Flows whose entries take 2 to 16 ms share two nodes by their weights, in time and not in entries.
-func TestFlowsShareRealNodesByWeight(t *testing.T) {
+func TestTimedFlowsShareRealNodesByWeight(t *testing.T) {
 	f := newFleet(t)
 	q := f.queue(invalidation.Config{ResultRetention: -1})
 	flows := map[string]struct{ weight, ms float64 }{"a": {1, 2}, "b": {1, 16}, "c": {2, 4}, "d": {4, 8}}
@@ -260,7 +260,7 @@ func TestFifoQueueKeepsTheOrderOfAcceptanceAcrossFlows(t *testing.T) {
 }
 
 // The algorithm of a queue changes while it works: nothing is lost, nothing runs twice, and each flow keeps its order.
-func TestQueueTurnsFairAndFifoWhileItWorks(t *testing.T) {
+func TestLongQueueTurnsFairAndFifoWhileItWorks(t *testing.T) {
 	f := newFleet(t)
 	q := f.queue(invalidation.Config{Algorithm: "fifo", ResultRetention: -1})
 	const many, few = 3000, 100

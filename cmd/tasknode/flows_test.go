@@ -24,7 +24,7 @@ import (
 
 // Two flows, each with a variant that a worker has to load, in one line where they alternate: the node goes on with the
 // flow that is loaded, and changes over when the other has waited for its time. The metrics count the swaps.
-func TestNodeGoesOnWithTheFlowThatIsLoaded(t *testing.T) {
+func TestTimedNodeGoesOnWithTheFlowThatIsLoaded(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 10})
 	if err != nil {
 		t.Fatal(err)

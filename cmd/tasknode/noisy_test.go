@@ -96,7 +96,7 @@ func (x *quiet) ran(name string) {
 // One tenant has 40,000 entries over 5,000 keys in line, another one pushes one now and then. Of the noisy tenant's entries
 // no more begin before it than the threads have in hand, twice in the median and sixteen times at most: the backlog is two
 // orders of magnitude more. With PENSTOCK_NOISY it waits at most twice as long as in an empty system, at the 95th percentile.
-func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
+func TestTimedNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 	const nodes, threads = 2, 16
 	f := newFleet(t)
 	long, entries := noisyFor(t)
@@ -137,7 +137,7 @@ func TestNoisyNeighbourLeavesTheQuietOneItsWait(t *testing.T) {
 // Slots are what is scarce, and the noisy tenant's lock keys are long: a group that has run an entry gives its slot to a
 // tenant that has used less. Each slot begins at most two of the noisy tenant's entries while the quiet one waits, at the
 // 95th percentile, and sixteen at most. `make quiet` compares the wait with that in an empty system.
-func TestQuietTenantWaitsForNoGroupWhereSlotsAreScarce(t *testing.T) {
+func TestTimedQuietTenantWaitsForNoGroupWhereSlotsAreScarce(t *testing.T) {
 	const (
 		run   = 100 * time.Millisecond
 		nodes = 2

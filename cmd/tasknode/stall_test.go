@@ -20,7 +20,7 @@ import (
 
 // Two nodes that hear every hint and never poll: whatever they do to each other, in bursts of keys and solo entries of
 // queues that are fair, fifo and limited, no ready row is left that nobody comes back for.
-func TestNothingWaitsForThePollWhereHintsAreHeard(t *testing.T) {
+func TestLongNothingWaitsForThePollWhereHintsAreHeard(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 16})
 	if err != nil {
 		t.Fatal(err)

@@ -212,7 +212,7 @@ func TestDataDirectoryOutOfReachOfServersUserIsRefused(t *testing.T) {
 }
 
 // initdb is what a cold start cannot do without. The least of several tries of each, one after the other, is compared.
-func TestColdStartToFirstQueryTakesLittleLongerThanInitdb(t *testing.T) {
+func TestTimedColdStartToFirstQueryTakesLittleLongerThanInitdb(t *testing.T) {
 	const tries, most = 5, 2
 	byStart, byInitdb := time.Hour, time.Hour
 	for range tries {

@@ -236,7 +236,7 @@ func TestSocketPathIsRefusedFromOneByteOverTheLimit(t *testing.T) {
 	}
 }
 
-func TestLongTemporaryDirectoryIsAvoided(t *testing.T) {
+func TestATemporaryDirectoryWithALongNameIsAvoided(t *testing.T) {
 	long := filepath.Join(filepath.Dir(keptDir(t)), strings.Repeat("t", 100))
 	if err := os.Mkdir(long, 0o755); err != nil {
 		t.Fatal(err)

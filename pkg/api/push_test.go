@@ -221,7 +221,7 @@ func (s *sink) Push(_ context.Context, pushes ...invalidation.Push) ([]invalidat
 	return pushed, nil
 }
 
-func TestMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
+func TestUnracedMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	n := int64(pgtest.Long(250_000, 1_000_000))
 	in, out := io.Pipe()
 	go func() {
@@ -307,7 +307,7 @@ func packed(t *testing.T, text io.Reader) *bytes.Buffer {
 	return &b
 }
 
-func TestGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
+func TestUnracedGzipBodiesAreReadAndBombsAreNot(t *testing.T) {
 	s := serve(t, Config{BodyBytesMax: 4 << 20}, invalidation.Config{})
 	answer, text := s.post(packed(t, strings.NewReader(`{"payload": 1}`)), "Content-Type", "application/json", "Content-Encoding", "gzip")
 	if answer.StatusCode != 201 {

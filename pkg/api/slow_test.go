@@ -56,7 +56,7 @@ func slowClients(t *testing.T, address string, slow int) (leave func()) {
 
 // 2,000 clients that send their headers, their bodies or a stream byte by byte, or do not read what they are sent, beside
 // clients that push to their server and to another one in this process: the p99 of the pushes to either, which alternate.
-func TestSlowConnectionsDoNotDoubleTheP99OfOthers(t *testing.T) {
+func TestTimedSlowConnectionsDoNotDoubleTheP99OfOthers(t *testing.T) {
 	const slow = 2000
 	var files syscall.Rlimit
 	if err := syscall.Getrlimit(syscall.RLIMIT_NOFILE, &files); err != nil || files.Cur < 2*slow+500 {

@@ -95,7 +95,7 @@ func (r failedRow) Scan(into ...any) error {
 }
 
 // A queue whose entries have one attempt: an error would end the batch.
-func TestARestartOfTheDatabaseCostsPartsNoAttemptAndNoSecondRun(t *testing.T) {
+func TestLongARestartOfTheDatabaseCostsPartsNoAttemptAndNoSecondRun(t *testing.T) {
 	texts := []string{
 		"batch_part p\n", "finish_batch_part", "split_entry_id = $3", "split_batch", "UPDATE penstock.batch SET result", "no > $2",
 	}

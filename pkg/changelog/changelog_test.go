@@ -272,7 +272,7 @@ func TestWatchRefusesWhatCannotWork(t *testing.T) {
 }
 
 // The cost of a bulk update grows linearly with its rows: with ten times the rows, that of a row may at most triple.
-func TestBulkUpdateIsOnePushForTenThousand(t *testing.T) {
+func TestTimedBulkUpdateIsOnePushForTenThousand(t *testing.T) {
 	const few, many = 1500, 15_000
 	b := newBed(t)
 	b.watch("balance")

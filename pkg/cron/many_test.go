@@ -57,7 +57,7 @@ func (f *pushingFence) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 // Jobs that are due at the same time are fired in full batches, each of which reads a few rows for each of its jobs,
 // however many are due, and takes a few times as long as a push of as many entries. CRON_JOBS=100000 measures a hundred
 // thousand.
-func TestManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
+func TestTimedManyDueJobsFireInBatchesThatCostAFewPushes(t *testing.T) {
 	const (
 		batch    = 2000
 		rowsMost = 20 // for a job; 16 are read. A batch that read all due jobs would read 10 more

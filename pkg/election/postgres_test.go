@@ -102,7 +102,7 @@ func others(all []*candidate, but *candidate) []*candidate {
 }
 
 // The others poll every 300 ms at most.
-func TestResignationHandsOverWithinHalfASecond(t *testing.T) {
+func TestTimedResignationHandsOverWithinHalfASecond(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	cfg := election.Config{}
 	all := []*candidate{candidacy(t, dsn, cfg), candidacy(t, dsn, cfg), candidacy(t, dsn, cfg)}
@@ -117,7 +117,7 @@ func TestResignationHandsOverWithinHalfASecond(t *testing.T) {
 	}
 }
 
-func TestCrashIsTakenOverWithinSixSeconds(t *testing.T) {
+func TestTimedCrashIsTakenOverWithinSixSeconds(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	dead := candidacy(t, dsn, election.Config{})
 	m := machine.WatchTest(t, dead.pool)

@@ -105,7 +105,7 @@ func TestGapNeverExceedsOneChargeOfEach(t *testing.T) {
 
 // Nothing starves: whatever the priorities, weights and costs, each lane with work is served
 // again within five times as many claims as its least guaranteed share demands.
-func TestNothingStarves(t *testing.T) {
+func TestUnracedNothingStarves(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		b := New(Config{Seed: 1})
 		lanes := make([]Lane, rapid.IntRange(2, 6).Draw(t, "lanes"))

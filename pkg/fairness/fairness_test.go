@@ -7,7 +7,7 @@ import (
 
 // The target: 32 nodes that exchange once a second keep flows with skewed costs and
 // weights 1 to 4 within 2 % of each other.
-func TestGapIsUnderTwoPercentAt32Nodes(t *testing.T) {
+func TestUnracedGapIsUnderTwoPercentAt32Nodes(t *testing.T) {
 	for seed := range uint64(seeds) {
 		flows := tenants(20)
 		c := newCluster(seed, 32, 8, 1, flows)
@@ -29,7 +29,7 @@ func TestGapIsUnderTwoPercentAt32Nodes(t *testing.T) {
 }
 
 // Nodes that do most of the work and nodes that do none of it count as live all the same.
-func TestGapStaysSmallWithUnevenNodes(t *testing.T) {
+func TestUnracedGapStaysSmallWithUnevenNodes(t *testing.T) {
 	flows := tenants(20)
 	c := newCluster(1, 32, 0, 1, flows)
 	for i, slots := range []int{64, 32, 8, 1} {
@@ -48,7 +48,7 @@ func TestGapStaysSmallWithUnevenNodes(t *testing.T) {
 }
 
 // Estimates may be wrong by any factor, differently for each flow: what is booked at the end counts.
-func TestWrongEstimatesAreCorrected(t *testing.T) {
+func TestUnracedWrongEstimatesAreCorrected(t *testing.T) {
 	flows := tenants(12)
 	for i, f := range flows {
 		f.estimate *= []float64{0.1, 1, 10}[i%3]
@@ -65,7 +65,7 @@ func TestWrongEstimatesAreCorrected(t *testing.T) {
 
 // Flows come and go. Every two that had work for the same while got the same for their
 // weight, whatever either did before.
-func TestGapStaysSmallUnderChurn(t *testing.T) {
+func TestUnracedGapStaysSmallUnderChurn(t *testing.T) {
 	flows := tenants(16)
 	c := newCluster(3, 16, 8, 1, flows)
 	worst := 0.0
@@ -93,7 +93,7 @@ func TestGapStaysSmallUnderChurn(t *testing.T) {
 
 // A flow that comes back is served within two rounds: before any other is served a third
 // time for it. That holds across the cluster, not only for one node.
-func TestReturningFlowIsServedWithinTwoRounds(t *testing.T) {
+func TestUnracedReturningFlowIsServedWithinTwoRounds(t *testing.T) {
 	flows := tenants(20)
 	c := newCluster(4, 32, 8, 1, flows)
 	worst := 0
@@ -117,7 +117,7 @@ func TestReturningFlowIsServedWithinTwoRounds(t *testing.T) {
 
 // An hour away earns nothing: from its return on a flow gets its share and no more. And it
 // costs nothing: a flow that had the cluster to itself is not made to wait for those who come later.
-func TestNeitherCreditNorPunishment(t *testing.T) {
+func TestUnracedNeitherCreditNorPunishment(t *testing.T) {
 	for _, every := range []float64{0, 1} {
 		flows := tenants(2)
 		early, late := flows[0], flows[1]
@@ -153,7 +153,7 @@ func TestNeitherCreditNorPunishment(t *testing.T) {
 }
 
 // A node that starts knows nothing of the lifts of the past; it learns them from the exchange.
-func TestNewNodeKeepsToTheSharedOrder(t *testing.T) {
+func TestUnracedNewNodeKeepsToTheSharedOrder(t *testing.T) {
 	flows := tenants(4)
 	for _, f := range flows {
 		f.Weight, f.cost, f.estimate = 1, skewed(0.5, 0.5), 0.5
@@ -178,7 +178,7 @@ func TestNewNodeKeepsToTheSharedOrder(t *testing.T) {
 }
 
 // Without any exchange each node is fair by itself, and so are all together.
-func TestNodesAreFairWithoutAnExchange(t *testing.T) {
+func TestUnracedNodesAreFairWithoutAnExchange(t *testing.T) {
 	flows := tenants(10)
 	c := newCluster(7, 8, 8, 0, flows)
 	c.run(30)
@@ -191,7 +191,7 @@ func TestNodesAreFairWithoutAnExchange(t *testing.T) {
 }
 
 // A saturated high band leaves the low one its five percent, and takes all the rest.
-func TestLowBandGetsItsShareUnderASaturatedHighBand(t *testing.T) {
+func TestUnracedLowBandGetsItsShareUnderASaturatedHighBand(t *testing.T) {
 	for _, cost := range []float64{0.05, 0.5, 5} {
 		high := &simFlow{Lane: Lane{Queue: 1, Priority: 9, Flow: "high"}, active: true, cost: skewed(0.5, 1), estimate: 0.5}
 		low := &simFlow{Lane: Lane{Queue: 2, Priority: 0, Flow: "low"}, active: true, cost: skewed(cost, 1), estimate: cost}
@@ -242,7 +242,7 @@ func TestGuaranteesNeverExceedOneHalf(t *testing.T) {
 }
 
 // Two queues share by their weights, however many flows each has.
-func TestQueuesShareByWeight(t *testing.T) {
+func TestUnracedQueuesShareByWeight(t *testing.T) {
 	flows := tenants(12)
 	for i, f := range flows {
 		f.Weight, f.QueueWeight = 1, 1

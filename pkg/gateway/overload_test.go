@@ -12,7 +12,7 @@ import (
 
 // Overload that has lasted for no longer than its first waits is judged as one that lasts: what cannot be served is
 // refused at arrival, and next to nothing waits in vain.
-func TestYoungOverloadIsRefusedAtArrival(t *testing.T) {
+func TestUnracedYoungOverloadIsRefusedAtArrival(t *testing.T) {
 	t.Parallel()
 	const slots, capacity, ttl = 16, 16 / 0.1, 2 * time.Second // calls a second
 	var after []float64                                        // milliseconds until a refusal

@@ -225,7 +225,7 @@ func (x *twin) supply() {
 
 // The pool does what its specification says, over random operations: the same requests fly, wait, are
 // refused, evicted and expire, in the same order.
-func TestPoolDoesAsItsModel(t *testing.T) {
+func TestUnracedPoolDoesAsItsModel(t *testing.T) {
 	t.Parallel()
 	const each, parts = 5_000, 4
 	twins := uint64(max(1, operations(t, 1_000_000)/each)) //nolint:gosec // positive

@@ -55,7 +55,7 @@ func cacheHits(key func(r *Request, prompt int)) (four, five float64) {
 }
 
 // Two gateways that do not talk send a prompt to the instance that has it in its cache, also after an instance has come.
-func TestPromptsGoWhereTheyAreCached(t *testing.T) {
+func TestUnracedPromptsGoWhereTheyAreCached(t *testing.T) {
 	t.Parallel()
 	var hashes [300][]uint64
 	for i := range hashes {
@@ -81,7 +81,7 @@ func TestPromptsGoWhereTheyAreCached(t *testing.T) {
 }
 
 // Requests for a LoRA adapter go to the instances that have it loaded, while those have room.
-func TestAdaptersStayWhereTheyAreLoaded(t *testing.T) {
+func TestUnracedAdaptersStayWhereTheyAreLoaded(t *testing.T) {
 	t.Parallel()
 	share := func(named bool) float64 {
 		x := newTraffic(1, 4, 8, DefaultPolicy())
@@ -193,7 +193,7 @@ func TestFlowsShareTheSlotsOfSeveralGateways(t *testing.T) {
 
 // At twice the capacity nearly all of it does work that is of use, critical requests are served at once, and refusals
 // come at arrival.
-func TestTwiceTheCapacityIsOffered(t *testing.T) {
+func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 	t.Parallel()
 	policy := DefaultPolicy()
 	policy.QueueTTL = worker.Seconds(2 * time.Second)

@@ -193,7 +193,7 @@ const plainStream = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n" 
 	"data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"stop\"}],\"usage\":null}\n\n" + "data: [DONE]\n\n"
 
 // The stream is the same for every way in which it may arrive in two pieces, and byte for byte.
-func TestUsageChunkIsTakenOutWhereverTheStreamIsCut(t *testing.T) {
+func TestUnracedUsageChunkIsTakenOutWhereverTheStreamIsCut(t *testing.T) {
 	chunk := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2}}\n\n"
 	for _, eol := range []string{"\n", "\r\n"} {
 		plain := strings.ReplaceAll(plainStream, "\n", eol)

@@ -662,7 +662,7 @@ func TestClientThatLeavesEndsTheCall(t *testing.T) {
 }
 
 // In the median: a single call is late where the machine is.
-func TestCallsEndWithinTenMillisecondsOfTheirClient(t *testing.T) {
+func TestTimedCallsEndWithinTenMillisecondsOfTheirClient(t *testing.T) {
 	p, leave := leaving(t)
 	took := make([]time.Duration, 41)
 	for i := range took {

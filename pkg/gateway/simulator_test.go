@@ -378,11 +378,11 @@ func (x *pooled) tick(now time.Duration) {
 	}
 }
 
-// TestSimulatorComparesRouters prints one table. PENSTOCK_TRACE names a trace, PENSTOCK_SPEED compresses its
+// TestUnracedSimulatorComparesRouters prints one table. PENSTOCK_TRACE names a trace, PENSTOCK_SPEED compresses its
 // times; without it a small generated one is used. An instance has as many slots as its engine runs at once, and a
 // request waits no longer than its client does: with fewer slots the engine's batch is not full, and with a longer
 // wait slots go to answers that come too late.
-func TestSimulatorComparesRouters(t *testing.T) {
+func TestUnracedSimulatorComparesRouters(t *testing.T) {
 	list := generated(3000)
 	if path := os.Getenv("PENSTOCK_TRACE"); path != "" {
 		speed, err := strconv.ParseFloat(cmp.Or(os.Getenv("PENSTOCK_SPEED"), "1"), 64)

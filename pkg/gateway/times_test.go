@@ -216,7 +216,7 @@ func spread(shares []float64) float64 {
 }
 
 // One flow offers a hundred times as much as the nine others and gets no more than they.
-func TestFlowsShareByCost(t *testing.T) {
+func TestUnracedFlowsShareByCost(t *testing.T) {
 	t.Parallel()
 	weights, offer := make([]float64, 10), make([]int, 10)
 	for i := range weights {

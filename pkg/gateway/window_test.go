@@ -12,7 +12,7 @@ import (
 )
 
 // Whatever the sizes of the reads are, the pieces are the answer, and the window has its end.
-func TestWindowHasTheEndOfWhatWasRead(t *testing.T) {
+func TestUnracedWindowHasTheEndOfWhatWasRead(t *testing.T) {
 	t.Parallel()
 	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
 	for range 300 {

@@ -15,7 +15,7 @@ import (
 )
 
 // The project's own worker, unmodified, behind a queue.
-func TestLiveWorkerBehindTheQueue(t *testing.T) {
+func TestLongLiveWorkerBehindTheQueue(t *testing.T) {
 	if testing.Short() {
 		t.Skip("not run: -short")
 	}
@@ -95,7 +95,7 @@ func (b *bed) workerHealth(url string) (h workerHealth) {
 
 // A Cog-protocol server around tesseract, which reports to callbacks. Its caller dies; the report reaches the node that
 // follows the run on, through whatever process the address leads to.
-func TestLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
+func TestLongLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	server := workertest.StartCog(t, 1)
 	b := newBed(t, worker.Model{
 		Name: "ocr", Protocol: worker.ProtocolCog, Type: worker.TypeAsync,

@@ -89,7 +89,7 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 }
 
 // A run that fails late, in the words of a full server, is no refusal: what it costs is bounded.
-func TestLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
+func TestLongLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
 	for name, model := range map[string]worker.Model{"by itself": {}, "in batches": joining(2, 50*time.Millisecond)} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, model)

@@ -69,7 +69,7 @@ func (b *bed) giveBack(node invalidation.NodeID, slots ...slot.Held) {
 
 const nowhere = "http://127.0.0.1:9"
 
-func TestConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.T) {
+func TestLongConcurrentLeasesNeverExceedSlotsWhileInstancesShrinkAndGrow(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.watchSlots()
 	for i := range 3 {
@@ -407,7 +407,7 @@ func (r lossyRow) Scan(into ...any) error {
 
 // One answer in ten is lost, about leases, returns, adoptions, doubts and stored runs: no slot is forgotten, none is
 // used twice, and all are free at rest.
-func TestNoSlotLeaksThroughLostAnswers(t *testing.T) {
+func TestLongNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	model := asyncModel()
 	model.PollInterval = worker.Seconds(10 * time.Millisecond)
 	b := newBed(t, model)
@@ -586,7 +586,7 @@ func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 
 // Nodes die at any moment and others start; instances shrink and grow; workers go on with calls whose caller is gone.
 // No worker ever has more calls than slots, every entry is done once and pays nothing, and all slots are free at rest.
-func TestSlotsUnderRandomCrashes(t *testing.T) {
+func TestLongSlotsUnderRandomCrashes(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.alter(map[string]any{"crash_limit": 1000})
 	b.watchSlots()

@@ -137,7 +137,7 @@ func (h *harms) pretender() http.HandlerFunc {
 }
 
 // Whatever the workers do, and while nodes die: nothing is lost, and no entry pays for what it did not suffer itself.
-func TestSoakWithHostileWorkers(t *testing.T) {
+func TestTimedSoakWithHostileWorkers(t *testing.T) {
 	t.Run("answers at once", func(t *testing.T) {
 		h := newHarms()
 		soak(t, worker.Model{Timeouts: worker.Timeouts{Run: worker.Seconds(5 * time.Second)}}, h, h.hostile)

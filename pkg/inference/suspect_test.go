@@ -109,7 +109,7 @@ func (e *engine) seen() (calls, kills, peak int) {
 
 // Each call that a device is lost under fails alike. Those of the neighbours are served in the end, and the entry that
 // loses devices is found.
-func TestNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
+func TestLongNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
 	for _, c := range []struct{ instances, nodes int }{{1, 1}, {2, 1}, {1, 2}} {
 		t.Run(fmt.Sprintf("%d instances, %d nodes", c.instances, c.nodes), func(t *testing.T) {
 			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
@@ -165,7 +165,7 @@ func TestNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
 }
 
 // The device fails each call, and its server says that it is well: the backlog waits until it is repaired.
-func TestBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
+func TestLongBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
 	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
 	e := b.engine("gpu-1", 4, time.Millisecond)
 	b.start(ServiceConfig{})
@@ -187,7 +187,7 @@ func TestBacklogOutlivesADeviceThatFailsWhileItsHealthIsWell(t *testing.T) {
 }
 
 // Entries that lose the device each time end, also where nothing else is served, and however many they are.
-func TestEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
+func TestLongEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
 	for _, c := range []struct{ killers, most int }{{1, lossMost}, {2, freeMost + 1}} {
 		t.Run(fmt.Sprintf("%d of them", c.killers), func(t *testing.T) {
 			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})

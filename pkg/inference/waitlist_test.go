@@ -255,7 +255,7 @@ func TestEntriesOfManyShapesGetThroughOneSlot(t *testing.T) {
 }
 
 // Nodes die with calls of several entries in flight: nothing is lost, nobody pays, no slot is counted twice.
-func TestBatchesUnderCrashes(t *testing.T) {
+func TestLongBatchesUnderCrashes(t *testing.T) {
 	b := newBed(t, batching)
 	b.alter(map[string]any{"crash_limit": 1000})
 	b.watchSlots()

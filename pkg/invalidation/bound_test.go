@@ -200,7 +200,7 @@ func (c *bound) draw(random *rand.Rand) error {
 	return err
 }
 
-func TestNoCommittedStateIsBeyondALimit(t *testing.T) {
+func TestLongNoCommittedStateIsBeyondALimit(t *testing.T) {
 	for name, perFlow := range map[string]bool{"over all": false, "for each flow": true} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, Config{})

@@ -286,7 +286,7 @@ func TestAnOpenTransactionThatPushesOneByOneCountsAgainstTheCapacity(t *testing.
 }
 
 // Advisory locks are few for the whole server.
-func TestATransactionThatPushesOftenTakesFewLocks(t *testing.T) {
+func TestLongATransactionThatPushesOftenTakesFewLocks(t *testing.T) {
 	b := newBed(t, Config{Capacity: 100_000, CapacityPerFlow: 100_000})
 	tx := b.begin()
 	n := pgtest.Long(1000, 2500)

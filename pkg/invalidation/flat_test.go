@@ -6,7 +6,7 @@ import (
 
 // What a claim of a hundred entries reads must not grow with what it does not take: entries that are not due, dead
 // letters, a key with a million entries at the head, rows that are dead but cannot be vacuumed.
-func TestClaimCostStaysFlat(t *testing.T) {
+func TestUnracedClaimCostStaysFlat(t *testing.T) {
 	b := newBed(t, Config{PayloadLimit: groupBytes / 100}) // the quantum of the first claim is quantum_count
 	b.freeze()
 	b.exec(b.pool, `SELECT setval('penstock.entry_id_seq', 2000000)`) // leaves room at the head

@@ -392,7 +392,7 @@ func TestABatchOfPushesIsBounded(t *testing.T) {
 
 // Many callers push at once, some what is refused, some with a context that ends; and server processes are killed. What
 // was answered is so, what was refused is not there, and what nobody knows is there whole or not at all.
-func TestAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
+func TestLongAnswersToJoinedPushesAreTrueWhateverHappens(t *testing.T) {
 	const callers = 24
 	each := pgtest.Long(15, 40)
 	b := newBed(t, Config{})

@@ -32,9 +32,9 @@ func (b *bed) under(name string, l limitOptions, units map[string]int) map[strin
 	return queues
 }
 
-// TestLimitIsExactUnderConcurrentClaims runs claimers of two queues against one resource of 5 units, of which one
+// TestLongLimitIsExactUnderConcurrentClaims runs claimers of two queues against one resource of 5 units, of which one
 // queue takes 2 a lock, while finishes and releases come and go. Every claim's own view must keep to the limit.
-func TestLimitIsExactUnderConcurrentClaims(t *testing.T) {
+func TestLongLimitIsExactUnderConcurrentClaims(t *testing.T) {
 	b := newBed(t, Config{})
 	five := 5
 	for _, name := range []string{"light", "heavy"} {

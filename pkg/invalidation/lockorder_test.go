@@ -8,7 +8,7 @@ import (
 
 // Changes of models, instances and queues take the lock of all limits before any row, and inference_version last: of
 // sessions that make them at once none is ended by a deadlock.
-func TestModelsInstancesAndQueuesAreChangedInOneLockOrder(t *testing.T) {
+func TestLongModelsInstancesAndQueuesAreChangedInOneLockOrder(t *testing.T) {
 	b := newBed(t, Config{})
 	b.exec(b.pool, `SELECT penstock.register_model('old', '{"protocol": "cog"}')`)
 	const rounds = 25

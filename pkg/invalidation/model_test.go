@@ -423,7 +423,7 @@ SELECT coalesce(array_agg(line), '{}') FROM (
     UNION ALL SELECT format('outcome of %s: failed', entry_id) FROM penstock.failure
     UNION ALL SELECT 'broken: ' || invariant || ': ' || detail FROM penstock.check_invariants()) s`
 
-func TestTheQueueBehavesAsItsModel(t *testing.T) {
+func TestLongTheQueueBehavesAsItsModel(t *testing.T) {
 	b := newBed(t, Config{QuantumCount: modelQuantum, CrashLimit: modelCrashLimit})
 	rapid.Check(t, func(rt *rapid.T) {
 		b.exec(b.pool, `TRUNCATE penstock.entry, penstock.ready, penstock.lock, penstock.result, penstock.failure, penstock.uniqueness,

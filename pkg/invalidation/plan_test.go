@@ -226,7 +226,7 @@ func (b *bed) claimArgs(from int64) string {
 // Every hot statement finds its rows through an index and touches no more of them as the backlog grows, whatever
 // the statistics say: they say here that everything is empty. A connection that planned its statements when it was
 // goes on with these plans when there are many entries: a million with PENSTOCK_LONG=1.
-func TestHotStatementsNeverScanTheBacklog(t *testing.T) {
+func TestUnracedHotStatementsNeverScanTheBacklog(t *testing.T) {
 	b := newBed(t, Config{})
 	b.freeze()
 	early := b.explainer()
@@ -248,7 +248,7 @@ func TestHotStatementsNeverScanTheBacklog(t *testing.T) {
 }
 
 // The same for claims of queues under limits: one that counts locks, one with a look at the bucket of each lock key.
-func TestClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
+func TestUnracedClaimsUnderLimitsNeverScanTheBacklog(t *testing.T) {
 	b := newBed(t, Config{})
 	many := 1_000_000
 	b.under("units", limitOptions{MaxUnits: &many}, map[string]int{"work": 1})

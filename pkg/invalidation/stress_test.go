@@ -232,7 +232,7 @@ func (c *crowd) watch(*rand.Rand) error {
 	return err
 }
 
-func TestNothingIsLostOrOvertakenInACrowd(t *testing.T) {
+func TestLongNothingIsLostOrOvertakenInACrowd(t *testing.T) {
 	b := newBed(t, Config{QuantumCount: 4})
 	over, stop := context.WithCancel(b.ctx)
 	defer stop()

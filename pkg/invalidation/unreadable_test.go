@@ -6,7 +6,7 @@ import "testing"
 // Postgres: 8,300 numbers of 131,072 digits.
 const unreadablePayload = `(SELECT jsonb_agg(1e131071) FROM generate_series(1, 8300))`
 
-func TestARowThatCannotBeReadStopsNoOtherEntry(t *testing.T) {
+func TestLongARowThatCannotBeReadStopsNoOtherEntry(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{}, Push{}, Push{}, Push{LockKey: "K", Flow: "f"}, Push{LockKey: "K", Flow: "f"})
 	b.exec(b.pool, `UPDATE penstock.entry SET payload = `+unreadablePayload+` WHERE id = ANY ($1)`, []EntryID{ids[1], ids[3]})

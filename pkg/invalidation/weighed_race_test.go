@@ -153,9 +153,9 @@ func (w *weighing) recoverDead(queues []*Queue) error {
 	return nil
 }
 
-// TestWeightsKeepEveryLimitAndEveryEntryEnds runs claimers that die against two limits, with random weights in solo lanes and
+// TestLongWeightsKeepEveryLimitAndEveryEntryEnds runs claimers that die against two limits, with random weights in solo lanes and
 // in groups beside entries without, until no entry is left.
-func TestWeightsKeepEveryLimitAndEveryEntryEnds(t *testing.T) {
+func TestLongWeightsKeepEveryLimitAndEveryEntryEnds(t *testing.T) {
 	t.Run("near", func(t *testing.T) { raceWeights(t, &weighing{limit: 8, perFlow: 6, claims: 1}, 6, 60) })
 	t.Run("distant", func(t *testing.T) { raceWeights(t, &weighing{limit: 200, perFlow: 160, claims: 20}, 10, 150) }) // some claims are not counted, and locks are held for longer
 }

@@ -22,7 +22,7 @@ func (o open) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 func (o open) Hold(context.Context, pgx.Tx) error { return nil }
 
 // Each pass makes a step at least, however slow the machine is, and a step reads some 4800 of these keys.
-func TestBacklogIsTidiedBeforeTheUsualPause(t *testing.T) {
+func TestLongBacklogIsTidiedBeforeTheUsualPause(t *testing.T) {
 	pool := pgtest.New(t)
 	q, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{})
 	if err != nil {

@@ -31,7 +31,7 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 	t.Logf("ready %.0f ms after it was due", late*1000)
 }
 
-func TestLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
+func TestTimedLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {
 	f := newUsualFleet(t)
 	m := machine.WatchTest(t, f.pool)
 	duty := maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{})

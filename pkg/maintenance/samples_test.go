@@ -84,7 +84,7 @@ func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 // times the queues, the cost of a queue may double, where it would be fivefold otherwise. In each round five passes over 20
 // queues alternate with one over 100, so that other work on the machine slows both down. One round within the bound is enough:
 // were the cost not linear, none would be. Each pass is the first one of a term, for which nothing waits.
-func TestSamplingTakesNoLongerForEachOfManyQueues(t *testing.T) {
+func TestTimedSamplingTakesNoLongerForEachOfManyQueues(t *testing.T) {
 	const few, many, rounds = 20, 100, 5
 	withQueues := func(n int) *fleet {
 		f := newUsualFleet(t) // has one

@@ -217,7 +217,7 @@ func TestAnOperationGoesOnAfterTheClockWasSetBack(t *testing.T) {
 }
 
 // Before a pause of a name ends its entries are counted, in a transaction that may take two seconds.
-func TestASwitchDoesNotCountAWholeQueue(t *testing.T) {
+func TestLongASwitchDoesNotCountAWholeQueue(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	b.exec(b.pool, `SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[12000]), names => array_fill('mail'::text, ARRAY[12000]))`)
 	for _, verb := range []operator.Verb{operator.DisableEntry, operator.EnableEntry} {

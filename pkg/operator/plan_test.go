@@ -38,7 +38,7 @@ func (p planned) scans() (tables []string) {
 var small = []string{"queue", "lock", "node", "slot", "instance", "model", "flow_weight", "usage", "leader", "pause", "disabled"}
 
 // The cost of status pages does not depend on the backlog, the failures or the history.
-func TestPagesNeverScanTheBacklog(t *testing.T) {
+func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t)})
 	if err != nil {
 		t.Fatal(err)

@@ -304,7 +304,7 @@ func TestLockThatALiveNodeDoesNotListIsFreedWithoutACrash(t *testing.T) {
 }
 
 // A batch that meets a unique key in use must neither stop nor lose an entry.
-func TestEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
+func TestLongEntriesWhoseUniqueKeyIsInUseAgainAreFreedWithTheOthers(t *testing.T) {
 	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(time.Minute) // the living one sends no heartbeats here
 	unique := func(policy invalidation.UniquePolicy) {

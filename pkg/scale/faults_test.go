@@ -108,7 +108,7 @@ func (f *faulty) settle() {
 
 // Whatever fails, in whatever order, no instance is removed where a request runs. When the faults are over, as many exist
 // as are desired.
-func TestNoRunIsInterruptedWhateverFails(t *testing.T) {
+func TestLongNoRunIsInterruptedWhateverFails(t *testing.T) {
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			db := driven(t)

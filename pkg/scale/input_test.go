@@ -14,7 +14,7 @@ import (
 
 // A decision pass reads all models once a second: one without work must cost a few look-ups by index,
 // and no functions of its own, whatever queues without a model have running.
-func TestAnIdleModelCostsFewBuffers(t *testing.T) {
+func TestLongAnIdleModelCostsFewBuffers(t *testing.T) {
 	const models, each = 60, 30
 	const locks = 100_000 // of a queue without a model
 	db := fleet(t)
@@ -111,7 +111,7 @@ func TestInputsAreReadByIndexes(t *testing.T) {
 
 // The report of a gateway has all its pools and is stored compressed: a pass over many models reads each report a few times,
 // not once for each model.
-func TestReportsOfGatewaysAreReadOnceForAllModels(t *testing.T) {
+func TestLongReportsOfGatewaysAreReadOnceForAllModels(t *testing.T) {
 	const models, gateways = 200, 4
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_model('m' || i, '{"protocol": "openai"}', 'test') FROM generate_series(1, $1) i`, models)

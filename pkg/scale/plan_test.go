@@ -231,7 +231,7 @@ func TestTheInstanceWhoseCallsEndSoonestIsGivenUp(t *testing.T) {
 
 // However a deployment came to its state, a step never stops an instance that may have a request: one that is
 // registered was drained in an earlier round, or its backend found it ended, and no slot of it is held.
-func TestPlanStopsNothingThatRuns(t *testing.T) {
+func TestUnracedPlanStopsNothingThatRuns(t *testing.T) {
 	const bits = 6
 	replace := began(10 * time.Minute)
 	for seed := 0; seed < 1<<(3*bits); seed += 5 { // each pair of members comes in all states

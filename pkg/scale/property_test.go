@@ -52,7 +52,7 @@ func walk(t *rapid.T, p Policy, step func(now time.Time, o Obs, before, after St
 	}
 }
 
-func TestDecideIsDeterministicAndWritesToNothing(t *testing.T) {
+func TestUnracedDecideIsDeterministicAndWritesToNothing(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPolicy(t)
 		walk(t, p, func(now time.Time, o Obs, before, after State, d Decision) {
@@ -110,7 +110,7 @@ func TestEachChangeHasAReason(t *testing.T) {
 	})
 }
 
-func TestDesiredStaysWithinBounds(t *testing.T) {
+func TestUnracedDesiredStaysWithinBounds(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPolicy(t)
 		walk(t, p, func(_ time.Time, o Obs, _, s State, d Decision) {
@@ -127,7 +127,7 @@ func TestDesiredStaysWithinBounds(t *testing.T) {
 	})
 }
 
-func TestMoreBacklogNeverAsksForLess(t *testing.T) {
+func TestUnracedMoreBacklogNeverAsksForLess(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := drawPolicy(t)
 		p.Algorithm = Penstock
@@ -158,7 +158,7 @@ func TestACallerAtAGatewayWakesAModelAtZero(t *testing.T) {
 }
 
 // The number grows in any 15 s to at most twice or four more.
-func TestRatesHoldOverAnyWindow(t *testing.T) {
+func TestUnracedRatesHoldOverAnyWindow(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		p := Policy{Slots: 4, Max: 200}
 		var history []Level

@@ -166,7 +166,7 @@ func TestLateIsPartOfWhatWaits(t *testing.T) {
 }
 
 // What one flow may not start costs no reading, and hides nobody behind it.
-func TestAPausedBacklogIsNotRead(t *testing.T) {
+func TestLongAPausedBacklogIsNotRead(t *testing.T) {
 	const backlog = 100_000
 	db := fleet(t)
 	do(t, db, `SELECT penstock.pause('flow', 'tenant', 'llama', 'test', 'test')`)
@@ -279,7 +279,7 @@ func TestPassDecidesAndANewLeaderGoesOn(t *testing.T) {
 // An entry is an arrival when it may start: what is delayed, or comes to a queue or a flow that is paused, is one when it is due
 // or its pause ends. What was held back for a while is no arrival again. Each queue has a counter of its own, and one that is
 // dropped takes nothing from the others.
-func TestAnEntryIsAnArrivalWhenItMayStart(t *testing.T) {
+func TestLongAnEntryIsAnArrivalWhenItMayStart(t *testing.T) {
 	db := fleet(t)
 	do(t, db, `SELECT penstock.create_queue('second', '{"kind": "inference", "model": "llama"}')`)
 	tx, err := db.Acquire(t.Context()) // one session: its statistics are read as soon as it has written them

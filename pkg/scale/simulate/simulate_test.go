@@ -105,7 +105,7 @@ func TestASimulationIsTheSameEachTime(t *testing.T) {
 }
 
 // The claim about bursts, on a generated load that no constant was fitted to. HPA is given fresh figures.
-func TestBurstsCostFewerHoursThanUnderHPA(t *testing.T) {
+func TestUnracedBurstsCostFewerHoursThanUnderHPA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("plays hours")
 	}
@@ -119,7 +119,7 @@ func TestBurstsCostFewerHoursThanUnderHPA(t *testing.T) {
 	}
 }
 
-func TestSteadyLoadCostsLittleMoreThanUnderHPA(t *testing.T) {
+func TestUnracedSteadyLoadCostsLittleMoreThanUnderHPA(t *testing.T) {
 	if testing.Short() {
 		t.Skip("plays hours")
 	}
@@ -169,7 +169,7 @@ func checkFrontier(t *testing.T, points []Point, rival string, most float64) {
 	}
 }
 
-func TestFaultsAreSurvived(t *testing.T) {
+func TestUnracedFaultsAreSurvived(t *testing.T) {
 	load := served(steady(3, 12, 3, 4*3600), 4, 30, 30, 60)
 	faults := Faults{ColdSpread: 0.5, Stuck: 0.05, DeathEvery: 3600, Seed: 1}
 	score := Run(load, faults, NewDecider(scale.Policy{Slots: 4, Max: 30}), 12)
@@ -178,7 +178,7 @@ func TestFaultsAreSurvived(t *testing.T) {
 	}
 }
 
-func TestNobodyBeatsTheBoundThatKnowsTheFuture(t *testing.T) {
+func TestUnracedNobodyBeatsTheBoundThatKnowsTheFuture(t *testing.T) {
 	load := served(Bursty(11, 4, 2.5, 3600), 4, 60, 30, 90)
 	bound := Run(load, Faults{}, NewClairvoyant(load, 0.5), 0)
 	ours := Run(load, Faults{}, NewDecider(scale.Policy{Slots: 4, Max: 60}), 0)
