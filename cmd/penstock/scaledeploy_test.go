@@ -35,6 +35,7 @@ func TestDeploymentsAreMadeExplainedOverriddenAndDisabled(t *testing.T) {
 	says(exitUsage, "nothing to set", "set", "own", why)
 	says(exitUsage, "policy", "set", "own", "--model", "llama", "--set", `policy={"min": 9, "max": 1}`, why)
 	says(exitUsage, "colour", "set", "own", "--model", "llama", "--set", `policy={"colour": 1}`, why)
+	says(exitUsage, "mode", "set", "own", "--model", "llama", "--set", `policy={"mode": "manual"}`, why) // a setting beside it
 	says(0, "set deployment own", "set", "own", "--model", "llama", "--set", `policy={"slots": 4}`, why)
 	says(0, "not decided yet", "status")
 	says(0, "There is no decision yet", "explain", "own")

@@ -11,7 +11,7 @@ import (
 func FuzzPolicy(f *testing.F) {
 	for _, seed := range []string{
 		`{}`, `{"min": 1, "max": 4, "slots": 8}`, `{"slo_seconds": "90s"}`, `{"slo_seconds": 0.5, "drain_seconds": 1.001}`,
-		`{"algorithm": "hpa", "mode": "up-only"}`, `{"slo_seconds": "2000000h"}`, `{"nonsense": 1}`, `null`,
+		`{"algorithm": "hpa", "scale_to_zero": false}`, `{"slo_seconds": "2000000h"}`, `{"nonsense": 1}`, `null`,
 		`{"floors": [{"cron": "0 8 * * 1-5", "zone": "Europe/Berlin", "lasts_seconds": 3600, "min": 2}]}`,
 	} {
 		f.Add([]byte(seed))

@@ -37,7 +37,7 @@ type Seconds = duration.Seconds
 // Policy says how the instances of a model are scaled. A field that is zero takes its default.
 type Policy struct {
 	Algorithm Method `json:"algorithm,omitempty"`
-	Mode      Mode   `json:"mode,omitempty"`
+	Mode      Mode   `json:"-"` // a setting of the deployment, with a column of its own
 
 	Min   int `json:"min,omitempty"`   // instances; default 0
 	Max   int `json:"max,omitempty"`   // instances; default 10
@@ -105,12 +105,6 @@ func (p Policy) Check() error {
 	default:
 		return fmt.Errorf("algorithm %q: want penstock, replicate-v2, hpa or utilization: %w",
 			p.Algorithm, ErrPolicy)
-	}
-	switch p.Mode {
-	case "", Full, UpOnly, Manual, Advise, Disabled:
-	default:
-		return fmt.Errorf("mode %q: want full, up-only, manual, advise or disabled: %w",
-			p.Mode, ErrPolicy)
 	}
 	for i, f := range p.Floors {
 		if err := f.check(); err != nil {

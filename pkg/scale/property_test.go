@@ -247,7 +247,7 @@ func TestABatchQueueGrowsLittleByABurst(t *testing.T) {
 func TestPolicyIsCheckedFieldByField(t *testing.T) {
 	for name, p := range map[string]Policy{
 		"min": {Min: -1}, "max": {Max: 1401}, "above": {Min: 5, Max: 4}, "slo": {SLO: -1}, "rho": {Rho: 2},
-		"price": {ColdPrice: -1}, "tolerated": {Tolerated: 2}, "algorithm": {Algorithm: "magic"}, "mode": {Mode: "odd"},
+		"price": {ColdPrice: -1}, "tolerated": {Tolerated: 2}, "algorithm": {Algorithm: "magic"},
 	} {
 		if err := p.Check(); err == nil {
 			t.Errorf("%s: no error", name)
