@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -115,31 +114,17 @@ func (d *Dashboard) setDeployment(ctx context.Context, in form, by invalidation.
 		options["mode"] = mode
 	}
 	if text := in.Get("policy"); text != "" {
-		policy, err := readPolicy(text)
-		if err != nil {
-			return "", err
+		// It is stored as it was written: without the defaults, which may change.
+		if _, err := scale.ParsePolicy([]byte(text)); err != nil {
+			return "", fmt.Errorf("%s: %w", err.Error(), invalidation.ErrInvalid)
 		}
-		options["policy"] = policy
+		options["policy"] = json.RawMessage(text)
 	}
 	if len(options) == 0 {
 		return "", fmt.Errorf("neither mode nor policy is given: %w", invalidation.ErrInvalid)
 	}
 	err = d.change.SetDeployment(ctx, found.Name, found.Model, options, by)
 	return fmt.Sprintf("Deployment %s is set.", found.Name), err
-}
-
-// readPolicy reads a policy with which the leader can decide, and returns it as it was written.
-func readPolicy(text string) (json.RawMessage, error) {
-	reader := json.NewDecoder(strings.NewReader(text))
-	reader.DisallowUnknownFields()
-	var policy scale.Policy
-	if err := reader.Decode(&policy); err != nil {
-		return nil, fmt.Errorf("policy: %s: %w", err.Error(), invalidation.ErrInvalid)
-	}
-	if err := policy.Check(); err != nil {
-		return nil, fmt.Errorf("%s: %w", err.Error(), invalidation.ErrInvalid)
-	}
-	return json.RawMessage(text), nil
 }
 
 func (d *Dashboard) setScaling(ctx context.Context, in form, by invalidation.By) (string, error) {

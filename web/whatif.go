@@ -58,18 +58,9 @@ func (whatIfForm) Algorithms() []string { return whatIfAlgorithms }
 func readWhatIf(q query, of deploymentRow) whatIfForm {
 	var present scale.Policy
 	_ = json.Unmarshal(of.Policy, &present) // what does not read has the defaults
-	number := func(n int, fallback int) string {
-		if n == 0 {
-			n = fallback
-		}
-		return strconv.Itoa(n)
-	}
-	lasts := func(s scale.Seconds, fallback float64) string {
-		v := time.Duration(s).Seconds()
-		if v == 0 {
-			v = fallback
-		}
-		return strconv.FormatFloat(v, 'f', -1, 64)
+	present = present.WithDefaults()
+	inSeconds := func(s scale.Seconds) string {
+		return strconv.FormatFloat(time.Duration(s).Seconds(), 'f', -1, 64)
 	}
 	f := whatIfForm{
 		Given: q.Typed("whatif") != "", Over: q.Typed("past"), Spans: []string{"1h", "3h"},
@@ -77,22 +68,17 @@ func readWhatIf(q query, of deploymentRow) whatIfForm {
 		Min:       q.Typed("min"), Max: q.Typed("max"), Slots: q.Typed("slots"),
 		SLO: q.Typed("slo"), Hold: q.Typed("hold"), Cold: q.Typed("cold"),
 	}
-	slots := max(1, present.Slots)
-	hold := 600.0
-	if slots == 1 {
-		hold = 300
-	}
 	for _, x := range []struct {
 		field    *string
 		fallback string
 	}{
 		{&f.Over, "1h"},
-		{&f.Algorithm, string(firstOf(present.Algorithm, scale.Penstock))},
-		{&f.Min, number(present.Min, 0)},
-		{&f.Max, number(present.Max, 10)},
-		{&f.Slots, number(present.Slots, 1)},
-		{&f.SLO, lasts(present.SLO, 30)},
-		{&f.Hold, lasts(present.Hold, hold)},
+		{&f.Algorithm, string(present.Algorithm)},
+		{&f.Min, strconv.Itoa(present.Min)},
+		{&f.Max, strconv.Itoa(present.Max)},
+		{&f.Slots, strconv.Itoa(present.Slots)},
+		{&f.SLO, inSeconds(present.SLO)},
+		{&f.Hold, inSeconds(present.Hold)},
 		{&f.Cold, "60"},
 	} {
 		if *x.field == "" {
@@ -100,13 +86,6 @@ func readWhatIf(q query, of deploymentRow) whatIfForm {
 		}
 	}
 	return f
-}
-
-func firstOf(a, b scale.Method) scale.Method {
-	if a == "" {
-		return b
-	}
-	return a
 }
 
 // policy lays the form over the present policy.
@@ -131,7 +110,6 @@ func (f whatIfForm) policy(present scale.Policy) (p scale.Policy, cold time.Dura
 		}
 		x.set(v)
 	}
-	p.Mode = scale.Full
 	return p, cold, p.Check()
 }
 
@@ -164,7 +142,6 @@ func (d *Dashboard) whatIf(ctx context.Context, of deploymentRow, asked whatIfFo
 					Desired: int(m.Desired), Ready: int(m.Ready),
 				}
 			}
-			present.Mode = scale.Full
 			oneSimulation.Lock()
 			defer oneSimulation.Unlock()
 			result := &whatIf{}

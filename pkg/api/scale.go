@@ -1,7 +1,6 @@
 package api
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -121,7 +120,7 @@ type deploymentSetting struct {
 }
 
 func (a *API) setDeployment(ctx context.Context, in *deploymentSetting) error {
-	if err := checkPolicy(in.Body.Settings["policy"]); err != nil {
+	if _, err := readPolicy(in.Body.Settings["policy"]); err != nil {
 		return err
 	}
 	const lock = `SELECT FROM penstock.deployment WHERE name = $1 FOR NO KEY UPDATE`
@@ -135,25 +134,16 @@ func (a *API) setDeployment(ctx context.Context, in *deploymentSetting) error {
 		})
 }
 
-// checkPolicy refuses a policy with which the leader could not decide. An absent one has the defaults.
-func checkPolicy(given any) error {
-	if given == nil {
-		return nil
-	}
+// readPolicy refuses a policy with which the leader could not decide. An absent one has the defaults.
+func readPolicy(given any) (policy scale.Policy, err error) {
 	text, err := json.Marshal(given)
+	if err == nil {
+		policy, err = scale.ParsePolicy(text)
+	}
 	if err != nil {
-		return fmt.Errorf("%w: policy: %w", errInvalid, err)
+		return policy, fmt.Errorf("%w: %w", errInvalid, err)
 	}
-	var policy scale.Policy
-	reader := json.NewDecoder(bytes.NewReader(text))
-	reader.DisallowUnknownFields()
-	if err := reader.Decode(&policy); err != nil {
-		return fmt.Errorf("%w: policy: %w", errInvalid, err)
-	}
-	if err := policy.Check(); err != nil {
-		return fmt.Errorf("%w: %w", errInvalid, err)
-	}
-	return nil
+	return policy, nil
 }
 
 type decisionFilter struct {

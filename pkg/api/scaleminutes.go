@@ -2,12 +2,10 @@ package api
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/penstock/penstock/pkg/operator"
-	"github.com/penstock/penstock/pkg/scale"
 	"github.com/penstock/penstock/pkg/scale/simulate"
 )
 
@@ -39,16 +37,9 @@ type whatIfOutcome struct {
 
 func (a *API) simulateScalePolicy(ctx context.Context, in *whatIf) (*answer[whatIfOutcome], error) {
 	b := in.Body
-	if err := checkPolicy(b.Policy); err != nil {
-		return nil, err
-	}
-	var policy scale.Policy
-	text, err := json.Marshal(b.Policy)
-	if err == nil {
-		err = json.Unmarshal(text, &policy)
-	}
+	policy, err := readPolicy(b.Policy)
 	if err != nil {
-		return nil, fmt.Errorf("%w: policy: %w", errInvalid, err)
+		return nil, err
 	}
 	recorded, err := a.operator.ScaleMinutes(ctx, b.Model, time.Duration(b.Minutes)*time.Minute)
 	if err != nil {

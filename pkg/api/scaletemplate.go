@@ -23,7 +23,7 @@ func (a *API) scaleTemplateRoutes() {
 		summary: "Set the template of the deployment that a model's first request creates; an existing one follows it",
 		scope:   admin, of: ofPlatform,
 	}, func(ctx context.Context, in *templateSetting) error {
-		if err := checkPolicy(in.Body.Settings["policy"]); err != nil {
+		if _, err := readPolicy(in.Body.Settings["policy"]); err != nil {
 			return err
 		}
 		settings := in.Body.Settings

@@ -115,7 +115,7 @@ func TestAPolicyThatIsNotAllowedAnyMoreIsToldInTheStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	if n := one[int](t, db, `SELECT coalesce(max(desired), 0) FROM penstock.scale_state
-	                          WHERE why LIKE '%rho is 3%' AND why LIKE '%floors[0] is ignored%'`); n != 2 {
+	                          WHERE why LIKE '%rho is 3%' AND why LIKE '%floors[0]: %it is ignored%'`); n != 2 {
 		t.Errorf("%d are desired, want 2 and the reasons", n)
 	}
 }

@@ -1,6 +1,8 @@
 package scale
 
 import (
+	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -81,43 +83,24 @@ type Floor struct {
 // ErrPolicy wraps each error about a policy.
 var ErrPolicy = errors.New("policy of a deployment is invalid")
 
-// Check returns the first field that is out of its range, wrapped in ErrPolicy. It is for what is set: what is stored
-// is read by readPolicy.
+// ParsePolicy reads a policy that is to be set. A field that is not known, or out of its range, is an error that wraps
+// ErrPolicy. One that is stored is read by readPolicy.
+func ParsePolicy(text []byte) (p Policy, err error) {
+	reader := json.NewDecoder(bytes.NewReader(text))
+	reader.DisallowUnknownFields()
+	if err := reader.Decode(&p); err != nil {
+		return p, fmt.Errorf("%w: %w", ErrPolicy, err)
+	}
+	return p, p.Check()
+}
+
+// Check returns an error about the first field that is out of its range, which wraps ErrPolicy.
 func (p Policy) Check() error {
-	switch {
-	case p.Min < 0 || p.Max < 0 || p.Slots < 0 || p.EmergencyMax < 0:
-		return fmt.Errorf("min, max, slots and emergency_max must not be negative: %w", ErrPolicy)
-	case p.Max > maxInstances || p.Min > maxInstances:
-		return fmt.Errorf("min and max are at most %d: %w", maxInstances, ErrPolicy)
-	case p.Slots > maxSlots:
-		return fmt.Errorf("slots are at most %d: %w", maxSlots, ErrPolicy)
-	case p.Max > 0 && p.Min > p.Max:
-		return fmt.Errorf("min %d is above max %d: lower min or raise max: %w", p.Min, p.Max, ErrPolicy)
-	case min(p.SLO, p.OnlineSLO, p.Drain, p.Hold, p.IdleMin, p.IdleMax, p.StuckMin, p.BlockedFor) < 0:
-		return fmt.Errorf("durations must not be negative: %w", ErrPolicy)
-	case p.ColdPrice < 0 || !isShare(p.Tolerated):
-		return fmt.Errorf("cold_price must not be negative, tolerated is a share: %w", ErrPolicy)
-	case !isShare(p.Rho) || !isShare(p.Theta) || !isShare(p.Phi) || p.Beta < 0:
-		return fmt.Errorf("theta, rho and phi lie between 0 and 1, beta is at least 0: %w", ErrPolicy)
-	}
-	switch p.Algorithm {
-	case "", Penstock, ReplicateV2, HPA, Utilization:
-	default:
-		return fmt.Errorf("algorithm %q: want penstock, replicate-v2, hpa or utilization: %w",
-			p.Algorithm, ErrPolicy)
-	}
-	for i, f := range p.Floors {
-		if err := f.check(); err != nil {
-			return fmt.Errorf("floors[%d]: %w: %w", i, err, ErrPolicy)
-		}
-	}
 	if _, flaws := p.nearest(); len(flaws) > 0 {
-		return fmt.Errorf("%s: %w", flaws[0], ErrPolicy)
+		return fmt.Errorf("%s: %w", flaws[0].problem, ErrPolicy)
 	}
 	return nil
 }
-
-func isShare(x float64) bool { return x >= 0 && x <= 1 }
 
 // maxInstances bounds a deployment; Workers AI has the same bound for an application.
 const maxInstances = 1400
@@ -141,8 +124,7 @@ func (p Policy) WithDefaults() Policy {
 	set(&p.BlockedFor, Seconds(10*time.Minute))
 	set(&p.ColdPrice, 14)
 	if p.ScaleToZero == nil {
-		yes := true
-		p.ScaleToZero = &yes
+		p.ScaleToZero = new(true)
 	}
 	if p.Slots == 1 {
 		// Beta is 0 then: the reserve of a square root assumes that slots share their load.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 )
 
 // readPolicy reads a stored policy. A value that Check refuses, as one that a release before allowed, counts as the
@@ -14,8 +15,11 @@ func readPolicy(text []byte) (p Policy, flaws []string) {
 	if err := json.Unmarshal(text, &p); err != nil {
 		p, flaws = readFields(text)
 	}
-	p, more := p.nearest()
-	return p, append(flaws, more...)
+	p, found := p.nearest()
+	for _, f := range found {
+		flaws = append(flaws, f.problem+", and "+f.consequence)
+	}
+	return p, flaws
 }
 
 // readFields reads a policy field by field.
@@ -46,13 +50,17 @@ const (
 	ratioMax = 1e6
 )
 
-// nearest is the policy with each field in its range, and a sentence about each that was not.
-func (p Policy) nearest() (Policy, []string) {
+// flaw is a field that is out of its range, and what it counts as where it is stored.
+type flaw struct{ problem, consequence string }
+
+// nearest is the policy with each field in its range, and the flaws of those that were not.
+func (p Policy) nearest() (Policy, []flaw) {
 	var n nearest
 	n.whole("min", &p.Min, maxInstances)
 	n.whole("max", &p.Max, maxInstances)
-	if p.Max > 0 {
-		n.whole("min", &p.Min, p.Max)
+	if p.Max > 0 && p.Min > p.Max {
+		n.flaw(fmt.Sprintf("min %d is above max %d: lower min or raise max", p.Min, p.Max), "min counts as max")
+		p.Min = p.Max
 	}
 	n.whole("slots", &p.Slots, maxSlots)
 	n.whole("slow_start", &p.SlowStart, countMax)
@@ -88,37 +96,38 @@ func (p Policy) nearest() (Policy, []string) {
 	switch p.Algorithm {
 	case "", Penstock, ReplicateV2, HPA, Utilization:
 	default:
-		n.flaw("algorithm %q is not known: penstock decides", p.Algorithm)
+		n.flaw(fmt.Sprintf("algorithm %q: want penstock, replicate-v2, hpa or utilization", p.Algorithm),
+			"penstock decides")
 		p.Algorithm = ""
 	}
 	n.floors(&p)
-	slices.Sort(n.flaws)
+	slices.SortFunc(n.flaws, func(a, b flaw) int { return strings.Compare(a.problem, b.problem) })
 	return p, n.flaws
 }
 
-type nearest struct{ flaws []string }
+type nearest struct{ flaws []flaw }
 
-func (n *nearest) flaw(format string, args ...any) {
-	n.flaws = append(n.flaws, fmt.Sprintf(format, args...))
+func (n *nearest) flaw(problem, consequence string) {
+	n.flaws = append(n.flaws, flaw{problem, consequence})
 }
 
 func (n *nearest) whole(name string, value *int, most int) {
 	if near := min(max(*value, 0), most); near != *value {
-		n.flaw("%s is %d: want 0 to %d, and it counts as %d", name, *value, most, near)
+		n.flaw(fmt.Sprintf("%s is %d: want 0 to %d", name, *value, most), fmt.Sprintf("it counts as %d", near))
 		*value = near
 	}
 }
 
 func (n *nearest) number(name string, value *float64, most float64) {
 	if near := within(*value, 0, most); near != *value {
-		n.flaw("%s is %g: want 0 to %g, and it counts as %g", name, *value, most, near)
+		n.flaw(fmt.Sprintf("%s is %g: want 0 to %g", name, *value, most), fmt.Sprintf("it counts as %g", near))
 		*value = near
 	}
 }
 
 func (n *nearest) duration(name string, value *Seconds) {
 	if *value < 0 {
-		n.flaw("%s is negative: it counts as the default", name)
+		n.flaw(name+" is negative", "it counts as the default")
 		*value = 0
 	}
 }
@@ -127,7 +136,7 @@ func (n *nearest) floors(p *Policy) {
 	var kept []Floor
 	for i, f := range p.Floors {
 		if err := f.check(); err != nil {
-			n.flaw("floors[%d] is ignored: %v", i, err)
+			n.flaw(fmt.Sprintf("floors[%d]: %v", i, err), "it is ignored")
 			continue
 		}
 		kept = append(kept, f)
