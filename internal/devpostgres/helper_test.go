@@ -53,12 +53,6 @@ func play(role string) error {
 			return err
 		}
 		fmt.Println(dir.path)
-	case "container":
-		server, err := findContainer(ctx, cfg, maker{}, &attempts{})
-		if err != nil {
-			return err
-		}
-		fmt.Println(server.ConnString())
 	default:
 		return fmt.Errorf("no role %q", kind)
 	}

@@ -21,8 +21,7 @@ const (
 	Crash Signal = "KILL"
 )
 
-// ErrNotOurs is returned by methods that need a private cluster, for a server given by DSN or in a
-// container.
+// ErrNotOurs is returned by methods that need a private cluster, for a server given by DSN.
 var ErrNotOurs = errors.New("not a private cluster")
 
 // Server is a running Postgres. Its methods may be called from several goroutines.
@@ -31,8 +30,7 @@ type Server struct {
 	config *pgx.ConnConfig
 	uri    string
 
-	cluster   *cluster
-	container *container
+	cluster *cluster // nil if it was given by DSN
 
 	mu      sync.Mutex
 	stopped bool
@@ -78,13 +76,10 @@ func (s *Server) Stop(ctx context.Context) error {
 		return nil
 	}
 	s.stopped = true
-	switch {
-	case s.cluster != nil:
-		return s.cluster.close(ctx)
-	case s.container != nil:
-		return s.container.stop(ctx)
+	if s.cluster == nil {
+		return nil
 	}
-	return nil
+	return s.cluster.close(ctx)
 }
 
 // Halt stops the server by sig and leaves its data, so that Resume can start it again: for tests of a database's death.

@@ -37,7 +37,7 @@ func startOwn(ctx context.Context, settings map[string]string) (engine, error) {
 		return nil, err
 	}
 	cfg := devpostgres.Config{
-		Fast: true, NoContainer: true, Contents: contents, Settings: map[string]string{"max_connections": "300"},
+		Fast: true, Contents: contents, Settings: map[string]string{"max_connections": "300"},
 	}
 	maps.Copy(cfg.Settings, settings)
 	if name := os.Getenv("PENSTOCK_TEST_POSTGRES"); name != "" {
