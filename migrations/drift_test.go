@@ -22,7 +22,7 @@ func TestDriftIsNothingAfterTheMigrationsAndNamesEachChange(t *testing.T) {
 		}
 		return lines
 	}
-	exec(t, c, `SELECT penstock.create_queue('work', '{"capacity": 10}'), penstock.create_queue('changes', '{"kind": "change_log"}'), penstock.ensure_partitions(3);
+	exec(t, c, `SELECT penstock.create_queue('work', '{"capacity": 10}'), penstock.create_queue('changes', '{"kind": "change_log"}'), penstock.make_partition('sample', 3);
 	            CREATE TABLE watched (id int PRIMARY KEY); SELECT penstock.watch('watched', 'changes');
 	            CREATE INDEX of_an_operator ON penstock.audit (actor); GRANT SELECT ON penstock.entry TO PUBLIC`)
 	if lines := drift(); len(lines) > 0 {

@@ -63,7 +63,7 @@ SELECT o.name, o.parent, coalesce(string_agg(l.privilege || ': ' || l.duties, E'
 func TestEveryObjectAsEachRole(t *testing.T) {
 	t.Parallel()
 	c, roles := granted(t)
-	exec(t, c, `SELECT penstock.create_queue('later', '{"capacity": 5}'), penstock.ensure_partitions(1), penstock.sweep_output(1)`)
+	exec(t, c, `SELECT penstock.create_queue('later', '{"capacity": 5}'), penstock.sweep_output(1); SELECT penstock.make_partition(parent, 1) FROM penstock.retention, generate_series(0, 1)`)
 	duties, names := []string{"PUBLIC"}, []string{"public"}
 	for _, r := range roles {
 		duties, names = append(duties, r.Duty), append(names, r.Name)
@@ -175,7 +175,7 @@ func TestDutiesReachNoFurther(t *testing.T) {
 		{"operator", `INSERT INTO penstock.audit (actor, verb, object) VALUES ('a', 'b', 'c')`, refused},
 		{"operator", `DELETE FROM penstock.audit`, refused},
 		{"operator", `ALTER TABLE penstock.audit DISABLE TRIGGER ALL`, refused},
-		{"leader", `SELECT penstock.ensure_partitions(), penstock.drop_old_partitions(), penstock.prune_audit('30 days', 10)`, ""},
+		{"leader", `SELECT penstock.make_partition('sample', 9), penstock.drop_old_partitions(), penstock.prune_audit('30 days', 10)`, ""},
 		{"leader", `DELETE FROM penstock.audit`, refused},
 		{"leader", `CREATE TABLE penstock.mine (i integer)`, refused},
 		{"leader", `CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql AS 'SELECT 1::text'`, refused},

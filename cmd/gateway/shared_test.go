@@ -585,8 +585,8 @@ func TestAFoldIsCountedOnce(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, 1)
 	fold := func(seq int) (applied bool) {
-		err := s.pool.QueryRow(t.Context(), `SELECT penstock.fold_online_use(7, $1, ARRAY[now()], ARRAY[$2::text], ARRAY['m'], ARRAY['f'],
-			ARRAY[1::bigint], ARRAY[10::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[true])`, seq, s.queue.Name).Scan(&applied)
+		err := s.pool.QueryRow(t.Context(), `SELECT penstock.fold_online_gpu(7, $1, ARRAY[now()], ARRAY[$2::text], ARRAY['m'], ARRAY['f'],
+			ARRAY[1::bigint], ARRAY[10::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[0::bigint], ARRAY[true], '{}', '{}')`, seq, s.queue.Name).Scan(&applied)
 		if err != nil {
 			t.Fatal(err)
 		}

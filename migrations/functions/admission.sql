@@ -135,9 +135,6 @@ BEGIN
     PERFORM set_config('penstock.open_pushes', state::text, true);
 END $$;
 
--- Its name in the version before, when entries of queues with a capacity were not among them.
-DROP FUNCTION IF EXISTS penstock.open_flows();
-
 -- open_pushes lists what show_open_pushes of any transaction in this database shows: the key, the number of entries, and
 -- whether the transaction is that of this session. A prepared transaction is of none.
 -- Locks: none.

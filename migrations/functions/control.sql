@@ -18,7 +18,7 @@ $$;
 -- (application_paused) or its model (model_paused). A queue is open if there is no row: NOT EXISTS (SELECT FROM
 -- penstock.queue_stops(q)). It is inlined. Nodes know the same from Queue.Paused of pkg/invalidation.
 -- Locks: none.
--- Callers: queue_reasons, head_age, measure, scale_startable, scale_arrivals, scale_bounded; pkg/doctor.
+-- Callers: queue_reasons, head_age, measure, scale_startable, scale_bounded; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.queue_stops(q penstock.queue)
 RETURNS TABLE (code text, stopped_by text, reason text, since timestamptz, until timestamptz)
 LANGUAGE sql STABLE AS $$

@@ -228,7 +228,7 @@ END $$;
 -- have deadlines: they lose them.
 -- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of the
 -- jobs, before these.
--- Callers: move_cron_jobs; pkg/cron.
+-- Callers: pkg/cron.
 CREATE OR REPLACE FUNCTION penstock.move_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
 RETURNS integer LANGUAGE plpgsql
 SET enable_hashjoin = on
@@ -263,14 +263,6 @@ BEGIN
     END LOOP;
     RETURN moved;
 END $$;
-
--- move_cron_jobs is move_cron_entries for programs of the version before, which do not ask how many were moved.
--- Locks: those of move_cron_entries.
--- Callers: programs of the version before.
-CREATE OR REPLACE FUNCTION penstock.move_cron_jobs(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
-RETURNS void LANGUAGE sql AS $$
-    SELECT penstock.move_cron_entries($1, $2, $3, $4)
-$$;
 
 -- cron_run returns the entry of a job that was fired and has not ended, null if there is none: a job has one run at a
 -- time. It reads the table of the job's queue alone: a plan over all of them locks each.

@@ -382,32 +382,6 @@ BEGIN
     RETURN true;
 END $$;
 
--- fold_online_use is fold_online_gpu for gateways of older versions, which know the time of slots alone. The columns of
--- a fold without calls, which they send when requests were refused and none ran, are null.
--- Locks: those of fold_online_gpu.
--- Callers: programs of the version before; psql.
-CREATE OR REPLACE FUNCTION penstock.fold_online_use(
-    gateway        bigint,
-    fold           bigint,
-    hours          timestamptz[],
-    queues         text[],
-    models         text[],
-    flows          text[],
-    calls          bigint[],
-    busy_ms        bigint[],
-    wasted_ms      bigint[],
-    tokens_in      bigint[],
-    tokens_out     bigint[],
-    shared         boolean[],
-    refused_models text[]   DEFAULT '{}',
-    refused        bigint[] DEFAULT '{}'
-) RETURNS boolean
-LANGUAGE sql AS $$
-    SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8,
-                                    array_fill(0::bigint, ARRAY[coalesce(cardinality($3), 0)]),
-                                    $9, $10, $11, $12, $13, $14)
-$$;
-
 -- sweep_gateways deletes preemptions of entries that are gone, and folds of gateways that are. It
 -- returns how many rows.
 -- Locks: the deleted rows.

@@ -201,17 +201,6 @@ BEGIN
     END IF;
 END $$;
 
--- claim_headroom is lane_headroom for nodes of the version before, which know no weights: ok is false in a queue with weights.
--- They do not name the priority of the lane, so that others than 1 do not wait in limit_wait.
--- Locks: those of lane_headroom.
--- Callers: programs of the version before.
--- SQLSTATE: PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.claim_headroom(queue integer, in_flow text, wanted integer, known integer[], rate_kind integer,
-    OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
-LANGUAGE sql VOLATILE AS $$
-    SELECT h.* FROM penstock.lane_headroom($1, 1::smallint, $2, $3, NULL, $4, $5) h
-$$;
-
 -- lane_has_rows returns whether one of the first ready rows of a lane may be claimed: that of a locked key may not.
 -- Locks: none.
 -- Callers: lane_headroom.

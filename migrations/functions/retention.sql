@@ -10,7 +10,7 @@
 -- the other for the rights; then SHARE UPDATE EXCLUSIVE on the parent and ACCESS EXCLUSIVE on its default partition,
 -- for 200 ms of waiting at most; a table that needs longer is left as it is. A transaction that has locked the
 -- default partitions of two tables waits in a circle with a statement that reads both.
--- Callers: pkg/invalidation; ensure_partitions.
+-- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.make_partition(parent text, days_ahead integer) RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
@@ -37,24 +37,6 @@ BEGIN
         END;
     END LOOP;
     RETURN 0;
-END $$;
-
--- ensure_partitions calls make_partition for each table until nothing is left to make, in one transaction, and returns
--- how many it made.
--- Locks: those of make_partition, for all partitions until the transaction ends.
--- Callers: programs of the version before; psql.
-CREATE OR REPLACE FUNCTION penstock.ensure_partitions(days_ahead integer DEFAULT 7) RETURNS integer
-LANGUAGE plpgsql AS $$
-DECLARE
-    kind record;
-    made integer := 0;
-BEGIN
-    FOR kind IN SELECT parent FROM penstock.retention LOOP
-        WHILE penstock.make_partition(kind.parent, days_ahead) > 0 LOOP
-            made := made + 1;
-        END LOOP;
-    END LOOP;
-    RETURN made;
 END $$;
 
 -- drop_old_partitions drops the partition that is the longest past its retention, and returns how many it

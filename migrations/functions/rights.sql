@@ -132,7 +132,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node operator', 'throttle lift_throttle'),
         ('node', 'quarantine_instance recycle_instance sweep_output'),
         ('owner', 'bump_inference_version note_ready'), -- triggers
-        ('leader', 'drop_old_partitions end_pauses end_scale_drain ensure_partitions expire_instances make_partition make_wanted_deployments
+        ('leader', 'drop_old_partitions end_pauses end_scale_drain expire_instances make_partition make_wanted_deployments
           prune_audit prune_deployments')) v(duties, names)
      CROSS JOIN LATERAL unnest(regexp_split_to_array(v.names, '[[:space:]]+')) n(name)
 $$;

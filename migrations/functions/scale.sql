@@ -444,15 +444,14 @@ $$;
 
 -- scale_arrivals returns, in one row, an object of the queues of a model by id: inserted and deleted are how many rows were ever
 -- inserted into and deleted from the table of the queue since its statistics began (a number that falls means that they began
--- again), running the locks of the queue, open whether its entries may start, for leaders of the version before. With the
--- requests that wait and may start, deleted and running are all that ever could start. The planner puts it into the statements
--- of its callers.
+-- again), running the locks of the queue. With the requests that wait and may start, deleted and running are all that ever could
+-- start. The planner puts it into the statements of its callers.
 -- Callers: scale_input.
 CREATE OR REPLACE FUNCTION penstock.scale_arrivals(wanted text) RETURNS TABLE (arrivals jsonb)
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(jsonb_object_agg(q.id, jsonb_build_object(
                'inserted', coalesce(pg_stat_get_tuples_inserted(e.entries), 0), 'deleted', coalesce(pg_stat_get_tuples_deleted(e.entries), 0),
-               'running', l.held, 'open', NOT EXISTS (SELECT FROM penstock.queue_stops(q)))), '{}')
+               'running', l.held)), '{}')
       FROM penstock.queue q
      CROSS JOIN LATERAL (SELECT count(*) AS held FROM penstock.lock k WHERE k.queue_id BETWEEN q.id AND q.id) l
      CROSS JOIN LATERAL (

@@ -130,7 +130,7 @@ SELECT a.application, a.queues, n.nodes, n.threads, coalesce(k.locks, 0) AS lock
   LEFT JOIN penstock."limit" l ON l.name = 'application:' || a.application;
 
 -- retention lists how long rows of each table are kept whose partitions are dropped.
--- Callers: ensure_partitions, tidy_outcomes, old_partitions; pkg/invalidation; psql.
+-- Callers: tidy_outcomes, old_partitions; pkg/invalidation; psql.
 CREATE OR REPLACE VIEW penstock.retention AS
 SELECT 'result' AS parent, 'finished_at' AS by_column, coalesce(max(result_retention), '1 day') AS kept FROM penstock.queue
 UNION ALL SELECT 'failure', 'failed_at', coalesce(max(failure_retention), '1 day') FROM penstock.queue

@@ -38,11 +38,6 @@ type Push struct {
 	Callback     *Callback `json:"callback,omitempty"`
 }
 
-// Entry is the former name of Push.
-//
-// Deprecated: use Push.
-type Entry = Push
-
 // Callback is where the outcome is sent.
 type Callback struct {
 	URL     string `json:"url"`

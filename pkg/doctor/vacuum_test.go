@@ -18,7 +18,7 @@ func TestMultixactsCountAsTransactionsDo(t *testing.T) {
 // Samples have no default partition: without one of today they are not stored.
 func TestAMissingDayOfAnyTableIsAWarning(t *testing.T) {
 	pool := newPool(t)
-	exec(t, pool, `SELECT penstock.ensure_partitions(3)`)
+	exec(t, pool, `SELECT penstock.make_partition(parent, 3) FROM penstock.retention, generate_series(0, 3)`)
 	want(t, find(t, pool, "partitions", Config{}), Fine)
 	today, tomorrow := time.Now().UTC().Format(day), time.Now().UTC().AddDate(0, 0, 1).Format(day)
 	for table, without := range map[string]string{
@@ -26,6 +26,6 @@ func TestAMissingDayOfAnyTableIsAWarning(t *testing.T) {
 	} {
 		exec(t, pool, `DROP TABLE penstock.`+table+`_`+strings.ReplaceAll(without, "-", ""))
 		want(t, find(t, pool, "partitions", Config{}), Warning, table+" has 3 partitions", "without "+without)
-		exec(t, pool, `SELECT penstock.ensure_partitions(3)`)
+		exec(t, pool, `SELECT penstock.make_partition(parent, 3) FROM penstock.retention, generate_series(0, 3)`)
 	}
 }

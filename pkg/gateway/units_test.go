@@ -137,37 +137,3 @@ func TestUseOfGPUsIsFolded(t *testing.T) {
 		t.Error("entries are not ordered by the use of GPUs")
 	}
 }
-
-// A gateway of the version before folds the time of slots, under the same numbers. A fold of refusals alone has no rows:
-// its columns are nil slices, which the driver sends as null.
-func TestFoldsOfAnOlderGatewayAreTaken(t *testing.T) {
-	t.Parallel()
-	x := newExchange(t)
-	const olderSQL = `SELECT penstock.fold_online_use($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
-	var queue string
-	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
-		t.Fatal(err)
-	}
-	fold := func(seq int64, c useColumns) (applied bool) {
-		t.Helper()
-		err := x.pool.QueryRow(t.Context(), olderSQL, int64(7), seq, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu,
-			c.wasted, c.in, c.out, c.shared, []string{"m"}, []int64{2}).Scan(&applied)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return applied
-	}
-	var calls useColumns
-	calls.append(useKey{time.Now().UTC().Truncate(time.Hour), queue, "m", "f", true},
-		use{calls: 1, in: 5, out: 6, gpu: 10 * time.Millisecond})
-	if !fold(1, calls) || fold(1, calls) || !fold(2, useColumns{}) {
-		t.Error("a fold was applied twice, or not at all")
-	}
-	if n := x.count(`SELECT count(*) FROM penstock.usage_hour
-	                  WHERE calls = 1 AND gpu_ms = 10 AND extra_ms = 0 AND tokens_out = 6`); n != 1 {
-		t.Error("the use of the fold was not added once")
-	}
-	if n := x.count(`SELECT refused FROM penstock.model_online WHERE model = 'm'`); n != 4 {
-		t.Errorf("%d refusals are counted, want 4", n)
-	}
-}

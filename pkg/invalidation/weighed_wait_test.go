@@ -251,18 +251,3 @@ func TestDropQueueDropsItsWaits(t *testing.T) {
 	b.exec(b.pool, `SELECT penstock.drop_queue('work', force => true)`)
 	b.want(b.waiting(), 0)
 }
-
-// TestNodesOfTheVersionBeforeCountWeights asks for headroom as they do, for a queue with weights and for one beside it.
-func TestNodesOfTheVersionBeforeCountWeights(t *testing.T) {
-	b := newBed(t, Config{MaxWeight: 8})
-	eight := 8
-	_, err := Create(b.ctx, b.pool, "other", Config{})
-	b.must(err)
-	q := b.under("gpu", limitOptions{MaxUnits: &eight}, map[string]int{"work": 1, "other": 1})
-	b.q = q["work"]
-	b.pushAll(b.pool, weights(6)...)
-	b.want(len(b.claim(1)), 1)
-	headroom := `SELECT count(*) FROM penstock.claim_headroom($1, '', 9, $2, 0) h WHERE h.ok AND h.locks = 2`
-	b.want(b.count(headroom, q["other"].ID, q["other"].limits), 1)
-	b.want(b.count(`SELECT count(*) FROM penstock.claim_headroom($1, '', 9, $2, 0) h WHERE h.ok`, q["work"].ID, q["work"].limits), 0)
-}

@@ -56,7 +56,7 @@ func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 
 func TestMinutesAreRolledUpOnceAndDroppedByPartition(t *testing.T) {
 	f := newUsualFleet(t)
-	f.exec(`SELECT penstock.ensure_partitions(0)`)
+	f.exec(`SELECT penstock.make_partition(parent, 0) FROM penstock.retention`)
 	for _, parent := range []string{"sample", "sample_minute"} { // yesterday's, for when it is midnight
 		f.exec(`DO $$ BEGIN EXECUTE format('CREATE TABLE penstock.` + parent + `_yesterday PARTITION OF penstock.` + parent + ` FOR VALUES FROM (%L) TO (%L)',
 		          (now() AT TIME ZONE 'UTC')::date - 1 || 'Z', (now() AT TIME ZONE 'UTC')::date || 'Z'); END $$`)

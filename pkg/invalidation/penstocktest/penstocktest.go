@@ -32,11 +32,6 @@ type Queued[P any] struct {
 	Attempt  int
 }
 
-// Entry is the former name of Queued.
-//
-// Deprecated: use Queued.
-type Entry[P any] = Queued[P]
-
 const entriesSQL = `
 SELECT e.id, e.payload, coalesce(e.lock_key, ''), e.flow, e.priority, coalesce(e.name, ''), e.status = 'initial',
        e.attempt
