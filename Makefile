@@ -184,7 +184,7 @@ e2e-load: ## 50,000 entries through 8 slots with random worker faults, and the a
 check-worker: ## Test the example worker under the race detector
 	go -C examples/worker test $(RACE) -timeout $(TIMEOUT) ./...
 
-bench: ## Push and drain the queue by itself on a private Postgres, with WAL an entry; ARGS='-backlog 5000000' times claims, '-dsn postgres://...' takes another server
+bench: ## Push and drain the queue by itself on a private Postgres, with WAL an entry; ARGS='-dsn postgres://...' takes another server
 	go -C bench run ./cmd/core $(ARGS)
 
 bench-guard: ## What an entry costs in WAL, buffers, statements and allocations, against its bounds; in `make check` as well

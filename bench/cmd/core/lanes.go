@@ -104,13 +104,7 @@ func drainLanes(ctx context.Context, q *invalidation.Queue, flows, atOnce int) (
 		var endings []invalidation.Ending
 		for i, c := range claimed {
 			locks += len(c.Locks)
-			for _, l := range c.Locks {
-				for j, e := range l.Entries {
-					done := invalidation.Done(l, e.ID, nil, 0)
-					done.Last = j == len(l.Entries)-1
-					endings = append(endings, done)
-				}
-			}
+			endings = append(endings, doneAll(c.Locks)...)
 			if !c.Drained {
 				lanes = append(lanes, lanes[i])
 			}

@@ -235,14 +235,7 @@ func (b *bench) turn(ctx context.Context, q *invalidation.Queue, r invalidation.
 	if err != nil {
 		return 0, false, err
 	}
-	var endings []invalidation.Ending
-	for _, l := range c.Locks {
-		for i := range l.Entries {
-			e := invalidation.Done(l, l.Entries[i].ID, nil, 0)
-			e.Last = i == len(l.Entries)-1
-			endings = append(endings, e)
-		}
-	}
+	endings := doneAll(c.Locks)
 	if len(endings) == 0 {
 		return 0, c.Drained, nil
 	}

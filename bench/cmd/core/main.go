@@ -8,7 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"log"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,18 +26,15 @@ func main() {
 	batch := flag.Int("batch", 500, "locks a claim")
 	dsn := flag.String("dsn", "", "database to use; a private durable one if empty")
 	keep := flag.Bool("results", false, "keep results")
-	backlog := flag.Int("backlog", 0, "instead: the time of a claim of 10 with 1,000 entries ready, and with so many")
 	limits := flag.Bool("limits", false, "instead: drains without limits and with limits that do not bind, in "+
 		"turns, at 1, 100 and 100,000 lock keys")
 	flows := flag.Int("flows", 0,
 		"instead: drains of so many flows of two entries, lane by lane and many lanes at a time")
-	shards := flag.Int("shards", 0,
-		"instead: pushes to and drains by several nodes of a queue without shards, and of one with so many")
-	rounds := flag.Int("rounds", 5, "of -limits, -flows and -shards")
+	rounds := flag.Int("rounds", 5, "of -limits and -flows")
 	only := flag.String("only", "", "the one kind of -limits to measure, as it is printed; all if empty")
 	flag.Parse()
-	b := &bench{n: *n, rounds: *rounds, only: *only, shards: *shards}
-	if err := b.run(context.Background(), *dsn, *batch, *backlog, *keep, *limits, *flows); err != nil {
+	b := &bench{n: *n, rounds: *rounds, only: *only}
+	if err := b.run(context.Background(), *dsn, *batch, *keep, *limits, *flows); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -48,11 +44,10 @@ type bench struct {
 	meter  *meter.Meter // of -limits
 	n      int
 	rounds int
-	shards int
 	only   string
 }
 
-func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, limits bool, flows int) error {
+func (b *bench) run(ctx context.Context, dsn string, batch int, keep, limits bool, flows int) error {
 	n := b.n
 	if dsn == "" {
 		server, err := devpostgres.Start(ctx, devpostgres.Config{})
@@ -83,14 +78,8 @@ func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, l
 	if limits {
 		return b.compareLimits(ctx, batch)
 	}
-	if b.shards > 0 {
-		return b.compareShards(ctx, b.shards)
-	}
 	if flows > 0 {
 		return b.compareLanes(ctx, flows)
-	}
-	if backlog > 0 {
-		return b.claimTimes(ctx, q, backlog)
 	}
 	fmt.Printf("%-22s %12s %10s %12s\n", "scenario", "entries", "seconds", "entries/s   WAL B/entry")
 	if err := b.measure(ctx, "push bulk of 1000", n, func() error { return b.pushBulk(ctx, q, n, 0) }); err != nil {
@@ -111,47 +100,6 @@ func (b *bench) run(ctx context.Context, dsn string, batch, backlog int, keep, l
 		return err
 	}
 	return b.measure(ctx, "drain solo (2)", single, func() error { return b.drain(ctx, q, single, batch) })
-}
-
-// claimTimes prints how long a claim of 10 takes at a small backlog and at a large one, 500 claims each.
-func (b *bench) claimTimes(ctx context.Context, q *invalidation.Queue, backlog int) error {
-	for _, ready := range []int{1000, backlog} {
-		if err := b.pushBulk(ctx, q, ready, 0); err != nil {
-			return err
-		}
-		var times []time.Duration
-		var mark int64
-		for id := range int32(520) {
-			start := time.Now()
-			c, err := q.Claim(ctx, invalidation.ClaimRequest{
-				Node: 1, ClaimID: id, Lane: invalidation.Lane{Priority: 1},
-				From: mark, Limit: 10,
-			})
-			if err != nil {
-				return err
-			}
-			if id >= 20 { // the first ones warm up
-				times = append(times, time.Since(start))
-			}
-			mark = c.LowWater
-			var endings []invalidation.Ending
-			for _, l := range c.Locks {
-				e := invalidation.Done(l, l.Entries[0].ID, nil, 0)
-				e.Last = true
-				endings = append(endings, e)
-			}
-			if _, err := q.Settle(ctx, 1, endings); err != nil {
-				return err
-			}
-			if err := b.pushBulk(ctx, q, 10, 0); err != nil {
-				return err
-			}
-		}
-		slices.Sort(times)
-		fmt.Printf("%9d ready  claim of 10: p50 %.2f ms  p99 %.2f ms\n", ready, times[len(times)/2].Seconds()*1e3,
-			times[len(times)*99/100].Seconds()*1e3)
-	}
-	return nil
 }
 
 func (b *bench) measure(ctx context.Context, name string, n int, fn func() error) error {
@@ -215,14 +163,7 @@ func (b *bench) drain(ctx context.Context, q *invalidation.Queue, n, batch int) 
 	for range 2 {
 		wg.Go(func() {
 			for locks := range claimed {
-				var endings []invalidation.Ending
-				for _, l := range locks {
-					for i := range l.Entries {
-						e := invalidation.Done(l, l.Entries[i].ID, nil, 0)
-						e.Last = i == len(l.Entries)-1
-						endings = append(endings, e)
-					}
-				}
+				endings := doneAll(locks)
 				ours, err := q.Settle(ctx, 1, endings)
 				if err != nil || len(ours) != len(locks) {
 					errs <- fmt.Errorf("settled %d of %d: %w", len(ours), len(locks), err)
@@ -261,6 +202,18 @@ func (b *bench) drain(ctx context.Context, q *invalidation.Queue, n, batch int) 
 		return fmt.Errorf("finished %d of %d", done.Load(), n)
 	}
 	return nil
+}
+
+// doneAll has an ending for each entry of the locks.
+func doneAll(locks []*invalidation.Lock) (endings []invalidation.Ending) {
+	for _, l := range locks {
+		for i, e := range l.Entries {
+			done := invalidation.Done(l, e.ID, nil, 0)
+			done.Last = i == len(l.Entries)-1
+			endings = append(endings, done)
+		}
+	}
+	return endings
 }
 
 func each(workers int, fn func(w int) error) error {
