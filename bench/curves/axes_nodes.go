@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -209,7 +210,7 @@ func (o outcome) inside() Figures {
 	each := func(v int64) float64 { return float64(v) / float64(max(1, o.Handled)) }
 	return Figures{
 		allocsTitle: each(o.Mallocs), allocBTitle: each(o.AllocBytes),
-		handler50: quantile(o.ClaimMillis, 0.5), handler99: quantile(o.ClaimMillis, 0.99),
+		handler50: meter.Quantile(o.ClaimMillis, 0.5), handler99: meter.Quantile(o.ClaimMillis, 0.99),
 		settleTitle: float64(o.Settled) / float64(max(1, o.Settles)),
 	}
 }

@@ -229,16 +229,7 @@ func (o outcome) costs() Figures {
 // pickups are the times from the call of a push to its handler.
 func (o outcome) pickups() Figures {
 	return Figures{
-		pick50: quantile(o.PickupMillis, 0.5), pick99: quantile(o.PickupMillis, 0.99),
-		pickMax: quantile(o.PickupMillis, 1),
+		pick50: meter.Quantile(o.PickupMillis, 0.5), pick99: meter.Quantile(o.PickupMillis, 0.99),
+		pickMax: meter.Quantile(o.PickupMillis, 1),
 	}
-}
-
-// quantile is the smallest of sorted values that at least a share q of them do not exceed.
-func quantile(sorted []float64, q float64) float64 {
-	if len(sorted) == 0 {
-		return 0
-	}
-	at := int(q*float64(len(sorted))+0.999999) - 1
-	return sorted[min(max(at, 0), len(sorted)-1)]
 }

@@ -2,7 +2,6 @@ package curves
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,12 +19,7 @@ func TestMain(m *testing.M) {
 	if len(os.Args) != 3 || os.Args[1] != "node" {
 		os.Exit(m.Run())
 	}
-	var duty Duty
-	err := json.Unmarshal([]byte(os.Args[2]), &duty)
-	if err == nil {
-		err = RunNode(context.Background(), duty, os.Stdin, os.Stdout)
-	}
-	if err != nil {
+	if err := RunNode(context.Background(), os.Args[2], os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -80,21 +74,6 @@ func TestAnAxisOutOfTimeKeepsItsPoints(t *testing.T) {
 	points, err := l.Measure(t.Context(), slow, time.Millisecond)
 	if len(points) != 1 || points[0].Axis != "slow" || !errors.Is(err, errTime) {
 		t.Errorf("got %v and %v, want one point and the news that time was over", points, err)
-	}
-}
-
-func TestQuantileIsTheNearestRank(t *testing.T) {
-	hundred := make([]float64, 100)
-	for i := range hundred {
-		hundred[i] = float64(i + 1)
-	}
-	for _, test := range []struct {
-		values  []float64
-		q, want float64
-	}{{nil, 0.5, 0}, {[]float64{7}, 0.99, 7}, {[]float64{1, 2, 3}, 0.5, 2}, {hundred, 0.99, 99}, {hundred, 1, 100}} {
-		if got := quantile(test.values, test.q); got != test.want {
-			t.Errorf("quantile %v of %d values is %v, want %v", test.q, len(test.values), got, test.want)
-		}
 	}
 }
 

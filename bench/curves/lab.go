@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/url"
+	"os"
 	"strconv"
 	"time"
 
@@ -17,12 +18,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/bench/meter"
+	"github.com/penstock/penstock/internal/devpostgres"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Lab is where axes are measured. All fields are needed but Short, HeldFor and Profile.
+// Lab is where axes are measured. Start fills in Server, Program and Log. Of the other fields, Entries and PointTime are
+// needed.
 type Lab struct {
 	Server    *pgx.ConnConfig // its superuser, any database
 	Program   []string        // starts a node's process; the duty is added as its last argument
@@ -45,6 +48,25 @@ var ServerSettings = map[string]string{
 }
 
 const template = "bench_template"
+
+// Start opens the lab on a private server, which source describes. Its nodes are processes of this program, whose duty
+// is the flag -node. stop ends both.
+func (l *Lab) Start(ctx context.Context) (source string, stop func() error, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", nil, fmt.Errorf("find this program: %w", err)
+	}
+	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: ServerSettings})
+	if err != nil {
+		return "", nil, err
+	}
+	ending := context.WithoutCancel(ctx)
+	l.Server, l.Program, l.Log = server.Config(), []string{self, "-node"}, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := l.Open(ctx); err != nil {
+		return "", nil, errors.Join(err, server.Stop(ending))
+	}
+	return server.Source(), func() error { return errors.Join(l.Close(ending), server.Stop(ending)) }, nil
+}
 
 // Open prepares a migrated database of which every axis gets a copy.
 func (l *Lab) Open(ctx context.Context) (err error) {

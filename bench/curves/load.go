@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -136,8 +136,7 @@ func (s *site) claimTimes(ctx context.Context, lane func() invalidation.Lane, ag
 			return nil, err
 		}
 	}
-	slices.Sort(times)
-	return Figures{claim50: quantile(times, 0.5), claim99: quantile(times, 0.99)}, nil
+	return Figures{claim50: meter.Quantile(times, 0.5), claim99: meter.Quantile(times, 0.99)}, nil
 }
 
 // usual is the lane of entries that name neither priority nor flow.

@@ -55,9 +55,13 @@ type Shift struct {
 	ClaimMillis  []float64 `json:"claim_ms"`  // from the start of the claim to the handler, of every 16th entry
 }
 
-// RunNode is the body of a node's process: connect, say so, wait for the word, work, tell how many were handled,
-// and at the end of in stop and report.
-func RunNode(ctx context.Context, d Duty, in io.Reader, out io.Writer) error {
+// RunNode is the body of a node's process, whose duty is JSON: connect, say so, wait for the word, work, tell how many
+// were handled, and at the end of in stop and report.
+func RunNode(ctx context.Context, duty string, in io.Reader, out io.Writer) error {
+	var d Duty
+	if err := json.Unmarshal([]byte(duty), &d); err != nil {
+		return fmt.Errorf("read the duty: %w", err)
+	}
 	h := &handler{duty: d, end: make(chan struct{})}
 	node, err := node.New(ctx, node.Config{
 		DSN: d.DSN, Pooled: d.Pooled, NoHints: d.NoHints,

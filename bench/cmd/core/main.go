@@ -14,10 +14,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/bench/database"
 	"github.com/penstock/penstock/bench/meter"
-	"github.com/penstock/penstock/internal/devpostgres"
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -49,22 +47,11 @@ type bench struct {
 
 func (b *bench) run(ctx context.Context, dsn string, batch int, keep, limits bool, flows int) error {
 	n := b.n
-	if dsn == "" {
-		server, err := devpostgres.Start(ctx, devpostgres.Config{})
-		if err != nil {
-			return err
-		}
-		defer server.Stop(context.WithoutCancel(ctx)) //nolint:errcheck // the run is over
-		dsn = server.ConnString()
-	}
-	pool, err := postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: 24})
+	pool, closeAll, err := database.Open(ctx, dsn, 24)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
-		return err
-	}
+	defer closeAll()
 	b.pool = pool
 	retention := -time.Second
 	if keep {

@@ -7,12 +7,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -23,7 +21,6 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/bench/curves"
-	"github.com/penstock/penstock/internal/devpostgres"
 )
 
 func main() {
@@ -83,11 +80,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if o.node != "" {
-		var duty curves.Duty
-		if err := json.Unmarshal([]byte(o.node), &duty); err != nil {
-			return fmt.Errorf("read the duty: %w", err)
-		}
-		return curves.RunNode(ctx, duty, os.Stdin, os.Stdout)
+		return curves.RunNode(ctx, o.node, os.Stdin, os.Stdout)
 	}
 	axes, err := chosen(o.axes)
 	if err != nil {
@@ -113,24 +106,14 @@ func chosen(list string) ([]curves.Axis, error) {
 }
 
 func measure(ctx context.Context, o options, axes []curves.Axis) (err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
-	}
-	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: curves.ServerSettings})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	lab := o.lab
-	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"},
-		slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := lab.Open(ctx); err != nil {
+	source, stop, err := lab.Start(ctx)
+	if err != nil {
 		return err
 	}
-	defer lab.Close(context.WithoutCancel(ctx))
+	defer func() { err = errors.Join(err, stop()) }()
 
-	fmt.Printf("%d CPUs; %s; %d entries a point\n", runtime.NumCPU(), server.Source(), lab.Entries)
+	fmt.Printf("%d CPUs; %s; %d entries a point\n", runtime.NumCPU(), source, lab.Entries)
 	var all []curves.Point
 	for _, axis := range axes {
 		points, axisErr := lab.Measure(ctx, axis, o.axisTime)

@@ -22,9 +22,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/penstock/penstock/internal/devpostgres"
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/bench/database"
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
@@ -49,22 +48,11 @@ func main() {
 }
 
 func run(ctx context.Context, dsn string, measure func(ctx context.Context, pool *pgxpool.Pool) error) error {
-	if dsn == "" {
-		server, err := devpostgres.Start(ctx, devpostgres.Config{})
-		if err != nil {
-			return err
-		}
-		defer server.Stop(context.WithoutCancel(ctx)) //nolint:errcheck // the run is over
-		dsn = server.ConnString()
-	}
-	pool, err := postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: 16})
+	pool, closeAll, err := database.Open(ctx, dsn, 16)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
-		return err
-	}
+	defer closeAll()
 	return measure(ctx, pool)
 }
 
@@ -262,6 +250,5 @@ func quantiles(d []time.Duration) string {
 }
 
 func quantile(d []time.Duration, q float64) time.Duration {
-	slices.Sort(d)
-	return d[int(q*float64(len(d)-1))].Round(10 * time.Microsecond)
+	return meter.Quantile(d, q).Round(10 * time.Microsecond)
 }

@@ -15,9 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/penstock/penstock/internal/devpostgres"
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/bench/database"
 	"github.com/penstock/penstock/pkg/inference"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
@@ -87,19 +85,19 @@ func (w *timedWorker) runs() (batch, most int) {
 // site is a database with the model m on one worker.
 type site struct {
 	*run
-	server   *devpostgres.Server
 	pool     *pgxpool.Pool
+	closeAll func()
 	queue    *invalidation.Queue
 	worker   *timedWorker
 	programs []*process
 }
 
 func (r *run) newSite(slots int) (*site, error) {
-	server, err := devpostgres.Start(r.ctx, devpostgres.Config{})
+	pool, closeAll, err := database.Open(r.ctx, "", 8)
 	if err != nil {
 		return nil, err
 	}
-	s := &site{run: r, server: server, worker: startTimedWorker()}
+	s := &site{run: r, pool: pool, closeAll: closeAll, worker: startTimedWorker()}
 	if err := s.prepare(slots); err != nil {
 		s.close()
 		return nil, err
@@ -108,13 +106,6 @@ func (r *run) newSite(slots int) (*site, error) {
 }
 
 func (s *site) prepare(slots int) (err error) {
-	s.pool, err = postgres.Open(s.ctx, postgres.Config{DSN: s.server.ConnString(), MaxConns: 8})
-	if err != nil {
-		return err
-	}
-	if _, err := migrations.Up(s.ctx, s.pool.Config().ConnConfig); err != nil {
-		return err
-	}
 	model := worker.Model{Name: "m", Protocol: worker.ProtocolOpenAI}
 	name, err := inference.RegisterModel(s.ctx, s.pool, model, inference.By{Actor: "bench"})
 	if err != nil {
@@ -139,15 +130,12 @@ func (s *site) close() {
 	}
 	s.worker.CloseClientConnections()
 	s.worker.Close()
-	if s.pool != nil {
-		s.pool.Close()
-	}
-	_ = s.server.Stop(context.WithoutCancel(s.ctx))
+	s.closeAll()
 }
 
 func (s *site) startGateway(name string) (*process, error) {
 	p, err := start(s.ctx, name, "listen=", s.program, "--open", "--listen", "127.0.0.1:0",
-		"--debug-listen", "127.0.0.1:0", "--database-url", s.server.ConnString(), "--name", name)
+		"--debug-listen", "127.0.0.1:0", "--database-url", s.pool.Config().ConnString(), "--name", name)
 	if err == nil {
 		s.programs = append(s.programs, p)
 	}
@@ -156,7 +144,7 @@ func (s *site) startGateway(name string) (*process, error) {
 
 func (s *site) startNode(threads int) error {
 	p, err := start(s.ctx, "node", "listen=", s.tasknode, "--name", "node", "--listen", "127.0.0.1:0",
-		"--governor=false", "--database-url", s.server.ConnString(), "--threads", strconv.Itoa(threads))
+		"--governor=false", "--database-url", s.pool.Config().ConnString(), "--threads", strconv.Itoa(threads))
 	if err == nil {
 		s.programs = append(s.programs, p)
 	}

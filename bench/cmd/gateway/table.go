@@ -2,8 +2,9 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"time"
+
+	"github.com/penstock/penstock/bench/meter"
 )
 
 // scenarios are all that this program can measure, in the order in which it does, with the most time that one takes.
@@ -68,9 +69,5 @@ func (t table) print() {
 
 // quantile of durations, in milliseconds; 0 without any.
 func quantile(list []time.Duration, q float64) float64 {
-	if len(list) == 0 {
-		return 0
-	}
-	slices.Sort(list)
-	return float64(list[int(q*float64(len(list)-1))]) / float64(time.Millisecond)
+	return float64(meter.Quantile(list, q)) / float64(time.Millisecond)
 }

@@ -13,16 +13,14 @@ import (
 	"log/slog"
 	"net/http"
 	"runtime"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/penstock/penstock/internal/devpostgres"
+	"github.com/penstock/penstock/bench/database"
+	"github.com/penstock/penstock/bench/meter"
 	"github.com/penstock/penstock/internal/httpserver"
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/migrations"
 	"github.com/penstock/penstock/pkg/api"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -48,22 +46,11 @@ type bench struct {
 }
 
 func run(ctx context.Context, dsn string, single, many, clients int) error {
-	if dsn == "" {
-		server, err := devpostgres.Start(ctx, devpostgres.Config{})
-		if err != nil {
-			return err
-		}
-		defer server.Stop(context.WithoutCancel(ctx)) //nolint:errcheck // the run is over
-		dsn = server.ConnString()
-	}
-	pool, err := postgres.Open(ctx, postgres.Config{DSN: dsn, MaxConns: 16})
+	pool, closeAll, err := database.Open(ctx, dsn, 16)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	if _, err := migrations.Up(ctx, pool.Config().ConnConfig); err != nil {
-		return err
-	}
+	defer closeAll()
 	_ = invalidation.Drop(ctx, pool, "bench", true, invalidation.By{Reason: "a new run"})
 	if _, err := invalidation.Create(ctx, pool, "bench", invalidation.Config{}); err != nil {
 		return err
@@ -211,9 +198,8 @@ func measure(name string, entries, requests, clients int, push func(i int) error
 	if failed != nil {
 		return failed
 	}
-	slices.Sort(took)
-	ms := func(q int) float64 { return took[(len(took)-1)*q/100].Seconds() * 1000 }
-	fmt.Printf("%-34s %9d %9.2f %11.0f %9.2f %9.2f %9d\n", name, entries, seconds, float64(entries)/seconds, ms(50),
-		ms(99), most>>20)
+	ms := func(q float64) float64 { return meter.Quantile(took, q).Seconds() * 1000 }
+	fmt.Printf("%-34s %9d %9.2f %11.0f %9.2f %9.2f %9d\n", name, entries, seconds, float64(entries)/seconds, ms(0.5),
+		ms(0.99), most>>20)
 	return nil
 }

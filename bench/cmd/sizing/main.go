@@ -8,12 +8,10 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"log/slog"
 	"math"
 	"os"
 	"os/signal"
@@ -25,7 +23,6 @@ import (
 
 	"github.com/penstock/penstock/bench/curves"
 	"github.com/penstock/penstock/bench/sizing"
-	"github.com/penstock/penstock/internal/devpostgres"
 )
 
 func main() {
@@ -75,11 +72,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	if o.node != "" {
-		var duty curves.Duty
-		if err := json.Unmarshal([]byte(o.node), &duty); err != nil {
-			return fmt.Errorf("read the duty: %w", err)
-		}
-		return curves.RunNode(ctx, duty, os.Stdin, os.Stdout)
+		return curves.RunNode(ctx, o.node, os.Stdin, os.Stdout)
 	}
 	if o.measure {
 		if err := measure(ctx, o); err != nil {
@@ -107,22 +100,12 @@ func run(ctx context.Context, args []string) error {
 }
 
 func measure(ctx context.Context, o options) (err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return fmt.Errorf("find this program: %w", err)
-	}
-	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: curves.ServerSettings})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, server.Stop(context.WithoutCancel(ctx))) }()
 	lab := o.lab
-	lab.Server, lab.Program, lab.Log = server.Config(), []string{self, "-node"},
-		slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := lab.Open(ctx); err != nil {
+	_, stop, err := lab.Start(ctx)
+	if err != nil {
 		return err
 	}
-	defer lab.Close(context.WithoutCancel(ctx))
+	defer func() { err = errors.Join(err, stop()) }()
 	points, err := lab.SizingPoints(ctx, max(1, o.rounds))
 	if err != nil {
 		return err
