@@ -26,6 +26,7 @@ var allowedImports = map[string][]string{
 	"deploy/sbom":          {},
 	"internal/postgres":    {},
 	"internal/devpostgres": {},
+	"internal/durable":     {},
 	"internal/duty":        {},
 	"internal/duration":    {},
 	"internal/oneline":     {},
@@ -56,8 +57,8 @@ var allowedImports = map[string][]string{
 	"pkg/governor":  duty,
 	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
-	"pkg/inference": append(slices.Clone(duty), "pkg/slot", "pkg/worker"),
-	"pkg/gateway":   append(slices.Clone(duty), "internal/stream", "pkg/slot", "pkg/worker"),
+	"pkg/inference": append(slices.Clone(duty), "internal/durable", "pkg/slot", "pkg/worker"),
+	"pkg/gateway":   append(slices.Clone(duty), "internal/durable", "internal/stream", "pkg/slot", "pkg/worker"),
 	"pkg/cron":      duty,
 
 	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
@@ -79,7 +80,7 @@ var allowedImports = map[string][]string{
 	"pkg/scale/simulate": {"pkg/scale"},
 
 	// What starts and stops instances.
-	"pkg/scale/backend": {"pkg/scale", "internal/duration"},
+	"pkg/scale/backend": {"pkg/scale", "internal/durable", "internal/duration"},
 
 	// Numbers for KEDA, from rows. What is generated knows nothing.
 	"pkg/scale/keda":                {"internal/postgres", "pkg/scale/keda/externalscaler"},

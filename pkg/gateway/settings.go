@@ -5,12 +5,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/durable"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -300,20 +300,8 @@ const StateKept = 15 * time.Minute
 func (s SavedState) Write(path string) error {
 	s.Version = savedVersion
 	text, err := json.Marshal(s)
-	if err != nil {
-		return fmt.Errorf("write snapshot: %w", err)
-	}
-	file, err := os.CreateTemp(filepath.Dir(path), ".snapshot-*") // with mode 0600
-	if err != nil {
-		return fmt.Errorf("write snapshot: %w", err)
-	}
-	defer os.Remove(file.Name())
-	_, err = file.Write(text)
-	if closed := file.Close(); err == nil {
-		err = closed
-	}
 	if err == nil {
-		err = os.Rename(file.Name(), path)
+		err = durable.WriteFile(path, text)
 	}
 	if err != nil {
 		return fmt.Errorf("write snapshot: %w", err)

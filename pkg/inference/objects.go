@@ -9,6 +9,8 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+
+	"github.com/penstock/penstock/internal/durable"
 )
 
 // ObjectStore keeps results that are too large for a row.
@@ -47,7 +49,7 @@ func storeLarge(ctx context.Context, store ObjectStore, limit int, key string,
 // Directory is an ObjectStore on the local disk, or on one that all nodes mount.
 type Directory string
 
-// Put writes the object beside its place and moves it there once it is on the disk.
+// Put writes the object, readable by its owner alone.
 func (d Directory) Put(_ context.Context, key string, data []byte) (string, error) {
 	if !filepath.IsLocal(key) {
 		return "", fmt.Errorf("put object: key %q leads out of the store", key)
@@ -59,40 +61,8 @@ func (d Directory) Put(_ context.Context, key string, data []byte) (string, erro
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return "", fmt.Errorf("put object: %w", err)
 	}
-	file, err := os.CreateTemp(filepath.Dir(path), ".put-*")
-	if err != nil {
-		return "", fmt.Errorf("put object: %w", err)
-	}
-	defer os.Remove(file.Name())
-	if err := writeAll(file, data); err != nil {
-		return "", fmt.Errorf("put object: %w", err)
-	}
-	if err := os.Rename(file.Name(), path); err != nil {
-		return "", fmt.Errorf("put object: %w", err)
-	}
-	if err := syncDirectory(filepath.Dir(path)); err != nil {
+	if err := durable.WriteFile(path, data); err != nil {
 		return "", fmt.Errorf("put object: %w", err)
 	}
 	return (&url.URL{Scheme: "file", Path: path}).String(), nil
-}
-
-func writeAll(file *os.File, data []byte) error {
-	_, err := file.Write(data)
-	if err == nil {
-		err = file.Sync()
-	}
-	if closed := file.Close(); err == nil {
-		err = closed
-	}
-	return err
-}
-
-// syncDirectory makes the name of a new file durable.
-func syncDirectory(path string) error {
-	dir, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
 }

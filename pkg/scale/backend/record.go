@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/penstock/penstock/internal/durable"
 )
 
 // record is the file of an instance. It is written before its process is started: a record without a process is
@@ -34,41 +36,13 @@ func (l *Local) path(name string) string { return filepath.Join(l.cfg.Dir, name+
 // the new one.
 func (l *Local) write(r record) error {
 	text, err := json.Marshal(r)
+	if err == nil {
+		err = durable.WriteFile(l.path(r.Name), text)
+	}
 	if err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	fresh := l.path(r.Name) + ".new"
-	if err := writeDurably(fresh, text); err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	if err := os.Rename(fresh, l.path(r.Name)); err != nil {
-		return fmt.Errorf("write the record of %s: %w", r.Name, err)
-	}
-	if err := syncDirectory(l.cfg.Dir); err != nil {
 		return fmt.Errorf("write the record of %s: %w", r.Name, err)
 	}
 	return nil
-}
-
-func writeDurably(path string, text []byte) error {
-	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600) //nolint:gosec // a record of ours
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(text)
-	if err == nil {
-		err = file.Sync()
-	}
-	return errors.Join(err, file.Close())
-}
-
-// syncDirectory makes the names of files durable.
-func syncDirectory(path string) error {
-	dir, err := os.Open(path) //nolint:gosec // the directory of records
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // records reads all records. One that cannot be understood and of which no process is found, as a crash of the machine
