@@ -53,6 +53,17 @@ func newAssembly(wanted int) *assembly {
 	return &assembly{members: map[string]json.RawMessage{}, wanted: max(wanted, 1)}
 }
 
+// take adds an event. The last one is [DONE].
+func (w *assembly) take(e event) (last bool, err error) {
+	switch {
+	case string(e.data) == "[DONE]":
+		return true, nil
+	case e.name == "error":
+		return false, errStreamError
+	}
+	return false, w.add(e.data)
+}
+
 // add takes one streamed object. The error is errStreamError for one that carries an error.
 func (w *assembly) add(data []byte) error {
 	var whole map[string]json.RawMessage
@@ -249,8 +260,10 @@ func wholeMember(name string) bool {
 // begun reports whether the model has begun to answer: a choice was streamed, whatever it holds.
 func (w *assembly) begun() bool { return len(w.choices) > 0 }
 
-// finished reports whether every choice that was asked for has ended.
-func (w *assembly) finished() bool {
+func (w *assembly) size() int64 { return w.bytes }
+
+// ends reports whether every choice that was asked for has ended: some servers close without [DONE].
+func (w *assembly) ends(bool) bool {
 	for _, c := range w.choices {
 		if c.finishReason == nil {
 			return false

@@ -3,9 +3,7 @@ package worker
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"net/http"
 	"time"
 )
@@ -35,7 +33,7 @@ func (p *oip) generate(ctx context.Context, call Call) Outcome {
 	case a.err != nil:
 		return p.broken(ctx, a, a.err)
 	case a.reply.StatusCode/100 == 2 && isEventStream(a.reply):
-		return p.consume(ctx, stop, a, call)
+		return p.consume(ctx, stop, a, call, &generated{})
 	}
 	return p.judged(ctx, a, func(r reply) Outcome { return judgeGenerate(r, call) })
 }
@@ -50,57 +48,26 @@ func judgeGenerate(r reply, call Call) Outcome {
 	return done(r.body, r.status)
 }
 
-// consume reads a stream to the end of its connection, which is that of the generation: the protocol has no other mark.
-// A connection that breaks ends in an error of the transport.
-func (p *oip) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call) Outcome {
-	defer a.reply.Body.Close()
-	body := io.Reader(a.reply.Body)
-	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
-		watched := watchProgress(body, max(limit, p.model.Timeouts.Start.Duration()), limit, stop)
-		defer watched.Stop()
-		body = watched
-	}
-	out := newChunker(ctx, call.Output)
-	o := p.follow(newEvents(body, p.model.MaxResponseBytes), out, call.Payload,
-		func(err error) Outcome { return p.broken(ctx, a, err) })
-	if err := out.Close(); err != nil && o.Kind == Done {
-		o.Err = fmt.Errorf("write output: %w", err)
-	}
-	o.SentAt, o.FirstByteAt, o.StatusCode = a.sentAt, a.first, a.reply.StatusCode
-	return o
-}
-
-// follow reads events until the stream ends or has an error event.
-func (p *oip) follow(events *events, out *chunker, request []byte, broken func(error) Outcome) Outcome {
-	var whole generated
-	for {
-		event, err := events.next()
-		switch {
-		case errors.Is(err, io.EOF) && whole.fields != nil && !events.cut:
-			return whole.outcome()
-		case errors.Is(err, io.EOF):
-			return broken(io.ErrUnexpectedEOF)
-		case err != nil:
-			return broken(err)
-		case hasMember(event.data, "error"), event.name == "error":
-			return errorAfterOK(event.data, request, whole.fields != nil)
-		}
-		if err := whole.add(event.data); err != nil {
-			return failed(ClassTransient, "worker streamed something that is not JSON")
-		}
-		if whole.bytes > p.model.MaxResponseBytes {
-			return broken(&TooLargeError{LimitBytes: p.model.MaxResponseBytes})
-		}
-		out.Write(event.frame())
-	}
-}
-
 // generated is a generation put together from its events, as one answer of generate has it.
 type generated struct {
 	fields map[string]json.RawMessage // of the last event that has each
 	text   []byte                     // text_output of all of them
 	bytes  int64
 }
+
+// take adds an event.
+func (g *generated) take(e event) (last bool, err error) {
+	if e.name == "error" || hasMember(e.data, "error") {
+		return false, errStreamError
+	}
+	return false, g.add(e.data)
+}
+
+// ends reports whether there was an event: the end of the connection is that of the generation, for the protocol has no
+// other mark. A connection that breaks ends in an error of the transport.
+func (g *generated) ends(cut bool) bool { return g.begun() && !cut }
+func (g *generated) begun() bool        { return g.fields != nil }
+func (g *generated) size() int64        { return g.bytes }
 
 func (g *generated) add(data []byte) error {
 	var fields map[string]json.RawMessage

@@ -73,7 +73,7 @@ func (p *openAI) Submit(ctx context.Context, call Call) Outcome {
 		return p.broken(ctx, a, a.err)
 	}
 	if a.reply.StatusCode/100 == 2 && isEventStream(a.reply) {
-		return p.consume(ctx, stop, a, call, r.choices)
+		return p.consume(ctx, stop, a, call, newAssembly(r.choices))
 	}
 	return p.judged(ctx, a, func(r reply) Outcome { return p.judge(r, call) })
 }

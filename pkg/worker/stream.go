@@ -10,20 +10,31 @@ import (
 	"time"
 )
 
+// parts is an answer that is put together from the events of a stream.
+type parts interface {
+	// take takes the next event. last reports that it ends the answer and is no part of it. The error is errStreamError
+	// for an event that is an error of the server.
+	take(event) (last bool, err error)
+	// ends reports whether the end of the connection, within an event if cut, is that of the answer.
+	ends(cut bool) bool
+	begun() bool // the model has begun to answer
+	size() int64 // of what is kept, in bytes
+	outcome() Outcome
+}
+
 // consume reads a stream of server-sent events to its end, hands its frames to
 // the call's output and puts the whole answer together.
-func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call, choices int) Outcome {
+func (w *wire) consume(ctx context.Context, stop context.CancelCauseFunc, a answer, call Call, whole parts) Outcome {
 	defer a.reply.Body.Close()
 	body := io.Reader(a.reply.Body)
-	if limit := p.model.Timeouts.NoProgress.Duration(); limit > 0 {
-		watched := watchProgress(body, max(limit, p.model.Timeouts.Start.Duration()), limit, stop)
+	if limit := w.model.Timeouts.NoProgress.Duration(); limit > 0 {
+		watched := watchProgress(body, max(limit, w.model.Timeouts.Start.Duration()), limit, stop)
 		defer watched.Stop()
 		body = watched
 	}
 	out := newChunker(ctx, call.Output)
-	events := newEvents(body, p.model.MaxResponseBytes)
-	o := p.follow(events, newAssembly(choices), out, call.Payload,
-		func(err error) Outcome { return p.broken(ctx, a, err) })
+	o := w.follow(newEvents(body, w.model.MaxResponseBytes), whole, out, call.Payload,
+		func(err error) Outcome { return w.broken(ctx, a, err) })
 	if err := out.Close(); err != nil && o.Kind == Done {
 		// The result below is whole; what was lost is the log of its parts.
 		o.Err = fmt.Errorf("write output: %w", err)
@@ -32,31 +43,28 @@ func (p *openAI) consume(ctx context.Context, stop context.CancelCauseFunc, a an
 	return o
 }
 
-// follow reads events until [DONE], an error event, or the end of the stream.
-func (p *openAI) follow(events *events, whole *assembly, out *chunker, request []byte,
-	broken func(error) Outcome,
-) Outcome {
+// follow reads events until the last one, an error event, or the end of the stream.
+func (w *wire) follow(events *events, whole parts, out *chunker, request []byte, broken func(error) Outcome) Outcome {
 	for {
 		event, err := events.next()
-		switch {
-		case errors.Is(err, io.EOF) && whole.finished():
-			return whole.outcome() // some servers close without [DONE]
-		case errors.Is(err, io.EOF):
-			return broken(io.ErrUnexpectedEOF)
-		case err != nil:
-			return broken(err)
-		case string(event.data) == "[DONE]":
-			return whole.outcome()
-		case event.name == "error":
-			return errorAfterOK(event.data, request, whole.begun())
+		if errors.Is(err, io.EOF) {
+			if whole.ends(events.cut) {
+				return whole.outcome()
+			}
+			err = io.ErrUnexpectedEOF
 		}
-		switch err := whole.add(event.data); {
+		if err != nil {
+			return broken(err)
+		}
+		switch last, err := whole.take(event); {
 		case errors.Is(err, errStreamError):
 			return errorAfterOK(event.data, request, whole.begun())
 		case err != nil:
 			return failed(ClassTransient, "worker streamed something that is not JSON")
-		case whole.bytes > p.model.MaxResponseBytes:
-			return broken(&TooLargeError{LimitBytes: p.model.MaxResponseBytes})
+		case last:
+			return whole.outcome()
+		case whole.size() > w.model.MaxResponseBytes:
+			return broken(&TooLargeError{LimitBytes: w.model.MaxResponseBytes})
 		}
 		out.Write(event.frame())
 	}
