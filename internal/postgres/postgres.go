@@ -194,6 +194,19 @@ func Query(ctx context.Context, db DB, sql string, args ...any) pgx.Rows {
 	return rows
 }
 
+// One returns the only row, by the positions of its columns, and the error none if there is no row. verb says what is
+// done, for other errors.
+func One[T any](rows pgx.Rows, verb string, none error) (T, error) {
+	row, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[T])
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return row, none
+	case err != nil:
+		return row, fmt.Errorf("%s: %w", verb, err)
+	}
+	return row, nil
+}
+
 // failed is the rows of a query that failed before it ran.
 type failed struct {
 	pgx.Rows

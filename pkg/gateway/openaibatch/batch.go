@@ -85,14 +85,7 @@ const batchesSQL = `SELECT` + batchColumns + `
 var errNoBatch = errors.New("no such batch")
 
 func oneBatch(rows pgx.Rows) (batchRow, error) {
-	b, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[batchRow])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return b, errNoBatch
-	}
-	if err != nil {
-		return b, fmt.Errorf("read batch: %w", err)
-	}
-	return b, nil
+	return postgres.One[batchRow](rows, "read batch", errNoBatch)
 }
 
 // order is what a client asks for.

@@ -107,14 +107,7 @@ func findFile(ctx context.Context, db postgres.DB, owner, id string) (fileRow, e
 }
 
 func oneFile(rows pgx.Rows) (fileRow, error) {
-	f, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[fileRow])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return f, errNoFile
-	}
-	if err != nil {
-		return f, fmt.Errorf("read file: %w", err)
-	}
-	return f, nil
+	return postgres.One[fileRow](rows, "read file", errNoFile)
 }
 
 const filesSQL = `

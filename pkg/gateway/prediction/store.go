@@ -21,7 +21,6 @@ type row struct {
 	ID, Owner string
 	Entry     int64
 	Queue     int32
-	QueueName string
 	Model     string
 	Version   string
 	Input     json.RawMessage
@@ -43,12 +42,11 @@ type row struct {
 // rowSQL reads predictions with the state of their entries. One of which neither an outcome nor the entry is there
 // any more is not known.
 const rowSQL = `
-SELECT p.id, p.owner, p.entry_id, p.queue_id, q.name, p.model, p.version, p.input, p.stream_key, p.webhook, p.events,
+SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.stream_key, p.webhook, p.events,
        p.deadline, p.created_at, s.state, s.class, s.reason, s.result, s.claimed_at, s.ended_at, s.run_ms,
        coalesce((SELECT m.config || coalesce(m.override, '{}')
                    FROM penstock.model m WHERE m.name = p.model)->>'protocol' = 'openai', false)
   FROM penstock.prediction p
-  JOIN penstock.queue q ON q.id = p.queue_id
  CROSS JOIN LATERAL (
        SELECT r.outcome::text AS state, '' AS class, coalesce(r.reason, '') AS reason, r.result,
               NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
@@ -80,16 +78,7 @@ func findStream(ctx context.Context, db postgres.DB, id, key string) (row, error
 	return one(postgres.Query(ctx, db, byKeySQL, id, key))
 }
 
-func one(rows pgx.Rows) (row, error) {
-	p, err := pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[row])
-	if errors.Is(err, pgx.ErrNoRows) {
-		return p, errNone
-	}
-	if err != nil {
-		return p, fmt.Errorf("read prediction: %w", err)
-	}
-	return p, nil
-}
+func one(rows pgx.Rows) (row, error) { return postgres.One[row](rows, "read prediction", errNone) }
 
 // listed is a prediction of a list that is still to be read.
 type listed struct {
