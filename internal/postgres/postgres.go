@@ -274,18 +274,31 @@ func Code(err error) string {
 	return ""
 }
 
-// Unavailable reports whether the database could not be reached or refused work for a temporary
-// reason: shutting down, starting up, read-only after a failover, out of connections, memory or
-// disk.
+// Unavailable reports whether the database could not be reached, let no session begin, or refused work for a
+// temporary reason: shutting down, starting up, read-only after a failover, out of connections, memory or
+// disk. A session may be refused for a reason that only an operator ends, such as a password that was changed while
+// programs run; but the statement was not sent, and says nothing about what it was to write.
 func Unavailable(err error) bool {
-	switch code := Code(err); code {
-	case "":
-		return err != nil
-	case "25006", "57P01", "57P02", "57P03", "53100", "53200", "53300":
+	var unconnected *pgconn.ConnectError
+	return err != nil && (temporary(Code(err)) || errors.As(err, &unconnected))
+}
+
+// temporary reports whether a SQLSTATE is of a state of the server that ends by itself. None is that of a connection
+// that failed.
+func temporary(code string) bool {
+	switch code {
+	case "", "25006", "57P01", "57P02", "57P03", "53100", "53200", "53300":
 		return true
 	default:
 		return code[:2] == "08"
 	}
+}
+
+// refused reports whether the server, or a pooler before it, let no session begin for a reason that does not end by
+// itself: the password, the role, the database, the client's address.
+func refused(err error) bool {
+	var unconnected *pgconn.ConnectError
+	return errors.As(err, &unconnected) && !temporary(Code(err))
 }
 
 // Disconnected reports whether err is a connection that could not be made or was lost, or an answer that did

@@ -2,6 +2,9 @@ package postgres_test
 
 import (
 	"errors"
+	"fmt"
+	"net/url"
+	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -43,6 +46,37 @@ func TestConnectionToAServerThatTakesNoWritesIsNotKept(t *testing.T) {
 	}
 	if backend(t, pool) == before {
 		t.Error("the connection to a read-only server is kept")
+	}
+}
+
+// refusal is the error of a statement for which the server let no session begin.
+func refusal(t *testing.T) error {
+	t.Helper()
+	address, err := url.Parse(pgtest.DSN(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	address.User = url.UserPassword("no_such_role", "x")
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: address.String(), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	_, err = pool.Exec(t.Context(), `SELECT 1`)
+	if !strings.HasPrefix(postgres.Code(err), "28") { // 28000, or 28P01 where the server asks for passwords
+		t.Fatalf("a role that does not exist: %v", err)
+	}
+	return fmt.Errorf("settle: %w", err)
+}
+
+// A password that is changed while programs run refuses their new connections. What they were to record is not refused.
+func TestAStatementThatWasNotSentMaySucceedLater(t *testing.T) {
+	if err := refusal(t); !postgres.Unavailable(err) || !postgres.Passes(err) {
+		t.Errorf("%v: unavailable %t, passes %t", err, postgres.Unavailable(err), postgres.Passes(err))
+	}
+	same := &pgconn.PgError{Code: "28000"} // of SET ROLE, say
+	if postgres.Unavailable(same) || postgres.Passes(same) {
+		t.Error("the same SQLSTATE of a statement that was sent passes, too")
 	}
 }
 

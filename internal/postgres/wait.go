@@ -9,7 +9,8 @@ import (
 
 // Wait calls try until it succeeds, with a growing delay after errors that pass (see Passes), then
 // runs Check and logs its advice. It returns nil early when ctx ends, and at once any permanent
-// error: ErrIsolation, permanent errors of the server, and errors with a method Final.
+// error: ErrIsolation, permanent errors of the server, those of a session that it refuses included, and errors with a
+// method Final.
 func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
 		err := try()
@@ -24,7 +25,7 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 			return nil
 		}
 		var final interface{ Final() }
-		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || !Passes(err) {
+		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || refused(err) || !Passes(err) {
 			return err
 		}
 		log.Warn("waiting for the database", "error", err)

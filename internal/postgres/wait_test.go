@@ -35,6 +35,9 @@ func TestStartWaitsForADatabaseThatIsAwayAndForNothingElse(t *testing.T) {
 	if err := wait(t.Context(), away, wrong); !errors.Is(err, wrong) || tries != 2 {
 		t.Errorf("wrong password: %v after %d tries", err, tries)
 	}
+	if err := wait(t.Context(), away, refusal(t)); err == nil || tries != 2 {
+		t.Errorf("a role that the server does not let in: %v after %d tries", err, tries)
+	}
 	for _, code := range []string{"40001", "40P01", "55P03", "57014"} {
 		if err := wait(t.Context(), &pgconn.PgError{Code: code}, nil); err != nil || tries != 2 {
 			t.Errorf("SQLSTATE %s, which passes: %v after %d tries", code, err, tries)

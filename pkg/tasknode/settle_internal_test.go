@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"log/slog"
+	"net/url"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +121,44 @@ func TestABatchThatCannotBeRecordedIsDivided(t *testing.T) {
 				t.Errorf("%d statements, %d of them ended, want at most %d", db.settled, db.ended, most)
 			}
 		})
+	}
+}
+
+// unlet is a database that lets the first session for a statement which settles not begin.
+type unlet struct {
+	*pgxpool.Pool
+	nobody string // the address of a role that does not exist
+	tries  int
+}
+
+func (u *unlet) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.Contains(sql, "unnest($2::bigint[], $3::bigint[], $4::jsonb[]") {
+		if u.tries++; u.tries == 1 {
+			_, err := pgx.Connect(ctx, u.nobody)
+			return nil, err
+		}
+	}
+	return u.Pool.Query(ctx, sql, args...)
+}
+
+// The password of a node's role was changed while it ran, and its pool needed one more connection.
+func TestAnEndingIsKeptWhileNoSessionBegins(t *testing.T) {
+	s := newSettling(t, 1, "")
+	address, err := url.Parse(s.db.Config().ConnString())
+	if err != nil {
+		t.Fatal(err)
+	}
+	address.User = url.UserPassword("no_such_role", "x")
+	db := &unlet{Pool: s.db, nobody: address.String()}
+	l := s.jobs[0].lock
+	s.node.record(t.Context(), pile{
+		queue: s.queue.WithTx(db), jobs: s.jobs,
+		endings: []invalidation.Ending{last(invalidation.Done(l, l.Entries[0].ID, nil, 0))},
+	}, true)
+	var left int
+	err = s.db.QueryRow(t.Context(), `SELECT count(*) FROM penstock.lock`).Scan(&left)
+	if lost := s.node.stats.Unrecorded.Load(); err != nil || left > 0 || lost > 0 || db.tries != 2 {
+		t.Errorf("%d locks are left and %d endings lost after %d tries (%v)", left, lost, db.tries, err)
 	}
 }
 
