@@ -1,12 +1,23 @@
 -- Samples: the state of each queue every few seconds.
 
--- live_entries estimates the entries of a queue's table from the cumulative statistics, and where
--- those were lost in a crash, from the last vacuum.
+-- live_rows estimates the rows of a table from the cumulative statistics. A crash loses them, and a standby that is
+-- promoted has none: they count from 0 then, and name no vacuum or analyze, until there is one. Meanwhile they are
+-- added to the rows that the last one found, which are in the catalog.
+-- Callers: live_entries; pkg/doctor, pkg/operator.
+CREATE OR REPLACE FUNCTION penstock.live_rows(relation oid) RETURNS bigint
+LANGUAGE sql STABLE AS $$
+    SELECT pg_stat_get_live_tuples(c.oid)
+           + CASE WHEN greatest(pg_stat_get_last_vacuum_time(c.oid), pg_stat_get_last_autovacuum_time(c.oid),
+                                pg_stat_get_last_analyze_time(c.oid), pg_stat_get_last_autoanalyze_time(c.oid)) IS NULL
+                  THEN greatest(c.reltuples, 0)::bigint ELSE 0 END
+      FROM pg_class c WHERE c.oid = relation
+$$;
+
+-- live_entries estimates the entries of a queue's table.
 -- Callers: count_queue.
 CREATE OR REPLACE FUNCTION penstock.live_entries(queue_name text) RETURNS bigint
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce(nullif(pg_stat_get_live_tuples(c.oid), 0), greatest(c.reltuples, 0)::bigint)
-      FROM pg_class c WHERE c.oid = to_regclass(format('penstock.%I', 'entry_' || queue_name))
+    SELECT penstock.live_rows(to_regclass(format('penstock.%I', 'entry_' || queue_name)))
 $$;
 
 -- The form by the name of the queue, which no program calls.

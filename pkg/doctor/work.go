@@ -136,9 +136,10 @@ func judged(ctx context.Context, tx pgx.Tx, sql, fine, many, advice string, args
 
 // rowsSQL estimates what the check of the invariants must read.
 const rowsSQL = `
-SELECT coalesce(sum(greatest(n_live_tup, 0)), 0)::bigint
-  FROM pg_stat_user_tables
- WHERE schemaname = 'penstock' AND (relname IN ('ready', 'lock') OR relname ~ '^(entry|result|failure)_')`
+SELECT coalesce(sum(penstock.live_rows(c.oid)), 0)::bigint
+  FROM pg_class c
+ WHERE c.relnamespace = 'penstock'::regnamespace AND c.relkind = 'r'
+   AND (c.relname IN ('ready', 'lock') OR c.relname ~ '^(entry|result|failure)_')`
 
 func checkInvariants(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
 	var rows int64

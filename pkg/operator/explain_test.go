@@ -189,6 +189,26 @@ func TestQueueStatusMarksEstimatesAndStaysNearTheTruth(t *testing.T) {
 	}
 }
 
+// A crash loses the cumulative statistics, and a standby has none when it is promoted. The first push after it made the
+// number of all entries one.
+func TestTheDepthOfAQueueSurvivesTheLossOfStatistics(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	conn, err := b.pool.Acquire(b.ctx) // one session: each counts for itself, and reports later
+	b.must(err)
+	defer conn.Release()
+	for _, sql := range []string{
+		`SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[12000]))`, `ANALYZE penstock.entry_work`,
+		`SELECT pg_stat_force_next_flush()`, `SELECT pg_stat_reset()`,
+		`SELECT penstock.push_many('work', array_fill('{}'::jsonb, ARRAY[5]))`, `SELECT pg_stat_force_next_flush()`,
+	} {
+		b.exec(conn, sql)
+	}
+	b.want(b.count(`SELECT pg_stat_get_live_tuples('penstock.entry_work'::regclass)`), 5)
+	b.want(b.count(`SELECT pending FROM penstock.queue_status WHERE queue = 'work'`), 12005)
+	b.exec(b.pool, `ANALYZE penstock.entry_work`)
+	b.want(b.count(`SELECT pending FROM penstock.queue_status WHERE queue = 'work'`), 12005)
+}
+
 // Beyond a hundred thousand failures are not counted: their number is the planner's.
 func TestManyFailuresAreEstimated(t *testing.T) {
 	b := newQueueBed(t, Config{})

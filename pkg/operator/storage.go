@@ -19,7 +19,7 @@ type Table struct {
 const tablesSQL = `
 SELECT coalesce(parent.relname, c.relname)::text AS name, count(parent.oid) AS partitions,
        sum(pg_total_relation_size(c.oid))::bigint AS bytes,
-       coalesce(sum(pg_stat_get_live_tuples(c.oid)), 0)::bigint AS rows,
+       coalesce(sum(penstock.live_rows(c.oid)), 0)::bigint AS rows,
        coalesce(sum(pg_stat_get_dead_tuples(c.oid)), 0)::bigint AS dead,
        max(greatest(pg_stat_get_last_vacuum_time(c.oid),
                     pg_stat_get_last_autovacuum_time(c.oid))) AS vacuumed_at
@@ -76,7 +76,7 @@ type Partition struct {
 const partitionsSQL = `
 WITH kept AS MATERIALIZED (SELECT parent, kept FROM penstock.retention)
 SELECT parent.relname::text AS "table", c.relname::text AS name, b.bound, pg_total_relation_size(c.oid) AS bytes,
-       coalesce(pg_stat_get_live_tuples(c.oid), 0) AS rows, b.bound = 'DEFAULT' AS "default",
+       coalesce(penstock.live_rows(c.oid), 0) AS rows, b.bound = 'DEFAULT' AS "default",
        extract(epoch FROM k.kept)::float8 AS kept
   FROM pg_class parent
   JOIN pg_inherits i ON i.inhparent = parent.oid
