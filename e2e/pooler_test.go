@@ -84,7 +84,7 @@ func TestProgramsWorkBehindATransactionPooler(t *testing.T) {
 		return n
 	}
 	first := node("node_a")
-	first.says("lack planner settings")
+	first.says("lack settings; set them for the role")
 	s.exec(`SELECT penstock.push('work', to_jsonb(i), lock_key => CASE WHEN i % 3 = 0 THEN 'k' || i % 10 END,
 	                             due_at => CASE WHEN i % 7 = 0 THEN now() + interval '2 s' END) FROM generate_series(1, 600) i`)
 	eventually(t, time.Minute, "the node is at work", func() bool { return s.query(`SELECT count(*) FROM public.effect`) > 50 })

@@ -48,6 +48,10 @@ type Config struct {
 	Warm func(ctx context.Context, conn *pgx.Conn) error
 }
 
+// idleInTransaction is how long the server waits for a client within a transaction: the rows that a program has locked
+// stay locked when its machine is lost, until then.
+const idleInTransaction = "60s"
+
 // session holds the settings of every connection of Penstock. The hot statements are keyed lookups.
 // A plan made while a table was empty (as penstock.lock is while no entry runs) must not become a
 // scan or nested loops when it is full, and planning anew would cost more than running. So there is
@@ -63,7 +67,7 @@ var session = map[string]string{
 	"enable_mergejoin":                    "off",
 	"jit":                                 "off",
 	"max_parallel_workers_per_gather":     "0",
-	"idle_in_transaction_session_timeout": "60s",
+	"idle_in_transaction_session_timeout": idleInTransaction,
 	// Unqualified names in statements are Postgres's own, even if public has objects of the same
 	// names.
 	"search_path": "pg_catalog, pg_temp",
@@ -159,11 +163,14 @@ SELECT current_setting('default_transaction_isolation'),
        ARRAY(SELECT s.name || ' = ' || s.value
                FROM unnest($1::text[], $2::text[]) s(name, value)
               WHERE current_setting(s.name) <> s.value
+              UNION ALL
+             SELECT format('idle_in_transaction_session_timeout = %L', $3::text)
+              WHERE current_setting('idle_in_transaction_session_timeout') = '0'
               ORDER BY 1)`
 
 // Check compares the settings of sessions with the needed ones. For settings that only make
-// statements slow it returns the ALTER statements that correct them: sessions of a pooler in
-// transaction mode have the settings of the role, not those of this package. It returns
+// statements slow, or leave rows locked by a machine that was lost, it returns the ALTER statements that correct them:
+// sessions of a pooler in transaction mode have the settings of the role, not those of this package. It returns
 // ErrIsolation for an isolation level that would make results wrong.
 func Check(ctx context.Context, db DB) (advice []string, err error) {
 	var isolation, alter string
@@ -172,7 +179,8 @@ func Check(ctx context.Context, db DB) (advice []string, err error) {
 	for i, name := range names {
 		values[i] = session[name]
 	}
-	if err := db.QueryRow(ctx, checkSQL, names, values).Scan(&isolation, &alter, &advice); err != nil {
+	err = db.QueryRow(ctx, checkSQL, names, values, idleInTransaction).Scan(&isolation, &alter, &advice)
+	if err != nil {
 		return nil, fmt.Errorf("read the session's settings: %w", err)
 	}
 	for i := range advice {

@@ -152,6 +152,31 @@ func setForDatabase(t *testing.T, dsn, name, value string) {
 	}
 }
 
+// The query of a batch takes any time, whatever the role or the database sets for all statements.
+func TestAStatementThatIsAttendedHasNoTimeout(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	setForDatabase(t, dsn, "statement_timeout", "1h")
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, Pooled: true, MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	var within, behind string
+	err = postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
+		if pid, err := postgres.Backend(t.Context(), tx); err != nil || pid == 0 {
+			t.Errorf("process %d (%v)", pid, err)
+		}
+		return tx.QueryRow(t.Context(), `SELECT concat_ws(' ', current_setting('statement_timeout'),
+			current_setting('idle_in_transaction_session_timeout'), current_setting('client_connection_check_interval'))`).Scan(&within)
+	})
+	if err == nil {
+		err = pool.QueryRow(t.Context(), `SHOW statement_timeout`).Scan(&behind)
+	}
+	if err != nil || within != "0 1min 10s" || behind != "1h" {
+		t.Errorf("timeouts are %q within the transaction, %q behind it (%v)", within, behind, err)
+	}
+}
+
 func TestSessionsOfAPoolerAreChecked(t *testing.T) {
 	for _, pooled := range []bool{false, true} {
 		pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1, Pooled: pooled})
@@ -162,6 +187,9 @@ func TestSessionsOfAPoolerAreChecked(t *testing.T) {
 		advice, err := postgres.Check(t.Context(), pool)
 		if err != nil || (len(advice) > 0) != pooled {
 			t.Errorf("pooled %v: %q, %v", pooled, advice, err)
+		}
+		if pooled && !strings.Contains(strings.Join(advice, "\n"), "idle_in_transaction_session_timeout = '60s'") {
+			t.Errorf("a session that may wait in a transaction for ever gets the advice %q", advice)
 		}
 		for _, statement := range advice {
 			if _, err := pool.Exec(t.Context(), statement); err != nil {

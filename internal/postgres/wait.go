@@ -17,7 +17,7 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 		if err == nil {
 			var advice []string
 			if advice, err = Check(ctx, db); len(advice) > 0 {
-				log.Warn("sessions behind the pooler lack planner settings; set them for the role", "statements",
+				log.Warn("sessions behind the pooler lack settings; set them for the role", "statements",
 					advice)
 			}
 		}

@@ -28,7 +28,7 @@ func SetStatements(ctx context.Context, db postgres.DB, queue string, statements
 // beginStatementSQL says for what the transaction works, and gives the planner the choices back that sessions of ours
 // may lack: the statement is not one of ours. It returns the server's process, which is watched meanwhile.
 const beginStatementSQL = `
-SELECT pg_backend_pid(), penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true),
+SELECT ` + postgres.UnboundedSQL + `, penstock.work_for($1, $2), set_config('enable_seqscan', 'on', true),
        set_config('enable_hashjoin', 'on', true), set_config('enable_mergejoin', 'on', true)`
 
 // Statement runs a statement of the queue of these runs in tx, and returns the first column of its
@@ -81,7 +81,8 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
 func beginStatement(ctx context.Context, tx pgx.Tx, q *Queue, ids []EntryID) (pid int32, err error) {
 	ctx, cancel := postgres.Bounded(ctx)
 	defer cancel()
-	if err := tx.QueryRow(ctx, beginStatementSQL, q.ID, ids).Scan(&pid, nil, nil, nil, nil); err != nil {
+	row := tx.QueryRow(ctx, beginStatementSQL, q.ID, ids)
+	if err := row.Scan(&pid, nil, nil, nil, nil, nil, nil, nil); err != nil {
 		return 0, q.errorf("run statement of", err)
 	}
 	return pid, nil

@@ -87,6 +87,30 @@ func TestStatementsEffectCommitsWithTheEndOfItsEntry(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1`, ids[1]), 1)
 }
 
+// Managed servers have a timeout of statements for all roles, and the sessions in which statements run have no settings of
+// ours.
+func TestStatementHasNoTimeoutButThatOfItsRun(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `CREATE TABLE public.bound AS SELECT name, setting FROM pg_settings WHERE false`)
+	b.declare(`INSERT INTO public.bound SELECT name, setting FROM pg_settings
+	            WHERE name IN ('statement_timeout', 'idle_in_transaction_session_timeout', 'client_connection_check_interval')`)
+	id := b.push("")[0]
+	b.exec(b.pool, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET statement_timeout = ''1h''', current_database()); END $$`)
+	pool, err := postgres.Open(b.ctx, postgres.Config{DSN: b.pool.Config().ConnString(), Pooled: true, MaxConns: 1})
+	b.must(err)
+	defer pool.Close()
+	q, err := Open(b.ctx, b.pool, b.q.Name)
+	b.must(err)
+	lock := b.claimOne()
+	r := &Run{Queue: q, Entry: lock.Entries[0], Lock: lock, Node: here}
+	_, err = StatementHandler(pool, q).Handle(b.ctx, r)
+	b.settle(last(Judge(r, nil, err, time.Millisecond, 0)))
+	b.want(b.outcome(id).Outcome, "done")
+	var bounds string
+	b.must(b.pool.QueryRow(b.ctx, `SELECT string_agg(setting, ' ' ORDER BY name) FROM public.bound`).Scan(&bounds))
+	b.want(bounds, "10000 60000 0")
+}
+
 func TestOutcomeOfALongStatementIsDatedByItsEnd(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.declare(`SELECT pg_sleep(0.2)`)
