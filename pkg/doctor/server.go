@@ -29,22 +29,29 @@ SELECT current_setting('server_version_num')::int, current_setting('server_versi
 }
 
 const durabilitySQL = `
-SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit')`
+SELECT current_setting('fsync'), current_setting('full_page_writes'), current_setting('synchronous_commit'),
+       current_setting('synchronous_standby_names') <> ''`
 
 // A claim that was acknowledged and then lost in a crash hands out its token again: two runs of an entry would hold
-// the same token, and fencing fails. So an asynchronous commit is as bad as no fsync.
+// the same token, and fencing fails. So an asynchronous commit is as bad as no fsync. With a synchronous standby, a
+// commit that does not wait for it is lost in the same way when the standby is promoted.
 func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var fsync, pages, commit string
-	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit); err != nil {
+	var synchronous bool
+	if err := tx.QueryRow(ctx, durabilitySQL).Scan(&fsync, &pages, &commit, &synchronous); err != nil {
 		return Finding{}, err
 	}
-	overrides, err := settingsThat(ctx, tx, "synchronous_commit", isOff)
+	losesCommits := func(value string) bool { return isOff(value) || synchronous && strings.EqualFold(value, "local") }
+	overrides, err := settingsThat(ctx, tx, "synchronous_commit", losesCommits)
 	if err != nil {
 		return Finding{}, err
 	}
 	f := Finding{
 		Summary: fmt.Sprintf("fsync %s, full_page_writes %s, synchronous_commit %s", fsync, pages, commit),
 		Details: overrides,
+	}
+	if synchronous {
+		f.Summary += ", with a synchronous standby"
 	}
 	var todo []string
 	if fsync == "off" {
@@ -58,14 +65,23 @@ func checkDurability(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) 
 		todo = append(todo, "Set synchronous_commit to on: with off a crash hands out fencing tokens twice and "+
 			"loses accepted entries.")
 	}
+	const reload = " Then SELECT pg_reload_conf()."
 	switch {
 	case len(todo) > 0:
 		f.Severity = Critical
-		f.Advice = strings.Join(todo, " ") + " Then SELECT pg_reload_conf()."
+		f.Advice = strings.Join(todo, " ") + reload
+	case synchronous && commit == "local":
+		f.Severity = Warning
+		f.Advice = "Set synchronous_commit to on: with local no commit waits for the standby of " +
+			"synchronous_standby_names, so that its promotion hands out fencing tokens twice and loses accepted " +
+			"entries." + reload
 	case len(overrides) > 0:
 		f.Severity = Warning
 		f.Advice = "If leaders, task nodes or pushers connect so, take it away with ALTER ROLE ... RESET " +
 			"synchronous_commit (or ALTER DATABASE)."
+		if synchronous {
+			f.Advice += " Their commits are lost when the synchronous standby is promoted."
+		}
 	}
 	return f, nil
 }

@@ -3,7 +3,9 @@ package doctor
 import (
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -26,6 +28,30 @@ func TestEverySpellingOfAsynchronousCommitIsNamed(t *testing.T) {
 	if f := find(t, pool, "durability", Config{}); strings.Contains(strings.Join(f.Details, " "), "remote_apply") {
 		t.Errorf("remote_apply is named: %+v", f)
 	}
+}
+
+// A standby that is promoted would not have what was acknowledged under local.
+func TestACommitThatWaitsForNoSynchronousStandbyIsAWarning(t *testing.T) {
+	pool := pgtest.ServerWith(t, map[string]string{"fsync": "on", "full_page_writes": "on"}).Pool()
+	setForDatabase(t, pool, "synchronous_commit = 'local'")
+	want(t, find(t, pool, "durability", Config{}), Fine)
+	pool.Reset() // from here on no commit waits for the standby, which does not exist
+	exec(t, pool, `ALTER SYSTEM SET synchronous_standby_names = 'b'`)
+	exec(t, pool, `SELECT pg_reload_conf()`)
+	for names := ""; names != "b"; time.Sleep(10 * time.Millisecond) {
+		if err := pool.QueryRow(t.Context(), `SHOW synchronous_standby_names`).Scan(&names); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want(t, find(t, pool, "durability", Config{}), Warning, "synchronous_commit local, with a synchronous standby",
+		"hands out fencing tokens twice", "synchronous_commit=local of every role in database")
+	conn, err := pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	exec(t, conn, `SET synchronous_commit = on`) // as a role of its own may have it
+	want(t, find(t, conn, "durability", Config{}), Warning, "when the synchronous standby is promoted")
 }
 
 // Sessions of Penstock override it; those behind a pooler, and those of others, do not.
