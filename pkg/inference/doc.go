@@ -22,7 +22,8 @@
 //     call that has begun runs through, so that the worker of a node that alone is cut off may get a call beyond its
 //     slots;
 //   - a slot is freed by others only when its node's lease has lapsed or its call is in doubt, and then only as the
-//     worker's own count allows, or when no call could have lasted so long (stale.go).
+//     worker's own count allows, or when no call could have lasted so long (stale.go). Just after the database did not
+//     answer, or its clock stepped ahead, a lapsed lease says nothing.
 //
 // A run that a worker accepted is stored before it is followed (remote.go). The node that claims
 // its entry next adopts its slot and follows it on. Since that slot is taken, the claim needs a

@@ -31,8 +31,10 @@ type Prober struct {
 
 	mu       sync.Mutex
 	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
-	answered time.Time          // the last time that the database told which probes are due
-	returned time.Time          // when it did so after a time without an answer
+	asked    time.Time          // when the statement was sent that the database answered last
+	answered time.Time          // when that answer came
+	clock    time.Time          // and the time of the database's clock in it
+	returned time.Time          // when it answered after a time without an answer, or with a clock that stepped ahead
 }
 
 // ProberConfig of a Prober. The zero value works.
@@ -92,9 +94,6 @@ func (p *Prober) Run(ctx context.Context) error {
 		}
 		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, probesMax-len(probing))
-		if err == nil {
-			p.heard(time.Now())
-		}
 		if err != nil && ctx.Err() == nil {
 			p.log.Warn("claim probes at instances", "error", err)
 		}
@@ -149,7 +148,7 @@ func (p *Prober) unmark(id int32) {
 // claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
 // has left behind. The next one is due after $1 unless the claim is renewed: its holder may die.
 // Two at once do no harm, as slots are freed by their tokens. A probe that is due after more than $4, longer than any
-// pause, and one of a time to come, are from before the clock was set back.
+// pause, and one of a time to come, are from before the clock was set back. It also reads the clock, see heard.
 const claimDueSQL = `
 WITH due AS (
     SELECT id FROM penstock.instance
@@ -164,24 +163,29 @@ WITH due AS (
        AND (coalesce(i.checked_at, '-infinity') < n.beat_at + n.lease + $3::interval
             OR i.checked_at > clock_timestamp())
        AND i.next_check_at > clock_timestamp() + $1::interval
+), claimed AS (
+    UPDATE penstock.instance
+       SET next_check_at = clock_timestamp() + $1::interval
+     WHERE id = ANY (ARRAY(
+           SELECT i.id FROM penstock.instance i WHERE i.id IN (SELECT id FROM due)
+            ORDER BY i.next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
+    RETURNING id
 )
-UPDATE penstock.instance
-   SET next_check_at = clock_timestamp() + $1::interval
- WHERE id = ANY (ARRAY(
-       SELECT i.id FROM penstock.instance i WHERE i.id IN (SELECT id FROM due)
-        ORDER BY i.next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
-RETURNING id`
+SELECT ARRAY(SELECT id FROM claimed), clock_timestamp()`
 
 // renewProbesSQL keeps the claims on probes $1 that still run.
 const renewProbesSQL = `
 UPDATE penstock.instance SET next_check_at = clock_timestamp() + $2::interval WHERE id = ANY ($1)`
 
-func (p *Prober) claimDue(ctx context.Context, most int) ([]int32, error) {
-	if most <= 0 {
-		return nil, nil
+func (p *Prober) claimDue(ctx context.Context, most int) (due []int32, err error) {
+	sent := time.Now()
+	var clock time.Time
+	err = p.db.QueryRow(ctx, claimDueSQL, p.claimFor(), max(most, 0), deadGrace, 2*p.config.Interval).Scan(&due, &clock)
+	if err != nil {
+		return nil, err
 	}
-	return pgx.CollectRows(postgres.Query(ctx, p.db, claimDueSQL, p.claimFor(), most, deadGrace, 2*p.config.Interval),
-		pgx.RowTo[int32])
+	p.heard(sent, time.Now(), clock)
+	return due, nil
 }
 
 // claimFor is how long a claim on a probe counts without renewal.
@@ -205,14 +209,20 @@ func (p *Prober) renew(ctx context.Context, running ...int32) {
 	}
 }
 
-// heard notes that the database has answered.
-func (p *Prober) heard(now time.Time) {
+// stepMost is how far the database's clock may go ahead of the time that has passed, as clocks that are slewed do.
+const stepMost = 2 * time.Second
+
+// heard notes that the database has answered a statement with the time of its clock. Of two readings at least the
+// difference between their times less the time from the sending of the first to the answer to the second is a step.
+func (p *Prober) heard(sent, came, clock time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.answered.IsZero() && now.Sub(p.answered) > 3*p.config.Interval/5 {
-		p.returned = now
+	away := came.Sub(p.answered) > 3*p.config.Interval/5
+	stepped := clock.Sub(p.clock)-came.Sub(p.asked) > stepMost
+	if !p.answered.IsZero() && (away || stepped) {
+		p.returned = came
 	}
-	p.answered = now
+	p.asked, p.answered, p.clock = sent, came, clock
 }
 
 const foundSQL = `
@@ -221,7 +231,8 @@ UPDATE penstock.instance i
        drain_by = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL ELSE i.drain_by END,
        state = $2, reason = nullif($3, ''), active = $4, capacity = $5, queued = $6, kv_usage = $7,
        checked_at = clock_timestamp(), next_check_at = clock_timestamp() + $8::interval
- WHERE id = $1`
+ WHERE id = $1
+RETURNING clock_timestamp()`
 
 // probe asks one instance for its health, stores it, and frees slots that are stale. It returns the finding
 // that it stored; none where the instance was removed, or is not usable, which the registry reports.
@@ -276,12 +287,20 @@ func (p *Prober) endpoint(ctx context.Context, instance int32) (*Endpoint, error
 	return p.registry.Endpoint(instance), nil
 }
 
-// store writes what a probe found, and after how long the next one is due.
+// store writes what a probe found, and after how long the next one is due. It reads the clock behind the orphans, so
+// that a step by which their leases lapsed is known before they are judged.
 func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 	h, e := f.Health, f.before
-	if _, err := p.db.Exec(ctx, foundSQL, e.ID, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
-		next); err != nil {
+	sent := time.Now()
+	var clock time.Time
+	err := p.db.QueryRow(ctx, foundSQL, e.ID, h.State, h.Reason, h.Active, h.Capacity, h.Queued, h.KVUsage,
+		next).Scan(&clock)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows): // the instance was removed
+	case err != nil:
 		return fmt.Errorf("write down health: %w", err)
+	default:
+		p.heard(sent, time.Now(), clock)
 	}
 	if h.State != e.State {
 		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State,

@@ -10,7 +10,8 @@ import (
 )
 
 // trusted returns the orphans whose state says something of their nodes. After a time in which the database did not
-// answer, leases have lapsed of nodes that live and have not been able to beat since: their calls may run through.
+// answer, or after a step ahead of its clock, leases have lapsed of nodes that live and have not beaten since: their
+// calls may run through.
 func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 	p.mu.Lock()
 	returned := p.returned
