@@ -168,10 +168,11 @@ func beat(t *tables, now time.Time, a arguments) (reply, error) {
 	if n == nil {
 		return reply{}, nil
 	}
+	lapsed := n.beatAt.Add(n.lease).Before(now)
 	n.beatAt, n.tokens, n.running, n.runningEntries = now, a.numbers(1), a.numbers(2), a.numbers(4)
 	n.beats++
 	t.note(event{at: now, what: "beat", node: n.id})
-	return reply{rows: [][]any{{false, "", false, int64(1), jsonText(`[]`)}}}, nil
+	return reply{rows: [][]any{{false, "", false, int64(1), jsonText(`[]`), lapsed}}}, nil
 }
 
 func (t *tables) holdsLocks(node int64) bool {

@@ -26,6 +26,9 @@ type Orders struct {
 	Draining bool   // claim nothing more, finish, hand back the rest
 	Reason   string // of the drain
 	Paused   bool   // claim nothing until a later answer has it false; running entries go on
+	// Lapsed says that the lease was over by the database's clock when this heartbeat renewed it: locks may have been
+	// freed.
+	Lapsed bool
 	// Cancel lists the entries of this node whose cancel is requested.
 	Cancel []CancelRequest
 	// RegistryVersion is another number, in no order, when any queue's settings, pauses or limits changed, or the set
@@ -65,7 +68,8 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 	return err
 }
 
-// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know. RegistryVersion is a
+// beatSQL renews the lease of node $1 and reads, in the same round trip, what it must know. Whether the lease was over
+// is read from the row as it was before, which is what the statement's snapshot has. RegistryVersion is a
 // hash of the versions of all queues with their ids, which are never used again: drops and makes between two
 // heartbeats could leave a sum of versions as it was.
 const beatSQL = `
@@ -91,7 +95,8 @@ WITH beat AS (
 )
 SELECT b.draining, b.reason, b.paused, (SELECT coalesce(bit_xor(hashint8extended(version, id)), 0) FROM penstock.queue),
        (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]')
-           FROM asked)
+           FROM asked),
+       (SELECT n.beat_at + n.lease < clock_timestamp() FROM penstock.node n WHERE n.id = $1)
   FROM beat b`
 
 // Renew renews the node's lease and returns its orders. It returns ErrNodeGone if the node's row
@@ -112,7 +117,7 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 		b.RunningEntries = []EntryID{}
 	}
 	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load, b.RunningEntries).Scan(&o.Draining, &o.Reason,
-		&o.Paused, &o.RegistryVersion, &cancels)
+		&o.Paused, &o.RegistryVersion, &cancels, &o.Lapsed)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

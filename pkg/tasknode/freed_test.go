@@ -136,3 +136,60 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 			first.Load(), second.Load(), kept.Load())
 	}
 }
+
+// The monotonic clock stands still while a machine is suspended: the node believes its lease, which was over by the
+// database's clock. Its first heartbeat after that says so, and runs whose locks were freed meanwhile end.
+func TestRunsWhoseLocksWereFreedWhileTheMachineWasSuspendedEnd(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	beats := &severed{Pool: pool}
+	n := tasknode.New(tasknode.Config{
+		Threads: 2, Lease: time.Minute, Beat: 400 * time.Millisecond, Poll: 20 * time.Millisecond,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}, pool, beats)
+	running, ended := make(chan struct{}, 1), make(chan error, 1)
+	n.Handle("work", invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+		if r.Entry.MayHaveRun {
+			return nil, nil
+		}
+		running <- struct{}{}
+		<-ctx.Done()
+		ended <- context.Cause(ctx)
+		return nil, ctx.Err()
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("node: %v", err)
+		}
+	})
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`{}`)})
+	<-running
+	beats.cut.Store(true) // no heartbeat comes between the next two statements
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.node SET beat_at = beat_at - interval '1 hour'`); err != nil {
+		t.Fatal(err)
+	}
+	held, err := invalidation.HeldLocks(t.Context(), pool)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := q.Recover(t.Context(), held, true); err != nil || len(r.Freed) != 1 {
+		t.Fatalf("recovered %v: %v", r, err)
+	}
+	beats.cut.Store(false)
+	select {
+	case err := <-ended:
+		if !errors.Is(err, invalidation.ErrLeaseLost) {
+			t.Errorf("the run whose lock was freed was ended by %v", err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the run whose lock was freed goes on")
+	}
+	if lost := n.Stats().LeasesLost.Load(); lost != 0 {
+		t.Errorf("%d leases are lost by the node's own clock", lost)
+	}
+	eventually(t, pool, "the entry ran anew", emptySQL)
+}

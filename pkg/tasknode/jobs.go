@@ -66,12 +66,12 @@ func (r *jobs) remove(ended []*job) {
 	}
 }
 
-// running returns the locks of the jobs that have begun to run and not ended.
-func (r *jobs) running() (locks []invalidation.HeldLock) {
+// held returns the locks of the jobs that have not ended, those that wait for a thread among them.
+func (r *jobs) held() (locks []invalidation.HeldLock) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for token, j := range r.byToken {
-		if j.begun() && !j.ended.Load() {
+		if !j.ended.Load() {
 			locks = append(locks, invalidation.HeldLock{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
 		}
 	}

@@ -80,9 +80,9 @@ func (n *Node) leaseLost(j *job) bool {
 	return n.leaseOver.Load() || n.losses() != j.losses || j.freed.Load()
 }
 
-// endFreed ends the runs whose locks were freed while the lease was over, and lets the node claim again. It is called
-// after each renewal, and reads the locks after the first two: a recovery that found the lease over before the first
-// renewal may commit after the first reading.
+// endFreed ends the runs whose locks were freed while the lease was over, keeps from running what still waits under
+// such locks, and lets the node claim again. It is called after each renewal, and reads the locks after the first two:
+// a recovery that found the lease over before the first renewal may commit after the first reading.
 func (n *Node) endFreed(ctx context.Context) error {
 	if n.leaseOver.Load() {
 		n.lease.lockReads = 2
@@ -90,7 +90,7 @@ func (n *Node) endFreed(ctx context.Context) error {
 	if n.lease.lockReads == 0 {
 		return nil
 	}
-	if locks := n.jobs.running(); len(locks) > 0 {
+	if locks := n.jobs.held(); len(locks) > 0 {
 		held, err := invalidation.StillHeld(ctx, n.beats, locks)
 		if err != nil {
 			return fmt.Errorf("read which locks were freed: %w", err)
