@@ -1,9 +1,13 @@
 package duty
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 )
 
 // ErrClock says that the database's clock has jumped ahead and is not believed yet: what would be deleted as too old
@@ -76,6 +80,17 @@ func (c *Clock) Check(database time.Time) error {
 	}
 	c.back = reading{}
 	return nil
+}
+
+// CheckTx checks the later one of the time at the beginning of a transaction, which now() was in its statements, and of
+// the time after them. A transaction that deletes what is old calls it last, and is not committed where it did so by a
+// time that is not believed.
+func (c *Clock) CheckTx(ctx context.Context, tx pgx.Tx) error {
+	var latest time.Time
+	if err := tx.QueryRow(ctx, `SELECT greatest(now(), clock_timestamp())`).Scan(&latest); err != nil {
+		return fmt.Errorf("read the clock: %w", err)
+	}
+	return c.Check(latest)
 }
 
 // setBack takes note of a reading that is behind the time that has passed.

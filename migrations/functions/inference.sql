@@ -666,7 +666,7 @@ $$;
 -- Locks: that of hold_rights, before the name of a partition is taken; then SHARE UPDATE EXCLUSIVE on penstock.output
 -- and ACCESS EXCLUSIVE on its default partition, for 200 ms of waiting at most; a partition that needs longer is left to
 -- the next call.
--- Callers: sweep_output.
+-- Callers: sweep_output; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.make_output_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE

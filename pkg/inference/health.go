@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/slot"
 )
@@ -28,6 +29,7 @@ type Prober struct {
 	log      *slog.Logger
 	wake     chan struct{} // holds one
 	starts   chan struct{} // a place for each start that is watched
+	believed duty.Clock    // judges the database's clock for what is deleted by it
 
 	mu       sync.Mutex
 	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
@@ -309,18 +311,34 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 	return nil
 }
 
-const sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
+const (
+	sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
+	makeOutputSQL  = `SELECT penstock.make_output_partitions()` // which sweep_output does as well
+)
 
 // sweep drops what outlived its use. It returns the runs among that, which workers are to stop.
 func (p *Prober) sweep(ctx context.Context) []endedRun {
 	runs, err := sweepRuns(ctx, p.db)
 	err = errors.Join(err, slot.SweepDemand(ctx, p.db))
-	for _, sql := range []string{sweepHarmSQL, sweepUsageSQL, sweepOutputSQL} {
-		_, failed := p.db.Exec(ctx, sql)
+	_, failed := p.db.Exec(ctx, sweepHarmSQL)
+	err = errors.Join(err, failed, p.delete(ctx, sweepUsageSQL))
+	failed = p.delete(ctx, sweepOutputSQL)
+	if err = errors.Join(err, failed); errors.Is(failed, duty.ErrClock) {
+		_, failed = p.db.Exec(ctx, makeOutputSQL)
 		err = errors.Join(err, failed)
 	}
 	if err != nil && ctx.Err() == nil {
 		p.log.Warn("sweep", "error", err)
 	}
 	return runs
+}
+
+// delete runs a statement that deletes what is old by the database's clock.
+func (p *Prober) delete(ctx context.Context, sql string) error {
+	return postgres.InTx(ctx, p.db, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, sql); err != nil {
+			return err
+		}
+		return p.believed.CheckTx(ctx, tx)
+	})
 }

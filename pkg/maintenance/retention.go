@@ -41,18 +41,13 @@ func NewRetention(db postgres.DB, fence Fence, cfg Config) *Retention {
 }
 
 // inTerm runs a transaction that deletes what is too old by the database's clock. What was deleted by a time that is
-// not believed is not committed: it checks the later one of the time at the beginning, which now() was in the
-// statements, and of the time after them.
+// not believed is not committed.
 func (r *Retention) inTerm(ctx context.Context, fn func(pgx.Tx) error) error {
 	return inTerm(ctx, r.db, r.fence, func(tx pgx.Tx) error {
 		if err := fn(tx); err != nil {
 			return err
 		}
-		var latest time.Time
-		if err := tx.QueryRow(ctx, `SELECT greatest(now(), clock_timestamp())`).Scan(&latest); err != nil {
-			return fmt.Errorf("read the clock: %w", err)
-		}
-		return r.cfg.Clock.Check(latest)
+		return r.cfg.Clock.CheckTx(ctx, tx)
 	})
 }
 

@@ -174,20 +174,33 @@ DELETE FROM penstock.gateway_file
 // sweepAtOnce is how many files, of up to 200 MiB each, are removed in one transaction.
 const sweepAtOnce = 10
 
-// sweep removes expired files.
-func sweep(ctx context.Context, db postgres.DB) error {
-	if _, err := db.Exec(ctx, sweepBatchesSQL); err != nil {
+// sweep removes old batches and expired files, unless they are so by a time that is not believed.
+func (s *Batches) sweep(ctx context.Context) error {
+	if _, err := s.delete(ctx, sweepBatchesSQL); err != nil {
 		return fmt.Errorf("sweep batches: %w", err)
 	}
 	for {
-		tag, err := db.Exec(ctx, sweepFilesSQL, sweepAtOnce)
+		n, err := s.delete(ctx, sweepFilesSQL, sweepAtOnce)
 		if err != nil {
 			return fmt.Errorf("sweep files: %w", err)
 		}
-		if tag.RowsAffected() < sweepAtOnce {
+		if n < sweepAtOnce {
 			return nil
 		}
 	}
+}
+
+// delete deletes what is old by the database's clock, and returns how many rows.
+func (s *Batches) delete(ctx context.Context, sql string, args ...any) (n int64, err error) {
+	err = postgres.InTx(ctx, s.db, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, sql, args...)
+		if err != nil {
+			return err
+		}
+		n = tag.RowsAffected()
+		return s.clock.CheckTx(ctx, tx)
+	})
+	return n, err
 }
 
 const chunkSQL = `SELECT data FROM penstock.gateway_file_chunk WHERE file_id = $1 AND no = $2`

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // A file that is removed while it is read ends with an error: a part of it is not taken for the whole.
@@ -77,7 +79,7 @@ func TestInputOfABatchStays(t *testing.T) {
 	}
 	s.exec(`UPDATE penstock.gateway_file SET deleted_at = clock_timestamp() - interval '1 hour' WHERE id = $1`, id)
 	for _, want := range []int64{1, 0} {
-		if err := sweep(t.Context(), s.pool); err != nil {
+		if err := s.sweep(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		var files int64
@@ -90,5 +92,38 @@ func TestInputOfABatchStays(t *testing.T) {
 		if want == 1 {
 			s.step1(b) // it fails, and has no outputs
 		}
+	}
+}
+
+// A clock that jumps ahead for a moment deletes no file of a client, and ends no batch.
+func TestNothingIsDeletedOrEndedByAClockThatHasJumped(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	old, b := s.file("old"), s.create(s.file("nonsense"))
+	s.exec(`UPDATE penstock.gateway_file SET expires_at = clock_timestamp() - interval '1 hour' WHERE id = $1`, old)
+	s.exec(`UPDATE penstock.gateway_batch SET expires_at = clock_timestamp() - interval '1 hour'`)
+	files := func() (n int) {
+		if err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.gateway_file WHERE id = $1`, old).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	// The time that has passed is that of five hours ago: the database's clock is ahead.
+	if err := s.clock.Check(time.Now().Add(-5 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.sweep(t.Context()); !errors.Is(err, duty.ErrClock) || files() != 1 {
+		t.Errorf("the sweep ended with %v, and %d of 1 files are left", err, files())
+	}
+	if s.step1(b); s.again(b).Status != validating {
+		t.Errorf("the batch is %s", s.again(b).Status)
+	}
+	right := New(Config{}, nil, s.pool)
+	if err := right.sweep(t.Context()); err != nil || files() != 0 {
+		t.Errorf("by a clock that is believed the sweep ended with %v, and %d files are left", err, files())
+	}
+	s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp()`)
+	if !right.turn(t.Context()) || s.again(b).Status != expired {
+		t.Errorf("by a clock that is believed the batch is %s", s.again(b).Status)
 	}
 }

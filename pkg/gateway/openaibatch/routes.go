@@ -13,6 +13,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
 )
@@ -38,6 +39,7 @@ type Batches struct {
 	gateway *gateway.Gateway
 	log     *slog.Logger
 	wake    chan struct{} // holds one
+	clock   duty.Clock    // judges the database's clock for what is deleted or ended by it
 }
 
 // New returns the files and batches on a database, for the models and tokens of a gateway.

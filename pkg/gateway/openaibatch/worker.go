@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/gateway"
 )
@@ -80,7 +81,7 @@ func (s *Batches) Run(ctx context.Context) error {
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			if err := sweep(ctx, s.db); err != nil && ctx.Err() == nil {
+			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
 				s.log.Warn("files and batches", "error", err)
 			}
 		}
@@ -182,6 +183,15 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 // step does what is next for a batch. moved says whether something was done. fault is an error of the lines that were
 // to be pushed: what was collected before it stays. A batch of a client whose tokens have all ended is cancelled.
 func (s *Batches) step(ctx context.Context, tx pgx.Tx, b *batchRow) (moved bool, fault, err error) {
+	if b.Late || b.Revoked { // by the clock: what ends a batch ends it for good
+		err := s.clock.CheckTx(ctx, tx)
+		if errors.Is(err, duty.ErrClock) {
+			return false, nil, nil // it waits until that is believed
+		}
+		if err != nil {
+			return false, nil, err
+		}
+	}
 	if b.Revoked && (b.Status == validating || b.Status == inProgress) {
 		if *b, err = oneBatch(postgres.Query(ctx, tx, cancelSQL, b.ID, b.Owner)); err != nil {
 			return false, nil, err
