@@ -49,10 +49,21 @@ func (r reading) ahead(of reading) time.Duration {
 // passed since an earlier one, or the clock has been ahead by the same for some minutes. A clock that is set back is
 // believed at once, since nothing is deleted too early by it. Later readings are compared with it once it has lasted: a
 // reading that comes here late, since this process was stopped, is as far behind, and the next one is right.
-func (c *Clock) Check(database time.Time) error {
+func (c *Clock) Check(database time.Time) error { return c.CheckWithin(database, jumpMax) }
+
+// CheckWithin is Check for what may go on while the clock is ahead by no more than so much.
+func (c *Clock) CheckWithin(database time.Time, most time.Duration) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	now := reading{database: database, at: time.Now()}
+	if err := c.judge(now); err != nil && now.ahead(c.base) > most {
+		return err
+	}
+	return nil
+}
+
+// judge is Check with mu held.
+func (c *Clock) judge(now reading) error {
 	if !c.started {
 		c.started = true
 		c.base = reading{database: now.at.Round(0), at: now.at}

@@ -23,12 +23,17 @@ type Config struct {
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
 	// call.
 	Hint func(queue int32)
-	// Clock judges the database's clock for the removal of old firings, across terms. Default: one
-	// for this term.
+	// Clock judges the database's clock across terms: for the removal of old firings, and for all that the engine
+	// does while it is ahead by more than jumpMax. Default: one for this term.
 	Clock *duty.Clock
 	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
 }
+
+// jumpMax is for how long a jump of the database's clock may silence a job once the clock is set right. Behind a longer
+// one nothing fires until the clock is believed, which takes some minutes: what fires, or is dropped, moves a job to
+// the time of the clock, and it waits there until that has come.
+const jumpMax = 30 * time.Minute
 
 // firingRetention is how long a firing can be read.
 const firingRetention = 30 * 24 * time.Hour
@@ -51,12 +56,16 @@ func (c Config) withDefaults() Config {
 // next one.
 //
 // A firing is a row (job, nominal time), unique, written in the transaction that turns the entry pending and advances
-// the job. So even two engines at once fire each nominal time once. All times are the database's.
+// the job. So even two engines at once fire each nominal time once. All times are the database's, as long as its clock
+// is believed.
 type Engine struct {
 	cfg   Config
 	db    postgres.DB
 	fence duty.Fence
 	clock func(ctx context.Context, db postgres.DB) (time.Time, error)
+
+	believe func(now time.Time) error // duty.ErrClock where nothing may be done by this time
+	held    bool                      // the last pass did nothing for that reason
 
 	timetables timetables
 	endedAfter time.Time     // when the next check for ended runs is due
@@ -82,7 +91,9 @@ type EngineStatus struct {
 
 // New returns the engine for one term. It reads through db and writes through fence.
 func New(db postgres.DB, fence duty.Fence, cfg Config) *Engine {
-	return &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
+	e := &Engine{cfg: cfg.withDefaults(), db: db, fence: fence, clock: databaseTime, timetables: timetables{}}
+	e.believe = func(now time.Time) error { return e.cfg.Clock.CheckWithin(now, jumpMax) }
+	return e
 }
 
 func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error) {
@@ -98,9 +109,32 @@ func (e *Engine) Run(ctx context.Context) error {
 	return duty.Loop{Name: "cron", Pause: e.cfg.Pause, Log: e.cfg.Log}.Run(ctx, e.pass)
 }
 
-// pass fires what is due and gives jobs without an entry their next one, and asks to be called again when the next job
-// is due. Firing goes first: what is due must not wait for what is to come. A pass that finds nothing writes nothing.
+// now is the database's clock, unless it is so far ahead that nothing may be done by it.
+func (e *Engine) now(ctx context.Context, db postgres.DB) (time.Time, error) {
+	now, err := e.clock(ctx, db)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return now, e.believe(now)
+}
+
+// pass makes a pass, and does nothing while the clock is not believed. That is no failure: another leader would wait as
+// well.
 func (e *Engine) pass(ctx context.Context) (time.Duration, error) {
+	pause, err := e.work(ctx)
+	held := errors.Is(err, duty.ErrClock)
+	if held && !e.held {
+		e.cfg.Log.WarnContext(ctx, "cron jobs wait until the database's clock is believed", "error", err)
+	}
+	if e.held = held; held {
+		return e.cfg.Pause, nil
+	}
+	return pause, err
+}
+
+// work fires what is due and gives jobs without an entry their next one, and asks to be called again when the next job
+// is due. Firing goes first: what is due must not wait for what is to come. A pass that finds nothing writes nothing.
+func (e *Engine) work(ctx context.Context) (time.Duration, error) {
 	o, err := e.peek(ctx)
 	if err != nil {
 		return 0, err
@@ -200,7 +234,7 @@ func (e *Engine) peekEnded(ctx context.Context) (ended bool, err error) {
 }
 
 func (e *Engine) peek(ctx context.Context) (dueWork, error) {
-	now, err := e.clock(ctx, e.db)
+	now, err := e.now(ctx, e.db)
 	if err != nil {
 		return dueWork{}, err
 	}
@@ -235,7 +269,7 @@ func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 		var found, changed int
 		wanted, start := rows.Rows(), time.Now()
 		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
-			now, err := e.clock(ctx, tx)
+			now, err := e.now(ctx, tx)
 			if err != nil {
 				return err
 			}

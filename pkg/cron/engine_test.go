@@ -66,6 +66,7 @@ func (b *bed) newEngine(f duty.Fence) *Engine {
 	// check, would miss them.
 	e := New(b.pool, f, Config{Pause: time.Hour})
 	e.clock = func(context.Context, postgres.DB) (time.Time, error) { return b.now, nil }
+	e.believe = func(time.Time) error { return nil }
 	return e
 }
 
@@ -296,6 +297,49 @@ func TestClockThatJumpsAnHourFiresNothingTwice(t *testing.T) {
 	if len(seen) != 8 {
 		t.Errorf("%d nominal times fired, want 8 from 12:10 to 13:20", len(seen))
 	}
+}
+
+// A clock that is a day ahead for a moment fires nothing: each job would be at that day, and silent until it has come.
+func TestAClockThatIsFarAheadFiresNothing(t *testing.T) {
+	b := newBed(t)
+	b.engine.believe = func(now time.Time) error { return b.engine.cfg.Clock.CheckWithin(now, jumpMax) }
+	b.job(Job{Name: "tens", Schedule: Schedule{Spec: "*/10 * * * *"}})
+	b.at(noon)
+	b.at(noon.Add(24 * time.Hour))
+	b.fired("tens")
+	b.at(noon)
+	b.at(noon.Add(10 * time.Minute))
+	b.work()
+	b.fired("tens", noon.Add(10*time.Minute))
+}
+
+// A job that fired by a clock that was ahead is silent until that time has come. The spec that it has, set again, makes it
+// count from now on.
+func TestAlteringTheSpecEndsTheSilenceAfterAClockThatWasAhead(t *testing.T) {
+	b := newBed(t)
+	right := time.Now().Truncate(time.Hour)
+	ahead, next := right.Add(24*time.Hour+30*time.Minute), right.Add(2*time.Hour)
+	b.now = right
+	b.job(Job{Name: "hourly", Schedule: Schedule{Spec: "@hourly", CatchUp: CatchUpNone}}) // drops what it was late for
+	b.job(Job{Name: "tens", Schedule: Schedule{Spec: "*/10 * * * *"}})
+	b.at(right)
+	b.at(ahead)
+	b.work()
+	b.at(next)
+	b.fired("hourly")
+	b.fired("tens", ahead)
+	b.exec(`SELECT penstock.alter_cron_job(name, jsonb_build_object('spec', spec)) FROM penstock.cron_job`)
+	if n := b.count(`SELECT count(*) FROM penstock.cron_job
+		WHERE greatest(handled_at, ended_at, catching_up_to) > clock_timestamp()`); n != 0 {
+		t.Errorf("%d jobs are ahead of the clock", n)
+	}
+	b.at(next)
+	b.work()
+	b.fired("hourly", next)
+	b.fired("tens", next, ahead)
+	b.at(ahead)
+	b.at(ahead.Add(10 * time.Minute))
+	b.fired("tens", next, ahead, ahead.Add(10*time.Minute))
 }
 
 func TestDaylightSavingThroughTheEngine(t *testing.T) {

@@ -48,13 +48,28 @@ func checkBlockedKeys(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error)
 		[]string{"blocked_keys"})
 }
 
+// cronJobsSQL lists jobs that cannot fire, and those that are silent since a clock that was ahead fired them, or ended
+// their run. The cancel of a waiting entry handles a time to come as well, and leaves no such trace.
+const cronJobsSQL = `
+SELECT detail, critical FROM penstock.degradations() WHERE code = 'cron_broken'
+ UNION ALL
+SELECT format('cron job %s of queue %s fires nothing before %s, since the clock was ahead', j.name, q.name,
+              to_char(j.handled_at AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS "UTC"')), false
+  FROM penstock.cron_job j
+  JOIN penstock.queue q ON q.id = j.queue_id
+ WHERE j.handled_at > clock_timestamp() + interval '1 minute'
+   AND (j.paused_at IS NULL OR NOT penstock.paused_until(j.paused_until))
+   AND (greatest(j.fired_at, j.ended_at, j.catching_up_to) > clock_timestamp() + interval '1 minute'
+        OR EXISTS (SELECT FROM penstock.cron_firing f WHERE f.job_id = j.id AND f.nominal_at = j.handled_at))
+ LIMIT 50`
+
 func checkCronJobs(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
-	return judged(ctx, tx, degradedSQL, "every cron job has a next run, or is paused or over",
-		"cron jobs without a next run: %d",
-		"A schedule that cannot be read: penstock cron alter JOB --set spec='...' --set zone=... --reason '...'. A "+
-			"push that is refused is tried again each minute: mend what refuses it. For what was missed: penstock "+
-			"cron run JOB. A job that is of no use any more: penstock cron drop JOB.",
-		[]string{"cron_broken"})
+	return judged(ctx, tx, cronJobsSQL, "every cron job has a next run, or is paused or over",
+		"cron jobs that are silent or without a next run: %d",
+		"A schedule that cannot be read, or a job that is silent since the clock was ahead: penstock cron alter JOB "+
+			"--set spec='...' --set zone=... --reason '...'. A push that is refused is tried again each minute: mend "+
+			"what refuses it. For what was missed: penstock cron run JOB. A job that is of no use any more: penstock "+
+			"cron drop JOB.")
 }
 
 func checkStandstills(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {

@@ -194,6 +194,18 @@ func TestCronJobsThatCannotFireAreNamed(t *testing.T) {
 	want(t, find(t, s.pool, "cron jobs", Config{}), Fine)
 }
 
+func TestCronJobsThatAreSilentAfterAClockThatWasAheadAreNamed(t *testing.T) {
+	s := newStandstill(t)
+	exec(t, s.pool, `SELECT penstock.create_queue('reports', '{"kind": "cron"}')`)
+	exec(t, s.pool, `SELECT penstock.create_cron_job('nightly', 'reports', '@daily')`)
+	exec(t, s.pool, `UPDATE penstock.cron_job SET handled_at = clock_timestamp() + interval '10 days'`)
+	want(t, find(t, s.pool, "cron jobs", Config{}), Fine) // the times until then were cancelled
+	exec(t, s.pool, `UPDATE penstock.cron_job SET ended_at = clock_timestamp() + interval '10 days'`)
+	want(t, find(t, s.pool, "cron jobs", Config{}), Warning, "cron job nightly of queue reports fires nothing before 2")
+	exec(t, s.pool, `SELECT penstock.alter_cron_job('nightly', '{"spec": "@daily"}')`)
+	want(t, find(t, s.pool, "cron jobs", Config{}), Fine)
+}
+
 // sampled writes what the leader would have seen over the last 30 seconds, in which so many entries left.
 func (s *standstill) sampled(left int) {
 	s.Helper()
