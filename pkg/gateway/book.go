@@ -24,6 +24,7 @@ type UsageBook struct {
 	node  func() invalidation.NodeID
 	every time.Duration
 	log   *slog.Logger
+	clock postgres.Clock // of the database, by which budgets are read
 
 	mu      sync.Mutex
 	rows    map[useKey]use
@@ -65,7 +66,8 @@ func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, every time.Du
 // Charge implements Charger.
 func (b *UsageBook) Charge(c Charge) {
 	key := useKey{
-		hour: time.Now().UTC().Truncate(time.Hour), queue: c.Queue, model: c.Model, flow: c.Flow, shared: !c.Separate,
+		hour: b.clock.Now().UTC().Truncate(time.Hour), queue: c.Queue, model: c.Model, flow: c.Flow,
+		shared: !c.Separate,
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -92,6 +94,9 @@ func (b *UsageBook) Refuse(model string) {
 func (b *UsageBook) Run(ctx context.Context) error {
 	ticks := time.NewTicker(b.every)
 	defer ticks.Stop()
+	if err := b.clock.Read(ctx, b.db); err != nil && ctx.Err() == nil {
+		b.log.Warn("use goes by the clock of this machine until the first fold", "error", err)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -187,7 +192,8 @@ func moved[K comparable, V any](from map[K]V, n int) map[K]V {
 }
 
 const foldSQL = `
-SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`
+SELECT penstock.fold_online_gpu($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15),
+       clock_timestamp()`
 
 func (b *UsageBook) send(ctx context.Context, f *fold) error {
 	var c useColumns
@@ -202,11 +208,14 @@ func (b *UsageBook) send(ctx context.Context, f *fold) error {
 	for i, model := range models {
 		counts[i] = f.refused[model]
 	}
-	_, err := b.db.Exec(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.extra,
-		c.wasted, c.in, c.out, c.shared, models, counts)
+	var applied bool // false: it was so before, and its answer was lost
+	var now time.Time
+	err := b.db.QueryRow(ctx, foldSQL, f.node, f.seq, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.extra,
+		c.wasted, c.in, c.out, c.shared, models, counts).Scan(&applied, &now)
 	if err != nil {
 		return fmt.Errorf("fold use of %d flows: %w", len(f.rows), err)
 	}
+	b.clock.Set(now)
 	return nil
 }
 

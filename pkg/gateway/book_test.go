@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -24,11 +25,16 @@ type answering struct {
 	rows  []int // of each statement
 }
 
-func (a *answering) Exec(_ context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
+func (a *answering) QueryRow(_ context.Context, _ string, args ...any) pgx.Row {
 	a.calls++
 	a.rows = append(a.rows, len(args[2].([]time.Time))) //nolint:errcheck,forcetypeassert // the hours
-	return pgconn.CommandTag{}, a.err
+	return answer{a.err}
 }
+
+// answer is one row whose columns are left as they are, or an error.
+type answer struct{ err error }
+
+func (a answer) Scan(...any) error { return a.err }
 
 // Use that the database refuses keeps no later use back; use without an answer is sent again under its number.
 func TestRefusedUseKeepsNoLaterUseBack(t *testing.T) {
@@ -84,6 +90,38 @@ func TestRefusedUseTakesNoOtherUseWithIt(t *testing.T) {
 	}
 	if n := x.count(`SELECT refused::int FROM penstock.model_online WHERE model = 'm'`); n != 2 {
 		t.Errorf("%d refusals are counted, want 2", n)
+	}
+}
+
+// Budgets are read by the database's clock: use is booked to its hour, whatever the clock of this machine says.
+func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
+	var queue string
+	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
+		t.Fatal(err)
+	}
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, time.Hour, slog.New(slog.DiscardHandler))
+	booked := func(flow string) (hoursAhead float64) {
+		t.Helper()
+		b.Charge(Charge{Model: "m", Queue: queue, Flow: flow, Took: time.Second})
+		if err := b.Fold(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		err := x.pool.QueryRow(t.Context(), `SELECT extract(epoch FROM hour - clock_timestamp())::float8 / 3600
+			FROM penstock.usage_hour WHERE flow = $1`, flow).Scan(&hoursAhead)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return hoursAhead
+	}
+	b.clock.Set(time.Now().Add(100 * time.Hour))
+	if h := booked("ahead"); h < 98 {
+		t.Errorf("booked to an hour that began %.1f hours from now, want the hour of the last reading", h)
+	}
+	if h := booked("right"); h < -2 || h > 0 {
+		t.Errorf("booked to an hour that began %.1f hours from now, though the answer to the last fold had the time", h)
 	}
 }
 

@@ -43,6 +43,7 @@ type UsageLog struct {
 	db    postgres.DB
 	every time.Duration
 	log   *slog.Logger
+	clock postgres.Clock // of the database, by which budgets are read
 
 	mu   sync.Mutex
 	rows map[usageKey]Used
@@ -79,6 +80,9 @@ func (u *Used) add(more Used) {
 func (u *UsageLog) Run(ctx context.Context) error {
 	ticks := time.NewTicker(u.every)
 	defer ticks.Stop()
+	if err := u.clock.Read(ctx, u.db); err != nil && ctx.Err() == nil {
+		u.log.Warn("use goes by the clock of this machine until the first fold", "error", err)
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -96,17 +100,21 @@ func (u *UsageLog) Run(ctx context.Context) error {
 // foldUsageSQL adds rows to the hours. Rows come in the order of their keys, so that two nodes cannot
 // wait for each other.
 const foldUsageSQL = `
-INSERT INTO penstock.usage_hour AS u
-       (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms,
-        extra_ms)
-SELECT * FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
-                     $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
-                     $13::bigint[])
-ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
-   SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
-       wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
-       tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out,
-       runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms, extra_ms = u.extra_ms + excluded.extra_ms`
+WITH folded AS (
+    INSERT INTO penstock.usage_hour AS u
+           (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms,
+            extra_ms)
+    SELECT * FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
+                         $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
+                         $13::bigint[])
+    ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
+       SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
+           wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
+           tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out,
+           runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms,
+           extra_ms = u.extra_ms + excluded.extra_ms
+)
+SELECT clock_timestamp()`
 
 // Fold writes the sums. If the database refuses, they are kept for the next time.
 func (u *UsageLog) Fold(ctx context.Context) error {
@@ -125,14 +133,16 @@ func (u *UsageLog) Fold(ctx context.Context) error {
 	for _, k := range keys {
 		c.append(k, rows[k])
 	}
-	_, err := u.db.Exec(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
-		c.cached, c.out, c.runs, c.run, c.extra)
+	var now time.Time
+	err := u.db.QueryRow(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
+		c.cached, c.out, c.runs, c.run, c.extra).Scan(&now)
 	if err != nil {
 		for k, used := range rows {
 			u.add(k, used)
 		}
 		return fmt.Errorf("fold usage of %d flows: %w", len(rows), err)
 	}
+	u.clock.Set(now)
 	return nil
 }
 
@@ -176,7 +186,7 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 	d.used.add(used)
 	d.run.Charge(d.used.GPU)
 	d.usage.add(usageKey{
-		hour: time.Now().UTC().Truncate(time.Hour), queue: d.run.Queue.ID, model: d.model.Name,
+		hour: d.usage.clock.Now().UTC().Truncate(time.Hour), queue: d.run.Queue.ID, model: d.model.Name,
 		flow: d.run.Lock.Lane.Flow,
 	}, used)
 }

@@ -31,6 +31,18 @@ func TestUsageIsKeptByFlowAndHour(t *testing.T) {
 	}
 }
 
+// Budgets are read by the database's clock: the answer to each fold has its time, by which the next calls are booked.
+func TestUseIsBookedByTheClockOfTheDatabase(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	u := newUsageLog(b.pool, 0, quiet)
+	u.clock.Set(time.Now().Add(100 * time.Hour))
+	u.add(usageKey{hour: u.clock.Now().Truncate(time.Hour), queue: b.queue.ID, model: "m"}, Used{Calls: 1})
+	b.must(u.Fold(b.ctx))
+	if ahead := time.Until(u.clock.Now()).Abs(); ahead > time.Minute {
+		t.Errorf("after a fold the clock is %v off", ahead)
+	}
+}
+
 func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	// A call waits until it has eight entries.
 	b := newBed(t, worker.Model{Batch: worker.BatchLimits{Items: 8, Wait: worker.Seconds(time.Minute)}})
