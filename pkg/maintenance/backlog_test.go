@@ -21,6 +21,17 @@ func (o open) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 
 func (o open) Hold(context.Context, pgx.Tx) error { return nil }
 
+// Entries may be due in any year: one that is due in thousands does not keep the duty busy.
+func TestAnEntryThatIsDueInThousandsOfYearsIsWaitedFor(t *testing.T) {
+	d := NewDeadlines(nil, nil, Config{})
+	for _, seconds := range []float64{1, 1e9, 2.2e11} {
+		next, err := d.serve(t.Context(), invalidation.NextWork{Due: &seconds})
+		if err != nil || next != d.cfg.Pause {
+			t.Errorf("due in %.0f s: the next pass is after %v, want %v; %v", seconds, next, d.cfg.Pause, err)
+		}
+	}
+}
+
 // Each pass makes a step at least, however slow the machine is, and a step reads some 4800 of these keys.
 func TestLongBacklogIsTidiedBeforeTheUsualPause(t *testing.T) {
 	pool := pgtest.New(t)

@@ -169,7 +169,8 @@ func (d *Deadlines) serve(ctx context.Context, w invalidation.NextWork) (time.Du
 		switch {
 		case v.in == nil:
 		case *v.in > 0:
-			wait = min(wait, seconds(*v.in)+time.Millisecond)
+			// Times of any year are taken: those centuries ahead would not fit a time.Duration.
+			wait = min(wait, seconds(min(*v.in, wait.Seconds()))+time.Millisecond)
 		default:
 			more, err := d.do(ctx, w.Queue, v)
 			if err != nil {
