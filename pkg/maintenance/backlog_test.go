@@ -2,10 +2,13 @@ package maintenance
 
 import (
 	"context"
+	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
@@ -77,4 +80,38 @@ func TestTidyingUsesAShareOfTheTimeWhileRowsAreLeft(t *testing.T) {
 			t.Errorf("%s: the pause after a pass of %v is %v, want %v", what, c.took, got, c.want)
 		}
 	}
+}
+
+// rollUps is a term whose transactions note for each sample whether minutes are rolled up with it.
+type rollUps struct {
+	Fence
+	pgx.Tx
+	rolled []bool
+}
+
+func (r *rollUps) InTx(_ context.Context, fn func(pgx.Tx) error) error { return fn(r) }
+
+func (r *rollUps) Exec(_ context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
+	r.rolled = append(r.rolled, args[1].(bool)) //nolint:errcheck,forcetypeassert // it is
+	return pgconn.CommandTag{}, nil
+}
+
+func TestMinutesAreRolledUpAfterTheClockOfTheLeaderWasSetBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		term := &rollUps{}
+		s := &Samples{fence: term}
+		for _, pause := range []time.Duration{0, time.Second, time.Minute} {
+			time.Sleep(pause)
+			if err := s.write(t.Context(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.rolledUp = s.rolledUp.Add(2 * time.Hour)
+		if err := s.write(t.Context(), nil); err != nil {
+			t.Fatal(err)
+		}
+		if want := []bool{true, false, true, true}; !slices.Equal(term.rolled, want) {
+			t.Errorf("minutes were rolled up: %v, want %v", term.rolled, want)
+		}
+	})
 }

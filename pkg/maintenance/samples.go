@@ -219,7 +219,7 @@ func (s *Samples) write(ctx context.Context, samples []Sample) error {
 	}
 	minute := time.Now().Truncate(time.Minute)
 	err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, writeSampleSQL, text, minute.After(s.rolledUp))
+		_, err := tx.Exec(ctx, writeSampleSQL, text, !minute.Equal(s.rolledUp))
 		return err
 	})
 	if err != nil {
