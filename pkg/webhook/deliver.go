@@ -60,6 +60,7 @@ type message struct {
 	Keys    []signingKey // that sign beside the secrets, as many
 	Attempt int          // 1 for the first
 	Age     time.Duration
+	At      time.Time // of this attempt, by the database's clock: receivers refuse one that is minutes off
 }
 
 // deliveryKind of an outcome.
@@ -130,7 +131,7 @@ func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 	if f == nil {
 		return d.postponed(m, refused)
 	}
-	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m, began)
+	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m)
 	o.Took = time.Since(began)
 	if o.Kind == deferred {
 		d.endpoints.forgo(f)
@@ -195,10 +196,8 @@ func origin(u *url.URL) string {
 func withoutQuery(u *url.URL) string { return origin(u) + u.EscapedPath() }
 
 // attempt also returns whether the endpoint counts as up.
-func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message, now time.Time) (o deliveryOutcome,
-	healthy bool,
-) {
-	signed, err := sign(m.ID, now, m.Body, m.Secrets, m.Keys)
+func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message) (o deliveryOutcome, healthy bool) {
+	signed, err := sign(m.ID, m.At, m.Body, m.Secrets, m.Keys)
 	if err != nil {
 		return deliveryOutcome{Kind: failed, Reason: err.Error()}, true
 	}
@@ -229,7 +228,7 @@ func (d *deliverer) attempt(ctx context.Context, address *url.URL, m message, no
 	}
 	defer reply.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(reply.Body, answerBytesMost)) // what cannot be read is not needed
-	return d.judge(m, reply, string(said), now)
+	return d.judge(m, reply, string(said))
 }
 
 func (d *deliverer) broken(ctx context.Context, m message, err error) (deliveryOutcome, bool) {
@@ -242,7 +241,7 @@ func (d *deliverer) broken(ctx context.Context, m message, err error) (deliveryO
 	return d.again(m, 0, reasonOf(withoutURL(err).Error())), false
 }
 
-func (d *deliverer) judge(m message, reply *http.Response, said string, now time.Time) (deliveryOutcome, bool) {
+func (d *deliverer) judge(m message, reply *http.Response, said string) (deliveryOutcome, bool) {
 	status := reply.StatusCode
 	reason := reasonOf(fmt.Sprintf("receiver answered %d %s", status, said))
 	var o deliveryOutcome
@@ -254,7 +253,7 @@ func (d *deliverer) judge(m message, reply *http.Response, said string, now time
 	case status/100 == 3:
 		o = d.again(m, 0, "receiver answered with a redirect, which is not followed: register the final address")
 	default:
-		o = d.again(m, duration.RetryAfter(reply.Header, now, retryAfterMax), reason)
+		o = d.again(m, duration.RetryAfter(reply.Header, m.At, retryAfterMax), reason)
 	}
 	o.StatusCode = status
 	// A receiver that refuses is up; one that says 5xx or too many is not.

@@ -50,7 +50,9 @@ func hangs(_ http.ResponseWriter, r *http.Request) {
 }
 
 func messageTo(url string, attempt int) message {
-	return message{ID: "msg_1", URL: url, Body: []byte(`{"a":1}`), Secrets: []Secret{NewSecret()}, Attempt: attempt}
+	return message{
+		ID: "msg_1", URL: url, Body: []byte(`{"a":1}`), Secrets: []Secret{NewSecret()}, Attempt: attempt, At: time.Now(),
+	}
 }
 
 func TestWhatBecomesOfADelivery(t *testing.T) {
@@ -508,5 +510,22 @@ func TestTheAgeOfAMessageIsThatOfItsSchedule(t *testing.T) {
 		if got := age(c.accepted, c.tried); got != c.want {
 			t.Errorf("accepted %s ago and tried %s ago: age %s, want %s", c.accepted, c.tried, got, c.want)
 		}
+	}
+}
+
+// Receivers refuse a time that is minutes off: that of a callback is the database's, whatever the clock of this machine.
+func TestACallbackIsSignedWithTheTimeOfTheDatabase(t *testing.T) {
+	var header http.Header
+	s := receiving(t, func(w http.ResponseWriter, r *http.Request) {
+		header = r.Header.Clone()
+		w.WriteHeader(http.StatusOK)
+	})
+	m := messageTo(s.URL, 1)
+	m.At = time.Now().Add(-time.Hour)
+	if o := newDeliverer(Config{Policy: loopback()}).deliver(t.Context(), m); o.Kind != delivered {
+		t.Fatalf("got %+v", o)
+	}
+	if err := Verify(header, m.At, m.Body, m.Secrets...); err != nil {
+		t.Error(err)
 	}
 }

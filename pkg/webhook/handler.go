@@ -92,13 +92,13 @@ func (h *Handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	if err != nil {
 		return nil, refuse(ClassMalformed, err)
 	}
-	at, err := h.age(ctx, r)
+	age, err := h.age(ctx, r)
 	if err != nil {
 		return nil, h.databaseAway(err)
 	}
 	o := h.deliverer.deliver(ctx, message{
 		ID: "msg_" + strconv.FormatInt(int64(r.Entry.ID), 10), URL: c.URL, Body: body,
-		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1, Age: at,
+		Secrets: e.Secrets, Keys: e.Keys, Attempt: r.Entry.Attempt + 1, Age: age, At: e.At,
 	})
 	return h.judge(ctx, c.URL, o)
 }

@@ -21,7 +21,8 @@ type Destination struct {
 	Secrets  []Secret     // its own, or those derived for its origin; two while one replaces the other
 	Keys     []signingKey // of the installation, likewise
 	Disabled bool
-	Reason   string // why it is disabled
+	Reason   string    // why it is disabled
+	At       time.Time // when this was read, by the database's clock
 }
 
 // root is the address of the row with the root secret of the installation.
@@ -70,7 +71,7 @@ func shortHash(text string) string {
 const findEndpointSQL = `
 SELECT own.url, own.secret, CASE WHEN own.old_until > clock_timestamp() THEN own.old_secret END,
        root.secret, CASE WHEN root.old_until > clock_timestamp() THEN root.old_secret END,
-       off.url IS NOT NULL, coalesce(off.disabled_reason, '')
+       off.url IS NOT NULL, coalesce(off.disabled_reason, ''), clock_timestamp()
   FROM (SELECT) one
   LEFT JOIN LATERAL (SELECT * FROM penstock.webhook_endpoint e
                       WHERE e.url IN ($1, $2) AND e.url <> '' AND e.secret IS NOT NULL
@@ -91,7 +92,7 @@ func FindEndpoint(ctx context.Context, db postgres.DB, vault Vault, address stri
 		var at, secret, old, rootSecret, rootOld *string
 		var e Destination
 		err := db.QueryRow(ctx, findEndpointSQL, own, bare, mark).Scan(&at, &secret, &old, &rootSecret, &rootOld,
-			&e.Disabled, &e.Reason)
+			&e.Disabled, &e.Reason, &e.At)
 		if err != nil {
 			return Destination{}, fmt.Errorf("find webhook endpoint: %w", err)
 		}
