@@ -74,7 +74,8 @@ SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight,
 	tokensSQL = `
 SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(g.models, '{}') END, l.limited,
        coalesce(g.criticality, 'critical'), coalesce(g.rate, 0)::float8, coalesce(g.in_flight, 0),
-       coalesce(g.waiting, 0), t.expires_at
+       coalesce(g.waiting, 0),
+       extract(epoch FROM CASE WHEN isfinite(t.expires_at) THEN t.expires_at - clock_timestamp() END)::float8
   FROM penstock.api_token t
  CROSS JOIN LATERAL (SELECT cardinality(t.queues) + cardinality(t.applications) > 0 AS limited) l
   LEFT JOIN penstock.gateway_token g ON g.name = t.name
@@ -196,23 +197,22 @@ func (s *Settings) readFlows(rows pgx.Rows) error {
 	return err
 }
 
+// readTokens reads the tokens, and in how many seconds they end.
 func (s *Settings) readTokens(rows pgx.Rows) error {
+	now := time.Now()
 	var t TokenState
 	var hash []byte
 	var class string
-	var expires *time.Time
+	var left *float64
 	_, err := pgx.ForEachRow(rows, []any{
 		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.Rate, &t.InFlightMax,
-		&t.WaitingMax, &expires,
+		&t.WaitingMax, &left,
 	},
 		func() error {
 			fresh := t
 			copy(fresh.Hash[:], hash)
 			fresh.Class, _ = ReadCriticality(class) // the table takes no other words
-			fresh.ExpiresAt = time.Time{}
-			if expires != nil {
-				fresh.ExpiresAt = *expires
-			}
+			fresh.ExpiresAt = endsIn(now, left)
 			s.Tokens = append(s.Tokens, fresh)
 			t.Flows, t.Models = nil, nil
 			return nil
@@ -239,19 +239,23 @@ func eachPause(rows pgx.Rows, found func(name string, p PauseState)) error {
 	var p PauseState
 	var left *float64
 	_, err := pgx.ForEachRow(rows, []any{&name, &p.Reason, &left}, func() error {
-		p.Until = time.Time{}
-		if left != nil {
-			seconds := min(*left, pauseKnown.Seconds())
-			p.Until = now.Add(time.Duration(seconds * float64(time.Second)))
-		}
+		p.Until = endsIn(now, left)
 		found(name, p)
 		return nil
 	})
 	return err
 }
 
-// pauseKnown is how far off the end of a pause is taken to be at most.
-const pauseKnown = 100 * 24 * time.Hour
+// endsIn is the time so many seconds from now, on the monotonic clock of this process; none for nil.
+func endsIn(now time.Time, left *float64) time.Time {
+	if left == nil {
+		return time.Time{}
+	}
+	return now.Add(time.Duration(min(*left, endKnown.Seconds()) * float64(time.Second)))
+}
+
+// endKnown is how far off the end of a pause or of a token is taken to be at most.
+const endKnown = 100 * 24 * time.Hour
 
 // readReadings reads the latest probes. One that was read before keeps its time, by which a pool knows it.
 func (s *Settings) readReadings(rows pgx.Rows, old Settings) error {

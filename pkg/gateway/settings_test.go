@@ -298,3 +298,27 @@ func writeFields(w io.Writer, t reflect.Type) {
 	default:
 	}
 }
+
+// A token ends after the time that the database gives it, whatever the clock of this machine does.
+func TestTheEndOfATokenIsOnTheMonotonicClock(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`INSERT INTO penstock.api_token (name, hash, scopes, created_by, expires_at)
+	        SELECT n, sha256(n::bytea), '{call}', 'ann', e FROM (VALUES ('hour', clock_timestamp() + interval '1 hour'),
+	               ('years', clock_timestamp() + interval '500 years'), ('ever', NULL)) v(n, e)`)
+	began := time.Now()
+	s, _, err := ReadSettings(t.Context(), x.pool, Settings{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends := map[string]time.Time{}
+	for _, token := range s.Tokens {
+		ends[token.Name] = token.ExpiresAt
+	}
+	if left := ends["hour"].Sub(began); left < 59*time.Minute || left > time.Hour+time.Minute || !strings.Contains(ends["hour"].String(), "m=+") {
+		t.Errorf("a token of an hour ends in %v, at %v", left, ends["hour"])
+	}
+	if !ends["ever"].IsZero() || ends["years"].Sub(began) < endKnown-time.Minute {
+		t.Errorf("tokens without an end, and of centuries, end at %v and %v", ends["ever"], ends["years"])
+	}
+}

@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// TokenState is a token of the API that may call models, with its limits. Snapshots have its keys.
+// TokenState is a token of the API that may call models, with its limits. Snapshots have its keys. Its end is a time of
+// this process's clock.
 type TokenState struct {
 	Hash        [sha256.Size]byte `json:"hash"` // of the secret
 	Name        string            `json:"name"`
