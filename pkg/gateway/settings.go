@@ -300,6 +300,9 @@ const savedVersion = 6
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute
 
+// aheadMost is by how much the clock of this machine may have been set back since a snapshot was written.
+const aheadMost = time.Minute
+
 // Write stores the snapshot, readable by its owner alone.
 func (s SavedState) Write(path string) error {
 	s.Version = savedVersion
@@ -331,8 +334,12 @@ func ReadSavedState(path string, now time.Time) (SavedState, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return s, fmt.Errorf("read snapshot %s: %w", path, err)
 	}
-	if age := now.Sub(s.At); age > StateKept {
+	switch age := now.Sub(s.At); {
+	case age > StateKept:
 		return s, fmt.Errorf("snapshot %s is %s old, more than %s", path, age.Round(time.Second), StateKept)
+	case age < -aheadMost:
+		return s, fmt.Errorf("snapshot %s is of a time %s ahead: how old it is cannot be known", path,
+			(-age).Round(time.Second))
 	}
 	return s, nil
 }

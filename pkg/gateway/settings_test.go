@@ -242,6 +242,23 @@ func TestSnapshotOfAnotherVersionIsRefused(t *testing.T) {
 	}
 }
 
+// How old a snapshot is cannot be known where the clock of the machine was set back since it was written.
+func TestASnapshotOfATimeToComeIsRefused(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "snapshot")
+	now := time.Now()
+	for ahead, fine := range map[time.Duration]bool{
+		-StateKept - time.Second: false, -time.Minute: true, 30 * time.Second: true, 30 * time.Minute: false,
+	} {
+		if err := (SavedState{At: now.Add(ahead)}).Write(path); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := ReadSavedState(path, now); (err == nil) != fine {
+			t.Errorf("a snapshot that was written %v from now: %v", ahead, err)
+		}
+	}
+}
+
 // What the config of a model says about closed connections comes with its policy, whether it has one or not; what the
 // protocol of a model implies does not.
 func TestAbortStopsIsReadWhereAModelHasIt(t *testing.T) {
