@@ -251,9 +251,12 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 		Run: func(context.Context) error { return context.Cause(ctx) },
 	})
 	group.Go(func() error { return httpserver.Serve(duties, listener, routes, n.log) })
+	working, drain := context.WithCancel(ctx) // a duty that ends drains the node: its runs lean on all of them
+	defer drain()
+	defer context.AfterFunc(duties, drain)()
 	group.Go(func() error {
 		defer end()
-		return n.task.Run(ctx)
+		return n.task.Run(working)
 	})
 	return group.Wait()
 }
