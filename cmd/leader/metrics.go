@@ -65,7 +65,7 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		sums.Add("model_slots", float64(m.Doubtful), model, "doubtful")
 	}
 	for _, d := range sampling.Degraded {
-		sums.Max("degraded", 1, d.Code, l.degraded.Label(d.Object))
+		sums.Max("degraded", 1, d.Code, l.degraded.Label(d.Object), strconv.FormatBool(d.Critical))
 	}
 	sums.Collect(out)
 	out <- l.metrics.Value("sample_age_seconds", time.Since(sampling.At).Seconds())

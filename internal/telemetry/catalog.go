@@ -56,13 +56,14 @@ var catalog = []Metric{
 	leader("queue_gone_total", counter, "entries that left the queue, with any outcome", "queue"),
 	leader("queue_serving_nodes", gauge, "live nodes that would claim from the queue", "queue"),
 	leader("queue_dead_tuples", gauge, "dead rows of the queue's table that vacuum has not removed", "queue"),
-	leader("model_slots", gauge, "slots of a model's usable instances by state: free, held, doubtful (held by the "+
-		"call of a lost node)", "model", "state"),
+	leader("model_slots", gauge, "slots of a model's instances by state: free (of those that take calls), held, "+
+		"doubtful (held by a call that no node follows)", "model", "state"),
 	leader("degraded", gauge, "1 for each condition that stops or slows work although processes run: code is "+
 		"standstill (of a queue), dead_slots, quarantined or no_instance (of a model), no_hints (of a node), "+
 		"storage_full or queue_full (pushes are refused), blocked_keys (of a queue, by failures), cron_broken (of a "+
 		"cron job: no next run). "+
-		"`penstock doctor` gives details", "code", "object"),
+		"critical is whether nothing of the object goes on. `penstock doctor` gives details",
+		"code", "object", "critical"),
 	leader("sample_age_seconds", gauge, "age of the elected leader's last sample, which is also the age of the "+
 		"metrics above"),
 	leader("sample_seconds", gauge, "duration of that sample"),

@@ -1,10 +1,9 @@
 -- Degradation: states without progress, or with less than there should be, while every process runs. The doctor,
 -- the leader's metrics with the alerts on them, and /readyz show the same rows; explain names them for one entry.
 
--- model_slots counts a model's instances and the slots of the usable ones: held slots, of these
--- dead ones (of calls of dead nodes, or calls that no node follows) and idle ones (in the blocks of
--- live nodes that hold no lock for them: those nodes claim for them at once). why lists the state
--- of each instance.
+-- model_slots counts a model's instances and the slots of the usable ones: held slots, of these dead ones (of dead
+-- nodes, as in the view dead_slots), and idle ones (in the blocks of live task nodes that hold no lock for them: those
+-- nodes claim for them at once). Slots in doubt are neither. why lists the state of each instance.
 -- Callers: degraded_models, limit_reasons.
 CREATE OR REPLACE FUNCTION penstock.model_slots(
     model           text,
@@ -21,8 +20,9 @@ CREATE OR REPLACE FUNCTION penstock.model_slots(
 LANGUAGE sql STABLE AS $$
     SELECT count(*), count(*) FILTER (WHERE x.usable), count(x.quarantined_until),
            coalesce(sum(x.slots) FILTER (WHERE x.usable), 0)::bigint,
-           coalesce(sum(x.held) FILTER (WHERE x.usable), 0)::bigint, coalesce(sum(d.dead), 0)::bigint, min(d.since),
-           greatest(0, coalesce(sum(x.held), 0) - coalesce(sum(d.dead), 0)
+           coalesce(sum(x.held) FILTER (WHERE x.usable), 0)::bigint,
+           coalesce(sum(d.dead) FILTER (WHERE x.usable), 0)::bigint, min(d.since) FILTER (WHERE x.usable),
+           greatest(0, coalesce(sum(d.leased), 0)
                        - (SELECT count(*) FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id
                            WHERE q.model = model_slots.model))::bigint,
            string_agg(x.server || ' '
@@ -33,26 +33,32 @@ LANGUAGE sql STABLE AS $$
                       || coalesce(' (' || nullif(x.reason, '') || ')', ''), ', ' ORDER BY x.server)
       FROM penstock.instance_status x
      CROSS JOIN LATERAL (
-           SELECT count(*) AS dead, min(s.leased_at) AS since
+           SELECT count(*) FILTER (WHERE NOT l.lives) AS dead, min(s.leased_at) FILTER (WHERE NOT l.lives) AS since,
+                  count(*) FILTER (WHERE l.lives AND o.kind <> 'gateway') AS leased
              FROM penstock.slot s LEFT JOIN penstock.node o ON o.id = s.node_id
-            WHERE s.instance_id = x.id
-              AND (s.doubt_at IS NOT NULL OR o.id IS NULL OR o.beat_at + o.lease < clock_timestamp())) d
+            CROSS JOIN LATERAL (SELECT coalesce(o.beat_at + o.lease > clock_timestamp(), false) AS lives) l
+            WHERE s.instance_id = x.id AND s.doubt_at IS NULL) d
      WHERE x.model = model_slots.model
 $$;
 
--- awaited returns whether a model that has instances is expected to have none that takes calls: each one is being
--- started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
--- Callers: degraded_models.
+-- awaited returns whether a model is expected to have no instance that takes calls. Where it has instances: each one is
+-- being started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
+-- Where it has none: a deployment starts them when there is work; that none comes is for the alerts on the autoscaler.
+-- Callers: degraded_models, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.awaited(model text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT bool_and(n.draining_at IS NOT NULL AND n.drain_by = 'autoscaler'
+    SELECT coalesce(
+           bool_and(n.draining_at IS NOT NULL AND n.drain_by = 'autoscaler'
                     OR penstock.starts(n) AND n.created_at > clock_timestamp() - interval '1 second' * greatest(
                         (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
                            FROM (SELECT c.seconds FROM penstock.cold_start c
                                   WHERE c.model = n.model ORDER BY c.at DESC LIMIT 50) x),
                         (SELECT CASE WHEN jsonb_typeof(d.policy->'stuck_min_seconds') = 'number'
                                      THEN (d.policy->>'stuck_min_seconds')::double precision END
-                           FROM penstock.deployment d WHERE d.name = n.deployment), 600))
+                           FROM penstock.deployment d WHERE d.name = n.deployment), 600)),
+           EXISTS (SELECT FROM penstock.deployment d
+                    WHERE d.model = awaited.model AND d.mode IN ('full', 'up-only', 'manual'))
+           AND NOT EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true'))
       FROM penstock.instance n WHERE n.model = awaited.model
 $$;
 
@@ -110,9 +116,9 @@ LANGUAGE sql STABLE AS $$
      LIMIT 1
 $$;
 
--- head_reasons returns why the entry at the head of a queue does not run, as explain_entry does:
--- all reasons in one text, and whether one of them is intended (by an operator, a rate or a limit).
--- Nulls: explain_entry finds no reason.
+-- head_reasons returns why the entry at the head of a queue does not run, as explain_entry does: all reasons in one
+-- text, and whether one of them is intended (by an operator, a rate or a limit) or passes by itself: live nodes run
+-- other work with the threads or slots, or instances are being started. Nulls: explain_entry finds no reason.
 -- Callers: degraded_queues.
 CREATE OR REPLACE FUNCTION penstock.head_reasons(queue integer, OUT why text, OUT meant boolean)
 LANGUAGE plpgsql STABLE AS $$
@@ -124,7 +130,9 @@ BEGIN
     END IF;
     SELECT string_agg(r->>'text', '; '),
            bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled',
-                                  'limit', 'node_limit', 'rate', 'throttled', 'not_due'))
+                                  'limit', 'node_limit', 'rate', 'throttled', 'not_due', 'no_thread')
+                   OR r->>'code' = 'no_slot' AND (r->'numbers'->>'followed')::bigint > 0
+                   OR r->>'code' = 'no_instance' AND penstock.awaited(r->'numbers'->>'model'))
       INTO why, meant
       FROM jsonb_array_elements(penstock.explain_entry(head)->'reasons') r
      WHERE r->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key');

@@ -298,11 +298,15 @@ CREATE OR REPLACE FUNCTION penstock.limit_reasons(q penstock.queue, e penstock.e
                                       'on_no_instance', q.on_no_instance))
            ELSE
                penstock.because('no_slot',
-                   format('%s of %s slots of model %s are held%s', i.held, i.slots, q.model,
-                          coalesce(', ' || nullif(i.dead, 0) || ' of them by calls of dead nodes', '')),
+                   format('%s of %s slots of model %s are held%s%s', i.held, i.slots, q.model,
+                          coalesce(', ' || nullif(i.dead, 0) || ' of them by calls of dead nodes', ''),
+                          coalesce(', ' || nullif(d.doubtful, 0) || ' of them by calls that no node follows', '')),
                    jsonb_build_object('model', q.model, 'held', i.held, 'slots', i.slots,
-                                      'dead', nullif(i.dead, 0))) END
+                                      'dead', nullif(i.dead, 0), 'doubtful', nullif(d.doubtful, 0),
+                                      'followed', i.held - i.dead - d.doubtful)) END
       FROM penstock.model_slots(q.model) i
+     CROSS JOIN LATERAL (SELECT coalesce(sum(x.doubtful), 0)::bigint AS doubtful FROM penstock.instance_status x
+                          WHERE x.model = q.model AND x.usable) d
      WHERE q.model IS NOT NULL AND i.held >= i.slots AND i.idle = 0
 $$;
 

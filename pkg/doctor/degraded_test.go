@@ -75,7 +75,7 @@ func (s *standstill) alerted(code, object string) {
 	if err != nil {
 		s.Fatal(err)
 	}
-	if !strings.Contains(string(rules), `penstock_degraded{code="`+code+`"}`) && !strings.Contains(string(rules), `|`+code+`"}`) &&
+	if !strings.Contains(string(rules), `penstock_degraded{code="`+code+`"`) && !strings.Contains(string(rules), `|`+code+`"}`) &&
 		!strings.Contains(string(rules), `penstock_degraded{code=~"`+code+`|`) {
 		s.Errorf("no alert watches penstock_degraded of code %s", code)
 	}
@@ -83,9 +83,6 @@ func (s *standstill) alerted(code, object string) {
 
 func TestSlotsOfDeadNodesAreNamed(t *testing.T) {
 	s := newStandstill(t)
-	const holdSQL = `
-INSERT INTO penstock.slot (instance_id, number, token, node_id, leased_at)
-SELECT id, n, 1000 + n, $1, now() - interval '5 minutes' FROM penstock.instance, generate_series(0, $2::int - 1) n`
 	exec(t, s.pool, holdSQL, dead, 1)
 	want(t, find(t, s.pool, "dead slots", Config{}), Warning, "1 of 2 slots of model m")
 	exec(t, s.pool, `DELETE FROM penstock.slot`)

@@ -39,6 +39,7 @@ type Sampling struct {
 // Degradation is a condition that stops or slows work although every process runs.
 type Degradation struct {
 	Code, Object string
+	Critical     bool // nothing of the object goes on
 }
 
 // Sample is the state of a queue at one time: a row of penstock.sample, which explains the columns.
@@ -153,7 +154,7 @@ const modelSlotsSQL = `
 SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(doubtful)::bigint
   FROM penstock.instance_status GROUP BY model ORDER BY model`
 
-const degradedSQL = `SELECT code, object FROM penstock.degradations()`
+const degradedSQL = `SELECT code, object, critical FROM penstock.degradations()`
 
 func (s *Samples) read(ctx context.Context) (Sampling, error) {
 	var found Sampling
