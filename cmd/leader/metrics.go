@@ -60,7 +60,7 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 	}
 	for _, m := range sampling.Models {
 		model := l.models.Label(m.Model)
-		sums.Add("model_slots", float64(max(0, m.Slots-m.Held)), model, "free")
+		sums.Add("model_slots", float64(max(0, m.Slots-m.HeldUsable)), model, "free")
 		sums.Add("model_slots", float64(m.Held-m.Doubtful), model, "held")
 		sums.Add("model_slots", float64(m.Doubtful), model, "doubtful")
 	}

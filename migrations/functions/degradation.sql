@@ -141,9 +141,10 @@ EXCEPTION WHEN SQLSTATE 'PS007' THEN
 END $$;
 
 -- degraded_queues lists the queues without progress: nodes serve them, entries wait, none has left
--- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail
--- is the reasons of the entry at the head. Queues for which an operator, a rate or a limit is the
--- reason are left out: that is intended.
+-- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail is the reasons of
+-- the entry at the head. Queues whose head waits for what is intended, or passes by itself (head_reasons), are left out.
+-- Samples are further apart the longer one takes (pkg/maintenance). The newest is old, and there is no leader, once
+-- three times the distance of the two that are compared has passed.
 -- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
@@ -154,14 +155,14 @@ LANGUAGE sql STABLE AS $$
                   penstock.ago(s.head_age * interval '1 second'), penstock.ago(s.at - o.at),
                   coalesce(w.why, 'nothing that explain knows keeps them; see the logs of the nodes'))
       FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id) AS l) x) s
+     CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id, interval '1 hour') AS l) x) s
      CROSS JOIN LATERAL (
            SELECT b.at, b.gone FROM penstock.sample b
-            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds'
-              AND b.at > statement_timestamp() - interval '5 minutes'
+            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > s.at - interval '1 hour'
             ORDER BY b.at DESC LIMIT 1) o
      CROSS JOIN LATERAL penstock.head_reasons(q.id) w
-     WHERE s.head_age > 25 AND s.blocked IS NULL AND s.serving > 0 AND s.gone = o.gone AND NOT coalesce(w.meant, false)
+     WHERE s.at > statement_timestamp() - 3 * (s.at - o.at) AND s.head_age > 25 AND s.blocked IS NULL
+       AND s.serving > 0 AND s.gone = o.gone AND NOT coalesce(w.meant, false)
        AND NOT EXISTS (SELECT FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id
                         WHERE l.queue_id = q.id AND n.beat_at + n.lease >= clock_timestamp()
                           AND l.claimed_at < clock_timestamp() - interval '10 seconds')

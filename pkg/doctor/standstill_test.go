@@ -90,3 +90,16 @@ func TestSlotsInDoubtAreNotThoseOfDeadNodes(t *testing.T) {
 	s.standsSince()
 	want(t, find(t, s.pool, "standstills", Config{}), Critical, "2 of 2 slots of model m are held")
 }
+
+// The leader samples the less often the longer it takes. What it stored last is then older than half a minute.
+func TestAQueueThatIsSampledSeldomIsSeenToStandStill(t *testing.T) {
+	s := newStandstill(t)
+	s.standsSince()
+	const move = `UPDATE penstock.sample SET at = at - $1::interval`
+	exec(t, s.pool, `DELETE FROM penstock.sample WHERE at NOT IN (SELECT at FROM penstock.sample ORDER BY at DESC LIMIT 2)`)
+	exec(t, s.pool, `UPDATE penstock.sample SET at = at - interval '110 seconds' WHERE at = (SELECT min(at) FROM penstock.sample)`)
+	exec(t, s.pool, move, "2 minutes")
+	want(t, find(t, s.pool, "standstills", Config{}), Critical, "none has left it for 1 m")
+	exec(t, s.pool, move, 6*time.Minute) // the leader is gone
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+}

@@ -72,11 +72,12 @@ type ServerStatus struct {
 	DeadTuples     int64
 }
 
-// ModelSlots counts the usable slots of a model's instances, the held ones, and of these the slots
-// in doubt.
+// ModelSlots counts the slots of a model's usable instances and those of them that are held, and the held slots of all
+// its instances and those of them that are in doubt.
 type ModelSlots struct {
-	Model                 string
-	Slots, Held, Doubtful int64
+	Model             string
+	Slots, HeldUsable int64
+	Held, Doubtful    int64
 }
 
 // NewSamples returns the duty for one term. It reads through db and writes through fence.
@@ -126,19 +127,21 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 		}
 		s.prepared = true
 	}
-	start := time.Now()
-	found, err := s.read(ctx)
-	if err != nil {
+	found := Sampling{At: time.Now()}
+	if err := s.read(ctx, &found); err != nil {
 		return 0, err
 	}
-	found.At, found.Took = start, time.Since(start)
 	rate(s.Latest().Queues, found.Queues)
-	s.latest.Add(func(l *Sampling) { *l = found })
 	if err := s.write(ctx, found.Queues); err != nil {
 		s.prepared = false // perhaps a partition is missing
 		return 0, err
 	}
-	return samplePause(s.cfg, found.Took), nil
+	if err := s.readDegraded(ctx, &found); err != nil {
+		return 0, err
+	}
+	found.Took = time.Since(found.At)
+	s.latest.Add(func(l *Sampling) { *l = found }) // what is not stored is not sampled: lists and degradations lack it
+	return samplePause(s.cfg, found.Took), s.rollUp(ctx)
 }
 
 const measureSQL = `
@@ -151,37 +154,35 @@ const serverSQL = `
 SELECT connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
 
 const modelSlotsSQL = `
-SELECT model, sum(slots) FILTER (WHERE usable)::bigint, sum(held)::bigint, sum(doubtful)::bigint
+SELECT model, coalesce(sum(slots) FILTER (WHERE usable), 0)::bigint,
+       coalesce(sum(held) FILTER (WHERE usable), 0)::bigint, sum(held)::bigint, sum(doubtful)::bigint
   FROM penstock.instance_status GROUP BY model ORDER BY model`
 
 const degradedSQL = `SELECT code, object, critical FROM penstock.degradations()`
 
-func (s *Samples) read(ctx context.Context) (Sampling, error) {
-	var found Sampling
-	var err error
+func (s *Samples) read(ctx context.Context, found *Sampling) (err error) {
 	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL),
 		pgx.RowToStructByPos[Sample]); err != nil {
-		return found, fmt.Errorf("sample queues: %w", err)
+		return fmt.Errorf("sample queues: %w", err)
 	}
 	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL),
 		pgx.RowToStructByPos[ServerStatus]); err != nil {
-		return found, fmt.Errorf("sample server: %w", err)
+		return fmt.Errorf("sample server: %w", err)
 	}
-	found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL),
-		func(row pgx.CollectableRow) (m ModelSlots, err error) {
-			var usable *int64
-			err = row.Scan(&m.Model, &usable, &m.Held, &m.Doubtful)
-			m.Slots = value(usable)
-			return m, err
-		})
-	if err != nil {
-		return found, fmt.Errorf("sample slots: %w", err)
+	if found.Models, err = pgx.CollectRows(postgres.Query(ctx, s.db, modelSlotsSQL),
+		pgx.RowToStructByPos[ModelSlots]); err != nil {
+		return fmt.Errorf("sample slots: %w", err)
 	}
+	return nil
+}
+
+// readDegraded reads the degradations, those of queues by the samples that are stored.
+func (s *Samples) readDegraded(ctx context.Context, found *Sampling) (err error) {
 	found.Degraded, err = pgx.CollectRows(postgres.Query(ctx, s.db, degradedSQL), pgx.RowToStructByPos[Degradation])
 	if err != nil {
-		return found, fmt.Errorf("sample degradations: %w", err)
+		return fmt.Errorf("sample degradations: %w", err)
 	}
-	return found, nil
+	return nil
 }
 
 // rate fills in the rates of entries in and out, per second between two passes. A counter that
@@ -203,28 +204,45 @@ func rate(earlier, now []Sample) {
 	}
 }
 
-// writeSampleSQL writes samples $1, and rolls complete minutes up if $2. Losing a sample in a crash
-// is acceptable.
+// writeSampleSQL writes samples $1. Losing a sample in a crash is acceptable.
 const writeSampleSQL = `
 WITH written AS (
     INSERT INTO penstock.sample
     SELECT s.* FROM jsonb_populate_recordset(NULL::penstock.sample, $1) s
     ON CONFLICT DO NOTHING
 )
-SELECT set_config('synchronous_commit', 'off', true) IS NOT NULL, CASE WHEN $2 THEN penstock.roll_up_samples() END`
+SELECT set_config('synchronous_commit', 'off', true) IS NOT NULL`
 
 func (s *Samples) write(ctx context.Context, samples []Sample) error {
 	text, err := json.Marshal(samples)
 	if err != nil {
 		return fmt.Errorf("write samples as JSON: %w", err)
 	}
-	minute := time.Now().Truncate(time.Minute)
 	err = s.fence.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, writeSampleSQL, text, !minute.Equal(s.rolledUp))
+		_, err := tx.Exec(ctx, writeSampleSQL, text)
 		return err
 	})
 	if err != nil {
 		return fmt.Errorf("write samples: %w", err)
+	}
+	return nil
+}
+
+const rollUpSQL = `SELECT penstock.roll_up_samples()`
+
+// rollUp rolls complete minutes up, once a minute. It may have an hour of all queues to read, for which it has a
+// transaction of its own: if that fails, samples are written all the same.
+func (s *Samples) rollUp(ctx context.Context) error {
+	minute := time.Now().Truncate(time.Minute)
+	if minute.Equal(s.rolledUp) {
+		return nil
+	}
+	err := s.inTerm(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, rollUpSQL)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("roll samples up: %w", err)
 	}
 	s.rolledUp = minute
 	return nil

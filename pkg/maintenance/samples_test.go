@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"os"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/maintenance"
 )
 
@@ -51,6 +53,39 @@ func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 	}
 	if n := f.count(`SELECT count(*) FROM penstock.sample`); n != 0 {
 		t.Errorf("%d samples were written after the term", n)
+	}
+}
+
+// Readings that cannot be stored are no samples: lists, histories and degradations do not have them.
+func TestASamplingThatIsNotStoredIsNotTheLatest(t *testing.T) {
+	f := newUsualFleet(t)
+	var errs duty.Errors
+	samples := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{
+		Pause: time.Millisecond, SamplePause: time.Millisecond, Log: errs.Log("samples", slog.New(slog.DiscardHandler)),
+	})
+	f.exec(`ALTER TABLE penstock.sample ADD CONSTRAINT refused CHECK (queue_id < 0)`)
+	run(t, samples)
+	eventually(t, "it has tried", func() bool { return errs.Counts()["samples"] > 2 })
+	if !samples.Latest().At.IsZero() {
+		t.Error("there is a sampling that was not stored")
+	}
+	f.exec(`ALTER FUNCTION penstock.roll_up_samples() RENAME TO gone`)
+	f.exec(`ALTER TABLE penstock.sample DROP CONSTRAINT refused`)
+	eventually(t, "samples are stored though minutes are not", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.sample`) > 0 && !samples.Latest().At.IsZero()
+	})
+}
+
+func TestSlotsOfAnInstanceThatDrainsAreNotFreeOnes(t *testing.T) {
+	f := newUsualFleet(t)
+	f.exec(`SELECT penstock.register_model('m', '{"protocol": "dispatcher"}'), penstock.register_instance('m', 'gpu-1', 'http://127.0.0.1:9', 4),
+	               penstock.register_instance('m', 'gpu-2', 'http://127.0.0.1:8', 4)`)
+	f.exec(`SELECT penstock.drain_instance('m', 'gpu-1', 'a new disk', 'ada')`)
+	f.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id, leased_at)
+	        SELECT i.id, n, 1000 + n, $1, now() FROM penstock.instance i, generate_series(0, 3) n WHERE i.server = 'gpu-1'`, f.register(time.Minute))
+	want := maintenance.ModelSlots{Model: "m", Slots: 4, Held: 4}
+	if got := firstSampling(t, f).Models; len(got) != 1 || got[0] != want {
+		t.Errorf("slots are %+v, want %+v", got, want)
 	}
 }
 
