@@ -159,7 +159,7 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 		sums.Add("scale_requests", m.Metric, model)
 		sums.Add("scale_waiting", float64(m.Waiting), model)
 		for what, n := range map[string]int{
-			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, "desired": m.Desired, "ready": m.Ready,
+			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, desired: m.Desired, "ready": m.Ready,
 			"starting": m.Started, "stuck": m.Stuck,
 		} {
 			sums.Add("scale_instances", float64(n), model, what)
@@ -173,6 +173,10 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Made), "made")
 	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Pruned), "removed")
 	out <- l.metrics.Value("scale_drained_total", float64(s.Orders.Drained))
+		desired := "desired"
+		if !m.Applied {
+			desired = "advised" // no instance is missing
+		}
 	out <- l.metrics.Value("scale_expired_total", float64(s.Orders.Expired))
 }
 

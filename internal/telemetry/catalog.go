@@ -125,7 +125,8 @@ var catalog = []Metric{
 	leader("scale_waiting", gauge, "of these, requests that wait, in queues and at gateways", "model"),
 	leader("scale_instances", gauge,
 		"instances of a model; what: base, raw, stabilised, desired, ready, starting, stuck (starts that are not "+
-			"ready in time, not among starting)", "model", "what"),
+			"ready in time, not among starting), advised (in place of desired, where no backend is told)",
+		"model", "what"),
 	leader("scale_pass_seconds", gauge, "duration of the last pass of decisions"),
 	leader("scale_woken_total", counter, "decisions that a push or request for a model without instances caused"),
 	leader("scale_orders_total", counter, "orders to backends; outcome: applied, failed (failed lists of instances "+

@@ -182,8 +182,8 @@ DECLARE
 BEGIN
     SELECT q.id, clock_timestamp(), c.initial, c.pending, c.disabled, c.computing, c.failed, c.estimated,
            (SELECT count(*)::integer FROM penstock.serving(q.id)), penstock.head_age(q),
-           coalesce((SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
-                    (SELECT x.code FROM penstock.queue_stops(q) x LIMIT 1),
+           coalesce((SELECT x.code FROM penstock.queue_stops(q) x LIMIT 1), -- first: a queue may rest without nodes
+                    (SELECT r->>'code' FROM penstock.queue_reasons(q) r LIMIT 1),
                     (SELECT 'throttled' FROM penstock.throttles(q.id, NULL) LIMIT 1)),
            coalesce(pg_stat_get_tuples_inserted(t.oid), 0), coalesce(pg_stat_get_tuples_deleted(t.oid), 0),
            coalesce(pg_stat_get_dead_tuples(t.oid), 0), NULL, NULL

@@ -56,6 +56,22 @@ func TestSamplesAreWrittenWithinTheTermOnly(t *testing.T) {
 	}
 }
 
+// A queue whose application rests is paused, also where its nodes were stopped: nothing is wrong with it.
+func TestTheReasonOfAQueueIsItsPauseAndNotTheLackOfNodes(t *testing.T) {
+	f := newUsualFleet(t)
+	f.push(1, "")
+	blocked := func(by string) int {
+		return f.count(`SELECT count(*) FROM penstock.queue q, penstock.measure(q) m WHERE q.id = $1 AND m.blocked = $2`, f.q.ID, by)
+	}
+	if blocked("no_node") != 1 {
+		t.Error("the queue has nodes")
+	}
+	f.exec(`SELECT penstock.pause('application', 'default', reason => 'maintenance')`)
+	if blocked("application_paused") != 1 {
+		t.Error("the pause of the application is not the reason")
+	}
+}
+
 // Readings that cannot be stored are no samples: lists, histories and degradations do not have them.
 func TestASamplingThatIsNotStoredIsNotTheLatest(t *testing.T) {
 	f := newUsualFleet(t)

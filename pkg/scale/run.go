@@ -77,6 +77,7 @@ type ModelStatus struct {
 	Desired, Ready, Started int // Started: starts under way that are not stuck
 	Stuck                   int // starts that are
 	Limited                 bool
+	Applied                 bool // backends are told, and not advised alone
 }
 
 // New returns the duty for one term. It reads through db and writes through fence.
@@ -432,7 +433,7 @@ func (s *Duty) publish(models []string, all []*modelDecision, idle []wanted) {
 		s.models[d.in.Model] = ModelStatus{
 			Model: d.in.Model, Metric: d.metric(), Waiting: d.in.Waiting + d.in.Urgent,
 			Base: d.Base, Raw: d.Raw, Stabilised: d.Stabilised, Desired: d.Desired, Ready: d.in.Ready,
-			Started: d.starts, Stuck: d.stuck, Limited: d.Desired < d.Raw,
+			Started: d.starts, Stuck: d.stuck, Limited: d.Desired < d.Raw, Applied: d.Apply,
 		}
 	}
 }
