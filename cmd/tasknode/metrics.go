@@ -152,6 +152,7 @@ func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
 	out <- value("node_locks", float64(n.task.Held()))
 	n.observer.metrics.Pool(out, "claims", n.claims)
 	n.observer.metrics.Pool(out, "heartbeat", n.beats)
+	out <- value("node_settle_repeated_total", float64(s.Repeated.Load()))
 	if n.listener == nil {
 		return
 	}

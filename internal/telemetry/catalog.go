@@ -171,5 +171,7 @@ var catalog = []Metric{
 		"1 if hints arrive, as the last round trip showed; without, nodes find work by polling"),
 	node("hints_heard_total", counter, "hints that arrived"),
 	node("hints_reconnects_total", counter, "times the connection for hints was lost"),
+	node("node_settle_repeated_total", counter, "endings that were recorded before, and sent again since the answer "+
+		"was lost"),
 	node("hints_round_trip_seconds", gauge, "of the last round trip of a hint"),
 }

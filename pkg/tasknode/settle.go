@@ -42,6 +42,7 @@ func (n *Node) record(ctx context.Context, p pile, wait bool) (busy pile) {
 			n.recorded(p, ours, time.Since(start))
 			return busy
 		}
+		p.unknown = true
 		if tookTooLong(err) {
 			timeouts++
 		}
@@ -118,24 +119,30 @@ func (n *Node) leaveToRecovery(p pile, err error) {
 	n.free(p)
 }
 
-// recorded frees what the endings held. Endings whose token was not ours any more changed nothing; another node
-// has the entry.
+// recorded frees what the endings held. Endings whose token was not ours any more changed nothing: another node has the
+// entry, or an earlier try has recorded them and its answer was lost. No other node can have a lock of a node that kept
+// its lease.
 func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
-	refused := 0
+	refused, repeated := 0, 0
 	mine := map[invalidation.Token]bool{}
 	if len(ours) < len(p.endings) {
 		for _, t := range ours {
 			mine[t] = true
 		}
 		for i := range p.endings {
-			if !mine[p.endings[i].Lock.Token] {
+			switch t := p.endings[i].Lock.Token; {
+			case mine[t]:
+			case p.unknown && !n.leaseLost(p.jobs[i]):
+				mine[t] = true
+				repeated++
+			default:
 				refused++
 			}
 		}
 	}
 	n.traceEndings(p, func(t invalidation.Token) bool { return refused == 0 || mine[t] })
 	n.free(p)
-	n.stats.settled(len(p.endings), refused, took)
+	n.stats.settled(len(p.endings), refused, repeated, took)
 	if refused > 0 {
 		n.cfg.Log.Warn("endings refused: locks were lost", "queue", p.queue.Name, "refused", refused)
 	}

@@ -16,6 +16,7 @@ type Stats struct {
 	Settles    atomic.Int64 // transactions
 	Settled    atomic.Int64 // endings recorded
 	Refused    atomic.Int64 // endings refused, because the lock was lost
+	Repeated   atomic.Int64 // of Settled: an earlier try had recorded them, and its answer was lost
 	Unrecorded atomic.Int64 // endings that could not be recorded and were left to recovery
 	SettleTime atomic.Int64 // nanoseconds in settles
 	LeasesLost atomic.Int64 // how often the node's lease ran out
@@ -43,10 +44,11 @@ func (s *Stats) ran(err error) {
 	}
 }
 
-func (s *Stats) settled(endings, refused int, took time.Duration) {
+func (s *Stats) settled(endings, refused, repeated int, took time.Duration) {
 	s.Settles.Add(1)
 	s.Settled.Add(int64(endings - refused))
 	s.Refused.Add(int64(refused))
+	s.Repeated.Add(int64(repeated))
 	s.SettleTime.Add(int64(took))
 }
 

@@ -94,6 +94,33 @@ func TestAClaimIsFoundAgainWhenItsEntriesCouldNotBeRead(t *testing.T) {
 	eventually(t, pool, "the group ran", emptySQL)
 }
 
+// The transaction is committed and its answer lost, as in a failover: nothing ran twice, and no lock was lost.
+func TestEndingsWhoseAnswerWasLostAreNotRefused(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	var once sync.Once
+	n := tasknode.New(tasknode.Config{Threads: 2, Log: slog.New(slog.NewTextHandler(t.Output(), nil))},
+		troubled{Pool: pool, lost: func(sql string) (err error) {
+			if strings.Contains(sql, "DELETE FROM penstock.lock") {
+				once.Do(func() { err = errors.New("connection reset") })
+			}
+			return err
+		}}, pool)
+	n.Handle("work", invalidation.HandlerFunc(fine))
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- n.Run(ctx) }()
+	push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})
+	eventually(t, pool, "the entry ran", emptySQL)
+	cancel()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	if s := n.Stats(); s.Refused.Load() != 0 || s.Repeated.Load() != 1 || s.Settled.Load() != 1 {
+		t.Errorf("%d refused, %d repeated, %d settled; want 0, 1, 1", s.Refused.Load(), s.Repeated.Load(), s.Settled.Load())
+	}
+}
+
 // What of a claim of several lanes was committed runs once, each entry as of its own lane.
 func TestAClaimOfSeveralLanesIsFoundAgainWhenItsAnswerWasLost(t *testing.T) {
 	pool := open(t)
