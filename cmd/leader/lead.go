@@ -28,6 +28,7 @@ type leader struct {
 	hinter   *invalidation.Hinter   // nil: no hints
 	metrics  telemetry.Metrics
 	queues   telemetry.Bound // names that have series of their own
+	others   totals          // of queues that have none
 	models   telemetry.Bound
 	degraded telemetry.Bound // objects of degradations
 	requests *requests

@@ -39,8 +39,12 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		return
 	}
 	sums := l.metrics.Sums()
+	var others []maintenance.Sample
 	for _, s := range sampling.Queues {
 		queue := l.queues.Label(s.Queue)
+		if queue == telemetry.Other {
+			others = append(others, s)
+		}
 		sums.Max("queue_head_age_seconds", read(s.HeadAge), queue)
 		reason := ""
 		if s.Blocked != nil {
@@ -57,6 +61,10 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		sums.Add("queue_gone_total", float64(s.Gone), queue)
 		sums.Add("queue_serving_nodes", float64(s.Serving), queue)
 		sums.Add("queue_dead_tuples", float64(s.DeadTuples), queue)
+	}
+	if past := l.others.past(others); len(others) > 0 {
+		sums.Add("queue_accepted_total", float64(past.accepted), telemetry.Other)
+		sums.Add("queue_gone_total", float64(past.gone), telemetry.Other)
 	}
 	for _, m := range sampling.Models {
 		model := l.models.Label(m.Model)

@@ -203,7 +203,7 @@ func (n *node) deliver(w Webhook, budget *budget, unproven int) error {
 		n.log.Info("callbacks wait: tasknode.webhook.key is not set")
 	}
 	cfg.Unproven = unproven
-	budget.add("webhook") // no other queue of the kind takes pushes
+	budget.add(webhookQueue) // no other queue of the kind takes pushes
 	n.task.HandleKind(invalidation.KindWebhook, webhook.NewHandler(cfg, n.claims, n.log))
 	return nil
 }

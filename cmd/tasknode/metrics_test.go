@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -52,6 +53,17 @@ func TestMetricsCanBeRead(t *testing.T) {
 	}
 	if reasons["threads"] == 0 || reasons["limit"] != 1 || reasons["stale"] != 1 {
 		t.Errorf("refusals are %v", reasons)
+	}
+}
+
+// An alert names the queue of callbacks.
+func TestCallbacksAreNotAmongTheRest(t *testing.T) {
+	o := newObserver()
+	for i := range 150 {
+		o.Refused(fmt.Sprint("queue_", i), "threads")
+	}
+	if label := o.queues.Label("webhook"); label != "webhook" {
+		t.Errorf("the queue of callbacks is %q", label)
 	}
 }
 
