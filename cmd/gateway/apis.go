@@ -12,7 +12,9 @@ import (
 // mount adds what clients of OpenAI and Replicate expect beside live requests. It needs the database.
 func (s *server) mount() error {
 	g := s.cfg.Gateway
-	s.batches = openaibatch.New(openaibatch.Config{Log: s.log, Hint: s.hinter.Hint}, s.gateway, s.pool)
+	s.batches = openaibatch.New(openaibatch.Config{
+		Log: s.errors.Log("batches", s.log), Hint: s.hinter.Hint,
+	}, s.gateway, s.pool)
 	s.batches.Mount()
 	policy, err := g.policy()
 	if err != nil {
@@ -24,7 +26,7 @@ func (s *server) mount() error {
 		return err
 	}
 	c := prediction.Config{
-		Base: g.PublicURL, BodyMax: g.BodyBytes, Hint: s.hinter.Hint, Log: s.log,
+		Base: g.PublicURL, BodyMax: g.BodyBytes, Hint: s.hinter.Hint, Log: s.errors.Log("predictions", s.log),
 		CheckWebhook: policy.Check,
 	}
 	if g.WebhookKey != "" {

@@ -21,6 +21,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
@@ -78,6 +79,7 @@ type server struct {
 	cfg      Config
 	log      *slog.Logger
 	observer *observer
+	errors   duty.Errors
 	tracing  trace.TracerProvider // nil: none
 	gateway  *gateway.Gateway
 	listens  string        // address of the listener of clients, with its port
@@ -205,7 +207,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 			time.AfterFunc(unreadyTime, s.drain)
 		},
 	}, s.slots)
-	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.log)
+	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.errors.Log("book", s.log))
 	s.hinter = invalidation.NewHinter(s.pool, 0)
 	cfg := s.config()
 	cfg.Charge = s.book
@@ -218,8 +220,8 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 		return err
 	}
 	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
-	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.log)
-	s.settings = &settingsDuty{server: s, ready: make(chan struct{}, 1)}
+	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.errors.Log("registry", s.log))
+	s.settings = &settingsDuty{server: s, log: s.errors.Log("settings", s.log), ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.settings.publish)
 	if conn == nil {
 		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: " +
@@ -256,9 +258,9 @@ func (s *server) listen(ctx context.Context, duties map[string]func(context.Cont
 	running, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
 	group, running := errgroup.WithContext(running)
-	for name, duty := range duties {
+	for name, run := range duties {
 		group.Go(func() error {
-			if err := duty(running); err != nil {
+			if err := run(running); err != nil {
 				return fmt.Errorf("%s: %w", name, err)
 			}
 			return nil

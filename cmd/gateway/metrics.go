@@ -120,6 +120,9 @@ type statusAnswer struct {
 
 // debug is the handler of the address for operators.
 func (s *server) debug() http.Handler {
+	for duty, n := range s.errors.Counts() {
+		out <- value("duty_errors_total", float64(n), duty)
+	}
 	metrics := promhttp.HandlerFor(s.registryOf(), promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 // settingsDuty keeps the gateway's models, tokens and settings as the database has them.
 type settingsDuty struct {
 	*server
+	log     *slog.Logger // of the duty
 	mu      sync.Mutex
 	current gateway.Settings
 	started time.Time
@@ -59,7 +61,7 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 		}
 		if err := d.next(ctx); err != nil {
 			if ctx.Err() == nil {
-				d.log.Warn("settings stay as they are", "error", err)
+				d.log.Error("settings stay as they are", "error", err)
 			}
 			continue
 		}
@@ -157,7 +159,7 @@ func (d *settingsDuty) readBudgets(ctx context.Context) {
 	budgets, err := gateway.ReadBudgets(bounded, d.pool)
 	if err != nil {
 		if ctx.Err() == nil {
-			d.log.Warn("budgets of tokens stay as they are", "error", err)
+			d.log.Error("budgets of tokens stay as they are", "error", err)
 		}
 		return
 	}

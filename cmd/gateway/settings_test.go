@@ -48,7 +48,7 @@ func TestStormOfHintsIsReadOnceInAGap(t *testing.T) {
 		db, log := &countingDB{}, slog.New(slog.DiscardHandler)
 		d := &settingsDuty{
 			server: &server{log: log, gateway: g, registry: inference.NewRegistry(db, worker.Config{}, time.Second, log)},
-			ready:  make(chan struct{}, 1),
+			ready:  make(chan struct{}, 1), log: log,
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -34,6 +34,7 @@ type leader struct {
 	requests *requests
 	backends map[string]scale.Backend // of the autoscaler
 	clock    duty.Clock               // of the database, as retention believes it in all terms
+	errors   duty.Errors              // of the duties of all terms
 }
 
 func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
@@ -73,13 +74,17 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	db, fence := l.pools.duties, term.Fence(l.pools.duties)
 	scaling := l.pools.scale
 	hint, log, settings := l.hinter.Hint, l.log.With("term", term), l.cfg.Leader
+	logOf := func(name string) *slog.Logger { return l.errors.Log(name, log) }
 	cfg := maintenance.Config{
 		Pause:          settings.Recovery.Pause,
 		AuditRetention: settings.Recovery.AuditRetention,
 		Brake:          settings.Brake.config(),
 		Clock:          &l.clock,
 		Hint:           hint,
-		Log:            log,
+	}
+	of := func(name string) maintenance.Config {
+		cfg.Log = logOf(name)
+		return cfg
 	}
 	d := &duties{
 		locks: recovery.NewLocks(db, fence, recovery.Config{
@@ -89,19 +94,19 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 			SuspendNodesMin: settings.Recovery.SuspendNodes,
 			NodeRetention:   settings.Recovery.NodeRetention,
 			Hint:            hint,
-			Log:             log,
+			Log:             logOf("recovery"),
 		}),
-		deadlines:  maintenance.NewDeadlines(db, fence, cfg),
-		operations: maintenance.NewOperations(db, fence, cfg),
-		retention:  maintenance.NewRetention(db, fence, cfg),
-		compaction: maintenance.NewCompaction(db, fence, cfg),
-		depths:     maintenance.NewDepths(db, fence, cfg),
-		samples:    maintenance.NewSamples(db, fence, cfg),
-		cron:       cron.New(db, fence, cron.Config{Hint: hint, Clock: &l.clock, Log: log}),
-		batches:    batch.NewStepper(db, fence, batch.Config{Hint: hint, Clock: &l.clock, Log: log}),
-		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: log, Backends: l.backends}),
+		deadlines:  maintenance.NewDeadlines(db, fence, of("deadlines")),
+		operations: maintenance.NewOperations(db, fence, of("operations")),
+		retention:  maintenance.NewRetention(db, fence, of("retention")),
+		compaction: maintenance.NewCompaction(db, fence, of("compaction")),
+		depths:     maintenance.NewDepths(db, fence, of("depths")),
+		samples:    maintenance.NewSamples(db, fence, of("samples")),
+		cron:       cron.New(db, fence, cron.Config{Hint: hint, Clock: &l.clock, Log: logOf("cron")}),
+		batches:    batch.NewStepper(db, fence, batch.Config{Hint: hint, Clock: &l.clock, Log: logOf("batches")}),
+		scaler:     scale.New(scaling, term.Fence(scaling), scale.Config{Log: logOf("scale"), Backends: l.backends}),
 	}
-	d.brake = maintenance.NewBrake(db, fence, cfg, d.samples.Latest)
+	d.brake = maintenance.NewBrake(db, fence, of("brake"), d.samples.Latest)
 	l.duties.Store(d)
 
 	group, ctx := errgroup.WithContext(ctx)

@@ -20,7 +20,7 @@ func (l *leader) registry() *prometheus.Registry {
 		telemetry.Collector(l.queueMetrics), telemetry.Collector(l.serverMetrics),
 		telemetry.Collector(l.electionMetrics),
 		telemetry.Collector(l.hintMetrics), telemetry.Collector(l.dutyMetrics), telemetry.Collector(l.poolMetrics),
-		telemetry.Collector(l.scaleMetrics),
+		telemetry.Collector(l.scaleMetrics), telemetry.Collector(l.errorMetrics),
 	)
 }
 
@@ -152,6 +152,13 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("retention_rows_tidied_total", float64(retention.Tidied))
 	out <- l.metrics.Value("operations_changed_total", float64(d.operations.Changed()))
 	out <- l.metrics.Value("statistics_counts_total", float64(d.depths.Counts()))
+}
+
+// errorMetrics are also those of terms that are over.
+func (l *leader) errorMetrics(out chan<- prometheus.Metric) {
+	for duty, n := range l.errors.Counts() {
+		out <- l.metrics.Value("duty_errors_total", float64(n), duty)
+	}
 }
 
 // scaleMetrics are those of the autoscaler of the elected leader.

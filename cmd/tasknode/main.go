@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock"
 	"github.com/penstock/penstock/internal/config"
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/internal/telemetry"
@@ -101,6 +102,7 @@ type node struct {
 	claims    *pgxpool.Pool
 	beats     *pgxpool.Pool
 	observer  *observer
+	errors    duty.Errors
 	task      *tasknode.Node
 	ranker    *fairness.Ranker
 	inference *inference.Service
@@ -121,7 +123,9 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	if n.declared, err = newStatements(cfg.Database); err != nil {
 		return nil, err
 	}
-	n.ranker = fairness.NewRanker(fairness.RankerConfig{Application: t.Application, Log: log}, claims)
+	n.ranker = fairness.NewRanker(fairness.RankerConfig{
+		Application: t.Application, Log: n.errors.Log("fairness", log),
+	}, claims)
 	dispatch, err := t.Inference.dispatch(claims, log)
 	if err != nil {
 		return nil, err
@@ -129,7 +133,8 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	n.reports = dispatch.Reports
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Adapters: worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read},
-		Pool:     inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch, Log: log,
+		Pool:     inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch,
+		Log: n.errors.Log("inference", log),
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
 	threads := t.Webhook.threads(t.Threads)
 	deliveries := newBudget(threads)
@@ -236,8 +241,8 @@ func (n *node) run(ctx context.Context, listener net.Listener) error {
 	if err != nil {
 		return fmt.Errorf("read models: %w", err)
 	}
-	for _, duty := range n.inference.Duties() {
-		group.Go(func() error { return duty(duties) })
+	for _, run := range n.inference.Duties() {
+		group.Go(func() error { return run(duties) })
 	}
 	group.Go(func() error { return n.ranker.Run(duties) })
 	if n.governor != nil {

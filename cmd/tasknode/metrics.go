@@ -152,13 +152,16 @@ func (n *node) nodeMetrics(out chan<- prometheus.Metric) {
 	out <- value("node_settle_seconds_total", time.Duration(s.SettleTime.Load()).Seconds())
 	out <- value("node_settled_total", float64(s.Settled.Load()))
 	out <- value("node_settle_refused_total", float64(s.Refused.Load()))
+	out <- value("node_settle_repeated_total", float64(s.Repeated.Load()))
 	out <- value("node_endings_unrecorded_total", float64(s.Unrecorded.Load()))
 	out <- value("node_leases_lost_total", float64(s.LeasesLost.Load()))
 	out <- value("node_threads", float64(n.task.Threads()))
 	out <- value("node_locks", float64(n.task.Held()))
+	for duty, count := range n.errors.Counts() {
+		out <- value("duty_errors_total", float64(count), duty)
+	}
 	n.observer.metrics.Pool(out, "claims", n.claims)
 	n.observer.metrics.Pool(out, "heartbeat", n.beats)
-	out <- value("node_settle_repeated_total", float64(s.Repeated.Load()))
 	if n.listener == nil {
 		return
 	}

@@ -1,5 +1,6 @@
 // Package duty has what the duties of the elected leader share: the loop of their passes and when it gives up, bounds
-// on the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock.
+// on the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock. Duties of
+// all programs have the count of the errors in their logs.
 package duty
 
 import (
@@ -23,7 +24,7 @@ type Loop struct {
 	Name   string
 	Pause  time.Duration // minimum after a failed pass
 	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
-	Log    *slog.Logger
+	Log    *slog.Logger  // of the duty, see Errors.Log
 	// Spaced passes take at most half of the time of a database that is slow: each pause is at least as long as the
 	// pass before it took. Pauses of at least Pause have a jitter of a fifth; shorter ones are exact.
 	Spaced bool
@@ -59,7 +60,7 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 			failingSince = time.Time{}
 		case failingSince.IsZero():
 			failingSince = start
-			l.Log.WarnContext(ctx, "pass of a duty failed; trying again", "duty", l.Name, "error", err)
+			l.Log.WarnContext(ctx, "pass of a duty failed; trying again", "error", err)
 		case time.Since(failingSince) > cmp.Or(l.GiveUp, 30*time.Second):
 			return fmt.Errorf("run duty %s: failing for %v: %w", l.Name, time.Since(failingSince).Round(time.Second),
 				err)

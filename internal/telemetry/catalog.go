@@ -37,6 +37,10 @@ func both(name, kind, help string, labels ...string) Metric {
 	return Metric{Leader | TaskNode, name, kind, help, labels}
 }
 
+func all(name, kind, help string, labels ...string) Metric {
+	return Metric{Leader | TaskNode | Gateway, name, kind, help, labels}
+}
+
 // Catalog lists every metric, the first to read on call first; docs/metrics.md is generated from it.
 func Catalog() []Metric { return append(slices.Clone(catalog), gatewayCatalog...) }
 
@@ -79,6 +83,9 @@ var catalog = []Metric{
 	both("db_connections", gauge, "connections of a pool of this process", "pool"),
 	both("db_connections_in_use", gauge, "connections of a pool that are in use", "pool"),
 	both("db_waits_total", counter, "times a caller had to wait for a connection of a pool", "pool"),
+
+	all("duty_errors_total", counter, "lines of level ERROR in the log of a duty, which goes on; of a leader in all "+
+		"of its terms", "duty"),
 
 	// The election.
 	leader("leader_elected", gauge, "1 if this process is the elected leader"),

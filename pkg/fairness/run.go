@@ -53,11 +53,11 @@ func (r *Ranker) Run(ctx context.Context) error {
 		}
 		start := time.Now()
 		if err := r.swap(ctx); err != nil && ctx.Err() == nil {
-			r.share.Log.Warn("share usage", "error", err)
+			r.share.Log.Error("share usage", "error", err)
 		}
 		if round%60 == 0 {
 			if _, err := r.share.db.Exec(ctx, forgetSQL, r.share.HalfLife.Seconds()); err != nil && ctx.Err() == nil {
-				r.share.Log.Warn("forget usage", "error", err)
+				r.share.Log.Error("forget usage", "error", err)
 			}
 		}
 		pause = max(shareEvery, min(20*time.Since(start), time.Minute))

@@ -106,7 +106,7 @@ func (b *UsageBook) Run(ctx context.Context) error {
 		case <-ticks.C:
 		}
 		if err := b.Fold(ctx); err != nil && ctx.Err() == nil {
-			b.log.Warn("fold use; trying again", "error", err)
+			b.log.Error("fold use; trying again", "error", err)
 		}
 	}
 }

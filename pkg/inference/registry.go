@@ -89,7 +89,7 @@ func (r *Registry) Run(ctx context.Context) error {
 	defer ticks.Stop()
 	for {
 		if err := r.Refresh(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("read inference registry", "error", err)
+			r.log.Error("read inference registry", "error", err)
 		}
 		select {
 		case <-ctx.Done():

@@ -92,7 +92,7 @@ func (u *UsageLog) Run(ctx context.Context) error {
 		case <-ticks.C:
 		}
 		if err := u.Fold(ctx); err != nil && ctx.Err() == nil {
-			u.log.Warn("fold usage; trying again", "error", err)
+			u.log.Error("fold usage; trying again", "error", err)
 		}
 	}
 }

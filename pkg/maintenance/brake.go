@@ -35,8 +35,8 @@ type Brake struct {
 	fence  Fence
 	latest func() Sampling
 	writes duty.Wait
-	// failing has the measurements of which an error was logged.
-	failing map[string]bool
+	// failing has when the error of a measurement was logged last.
+	failing map[string]time.Time
 
 	// Of the storage; see measure.
 	disk      question[float64]
@@ -58,7 +58,7 @@ func NewBrake(db postgres.DB, fence Fence, cfg Config, latest func() Sampling) *
 	return &Brake{
 		cfg: cfg.withDefaults(), db: db, fence: fence, latest: latest,
 		writes:    duty.Wait{First: duty.AnswerMax},
-		failing:   map[string]bool{},
+		failing:   map[string]time.Time{},
 		began:     time.Now(),
 		depths:    map[int32]queueDepth{},
 		notBefore: map[int32]time.Time{},

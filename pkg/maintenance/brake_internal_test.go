@@ -2,9 +2,13 @@ package maintenance
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 // A file system that hangs keeps the brake from no other measurement, and what it answers later counts.
@@ -28,6 +32,24 @@ func TestAFileSystemThatHangsHoldsUpNoOtherMeasurement(t *testing.T) {
 		synctest.Wait()
 		if m := b.measure(t.Context()); m.noDisk || m.disk != 0.97 || asked != 1 {
 			t.Errorf("%+v after the answer to question %d", m, asked)
+		}
+	})
+}
+
+// A measurement that goes on failing refuses no push: its errors go on as well, for the alert on them.
+func TestAMeasurementThatGoesOnFailingIsLoggedEachMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs duty.Errors
+		b := NewBrake(&frozen{}, nil, Config{
+			Log:   errs.Log("brake", slog.New(slog.DiscardHandler)),
+			Brake: BrakeConfig{Disk: func() (float64, error) { return 0, errors.New("no such device") }},
+		}, func() Sampling { return Sampling{} })
+		for range 10 * 30 {
+			b.measure(t.Context())
+			time.Sleep(2 * time.Second)
+		}
+		if n := errs.Counts()["brake"]; n != 10 {
+			t.Errorf("%d errors in ten minutes, want 10", n)
 		}
 	})
 }

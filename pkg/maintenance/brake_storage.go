@@ -97,15 +97,19 @@ func (q *question[T]) ask(ctx context.Context, read func() (T, error)) (none T, 
 	}
 }
 
-// report logs the first error of a measurement since it last succeeded.
+// reportEvery is how often a measurement that goes on failing is logged: no push is refused meanwhile, and an alert
+// goes by the errors in the log.
+const reportEvery = time.Minute
+
+// report logs an error of a measurement: the first since it last succeeded, and then one each minute.
 func (b *Brake) report(ctx context.Context, measurement string, err error) {
 	if err == nil {
 		delete(b.failing, measurement)
 		return
 	}
-	if !b.failing[measurement] && ctx.Err() == nil {
+	if time.Since(b.failing[measurement]) >= reportEvery && ctx.Err() == nil {
+		b.failing[measurement] = time.Now()
 		b.cfg.Log.ErrorContext(ctx, "cannot measure the room for pushes; those that it refuses stay refused",
 			"measurement", measurement, "error", err)
 	}
-	b.failing[measurement] = true
 }

@@ -113,7 +113,7 @@ func (a *applier) run(ctx context.Context) error {
 	var asked map[string]bool // models of the next round; nil for all
 	for {
 		if err := a.round(ctx, &calls, asked); err != nil && ctx.Err() == nil {
-			a.cfg.Log.WarnContext(ctx, "cannot read deployments", "error", err)
+			a.cfg.Log.ErrorContext(ctx, "cannot read deployments", "error", err)
 		}
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
 			expired = now

@@ -232,7 +232,8 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	if err != nil {
 		return err
 	}
-	inputs, err := s.inputs(ctx, models)
+	undecided := map[string]bool{}
+	inputs, err := s.inputs(ctx, models, undecided)
 	if err != nil {
 		return err
 	}
@@ -245,6 +246,7 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 		d, err := s.decide(in, deployments[in.Model])
 		if err != nil {
 			s.cfg.Log.ErrorContext(ctx, "cannot decide for a model", "model", in.Model, "error", err)
+			undecided[in.Model] = true
 			continue
 		}
 		if d != nil {
@@ -255,12 +257,12 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 	for _, d := range all {
 		s.past[d.in.Model] = d.past()
 	}
-	s.publish(models, all, idle)
+	s.publish(models, all, undecided, idle)
 	return s.store(ctx, all)
 }
 
-// inputs reads the inputs of models. Where the row of one cannot be read, each is read alone.
-func (s *Duty) inputs(ctx context.Context, models []string) ([]input, error) {
+// inputs reads the inputs of models. Where the row of one cannot be read, each is read alone, and it becomes undecided.
+func (s *Duty) inputs(ctx context.Context, models []string, undecided map[string]bool) ([]input, error) {
 	read := func(models []string) ([]input, error) {
 		return pgx.CollectRows(postgres.Query(ctx, s.db, inputSQL, models), pgx.RowToStructByName[input])
 	}
@@ -271,6 +273,7 @@ func (s *Duty) inputs(ctx context.Context, models []string) ([]input, error) {
 			one, failed := read([]string{model})
 			if ofData(failed) {
 				s.cfg.Log.ErrorContext(ctx, "cannot read the input of a model", "model", model, "error", failed)
+				undecided[model] = true
 				continue
 			}
 			all, err = append(all, one...), failed
@@ -412,8 +415,9 @@ func (d *modelDecision) noteFlaws() {
 	}
 }
 
-// publish keeps the figures of a pass for metrics, and which of its models sleep.
-func (s *Duty) publish(models []string, all []*modelDecision, idle []wanted) {
+// publish keeps the figures of a pass for metrics, and which of its models sleep. A model that could not be decided
+// keeps the figures of its last decision: alerts on them go on.
+func (s *Duty) publish(models []string, all []*modelDecision, undecided map[string]bool, idle []wanted) {
 	zero := map[string][]int32{}
 	for _, w := range idle {
 		zero[w.Model] = w.Queues
@@ -427,7 +431,9 @@ func (s *Duty) publish(models []string, all []*modelDecision, idle []wanted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, m := range models {
-		delete(s.models, m)
+		if !undecided[m] {
+			delete(s.models, m)
+		}
 	}
 	for _, d := range all {
 		s.models[d.in.Model] = ModelStatus{

@@ -477,9 +477,34 @@ func TestFiguresTellStartsInTimeFromStuckOnes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.publish([]string{"llama"}, []*modelDecision{v}, nil)
+	s.publish([]string{"llama"}, []*modelDecision{v}, nil, nil)
 	if m := s.Status().Models[0]; m.Started != 2 || m.Stuck != 1 || m.Waiting != 4 || m.Metric != 9 {
 		t.Errorf("%d starts in time, %d stuck, %d waiting of %g; want 2, 1, 4 of 9", m.Started, m.Stuck, m.Waiting, m.Metric)
+	}
+}
+
+// Alerts go by the figures: advice that nobody follows is no start that is missing, and a model that could not be decided
+// is not one without figures.
+func TestFiguresTellAdviceAndOutlastFailedDecisions(t *testing.T) {
+	s := New(nil, nil, Config{})
+	for mode, applied := range map[string]bool{"full": true, "advise": false} {
+		in := input{Model: "llama", At: time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC), Waiting: 3}
+		v, err := s.decide(in, []deploymentRow{{Name: "own", Model: "llama", Backend: "advise", Policy: []byte(`{"slots": 2}`), Mode: mode}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.publish([]string{"llama"}, []*modelDecision{v}, nil, nil)
+		if m := s.Status().Models[0]; m.Applied != applied || m.Desired == 0 {
+			t.Errorf("mode %s: applied %v, %d desired", mode, m.Applied, m.Desired)
+		}
+	}
+	s.publish([]string{"llama"}, nil, map[string]bool{"llama": true}, nil)
+	if len(s.Status().Models) != 1 {
+		t.Error("a model that could not be decided has no figures")
+	}
+	s.publish([]string{"llama"}, nil, nil, nil)
+	if len(s.Status().Models) != 0 {
+		t.Error("a model without a decision has figures")
 	}
 }
 

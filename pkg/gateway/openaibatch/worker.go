@@ -82,7 +82,7 @@ func (s *Batches) Run(ctx context.Context) error {
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
 			if err := s.sweep(ctx); err != nil && ctx.Err() == nil {
-				s.log.Warn("files and batches", "error", err)
+				s.log.Error("files and batches", "error", err)
 			}
 		}
 		clock := time.NewTimer(pause)
@@ -112,7 +112,7 @@ func (s *Batches) turn(ctx context.Context) bool {
 		return false
 	}
 	if err != nil {
-		s.log.Warn("take a batch", "error", err)
+		s.log.Error("take a batch", "error", err)
 		return false
 	}
 	err = s.work(ctx, id)
@@ -123,7 +123,7 @@ func (s *Batches) turn(ctx context.Context) bool {
 		_ = s.end(ctx, leaveSQL, id) // without it the batch is due in 5 s
 		return false
 	}
-	s.log.Warn("work on batch", "batch", id, "error", err)
+	s.log.Error("work on batch", "batch", id, "error", err)
 	return s.end(ctx, failedTurnSQL, id) == nil
 }
 

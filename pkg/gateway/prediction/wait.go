@@ -119,10 +119,10 @@ func passed(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// did logs the error of a duty, if there is one, and says whether there is.
-func (s *Predictions) did(ctx context.Context, duty string, err error) (failed bool) {
+// did logs the error of a step, if there is one, and says whether there is.
+func (s *Predictions) did(ctx context.Context, step string, err error) (failed bool) {
 	if err != nil && ctx.Err() == nil {
-		s.log.Warn("predictions", "duty", duty, "error", err)
+		s.log.Error("predictions", "step", step, "error", err)
 	}
 	return err != nil
 }
