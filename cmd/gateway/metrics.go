@@ -20,7 +20,8 @@ type observer struct {
 	metrics            telemetry.Metrics
 	models             telemetry.Bound
 	latency, took, own *prometheus.HistogramVec
-	requests           *prometheus.CounterVec
+	requests, answers  *prometheus.CounterVec
+	faults             *prometheus.CounterVec
 }
 
 func newObserver() *observer {
@@ -33,6 +34,8 @@ func newObserver() *observer {
 		own:      m.Histogram("gateway_own_seconds", .00002, .00004, .00006, .0001, .00025, .0005, .001, .005, .05),
 		requests: m.Counter("gateway_requests_total"),
 	}
+		answers:  m.Counter("gateway_api_requests_total"),
+		faults:   m.Counter("gateway_worker_faults_total"),
 }
 
 // Ended implements gateway.RequestObserver.
@@ -47,12 +50,21 @@ func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own t
 	o.own.WithLabelValues().Observe(max(own, 0).Seconds())
 	o.requests.WithLabelValues(model, strconv.Itoa(e.Status)).Inc()
 }
+	if e.Fault != "" {
+		o.faults.WithLabelValues(model, e.Fault).Inc()
+	}
+}
+
+// Answered implements gateway.RequestObserver.
+func (o *observer) Answered(route string, status int) {
+	o.answers.WithLabelValues(route, strconv.Itoa(status)).Inc()
 
 // registryOf holds all that /metrics shows; telemetry.Catalog explains it.
 func (s *server) registryOf() *prometheus.Registry {
 	o := s.observer
 	return telemetry.NewRegistry(
-		o.latency, o.took, o.own, o.requests, telemetry.Collector(s.poolMetrics), telemetry.Collector(s.leaseMetrics),
+		o.latency, o.took, o.own, o.requests, o.answers, o.faults,
+		telemetry.Collector(s.poolMetrics), telemetry.Collector(s.leaseMetrics),
 	)
 }
 

@@ -81,6 +81,8 @@ type Charge struct {
 type RequestObserver interface {
 	Ended(e RequestRecord, dropped Dropped, own time.Duration)
 }
+	// Answered tells of a request of a mounted route, such as "GET /v1/batches/{id}".
+	Answered(route string, status int)
 
 // Gateway serves online requests. It is an http.Handler; slots, models and tokens are set from outside.
 type Gateway struct {

@@ -12,7 +12,36 @@ import (
 // Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a
 // minute, however it is read, unless the handler sets a read deadline of its own; the rest of one that the handler has
 // not read when it answers is read for a second at most.
-func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) { g.mux.HandleFunc(pattern, handler) }
+// Each request is told to the observer.
+func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) {
+	g.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		answer := &answerWriter{w, http.StatusOK}
+		defer func() { // also where an answer breaks off, which is a panic
+			if o := g.config.Observer; o != nil {
+				if r.Context().Err() != nil {
+					answer.status = statusLeft
+				}
+				o.Answered(pattern, answer.status)
+			}
+		}()
+		handler(answer, r)
+	})
+}
+
+// answerWriter remembers the status of an answer.
+type answerWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+// WriteHeader implements http.ResponseWriter.
+func (a *answerWriter) WriteHeader(status int) {
+	a.status = status
+	a.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (a *answerWriter) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
