@@ -30,12 +30,13 @@ func newObserver() *observer {
 		metrics: m,
 		latency: m.Histogram("gateway_queue_latency_seconds", .0001, .001, .005, .01, .05, .1, .5, 1, 5,
 			10, 30, 60, 300),
-		took:     m.Histogram("gateway_request_seconds", .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 600),
+		took: m.Histogram("gateway_request_seconds", .001, .005, .01, .05, .1, .5, 1, 5, 10, 30, 60, 120, 300, 600,
+			1800),
 		own:      m.Histogram("gateway_own_seconds", .00002, .00004, .00006, .0001, .00025, .0005, .001, .005, .05),
 		requests: m.Counter("gateway_requests_total"),
-	}
 		answers:  m.Counter("gateway_api_requests_total"),
 		faults:   m.Counter("gateway_worker_faults_total"),
+	}
 }
 
 // Ended implements gateway.RequestObserver.
@@ -49,7 +50,6 @@ func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own t
 	}
 	o.own.WithLabelValues().Observe(max(own, 0).Seconds())
 	o.requests.WithLabelValues(model, strconv.Itoa(e.Status)).Inc()
-}
 	if e.Fault != "" {
 		o.faults.WithLabelValues(model, e.Fault).Inc()
 	}
@@ -58,6 +58,7 @@ func (o *observer) Ended(e gateway.RequestRecord, dropped gateway.Dropped, own t
 // Answered implements gateway.RequestObserver.
 func (o *observer) Answered(route string, status int) {
 	o.answers.WithLabelValues(route, strconv.Itoa(status)).Inc()
+}
 
 // registryOf holds all that /metrics shows; telemetry.Catalog explains it.
 func (s *server) registryOf() *prometheus.Registry {
@@ -119,6 +120,9 @@ func (s *server) leaseMetrics(out chan<- prometheus.Metric) {
 	out <- value("gateway_preemptions_total", float64(f.Preempted))
 	out <- value("gateway_degraded", telemetry.OneIf(f.Degraded))
 	out <- value("gateway_database_silent_seconds", f.Silent.Seconds())
+	for duty, n := range s.errors.Counts() {
+		out <- value("duty_errors_total", float64(n), duty)
+	}
 }
 
 // statusAnswer is what /status shows.
@@ -132,9 +136,6 @@ type statusAnswer struct {
 
 // debug is the handler of the address for operators.
 func (s *server) debug() http.Handler {
-	for duty, n := range s.errors.Counts() {
-		out <- value("duty_errors_total", float64(n), duty)
-	}
 	metrics := promhttp.HandlerFor(s.registryOf(), promhttp.HandlerOpts{})
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {

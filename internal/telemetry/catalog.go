@@ -151,8 +151,10 @@ var catalog = []Metric{
 	// Task nodes.
 	node("node_wait_seconds", histogram, "from the acceptance of an entry to its run, the time until it was due "+
 		"included", "queue"),
-	node("node_run_seconds", histogram, "time in the handler", "queue"),
-	node("node_run_errors_total", counter, "runs that returned an error, missing capacity included", "queue"),
+	node("node_run_seconds", histogram, "time in the handler; of entries that run together, each one's part",
+		"queue"),
+	node("node_run_errors_total", counter, "runs that returned an error, missing capacity included; snoozes "+
+		"are none", "queue"),
 	node("node_claim_seconds", histogram, "time for a claim, empty ones too"),
 	node("node_claimed_total", counter, "locks claimed", "queue"),
 	node("node_refusals_total", counter, "claims that were not tried or returned no entry, by the missing resource: "+
@@ -169,6 +171,8 @@ var catalog = []Metric{
 	node("node_settle_seconds_total", counter, "time in them"),
 	node("node_settled_total", counter, "endings recorded"),
 	node("node_settle_refused_total", counter, "endings refused because the lock was lost: another node has the entry"),
+	node("node_settle_repeated_total", counter, "endings that were recorded before, and sent again since the answer "+
+		"was lost"),
 	node("node_endings_unrecorded_total", counter,
 		"endings that could not be recorded and were left to recovery: their entries run again"),
 	node("node_leases_lost_total", counter, "times the node's lease ran out; it cancelled its runs"),
@@ -178,7 +182,5 @@ var catalog = []Metric{
 		"1 if hints arrive, as the last round trip showed; without, nodes find work by polling"),
 	node("hints_heard_total", counter, "hints that arrived"),
 	node("hints_reconnects_total", counter, "times the connection for hints was lost"),
-	node("node_settle_repeated_total", counter, "endings that were recorded before, and sent again since the answer "+
-		"was lost"),
 	node("hints_round_trip_seconds", gauge, "of the last round trip of a hint"),
 }

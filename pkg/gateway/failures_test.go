@@ -403,8 +403,8 @@ func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 	if err == nil {
 		t.Error("half an answer passes for a whole one")
 	}
-	if e := record(p); e.Status != http.StatusOK || e.Error == "" {
-		t.Errorf("half an answer: status %d, error %q", e.Status, e.Error)
+	if e := record(p); e.Status != http.StatusOK || e.Error == "" || e.Fault != "cut" {
+		t.Errorf("half an answer: status %d, error %q, fault %q", e.Status, e.Error, e.Fault)
 	}
 
 	p = startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
@@ -419,8 +419,20 @@ func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 	defer answer.Body.Close()
 	_, _ = answer.Body.Read(make([]byte, 1))
 	leave()
-	if e := record(p); e.Status != statusLeft || e.Error == "" {
-		t.Errorf("a client that left a stream: status %d, error %q", e.Status, e.Error)
+	if e := record(p); e.Status != statusLeft || e.Error == "" || e.Fault != "" {
+		t.Errorf("a client that left a stream: status %d, error %q, fault %q", e.Status, e.Error, e.Fault)
+	}
+
+	p = startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "CUDA error", http.StatusInternalServerError)
+	})
+	answer, err = http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", "r"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Body.Close()
+	if e := record(p); e.Status != http.StatusInternalServerError || e.Fault != "status" {
+		t.Errorf("a worker that answers 500: status %d, fault %q", e.Status, e.Fault)
 	}
 }
 

@@ -58,6 +58,17 @@ type call struct {
 	answer  window
 }
 
+// How workers fail. A client that went away, its deadline, and a worker without room are none of them.
+const (
+	faultUnreachable = "unreachable" // no connection, or it ended before the head of an answer
+	faultSilence     = "silence"     // no head of an answer, or no more of it, within the limit
+	faultStatus      = "status"      // 5xx, or an answer that says that the run goes on
+	faultCut         = "cut"         // the answer broke off
+)
+
+// Faults are the values of RequestRecord.Fault.
+func Faults() []string { return []string{faultUnreachable, faultSilence, faultStatus, faultCut} }
+
 // result is how an attempt ended.
 type result struct {
 	usage    Taken
@@ -65,6 +76,7 @@ type result struct {
 	again    bool // nothing can have run, and no byte went out: another instance may be tried
 	halved   bool // the client must not take what it got for a whole answer
 	status   int  // that the client got; 0: none
+	fault    string
 	err      error
 }
 
@@ -89,7 +101,7 @@ func (c *call) attempt(ctx context.Context) result {
 	defer c.limit.Stop()
 	upstream, err := c.upstream(ctx)
 	if err != nil {
-		return result{err: err, usage: Taken{Unused: true}}
+		return result{err: err, fault: faultUnreachable, usage: Taken{Unused: true}}
 	}
 	answer, err := c.gateway.transport.RoundTrip(upstream)
 	if err != nil {
@@ -108,7 +120,7 @@ func (c *call) attempt(ctx context.Context) result {
 	defer c.answer.close()
 	if c.goesOn(answer) {
 		// The slot is busy until the worker's count shows that the run has ended, or the time of a run is over.
-		return result{err: errGoesOn, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)}}
+		return result{err: errGoesOn, fault: faultStatus, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)}}
 	}
 	first, refused := c.judge(answer)
 	var r result
@@ -169,16 +181,24 @@ func (c *call) broken(ctx context.Context, err error, sent bool, took time.Durat
 	cause := context.Cause(ctx)
 	switch {
 	case cause != nil && !sent:
-		return result{err: cause, usage: Taken{Unused: true}}
+		return result{err: cause, fault: faultOf(cause), usage: Taken{Unused: true}}
 	case cause != nil:
-		return result{err: cause, usage: Taken{Failed: true, Took: took, Doubt: c.mayGoOn()}}
+		return result{err: cause, fault: faultOf(cause), usage: Taken{Failed: true, Took: took, Doubt: c.mayGoOn()}}
 	case !sent:
-		return result{err: err, again: c.mayRetry(), usage: Taken{Busy: true}}
+		return result{err: err, fault: faultUnreachable, again: c.mayRetry(), usage: Taken{Busy: true}}
 	}
 	return result{
-		err: err, again: c.idempotent() && c.mayRetry(),
+		err: err, fault: faultUnreachable, again: c.idempotent() && c.mayRetry(),
 		usage: Taken{Failed: true, Fault: true, Took: took, Doubt: c.mayGoOn()},
 	}
+}
+
+// faultOf is that of an exchange that was ended from this side, for a cause.
+func faultOf(cause error) string {
+	if errors.Is(cause, errFirstByte) || errors.Is(cause, errSilence) {
+		return faultSilence
+	}
+	return ""
 }
 
 // mayGoOn says whether the run of the call may go on once its connection is closed. Where slots are fixed the model
@@ -431,6 +451,9 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	about := status == http.StatusNotImplemented || status == http.StatusHTTPVersionNotSupported
 	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500 && !about
 	r.usage.Doubt = c.lost && c.mayGoOn()
+	if r.usage.Fault {
+		r.fault = faultStatus
+	}
 	if err == nil {
 		return r
 	}
@@ -442,6 +465,13 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
 		r.status = statusLeft
 		return r
+	}
+	switch cause := context.Cause(ctx); {
+	case r.fault != "":
+	case cause != nil:
+		r.fault = faultOf(cause)
+	default:
+		r.fault = faultCut
 	}
 	if p.events {
 		p.breakOff(r.err)

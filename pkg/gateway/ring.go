@@ -21,7 +21,8 @@ type RequestRecord struct {
 	In, Out  int64     `json:"-"`
 	Server   string    `json:"server"`
 	Error    string    `json:"error,omitempty"`
-	Trace    Trace     `json:"trace"` // of the last attempt
+	Fault    string    `json:"fault,omitempty"` // of the worker in the last attempt, see Faults; empty: none
+	Trace    Trace     `json:"trace"`           // of the last attempt
 }
 
 // keptErrorMax bounds the error of a request that is kept, in bytes: errors quote what clients send.

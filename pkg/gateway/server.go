@@ -392,6 +392,7 @@ func (s *serving) endCall(r result) {
 	}
 	s.route.pool.end(s.ticket, r.usage)
 	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut
+	s.entry.Fault = r.fault
 	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy && !r.usage.Unused {
 		charger.Charge(Charge{
 			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,

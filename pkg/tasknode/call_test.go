@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.opentelemetry.io/otel/codes"
@@ -20,9 +21,34 @@ import (
 type told struct {
 	noObserver
 	errs []error
+	ran  time.Duration
 }
 
-func (o *told) Ran(_ string, _, _ time.Duration, err error) { o.errs = append(o.errs, err) }
+func (o *told) Ran(_ string, _, ran time.Duration, err error) {
+	o.errs, o.ran = append(o.errs, err), o.ran+ran
+}
+
+// The time in the handler adds up to that in which threads were in it, and a snooze is no error.
+func TestEntriesThatRunTogetherShareTheTimeOfTheRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		observer := &told{}
+		n := New(Config{Observer: observer, Log: slog.New(slog.DiscardHandler)}, nil, nil)
+		n.runs = t.Context()
+		job := assigned(1, 2, 3, 4)
+		job.handler = batchFunc(func(context.Context, []*invalidation.Run) []invalidation.BatchAnswer {
+			time.Sleep(time.Second)
+			return []invalidation.BatchAnswer{{}, {Err: invalidation.Snooze(time.Minute)}, {Err: errors.New("no such address")}, {}}
+		})
+		n.jobs.add(job)
+		n.process(job)
+		if observer.ran != time.Second {
+			t.Errorf("a run of a second is observed as %v", observer.ran)
+		}
+		if e := observer.errs; len(e) != 4 || e[1] != nil || e[2] == nil {
+			t.Errorf("the observer was told %v", e)
+		}
+	})
+}
 
 // Metrics, traces and counters have the errors of entries that run together, as they have those of one that runs alone.
 func TestErrorsOfEntriesThatRunTogetherAreCounted(t *testing.T) {

@@ -147,9 +147,12 @@ func (n *Node) runBegun(
 		for i, r := range runs {
 			err := answers[i].Err
 			used += cost(&r.Entry, r.Charged(each).Seconds())
-			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, ran, err)
-			endings = append(endings,
-				invalidation.Judge(r, answers[i].Result, withCause(ctx, err), each, n.cfg.Random()))
+			ending := invalidation.Judge(r, answers[i].Result, withCause(ctx, err), each, n.cfg.Random())
+			if err != nil && ending.Verb() == "postpone" {
+				err = nil // a snooze: the handler looked, and it is not time yet
+			}
+			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, each, err)
+			endings = append(endings, ending)
 		}
 		n.jobs.ran(j, used)
 		return endings
