@@ -173,6 +173,10 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 		model := l.models.Label(m.Model)
 		sums.Add("scale_requests", m.Metric, model)
 		sums.Add("scale_waiting", float64(m.Waiting), model)
+		desired := "desired"
+		if !m.Applied {
+			desired = "advised" // no instance is missing
+		}
 		for what, n := range map[string]int{
 			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, desired: m.Desired, "ready": m.Ready,
 			"starting": m.Started, "stuck": m.Stuck,
@@ -188,10 +192,6 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Made), "made")
 	out <- l.metrics.Value("scale_on_demand_total", float64(s.Orders.Pruned), "removed")
 	out <- l.metrics.Value("scale_drained_total", float64(s.Orders.Drained))
-		desired := "desired"
-		if !m.Applied {
-			desired = "advised" // no instance is missing
-		}
 	out <- l.metrics.Value("scale_expired_total", float64(s.Orders.Expired))
 }
 
@@ -213,11 +213,13 @@ type requests struct {
 func newRequests(m telemetry.Metrics) *requests {
 	return &requests{
 		total:   m.Counter("http_requests_total"),
-		seconds: m.Histogram("http_request_seconds", .001, .0025, .005, .01, .025, .05, .1, .25, 1, 5, 10),
+		seconds: m.Histogram("http_request_seconds", .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30),
 	}
 }
 
 func (r *requests) observe(route string, status int, took time.Duration) {
 	r.total.WithLabelValues(route, strconv.Itoa(status)).Inc()
-	r.seconds.WithLabelValues(route).Observe(took.Seconds())
+	if took > 0 {
+		r.seconds.WithLabelValues(route).Observe(took.Seconds())
+	}
 }

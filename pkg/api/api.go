@@ -131,7 +131,11 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !strings.Contains(route, " ") {
 		route = "other"
 	}
-	a.cfg.Observe(route, recorder.status, time.Since(start))
+	took := time.Since(start)
+	if strings.Contains(r.URL.RawQuery, "wait=") || recorder.Header().Get("Content-Type") == "text/event-stream" {
+		took = 0
+	}
+	a.cfg.Observe(route, recorder.status, took)
 }
 
 var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no " +

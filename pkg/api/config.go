@@ -53,7 +53,7 @@ type Config struct {
 	// Hinter tells nodes of entries that were accepted. Nil: they find out by themselves.
 	Hinter *invalidation.Hinter
 	// Observe is told of each request: the route as in the table ("GET /v1/entries/{id}"), the status and the
-	// time it took. Nil for nobody.
+	// time it took; 0 for a wait or a stream of events, whose time is the client's choice. Nil for nobody.
 	Observe func(route string, status int, took time.Duration)
 	// OnError is called with the error behind each answer of status 500 to 599 and the context of its request. Nil for
 	// nobody.

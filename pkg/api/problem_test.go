@@ -51,6 +51,20 @@ func TestARequestWhoseClientHasGoneIsNoErrorOfTheServer(t *testing.T) {
 	}
 }
 
+// A wait lasts as long as its client wants: it says nothing of the time that the server takes.
+func TestTheTimeOfAWaitIsNotObserved(t *testing.T) {
+	times := map[bool]time.Duration{}
+	a := New(endless{}, Config{Open: true, Observe: func(_ string, _ int, took time.Duration) { times[len(times) > 0] = took }})
+	for _, path := range []string{"/v1/queues?wait=1s", "/v1/queues"} {
+		ctx, leave := context.WithTimeout(t.Context(), 10*time.Millisecond)
+		a.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(ctx, "GET", "http://localhost"+path, nil))
+		leave()
+	}
+	if len(times) != 2 || times[false] != 0 || times[true] == 0 {
+		t.Errorf("observed %v", times)
+	}
+}
+
 // failing is a database whose reads all end with one error.
 type failing struct {
 	postgres.DB
