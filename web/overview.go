@@ -101,7 +101,7 @@ func (d *Dashboard) overview(ctx context.Context, _ query) (any, error) {
 		v.GPU, v.Wasted = &hourly, gpu.Wasted/gpu.Seconds
 	}
 	// Samples miss failures before the first of them, the read those beyond its bound.
-	failed = max(failed, trends.total.failures())
+	failed = max(failed, trends.failures())
 	v.Failed = failed
 	if trends.gone > 0 {
 		share := min(1, float64(v.Failed)/float64(trends.gone))

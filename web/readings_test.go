@@ -111,3 +111,20 @@ func TestNothingIsCalledDoneBeforeTheFirstSample(t *testing.T) {
 		t.Errorf("203 entries left in a step that is not over, 3 of them failed: done %d, %q", after.Done.Count, after.DoneNote)
 	}
 }
+
+// An estimate that grows by itself is no failure, nor is a queue that comes with the next sample.
+func TestFailuresAreThoseThatWereCounted(t *testing.T) {
+	t.Parallel()
+	first := time.Unix(0, 0)
+	var points []operator.TrendPoint
+	add := func(queue string, step int, failed int64) {
+		points = append(points, operator.TrendPoint{Queue: queue, At: first.Add(time.Duration(step) * trendStep), Failed: failed})
+	}
+	add("deep", 0, 50_000)
+	add("deep", 2, 52_000) // an autoanalyze
+	add("late", 1, 400)
+	add("late", 3, 403)
+	if n := gather(points, first, trendStep).failures(); n != 3 {
+		t.Errorf("%d failures, want 3", n)
+	}
+}

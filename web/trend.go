@@ -115,6 +115,18 @@ func plus(a float64, b *float64) float64 {
 	return a + *b
 }
 
+// failures returns how many entries of all queues failed. A step may have the samples of some queues alone.
+func (t trends) failures() (n int64) {
+	for _, of := range t.of {
+		n += of.failures()
+	}
+	return n
+}
+
+// countedMax is up to how many failures of a queue a sample counts them, see penstock.count_queue. Beyond it has an
+// estimate, which may grow by itself.
+const countedMax = 10_000
+
 // failures returns how many entries failed. Failures that were retried or discarded meanwhile may
 // hide new ones.
 func (t trend) failures() int64 {
@@ -124,7 +136,7 @@ func (t trend) failures() int64 {
 		if failed < 0 {
 			continue
 		}
-		if before >= 0 {
+		if before >= 0 && failed <= countedMax {
 			n += max(0, failed-before)
 		}
 		before = failed
