@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -140,6 +141,9 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	d := Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 		Body: body, Key: key, Token: s.entry.Token,
+	}
+	if trace := s.r.Header.Get("Traceparent"); invalidation.ValidTraceParent(trace) {
+		d.Trace = trace
 	}
 	if !s.ticket.Deadline.IsZero() {
 		d.Within = max(time.Until(s.ticket.Deadline), time.Millisecond)

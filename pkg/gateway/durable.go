@@ -89,7 +89,7 @@ func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string,
 	if err != nil {
 		return "", "", err
 	}
-	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow}
+	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow, Trace: d.Trace}
 	if d.Key != "" {
 		entry.IdempotencyKey = "online:" + d.Token + ":" + d.Key
 	}

@@ -25,8 +25,9 @@ func TestPayloadNamesItsOperation(t *testing.T) {
 	}
 }
 
-// A deadline holds for the entry that a request becomes, by the clock of the database.
-func TestTheDeadlineOfARequestIsThatOfItsEntry(t *testing.T) {
+// A deadline holds for the entry that a request becomes, by the clock of the database. Its run is part of the trace of
+// the request.
+func TestDeadlineAndTraceOfARequestAreThoseOfItsEntry(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
 	queue := NewQueuePusher(QueuePusherConfig{
@@ -34,14 +35,19 @@ func TestTheDeadlineOfARequestIsThatOfItsEntry(t *testing.T) {
 	}, x.pool)
 	p := startPlant(t, func(c *Config, m *ModelState) { c.Push, m.Queue = queue, "m" }, workertest.Says(200, "{}"))
 	for deadline, want := range map[string]bool{"60000": true, "": false} {
-		headers := []string{"Prefer", "respond-async"}
+		const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+		headers := []string{"Prefer", "respond-async", "Traceparent", parent}
 		if deadline != "" {
 			headers = append(headers, "X-Penstock-Deadline-Ms", deadline)
 		}
 		a := p.post(chat, `{"model":"m","messages":[]}`, headers...)
 		var left *float64
+		var trace *string
 		err := x.pool.QueryRow(t.Context(), `
-SELECT extract(epoch FROM finish_by - clock_timestamp())::float8 FROM penstock.entry_m ORDER BY id DESC LIMIT 1`).Scan(&left)
+SELECT extract(epoch FROM finish_by - clock_timestamp())::float8, trace FROM penstock.entry_m ORDER BY id DESC LIMIT 1`).Scan(&left, &trace)
+		if trace == nil || *trace != parent {
+			t.Errorf("the entry has trace %v", trace)
+		}
 		if a.StatusCode != http.StatusAccepted || err != nil {
 			t.Fatalf("got %d %s: %v", a.StatusCode, a.body, err)
 		}

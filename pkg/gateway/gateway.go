@@ -55,6 +55,7 @@ type Durable struct {
 	Within             time.Duration // in which its answer is of use; 0: there is no such bound
 	Key                string        // idempotency key of the client, unique to its token; empty: none
 	Token              string        // name of the token
+	Trace              string        // traceparent; empty: none
 }
 
 // Charger books the measured use of calls, and the demand that found no slot.
@@ -80,9 +81,9 @@ type Charge struct {
 // RequestObserver is told of every request that ended.
 type RequestObserver interface {
 	Ended(e RequestRecord, dropped Dropped, own time.Duration)
-}
 	// Answered tells of a request of a mounted route, such as "GET /v1/batches/{id}".
 	Answered(route string, status int)
+}
 
 // Gateway serves online requests. It is an http.Handler; slots, models and tokens are set from outside.
 type Gateway struct {
