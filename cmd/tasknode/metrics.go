@@ -33,8 +33,8 @@ func newObserver() *observer {
 	m := telemetry.NewMetrics()
 	o := &observer{
 		metrics: m,
-		wait: m.Histogram("node_wait_seconds", .001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600,
-			1800, 3600, 14400, 86400),
+		wait: m.Histogram("node_wait_seconds", .001, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 120, 300,
+			600, 1800, 3600, 14400, 86400),
 		run:      m.Histogram("node_run_seconds", .001, .01, .1, .5, 1, 5, 30, 120, 600, 3600, 14400, 86400),
 		claim:    m.Histogram("node_claim_seconds", .0005, .001, .0025, .005, .01, .025, .1, .5, 2),
 		errors:   m.Counter("node_run_errors_total"),

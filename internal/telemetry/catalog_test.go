@@ -46,8 +46,10 @@ func TestPageOfMetricsIsTheCatalog(t *testing.T) {
 func table() string {
 	var b strings.Builder
 	b.WriteString("| metric | labels | of | kind | meaning |\n|---|---|---|---|---|\n")
-	of := map[int]string{telemetry.Leader: "leader", telemetry.TaskNode: "node", telemetry.Leader | telemetry.TaskNode: "both", telemetry.Gateway: "gateway",
-		telemetry.Leader | telemetry.TaskNode | telemetry.Gateway: "all"}
+	of := map[int]string{
+		telemetry.Leader: "leader", telemetry.TaskNode: "node", telemetry.Leader | telemetry.TaskNode: "both", telemetry.Gateway: "gateway",
+		telemetry.Leader | telemetry.TaskNode | telemetry.Gateway: "all",
+	}
 	for _, m := range telemetry.Catalog() {
 		fmt.Fprintf(&b, "| `%s%s` | %s | %s | %s | %s |\n", telemetry.Prefix, m.Name, strings.Join(m.Labels, ", "), of[m.From], m.Kind, m.Help)
 	}

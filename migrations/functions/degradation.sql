@@ -142,9 +142,9 @@ END $$;
 
 -- degraded_queues lists the queues without progress: nodes serve them, entries wait, none has left
 -- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail is the reasons of
--- the entry at the head. Queues whose head waits for what is intended, or passes by itself (head_reasons), are left out.
--- Samples are further apart the longer one takes (pkg/maintenance). The newest is old, and there is no leader, once
--- three times the distance of the two that are compared has passed.
+-- the entry at the head. Queues whose head waits for what is intended, or passes by itself (head_reasons), are left
+-- out. Samples are further apart the longer one takes (pkg/maintenance). The newest is old, and there is no leader,
+-- once three times the distance of the two that are compared has passed.
 -- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)

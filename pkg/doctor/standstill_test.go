@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -100,6 +99,6 @@ func TestAQueueThatIsSampledSeldomIsSeenToStandStill(t *testing.T) {
 	exec(t, s.pool, `UPDATE penstock.sample SET at = at - interval '110 seconds' WHERE at = (SELECT min(at) FROM penstock.sample)`)
 	exec(t, s.pool, move, "2 minutes")
 	want(t, find(t, s.pool, "standstills", Config{}), Critical, "none has left it for 1 m")
-	exec(t, s.pool, move, 6*time.Minute) // the leader is gone
+	exec(t, s.pool, move, "6 minutes") // the leader is gone
 	want(t, find(t, s.pool, "standstills", Config{}), Fine)
 }

@@ -120,7 +120,9 @@ func (c *call) attempt(ctx context.Context) result {
 	defer c.answer.close()
 	if c.goesOn(answer) {
 		// The slot is busy until the worker's count shows that the run has ended, or the time of a run is over.
-		return result{err: errGoesOn, fault: faultStatus, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)}}
+		return result{
+			err: errGoesOn, fault: faultStatus, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)},
+		}
 	}
 	first, refused := c.judge(answer)
 	var r result

@@ -65,8 +65,8 @@ type Observer interface {
 	// Refused tells that nothing was claimed from a queue, since the node had no free processing thread ("threads"), or
 	// the queue's max_concurrent_per_node is reached ("queue_limit"). Gates know their own refusals.
 	Refused(queue, reason string)
-	// Ran tells of the run of an entry: how long it had waited since it was accepted, how long it ran, which is its part
-	// of a run of several entries, and with what error. A snooze is none.
+	// Ran tells of the run of an entry: how long it had waited since it was accepted, how long it ran, which is its
+	// part of a run of several entries, and with what error. A snooze is none.
 	Ran(queue string, waited, ran time.Duration, err error)
 }
 
