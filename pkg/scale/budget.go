@@ -24,9 +24,14 @@ func limitByBudget(all []*modelDecision, byModel map[string][]deploymentRow) {
 	}
 	left := affordable(all[0].in.Budget, wanted, deployments, all[0].in.At)
 	for _, d := range all {
+		for d.waitsForRoom(left) && d.yield(wanted) {
+			left = affordable(all[0].in.Budget, wanted, deployments, all[0].in.At)
+		}
+	}
+	for _, d := range all {
 		cut := 0
 		for name, n := range d.parts {
-			cut += n - left[name]
+			cut += n - d.kept[name] - left[name] // what is kept is no part of the number of the model
 			d.parts[name] = left[name]
 		}
 		if cut <= 0 {
@@ -39,6 +44,32 @@ func limitByBudget(all []*modelDecision, byModel map[string][]deploymentRow) {
 		d.Limited, d.next.Desired = d.Desired, d.Desired
 		d.next.Changes = withoutGrowth(d.next.Changes, d.in.At, cut)
 	}
+}
+
+// waitsForRoom says whether instances are kept until others are ready, and the budget has room for none of these others.
+func (d *modelDecision) waitsForRoom(left map[string]int) bool {
+	waits := false
+	for _, s := range d.deployments {
+		if left[s.Name] > s.Ready {
+			return false
+		}
+		waits = waits || d.parts[s.Name] > s.Ready
+	}
+	return waits
+}
+
+// yield takes one instance that is kept from what is wanted, of the deployment that is filled last. It says whether there
+// was one.
+func (d *modelDecision) yield(wanted map[string]int) bool {
+	for _, s := range slices.Backward(d.deployments) {
+		if d.kept[s.Name] > 0 {
+			d.kept[s.Name]--
+			d.parts[s.Name]--
+			wanted[s.Name]--
+			return true
+		}
+	}
+	return false
 }
 
 // withoutGrowth takes what a limit behind Decide left out from the last change.

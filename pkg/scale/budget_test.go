@@ -55,6 +55,33 @@ func TestTheBudgetKeepsWhatIsAskedFor(t *testing.T) {
 	}
 }
 
+// Where the budget has no room for both, instances are given up one by one for those that take their place, each when the
+// one before is ready.
+func TestInstancesAreReplacedOneByOneUnderABudget(t *testing.T) {
+	own := deploymentRow{Name: "own", Model: "m", Cost: 1, FillOrder: 1, Mode: string(Full), Backend: backendWebhook, Desired: 10, Ready: 10}
+	spot := deploymentRow{Name: "spot", Model: "m", Cost: 1, Mode: string(Full), Backend: backendWebhook}
+	least := 10
+	for round := range 30 {
+		rows := []deploymentRow{spot, own}
+		for i := range rows {
+			rows[i].policy.Mode = Full
+		}
+		d := &modelDecision{in: input{Model: "m", Budget: 10, At: noon}, deployments: rows}
+		d.Desired, d.Apply = 10, true
+		d.parts, d.kept = shares(d.Desired, 0, rows, noon)
+		limitByBudget([]*modelDecision{d}, map[string][]deploymentRow{"m": rows})
+		if sum := d.parts["own"] + d.parts["spot"]; sum != 10 || d.Desired != 10 || len(d.Notes) > 0 {
+			t.Fatalf("round %d: %v, %d desired, %v", round, d.parts, d.Desired, d.Notes)
+		}
+		spot.Ready, own.Ready = spot.Desired, d.parts["own"] // what was started in the round before is ready
+		spot.Desired, own.Desired = d.parts["spot"], d.parts["own"]
+		least = min(least, spot.Ready+own.Ready)
+	}
+	if spot.Ready != 10 || own.Desired != 0 || least < 9 {
+		t.Errorf("%d are ready, %d of the other are left, %d served at least", spot.Ready, own.Desired, least)
+	}
+}
+
 // greedyFit is what fit is defined by: one instance after another, from the first of the demands that want most.
 func greedyFit(budget float64, demands []demand) map[string]int {
 	result, cost := map[string]int{}, 0.0

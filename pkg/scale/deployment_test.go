@@ -92,7 +92,9 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 	failed, soon, past := noon.Add(-time.Minute), noon.Add(time.Second), noon.Add(-time.Second)
 	spot := deploymentRow{Name: "spot", Mode: "full", Backend: backendLocal, Failures: blockedAfter, FailedAt: &failed, SeenAt: &noon, Registered: 1, Ready: 1}
-	external := deploymentRow{Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook}
+	external := deploymentRow{
+		Name: "external", FillOrder: 1, Mode: "full", Backend: backendWebhook, Desired: 2, Registered: 2, Ready: 2,
+	}
 	for _, c := range []struct {
 		name           string
 		change         func(*deploymentRow)
@@ -111,13 +113,59 @@ func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Hour)}
 		}, 1, 3},
 		{"it has no room", func(s *deploymentRow) { s.Failures, s.NoRoomAt, s.RetryAt = 0, &failed, &soon }, 1, 3},
-		{"it is ready", func(s *deploymentRow) { s.Failures, s.Ready, s.Registered = 0, 2, 2 }, 4, 0},
+		{"it is ready", func(s *deploymentRow) { s.Failures, s.Ready, s.Registered = 0, 2, 2 }, 4, 2},
+		{"all are ready", func(s *deploymentRow) { s.Failures, s.Ready, s.Registered = 0, 4, 4 }, 4, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := spot
 			c.change(&s)
 			if got := divideAmong(4, 0, []deploymentRow{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
 				t.Errorf("got %v, want %d and %d", got, c.spot, c.external)
+			}
+		})
+	}
+}
+
+// A deployment that was made cheaper takes the place of another one as its instances become ready, and no sooner.
+func TestADeploymentGivesUpNoReadyInstanceForOneThatIsNotReady(t *testing.T) {
+	own := deploymentRow{Name: "own", Cost: 1, Mode: "full", Backend: backendWebhook, Desired: 10, Ready: 10}
+	spot := deploymentRow{Name: "spot", Cost: 0.3, Mode: "full", Backend: backendWebhook}
+	dear := deploymentRow{Name: "dear", Cost: 2, Mode: "full", Backend: backendWebhook, Desired: 3, Ready: 3}
+	manual := deploymentRow{Name: "manual", Cost: 3, Mode: "manual", Backend: backendWebhook, Desired: 4, Ready: 4}
+	with := func(s deploymentRow, change func(*deploymentRow)) deploymentRow { change(&s); return s }
+	for name, c := range map[string]struct {
+		n           int
+		deployments []deploymentRow
+		want        map[string]int
+	}{
+		"none is ready": {10, []deploymentRow{spot, own}, map[string]int{"spot": 10, "own": 10}},
+		"four are ready": {10, []deploymentRow{
+			with(spot, func(s *deploymentRow) { s.Desired, s.Ready = 10, 4 }), own,
+		}, map[string]int{"spot": 10, "own": 6}},
+		"all are ready": {10, []deploymentRow{
+			with(spot, func(s *deploymentRow) { s.Desired, s.Ready = 10, 10 }), own,
+		}, map[string]int{"spot": 10, "own": 0}},
+		"fewer are wanted":  {6, []deploymentRow{spot, own}, map[string]int{"spot": 6, "own": 6}},
+		"the dearest first": {10, []deploymentRow{spot, own, dear}, map[string]int{"spot": 10, "own": 10, "dear": 0}},
+		"one that does not change serves, too": {
+			10, []deploymentRow{spot, own, manual}, map[string]int{"spot": 6, "own": 6, "manual": 4},
+		},
+		"one that drains does not come back": {
+			10, []deploymentRow{spot, with(own, func(s *deploymentRow) { s.Desired = 2 })}, map[string]int{"spot": 10, "own": 2},
+		},
+		"not above the maximum": {
+			10, []deploymentRow{spot, with(own, func(s *deploymentRow) { s.policy.Max = 3 })}, map[string]int{"spot": 10, "own": 3},
+		},
+		"its devices are those of the other": {10, []deploymentRow{
+			with(spot, func(s *deploymentRow) { s.Error = "all devices are in use: " + ErrNoRoom.Error() }), own,
+		}, map[string]int{"spot": 10, "own": 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for i := range c.deployments {
+				c.deployments[i].policy.Mode = Mode(c.deployments[i].Mode)
+			}
+			if got := divideAmong(c.n, 0, c.deployments, noon); !maps.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package scale
 import (
 	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -15,6 +16,8 @@ type portion struct {
 	Min, Max int
 	Mode     Mode
 	Current  int
+	Ready    int  // instances that take requests
+	Yields   bool // one that is filled before it has no room but that of its instances
 	Blocked  bool // starts fail, or there is no room for them: no more than Kept, and Tries
 	Kept     int  // instances of a blocked deployment that are ready, were ready, or are about to be
 	Tries    int  // starts by which a blocked deployment finds out whether they succeed again
@@ -26,10 +29,7 @@ type portion struct {
 // Absent. One that is blocked keeps the instances that it has, and the next one is asked for the rest. Its tries come
 // in addition to n: until one of them is ready, no other deployment gives up an instance for them.
 func divide(n int, parts []portion) map[string]int {
-	ordered := slices.Clone(parts)
-	slices.SortStableFunc(ordered, func(a, b portion) int {
-		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name))
-	})
+	ordered := inOrder(parts)
 	result := make(map[string]int, len(parts))
 	for _, p := range ordered {
 		result[p.Name] = p.least()
@@ -44,6 +44,37 @@ func divide(n int, parts []portion) map[string]int {
 		}
 	}
 	return result
+}
+
+// inOrder are the parts in the order in which they are filled.
+func inOrder(parts []portion) []portion {
+	ordered := slices.Clone(parts)
+	slices.SortStableFunc(ordered, func(a, b portion) int {
+		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name))
+	})
+	return ordered
+}
+
+// keepServing adds to the numbers of divide the ready instances that are given up for those of a deployment that is
+// filled before theirs, as long as these are not ready: n ready instances of a model stay n. It returns how many each
+// deployment keeps so. None is kept beyond the number that the deployment has now.
+func keepServing(n int, parts []portion, numbers map[string]int) (kept map[string]int) {
+	ordered := inOrder(parts)
+	left := n // ready instances that are wanted beside those that stay in any case
+	for _, p := range ordered {
+		left -= min(p.Ready, p.least())
+	}
+	kept = map[string]int{}
+	for _, p := range ordered {
+		firm := min(p.Ready, p.least())
+		serving := min(p.Ready, p.Current, p.most(), firm+max(left, 0))
+		if more := serving - numbers[p.Name]; more > 0 && !p.Yields {
+			kept[p.Name] = more
+			numbers[p.Name] += more
+		}
+		left -= max(0, min(p.Ready, numbers[p.Name])-firm)
+	}
+	return kept
 }
 
 func (p portion) least() int {
@@ -76,15 +107,21 @@ func (p portion) most() int {
 // as a part of it wherever the leader drives a backend. A deployment whose backend does not report keeps its
 // number, and the others make up for those of its instances that are absent.
 func divideAmong(n, unmanaged int, deployments []deploymentRow, now time.Time) map[string]int {
+	numbers, _ := shares(n, unmanaged, deployments, now)
+	return numbers
+}
+
+// shares are the numbers of divideAmong, and how many of each deployment are in them only until others are ready.
+func shares(n, unmanaged int, deployments []deploymentRow, now time.Time) (numbers, kept map[string]int) {
 	if len(deployments) == 1 && !deployments[0].managed() {
-		return map[string]int{deployments[0].Name: n}
+		return map[string]int{deployments[0].Name: n}, nil
 	}
 	parts := make([]portion, 0, len(deployments))
-	for _, s := range deployments {
+	for i, s := range deployments {
 		p := s.policy.WithDefaults()
 		part := portion{
 			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: s.capped(p.Min), Max: s.capped(p.Max), Mode: p.Mode,
-			Current: s.Desired,
+			Current: s.Desired, Ready: s.Ready, Yields: s.yields(deployments[:i]),
 		}
 		switch {
 		case len(deployments) == 1: // its mode and override are in n already
@@ -103,7 +140,15 @@ func divideAmong(n, unmanaged int, deployments []deploymentRow, now time.Time) m
 		}
 		parts = append(parts, s.limited(part, now))
 	}
-	return divide(n-unmanaged, parts)
+	numbers = divide(n-unmanaged, parts)
+	return numbers, keepServing(n-unmanaged, parts, numbers)
+}
+
+// yields says whether the last order of a deployment that is filled before this one found no room in the same backend.
+func (s deploymentRow) yields(before []deploymentRow) bool {
+	return slices.ContainsFunc(before, func(other deploymentRow) bool {
+		return other.Backend == s.Backend && strings.Contains(other.Error, ErrNoRoom.Error())
+	})
 }
 
 // limited is the part of a deployment whose starts fail, are stuck, or have no room. One whose starts fail or are stuck

@@ -342,6 +342,7 @@ type modelDecision struct {
 	read        past // with the counters up to which requests are counted
 	used        used
 	parts       map[string]int // instances of each deployment
+	kept        map[string]int // of these, those that stay only until others are ready
 	starts      int            // under way and not stuck
 	stuck       int
 }
@@ -397,7 +398,7 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 			}
 		}
 		unmanaged := in.unmanaged(stuckAfterOf(policy, in.ColdStartP95))
-		d.parts = divideAmong(d.Desired, unmanaged, deployments, in.At)
+		d.parts, d.kept = shares(d.Desired, unmanaged, deployments, in.At)
 	}
 	s.minuteOf(in.Model, in.At).add(d, o)
 	return d, nil
