@@ -74,7 +74,8 @@ func (d *Dashboard) modelPages() {
 	})
 	d.verb(verb{
 		name: "remove_instance", title: "Remove instance", role: administrator, destroys: true, objects: instance,
-		effect:  "Deletes the instance. It is refused while slots of it are held: drain it first, and wait.",
+		effect: "Deletes the instance; one of a deployment drains until its backend has removed it. " +
+			"It is refused while slots of it are held: drain it first, and wait.",
 		preview: d.instancePreview,
 		do: func(ctx context.Context, in form, by invalidation.By) (string, error) {
 			err := d.change.RemoveInstance(ctx, in.Get("model"), in.Get("server"), false, by)

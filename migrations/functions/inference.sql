@@ -244,7 +244,9 @@ BEGIN
 END $$;
 
 -- remove_instance deletes an instance. It refuses while slots of it are held, unless forced: calls
--- that still run there are then counted nowhere.
+-- that still run there are then counted nowhere. An instance of a deployment whose backend was asked for its instances within
+-- the last minute drains instead, until the backend has removed it: without its row it would be registered anew. drain_by is
+-- 'removed' then, and the autoscaler has it removed whether it is replaced or not.
 -- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of inference_version.
 -- Callers: expire_instances; pkg/operator, pkg/scale; psql.
 -- SQLSTATE: PS008 no such instance, PS006 slots of it are held.
@@ -262,7 +264,16 @@ BEGIN
             USING ERRCODE = 'PS006', HINT = 'Drain it first and wait, or remove with force => true.';
     END IF;
     DELETE FROM penstock.slot s WHERE s.instance_id = instance;
-    DELETE FROM penstock.instance i WHERE i.id = instance;
+    UPDATE penstock.instance i
+       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = 'removed',
+           drain_reason = coalesce(remove_instance.reason, '')
+      FROM penstock.deployment d JOIN penstock.deployment_state s ON s.name = d.name
+     WHERE i.id = instance AND remove_instance.actor IS DISTINCT FROM 'autoscaler'
+       AND d.name = i.deployment AND d.model = i.model AND d.backend IN ('local', 'kubernetes', 'webhook')
+       AND s.seen_at > clock_timestamp() - interval '1 minute';
+    IF NOT FOUND THEN
+        DELETE FROM penstock.instance i WHERE i.id = instance;
+    END IF;
     PERFORM penstock.audit_log(remove_instance.actor, 'remove_instance',
             remove_instance.model || '/' || remove_instance.server, remove_instance.reason,
             jsonb_build_object('force', force, 'held', held));

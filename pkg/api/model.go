@@ -96,8 +96,9 @@ func (a *API) instanceRoutes() {
 		return a.operator.DrainInstance(ctx, in.Model, in.Server, in.Body.by(ctx))
 	})
 	change(a, route{
-		method: "DELETE", path: instance, id: "remove-instance", summary: "Remove an instance",
-		scope: admin, of: ofModel,
+		method: "DELETE", path: instance, id: "remove-instance",
+		summary: "Remove an instance: one of a deployment drains until its backend has removed it",
+		scope:   admin, of: ofModel,
 	}, func(ctx context.Context, in *struct {
 		InServer
 		Why

@@ -104,7 +104,8 @@ func (d *Database) DrainInstance(ctx context.Context, model, server string, by i
 		`SELECT penstock.drain_instance($3, $4, $1, $2)`, by, model, server)
 }
 
-// RemoveInstance deletes an instance. It refuses while slots of it are held, unless forced.
+// RemoveInstance deletes an instance. It refuses while slots of it are held, unless forced. One of a deployment drains
+// until its backend has removed it.
 func (d *Database) RemoveInstance(ctx context.Context, model, server string, force bool, by invalidation.By) error {
 	return d.change(ctx, fmt.Sprintf("remove instance %s of model %q", server, model),
 		`SELECT penstock.remove_instance($3, $4, $5, $1, $2)`, by, model, server, force)

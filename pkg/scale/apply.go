@@ -284,6 +284,8 @@ func (a *applier) end(name string) bool {
 const registeredSQL = `
 SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
+       coalesce(n.drain_by = 'removed', false) AS removed, coalesce(n.drain_by = 'expired', false) AS expired,
+       n.draining_at,
        coalesce(n.quarantined_until > clock_timestamp(), false) AS quarantined,
        penstock.unhealthy(n) AS unhealthy,
        (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id

@@ -782,6 +782,60 @@ func (h *hooked) last() Order {
 	return h.orders[len(h.orders)-1]
 }
 
+// An instance that an operator drains or removes, or whose device a node lost, is replaced, and goes at its backend. It does not
+// come back, and none is left where none is wanted.
+func TestAnInstanceThatSomethingElseDrainsGoes(t *testing.T) {
+	for name, sql := range map[string]string{
+		"drained":  `SELECT penstock.drain_instance('llama', 'gpu-1', 'a bad card', 'anna')`,
+		"recycled": `SELECT penstock.recycle_instance((SELECT id FROM penstock.instance WHERE server = 'gpu-1'))`,
+		"removed":  `SELECT penstock.remove_instance('llama', 'gpu-1', false, 'a bad card', 'anna')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			db, c := driven(t), &cluster{}
+			w := newTerm(t, db, c)
+			rounds := func() {
+				for range 4 {
+					w.round()
+					do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+				}
+			}
+			w.round()
+			override(t, db, 2)
+			rounds()
+			do(t, db, sql)
+			rounds()
+			if got := c.names(); !slices.Equal(got, []string{"gpu-2", "gpu-3"}) {
+				t.Errorf("%v exist, want the second one and a third in the place of the first", got)
+			}
+			if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE draining_at IS NULL`); n != 2 {
+				t.Errorf("%d are registered and serve", n)
+			}
+			do(t, db, `SELECT penstock.drain_instance('llama', server, 'clean up', 'anna') FROM penstock.instance`)
+			override(t, db, 0)
+			rounds()
+			if got := c.names(); len(got) != 0 {
+				t.Errorf("none is wanted, and %v exist", got)
+			}
+		})
+	}
+}
+
+// The row of an instance goes at once where no backend would remove it: no leader drives it, or nothing of ours started it.
+func TestAnInstanceThatNoBackendHasIsRemovedAtOnce(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	override(t, db, 1)
+	w.round()
+	w.round()
+	do(t, db, `SELECT penstock.register_instance('llama', 'by-hand', 'http://by-hand', 1)`)
+	do(t, db, `UPDATE penstock.deployment_state SET seen_at = now() - interval '2 minutes'`)
+	do(t, db, `SELECT penstock.remove_instance('llama', server, false, 'test', 'anna') FROM penstock.instance`)
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.instance`); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+}
+
 func TestTheAutoscalerLeavesADrainOfAnOperatorAsItIs(t *testing.T) {
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://gpu-1', 2)`)

@@ -18,6 +18,9 @@ type registration struct {
 	EverReady    bool
 	Draining     bool
 	DrainedByUs  bool
+	Removed      bool       // an operator removes it
+	Expired      bool       // its time to live has ended, which ends its drain or its row
+	DrainingAt   *time.Time // since when it drains
 	Quarantined  bool
 	Unhealthy    bool
 	Held         int // slots
@@ -119,7 +122,8 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		}
 		m.exists, m.began = true, f.Began
 		m.ending, m.failed = f.State == InstanceEnding, f.State == InstanceFailed
-		m.succeeded = m.Draining && m.DrainedByUs && f.Began.Sub(m.CreatedAt) > time.Second
+		m.succeeded = m.Draining && (m.DrainedByUs || slices.Contains(p.s.Removing, m.Server)) &&
+			f.Began.Sub(m.CreatedAt) > time.Second
 		if f.TemplateHash != "" {
 			m.TemplateHash = f.TemplateHash
 		}
@@ -267,9 +271,10 @@ func (p *planner) isRegistered(m *member) bool {
 // removed.
 func (p *planner) reduce() {
 	p.undrain()
+	replaced := p.isServed()
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool {
 		stuck := p.isStuck(m)
-		drained := m.Draining && m.DrainedByUs
+		drained := p.mayLeave(m, replaced)
 		gone := m.Held == 0 && (m.failed || drained || stuck && !p.isRegistered(m))
 		switch {
 		case gone:
@@ -292,6 +297,29 @@ func (p *planner) reduce() {
 		return
 	}
 	p.drop(active, excess)
+}
+
+// isServed says whether as many members are ready as are desired, or whether there is no room for others.
+func (p *planner) isServed() bool {
+	ready := 0
+	for _, m := range p.active() {
+		if m.Ready {
+			ready++
+		}
+	}
+	return ready >= p.s.Desired || p.s.noRoom(p.now)
+}
+
+// mayLeave says whether a member drains that is not to serve again. What something else drains, as an operator or a node
+// whose call lost the device of it, may be mended until others serve in its place, but no longer than a start may take.
+func (p *planner) mayLeave(m *member, replaced bool) bool {
+	switch {
+	case !m.Draining || m.Expired:
+		return false
+	case m.DrainedByUs || m.Removed || replaced:
+		return true
+	}
+	return m.DrainingAt != nil && p.now.Sub(*m.DrainingAt) > time.Duration(p.policy.StuckMin)
 }
 
 // undrain ends drains as long as instances are missing: one that drains, or has drained, needs no cold start. It leaves

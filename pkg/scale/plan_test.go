@@ -63,6 +63,8 @@ func TestPlan(t *testing.T) {
 	disabled.Mode, undecided.DecidedAt, anywhere.Off = "disabled", nil, true
 	named := decided(2, 2)
 	named.Removing = []string{"b"}
+	namedA := decided(2, 2)
+	namedA.Removing = []string{"a"}
 	sick, alsoSick, hanging := ready(1, 1), ready(2, 0), decided(2, 2)
 	sick.Ready, sick.Unhealthy, alsoSick.Ready, alsoSick.Unhealthy = false, true, false, true
 	hanging.Unhealthy = map[string]time.Time{"a": began(time.Hour), "b": began(time.Hour)}
@@ -87,6 +89,12 @@ func TestPlan(t *testing.T) {
 	successor[0].Began, successor[0].Endpoint = began(time.Minute), "http://b"
 	ending := in(ready(1, 0))
 	ending[0].State = InstanceEnding
+	byAnna := drains(ready(2, 0))
+	byAnna.DrainedByUs, byAnna.DrainingAt = false, &lately
+	removed, expired, longAgo, succeeded := byAnna, byAnna, byAnna, drains(ready(1, 0))
+	removed.Removed, expired.Expired, longAgo.DrainingAt, succeeded.DrainedByUs = true, true, &halfHour, false
+	unready := ready(1, 0)
+	unready.Ready, unready.EverReady = false, false
 	unregistered := in(ready(1, 0))
 	noAddress := in(ready(1, 0))
 	noAddress[0].Endpoint = ""
@@ -123,6 +131,15 @@ func TestPlan(t *testing.T) {
 		{name: "one that hangs drains where another one does not become ready, as it may wait for its place", s: hanging, registered: []registration{sick, waiting}, found: in(ready(1, 0), waiting), count: -1, drain: []string{"a"}, existing: 2},
 		{name: "of two that hang one drains", s: hanging, registered: []registration{sick, alsoSick}, found: in(ready(1, 0), ready(2, 0)), count: -1, drain: []string{"b"}, existing: 2},
 		{name: "a drain of an operator does not end", s: decided(2, 2), registered: []registration{ready(1, 1), {ID: 2, Server: "b", Endpoint: "http://b", Draining: true, EverReady: true}}, found: in(ready(1, 0), ready(2, 0)), count: 3, existing: 2},
+		{name: "what an operator drained goes when others serve in its place", s: decided(1, 2), registered: []registration{ready(1, 1), byAnna}, found: in(ready(1, 0), byAnna), count: 1, remove: []string{"b"}, existing: 2},
+		{name: "it stays while its replacement starts", s: decided(1, 2), registered: []registration{unready, byAnna}, found: in(unready, byAnna), count: -1, existing: 2},
+		{name: "it stays while it has a request", s: decided(1, 2), registered: []registration{ready(1, 1), withHeld(byAnna, 1)}, found: in(ready(1, 0), byAnna), count: -1, existing: 2},
+		{name: "it goes where none is desired", s: decided(0, 1), registered: []registration{byAnna}, found: in(byAnna), count: 0, remove: []string{"b"}, existing: 1},
+		{name: "it goes where its replacement does not come in the time of a start", s: decided(2, 2), registered: []registration{ready(1, 1), longAgo}, found: in(ready(1, 0), longAgo), count: 2, remove: []string{"b"}, existing: 2},
+		{name: "it goes where there is no room for its replacement", s: retried, registered: []registration{ready(1, 1), byAnna}, found: in(ready(1, 0), byAnna), count: 1, remove: []string{"b"}, existing: 2},
+		{name: "what an operator removed waits for no replacement", s: decided(2, 2), registered: []registration{ready(1, 1), removed}, found: in(ready(1, 0), removed), count: 2, remove: []string{"b"}, existing: 2},
+		{name: "what did not announce itself in time is not removed: its row goes, or it announces itself again", s: decided(1, 2), registered: []registration{ready(1, 1), expired}, unlisted: true, count: 2, existing: 2},
+		{name: "a successor of what an operator removed is another instance", s: namedA, registered: []registration{ready(2, 1), succeeded}, found: append(in(ready(2, 0)), successor...), count: -1, forget: []string{"a"}, existing: 2},
 		{name: "one without a registration is registered", s: decided(1, 1), found: unregistered, count: -1, register: 1, existing: 1},
 		{name: "one without an address only starts", s: decided(1, 1), found: noAddress, count: -1, existing: 1},
 		{name: "one without an address has no request: it is removed at once", s: decided(0, 1), found: noAddress, count: 0, remove: []string{"a"}, existing: 1},
