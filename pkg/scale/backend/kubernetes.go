@@ -141,11 +141,13 @@ type scaleObject struct {
 		Replicas int `json:"replicas"`
 	} `json:"spec"`
 	Status struct {
+		Replicas int    `json:"replicas"` // pods that the controller has
 		Selector string `json:"selector"`
 	} `json:"status"`
 }
 
-// Apply implements scale.Backend. The number is never lowered by more than there are pods that are to go, see remove.
+// Apply implements scale.Backend. The number is never lowered by more than there are pods that are to go, see remove, and
+// replicas of which no pod exists, see setReplicas.
 func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 	t, err := k.target(o.BackendTarget)
 	if err != nil {
@@ -155,10 +157,10 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 		return err
 	}
 	defer k.watchOf(o.BackendTarget, t).ordered(o.Count)
-	gone, count := 0, o.Count
+	gone, pods, count := 0, podsUnknown, o.Count
 	var forbidden error
 	if len(o.Remove) > 0 {
-		gone, count, err = k.remove(ctx, t, o)
+		gone, pods, count, err = k.remove(ctx, t, o)
 		if errors.Is(err, scale.ErrCarriedOut) {
 			forbidden, err = err, nil
 		}
@@ -166,21 +168,48 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 			return err
 		}
 	}
-	return cmp.Or(k.setReplicas(ctx, t, count, gone), forbidden)
+	err = k.setReplicas(ctx, t, count, gone, pods)
+	if errors.Is(err, errUnlisted) && o.Count > o.Current-len(o.Remove) {
+		err = nil // it would be a start that failed; the rounds that follow the start have the rest
+	}
+	return cmp.Or(err, forbidden)
 }
+
+// errUnlisted is wrapped where the number was not lowered as far as ordered, since pods exist that are not listed, or the
+// count of their controller is out of date.
+var errUnlisted = errors.New("not all pods are listed")
+
+// podsUnknown is the number of pods where they were not listed.
+const podsUnknown = -1
 
 // patchTries bounds how often a change is tried whose object something else has changed meanwhile (409).
 const patchTries = 5
 
-func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, gone int) error {
+// setReplicas brings the number to count, and lowers it by no more than are gone of the pods, of which there were so many,
+// and by the replicas of which no pod exists. A quota or an admission webhook keeps such pods from being made: they
+// would come when it does so no more, and nothing may ask for this deployment then. They exist neither in the list nor
+// for their controller, which counts pods of the target that a selector of ours leaves out.
+func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, gone, pods int) error {
 	for tries := 1; ; tries++ {
 		var now scaleObject
 		if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
 			return err
 		}
-		wanted := max(count, now.Spec.Replicas-gone)
+		if pods == podsUnknown && count < now.Spec.Replicas {
+			var err error
+			if pods, err = k.alive(ctx, t); err != nil {
+				return err
+			}
+		}
+		exist := min(now.Spec.Replicas, max(pods, now.Status.Replicas))
+		wanted := max(count, exist-gone)
+		var unlisted error
+		if wanted > count && now.Status.Replicas > pods {
+			unlisted = fmt.Errorf("%w: %s %s has %d pods, of which its selector finds %d: the number stays at %d",
+				errUnlisted, t.Kind, t.Name, now.Status.Replicas, pods, wanted)
+		}
 		if wanted == now.Spec.Replicas {
-			return nil
+			return unlisted
 		}
 		var patch scaleObject
 		patch.Metadata.ResourceVersion, patch.Spec.Replicas = now.Metadata.ResourceVersion, wanted
@@ -190,9 +219,25 @@ func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count,
 		}
 		err = k.call(ctx, http.MethodPatch, t.scalePath(), body, nil)
 		if status(err) != http.StatusConflict || tries == patchTries {
-			return err
+			return cmp.Or(err, unlisted)
 		}
 	}
+}
+
+// alive is how many pods of a target exist and do not end.
+func (k *Kubernetes) alive(ctx context.Context, t KubernetesTarget) (int, error) {
+	var err error
+	if t.Selector, err = k.selector(ctx, t); err != nil {
+		return 0, err
+	}
+	pods, _, err := k.pods(ctx, t)
+	n := 0
+	for _, p := range pods {
+		if t.instance(p).State != scale.InstanceEnding {
+			n++
+		}
+	}
+	return n, err
 }
 
 // owned returns an error wrapping scale.ErrNotOwned where an autoscaler of the cluster has the target. Where that
@@ -231,7 +276,7 @@ func (k *Kubernetes) owned(ctx context.Context, t KubernetesTarget) error {
 	return nil
 }
 
-// statusError is an answer of the API server that is no success.
+// statusError is an answer of the API server, or of the receiver of orders, that is no success.
 type statusError struct {
 	code   int
 	doing  string

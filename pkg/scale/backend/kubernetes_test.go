@@ -25,6 +25,7 @@ type apiServer struct {
 	pods     []pod
 	cheap    map[string]bool
 	deleted  []string
+	unmade   int            // replicas of which no pod can be made
 	rivals   string         // of the target: the resource that owns it
 	faults   map[string]int // "METHOD last element" to a status, or 0 for an answer that ends in the middle
 	times    int            // each of them
@@ -58,8 +59,8 @@ func (a *apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Header.Get("Authorization") != "Bearer secret":
 		w.WriteHeader(http.StatusUnauthorized)
 	case what == "GET scale":
-		fmt.Fprintf(w, `{"metadata": {"resourceVersion": "%d"}, "spec": {"replicas": %d}, "status": {"selector": "app=llama"}}`,
-			a.version, a.replicas)
+		fmt.Fprintf(w, `{"metadata": {"resourceVersion": "%d"}, "spec": {"replicas": %d}, "status": {"replicas": %d, "selector": "app=llama"}}`,
+			a.version, a.replicas, max(0, a.replicas-a.unmade))
 	case what == "PATCH scale":
 		a.patch(w, r)
 	case what == "GET pods":
@@ -402,6 +403,36 @@ func TestAPodThatIsGoneSinceTheListLowersTheNumberNoMore(t *testing.T) {
 		if err := k.Apply(t.Context(), o); err != nil || a.replicas != 3 {
 			t.Errorf("%s: %v, %d replicas", name, err, a.replicas)
 		}
+	}
+}
+
+// Replicas whose pods a quota keeps from being made do not come when there is room again and nothing wants them any more.
+func TestReplicasWithoutPodsAreGivenUp(t *testing.T) {
+	for name, c := range map[string]struct {
+		pods, unmade, count, current int
+		remove                       []string
+		want                         int
+		unlisted                     bool
+	}{
+		"none of four was made":                     {pods: 0, unmade: 4, count: 0, want: 0},
+		"one of four was made, and stays":           {pods: 1, unmade: 3, count: 1, current: 1, want: 1},
+		"one of four was made, and may not go yet":  {pods: 1, unmade: 3, count: 0, current: 1, want: 1},
+		"one of four was made, and goes":            {pods: 1, unmade: 3, count: 0, current: 1, remove: []string{"pod-0"}, want: 0},
+		"two are wanted, and one was made":          {pods: 1, unmade: 3, count: 2, current: 1, want: 2},
+		"the selector finds none of four":           {pods: 0, unmade: 0, count: 0, want: 4, unlisted: true},
+		"the selector finds none, others are to be": {pods: 0, unmade: 0, count: 2, want: 4},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, k, o := newCluster(t, 4)
+			a.pods, a.unmade = a.pods[:c.pods], c.unmade
+			o.Count, o.Current, o.Remove = c.count, c.current, c.remove
+			if err := k.Apply(t.Context(), o); errors.Is(err, errUnlisted) != c.unlisted || err != nil && !c.unlisted {
+				t.Errorf("%v", err)
+			}
+			if a.replicas != c.want {
+				t.Errorf("%d replicas, want %d", a.replicas, c.want)
+			}
+		})
 	}
 }
 

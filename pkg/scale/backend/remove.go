@@ -19,8 +19,8 @@ var replaced = []int{http.StatusNotFound, http.StatusConflict}
 // removeMax is how many pods go by one order: each takes a request, and an order has 30 s. The next order has the rest.
 const removeMax = 50
 
-// remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, and the
-// number that is to be set. Where the number falls by as many and all other pods are ready, they are marked by a
+// remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, how many
+// there were that did not end, and the number that is to be set. Where the number falls by as many and all other pods are ready, they are marked by a
 // deletion cost, by which their controller chooses them. It chooses a pod that is not running or not ready before,
 // and no pod where the number stays. In these cases the pods are deleted. A pod that is started for one of them is
 // chosen first when the number falls then.
@@ -28,48 +28,52 @@ const removeMax = 50
 // Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where
 // the number would stay it is lowered for them while all others are ready, and the next order raises it. The error
 // wraps scale.ErrCarriedOut then.
-func (k *Kubernetes) remove(ctx context.Context, t KubernetesTarget, o scale.Order) (gone, count int, err error) {
+func (k *Kubernetes) remove(
+	ctx context.Context, t KubernetesTarget, o scale.Order,
+) (gone, exist, count int, err error) {
 	if t.Selector, err = k.selector(ctx, t); err != nil {
-		return 0, o.Count, err
+		return 0, 0, o.Count, err
 	}
 	pods, _, err := k.pods(ctx, t)
 	if err != nil {
-		return 0, o.Count, err
+		return 0, 0, o.Count, err
 	}
 	var now scaleObject
 	if err := k.call(ctx, http.MethodGet, t.scalePath(), nil, &now); err != nil {
-		return 0, o.Count, err
+		return 0, 0, o.Count, err
 	}
 	var victims []pod
 	ready := true // all others
 	for _, p := range pods {
 		switch {
 		case t.instance(p).State == scale.InstanceEnding:
+			continue
 		case slices.Contains(o.Remove, p.Metadata.Name):
 			victims = append(victims, p)
 		default:
 			ready = ready && p.Status.Phase == "Running" && p.ready()
 		}
+		exist++
 	}
 	victims = victims[:min(len(victims), removeMax)]
 	falls := now.Spec.Replicas-o.Count >= len(victims)
 	if ready && falls {
 		gone, err = k.end(ctx, t, victims, k.mark)
-		return gone, o.Count, err
+		return gone, exist, o.Count, err
 	}
 	gone, err = k.end(ctx, t, victims, k.delete)
 	if status(err) != http.StatusForbidden {
-		return gone, o.Count, err
+		return gone, exist, o.Count, err
 	}
 	gone, failed := k.end(ctx, t, victims, k.mark)
 	if failed != nil {
-		return 0, o.Count, failed
+		return 0, exist, o.Count, failed
 	}
 	count = o.Count
 	if ready {
 		count = min(count, now.Spec.Replicas-gone)
 	}
-	return gone, count, fmt.Errorf("%w: %s, so that pods are marked and the number is lowered, by which a pod that "+
+	return gone, exist, count, fmt.Errorf("%w: %s, so that pods are marked and the number is lowered, by which a pod that "+
 		"starts may go first: %w", scale.ErrCarriedOut, forbiddenBy(err), err)
 }
 
