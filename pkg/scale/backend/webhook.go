@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/penstock/penstock/internal/duration"
 	"github.com/penstock/penstock/pkg/scale"
 )
 
@@ -55,7 +56,8 @@ func (w *Webhook) List(context.Context, scale.BackendTarget) ([]scale.BackendIns
 	return nil, scale.ErrUnlisted
 }
 
-// Apply implements scale.Backend: PUT to the address of the deployment, which answers 2xx.
+// Apply implements scale.Backend: PUT to the address of the deployment, which answers 2xx. After another answer it is
+// tried again no sooner than its Retry-After says.
 func (w *Webhook) Apply(ctx context.Context, o scale.Order) error {
 	var target struct {
 		URL string `json:"url"`
@@ -84,6 +86,9 @@ func (w *Webhook) Apply(ctx context.Context, o scale.Order) error {
 	return w.put(ctx, target.URL, header, body)
 }
 
+// webhookRetryMax bounds how long a receiver may ask to wait.
+const webhookRetryMax = 5 * time.Minute
+
 func (w *Webhook) put(ctx context.Context, url string, header http.Header, body []byte) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPut, url, bytes.NewReader(body))
 	if err != nil {
@@ -99,7 +104,10 @@ func (w *Webhook) put(ctx context.Context, url string, header http.Header, body 
 	defer reply.Body.Close()
 	said, _ := io.ReadAll(io.LimitReader(reply.Body, 300))
 	if reply.StatusCode/100 != 2 {
-		return fmt.Errorf("send order: status %d: %s", reply.StatusCode, strings.ToValidUTF8(string(said), ""))
+		return &statusError{
+			code: reply.StatusCode, doing: "send order", reason: strings.ToValidUTF8(string(said), ""),
+			after: duration.RetryAfter(reply.Header, time.Now(), webhookRetryMax),
+		}
 	}
 	return nil
 }

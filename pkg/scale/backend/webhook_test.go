@@ -62,6 +62,17 @@ func TestAnOrderIsPutAndSigned(t *testing.T) {
 	}
 }
 
+func TestAReceiverThatAsksToWaitIsTriedNoSooner(t *testing.T) {
+	hook, order := newHook(t, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Retry-After", "120")
+		w.WriteHeader(http.StatusTooManyRequests)
+	})
+	var told interface{ RetryAfter() time.Duration }
+	if err := hook.Apply(t.Context(), order); !errors.As(err, &told) || told.RetryAfter() != 2*time.Minute {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestAnOrderThatIsNotAcceptedIsAnError(t *testing.T) {
 	for _, answer := range []http.HandlerFunc{
 		func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusConflict) },
