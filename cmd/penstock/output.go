@@ -304,7 +304,7 @@ func many[N int | int32 | int64](n N, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-func optional[N int32 | ~int64 | float64](n *N) string {
+func optional[N int | int32 | ~int64 | float64](n *N) string {
 	if n == nil {
 		return ""
 	}

@@ -16,11 +16,42 @@ import (
 
 const deploymentPath = "/v1/scale/deployments/%v"
 
+// desiredOf is the number of instances of a deployment: its share of the decision, or the decision where nothing of ours
+// divides it.
+func desiredOf(d operator.Deployment) string {
+	switch {
+	case d.Orders != nil:
+		return strconv.Itoa(d.Orders.Desired)
+	case d.State != nil && d.Decides:
+		return strconv.Itoa(d.State.Desired)
+	}
+	return "-"
+}
+
+// existing is how many instances of a deployment there are: those that its backend reported, or more of them that are
+// registered.
+func existing(d operator.Deployment) int {
+	if d.Orders == nil || d.Orders.Existing == nil {
+		return d.Instances
+	}
+	return max(d.Instances, *d.Orders.Existing)
+}
+
+// orderError is the last error of a backend, nothing where there is none.
+func orderError(o *operator.ScaleOrders) string {
+	if o == nil || o.Error == nil {
+		return ""
+	}
+	return *o.Error
+}
+
 func scaleStatus(a *app) *cobra.Command {
-	c := &cobra.Command{Use: "status", Short: "Deployments with desired instances and reasons", Args: cobra.NoArgs}
+	c := &cobra.Command{
+		Use: "status", Short: "Deployments with their instances, errors of their backends, and reasons", Args: cobra.NoArgs,
+	}
 	type row = operator.Deployment
 	type state = operator.ScaleState
-	of := func(value func(state) string) func(row) string {
+	of := func(value func(state) string) func(row) string { // of the model: once
 		return func(d row) string {
 			if d.State == nil || !d.Decides {
 				return "-"
@@ -28,21 +59,28 @@ func scaleStatus(a *app) *cobra.Command {
 			return value(*d.State)
 		}
 	}
+	ordered := func(d row) string {
+		if d.Orders == nil {
+			return "-"
+		}
+		return strconv.Itoa(d.Orders.Ordered)
+	}
 	return listing(a, c, []column[row]{
 		{title: "DEPLOYMENT", text: func(d row) string { return d.Name }},
 		{title: "MODEL", text: func(d row) string { return d.Model }},
 		{title: "MODE", text: func(d row) string { return d.Mode }},
 		{title: "BACKEND", wide: true, text: func(d row) string { return d.Backend }},
 		{title: "REQUESTS", right: true, text: of(func(s state) string { return fmt.Sprint(s.Metric) })},
-		{title: "READY", right: true, text: of(func(s state) string { return strconv.Itoa(s.Ready) })},
-		{title: "DESIRED", right: true, text: of(func(s state) string { return strconv.Itoa(s.Desired) })},
+		{title: "DESIRED", right: true, text: desiredOf},
+		{title: "READY", right: true, text: func(d row) string { return strconv.Itoa(d.Ready) }},
+		{title: "DRAINING", right: true, wide: true, text: func(d row) string { return strconv.Itoa(d.Draining) }},
+		{title: "ORDERED", right: true, wide: true, text: ordered},
+		{title: "EXIST", right: true, text: func(d row) string { return strconv.Itoa(existing(d)) }},
 		{title: "BASE", right: true, wide: true, text: of(func(s state) string { return strconv.Itoa(s.Base) })},
 		{title: "OVERRIDE", right: true, text: func(d row) string { return cmp.Or(optional(d.Override), "-") }},
 		{title: "DECIDED", right: true, text: of(func(s state) string { return a.since(s.DecidedAt) })},
+		{title: "ERROR", text: func(d row) string { return cmp.Or(short(orderError(d.Orders), 60), "-") }},
 		{title: "WHY", text: func(d row) string {
-			if !d.Decides {
-				return "not used: another deployment of the model is first in order"
-			}
 			if d.State == nil {
 				return "not decided yet"
 			}
@@ -62,11 +100,17 @@ func scaleExplain(a *app) *cobra.Command {
 	return showing(a, c, read, func(w io.Writer, d operator.DeploymentDetail) {
 		a.facts(w, "deployment", d.Name, "model", d.Model, "backend", d.Backend, "mode", d.Mode,
 			"override", optional(d.Override)+after(" until ", stamp(d.OverrideUntil))+after(" by ", d.OverrideBy))
+		fmt.Fprintln(w)
+		a.facts(w, append([]string{
+			"instances", fmt.Sprintf("%s desired, %d exist, %d ready, %d drain", desiredOf(d.Deployment),
+				existing(d.Deployment), d.Ready, d.Draining),
+		}, orderFacts(d.Orders)...)...)
 		if !d.Decides {
-			fmt.Fprintln(w, "\nAnother deployment of the model is first in order: its policy, mode and override count.")
+			fmt.Fprintln(w, "\nThe model's number is decided by the policy of another deployment, which is filled first. Mode,\n"+
+				"override, min, max and caps of this one bind its share.")
 		}
 		if s := d.State; s != nil {
-			fmt.Fprintln(w)
+			fmt.Fprintln(w, "\nmodel")
 			a.facts(w, "decided", stamp(&s.DecidedAt), "requests", fmt.Sprintf("%g run or may start", s.Metric),
 				"ready", strconv.Itoa(s.Ready), "base", fmt.Sprintf("%d would have sufficed all along", s.Base),
 				"raw", fmt.Sprintf("%d with the backlog", s.Raw),
@@ -81,6 +125,28 @@ func scaleExplain(a *app) *cobra.Command {
 		}
 		a.indented(w, "policy", d.Policy)
 	})
+}
+
+// orderFacts are the last order to the backend of a deployment, and its answer.
+func orderFacts(o *operator.ScaleOrders) []string {
+	if o == nil {
+		return nil
+	}
+	order := fmt.Sprintf("%d at %s, not accepted yet", o.Ordered, stamp(o.OrderedAt))
+	switch {
+	case o.Order == 0:
+		order = ""
+	case o.Applied == o.Order:
+		order = fmt.Sprintf("%d, accepted at %s", o.Ordered, stamp(o.AppliedAt))
+	}
+	failures := ""
+	if o.Failures > 0 {
+		failures = fmt.Sprintf("%d in a row", o.Failures) + after(", tried again at ", stamp(o.RetryAt))
+	}
+	return []string{
+		"ordered", order, "reported", optional(o.Existing) + after(" at ", stamp(o.SeenAt)), "failures", failures,
+		"error", orderError(o),
+	}
 }
 
 func scaleHistory(a *app) *cobra.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"regexp"
 	"strings"
 	"testing"
 
@@ -52,6 +53,24 @@ func TestDeploymentsAreMadeExplainedOverriddenAndDisabled(t *testing.T) {
 	says(0, "--before 2026-01-02T03:04:00.000003Z", "history", "llama", "--limit", "1")
 	says(0, "--before 2026-01-02T03:04:00.000002Z", "history", "llama", "--limit", "1", "--before", "2026-01-02T03:04:00.000003Z")
 	says(exitUsage, "--before", "history", "llama", "--before", "yesterday")
+
+	// Spot machines run beside the first deployment, and one of them drains: they are paid for until they are gone.
+	says(0, "set deployment spot", "set", "spot", "--model", "llama", "--set", "backend=webhook", "--set", `target={"url": "https://x.example"}`,
+		"--set", "fill_order=1", why)
+	do(`INSERT INTO penstock.deployment_state (name, desired, decided_at, order_id, ordered, ordered_at, existing, seen_at, failures, retry_at, error)
+	    VALUES ('spot', 2, now(), 7, 6, '2026-01-02T03:04:05Z', 5, now(), 4, now(), 'status 503: no capacity')`)
+	do(`INSERT INTO penstock.instance (model, server, endpoint, slots, labels, state, ready_at, deployment, draining_at)
+	    SELECT 'llama', 'spot-' || n, 'http://spot-' || n, 1, '{}', 'ready', now(), 'spot', CASE WHEN n = 1 THEN now() END FROM generate_series(1, 3) n`)
+	out, _, _ := command(t, nil, "scale", "status", "--database-url", dsn)
+	if row := regexp.MustCompile(`spot +llama +full +- +2 +2 +5 .*status 503: no capacity +1 -> 3: a burst`); !row.MatchString(out) {
+		t.Errorf("scale status tells nothing of what runs and fails:\n%s", out)
+	}
+	for _, want := range []string{
+		"2 desired, 5 exist, 2 ready, 1 drain", "6 at 2026-01-02T03:04:05Z, not accepted yet", "4 in a row, tried again at", "status 503: no capacity",
+		"caps of this one bind its share",
+	} {
+		says(0, want, "explain", "spot")
+	}
 
 	says(exitUsage, "--until", "override", "own", "8", why)
 	says(0, "override deployment own with 8 instances", "override", "own", "8", "--until", "2100-01-01T00:00:00Z", why)
