@@ -286,8 +286,68 @@ func TestSurgeForTheBacklogThatIsThere(t *testing.T) {
 		{"one of twenty more", four(func(p *Policy) { p.Max = 40 }), func(o *Obs, s *State) {
 			o.Ready, s.Desired, o.Running, o.Waiting, s.Rate = 20, 20, 80, 10, 41
 		}, 21, NoteSurge, ""},
+		{"more than a cold start without use of what is ready", four(), func(o *Obs, s *State) {
+			o.Waiting, s.Unused = 900, ago(time.Minute)
+		}, 1, NoteUnused, NoteRateUp},
+		{"less than that", four(), func(o *Obs, s *State) { o.Waiting, s.Unused = 900, ago(59*time.Second) }, 6, NoteSurge, NoteUnused},
+		{"before and after a time without a leader", four(), func(o *Obs, s *State) {
+			o.Waiting, s.Unused, s.Counted = 900, ago(time.Hour), ago(time.Hour)
+		}, 6, NoteSurge, NoteUnused},
+		{"requests at a gateway use what is ready", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Urgent, s.Unused = 900, 9, ago(time.Minute)
+		}, 6, NoteSurge, NoteUnused},
+		{"half more than run are tried", four(), func(o *Obs, s *State) {
+			o.Waiting, o.Running, s.Unusable = 900, 2, true
+		}, 3, NoteUnused, ""},
+		{"all slots are used again", four(), func(o *Obs, s *State) { o.Waiting, o.Running, s.Unusable = 900, 8, true }, 6, NoteSurge, NoteUnused},
 		{"pending asks for one", four(), func(o *Obs, s *State) { o.Ready, s.Desired, o.Running = 0, 0, 1 }, 1, NotePending, ""},
 	})
+}
+
+// No task node runs from the evening on. The backlog starts instances until they are seen to be of no use, and one stays. When
+// nodes are back all are started that the backlog needs.
+func TestABacklogThatNoNodeWorksOffKeepsNoFleet(t *testing.T) {
+	const night, cold = 10 * 60 * 60, 90 * time.Second
+	p, s := Policy{Slots: 4, Max: 20}, State{At: noon, Counted: noon, LastUse: noon, WasReady: noon}
+	var began []time.Time
+	hours, threads, ready := 0.0, 0, 0
+	for second := range night + 15*60 {
+		now := noon.Add(time.Duration(second+1) * time.Second)
+		ready = 0
+		var starting []time.Time
+		for _, b := range began {
+			if now.Sub(b) >= cold {
+				ready++
+			} else {
+				starting = append(starting, b)
+			}
+		}
+		if second == night {
+			threads = 1000
+		}
+		o := Obs{
+			Waiting: 10_000, Running: min(threads, 4*ready), Service: 10, Ready: ready, Starting: starting,
+			ColdStart: cold.Seconds(), ColdStartP95: cold.Seconds(), LastRequest: now,
+		}
+		if second == 0 {
+			o.Arrived = 10_000
+		}
+		var d Decision
+		d, s = Decide(now, p, o, s)
+		for len(began) < d.Desired {
+			began = append(began, now)
+		}
+		began = began[:d.Desired]
+		if second < night {
+			hours += float64(d.Desired) / 3600
+		}
+	}
+	if hours > 20 {
+		t.Errorf("%.0f instance-hours in a night in which nothing ran", hours)
+	}
+	if ready != 20 {
+		t.Errorf("%d are ready a quarter of an hour after nodes are back", ready)
+	}
 }
 
 func TestHold(t *testing.T) {

@@ -24,6 +24,7 @@ const (
 	NoteTolerated   NoteCode = "tolerated"
 	NoteLate        NoteCode = "late"
 	NoteSurge       NoteCode = "surge"
+	NoteUnused      NoteCode = "unused"
 	NoteNextLate    NoteCode = "next_late"
 	NotePending     NoteCode = "pending"
 	NoteHold        NoteCode = "hold"
@@ -118,10 +119,12 @@ var texts = map[NoteCode]string{
 		"with one fewer %.1f s",
 	NoteBaseOnline: "the load needs %.0f: with so many all along, requests would wait %.1f s at the gateways, " +
 		"with one fewer %.1f s",
-	NoteTolerated:   "the last peak needed %.0f; with %.0f at most %.0f %% of the requests are late",
-	NoteLate:        "nothing is started for %.0f whose deadline comes before a start is ready",
-	NoteNextLate:    "one at least: for the %.0f that are late it is too late, and others come",
-	NoteSurge:       "the backlog needs %.0f: %.0f wait, with %.0f slot-seconds of work",
+	NoteTolerated: "the last peak needed %.0f; with %.0f at most %.0f %% of the requests are late",
+	NoteLate:      "nothing is started for %.0f whose deadline comes before a start is ready",
+	NoteNextLate:  "one at least: for the %.0f that are late it is too late, and others come",
+	NoteSurge:     "the backlog needs %.0f: %.0f wait, with %.0f slot-seconds of work",
+	NoteUnused: "%.0f run on %.0f ready instances, of which task nodes use no more: the backlog starts no more " +
+		"than %.0f",
 	NotePending:     "one at least, since %.0f wait or run",
 	NoteHold:        "%.0f were needed lately: no fewer for another %.0f s",
 	NoteWanted:      "%.0f were wanted within the last %.0f s",

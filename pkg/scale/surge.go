@@ -1,5 +1,7 @@
 package scale
 
+import "time"
+
 // surge is the level that the backlog needs which is really there: what waits when a start begun now is
 // ready must not exceed what spare capacity works off in the drain time. Starts under way count.
 // It does not enter the hold: a level that one backlog needed is given up soon after the backlog.
@@ -8,6 +10,7 @@ func (t *turn) surge() {
 	if t.o.Late > 0 {
 		t.note(NoteLate, float64(t.o.Late), 0, 0)
 	}
+	t.followUnused()
 	if waiting == 0 {
 		return
 	}
@@ -15,8 +18,38 @@ func (t *turn) surge() {
 	work := waiting * t.service()
 	useful := ceil((waiting + float64(t.o.Running) + load) / t.slots)
 	t.d.Surge = min(t.sufficient(work, load), useful)
+	if most := max(1, ceil(unusedGrowth*float64(t.o.Running))); t.s.Unusable && t.d.Surge > most {
+		t.note(NoteUnused, float64(t.o.Running), float64(t.o.Ready), float64(most))
+		t.d.Surge = most
+	}
 	if t.d.Surge > max(t.d.Base, t.alive) {
 		t.note(NoteSurge, float64(t.d.Surge), waiting, work)
+	}
+}
+
+// Where instances are ready and task nodes do not use them, more of them would be used no more: no node serves the queue,
+// or all have as many threads as requests run. The limit grows with what runs, so that it is tried how many are used.
+const (
+	unusedMin    = 30  // seconds for which this is so, at least, and at least a cold start
+	unusedGrowth = 1.5 // instances for each request that runs
+	usedShare    = 0.8 // of the slots that are ready; from there on there is no limit
+)
+
+// followUnused notes since when fewer requests of queues run than instances are ready, while others wait, and whether that
+// limits the surge. Requests that wait at a gateway wait for nothing but slots.
+func (t *turn) followUnused() {
+	running, ready := t.o.Running, t.o.Ready
+	used := ready > 0 && running >= ready && float64(running) >= usedShare*float64(ready)*t.slots
+	switch {
+	case t.stale:
+	case t.waiting() == 0 || t.o.Urgent > 0 || used:
+		t.s.Unused, t.s.Unusable = time.Time{}, false
+	case running >= ready:
+		t.s.Unused = time.Time{}
+	case t.s.Unused.IsZero() || t.elapsed >= elapsedMax.Seconds(): // what was in between is not known
+		t.s.Unused = t.now
+	case t.now.Sub(t.s.Unused).Seconds() >= max(t.coldStart(), unusedMin):
+		t.s.Unusable = true
 	}
 }
 
