@@ -297,7 +297,6 @@ func policyOf(deployments []deploymentRow) Policy {
 		other := s.policy.WithDefaults()
 		p.Min += other.Min
 		p.Max = min(p.Max+other.Max, maxInstances)
-		p.Floors = append(slices.Clone(p.Floors), other.Floors...)
 	}
 	p.EmergencyMax = jointCap(deployments)
 	if len(deployments) > 1 {

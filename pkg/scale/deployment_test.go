@@ -171,6 +171,27 @@ func TestADeploymentGivesUpNoReadyInstanceForOneThatIsNotReady(t *testing.T) {
 	}
 }
 
+// A minimum by a schedule is one of its deployment: it gets that share, and the model the sum of all.
+func TestEachOfSeveralDeploymentsHasItsFloor(t *testing.T) {
+	floor := func(n int) []Floor { return []Floor{{Cron: "* * * * *", Lasts: Seconds(time.Hour), Min: n}} }
+	own := deploymentRow{Name: "own", Mode: "full", Backend: backendWebhook, policy: Policy{Min: 2, Max: 10}}
+	spot := deploymentRow{Name: "spot", FillOrder: 1, Mode: "full", Backend: backendWebhook, policy: Policy{Max: 10, Floors: floor(3)}}
+	all := []deploymentRow{own, spot}
+	if n := floorOf(all, noon); n != 5 {
+		t.Errorf("the floor of the model is %d, want 5", n)
+	}
+	if got := divideAmong(5, 0, all, noon); got["own"] != 2 || got["spot"] != 3 {
+		t.Errorf("got %v, want 2 and 3", got)
+	}
+	all[0].policy.Floors = floor(4)
+	if n := floorOf(all, noon); n != 7 {
+		t.Errorf("with a floor of both it is %d, want 7", n)
+	}
+	if n := floorOf([]deploymentRow{own}, noon); n != 0 {
+		t.Errorf("without a schedule it is %d", n)
+	}
+}
+
 // The caps hold for each of several deployments, and for what an operator set.
 func TestCapsHoldForEachDeployment(t *testing.T) {
 	later, hundred := noon.Add(time.Hour), 100

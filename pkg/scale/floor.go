@@ -42,6 +42,21 @@ func (f Floor) timetable() (*cron.Timetable, error) {
 	return t, nil
 }
 
+// floorOf is the minimum of a model by the schedules of its deployments: the sum of what each is to have at least, or 0
+// where no schedule holds.
+func floorOf(deployments []deploymentRow, now time.Time) int {
+	sum, holds := 0, false
+	for _, s := range deployments {
+		floor := floorAt(s.policy.Floors, now)
+		holds = holds || floor > 0
+		sum += max(floor, s.policy.Min)
+	}
+	if !holds {
+		return 0
+	}
+	return min(sum, maxInstances)
+}
+
 // floorAt is the largest minimum of the schedules that hold at a time: those that began no longer ago than
 // they last. A floor that cannot be read is none, see readPolicy.
 func floorAt(floors []Floor, now time.Time) int {

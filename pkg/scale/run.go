@@ -377,7 +377,7 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 	policy := policyOf(deployments)
 	u := in.since(before.counters)
 	o := in.observe(u, deployments)
-	o.Floor = floorAt(policy.Floors, in.At)
+	o.Floor = floorOf(deployments, in.At)
 	decision, next := Decide(in.At, policy, o, before.state)
 	d := &modelDecision{in: in, deployments: deployments, Decision: decision, next: next, read: before}
 	d.noteFlaws()
