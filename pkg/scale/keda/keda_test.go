@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net"
+	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"go.yaml.in/yaml/v3"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -36,6 +39,50 @@ func (s switched) Query(ctx context.Context, sql string, args ...any) (pgx.Rows,
 		return nil, errors.New("connection refused")
 	default:
 		return s.DB.Query(ctx, sql, args...)
+	}
+}
+
+// The HorizontalPodAutoscaler that KEDA makes of the example in the docs follows each number. Its rule (replica_calculator.go
+// of Kubernetes): nothing changes while the metric, divided by target and pods, is within the tolerance of 1.
+func TestTheExampleFollowsEachNumber(t *testing.T) {
+	page, err := os.ReadFile("../../../docs/autoscaling.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, found := strings.Cut(string(page), "```yaml\napiVersion: keda.sh/v1alpha1\n")
+	example, _, ends := strings.Cut(example, "```")
+	type rules struct {
+		Tolerance *float64 `yaml:"tolerance"`
+		Window    int      `yaml:"stabilizationWindowSeconds"`
+	}
+	var object struct {
+		Spec struct {
+			Advanced struct {
+				Config struct {
+					Behavior struct {
+						Up   rules `yaml:"scaleUp"`
+						Down rules `yaml:"scaleDown"`
+					} `yaml:"behavior"`
+				} `yaml:"horizontalPodAutoscalerConfig"`
+			} `yaml:"advanced"`
+		} `yaml:"spec"`
+	}
+	if err := yaml.Unmarshal([]byte(example), &object); !found || !ends || err != nil {
+		t.Fatalf("the page has no example that can be read: %v", err)
+	}
+	behavior := object.Spec.Advanced.Config.Behavior
+	tolerance := func(r rules) float64 {
+		if r.Tolerance == nil {
+			return 0.1
+		}
+		return *r.Tolerance
+	}
+	for _, c := range [][2]float64{{20, 18}, {20, 21}, {1000, 999}, {1000, 1001}} {
+		pods, decided := c[0], c[1]
+		ratio := decided / pods
+		if ratio >= 1-tolerance(behavior.Down) && ratio <= 1+tolerance(behavior.Up) {
+			t.Errorf("%v pods stay where %v are decided", pods, decided)
+		}
 	}
 }
 
