@@ -63,6 +63,7 @@
 //	usage.go       what nodes and gateways report about the calls of instances
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do
 //	victims.go     pure: the instances whose removal costs least
+//	leave.go       pure: the instances that drain or hang and are to leave
 //	refused.go     when instances are tried again that could not be registered
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
 //
