@@ -173,13 +173,15 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 		model := l.models.Label(m.Model)
 		sums.Add("scale_requests", m.Metric, model)
 		sums.Add("scale_waiting", float64(m.Waiting), model)
+		sums.Add("scale_cost", m.Cost, model)
 		desired := "desired"
 		if !m.Applied {
 			desired = "advised" // no instance is missing
 		}
 		for what, n := range map[string]int{
 			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, desired: m.Desired, "ready": m.Ready,
-			"starting": m.Started, "stuck": m.Stuck,
+			"starting": m.Started, "stuck": m.Stuck, "existing": m.Existing, "draining": m.Draining, "surplus": m.Surplus,
+			"overdue": m.Overdue,
 		} {
 			sums.Add("scale_instances", float64(n), model, what)
 		}

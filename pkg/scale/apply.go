@@ -172,7 +172,7 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		rows = slices.DeleteFunc(rows, func(s deploymentRow) bool { return !asked[s.Model] })
 	}
 	for _, s := range rows {
-		if a.cfg.Backends[s.Backend] == nil {
+		if a.cfg.Backends[s.Backend] == nil && !s.managed() {
 			continue
 		}
 		c := a.begin(s.Name, asked[s.Model])
@@ -299,6 +299,9 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
 // is wanted it waits for its turn to use the database.
 func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
+	if backend == nil {
+		return false, a.lacks(ctx, s)
+	}
 	place, err := placeOf(backend, s)
 	if err != nil {
 		return false, errors.Join(err, a.note(ctx, s, err))

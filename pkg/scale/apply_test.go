@@ -984,3 +984,21 @@ func TestARemovalThatFailedBlocksNothing(t *testing.T) {
 		t.Errorf("when they are gone: %s, %v exist", got, c.names())
 	}
 }
+
+// A leader that is elected and does not have the backend of a deployment tells so, and one that has it forgets it.
+func TestALeaderWithoutTheBackendOfADeploymentSaysSo(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	without := &term{t, db, New(db, free{db}, Config{})}
+	without.round()
+	without.round()
+	message := func() string {
+		return one[string](t, db, `SELECT coalesce(max(error), '') FROM penstock.deployment_state`)
+	}
+	if text := message(); !strings.Contains(text, "not configured for backend local") || without.duty.Status().Orders.Failed != 2 {
+		t.Errorf("the error is %q, %+v", text, without.duty.Status().Orders)
+	}
+	newTerm(t, db, c).round()
+	if text := message(); text != "" {
+		t.Errorf("under a leader that has it the error is %q", text)
+	}
+}

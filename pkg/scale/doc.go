@@ -58,12 +58,13 @@
 //	divide.go      divides the number of a model among its deployments
 //	budget.go      lowers the numbers of all deployments to a budget
 //	store.go       writes decisions, states, minutes and the numbers of deployments, in one transaction of the term
+//	fleet.go       the instances that are paid for, for metrics
 //	apply.go       the rounds: who has one under way, when the next one is due, what follows from a failed order
 //	backend.go     the interface of what starts and stops instances; the implementations are in pkg/scale/backend
 //	usage.go       what nodes and gateways report about the calls of instances
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do
-//	victims.go     pure: the instances whose removal costs least
 //	leave.go       pure: the instances that drain or hang and are to leave
+//	victims.go     pure: the instances whose removal costs least
 //	refused.go     when instances are tried again that could not be registered
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
 //

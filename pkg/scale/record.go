@@ -276,6 +276,16 @@ func (a *applier) note(ctx context.Context, s deploymentRow, cause error) error 
 	return a.exec(ctx, noteSQL, s.Name, messageOf(cause))
 }
 
+// lacks notes that the configuration of this leader has no such backend: the number of the deployment is decided, and
+// nothing follows it.
+func (a *applier) lacks(ctx context.Context, s deploymentRow) error {
+	if s.Off || s.Mode == string(Disabled) || s.Mode == string(Advise) {
+		return nil // nothing is to be started or stopped
+	}
+	a.count(func(st *OrderStatus) { st.Failed++ })
+	return a.note(ctx, s, fmt.Errorf("the elected leader is not configured for backend %s: see leader.scale", s.Backend))
+}
+
 // exec runs one statement within the term, also where the time of a round is over.
 func (a *applier) exec(ctx context.Context, sql string, args ...any) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)

@@ -78,6 +78,7 @@ type ModelStatus struct {
 	Stuck                   int // starts that are
 	Limited                 bool
 	Applied                 bool // backends are told, and not advised alone
+	Fleet
 }
 
 // New returns the duty for one term. It reads through db and writes through fence.
@@ -440,7 +441,7 @@ func (s *Duty) publish(models []string, all []*modelDecision, undecided map[stri
 		s.models[d.in.Model] = ModelStatus{
 			Model: d.in.Model, Metric: d.metric(), Waiting: d.in.Waiting + d.in.Urgent,
 			Base: d.Base, Raw: d.Raw, Stabilised: d.Stabilised, Desired: d.Desired, Ready: d.in.Ready,
-			Started: d.starts, Stuck: d.stuck, Limited: d.Desired < d.Raw, Applied: d.Apply,
+			Started: d.starts, Stuck: d.stuck, Limited: d.Desired < d.Raw, Applied: d.Apply, Fleet: d.fleet(),
 		}
 	}
 }

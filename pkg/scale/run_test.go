@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -749,5 +750,24 @@ func TestTheBudgetCountsDeploymentsThatDoNotChange(t *testing.T) {
 	}
 	if why := one[string](t, db, `SELECT why FROM penstock.scale_decision WHERE model = 'llama'`); !strings.Contains(why, "the budget of all deployments leaves 2 of ") {
 		t.Errorf("the reason is %q", why)
+	}
+}
+
+// What is paid for is told apart from what is desired: instances that drain, that exist beyond the number, and that do not go.
+func TestFiguresTellWhatIsPaidFor(t *testing.T) {
+	seven, nan := 7, math.NaN()
+	own := deploymentRow{
+		Name: "own", Backend: backendLocal, Mode: string(Full), Cost: 2.5, Registered: 4, Draining: 2, Existing: &seven,
+		Removing: []string{"a", "b"}, RemovingSince: map[string]time.Time{"a": noon.Add(-time.Hour), "b": noon.Add(-time.Minute)},
+	}
+	advised := deploymentRow{Name: "advised", Backend: backendKEDA, Mode: string(Advise), Cost: 1, Registered: 3}
+	followed := deploymentRow{Name: "followed", Backend: backendKEDA, Mode: string(Full), Cost: nan, Registered: 3}
+	d := &modelDecision{
+		in: input{At: noon, Draining: 2, Unmanaged: 1}, deployments: []deploymentRow{own, advised, followed},
+		parts: map[string]int{"own": 4, "advised": 0, "followed": 2},
+	}
+	want := Fleet{Existing: 14, Draining: 2, Surplus: 2, Overdue: 1, Cost: 20.5}
+	if got := d.fleet(); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
 	}
 }
