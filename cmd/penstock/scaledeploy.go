@@ -16,8 +16,8 @@ import (
 
 const deploymentPath = "/v1/scale/deployments/%v"
 
-// desiredOf is the number of instances of a deployment: its share of the decision, or the decision where nothing of ours
-// divides it.
+// desiredOf is the number of instances of a deployment: its share of the decision, or the decision where nothing of
+// ours divides it.
 func desiredOf(d operator.Deployment) string {
 	switch {
 	case d.Orders != nil:
@@ -106,8 +106,8 @@ func scaleExplain(a *app) *cobra.Command {
 				existing(d.Deployment), d.Ready, d.Draining),
 		}, orderFacts(d.Orders)...)...)
 		if !d.Decides {
-			fmt.Fprintln(w, "\nThe model's number is decided by the policy of another deployment, which is filled first. Mode,\n"+
-				"override, min, max and caps of this one bind its share.")
+			fmt.Fprintln(w, "\nThe model's number is decided by the policy of another deployment, which is filled first.\n"+
+				"Mode, override, min, max and caps of this one bind its share.")
 		}
 		if s := d.State; s != nil {
 			fmt.Fprintln(w, "\nmodel")

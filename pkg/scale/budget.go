@@ -46,7 +46,8 @@ func limitByBudget(all []*modelDecision, byModel map[string][]deploymentRow) {
 	}
 }
 
-// waitsForRoom says whether instances are kept until others are ready, and the budget has room for none of these others.
+// waitsForRoom says whether instances are kept until others are ready, and the budget has room for none of these
+// others.
 func (d *modelDecision) waitsForRoom(left map[string]int) bool {
 	waits := false
 	for _, s := range d.deployments {
@@ -58,8 +59,8 @@ func (d *modelDecision) waitsForRoom(left map[string]int) bool {
 	return waits
 }
 
-// yield takes one instance that is kept from what is wanted, of the deployment that is filled last. It says whether there
-// was one.
+// yield takes one instance that is kept from what is wanted, of the deployment that is filled last. It says whether
+// there was one.
 func (d *modelDecision) yield(wanted map[string]int) bool {
 	for _, s := range slices.Backward(d.deployments) {
 		if d.kept[s.Name] > 0 {

@@ -120,7 +120,8 @@ func shares(n, unmanaged int, deployments []deploymentRow, now time.Time) (numbe
 	for i, s := range deployments {
 		p := s.policy.WithDefaults()
 		part := portion{
-			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Min: s.capped(max(p.Min, floorAt(p.Floors, now))), Max: s.capped(p.Max), Mode: p.Mode,
+			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Mode: p.Mode,
+			Min: s.capped(max(p.Min, floorAt(p.Floors, now))), Max: s.capped(p.Max),
 			Current: s.Desired, Ready: s.Ready, Yields: s.yields(deployments[:i]),
 		}
 		switch {

@@ -13,8 +13,9 @@ func (p *planner) isServed() bool {
 	return ready >= p.s.Desired || p.s.noRoom(p.now)
 }
 
-// mayLeave says whether a member drains that is not to serve again. What something else drains, as an operator or a node
-// whose call lost the device of it, may be mended until others serve in its place, but no longer than a start may take.
+// mayLeave says whether a member drains that is not to serve again. What something else drains, as an operator or a
+// node whose call lost the device of it, may be mended until others serve in its place, but no longer than a start may
+// take.
 func (p *planner) mayLeave(m *member, replaced bool) bool {
 	switch {
 	case !m.Draining || m.Expired:

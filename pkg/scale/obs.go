@@ -73,8 +73,8 @@ type State struct {
 	Held   []Level   `json:"held,omitempty"`   // base levels of the hold, highest first
 	Wanted []Level   `json:"wanted,omitempty"` // raw levels of the last half of a cold start, highest first
 
-	Unused   time.Time `json:"unused,omitzero"`    // since then fewer requests run than instances are ready, and others wait
-	Unusable bool      `json:"unusable,omitempty"` // for so long that the surge is limited by what runs
+	Unused   time.Time `json:"unused,omitzero"`    // since then fewer requests run than instances are ready
+	Unusable bool      `json:"unusable,omitempty"` // for so long that what runs limits the surge
 
 	Unhealthy []Level `json:"unhealthy,omitempty"` // negative counts of unhealthy instances, the fewest first
 

@@ -75,7 +75,9 @@ func (o Obs) sane(now time.Time) Obs {
 
 // sane is the state with times up to now and finite numbers. It shares no memory that it changes with s.
 func (s State) sane(now time.Time, blockedFor time.Duration) State {
-	for _, at := range []*time.Time{&s.At, &s.Counted, &s.SeenAt, &s.Since, &s.LastUse, &s.Synced, &s.WasReady, &s.Unused} {
+	for _, at := range []*time.Time{
+		&s.At, &s.Counted, &s.SeenAt, &s.Since, &s.LastUse, &s.Synced, &s.WasReady, &s.Unused,
+	} {
 		*at = notAfter(*at, now)
 	}
 	for _, x := range []*float64{&s.Rate, &s.Recent, &s.Seen} {

@@ -27,16 +27,17 @@ func (t *turn) surge() {
 	}
 }
 
-// Where instances are ready and task nodes do not use them, more of them would be used no more: no node serves the queue,
-// or all have as many threads as requests run. The limit grows with what runs, so that it is tried how many are used.
+// Where instances are ready and task nodes do not use them, more of them would be used no more: no node serves the
+// queue, or all have as many threads as requests run. The limit grows with what runs, so that it is tried how many are
+// used.
 const (
 	unusedMin    = 30  // seconds for which this is so, at least, and at least a cold start
 	unusedGrowth = 1.5 // instances for each request that runs
 	usedShare    = 0.8 // of the slots that are ready; from there on there is no limit
 )
 
-// followUnused notes since when fewer requests of queues run than instances are ready, while others wait, and whether that
-// limits the surge. Requests that wait at a gateway wait for nothing but slots.
+// followUnused notes since when fewer requests of queues run than instances are ready, while others wait, and whether
+// that limits the surge. Requests that wait at a gateway wait for nothing but slots.
 func (t *turn) followUnused() {
 	running, ready := t.o.Running, t.o.Ready
 	used := ready > 0 && running >= ready && float64(running) >= usedShare*float64(ready)*t.slots

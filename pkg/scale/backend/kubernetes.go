@@ -146,8 +146,8 @@ type scaleObject struct {
 	} `json:"status"`
 }
 
-// Apply implements scale.Backend. The number is never lowered by more than there are pods that are to go, see remove, and
-// replicas of which no pod exists, see setReplicas.
+// Apply implements scale.Backend. The number is never lowered by more than there are pods that are to go, see remove,
+// and replicas of which no pod exists, see setReplicas.
 func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 	t, err := k.target(o.BackendTarget)
 	if err != nil {
@@ -175,8 +175,8 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 	return cmp.Or(err, forbidden)
 }
 
-// errUnlisted is wrapped where the number was not lowered as far as ordered, since pods exist that are not listed, or the
-// count of their controller is out of date.
+// errUnlisted is wrapped where the number was not lowered as far as ordered, since pods exist that are not listed, or
+// the count of their controller is out of date.
 var errUnlisted = errors.New("not all pods are listed")
 
 // podsUnknown is the number of pods where they were not listed.
@@ -185,10 +185,10 @@ const podsUnknown = -1
 // patchTries bounds how often a change is tried whose object something else has changed meanwhile (409).
 const patchTries = 5
 
-// setReplicas brings the number to count, and lowers it by no more than are gone of the pods, of which there were so many,
-// and by the replicas of which no pod exists. A quota or an admission webhook keeps such pods from being made: they
-// would come when it does so no more, and nothing may ask for this deployment then. They exist neither in the list nor
-// for their controller, which counts pods of the target that a selector of ours leaves out.
+// setReplicas brings the number to count, and lowers it by no more than are gone of the pods, of which there were so
+// many, and by the replicas of which no pod exists. A quota or an admission webhook keeps such pods from being made:
+// they would come when it does so no more, and nothing may ask for this deployment then. They exist neither in the
+// list nor for their controller, which counts pods of the target that a selector of ours leaves out.
 func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count, gone, pods int) error {
 	for tries := 1; ; tries++ {
 		var now scaleObject

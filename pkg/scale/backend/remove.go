@@ -20,10 +20,10 @@ var replaced = []int{http.StatusNotFound, http.StatusConflict}
 const removeMax = 50
 
 // remove has the pods go that an order names, at most removeMax, and returns how many were marked or deleted, how many
-// there were that did not end, and the number that is to be set. Where the number falls by as many and all other pods are ready, they are marked by a
-// deletion cost, by which their controller chooses them. It chooses a pod that is not running or not ready before,
-// and no pod where the number stays. In these cases the pods are deleted. A pod that is started for one of them is
-// chosen first when the number falls then.
+// there were that did not end, and the number that is to be set. Where the number falls by as many and all other pods
+// are ready, they are marked by a deletion cost, by which their controller chooses them. It chooses a pod that is not
+// running or not ready before, and no pod where the number stays. In these cases the pods are deleted. A pod that is
+// started for one of them is chosen first when the number falls then.
 //
 // Where the leader may not delete pods (403, by a Role or by an admission webhook) they are marked in any case. Where
 // the number would stay it is lowered for them while all others are ready, and the next order raises it. The error
@@ -73,8 +73,8 @@ func (k *Kubernetes) remove(
 	if ready {
 		count = min(count, now.Spec.Replicas-gone)
 	}
-	return gone, exist, count, fmt.Errorf("%w: %s, so that pods are marked and the number is lowered, by which a pod that "+
-		"starts may go first: %w", scale.ErrCarriedOut, forbiddenBy(err), err)
+	return gone, exist, count, fmt.Errorf("%w: %s, so that pods are marked and the number is lowered, by which a pod "+
+		"that starts may go first: %w", scale.ErrCarriedOut, forbiddenBy(err), err)
 }
 
 // forbiddenBy says why pods may not be deleted. RBAC refuses in the words below; all other
