@@ -180,8 +180,8 @@ func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 		}
 		for what, n := range map[string]int{
 			"base": m.Base, "raw": m.Raw, "stabilised": m.Stabilised, desired: m.Desired, "ready": m.Ready,
-			"starting": m.Started, "stuck": m.Stuck, "existing": m.Existing, "draining": m.Draining, "surplus": m.Surplus,
-			"overdue": m.Overdue,
+			"starting": m.Started, "stuck": m.Stuck, "existing": m.Existing, "draining": m.Draining,
+			"surplus": m.Surplus, "overdue": m.Overdue,
 		} {
 			sums.Add("scale_instances", float64(n), model, what)
 		}

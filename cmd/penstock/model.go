@@ -246,8 +246,8 @@ func instanceRemove(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "remove MODEL SERVER",
 		Short: "Remove an instance; refused while its slots are held, unless forced", Args: cobra.ExactArgs(2),
-		Long: "Remove an instance. It is refused while slots of it are held, unless forced. One of a deployment drains\n" +
-			"until its backend has removed it.",
+		Long: "Remove an instance. It is refused while slots of it are held, unless forced. One of a deployment\n" +
+			"drains until its backend has removed it.",
 		ValidArgsFunction: a.completeModels(),
 	}
 	var force bool

@@ -47,7 +47,8 @@ func orderError(o *operator.ScaleOrders) string {
 
 func scaleStatus(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "status", Short: "Deployments with their instances, errors of their backends, and reasons", Args: cobra.NoArgs,
+		Use: "status", Short: "Deployments with their instances, errors of their backends, and reasons",
+		Args: cobra.NoArgs,
 	}
 	type row = operator.Deployment
 	type state = operator.ScaleState
@@ -106,7 +107,7 @@ func scaleExplain(a *app) *cobra.Command {
 				existing(d.Deployment), d.Ready, d.Draining),
 		}, orderFacts(d.Orders)...)...)
 		if !d.Decides {
-			fmt.Fprintln(w, "\nThe model's number is decided by the policy of another deployment, which is filled first.\n"+
+			fmt.Fprintln(w, "\nThe model's number is decided by the policy of another deployment, filled first.\n"+
 				"Mode, override, min, max and caps of this one bind its share.")
 		}
 		if s := d.State; s != nil {

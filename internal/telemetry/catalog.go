@@ -132,9 +132,9 @@ var catalog = []Metric{
 	leader("scale_waiting", gauge, "of these, requests that wait, in queues and at gateways", "model"),
 	leader("scale_instances", gauge,
 		"instances of a model; what: base, raw, stabilised, desired, ready, starting, stuck (starts that are not "+
-			"ready in time, not among starting), existing (registered, or reported by a backend), draining (of these), "+
-			"surplus (of these, beyond what their deployments are to have, without those that drain), overdue (named "+
-			"for removal five minutes ago or earlier), advised (in place of desired, where no backend is told)",
+			"ready in time, not among starting), existing (registered, or reported by a backend), draining (of "+
+			"these), surplus (of these, beyond what their deployments are to have, without those that drain), overdue "+
+			"(named for removal five minutes ago or earlier), advised (in place of desired, where no backend is told)",
 		"model", "what"),
 	leader("scale_cost", gauge, "cost an hour of the instances of a model that exist, in the unit of the "+
 		"deployments' cost", "model"),

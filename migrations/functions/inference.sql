@@ -244,9 +244,9 @@ BEGIN
 END $$;
 
 -- remove_instance deletes an instance. It refuses while slots of it are held, unless forced: calls
--- that still run there are then counted nowhere. An instance of a deployment whose backend was asked for its instances within
--- the last minute drains instead, until the backend has removed it: without its row it would be registered anew. drain_by is
--- 'removed' then, and the autoscaler has it removed whether it is replaced or not.
+-- that still run there are then counted nowhere. An instance of a deployment whose backend was asked for its instances
+-- within the last minute drains instead, until the backend has removed it: without its row it would be registered anew.
+-- drain_by is 'removed' then, and the autoscaler has it removed whether it is replaced or not.
 -- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of inference_version.
 -- Callers: expire_instances; pkg/operator, pkg/scale; psql.
 -- SQLSTATE: PS008 no such instance, PS006 slots of it are held.

@@ -21,7 +21,7 @@ type Deployment struct {
 	TemplateHash  string          `json:"template_hash,omitempty"`
 	Cost          float64         `json:"cost"` // of an instance an hour
 	FillOrder     int32           `json:"fill_order"`
-	Decides       bool            `json:"decides"` // it is filled first: the number of the model is decided by its policy
+	Decides       bool            `json:"decides"` // it is filled first: its policy decides the number of the model
 	Override      *int32          `json:"override,omitempty"`
 	OverrideUntil *time.Time      `json:"override_until,omitempty"`
 	OverrideBy    string          `json:"override_by,omitempty"`

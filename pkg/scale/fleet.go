@@ -26,7 +26,8 @@ func (d *modelDecision) fleet() Fleet {
 				f.Overdue++
 			}
 		}
-		if share, decided := d.parts[s.Name]; decided && s.told() && Mode(s.Mode) != Advise && Mode(s.Mode) != Disabled {
+		share, decided := d.parts[s.Name]
+		if decided && s.told() && Mode(s.Mode) != Advise && Mode(s.Mode) != Disabled {
 			f.Surplus += max(0, n-s.Draining-share)
 		}
 	}

@@ -283,7 +283,8 @@ func (a *applier) lacks(ctx context.Context, s deploymentRow) error {
 		return nil // nothing is to be started or stopped
 	}
 	a.count(func(st *OrderStatus) { st.Failed++ })
-	return a.note(ctx, s, fmt.Errorf("the elected leader is not configured for backend %s: see leader.scale", s.Backend))
+	return a.note(ctx, s,
+		fmt.Errorf("the elected leader is not configured for backend %s: see leader.scale", s.Backend))
 }
 
 // exec runs one statement within the term, also where the time of a round is over.
