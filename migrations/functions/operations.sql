@@ -1,13 +1,14 @@
 -- Bulk operations on entries and failures.
 
 -- operation_source is the table that a verb works on, as a subquery with the columns that a filter
--- may name.
+-- may name. Failures past their retention are not in it, as in lists: they are deleted by then, or up to a day later.
 -- Callers: count_matching, count_matching_to, step_operation.
 CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
            THEN format('(SELECT entry_id AS id, failed_at AS since, name, lock_key, flow, class, fingerprint, payload
-                           FROM penstock.failure WHERE queue_id = %s) s', q.id)
+                           FROM penstock.failure
+                          WHERE queue_id = %s AND penstock.kept(failed_at, %L)) s', q.id, q.failure_retention)
            ELSE format('(SELECT id, created_at AS since, name, lock_key, flow, priority
                            FROM penstock.%I WHERE queue_id = %s) s', 'entry_' || q.name, q.id) END
 $$;

@@ -67,7 +67,7 @@ END $$;
 -- kept returns whether a result or failure of that time may still be read: each queue keeps its own
 -- for its own retention, and every queue for a minute, so that a caller that waits for an outcome
 -- sees it. The rows are deleted later, see tidy_outcomes.
--- Callers: find_entry, outcome_of; pkg/operator.
+-- Callers: find_entry, outcome_of, operation_source; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.kept(ended_at timestamptz, retention interval) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT ended_at > statement_timestamp() - greatest(retention, interval '1 minute')
@@ -98,8 +98,9 @@ $$;
 -- the longest retention of all queues; this is for queues with a shorter one, and for the default
 -- partition, which is never dropped. penstock.retained records for each queue the time up to which
 -- it was done, so that a pass reads the rows of one pass only; ten minutes are read again, for
--- transactions that began before and committed later. Rows that another transaction has locked are
--- skipped.
+-- transactions that began before and committed later. For a queue with the longest retention that is no later than the
+-- oldest day that has a partition, since it is not looked for there: another queue may get a longer retention, and then
+-- it is. Rows that another transaction has locked are skipped.
 -- Locks: the deleted rows (FOR UPDATE SKIP LOCKED), then the row of retained.
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.tidy_outcomes(which text, most integer) RETURNS bigint
@@ -109,6 +110,10 @@ AS $$
 DECLARE
     at_column text := CASE which WHEN 'result' THEN 'finished_at' ELSE 'failed_at' END;
     longest   interval := (SELECT r.kept FROM penstock.retention r WHERE r.parent = which);
+    oldest    timestamptz := (SELECT min(to_date(right(c.relname, 8), 'YYYYMMDD'))
+                                FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
+                               WHERE i.inhparent = to_regclass('penstock.' || which)
+                                 AND c.relname ~ '_[0-9]{8}$');
     q         record;
     part      text;
     n         bigint;
@@ -144,10 +149,38 @@ BEGIN
                 RETURN gone;
             END IF;
         END LOOP;
-        INSERT INTO penstock.retained (queue_id, kind, until) VALUES (q.id, which, q.before - interval '10 minutes')
+        INSERT INTO penstock.retained (queue_id, kind, until)
+        VALUES (q.id, which, least(q.before - interval '10 minutes', CASE WHEN NOT q.shorter THEN oldest END))
         ON CONFLICT (queue_id, kind) DO UPDATE SET until = excluded.until;
     END LOOP;
     RETURN gone;
 EXCEPTION WHEN undefined_table THEN
     RETURN 0; -- a partition was dropped meanwhile
+END $$;
+
+-- tidy_defaults deletes up to `most` rows that have passed their retention from the default partitions of the tables of
+-- penstock.retention which keep their rows for a fixed time, and returns how many: these partitions are never dropped.
+-- Locks: the deleted rows.
+-- Callers: pkg/invalidation.
+CREATE OR REPLACE FUNCTION penstock.tidy_defaults(most integer) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    old  record;
+    n    bigint;
+    gone bigint := 0;
+BEGIN
+    FOR old IN
+        SELECT r.parent || '_default' AS name, r.by_column, statement_timestamp() - r.kept AS before
+          FROM penstock.retention r
+         WHERE r.parent NOT IN ('result', 'failure') AND to_regclass('penstock.' || r.parent || '_default') IS NOT NULL
+    LOOP
+        EXECUTE format('WITH old AS (
+                            DELETE FROM penstock.%1$I WHERE ctid = ANY (ARRAY(
+                                   SELECT ctid FROM penstock.%1$I WHERE %2$I < $1 LIMIT $2))
+                            RETURNING 1)
+                        SELECT count(*) FROM old', old.name, old.by_column)
+           INTO n USING old.before, most - gone;
+        gone := gone + n;
+    END LOOP;
+    RETURN gone;
 END $$;

@@ -85,7 +85,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader', 'leader retained sample sample_minute cron_firing scale_state model_minute model_outage', 'INSERT UPDATE DELETE', NULL),
         ('leader', 'scale_decision', 'INSERT', NULL),
         ('leader', 'deployment_state', 'INSERT UPDATE', NULL),
-        ('leader', 'cold_start deployment', 'DELETE', NULL),
+        ('leader', 'cold_start deployment operation callback_sent scale_decision', 'DELETE', NULL),
         ('gateway', 'model_online', 'INSERT UPDATE', NULL),
         ('leader', 'result failure batch batch_part', 'UPDATE DELETE', NULL),
         ('leader', 'cron_job depth', 'UPDATE', NULL),

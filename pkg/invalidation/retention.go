@@ -55,7 +55,7 @@ func countCalls(ctx context.Context, inTx InTx, what, sql string, args ...any) (
 }
 
 // Each of these statements deletes up to $1 rows without a purpose and returns how many. They skip
-// rows that another transaction has locked.
+// rows that another transaction has locked, where any does.
 //
 // Keys, progress and buckets that are kept may be millions. Their statements read the pages of the table from the one
 // with tid $2 to before that of $3, and return how many pages there are as well: what one reads does not grow with what
@@ -66,6 +66,9 @@ const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
 
 // tidyFailuresSQL is the same for failures.
 const tidyFailuresSQL = `SELECT penstock.tidy_outcomes('failure', $1)`
+
+// tidyDefaultsSQL deletes rows of other tables of penstock.retention that are not in the partition of a day.
+const tidyDefaultsSQL = `SELECT penstock.tidy_defaults($1)`
 
 // tidyIdempotencySQL forgets idempotency keys that are older than a day and than their queue keeps results, once
 // their entry is gone and so are its failure, which may be retried, and its result, which is kept from the end on and
@@ -147,21 +150,35 @@ WITH old AS (
 )
 SELECT count(*), pg_relation_size('penstock.bucket') / current_setting('block_size')::int FROM old`
 
+// tidyOperationsSQL deletes bulk operations that ended 30 days ago.
+const tidyOperationsSQL = `
+WITH old AS (
+    DELETE FROM penstock.operation
+     WHERE ctid = ANY (ARRAY(
+           SELECT o.ctid FROM penstock.operation o
+            WHERE o.ctid >= $2::text::tid AND o.ctid < $3::text::tid
+              AND o.status <> 'running' AND o.ended_at < clock_timestamp() - interval '30 days'
+            LIMIT $1))
+    RETURNING 1
+)
+SELECT count(*), pg_relation_size('penstock.operation') / current_setting('block_size')::int FROM old`
+
 // Tidied counts the rows that a pass deleted.
 type Tidied struct {
-	Results, Failures, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets int
+	Results, Failures, Defaults, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets, Operations int
 }
 
 // Total is how many rows were deleted.
 func (t Tidied) Total() int {
-	return t.Results + t.Failures + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles + t.Buckets
+	return t.Results + t.Failures + t.Defaults + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles +
+		t.Buckets + t.Operations
 }
 
 // Tidier deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
 type Tidier struct {
-	idempotency, uniqueness, progress, buckets int64 // the page at which the next step begins
+	idempotency, uniqueness, progress, buckets, operations int64 // the page at which the next step begins
 
-	done [7]bool // kinds of which this pass needs no further step
+	done [9]bool // kinds of which this pass needs no further step
 }
 
 // tidyPages is how many pages of a table one statement reads: some thousand rows.
@@ -183,11 +200,13 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 	}{
 		{"results", tidyResultsSQL, &t.Results, nil},
 		{"failures", tidyFailuresSQL, &t.Failures, nil},
+		{"default partitions", tidyDefaultsSQL, &t.Defaults, nil},
 		{"idempotency keys", tidyIdempotencySQL, &t.IdempotencyKeys, &d.idempotency},
 		{"unique keys", tidyUniquenessSQL, &t.UniqueKeys, &d.uniqueness},
 		{"progress", tidyProgressSQL, &t.Progress, &d.progress},
 		{"throttles", tidyThrottlesSQL, &t.Throttles, nil},
 		{"token buckets", tidyBucketSQL, &t.Buckets, &d.buckets},
+		{"operations", tidyOperationsSQL, &t.Operations, &d.operations},
 	} {
 		if d.done[i] {
 			continue

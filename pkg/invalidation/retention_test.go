@@ -297,7 +297,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
-	if want := (Tidied{2, 1, 1, 1, 1, 1, 1}); err != nil || got != want {
+	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0}); err != nil || got != want {
 		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
 	}
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
@@ -316,11 +316,7 @@ func TestEachQueueKeepsOutcomesForItsOwnRetention(t *testing.T) {
 	b := newBed(t, Config{ResultRetention: time.Hour, FailureRetention: 24 * time.Hour})
 	other, err := Create(b.ctx, b.pool, "other", Config{ResultRetention: 720 * time.Hour, FailureRetention: 720 * time.Hour})
 	b.must(err)
-	b.exec(b.pool, `DO $$ DECLARE day text; BEGIN FOR back IN 0 .. 3 LOOP
-	    day := to_char((now() - back * interval '1 day') AT TIME ZONE 'UTC', 'YYYYMMDD');
-	    EXECUTE format('CREATE TABLE penstock.result_%s PARTITION OF penstock.result FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
-	    EXECUTE format('CREATE TABLE penstock.failure_%s PARTITION OF penstock.failure FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
-	    END LOOP; END $$`)
+	b.days()
 	const resultSQL = `INSERT INTO penstock.result (queue_id, entry_id, created_at, finished_at, attempt, outcome)
 	    SELECT $1, $2 + n, now(), now() - age, 0, 'done' FROM unnest('{10 minutes,2 hours,3 days}'::interval[]) WITH ORDINALITY a(age, n)`
 	const failureSQL = `INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
@@ -348,6 +344,49 @@ func TestEachQueueKeepsOutcomesForItsOwnRetention(t *testing.T) {
 	b.exec(b.pool, `SELECT penstock.alter_queue('other', '{"result_retention": "1 hour"}')`)
 	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got.Results != 2 {
 		t.Errorf("tidied %+v (%v), want two more results", got, err)
+	}
+}
+
+// days makes partitions of results and failures for today and three days before.
+func (b *bed) days() {
+	b.exec(b.pool, `DO $$ DECLARE day text; BEGIN FOR back IN 0 .. 3 LOOP
+	    day := to_char((now() - back * interval '1 day') AT TIME ZONE 'UTC', 'YYYYMMDD');
+	    EXECUTE format('CREATE TABLE penstock.result_%s PARTITION OF penstock.result FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
+	    EXECUTE format('CREATE TABLE penstock.failure_%s PARTITION OF penstock.failure FOR VALUES FROM (%L) TO (%L)', day, day || ' UTC', day || ' 24:00 UTC');
+	    END LOOP; END $$`)
+}
+
+// Another queue that keeps outcomes for longer keeps those of no other.
+func TestALongerRetentionOfAnotherQueueKeepsNoOldOutcomes(t *testing.T) {
+	b := newBed(t, Config{ResultRetention: 24 * time.Hour, FailureRetention: 24 * time.Hour})
+	b.days()
+	b.exec(b.pool, `INSERT INTO penstock.result (queue_id, entry_id, created_at, finished_at, attempt, outcome)
+	    VALUES ($1, 1, now(), now() - interval '26 hours', 0, 'done')`, b.q.ID)
+	b.exec(b.pool, `INSERT INTO penstock.failure (queue_id, entry_id, created_at, failed_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
+	    VALUES ($1, 2, now(), now() - interval '26 hours', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
+	b.want(b.count(`SELECT penstock.count_matching('work', 'retry_failures', '{"all": true}')`), 0)
+	// No queue keeps results for longer: their day is dropped whole. Failures are kept for longer by queue webhook.
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got != (Tidied{Failures: 1}) {
+		t.Errorf("tidied %+v (%v), want the failure", got, err)
+	}
+	_, err := Create(b.ctx, b.pool, "ledger", Config{ResultRetention: 720 * time.Hour})
+	b.must(err)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got != (Tidied{Results: 1}) {
+		t.Errorf("tidied %+v (%v), want what was past its retention before", got, err)
+	}
+}
+
+// Rows that are in no partition of a day, and operations that have ended, go as well.
+func TestSweepDeletesFromDefaultPartitionsAndOldOperations(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.callback_sent (entry_id, at, callback_id) VALUES (1, now() - interval '8 days', 1), (2, now() - interval '6 days', 2)`)
+	b.exec(b.pool, `INSERT INTO penstock.scale_decision (at, model, before, desired, base, raw, stabilised, ready, applied, notes, why)
+	    SELECT now() - d * interval '1 day', 'm', 1, 1, 1, 1, 1, 1, true, '[]', '' FROM unnest('{29,31}'::int[]) d`)
+	b.exec(b.pool, `INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, created_at, status, ended_at)
+	    SELECT $1, 'cancel', '{"all": true}', 1, 'ada', '', 0, 0, now() - interval '40 days', CASE WHEN d > 0 THEN 'done' ELSE 'running' END,
+	           CASE WHEN d > 0 THEN now() - d * interval '1 day' END FROM unnest('{0,29,31}'::int[]) d`, b.q.ID)
+	if got, err := Tidy(b.ctx, b.pool, 100); err != nil || got != (Tidied{Defaults: 2, Operations: 1}) {
+		t.Errorf("tidied %+v (%v), want a callback of 8 days, a decision and an operation of 31", got, err)
 	}
 }
 

@@ -50,10 +50,12 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
  CROSS JOIN LATERAL (
        SELECT r.outcome::text AS state, '' AS class, coalesce(r.reason, '') AS reason, r.result,
               NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
-         FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id
+         FROM penstock.result r
+        WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id AND penstock.kept(r.finished_at, q.result_retention)
        UNION ALL
        SELECT 'failed', f.class, f.error, NULL, NULL, f.failed_at, NULL
-         FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id
+         FROM penstock.failure f
+        WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id AND penstock.kept(f.failed_at, q.failure_retention)
        UNION ALL
        SELECT CASE WHEN l.token IS NULL THEN 'waiting' ELSE 'running' END, '', '', NULL, l.claimed_at, NULL, NULL
          FROM penstock.entry e
@@ -91,11 +93,16 @@ SELECT p.id, pg_column_size(p.input) + coalesce((
        SELECT pg_column_size(r.result) FROM penstock.result r
         WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id), 0)
   FROM penstock.prediction p
+  JOIN penstock.queue q ON q.id = p.queue_id
   LEFT JOIN penstock.prediction a ON a.id = $2 AND a.owner = $1
  WHERE p.owner = $1 AND ($2 = '' OR (p.created_at, p.id) < (a.created_at, a.id))
    AND (EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
-        OR EXISTS (SELECT FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id)
-        OR EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id))
+        OR EXISTS (SELECT FROM penstock.result r
+                    WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id
+                      AND penstock.kept(r.finished_at, q.result_retention))
+        OR EXISTS (SELECT FROM penstock.failure f
+                    WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id
+                      AND penstock.kept(f.failed_at, q.failure_retention)))
  ORDER BY p.created_at DESC, p.id DESC
  LIMIT $3`
 
@@ -221,10 +228,44 @@ func cancel(ctx context.Context, db postgres.DB, p row) error {
 	return fmt.Errorf("cancel prediction %s: %w", p.ID, err)
 }
 
-// sweepSQL removes predictions of which nothing is known any more.
+// sweepSQL removes predictions of which nothing is known any more from the pages of the table from the one with tid $1
+// to before that of $2, and returns how many pages there are as well. It looks up what is known row by row, in any plan:
+// subqueries of one value are not made joins.
 const sweepSQL = `
-DELETE FROM penstock.prediction p
- WHERE p.created_at < clock_timestamp() - interval '1 hour'
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
-   AND NOT EXISTS (SELECT FROM penstock.result r WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id)
-   AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id)`
+WITH old AS (
+    DELETE FROM penstock.prediction
+     WHERE ctid = ANY (ARRAY(
+           SELECT p.ctid FROM penstock.prediction p
+            WHERE p.ctid >= $1::text::tid AND p.ctid < $2::text::tid
+              AND p.created_at < clock_timestamp() - interval '1 hour'
+              AND (SELECT min(e.id) FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id) IS NULL
+              AND (SELECT min(r.entry_id) FROM penstock.result r
+                    WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id) IS NULL
+              AND (SELECT min(f.entry_id) FROM penstock.failure f
+                    WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id) IS NULL
+              FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*), pg_relation_size('penstock.prediction') / current_setting('block_size')::int FROM old`
+
+const (
+	sweepPages = 64  // of the table in a statement: some thousand predictions
+	sweepSteps = 100 // statements in a sweep
+)
+
+// sweep reads a part of the table and removes what of it is to go. The next one goes on behind it.
+func (s *Predictions) sweep(ctx context.Context) error {
+	tid := func(page int64) string { return fmt.Sprintf("(%d,0)", page) }
+	for range sweepSteps {
+		var gone, pages int64
+		err := s.db.QueryRow(ctx, sweepSQL, tid(s.sweptTo), tid(s.sweptTo+sweepPages)).Scan(&gone, &pages)
+		if err != nil {
+			return fmt.Errorf("sweep predictions: %w", err)
+		}
+		if s.sweptTo += sweepPages; s.sweptTo >= pages {
+			s.sweptTo = 0
+			return nil
+		}
+	}
+	return nil
+}

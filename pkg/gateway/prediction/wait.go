@@ -79,8 +79,7 @@ func (s *Predictions) notices(ctx context.Context) {
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
-			_, err := s.db.Exec(ctx, sweepSQL)
-			s.did(ctx, "sweep predictions", err)
+			s.did(ctx, "sweep predictions", s.sweep(ctx))
 		}
 		clock, rung := time.NewTimer(pause), s.owed.heard()
 		if owed {

@@ -202,11 +202,11 @@ func (s *Predictions) notifyOne(ctx context.Context, id string) (err error) {
 		if err == nil {
 			err = push(ctx, tx, p, eventCompleted, s.config.Base)
 		}
-		if refusesData(err) {
+		if refusesData(err) || errors.Is(err, errNone) { // or its outcome is not kept any more
 			s.log.Warn("webhook of prediction is left out", "prediction", id, "error", err)
 			err = nil
 		}
-		if err != nil && !errors.Is(err, errNone) {
+		if err != nil {
 			return err
 		}
 		if _, err := tx.Exec(ctx, notedSQL, id); err != nil {
