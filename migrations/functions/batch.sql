@@ -481,18 +481,31 @@ BEGIN
 END $$;
 
 -- ended_step returns why the failure of an entry cannot be retried by itself: the entry is the split, a
--- part or the completion of a batch that has recorded its end. Null: it can. Handlers of batches find
--- the same, for a step that ends after this was read. Anybody may push a payload with a batch's number:
--- the rows of the batch decide.
+-- part or the completion of a batch that has recorded its end, or a line of a batch of requests that has
+-- put the failure into its error file. Null: it can. Handlers of batches find
+-- the same, for a step that ends after this was read. Anybody may push a payload with a batch's number, or an entry
+-- with its name: the rows of the batch decide.
 -- Callers: retry_failure, start_operation, apply_operation.
-CREATE OR REPLACE FUNCTION penstock.ended_step(queue integer, wanted bigint, payload jsonb) RETURNS text
+CREATE OR REPLACE FUNCTION penstock.ended_step(
+    queue   integer,
+    wanted  bigint,
+    payload jsonb,
+    name    text DEFAULT NULL
+) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
     step   text := payload->>'step';
     number bigint := CASE WHEN payload->>'batch' ~ '^[0-9]{1,18}$' THEN payload->>'batch' END;
     part   integer := CASE WHEN payload->>'part' ~ '^[0-9]{1,9}$' THEN payload->>'part' END;
 BEGIN
-    IF number IS NULL THEN
+    IF left(name, 6) = 'batch_' THEN -- its lines that are entries are the first ones, up to number fed
+        RETURN (SELECT format('entry %s is a line of batch %s and in its error file: the client sends it again',
+                              wanted, g.id)
+                  FROM penstock.gateway_batch g
+                 WHERE g.id = name AND g.queue_id = queue
+                   AND NOT EXISTS (SELECT FROM penstock.gateway_batch_line l
+                                    WHERE l.batch_id = g.id AND l.line <= g.fed AND l.entry_id = wanted));
+    ELSIF number IS NULL THEN
         RETURN NULL;
     ELSIF step = 'part' THEN
         RETURN (SELECT format('part %s of batch %s has ended as %s (%s): penstock batch retry %s runs it again', p.no, b.id, p.outcome, coalesce(p.error, ''), b.id)

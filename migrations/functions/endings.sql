@@ -583,8 +583,8 @@ END $$;
 -- retry_failure requeues a failed entry.
 -- Locks: those of return_failure.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended or a run of a
--- cron job of which another run is in progress.
+-- SQLSTATE: PS007 no such entry, PS006 the entry has not failed, or is a step of a batch that has ended, a line of a
+-- batch of requests that has recorded its failure, or a run of a cron job of which another run is in progress.
 CREATE OR REPLACE FUNCTION penstock.retry_failure(
     entry_id bigint,
     reason   text   DEFAULT '',
@@ -593,7 +593,7 @@ CREATE OR REPLACE FUNCTION penstock.retry_failure(
 LANGUAGE plpgsql AS $$
 DECLARE
     queue   integer := penstock.failed_entry(retry_failure.entry_id);
-    useless text := (SELECT penstock.ended_step(queue, f.entry_id, f.payload) FROM penstock.failure f
+    useless text := (SELECT penstock.ended_step(queue, f.entry_id, f.payload, f.name) FROM penstock.failure f
                       WHERE f.queue_id = queue AND f.entry_id = retry_failure.entry_id);
 BEGIN
     IF useless IS NOT NULL THEN

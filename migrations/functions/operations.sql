@@ -94,7 +94,7 @@ END $$;
 -- Locks: none but those of an insert.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid, PS006 it would retry
--- steps of ended batches alone.
+-- steps of ended batches and lines of batches of requests alone.
 CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filter jsonb, reason text DEFAULT '',
                                          actor text DEFAULT NULL, per_second integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql AS $$
@@ -106,7 +106,7 @@ BEGIN
     IF verb = 'retry_failures' AND n > 0 THEN
         -- The first failure that can be retried ends the search.
         EXECUTE format('WITH matching AS NOT MATERIALIZED (
-                            SELECT s.id, penstock.ended_step(%s, s.id, s.payload) AS useless FROM %s WHERE %s)
+                            SELECT s.id, penstock.ended_step(%s, s.id, s.payload, s.name) AS useless FROM %s WHERE %s)
                         SELECT min(useless) FROM matching
                          WHERE NOT EXISTS (SELECT FROM matching WHERE useless IS NULL)',
                        q.id, penstock.operation_source(q, verb), penstock.operation_filter(q, verb, filter))
@@ -195,7 +195,7 @@ BEGIN
     CASE o.verb
         WHEN 'retry_failures' THEN
             IF EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = o.queue_id AND f.entry_id = wanted
-                          AND penstock.ended_step(f.queue_id, f.entry_id, f.payload) IS NOT NULL) THEN
+                          AND penstock.ended_step(f.queue_id, f.entry_id, f.payload, f.name) IS NOT NULL) THEN
                 RETURN false; -- it would fail again
             END IF;
             RETURN penstock.retry_one(o.queue_id, wanted);

@@ -83,6 +83,7 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error)
 		priority := batchPriority
 		pushes[i] = invalidation.Push{
 			Payload: gateway.DurablePayload(r.Body, operation), Flow: b.Flow, Priority: &priority, StartBy: b.ExpiresAt,
+			Name: b.ID, // by which penstock.ended_step keeps a failure that is in the error file from being retried
 		}
 	}
 	n, ids, refused, err := s.pushMost(ctx, tx, b, pushes)

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -125,5 +126,41 @@ func TestABatchEndsWithTheLastTokenOfItsClient(t *testing.T) {
 	}
 	if b.Status != cancelled || b.Failed != 2 {
 		t.Errorf("the batch is %s with %d lines failed, want cancelled with 2", b.Status, b.Failed)
+	}
+}
+
+// A failure that is in the error file of a batch is not run again by a retry: the client sends the line again, and
+// nobody collects another answer.
+func TestAFailureInTheErrorFileIsNotRetried(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	b := s.begun(requestLine+requestLine, 0, len(requestLine))
+	s.step1(b)
+	var id int64
+	if err := s.pool.QueryRow(t.Context(), `SELECT entry_id FROM penstock.gateway_batch_line WHERE line = 1`).Scan(&id); err != nil {
+		t.Fatal(err)
+	}
+	fail := func() {
+		s.exec(`WITH e AS (DELETE FROM penstock.entry WHERE id = $1 RETURNING *), r AS (DELETE FROM penstock.ready WHERE entry_id = $1)
+			INSERT INTO penstock.failure (queue_id, entry_id, created_at, attempt, crashes, flow, name, priority, payload, error, class, fingerprint)
+			SELECT queue_id, id, created_at, 1, 0, flow, name, priority, payload, 'x', 'x', 'x' FROM e`, id)
+	}
+	refused := func(sql string, args ...any) string {
+		_, err := s.pool.Exec(t.Context(), sql, args...)
+		return postgres.Code(err)
+	}
+	const one, all = `SELECT penstock.retry_failure($1, '', 'ada')`, `SELECT penstock.start_operation('q', 'retry_failures', '{"all": true}')`
+	fail()
+	if code := refused(one, id); code != "" {
+		t.Errorf("a retry before the failure is collected: %s, want that the line goes on", code)
+	}
+	fail()
+	s.step1(b)
+	if b = s.again(b); b.Failed != 1 {
+		t.Fatalf("%d lines have failed, want 1", b.Failed)
+	}
+	if one, all := refused(one, id), refused(all); one != "PS006" || all != "PS006" {
+		t.Errorf("retries of a failure in the error file: %q and %q, want PS006", one, all)
 	}
 }
