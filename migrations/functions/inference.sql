@@ -705,11 +705,12 @@ BEGIN
     RETURN made;
 END $$;
 
--- sweep_output does one of three things, so that its locks are held for that one only: it makes the partitions of
+-- sweep_output does one of four things, so that its locks are held for that one only: it makes the partitions of
 -- penstock.output for the next hours; or drops the oldest one that is not read any more; or deletes up to `most` rows of
--- entries that are gone from the default partition. It returns how many partitions it dropped or rows it deleted.
--- A partition is dropped an hour after its end, unless a queue that keeps its output has some there, or a run that
--- began before its end goes on. Every prober calls it once a minute.
+-- queues that do not keep theirs from the oldest one that stays and has some; or as many of entries that are gone from
+-- the default partition. It returns how many partitions it dropped or rows it deleted.
+-- A queue's rows of an hour go an hour after its end, unless it keeps its output, or a run of it that
+-- began before that end goes on. Every prober calls it once a minute.
 -- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one, for
 -- 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.
@@ -717,7 +718,8 @@ CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
 DECLARE
     part  record;
-    stays boolean;
+    stays integer[]; -- queues
+    goes  integer[];
     gone  bigint;
 BEGIN
     IF penstock.make_output_partitions() > 0 THEN
@@ -733,16 +735,34 @@ BEGIN
         EXIT WHEN part.until > clock_timestamp() - interval '1 hour';
         BEGIN
             EXECUTE format($q$
-                SELECT EXISTS (SELECT FROM penstock.queue q
-                                WHERE penstock.keeps_output(q) AND $1 > clock_timestamp() - q.result_retention
-                                  AND EXISTS (SELECT FROM penstock.%1$I o WHERE o.queue_id = q.id))
-                    OR EXISTS (SELECT FROM penstock.lock l
-                                WHERE l.claimed_at < $1
-                                  AND EXISTS (SELECT FROM penstock.%1$I o WHERE o.queue_id = l.queue_id))$q$, part.name)
-               INTO stays USING part.until;
-            CONTINUE WHEN stays;
-            EXECUTE format('DROP TABLE penstock.%I', part.name);
-            RETURN 1;
+                WITH RECURSIVE has AS (
+                    (SELECT o.queue_id FROM penstock.%1$I o ORDER BY o.queue_id LIMIT 1)
+                    UNION ALL
+                    SELECT n.queue_id FROM has CROSS JOIN LATERAL (
+                           SELECT o.queue_id FROM penstock.%1$I o WHERE o.queue_id > has.queue_id
+                            ORDER BY o.queue_id LIMIT 1) n
+                )
+                SELECT array_agg(has.queue_id) FILTER (WHERE k.keeps),
+                       array_agg(has.queue_id) FILTER (WHERE NOT k.keeps)
+                  FROM has CROSS JOIN LATERAL (
+                       SELECT EXISTS (SELECT FROM penstock.queue q
+                                       WHERE q.id = has.queue_id AND penstock.keeps_output(q)
+                                         AND $1 > clock_timestamp() - q.result_retention)
+                           OR EXISTS (SELECT FROM penstock.lock l
+                                       WHERE l.queue_id = has.queue_id AND l.claimed_at < $1) AS keeps) k$q$, part.name)
+               INTO stays, goes USING part.until;
+            IF stays IS NULL THEN
+                EXECUTE format('DROP TABLE penstock.%I', part.name);
+                RETURN 1;
+            END IF;
+            CONTINUE WHEN goes IS NULL;
+            EXECUTE format('DELETE FROM penstock.%1$I
+                             WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.%1$I WHERE queue_id = ANY ($1)
+                                                      LIMIT $2 FOR UPDATE SKIP LOCKED))', part.name) USING goes, most;
+            GET DIAGNOSTICS gone = ROW_COUNT;
+            IF gone > 0 THEN
+                RETURN gone;
+            END IF;
         EXCEPTION
             WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
                 NULL;

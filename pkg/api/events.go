@@ -82,12 +82,19 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	since, err := queue.OutputSince(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if c != nil {
+		c.FollowOutput(since)
+	}
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("X-Accel-Buffering", "no")
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(eventsMax + eventsAlive)) // the server's would end the request
 	w.WriteHeader(http.StatusOK)
-	f := &follower{api: a, queue: queue, id: id, at: at, out: newEventWriter(w, r)}
+	f := &follower{api: a, queue: queue, id: id, since: since, at: at, out: newEventWriter(w, r)}
 	if c == nil || f.follow(r.Context(), c) { // else the client has gone, or will come again
 		f.end(r.Context())
 	}
@@ -109,6 +116,7 @@ type follower struct {
 	api   *API
 	queue *invalidation.Queue
 	id    invalidation.EntryID
+	since time.Time // from when on it may have output
 	at    place
 	state string
 	out   *eventWriter
@@ -167,7 +175,7 @@ const outputPieces = 100
 // output sends what runs have put out since. A larger token begins anew.
 func (f *follower) output(ctx context.Context) error {
 	for f.out.err == nil {
-		pieces, err := f.queue.Output(ctx, f.id, f.at.token, f.at.seq, outputPieces)
+		pieces, err := f.queue.Output(ctx, f.id, f.since, f.at.token, f.at.seq, outputPieces)
 		if err != nil {
 			return err
 		}

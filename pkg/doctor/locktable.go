@@ -11,12 +11,13 @@ import (
 
 // locksSQL reads, for the tables whose partitions a look-up by an id alone reads, the number of partitions, that of
 // their tables and indexes together, which such a statement locks, and the settings from which the server computed the
-// size of its lock table when it started. Entries have a partition a queue; failures and results one a day.
+// size of its lock table when it started. Entries have a partition a queue; failures and results one a day; output one
+// an hour.
 const locksSQL = `
 SELECT parent.name, count(*)::int - 1, sum(1 + (SELECT count(*) FROM pg_index x WHERE x.indrelid = t.oid))::int,
        current_setting('max_locks_per_transaction')::int,
        current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int
-  FROM unnest('{entry,failure,result}'::text[]) parent(name)
+  FROM unnest('{entry,failure,result,output}'::text[]) parent(name)
  CROSS JOIN LATERAL (SELECT to_regclass('penstock.' || parent.name)::oid UNION ALL
                      SELECT inhrelid FROM pg_inherits WHERE inhparent = to_regclass('penstock.' || parent.name)) t(oid)
  GROUP BY parent.name
@@ -24,7 +25,7 @@ SELECT parent.name, count(*)::int - 1, sum(1 + (SELECT count(*) FROM pg_index x 
 
 // lockTable is what fills the table of locks that all sessions share, and its size.
 type lockTable struct {
-	parent         string // entry, failure or result
+	parent         string // entry, failure, result or output
 	partitions     int
 	locks          int // of a statement over all partitions
 	perTransaction int // max_locks_per_transaction
@@ -54,9 +55,13 @@ func lockTables(ctx context.Context, tx pgx.Tx) ([]lockTable, error) {
 // Beyond them it takes memory that is reserved for other purposes, as long as there is any.
 func (t lockTable) judge() Finding {
 	of, less := "queues", "have fewer queues: flows and shards divide one"
-	if t.parent != "entry" {
+	switch t.parent {
+	case "failure", "result":
 		of = "days of " + t.parent + "s"
 		less = "lower " + t.parent + "_retention of the queues that keep them for longest"
+	case "output":
+		of = "hours of output"
+		less = "lower result_retention of the queues whose output is kept, or have their models keep none (keep_output)"
 	}
 	places := t.perTransaction * t.transactions
 	f := Finding{

@@ -59,4 +59,8 @@ func TestDaysOfFailuresAreCountedWhereTheyAreMoreThanQueues(t *testing.T) {
 	if f.Severity != Warning || !strings.Contains(f.Advice, "failure_retention") {
 		t.Errorf("two years of failures: %+v", f)
 	}
+	exec(t, pool, `DO $$ BEGIN FOR n IN 1..100 LOOP
+		EXECUTE format('CREATE TABLE penstock.output_old_%s PARTITION OF penstock.output FOR VALUES FROM (%L) TO (%L)',
+		               n, '1990-01-01'::date + n, '1990-01-02'::date + n); END LOOP; END $$`)
+	want(t, find(t, pool, "lock table", Config{}), Fine, "hours of output takes")
 }

@@ -22,6 +22,7 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 		b.must(err)
 		return name
 	}
+	rows := func(name string) int { return b.count(`SELECT count(*) FROM ` + name) }
 	there := func(name string) bool { return b.count(`SELECT count(to_regclass($1))`, name) == 1 }
 	old, recent := hour(5*time.Hour), hour(time.Hour)
 
@@ -62,8 +63,15 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 	b.must(err)
 	_, err = b.pool.Exec(b.ctx, `SELECT penstock.set_model_override(model, '{"keep_output": true}') FROM penstock.queue WHERE id = $1`, b.queue.ID)
 	b.must(err)
-	if b.count(`SELECT penstock.sweep_output(10)`); !there(old) {
-		t.Error("output that the model keeps was dropped")
+	_, err = b.pool.Exec(b.ctx, `SELECT penstock.register_model('other', '{"protocol": "openai"}')`)
+	b.must(err)
+	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
+		SELECT q.id, 1, 1, 1, n, 'x', (SELECT min(at) FROM `+old+`) FROM penstock.queue q, generate_series(1, 12) n WHERE q.name = 'other'`)
+	b.must(err)
+	for _, left := range []int{102, 100, 100} { // the other model keeps nothing, and its rows go
+		if b.count(`SELECT penstock.sweep_output(10)`); !there(old) || rows(old) != left {
+			t.Errorf("of output that one model keeps and the other does not: there %v, want %d rows", there(old), left)
+		}
 	}
 	_, err = b.pool.Exec(b.ctx, `SELECT penstock.delete_model_override(model) FROM penstock.queue WHERE id = $1`, b.queue.ID)
 	b.must(err)

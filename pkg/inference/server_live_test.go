@@ -117,7 +117,7 @@ func TestLiveOpenAIBehindTheQueue(t *testing.T) {
 		o := b.outcome(id)
 		queue, err := invalidation.Open(b.ctx, b.pool, b.queue.Name)
 		b.must(err)
-		pieces, err := queue.Output(b.ctx, id, 0, 0, 1000)
+		pieces, err := queue.Output(b.ctx, id, time.Time{}, 0, 0, 1000)
 		b.must(err)
 		var events bytes.Buffer
 		for i, p := range pieces {

@@ -51,6 +51,7 @@ type watched struct {
 	queue int32
 	id    EntryID
 	by    map[*EntryWaiter]struct{}
+	since *time.Time // from when on a client follows its output; nil: none does
 	last  EntryNews
 }
 
@@ -62,7 +63,7 @@ type EntryNews struct {
 	Done       float64 // 0 to 1
 	Message    string
 	ProgressAt time.Time
-	// The last piece of output, zero if there is none.
+	// The last piece of output, zero if there is none, or no client follows it.
 	Token Token
 	Seq   int
 }
@@ -100,6 +101,13 @@ func (w *EntryWatch) Wait(queue int32, id EntryID) (*EntryWaiter, error) {
 	return c, nil
 }
 
+// FollowOutput makes pieces of output news too, from a time on: see Queue.OutputSince.
+func (c *EntryWaiter) FollowOutput(since time.Time) {
+	c.watch.mu.Lock()
+	defer c.watch.mu.Unlock()
+	c.entry.since = &since
+}
+
 // Waiting returns how many clients wait.
 func (w *EntryWatch) Waiting() int {
 	w.mu.Lock()
@@ -129,50 +137,51 @@ func (c *EntryWaiter) Leave() {
 // poll polls all watched entries, again and again, until no client waits.
 func (w *EntryWatch) poll() {
 	for {
-		queues, ids := w.all()
-		if len(ids) == 0 {
+		all := w.all()
+		if len(all) == 0 {
 			return
 		}
 		start := time.Now()
 		pause := watchPauseMin
-		for part := range slices.Chunk(ids, watchEntries) {
-			if err := w.pollSome(queues[:len(part)], part); err != nil {
+		for part := range slices.Chunk(all, watchEntries) {
+			if err := w.pollSome(part); err != nil {
 				w.log.Warn("poll entries that clients wait for", "error", err)
 				pause = watchPauseMax
 			}
-			queues = queues[len(part):]
 		}
 		time.Sleep(min(max(watchShare*time.Since(start), pause), watchPauseMax))
 	}
 }
 
 // all lists the watched entries. If there are none polling ends, and the next one to wait begins it anew.
-func (w *EntryWatch) all() (queues []int32, ids []EntryID) {
+func (w *EntryWatch) all() (list []watched) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for id, e := range w.entries {
-		queues, ids = append(queues, e.queue), append(ids, id)
+	for _, e := range w.entries {
+		list = append(list, watched{queue: e.queue, id: e.id, since: e.since})
 	}
-	w.polling = len(ids) > 0
-	return queues, ids
+	w.polling = len(list) > 0
+	return list
 }
 
 // watchSQL reads the living ones of entries $2 of queues $1. An entry that is not among them has ended.
 const watchSQL = `
 SELECT w.id, CASE WHEN e.priority < 0 THEN 'disabled' WHEN e.status = 'initial' THEN 'initial'
                   WHEN l.runs THEN 'computing' ELSE 'pending' END,
-       coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at, coalesce(o.token, 0), coalesce(o.seq, 0)
+       coalesce(p.done, 0), coalesce(p.message, ''), p.updated_at
   FROM unnest($1::integer[], $2::bigint[]) w(queue_id, id)
  CROSS JOIN LATERAL (SELECT status, priority, lock_key FROM penstock.entry
                       WHERE queue_id = w.queue_id AND id = w.id OFFSET 0) e
   LEFT JOIN LATERAL (SELECT last_entry_id >= w.id AS runs FROM penstock.lock
                       WHERE queue_id = w.queue_id AND lock_key = coalesce(e.lock_key, '#' || w.id) OFFSET 0) l ON true
   LEFT JOIN LATERAL (SELECT done, message, updated_at FROM penstock.progress
-                      WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true
-  LEFT JOIN LATERAL (SELECT token, seq FROM penstock.output
-                      WHERE queue_id = w.queue_id AND entry_id = w.id ORDER BY token DESC, seq DESC LIMIT 1) o ON true`
+                      WHERE queue_id = w.queue_id AND entry_id = w.id OFFSET 0) p ON true`
 
-func (w *EntryWatch) pollSome(queues []int32, ids []EntryID) error {
+func (w *EntryWatch) pollSome(list []watched) error {
+	queues, ids := make([]int32, len(list)), make([]EntryID, len(list))
+	for i, e := range list {
+		queues[i], ids[i] = e.queue, e.id
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), watchTimeout)
 	defer cancel()
 	living := make(map[EntryID]EntryNews, len(ids))
@@ -182,7 +191,7 @@ func (w *EntryWatch) pollSome(queues []int32, ids []EntryID) error {
 		at *time.Time
 	)
 	_, err := pgx.ForEachRow(postgres.Query(ctx, w.db, watchSQL, queues, ids),
-		[]any{&id, &s.State, &s.Done, &s.Message, &at, &s.Token, &s.Seq}, func() error {
+		[]any{&id, &s.State, &s.Done, &s.Message, &at}, func() error {
 			if s.ProgressAt = (time.Time{}); at != nil {
 				s.ProgressAt = *at
 			}
@@ -192,7 +201,49 @@ func (w *EntryWatch) pollSome(queues []int32, ids []EntryID) error {
 	if err != nil {
 		return fmt.Errorf("poll %d entries: %w", len(ids), err)
 	}
+	if err := w.pollOutput(ctx, list, living); err != nil {
+		return err
+	}
 	w.tell(ids, living)
+	return nil
+}
+
+// watchOutputSQL reads the last pieces of output of entries $2 of queues $1, each from its time in $3 on, of which $4 is
+// the first.
+const watchOutputSQL = `
+SELECT w.id, o.token, o.seq
+  FROM unnest($1::integer[], $2::bigint[], $3::timestamptz[]) w(queue_id, id, since)
+ CROSS JOIN LATERAL (SELECT token, seq FROM penstock.output
+                      WHERE queue_id = w.queue_id AND entry_id = w.id AND at >= w.since AND at >= $4
+                      ORDER BY token DESC, seq DESC LIMIT 1) o`
+
+// pollOutput adds the last pieces of output to the news of the living entries whose output a client follows.
+func (w *EntryWatch) pollOutput(ctx context.Context, list []watched, living map[EntryID]EntryNews) error {
+	var queues []int32
+	var ids []int64
+	var since []time.Time
+	for _, e := range list {
+		if _, lives := living[e.id]; lives && e.since != nil {
+			queues, ids, since = append(queues, e.queue), append(ids, int64(e.id)), append(since, *e.since)
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	first := slices.MinFunc(since, time.Time.Compare)
+	rows := postgres.Query(ctx, w.db, watchOutputSQL, pgx.QueryExecModeSimpleProtocol, queues, ids, since, first)
+	var id EntryID
+	var token Token
+	var seq int
+	_, err := pgx.ForEachRow(rows, []any{&id, &token, &seq}, func() error {
+		news := living[id]
+		news.Token, news.Seq = token, seq
+		living[id] = news
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("poll output of %d entries: %w", len(ids), err)
+	}
 	return nil
 }
 

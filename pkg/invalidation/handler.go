@@ -18,6 +18,7 @@ type Run struct {
 	Node  NodeID
 
 	measured measured
+	sent     int    // the last piece of output that AppendOutput has sent
 	merged   []*Run // those whose payloads it handles as one, its own too, oldest first; nil: its own alone
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Bounds of the reading of output for streams.
@@ -38,6 +39,7 @@ type beat struct {
 type tap struct {
 	queue int32
 	entry int64
+	since time.Time // from when on it may have output
 	news  chan news // holds one
 
 	// The beat reads them while wants is set, and the stream sets them while it is not; guarded by beat.mu.
@@ -56,7 +58,8 @@ type news struct {
 
 // join adds a stream.
 func (b *beat) join(p row) *tap {
-	t := &tap{queue: p.Queue, entry: p.Entry, news: make(chan news, 1)}
+	since := invalidation.OutputFrom(p.Created)
+	t := &tap{queue: p.Queue, entry: p.Entry, since: since, news: make(chan news, 1)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.open == nil {
@@ -115,24 +118,26 @@ func (b *beat) tell(t *tap, n news) {
 // outputSQL reads what has come of each stream: pieces of its newest run behind the one that it knows, and whether its
 // entry has ended, which is so in the moment of the last pieces: a run adds none once it does not hold the lock. The
 // first piece of a statement comes whatever its size; the bounds are those of a stream and of the statement. A stream
-// whose pieces are beyond the second is not in the answer.
+// whose pieces are beyond the second is not in the answer. $8 are the times from which on streams may have output: no
+// hour before is read.
 const outputSQL = `
 SELECT x.n, x.ended, x.token, x.seq, x.data
   FROM (SELECT k.n, e.id IS NULL AS ended, coalesce(r.token, 0) AS token, coalesce(o.seq, 0) AS seq,
                coalesce(o.data, '') AS data,
                coalesce(sum(octet_length(o.data)) OVER (ORDER BY k.n, o.seq, o.at) - octet_length(o.data), 0) AS before
-          FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::int[])
-               WITH ORDINALITY k(queue_id, entry_id, token, seq, n)
+          FROM unnest($1::int[], $2::bigint[], $3::bigint[], $4::int[], $8::timestamptz[])
+               WITH ORDINALITY k(queue_id, entry_id, token, seq, since, n)
           LEFT JOIN penstock.entry e ON e.queue_id = k.queue_id AND e.id = k.entry_id
          CROSS JOIN LATERAL (
                SELECT max(p.token) AS token
-                 FROM penstock.output p WHERE p.queue_id = k.queue_id AND p.entry_id = k.entry_id) r
+                 FROM penstock.output p
+                WHERE p.queue_id = k.queue_id AND p.entry_id = k.entry_id AND p.at >= k.since) r
           LEFT JOIN LATERAL (
                SELECT p.seq, p.at, p.data,
                       sum(octet_length(p.data)) OVER (ORDER BY p.seq, p.at) - octet_length(p.data) AS before
                  FROM penstock.output p
                 WHERE p.queue_id = k.queue_id AND p.entry_id = k.entry_id AND p.token = r.token
-                  AND p.seq > CASE WHEN r.token = k.token THEN k.seq ELSE 0 END
+                  AND p.at >= k.since AND p.seq > CASE WHEN r.token = k.token THEN k.seq ELSE 0 END
                 ORDER BY p.seq, p.at
                 LIMIT $5) o ON o.before < $6
          WHERE o.seq IS NOT NULL OR e.id IS NULL) x
@@ -152,6 +157,7 @@ func (b *beat) read(ctx context.Context, db postgres.DB) error {
 func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) error {
 	queues, entries := make([]int32, len(group)), make([]int64, len(group))
 	tokens, seqs := make([]int64, len(group)), make([]int, len(group))
+	since := make([]time.Time, len(group))
 	b.mu.Lock()
 	each := piecesBytes
 	if b.held > heldBytes {
@@ -159,6 +165,7 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 	}
 	for i, t := range group {
 		queues[i], entries[i], tokens[i], seqs[i] = t.queue, t.entry, t.token, t.seq
+		since[i] = t.since
 	}
 	b.mu.Unlock()
 	found := make([]news, len(group))
@@ -166,7 +173,8 @@ func (b *beat) readGroup(ctx context.Context, db postgres.DB, group []*tap) erro
 	var ended bool
 	var p piece
 	var data []byte
-	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, each, groupBytes)
+	rows := postgres.Query(ctx, db, outputSQL, queues, entries, tokens, seqs, piecesMost, each, groupBytes,
+		since)
 	_, err := pgx.ForEachRow(rows, []any{&n, &ended, &p.token, &p.seq, &data}, func() error {
 		one := &found[n-1]
 		one.ended = ended
