@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // What a queue has in millions was deleted while no transaction could use the tables of entries of any queue.
@@ -35,5 +36,31 @@ func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.
 	}
 	if n := query[int64](t, c, `SELECT count(*) FROM penstock.batch_part JOIN penstock.batch b ON b.id = batch_id JOIN penstock.queue q ON q.id = b.queue_id WHERE q.name = 'other'`); n != 20 {
 		t.Errorf("%d parts of another queue are left, want 20", n)
+	}
+}
+
+// Who was promised to be told of the end of an entry is told, also where the queue is dropped by force.
+func TestAForcedDropIsRefusedWhileClientsAreToBeTold(t *testing.T) {
+	c := connect(t, pgtest.DSN(t))
+	exec(t, c, `SELECT penstock.create_queue('mails'), penstock.push('mails', '{}', callback => '{"url": "https://client.example/done"}')`)
+	drop := func() string {
+		_, err := c.Exec(t.Context(), `SELECT penstock.drop_queue('mails', true)`)
+		return postgres.Code(err)
+	}
+	if code := drop(); code != "PS006" {
+		t.Errorf("a drop of a queue with an entry that has a callback: %q, want PS006", code)
+	}
+	exec(t, c, `SELECT penstock.cancel_entry(id) FROM penstock.entry_mails`)
+	if n := query[int64](t, c, `SELECT count(*) FROM penstock.entry_webhook`); n != 1 {
+		t.Errorf("the cancelled entry has %d callbacks, want 1", n)
+	}
+	exec(t, c, `INSERT INTO penstock.prediction (id, owner, entry_id, queue_id, model, version, input, webhook)
+		SELECT 'p', 'ada', 1, q.id, 'm', 'm', '{}', 'https://client.example/' FROM penstock.queue q WHERE q.name = 'mails'`)
+	if code := drop(); code != "PS006" {
+		t.Errorf("a drop of a queue with a prediction that was not reported: %q, want PS006", code)
+	}
+	exec(t, c, `UPDATE penstock.prediction SET notified_at = now()`)
+	if code := drop(); code != "" {
+		t.Errorf("a drop of a queue whose clients were told: %q", code)
 	}
 }

@@ -184,8 +184,35 @@ BEGIN
     RETURN n;
 END $$;
 
--- drop_queue removes a queue and all rows of it. It refuses while there are entries, or open batches that complete into
--- it, unless forced. What may be millions of
+-- need_no_callbacks raises an error if clients are still to be told of the end of entries of a queue that is to be
+-- dropped: by callbacks, or by webhooks of predictions. Their entries would end without. It reads the entries with ids
+-- above `after`, and returns the largest one.
+-- Locks: none.
+-- Callers: drop_queue.
+-- SQLSTATE: PS006 clients are still to be told.
+CREATE OR REPLACE FUNCTION penstock.need_no_callbacks(q penstock.queue, after bigint) RETURNS bigint
+LANGUAGE plpgsql AS $$
+DECLARE
+    n      bigint;
+    newest bigint;
+BEGIN
+    EXECUTE format('SELECT count(*) FILTER (WHERE callback->>''url'' <> ''''), coalesce(max(id), 0)
+                      FROM penstock.%I WHERE queue_id = $1 AND id > $2', 'entry_' || q.name)
+       INTO n, newest USING q.id, after;
+    IF n > 0 THEN
+        RAISE EXCEPTION 'queue "%" has % entries with a callback, which would never be sent', q.name, n
+            USING ERRCODE = 'PS006', HINT = 'Cancel these entries first: that sends their callbacks.';
+    ELSIF EXISTS (SELECT FROM penstock.prediction p
+                   WHERE p.webhook IS NOT NULL AND p.notified_at IS NULL AND p.queue_id = q.id) THEN
+        RAISE EXCEPTION 'queue "%" has predictions whose end was not reported to their webhooks yet', q.name
+            USING ERRCODE = 'PS006',
+                  HINT = 'Cancel their entries first, and let a gateway report them, which takes seconds.';
+    END IF;
+    RETURN newest;
+END $$;
+
+-- drop_queue removes a queue and all rows of it. It refuses while clients are still to be told of the end of entries,
+-- and, unless forced, while there are entries, or open batches that complete into it. What may be millions of
 -- rows goes first: no push to another queue and no change of limits waits for that. A push or an ending that has locked
 -- the queue's table would wait for deleted ready rows of lock keys, and for deleted unique keys: these ready rows go
 -- behind the locks, with the progress of entries that have not ended, the parts of open batches, and the few results,
@@ -197,8 +224,8 @@ END $$;
 -- those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no push comes between;
 -- rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
--- SQLSTATE: PS001 no such queue, PS006 it has entries or is needed, 55P03 a lock was not to be had
--- in time.
+-- SQLSTATE: PS001 no such queue, PS006 it has entries, is needed, or has clients to be told, 55P03 a lock was not to be
+-- had in time.
 CREATE OR REPLACE FUNCTION penstock.drop_queue(
     queue_name text,
     force      boolean DEFAULT false,
@@ -211,11 +238,13 @@ DECLARE
     q       penstock.queue := penstock.queue_row(queue_name);
     began   timestamptz := clock_timestamp() - interval '1 minute';
     n       bigint := penstock.need_no_entries(queue_name, force);
+    newest  bigint;
     give_up timestamptz;
 BEGIN
     IF current_setting('lock_timeout') = '0' THEN
         PERFORM set_config('lock_timeout', '3s', true); -- no limit can be changed meanwhile
     END IF;
+    newest := penstock.need_no_callbacks(q, 0);
     PERFORM penstock.need_no_completions(q, force);
     DELETE FROM penstock.result WHERE queue_id = q.id;
     DELETE FROM penstock.failure WHERE queue_id = q.id;
@@ -242,6 +271,7 @@ BEGIN
     IF NOT force THEN
         PERFORM penstock.need_no_entries(queue_name, force);
     END IF;
+    PERFORM penstock.need_no_callbacks(q, newest - 1000000); -- those that came meanwhile, whose ids are older too
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;
