@@ -34,11 +34,7 @@ func auditList(a *app) *cobra.Command {
 		{title: "REASON", text: func(r operator.Audit) string { return short(r.Reason, 60) }},
 		{title: "DETAIL", wide: true, text: func(r operator.Audit) string { return string(r.Detail) }},
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Audit, error) {
-		moment := ""
-		if since > 0 {
-			moment = a.now().Add(-since).Format(time.RFC3339Nano)
-		}
 		return list[operator.Audit](ctx, api, "/v1/audit", f.Limit, f.Before,
-			"actor", f.Actor, "verb", f.Verb, "object", f.Object, "since", moment)
+			"actor", f.Actor, "verb", f.Verb, "object", f.Object, "since", a.ago(since))
 	}, func(last operator.Audit) string { return fmt.Sprintf("--before %d", last.ID) })
 }

@@ -26,18 +26,22 @@ func failureCommand(a *app) *cobra.Command {
 		}))
 }
 
+const failedSince = "failed not longer ago than this"
+
 func failureList(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "list QUEUE", Short: "Failures of a queue, newest first", Args: cobra.ExactArgs(1),
+		Use: "list QUEUE", Short: "Failures of a queue, largest ids first", Args: cobra.ExactArgs(1),
 		ValidArgsFunction: a.completeQueues(),
 	}
 	var f operator.FailureFilter
+	var since time.Duration
 	flags := c.Flags()
 	flags.StringVar(&f.Class, "class", "", "of this class of error")
 	flags.StringVar(&f.Fingerprint, "fingerprint", "", "of this fingerprint, see failure causes")
 	flags.StringVar(&f.Flow, "flow", "", "of this flow")
 	flags.StringVar(&f.LockKey, "lock-key", "", "of this lock key")
 	flags.StringVar(&f.Name, "name", "", "of this name")
+	flags.DurationVar(&since, "since", 0, failedSince)
 	flags.Int64Var(&f.Before, "before", 0, "ids below this one: the last of the page before")
 	limitFlag(flags, &f.Limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &f.Limit, []column[operator.Failure]{
@@ -53,16 +57,19 @@ func failureList(a *app) *cobra.Command {
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Failure, error) {
 		f.Queue = args[0]
 		return list[operator.Failure](ctx, api, "/v1/failures", f.Limit, f.Before, "queue", f.Queue, "class", f.Class,
-			"fingerprint", f.Fingerprint, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name)
+			"fingerprint", f.Fingerprint, "flow", f.Flow, "lock_key", f.LockKey, "name", f.Name,
+			"since", a.ago(since))
 	}, func(last operator.Failure) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
 func failureCauses(a *app) *cobra.Command {
 	c := &cobra.Command{
-		Use: "causes QUEUE", Short: "Causes of the newest 10,000 failures: fingerprints by frequency",
+		Use: "causes QUEUE", Short: "Causes of the 10,000 failures with the largest ids: fingerprints by frequency",
 		Args: cobra.ExactArgs(1), ValidArgsFunction: a.completeQueues(),
 	}
 	var limit int
+	var since time.Duration
+	c.Flags().DurationVar(&since, "since", 0, failedSince)
 	limitFlag(c.Flags(), &limit, operator.PageDefault, "at most so many")
 	return paging(a, c, &limit, []column[operator.Cause]{
 		{title: "FAILURES", right: true, text: func(c operator.Cause) string { return fmt.Sprint(c.Failures) }},
@@ -77,7 +84,11 @@ func failureCauses(a *app) *cobra.Command {
 		}},
 	}, func(ctx context.Context, api conn, args []string) ([]operator.Cause, error) {
 		limit = min(limit, causesMax)
-		return unpaged[operator.Cause](ctx, api, at("/v1/queues/%v/causes", args[0]), limit)
+		path := at("/v1/queues/%v/causes", args[0])
+		if since > 0 {
+			path += "?since=" + a.ago(since)
+		}
+		return unpaged[operator.Cause](ctx, api, path, limit)
 	}, func(operator.Cause) string { return pageHint(limit, causesMax) })
 }
 

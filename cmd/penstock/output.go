@@ -270,6 +270,14 @@ func ageOrNone(seconds *float64) string {
 	return age(*seconds)
 }
 
+// ago is the time so long ago, as the API takes one; empty for no time.
+func (a *app) ago(since time.Duration) string {
+	if since <= 0 {
+		return ""
+	}
+	return a.now().Add(-since).UTC().Format(time.RFC3339Nano)
+}
+
 // since is the age of a time by this machine's clock.
 func (a *app) since(t time.Time) string {
 	if t.IsZero() {

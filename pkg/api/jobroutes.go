@@ -57,7 +57,7 @@ func (a *API) jobRoutes() {
 	})
 	add(a, route{
 		method: "GET", path: dlq, id: "list-dlq", scope: read, of: ofPlatform,
-		summary: fmt.Sprintf("The newest failures of all models together, up to %d", dlqMax),
+		summary: fmt.Sprintf("Failures of all models together, largest ids first, up to %d", dlqMax),
 	}, a.listDLQ)
 	add(a, route{
 		method: "POST", path: dlq + "/{id}/retry", id: "retry-job",

@@ -39,7 +39,8 @@ type FailureFilter struct {
 	Queue               string
 	Class, Fingerprint  string
 	Flow, LockKey, Name string
-	Before              int64 // ids below this one
+	Since               time.Time // failed then or later; zero: at any time
+	Before              int64     // ids below this one
 	Limit               int
 }
 
@@ -67,6 +68,7 @@ func (d *Database) Failures(ctx context.Context, f FailureFilter) ([]Failure, er
 	where("flow =", f.Flow != "", f.Flow)
 	where("lock_key =", f.LockKey != "", f.LockKey)
 	where("name =", f.Name != "", f.Name)
+	where("failed_at >=", !f.Since.IsZero(), f.Since)
 	where("entry_id <", f.Before > 0, f.Before)
 	sql := failureColumns + `
   FROM penstock.failure f JOIN penstock.queue q ON q.id = f.queue_id
@@ -135,22 +137,25 @@ type Cause struct {
 	ExampleID   int64     `json:"example_id"`
 }
 
-// causesSQL groups the 10,000 failures of a queue with the largest ids.
+// causesSQL groups the 10,000 failures of a queue with the largest ids, of those that failed at $3 or later.
 const causesSQL = `
 SELECT fingerprint, class, count(*) AS failures, max(failed_at) AS newest, max(entry_id) AS example_id
-  FROM (SELECT fingerprint, class, failed_at, entry_id FROM penstock.failure WHERE queue_id = $1
-         ORDER BY entry_id DESC LIMIT 10000) newest
+  FROM (SELECT f.fingerprint, f.class, f.failed_at, f.entry_id
+          FROM penstock.failure f JOIN penstock.queue q ON q.id = f.queue_id
+         WHERE f.queue_id = $1 AND penstock.kept(f.failed_at, q.failure_retention) AND f.failed_at >= $3
+         ORDER BY f.entry_id DESC LIMIT 10000) last
  GROUP BY fingerprint, class
  ORDER BY failures DESC, fingerprint
  LIMIT $2`
 
-// Causes groups the newest 10,000 failures of a queue by cause, the most frequent first.
-func (d *Database) Causes(ctx context.Context, queue string, limit int) ([]Cause, error) {
+// Causes groups the 10,000 failures of a queue with the largest ids by cause, the most frequent first, of those that
+// failed at since or later.
+func (d *Database) Causes(ctx context.Context, queue string, since time.Time, limit int) ([]Cause, error) {
 	id, err := d.queueID(ctx, queue)
 	if err != nil {
 		return nil, err
 	}
-	return list[Cause](ctx, d.db, "causes of failures of queue "+queue, causesSQL, id, page(limit))
+	return list[Cause](ctx, d.db, "causes of failures of queue "+queue, causesSQL, id, page(limit), since)
 }
 
 // CauseStep is a group of failures with the same class and fingerprint, in one step of time.
@@ -172,11 +177,14 @@ const causeStepsSQL = `
 WITH grouped AS MATERIALIZED (
     SELECT f.fingerprint, f.class, f.step, count(*) AS failures, max(f.failed_at) AS newest,
            max(f.entry_id) AS example_id
-      FROM (SELECT fingerprint, class, failed_at, entry_id,
-                   CASE WHEN failed_at > statement_timestamp() - $2::float8 * $3::int * interval '1 second'
-                        THEN greatest(0, floor(extract(epoch FROM statement_timestamp() - failed_at) / $2::float8))::int
+      FROM (SELECT f.fingerprint, f.class, f.failed_at, f.entry_id,
+                   CASE WHEN f.failed_at > statement_timestamp() - $2::float8 * $3::int * interval '1 second'
+                        THEN greatest(0, floor(extract(epoch FROM statement_timestamp() - f.failed_at)
+                                               / $2::float8))::int
                         ELSE -1 END AS step
-              FROM penstock.failure WHERE queue_id = $1 ORDER BY entry_id DESC LIMIT $4) f
+              FROM penstock.failure f JOIN penstock.queue q ON q.id = f.queue_id
+             WHERE f.queue_id = $1 AND penstock.kept(f.failed_at, q.failure_retention)
+             ORDER BY f.entry_id DESC LIMIT $4) f
      GROUP BY f.fingerprint, f.class, f.step
 ), largest AS (
     SELECT example_id FROM grouped ORDER BY failures DESC, example_id DESC LIMIT $5
@@ -193,7 +201,7 @@ const (
 	causeExamples = 200    // groups of which it returns an error
 )
 
-// CauseSteps groups the newest 10,000 failures of a queue by cause and by steps of time, the last
+// CauseSteps groups the 10,000 failures of a queue with the largest ids by cause and by steps of time, the last
 // of which ends now.
 func (d *Database) CauseSteps(ctx context.Context, queue string, step time.Duration, steps int) ([]CauseStep,
 	error,

@@ -262,7 +262,7 @@ func TestFailuresAreFoundByWhatTheyHaveInCommon(t *testing.T) {
 	for i, l := range b.claim(71, 3) {
 		b.fail(71, []string{"line 1 is bad", "line 2 is bad", "out of paper"}[i], l)
 	}
-	causes, err := b.d.Causes(t.Context(), "work", 0)
+	causes, err := b.d.Causes(t.Context(), "work", time.Time{}, 0)
 	if err != nil || len(causes) != 2 || causes[0].Failures != 2 || causes[0].ExampleID != ids[1] {
 		t.Fatalf("causes are %+v (%v)", causes, err)
 	}
@@ -272,6 +272,16 @@ func TestFailuresAreFoundByWhatTheyHaveInCommon(t *testing.T) {
 	}
 	if found, err = b.d.Failures(t.Context(), FailureFilter{Queue: "work", Before: ids[1]}); err != nil || len(found) != 1 || found[0].ID != ids[0] {
 		t.Fatalf("failures before %d are %+v (%v)", ids[1], found, err)
+	}
+	if _, err = b.pool.Exec(t.Context(), `UPDATE penstock.failure SET failed_at = failed_at - interval '2 hours' WHERE entry_id = $1`, ids[1]); err != nil {
+		t.Fatal(err)
+	}
+	hourAgo := time.Now().Add(-time.Hour)
+	if found, err = b.d.Failures(t.Context(), FailureFilter{Queue: "work", Since: hourAgo}); err != nil || len(found) != 2 || found[1].ID != ids[0] {
+		t.Fatalf("failures of the last hour are %+v (%v)", found, err)
+	}
+	if causes, err = b.d.Causes(t.Context(), "work", hourAgo, 0); err != nil || len(causes) != 2 || causes[0].Failures != 1 {
+		t.Fatalf("causes of the last hour are %+v (%v)", causes, err)
 	}
 	one, err := b.d.Failure(t.Context(), ids[2])
 	if err != nil || one.Error != "out of paper" || string(one.Payload) != `{}` {
