@@ -53,7 +53,7 @@ type TaskNode struct {
 type Inference struct {
 	CallbackURL string `koanf:"callback_url" help:"where asynchronous workers reach a leader, or this listener or that of any node, to report (/tasks/callback/{id}): http://host:port; without it Cog models cannot be run so, and others are polled alone"`
 	CallbackKey string `koanf:"callback_key" help:"what keeps others from guessing those addresses, the same for all nodes, and leaders (leader.inference.callback_key): env:NAME or file:/path"`
-	Objects     string `koanf:"objects" help:"where results beyond 64 KiB go: a directory that all nodes mount, or s3://bucket/prefix; without it they stay in the database"`
+	Objects     string `koanf:"objects" help:"where results beyond 64 KiB go: a directory that all nodes mount, or s3://bucket/prefix, from which Penstock deletes nothing; without it they stay in the database"`
 	S3Endpoint  string `koanf:"s3_endpoint" help:"server of that bucket: https://host:port"`
 	S3Region    string `koanf:"s3_region" help:"region of that bucket, where its server cares; us-east-1 if empty"`
 	S3AccessKey string `koanf:"s3_access_key" help:"key id for it: env:NAME or file:/path"`
