@@ -231,6 +231,8 @@ const foundSQL = `
 UPDATE penstock.instance i
    SET draining_at = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL ELSE i.draining_at END,
        drain_by = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL ELSE i.drain_by END,
+       drain_reason = CASE WHEN i.drain_by = 'recycle' AND $2 NOT IN ('ready', 'busy') THEN NULL
+                      ELSE i.drain_reason END,
        state = $2, reason = nullif($3, ''), active = $4, capacity = $5, queued = $6, kv_usage = $7,
        checked_at = clock_timestamp(), next_check_at = clock_timestamp() + $8::interval
  WHERE id = $1

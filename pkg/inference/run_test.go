@@ -218,8 +218,8 @@ func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
 // longWorker speaks the asynchronous side of the dispatcher protocol; runs end when told.
 type longWorker struct {
 	*workertest.Script
-	submits, polls, cancels atomic.Int32
-	finished                atomic.Bool
+	submits, polls, cancels, probes atomic.Int32
+	finished                        atomic.Bool
 }
 
 func (b *bed) longWorker(cancel string) *longWorker {
@@ -227,6 +227,7 @@ func (b *bed) longWorker(cancel string) *longWorker {
 	w.Script = workertest.NewScript(b.T, func(rw http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.URL.Path == "/health":
+			w.probes.Add(1)
 			workertest.Says(200, fmt.Sprintf(`{"active_jobs":%d}`, w.submits.Load()-boolInt(w.finished.Load())*w.submits.Load()))(rw, r)
 		case strings.HasPrefix(r.URL.Path, "/cancel/"):
 			w.cancels.Add(1)
@@ -269,7 +270,7 @@ func awaitAtLeast(t *testing.T, n *atomic.Int32, least int32) {
 
 func TestRunIsFollowedOnAfterTheDeathOfItsNode(t *testing.T) {
 	b := newBed(t, asyncModel())
-	w := b.longWorker(`{}`)
+	w := b.longWorker(`{"cancelled":true}`)
 	b.instance("gpu-1", w.URL, 1)
 	first := b.start(ServiceConfig{})
 	id := b.push(`{}`)[0]
@@ -288,6 +289,9 @@ func TestRunIsFollowedOnAfterTheDeathOfItsNode(t *testing.T) {
 	}
 	if w.submits.Load() != 1 {
 		t.Errorf("the run was submitted %d times", w.submits.Load())
+	}
+	if w.cancels.Load() != 0 {
+		t.Error("the node that lost its lease cancelled the run, which is another node's")
 	}
 	if m := b.meta(id); m["reattached"] != true || m["remote_id"] != "job-1" {
 		t.Errorf("noted %v", m)
@@ -399,8 +403,11 @@ func TestCancelReachesTheWorker(t *testing.T) {
 			}
 			// An unconfirmed one stays counted as long as the worker reports a call.
 			b.await(c.slots, `SELECT count(*) FROM penstock.slot`)
-			time.Sleep(700 * time.Millisecond) // twice the grace
-			b.await(c.slots, `SELECT count(*) FROM penstock.slot`)
+			b.await(c.slots, `SELECT count(*) FROM penstock.slot WHERE doubt_at < clock_timestamp() - interval '300 ms'`)
+			awaitAtLeast(t, &w.probes, w.probes.Load()+3) // two behind its grace, of which one was judged
+			if n := b.count(`SELECT count(*) FROM penstock.slot WHERE doubt_at IS NOT NULL`); n != c.slots {
+				t.Errorf("%d slots are in doubt, want %d", n, c.slots)
+			}
 			w.finished.Store(true)
 			b.await(0, `SELECT count(*) FROM penstock.slot`)
 		})
@@ -575,6 +582,30 @@ func TestLastInstanceOutlivesAnEntryThatSaysItsDeviceIsLost(t *testing.T) {
 	}
 }
 
+// A process that has lost its device for good gets no calls until a probe finds it gone. A drain by an operator goes on.
+func TestAnInstanceWithoutItsDeviceDrainsUntilItsProcessIsGone(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	broken := b.gpu(func(*http.Request) (int, string) { return 500, `{"error":"CUDA error: unspecified launch failure"}` })
+	id := b.instance("broken", broken.URL, 1)
+	b.instance("good", b.gpu(answers).URL, 1)
+	b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Quarantine: 50 * time.Millisecond, QuarantineMax: 50 * time.Millisecond}}})
+	b.eventually("the instance drains", func() bool {
+		b.ended(b.push(empty(4)...)...)
+		return b.count(`SELECT count(*) FROM penstock.instance WHERE id = $1 AND draining_at IS NOT NULL AND drain_by = 'recycle'`, id) == 1
+	})
+	broken.Close()
+	b.await(1, `SELECT count(*) FROM penstock.instance WHERE id = $1 AND draining_at IS NULL AND drain_by IS NULL AND drain_reason IS NULL`, id)
+	b.must(DrainInstance(b.ctx, b.pool, b.model.Name, "broken", By{Actor: "ann", Reason: "new driver"}))
+	for _, sql := range []string{`SELECT penstock.recycle_instance($1)`, `UPDATE penstock.instance SET checked_at = NULL WHERE id = $1`} {
+		_, err := b.pool.Exec(b.ctx, sql, id)
+		b.must(err)
+	}
+	b.await(1, `SELECT count(*) FROM penstock.instance WHERE id = $1 AND checked_at IS NOT NULL`, id)
+	if n := b.count(`SELECT count(*) FROM penstock.instance WHERE id = $1 AND draining_at IS NOT NULL AND drain_by = 'ann'`, id); n != 1 {
+		t.Error("the drain of an operator has ended")
+	}
+}
+
 func TestInputThatAlwaysRunsOutOfMemoryIsNotTriedForEver(t *testing.T) {
 	b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
 	s := workertest.NewScript(t, healthy(workertest.Says(500, `{"error":"CUDA out of memory"}`)))
@@ -707,17 +738,19 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 				}
 			})
 			b.instance("gpu-1", s.URL+"/run", 4)
-			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 50 * time.Millisecond}})
+			m := b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 50 * time.Millisecond}})
 			entry := invalidation.Push{Payload: json.RawMessage(`{"operation":"images"}`), LockKey: "k"}
 			pushed, err := b.queue.Push(b.ctx, entry, entry)
 			b.must(err)
 			<-begun
 			_, err = b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, pushed[0].ID)
 			b.must(err)
+			b.await(0, `SELECT count(*) FROM penstock.cancel_request WHERE delivered_at IS NULL`)
+			awaitAtLeast(t, &m.claims, m.claims.Load()+30) // of which each one may find the other entry
 			select {
 			case id := <-begun:
 				t.Errorf("entry %s began beside the run that was cancelled", id)
-			case <-time.After(time.Second):
+			default:
 			}
 			close(finish)
 			if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "ended after the cancel") {
