@@ -105,6 +105,26 @@ func TestAtMostOnceHoldsWhereALockIsEndedByAnother(t *testing.T) {
 	}
 }
 
+// A run that was accepted goes with its instance, and nobody learns how it ended.
+func TestAtMostOnceHoldsWhereTheInstanceOfARunIsRemoved(t *testing.T) {
+	model := asyncModel()
+	model.OnUnknown = worker.AtMostOnce
+	b := newBed(t, model)
+	w := b.longWorker(`{}`)
+	b.instance("gpu-1", w.URL, 1)
+	first := b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &w.polls, 1)
+	first.die()
+	b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", true, By{}))
+	b.instance("gpu-2", w.URL, 1)
+	w.finished.Store(true)
+	b.start(ServiceConfig{})
+	if o := b.outcome(id); w.submits.Load() != 1 || o.Outcome != "failed" || o.Class != classUnknown {
+		t.Errorf("%d calls, outcome %+v, want 1 call and a failure of class unknown", w.submits.Load(), o)
+	}
+}
+
 // What ends the context of a run that must not run twice is no reason to run it again.
 func TestAtMostOnceHoldsWhateverEndsTheRun(t *testing.T) {
 	for _, cause := range []error{

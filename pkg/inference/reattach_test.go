@@ -10,8 +10,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -114,6 +116,26 @@ func TestReattachGivesUpWhenNoRunCouldLastSoLong(t *testing.T) {
 	b.must(err)
 	if o := b.outcome(id); o.Outcome != "done" {
 		t.Errorf("outcome %+v", o)
+	}
+}
+
+// A node that lost its lease neither replaces the run of the node behind it nor says how long that has followed it.
+func TestTheRunOfAnEntryIsThatOfItsNewestNode(t *testing.T) {
+	b := newBed(t, asyncModel())
+	run := remoteRun{
+		Queue: b.queue.ID, Entry: b.push(`{}`)[0], Token: 2, Remote: "newest",
+		Slot: slot.Held{Instance: b.instance("gpu-1", nowhere, 2), Number: 1, Token: 20},
+	}
+	b.must(saveRun(b.ctx, b.pool, run))
+	older, before := run, run
+	older.Token, older.Remote = 1, "older"
+	before.Slot.Token, before.Ran = 10, time.Minute // the node that followed it until the slot was adopted
+	b.must(saveRun(b.ctx, b.pool, older))
+	b.must(chargeRun(b.ctx, b.pool, before))
+	found, err := findRun(b.ctx, b.pool, run.Queue, run.Entry)
+	b.must(err)
+	if found.Token != run.Token || found.Remote != run.Remote || found.Ran != 0 {
+		t.Errorf("found %+v, want the run of the newest token, and nothing charged", found)
 	}
 }
 

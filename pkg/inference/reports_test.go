@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
@@ -262,6 +263,13 @@ func (d *brokenDB) Query(ctx context.Context, sql string, args ...any) (pgx.Rows
 		return nil, errors.New("away")
 	}
 	return d.DB.Query(ctx, sql, args...)
+}
+
+func (d *brokenDB) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if d.asked.Add(1); d.broken.Load() {
+		return pgconn.CommandTag{}, errors.New("away")
+	}
+	return d.DB.Exec(ctx, sql, args...)
 }
 
 func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {

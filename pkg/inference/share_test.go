@@ -2,7 +2,6 @@ package inference
 
 import (
 	"context"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"testing"
@@ -30,10 +29,7 @@ func newContended(t *testing.T) *contended {
 	stops := true
 	b := newBed(t, worker.Model{AbortStops: &stops})
 	b.instance("gpu-1", nowhere, 8)
-	gateway := invalidation.NodeID(rand.Int64())
-	_, err := b.pool.Exec(b.ctx, `SELECT penstock.register_gateway($1, 'gateway', 'default', interval '1 minute')`, gateway)
-	b.must(err)
-	return &contended{b, gateway}
+	return &contended{b, b.gateway()}
 }
 
 // starve makes the gateway lease what is left, and miss more.

@@ -50,6 +50,15 @@ func (b *bed) node(lease time.Duration) invalidation.NodeID {
 	return id
 }
 
+// gateway registers a gateway and returns its id.
+func (b *bed) gateway() invalidation.NodeID {
+	b.Helper()
+	id := invalidation.NodeID(rand.Int64())
+	_, err := b.pool.Exec(b.ctx, `SELECT penstock.register_gateway($1, 'gateway', 'default', interval '1 minute')`, id)
+	b.must(err)
+	return id
+}
+
 // holder is a node that talks to the database by itself.
 func (b *bed) holder(node invalidation.NodeID) *slot.Holder {
 	return &slot.Holder{DB: b.pool, Node: func() invalidation.NodeID { return node }}
@@ -142,15 +151,50 @@ func TestDrainedQuarantinedAndIllInstancesAreNotLeased(t *testing.T) {
 	b.must(DrainInstance(b.ctx, b.pool, b.model.Name, "gpu-1", By{Reason: "driver update"}))
 	refused("draining")
 	b.instance("gpu-1", nowhere, 1) // ends the drain
-	b.must(quarantine(b.ctx, b.pool, id, time.Minute, "fails fast"))
+	b.must(quarantine(b.ctx, b.pool, id, 10*time.Minute, "fails fast"))
 	refused("quarantined")
+	b.must(quarantine(b.ctx, b.pool, id, time.Millisecond, "fails fast on another node"))
+	if n := b.count(`SELECT count(*) FROM penstock.instance WHERE quarantined_until > now() + interval '9 minutes'`); n != 1 {
+		t.Error("a shorter quarantine of another node replaced a longer one")
+	}
 	b.instance("gpu-1", nowhere, 1)
-	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET state = 'defunct'`)
-	b.must(err)
-	refused("defunct")
+	for what, change := range map[string]string{
+		"starting":  `state = 'starting'`,
+		"unhealthy": `state = 'unhealthy'`,
+		"defunct":   `state = 'defunct'`,
+		"expired":   `expires_at = now()`,
+	} {
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET `+change)
+		b.must(err)
+		refused(what)
+		_, err = b.pool.Exec(b.ctx, `UPDATE penstock.instance SET state = 'ready', expires_at = NULL`)
+		b.must(err)
+	}
+	got := b.lease(node, 1)
+	if len(got) != 1 {
+		t.Error("leased nothing from an instance that is ready")
+	}
+	b.giveBack(node, got...)
 	b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, "gpu-1", false, By{}))
 	if n := b.count(`SELECT count(*) FROM penstock.audit WHERE object = 'Flux.1/gpu-1'`); n != 5 {
 		t.Errorf("%d lines of audit, want 5", n)
+	}
+}
+
+// A gateway that drains leases for the requests that it has accepted.
+func TestANodeThatDrainsLeasesNothing(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 2)
+	node, gateway := b.node(time.Minute), b.gateway()
+	for _, id := range []invalidation.NodeID{node, gateway} {
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.drain_node($1, 'test', 'test')`, id)
+		b.must(err)
+	}
+	if got := b.lease(node, 1); len(got) != 0 {
+		t.Error("a task node that drains leased a slot")
+	}
+	if got := b.lease(gateway, 1); len(got) != 1 {
+		t.Error("a gateway that drains leased no slot")
 	}
 }
 
@@ -421,7 +465,7 @@ func TestLongNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	nodes := []*miniNode{b.start(ServiceConfig{}), b.start(ServiceConfig{})}
 	b.lossy.every.Store(10)
 	ids := b.push(empty(150)...)
-	time.Sleep(testLease) // amid the work
+	b.eventually("some have ended", func() bool { return b.count(`SELECT count(*) FROM penstock.result`) >= 30 })
 	nodes[0].die()
 	b.lossy.every.Store(0) // a node that cannot read what there is does not start
 	nodes[0] = b.start(ServiceConfig{})

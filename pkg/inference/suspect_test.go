@@ -386,3 +386,54 @@ func TestSuspectsOfABatchMakeRoomForOthers(t *testing.T) {
 		t.Errorf("they came %v after the loss", took)
 	}
 }
+
+// A call beside which the instance may have had another is no proof against its entry.
+func TestAnEntryIsNotBlamedForCallsThatHadCompany(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	node, other, gateway := b.node(time.Minute), b.node(time.Minute), b.gateway()
+	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	for i, c := range []struct {
+		name      string
+		holder    invalidation.NodeID // of the other slot
+		doubt     bool
+		lost, oom int // calls that count
+	}{
+		{"a call of the node, which it knows of", node, false, 1, 1},
+		{"a call of another node, which notes its own loss", other, false, 1, 0},
+		{"a call of a gateway", gateway, false, 0, 0},
+		{"a call in doubt", node, true, 0, 0},
+	} {
+		instance := b.instance(fmt.Sprint("gpu-", i), nowhere, 2)
+		_, err := b.pool.Exec(b.ctx, `INSERT INTO penstock.slot (instance_id, number, token, node_id, doubt_at)
+			VALUES ($1, 0, nextval('penstock.token_seq'), $2, CASE WHEN $3 THEN now() END)`, instance, c.holder, c.doubt)
+		b.must(err)
+		run := &invalidation.Run{Queue: b.queue, Entry: invalidation.Entry{ID: invalidation.EntryID(i + 1)}}
+		d := &dispatch{
+			Dispatcher: s.Dispatcher, run: run, call: worker.Call{RunRef: worker.RunRef{Entry: fmt.Sprint(i + 1)}},
+			held: &slotRef{endpoint: &Endpoint{ID: instance}},
+		}
+		for class, want := range map[worker.Class]int{worker.ClassOOM: c.oom, worker.ClassContextLost: c.lost} {
+			b.must(d.countHarm(b.ctx, class, loss{during: true, sole: true, served: time.Now()}))
+			if n := b.count(`SELECT count(*) FROM penstock.entry_harm WHERE entry_id = $1 AND class = $2`, i+1, string(class)); n != want {
+				t.Errorf("%s: %d calls that ended as %s count against the entry, want %d", c.name, n, class, want)
+			}
+		}
+	}
+}
+
+// The retries of an entry may be further apart than its harm is kept for entries that have ended.
+func TestWhatAnEntryHarmedIsKnownUntilItEnds(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	instance, id := b.instance("gpu-1", nowhere, 1), b.push(`{}`)[0]
+	for _, entry := range []invalidation.EntryID{id, id + 1000} {
+		_, _, err := noteHarm(b.ctx, b.pool, b.queue.ID, entry, instance, worker.ClassOOM)
+		b.must(err)
+	}
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.entry_harm SET at = at - interval '1 hour'`)
+	b.must(err)
+	_, err = b.pool.Exec(b.ctx, sweepHarmSQL)
+	b.must(err)
+	if left := b.count(`SELECT coalesce(sum(entry_id), 0)::bigint FROM penstock.entry_harm`); left != int(id) {
+		t.Errorf("harm of the entries %d is left, want that of %d, which has not ended", left, id)
+	}
+}

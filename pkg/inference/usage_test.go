@@ -1,6 +1,7 @@
 package inference
 
 import (
+	"context"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -63,6 +64,27 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	least := int(took.Load()) - 8 // each part is rounded down to a millisecond
 	if ms := b.count(`SELECT gpu_ms FROM penstock.usage_hour`); ms < least || ms > 4*int(took.Load()) {
 		t.Errorf("%d ms for a call of %d ms", ms, took.Load())
+	}
+}
+
+// Sums that the database did not take stay for the next fold, and there is one at the node's end.
+func TestUsageOutlivesAnOutageAndTheEndOfItsNode(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	db := &brokenDB{DB: b.pool}
+	u := newUsageLog(db, time.Hour, quiet)
+	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
+	u.add(key, Used{Calls: 1})
+	db.broken.Store(true)
+	if err := u.Fold(b.ctx); err == nil {
+		t.Error("a fold without a database returned no error")
+	}
+	db.broken.Store(false)
+	u.add(key, Used{Calls: 2})
+	ended, end := context.WithCancel(b.ctx)
+	end()
+	b.must(u.Run(ended))
+	if n := b.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`); n != 3 {
+		t.Errorf("%d calls are counted, want 3", n)
 	}
 }
 
