@@ -111,6 +111,38 @@ func override(t *testing.T, db *pgxpool.Pool, n int) {
 	do(t, db, `SELECT penstock.set_scale_override('llama-own', $1, clock_timestamp() + interval '1 hour', 'test')`, n)
 }
 
+// An order, and what follows from the report of a backend, is written before the backend is called.
+func TestATermThatIsOverOrdersNothing(t *testing.T) {
+	db, c := driven(t), &cluster{}
+	w := newTerm(t, db, c)
+	w.round()
+	late := New(db, over{}, Config{Backends: map[string]Backend{backendLocal: c}})
+	for _, n := range []int{2, 0} {
+		override(t, db, n)
+		if err := w.duty.Pass(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		before := len(c.orders)
+		var calls sync.WaitGroup
+		if err := late.applier.round(t.Context(), &calls, nil); err != nil {
+			t.Fatal(err)
+		}
+		calls.Wait()
+		if ordered := c.orders[before:]; len(ordered) != 0 {
+			t.Errorf("%d are wanted, and %v was ordered in a term that is over", n, ordered)
+		}
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.instance WHERE draining_at IS NOT NULL`); n != 0 {
+			t.Errorf("%d instances drain", n)
+		}
+		for range 3 {
+			w.round()
+		}
+		if got := c.names(); len(got) != n {
+			t.Fatalf("%v exist, want %d", got, n)
+		}
+	}
+}
+
 func TestABackendFollowsAndNothingThatRunsIsStopped(t *testing.T) {
 	db, c := driven(t), &cluster{}
 	w := newTerm(t, db, c)

@@ -76,7 +76,7 @@ func TestARequestAtAGatewayMakesADeploymentToo(t *testing.T) {
 	}
 }
 
-func TestNothingIsMadeOrPrunedWhileScalingIsOff(t *testing.T) {
+func TestNothingIsMadeWhileScalingIsOff(t *testing.T) {
 	db := templated(t)
 	w := newTerm(t, db, &cluster{})
 	do(t, db, `SELECT penstock.set_scale_setting('scale.off', 'true')`)
@@ -120,11 +120,34 @@ func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
 		t.Errorf("%v were pruned although the last request is not known", got)
 	}
 	idle("2 hours")
-	push(t, db, 1)
-	if got := prune(); len(got) != 0 {
-		t.Errorf("%v were pruned although something waits", got)
+	do(t, db, `SELECT penstock.register_gateway(7, 'g1', 'default', '1 hour')`)
+	for what, change := range map[string]string{
+		"is set to a number": `SELECT penstock.set_scale_override('llama', 0, clock_timestamp() + interval '1 hour', 'test')`,
+		"exists":             `UPDATE penstock.deployment_state SET existing = 1`,
+		"is ordered":         `UPDATE penstock.deployment_state SET ordered = 1`,
+		"is desired":         `UPDATE penstock.deployment_state SET desired = 1`,
+		"starts":             `UPDATE penstock.deployment_state SET starting = ARRAY[clock_timestamp()]`,
+		"has an order":       `UPDATE penstock.deployment_state SET order_id = coalesce(applied_id, 0) + 1`,
+		"is waited for":      `SELECT penstock.push('llama', '{}'::jsonb)`,
+		"is due soon":        `SELECT penstock.push('llama', '{}'::jsonb, due_at => clock_timestamp() + interval '30 s')`,
+		"is called":          `SELECT penstock.lease_slots('llama', 7, 3)`,
+		"takes no more":      `UPDATE penstock.node SET load = '{"pools": {"llama": {"over_limit": 1}}}'`,
+	} {
+		tx, err := db.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		if _, err = tx.Exec(t.Context(), change); err == nil {
+			err = tx.QueryRow(t.Context(), `SELECT penstock.prune_deployments(100)`).Scan(&got)
+		}
+		if err != nil || len(got) != 0 {
+			t.Errorf("one that %s: %v were pruned, %v", what, got, err)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
 	}
-	do(t, db, `SELECT penstock.cancel_entry(id, 'test', 'test') FROM penstock.entry`)
 	do(t, db, `SELECT penstock.set_deployment('llama', 'llama', '{"mode": "disabled"}', 'it burns money')`)
 	if got := prune(); len(got) != 0 {
 		t.Errorf("%v were pruned though disabled: the next push would make it again as full", got)
@@ -141,6 +164,9 @@ func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
 	}
 	if n := one[int](t, db, `SELECT count(*) FROM penstock.deployment`); n != 1 {
 		t.Errorf("%d deployments are left, want the one that was made by hand", n)
+	}
+	if n := one[int](t, db, `SELECT count(*) FROM penstock.audit WHERE verb = 'prune_deployment' AND object = 'llama' AND actor = 'autoscaler'`); n != 1 {
+		t.Errorf("%d lines of the audit", n)
 	}
 }
 
