@@ -200,6 +200,30 @@ func TestDutiesThatReturnBecauseTheTrustEndedHaveNotFailed(t *testing.T) {
 	}
 }
 
+func TestDutiesThatAreSlowToEndDoNotHoldUpTheNextLeader(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, stop := context.WithCancel(t.Context())
+		row := &fakeRow{lease: testLease}
+		leave := make(chan struct{})
+		_, ended := run(ctx, row, Config{}, func(context.Context, Term) error {
+			<-leave
+			return nil
+		})
+		synctest.Wait()
+		stop()
+		time.Sleep(resignGrace / 2)
+		if row.lastRenewal().IsZero() {
+			t.Error("the row is free while duties still write")
+		}
+		time.Sleep(resignGrace)
+		if !row.lastRenewal().IsZero() {
+			t.Error("the row waits for the duties")
+		}
+		close(leave)
+		<-ended
+	})
+}
+
 func TestTrustCountsFromTheStartOfTheRenewal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())

@@ -282,10 +282,17 @@ func TestTakeOverWaitsForWritesOfTheOldTerm(t *testing.T) {
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = clock_timestamp()`) // a renewal does not wait
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = '-infinity'`)
 	heir := candidacy(t, dsn, election.Config{Poll: 20 * time.Millisecond})
+	for deadline, polls := time.Now().Add(time.Minute), 0; polls < 3; polls++ { // the first may be from before
+		for polled := time.Now(); time.Since(polled) <= heir.Status().SeenAgo; time.Sleep(time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatal("no poll of the heir is answered")
+			}
+		}
+	}
 	select {
 	case term := <-heir.terms:
 		t.Errorf("term %d began while a write of term %d was open", term, old)
-	case <-time.After(time.Second):
+	default:
 	}
 	close(goOn)
 	elected(t, heir)

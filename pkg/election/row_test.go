@@ -57,6 +57,35 @@ func TestAnIncarnationTakesItsOwnRowAgain(t *testing.T) {
 	}
 }
 
+// A process that was stopped for longer than its lease goes on with its term over: it neither prolongs that nor ends the
+// next one.
+func TestALateRenewalOrResignationChangesNothing(t *testing.T) {
+	pool := pgtest.New(t)
+	mine := row{db: pool, name: "leader", holder: "one", incarnation: 7, lease: time.Minute}
+	other := mine
+	other.incarnation = 8
+	if _, err := mine.poll(t.Context(), false); err != nil { // which inserts the row
+		t.Fatal(err)
+	}
+	first := take(t, mine, true)
+	if _, err := pool.Exec(t.Context(), `UPDATE penstock.leader SET renewed_at = clock_timestamp() - 2 * lease`); err != nil {
+		t.Fatal(err)
+	}
+	if renewed, err := mine.renew(t.Context(), first); renewed || err != nil {
+		t.Errorf("a term that has lapsed was renewed: %v (%v)", renewed, err)
+	}
+	second := take(t, other, true)
+	if renewed, err := mine.renew(t.Context(), first); renewed || err != nil {
+		t.Errorf("the term before was renewed: %v (%v)", renewed, err)
+	}
+	if err := mine.resign(t.Context(), first); err != nil {
+		t.Error(err)
+	}
+	if err := second.Fence(pool).InTx(t.Context(), func(pgx.Tx) error { return nil }); err != nil {
+		t.Errorf("a write of the newest term after the resignation of the one before: %v", err)
+	}
+}
+
 // losing loses the answers to the first take-overs.
 type losing struct {
 	postgres.DB

@@ -443,21 +443,42 @@ func TestRowThatATransactionHoldsIsPassedBy(t *testing.T) {
 	}
 }
 
-func TestDeadNodeIsRemovedOnceItHoldsNoLocks(t *testing.T) {
+func TestDeadNodeIsRemovedOnceItHoldsNoLockAndNoSlot(t *testing.T) {
 	f := newUsualFleet(t)
 	dead, alive := f.register(shortLease), f.register(aliveLease)
 	defer f.keepAlive(alive)()
 	f.push(1, "")
 	f.claim(dead, 1)
+	f.exec(`SELECT penstock.register_model('m', '{"protocol": "openai"}')`)
+	f.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 1)`)
+	f.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id) SELECT id, 0, 1, $1 FROM penstock.instance`, alive)
 	f.lapse(dead, time.Hour)
 	nodes := func(id invalidation.NodeID) int {
 		return f.count(`SELECT count(*) FROM penstock.node WHERE id = $1`, id)
 	}
-	f.start(recovery.Config{NodeRetention: time.Second})
-	eventually(t, "the dead node is removed", func() bool { return nodes(dead) == 0 })
-	if f.locks() != 0 {
-		t.Error("the node was removed before its locks were freed")
+	letGo := f.hold(`SELECT FROM penstock.lock FOR UPDATE`) // recovery passes over it
+	duty, _, _ := f.start(recovery.Config{NodeRetention: time.Second})
+	passed := func() {
+		t.Helper()
+		for range 2 { // the first may have begun before
+			before := duty.Status().ReadAt
+			eventually(t, "another pass", func() bool { return duty.Status().ReadAt.After(before) })
+		}
 	}
+	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return s.Stuck == 1 && s.Suspended == "" })
+	passed()
+	if nodes(dead) != 1 {
+		t.Error("the node was removed before its lock was freed")
+	}
+	f.exec(`UPDATE penstock.slot SET node_id = $1`, dead)
+	letGo()
+	eventually(t, "the lock is freed", func() bool { return f.locks() == 0 })
+	passed()
+	if nodes(dead) != 1 {
+		t.Error("the node was removed before its slot was freed")
+	}
+	f.exec(`DELETE FROM penstock.slot`)
+	eventually(t, "the dead node is removed", func() bool { return nodes(dead) == 0 })
 	if nodes(alive) != 1 {
 		t.Error("the live node was removed")
 	}
