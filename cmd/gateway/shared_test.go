@@ -771,6 +771,7 @@ func TestSlotsAreHandedOverOnlyWhereTheyMayBeLeased(t *testing.T) {
 		{"drains", `UPDATE penstock.instance SET draining_at = now()`, 0},
 		{"unhealthy", `UPDATE penstock.instance SET state = 'unhealthy'`, 0},
 		{"shrunk", `UPDATE penstock.instance SET slots = 3`, 3},
+		{"its device group shrunk", `UPDATE penstock.instance SET labels = '{"device_group": "g"}'; SELECT penstock.set_device_group('g', 3)`, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()

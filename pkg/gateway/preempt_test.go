@@ -79,6 +79,31 @@ func TestPreemptionHasBounds(t *testing.T) {
 	}
 }
 
+// A run is ordered to end once, however long it takes to; a group of entries is not.
+func TestARunIsPreemptedOnceAndAGroupNever(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
+	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
+	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES
+		(7, 'node', 'default', interval '1 hour', 40, '{}')`)
+	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 7) n WHERE model = 'm'`)
+	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 8)`)
+	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
+		SELECT n, 7, n, n, clock_timestamp(), q.id, 1, n, n, 5, 'f', '#' || n FROM penstock.queue q, generate_series(1, 2) n WHERE q.model = 'm'`)
+	for i, want := range []int{1, 0} {
+		x.exec(`UPDATE penstock.slot_demand SET wanted_at = clock_timestamp()`)
+		if n := x.count(`SELECT penstock.preempt_durable('m', 1, 8)`); n != want {
+			t.Errorf("order %d: %d runs are preempted, want %d", i+1, n, want)
+		}
+		x.exec(`UPDATE penstock.preemption SET ordered_at = ordered_at - interval '6 seconds'`) // it no longer counts towards what is asked for
+	}
+	if n := x.count(`SELECT times FROM penstock.preemption WHERE entry_id = 1`); n != 1 {
+		t.Errorf("%d preemptions of one run are counted", n)
+	}
+}
+
 // Orders, and the node that takes them, do not wait for the disk: a request waits for both.
 func TestOrdersOfPreemptionDoNotWaitForTheDisk(t *testing.T) {
 	t.Parallel()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,28 @@ func TestTheBudgetOfATokenCountsFlowsBelowItsOwn(t *testing.T) {
 	}
 	if b := of["free"]; b != (Budget{}) {
 		t.Errorf("budget of a token without one is %+v", b)
+	}
+}
+
+// Tokens of other scopes, such as those of dashboards, call no model.
+func TestOnlyTokensOfScopesCallAndAdminAreRead(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO penstock.api_token (name, hash, scopes, created_by)
+		SELECT s, sha256(s::bytea), ARRAY[s], 'ann' FROM unnest('{push,read,operate,announce,call,admin}'::text[]) s`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
+	if err != nil || len(wrong) > 0 {
+		t.Fatal(err, wrong)
+	}
+	var names []string
+	for _, token := range s.Tokens {
+		names = append(names, token.Name)
+	}
+	if slices.Sort(names); !slices.Equal(names, []string{"admin", "call"}) {
+		t.Errorf("tokens %v may call models, want admin and call", names)
 	}
 }
 

@@ -237,6 +237,27 @@ SELECT count(*) FILTER (WHERE doubt = 'of an entry' AND queue_id = 7 AND entry_i
 	}
 }
 
+// The slot of a call is adopted from a node that is dead or does not follow it, and by one that lives.
+func TestALivingNodeAdoptsWhatNoOtherFollows(t *testing.T) {
+	t.Parallel()
+	r := newRack(t)
+	one, two := r.node(1), r.node(2)
+	leased := r.lease(one, 2).Slots
+	r.must(one.Doubt(t.Context(), []Doubt{{Held: leased[1], Reason: "test"}}))
+	adopts := func(when string, s Held, want bool) {
+		t.Helper()
+		if _, adopted, err := two.Adopt(t.Context(), s); adopted != want || err != nil {
+			t.Errorf("%s: adopted %v, %v", when, adopted, err)
+		}
+	}
+	adopts("the holder lives", leased[0], false)
+	r.query(`UPDATE penstock.node SET beat_at = beat_at - interval '1 hour' WHERE id = 2`)
+	adopts("the node that asks is dead", leased[1], false)
+	r.query(`UPDATE penstock.node SET beat_at = CASE id WHEN 2 THEN clock_timestamp() ELSE beat_at - interval '1 hour' END`)
+	adopts("the holder is dead", leased[0], true)
+	adopts("it is in doubt", leased[1], true)
+}
+
 // Slots go to the gateways that miss some: all that are handed over leave their holder, and of those that are offered
 // as many as are missed.
 func TestSlotsGoToGatewaysThatMissSome(t *testing.T) {

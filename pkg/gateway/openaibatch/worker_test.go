@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // shop is a database with batches of one client, and no gateway in front of it.
@@ -69,6 +70,22 @@ func (s *shop) again(b batchRow) batchRow {
 		s.Fatal(err)
 	}
 	return b
+}
+
+func TestOnlyABatchThatHasNotEndedIsCancelled(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	b := s.create(s.file("nonsense"))
+	for state, want := range map[status]status{
+		validating: cancelling, inProgress: cancelling, cancelling: cancelling, finalizing: finalizing,
+		completed: completed, failed: failed, expired: expired, cancelled: cancelled,
+	} {
+		s.exec(`UPDATE penstock.gateway_batch SET status = $2 WHERE id = $1`, b.ID, state)
+		_, err := oneBatch(postgres.Query(t.Context(), s.pool, cancelSQL, b.ID, b.Owner))
+		if got := s.again(b).Status; got != want || (err != nil) != (want == state) {
+			t.Errorf("a batch that was %s is %s (%v), want %s", state, got, err, want)
+		}
+	}
 }
 
 // A batch whose turn takes too long comes behind the others, and gets another turn.
