@@ -10,6 +10,7 @@ import (
 	"github.com/penstock/penstock/internal/telemetry"
 	"github.com/penstock/penstock/pkg/maintenance"
 	"github.com/penstock/penstock/pkg/recovery"
+	"github.com/penstock/penstock/pkg/scale"
 )
 
 // registry holds the metrics of /metrics; see telemetry.Catalog. Counters of duties restart with
@@ -121,19 +122,7 @@ func (l *leader) dutyMetrics(out chan<- prometheus.Metric) {
 	if d == nil || !l.elector.Status().Leading {
 		return // the sample of a former leader is old
 	}
-	locks := d.locks.Status()
-	out <- l.metrics.Value("locks", float64(locks.Held))
-	out <- l.metrics.Value("locks_stuck", float64(locks.Stuck))
-	out <- l.metrics.Value("nodes_dead", float64(locks.DeadNodes))
-	out <- l.metrics.Value("leases_lapsed_total", float64(locks.Lapsed))
-	out <- l.metrics.Value("recovery_suspended", telemetry.OneIf(locks.Suspended != ""))
-	for _, cause := range []recovery.StuckCause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
-		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
-	}
-	out <- l.metrics.Value("recovery_unresolved_total", float64(locks.Unresolved))
-	out <- l.metrics.Value("recovery_dead_lettered_total", float64(locks.DeadLettered))
-	out <- l.metrics.Value("recovery_nodes_removed_total", float64(locks.Removed))
-
+	l.lockMetrics(out, d.locks.Status())
 	deadlines := d.deadlines.Status()
 	out <- l.metrics.Value("entries_promoted_total", float64(deadlines.Promoted))
 	out <- l.metrics.Value("entries_expired_total", float64(deadlines.Expired))
@@ -161,13 +150,32 @@ func (l *leader) errorMetrics(out chan<- prometheus.Metric) {
 	}
 }
 
+// lockMetrics are those of recovery.
+func (l *leader) lockMetrics(out chan<- prometheus.Metric, locks recovery.LocksStatus) {
+	out <- l.metrics.Value("locks", float64(locks.Held))
+	out <- l.metrics.Value("locks_stuck", float64(locks.Stuck))
+	out <- l.metrics.Value("nodes_dead", float64(locks.DeadNodes))
+	out <- l.metrics.Value("leases_lapsed_total", float64(locks.Lapsed))
+	out <- l.metrics.Value("recovery_suspended", telemetry.OneIf(locks.Suspended != ""))
+	for _, cause := range []recovery.StuckCause{recovery.NodeDead, recovery.NodeGone, recovery.Unlisted} {
+		out <- l.metrics.Value("recovery_locks_freed_total", float64(locks.Freed[cause]), string(cause))
+	}
+	out <- l.metrics.Value("recovery_unresolved_total", float64(locks.Unresolved))
+	out <- l.metrics.Value("recovery_dead_lettered_total", float64(locks.DeadLettered))
+	out <- l.metrics.Value("recovery_nodes_removed_total", float64(locks.Removed))
+}
+
 // scaleMetrics are those of the autoscaler of the elected leader.
 func (l *leader) scaleMetrics(out chan<- prometheus.Metric) {
 	d := l.duties.Load()
 	if d == nil || !l.elector.Status().Leading {
 		return
 	}
-	s := d.scaler.Status()
+	l.decisionMetrics(out, d.scaler.Status())
+}
+
+// decisionMetrics are those of its decisions and of its orders to backends.
+func (l *leader) decisionMetrics(out chan<- prometheus.Metric, s scale.DutyStatus) {
 	sums := l.metrics.Sums()
 	for _, m := range s.Models {
 		model := l.models.Label(m.Model)
