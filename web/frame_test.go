@@ -93,11 +93,16 @@ func TestOthersAreSentToTheLogin(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	confined, err := s.change.CreateToken(t.Context(),
+		operator.Grant{Name: "confined", Scopes: []string{"admin"}, Applications: []string{"default"}}, tester)
+	if err != nil {
+		t.Fatal(err)
+	}
 	pusher, err := s.change.CreateToken(t.Context(), operator.Grant{Name: "pusher", Scopes: []string{"push"}}, tester)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, secret := range []string{limited, pusher} {
+	for _, secret := range []string{limited, confined, pusher} {
 		if got := b.post("login", url.Values{"token": {secret}}); got.status != http.StatusForbidden {
 			t.Errorf("a token that pages are not for: %d", got.status)
 		}
@@ -200,7 +205,8 @@ func TestTheSessionCookieIsForThisSiteAlone(t *testing.T) {
 	s := newSite(t)
 	b := s.as(nobody)
 	b.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
-	got := b.post("login", url.Values{"token": {s.secrets[viewer]}, "next": {"//evil.example/"}})
+	login := url.Values{"token": {s.secrets[viewer]}, "next": {"//evil.example/"}}
+	got := b.post("login", login)
 	cookie := got.header.Get("Set-Cookie")
 	for _, want := range []string{"HttpOnly", "SameSite=Strict", "Path=/ui/", "Max-Age=43200"} {
 		if !strings.Contains(cookie, want) {
@@ -209,6 +215,10 @@ func TestTheSessionCookieIsForThisSiteAlone(t *testing.T) {
 	}
 	if to := got.header.Get("Location"); to != "/ui/" {
 		t.Errorf("the login leads to %q", to)
+	}
+	proxied := b.post("login", login, "X-Forwarded-Proto", "https").header.Get("Set-Cookie")
+	if !strings.Contains(proxied, "Secure") || strings.Contains(cookie, "Secure") {
+		t.Errorf("the cookie is %q by https and %q by http, want Secure by https", proxied, cookie)
 	}
 }
 

@@ -34,6 +34,28 @@ func TestRetriedFailureComesBackUnderItsOldID(t *testing.T) {
 	b.want(entryIDs(b.claim(1)...), ids[:1])
 }
 
+// An entry that was started has met its start_by. One that may still be started keeps it while it is to come.
+func TestARetriedFailureKeepsAStartByThatItHasNotMet(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	for _, c := range []struct {
+		attempt, crashes int
+		left             time.Duration
+		kept             bool
+	}{
+		{0, 0, time.Hour, true}, {0, 0, -time.Hour, false}, {1, 0, time.Hour, false}, {0, 1, time.Hour, false},
+	} {
+		id := b.pushAll(b.pool, Push{StartBy: time.Now().Add(time.Hour)})[0]
+		b.fail(Failure{Error: "boom"})
+		b.exec(b.pool, `UPDATE penstock.failure SET attempt = $2, crashes = $3, start_by = clock_timestamp() + $4 WHERE entry_id = $1`,
+			id, c.attempt, c.crashes, c.left)
+		b.must(b.do(operator.RetryFailure, id, ann))
+		if got := b.count(`SELECT count(*) FROM penstock.entry WHERE id = $1 AND start_by IS NOT NULL`, id) == 1; got != c.kept {
+			t.Errorf("%+v: start_by kept: %v", c, got)
+		}
+		b.claim(1)
+	}
+}
+
 func TestDiscardedFailureIsGone(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	id := b.push("")[0]
