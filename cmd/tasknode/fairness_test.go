@@ -199,7 +199,7 @@ func TestTimedFlowsShareRealNodesByWeight(t *testing.T) {
 	mu.Lock()
 	before := maps.Clone(used)
 	mu.Unlock()
-	time.Sleep(4 * time.Second)
+	b.await(t, 10000) // of 36000, and before those of any flow have ended
 	var share float64 // what an operator sees, as the nodes told it
 	if err := f.pool.QueryRow(t.Context(), `SELECT share FROM penstock.usage_status WHERE flow = 'd'`).Scan(&share); err != nil || share < 0.4 || share > 0.6 {
 		t.Errorf("usage shows the flow of weight 4 of 8 with a share of %.2f (%v)", share, err)
