@@ -37,9 +37,19 @@ func (t *turn) bound() {
 	}
 	if t.d.Desired > t.p.Max {
 		t.note(NoteMax, float64(t.p.Max), float64(t.d.Desired), 0)
-		t.d.Desired = t.p.Max
+		t.d.Desired = min(t.d.Desired, t.most())
 	}
 	t.d.Desired = t.cap(t.d.Desired)
+}
+
+// most is the maximum. Where there are more, it is the number to which the way down may lead now: a maximum that was
+// lowered, or left out, ends no more instances in a minute than a load that fell.
+func (t *turn) most() int {
+	if t.s.Desired <= t.p.Max {
+		return t.p.Max
+	}
+	held, _ := t.begun()
+	return max(t.p.Max, min(t.s.Desired, max(t.downLimit(), held)))
 }
 
 // cap applies the emergency caps, which hold for overrides too.

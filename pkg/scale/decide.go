@@ -104,9 +104,12 @@ func (t *turn) moveWindows() {
 func (t *turn) begin() {
 	t.slots = float64(t.p.Slots)
 	t.s.Changes = recentChanges(t.s.Changes, t.now)
-	if t.s.At.IsZero() {
-		t.s.Desired = t.o.Ready + len(t.o.Starting)
+	advised := t.p.Mode == Advise
+	if t.s.At.IsZero() || t.s.Advised && !advised { // nothing had to follow the number before
+		t.s.Desired, t.s.Changes = t.o.Ready+len(t.o.Starting), nil
+		t.s.Begun = Level{At: t.now, N: t.s.Desired}
 	}
+	t.s.Advised = advised
 	t.s.At = t.now
 	t.alive = t.o.Ready + len(t.liveStarts())
 	t.d = Decision{At: t.now, Current: t.s.Desired, Desired: t.s.Desired, Apply: true}

@@ -464,6 +464,28 @@ func TestBounds(t *testing.T) {
 		{"min", four(func(p *Policy) { p.Min = 4 }), nil, 4, NoteMin, ""},
 		{"max", four(func(p *Policy) { p.Max = 5 }), heavy, 5, NoteMax, ""},
 		{"max below what is there", four(func(p *Policy) { p.Max = 1 }), heavy, 1, NoteMax, ""},
+		{"a maximum that was lowered", four(func(p *Policy) { p.Max = 10 }), func(o *Obs, s *State) {
+			o.Ready, o.Running, s.Desired = 40, 150, 40
+		}, 30, NoteMax, ""},
+		{"no growth above the maximum", four(func(p *Policy) { p.Max = 10 }), func(o *Obs, s *State) {
+			heavy(o, s)
+			o.Ready, s.Desired, s.Begun = 11, 11, Level{At: ago(time.Minute), N: 20}
+		}, 11, NoteMax, ""},
+		{"what ran before is held above the maximum", four(func(p *Policy) { p.Max = 10 }), func(o *Obs, s *State) {
+			*s, o.Ready, o.Running = State{}, 20, 60
+		}, 20, NoteBegun, ""},
+		{"what ran before is held in a lull", four(func(p *Policy) { p.Max = 40 }), func(o *Obs, s *State) {
+			*s, o.Ready, o.Running = State{}, 20, 10
+		}, 20, NoteBegun, NoteRateDown},
+		{"what runs after advice is held", four(func(p *Policy) { p.Max = 40 }), func(o *Obs, s *State) {
+			o.Ready, s.Advised, s.Begun = 20, true, Level{At: ago(time.Hour), N: 20}
+		}, 20, NoteBegun, ""},
+		{"also where no lower number is permitted", four(func(p *Policy) { p.Max, p.Mode = 10, UpOnly }), func(o *Obs, s *State) {
+			o.Ready, s.Advised = 20, true
+		}, 20, NoteBegun, ""},
+		{"for the time of a hold", four(func(p *Policy) { p.Max = 10 }), func(o *Obs, s *State) {
+			o.Ready, o.Running, s.Desired, s.Begun = 20, 60, 20, Level{At: ago(600 * time.Second), N: 20}
+		}, 10, NoteMax, NoteBegun},
 		{"floor of a schedule", four(), func(o *Obs, _ *State) { o.Floor = 7 }, 7, NoteFloor, ""},
 		{"floor below the need", four(), func(o *Obs, s *State) { heavy(o, s); o.Floor = 3 }, 6, "", NoteFloor},
 		{"floor above max", four(func(p *Policy) { p.Max = 5 }), func(o *Obs, _ *State) { o.Floor = 7 }, 5, NoteMax, ""},

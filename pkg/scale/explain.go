@@ -28,6 +28,7 @@ const (
 	NoteNextLate    NoteCode = "next_late"
 	NotePending     NoteCode = "pending"
 	NoteHold        NoteCode = "hold"
+	NoteBegun       NoteCode = "begun"
 	NoteWanted      NoteCode = "wanted"
 	NoteFull        NoteCode = "full"
 	NoteIdle        NoteCode = "idle"
@@ -127,6 +128,7 @@ var texts = map[NoteCode]string{
 		"than %.0f",
 	NotePending:     "one at least, since %.0f wait or run",
 	NoteHold:        "%.0f were needed lately: no fewer for another %.0f s",
+	NoteBegun:       "%.0f ran when this began to decide: no fewer for another %.0f s",
 	NoteWanted:      "%.0f were wanted within the last %.0f s",
 	NoteFull:        "with fewer than %.0f the %.0f running would fill more than 85 %% of the slots",
 	NoteIdle:        "no work: the last instance stays, idle for %.0f s of %.0f s",

@@ -20,6 +20,10 @@ func (t *turn) hold() {
 		left := time.Duration(t.p.Hold) - t.now.Sub(held.At)
 		t.note(NoteHold, float64(held.N), math.Ceil(left.Seconds()), 0)
 	}
+	if n, left := t.begun(); n > t.d.Stabilised {
+		t.d.Stabilised = n
+		t.note(NoteBegun, float64(n), math.Ceil(left.Seconds()), 0)
+	}
 	t.keepWanted()
 	if full := t.almostFull(); t.d.Stabilised < full {
 		t.d.Stabilised = full
@@ -28,6 +32,16 @@ func (t *turn) hold() {
 	if t.d.Stabilised == 0 {
 		t.keepOne()
 	}
+}
+
+// begun is how many instances there were when decisions began to be applied, as long as they are held, and for how long
+// they will be. Nothing was known then of what they had done: the hour before may have needed all of them.
+func (t *turn) begun() (n int, left time.Duration) {
+	left = time.Duration(t.p.Hold) - t.now.Sub(t.s.Begun.At)
+	if t.s.Begun.At.IsZero() || left <= 0 {
+		return 0, 0
+	}
+	return min(t.s.Begun.N, t.s.Desired), left
 }
 
 // unhealthyFor is how long instances are unhealthy before others are started for them.

@@ -59,8 +59,10 @@ type Switches struct {
 // State is the part of a model's history that Decide needs. It is stored, so that a new leader
 // goes on with the windows of the one before. Decide does not change the state that it is given.
 type State struct {
-	At      time.Time `json:"at,omitzero"`      // of the last Decide
-	Counted time.Time `json:"counted,omitzero"` // of the last observation that was fresh
+	At      time.Time `json:"at,omitzero"`       // of the last Decide
+	Counted time.Time `json:"counted,omitzero"`  // of the last observation that was fresh
+	Begun   Level     `json:"begun,omitzero"`    // what there was at the first Decide, and at the first after Advised
+	Advised bool      `json:"advised,omitempty"` // in mode Advise: instances may not have followed the number
 
 	Shadow []float64 `json:"shadow,omitempty"` // slot-seconds that would wait with 1, 2, ... instances
 	Online []float64 `json:"online,omitempty"` // the same for online requests alone

@@ -47,12 +47,16 @@ func (t *turn) slowStart() {
 }
 
 func (t *turn) limitDown() {
-	_, most := t.extremes(downPeriod)
-	limit := most - min(downCount, (most+1)/2)
-	if limit = min(limit, t.s.Desired); t.d.Desired < limit {
+	if limit := min(t.downLimit(), t.s.Desired); t.d.Desired < limit {
 		t.note(NoteRateDown, float64(t.d.Desired), float64(limit), 0)
 		t.d.Desired = limit
 	}
+}
+
+// downLimit is the number to which the largest of the last minute may fall.
+func (t *turn) downLimit() int {
+	_, most := t.extremes(downPeriod)
+	return most - min(downCount, (most+1)/2)
 }
 
 // extremes are the least and the largest desired number of the last period.

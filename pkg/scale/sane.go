@@ -76,14 +76,14 @@ func (o Obs) sane(now time.Time) Obs {
 // sane is the state with times up to now and finite numbers. It shares no memory that it changes with s.
 func (s State) sane(now time.Time, blockedFor time.Duration) State {
 	for _, at := range []*time.Time{
-		&s.At, &s.Counted, &s.SeenAt, &s.Since, &s.LastUse, &s.Synced, &s.WasReady, &s.Unused,
+		&s.At, &s.Counted, &s.SeenAt, &s.Since, &s.LastUse, &s.Synced, &s.WasReady, &s.Unused, &s.Begun.At,
 	} {
 		*at = notAfter(*at, now)
 	}
 	for _, x := range []*float64{&s.Rate, &s.Recent, &s.Seen} {
 		*x = within(*x, 0, countMax)
 	}
-	s.Desired, s.Base = count(s.Desired), count(s.Base)
+	s.Desired, s.Base, s.Begun.N = count(s.Desired), count(s.Base), count(s.Begun.N)
 	for _, row := range []*[]float64{&s.Shadow, &s.Online, &s.Bare, &s.Late} {
 		*row = saneRow(*row)
 	}
