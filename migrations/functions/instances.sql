@@ -44,16 +44,29 @@ LANGUAGE sql STABLE AS $$
                       WHERE d.model = of_model HAVING count(*) = 1 AND min(d.backend) = 'webhook'))
 $$;
 
+-- unmanaged returns whether no deployment of its model has an instance: it was registered by hand or announced, or its deployment
+-- was removed. scale_input has the same condition in its own text.
+-- Callers: announce_instance; pkg/scale.
+CREATE OR REPLACE FUNCTION penstock.unmanaged(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.deployment IS NULL
+        OR NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.name = i.deployment AND d.model = i.model)
+$$;
+
 -- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
 -- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
--- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance or a backend made. A null ttl is none:
--- the autoscaler registers an instance that its backend reported. Without a deployment it keeps the one that it has,
--- or belongs to the only one of its model if that has backend webhook, which can have it stopped then. One that was announced earlier
--- belongs to it from when it takes calls, so that its age is no cold start. began is when the start of the instance
--- began. It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it
+-- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance
+-- or a backend made. An announcement of an endpoint that a backend has reported changes nothing, whatever name it gives, and is
+-- answered for that instance. Without a deployment it keeps the one that it has, or belongs to the only one of its model if that
+-- has backend webhook, which can have it stopped then. One that was announced earlier belongs to it from when it takes calls, so
+-- that its age is no cold start.
+-- A null ttl is none: the autoscaler registers an instance that its backend reported. Where the endpoint was registered or announced
+-- and belongs to no deployment, this is that instance: it gets the deployment and the name, and keeps its labels and its calls, so
+-- that no endpoint has two rows. began is when the start of the instance began, null where it was not followed from then on.
+-- It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it
 -- drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready. The audit has a line
--- for it, and one wherever its endpoint, slots or labels become others.
+-- for it, and one wherever its endpoint, slots, labels or name become others.
 -- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
 -- and those of fit_model_queue after them.
 -- Callers: pkg/scale, pkg/operator; psql.
@@ -67,7 +80,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     before_ penstock.instance;
     found_  penstock.instance;
-    expires timestamptz := clock_timestamp() + ttl;
+    adopted boolean;
+    expires timestamptz := clock_timestamp() + announce_instance.ttl;
 BEGIN
     PERFORM penstock.need_model(model);
     PERFORM penstock.check_endpoint(endpoint, server);
@@ -80,10 +94,24 @@ BEGIN
     FOR attempt IN 1..2 LOOP -- another session may make the row after the first update
         SELECT * INTO before_ FROM penstock.instance i
          WHERE i.model = announce_instance.model AND i.server = announce_instance.server FOR NO KEY UPDATE;
+        IF before_.id IS NULL THEN
+            SELECT * INTO before_ FROM penstock.instance i
+             WHERE i.model = announce_instance.model AND i.endpoint = announce_instance.endpoint
+               AND CASE WHEN ttl IS NULL THEN penstock.unmanaged(i)
+                        ELSE i.deployment IS NOT NULL AND i.expires_at IS NULL END
+             ORDER BY i.draining_at IS NOT NULL, i.id DESC LIMIT 1;
+        END IF;
         -- An instance with a time to live was announced; one of a deployment and without it was reported by a backend.
+        IF ttl IS NOT NULL AND before_.endpoint = announce_instance.endpoint
+           AND before_.deployment IS NOT NULL AND before_.expires_at IS NULL THEN
+            found_ := before_;
+            EXIT;
+        END IF;
+        adopted := ttl IS NULL AND before_.deployment IS DISTINCT FROM announce_instance.deployment;
         UPDATE penstock.instance i
-           SET endpoint = announce_instance.endpoint, slots = announce_instance.slots, labels = coalesce(announce_instance.labels, '{}'),
-               expires_at = expires,
+           SET server = announce_instance.server, endpoint = announce_instance.endpoint, slots = announce_instance.slots,
+               labels = CASE WHEN adopted THEN i.labels ELSE '{}' END || coalesce(announce_instance.labels, '{}'),
+               expires_at = expires, time_to_live = ttl,
                draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
                drain_reason = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.drain_reason END,
                drain_by = nullif(i.drain_by, 'expired'),
@@ -91,33 +119,40 @@ BEGIN
                                      CASE WHEN i.deployment IS NOT NULL OR penstock.usable(i)
                                           THEN penstock.announced_deployment(i.model, i.deployment) END,
                                      i.deployment),
+               began_at = CASE WHEN NOT adopted THEN i.began_at END,
                ready_at = coalesce(i.ready_at,
-                                   CASE WHEN i.deployment IS NULL AND penstock.usable(i) THEN clock_timestamp() END),
+                                   CASE WHEN adopted AND i.state <> 'starting' OR i.deployment IS NULL AND penstock.usable(i)
+                                        THEN clock_timestamp() END),
                template_hash = coalesce(announce_instance.template_hash, i.template_hash),
                state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
                next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
-         WHERE i.model = announce_instance.model AND i.server = announce_instance.server
-           AND (i.expires_at IS NOT NULL OR ttl IS NULL AND i.deployment = announce_instance.deployment)
+         WHERE i.id = before_.id
+           AND (i.expires_at IS NOT NULL
+             OR ttl IS NULL AND (i.deployment = announce_instance.deployment
+                              OR i.endpoint = announce_instance.endpoint AND penstock.unmanaged(i)))
         RETURNING * INTO found_;
-        IF found_.id IS NOT NULL AND (found_.endpoint, found_.slots, found_.labels)
-                                     IS DISTINCT FROM (before_.endpoint, before_.slots, before_.labels) THEN
+        IF found_.id IS NOT NULL AND (found_.server, found_.endpoint, found_.slots, found_.labels)
+                                     IS DISTINCT FROM (before_.server, before_.endpoint, before_.slots, before_.labels) THEN
             PERFORM penstock.audit_log(announce_instance.actor, 'announce_instance', model || '/' || server,
-                'its endpoint, slots or labels are others than before',
+                'its endpoint, slots, labels or name are others than before',
                 jsonb_build_object('endpoint', found_.endpoint, 'slots', found_.slots, 'labels', found_.labels,
-                    'before', jsonb_build_object('endpoint', before_.endpoint, 'slots', before_.slots,
-                                                 'labels', before_.labels)));
+                    'before', jsonb_build_object('server', before_.server, 'endpoint', before_.endpoint,
+                                                 'slots', before_.slots, 'labels', before_.labels)));
         END IF;
         EXIT WHEN found_.id IS NOT NULL
                OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model AND i.server = announce_instance.server);
         PERFORM penstock.lock_all_limits();
-        INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash, expires_at, created_at)
+        INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash,
+                                            expires_at, time_to_live, created_at, began_at)
         VALUES (announce_instance.model, announce_instance.server, announce_instance.endpoint, announce_instance.slots,
                 coalesce(announce_instance.labels, '{}'), 'starting',
                 CASE WHEN ttl IS NULL THEN announce_instance.deployment
                      ELSE coalesce(announce_instance.deployment,
                                    penstock.announced_deployment(announce_instance.model, NULL)) END,
                 announce_instance.template_hash,
-                expires, least(coalesce(began, clock_timestamp()), clock_timestamp()))
+                expires, ttl, least(coalesce(began, clock_timestamp()), clock_timestamp()),
+                CASE WHEN ttl IS NULL AND began IS NULL THEN NULL
+                     ELSE least(coalesce(began, clock_timestamp()), clock_timestamp()) END)
         ON CONFLICT ON CONSTRAINT instance_model_server_key DO NOTHING
         RETURNING * INTO found_;
         IF found_.id IS NOT NULL THEN
@@ -142,8 +177,10 @@ EXCEPTION
         RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took. It tells
--- gateways and nodes by NOTIFY: requests and entries may wait for the instance.
+-- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took, where that
+-- was followed: the age of an instance that ran before it was registered is no cold start, nor is the time from an announcement to
+-- the first probe where that finds the instance ready. It tells gateways and nodes by NOTIFY: requests and entries may wait
+-- for the instance.
 -- Locks: a new row of cold_start.
 -- Callers: triggers instance_ready.
 CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger
@@ -153,9 +190,11 @@ BEGIN
         RETURN NEW;
     END IF;
     NEW.ready_at := clock_timestamp();
-    INSERT INTO penstock.cold_start (model, server, seconds)
-    VALUES (NEW.model, NEW.server, -- the clock may have been set back
-            greatest(0, extract(epoch FROM NEW.ready_at - NEW.created_at)));
+    IF NEW.began_at IS NOT NULL AND (NEW.expires_at IS NULL OR OLD.checked_at IS NOT NULL) THEN
+        INSERT INTO penstock.cold_start (model, server, seconds)
+        VALUES (NEW.model, NEW.server, -- the clock may have been set back
+                greatest(0, extract(epoch FROM NEW.ready_at - NEW.began_at)));
+    END IF;
     PERFORM penstock.notify('slots ' || NEW.model);
     RETURN NEW;
 END $$;

@@ -14,6 +14,7 @@ CREATE OR REPLACE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.in
 -- change all the time and are left out.
 CREATE OR REPLACE TRIGGER instance_change AFTER UPDATE ON penstock.instance
     FOR EACH ROW WHEN (OLD.endpoint IS DISTINCT FROM NEW.endpoint
+          OR OLD.server IS DISTINCT FROM NEW.server
           OR OLD.slots IS DISTINCT FROM NEW.slots
           OR OLD.labels IS DISTINCT FROM NEW.labels
           OR OLD.state IS DISTINCT FROM NEW.state

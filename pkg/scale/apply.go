@@ -281,6 +281,8 @@ func (a *applier) end(name string) bool {
 	return again
 }
 
+// registeredSQL reads the instances of deployment $1, and those that belong to none and have the name or the endpoint of
+// one that its backend reported.
 const registeredSQL = `
 SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
@@ -290,8 +292,10 @@ SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NO
        penstock.unhealthy(n) AS unhealthy,
        (SELECT count(*) FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
          WHERE x.deployment = n.deployment AND x.server = n.server) AS held,
-       coalesce(n.template_hash, '') AS template_hash, n.created_at
-  FROM penstock.instance n WHERE n.deployment = $1 AND n.model = $2
+       coalesce(n.template_hash, '') AS template_hash, n.created_at, n.deployment IS DISTINCT FROM $1 AS unmanaged
+  FROM penstock.instance n
+ WHERE n.model = $2
+   AND (n.deployment = $1 OR (n.server = ANY ($3) OR n.endpoint = ANY ($4)) AND penstock.unmanaged(n))
  ORDER BY n.server`
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
@@ -429,11 +433,18 @@ func (a *applier) turn(ctx context.Context, wanted <-chan struct{}) (done func()
 func (a *applier) prepare(
 	ctx context.Context, s deploymentRow, place string, found []BackendInstance, listed bool,
 ) (steps, error) {
-	registered, err := pgx.CollectRows(postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model),
+	registered, err := pgx.CollectRows(
+		postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model, servers(found), endpoints(found)),
 		pgx.RowToStructByName[registration])
 	if err != nil {
 		return steps{}, fmt.Errorf("read instances of deployment %q: %w", s.Name, err)
 	}
+	for _, r := range registered {
+		if r.Unmanaged {
+			s.others = append(s.others, r)
+		}
+	}
+	registered = slices.DeleteFunc(registered, func(r registration) bool { return r.Unmanaged })
 	if mayDrop(s, registered) {
 		if err := a.readUsage(ctx, s.Model, registered); err != nil {
 			return steps{}, fmt.Errorf("read which instances of deployment %q are in use: %w", s.Name, err)

@@ -78,6 +78,9 @@ type deploymentRow struct {
 	ahead  bool      // a time in it was in the future, as after the clock was set back: it is to be written anew
 	// Instances that the backend reported and that could not be registered when they were last tried, by name.
 	refused map[string]refusal
+	// Instances of the model that belong to no deployment and have the name or the endpoint of one that the backend
+	// reported. They are known where a number is applied.
+	others []registration
 
 	behind bool // a deployment of the model that is filled later has instances in the same backend
 	frees  bool // another one of the model is about to have fewer there
@@ -123,7 +126,11 @@ func (s deploymentRow) unregistered() []time.Time {
 	if s.AppliedAt == nil || s.OrderedAt == nil || !s.managed() {
 		return starts
 	}
-	for range s.Ordered - s.Registered - s.Draining - len(s.Starting) {
+	has := s.Registered + s.Draining + len(s.Starting)
+	if s.Existing != nil { // with those that cannot be registered
+		has = max(has, *s.Existing)
+	}
+	for range s.Ordered - has {
 		starts = append(starts, *s.OrderedAt)
 	}
 	return starts

@@ -65,6 +65,7 @@
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do
 //	leave.go       pure: the instances that drain or hang and are to leave
 //	victims.go     pure: the instances whose removal costs least
+//	adopt.go       instances of a backend that ran before or are registered by others
 //	refused.go     when instances are tried again that could not be registered
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
 //

@@ -26,6 +26,7 @@ type registration struct {
 	Held         int // slots
 	TemplateHash string
 	CreatedAt    time.Time
+	Unmanaged    bool // it belongs to no deployment
 
 	usage `db:"-"` // known where there are more instances than are wanted
 }
@@ -34,6 +35,7 @@ type registration struct {
 type member struct {
 	registration
 	registered  bool
+	taken       bool // its name or endpoint is registered and belongs to no deployment: requests may run there
 	wasDraining bool // before this round
 	exists      bool
 	ending      bool
@@ -47,6 +49,7 @@ type member struct {
 // steps is what is to be done for a deployment: in the database first, then by its backend.
 type steps struct {
 	register  []BackendInstance
+	adopts    []string // of register, that are registered and belong to no deployment
 	forget    []string // registered, gone or ending at the backend, no slot held
 	drain     []string
 	undrain   []int32
@@ -117,7 +120,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		p.known[f.Name] = true
 		m := byName[f.Name]
 		if m == nil {
-			m = &member{registration: registration{Server: f.Name, TemplateHash: f.TemplateHash}}
+			m = &member{registration: registration{Server: f.Name, TemplateHash: f.TemplateHash}, taken: p.s.isTaken(f)}
 			p.members = append(p.members, m)
 		}
 		m.exists, m.began = true, f.Began
@@ -129,7 +132,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		}
 		m.message, m.revision = f.Message, f.Revision
 		if f.State == InstanceRunning && f.Endpoint != "" && f.Endpoint != m.Endpoint && !m.succeeded {
-			p.register(f)
+			p.register(f, m.taken)
 		} else if f.State == InstanceRunning && !m.registered {
 			p.out.starting = append(p.out.starting, f.Began)
 		}
@@ -157,19 +160,6 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 	p.members = slices.DeleteFunc(p.members, func(m *member) bool { return !m.exists || m.ending || m.succeeded })
 	p.leaveSurplus()
 	sortTimes(p.out.starting)
-}
-
-// register registers an instance, but for one that was refused a moment ago. Such a one may be refused again.
-func (p *planner) register(f BackendInstance) {
-	r, refused := p.s.refused[f.Name]
-	if refused {
-		p.out.starting = append(p.out.starting, f.Began)
-	}
-	if !r.paused || r.endpoint != f.Endpoint {
-		p.out.register = append(p.out.register, f)
-		return
-	}
-	p.pause(f.Name, r)
 }
 
 // leaveSurplus leaves to the backend what it has beyond the order while it replaces instances by itself: in the rolling
@@ -248,10 +238,12 @@ func (p *planner) followRemovals() {
 	}
 }
 
+// active are the members that take requests or are about to, and may be given up. One that is taken is a part of the
+// model's number as an instance of no deployment, and not of this one's.
 func (p *planner) active() []*member {
 	var active []*member
 	for _, m := range p.members {
-		if !m.Draining {
+		if !m.Draining && !m.taken {
 			active = append(active, m)
 		}
 	}
@@ -317,7 +309,7 @@ func (p *planner) undrain() {
 }
 
 func (p *planner) isStuck(m *member) bool {
-	return p.s.ReplaceBefore != nil && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
+	return p.s.ReplaceBefore != nil && !m.taken && !m.EverReady && !m.Ready && m.began.Before(*p.s.ReplaceBefore)
 }
 
 // drop drains the n members whose removal costs least; one that is not registered has no requests, and is

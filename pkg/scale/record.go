@@ -19,19 +19,22 @@ import (
 const (
 	announceSQL = `
 SELECT penstock.announce_instance($1, $2, $3, $4, $5, NULL, $6, nullif($7, ''), $8, 'autoscaler')`
-	drainSQL   = `SELECT penstock.drain_instance($1, $2, $3, 'autoscaler')`
+	drainSQL = `
+SELECT penstock.drain_instance(i.model, i.server, $4, 'autoscaler')
+  FROM penstock.instance i WHERE i.deployment = $1 AND i.model = $2 AND i.server = $3`
 	undrainSQL = `SELECT penstock.end_scale_drain($1)`
-	// lockSQL locks the rows that a round changes before the first change, which locks the row of
-	// inference_version: a probe locks the row of its instance, and then that one.
+	// lockSQL locks the rows that a round changes, with those that it takes over, before the first change, which locks
+	// the row of inference_version: a probe locks the row of its instance, and then that one.
 	lockSQL = `
 SELECT FROM penstock.instance i
- WHERE i.deployment = $1 AND i.model = $2 AND (i.server = ANY ($3) OR i.id = ANY ($4)) ORDER BY i.id FOR UPDATE`
+ WHERE i.model = $1 AND (i.server = ANY ($2) OR i.id = ANY ($3) OR i.endpoint = ANY ($4)) ORDER BY i.id FOR UPDATE`
 	// lockLimitsSQL comes before all of these where an instance may be new, whose model's queue may have to be made.
 	lockLimitsSQL = `SELECT penstock.lock_all_limits()`
 	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give. Times in the future, from before
-	// the clock was set back, are set to now.
+	// the clock was set back, are set to now. Where instances were
+	// taken over ($14), the number was decided without them: it is to be decided anew.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
@@ -52,7 +55,8 @@ ON CONFLICT (name) DO UPDATE
                                                      ELSE s.failed_at END),
        no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END,
        applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
-       decided_at = CASE WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
+       decided_at = CASE WHEN $14 THEN NULL
+                         WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
        error = excluded.error,
        retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
 
@@ -130,7 +134,7 @@ func (p *steps) writeTx(
 		}
 	}
 	names := slices.Concat(p.forget, p.drain, servers(p.register))
-	if _, err := tx.Exec(ctx, lockSQL, s.Name, s.Model, names, p.undrain); err != nil {
+	if _, err := tx.Exec(ctx, lockSQL, s.Model, names, p.undrain, endpoints(p.register)); err != nil {
 		return fmt.Errorf("lock instances: %w", err)
 	}
 	refused, err := p.writeInstances(ctx, tx, s)
@@ -152,7 +156,7 @@ func (p *steps) writeTx(
 	}
 	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
 		backoff(failures), message, place,
-		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince())
+		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.adopted())
 	return err
 }
 
@@ -192,13 +196,14 @@ func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) 
 		return err
 	})
 	each(p.drain, "drain", func(tx pgx.Tx, name string) error {
-		_, err := tx.Exec(ctx, drainSQL, s.Model, name, fmt.Sprintf("%d desired", s.Desired))
+		_, err := tx.Exec(ctx, drainSQL, s.Name, s.Model, name, fmt.Sprintf("%d desired", s.Desired))
 		return err
 	})
 	return refused, err
 }
 
 // register registers an instance that a backend reported: with the slots of the policy where the backend knows none.
+// Without the time at which its start began, where that was not followed, its age is no cold start.
 func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance) error {
 	slots := max(i.Slots, 1)
 	if i.Slots == 0 {
@@ -208,7 +213,11 @@ func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance
 	if labels == nil {
 		labels = map[string]string{}
 	}
-	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash, i.Began)
+	var began *time.Time
+	if s.followed(i.Began) {
+		began = &i.Began
+	}
+	_, err := tx.Exec(ctx, announceSQL, s.Model, i.Name, i.Endpoint, slots, labels, s.Name, i.TemplateHash, began)
 	return err
 }
 
@@ -230,6 +239,14 @@ func servers(instances []BackendInstance) []string {
 		names[n] = i.Name
 	}
 	return names
+}
+
+func endpoints(instances []BackendInstance) []string {
+	all := make([]string, len(instances))
+	for n, i := range instances {
+		all[n] = i.Endpoint
+	}
+	return all
 }
 
 func (p steps) unhealthySince() map[string]time.Time {

@@ -400,6 +400,11 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 		}
 		unmanaged := in.unmanaged(stuckAfterOf(policy, in.ColdStartP95))
 		d.parts, d.kept = shares(d.Desired, unmanaged, deployments, in.At)
+		for _, sh := range deployments {
+			if unreported(sh) && !sh.overridden(in.At) { // a number for what exists would end it
+				delete(d.parts, sh.Name)
+			}
+		}
 	}
 	s.minuteOf(in.Model, in.At).add(d, o)
 	return d, nil

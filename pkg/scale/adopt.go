@@ -1,0 +1,45 @@
+package scale
+
+import (
+	"slices"
+	"time"
+)
+
+// isTaken says whether an instance of the backend is registered, under its name or by its endpoint, and belongs to no
+// deployment: registering it takes it over, or is refused. Requests may run there, which this deployment cannot drain.
+func (s deploymentRow) isTaken(f BackendInstance) bool {
+	return slices.ContainsFunc(s.others, func(r registration) bool {
+		return r.Server == f.Name || f.Endpoint != "" && r.Endpoint == f.Endpoint
+	})
+}
+
+// register registers an instance, but for one that was refused a moment ago. Such a one may be refused again.
+func (p *planner) register(f BackendInstance, taken bool) {
+	r, refused := p.s.refused[f.Name]
+	if refused && !taken {
+		p.out.starting = append(p.out.starting, f.Began)
+	}
+	if !r.paused || r.endpoint != f.Endpoint {
+		p.out.register = append(p.out.register, f)
+		if taken {
+			p.out.adopts = append(p.out.adopts, f.Name)
+		}
+		return
+	}
+	p.pause(f.Name, r)
+}
+
+// adopted says whether instances were taken over that belonged to no deployment.
+func (p *steps) adopted() bool {
+	return slices.ContainsFunc(p.adopts, func(name string) bool { return p.refused[name] == nil })
+}
+
+// followed says whether a start was seen from its beginning on: it began under this deployment, and no report of the
+// backend was missing since. How long another one took is not known, however old it is.
+func (s deploymentRow) followed(began time.Time) bool {
+	if began.Before(s.CreatedAt) || s.SeenAt == nil || s.now().Sub(*s.SeenAt) > blindAfter {
+		return false
+	}
+	began = began.Truncate(time.Microsecond) // as the database keeps it
+	return slices.ContainsFunc(s.Starting, began.Equal) || began.After(s.SeenAt.Add(-blindAfter))
+}
