@@ -1,5 +1,14 @@
 -- Autoscaling: instances that register themselves or that a backend has started, and what happens when they go.
 
+-- present returns whether an instance is usable, but for its time to live: one that has not been heard is a part of the number of
+-- its model until expire_instances finds that it could have been, and drains or removes it.
+-- Callers: scale_input, scale_share; pkg/scale.
+CREATE OR REPLACE FUNCTION penstock.present(i penstock.instance) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
+       AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
+$$;
+
 -- starts returns whether an instance is being started: it has not been ready yet.
 -- Callers: scale_input; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.starts(i penstock.instance) RETURNS boolean
@@ -214,13 +223,15 @@ BEGIN
 END $$;
 
 -- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
--- returns how many were removed. One that drains already and holds slots has nothing to be done, and takes none of the
+-- returns how many were removed. answered is for how long the database has answered its clients, by a clock that was not stepped:
+-- an instance that could not announce itself for one time to live, of at most 5 minutes, is left as it is. One that drains already
+-- and holds slots has nothing to be done, and takes none of the
 -- 50 places of a call. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
 -- 'expired', and the next announcement of the instance ends it.
 -- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version.
--- Callers: pkg/scale.
+-- Callers: pkg/scale. Leaders of the version before give no time: nothing is left as it is.
 -- SQLSTATE: none of its own.
-CREATE OR REPLACE FUNCTION penstock.expire_instances() RETURNS integer
+CREATE OR REPLACE FUNCTION penstock.expire_instances(answered interval DEFAULT '1 day') RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
     i penstock.instance;
@@ -228,6 +239,7 @@ DECLARE
 BEGIN
     FOR i IN SELECT * FROM penstock.instance x
               WHERE x.expires_at < clock_timestamp()
+                AND answered >= least(coalesce(x.time_to_live, '30 seconds'), interval '5 minutes')
                 AND (x.draining_at IS NULL OR NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = x.id))
               ORDER BY x.id LIMIT 50 FOR UPDATE SKIP LOCKED LOOP
         IF NOT EXISTS (SELECT FROM penstock.slot s WHERE s.instance_id = i.id) THEN

@@ -546,7 +546,8 @@ END $$;
 -- unmanaged_starts is when each of those of them began that is not ready yet.
 -- Sums of usage are at most 1e15: one that does not fit a column would end the decisions about all models.
 -- service and busy_ms are the time of slots, without the further GPUs and sequences that usage is charged.
--- unmanaged counts only instances that take requests or are starting: others are no part of the number that is desired.
+-- ready and unmanaged count those of which it is not known yet that they are silent (present), unmanaged only instances that take
+-- requests or are starting: others are no part of the number that is desired.
 -- gateway_age is the age in seconds of the last sign of the gateway that was silent longest, of those that still hold a slot of the
 -- model: the requests of others are known to be over. It is 0 where there is none. While no gateway lives, it is the age of the
 -- last sign of any for a model that has had online requests: they may come again as soon as there is one.
@@ -606,12 +607,12 @@ SELECT d.model, q.locked + r.running AS running, w.waiting,
  CROSS JOIN LATERAL (SELECT CASE WHEN q.any_ready THEN penstock.scale_waiting_each(d.model) ELSE '{}' END AS waits OFFSET 0) y
  CROSS JOIN LATERAL (SELECT coalesce(sum(x.value::bigint), 0)::bigint AS waiting FROM jsonb_each_text(y.waits) x OFFSET 0) w
  CROSS JOIN LATERAL (
-       SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
+       SELECT count(*) FILTER (WHERE penstock.present(n)) AS ready,
               coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE penstock.starts(n)), '{}') AS starting,
               count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
               count(*) FILTER (WHERE n.draining_at IS NULL AND (penstock.unhealthy(n)
                                  OR n.quarantined_until > clock_timestamp() AND NOT penstock.starts(n))) AS unhealthy,
-              count(*) FILTER (WHERE (penstock.usable(n) OR penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp()))
+              count(*) FILTER (WHERE (penstock.present(n) OR penstock.starts(n) AND (n.expires_at IS NULL OR n.expires_at > clock_timestamp()))
                                  AND (n.deployment IS NULL OR NOT EXISTS (
                                      SELECT FROM penstock.deployment y
                                       WHERE y.name = n.deployment AND y.model = d.model))) AS unmanaged,
@@ -669,7 +670,7 @@ SELECT d.name, d.model, d.backend, d.target, d.policy, d.template, coalesce(d.te
   FROM penstock.deployment d
   LEFT JOIN penstock.deployment_state s ON s.name = d.name
  CROSS JOIN LATERAL (
-       SELECT count(*) FILTER (WHERE penstock.usable(n)) AS ready,
+       SELECT count(*) FILTER (WHERE penstock.present(n)) AS ready,
               count(*) FILTER (WHERE n.draining_at IS NULL) AS registered,
               count(*) FILTER (WHERE n.draining_at IS NOT NULL) AS draining,
               coalesce(array_agg(n.created_at ORDER BY n.created_at) FILTER (WHERE n.draining_at IS NULL AND penstock.starts(n)), '{}') AS starts

@@ -36,6 +36,8 @@ type applier struct {
 	failed  map[string]failedOrders
 	refused map[string]map[string]refusal // instances of deployments, by name
 	status  OrderStatus
+
+	hearing hearing
 }
 
 // call is the round of one deployment.
@@ -284,7 +286,7 @@ func (a *applier) end(name string) bool {
 // registeredSQL reads the instances of deployment $1, and those that belong to none and have the name or the endpoint of
 // one that its backend reported.
 const registeredSQL = `
-SELECT n.id, n.server, n.endpoint, penstock.usable(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
+SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,
        coalesce(n.drain_by = 'removed', false) AS removed, coalesce(n.drain_by = 'expired', false) AS expired,
        n.draining_at,

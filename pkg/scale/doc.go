@@ -67,6 +67,7 @@
 //	victims.go     pure: the instances whose removal costs least
 //	adopt.go       instances of a backend that ran before or are registered by others
 //	refused.go     when instances are tried again that could not be registered
+//	hearing.go     when an instance that was not heard for its time to live is given up
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order
 //
 // An order is written before the backend gets it, and confirmed afterwards. A new leader thus knows which starts may be

@@ -314,20 +314,7 @@ func (a *applier) exec(ctx context.Context, sql string, args ...any) error {
 	})
 }
 
-const (
-	expireSQL = `SELECT penstock.expire_instances()`
-	trimSQL   = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
-)
-
-func (a *applier) expire(ctx context.Context) {
-	var n int64
-	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return tx.QueryRow(ctx, expireSQL).Scan(&n) })
-	if err != nil && ctx.Err() == nil {
-		a.cfg.Log.WarnContext(ctx, "cannot remove instances whose time to live ended", "error", err)
-		return
-	}
-	a.count(func(st *OrderStatus) { st.Expired += n })
-}
+const trimSQL = `DELETE FROM penstock.cold_start WHERE at < clock_timestamp() - interval '7 days'`
 
 func (a *applier) trim(ctx context.Context) {
 	if err := a.exec(ctx, trimSQL); err != nil && ctx.Err() == nil {

@@ -624,13 +624,14 @@ func TestInstancesThatTakeNoRequestsAreNoPartOfTheNumber(t *testing.T) {
 	for server, change := range map[string]string{
 		"good": `state = 'ready'`, "sick": `state = 'unhealthy'`, "held": `quarantined_until = clock_timestamp() + interval '1 hour'`,
 		"late": `state = 'ready', expires_at = clock_timestamp()`,
+		"gone": `state = 'ready', expires_at = clock_timestamp(), draining_at = clock_timestamp()`,
 		"dead": `state = 'starting', expires_at = clock_timestamp()`, "new": `state = 'starting'`,
 	} {
 		do(t, db, `SELECT penstock.register_instance('llama', $1, 'http://' || $1, 2)`, server)
 		do(t, db, `UPDATE penstock.instance SET `+change+` WHERE server = $1`, server)
 	}
-	if n := one[int](t, db, `SELECT unmanaged FROM penstock.scale_input WHERE model = 'llama'`); n != 2 {
-		t.Errorf("%d count, want the one that is ready and the one that starts", n)
+	if n := one[int](t, db, `SELECT unmanaged FROM penstock.scale_input WHERE model = 'llama'`); n != 3 {
+		t.Errorf("%d count, want those that are ready, one of which is not given up yet, and the one that starts", n)
 	}
 }
 
