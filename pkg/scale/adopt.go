@@ -43,3 +43,18 @@ func (s deploymentRow) followed(began time.Time) bool {
 	began = began.Truncate(time.Microsecond) // as the database keeps it
 	return slices.ContainsFunc(s.Starting, began.Equal) || began.After(s.SeenAt.Add(-blindAfter))
 }
+
+// isLost says whether an instance has gone that no order removed: it was preempted, or removed by hand.
+func (p *planner) isLost() bool {
+	if p.s.Existing == nil {
+		return false
+	}
+	missing := *p.s.Existing - p.out.existing
+	for _, name := range p.s.Removing {
+		exists := func(m *member) bool { return m.Server == name && m.exists && !m.ending }
+		if !slices.ContainsFunc(p.members, exists) {
+			missing--
+		}
+	}
+	return missing > 0
+}

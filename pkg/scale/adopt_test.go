@@ -201,3 +201,34 @@ func TestAWorkerThatIsReadyWhenItAnnouncesItselfHasNoColdStart(t *testing.T) {
 		t.Errorf("the starts of %q are measured", got)
 	}
 }
+
+// A start that takes the place of an instance that was lost begins when that is found, and not when the order grew.
+func TestTheReplacementOfALostInstanceIsNotStuck(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook"}')`)
+	hook := &hooked{}
+	w := &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendWebhook: hook}})}
+	override(t, db, 3)
+	w.round()
+	for _, server := range []string{"gpu-1", "gpu-2", "gpu-3"} {
+		announce(t, db, server)
+	}
+	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+	w.round()
+	do(t, db, `UPDATE penstock.deployment_state SET ordered_at = ordered_at - interval '5 hours', applied_at = applied_at - interval '5 hours'`)
+	do(t, db, `SELECT penstock.remove_instance('llama', 'gpu-3')`)
+	for range 3 {
+		w.round()
+		if s := w.duty.Status().Models[0]; s.Stuck != 0 {
+			t.Errorf("%d starts are stuck at once", s.Stuck)
+		}
+	}
+	if s := w.duty.Status().Models[0]; s.Started != 1 || hook.last().Count != 3 {
+		t.Errorf("%d starts, %d are ordered", s.Started, hook.last().Count)
+	}
+	do(t, db, `UPDATE penstock.deployment_state SET ordered_at = ordered_at - interval '5 hours'`) // it does not come
+	w.round()
+	if s := w.duty.Status().Models[0]; s.Stuck != 1 {
+		t.Errorf("%d starts are stuck 5 hours later, want 1", s.Stuck)
+	}
+}

@@ -327,6 +327,10 @@ func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan 
 	if err != nil || todo.order == nil {
 		return false, err
 	}
+	if todo.lost {
+		now := s.now()
+		s.OrderedAt = &now
+	}
 	err = backend.Apply(ctx, *todo.order)
 	a.notice(*todo.order, err)
 	if err != nil && !errors.Is(err, ErrCarriedOut) {

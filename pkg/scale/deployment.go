@@ -120,14 +120,15 @@ func (s deploymentRow) lists() bool {
 }
 
 // unregistered are the starts that have no row of an instance yet: those that the backend reported, and what
-// it was told to start and has not reported. These began when the order grew: confirming it begins no start.
+// it was told to start and has not reported. These began when the order grew, or when one that was there was found to
+// be gone: confirming an order begins no start.
 func (s deploymentRow) unregistered() []time.Time {
 	starts := slices.Clone(s.Starting)
 	if s.AppliedAt == nil || s.OrderedAt == nil || !s.managed() {
 		return starts
 	}
 	has := s.Registered + s.Draining + len(s.Starting)
-	if s.Existing != nil { // with those that cannot be registered
+	if s.Existing != nil { // with those that cannot be registered, and those that have gone since the last round
 		has = max(has, *s.Existing)
 	}
 	for range s.Ordered - has {

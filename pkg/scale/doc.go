@@ -65,7 +65,7 @@
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do
 //	leave.go       pure: the instances that drain or hang and are to leave
 //	victims.go     pure: the instances whose removal costs least
-//	adopt.go       instances of a backend that ran before or are registered by others
+//	adopt.go       instances of a backend that ran before, that are registered by others, and that were lost
 //	refused.go     when instances are tried again that could not be registered
 //	hearing.go     when an instance that was not heard for its time to live is given up
 //	record.go      writes what a round found, the instances that it registers, drains and forgets, and its order

@@ -55,6 +55,7 @@ type steps struct {
 	undrain   []int32
 	order     *Order
 	existing  int
+	lost      bool                 // fewer exist than in the round before, not counting those that orders removed
 	refused   map[string]error     // of register, by the database
 	paused    map[string]refusal   // to be registered later
 	starting  []time.Time          // not registered yet
@@ -152,6 +153,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		failedAt := p.s.FailedAt
 		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))
 	}
+	p.out.lost = p.isLost()
 	for _, m := range p.members {
 		if m.ending && p.isOutdated(m) {
 			p.leaving++

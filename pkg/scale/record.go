@@ -33,8 +33,8 @@ SELECT FROM penstock.instance i
 	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give. Times in the future, from before
-	// the clock was set back, are set to now. Where instances were
-	// taken over ($14), the number was decided without them: it is to be decided anew.
+	// the clock was set back, are set to now. A start that takes the place of an instance that was lost ($14) begins
+	// now. Where instances were taken over ($15), the number was decided without them: it is to be decided anew.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
@@ -48,14 +48,15 @@ ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
        removing = excluded.removing, removing_since = excluded.removing_since, unhealthy = excluded.unhealthy,
        order_id = coalesce($4::bigint, s.order_id), ordered = coalesce($5::integer, s.ordered),
-       ordered_at = CASE WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
+       ordered_at = CASE WHEN $14 THEN excluded.seen_at
+                         WHEN $5 > s.ordered OR s.ordered_at IS NULL THEN coalesce(excluded.ordered_at, s.ordered_at)
                          WHEN s.ordered_at > excluded.seen_at THEN excluded.seen_at
                          ELSE s.ordered_at END, failures = excluded.failures,
        failed_at = coalesce(excluded.failed_at, CASE WHEN s.failed_at > excluded.seen_at THEN excluded.seen_at
                                                      ELSE s.failed_at END),
        no_room_at = CASE WHEN s.no_room_at > excluded.seen_at THEN excluded.seen_at ELSE s.no_room_at END,
        applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
-       decided_at = CASE WHEN $14 THEN NULL
+       decided_at = CASE WHEN $15 THEN NULL
                          WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
        error = excluded.error,
        retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
@@ -156,7 +157,7 @@ func (p *steps) writeTx(
 	}
 	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
 		backoff(failures), message, place,
-		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.adopted())
+		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.lost, p.adopted())
 	return err
 }
 
