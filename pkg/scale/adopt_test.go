@@ -155,11 +155,11 @@ func TestOnlyAStartThatWasFollowedIsAColdStart(t *testing.T) {
 		happens  string
 		want     float64 // cold starts in all
 	}{
-		"started":                      {"http://gpu-1", `SELECT`, 1},
-		"registered late":              {"", `SELECT`, 1},
-		"registered anew":              {"http://gpu-1", ready + `; DELETE FROM penstock.instance`, 1},
-		"registered while none leads":  {"", `UPDATE penstock.deployment_state SET seen_at = now() - interval '1 hour'`, 0},
-		"not in the report before":     {"", `UPDATE penstock.deployment_state SET starting = '{}'`, 0},
+		"started":                     {"http://gpu-1", `SELECT`, 1},
+		"registered late":             {"", `SELECT`, 1},
+		"registered anew":             {"http://gpu-1", ready + `; DELETE FROM penstock.instance`, 1},
+		"registered while none leads": {"", `UPDATE penstock.deployment_state SET seen_at = now() - interval '1 hour'`, 0},
+		"not in the report before":    {"", `UPDATE penstock.deployment_state SET starting = '{}'`, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			db, backend := driven(t), &cluster{}

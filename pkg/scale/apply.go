@@ -283,8 +283,8 @@ func (a *applier) end(name string) bool {
 	return again
 }
 
-// registeredSQL reads the instances of deployment $1, and those that belong to none and have the name or the endpoint of
-// one that its backend reported.
+// registeredSQL reads the instances of deployment $1, and those that belong to none and have the name or the endpoint
+// of one that its backend reported.
 const registeredSQL = `
 SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS NOT NULL AS ever_ready,
        n.draining_at IS NOT NULL AS draining, coalesce(n.drain_by = 'autoscaler', false) AS drained_by_us,

@@ -157,7 +157,8 @@ func (p *steps) writeTx(
 	}
 	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
 		backoff(failures), message, place,
-		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.lost, p.adopted())
+		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.lost,
+		p.adopted())
 	return err
 }
 
