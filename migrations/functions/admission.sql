@@ -1,9 +1,9 @@
 -- Whether a queue takes more entries: the bounds on those of a queue (capacity, capacity_per_slot) and of a flow
 -- (capacity_per_flow), how pushes that are open count among them, and models without an instance.
 
--- queue_capacity returns how many entries that have not ended a queue takes, null for no bound: its capacity, or what the
--- slots of the usable instances of its model allow (capacity_per_slot), whichever is less. A model without slots counts
--- as one slot, so that an entry can wait for its first instance.
+-- queue_capacity returns how many entries that have not ended a queue takes, null for no bound: its capacity, or what
+-- the slots of the usable instances of its model allow (capacity_per_slot), whichever is less. A model without slots
+-- counts as one slot, so that an entry can wait for its first instance.
 -- Callers: admit, feed_batch.
 CREATE OR REPLACE FUNCTION penstock.queue_capacity(q penstock.queue) RETURNS bigint
 LANGUAGE sql STABLE AS $$
@@ -33,11 +33,13 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed);
+    depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted)
+        - (penstock.counter('removed', q.id) - d.removed);
     IF depth + n <= most THEN
         PERFORM penstock.show_open_pushes(ARRAY[penstock.open_pushes_key(q.id)], ARRAY[n]);
         PERFORM penstock.count(q.id, 'accepted', n);
-        depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted) - (penstock.counter('removed', q.id) - d.removed) - n;
+        depth := d.counted + (penstock.counter('accepted', q.id) - d.accepted)
+            - (penstock.counter('removed', q.id) - d.removed) - n;
         IF depth + n <= most THEN
             RETURN;
         END IF;
@@ -60,8 +62,8 @@ END $$;
 -- A snapshot that is older than the locks would miss entries that are committed, so that each statement needs its own.
 -- Locks: those of show_open_pushes for each hash of a flow.
 -- Callers: push_many.
--- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth, capacity and retry_after_ms, which assumes
--- that all that leaves the queue is of this flow: there is no room before it. PS006 the transaction is
+-- SQLSTATE: PS005 a flow of the queue is full; DETAIL is JSON with flow, depth, capacity and retry_after_ms, which
+-- assumes that all that leaves the queue is of this flow: there is no room before it. PS006 the transaction is
 -- not read committed.
 CREATE OR REPLACE FUNCTION penstock.admit_flows(q penstock.queue, flows text[], keep boolean[], n integer) RETURNS void
 LANGUAGE plpgsql AS $$
@@ -88,15 +90,18 @@ BEGIN
      CROSS JOIN LATERAL (SELECT coalesce(sum(o.entries), 0) AS entries FROM o
                           WHERE NOT o.mine AND o.key = penstock.open_flow_key(q.id, h.hash)::oid) c;
     FOR f IN SELECT u.flow, open[array_position(hashes, hashtext(u.flow) & 1023)] AS open, count(*) AS n
-               FROM (SELECT coalesce(flows[i], '') AS flow FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE) u GROUP BY 1, 2 ORDER BY 1
+               FROM (SELECT coalesce(flows[i], '') AS flow FROM generate_series(1, n) i WHERE keep[i] IS NOT FALSE) u
+                   GROUP BY 1, 2 ORDER BY 1
     LOOP
         SELECT count(*) INTO depth
           FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = f.flow LIMIT q.capacity_per_flow) e;
         depth := depth + f.open;
         IF depth + f.n > q.capacity_per_flow THEN
-            RAISE EXCEPTION 'flow "%" of queue "%" is full: % entries of at most %', f.flow, q.name, depth, q.capacity_per_flow
+            RAISE EXCEPTION 'flow "%" of queue "%" is full: % entries of at most %', f.flow, q.name, depth,
+                q.capacity_per_flow
                 USING ERRCODE = 'PS005',
-                      DETAIL = jsonb_build_object('flow', f.flow, 'depth', depth, 'capacity', q.capacity_per_flow, 'retry_after_ms',
+                      DETAIL = jsonb_build_object('flow', f.flow, 'depth', depth, 'capacity', q.capacity_per_flow,
+                                                  'retry_after_ms',
                                    (SELECT ceil((depth + f.n - q.capacity_per_flow) / nullif((x.l).out_per_second, 0) * 1000)
                                       FROM (SELECT penstock.last_sample(q.id) AS l) x))::text,
                       HINT = 'Push again when entries of the flow have ended, or raise capacity_per_flow of the queue.';
@@ -119,12 +124,14 @@ DECLARE
     state jsonb := coalesce(nullif(current_setting('penstock.open_pushes', true), ''), '{}');
 BEGIN
     WITH known AS (
-        SELECT u.key, coalesce((state->u.key::text->>0)::bigint, 0) + u.n AS pushed, coalesce((state->u.key::text->>1)::bigint, 0) AS shown,
+        SELECT u.key, coalesce((state->u.key::text->>0)::bigint, 0) + u.n AS pushed,
+               coalesce((state->u.key::text->>1)::bigint, 0) AS shown,
                coalesce((state->u.key::text->>2)::integer, 0) AS locks
           FROM unnest(keys, entries) u(key, n)
     ), next AS (
         SELECT key, pushed, shown, locks,
-               CASE WHEN pushed > shown THEN least(greatest(pushed - shown, shown / 16), 1048575)::integer ELSE 0 END AS more
+               CASE WHEN pushed > shown THEN least(greatest(pushed - shown, shown / 16), 1048575)::integer
+                    ELSE 0 END AS more
           FROM known
     ), taken AS MATERIALIZED (
         SELECT key, pushed, shown + more AS shown,
@@ -135,8 +142,8 @@ BEGIN
     PERFORM set_config('penstock.open_pushes', state::text, true);
 END $$;
 
--- open_pushes lists what show_open_pushes of any transaction in this database shows: the key, the number of entries, and
--- whether the transaction is that of this session. A prepared transaction is of none.
+-- open_pushes lists what show_open_pushes of any transaction in this database shows: the key, the number of entries,
+-- and whether the transaction is that of this session. A prepared transaction is of none.
 -- Locks: none.
 -- Callers: admit_flows, count_depth.
 CREATE OR REPLACE FUNCTION penstock.open_pushes() RETURNS TABLE (key oid, entries bigint, mine boolean)
@@ -148,7 +155,8 @@ BEGIN
                     AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database());
 END $$;
 
--- open_flow_key is the key under which pushes to a queue with capacity_per_flow show their entries, by a hash of the flow.
+-- open_flow_key is the key under which pushes to a queue with capacity_per_flow show their entries, by a hash of the
+-- flow.
 -- Callers: admit_flows.
 CREATE OR REPLACE FUNCTION penstock.open_flow_key(queue_id integer, hash integer) RETURNS integer LANGUAGE sql IMMUTABLE
     AS $$ SELECT hashtext('penstock open flow ' || $1 || ' ' || $2) $$;
@@ -160,7 +168,8 @@ CREATE OR REPLACE FUNCTION penstock.admit_model(q penstock.queue) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     IF NOT EXISTS (SELECT FROM penstock.instance i WHERE i.model = q.model AND penstock.usable(i)) THEN
-        RAISE EXCEPTION 'no instance of model "%" takes calls, and queue "%" accepts no entries without one', q.model, q.name
+        RAISE EXCEPTION 'no instance of model "%" takes calls, and queue "%" accepts no entries without one', q.model,
+            q.name
             USING ERRCODE = 'PS013', DETAIL = jsonb_build_object('model', q.model)::text,
                   HINT = 'Push again when an instance is there, or set on_no_instance of the queue to wait.';
     END IF;

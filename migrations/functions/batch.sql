@@ -12,7 +12,8 @@ DECLARE
 BEGIN
     SELECT * INTO b FROM penstock.batch WHERE id = wanted FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'batch % does not exist', wanted USING ERRCODE = 'PS012', HINT = 'penstock.batch_status lists the batches.';
+        RAISE EXCEPTION 'batch % does not exist', wanted USING ERRCODE = 'PS012',
+            HINT = 'penstock.batch_status lists the batches.';
     ELSIF open_only AND b.ended_at IS NOT NULL THEN
         RAISE EXCEPTION 'batch % has ended: %', wanted, b.status USING ERRCODE = 'PS006', DETAIL = b.status;
     END IF;
@@ -111,10 +112,13 @@ BEGIN
         RAISE EXCEPTION 'completion_queue is a queue of callbacks' USING ERRCODE = 'PS002';
     END IF;
     b := jsonb_populate_record(NULL::penstock.batch, options);
-    INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority, actor, completion_queue_id)
-    VALUES (q.id, create_batch.name, b.query, b.items, coalesce(b.part_size, 100), coalesce(b.window_parts, 1000), coalesce(b.detail, '{}'),
+    INSERT INTO penstock.batch AS x (queue_id, name, query, items, part_size, window_parts, detail, flow, priority,
+                                     actor, completion_queue_id)
+    VALUES (q.id, create_batch.name, b.query, b.items, coalesce(b.part_size, 100), coalesce(b.window_parts, 1000),
+            coalesce(b.detail, '{}'),
             b.flow, b.priority, penstock.actor_name(create_batch.actor),
-            CASE WHEN options->>'completion_queue' IS NOT NULL THEN (penstock.queue_row(options->>'completion_queue')).id END)
+            CASE WHEN options->>'completion_queue' IS NOT NULL
+                 THEN (penstock.queue_row(options->>'completion_queue')).id END)
     RETURNING * INTO b;
     parts := CASE WHEN b.items IS NULL THEN 1 ELSE (jsonb_array_length(b.items) + b.part_size - 1) / b.part_size END;
     IF parts > 0 THEN
@@ -190,7 +194,8 @@ BEGIN
         CASE WHEN b.query IS NULL THEN 'SELECT i.item, i.n FROM jsonb_array_elements($3) WITH ORDINALITY i(item, n)'
              ELSE penstock.query_sql(b.query) END)
     USING b.id, b.part_size, b.items;
-    IF b.query IS NOT NULL AND EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND penstock.has_wild_number(p.items)) THEN
+    IF b.query IS NOT NULL AND EXISTS (SELECT FROM penstock.batch_part p
+                                       WHERE p.batch_id = b.id AND penstock.has_wild_number(p.items)) THEN
         RAISE EXCEPTION 'query of batch % returns a number that is beyond 1e308, below 1e-308 or longer than 408 decimals', b.id
             USING ERRCODE = 'PS002', HINT = 'Cast it to text in the query.';
     END IF;
@@ -214,7 +219,8 @@ CREATE OR REPLACE FUNCTION penstock.finish_batch_part(
 ) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key AND l.token = finish_batch_part.token FOR KEY SHARE;
+    PERFORM FROM penstock.lock l WHERE l.queue_id = queue AND l.lock_key = key
+        AND l.token = finish_batch_part.token FOR KEY SHARE;
     IF NOT FOUND THEN
         RETURN false;
     END IF;
@@ -248,7 +254,8 @@ BEGIN
         RETURN false;
     END IF;
     SELECT p.no INTO part FROM penstock.batch_part p
-     WHERE p.batch_id = b.id AND b.queue_id = queue AND p.ended_at IS NULL AND p.entry_id IS NOT NULL AND p.entry_id = entry;
+     WHERE p.batch_id = b.id AND b.queue_id = queue AND p.ended_at IS NULL AND p.entry_id IS NOT NULL
+       AND p.entry_id = entry;
     IF NOT FOUND THEN
         RETURN true;
     END IF;
@@ -279,14 +286,16 @@ BEGIN
     UPDATE penstock.batch_part p
        SET ended_at = clock_timestamp(), result = w.result,
            outcome = CASE WHEN w.outcome IS NOT NULL THEN w.outcome WHEN kept.none THEN 'done' ELSE 'failed' END,
-           error = CASE WHEN w.outcome IS NOT NULL OR kept.none THEN w.error ELSE 'its entry left neither a result nor a failure' END
+           error = CASE WHEN w.outcome IS NOT NULL OR kept.none THEN w.error
+               ELSE 'its entry left neither a result nor a failure' END
       FROM gone g
      CROSS JOIN (SELECT result_retention = '0' AS none FROM penstock.queue WHERE id = b.queue_id) kept
       LEFT JOIN LATERAL (
            SELECT 'failed'::penstock.outcome AS outcome, NULL::jsonb AS result, f.error
              FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = g.entry_id
            UNION ALL
-           SELECT r.outcome, r.result, r.reason FROM penstock.result r WHERE r.queue_id = b.queue_id AND r.entry_id = g.entry_id
+           SELECT r.outcome, r.result, r.reason FROM penstock.result r
+               WHERE r.queue_id = b.queue_id AND r.entry_id = g.entry_id
             LIMIT 1) w ON true
      WHERE p.batch_id = b.id AND p.no = g.no AND p.ended_at IS NULL;
     GET DIAGNOSTICS n = ROW_COUNT;
@@ -303,7 +312,8 @@ CREATE OR REPLACE FUNCTION penstock.feed_batch(b penstock.batch) RETURNS integer
     LANGUAGE plpgsql
     AS $$
 DECLARE
-    headroom integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
+    headroom integer := b.window_parts - (SELECT count(*) FROM penstock.batch_part p
+                                          WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL);
     next integer[];
     made bigint[];
 BEGIN
@@ -311,23 +321,28 @@ BEGIN
                            FROM penstock.queue q JOIN penstock.depth d ON d.queue_id = q.id WHERE q.id = b.queue_id));
     headroom := least(headroom, (SELECT q.capacity_per_flow - f.entries
                            FROM penstock.queue q
-                          CROSS JOIN LATERAL (SELECT coalesce(b.flow, '') AS flow WHERE coalesce(b.flow, '') <> '' OR q.shards = 1
+                          CROSS JOIN LATERAL (SELECT coalesce(b.flow, '') AS flow
+                                              WHERE coalesce(b.flow, '') <> '' OR q.shards = 1
                                                UNION ALL -- of shards the fullest counts
                                               SELECT penstock.shard_name(s) FROM generate_series(0, q.shards - 1) s
                                                WHERE coalesce(b.flow, '') = '' AND q.shards > 1) w
                           CROSS JOIN LATERAL (SELECT count(*) AS entries
-                                                FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.flow = w.flow
+                                                FROM (SELECT FROM penstock.entry e WHERE e.queue_id = q.id
+                                                      AND e.flow = w.flow
                                                        LIMIT q.capacity_per_flow) e) f
                           WHERE q.id = b.queue_id AND q.capacity_per_flow IS NOT NULL ORDER BY f.entries DESC LIMIT 1));
-    next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NULL
+    next := ARRAY(SELECT p.no FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL
+                  AND p.entry_id IS NULL
                    ORDER BY p.no LIMIT greatest(headroom, 0));
     IF cardinality(next) = 0 THEN
         RETURN 0;
     END IF;
     SELECT p.ids INTO made
       FROM penstock.push_many((SELECT name FROM penstock.queue WHERE id = b.queue_id),
-               ARRAY(SELECT penstock.batch_payload(b, 'part', jsonb_build_object('part', n)) FROM unnest(next) WITH ORDINALITY u(n, i) ORDER BY i),
-               flows => array_fill(b.flow, ARRAY[cardinality(next)]), priorities => array_fill(b.priority, ARRAY[cardinality(next)]),
+               ARRAY(SELECT penstock.batch_payload(b, 'part', jsonb_build_object('part', n))
+                     FROM unnest(next) WITH ORDINALITY u(n, i) ORDER BY i),
+               flows => array_fill(b.flow, ARRAY[cardinality(next)]),
+               priorities => array_fill(b.priority, ARRAY[cardinality(next)]),
                names => array_fill('batch:' || b.id, ARRAY[cardinality(next)]), inside => true) p;
     UPDATE penstock.batch_part p SET entry_id = u.id
       FROM unnest(next, made) u(no, id) WHERE p.batch_id = b.id AND p.no = u.no;
@@ -366,7 +381,8 @@ DECLARE
     flaw    text;
     refused text;
 BEGIN
-    verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed' ELSE 'done' END;
+    verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed'
+        ELSE 'done' END;
     flaw := CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END;
     IF target IS NOT NULL THEN
         BEGIN
@@ -423,10 +439,12 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.end_batch(b penstock.batch) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    failed text := (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.completion_queue_id AND f.entry_id = b.completion_entry_id LIMIT 1);
+    failed text := (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.completion_queue_id
+                    AND f.entry_id = b.completion_entry_id LIMIT 1);
 BEGIN
     UPDATE penstock.batch
-       SET status = CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN b.problem IS NOT NULL OR failed IS NOT NULL THEN 'failed' ELSE 'done' END,
+       SET status = CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN b.problem IS NOT NULL
+           OR failed IS NOT NULL THEN 'failed' ELSE 'done' END,
            problem = coalesce(b.problem, 'completion: ' || failed), ended_at = clock_timestamp()
      WHERE id = b.id;
 END $$;
@@ -449,10 +467,12 @@ BEGIN
     SELECT * INTO b FROM penstock.batch x WHERE x.id = batch AND x.ended_at IS NULL FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         RETURN 0;
-    ELSIF b.status = 'splitting' AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id) THEN
+    ELSIF b.status = 'splitting' AND NOT EXISTS (SELECT FROM penstock.entry e
+                                                 WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id) THEN
         -- Splitting commits before its entry ends; the batch was read after that. So it went wrong, or was cancelled.
         UPDATE penstock.batch SET problem = 'split: ' || coalesce(
-            (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.queue_id AND f.entry_id = b.split_entry_id LIMIT 1), 'its entry was cancelled')
+            (SELECT f.error FROM penstock.failure f
+             WHERE f.queue_id = b.queue_id AND f.entry_id = b.split_entry_id LIMIT 1), 'its entry was cancelled')
          WHERE id = b.id AND status = 'splitting' RETURNING * INTO b;
         IF FOUND THEN
             PERFORM penstock.complete_batch(b);
@@ -511,15 +531,18 @@ BEGIN
         RETURN (SELECT format('part %s of batch %s has ended as %s (%s): penstock batch retry %s runs it again', p.no, b.id, p.outcome, coalesce(p.error, ''), b.id)
                   FROM penstock.batch b
                   JOIN penstock.batch_part p ON p.batch_id = b.id
-                 WHERE b.id = number AND b.queue_id = queue AND p.no = part AND p.entry_id = wanted AND p.outcome <> 'done');
+                 WHERE b.id = number AND b.queue_id = queue AND p.no = part AND p.entry_id = wanted
+                   AND p.outcome <> 'done');
     ELSIF step = 'split' THEN
         RETURN (SELECT format('batch %s has ended as %s (%s): create it anew', b.id, b.status, b.problem)
                   FROM penstock.batch b
-                 WHERE b.id = number AND b.queue_id = queue AND b.split_entry_id = wanted AND b.ended_at IS NOT NULL AND b.problem LIKE 'split: %');
+                 WHERE b.id = number AND b.queue_id = queue AND b.split_entry_id = wanted AND b.ended_at IS NOT NULL
+                   AND b.problem LIKE 'split: %');
     ELSIF step = 'end' THEN
         RETURN (SELECT format('batch %s has ended as %s (%s): penstock batch retry %s runs its completion again', b.id, b.status, coalesce(b.problem, ''), b.id)
                   FROM penstock.batch b
-                 WHERE b.id = number AND b.completion_queue_id = queue AND b.completion_entry_id = wanted AND b.ended_at IS NOT NULL);
+                 WHERE b.id = number AND b.completion_queue_id = queue AND b.completion_entry_id = wanted
+                   AND b.ended_at IS NOT NULL);
     END IF;
     RETURN NULL;
 END $$;
@@ -538,11 +561,13 @@ DECLARE
     p record;
     e penstock.entry;
 BEGIN
-    FOR p IN SELECT x.no, x.entry_id FROM penstock.batch_part x WHERE x.batch_id = b.id AND x.ended_at IS NULL AND x.entry_id IS NOT NULL ORDER BY x.no LOOP
+    FOR p IN SELECT x.no, x.entry_id FROM penstock.batch_part x WHERE x.batch_id = b.id AND x.ended_at IS NULL
+        AND x.entry_id IS NOT NULL ORDER BY x.no LOOP
         e := penstock.take_entry(b.queue_id, p.entry_id);
         IF e.id IS NOT NULL THEN
             PERFORM penstock.end_entry(e, 'cancelled', why);
-            UPDATE penstock.batch_part x SET entry_id = NULL WHERE x.batch_id = b.id AND x.no = p.no AND x.ended_at IS NULL;
+            UPDATE penstock.batch_part x SET entry_id = NULL WHERE x.batch_id = b.id AND x.no = p.no
+                AND x.ended_at IS NULL;
         END IF;
     END LOOP;
 END $$;
@@ -568,7 +593,8 @@ BEGIN
         RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
     END IF;
     b := penstock.batch_row(batch);
-    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(pause_batch.actor), paused_reason = coalesce(reason, ''),
+    UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(pause_batch.actor),
+        paused_reason = coalesce(reason, ''),
                               paused_until = until
      WHERE id = b.id;
     PERFORM penstock.withdraw_batch(b, 'the batch was paused');
@@ -589,7 +615,8 @@ LANGUAGE plpgsql AS $$
 DECLARE
     b penstock.batch := penstock.batch_row(batch);
 BEGIN
-    UPDATE penstock.batch SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = b.id;
+    UPDATE penstock.batch SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
+        WHERE id = b.id;
     PERFORM penstock.audit_log(actor, 'resume_batch', 'batch ' || batch, reason);
 END $$;
 
@@ -611,7 +638,8 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     b := penstock.batch_row(batch);
-    UPDATE penstock.batch SET cancelled_by = penstock.actor_name(cancel_batch.actor), cancelled_reason = coalesce(reason, '') WHERE id = b.id;
+    UPDATE penstock.batch SET cancelled_by = penstock.actor_name(cancel_batch.actor),
+        cancelled_reason = coalesce(reason, '') WHERE id = b.id;
     PERFORM penstock.cancel_waiting(b.queue_id, p.entry_id, reason, penstock.actor_name(actor))
        FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL;
     IF b.status = 'splitting' THEN
@@ -638,20 +666,25 @@ DECLARE
     n integer;
 BEGIN
     IF b.ended_at IS NULL THEN
-        RAISE EXCEPTION 'batch % has not ended', batch USING ERRCODE = 'PS006', HINT = 'Wait until it has, or cancel it.';
+        RAISE EXCEPTION 'batch % has not ended', batch USING ERRCODE = 'PS006',
+            HINT = 'Wait until it has, or cancel it.';
     ELSIF b.status = 'done' THEN
-        RAISE EXCEPTION 'batch % is done: nothing of it went wrong', batch USING ERRCODE = 'PS006', DETAIL = b.status, HINT = 'Create another one to run it again.';
+        RAISE EXCEPTION 'batch % is done: nothing of it went wrong', batch USING ERRCODE = 'PS006', DETAIL = b.status,
+            HINT = 'Create another one to run it again.';
     END IF;
-    UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL WHERE p.batch_id = b.id AND p.outcome <> 'done';
+    UPDATE penstock.batch_part p SET outcome = NULL, ended_at = NULL, entry_id = NULL, error = NULL
+        WHERE p.batch_id = b.id AND p.outcome <> 'done';
     GET DIAGNOSTICS n = ROW_COUNT;
     IF b.problem LIKE 'split: %' -- see ended_step
        OR EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id) -- parts are deleted in their order
           AND NOT EXISTS (SELECT FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.no = 1) THEN
-        RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006', HINT = 'Create it anew.';
+        RAISE EXCEPTION 'batch % was never split, or its parts are being deleted', batch USING ERRCODE = 'PS006',
+            HINT = 'Create it anew.';
     END IF;
     UPDATE penstock.batch
        SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL,
-           cancelled_by = NULL, cancelled_reason = NULL, paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
+           cancelled_by = NULL, cancelled_reason = NULL, paused_at = NULL, paused_by = NULL, paused_reason = NULL,
+           paused_until = NULL
      WHERE id = b.id;
     PERFORM penstock.audit_log(actor, 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
     RETURN n;

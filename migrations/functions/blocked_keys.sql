@@ -46,7 +46,8 @@ BEGIN
                      ORDER BY x.id LIMIT 100) e) n
      WHERE n.id IS NOT NULL
     -- Written anew: a sweep that found the row dead skips the new version.
-    ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
+    ON CONFLICT (queue_id, priority, flow, pos) DO UPDATE
+        SET entry_id = excluded.entry_id, lock_key = excluded.lock_key;
     RETURN true;
 END $$;
 
@@ -56,7 +57,8 @@ END $$;
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 the key is not blocked, is held by another transaction, or its failure is
 -- gone.
-CREATE OR REPLACE FUNCTION penstock.unblock_key(queue text, lock_key text, retry boolean DEFAULT false, reason text DEFAULT '',
+CREATE OR REPLACE FUNCTION penstock.unblock_key(queue text, lock_key text, retry boolean DEFAULT false,
+                                                reason text DEFAULT '',
                                      actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -66,7 +68,8 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     SELECT * INTO b FROM penstock.blocked_key x WHERE x.queue_id = q.id AND x.lock_key = unblock_key.lock_key;
-    IF FOUND AND retry AND NOT EXISTS (SELECT FROM penstock.failure f WHERE f.queue_id = q.id AND f.entry_id = b.entry_id)
+    IF FOUND AND retry AND NOT EXISTS (SELECT FROM penstock.failure f
+                                       WHERE f.queue_id = q.id AND f.entry_id = b.entry_id)
        AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = q.id AND e.id = b.entry_id) THEN
         RAISE EXCEPTION 'the failure of entry %, which blocks lock key "%", is gone', b.entry_id, lock_key
             USING ERRCODE = 'PS006', HINT = 'It was discarded, or its retention is over. Unblock the key without retry.';
@@ -77,22 +80,25 @@ BEGIN
         PERFORM pg_sleep(0.01);
     END LOOP;
     IF changed IS NULL THEN
-        RAISE EXCEPTION 'lock key "%" is held by another transaction', lock_key USING ERRCODE = 'PS006', HINT = 'Try again.';
+        RAISE EXCEPTION 'lock key "%" is held by another transaction', lock_key USING ERRCODE = 'PS006',
+            HINT = 'Try again.';
     ELSIF NOT changed THEN
         RAISE EXCEPTION 'lock key "%" of queue "%" is not blocked', lock_key, q.name
             USING ERRCODE = 'PS006', HINT = 'penstock.blocked_key_status lists the keys that are.';
     END IF;
     PERFORM penstock.audit_log(unblock_key.actor, 'unblock_key', q.name, unblock_key.reason,
-                               jsonb_build_object('lock_key', unblock_key.lock_key, 'entry_id', b.entry_id, 'retry', retry));
+                               jsonb_build_object('lock_key', unblock_key.lock_key, 'entry_id', b.entry_id,
+                                                  'retry', retry));
 END $$;
 
 -- unblock_keys unblocks up to `most` lock keys of a queue, at most 1,000 (advisory locks are few for the whole
--- server), in order of key, and returns how many. With retry each failed entry that is still kept is requeued. A key that another session has is passed over: call it again until
--- penstock.blocked_key has no more.
+-- server), in order of key, and returns how many. With retry each failed entry that is still kept is requeued. A key
+-- that another session has is passed over: call it again until penstock.blocked_key has no more.
 -- Locks: for each key those of unblock_one.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.unblock_keys(queue text, retry boolean DEFAULT false, most integer DEFAULT 1000, reason text DEFAULT '',
+CREATE OR REPLACE FUNCTION penstock.unblock_keys(queue text, retry boolean DEFAULT false, most integer DEFAULT 1000,
+                                                 reason text DEFAULT '',
                                       actor text DEFAULT NULL) RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE

@@ -5,8 +5,8 @@
 -- the queue, which has no capacity of its own, is at the default one. Entries that wait are run meanwhile.
 -- Locks: none.
 -- Callers: push_many, create_batch.
--- SQLSTATE: PS005 the queue takes no entries; DETAIL is JSON with reason, depth, capacity, drain_rate and retry_after_ms,
--- of which the last is null where nothing drains. For the storage it is a pause of 30 s.
+-- SQLSTATE: PS005 the queue takes no entries; DETAIL is JSON with reason, depth, capacity, drain_rate and
+-- retry_after_ms, of which the last is null where nothing drains. For the storage it is a pause of 30 s.
 CREATE OR REPLACE FUNCTION penstock.refuse_push(q penstock.queue) RETURNS void
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -27,10 +27,13 @@ BEGIN
     -- The last sample may be older than the refusal and show fewer entries.
     depth := greatest(coalesce(s.initial + s.pending + s.disabled, limit_), (q.refusal->>'release')::bigint);
     wait := CASE WHEN s.out_per_second > coalesce(s.in_per_second, 0)
-                 THEN greatest(0, depth - (q.refusal->>'release')::bigint) / (s.out_per_second - coalesce(s.in_per_second, 0)) + 10 END;
-    RAISE EXCEPTION 'queue "%" is full: about % entries, and it takes % where it has no capacity of its own', q.name, depth, limit_
+                 THEN greatest(0, depth - (q.refusal->>'release')::bigint) / (s.out_per_second
+                         - coalesce(s.in_per_second, 0)) + 10 END;
+    RAISE EXCEPTION 'queue "%" is full: about % entries, and it takes % where it has no capacity of its own', q.name,
+        depth, limit_
         USING ERRCODE = 'PS005',
-              DETAIL = jsonb_build_object('reason', 'depth', 'depth', depth, 'capacity', limit_, 'drain_rate', coalesce(s.out_per_second, 0),
+              DETAIL = jsonb_build_object('reason', 'depth', 'depth', depth, 'capacity', limit_,
+                                          'drain_rate', coalesce(s.out_per_second, 0),
                                           'retry_after_ms', ceil(wait * 1000))::text,
               HINT = 'Push again after retry_after_ms, or give the queue a capacity: penstock queue alter.';
 END $$;
@@ -47,6 +50,7 @@ LANGUAGE sql STABLE AS $$
     HAVING count(*) > 0
     UNION ALL
     SELECT 'queue_full', 'queue ' || q.name, false,
-           format('queue %s takes no entries: it has no capacity of its own and is at the default of %s', q.name, q.refusal->>'capacity')
+           format('queue %s takes no entries: it has no capacity of its own and is at the default of %s', q.name,
+                  q.refusal->>'capacity')
       FROM penstock.queue q WHERE q.refusal->>'reason' = 'depth'
 $$;

@@ -18,7 +18,8 @@ DECLARE
     depth integer := current_setting('penstock.depth')::integer;
 BEGIN
     IF depth > penstock.depth_max() THEN
-        RAISE EXCEPTION 'loop: % pushes to %, at depth % of at most %', current_setting('penstock.working_for', true), target, depth, penstock.depth_max()
+        RAISE EXCEPTION 'loop: % pushes to %, at depth % of at most %', current_setting('penstock.working_for', true),
+            target, depth, penstock.depth_max()
             USING ERRCODE = 'PS011', HINT = 'The entries push one another without end. Break the circle: do not watch what the handler writes, or write only what differs.';
     END IF;
     RETURN depth;
@@ -43,10 +44,12 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.keep_watch_queue() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
-    watched text := (SELECT string_agg(w.watched::text, ', ') FROM penstock.watch w JOIN pg_class c ON c.oid = w.watched WHERE w.queue_id = OLD.id);
+    watched text := (SELECT string_agg(w.watched::text, ', ') FROM penstock.watch w JOIN pg_class c ON c.oid = w.watched
+                     WHERE w.queue_id = OLD.id);
 BEGIN
     IF watched IS NOT NULL THEN
-        RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006', HINT = 'End that first: SELECT penstock.unwatch(...).';
+        RAISE EXCEPTION 'queue "%" records changes of %', OLD.name, watched USING ERRCODE = 'PS006',
+            HINT = 'End that first: SELECT penstock.unwatch(...).';
     END IF;
     DELETE FROM penstock.watch WHERE queue_id = OLD.id;
     RETURN OLD;
@@ -69,14 +72,19 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE base AS (
-        SELECT t.* FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = column_name
+        SELECT t.* FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+            WHERE a.attrelid = watched AND a.attname = column_name
         UNION ALL
         SELECT t.* FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
-    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = column_name)
+    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
+                              WHERE a.attrelid = watched AND a.attname = column_name)
                      AND b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s)', quoted.name)
-                WHEN b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s::pg_catalog.%s)', quoted.name, replace(quote_ident(b.typname), '%', '%%'))
-                ELSE format('CASE WHEN %%1$s.%1$s IS NOT NULL THEN to_jsonb(format(''%%%%s'', %%1$s.%1$s)) END', quoted.name) END
+                WHEN b.typnamespace = 'pg_catalog'::regnamespace
+                    THEN format('to_jsonb(%%1$s.%s::pg_catalog.%s)', quoted.name,
+                                replace(quote_ident(b.typname), '%', '%%'))
+                ELSE format('CASE WHEN %%1$s.%1$s IS NOT NULL THEN to_jsonb(format(''%%%%s'', %%1$s.%1$s)) END',
+                            quoted.name) END
       FROM base b CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
      WHERE b.typtype <> 'd'
 $$;
@@ -97,7 +105,8 @@ CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(
     AS $_$
 DECLARE
     -- Names may hold a per cent sign, which format would read.
-    label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%') FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
+    label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%')
+                     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
     object  text := CASE cardinality(keys) WHEN 1 THEN penstock.watch_column_sql(watched, keys[1])
                     ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, ', replace(k, '%', '%%')) || penstock.watch_column_sql(watched, k), ', ')
                                                              FROM unnest(keys) k)) END;
@@ -106,23 +115,30 @@ DECLARE
     shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
     came    text := format(shape, format(object, 'n'), 'NULL', 'NULL', format(whole, 'n'));
     went    text := format(shape, format(object, 'o'), 'NULL', format(whole, 'o'), 'NULL');
-    field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)', 'penstock.watch_value(f.became)');
+    field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)',
+                           'penstock.watch_value(f.became)');
 BEGIN
     RETURN CASE op
         WHEN 'insert' THEN came || ' FROM new_rows n'
         WHEN 'delete' THEN went || ' FROM old_rows o'
         WHEN 'truncate' THEN format(shape, 'NULL', 'NULL', 'NULL', 'NULL')
         ELSE format($q$SELECT c.change
-  FROM (SELECT true AS penstock_here, * FROM old_rows) o FULL JOIN (SELECT true AS penstock_here, * FROM new_rows) n ON %s
+  FROM (SELECT true AS penstock_here, * FROM old_rows) o FULL
+      JOIN (SELECT true AS penstock_here, * FROM new_rows) n ON %s
  CROSS JOIN LATERAL (
-       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here AND f.was IS DISTINCT FROM f.became
+       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here AND f.was IS DISTINCT
+           FROM f.became
        UNION ALL %s WHERE n.penstock_here IS NULL
        UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
             -- The operators of types that extensions brought are not on the search path of the trigger.
-            (SELECT string_agg(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace AND t.typname <> 'json' THEN format('n.%1$I = o.%1$I', a.attname)
-                                    ELSE format(penstock.watch_column_sql(watched, a.attname), 'n') || ' = ' || format(penstock.watch_column_sql(watched, a.attname), 'o') END, ' AND ')
-               FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
-            (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_column_sql(watched, c), 'o') || ', ' || format(penstock.watch_column_sql(watched, c), 'n') || ')', ', ')
+            (SELECT string_agg(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace
+                               AND t.typname <> 'json' THEN format('n.%1$I = o.%1$I', a.attname)
+                                    ELSE format(penstock.watch_column_sql(watched, a.attname), 'n') || ' = '
+                                        || format(penstock.watch_column_sql(watched, a.attname), 'o') END, ' AND ')
+               FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                   WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
+            (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_column_sql(watched, c), 'o') || ', '
+                               || format(penstock.watch_column_sql(watched, c), 'n') || ')', ', ')
                FROM unnest(columns) c), went, came)
     END;
 END $_$;
@@ -163,18 +179,22 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'Make one: SELECT penstock.create_queue(''changes'', ''{"kind": "change_log", "grouping": "object"}'').';
     END IF;
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = watched AND c.relnamespace = 'penstock'::regnamespace) THEN
-        RAISE EXCEPTION 'table % is one of Penstock''s own', watched USING ERRCODE = 'PS002', HINT = 'Only tables of applications can be watched.';
+        RAISE EXCEPTION 'table % is one of Penstock''s own', watched USING ERRCODE = 'PS002',
+            HINT = 'Only tables of applications can be watched.';
     END IF;
     keys := coalesce(keys, (SELECT array_agg(a.attname::text ORDER BY array_position(i.indkey::int[], a.attnum::int))
-                              FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+                              FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid
+                                  AND a.attnum = ANY (i.indkey)
                              WHERE i.indrelid = watched AND i.indisprimary));
     IF coalesce(cardinality(keys), 0) = 0 THEN
-        RAISE EXCEPTION 'table % has no primary key', watched USING ERRCODE = 'PS002', HINT = 'Say which columns identify a row: keys => ARRAY[''...''].';
+        RAISE EXCEPTION 'table % has no primary key', watched USING ERRCODE = 'PS002',
+            HINT = 'Say which columns identify a row: keys => ARRAY[''...''].';
     END IF;
     columns := coalesce(columns, ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = watched AND a.attnum > 0 AND NOT a.attisdropped
                                         AND a.attname <> ALL (keys) ORDER BY a.attnum));
     SELECT c INTO wrong FROM unnest(columns || keys) c
-     WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = c AND a.attnum > 0 AND NOT a.attisdropped) LIMIT 1;
+     WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = watched AND a.attname = c AND a.attnum > 0
+                       AND NOT a.attisdropped) LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'table % has no column "%"', watched, wrong USING ERRCODE = 'PS002';
     ELSIF cardinality(columns) = 0 THEN
@@ -186,7 +206,8 @@ BEGIN
     PERFORM penstock.unwatch(watched, queue, reason, actor);
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
         body := own || '_' || op;
-        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
+        EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
+                       SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
 -- Written by penstock.watch.
 DECLARE
     part record;
@@ -194,7 +215,8 @@ BEGIN
     -- The row of watch is read where the OID is another one, after a restore.
     IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
        OR EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                   WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname AND t.typnamespace <> 'pg_catalog'::regnamespace
+                   WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
+                     AND t.typnamespace <> 'pg_catalog'::regnamespace
                      AND penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
         RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
             USING ERRCODE = 'PS006', HINT = 'Watch it again: SELECT penstock.watch(...).';
@@ -203,20 +225,25 @@ BEGIN
         PERFORM penstock.check_depth(%L);
     END IF;
     FOR part IN SELECT array_agg(c.change) AS changes
-                  FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000 ORDER BY (c.n - 1) / 10000
+                  FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000
+                      ORDER BY (c.n - 1) / 10000
     LOOP
         PERFORM penstock.push_many(%L, part.changes);
     END LOOP;
     RETURN NULL;
 END $b$, watched::oid, q.id, converted, converted,
-            format('queue "%s" by a change of %s', q.name, watched), penstock.watch_changes_sql(watched, op, columns, keys), q.name));
+            format('queue "%s" by a change of %s', q.name, watched),
+            penstock.watch_changes_sql(watched, op, columns, keys), q.name));
         EXECUTE format('REVOKE ALL ON FUNCTION penstock.%I() FROM PUBLIC', body);
         EXECUTE format('CREATE TRIGGER %I AFTER %s ON %s %s FOR EACH STATEMENT EXECUTE FUNCTION penstock.%I()',
                        'penstock_' || q.id || '_' || op, op, watched,
-                       CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows' WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
-                               WHEN 'update' THEN 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows' ELSE '' END, body);
+                       CASE op WHEN 'insert' THEN 'REFERENCING NEW TABLE AS new_rows'
+                            WHEN 'delete' THEN 'REFERENCING OLD TABLE AS old_rows'
+                               WHEN 'update' THEN 'REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows'
+                                   ELSE '' END, body);
     END LOOP;
-    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor) VALUES (watched, q.id, columns, keys, penstock.actor_name(actor));
+    INSERT INTO penstock.watch (watched, queue_id, columns, keys, actor)
+        VALUES (watched, q.id, columns, keys, penstock.actor_name(actor));
     PERFORM penstock.audit_log(actor, 'watch', watched::text,
                                reason, jsonb_build_object('queue', q.name, 'columns', columns, 'keys', keys));
 END $_$;
@@ -240,7 +267,8 @@ DECLARE
 BEGIN
     FOR w IN SELECT x.watched, x.queue_id, c.oid IS NOT NULL AS there
                FROM penstock.watch x LEFT JOIN pg_class c ON c.oid = x.watched
-              WHERE c.oid IS NULL OR (x.watched = unwatch.watched AND (queue IS NULL OR x.queue_id = (penstock.queue_row(queue)).id))
+              WHERE c.oid IS NULL OR (x.watched = unwatch.watched
+                                      AND (queue IS NULL OR x.queue_id = (penstock.queue_row(queue)).id))
     LOOP
         FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
             IF w.there THEN
@@ -254,7 +282,8 @@ BEGIN
         END IF;
     END LOOP;
     FOR op IN SELECT p.oid::regprocedure FROM pg_proc p
-               WHERE p.pronamespace = 'penstock'::regnamespace AND p.proname ~ '^watch_[0-9]' AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)
+               WHERE p.pronamespace = 'penstock'::regnamespace AND p.proname ~ '^watch_[0-9]'
+                 AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)
     LOOP
         EXECUTE 'DROP FUNCTION IF EXISTS ' || op;
     END LOOP;

@@ -8,7 +8,7 @@ LANGUAGE sql STABLE AS $$
     SELECT EXISTS (SELECT FROM penstock.cron_job j WHERE j.entry_id = $1 AND j.fired_at IS NULL)
 $$;
 
--- The engine. It has locked the rows of the jobs that it names, in the same transaction. -------------------------------
+-- The engine. It has locked the rows of the jobs that it names, in the same transaction. ------------------------------
 
 -- create_cron_entries gives jobs their next entries: initial, due at dues. A job whose push is
 -- refused (payload too large, queue full) is left without one, with the problem, for a minute, and
@@ -17,7 +17,8 @@ $$;
 -- Locks: those of push_many for each queue. The engine has the rows of the jobs.
 -- Callers: pkg/cron.
 -- SQLSTATE: none: the error of a push is kept in cron_job.problem.
-CREATE OR REPLACE FUNCTION penstock.create_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
+CREATE OR REPLACE FUNCTION penstock.create_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[],
+                                                        handled timestamptz[])
 RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
     batch record;
@@ -78,7 +79,9 @@ BEGIN
            due_at = CASE WHEN j.run_now_at IS NULL THEN dues[picks[w.i]] ELSE '-infinity' END
       FROM wanted w CROSS JOIN pushed p
      WHERE j.id = w.id;
-    IF EXISTS (SELECT FROM penstock.queue q WHERE q.name = push_cron_entries.queue AND (q.start_within IS NOT NULL OR q.finish_within IS NOT NULL)) THEN
+    IF EXISTS (SELECT FROM penstock.queue q
+               WHERE q.name = push_cron_entries.queue
+                 AND (q.start_within IS NOT NULL OR q.finish_within IS NOT NULL)) THEN
         UPDATE penstock.entry e SET start_by = NULL, finish_by = NULL
           FROM unnest(picks) p(k) JOIN penstock.cron_job j ON j.id = jobs[p.k]
          WHERE e.queue_id = j.queue_id AND e.id = j.entry_id;
@@ -169,7 +172,8 @@ BEGIN
                 RETURNING job_id, entry_id, nominal_at
             ), turned AS (
                 UPDATE penstock.%1$I e
-                   SET status = 'pending', due_at = $7, start_by = $7 + $8, finish_by = $7 + $9, pos = nextval('penstock.entry_id_seq'),
+                   SET status = 'pending', due_at = $7, start_by = $7 + $8, finish_by = $7 + $9,
+                       pos = nextval('penstock.entry_id_seq'),
                        payload = CASE WHEN jsonb_typeof(e.payload) = 'object'
                                       THEN jsonb_build_object('nominal_at', (SELECT jsonb_object_agg(entry_id, nominal_at) FROM firing) -> e.id::text)
                                            || e.payload
@@ -223,13 +227,14 @@ BEGIN
 END $$;
 
 -- move_cron_entries gives waiting entries another nominal time, and returns how many jobs it moved: the time they had
--- was dropped, or its jitter makes it later. Null: the schedule has no more times, and the entry ends. A job whose entry
--- another transaction keeps is left as it is, for the next call. Waiting entries that an earlier version made
+-- was dropped, or its jitter makes it later. Null: the schedule has no more times, and the entry ends. A job whose
+-- entry another transaction keeps is left as it is, for the next call. Waiting entries that an earlier version made
 -- have deadlines: they lose them.
--- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of the
--- jobs, before these.
+-- Locks: the waiting entries (FOR UPDATE SKIP LOCKED), then those of withdraw_cron_entry. The engine has the rows of
+-- the jobs, before these.
 -- Callers: pkg/cron.
-CREATE OR REPLACE FUNCTION penstock.move_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[], handled timestamptz[])
+CREATE OR REPLACE FUNCTION penstock.move_cron_entries(jobs bigint[], nominals timestamptz[], dues timestamptz[],
+                                                      handled timestamptz[])
 RETURNS integer LANGUAGE plpgsql
 SET enable_hashjoin = on
 AS $$
@@ -240,11 +245,13 @@ DECLARE
 BEGIN
     PERFORM penstock.drop_missing_cron_entries(jobs);
     free := ARRAY(SELECT j.id FROM penstock.cron_job j
-                   CROSS JOIN LATERAL (SELECT FROM penstock.entry x WHERE x.queue_id = j.queue_id AND x.id = j.entry_id FOR UPDATE SKIP LOCKED) e
+                   CROSS JOIN LATERAL (SELECT FROM penstock.entry x WHERE x.queue_id = j.queue_id AND x.id = j.entry_id
+                                       FOR UPDATE SKIP LOCKED) e
                    WHERE j.id = ANY (jobs) AND j.entry_id IS NOT NULL);
     UPDATE penstock.entry e SET due_at = m.due, start_by = NULL, finish_by = NULL
       FROM unnest(jobs, dues) m(job, due) JOIN penstock.cron_job j ON j.id = m.job
-     WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL AND j.id = ANY (free);
+     WHERE e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND m.due IS NOT NULL
+       AND j.id = ANY (free);
     UPDATE penstock.cron_job j SET nominal_at = m.nominal, due_at = m.due, handled_at = m.handled
       FROM unnest(jobs, nominals, dues, handled) m(job, nominal, due, handled)
      WHERE j.id = m.job AND m.nominal IS NOT NULL AND j.id = ANY (free);
@@ -385,7 +392,9 @@ DECLARE
     ended integer := 0;
 BEGIN
     FOR q IN SELECT x.id, 'entry_' || x.name AS entries FROM penstock.queue x
-              WHERE x.kind = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j WHERE j.queue_id = x.id AND j.entry_id IS NOT NULL AND j.fired_at IS NOT NULL)
+              WHERE x.kind = 'cron' AND EXISTS (SELECT FROM penstock.cron_job j
+                                                WHERE j.queue_id = x.id AND j.entry_id IS NOT NULL
+                                                  AND j.fired_at IS NOT NULL)
     LOOP
         EXECUTE format($q$
             SELECT ARRAY(
@@ -450,7 +459,8 @@ DECLARE
 BEGIN
     SELECT * INTO j FROM penstock.cron_job c WHERE c.name = job FOR UPDATE;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'cron job "%" does not exist', job USING ERRCODE = 'PS010', HINT = 'penstock.cron_status lists the jobs.';
+        RAISE EXCEPTION 'cron job "%" does not exist', job USING ERRCODE = 'PS010',
+            HINT = 'penstock.cron_status lists the jobs.';
     END IF;
     RETURN j;
 END $$;
@@ -484,7 +494,8 @@ BEGIN
     RETURN made;
 EXCEPTION
     WHEN unique_violation THEN
-        RAISE EXCEPTION 'cron job "%" exists already', job USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
+        RAISE EXCEPTION 'cron job "%" exists already', job USING ERRCODE = 'PS006',
+            HINT = 'Change it with penstock.alter_cron_job.';
     WHEN check_violation OR not_null_violation THEN
         RAISE EXCEPTION 'cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
@@ -515,20 +526,24 @@ BEGIN
     PERFORM penstock.need_read_committed();
     SELECT * INTO was FROM penstock.cron_job_row(job);
     SELECT k INTO unknown FROM jsonb_object_keys(options) k
-     WHERE k NOT IN ('spec', 'zone', 'jitter', 'starts_at', 'ends_at', 'catch_up', 'catch_up_max', 'grace', 'gap', 'fold', 'overlap',
+     WHERE k NOT IN ('spec', 'zone', 'jitter', 'starts_at', 'ends_at', 'catch_up', 'catch_up_max', 'grace', 'gap',
+                     'fold', 'overlap',
                      'payload', 'lock_key', 'flow', 'priority');
     IF FOUND THEN
         RAISE EXCEPTION 'cron job option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.cron_job that are settings.';
     END IF;
     j := jsonb_populate_record(was, options);
-    IF j.lock_key IS NOT NULL AND EXISTS (SELECT FROM penstock.queue q WHERE q.id = j.queue_id AND q.max_concurrent_per_name IS NOT NULL) THEN
+    IF j.lock_key IS NOT NULL AND EXISTS (SELECT FROM penstock.queue q
+                                          WHERE q.id = j.queue_id AND q.max_concurrent_per_name IS NOT NULL) THEN
         RAISE EXCEPTION 'lock_key of cron job "%" does not go with max_concurrent_per_name of its queue', job
             USING ERRCODE = 'PS002', HINT = 'Leave lock_key out: the entries of a job have its name, by which the queue bounds them.';
     END IF;
     UPDATE penstock.cron_job SET
-        spec = j.spec, zone = j.zone, jitter = j.jitter, starts_at = j.starts_at, ends_at = j.ends_at, catch_up = j.catch_up,
-        catch_up_max = j.catch_up_max, grace = j.grace, gap = j.gap, fold = j.fold, overlap = j.overlap, payload = j.payload,
+        spec = j.spec, zone = j.zone, jitter = j.jitter, starts_at = j.starts_at, ends_at = j.ends_at,
+        catch_up = j.catch_up,
+        catch_up_max = j.catch_up_max, grace = j.grace, gap = j.gap, fold = j.fold, overlap = j.overlap,
+        payload = j.payload,
         lock_key = j.lock_key, flow = j.flow, priority = j.priority, problem = NULL, check_at = '-infinity',
         handled_at = CASE WHEN (j.spec, j.zone, j.starts_at, j.ends_at, j.gap, j.fold)
                                IS DISTINCT FROM (was.spec, was.zone, was.starts_at, was.ends_at, was.gap, was.fold)
@@ -547,7 +562,8 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR invalid_datetime_format
       OR datetime_field_overflow OR interval_field_overflow OR not_null_violation THEN
-        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job,
+            penstock.in_words(SQLERRM) USING ERRCODE = 'PS002';
 END $$;
 
 -- pause_cron_job keeps a job from firing; a running entry goes on. When the pause ends, the
@@ -567,9 +583,11 @@ BEGIN
     END IF;
     SELECT * INTO j FROM penstock.cron_job_row(job);
     UPDATE penstock.cron_job
-       SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''), paused_until = until
+       SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),
+           paused_until = until
      WHERE id = j.id;
-    UPDATE penstock.entry e SET due_at = NULL WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial';
+    UPDATE penstock.entry e SET due_at = NULL WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id
+        AND e.status = 'initial';
     PERFORM penstock.audit_log(actor, 'pause_cron_job', 'cron job ' || job,
                                reason, jsonb_strip_nulls(jsonb_build_object('until', until)));
 END $$;
@@ -588,9 +606,11 @@ DECLARE
     j penstock.cron_job;
 BEGIN
     SELECT * INTO j FROM penstock.cron_job_row(job);
-    UPDATE penstock.cron_job SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL WHERE id = j.id;
+    UPDATE penstock.cron_job SET paused_at = NULL, paused_by = NULL, paused_reason = NULL, paused_until = NULL
+        WHERE id = j.id;
     UPDATE penstock.entry e SET due_at = j.due_at
-     WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial' AND isfinite(j.due_at);
+     WHERE j.fired_at IS NULL AND e.queue_id = j.queue_id AND e.id = j.entry_id AND e.status = 'initial'
+       AND isfinite(j.due_at);
     PERFORM penstock.audit_log(actor, 'resume_cron_job', 'cron job ' || job, reason);
 END $$;
 
@@ -614,7 +634,8 @@ BEGIN
     PERFORM penstock.need_read_committed();
     SELECT * INTO j FROM penstock.cron_job_row(job);
     IF j.problem IS NOT NULL THEN
-        RAISE EXCEPTION 'cron job "%" cannot run: %', job, j.problem USING ERRCODE = 'PS006', HINT = 'Change it with penstock.alter_cron_job.';
+        RAISE EXCEPTION 'cron job "%" cannot run: %', job, j.problem USING ERRCODE = 'PS006',
+            HINT = 'Change it with penstock.alter_cron_job.';
     ELSIF j.overlap = 'skip' AND penstock.cron_run(j) IS NOT NULL THEN
         RAISE EXCEPTION 'cron job "%" runs already, as entry %', job, j.entry_id
             USING ERRCODE = 'PS006', HINT = 'Wait until it has ended, or alter its overlap to queue or cancel_running.';
@@ -622,7 +643,8 @@ BEGIN
     UPDATE penstock.cron_job
        SET run_now_at = clock_timestamp(), check_at = '-infinity',
            due_at = CASE WHEN fired_at IS NULL THEN '-infinity' ELSE due_at END,
-           following_at = CASE WHEN fired_at IS NOT NULL AND entry_id IS NOT NULL AND overlap = 'cancel_running' THEN '-infinity' ELSE following_at END
+           following_at = CASE WHEN fired_at IS NOT NULL AND entry_id IS NOT NULL
+               AND overlap = 'cancel_running' THEN '-infinity' ELSE following_at END
      WHERE id = j.id;
     PERFORM penstock.audit_log(actor, 'run_cron_job_now', 'cron job ' || job, reason);
 END $$;

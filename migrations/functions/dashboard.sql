@@ -6,7 +6,8 @@
 -- Locks: none.
 -- Callers: pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.last_results(queue_id integer, most integer)
-RETURNS TABLE (entry_id bigint, created_at timestamptz, finished_at timestamptz, run_ms bigint, outcome penstock.outcome, meta jsonb)
+RETURNS TABLE (entry_id bigint, created_at timestamptz, finished_at timestamptz, run_ms bigint,
+               outcome penstock.outcome, meta jsonb)
 LANGUAGE sql STABLE ROWS 500
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_sort = off
 AS $$

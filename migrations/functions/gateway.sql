@@ -31,15 +31,18 @@ $$;
 -- without one, rounded down. While no gateway lives, nothing is kept for either. A share that is not valid, of a policy
 -- that was set before set_gateway_policy refused it, is taken as absent: gateways do the same.
 -- Callers: class_room, slot_share, class_slots.
-CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer, OUT batch_reserved integer)
+CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer,
+                                                  OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     SELECT t.total::integer,
            CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'reserved', 0.2)) ELSE 0 END::integer,
-           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'batch_reserved', 0.1)) ELSE 0 END::integer
+           CASE WHEN g.lives THEN floor(t.total * penstock.policy_share(p.config, 'batch_reserved', 0.1))
+                ELSE 0 END::integer
       INTO total, reserved, batch_reserved
       FROM (SELECT coalesce(sum(d.slots), 0) AS total FROM (
-                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots) ELSE penstock.device_slots(i.device_group) END AS slots
+                SELECT CASE WHEN i.device_group IS NULL THEN sum(i.slots)
+                    ELSE penstock.device_slots(i.device_group) END AS slots
                   FROM penstock.instance i WHERE i.model = wanted AND penstock.usable(i) GROUP BY i.device_group) d) t
      CROSS JOIN (SELECT EXISTS (SELECT FROM penstock.node n
                                  WHERE n.kind = 'gateway' AND n.draining_at IS NULL
@@ -104,7 +107,8 @@ END $$;
 -- Locks: the advisory lock of the model's leases, so that the class's room is exact; the rows of the slots,
 -- then the rows of slot_demand of the gateways.
 -- Callers: pkg/slot.
-CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
+CREATE OR REPLACE FUNCTION penstock.hand_over_slots(wanted text, holder bigint, instances integer[], numbers integer[],
+                                                    tokens bigint[])
 RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -120,7 +124,8 @@ BEGIN
                         AND h.held < penstock.slot_share(wanted, h.node_id));
     FOR pass IN 1..CASE WHEN short THEN 1 ELSE 2 END LOOP -- what each lacks of its share, then the rest
         FOR g IN SELECT d.node_id,
-                        CASE WHEN pass = 1 THEN least(d.missing, penstock.slot_share(wanted, d.node_id) - h.held) ELSE d.missing END AS missing
+                        CASE WHEN pass = 1 THEN least(d.missing, penstock.slot_share(wanted, d.node_id) - h.held)
+                             ELSE d.missing END AS missing
                    FROM penstock.slot_demand d
                    JOIN penstock.hungry_nodes(wanted) h ON h.node_id = d.node_id
                   WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0 AND penstock.node_online(d.node_id)
@@ -147,7 +152,8 @@ BEGIN
             GET DIAGNOSTICS n = ROW_COUNT;
             CONTINUE WHEN n = 0;
             moved := moved + n;
-            UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n) WHERE d.model = wanted AND d.node_id = g.node_id;
+            UPDATE penstock.slot_demand d SET missing = greatest(0, d.missing - n)
+                WHERE d.model = wanted AND d.node_id = g.node_id;
             PERFORM penstock.notify('granted ' || g.node_id);
         END LOOP;
     END LOOP;
@@ -181,12 +187,13 @@ BEGIN
     RETURN n;
 END $$;
 
--- offer_slots hands over as many of the slots that a gateway could do without as the other nodes miss together, from the
--- first on, as hand_over_slots does; the rest stays the holder's. It returns how many slots they miss. Where they miss
--- none it waits for no lock.
+-- offer_slots hands over as many of the slots that a gateway could do without as the other nodes miss together, from
+-- the first on, as hand_over_slots does; the rest stays the holder's. It returns how many slots they miss. Where they
+-- miss none it waits for no lock.
 -- Locks: those of hand_over_slots.
 -- Callers: pkg/slot.
-CREATE OR REPLACE FUNCTION penstock.offer_slots(wanted text, holder bigint, instances integer[], numbers integer[], tokens bigint[])
+CREATE OR REPLACE FUNCTION penstock.offer_slots(wanted text, holder bigint, instances integer[], numbers integer[],
+                                                tokens bigint[])
 RETURNS integer
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -251,10 +258,10 @@ $$;
 
 -- preempt_durable orders the end of up to `want` runs of durable entries of a model, the youngest
 -- first: of each entry at most twice, none that has run for more than 80 percent of its usual time,
--- at most a quarter of the runs in a second, and none within the share of task nodes. Orders of the last 5 seconds whose runs
--- have not ended yet count towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY, which does
--- not wait for the disk: a crash of the server loses an order only together with the return of its entry, whose node
--- then returns it again without the order being counted.
+-- at most a quarter of the runs in a second, and none within the share of task nodes. Orders of the last 5 seconds
+-- whose runs have not ended yet count towards `want`. It returns how many were ordered, and tells the nodes by NOTIFY,
+-- which does not wait for the disk: a crash of the server loses an order only together with the return of its entry,
+-- whose node then returns it again without the order being counted.
 -- Locks: the advisory lock of the model's preemptions, then the rows of preemption.
 -- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.preempt_durable(wanted text, gateway bigint, want integer) RETURNS integer
@@ -273,7 +280,8 @@ BEGIN
     usual := penstock.usual_run(wanted);
     SELECT count(*) INTO running FROM penstock.queue q JOIN penstock.lock l ON l.queue_id = q.id
      WHERE q.model = wanted AND q.kind = 'inference';
-    SELECT count(*) FILTER (WHERE p.ordered_at > clock_timestamp() - interval '1 second'), count(l.token) INTO recent, pending
+    SELECT count(*) FILTER (WHERE p.ordered_at > clock_timestamp() - interval '1 second'), count(l.token) INTO recent,
+           pending
       FROM penstock.queue q
       JOIN penstock.preemption p ON p.queue_id = q.id
       LEFT JOIN penstock.lock l ON l.queue_id = p.queue_id AND l.token = p.token
@@ -300,8 +308,8 @@ BEGIN
     RETURN ordered;
 END $$;
 
--- take_preemptions returns the orders for the runs of a node, each once. It does not wait for the disk: an order that is
--- returned again behind a crash of the server finds its run ended.
+-- take_preemptions returns the orders for the runs of a node, each once. It does not wait for the disk: an order that
+-- is returned again behind a crash of the server finds its run ended.
 -- Locks: the rows of preemption.
 -- Callers: pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.take_preemptions(node bigint) RETURNS TABLE (run_token bigint)
@@ -397,7 +405,8 @@ BEGIN
        AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id);
     GET DIAGNOSTICS gone = ROW_COUNT;
     DELETE FROM penstock.gateway_fold f
-     WHERE f.at < clock_timestamp() - interval '1 day' AND NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = f.node_id);
+     WHERE f.at < clock_timestamp() - interval '1 day'
+       AND NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = f.node_id);
     GET DIAGNOSTICS n = ROW_COUNT;
     RETURN gone + n;
 END $$;
@@ -464,7 +473,8 @@ DECLARE
     ok boolean;
 BEGIN
     FOR f IN
-        SELECT p.field, v.kind, v.wanted, v.least, v.most, v.words, p.value, p.value #>> '{}' AS word, jsonb_typeof(p.value) AS type
+        SELECT p.field, v.kind, v.wanted, v.least, v.most, v.words, p.value, p.value #>> '{}' AS word,
+               jsonb_typeof(p.value) AS type
           FROM (SELECT key, value FROM jsonb_each(config)
                  UNION ALL
                 SELECT o.key || '.' || m.key, m.value
@@ -505,7 +515,8 @@ BEGIN
          ORDER BY p.field COLLATE "C"
     LOOP
         IF f.kind IS NULL THEN
-            RAISE EXCEPTION 'a policy has no field %: docs/gateway.md lists them', quote_ident(f.field) USING ERRCODE = 'PS002';
+            RAISE EXCEPTION 'a policy has no field %: docs/gateway.md lists them',
+                quote_ident(f.field) USING ERRCODE = 'PS002';
         END IF;
         ok := CASE
             WHEN f.type = 'null' THEN true -- the default
@@ -514,7 +525,8 @@ BEGIN
             WHEN f.type = 'number' THEN
                 f.word::numeric BETWEEN f.least AND f.most AND (f.kind <> 'integer' OR f.word::numeric % 1 = 0)
             WHEN f.type = 'string' AND f.kind = 'duration' THEN
-                f.word ~ '^(0|(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+)$' AND (f.least = 0 OR f.word ~ '[1-9]')
+                f.word ~ '^(0|(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+)$'
+                    AND (f.least = 0 OR f.word ~ '[1-9]')
             ELSE false
         END;
         IF NOT ok THEN
@@ -523,7 +535,8 @@ BEGIN
     END LOOP;
     IF penstock.policy_share(config, 'reserved', 0.2) + penstock.policy_share(config, 'batch_reserved', 0.1) > 1 THEN
         RAISE EXCEPTION 'reserved + batch_reserved is %: want 1 at most',
-            penstock.policy_share(config, 'reserved', 0.2) + penstock.policy_share(config, 'batch_reserved', 0.1) USING ERRCODE = 'PS002';
+            penstock.policy_share(config, 'reserved', 0.2) + penstock.policy_share(config, 'batch_reserved', 0.1)
+                USING ERRCODE = 'PS002';
     END IF;
 END $$;
 
@@ -532,7 +545,8 @@ END $$;
 -- Locks: the row of gateway_policy.
 -- Callers: psql.
 -- SQLSTATE: PS008 no such model, PS002 the config is not an object, or a field of it is not valid or does not exist.
-CREATE OR REPLACE FUNCTION penstock.set_gateway_policy(model text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.set_gateway_policy(model text, config jsonb, reason text DEFAULT '',
+                                                       actor text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -545,7 +559,8 @@ BEGIN
         PERFORM penstock.check_gateway_policy(set_gateway_policy.config);
         INSERT INTO penstock.gateway_policy AS p (model, config)
         VALUES (set_gateway_policy.model, set_gateway_policy.config)
-        ON CONFLICT ON CONSTRAINT gateway_policy_pkey DO UPDATE SET config = excluded.config, changed_at = clock_timestamp();
+        ON CONFLICT ON CONSTRAINT gateway_policy_pkey DO UPDATE
+            SET config = excluded.config, changed_at = clock_timestamp();
     END IF;
     PERFORM penstock.audit_log(set_gateway_policy.actor, 'set_gateway_policy', set_gateway_policy.model,
                                set_gateway_policy.reason, set_gateway_policy.config);
@@ -556,14 +571,16 @@ END $$;
 -- Locks: the row of flow_criticality.
 -- Callers: psql.
 -- SQLSTATE: PS002 no such class.
-CREATE OR REPLACE FUNCTION penstock.set_flow_criticality(flow text, criticality text, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.set_flow_criticality(flow text, criticality text, reason text DEFAULT '',
+                                                         actor text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF set_flow_criticality.criticality IS NULL THEN
         DELETE FROM penstock.flow_criticality c WHERE c.flow = set_flow_criticality.flow;
     ELSIF set_flow_criticality.criticality NOT IN ('critical', 'default', 'sheddable') THEN
-        RAISE EXCEPTION 'criticality of flow "%" must be critical, default or sheddable, not "%"', set_flow_criticality.flow,
+        RAISE EXCEPTION 'criticality of flow "%" must be critical, default or sheddable, not "%"',
+            set_flow_criticality.flow,
             set_flow_criticality.criticality USING ERRCODE = 'PS002';
     ELSE
         INSERT INTO penstock.flow_criticality AS c (flow, criticality)
@@ -579,8 +596,10 @@ END $$;
 -- Locks: the row of gateway_token.
 -- Callers: psql.
 -- SQLSTATE: PS002 a limit is not valid.
-CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] DEFAULT '{}', criticality text DEFAULT 'critical',
-                                                      rate real DEFAULT 0, in_flight integer DEFAULT 0, waiting integer DEFAULT 0,
+CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] DEFAULT '{}',
+                                                      criticality text DEFAULT 'critical',
+                                                      rate real DEFAULT 0, in_flight integer DEFAULT 0,
+                                                      waiting integer DEFAULT 0,
                                                       reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -592,7 +611,8 @@ BEGIN
            in_flight = excluded.in_flight, waiting = excluded.waiting;
     PERFORM penstock.audit_log(set_gateway_token.actor, 'set_gateway_token', 'token ' || set_gateway_token.name,
                                set_gateway_token.reason,
-                               jsonb_build_object('models', set_gateway_token.models, 'criticality', set_gateway_token.criticality,
+                               jsonb_build_object('models', set_gateway_token.models,
+                                                  'criticality', set_gateway_token.criticality,
                                                   'rate', set_gateway_token.rate, 'in_flight', set_gateway_token.in_flight,
                                                   'waiting', set_gateway_token.waiting));
 EXCEPTION

@@ -63,11 +63,13 @@ END $$;
 -- Locks: those of lock_all_limits; the row of the model, the row of inference_version, then those of fit_model_queue.
 -- Callers: pkg/inference, pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state.
-CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.register_model(name text, config jsonb, reason text DEFAULT '',
+                                                   actor text DEFAULT NULL)
 RETURNS text LANGUAGE plpgsql AS $$
 BEGIN
     IF jsonb_typeof(config) IS DISTINCT FROM 'object' OR coalesce(config->>'name', name) <> name THEN
-        RAISE EXCEPTION 'config of model "%" must be a JSON object that names no other model', name USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'config of model "%" must be a JSON object that names no other model',
+            name USING ERRCODE = 'PS002';
     ELSIF coalesce(config->>'protocol', '') NOT IN ('dispatcher', 'cog', 'oip', 'openai') THEN
         RAISE EXCEPTION 'protocol of model "%" must be dispatcher, cog, oip or openai', name USING ERRCODE = 'PS002';
     ELSIF jsonb_typeof(config->'keep_output') NOT IN ('boolean', 'null') THEN
@@ -75,7 +77,8 @@ BEGIN
     END IF;
     PERFORM penstock.lock_all_limits();
     INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
-    ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1, changed_at = now();
+    ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1,
+    changed_at = now();
     PERFORM penstock.audit_log(register_model.actor, 'register_model', register_model.name,
                                register_model.reason, config);
     RETURN penstock.fit_model_queue(register_model.name);
@@ -98,7 +101,8 @@ END $$;
 -- Callers: delete_model_override; pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS002 the override is not an object, PS006 the queue of that name
 -- belongs to something else.
-CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '',
+                                                       actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_model(name);
@@ -142,14 +146,16 @@ BEGIN
     END IF;
     IF EXISTS (SELECT FROM penstock.deployment d WHERE d.model = remove_model.name) THEN
         RAISE EXCEPTION 'model "%" still has deployments: %', name,
-                        (SELECT string_agg(d.name, ', ' ORDER BY d.name) FROM penstock.deployment d WHERE d.model = remove_model.name)
+                        (SELECT string_agg(d.name, ', ' ORDER BY d.name) FROM penstock.deployment d
+                         WHERE d.model = remove_model.name)
             USING ERRCODE = 'PS006', HINT = 'Override each to 0 instances, wait until they are gone, then remove it: SELECT penstock.remove_deployment(name).';
     END IF;
     DELETE FROM penstock.model m WHERE m.name = remove_model.name;
     PERFORM penstock.audit_log(remove_model.actor, 'remove_model', remove_model.name, remove_model.reason);
 END $$;
 
--- check_endpoint raises an error unless the endpoint of an instance is an http or https address without user or password.
+-- check_endpoint raises an error unless the endpoint of an instance is an http or https address without user or
+-- password.
 -- Callers: register_instance, announce_instance.
 -- SQLSTATE: PS002 it is not.
 CREATE OR REPLACE FUNCTION penstock.check_endpoint(endpoint text, server text) RETURNS void
@@ -160,7 +166,8 @@ BEGIN
         RAISE EXCEPTION 'endpoint of instance "%" carries a user or password', server
             USING ERRCODE = 'PS002', HINT = 'Give it in a header of the model, as env:NAME or file:/path.';
     ELSIF endpoint !~* '^https?://[^/?#[:space:]]+' THEN
-        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002', HINT = 'Write one such as http://gpu-1:8000/generate.';
+        RAISE EXCEPTION 'endpoint "%" of instance "%" is not an address', endpoint, server USING ERRCODE = 'PS002',
+            HINT = 'Write one such as http://gpu-1:8000/generate.';
     END IF;
 END $$;
 
@@ -168,7 +175,8 @@ END $$;
 -- the same instance. Registering again ends a drain, a quarantine and a time to live. With fewer slots than before,
 -- nothing new is leased until the slots beyond have been freed. The endpoint must be an http or
 -- https address without user or password.
--- Locks: those of lock_all_limits; the row of the instance, the row of inference_version, then those of fit_model_queue.
+-- Locks: those of lock_all_limits; the row of the instance, the row of inference_version, then those of
+-- fit_model_queue.
 -- Callers: pkg/inference, pkg/operator; psql.
 -- SQLSTATE: PS008 no such model, PS002 the endpoint or a setting is not valid, PS006 the queue of
 -- that name belongs to something else.
@@ -195,7 +203,8 @@ BEGIN
     ON CONFLICT ON CONSTRAINT instance_model_server_key DO UPDATE
        SET slots = excluded.slots, labels = excluded.labels, draining_at = NULL, drain_by = NULL, drain_reason = NULL,
            expires_at = NULL, quarantined_until = NULL, quarantine_reason = NULL, next_check_at = clock_timestamp(),
-           state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state ELSE 'unknown' END, endpoint = excluded.endpoint
+           state = CASE WHEN i.endpoint = excluded.endpoint THEN i.state
+               ELSE 'unknown' END, endpoint = excluded.endpoint
     RETURNING id INTO instance;
     PERFORM penstock.fit_model_queue(model);
     PERFORM penstock.audit_log(register_instance.actor, 'register_instance',
@@ -224,15 +233,18 @@ BEGIN
 END $$;
 
 -- drain_instance sends an instance no new calls; those in flight end. Register it again to end the
--- drain. A drain that the autoscaler asks for leaves one that is under way as it is: that is not the autoscaler's to end.
+-- drain. A drain that the autoscaler asks for leaves one that is under way as it is: that is not the autoscaler's to
+-- end.
 -- Locks: the row of the instance, then the row of inference_version.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS008 no such instance.
-CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.drain_instance(model text, server text, reason text DEFAULT '',
+                                                   actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE penstock.instance i
-       SET draining_at = coalesce(i.draining_at, clock_timestamp()), drain_by = penstock.actor_name(drain_instance.actor),
+       SET draining_at = coalesce(i.draining_at, clock_timestamp()),
+           drain_by = penstock.actor_name(drain_instance.actor),
            drain_reason = coalesce(drain_instance.reason, '')
      WHERE i.id = penstock.instance_id(drain_instance.model, drain_instance.server)
        AND NOT (i.draining_at IS NOT NULL AND drain_instance.actor IS NOT DISTINCT FROM 'autoscaler');
@@ -250,7 +262,8 @@ END $$;
 -- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of inference_version.
 -- Callers: expire_instances; pkg/operator, pkg/scale; psql.
 -- SQLSTATE: PS008 no such instance, PS006 slots of it are held.
-CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false, reason text DEFAULT '',
+CREATE OR REPLACE FUNCTION penstock.remove_instance(model text, server text, force boolean DEFAULT false,
+                                                    reason text DEFAULT '',
                                          actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -297,7 +310,8 @@ CREATE OR REPLACE FUNCTION penstock.recycle_instance(instance integer) RETURNS v
 LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE penstock.instance i
-       SET draining_at = clock_timestamp(), drain_by = 'recycle', drain_reason = 'device context lost: restart its process'
+       SET draining_at = clock_timestamp(), drain_by = 'recycle',
+           drain_reason = 'device context lost: restart its process'
      WHERE i.id = recycle_instance.instance AND i.draining_at IS NULL;
     IF FOUND THEN
         PERFORM penstock.audit_log(NULL, 'drain_instance', i.model || '/' || i.server,
@@ -324,7 +338,8 @@ END $$;
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable returns whether calls may be sent to an instance.
--- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots_within, unpressed_room, instance_status.
+-- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots_within,
+-- unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
@@ -337,7 +352,8 @@ $$;
 -- Callers: lease_slots_within, unpressed_room; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.pressed(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute', false)
+    SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute',
+                    false)
 $$;
 
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
@@ -362,7 +378,8 @@ $$;
 -- Locks: the row of device_group, the row of inference_version.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument.
-CREATE OR REPLACE FUNCTION penstock.set_device_group(name text, slots integer, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.set_device_group(name text, slots integer, reason text DEFAULT '',
+                                                     actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     IF slots IS NULL THEN
@@ -372,11 +389,13 @@ BEGIN
         ON CONFLICT ON CONSTRAINT device_group_pkey DO UPDATE SET slots = excluded.slots, changed_at = now();
     END IF;
     UPDATE penstock.inference_version SET version = version + 1;
-    PERFORM penstock.audit_log(set_device_group.actor, 'set_device_group', set_device_group.name, set_device_group.reason,
+    PERFORM penstock.audit_log(set_device_group.actor, 'set_device_group', set_device_group.name,
+                               set_device_group.reason,
                                jsonb_build_object('slots', set_device_group.slots));
 EXCEPTION
     WHEN check_violation OR not_null_violation THEN
-        RAISE EXCEPTION 'device group "%" cannot have % slots: from 1 to 100000', set_device_group.name, set_device_group.slots
+        RAISE EXCEPTION 'device group "%" cannot have % slots: from 1 to 100000', set_device_group.name,
+            set_device_group.slots
             USING ERRCODE = 'PS002';
 END $$;
 
@@ -432,22 +451,27 @@ CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
     RETURN (SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer
-                        WHEN (SELECT min(s.leased_at) FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
-                               WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp() - interval '5 seconds' THEN 0
+                        WHEN (SELECT min(s.leased_at) FROM penstock.instance i
+                              JOIN penstock.slot s ON s.instance_id = i.id
+                               WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp()
+                                   - interval '5 seconds' THEN 0
                         ELSE 1 END
               FROM (SELECT penstock.class_slots(wanted, penstock.node_online(node)) AS slots,
                            (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
                            AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
                                         WHERE penstock.node_online(h.node_id) <> penstock.node_online(node)) AS single) a,
                    (SELECT count(*) AS parties FROM (
-                        SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                        SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS
+                            JOIN LATERAL penstock.hungry_nodes(p.model) h
                          UNION SELECT p.model, s.node_id
                                  FROM penstock.peer_models(wanted) p
-                                 JOIN penstock.instance i ON i.model = p.model JOIN penstock.slot s ON s.instance_id = i.id
+                                 JOIN penstock.instance i ON i.model = p.model
+                                     JOIN penstock.slot s ON s.instance_id = i.id
                                 WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
                          UNION SELECT wanted, node) everybody
                      WHERE penstock.node_online(everybody.node_id) = penstock.node_online(node)) b
-             WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+             WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS
+                           JOIN LATERAL penstock.hungry_nodes(p.model) h
                             WHERE (p.model, h.node_id) <> (wanted, node)));
 END $$;
 
@@ -457,7 +481,8 @@ END $$;
 -- Callers: lease_slots_within, held_slots.
 CREATE OR REPLACE FUNCTION penstock.lease_left_ms(beat_at timestamptz, lease interval) RETURNS bigint
 LANGUAGE sql AS $$
-    SELECT CASE WHEN beat_at <= clock_timestamp() THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
+    SELECT CASE WHEN beat_at <= clock_timestamp()
+        THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
 $$;
 
 -- lease_slots_within gives a node up to `want` free slots of a model, spread over its instances, least
@@ -472,11 +497,13 @@ $$;
 -- The slots that are kept for the other class (class_room) are not touched.
 -- Locks: while a gateway lives, the advisory lock of the model's leases, so that the class's room is
 -- exact; then instances one by one, least held first, for one of a device group also the first of the
--- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a gateway it waits for no
--- other lease: an instance that another session leases from is skipped.
--- Of the instances `limited`, to which the node sends no more than some calls, it gives `rooms` at most, in the same order.
+-- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a
+-- gateway it waits for no other lease: an instance that another session leases from is skipped.
+-- Of the instances `limited`, to which the node sends no more than some calls, it gives `rooms` at most, in the same
+-- order.
 -- Callers: pkg/slot, lease_slots_within.
-CREATE OR REPLACE FUNCTION penstock.lease_slots_within(wanted text, node bigint, want integer, limited integer[], rooms integer[])
+CREATE OR REPLACE FUNCTION penstock.lease_slots_within(wanted text, node bigint, want integer, limited integer[],
+                                                       rooms integer[])
 RETURNS TABLE (instance integer, slot_number integer, slot_token bigint, valid_ms bigint)
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -509,7 +536,8 @@ BEGIN
                   FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
                (SELECT count(*) AS before
                   FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
-                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0 AND penstock.node_online(h.node_id) = online
+                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0
+                   AND penstock.node_online(h.node_id) = online
                    AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
     END IF;
     left_ := greatest(left_, 0);
@@ -522,7 +550,8 @@ BEGIN
                                          AND coalesce((m.config || coalesce(m.override, '{}'))->>'labels_field', '') = '' AS late) p
               WHERE x.model = wanted AND penstock.usable(x) AND h.held < x.slots
                 AND coalesce(rooms[array_position(limited, x.id)] > 0, true)
-             WINDOW late AS (PARTITION BY p.late), by_load AS (PARTITION BY p.late ORDER BY h.held::real / x.slots, x.id)
+             WINDOW late AS (PARTITION BY p.late),
+             by_load AS (PARTITION BY p.late ORDER BY h.held::real / x.slots, x.id)
               ORDER BY p.late, h.held::real / x.slots, x.id
     LOOP
         EXIT WHEN left_ <= 0;
@@ -600,7 +629,8 @@ CREATE OR REPLACE FUNCTION penstock.adopt_slot(
 ) RETURNS bigint
 LANGUAGE sql AS $$
     UPDATE penstock.slot s
-       SET node_id = $4, token = nextval('penstock.token_seq'), leased_at = clock_timestamp(), doubt_at = NULL, doubt = NULL,
+       SET node_id = $4, token = nextval('penstock.token_seq'), leased_at = clock_timestamp(), doubt_at = NULL,
+           doubt = NULL,
            queue_id = NULL, entry_id = NULL
      WHERE s.instance_id = $1 AND s.number = $2 AND s.token = $3
        AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id)) AND penstock.node_lives($4)
@@ -630,7 +660,8 @@ CREATE OR REPLACE FUNCTION penstock.free_slots(instance integer, tokens bigint[]
 LANGUAGE sql AS $$
     WITH freed AS (
         DELETE FROM penstock.slot s
-         WHERE s.instance_id = $1 AND s.token = ANY (tokens) AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
+         WHERE s.instance_id = $1 AND s.token = ANY (tokens)
+           AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
         RETURNING 1
     )
     SELECT count(*)::integer FROM freed
@@ -675,8 +706,8 @@ $$;
 -- three, and returns how many it made. Rows of an hour in the default partition keep it from
 -- getting one.
 -- Locks: that of hold_rights, before the name of a partition is taken; then SHARE UPDATE EXCLUSIVE on penstock.output
--- and ACCESS EXCLUSIVE on its default partition, for 200 ms of waiting at most; a partition that needs longer is left to
--- the next call.
+-- and ACCESS EXCLUSIVE on its default partition, for 200 ms of waiting at most; a partition that needs longer is left
+-- to the next call.
 -- Callers: sweep_output; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.make_output_partitions() RETURNS integer
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$
@@ -706,13 +737,13 @@ BEGIN
 END $$;
 
 -- sweep_output does one of four things, so that its locks are held for that one only: it makes the partitions of
--- penstock.output for the next hours; or drops the oldest one that is not read any more; or deletes up to `most` rows of
--- queues that do not keep theirs from the oldest one that stays and has some; or as many of entries that are gone from
--- the default partition. It returns how many partitions it dropped or rows it deleted.
+-- penstock.output for the next hours; or drops the oldest one that is not read any more; or deletes up to `most` rows
+-- of queues that do not keep theirs from the oldest one that stays and has some; or as many of entries that are gone
+-- from the default partition. It returns how many partitions it dropped or rows it deleted.
 -- A queue's rows of an hour go an hour after its end, unless it keeps its output, or a run of it that
 -- began before that end goes on. Every prober calls it once a minute.
--- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one, for
--- 200 ms of waiting at most; or the deleted rows.
+-- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one,
+-- for 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.sweep_output(most integer) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET timezone = 'UTC' AS $$

@@ -1,7 +1,7 @@
 -- Autoscaling: instances that register themselves or that a backend has started, and what happens when they go.
 
--- present returns whether an instance is usable, but for its time to live: one that has not been heard is a part of the number of
--- its model until expire_instances finds that it could have been, and drains or removes it.
+-- present returns whether an instance is usable, but for its time to live: one that has not been heard is a part of the
+-- number of its model until expire_instances finds that it could have been, and drains or removes it.
 -- Callers: scale_input, scale_share; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.present(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -13,7 +13,8 @@ $$;
 -- Callers: scale_input; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.starts(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
-    SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL AND NOT penstock.usable(i))
+    SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL
+                                      AND NOT penstock.usable(i))
 $$;
 
 -- unhealthy returns whether an instance that is not being started fails its probes, or needs a restart.
@@ -23,8 +24,8 @@ LANGUAGE sql STABLE AS $$
     SELECT i.state IN ('unhealthy', 'defunct') AND NOT penstock.starts(i)
 $$;
 
--- check_announced_deployment raises an error unless instances that announce themselves may belong to a deployment: it is one of
--- their model, and its backend does not list its instances itself.
+-- check_announced_deployment raises an error unless instances that announce themselves may belong to a deployment: it
+-- is one of their model, and its backend does not list its instances itself.
 -- Callers: announce_instance.
 -- SQLSTATE: PS008 no such deployment, PS002 it is of another model, or its backend lists its instances.
 CREATE OR REPLACE FUNCTION penstock.check_announced_deployment(wanted text, of_model text) RETURNS void
@@ -53,8 +54,8 @@ LANGUAGE sql STABLE AS $$
                       WHERE d.model = of_model HAVING count(*) = 1 AND min(d.backend) = 'webhook'))
 $$;
 
--- unmanaged returns whether no deployment of its model has an instance: it was registered by hand or announced, or its deployment
--- was removed. scale_input has the same condition in its own text.
+-- unmanaged returns whether no deployment of its model has an instance: it was registered by hand or announced, or its
+-- deployment was removed. scale_input has the same condition in its own text.
 -- Callers: announce_instance; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.unmanaged(i penstock.instance) RETURNS boolean
 LANGUAGE sql STABLE AS $$
@@ -62,26 +63,27 @@ LANGUAGE sql STABLE AS $$
         OR NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.name = i.deployment AND d.model = i.model)
 $$;
 
--- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its time to
--- live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike register_instance
--- it ends no quarantine, and no drain but one that began when its time to live ended, and it changes no instance that register_instance
--- or a backend made. An announcement of an endpoint that a backend has reported changes nothing, whatever name it gives, and is
--- answered for that instance. Without a deployment it keeps the one that it has, or belongs to the only one of its model if that
--- has backend webhook, which can have it stopped then. One that was announced earlier belongs to it from when it takes calls, so
--- that its age is no cold start.
--- A null ttl is none: the autoscaler registers an instance that its backend reported. Where the endpoint was registered or announced
--- and belongs to no deployment, this is that instance: it gets the deployment and the name, and keeps its labels and its calls, so
--- that no endpoint has two rows. began is when the start of the instance began, null where it was not followed from then on.
--- It returns what the instance is to do: serve, drain (its calls end, and it gets no new ones), or stop (it
--- drains and no slot is held).
+-- announce_instance registers an endpoint of a model for a time, or renews that: a worker calls it again before its
+-- time to live ends, and takes no calls after that. It takes none either before a probe has found it ready. Unlike
+-- register_instance it ends no quarantine, and no drain but one that began when its time to live ended, and it changes
+-- no instance that register_instance or a backend made. An announcement of an endpoint that a backend has reported
+-- changes nothing, whatever name it gives, and is answered for that instance. Without a deployment it keeps the one
+-- that it has, or belongs to the only one of its model if that has backend webhook, which can have it stopped then. One
+-- that was announced earlier belongs to it from when it takes calls, so that its age is no cold start.
+-- A null ttl is none: the autoscaler registers an instance that its backend reported. Where the endpoint was registered
+-- or announced and belongs to no deployment, this is that instance: it gets the deployment and the name, and keeps its
+-- labels and its calls, so that no endpoint has two rows. began is when the start of the instance began, null where it
+-- was not followed from then on. It returns what the instance is to do: serve, drain (its calls end, and it gets no new
+-- ones), or stop (it drains and no slot is held).
 -- A new instance is told to nodes by NOTIFY: one of them probes it until it is ready. The audit has a line
 -- for it, and one wherever its endpoint, slots, labels or name become others.
--- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before them,
--- and those of fit_model_queue after them.
+-- Locks: the row of the instance, the row of inference_version. For a new instance those of lock_all_limits before
+-- them, and those of fit_model_queue after them.
 -- Callers: pkg/scale, pkg/operator; psql.
--- SQLSTATE: PS008 no such model or deployment, PS002 the endpoint or a setting is not valid, PS006 the instance or the queue of
--- that name belongs to something else.
-CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, endpoint text, slots integer, labels jsonb DEFAULT '{}',
+-- SQLSTATE: PS008 no such model or deployment, PS002 the endpoint or a setting is not valid, PS006 the instance or the
+-- queue of that name belongs to something else.
+CREATE OR REPLACE FUNCTION penstock.announce_instance(model text, server text, endpoint text, slots integer,
+                                                      labels jsonb DEFAULT '{}',
                                                       ttl interval DEFAULT '30 seconds', deployment text DEFAULT NULL,
                                                       template_hash text DEFAULT NULL, began timestamptz DEFAULT NULL,
                                                       actor text DEFAULT NULL) RETURNS text
@@ -95,7 +97,8 @@ BEGIN
     PERFORM penstock.need_model(model);
     PERFORM penstock.check_endpoint(endpoint, server);
     IF ttl NOT BETWEEN interval '1 second' AND interval '1 day' THEN
-        RAISE EXCEPTION 'time to live of instance "%" is %', server, ttl USING ERRCODE = 'PS002', HINT = 'It is from 1 second to 1 day.';
+        RAISE EXCEPTION 'time to live of instance "%" is %', server, ttl USING ERRCODE = 'PS002',
+            HINT = 'It is from 1 second to 1 day.';
     END IF;
     IF deployment IS NOT NULL AND ttl IS NOT NULL THEN
         PERFORM penstock.check_announced_deployment(deployment, model);
@@ -118,7 +121,8 @@ BEGIN
         END IF;
         adopted := ttl IS NULL AND before_.deployment IS DISTINCT FROM announce_instance.deployment;
         UPDATE penstock.instance i
-           SET server = announce_instance.server, endpoint = announce_instance.endpoint, slots = announce_instance.slots,
+           SET server = announce_instance.server, endpoint = announce_instance.endpoint,
+               slots = announce_instance.slots,
                labels = CASE WHEN adopted THEN i.labels ELSE '{}' END || coalesce(announce_instance.labels, '{}'),
                expires_at = expires, time_to_live = ttl,
                draining_at = CASE WHEN i.drain_by = 'expired' THEN NULL ELSE i.draining_at END,
@@ -130,11 +134,13 @@ BEGIN
                                      i.deployment),
                began_at = CASE WHEN NOT adopted THEN i.began_at END,
                ready_at = coalesce(i.ready_at,
-                                   CASE WHEN adopted AND i.state <> 'starting' OR i.deployment IS NULL AND penstock.usable(i)
+                                   CASE WHEN adopted AND i.state <> 'starting' OR i.deployment IS NULL
+                                       AND penstock.usable(i)
                                         THEN clock_timestamp() END),
                template_hash = coalesce(announce_instance.template_hash, i.template_hash),
                state = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.state ELSE 'starting' END,
-               next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at ELSE clock_timestamp() END
+               next_check_at = CASE WHEN i.endpoint = announce_instance.endpoint THEN i.next_check_at
+                   ELSE clock_timestamp() END
          WHERE i.id = before_.id
            AND (i.expires_at IS NOT NULL
              OR ttl IS NULL AND (i.deployment = announce_instance.deployment
@@ -149,7 +155,8 @@ BEGIN
                                                  'slots', before_.slots, 'labels', before_.labels)));
         END IF;
         EXIT WHEN found_.id IS NOT NULL
-               OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model AND i.server = announce_instance.server);
+               OR EXISTS (SELECT FROM penstock.instance i WHERE i.model = announce_instance.model
+                          AND i.server = announce_instance.server);
         PERFORM penstock.lock_all_limits();
         INSERT INTO penstock.instance AS i (model, server, endpoint, slots, labels, state, deployment, template_hash,
                                             expires_at, time_to_live, created_at, began_at)
@@ -186,10 +193,10 @@ EXCEPTION
         RAISE EXCEPTION 'instance "%" of model "%" is not valid: %', server, model, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
--- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took, where that
--- was followed: the age of an instance that ran before it was registered is no cold start, nor is the time from an announcement to
--- the first probe where that finds the instance ready. It tells gateways and nodes by NOTIFY: requests and entries may wait
--- for the instance.
+-- note_ready notes the first time that a probe found an instance of a deployment ready, and how long its start took,
+-- where that was followed: the age of an instance that ran before it was registered is no cold start, nor is the time
+-- from an announcement to the first probe where that finds the instance ready. It tells gateways and nodes by NOTIFY:
+-- requests and entries may wait for the instance.
 -- Locks: a new row of cold_start.
 -- Callers: triggers instance_ready.
 CREATE OR REPLACE FUNCTION penstock.note_ready() RETURNS trigger
@@ -222,10 +229,10 @@ BEGIN
     RETURN n;
 END $$;
 
--- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held. It
--- returns how many were removed. answered is for how long the database has answered its clients, by a clock that was not stepped:
--- an instance that could not announce itself for one time to live, of at most 5 minutes, is left as it is. One that drains already
--- and holds slots has nothing to be done, and takes none of the
+-- expire_instances drains instances whose time to live has ended, and removes those of them of which no slot is held.
+-- It returns how many were removed. answered is for how long the database has answered its clients, by a clock that was
+-- not stepped: an instance that could not announce itself for one time to live, of at most 5 minutes, is left as it is.
+-- One that drains already and holds slots has nothing to be done, and takes none of the
 -- 50 places of a call. The drain is not one of the autoscaler's, which would end it for the next start: drain_by is
 -- 'expired', and the next announcement of the instance ends it.
 -- Locks: the rows of the instances (FOR UPDATE SKIP LOCKED), their slots, the row of inference_version.
@@ -249,7 +256,8 @@ BEGIN
             UPDATE penstock.instance x
                SET draining_at = clock_timestamp(), drain_by = 'expired', drain_reason = 'its time to live ended'
              WHERE x.id = i.id;
-            PERFORM penstock.audit_log('autoscaler', 'drain_instance', i.model || '/' || i.server, 'its time to live ended');
+            PERFORM penstock.audit_log('autoscaler', 'drain_instance', i.model || '/' || i.server,
+                                       'its time to live ended');
         END IF;
     END LOOP;
     RETURN n;

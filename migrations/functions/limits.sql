@@ -6,8 +6,8 @@
 -- claim under it is in flight, at token t, has a bound for later: however many claimers there are, until the
 -- sequence has reached t + n no more than n locks can have been added. So with u units in use and at most w
 -- units a lock, locks with tokens up to t + (max_units - u) / w need not be counted. That token is uncounted_to.
--- A lock of an entry with a weight draws as many tokens, and has the last of them: it is as many locks of weight 1, of which
--- each has w units.
+-- A lock of an entry with a weight draws as many tokens, and has the last of them: it is as many locks of weight 1, of
+-- which each has w units.
 -- A claim checks that the sequence is before it, and is undone if it drew a token beyond it (charge_lanes).
 --
 -- No claim is in flight while a session has the limit's advisory lock exclusively: claims that do not count
@@ -22,7 +22,8 @@
 -- limit_lock is the key of the advisory lock of a limit: claims that do not count share it until
 -- they have committed, one that counts has it exclusively.
 -- Callers: lane_headroom, count_again.
-CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
+CREATE OR REPLACE FUNCTION penstock.limit_lock(id integer) RETURNS bigint
+    LANGUAGE sql IMMUTABLE AS $$ SELECT hashtextextended('penstock limit ' || id::text, 0) $$;
 
 -- lock_all_limits is taken by every change of limits, of the queues under them, or of models and instances that may
 -- change a queue, before any row: some go from the limit to its queues, others from the queue to its limits or to
@@ -42,9 +43,9 @@ CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
 -- here and written later (see charge_lanes). Limits for each lock key do not bind the lane (see
 -- key_headroom). Without a flow it is about several lanes: the use of each flow is not counted then,
 -- nor are the buckets of flows read. Where a queue-wide limit has no headroom, uncounted_to is 0.
--- weights are those of the first ready rows of the lane, in their order, and null for a queue that is not weighed: all are
--- 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of weight w
--- draws w tokens, so that tokens bound units as they do without weights.
+-- weights are those of the first ready rows of the lane, in their order, and null for a queue that is not weighed: all
+-- are 1 then. The headroom is the longest prefix of them that fits. A limit counts weights, a rate entries. A lock of
+-- weight w draws w tokens, so that tokens bound units as they do without weights.
 -- A lane whose first row does not fit waits in limit_wait, if locks under the limit may take different numbers of
 -- units, by their weights or by the units of their queues: what comes free is kept for it. Lanes that wait come
 -- one after another, by the time since which they wait, the same under every limit: the first of them waits for
@@ -54,11 +55,12 @@ CREATE OR REPLACE FUNCTION penstock.lock_all_limits() RETURNS void LANGUAGE sql
 -- with such a row the limits are not full for the other lanes.
 -- Locks: the advisory lock of each known limit in order of id (try; shared, or exclusive with a
 -- rate); where locks must be counted, the same exclusively (try); the row of the limit (FOR NO KEY
--- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows of the
--- queue have a limit of it exclusively. It waits for none. The proof is at the top of this file.
+-- UPDATE SKIP LOCKED); the row of limit_wait of the lane, which no other transaction has, since those that write rows
+-- of the queue have a limit of it exclusively. It waits for none. The proof is at the top of this file.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS006 the transaction is not read committed.
-CREATE OR REPLACE FUNCTION penstock.lane_headroom(queue integer, in_priority smallint, in_flow text, wanted integer, weights integer[],
+CREATE OR REPLACE FUNCTION penstock.lane_headroom(queue integer, in_priority smallint, in_flow text, wanted integer,
+                                                  weights integer[],
     known integer[], rate_kind integer,
     OUT ok boolean, OUT locks integer, OUT entries integer, OUT wait double precision, OUT uncounted_to bigint)
 LANGUAGE plpgsql AS $$
@@ -91,7 +93,8 @@ BEGIN
     END IF;
     IF weights IS NOT NULL THEN
         SELECT coalesce(min(w) FILTER (WHERE i = first), 1), coalesce(nullif(sum(w), 0), wanted) INTO head, draws
-          FROM (SELECT w, i, min(i) FILTER (WHERE w > 0) OVER () AS first FROM unnest(weights) WITH ORDINALITY u(w, i)) u;
+          FROM (SELECT w, i, min(i) FILTER (WHERE w > 0) OVER () AS first
+                FROM unnest(weights) WITH ORDINALITY u(w, i)) u;
     END IF;
     ok := true;
     entries := 2147483647;
@@ -110,7 +113,8 @@ BEGIN
     -- Reads from here on are no older than the locks.
     FOR l IN SELECT g.*, u.units, u.weighed, t.last_value AS drawn, g.uncounted_to >= t.last_value + draws AS plenty,
                     coalesce((SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) FROM penstock.bucket b
-                               WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END), g.burst) AS held
+                               WHERE b.limit_id = g.id AND b.flow = CASE WHEN g.per_flow THEN in_flow ELSE '' END),
+                               g.burst) AS held
                FROM penstock.limit_use u
               CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id OFFSET 0) g
               CROSS JOIN penstock.token_seq t
@@ -126,7 +130,8 @@ BEGIN
         IF l.plenty THEN
             uncounted_to := least(uncounted_to, l.uncounted_to);
         ELSIF l.max_units IS NOT NULL THEN
-            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN -- another claim shares it
+            -- Another claim shares the limit.
+            IF in_flow IS NULL AND l.per_flow OR NOT pg_try_advisory_xact_lock(penstock.limit_lock(l.id)) THEN
                 ok := false;
                 RETURN;
             END IF;
@@ -136,13 +141,15 @@ BEGIN
                   FROM (SELECT k.flow, sum(u.units::bigint * k.weight) AS used, bool_or(u.weighed) AS weighed,
                                min(u.units) AS light, max(u.units) AS large
                           FROM penstock.limit_use u
-                          LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
+                          LEFT JOIN LATERAL (SELECT x.flow, x.weight FROM penstock.lock x
+                                             WHERE x.queue_id = u.queue_id OFFSET 0) k ON true
                          WHERE u.limit_id = l.id GROUP BY k.flow) f;
             ELSE
                 SELECT coalesce(sum(u.units * c.weight), 0), bool_or(u.weighed), min(u.units), max(u.units)
                   INTO used, weighed, light, large
                   FROM penstock.limit_use u
-                 CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x WHERE x.queue_id = u.queue_id OFFSET 0) c
+                 CROSS JOIN LATERAL (SELECT sum(x.weight) AS weight FROM penstock.lock x
+                                     WHERE x.queue_id = u.queue_id OFFSET 0) c
                  WHERE u.limit_id = l.id;
                 most := used;
             END IF;
@@ -191,10 +198,12 @@ BEGIN
     ok := coalesce(ids = known AND needs = rate_kind, false);
     IF ok AND asked THEN
         IF short AND NOT never AND wait = 0 THEN
-            short := CASE WHEN weights IS NULL THEN penstock.lane_has_rows(queue, in_priority, in_flow, wanted) ELSE 0 < ANY (weights) END;
+            short := CASE WHEN weights IS NULL THEN penstock.lane_has_rows(queue, in_priority, in_flow, wanted)
+                ELSE 0 < ANY (weights) END;
             queue_wide := queue_wide OR tight AND short;
         END IF;
-        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND NOT never AND wait = 0, never OR locks > 0);
+        PERFORM penstock.await_units(queue, in_priority, in_flow, head, since, short AND NOT never AND wait = 0,
+                                     never OR locks > 0);
     END IF;
     IF queue_wide THEN
         uncounted_to := 0;
@@ -212,10 +221,12 @@ CREATE OR REPLACE FUNCTION penstock.lane_has_rows(
 ) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT EXISTS (SELECT FROM (SELECT x.entry_id, x.lock_key FROM penstock.ready x
-                                 WHERE x.queue_id = $1 AND x.priority = $2 AND x.flow = $3 AND penstock.ready_now(x.not_before)
+                                 WHERE x.queue_id = $1 AND x.priority = $2 AND x.flow = $3
+                                   AND penstock.ready_now(x.not_before)
                                  ORDER BY x.pos LIMIT $4) r
                     WHERE r.entry_id IS NOT NULL
-                       OR (SELECT l.token FROM penstock.lock l WHERE l.queue_id = $1 AND l.lock_key = r.lock_key) IS NULL)
+                       OR (SELECT l.token FROM penstock.lock l
+                           WHERE l.queue_id = $1 AND l.lock_key = r.lock_key) IS NULL)
 $$;
 
 -- waits_since returns since when a lane waits for units of the limits of its queue; null if it does not. A lane that no
@@ -236,7 +247,8 @@ $$;
 -- with a time farther ahead was written before the clock was set back.
 -- Locks: none.
 -- Callers: lane_headroom, limit_reasons.
-CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint, flow text, head bigint,
+CREATE OR REPLACE FUNCTION penstock.kept_units(limit_id integer, per_flow boolean, queue integer, priority smallint,
+                                               flow text, head bigint,
     since timestamptz, OUT units bigint, OUT heavy boolean, OUT others boolean)
 LANGUAGE sql VOLATILE AS $$
     SELECT CASE WHEN bool_or(w.asks OR w.same AND w.heavy)
@@ -254,11 +266,13 @@ LANGUAGE sql VOLATILE AS $$
 $$;
 
 -- await_units keeps the row of a lane in limit_wait, whose first row has the weight head: a lane that is short of units
--- waits; one that gets locks, or whose first row a limit never lets through, waits no longer (gone). Claims count from then on.
--- Locks: the row of limit_wait; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED). lane_headroom has a limit of the queue
--- exclusively.
+-- waits; one that gets locks, or whose first row a limit never lets through, waits no longer (gone). Claims count from
+-- then on.
+-- Locks: the row of limit_wait; the rows of the limits (FOR NO KEY UPDATE SKIP LOCKED). lane_headroom has a limit of
+-- the queue exclusively.
 -- Callers: lane_headroom.
-CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head bigint, since timestamptz,
+CREATE OR REPLACE FUNCTION penstock.await_units(queue integer, in_priority smallint, in_flow text, head bigint,
+                                                since timestamptz,
     short boolean, gone boolean) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -266,13 +280,16 @@ DECLARE
 BEGIN
     IF NOT short THEN
         IF since IS NOT NULL AND gone THEN
-            DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow;
+            DELETE FROM penstock.limit_wait w WHERE w.queue_id = queue AND w.priority = in_priority
+                AND w.flow = in_flow;
         END IF;
         RETURN;
     ELSIF since IS NOT NULL THEN
-        UPDATE penstock.limit_wait w SET weight = head, since = least(w.since, now_at), until = now_at + interval '3 seconds'
+        UPDATE penstock.limit_wait w SET weight = head, since = least(w.since, now_at),
+            until = now_at + interval '3 seconds'
          WHERE w.queue_id = queue AND w.priority = in_priority AND w.flow = in_flow
-           AND (w.until NOT BETWEEN now_at + interval '2 seconds' AND now_at + interval '3 seconds' OR w.weight <> head);
+           AND (w.until NOT BETWEEN now_at + interval '2 seconds' AND now_at + interval '3 seconds'
+                OR w.weight <> head);
         IF NOT FOUND THEN
             RETURN;
         END IF;
@@ -284,7 +301,8 @@ BEGIN
     END IF;
     UPDATE penstock."limit" x SET uncounted_to = 0
      WHERE x.ctid IN (SELECT y.ctid FROM penstock."limit" y
-                       WHERE y.id IN (SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue) AND y.uncounted_to > 0
+                       WHERE y.id IN (SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue)
+                         AND y.uncounted_to > 0
                          FOR NO KEY UPDATE SKIP LOCKED);
 END $$;
 
@@ -319,7 +337,8 @@ CREATE OR REPLACE FUNCTION penstock.bucket_units(l penstock."limit", in_flow tex
     AS $$
     SELECT coalesce((SELECT penstock.bucket_level(b.units, b.at, l.rate, l.burst)
                        FROM penstock.bucket b
-                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END), l.burst)
+                      WHERE b.limit_id = l.id AND b.flow = CASE WHEN l.per_flow OR l.per_key THEN in_flow ELSE '' END),
+                      l.burst)
 $$;
 
 -- flow_headroom returns the headroom in the token buckets of single flows, in entries, and the wait
@@ -328,17 +347,22 @@ $$;
 -- function those of each flow, behind the same locks, and charge_lanes writes them all.
 -- Locks: none: lane_headroom has locked the limits exclusively.
 -- Callers: pkg/invalidation.
-CREATE OR REPLACE FUNCTION penstock.flow_headroom(queue integer, flows text[], OUT headrooms integer[], OUT waits double precision[])
+CREATE OR REPLACE FUNCTION penstock.flow_headroom(queue integer, flows text[], OUT headrooms integer[],
+                                                  OUT waits double precision[])
 LANGUAGE plpgsql AS $$
 BEGIN
     SELECT array_agg(f.headroom ORDER BY f.ord), array_agg(f.wait ORDER BY f.ord) INTO headrooms, waits
-      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS headroom, max((g.units - b.held) / g.rate) AS wait
+      FROM (SELECT k.ord, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer AS headroom,
+            max((g.units - b.held) / g.rate) AS wait
               FROM penstock.limit_use u
-             CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst, u.units FROM penstock."limit" x
-                                  WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow AND NOT x.per_key OFFSET 0) g
+             CROSS JOIN LATERAL (SELECT x.id, x.rate::double precision AS rate, x.burst::double precision AS burst,
+                                 u.units FROM penstock."limit" x
+                                  WHERE x.id = u.limit_id AND x.rate IS NOT NULL AND x.per_flow
+                                    AND NOT x.per_key OFFSET 0) g
              CROSS JOIN unnest(flows) WITH ORDINALITY k(flow, ord)
              CROSS JOIN LATERAL (SELECT coalesce((SELECT penstock.bucket_level(x.units, x.at, g.rate, g.burst)
-                                                    FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.flow COLLATE "C"), g.burst) AS held) b
+                                                    FROM penstock.bucket x WHERE x.limit_id = g.id
+                                                        AND x.flow = k.flow COLLATE "C"), g.burst) AS held) b
              WHERE u.queue_id = queue
              GROUP BY k.ord) f;
 END $$;
@@ -360,12 +384,15 @@ DECLARE
     asked timestamptz := clock_timestamp();
 BEGIN
     RETURN QUERY
-    SELECT k.pos, k.key, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer, max(greatest(0, (g.units - b.held) / g.rate))::double precision
+    SELECT k.pos, k.key, least(min(floor(greatest(0, b.held) / g.units)), 2147483647)::integer,
+           max(greatest(0, (g.units - b.held) / g.rate))::double precision
       FROM (SELECT l.id, l.rate::double precision AS rate, l.burst::double precision AS burst, u.units
-              FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
+              FROM penstock.limit_use u JOIN penstock."limit" l ON l.id = u.limit_id
+                  WHERE u.queue_id = queue AND l.per_key OFFSET 0) g
      CROSS JOIN unnest(keys, positions) k(key, pos)
      CROSS JOIN LATERAL (SELECT coalesce((SELECT penstock.bucket_level(x.units, x.at, g.rate, g.burst, asked)
-                                            FROM penstock.bucket x WHERE x.limit_id = g.id AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
+                                            FROM penstock.bucket x WHERE x.limit_id = g.id
+                                                AND x.flow = k.key COLLATE "C"), g.burst) AS held) b
      GROUP BY k.pos, k.key;
 END $$;
 
@@ -377,12 +404,14 @@ END $$;
 -- Callers: pkg/invalidation.
 -- SQLSTATE: 40001 a token is above uncounted_to, so that the limit must be counted; retry the
 -- claim.
-CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, rate_kind integer, flows text[], taken bigint[], keys text[], entries bigint[], last_token bigint,
+CREATE OR REPLACE FUNCTION penstock.charge_lanes(queue integer, rate_kind integer, flows text[], taken bigint[],
+                                                 keys text[], entries bigint[], last_token bigint,
     uncounted_to bigint) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF last_token > uncounted_to THEN
-        RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token, uncounted_to USING ERRCODE = 'serialization_failure';
+        RAISE EXCEPTION 'token % is above %: the limit must be counted', last_token,
+            uncounted_to USING ERRCODE = 'serialization_failure';
     END IF;
     IF rate_kind = 0 OR flows IS NULL THEN
         RETURN;
@@ -392,7 +421,8 @@ BEGIN
       FROM penstock.limit_use u
      CROSS JOIN LATERAL (SELECT * FROM penstock."limit" x WHERE x.id = u.limit_id AND x.rate IS NOT NULL OFFSET 0) g
      CROSS JOIN LATERAL (
-           SELECT '' COLLATE "C" AS scope, (SELECT sum(t.n)::bigint FROM unnest(charge_lanes.taken) t(n)) AS n WHERE NOT g.per_key AND NOT g.per_flow
+           SELECT '' COLLATE "C" AS scope, (SELECT sum(t.n)::bigint FROM unnest(charge_lanes.taken) t(n)) AS n
+               WHERE NOT g.per_key AND NOT g.per_flow
            UNION ALL
            SELECT f.flow, f.n FROM unnest(flows, charge_lanes.taken) f(flow, n) WHERE g.per_flow AND NOT g.per_key
            UNION ALL
@@ -400,7 +430,8 @@ BEGIN
      WHERE u.queue_id = queue
      ORDER BY g.id, k.scope
     ON CONFLICT (limit_id, flow) DO UPDATE
-       SET units = (SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) - g.burst FROM penstock."limit" g WHERE g.id = b.limit_id)
+       SET units = (SELECT penstock.bucket_level(b.units, b.at, g.rate, g.burst) - g.burst FROM penstock."limit" g
+                    WHERE g.id = b.limit_id)
                    + excluded.units, at = clock_timestamp();
 END $$;
 
@@ -422,9 +453,11 @@ AS $$
 DECLARE
     r record;
 BEGIN
-    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow ELSE '' END COLLATE "C" AS scope,
+    FOR r IN SELECT u.limit_id, CASE WHEN g.per_key THEN k.key WHEN g.per_flow THEN l.flow
+        ELSE '' END COLLATE "C" AS scope,
                     sum(u.units * (CASE WHEN NOT k.rest THEN k.cancelled WHEN left(k.key, 1) = '#' THEN 1 ELSE
-                        (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key AND e.status = 'pending'
+                        (SELECT count(*) FROM penstock.entry e WHERE e.queue_id = queue AND e.lock_key = k.key
+                         AND e.status = 'pending'
                                                                  AND e.priority >= 0 AND e.id <= l.last_entry_id) END)) AS units
                FROM penstock.limit_use u
                JOIN penstock."limit" g ON g.id = u.limit_id
@@ -439,26 +472,28 @@ BEGIN
     END LOOP;
 END $$;
 
--- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, a year at most, unless it is throttled
--- already: a ready row of throttled_priority. The ready row that it finds stays until this commits, as that of a pusher does: a session
--- that deletes it later sees the new entries. False: another key has that microsecond, and the next
--- claim throttles this one.
+-- throttle_key throttles a lock key whose token bucket is empty, for `wait` seconds, a year at most, unless it is
+-- throttled already: a ready row of throttled_priority. The ready row that it finds stays until this commits, as that
+-- of a pusher does: a session that deletes it later sees the new entries. False: another key has that microsecond, and
+-- the next claim throttles this one.
 -- Locks: the throttled ready row of the key (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.throttle_key(queue integer, key text, wait double precision) RETURNS boolean
 LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue AND r.priority = penstock.throttled_priority() LIMIT 1 FOR UPDATE SKIP LOCKED;
+    PERFORM FROM penstock.ready r WHERE r.lock_key = key AND r.queue_id + 0 = queue
+        AND r.priority = penstock.throttled_priority() LIMIT 1 FOR UPDATE SKIP LOCKED;
     IF NOT FOUND THEN
         INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key)
-        VALUES (queue, penstock.throttled_priority(), '', (extract(epoch FROM clock_timestamp()) + least(wait, 31536000)) * 1000000, key)
+        VALUES (queue, penstock.throttled_priority(), '',
+                (extract(epoch FROM clock_timestamp()) + least(wait, 31536000)) * 1000000, key)
         ON CONFLICT DO NOTHING;
     END IF;
     RETURN FOUND; -- false where another key has that microsecond: the next claim throttles this one
 END $$;
 
--- throttled_too_long returns the pos of throttled_priority beyond which a key waits for longer than any bucket of the queue
--- takes to have the units of an entry: it was throttled under a lower rate, or before the clock was set back.
+-- throttled_too_long returns the pos of throttled_priority beyond which a key waits for longer than any bucket of the
+-- queue takes to have the units of an entry: it was throttled under a lower rate, or before the clock was set back.
 -- Locks: none.
 -- Callers: requeue_throttled; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.throttled_too_long(queue integer) RETURNS bigint
@@ -483,11 +518,13 @@ DECLARE
     due    tid[];
     keys   text[];
 BEGIN
-    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
+    due := ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority()
+                 AND flow = ''
                      AND pos <= now_us
                   ORDER BY pos LIMIT most FOR UPDATE SKIP LOCKED);
     IF cardinality(due) < most THEN
-        due := due || ARRAY(SELECT ctid FROM penstock.ready WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
+        due := due || ARRAY(SELECT ctid FROM penstock.ready
+                            WHERE queue_id = queue AND priority = penstock.throttled_priority() AND flow = ''
                                 AND pos > too_long
                              ORDER BY pos LIMIT most - cardinality(due) FOR UPDATE SKIP LOCKED);
     END IF;
@@ -542,7 +579,8 @@ BEGIN
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
     END IF;
-    SELECT k INTO unknown FROM jsonb_object_keys(options) k WHERE k NOT IN ('per_flow', 'per_key', 'max_units', 'rate', 'burst');
+    SELECT k INTO unknown FROM jsonb_object_keys(options) k
+        WHERE k NOT IN ('per_flow', 'per_key', 'max_units', 'rate', 'burst');
     IF FOUND THEN
         RAISE EXCEPTION 'limit option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are per_flow, per_key, max_units, rate and burst.';
@@ -563,7 +601,8 @@ BEGIN
     END IF;
     INSERT INTO penstock."limit" (name, per_flow, per_key, max_units, rate, burst)
     VALUES (limit_name, coalesce(l.per_flow, false), coalesce(l.per_key, false), l.max_units, l.rate, l.burst)
-    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key, max_units = excluded.max_units,
+    ON CONFLICT (name) DO UPDATE SET per_flow = excluded.per_flow, per_key = excluded.per_key,
+    max_units = excluded.max_units,
                                      rate = excluded.rate, burst = excluded.burst
     RETURNING * INTO l;
     IF options ?| '{per_flow,per_key}' THEN -- other buckets: units taken before are not given back to these
@@ -617,7 +656,8 @@ BEGIN
                   HINT = 'Raise its burst first: SELECT penstock.set_limit(''name'', ''{"burst": 5}'').';
     END IF;
     IF units > 0 THEN
-        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since) VALUES (q.id, lim.id, use_limit.units, clock_timestamp())
+        INSERT INTO penstock.limit_use (queue_id, limit_id, units, since)
+            VALUES (q.id, lim.id, use_limit.units, clock_timestamp())
         ON CONFLICT (queue_id, limit_id) DO UPDATE SET units = excluded.units, since = clock_timestamp();
     END IF;
     PERFORM penstock.limits_changed(lim.id);
@@ -685,7 +725,8 @@ END $$;
 -- await_claims waits for claims that do not know that their queue comes under a limit: they must be
 -- committed before the limit is counted. Such a claim has written, or will, to penstock.lock, and
 -- has that table locked from before its snapshot: none of them is in flight while we have it, and
--- later ones see the limit. A queue that this transaction has made has no claims. The use is weighed where the queue is.
+-- later ones see the limit. A queue that this transaction has made has no claims. The use is weighed where the queue
+-- is.
 -- Locks: SHARE on penstock.lock, until the transaction ends; it waits 3 s at most. Claims and
 -- endings wait meanwhile, so that the transaction is ended after 5 s without a statement.
 -- Callers: trigger await_claims.
@@ -695,10 +736,12 @@ DECLARE
     before text := current_setting('lock_timeout');
 BEGIN
     IF EXISTS (SELECT FROM penstock.queue q WHERE q.id = NEW.queue_id AND q.created_at <> transaction_timestamp())
-       AND NOT EXISTS (SELECT FROM penstock.limit_use u WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
+       AND NOT EXISTS (SELECT FROM penstock.limit_use u
+                       WHERE u.queue_id = NEW.queue_id AND u.limit_id = NEW.limit_id) THEN
         PERFORM set_config('lock_timeout', '3s', true);
         LOCK TABLE penstock.lock IN SHARE MODE;
-        PERFORM set_config('idle_in_transaction_session_timeout', '5s', true); -- claims and endings wait until this commits
+        -- claims and endings wait until this commits
+        PERFORM set_config('idle_in_transaction_session_timeout', '5s', true);
         PERFORM set_config('lock_timeout', before, true);
     END IF;
     NEW.weighed := (SELECT q.weighed FROM penstock.queue q WHERE q.id = NEW.queue_id);
@@ -762,7 +805,8 @@ CREATE OR REPLACE FUNCTION penstock.follow_quota() RETURNS trigger
 LANGUAGE plpgsql AS $$
 BEGIN
     DELETE FROM penstock.limit_use u USING penstock."limit" l
-     WHERE u.queue_id = NEW.id AND l.id = u.limit_id AND l.name LIKE 'application:%' AND l.name <> 'application:' || NEW.application;
+     WHERE u.queue_id = NEW.id AND l.id = u.limit_id AND l.name LIKE 'application:%'
+       AND l.name <> 'application:' || NEW.application;
     INSERT INTO penstock.limit_use (queue_id, limit_id)
     SELECT NEW.id, l.id FROM penstock."limit" l WHERE l.name = 'application:' || NEW.application
     ON CONFLICT DO NOTHING;

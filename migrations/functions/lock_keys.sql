@@ -1,4 +1,5 @@
--- Which lock key and which flow an entry gets that is pushed: by the queue's grouping, by unique key, by name, by shard.
+-- Which lock key and which flow an entry gets that is pushed: by the queue's grouping, by unique key, by name, by
+-- shard.
 
 -- lock_key_of reads the lock key of a payload by the queue's grouping: a field, a path with dots,
 -- or a jsonpath.
@@ -10,10 +11,11 @@ LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
                 ELSE payload ->> path END
 $$;
 
--- entry_lock_key returns the lock key of an entry, null for a solo one: the key that it was pushed with, else that of the
--- queue's grouping (path), else that of its unique key where one of these runs at a time.
+-- entry_lock_key returns the lock key of an entry, null for a solo one: the key that it was pushed with, else that of
+-- the queue's grouping (path), else that of its unique key where one of these runs at a time.
 -- Callers: push_many, shard_flows.
-CREATE OR REPLACE FUNCTION penstock.entry_lock_key(path text, payload jsonb, lock_key text, unique_policy text, unique_key text)
+CREATE OR REPLACE FUNCTION penstock.entry_lock_key(path text, payload jsonb, lock_key text, unique_policy text,
+                                                   unique_key text)
 RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
     SELECT coalesce(lock_key, CASE WHEN path IS NOT NULL THEN penstock.lock_key_of(payload, path) END,
                     CASE WHEN unique_policy = 'one_running_one_queued' THEN 'unique:' || unique_key END)
@@ -24,9 +26,9 @@ $$;
 CREATE OR REPLACE FUNCTION penstock.shard_name(shard bigint) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$ SELECT 'shard-' || shard::text $$;
 
--- shard_flow returns the flow of an entry that is pushed without one to a queue with shards: shard-0 to shard-<shards - 1>,
--- by a hash of its lock key, or of its id where it has none. The id itself would not do: all queues draw ids from one
--- sequence, so that those of one queue may all be even. An entry keeps its flow when shards is changed.
+-- shard_flow returns the flow of an entry that is pushed without one to a queue with shards: shard-0 to shard-<shards -
+-- 1>, by a hash of its lock key, or of its id where it has none. The id itself would not do: all queues draw ids from
+-- one sequence, so that those of one queue may all be even. An entry keeps its flow when shards is changed.
 -- The order of a key does not depend on it: a claim of a key takes its oldest entries of all lanes.
 -- Callers: shard_flows.
 CREATE OR REPLACE FUNCTION penstock.shard_flow(shards integer, lock_key text, id bigint) RETURNS text
@@ -38,19 +40,21 @@ $$;
 -- shard.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.shard_flows(
-    q penstock.queue, ids bigint[], payloads jsonb[], lock_keys text[], flows text[], unique_keys text[], unique_policies text[]
+    q penstock.queue, ids bigint[], payloads jsonb[], lock_keys text[], flows text[], unique_keys text[],
+    unique_policies text[]
 ) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
     SELECT array_agg(coalesce(nullif(u.flow, ''), penstock.shard_flow(q.shards,
-                         penstock.entry_lock_key(q.grouping, u.payload, u.lock_key, u.unique_policy, u.unique_key), u.id)) ORDER BY u.i)
+                         penstock.entry_lock_key(q.grouping, u.payload, u.lock_key, u.unique_policy, u.unique_key),
+                         u.id)) ORDER BY u.i)
       FROM unnest(ids, payloads, lock_keys, flows, unique_keys, unique_policies)
            WITH ORDINALITY u(id, payload, lock_key, flow, unique_key, unique_policy, i)
 $$;
 
--- name_keys returns the lock keys of entries in a queue with max_concurrent_per_name: of those with a name one of so many
--- keys of the name, of others the one that they were given. A lock key has one holder, so that no more entries of a name run
--- at once than it has keys. An entry gets the key with the fewest entries that wait or run, counted up to ten: pushes that
--- do not see one another may give two entries one key while another is free, which costs time and breaks no bound.
--- A higher bound keeps the keys of a lower one and adds some, so that the keys of a backlog count.
+-- name_keys returns the lock keys of entries in a queue with max_concurrent_per_name: of those with a name one of so
+-- many keys of the name, of others the one that they were given. A lock key has one holder, so that no more entries of
+-- a name run at once than it has keys. An entry gets the key with the fewest entries that wait or run, counted up to
+-- ten: pushes that do not see one another may give two entries one key while another is free, which costs time and
+-- breaks no bound. A higher bound keeps the keys of a lower one and adds some, so that the keys of a backlog count.
 -- Locks: none.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.name_keys(q penstock.queue, names text[], lock_keys text[]) RETURNS text[]
@@ -64,11 +68,13 @@ LANGUAGE sql VOLATILE SET enable_hashjoin = on AS $$
          CROSS JOIN LATERAL (
                SELECT c.key, (SELECT count(*) FROM (
                       SELECT FROM penstock.entry e
-                       WHERE e.queue_id = q.id AND e.lock_key = c.key AND penstock.claimable(e.status, e.priority) LIMIT 10) e) AS entries
+                       WHERE e.queue_id = q.id AND e.lock_key = c.key
+                         AND penstock.claimable(e.status, e.priority) LIMIT 10) e) AS entries
                  FROM (SELECT 'name:' || d.name || CASE WHEN s > 1 THEN '#' || s ELSE '' END AS key
                          FROM generate_series(1, q.max_concurrent_per_name) s) c) k
          GROUP BY d.name
     )
-    SELECT array_agg(CASE WHEN g.name IS NULL THEN g.lock_key ELSE k.keys[1 + (g.nth - 1) % q.max_concurrent_per_name] END ORDER BY g.i)
+    SELECT array_agg(CASE WHEN g.name IS NULL THEN g.lock_key
+                     ELSE k.keys[1 + (g.nth - 1) % q.max_concurrent_per_name] END ORDER BY g.i)
       FROM given g LEFT JOIN keys k ON k.name = g.name
 $$;

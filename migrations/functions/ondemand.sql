@@ -1,7 +1,7 @@
 -- Autoscaling: deployments that the first request of a model makes, and that go when they are idle.
 
--- template_target_holder returns what of another model sets the number of the object of a cluster that a template names: a
--- deployment, or what its template would make; null where nothing does.
+-- template_target_holder returns what of another model sets the number of the object of a cluster that a template
+-- names: a deployment, or what its template would make; null where nothing does.
 -- Callers: set_deployment_template.
 CREATE OR REPLACE FUNCTION penstock.template_target_holder(wanted text, backend text, target jsonb) RETURNS text
 LANGUAGE sql STABLE AS $$
@@ -15,16 +15,17 @@ LANGUAGE sql STABLE AS $$
      ORDER BY x.holder LIMIT 1
 $$;
 
--- set_deployment_template sets what the first request of a model makes a deployment from, while it has none: backend, target,
--- policy, template, cost, fill_order, and idle_seconds after which an unused deployment goes (a day). Fields that are
--- not given take their defaults. A deployment that was made from it follows: its instances are replaced one by one where
--- its template changed. Null options remove the template; a deployment that was made from it stays until it is idle. A
--- target of a deployment or template of another model is refused: no deployment could be made. So is another backend or
--- object of a cluster while the deployment has instances.
+-- set_deployment_template sets what the first request of a model makes a deployment from, while it has none: backend,
+-- target, policy, template, cost, fill_order, and idle_seconds after which an unused deployment goes (a day). Fields
+-- that are not given take their defaults. A deployment that was made from it follows: its instances are replaced one by
+-- one where its template changed. Null options remove the template; a deployment that was made from it stays until it
+-- is idle. A target of a deployment or template of another model is refused: no deployment could be made. So is another
+-- backend or object of a cluster while the deployment has instances.
 -- Locks: the row of the template, then those of the deployments that were made from it, in the order of their names.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS008 no such model.
-CREATE OR REPLACE FUNCTION penstock.set_deployment_template(model text, options jsonb, reason text DEFAULT '', actor text DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.set_deployment_template(model text, options jsonb, reason text DEFAULT '',
+                                                            actor text DEFAULT NULL)
 RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -76,7 +77,8 @@ BEGIN
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range OR datetime_field_overflow
          OR interval_field_overflow THEN
-        RAISE EXCEPTION 'template of model "%" is not valid: %', set_deployment_template.model, SQLERRM USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'template of model "%" is not valid: %', set_deployment_template.model,
+            SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
 -- demand_name is the name of a deployment that is made for a model: that of the model where it may be one and is free.
@@ -84,13 +86,14 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.demand_name(model text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN demand_name.model ~ '^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$'
-                     AND NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.name = demand_name.model) THEN demand_name.model
+                     AND NOT EXISTS (SELECT FROM penstock.deployment d WHERE d.name = demand_name.model)
+                         THEN demand_name.model
                 ELSE 'model-' || left(md5(demand_name.model), 24) END
 $$;
 
--- make_wanted_deployments makes a deployment of each of the models that has a template and none yet, and returns their names.
--- The caller has found in scale_wanted that something waits for them. Under scale.off none is made, nor is one whose target
--- belongs to another deployment.
+-- make_wanted_deployments makes a deployment of each of the models that has a template and none yet, and returns their
+-- names. The caller has found in scale_wanted that something waits for them. Under scale.off none is made, nor is one
+-- whose target belongs to another deployment.
 -- Locks: the rows of the templates (FOR KEY SHARE), the new rows of deployment.
 -- Callers: pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.make_wanted_deployments(models text[]) RETURNS text[]
@@ -107,17 +110,19 @@ BEGIN
     LOOP
         CONTINUE WHEN penstock.kubernetes_target_holder(penstock.demand_name(t.model), t.backend, t.target) IS NOT NULL;
         INSERT INTO penstock.deployment (name, model, backend, target, policy, template, cost, fill_order, on_demand)
-        VALUES (penstock.demand_name(t.model), t.model, t.backend, t.target, t.policy, t.template, t.cost, t.fill_order, true)
+        VALUES (penstock.demand_name(t.model), t.model, t.backend, t.target, t.policy, t.template, t.cost, t.fill_order,
+                true)
         ON CONFLICT DO NOTHING RETURNING deployment.name INTO name_;
         CONTINUE WHEN NOT FOUND;
-        PERFORM penstock.audit_log('autoscaler', 'make_deployment', name_, 'the first request of model "' || t.model || '"');
+        PERFORM penstock.audit_log('autoscaler', 'make_deployment', name_, 'the first request of model "' || t.model
+                                   || '"');
         made := made || name_;
     END LOOP;
     RETURN made;
 END $$;
 
--- scale_last_use is when a request of a model last came, waited or ran, as the decisions recorded it; null where that is not
--- known.
+-- scale_last_use is when a request of a model last came, waited or ran, as the decisions recorded it; null where that
+-- is not known.
 -- Callers: prune_deployments.
 CREATE OR REPLACE FUNCTION penstock.scale_last_use(wanted text) RETURNS timestamptz
 LANGUAGE sql STABLE AS $$
@@ -129,10 +134,10 @@ LANGUAGE sql STABLE AS $$
      WHERE s.model = wanted AND s.state ? 'last_use'
 $$;
 
--- prune_deployments removes deployments that were made on demand and are not used, at most `most`, and returns their names:
--- no instance is registered, ordered or reported, nothing waits, and the last request is known and older than the idle time
--- of the template (a day without one). One with an override or another mode than full stays, since the next would be made
--- without it. Under scale.off none is removed.
+-- prune_deployments removes deployments that were made on demand and are not used, at most `most`, and returns their
+-- names: no instance is registered, ordered or reported, nothing waits, and the last request is known and older than
+-- the idle time of the template (a day without one). One with an override or another mode than full stays, since the
+-- next would be made without it. Under scale.off none is removed.
 -- Locks: the rows of the deployments (FOR UPDATE SKIP LOCKED).
 -- Callers: pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.prune_deployments(most integer DEFAULT 100) RETURNS text[]
@@ -153,11 +158,13 @@ BEGIN
                 AND penstock.scale_last_use(x.model) < clock_timestamp() - coalesce(t.idle, interval '1 day')
                 AND x.model NOT IN (SELECT e.model FROM penstock.scale_over_limit() e)
                 AND penstock.scale_running(x.model) + penstock.scale_waiting(x.model, 1)
-                    + (SELECT b.missing FROM penstock.scale_slots_missing(x.model) b) + penstock.scale_due(x.model, 60) = 0
+                    + (SELECT b.missing FROM penstock.scale_slots_missing(x.model) b)
+                        + penstock.scale_due(x.model, 60) = 0
               ORDER BY x.name LIMIT least(greatest(most, 0), 100) FOR UPDATE OF x SKIP LOCKED
     LOOP
         DELETE FROM penstock.deployment x WHERE x.name = d.name;
-        PERFORM penstock.audit_log('autoscaler', 'prune_deployment', d.name, 'no instance, and no request of model "' || d.model || '"');
+        PERFORM penstock.audit_log('autoscaler', 'prune_deployment', d.name, 'no instance, and no request of model "'
+                                   || d.model || '"');
         pruned := pruned || d.name;
     END LOOP;
     RETURN pruned;

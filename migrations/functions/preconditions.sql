@@ -34,7 +34,8 @@ CREATE OR REPLACE FUNCTION penstock.need_read_committed() RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN
-        RAISE EXCEPTION 'this function needs read committed, and the transaction is %', current_setting('transaction_isolation')
+        RAISE EXCEPTION 'this function needs read committed, and the transaction is %',
+            current_setting('transaction_isolation')
             USING ERRCODE = 'PS006', HINT = 'Call it in a transaction of its own.';
     END IF;
 END $$;

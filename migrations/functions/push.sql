@@ -3,11 +3,12 @@
 
 -- The form without weights: calls of either would be ambiguous.
 DROP FUNCTION IF EXISTS penstock.push_many(
-    text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[], text[],
+    text, jsonb[], text[], text[], smallint[], timestamptz[], timestamptz[], timestamptz[], real[], text[], text[],
+    text[],
     text[], text[], jsonb[], boolean);
 
--- takes_plain returns whether a queue asks for nothing that the plain push leaves out: its entries get no lock key, flow
--- or deadline by the queue, and no bound is counted.
+-- takes_plain returns whether a queue asks for nothing that the plain push leaves out: its entries get no lock key,
+-- flow or deadline by the queue, and no bound is counted.
 -- Callers: push_many; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.takes_plain(q penstock.queue) RETURNS boolean
 LANGUAGE sql IMMUTABLE AS $$
@@ -16,8 +17,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- push_many accepts entries: every push from SQL, and every push from Go that plainPushSQL does not take. The
--- arrays run side by side with payloads; an array that is shorter leaves the option unset for the rest, one that is longer
--- is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
+-- arrays run side by side with payloads; an array that is shorter leaves the option unset for the rest, one that is
+-- longer is refused. ids[i] is the entry of payloads[i]; verdicts[i] is 'inserted', 'replayed'
 -- (idempotency key used before) or 'duplicate' (unique key taken), and null means all inserted. An
 -- idempotency key of a push that was a duplicate names the entry that does the work. Disabled names
 -- and keys are looked up for each entry only in queues that have some. An entry without a deadline of
@@ -28,8 +29,8 @@ $$;
 -- inside says that Penstock itself pushes, and not a client: callbacks (call_back, and pkg/gateway/prediction) and the
 -- entries of batches (create_batch, feed_batch, complete_batch). Such a push is not refused while the queue refuses
 -- pushes (column refusal), and only such a push may go to queues of kind webhook and batch: task nodes sign the entries
--- of the one with the secrets of receivers, and the entries of the other name batches. push and push_json, which clients
--- may call, do not set it.
+-- of the one with the secrets of receivers, and the entries of the other name batches. push and push_json, which
+-- clients may call, do not set it.
 --
 -- Locks: new rows of idempotency in order of flow and key, which wait for an uncommitted push of
 -- the same key; rows of uniqueness in order of key, likewise; the ready row or entry of the holder
@@ -83,8 +84,10 @@ BEGIN
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
-    IF penstock.takes_plain(q) AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities) + cardinality(dues)
-       + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names) + cardinality(idempotency_keys)
+    IF penstock.takes_plain(q) AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
+        + cardinality(dues)
+       + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
+           + cardinality(idempotency_keys)
        + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces) + cardinality(callbacks)
        + cardinality(weights) = 0 THEN
         -- The plain push, which uses no option: the same as below with everything left out that is about options.
@@ -102,12 +105,17 @@ BEGIN
         SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
         RETURN;
     END IF;
-    IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues), cardinality(start_bys),
-                cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys), cardinality(unique_keys),
-                cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)) > n OR cardinality(callbacks) > 0 THEN
+    IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
+                cardinality(start_bys),
+                cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
+                cardinality(unique_keys),
+                cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)) > n
+                    OR cardinality(callbacks) > 0 THEN
         PERFORM penstock.check_arrays(n, ARRAY[cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
-            cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
-            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)], callbacks);
+            cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names),
+            cardinality(idempotency_keys),
+            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks),
+            cardinality(weights)], callbacks);
     END IF;
     IF cardinality(callbacks) + cardinality(traces) > 0 THEN
         PERFORM penstock.check_callbacks(q, payloads, callbacks, traces);
@@ -115,12 +123,13 @@ BEGIN
     PERFORM penstock.check_options(q, payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys,
                                    unique_policies, dues, start_bys, finish_bys, costs, weights);
     IF q.refusal IS NOT NULL AND NOT inside THEN
-        -- A push with an entry under no key that is used is refused before any key is written: the disk may be full. The row
-        -- of a unique key outlives its entry, and under the queued policies the start of it: where it has started, and
-        -- not ended, the push is refused below.
+        -- A push with an entry under no key that is used is refused before any key is written: the disk may be full.
+        -- The row of a unique key outlives its entry, and under the queued policies the start of it: where it has
+        -- started, and not ended, the push is refused below.
         IF EXISTS (SELECT FROM unnest(payloads, flows, idempotency_keys, unique_keys) u(payload, flow, key, unique_key)
                      LEFT JOIN LATERAL (SELECT true AS used FROM penstock.idempotency k
-                                         WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '') AND k.key = u.key OFFSET 0) i ON true
+                                         WHERE k.queue_id = q.id AND k.flow = coalesce(u.flow, '')
+                                           AND k.key = u.key OFFSET 0) i ON true
                      LEFT JOIN LATERAL (SELECT true AS used FROM penstock.uniqueness k
                                           JOIN penstock.entry e ON e.queue_id = q.id AND e.id = k.entry_id
                                          WHERE k.queue_id = q.id AND k.key = u.unique_key OFFSET 0) x ON true
@@ -163,7 +172,8 @@ BEGIN
         lock_keys := penstock.name_keys(q, names, lock_keys);
     END IF;
     IF q.shards > 1 AND n > 0 THEN
-        -- Idempotency keys are of the flow that the push names: a repeated push finds its entry under another number of shards.
+        -- Idempotency keys are of the flow that the push names: a repeated push finds its entry under another number of
+        -- shards.
         flows := penstock.shard_flows(q, ids, payloads, lock_keys, flows, unique_keys, unique_policies);
     END IF;
     IF q.capacity_per_flow IS NOT NULL AND n > 0 THEN
@@ -180,11 +190,13 @@ BEGIN
 
     pushed_at := clock_timestamp();
     WITH fresh AS (
-        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, weight, priority, enabled_priority,
+        INSERT INTO penstock.entry (id, queue_id, status, due_at, start_by, finish_by, cost, weight, priority,
+                                    enabled_priority,
                                     flow, lock_key, name, unique_key, trace, callback, payload)
         SELECT u.id, q.id, CASE WHEN u.due_at > now() THEN 'initial' ELSE 'pending' END::penstock.status,
                u.due_at, coalesce(u.start_by, greatest(pushed_at, u.due_at) + q.start_within),
-               coalesce(u.finish_by, greatest(pushed_at, u.due_at, u.start_by) + q.finish_within), u.cost, nullif(u.weight, 1),
+               coalesce(u.finish_by, greatest(pushed_at, u.due_at, u.start_by) + q.finish_within), u.cost,
+               nullif(u.weight, 1),
                CASE WHEN off.off THEN -1 ELSE p.priority END, CASE WHEN off.off THEN p.priority END,
                coalesce(u.flow, ''), k.lock_key, u.name, u.unique_key, u.trace, u.callback, u.payload
           FROM unnest(ids, payloads, lock_keys, flows, priorities, dues, start_bys, finish_bys, costs, names,
@@ -215,8 +227,8 @@ BEGIN
              WHERE f.lock_key IS NOT NULL AND penstock.claimable(f.status, f.priority)
              GROUP BY f.priority, f.flow, f.lock_key) g
      WHERE NOT EXISTS (
-        -- A ready row of the key that we can lock stays until we commit: a session that deletes it later sees our entries.
-        -- One that is locked already gives no such promise, so that the key gets another.
+        -- A ready row of the key that we can lock stays until we commit: a session that deletes it later sees our
+        -- entries. One that is locked already gives no such promise, so that the key gets another.
         SELECT FROM penstock.ready r
          WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
          LIMIT 1
@@ -287,9 +299,11 @@ BEGIN
         RAISE EXCEPTION 'entry option "%" does not exist', unknown
             USING ERRCODE = 'PS002', HINT = 'The options are those of penstock.push.';
     END IF;
-    SELECT jsonb_agg(jsonb_build_object('id', i.id, 'verdict', coalesce(p.verdicts[i.n], 'inserted')) ORDER BY i.n) INTO answer
+    SELECT jsonb_agg(jsonb_build_object('id', i.id, 'verdict', coalesce(p.verdicts[i.n], 'inserted'))
+                     ORDER BY i.n) INTO answer
       FROM (SELECT array_agg(e->'payload' ORDER BY n) AS payloads, array_agg(e->>'lock_key' ORDER BY n) AS lock_keys,
-                   array_agg(e->>'flow' ORDER BY n) AS flows, array_agg((e->>'priority')::smallint ORDER BY n) AS priorities,
+                   array_agg(e->>'flow' ORDER BY n) AS flows,
+                   array_agg((e->>'priority')::smallint ORDER BY n) AS priorities,
                    array_agg((e->>'due_at')::timestamptz ORDER BY n) AS dues,
                    array_agg((e->>'start_by')::timestamptz ORDER BY n) AS start_bys,
                    array_agg((e->>'finish_by')::timestamptz ORDER BY n) AS finish_bys,
@@ -298,14 +312,18 @@ BEGIN
                    array_agg(e->>'unique_key' ORDER BY n) AS unique_keys,
                    array_agg(e->>'unique_policy' ORDER BY n) AS unique_policies,
                    array_agg(e->>'trace' ORDER BY n) AS traces, array_agg(e->'callback' ORDER BY n) AS callbacks,
-                   CASE WHEN bool_or(e ? 'weight') THEN array_agg((e->>'weight')::integer ORDER BY n) ELSE '{}' END AS weights
+                   CASE WHEN bool_or(e ? 'weight') THEN array_agg((e->>'weight')::integer ORDER BY n)
+                        ELSE '{}' END AS weights
               FROM jsonb_array_elements(entries) WITH ORDINALITY u(e, n)) a
-     CROSS JOIN LATERAL penstock.push_many(queue_name, a.payloads, a.lock_keys, a.flows, a.priorities, a.dues, a.start_bys,
-                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces, a.callbacks,
+     CROSS JOIN LATERAL penstock.push_many(queue_name, a.payloads, a.lock_keys, a.flows, a.priorities, a.dues,
+                                           a.start_bys,
+                   a.finish_bys, a.costs, a.names, a.idempotency_keys, a.unique_keys, a.unique_policies, a.traces,
+                   a.callbacks,
                    weights => a.weights) p
      CROSS JOIN LATERAL unnest(p.ids) WITH ORDINALITY i(id, n);
     RETURN coalesce(answer, '[]');
 EXCEPTION
-    WHEN invalid_text_representation OR invalid_datetime_format OR numeric_value_out_of_range OR datetime_field_overflow THEN
+    WHEN invalid_text_representation OR invalid_datetime_format OR numeric_value_out_of_range
+        OR datetime_field_overflow THEN
         RAISE EXCEPTION 'entry option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
 END $$;

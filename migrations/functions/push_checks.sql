@@ -47,7 +47,8 @@ BEGIN
         RAISE EXCEPTION 'callback.context of entry % is larger than 65536 bytes', bad.i
             USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and give a reference to it.';
     ELSIF FOUND THEN
-        RAISE EXCEPTION 'payload and callback of entry % have % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+        RAISE EXCEPTION 'payload and callback of entry % have % bytes; queue "%" takes at most %', bad.i, bad.bytes,
+            q.name, q.payload_limit
             USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
     END IF;
 END $$;
@@ -56,7 +57,8 @@ END $$;
 -- read, by the number of the entry (from 1).
 -- Callers: push_many, check_batch_entry.
 -- SQLSTATE: PS002 invalid argument, PS003 payload too large.
-CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION penstock.check_payloads(q penstock.queue, payloads jsonb[]) RETURNS void
+    LANGUAGE plpgsql STABLE AS $$
 DECLARE
     bad record;
 BEGIN
@@ -76,12 +78,13 @@ BEGIN
         RAISE EXCEPTION 'payload of entry % is missing', bad.i
             USING ERRCODE = 'PS002', HINT = 'Give a JSON value; null is written as the JSON text null.';
     ELSIF FOUND THEN
-        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name, q.payload_limit
+        RAISE EXCEPTION 'payload of entry % has % bytes; queue "%" takes at most %', bad.i, bad.bytes, q.name,
+            q.payload_limit
             USING ERRCODE = 'PS003', HINT = 'Store the data elsewhere and push a reference to it, or raise payload_limit of the queue.';
     END IF;
-    -- has_wild_number takes 5 us, as long as the rest of the push of an entry. Such a number has more than 300 digits as text, so
-    -- that a short text has none. The text of up to 500 bytes of jsonb has at most 10 MB, and at most one of these is written:
-    -- the first payload that has such a number ends the query.
+    -- has_wild_number takes 5 us, as long as the rest of the push of an entry. Such a number has more than 300 digits
+    -- as text, so that a short text has none. The text of up to 500 bytes of jsonb has at most 10 MB, and at most one
+    -- of these is written: the first payload that has such a number ends the query.
     SELECT i INTO bad FROM unnest(payloads) WITH ORDINALITY u(p, i)
      WHERE CASE WHEN pg_column_size(p) > 500 THEN penstock.has_wild_number(p)
                 WHEN octet_length(p::text) > 300 THEN penstock.has_wild_number(p) END LIMIT 1;
@@ -109,7 +112,8 @@ BEGIN
         RAISE EXCEPTION '% has % elements, and there are % payloads', bad.name, bad.length, n
             USING ERRCODE = 'PS002', HINT = 'Arrays of options are as long as that of the payloads; null means an option left out.';
     END IF;
-    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object' THEN 'callback is not an object with url and, if wanted, context and format'
+    SELECT u.i, CASE WHEN jsonb_typeof(u.c) <> 'object'
+        THEN 'callback is not an object with url and, if wanted, context and format'
                      WHEN u.c->>'format' <> 'job' THEN 'callback.format is not "job"; leave it out for the body of Standard Webhooks'
                      ELSE 'callback.url is missing or not a text' END AS problem INTO bad
       FROM unnest(callbacks) WITH ORDINALITY u(c, i)
@@ -138,8 +142,10 @@ BEGIN
         SELECT i, CASE
             WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) LIKE '#%'
                  THEN 'lock_key begins with "#", which is kept for solo entries'
-            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = '' THEN 'lock_key is empty; leave it out for a solo entry'
-            WHEN octet_length(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping))) > 512 THEN 'lock_key is longer than 512 bytes'
+            WHEN coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) = ''
+                THEN 'lock_key is empty; leave it out for a solo entry'
+            WHEN octet_length(coalesce(lock_key, penstock.lock_key_of(payload, q.grouping))) > 512
+                THEN 'lock_key is longer than 512 bytes'
             WHEN q.max_concurrent_per_name IS NOT NULL AND name IS NOT NULL AND lock_key IS NOT NULL
                  THEN 'lock_key is given beside name, by which the queue bounds its entries (max_concurrent_per_name)'
             WHEN q.max_concurrent_per_name IS NOT NULL AND name IS NOT NULL AND upolicy = 'one_running_one_queued'
@@ -156,9 +162,11 @@ BEGIN
                  AND coalesce(lock_key, penstock.lock_key_of(payload, q.grouping)) <> 'unique:' || ukey
                  THEN 'unique_policy one_running_one_queued is given beside a lock_key, '
                       'and has its own: use while_queued'
-            WHEN NOT isfinite(due) OR NOT isfinite(start_by) OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
+            WHEN NOT isfinite(due) OR NOT isfinite(start_by)
+                OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
             -- Later ones are no time of RFC 3339, and leave no space for start_within and finish_within.
-            WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC' THEN 'due_at, start_by and finish_by must be before 9999-12-31'
+            WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC'
+                THEN 'due_at, start_by and finish_by must be before 9999-12-31'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
             -- A lock record has the sum of its entries as a real number.
@@ -167,7 +175,8 @@ BEGIN
             END AS problem
           FROM unnest(payloads, lock_keys, flows, priorities, names, idempotency_keys, unique_keys, unique_policies,
                       dues, start_bys, finish_bys, costs, weights)
-               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by, finish_by, cost, weight, i)
+               WITH ORDINALITY AS u(payload, lock_key, flow, priority, name, ikey, ukey, upolicy, due, start_by,
+                                    finish_by, cost, weight, i)
     ) c WHERE problem IS NOT NULL ORDER BY i LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION '% (entry %)', bad.problem, bad.i USING ERRCODE = 'PS002';
@@ -200,8 +209,9 @@ BEGIN
     END IF;
 END $$;
 
--- check_weights refuses new entries (keep is not false) that are heavier than the queue or a limit of it lets through, by
--- the number of the entry (from 1). A push that is repeated under its idempotency key gets its answer, whatever was lowered since.
+-- check_weights refuses new entries (keep is not false) that are heavier than the queue or a limit of it lets through,
+-- by the number of the entry (from 1). A push that is repeated under its idempotency key gets its answer, whatever was
+-- lowered since.
 -- Callers: push_many.
 -- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_weights(q penstock.queue, weights integer[], keep boolean[]) RETURNS void
@@ -211,11 +221,13 @@ DECLARE
 BEGIN
     SELECT c.i, c.problem INTO bad
       FROM (SELECT u.i, CASE
-                   WHEN u.weight > q.max_weight THEN format('weight %s is above max_weight %s of queue "%s"', u.weight, q.max_weight, q.name)
+                   WHEN u.weight > q.max_weight THEN format('weight %s is above max_weight %s of queue "%s"', u.weight,
+                                                            q.max_weight, q.name)
                    ELSE (SELECT format('weight %s is more than limit "%s" ever lets through: %s of %s units', u.weight, g.name,
                                        u.weight::bigint * m.units, g.max_units)
                            FROM penstock.limit_use m JOIN penstock."limit" g ON g.id = m.limit_id
-                          WHERE m.queue_id = q.id AND u.weight::bigint * m.units > g.max_units AND m.units <= g.max_units
+                          WHERE m.queue_id = q.id AND u.weight::bigint * m.units > g.max_units
+                            AND m.units <= g.max_units
                           ORDER BY g.name LIMIT 1) END AS problem
               FROM unnest(weights, keep) WITH ORDINALITY u(weight, keep, i)
              WHERE u.weight > 1 AND u.keep IS NOT FALSE) c

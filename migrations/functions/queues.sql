@@ -33,8 +33,8 @@ BEGIN
     EXECUTE format('CREATE TABLE penstock.%I (LIKE penstock.entry INCLUDING ALL, CONSTRAINT %I CHECK (queue_id = %s))',
                    child, child || '_queue', q.id);
     EXECUTE format('ALTER TABLE penstock.%I SET (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_cost_delay = 0)', child);
-    -- Indexes for the claim of a group, promotion and deadlines; the last two for lists of entries, in order of id. Each
-    -- is partial. Their names have the id (entry_index): with the name of the queue they could be that of another
+    -- Indexes for the claim of a group, promotion and deadlines; the last two for lists of entries, in order of id.
+    -- Each is partial. Their names have the id (entry_index): with the name of the queue they could be that of another
     -- queue's table, and too long.
     FOR subject, rows IN VALUES
         ('lock_key', '(lock_key, id) WHERE lock_key IS NOT NULL AND status = ''pending'' AND priority >= 0'),
@@ -67,8 +67,8 @@ $$;
 -- alter_queue changes settings of a queue: {"capacity": 1000, "max_concurrent": null}. Unknown
 -- names are refused. Nodes read the settings again by the queue's version.
 -- Locks: those of lock_all_limits, the row of the queue (FOR NO KEY UPDATE), then those of the triggers
--- for max_concurrent, application and max_weight (await_claims, count_again). A change of capacity_per_flow makes or drops an
--- index: pushes and endings of the queue wait meanwhile (SHARE or ACCESS EXCLUSIVE on its table).
+-- for max_concurrent, application and max_weight (await_claims, count_again). A change of capacity_per_flow makes or
+-- drops an index: pushes and endings of the queue wait meanwhile (SHARE or ACCESS EXCLUSIVE on its table).
 -- Callers: fit_model_queue, create_queue; pkg/invalidation, pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 an option does not exist or is not valid, PS006 the kind is
 -- needed by cron jobs, watches or batches, or a claim took longer than 3 seconds.
@@ -104,9 +104,11 @@ BEGIN
     reading := NULL;
     IF options->>'max_concurrent_per_name' IS NOT NULL THEN
         SELECT string_agg(j.name, ', ' ORDER BY j.name) INTO keyed
-          FROM (SELECT c.name FROM penstock.cron_job c WHERE c.queue_id = q.id AND c.lock_key IS NOT NULL ORDER BY c.name LIMIT 10) j;
+          FROM (SELECT c.name FROM penstock.cron_job c WHERE c.queue_id = q.id AND c.lock_key IS NOT NULL
+                ORDER BY c.name LIMIT 10) j;
         IF keyed IS NOT NULL THEN
-            RAISE EXCEPTION 'max_concurrent_per_name of queue "%" does not go with lock_key of its cron jobs: %', queue_name, keyed
+            RAISE EXCEPTION 'max_concurrent_per_name of queue "%" does not go with lock_key of its cron jobs: %',
+                queue_name, keyed
                 USING ERRCODE = 'PS002', HINT = 'Take lock_key from the jobs first: SELECT penstock.alter_cron_job(''name'', ''{"lock_key": null}'').';
         END IF;
     END IF;
@@ -114,13 +116,17 @@ BEGIN
         kind = q.kind, application = q.application, priority = q.priority, entry_priority = q.entry_priority,
         algorithm = q.algorithm, grouping = q.grouping, mergeable = q.mergeable, merge = q.merge,
         max_concurrent = q.max_concurrent, max_concurrent_per_node = q.max_concurrent_per_node,
-        max_concurrent_per_name = q.max_concurrent_per_name, max_weight = q.max_weight, shards = q.shards, capacity = q.capacity,
-        capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot, on_no_instance = q.on_no_instance,
+        max_concurrent_per_name = q.max_concurrent_per_name, max_weight = q.max_weight, shards = q.shards,
+        capacity = q.capacity,
+        capacity_per_flow = q.capacity_per_flow, capacity_per_slot = q.capacity_per_slot,
+        on_no_instance = q.on_no_instance,
         no_instance_timeout = q.no_instance_timeout,
         retry = q.retry, crash_limit = q.crash_limit, run_timeout = q.run_timeout,
-        start_within = q.start_within, finish_within = q.finish_within, on_failure = q.on_failure, quantum_count = q.quantum_count,
+        start_within = q.start_within, finish_within = q.finish_within, on_failure = q.on_failure,
+        quantum_count = q.quantum_count,
         quantum_time = q.quantum_time, payload_limit = q.payload_limit, result_retention = q.result_retention,
-        failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs, version = version + 1
+        failure_retention = q.failure_retention, model = q.model, lapse = q.lapse, needs = q.needs,
+        version = version + 1
      WHERE id = q.id;
     -- admit_flows counts by an index of flows. Its name has the id: names of queues are parts of names of tables.
     IF q.capacity_per_flow IS NOT NULL AND to_regclass('penstock.flow_' || q.id) IS NULL THEN
@@ -128,30 +134,35 @@ BEGIN
     ELSIF q.capacity_per_flow IS NULL AND to_regclass('penstock.flow_' || q.id) IS NOT NULL THEN
         EXECUTE format('DROP INDEX penstock.%I', 'flow_' || q.id);
     END IF;
-    IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+    IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL
+        AND NOT EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'accepted_' || q.id);
         EXECUTE format('CREATE SEQUENCE penstock.%I', 'removed_' || q.id);
         PERFORM penstock.copy_rights(c || '_' || q.id, 'entry_id_seq') FROM unnest(ARRAY['accepted', 'removed']) c;
         INSERT INTO penstock.depth (queue_id, counted, accepted, removed) VALUES (q.id, 0, 0, 0);
         PERFORM penstock.count_depth(q.id);
-    ELSIF coalesce(q.capacity, q.capacity_per_slot) IS NULL AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
+    ELSIF coalesce(q.capacity, q.capacity_per_slot) IS NULL
+        AND EXISTS (SELECT FROM penstock.depth WHERE queue_id = q.id) THEN
         DELETE FROM penstock.depth WHERE queue_id = q.id;
         EXECUTE format('DROP SEQUENCE penstock.%I, penstock.%I', 'accepted_' || q.id, 'removed_' || q.id);
     END IF;
 EXCEPTION
     WHEN check_violation OR invalid_text_representation OR numeric_value_out_of_range
       OR invalid_datetime_format OR interval_field_overflow THEN
-        RAISE EXCEPTION 'queue option %of "%" is not valid: %', coalesce('"' || reading || '" ', ''), queue_name, SQLERRM
+        RAISE EXCEPTION 'queue option %of "%" is not valid: %', coalesce('"' || reading || '" ', ''), queue_name,
+            SQLERRM
             USING ERRCODE = 'PS002';
     WHEN not_null_violation THEN
         GET STACKED DIAGNOSTICS reading = COLUMN_NAME;
-        RAISE EXCEPTION 'queue option "%" of "%" is not valid: it always has a value', reading, queue_name USING ERRCODE = 'PS002';
+        RAISE EXCEPTION 'queue option "%" of "%" is not valid: it always has a value', reading,
+            queue_name USING ERRCODE = 'PS002';
 END $$;
 
--- lock_entries locks the table of all entries and that of a queue, drops the counters of the queue, and returns whether it
--- could. Other transactions lock these in any order, so that it waits for less than deadlock_timeout and then lets all go:
--- no other one is the victim of a deadlock.
--- Locks: ACCESS EXCLUSIVE on penstock.entry, on the queue's own table and on its counters, each for 200 ms of waiting at most.
+-- lock_entries locks the table of all entries and that of a queue, drops the counters of the queue, and returns whether
+-- it could. Other transactions lock these in any order, so that it waits for less than deadlock_timeout and then lets
+-- all go: no other one is the victim of a deadlock.
+-- Locks: ACCESS EXCLUSIVE on penstock.entry, on the queue's own table and on its counters, each for 200 ms of waiting
+-- at most.
 -- Callers: drop_queue.
 CREATE OR REPLACE FUNCTION penstock.lock_entries(queue_name text) RETURNS boolean
 LANGUAGE plpgsql SET lock_timeout = '200ms' SET client_min_messages = warning AS $$
@@ -220,9 +231,10 @@ END $$;
 -- locked: a push that waits for one has no lock that the drop still needs. The others, idempotency
 -- keys that were added, and what a longer transaction adds, go by retention.
 -- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; its ended
--- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; those of lock_all_limits;
--- those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no push comes between;
--- rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless lock_timeout is set.
+-- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; those of
+-- lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
+-- push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless
+-- lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries, is needed, or has clients to be told, 55P03 a lock was not to be
 -- had in time.
@@ -293,7 +305,8 @@ END $$;
 -- Callers: check_queue.
 CREATE OR REPLACE FUNCTION penstock.needs_flaw(needs jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'needs is not {"cpu": cores, "memory_mib": MiB}, numbers from 0 to 1000000000: ' || string_agg(n.key, ', ' ORDER BY n.key)
+    SELECT 'needs is not {"cpu": cores, "memory_mib": MiB}, numbers from 0 to 1000000000: '
+        || string_agg(n.key, ', ' ORDER BY n.key)
       FROM jsonb_each(CASE WHEN jsonb_typeof(needs) = 'object' THEN needs END) n
      WHERE n.key NOT IN ('cpu', 'memory_mib')
         OR CASE WHEN jsonb_typeof(n.value) = 'number' THEN n.value::numeric NOT BETWEEN 0 AND 1e9 ELSE true END
@@ -326,12 +339,14 @@ BEGIN
             (NEW.on_failure IN ('continue', 'block_key'), 'on_failure is not continue or block_key'),
             (NEW.on_failure <> 'block_key' OR NEW.mergeable IS NOT TRUE,
              'on_failure block_key does not go with mergeable: merged entries fail together'),
-            (NEW.lapse IN ('end', 'run_through'), 'lapse is not end or run_through; leave it out for run_through with a model and end without'),
+            (NEW.lapse IN ('end', 'run_through'),
+             'lapse is not end or run_through; leave it out for run_through with a model and end without'),
             (NEW.grouping <> '', 'grouping is empty; leave it out for entries without a key'),
             (NEW.application <> '', 'application is empty'),
             (NEW.max_concurrent > 0, 'max_concurrent is not at least 1; leave it out for no bound, pause the queue to stop it'),
             (NEW.max_concurrent_per_node > 0, 'max_concurrent_per_node is not at least 1; leave it out for no bound'),
-            (NEW.max_concurrent_per_name BETWEEN 1 AND 100, 'max_concurrent_per_name is not from 1 to 100; leave it out for no bound'),
+            (NEW.max_concurrent_per_name BETWEEN 1 AND 100,
+             'max_concurrent_per_name is not from 1 to 100; leave it out for no bound'),
             (NEW.max_concurrent_per_name IS NULL OR NEW.grouping IS NULL AND NEW.mergeable IS NOT TRUE,
              'max_concurrent_per_name does not go with grouping or mergeable: names have lock keys of their own'),
             (NEW.max_concurrent_per_name = 1 OR NEW.on_failure <> 'block_key',
@@ -340,21 +355,29 @@ BEGIN
             (NEW.shards BETWEEN 1 AND 64, 'shards is not from 1 to 64; 1 is for none'),
             (NEW.capacity > 0, 'capacity is not at least 1; leave it out for no bound'),
             (NEW.capacity_per_flow > 0, 'capacity_per_flow is not at least 1; leave it out for no bound'),
-            (NEW.capacity_per_slot > 0 AND NEW.capacity_per_slot <= 1e9, 'capacity_per_slot is not above 0 and at most 1000000000; leave it out for no bound'),
-            (NEW.capacity_per_slot IS NULL OR NEW.model IS NOT NULL, 'capacity_per_slot is given for a queue without a model'),
+            (NEW.capacity_per_slot > 0 AND NEW.capacity_per_slot <= 1e9,
+             'capacity_per_slot is not above 0 and at most 1000000000; leave it out for no bound'),
+            (NEW.capacity_per_slot IS NULL OR NEW.model IS NOT NULL,
+             'capacity_per_slot is given for a queue without a model'),
             (NEW.on_no_instance IN ('wait', 'fail'), 'on_no_instance is not wait or fail'),
-            (NEW.on_no_instance = 'wait' OR NEW.model IS NOT NULL, 'on_no_instance is fail for a queue without a model'),
-            (NEW.no_instance_timeout >= '0' AND NEW.no_instance_timeout <= '10 years', 'no_instance_timeout is not from 0 to 10 years'),
+            (NEW.on_no_instance = 'wait' OR NEW.model IS NOT NULL,
+             'on_no_instance is fail for a queue without a model'),
+            (NEW.no_instance_timeout >= '0' AND NEW.no_instance_timeout <= '10 years',
+             'no_instance_timeout is not from 0 to 10 years'),
             (NEW.crash_limit > 0, 'crash_limit is not at least 1'),
             (NEW.quantum_count BETWEEN 1 AND 10000, 'quantum_count is not from 1 to 10000'),
             (NEW.quantum_time > '0' AND NEW.quantum_time <= '1 day', 'quantum_time is not above 0 and at most 1 day'),
-            (NEW.run_timeout > '0' AND NEW.run_timeout <= '10 years', 'run_timeout is not above 0 and at most 10 years; leave it out for none'),
-            (NEW.start_within > '0' AND NEW.start_within <= '10 years', 'start_within is not above 0 and at most 10 years; leave it out for none'),
-            (NEW.finish_within > '0' AND NEW.finish_within <= '10 years', 'finish_within is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.run_timeout > '0' AND NEW.run_timeout <= '10 years',
+             'run_timeout is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.start_within > '0' AND NEW.start_within <= '10 years',
+             'start_within is not above 0 and at most 10 years; leave it out for none'),
+            (NEW.finish_within > '0' AND NEW.finish_within <= '10 years',
+             'finish_within is not above 0 and at most 10 years; leave it out for none'),
             (NEW.finish_within >= NEW.start_within, 'finish_within is less than start_within'),
             (NEW.payload_limit BETWEEN 1 AND 16777216, 'payload_limit is not from 1 to 16777216 bytes'),
             (NEW.result_retention BETWEEN '0' AND '10 years', 'result_retention is not from 0 to 10 years'),
-            (NEW.failure_retention BETWEEN '1 day' AND '10 years', 'failure_retention is not from 1 day to 10 years')) v(fine, flaw)
+            (NEW.failure_retention BETWEEN '1 day' AND '10 years',
+             'failure_retention is not from 1 day to 10 years')) v(fine, flaw)
          WHERE NOT v.fine LIMIT 1));
     IF flaw IS NOT NULL THEN
         RAISE EXCEPTION 'setting of queue "%" is not valid: %', NEW.name, flaw USING ERRCODE = 'PS002';
@@ -385,25 +408,33 @@ END $$;
 
 -- retry_flaw returns the error in a new retry policy, or null. Stored ones may have zeros, which mean the defaults.
 -- Callers: check_queue.
-CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION penstock.retry_flaw(policy jsonb, within text DEFAULT 'retry') RETURNS text
+    LANGUAGE sql IMMUTABLE AS $$
     SELECT coalesce(
         (SELECT within || ' is not a JSON object' WHERE jsonb_typeof(policy) <> 'object'),
         (SELECT within || '.' || f.key || ' ' || f.flaw
            FROM (SELECT e.key, CASE
-                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^[0-9]{1,5}$' OR n.text::numeric NOT BETWEEN 1 AND 30000
+                     WHEN e.key = 'max_attempts' THEN CASE WHEN n.text !~ '^[0-9]{1,5}$'
+                         OR n.text::numeric NOT BETWEEN 1 AND 30000
                          THEN 'is not a whole number from 1 to 30000; 1 is for no retries' END
-                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1e-9 AND 315360000
+                     WHEN e.key IN ('base', 'cap') THEN CASE WHEN n.text !~ '^[0-9.]+$'
+                         OR n.text::numeric NOT BETWEEN 1e-9 AND 315360000
                          THEN 'is not a number of seconds above 0 and up to ten years; leave it out for the default' END
-                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric NOT BETWEEN 1 AND 1000
+                     WHEN e.key = 'factor' THEN CASE WHEN n.text !~ '^[0-9.]+$'
+                         OR n.text::numeric NOT BETWEEN 1 AND 1000
                          THEN 'is not a number from 1 to 1000; leave it out for the default' END
-                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[0-9.]+$' OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
-                     WHEN e.key = 'classes' AND within = 'retry' THEN CASE WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
+                     WHEN e.key = 'jitter' THEN CASE WHEN n.text !~ '^[0-9.]+$'
+                         OR n.text::numeric > 1 THEN 'is not a number from 0 to 1' END
+                     WHEN e.key = 'classes' AND within = 'retry' THEN CASE
+                         WHEN jsonb_typeof(e.value) <> 'object' THEN 'is not a JSON object' END
                      ELSE 'does not exist; there are max_attempts, base, cap, factor, jitter and, for errors of a class, classes' END AS flaw
                    FROM jsonb_each(CASE jsonb_typeof(policy) WHEN 'object' THEN policy END) e
-                  CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.value) WHEN 'number' THEN e.value::text ELSE '' END AS text) n) f
+                  CROSS JOIN LATERAL (SELECT CASE jsonb_typeof(e.value) WHEN 'number' THEN e.value::text
+                                      ELSE '' END AS text) n) f
           WHERE f.flaw IS NOT NULL ORDER BY f.key LIMIT 1),
         (SELECT penstock.retry_flaw(c.value, within || '.classes.' || c.key)
-           FROM jsonb_each(CASE WHEN within = 'retry' AND jsonb_typeof(policy->'classes') = 'object' THEN policy->'classes' END) c
+           FROM jsonb_each(CASE WHEN within = 'retry'
+                           AND jsonb_typeof(policy->'classes') = 'object' THEN policy->'classes' END) c
           WHERE penstock.retry_flaw(c.value, within || '.classes.' || c.key) IS NOT NULL ORDER BY c.key LIMIT 1))
 $$;
 
@@ -452,7 +483,8 @@ BEGIN
     SELECT format('%s %s', n.what, n.name) INTO needs FROM (
         SELECT 'cron job' AS what, j.name FROM penstock.cron_job j WHERE j.queue_id = OLD.id
         UNION ALL SELECT 'the watch of', w.watched::text FROM penstock.watch w WHERE w.queue_id = OLD.id
-        UNION ALL SELECT 'batch', b.id::text FROM penstock.batch b WHERE b.queue_id = OLD.id AND b.ended_at IS NULL) n LIMIT 1;
+        UNION ALL SELECT 'batch', b.id::text FROM penstock.batch b
+            WHERE b.queue_id = OLD.id AND b.ended_at IS NULL) n LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'queue "%" cannot change its kind from % to %: % needs it', OLD.name, OLD.kind, NEW.kind, needs
             USING ERRCODE = 'PS006', HINT = 'Drop the cron jobs, end the watches and wait for the batches first, or make another queue.';

@@ -20,8 +20,10 @@ BEGIN
     END IF;
     free := ARRAY(
         SELECT e.id
-          FROM (SELECT DISTINCT u.queue_id, u.id FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id) ORDER BY u.queue_id, u.id) k
-         CROSS JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = k.queue_id AND x.id = k.id FOR UPDATE SKIP LOCKED) e);
+          FROM (SELECT DISTINCT u.queue_id, u.id FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id)
+                ORDER BY u.queue_id, u.id) k
+         CROSS JOIN LATERAL (SELECT x.id FROM penstock.entry x WHERE x.queue_id = k.queue_id AND x.id = k.id
+                             FOR UPDATE SKIP LOCKED) e);
     UPDATE penstock.entry e
        SET crashes = greatest(e.crashes - k.times, 0),
            history = (SELECT jsonb_agg(h.note ORDER BY h.no)
@@ -35,7 +37,8 @@ BEGIN
        SET (crashed_queues, crashed_entries) = (
            SELECT coalesce(array_agg(u.queue_id), '{}'), coalesce(array_agg(u.id), '{}')
              FROM unnest(n.crashed_queues, n.crashed_entries) u(queue_id, id)
-            WHERE u.id <> ALL (free) AND EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = u.queue_id AND e.id = u.id))
+            WHERE u.id <> ALL (free) AND EXISTS (SELECT FROM penstock.entry e
+                                                 WHERE e.queue_id = u.queue_id AND e.id = u.id))
      WHERE x.id = n.id;
     RETURN taken;
 END $$;

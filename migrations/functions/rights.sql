@@ -49,7 +49,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node gateway operator', 'entry_id_seq', 'USAGE', NULL),
         ('leader node gateway operator', 'entry ready', 'INSERT', NULL),
         ('leader node', 'token_seq', 'USAGE', NULL),
-        ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket throttle', 'UPDATE DELETE', NULL),
+        ('leader node', 'entry ready lock cancel_request idempotency uniqueness progress bucket throttle',
+         'UPDATE DELETE', NULL),
         ('leader node', 'lock progress bucket result failure cancel_request blocked_key', 'INSERT', NULL),
         ('leader node operator', 'callback_sent', 'INSERT', NULL),
         ('leader node', 'usage', 'INSERT UPDATE DELETE', NULL),
@@ -68,7 +69,8 @@ LANGUAGE sql IMMUTABLE AS $$
 
         -- Gateways: their own row, slots, what calls took, and orders to preempt; a row lock of an instance, and the
         -- requests to cancel that come with a heartbeat.
-        ('leader node gateway operator read', 'gateway_policy flow_criticality gateway_fold preemption', 'SELECT', NULL),
+        ('leader node gateway operator read', 'gateway_policy flow_criticality gateway_fold preemption', 'SELECT',
+         NULL),
         ('leader gateway operator read', 'gateway_token', 'SELECT', NULL),
         ('gateway', 'node slot slot_demand usage usage_hour gateway_fold preemption', 'INSERT UPDATE DELETE', NULL),
         ('gateway', 'token_seq', 'USAGE', NULL),
@@ -77,12 +79,14 @@ LANGUAGE sql IMMUTABLE AS $$
         ('node', 'preemption', 'UPDATE', NULL),
         ('leader gateway operator read', 'gateway_batch', 'SELECT', NULL),
         ('gateway', 'gateway_file gateway_file_chunk gateway_batch_line prediction', 'SELECT', NULL),
-        ('gateway', 'gateway_file gateway_file_chunk gateway_batch gateway_batch_line prediction', 'INSERT UPDATE DELETE', NULL),
+        ('gateway', 'gateway_file gateway_file_chunk gateway_batch gateway_batch_line prediction',
+         'INSERT UPDATE DELETE', NULL),
         ('gateway', 'webhook_endpoint', 'SELECT', NULL),
 
         -- Duties of the elected leader.
         ('leader', 'term_seq', 'USAGE', NULL),
-        ('leader', 'leader retained sample sample_minute cron_firing scale_state model_minute model_outage', 'INSERT UPDATE DELETE', NULL),
+        ('leader', 'leader retained sample sample_minute cron_firing scale_state model_minute model_outage',
+         'INSERT UPDATE DELETE', NULL),
         ('leader', 'scale_decision', 'INSERT', NULL),
         ('leader', 'deployment_state', 'INSERT UPDATE', NULL),
         ('leader', 'cold_start deployment operation callback_sent scale_decision', 'DELETE', NULL),
@@ -90,7 +94,8 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader', 'result failure batch batch_part', 'UPDATE DELETE', NULL),
         ('leader', 'cron_job depth', 'UPDATE', NULL),
 
-        -- What operators write other than by a verb. limit, model, cron_job, queue and deployment: row locks of conditional requests.
+        -- What operators write other than by a verb. limit, model, cron_job, queue and deployment: row locks of
+        -- conditional requests.
         ('leader gateway operator', 'api_token', 'SELECT', NULL),
         ('leader operator', 'api_token', 'INSERT UPDATE', NULL),
         ('gateway', 'api_token', 'UPDATE', '{used_at}'),
@@ -138,8 +143,8 @@ LANGUAGE sql IMMUTABLE AS $$
 $$;
 
 -- wanted_rights lists the rights of a duty on the objects of this database, each as GRANT names it:
--- ('TABLE', 'penstock.entry_mail', 'SELECT', NULL). An object and a privilege have one row, with the columns in order, as
--- held_rights has them.
+-- ('TABLE', 'penstock.entry_mail', 'SELECT', NULL). An object and a privilege have one row, with the columns in order,
+-- as held_rights has them.
 -- Callers: duty_differences, duty_grants.
 CREATE OR REPLACE FUNCTION penstock.wanted_rights(duty text)
     RETURNS TABLE (kind text, object text, privilege text, columns text[])
@@ -147,7 +152,8 @@ LANGUAGE sql STABLE AS $$
     SELECT 'SCHEMA', 'penstock', 'USAGE', NULL::text[]
     UNION ALL
     SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, format('penstock.%I', c.relname), r.privilege,
-           CASE WHEN bool_and(r.columns IS NOT NULL) THEN array_agg(DISTINCT u.name COLLATE "C" ORDER BY u.name COLLATE "C") END
+           CASE WHEN bool_and(r.columns IS NOT NULL) THEN array_agg(DISTINCT u.name COLLATE "C"
+                   ORDER BY u.name COLLATE "C") END
       FROM pg_class c
       LEFT JOIN pg_class top ON top.oid = pg_partition_root(c.oid)
       JOIN penstock.duty_rights() r ON r.duty = wanted_rights.duty
@@ -205,7 +211,8 @@ CREATE OR REPLACE FUNCTION penstock.duty_differences(duty text, role regrole)
     RETURNS TABLE (wanted boolean, kind text, object text, privilege text, columns text[])
 LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
     WITH want AS MATERIALIZED (
-        SELECT w.kind, CASE w.kind WHEN 'TABLE' THEN w.object::regclass::text WHEN 'SEQUENCE' THEN w.object::regclass::text ELSE w.object END AS object,
+        SELECT w.kind, CASE w.kind WHEN 'TABLE' THEN w.object::regclass::text
+            WHEN 'SEQUENCE' THEN w.object::regclass::text ELSE w.object END AS object,
                w.privilege, w.columns
           FROM penstock.wanted_rights(duty) w),
     have AS MATERIALIZED (SELECT h.kind, h.object, h.privilege, h.columns FROM penstock.held_rights(role) h)
@@ -226,7 +233,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
       FROM penstock.duty_differences(duty, to_regrole(format('%I', role))) d
      WHERE to_regrole(format('%I', role)) IS NOT NULL AND NOT d.wanted
     UNION ALL
-    (SELECT format('GRANT %s ON %s %s TO %I', g.rights, g.kind, string_agg(g.object, ', ' ORDER BY g.object COLLATE "C"), role)
+    (SELECT format('GRANT %s ON %s %s TO %I', g.rights, g.kind,
+                   string_agg(g.object, ', ' ORDER BY g.object COLLATE "C"), role)
        FROM (SELECT w.kind, w.object, string_agg(w.privilege || coalesce(' (' || array_to_string(w.columns, ', ') || ')', ''), ', '
                                                  ORDER BY w.privilege, w.columns) AS rights
                FROM penstock.wanted_rights(duty) w GROUP BY w.kind, w.object) g
@@ -251,7 +259,8 @@ BEGIN
     END IF;
     PERFORM penstock.hold_rights();
     INSERT INTO penstock.database_role AS r (role, duty) VALUES (grant_duty.role, grant_duty.duty)
-        ON CONFLICT ON CONSTRAINT database_role_pkey DO UPDATE SET duty = excluded.duty, granted_at = excluded.granted_at
+        ON CONFLICT ON CONSTRAINT database_role_pkey DO UPDATE
+            SET duty = excluded.duty, granted_at = excluded.granted_at
      WHERE r.duty <> excluded.duty;
     FOR d IN SELECT * FROM penstock.duty_differences(grant_duty.duty, grantee) x WHERE x.wanted OR exactly LOOP
         EXECUTE format('%s %s%s ON %s %s %s %I', CASE WHEN d.wanted THEN 'GRANT' ELSE 'REVOKE' END, d.privilege,
@@ -274,12 +283,14 @@ BEGIN
                FROM pg_class c CROSS JOIN LATERAL aclexplode(c.relacl) x
               WHERE c.oid = format('penstock.%I', model)::regclass AND x.grantee <> c.relowner AND x.grantee <> 0
               GROUP BY 1, 2 LOOP
-        EXECUTE format('GRANT %s ON %s penstock.%I TO %s', a.rights, CASE a.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, made, a.role);
+        EXECUTE format('GRANT %s ON %s penstock.%I TO %s', a.rights, CASE a.relkind WHEN 'S' THEN 'SEQUENCE'
+                       ELSE 'TABLE' END, made, a.role);
     END LOOP;
 END $$;
 
--- The functions of duty_functions run as the owner, every function is taken from PUBLIC, and roles that were given a duty
--- get rights on what is new, all before the functions that were replaced are seen. A role that was dropped is forgotten.
+-- The functions of duty_functions run as the owner, every function is taken from PUBLIC, and roles that were given a
+-- duty get rights on what is new, all before the functions that were replaced are seen. A role that was dropped is
+-- forgotten.
 DO $$
 DECLARE
     f regprocedure;
@@ -292,7 +303,8 @@ BEGIN
     END LOOP;
     FOR f IN SELECT p.oid FROM pg_proc p
               WHERE p.pronamespace = 'penstock'::regnamespace
-                AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a WHERE a.grantee = 0) LOOP
+                AND EXISTS (SELECT FROM aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a
+                            WHERE a.grantee = 0) LOOP
         EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', f);
     END LOOP;
     DELETE FROM penstock.database_role d WHERE to_regrole(format('%I', d.role)) IS NULL;

@@ -15,7 +15,8 @@
 -- Callers: set_statements; pkg/invalidation.
 CREATE OR REPLACE FUNCTION penstock.statement_sql(name text, statement text) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE name WHEN 'impact' THEN format(E'SELECT to_jsonb(r) FROM (%s\n) r', rtrim(statement, E'; \n')) ELSE statement END
+    SELECT CASE name WHEN 'impact' THEN format(E'SELECT to_jsonb(r) FROM (%s\n) r', rtrim(statement, E'; \n'))
+        ELSE statement END
 $$;
 
 -- check_statement refuses a text that is not one statement. The text is parsed as the body of a
@@ -28,8 +29,8 @@ LANGUAGE plpgsql SET check_function_bodies = on AS $$
 DECLARE
     body text;
 BEGIN
-    -- Nothing of the text is executed: it is a literal here, the body of a function that is parsed and never called. COPY
-    -- takes in parentheses one SELECT, INSERT, UPDATE, DELETE or MERGE; that form goes no further than the
+    -- Nothing of the text is executed: it is a literal here, the body of a function that is parsed and never called.
+    -- COPY takes in parentheses one SELECT, INSERT, UPDATE, DELETE or MERGE; that form goes no further than the
     -- grammar. The other one resolves names and types. A text that closes the parenthesis itself fails there.
     FOREACH body IN ARRAY ARRAY[format(E'COPY (%s\n) TO STDOUT', rtrim(statement, E'; \t\r\n')), statement] LOOP
         EXECUTE format('CREATE OR REPLACE FUNCTION pg_temp.penstock_statement(jsonb, jsonb) RETURNS void LANGUAGE sql AS %L', body);
@@ -52,13 +53,16 @@ CREATE OR REPLACE FUNCTION penstock.set_statements(
 LANGUAGE plpgsql AS $$
 DECLARE
     q       penstock.queue := penstock.queue_row(queue_name);
-    allowed text[] := CASE q.kind WHEN 'batch' THEN '{map,reduce}' WHEN 'change_log' THEN '{impact}' WHEN 'task' THEN '{run}' WHEN 'cron' THEN '{run}' ELSE '{}' END;
+    allowed text[] := CASE q.kind WHEN 'batch' THEN '{map,reduce}' WHEN 'change_log' THEN '{impact}'
+        WHEN 'task' THEN '{run}' WHEN 'cron' THEN '{run}' ELSE '{}' END;
     s       record;
 BEGIN
     FOR s IN SELECT * FROM jsonb_each_text(statements) LOOP
         IF s.key <> ALL (allowed) THEN
             RAISE EXCEPTION 'queue "%" of kind % has no statement "%"', q.name, q.kind, s.key
-                USING ERRCODE = 'PS002', HINT = CASE WHEN allowed = '{}' THEN 'Its entries are run by what belongs to the kind.' ELSE 'It may have ' || array_to_string(allowed, ', ') || '.' END;
+                USING ERRCODE = 'PS002', HINT = CASE
+                    WHEN allowed = '{}' THEN 'Its entries are run by what belongs to the kind.'
+                    ELSE 'It may have ' || array_to_string(allowed, ', ') || '.' END;
         END IF;
         BEGIN
             PERFORM penstock.check_statement(penstock.statement_sql(s.key, s.value));

@@ -23,7 +23,8 @@ $$;
 -- and in psql the warning is seen.
 -- Locks: none but those of an insert.
 -- Callers: every function with an actor; pkg/operator, pkg/webhook.
-CREATE OR REPLACE FUNCTION penstock.audit_log(actor text, verb text, object text, reason text, detail jsonb DEFAULT NULL)
+CREATE OR REPLACE FUNCTION penstock.audit_log(actor text, verb text, object text, reason text,
+                                              detail jsonb DEFAULT NULL)
     RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
@@ -33,7 +34,8 @@ BEGIN
     END IF;
     INSERT INTO penstock.audit (actor, verb, object, reason, detail)
     VALUES (penstock.actor_name(audit_log.actor), audit_log.verb, audit_log.object, audit_log.reason,
-            CASE WHEN audit_log.detail::text LIKE '%://%' THEN penstock.without_passwords(audit_log.detail) ELSE audit_log.detail END);
+            CASE WHEN audit_log.detail::text LIKE '%://%' THEN penstock.without_passwords(audit_log.detail)
+                 ELSE audit_log.detail END);
 END $$;
 
 -- keep_audit refuses changes of rows of the audit. The owner of the table can still drop the
@@ -78,8 +80,9 @@ BEGIN
     RETURN gone;
 END $$;
 
--- gpu_spent returns what the calls of flows, and of flows below them (acme/nightly is below acme), have taken in this hour or
--- day of UTC, in milliseconds of GPU, and the seconds until the next one. Nodes and gateways record it every few seconds.
+-- gpu_spent returns what the calls of flows, and of flows below them (acme/nightly is below acme), have taken in this
+-- hour or day of UTC, in milliseconds of GPU, and the seconds until the next one. Nodes and gateways record it every
+-- few seconds.
 -- Callers: pkg/api, pkg/gateway.
 CREATE OR REPLACE FUNCTION penstock.gpu_spent(flows text[], period text, OUT ms bigint, OUT ends_in double precision)
 LANGUAGE sql STABLE AS $$

@@ -51,21 +51,25 @@ CREATE OR REPLACE TRIGGER follow_quota AFTER INSERT OR UPDATE OF application ON 
     FOR EACH ROW EXECUTE FUNCTION penstock.follow_quota();
 
 -- audit_stays refuses every change of rows of the audit.
-CREATE OR REPLACE TRIGGER audit_stays BEFORE UPDATE OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+CREATE OR REPLACE TRIGGER audit_stays BEFORE UPDATE
+    OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
 
 -- audit_goes_by_retention refuses to delete rows of the audit but by prune_audit, and those of the last 30 days always.
 CREATE OR REPLACE TRIGGER audit_goes_by_retention BEFORE DELETE ON penstock.audit FOR EACH ROW
-    WHEN (OLD.at > clock_timestamp() - interval '30 days' OR current_setting('penstock.pruning', true) IS DISTINCT FROM 'audit')
+    WHEN (OLD.at > clock_timestamp() - interval '30 days' OR current_setting('penstock.pruning', true) IS DISTINCT
+          FROM 'audit')
     EXECUTE FUNCTION penstock.keep_audit();
 
 -- count_again: the next claim counts a limit whose numbers have changed.
 CREATE OR REPLACE TRIGGER count_again BEFORE UPDATE ON penstock."limit" FOR EACH ROW
-    WHEN (OLD.max_units IS DISTINCT FROM NEW.max_units OR OLD.rate IS DISTINCT FROM NEW.rate OR OLD.burst IS DISTINCT FROM NEW.burst
+    WHEN (OLD.max_units IS DISTINCT FROM NEW.max_units OR OLD.rate IS DISTINCT FROM NEW.rate OR OLD.burst IS DISTINCT
+          FROM NEW.burst
           OR OLD.per_flow IS DISTINCT FROM NEW.per_flow OR OLD.per_key IS DISTINCT FROM NEW.per_key)
     EXECUTE FUNCTION penstock.count_again();
 
 -- count_again: the next claim counts a limit that a queue has come under, or uses with other units.
-CREATE OR REPLACE TRIGGER count_again AFTER INSERT OR UPDATE ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.count_again();
+CREATE OR REPLACE TRIGGER count_again AFTER INSERT
+    OR UPDATE ON penstock.limit_use FOR EACH ROW EXECUTE FUNCTION penstock.count_again();
 
 -- drop_firings deletes the firings of cron jobs that are deleted.
 CREATE OR REPLACE TRIGGER drop_firings AFTER DELETE ON penstock.cron_job REFERENCING OLD TABLE AS gone
@@ -87,7 +91,8 @@ CREATE OR REPLACE TRIGGER mark_weighed BEFORE INSERT OR UPDATE OF max_weight ON 
     FOR EACH ROW WHEN (NEW.max_weight > 1 AND NOT NEW.weighed) EXECUTE FUNCTION penstock.mark_weighed();
 
 -- keep_webhook_queue refuses settings with which the queue of callbacks would not take every callback.
-CREATE OR REPLACE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, capacity_per_flow, "grouping", payload_limit, model ON penstock.queue
+CREATE OR REPLACE TRIGGER keep_webhook_queue BEFORE UPDATE OF kind, capacity, capacity_per_flow, "grouping",
+    payload_limit, model ON penstock.queue
     FOR EACH ROW WHEN (OLD.name = 'webhook' AND OLD.kind = 'webhook') EXECUTE FUNCTION penstock.keep_webhook_queue();
 
 -- keep_webhook_queue_there refuses to drop the queue of callbacks.

@@ -25,10 +25,12 @@ BEGIN
           FROM unnest(payloads, lock_keys, names) WITH ORDINALITY u(payload, lock_key, name, i) ORDER BY u.i);
     LOOP
         WITH asked AS MATERIALIZED (
-            SELECT u.i, coalesce(u.flow, '') AS flow, u.key, u.id, u.fingerprint, k.entry_id AS known_id, k.fingerprint AS known_print
+            SELECT u.i, coalesce(u.flow, '') AS flow, u.key, u.id, u.fingerprint, k.entry_id AS known_id,
+                   k.fingerprint AS known_print
               FROM unnest(ids, flows, keys, fingerprints) WITH ORDINALITY u(id, flow, key, fingerprint, i)
                    LEFT JOIN LATERAL (SELECT entry_id, fingerprint FROM penstock.idempotency
-                                       WHERE queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true
+                                       WHERE queue_id = q.id AND flow = coalesce(u.flow, '')
+                                         AND key = u.key OFFSET 0) k ON true
         ), fresh AS (
             INSERT INTO penstock.idempotency (queue_id, flow, key, entry_id, fingerprint)
             SELECT q.id, a.flow, a.key, a.id, a.fingerprint
@@ -37,16 +39,19 @@ BEGIN
              ORDER BY a.flow COLLATE "C", a.key COLLATE "C", a.i
             ON CONFLICT DO NOTHING
         )
-        SELECT array_agg(a.known_id ORDER BY a.i), array_agg(a.known_print ORDER BY a.i) INTO known_ids, known_prints FROM asked a;
+        SELECT array_agg(a.known_id ORDER BY a.i), array_agg(a.known_print ORDER BY a.i) INTO known_ids, known_prints
+            FROM asked a;
         SELECT array_agg(coalesce(u.known_id, k.entry_id, u.id) ORDER BY u.i),
-               array_agg(CASE WHEN coalesce(u.known_id, k.entry_id) <> u.id THEN 'replayed' ELSE 'inserted' END ORDER BY u.i),
+               array_agg(CASE WHEN coalesce(u.known_id, k.entry_id) <> u.id THEN 'replayed' ELSE 'inserted' END
+                         ORDER BY u.i),
                min(u.i) FILTER (WHERE coalesce(u.known_print, k.fingerprint) <> u.fingerprint),
                bool_or(u.key IS NOT NULL AND u.known_id IS NULL AND k.entry_id IS NULL)
           INTO found_ids, verdicts, conflict, swept
           FROM unnest(ids, flows, keys, fingerprints, known_ids, known_prints)
                WITH ORDINALITY u(id, flow, key, fingerprint, known_id, known_print, i)
                LEFT JOIN LATERAL (SELECT entry_id, fingerprint FROM penstock.idempotency
-                                   WHERE u.known_id IS NULL AND queue_id = q.id AND flow = coalesce(u.flow, '') AND key = u.key OFFSET 0) k ON true;
+                                   WHERE u.known_id IS NULL AND queue_id = q.id AND flow = coalesce(u.flow, '')
+                                     AND key = u.key OFFSET 0) k ON true;
         EXIT WHEN NOT swept;
     END LOOP;
     IF conflict IS NOT NULL THEN
@@ -57,8 +62,8 @@ BEGIN
 END $$;
 
 -- resolve_uniqueness gives each entry whose unique key is taken the id of the entry that has it. A
--- push waits for an uncommitted one of the same key: if that rolls back, this one inserts. An entry of this push holds its
--- key in any case; one that it replays may have started or ended since, and is asked like any other.
+-- push waits for an uncommitted one of the same key: if that rolls back, this one inserts. An entry of this push holds
+-- its key in any case; one that it replays may have started or ended since, and is asked like any other.
 -- Locks: rows of uniqueness in order of key (FOR UPDATE), for each those of holds_unique_key.
 -- Callers: push_many.
 CREATE OR REPLACE FUNCTION penstock.resolve_uniqueness(
@@ -149,7 +154,8 @@ BEGIN
         END IF;
     ELSE
         PERFORM FROM penstock.ready r
-          WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = coalesce(e.pos, held) AND r.entry_id = held
+          WHERE r.queue_id = queue AND r.priority = e.priority AND r.flow = e.flow AND r.pos = coalesce(e.pos, held)
+            AND r.entry_id = held
             FOR UPDATE SKIP LOCKED;
         IF NOT FOUND THEN
             RETURN false;

@@ -9,7 +9,8 @@
 -- Callers: end_entry; pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
-CREATE OR REPLACE FUNCTION penstock.call_back(e penstock.entry, outcome text, detail jsonb) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION penstock.call_back(e penstock.entry, outcome text, detail jsonb) RETURNS void
+    LANGUAGE plpgsql AS $$
 DECLARE
     host text := lower(substring(e.callback->>'url' FROM '^[A-Za-z]+://([^/?#]+)'));
     data jsonb;
@@ -20,8 +21,10 @@ BEGIN
     ELSIF pg_column_size(detail->'result') > 65536 THEN
         detail := detail - 'result' || '{"result_omitted": true}';
     END IF;
-    data := jsonb_build_object('id', e.id, 'queue', (SELECT q.name FROM penstock.queue q WHERE q.id = e.queue_id), 'outcome', outcome)
-            || jsonb_strip_nulls(detail - 'result') || CASE WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END
+    data := jsonb_build_object('id', e.id, 'queue', (SELECT q.name FROM penstock.queue q WHERE q.id = e.queue_id),
+                               'outcome', outcome)
+            || jsonb_strip_nulls(detail - 'result') || CASE
+                WHEN detail ? 'result' THEN jsonb_build_object('result', detail->'result') ELSE '{}' END
             || CASE WHEN octet_length(e.callback::text) > 262144 THEN '{"context_omitted": true}'
                     WHEN e.callback ? 'context' THEN jsonb_build_object('context', e.callback->'context') ELSE '{}' END;
     SELECT p.ids INTO sent FROM penstock.push_many('webhook',
@@ -42,7 +45,8 @@ BEGIN
     IF TG_OP = 'DELETE' THEN
         RAISE EXCEPTION 'queue "webhook" belongs to Penstock: entries with a callback could not end without it'
             USING ERRCODE = 'PS006', HINT = 'Pause it, or cancel its entries.';
-    ELSIF NEW.kind <> 'webhook' OR num_nonnulls(NEW.capacity, NEW.capacity_per_flow, NEW.model) > 0 OR NEW."grouping" IS NOT NULL OR NEW.payload_limit < 1048576 THEN
+    ELSIF NEW.kind <> 'webhook' OR num_nonnulls(NEW.capacity, NEW.capacity_per_flow, NEW.model) > 0
+        OR NEW."grouping" IS NOT NULL OR NEW.payload_limit < 1048576 THEN
         RAISE EXCEPTION 'kind, capacity, capacity_per_flow, model, grouping and a payload_limit below 1048576 cannot be set for queue "webhook": entries with a callback could not end'
             USING ERRCODE = 'PS002', HINT = 'Pause it to stop deliveries.';
     END IF;
