@@ -33,7 +33,7 @@ type load struct {
 	gateways   bool          // entries of onlineQueue are pushed
 	atMostOnce bool          // entries of onceQueue are pushed
 	long       bool          // solo entries take seconds, so that many nodes hold a lock when they are killed
-	failing    bool          // solo entries and those of keys take seconds, and end in an error at first
+	failing    bool          // solo entries take seconds, and end in an error at first
 	ops        atomic.Int64
 	work       sync.WaitGroup
 	link       *pgproxy.Link   // of clients that speak SQL
@@ -164,7 +164,7 @@ func (l *load) next(random *rand.Rand) func() {
 		}
 		in.MS = 1000 + random.IntN(5000) // a long run, often longer than a lease
 	}
-	if l.failing && roll < 42 {
+	if l.failing && roll < 20 {
 		in.MS, in.Fail = 1000+random.IntN(2500), 1
 	}
 	body["payload"] = in

@@ -24,8 +24,8 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Lab is where axes are measured. Start fills in Server, Program and Log. Of the other fields, Entries and PointTime are
-// needed.
+// Lab is where axes are measured. Start fills in Server, Program and Log. Of the other fields, Entries and PointTime
+// are needed.
 type Lab struct {
 	Server    *pgx.ConnConfig // its superuser, any database
 	Program   []string        // starts a node's process; the duty is added as its last argument

@@ -208,8 +208,8 @@ func (w *EntryWatch) pollSome(list []watched) error {
 	return nil
 }
 
-// watchOutputSQL reads the last pieces of output of entries $2 of queues $1, each from its time in $3 on, of which $4 is
-// the first.
+// watchOutputSQL reads the last pieces of output of entries $2 of queues $1, each from its time in $3 on, of which $4
+// is the first.
 const watchOutputSQL = `
 SELECT w.id, o.token, o.seq
   FROM unnest($1::integer[], $2::bigint[], $3::timestamptz[]) w(queue_id, id, since)

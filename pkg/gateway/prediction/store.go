@@ -229,8 +229,8 @@ func cancel(ctx context.Context, db postgres.DB, p row) error {
 }
 
 // sweepSQL removes predictions of which nothing is known any more from the pages of the table from the one with tid $1
-// to before that of $2, and returns how many pages there are as well. It looks up what is known row by row, in any plan:
-// subqueries of one value are not made joins.
+// to before that of $2, and returns how many pages there are as well. It looks up what is known row by row, in any
+// plan: subqueries of one value are not made joins.
 const sweepSQL = `
 WITH old AS (
     DELETE FROM penstock.prediction
