@@ -82,36 +82,47 @@ func TestTidyingUsesAShareOfTheTimeWhileRowsAreLeft(t *testing.T) {
 	}
 }
 
-// rollUps is a term whose transactions note for each sample whether minutes are rolled up with it.
+// rollUps is a database, and the term of its leader, that counts how often minutes are rolled up.
 type rollUps struct {
 	Fence
 	pgx.Tx
-	rolled []bool
+	n int
 }
 
-func (r *rollUps) InTx(_ context.Context, fn func(pgx.Tx) error) error { return fn(r) }
+func (r *rollUps) Begin(context.Context) (pgx.Tx, error) { return r, nil }
 
-func (r *rollUps) Exec(_ context.Context, _ string, args ...any) (pgconn.CommandTag, error) {
-	r.rolled = append(r.rolled, args[1].(bool)) //nolint:errcheck,forcetypeassert // it is
+func (r *rollUps) Exec(_ context.Context, sql string, _ ...any) (pgconn.CommandTag, error) {
+	if sql == rollUpSQL {
+		r.n++
+	}
 	return pgconn.CommandTag{}, nil
 }
+
+func (r *rollUps) Hold(context.Context, pgx.Tx) error { return nil }
+
+func (r *rollUps) Commit(context.Context) error { return nil }
+
+func (r *rollUps) Rollback(context.Context) error { return nil }
 
 func TestMinutesAreRolledUpAfterTheClockOfTheLeaderWasSetBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		term := &rollUps{}
-		s := &Samples{fence: term}
-		for _, pause := range []time.Duration{0, time.Second, time.Minute} {
-			time.Sleep(pause)
-			if err := s.write(t.Context(), nil); err != nil {
+		s := &Samples{db: term, fence: term}
+		var got []int
+		rollUp := func() {
+			if err := s.rollUp(t.Context()); err != nil {
 				t.Fatal(err)
 			}
+			got = append(got, term.n)
+		}
+		for _, pause := range []time.Duration{0, time.Second, time.Minute} {
+			time.Sleep(pause)
+			rollUp()
 		}
 		s.rolledUp = s.rolledUp.Add(2 * time.Hour)
-		if err := s.write(t.Context(), nil); err != nil {
-			t.Fatal(err)
-		}
-		if want := []bool{true, false, true, true}; !slices.Equal(term.rolled, want) {
-			t.Errorf("minutes were rolled up: %v, want %v", term.rolled, want)
+		rollUp()
+		if want := []int{1, 1, 2, 3}; !slices.Equal(got, want) {
+			t.Errorf("minutes had been rolled up %v times, want %v", got, want)
 		}
 	})
 }
