@@ -216,7 +216,7 @@ func TestTheReplacementOfALostInstanceIsNotStuck(t *testing.T) {
 	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
 	w.round()
 	do(t, db, `UPDATE penstock.deployment_state SET ordered_at = ordered_at - interval '5 hours', applied_at = applied_at - interval '5 hours'`)
-	do(t, db, `SELECT penstock.remove_instance('llama', 'gpu-3')`)
+	do(t, db, `DELETE FROM penstock.instance WHERE server = 'gpu-3'`)
 	for range 3 {
 		w.round()
 		if s := w.duty.Status().Models[0]; s.Stuck != 0 {

@@ -109,7 +109,7 @@ func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
 	if got := prune(); len(got) != 0 {
 		t.Fatalf("%v were pruned with an instance", got)
 	}
-	do(t, db, `SELECT penstock.remove_instance('llama', 'gpu-1', false, 'test', 'test')`)
+	do(t, db, `DELETE FROM penstock.instance`)
 	do(t, db, `UPDATE penstock.deployment_state SET existing = 0, ordered = 0, desired = 0, starting = '{}'`)
 	idle("59 minutes")
 	if got := prune(); len(got) != 0 {
