@@ -47,6 +47,7 @@ SELECT p.id, p.owner, p.entry_id, p.queue_id, p.model, p.version, p.input, p.str
        coalesce((SELECT m.config || coalesce(m.override, '{}')
                    FROM penstock.model m WHERE m.name = p.model)->>'protocol' = 'openai', false)
   FROM penstock.prediction p
+  JOIN penstock.queue q ON q.id = p.queue_id
  CROSS JOIN LATERAL (
        SELECT r.outcome::text AS state, '' AS class, coalesce(r.reason, '') AS reason, r.result,
               NULL::timestamptz AS claimed_at, r.finished_at AS ended_at, r.run_ms
