@@ -181,8 +181,8 @@ func TestMetricsCanBeRead(t *testing.T) {
 	if n := len(found["penstock_queue_entries"].GetMetric()); n != 15 {
 		t.Errorf("penstock_queue_entries has %d series, want five states of three queues", n)
 	}
-	if n := len(found["penstock_scale_instances"].GetMetric()); n != 7 {
-		t.Errorf("penstock_scale_instances has %d series, want seven of one model", n)
+	if n := len(found["penstock_scale_instances"].GetMetric()); n != 11 {
+		t.Errorf("penstock_scale_instances has %d series, want eleven of one model", n)
 	}
 	if degraded := found["penstock_degraded"].GetMetric(); len(degraded) != 1 || degraded[0].GetLabel()[2].GetValue() != "model m" {
 		t.Errorf("penstock_degraded is %v, want the model whose only instance is unhealthy", degraded)

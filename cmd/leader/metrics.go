@@ -63,7 +63,7 @@ func (l *leader) queueMetrics(out chan<- prometheus.Metric) {
 		sums.Add("queue_serving_nodes", float64(s.Serving), queue)
 		sums.Add("queue_dead_tuples", float64(s.DeadTuples), queue)
 	}
-	if past := l.others.past(others); len(others) > 0 {
+	if past := l.others.past(sampling.At, others); len(others) > 0 {
 		sums.Add("queue_accepted_total", float64(past.accepted), telemetry.Other)
 		sums.Add("queue_gone_total", float64(past.gone), telemetry.Other)
 	}

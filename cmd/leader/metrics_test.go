@@ -24,6 +24,7 @@ func TestSeriesShowTheNumbersOfTheirNames(t *testing.T) {
 	scaling := scale.DutyStatus{
 		Models: []scale.ModelStatus{{
 			Model: "m", Metric: 1, Waiting: 2, Base: 3, Raw: 4, Stabilised: 5, Desired: 6, Ready: 7, Started: 8, Stuck: 9,
+			Applied: true, Fleet: scale.Fleet{Existing: 22, Draining: 23, Surplus: 24, Overdue: 25, Cost: 26},
 		}},
 		Passes: 10, Woken: 11, Took: 12 * time.Second,
 		Orders: scale.OrderStatus{
@@ -60,6 +61,11 @@ scale_instances{model="m",what="desired"} 6
 scale_instances{model="m",what="ready"} 7
 scale_instances{model="m",what="starting"} 8
 scale_instances{model="m",what="stuck"} 9
+scale_instances{model="m",what="existing"} 22
+scale_instances{model="m",what="draining"} 23
+scale_instances{model="m",what="surplus"} 24
+scale_instances{model="m",what="overdue"} 25
+scale_cost{model="m"} 26
 scale_pass_seconds 12
 scale_woken_total 11
 scale_orders_total{outcome="applied"} 13

@@ -2,6 +2,7 @@ package main
 
 import (
 	"sync"
+	"time"
 
 	"github.com/penstock/penstock/pkg/maintenance"
 )
@@ -13,14 +14,18 @@ type total struct{ accepted, gone int64 }
 // queues is a counter, which never falls. Its zero value is ready to use.
 type totals struct {
 	mu   sync.Mutex
+	at   time.Time // of the last sample
 	last map[string]total
 	rest total
 }
 
 // past takes note of the queues of a sample that share a series, and returns what is to be added to the sum of these.
-func (t *totals) past(queues []maintenance.Sample) total {
+func (t *totals) past(at time.Time, queues []maintenance.Sample) total {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if at.Before(t.at) { // of a scrape that began earlier
+		return t.rest
+	}
 	now := make(map[string]total, len(queues))
 	for _, q := range queues {
 		now[q.Queue] = total{q.Accepted, q.Gone}
@@ -31,6 +36,6 @@ func (t *totals) past(queues []maintenance.Sample) total {
 			t.rest.gone += before.gone
 		}
 	}
-	t.last = now
+	t.at, t.last = at, now
 	return t.rest
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/maintenance"
 )
@@ -17,7 +18,7 @@ func TestTheSumOverQueuesNeverFalls(t *testing.T) {
 		{{Queue: "a", Accepted: 1}, {Queue: "b", Accepted: 12, Gone: 7}}, // and made again
 		{{Queue: "a", Accepted: 2, Gone: 1}, {Queue: "b"}},               // b's statistics were reset
 	} {
-		rest := all.past(sample)
+		rest := all.past(time.Unix(int64(step), 0), sample)
 		accepted, gone := rest.accepted, rest.gone
 		for _, q := range sample {
 			accepted, gone = accepted+q.Accepted, gone+q.Gone
