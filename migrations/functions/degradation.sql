@@ -42,13 +42,14 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- awaited returns whether a model is expected to have no instance that takes calls. Where it has instances: each one is
--- being started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler.
+-- being started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler, or
+-- because an operator removed it.
 -- Where it has none: a deployment starts them when there is work; that none comes is for the alerts on the autoscaler.
 -- Callers: degraded_models, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.awaited(model text) RETURNS boolean
 LANGUAGE sql STABLE AS $$
     SELECT coalesce(
-           bool_and(n.draining_at IS NOT NULL AND n.drain_by = 'autoscaler'
+           bool_and(n.draining_at IS NOT NULL AND n.drain_by IN ('autoscaler', 'removed')
                     OR penstock.starts(n) AND n.created_at > clock_timestamp() - interval '1 second' * greatest(
                         (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
                            FROM (SELECT c.seconds FROM penstock.cold_start c
