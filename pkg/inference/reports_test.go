@@ -272,6 +272,18 @@ func (d *brokenDB) Exec(ctx context.Context, sql string, args ...any) (pgconn.Co
 	return d.DB.Exec(ctx, sql, args...)
 }
 
+func (d *brokenDB) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if d.asked.Add(1); d.broken.Load() {
+		return noRow{}
+	}
+	return d.DB.QueryRow(ctx, sql, args...)
+}
+
+// noRow is the answer of a database that is away.
+type noRow struct{}
+
+func (noRow) Scan(...any) error { return errors.New("away") }
+
 func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	var out bytes.Buffer
 	db := &brokenDB{DB: pgtest.New(t)}

@@ -313,7 +313,6 @@ func TestDeliveryToAForbiddenAddressIsNotTried(t *testing.T) {
 	}
 }
 
-// While its breaker is open an address gets no attempts, so that 200 messages to it could not use up ten each in years.
 // A proxy would connect on behalf of the node, past the policy.
 func TestDeliveriesUseNoProxyOfTheEnvironment(t *testing.T) {
 	transport, is := newDeliverer(Config{}).client.Transport.(*http.Transport)
@@ -322,6 +321,7 @@ func TestDeliveriesUseNoProxyOfTheEnvironment(t *testing.T) {
 	}
 }
 
+// While its breaker is open an address gets no attempts, so that 200 messages to it could not use up ten each in years.
 func TestMessagesToADeadAddressEndWithTheTimeOfTheirAttempts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		refused := net.Dialer{Control: func(string, string, syscall.RawConn) error { return syscall.ECONNREFUSED }}
