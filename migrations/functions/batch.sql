@@ -518,11 +518,11 @@ DECLARE
     number bigint := CASE WHEN payload->>'batch' ~ '^[0-9]{1,18}$' THEN payload->>'batch' END;
     part   integer := CASE WHEN payload->>'part' ~ '^[0-9]{1,9}$' THEN payload->>'part' END;
 BEGIN
-    IF left(name, 6) = 'batch_' THEN -- its lines that are entries are the first ones, up to number fed
+    IF left(name, 6) = 'batch_' THEN -- and the line. Those that are entries are the first ones, up to number fed.
         RETURN (SELECT format('entry %s is a line of batch %s and in its error file: the client sends it again',
                               wanted, g.id)
                   FROM penstock.gateway_batch g
-                 WHERE g.id = name AND g.queue_id = queue
+                 WHERE g.id = split_part(name, '/', 1) AND g.queue_id = queue
                    AND NOT EXISTS (SELECT FROM penstock.gateway_batch_line l
                                     WHERE l.batch_id = g.id AND l.line <= g.fed AND l.entry_id = wanted));
     ELSIF number IS NULL THEN

@@ -83,7 +83,7 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error)
 		priority := batchPriority
 		pushes[i] = invalidation.Push{
 			Payload: gateway.DurablePayload(r.Body, operation), Flow: b.Flow, Priority: &priority, StartBy: b.ExpiresAt,
-			Name: b.ID, // by which penstock.ended_step keeps a failure that is in the error file from being retried
+			Name: lineName(b.ID, l.Line),
 		}
 	}
 	n, ids, refused, err := s.pushMost(ctx, tx, b, pushes)
@@ -92,6 +92,10 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error)
 	}
 	return n, s.fed(ctx, tx, b, lines[:n], ids, refused)
 }
+
+// lineName is the name of the entry of a line, by which penstock.ended_step keeps a failure that is in the error file
+// from being retried. Lines have one each: a queue may bound how many entries of one name run at once.
+func lineName(batch string, line int) string { return fmt.Sprintf("%s/%d", batch, line) }
 
 // pushMost makes entries of the first n lines: of all, or, where the queue has no room for so many, of a half, a
 // quarter and so on. 0: it has room for none, which is no error.

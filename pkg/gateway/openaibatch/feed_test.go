@@ -141,6 +141,12 @@ func TestAFailureInTheErrorFileIsNotRetried(t *testing.T) {
 	if err := s.pool.QueryRow(t.Context(), `SELECT entry_id FROM penstock.gateway_batch_line WHERE line = 1`).Scan(&id); err != nil {
 		t.Fatal(err)
 	}
+	var names int // one each, or max_concurrent_per_name of the queue would bound the lines of a batch
+	err := s.pool.QueryRow(t.Context(), `SELECT count(DISTINCT name) FROM penstock.entry WHERE name LIKE $1 || '/%'`, b.ID).
+		Scan(&names)
+	if err != nil || names != 2 {
+		t.Errorf("two lines have %d names that begin with the batch, %v", names, err)
+	}
 	fail := func() {
 		s.exec(`WITH e AS (DELETE FROM penstock.entry WHERE id = $1 RETURNING *), r AS (DELETE FROM penstock.ready WHERE entry_id = $1)
 			INSERT INTO penstock.failure (queue_id, entry_id, created_at, attempt, crashes, flow, name, priority, payload, error, class, fingerprint)
