@@ -503,7 +503,8 @@ END $$;
 -- alter_cron_job changes settings: {"spec": "0 3 * * *", "zone": "Europe/Berlin"}. A running entry
 -- goes on; the waiting entry is replaced. A new schedule does not fire for times that have passed. A spec that is set,
 -- also to the one that it was, ends the silence of a job that was fired by a clock that was ahead: times to come that
--- count as handled do so no more. Those that have fired do not fire again.
+-- count as handled do so no more. Those that have fired do not fire again. A time to come whose entry was cancelled is
+-- handled as well, and remains so.
 -- Locks: the row of the job (FOR UPDATE), then those of take_entry for its waiting entry.
 -- Callers: create_cron_job; pkg/operator; psql.
 -- SQLSTATE: PS002 invalid argument, PS006 not allowed in this state, PS010 no such cron job.
@@ -554,7 +555,9 @@ BEGIN
            SET handled_at = least(c.handled_at, t.now), ended_at = nullif(least(c.ended_at, t.now), t.now),
                catching_up_to = nullif(least(c.catching_up_to, t.now), t.now)
           FROM (SELECT clock_timestamp() AS now) t
-         WHERE c.id = j.id AND greatest(c.handled_at, c.ended_at, c.catching_up_to) > t.now;
+         WHERE c.id = j.id AND greatest(c.handled_at, c.ended_at, c.catching_up_to) > t.now
+           AND (greatest(c.fired_at, c.ended_at, c.catching_up_to) > t.now
+                OR EXISTS (SELECT FROM penstock.cron_firing f WHERE f.job_id = c.id AND f.nominal_at = c.handled_at));
     END IF;
     PERFORM penstock.withdraw_cron_entry(j.id, 'the cron job was altered');
     PERFORM penstock.audit_log(alter_cron_job.actor, 'alter_cron_job', 'cron job ' || job,

@@ -328,6 +328,7 @@ func TestAlteringTheSpecEndsTheSilenceAfterAClockThatWasAhead(t *testing.T) {
 	b.at(next)
 	b.fired("hourly")
 	b.fired("tens", ahead)
+	b.exec(`UPDATE penstock.cron_job SET handled_at = clock_timestamp() WHERE name = 'hourly'`) // which fired nothing
 	b.exec(`SELECT penstock.alter_cron_job(name, jsonb_build_object('spec', spec)) FROM penstock.cron_job`)
 	if n := b.count(`SELECT count(*) FROM penstock.cron_job
 		WHERE greatest(handled_at, ended_at, catching_up_to) > clock_timestamp()`); n != 0 {
@@ -340,6 +341,26 @@ func TestAlteringTheSpecEndsTheSilenceAfterAClockThatWasAhead(t *testing.T) {
 	b.at(ahead)
 	b.at(ahead.Add(10 * time.Minute))
 	b.fired("tens", next, ahead, ahead.Add(10*time.Minute))
+}
+
+// A deployment that sets all settings of a job again does not fire a time whose entry an operator has cancelled.
+func TestAlteringTheSpecDoesNotFireATimeWhoseEntryWasCancelled(t *testing.T) {
+	b := newBed(t)
+	today := time.Now().Truncate(24 * time.Hour)
+	tomorrow := today.Add(24 * time.Hour)
+	b.now = today
+	b.job(Job{Name: "nightly", Schedule: Schedule{Spec: "@daily"}})
+	b.at(today)
+	b.exec(`SELECT penstock.cancel_entry(entry_id) FROM penstock.cron_job`)
+	for range 3 { // the sweep for missing entries comes to its end, and begins anew
+		b.at(today)
+	}
+	b.exec(`SELECT penstock.alter_cron_job(name, jsonb_build_object('spec', spec)) FROM penstock.cron_job`)
+	for _, now := range []time.Time{today, tomorrow, tomorrow.Add(24 * time.Hour)} {
+		b.at(now)
+		b.work()
+	}
+	b.fired("nightly", tomorrow.Add(24*time.Hour))
 }
 
 func TestDaylightSavingThroughTheEngine(t *testing.T) {
