@@ -258,7 +258,9 @@ END $$;
 -- remove_instance deletes an instance. It refuses while slots of it are held, unless forced: calls
 -- that still run there are then counted nowhere. An instance of a deployment whose backend was asked for its instances
 -- within the last minute drains instead, until the backend has removed it: without its row it would be registered anew.
--- drain_by is 'removed' then, and the autoscaler has it removed whether it is replaced or not.
+-- drain_by is 'removed' then, and the autoscaler has it removed whether it is replaced or not. Two are deleted all the
+-- same, for nothing else would end their rows: one of a webhook that has no time to live, and, if forced, one that
+-- drains so already.
 -- Locks: the row of the instance (FOR UPDATE), which excludes leases; its slots; the row of inference_version.
 -- Callers: expire_instances; pkg/operator, pkg/scale; psql.
 -- SQLSTATE: PS008 no such instance, PS006 slots of it are held.
@@ -282,8 +284,9 @@ BEGIN
            drain_reason = coalesce(remove_instance.reason, '')
       FROM penstock.deployment d JOIN penstock.deployment_state s ON s.name = d.name
      WHERE i.id = instance AND remove_instance.actor IS DISTINCT FROM 'autoscaler'
-       AND d.name = i.deployment AND d.model = i.model AND d.backend IN ('local', 'kubernetes', 'webhook')
-       AND s.seen_at > clock_timestamp() - interval '1 minute';
+       AND d.name = i.deployment AND d.model = i.model AND s.seen_at > clock_timestamp() - interval '1 minute'
+       AND (d.backend IN ('local', 'kubernetes') OR d.backend = 'webhook' AND i.expires_at IS NOT NULL)
+       AND NOT (force AND i.drain_by IS NOT DISTINCT FROM 'removed');
     IF NOT FOUND THEN
         DELETE FROM penstock.instance i WHERE i.id = instance;
     END IF;

@@ -868,6 +868,28 @@ func TestAnInstanceThatNoBackendHasIsRemovedAtOnce(t *testing.T) {
 	}
 }
 
+// Nothing announces, reports or expires these again: a drain in place of the removal would have no end.
+func TestAnInstanceThatNothingElseEndsIsRemoved(t *testing.T) {
+	db := driven(t)
+	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook"}')`)
+	do(t, db, `INSERT INTO penstock.deployment_state (name, seen_at) VALUES ('llama-own', clock_timestamp())`)
+	announce(t, db, "gpu-1")
+	announce(t, db, "gpu-2")
+	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://gpu-1', 2)`) // it has no time to live any more
+	left := func(call, want string) {
+		do(t, db, call)
+		got := one[string](t, db, `SELECT coalesce(string_agg(server || coalesce(' ' || drain_by, ''), ', ' ORDER BY id), '')
+		                             FROM penstock.instance`)
+		if got != want {
+			t.Errorf("%s leaves %q, want %q", call, got, want)
+		}
+	}
+	left(`SELECT penstock.remove_instance('llama', 'gpu-1', false, 'test', 'anna')`, "gpu-2")
+	left(`SELECT penstock.remove_instance('llama', 'gpu-2', true, 'test', 'anna')`, "gpu-2 removed")
+	left(`SELECT penstock.remove_instance('llama', 'gpu-2', false, 'test', 'anna')`, "gpu-2 removed")
+	left(`SELECT penstock.remove_instance('llama', 'gpu-2', true, 'test', 'anna')`, "")
+}
+
 func TestTheAutoscalerLeavesADrainOfAnOperatorAsItIs(t *testing.T) {
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_instance('llama', 'gpu-1', 'http://gpu-1', 2)`)
