@@ -58,3 +58,15 @@ func (p *planner) isLost() bool {
 	}
 	return missing > 0
 }
+
+// beginsAnew says whether the starts that are not reported begin in this round, without that the order grows: they take
+// the place of instances that were lost, or that this order is the first to name for removal. Not so where starts were
+// missing already: these would never be stuck where instances go more often than that. A new one counts as old as they
+// are then.
+func (p *planner) beginsAnew() bool {
+	if p.s.Existing == nil || p.s.Ordered > *p.s.Existing {
+		return false
+	}
+	isNew := func(name string) bool { return !slices.Contains(p.s.Removing, name) }
+	return p.lost || p.starts > 0 && slices.ContainsFunc(p.remove, isNew)
+}

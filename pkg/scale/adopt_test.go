@@ -202,33 +202,78 @@ func TestAWorkerThatIsReadyWhenItAnnouncesItselfHasNoColdStart(t *testing.T) {
 	}
 }
 
-// A start that takes the place of an instance that was lost begins when that is found, and not when the order grew.
-func TestTheReplacementOfALostInstanceIsNotStuck(t *testing.T) {
-	db := driven(t)
+// A start that takes the place of an instance that went begins when that is found, and not when the order grew: whether
+// it was lost, or an order removed it.
+func TestTheReplacementOfAnInstanceThatWentIsNotStuck(t *testing.T) {
+	for name, goes := range map[string]string{
+		"lost":    `DELETE FROM penstock.instance WHERE server = 'gpu-3'`,
+		"removed": `SELECT penstock.remove_instance('llama', 'gpu-3', false, 'a bad card', 'anna')`,
+		"hung": `UPDATE penstock.instance SET state = 'unhealthy' WHERE server = 'gpu-3';
+		         UPDATE penstock.deployment_state SET unhealthy = jsonb_build_object('gpu-3', now() - interval '1 hour')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, hook := threeOfAWebhook(t, 3)
+			do(t, w.db, goes)
+			for range 5 {
+				w.round()
+				do(t, w.db, `DELETE FROM penstock.instance WHERE server = ANY ($1)`, hook.last().Remove)
+				if s := w.duty.Status().Models[0]; s.Stuck != 0 {
+					t.Errorf("%d starts are stuck at once", s.Stuck)
+				}
+			}
+			if s := w.duty.Status().Models[0]; s.Started != 1 || hook.last().Count != 3 {
+				t.Errorf("%d starts, %d are ordered", s.Started, hook.last().Count)
+			}
+			passed(t, w.db, "5 hours") // it does not come
+			w.round()
+			if s := w.duty.Status().Models[0]; s.Stuck != 1 {
+				t.Errorf("%d starts are stuck 5 hours later, want 1", s.Stuck)
+			}
+		})
+	}
+}
+
+// Starts that do not come are stuck, however often other instances go.
+func TestLossesMakeNoMissingStartYoung(t *testing.T) {
+	for name, goes := range map[string]string{
+		"lost":    `DELETE FROM penstock.instance WHERE server = 'gpu-1'`,
+		"removed": `SELECT penstock.remove_instance('llama', 'gpu-1', false, 'a bad card', 'anna')`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, hook := threeOfAWebhook(t, 2)
+			do(t, w.db, goes)
+			for range 3 {
+				w.round()
+				do(t, w.db, `DELETE FROM penstock.instance WHERE server = ANY ($1)`, hook.last().Remove)
+			}
+			if since := one[float64](t, w.db, `SELECT extract(epoch FROM now() - ordered_at)::float8
+			                                     FROM penstock.deployment_state`); since < 4*3600 {
+				t.Errorf("what does not come is %g s old", since)
+			}
+		})
+	}
+}
+
+// threeOfAWebhook is a deployment of which three were ordered 5 hours ago, and so many are ready.
+func threeOfAWebhook(t *testing.T, ready int) (*term, *hooked) {
+	t.Helper()
+	db, hook := driven(t), &hooked{}
 	do(t, db, `SELECT penstock.set_deployment('llama-own', 'llama', '{"backend": "webhook"}')`)
-	hook := &hooked{}
 	w := &term{t, db, New(db, free{db}, Config{Backends: map[string]Backend{backendWebhook: hook}})}
 	override(t, db, 3)
 	w.round()
-	for _, server := range []string{"gpu-1", "gpu-2", "gpu-3"} {
+	for _, server := range []string{"gpu-1", "gpu-2", "gpu-3"}[:ready] {
 		announce(t, db, server)
 	}
 	do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
 	w.round()
-	do(t, db, `UPDATE penstock.deployment_state SET ordered_at = ordered_at - interval '5 hours', applied_at = applied_at - interval '5 hours'`)
-	do(t, db, `DELETE FROM penstock.instance WHERE server = 'gpu-3'`)
-	for range 3 {
-		w.round()
-		if s := w.duty.Status().Models[0]; s.Stuck != 0 {
-			t.Errorf("%d starts are stuck at once", s.Stuck)
-		}
-	}
-	if s := w.duty.Status().Models[0]; s.Started != 1 || hook.last().Count != 3 {
-		t.Errorf("%d starts, %d are ordered", s.Started, hook.last().Count)
-	}
-	do(t, db, `UPDATE penstock.deployment_state SET ordered_at = ordered_at - interval '5 hours'`) // it does not come
-	w.round()
-	if s := w.duty.Status().Models[0]; s.Stuck != 1 {
-		t.Errorf("%d starts are stuck 5 hours later, want 1", s.Stuck)
-	}
+	passed(t, db, "5 hours")
+	return w, hook
+}
+
+// passed moves an order into the past.
+func passed(t *testing.T, db *pgxpool.Pool, time string) {
+	t.Helper()
+	do(t, db, `UPDATE penstock.deployment_state
+	              SET ordered_at = ordered_at - $1::interval, applied_at = applied_at - $1::interval`, time)
 }

@@ -327,7 +327,7 @@ func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan 
 	if err != nil || todo.order == nil {
 		return false, err
 	}
-	if todo.lost {
+	if todo.anew {
 		now := s.now()
 		s.OrderedAt = &now
 	}

@@ -55,7 +55,7 @@ type steps struct {
 	undrain   []int32
 	order     *Order
 	existing  int
-	lost      bool                 // fewer exist than in the round before, not counting those that orders removed
+	anew      bool                 // the starts that are not reported begin in this round
 	refused   map[string]error     // of register, by the database
 	paused    map[string]refusal   // to be registered later
 	starting  []time.Time          // not registered yet
@@ -81,6 +81,7 @@ func plan(s deploymentRow, registered []registration, found []BackendInstance, l
 		p.grow()
 		p.decideOrder()
 	}
+	p.out.anew = p.beginsAnew()
 	p.registerNoRemoved()
 	p.followRemovals()
 	return p.out
@@ -102,6 +103,8 @@ type planner struct {
 	replaced int
 	leaving  int // of another template, that end
 	surplus  int // left to the backend
+
+	lost bool // fewer exist than in the round before, not counting those that orders removed
 }
 
 // startFailed begins the message of an instance that ended; others are errors of orders.
@@ -153,7 +156,7 @@ func (p *planner) join(registered []registration, found []BackendInstance) {
 		failedAt := p.s.FailedAt
 		p.out.healthy = p.out.healthy || m.Ready && (failedAt == nil || m.began.After(*failedAt))
 	}
-	p.out.lost = p.isLost()
+	p.lost = p.isLost()
 	for _, m := range p.members {
 		if m.ending && p.isOutdated(m) {
 			p.leaving++

@@ -33,8 +33,8 @@ SELECT FROM penstock.instance i
 	forgetSQL     = `SELECT penstock.remove_instance($1, $2, false, $3, 'autoscaler')`
 
 	// observedSQL writes what a round found, and the order that it is about to give. Times in the future, from before
-	// the clock was set back, are set to now. A start that takes the place of an instance that was lost ($14) begins
-	// now. Where instances were taken over ($15), the number was decided without them: it is to be decided anew.
+	// the clock was set back, are set to now. Starts that take the place of instances that went ($14) begin now. Where
+	// instances were taken over ($15), the number was decided without them: it is to be decided anew.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
        (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
@@ -157,7 +157,7 @@ func (p *steps) writeTx(
 	}
 	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
 		backoff(failures), message, place,
-		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.lost,
+		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.anew,
 		p.adopted())
 	return err
 }
