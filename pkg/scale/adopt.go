@@ -34,10 +34,14 @@ func (p *steps) adopted() bool {
 	return slices.ContainsFunc(p.adopts, func(name string) bool { return p.refused[name] == nil })
 }
 
+// beganEarlier is how much before its time a start may seem to have begun: the times of pods are whole seconds, and of
+// another clock.
+const beganEarlier = 2 * time.Second
+
 // followed says whether a start was seen from its beginning on: it began under this deployment, and no report of the
 // backend was missing since. How long another one took is not known, however old it is.
 func (s deploymentRow) followed(began time.Time) bool {
-	if began.Before(s.CreatedAt) || s.SeenAt == nil || s.now().Sub(*s.SeenAt) > blindAfter {
+	if began.Before(s.CreatedAt.Add(-beganEarlier)) || s.SeenAt == nil || s.now().Sub(*s.SeenAt) > blindAfter {
 		return false
 	}
 	began = began.Truncate(time.Microsecond) // as the database keeps it

@@ -189,6 +189,23 @@ func TestOnlyAStartThatWasFollowedIsAColdStart(t *testing.T) {
 	}
 }
 
+// The time at which a pod began has whole seconds, and is often before that at which a deployment on demand was made.
+func TestAStartMaySeemToBeginBeforeItsDeployment(t *testing.T) {
+	for earlier, want := range map[string]int{"900 milliseconds": 1, "10 seconds": 0} {
+		db, backend := driven(t), &cluster{}
+		w := newTerm(t, db, backend)
+		w.round()
+		override(t, db, 1)
+		w.round()
+		backend.instances[0].Began = one[time.Time](t, db, `SELECT created_at - $1::interval FROM penstock.deployment`, earlier)
+		w.round()
+		do(t, db, `UPDATE penstock.instance SET state = 'ready'`)
+		if n := one[int](t, db, `SELECT count(*) FROM penstock.cold_start`); n != want {
+			t.Errorf("%s before: %d cold starts, want %d", earlier, n, want)
+		}
+	}
+}
+
 // A worker that announces itself when it has loaded is found ready by the first probe: how long its start took is not known.
 func TestAWorkerThatIsReadyWhenItAnnouncesItselfHasNoColdStart(t *testing.T) {
 	db := driven(t)
