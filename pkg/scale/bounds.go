@@ -42,14 +42,14 @@ func (t *turn) bound() {
 	t.d.Desired = t.cap(t.d.Desired)
 }
 
-// most is the maximum. Where there are more, it is the number to which the way down may lead now: a maximum that was
-// lowered, or left out, ends no more instances in a minute than a load that fell.
+// most is the maximum. Where more instances exist, it is the number to which the way down may lead now: a maximum that
+// was lowered, or left out, ends no more instances in a minute than a load that fell. It starts none.
 func (t *turn) most() int {
 	if t.s.Desired <= t.p.Max {
 		return t.p.Max
 	}
 	held, _ := t.begun()
-	return max(t.p.Max, min(t.s.Desired, max(t.downLimit(), held)))
+	return max(t.p.Max, min(t.s.Desired, t.o.Ready+len(t.o.Starting), max(t.downLimit(), held)))
 }
 
 // cap applies the emergency caps, which hold for overrides too.

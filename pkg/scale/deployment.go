@@ -159,7 +159,7 @@ func (s deploymentRow) age(now time.Time) Seconds {
 }
 
 // instancesAge is the age of the newest report of the backends that give one. A deployment whose own report is too old
-// is held at its number, see divideAmong; it holds up no other one of its model.
+// is held at its number, see shares; it holds up no other one of its model.
 func instancesAge(deployments []deploymentRow, now time.Time) Seconds {
 	newest := Seconds(-1)
 	for _, s := range deployments {
@@ -313,7 +313,7 @@ func policyOf(deployments []deploymentRow) Policy {
 	return p
 }
 
-// jointCap is the sum of the emergency caps, or none where a deployment has none. divideAmong keeps each
+// jointCap is the sum of the emergency caps, or none where a deployment has none. shares keeps each
 // one within its own.
 func jointCap(deployments []deploymentRow) int {
 	sum := 0

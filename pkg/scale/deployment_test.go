@@ -119,7 +119,7 @@ func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			s := spot
 			c.change(&s)
-			if got := divideAmong(4, 0, []deploymentRow{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
+			if got := divideAmong(4, []deploymentRow{s, external}, noon); got["spot"] != c.spot || got["external"] != c.external {
 				t.Errorf("got %v, want %d and %d", got, c.spot, c.external)
 			}
 		})
@@ -164,7 +164,7 @@ func TestADeploymentGivesUpNoReadyInstanceForOneThatIsNotReady(t *testing.T) {
 			for i := range c.deployments {
 				c.deployments[i].policy.Mode = Mode(c.deployments[i].Mode)
 			}
-			if got := divideAmong(c.n, 0, c.deployments, noon); !maps.Equal(got, c.want) {
+			if got := divideAmong(c.n, c.deployments, noon); !maps.Equal(got, c.want) {
 				t.Errorf("got %v, want %v", got, c.want)
 			}
 		})
@@ -180,7 +180,7 @@ func TestEachOfSeveralDeploymentsHasItsFloor(t *testing.T) {
 	if n := floorOf(all, noon); n != 5 {
 		t.Errorf("the floor of the model is %d, want 5", n)
 	}
-	if got := divideAmong(5, 0, all, noon); got["own"] != 2 || got["spot"] != 3 {
+	if got := divideAmong(5, all, noon); got["own"] != 2 || got["spot"] != 3 {
 		t.Errorf("got %v, want 2 and 3", got)
 	}
 	all[0].policy.Floors = floor(4)
@@ -205,7 +205,7 @@ func TestCapsHoldForEachDeployment(t *testing.T) {
 		deployments := []deploymentRow{a, b}
 		change(&deployments[0])
 		change(&deployments[1])
-		if got := divideAmong(20, 0, deployments, noon); got["a"] != 5 || got["b"] != 5 {
+		if got := divideAmong(20, deployments, noon); got["a"] != 5 || got["b"] != 5 {
 			t.Errorf("%s of 5: %v", name, got)
 		}
 	}
@@ -247,7 +247,7 @@ func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
 	for n, want := range map[int]map[string]int{
 		5: {"typo": 0, "own": 2, "spot": 3}, 1: {"typo": 0, "own": 2, "spot": 0},
 	} {
-		if got := divideAmong(n, 0, all, noon); !maps.Equal(got, want) {
+		if got := divideAmong(n, all, noon); !maps.Equal(got, want) {
 			t.Errorf("%d instances are %v, want %v", n, got, want)
 		}
 	}
@@ -267,7 +267,7 @@ func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
 	} {
 		away := deploymentRow{Name: "own", Mode: "full", Backend: backendKubernetes, Desired: 2, SeenAt: &before}
 		c.change(&away)
-		if got := divideAmong(5, 0, []deploymentRow{away, spot}, noon); got["own"] != c.own || got["spot"] != c.spot {
+		if got := divideAmong(5, []deploymentRow{away, spot}, noon); got["own"] != c.own || got["spot"] != c.spot {
 			t.Errorf("%s: %v, want %d and %d", name, got, c.own, c.spot)
 		}
 	}
@@ -313,7 +313,7 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 			starts = nil
 		}
 		first.stuck, next.stuck = s.Stuck["spot"], s.Stuck["external"]
-		parts := divideAmong(d.Desired, 0, deployments, now)
+		parts := divideAmong(d.Desired, deployments, now)
 		if asked == 0 && parts["external"] > 0 {
 			asked = second
 		}
@@ -360,7 +360,7 @@ func TestAnOverrideOfAnAdvisedDeploymentHoldsUnderABudget(t *testing.T) {
 				deployments[i].policy.Mode, deployments[i].policy.Max = Mode(deployments[i].Mode), 5
 			}
 			n := c.override + c.wantedOfA
-			v := &modelDecision{in: input{Model: "m", Budget: c.budget, At: now}, deployments: deployments, parts: divideAmong(n, 0, deployments, now)}
+			v := &modelDecision{in: input{Model: "m", Budget: c.budget, At: now}, deployments: deployments, parts: divideAmong(n, deployments, now)}
 			v.Desired, v.Apply = n, true
 			limitByBudget([]*modelDecision{v}, map[string][]deploymentRow{"m": deployments})
 			if v.parts["a"] != c.a || v.parts["b"] != c.b || v.Desired != c.desired || len(v.Notes) != c.notes {
@@ -468,4 +468,10 @@ func TestAnInstanceThatDoesNotGoIsReported(t *testing.T) {
 	if n := one[int](t, db, `SELECT cardinality(removing) + (removing_since <> '{}')::int FROM penstock.deployment_state`); n != 0 || message() != "" {
 		t.Errorf("it is gone, and %d are left: %q", n, message())
 	}
+}
+
+// divideAmong are the shares of deployments beside which nothing else runs.
+func divideAmong(n int, deployments []deploymentRow, now time.Time) map[string]int {
+	numbers, _ := shares(n, 0, deployments, now)
+	return numbers
 }
