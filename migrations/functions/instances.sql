@@ -39,7 +39,8 @@ BEGIN
         RAISE EXCEPTION 'deployment "%" is of model "%", not of "%"', wanted, d.model, of_model USING ERRCODE = 'PS002';
     ELSIF d.backend IN ('local', 'kubernetes') THEN
         RAISE EXCEPTION 'backend % of deployment "%" reports its instances itself', d.backend, wanted
-            USING ERRCODE = 'PS002', HINT = 'Announce without deployment, or use backend webhook, advise or keda.';
+            USING ERRCODE = 'PS002',
+                  HINT = 'Its instances announce nothing: webhook, advise and keda are for those that do.';
     END IF;
 END $$;
 
