@@ -740,11 +740,11 @@ BEGIN
 END $$;
 
 -- sweep_output does one of four things, so that its locks are held for that one only: it makes the partitions of
--- penstock.output for the next hours; or drops the oldest one that is not read any more; or deletes up to `most` rows
--- of queues that do not keep theirs from the oldest one that stays and has some; or as many of entries that are gone
--- from the default partition. It returns how many partitions it dropped or rows it deleted.
+-- penstock.output for the next hours; or drops the oldest one that is not read any more; or, where there is none,
+-- deletes up to `most` rows of queues that do not keep theirs from the oldest one that stays and has some; or as many
+-- of entries that are gone from the default partition. It returns how many partitions it dropped or rows it deleted.
 -- A queue's rows of an hour go an hour after its end, unless it keeps its output, or a run of it that
--- began before that end goes on. Every prober calls it once a minute.
+-- began before that end goes on. Every prober calls it once a minute, and again while it deletes `most` rows.
 -- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one,
 -- for 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.
@@ -754,6 +754,8 @@ DECLARE
     part  record;
     stays integer[]; -- queues
     goes  integer[];
+    mixed text[] := '{}'; -- partitions that stay and have rows that go
+    whose text[] := '{}'; -- of these queues
     gone  bigint;
 BEGIN
     IF penstock.make_output_partitions() > 0 THEN
@@ -789,10 +791,21 @@ BEGIN
                 EXECUTE format('DROP TABLE penstock.%I', part.name);
                 RETURN 1;
             END IF;
-            CONTINUE WHEN goes IS NULL;
+            IF goes IS NOT NULL THEN
+                mixed := mixed || part.name::text;
+                whose := whose || goes::text;
+            END IF;
+        EXCEPTION
+            WHEN lock_not_available OR deadlock_detected OR undefined_table THEN
+                NULL;
+        END;
+    END LOOP;
+    FOR i IN 1 .. cardinality(mixed) LOOP
+        BEGIN
             EXECUTE format('DELETE FROM penstock.%1$I
                              WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.%1$I WHERE queue_id = ANY ($1)
-                                                      LIMIT $2 FOR UPDATE SKIP LOCKED))', part.name) USING goes, most;
+                                                      LIMIT $2 FOR UPDATE SKIP LOCKED))', mixed[i])
+              USING whose[i]::integer[], most;
             GET DIAGNOSTICS gone = ROW_COUNT;
             IF gone > 0 THEN
                 RETURN gone;

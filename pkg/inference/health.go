@@ -97,7 +97,7 @@ func (p *Prober) Run(ctx context.Context) error {
 		p.renewClaims(ctx)
 		due, err := p.claimDue(ctx, probesMax-len(probing))
 		if err != nil && ctx.Err() == nil {
-			p.log.Warn("claim probes at instances", "error", err)
+			p.log.Error("claim probes at instances", "error", err)
 		}
 		p.begin(ctx, due, &probes, probing)
 		if time.Since(swept) > time.Minute {
@@ -313,26 +313,51 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 	return nil
 }
 
-const (
-	sweepOutputSQL = `SELECT penstock.sweep_output(10000)`
-	makeOutputSQL  = `SELECT penstock.make_output_partitions()` // which sweep_output does as well
-)
-
 // sweep drops what outlived its use. It returns the runs among that, which workers are to stop.
 func (p *Prober) sweep(ctx context.Context) []endedRun {
 	runs, err := sweepRuns(ctx, p.db)
 	err = errors.Join(err, slot.SweepDemand(ctx, p.db))
 	_, failed := p.db.Exec(ctx, sweepHarmSQL)
 	err = errors.Join(err, failed, p.delete(ctx, sweepUsageSQL))
-	failed = p.delete(ctx, sweepOutputSQL)
-	if err = errors.Join(err, failed); errors.Is(failed, duty.ErrClock) {
-		_, failed = p.db.Exec(ctx, makeOutputSQL)
-		err = errors.Join(err, failed)
-	}
-	if err != nil && ctx.Err() == nil {
+	err = errors.Join(err, p.sweepOutput(ctx, outputFor))
+	switch {
+	case err == nil || ctx.Err() != nil:
+	case errors.Is(err, duty.ErrClock): // which waits, and ends by itself
 		p.log.Warn("sweep", "error", err)
+	default:
+		p.log.Error("sweep", "error", err)
 	}
 	return runs
+}
+
+const (
+	sweepOutputSQL = `SELECT penstock.sweep_output($1)`
+	makeOutputSQL  = `SELECT penstock.make_output_partitions()` // which sweep_output does as well
+	readClockSQL   = `SELECT clock_timestamp()`
+
+	outputMost = 10_000      // rows that a statement deletes
+	outputFor  = time.Second // a sweep: probes wait meanwhile
+)
+
+// sweepOutput drops output that is not kept, with one statement or, while rows are left, as many as begin within so long.
+// What it locks may stop all output, so that each statement is a transaction of its own, and the clock is judged before
+// it.
+func (p *Prober) sweepOutput(ctx context.Context, most time.Duration) error {
+	for began := time.Now(); time.Since(began) < most; {
+		var clock time.Time
+		if err := p.db.QueryRow(ctx, readClockSQL).Scan(&clock); err != nil {
+			return err
+		}
+		if err := p.believed.Check(clock); err != nil {
+			_, failed := p.db.Exec(ctx, makeOutputSQL)
+			return errors.Join(err, failed)
+		}
+		var gone int64
+		if err := p.db.QueryRow(ctx, sweepOutputSQL, outputMost).Scan(&gone); err != nil || gone < outputMost {
+			return err
+		}
+	}
+	return nil
 }
 
 // delete runs a statement that deletes what is old by the database's clock.

@@ -68,10 +68,25 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
 		SELECT q.id, 1, 1, 1, n, 'x', (SELECT min(at) FROM `+old+`) FROM penstock.queue q, generate_series(1, 12) n WHERE q.name = 'other'`)
 	b.must(err)
+	whole := hour(5 * time.Hour) // is younger, and goes first: it is dropped in one step
+	_, err = b.pool.Exec(b.ctx, `UPDATE `+whole+` SET queue_id = (SELECT id FROM penstock.queue WHERE name = 'other')`)
+	b.must(err)
+	if b.count(`SELECT penstock.sweep_output(10)`); there(whole) || rows(old) != 112 {
+		t.Errorf("an hour that nobody keeps is there: %v; of the one before it %d rows, want all", there(whole), rows(old))
+	}
 	for _, left := range []int{102, 100, 100} { // the other model keeps nothing, and its rows go
 		if b.count(`SELECT penstock.sweep_output(10)`); !there(old) || rows(old) != left {
 			t.Errorf("of output that one model keeps and the other does not: there %v, want %d rows", there(old), left)
 		}
+	}
+	_, err = b.pool.Exec(b.ctx, `INSERT INTO penstock.output (queue_id, entry_id, token, attempt, seq, data, at)
+		SELECT q.id, 2, 1, 1, n, 'x', (SELECT min(at) FROM `+old+`) FROM penstock.queue q, generate_series(1, $1) n
+		 WHERE q.name = 'other'`, 2*outputMost+1)
+	b.must(err)
+	p := newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	b.must(p.sweepOutput(b.ctx, time.Hour))
+	if n := rows(old); n != 100 {
+		t.Errorf("one sweep leaves %d rows, want those of the model that keeps its output", n)
 	}
 	_, err = b.pool.Exec(b.ctx, `SELECT penstock.delete_model_override(model) FROM penstock.queue WHERE id = $1`, b.queue.ID)
 	b.must(err)
