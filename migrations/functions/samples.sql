@@ -2,7 +2,8 @@
 
 -- live_rows estimates the rows of a table from the cumulative statistics. A crash loses them, and a standby that is
 -- promoted has none: they count from 0 then, and name no vacuum or analyze, until there is one. Meanwhile they are
--- added to the rows that the last one found, which are in the catalog.
+-- added to the rows that the last one found, which are in the catalog. CREATE INDEX writes these as well: a table that
+-- was filled before it counts twice until it is vacuumed or analyzed.
 -- Callers: live_entries; pkg/doctor, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.live_rows(relation oid) RETURNS bigint
 LANGUAGE sql STABLE AS $$
