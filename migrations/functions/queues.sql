@@ -270,6 +270,7 @@ BEGIN
     EXECUTE format('DELETE FROM penstock.progress p
                      WHERE p.queue_id = $1 AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.id = p.entry_id)',
                    'entry_' || queue_name) USING q.id;
+    newest := greatest(newest, penstock.need_no_callbacks(q, newest - 1000000)); -- of transactions that were open
     PERFORM penstock.lock_all_limits();
     q := penstock.queue_row(queue_name); -- another drop may have been faster, and the queue have been made again
     give_up := clock_timestamp() + current_setting('lock_timeout')::interval;
@@ -283,7 +284,7 @@ BEGIN
     IF NOT force THEN
         PERFORM penstock.need_no_entries(queue_name, force);
     END IF;
-    PERFORM penstock.need_no_callbacks(q, newest - 1000000); -- those that came meanwhile, whose ids are older too
+    PERFORM penstock.need_no_callbacks(q, newest - 100000); -- those that came since, whose ids may be older: pushes wait
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;
