@@ -68,6 +68,10 @@ func TestSlotsOfNodesAreKeptAfterAStepOfTheClock(t *testing.T) {
 		if got := p.trusted(slices.Clone(lapsed), came.Add(5*time.Second)); len(got) != 2 {
 			t.Errorf("%s: %d of 2 orphans are trusted five seconds later", name, len(got))
 		}
+		p.lease = time.Minute // of a node that beats each 20 seconds
+		if got := p.trusted(slices.Clone(lapsed), came.Add(19*time.Second)); len(got) != c.trusted {
+			t.Errorf("%s: %d of 2 orphans are trusted before all nodes have beaten, want %d", name, len(got), c.trusted)
+		}
 	}
 }
 

@@ -37,6 +37,7 @@ type Prober struct {
 	answered time.Time          // when that answer came
 	clock    time.Time          // and the time of the database's clock in it
 	returned time.Time          // when it answered after a time without an answer, or with a clock that stepped ahead
+	lease    time.Duration      // the longest one of a node, which beats three times in it at least
 }
 
 // ProberConfig of a Prober. The zero value works.
@@ -173,7 +174,8 @@ WITH due AS (
             ORDER BY i.next_check_at LIMIT $2 FOR NO KEY UPDATE SKIP LOCKED))
     RETURNING id
 )
-SELECT ARRAY(SELECT id FROM claimed), clock_timestamp()`
+SELECT ARRAY(SELECT id FROM claimed), clock_timestamp(),
+       (SELECT coalesce(max(n.lease), interval '0') FROM penstock.node n)`
 
 // renewProbesSQL keeps the claims on probes $1 that still run.
 const renewProbesSQL = `
@@ -182,11 +184,16 @@ UPDATE penstock.instance SET next_check_at = clock_timestamp() + $2::interval WH
 func (p *Prober) claimDue(ctx context.Context, most int) (due []int32, err error) {
 	sent := time.Now()
 	var clock time.Time
-	err = p.db.QueryRow(ctx, claimDueSQL, p.claimFor(), max(most, 0), deadGrace, 2*p.config.Interval).Scan(&due, &clock)
+	var lease time.Duration
+	err = p.db.QueryRow(ctx, claimDueSQL, p.claimFor(), max(most, 0), deadGrace, 2*p.config.Interval).
+		Scan(&due, &clock, &lease)
 	if err != nil {
 		return nil, err
 	}
 	p.heard(sent, time.Now(), clock)
+	p.mu.Lock()
+	p.lease = lease
+	p.mu.Unlock()
 	return due, nil
 }
 

@@ -14,9 +14,9 @@ import (
 // calls may run through.
 func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 	p.mu.Lock()
-	returned := p.returned
+	returned, allBeat := p.returned, max(p.config.Interval, p.lease/3)
 	p.mu.Unlock()
-	if returned.IsZero() || now.Sub(returned) >= p.config.Interval {
+	if returned.IsZero() || now.Sub(returned) >= allBeat {
 		return orphans
 	}
 	return slices.DeleteFunc(orphans, func(o slot.Orphan) bool { return o.Dead })
