@@ -284,7 +284,7 @@ BEGIN
     IF NOT force THEN
         PERFORM penstock.need_no_entries(queue_name, force);
     END IF;
-    PERFORM penstock.need_no_callbacks(q, newest - 100000); -- those that came since, whose ids may be older: pushes wait
+    PERFORM penstock.need_no_callbacks(q, newest - 100000); -- those that came since, whose ids may be older
     EXECUTE format('ALTER TABLE penstock.entry DETACH PARTITION penstock.%I', 'entry_' || queue_name);
     EXECUTE format('DROP TABLE penstock.%I', 'entry_' || queue_name);
     DELETE FROM penstock.ready WHERE queue_id = q.id;

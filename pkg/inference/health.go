@@ -360,7 +360,8 @@ func (p *Prober) sweepOutput(ctx context.Context, most time.Duration) error {
 			return errors.Join(err, failed)
 		}
 		var gone int64
-		if err := p.db.QueryRow(ctx, sweepOutputSQL, outputMost).Scan(&gone); err != nil || gone < outputMost {
+		err := p.db.QueryRow(ctx, sweepOutputSQL, outputMost).Scan(&gone)
+		if err != nil || gone < outputMost {
 			return err
 		}
 	}
