@@ -346,7 +346,8 @@ const (
 	outputFor  = time.Second // a sweep: probes wait meanwhile
 )
 
-// sweepOutput drops output that is not kept, with one statement or, while rows are left, as many as begin within so long.
+// sweepOutput drops output that is not kept, with one statement or, while rows are left, as many as begin within the
+// time.
 // What it locks may stop all output, so that each statement is a transaction of its own, and the clock is judged before
 // it.
 func (p *Prober) sweepOutput(ctx context.Context, most time.Duration) error {
