@@ -103,9 +103,10 @@ func (p portion) most() int {
 	return most
 }
 
-// shares divide the number of a model among its deployments. Instances that nothing of ours started count as a part of it
-// wherever the leader drives a backend. A deployment whose backend does not report keeps its number, and the others make
-// up for those of its instances that are absent. kept is how many of each are in its number only until others are ready.
+// shares divide the number of a model among its deployments. Instances that nothing of ours started count as a part of
+// it wherever the leader drives a backend. A deployment whose backend does not report keeps its number, and the others
+// make up for those of its instances that are absent. kept is how many of each are in its number only until others are
+// ready.
 func shares(n, unmanaged int, deployments []deploymentRow, now time.Time) (numbers, kept map[string]int) {
 	if len(deployments) == 1 && !deployments[0].managed() {
 		return map[string]int{deployments[0].Name: n}, nil
