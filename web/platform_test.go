@@ -206,6 +206,8 @@ func TestTheOverviewLeavesOutChecksThatExist(t *testing.T) {
 func TestTheOverviewListsFindingsAndQuarantines(t *testing.T) {
 	s := newSite(t)
 	s.fillFleet()
+	s.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
+	        SELECT id, 6, 106, 1 FROM penstock.instance WHERE server = 'gpu-1'`) // node 1 is no more
 	examined := make(chan struct{})
 	s.web.cfg.Examine = func(context.Context) ([]doctor.Finding, error) {
 		defer close(examined)

@@ -51,8 +51,8 @@ CREATE OR REPLACE TRIGGER follow_quota AFTER INSERT OR UPDATE OF application ON 
     FOR EACH ROW EXECUTE FUNCTION penstock.follow_quota();
 
 -- audit_stays refuses every change of rows of the audit.
-CREATE OR REPLACE TRIGGER audit_stays BEFORE UPDATE
-    OR TRUNCATE ON penstock.audit FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
+CREATE OR REPLACE TRIGGER audit_stays BEFORE UPDATE OR TRUNCATE ON penstock.audit
+    FOR EACH STATEMENT EXECUTE FUNCTION penstock.keep_audit();
 
 -- audit_goes_by_retention refuses to delete rows of the audit but by prune_audit, and those of the last 30 days always.
 CREATE OR REPLACE TRIGGER audit_goes_by_retention BEFORE DELETE ON penstock.audit FOR EACH ROW
