@@ -38,7 +38,7 @@ var allowedImports = map[string][]string{
 
 	// What a program is told, and what it tells.
 	"internal/config":    {"penstock", "internal/postgres"},
-	"internal/telemetry": {},
+	"internal/telemetry": {"internal/httpserver"},
 
 	"internal/telemetry/telemetrytest": {"internal/telemetry"},
 
@@ -58,7 +58,7 @@ var allowedImports = map[string][]string{
 	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
 	"pkg/fairness":  duty,
 	"pkg/inference": append(slices.Clone(duty), "internal/durable", "pkg/slot", "pkg/worker"),
-	"pkg/gateway":   append(slices.Clone(duty), "internal/durable", "internal/stream", "pkg/slot", "pkg/worker"),
+	"pkg/gateway":   append(slices.Clone(duty), "internal/durable", "internal/httpserver", "internal/stream", "pkg/slot", "pkg/worker"),
 	"pkg/cron":      duty,
 
 	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),

@@ -14,6 +14,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/resource"
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/penstock/penstock/internal/httpserver"
 )
 
 // NewTracing exports spans of a service to an OTLP address over HTTP: all of those whose caller wants it, and
@@ -54,11 +56,11 @@ func Traced(tracer trace.Tracer, next http.Handler) http.Handler {
 		defer span.End()
 		r = r.WithContext(ctx)
 		r.Header.Del("Traceparent")
-		noted := &statusWriter{w, http.StatusOK}
+		noted := httpserver.NewStatusWriter(w)
 		next.ServeHTTP(noted, r)
-		span.SetAttributes(attribute.Int("http.response.status_code", noted.status))
-		if noted.status >= http.StatusInternalServerError {
-			span.SetStatus(codes.Error, http.StatusText(noted.status))
+		span.SetAttributes(attribute.Int("http.response.status_code", noted.Status))
+		if noted.Status >= http.StatusInternalServerError {
+			span.SetStatus(codes.Error, http.StatusText(noted.Status))
 		}
 	})
 }
@@ -71,18 +73,3 @@ func withoutKey(path string) string {
 	}
 	return path
 }
-
-// statusWriter remembers the status of the answer.
-type statusWriter struct {
-	http.ResponseWriter
-	status int
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (s *statusWriter) WriteHeader(status int) {
-	s.status = status
-	s.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (s *statusWriter) Unwrap() http.ResponseWriter { return s.ResponseWriter }

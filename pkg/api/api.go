@@ -13,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -125,7 +126,7 @@ func newAPI(cfg Config) *API {
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	start := time.Now()
 	w.Header().Set("X-Content-Type-Options", "nosniff")
-	recorder := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
+	recorder := httpserver.NewStatusWriter(w)
 	a.handler.ServeHTTP(recorder, r)
 	route := r.Pattern // set by the mux
 	if !strings.Contains(route, " ") {
@@ -135,7 +136,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if strings.Contains(r.URL.RawQuery, "wait=") || recorder.Header().Get("Content-Type") == "text/event-stream" {
 		took = 0
 	}
-	a.cfg.Observe(route, recorder.status, took)
+	a.cfg.Observe(route, recorder.Status, took)
 }
 
 var errElsewhere = errors.New("without a token, requests are for this machine: address it as localhost, and from no " +
@@ -180,24 +181,10 @@ func (a *API) Admitted(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start := time.Now()
-		recorder := &statusRecorder{ResponseWriter: w, status: http.StatusOK}
+		recorder := httpserver.NewStatusWriter(w)
 		next.ServeHTTP(recorder, r)
 		if recorder.Header().Get("Content-Type") != "text/event-stream" { // which lasts as long as its reader
-			a.cfg.Observe("dashboard", recorder.status, time.Since(start))
+			a.cfg.Observe("dashboard", recorder.Status, time.Since(start))
 		}
 	})
 }
-
-// statusRecorder remembers the status of the answer.
-type statusRecorder struct {
-	http.ResponseWriter
-	status int
-}
-
-func (n *statusRecorder) WriteHeader(status int) {
-	n.status = status
-	n.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (n *statusRecorder) Unwrap() http.ResponseWriter { return n.ResponseWriter }

@@ -7,6 +7,8 @@ import (
 	"runtime/debug"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/penstock/penstock/internal/httpserver"
 )
 
 // Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a
@@ -15,33 +17,18 @@ import (
 // Each request is told to the observer.
 func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) {
 	g.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-		answer := &answerWriter{w, http.StatusOK}
+		answer := httpserver.NewStatusWriter(w)
 		defer func() { // also where an answer breaks off, which is a panic
 			if o := g.config.Observer; o != nil {
 				if r.Context().Err() != nil {
-					answer.status = statusLeft
+					answer.Status = statusLeft
 				}
-				o.Answered(pattern, answer.status)
+				o.Answered(pattern, answer.Status)
 			}
 		}()
 		handler(answer, r)
 	})
 }
-
-// answerWriter remembers the status of an answer.
-type answerWriter struct {
-	http.ResponseWriter
-	status int
-}
-
-// WriteHeader implements http.ResponseWriter.
-func (a *answerWriter) WriteHeader(status int) {
-	a.status = status
-	a.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (a *answerWriter) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the

@@ -79,9 +79,9 @@ func TestPreemptionHasBounds(t *testing.T) {
 	}
 }
 
-// A run is ordered to end once, however long it takes to; a group of entries is not.
-func TestARunIsPreemptedOnceAndAGroupNever(t *testing.T) {
-	t.Parallel()
+// newShortage is an exchange where node 7 has all eight slots of a model, and gateway 1 lacks as many.
+func newShortage(t *testing.T) *exchange {
+	t.Helper()
 	x := newExchange(t)
 	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
 	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
@@ -90,6 +90,13 @@ func TestARunIsPreemptedOnceAndAGroupNever(t *testing.T) {
 	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
 		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 7) n WHERE model = 'm'`)
 	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 8)`)
+	return x
+}
+
+// A run is ordered to end once, however long it takes to; a group of entries is not.
+func TestARunIsPreemptedOnceAndAGroupNever(t *testing.T) {
+	t.Parallel()
+	x := newShortage(t)
 	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
 		SELECT n, 7, n, n, clock_timestamp(), q.id, 1, n, n, 5, 'f', '#' || n FROM penstock.queue q, generate_series(1, 2) n WHERE q.model = 'm'`)
 	for i, want := range []int{1, 0} {
@@ -107,14 +114,7 @@ func TestARunIsPreemptedOnceAndAGroupNever(t *testing.T) {
 // Orders, and the node that takes them, do not wait for the disk: a request waits for both.
 func TestOrdersOfPreemptionDoNotWaitForTheDisk(t *testing.T) {
 	t.Parallel()
-	x := newExchange(t)
-	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
-	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
-	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES
-		(7, 'node', 'default', interval '1 hour', 40, '{}')`)
-	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
-		SELECT id, n, n, 7 FROM penstock.instance, generate_series(0, 7) n WHERE model = 'm'`)
-	x.exec(`INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('m', 1, 8)`)
+	x := newShortage(t)
 	x.exec(`INSERT INTO penstock.lock (token, node_id, pos, last_entry_id, claimed_at, queue_id, claim_id, entry_count, cost, priority, flow, lock_key)
 		SELECT 1, 7, 1, 1, clock_timestamp(), q.id, 1, 1, 1, 5, 'f', '#1' FROM penstock.queue q WHERE q.model = 'm'`)
 	for _, statement := range []string{
