@@ -104,7 +104,7 @@
 //	remove    locked → expired, cancelled  remove.go  settling threads
 //	expire    initial, ready → expired     expire.go  elected leader
 //	recover   locked → ready          recover.go   elected leader, for a node that died
-//	unlock    locked → ready          unlock.go    operators, by hand
+//	unlock    locked → ready          unlock.go    operators, by hand (ForceUnlock)
 //	cancel    initial, ready → cancelled   cancel.go  elected leader: requested while the entry ran
 //	cancel    initial, ready → cancelled   SQL        operators, through pkg/operator or psql
 //	disable, enable                   SQL          the same
@@ -120,7 +120,9 @@
 //	quantum.go, sweep.go            how much of a key a lock covers; ready rows of keys that are locked
 //	handler.go, interrupted.go      what the error of a handler asks for, and one of a database that went away
 //	statement.go                    queues that say in SQL what to run
+//	ending.go, arrays.go            the endings, a constructor for each verb; the arrays in which statements take them
 //	settle.go, callback.go          the transaction that records endings of all verbs; the callback that is part of it
+//	unlock.go                       the end of a lock: its key is ready again where it has more entries
 //	progress.go, output.go          progress, checkpoints and streamed output, under the same fence
 //	charge.go, limit.go             what a run used of a shared resource; refunds of token buckets
 //	throttle.go, pause.go, weight.go  throttles of a queue or a flow; the settings that nodes apply

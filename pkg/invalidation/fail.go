@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -16,12 +15,6 @@ type Failure struct {
 	Stack string `json:"stack,omitempty"` // of a panic
 
 	meta json.RawMessage // see Run.Note
-}
-
-// Fail ends an entry in a failure row, with its history: it will not be tried again by itself.
-func Fail(l *Lock, e EntryID, f Failure, ran time.Duration) Ending {
-	f.meta = l.notes[e]
-	return Ending{Lock: l, Entry: e, verb: verbFail, failure: f, ran: ran}
 }
 
 // failSQL moves entries $4 to penstock.failure.

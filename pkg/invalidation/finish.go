@@ -5,17 +5,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
-
-// Done ends an entry well. The result, nil for none, can be read for the queue's ResultRetention.
-func Done(l *Lock, e EntryID, result json.RawMessage, ran time.Duration) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbDone, result: result, ran: ran, meta: l.notes[e]}
-}
 
 // finishSoloSQL ends solo entries $2 under tokens $3: lock record and entry go, and results $4 are kept if $6
 // says so. No entry can be behind a solo key, so nothing is looked for again. It goes to where the claim saw

@@ -4,16 +4,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Expire ends an entry whose start_by or finish_by has passed.
-func Expire(l *Lock, e EntryID, reason string) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbExpire, reason: reason}
-}
-
-// Cancel ends an entry whose cancel was requested while it ran.
-func Cancel(l *Lock, e EntryID, reason string) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbCancel, reason: reason}
-}
-
 // removeSQL ends entries $4 as expired or cancelled ($5), for reasons $6.
 const removeSQL = `
 WITH found AS MATERIALIZED (

@@ -105,12 +105,6 @@ func (p RetryPolicy) Next(class string, attempts int, random float64) (time.Dura
 	return time.Duration(wait * (1 + c.Jitter*random)), true
 }
 
-// Retry ends a run in error; the entry is tried again after delay, by the database's clock.
-func Retry(l *Lock, e EntryID, f Failure, delay, ran time.Duration) Ending {
-	f.meta = l.notes[e]
-	return Ending{Lock: l, Entry: e, verb: verbRetry, failure: f, delay: delay, ran: ran}
-}
-
 // retrySQL sends entries $4 back to initial until $5 milliseconds from now. Retries ($7 true) spend an
 // attempt and write the error to the history; entries that are postponed spend nothing. History keeps the
 // newest 20 errors. An entry that is retried has started, so that its start_by binds no more. $10 are the attempts
@@ -174,22 +168,3 @@ func (q *Queue) queueStarted(batch *pgx.Batch, endings []Ending) {
 
 // unbinds reports whether a release removes start_by from its entry. Any other release changes no entry.
 func (e *Ending) unbinds() bool { return e.started && e.Lock.hasStartBy(e.Entry) }
-
-// Release hands a run back without spending an attempt: no capacity, drain or shutdown. The key keeps its
-// position, and is not claimed before delay has passed, by the database's clock. Make it the last ending of
-// the lock: the entries behind keep their order only if they are handed back with it.
-func Release(l *Lock, e EntryID, delay time.Duration) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbRelease, delay: delay}
-}
-
-// Postpone ends a run that spends no attempt; the entry becomes due after delay, by the database's clock.
-// Later entries of its key may run before it, as before a retry.
-func Postpone(l *Lock, e EntryID, delay time.Duration) Ending {
-	return Ending{Lock: l, Entry: e, verb: verbPostpone, delay: delay}
-}
-
-// Yield ends a lock whose quantum of time is over, before entry e and those behind it have run: the key goes to
-// the end of the line and spends nothing.
-func Yield(l *Lock, e EntryID) Ending {
-	return Ending{Lock: l, Entry: e, Last: true, verb: verbYield}
-}

@@ -8,6 +8,90 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// unlockSQL ends locks $2 with tokens $3 and inserts ready rows for keys with more entries that are not blocked. $4
+// is the position: the one that the key had ("front"), behind all others ("back", also for a key that used up its
+// quantum of $5 entries), or that of its oldest entry ("oldest"). $6 is for how long (ms) it may not be
+// claimed; 0 for at once. The statement returns the keys that are ready again, of solo entries too, and their lanes
+// and positions, also where a concurrent push had inserted a ready row: claimers may have skipped it while the key was
+// locked. No hint tells of these rows: the node that ended the lock goes back to them.
+const unlockSQL = `
+WITH freed AS (
+    DELETE FROM penstock.lock d
+     USING unnest($2::text[], $3::bigint[], $4::text[], $6::bigint[]) k(lock_key, token, requeue, delay_ms)
+     CROSS JOIN LATERAL (
+           SELECT ctid AS row FROM penstock.lock WHERE queue_id = $1 AND lock_key = k.lock_key
+               AND token = k.token OFFSET 0) l
+     WHERE d.ctid = l.row
+    RETURNING d.lock_key, d.pos, d.priority, d.flow, d.last_entry_id, d.entry_count, k.requeue,
+              CASE WHEN k.delay_ms > 0 THEN clock_timestamp() + k.delay_ms * interval '1 millisecond' END AS not_before
+), solo AS MATERIALIZED (
+    SELECT e.priority, e.flow, f.pos, e.id, f.lock_key, f.not_before
+      FROM freed f
+     CROSS JOIN LATERAL (SELECT * FROM penstock.entry_X WHERE queue_id = $1 AND id = f.last_entry_id OFFSET 0) e
+     WHERE left(f.lock_key, 1) = '#' AND penstock.claimable(e.status, e.priority)
+), again_solo AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, entry_id, not_before)
+    SELECT $1, priority, flow, pos, id, not_before FROM solo
+    ON CONFLICT DO NOTHING
+), more AS MATERIALIZED (
+    SELECT CASE f.requeue WHEN 'front' THEN greatest(f.priority, n.priority) ELSE n.priority END AS priority,
+           CASE f.requeue WHEN 'front' THEN f.flow ELSE n.flow END AS flow,
+           CASE WHEN f.requeue = 'front' THEN f.pos
+                WHEN f.requeue = 'back' OR f.entry_count >= $5::int THEN nextval('penstock.entry_id_seq')
+                ELSE n.id END AS pos, f.lock_key, f.not_before
+      FROM freed f
+     CROSS JOIN LATERAL (
+           SELECT min(id) AS id, max(priority) AS priority, (array_agg(flow ORDER BY id))[1] AS flow
+             FROM (SELECT id, priority, flow FROM penstock.entry_X
+                    WHERE lock_key = f.lock_key AND penstock.claimable(status, priority)
+                    ORDER BY id LIMIT $5::int) e) n
+     WHERE left(f.lock_key, 1) <> '#' AND n.id IS NOT NULL
+       AND (SELECT b.entry_id FROM penstock.blocked_key b WHERE b.queue_id = $1 AND b.lock_key = f.lock_key) IS NULL
+), again AS (
+    INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key, not_before)
+    SELECT $1, priority, flow, pos, lock_key, not_before FROM more
+    ON CONFLICT DO NOTHING
+)
+SELECT lock_key, priority, flow, pos AS position FROM more
+UNION ALL
+SELECT lock_key, priority, flow, pos FROM solo`
+
+func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
+	var keys []string
+	var tokens []Token
+	var requeues []string
+	var delays []int64 // ms
+	for _, e := range endings {
+		if e.verb == verbRelease {
+			e.Lock.handedBack, e.Lock.delay = true, max(e.Lock.delay, e.delay)
+		}
+	}
+	for _, e := range endings {
+		if e.Last {
+			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
+			requeues, delays = append(requeues, e.requeue()), append(delays, e.Lock.delay.Milliseconds())
+		}
+	}
+	if len(keys) == 0 {
+		return
+	}
+	batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount,
+		delays).Query(func(rows pgx.Rows) error {
+		var key string
+		var at LaneHead
+		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
+			for _, e := range endings {
+				if e.Last && e.Lock.Key == key {
+					head := at
+					e.Lock.Requeued = &head
+				}
+			}
+			return nil
+		})
+		return err
+	})
+}
+
 // forceUnlockSQL locks the record of key $2 with token $3 and returns whether its node lives and lists the token.
 const forceUnlockSQL = `
 SELECT EXISTS (SELECT FROM penstock.node n
