@@ -26,7 +26,7 @@ SELECT penstock.call_back(e::penstock.entry, 'failed', jsonb_build_object('class
  WHERE e.queue_id = $1 AND e.id = ANY ($2::bigint[]) AND e.callback IS NOT NULL
  ORDER BY e.id`
 
-func (q *Queue) queueCallbacks(batch *pgx.Batch, endings []Ending) {
+func (q *Queue) addCallbacks(batch *pgx.Batch, endings []Ending) {
 	var wanted []Ending
 	for _, e := range endings {
 		if e.outcome() != "" && e.Lock.callback(e.Entry) != nil {

@@ -103,8 +103,7 @@ func (q *Queue) EndsLock(e *Ending) bool {
 	return e.verb == verbRelease || e.verb == verbFail && q.Config.OnFailure == OnFailureBlockKey
 }
 
-// requeue is the position of the key if it has more entries: front, back or oldest. Of entries that run together any
-// may be handed back, not the last alone.
+// requeue is the position of the key if it has more entries: front, back or oldest.
 func (e *Ending) requeue() string {
 	switch {
 	case e.verb == verbYield:

@@ -39,7 +39,7 @@ SELECT penstock.all_ended((SELECT count(*) FROM found), (
                     penstock.history_add(history, penstock.run_note(attempt + 1, error, $7, run_ms))))
          FROM gone))`
 
-func (q *Queue) queueFail(batch *pgx.Batch, node NodeID, endings []Ending) {
+func (q *Queue) addFail(batch *pgx.Batch, node NodeID, endings []Ending) {
 	if c := pick(endings, verbFail); len(c.ids) > 0 {
 		batch.Queue(q.sql.fail, q.ID, c.keys, c.tokens, c.ids,
 			each(c, func(e *Ending) Failure { return e.failure.clean() }),

@@ -119,8 +119,8 @@ WITH ours AS MATERIALIZED (
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM gone)),
        (SELECT count(*) FROM gone) AS ended`
 
-// queueDone adds the number of entries that it ended to *ended.
-func (q *Queue) queueDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
+// addDone adds the number of entries that it ended to *ended.
+func (q *Queue) addDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID bool, ended *int) {
 	c := pick(endings, verbDone)
 	if len(c.ids) == 0 {
 		return

@@ -31,8 +31,8 @@ type refunds struct {
 }
 
 // lock adds a row of a lock.
-func (r *refunds) lock(l *Lock, uncovered int32, rest bool) {
-	r.keys, r.tokens = append(r.keys, l.Key), append(r.tokens, l.Token)
+func (r *refunds) lock(key string, token Token, uncovered int32, rest bool) {
+	r.keys, r.tokens = append(r.keys, key), append(r.tokens, token)
 	r.uncovered, r.rest = append(r.uncovered, uncovered), append(r.rest, rest)
 }
 
@@ -45,7 +45,7 @@ func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	var r refunds
 	for _, l := range groups {
 		if n := l.counted - len(l.Entries); n > 0 {
-			r.lock(l, int32(n), false)
+			r.lock(l.Key, l.Token, int32(n), false)
 		}
 	}
 	if len(r.keys) == 0 {
@@ -55,10 +55,10 @@ func (q *Queue) refundUncovered(ctx context.Context, groups []*Lock) error {
 	return q.errorf("refund limits of", err)
 }
 
-// queueRefund refunds entries that end cancelled, and entries that their node releases before they
+// addRefund refunds entries that end cancelled, and entries that their node releases before they
 // ran. An entry that a handler releases is not refunded, since the handler has used the limited resource;
 // those behind it, which go back with it, are.
-func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
+func (q *Queue) addRefund(batch *pgx.Batch, endings []Ending) {
 	if q.rates == rateNone {
 		return
 	}
@@ -79,16 +79,32 @@ func (q *Queue) queueRefund(batch *pgx.Batch, endings []Ending) {
 		if !seen {
 			at = len(r.keys)
 			index[e.Lock.Token] = at
-			r.lock(e.Lock, 0, false)
+			r.lock(e.Lock.Key, e.Lock.Token, 0, false)
 		}
 		r.rest[at] = r.rest[at] || unrun
 		if n := turnedAway[e.Lock.Token]; unrun && n > 0 {
-			r.lock(e.Lock, -n, false)
+			r.lock(e.Lock.Key, e.Lock.Token, -n, false)
 		}
 		if e.verb == verbCancel {
 			r.cancelled, r.under = append(r.cancelled, e.Entry), append(r.under, e.Lock.Token)
 		}
 	}
+	r.add(batch, q)
+}
+
+// addRefundUnrun refunds what locks cover, none of which has run.
+func (q *Queue) addRefundUnrun(batch *pgx.Batch, locks []unlocking) {
+	if q.rates == rateNone {
+		return
+	}
+	var r refunds
+	for _, l := range locks {
+		r.lock(l.key, l.token, 0, true)
+	}
+	r.add(batch, q)
+}
+
+func (r *refunds) add(batch *pgx.Batch, q *Queue) {
 	if len(r.keys) > 0 {
 		batch.Queue(q.sql.refund, q.ID, r.keys, r.tokens, r.uncovered, r.rest, r.cancelled, r.under)
 	}

@@ -2,6 +2,7 @@ package invalidation
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -217,14 +218,12 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 			}
 		}
 		batch := &pgx.Batch{}
-		q.queueRefund(batch, waited)
-		q.queueUnlock(batch, held)
+		q.addRefundUnrun(batch, waited)
+		q.addUnlock(batch, held, nil)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}
-		for _, e := range held {
-			r.Freed = append(r.Freed, e.Lock.Token)
-		}
+		_, r.Freed = keysAndTokens(held)
 		return nil
 	})
 	if err != nil {
@@ -233,66 +232,63 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 	return r, nil
 }
 
-// holdForRecovery locks the records and returns a release for each, in place of the node that would
-// have released them.
-func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock, crashed bool) ([]Ending, error) {
+// holdForRecovery locks the records of locks, and returns those that it could lock.
+func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock, crashed bool) ([]unlocking, error) {
 	byToken := make(map[Token]HeldLock, len(locks))
 	keys, tokens := make([]string, len(locks)), make([]Token, len(locks))
 	for i, l := range locks {
 		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
 	}
 	return pgx.CollectRows(postgres.Query(ctx, tx, recoverHoldSQL, q.ID, keys, tokens, crashed),
-		func(row pgx.CollectableRow) (Ending, error) {
+		func(row pgx.CollectableRow) (unlocking, error) {
 			var token Token
 			err := row.Scan(&token)
-			e := Release(&Lock{Key: byToken[token].Key, Token: token}, 0, 0)
-			e.Last = true
-			return e, err
+			return unlocking{key: byToken[token].Key, token: token, requeue: "front"}, err
 		})
 }
 
 // holdEntries locks the entries of locks, and leaves out the locks of which another transaction has one.
-func (q *Queue) holdEntries(ctx context.Context, tx pgx.Tx, held []Ending) ([]Ending, error) {
+func (q *Queue) holdEntries(ctx context.Context, tx pgx.Tx, held []unlocking) ([]unlocking, error) {
 	if len(held) == 0 {
 		return nil, nil
 	}
-	keys, tokens := locksOf(held)
+	keys, tokens := keysAndTokens(held)
 	busy, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.recoverEntries, q.ID, keys, tokens), pgx.RowTo[Token])
-	return without(held, busy), err
+	return slices.DeleteFunc(held, func(l unlocking) bool { return slices.Contains(busy, l.token) }), err
 }
 
 // splitByBegun separates the locks that count as begun from those that waited.
-func splitByBegun(held []Ending, locks []HeldLock) (ran, waited []Ending) {
+func splitByBegun(held []unlocking, locks []HeldLock) (ran, waited []unlocking) {
 	notBegun := make(map[Token]bool, len(locks))
 	for _, l := range locks {
 		notBegun[l.Token] = l.Waited
 	}
-	for _, e := range held {
-		if notBegun[e.Lock.Token] {
-			waited = append(waited, e)
+	for _, l := range held {
+		if notBegun[l.token] {
+			waited = append(waited, l)
 		} else {
-			ran = append(ran, e)
+			ran = append(ran, l)
 		}
 	}
 	return ran, waited
 }
 
 // markMayHaveRun marks the entries of locks that another than their node ends.
-func (q *Queue) markMayHaveRun(ctx context.Context, tx pgx.Tx, held []Ending) error {
+func (q *Queue) markMayHaveRun(ctx context.Context, tx pgx.Tx, held []unlocking) error {
 	if len(held) == 0 {
 		return nil
 	}
-	keys, tokens := locksOf(held)
+	keys, tokens := keysAndTokens(held)
 	_, err := tx.Exec(ctx, q.sql.mayHaveRun, q.ID, keys, tokens)
 	return err
 }
 
-func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, held []Ending) ([]EntryID, error) {
-	if len(held) == 0 {
+func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, ran []unlocking) ([]EntryID, error) {
+	if len(ran) == 0 {
 		return nil, nil
 	}
-	c := pick(held, verbRelease)
-	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, c.keys, c.tokens, q.Config.CrashLimit),
+	keys, tokens := keysAndTokens(ran)
+	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, keys, tokens, q.Config.CrashLimit),
 		pgx.RowTo[EntryID])
 	if err != nil || len(poison) == 0 {
 		return nil, err

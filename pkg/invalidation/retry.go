@@ -133,7 +133,7 @@ WITH found AS MATERIALIZED (
 )
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM later))`
 
-func (q *Queue) queueRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
+func (q *Queue) addRetry(batch *pgx.Batch, node NodeID, endings []Ending) {
 	c := pick(endings, verbRetry, verbPostpone)
 	if len(c.ids) > 0 {
 		batch.Queue(q.sql.retry, q.ID, c.keys, c.tokens, c.ids,
@@ -159,7 +159,7 @@ WITH found AS MATERIALIZED (
 )
 SELECT penstock.all_ended((SELECT count(*) FROM found), (SELECT count(*) FROM unbound))`
 
-func (q *Queue) queueStarted(batch *pgx.Batch, endings []Ending) {
+func (q *Queue) addStarted(batch *pgx.Batch, endings []Ending) {
 	c := pick(slices.DeleteFunc(slices.Clone(endings), func(e Ending) bool { return !e.unbinds() }), verbRelease)
 	if len(c.ids) > 0 {
 		batch.Queue(q.sql.started, q.ID, c.keys, c.tokens, c.ids)

@@ -162,20 +162,48 @@ func (q *Queue) settleHeld(
 ) (settled, error) {
 	batch := &pgx.Batch{}
 	var s settled
-	q.queueHold(batch, endings, lockTimeout, &s.ours)
-	q.queueCallbacks(batch, endings) // while the entries are still there
-	q.queueDone(batch, node, endings, byTID, &s.done)
-	q.queueRetry(batch, node, endings)
-	q.queueFail(batch, node, endings)
-	q.queueRefund(batch, endings) // while cancelled entries are still there: once for each
-	q.queueRemove(batch, node, endings)
-	q.queueStarted(batch, endings)
-	q.queueThrottles(batch, endings)
-	q.queueUnlock(batch, endings)
+	q.addHold(batch, endings, lockTimeout, &s.ours)
+	q.addCallbacks(batch, endings) // while the entries are still there
+	q.addDone(batch, node, endings, byTID, &s.done)
+	q.addRetry(batch, node, endings)
+	q.addFail(batch, node, endings)
+	q.addRefund(batch, endings) // while cancelled entries are still there: once for each
+	q.addRemove(batch, node, endings)
+	q.addStarted(batch, endings)
+	q.addThrottles(batch, endings)
+	keepHandedBack(endings)
+	q.addUnlock(batch, unlockings(endings), func(key string, at LaneHead) {
+		for i := range endings {
+			if e := &endings[i]; e.Last && e.Lock.Key == key {
+				head := at
+				e.Lock.Requeued = &head
+			}
+		}
+	})
 	if err := q.db.SendBatch(ctx, batch).Close(); err != nil {
 		return settled{}, q.errorf("settle entries of", err)
 	}
 	return s, nil
+}
+
+// keepHandedBack keeps in the locks that entries of theirs are handed back: of entries that run together any may be, and
+// the last ending of the lock may be settled in a later transaction.
+func keepHandedBack(endings []Ending) {
+	for i := range endings {
+		if e := &endings[i]; e.verb == verbRelease {
+			e.Lock.handedBack, e.Lock.delay = true, max(e.Lock.delay, e.delay)
+		}
+	}
+}
+
+// unlockings are the locks that end with endings.
+func unlockings(endings []Ending) (locks []unlocking) {
+	for i := range endings {
+		if e := &endings[i]; e.Last {
+			locks = append(locks, unlocking{e.Lock.Key, e.Lock.Token, e.requeue(), e.Lock.delay})
+		}
+	}
+	return locks
 }
 
 // soloDone reports whether all endings are finishes of solo entries without callback, which have a shorter statement.
@@ -198,7 +226,7 @@ SELECT l.token
  WHERE (SELECT penstock.need_read_committed()) IS NOT NULL
    AND (SELECT set_config('lock_timeout', coalesce($4::text, current_setting('lock_timeout')), true)) IS NOT NULL`
 
-func (q *Queue) queueHold(batch *pgx.Batch, endings []Ending, lockTimeout *string, ours *[]Token) {
+func (q *Queue) addHold(batch *pgx.Batch, endings []Ending, lockTimeout *string, ours *[]Token) {
 	keys, tokens := locksOf(endings)
 	batch.Queue(holdSQL, q.ID, keys, tokens, lockTimeout).Query(func(rows pgx.Rows) error {
 		held, err := pgx.CollectRows(rows, pgx.RowTo[Token])

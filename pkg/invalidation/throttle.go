@@ -24,7 +24,7 @@ SELECT penstock.throttle($4, max(k.wait_ms) * interval '1 millisecond', k.flow, 
  GROUP BY k.flow
  ORDER BY k.flow NULLS FIRST`
 
-func (q *Queue) queueThrottles(batch *pgx.Batch, endings []Ending) {
+func (q *Queue) addThrottles(batch *pgx.Batch, endings []Ending) {
 	if !slices.ContainsFunc(endings, func(e Ending) bool { return e.throttle.wait != 0 }) {
 		return
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -56,36 +57,42 @@ SELECT lock_key, priority, flow, pos AS position FROM more
 UNION ALL
 SELECT lock_key, priority, flow, pos FROM solo`
 
-func (q *Queue) queueUnlock(batch *pgx.Batch, endings []Ending) {
-	var keys []string
-	var tokens []Token
-	var requeues []string
-	var delays []int64 // ms
-	for _, e := range endings {
-		if e.verb == verbRelease {
-			e.Lock.handedBack, e.Lock.delay = true, max(e.Lock.delay, e.delay)
-		}
+// unlocking is a lock that is to end.
+type unlocking struct {
+	key     string
+	token   Token
+	requeue string        // the position of the key if it has more entries: front, back or oldest
+	delay   time.Duration // for which the key may not be claimed
+}
+
+// keysAndTokens are the arrays by which statements name locks.
+func keysAndTokens(locks []unlocking) (keys []string, tokens []Token) {
+	keys, tokens = make([]string, len(locks)), make([]Token, len(locks))
+	for i, l := range locks {
+		keys[i], tokens[i] = l.key, l.token
 	}
-	for _, e := range endings {
-		if e.Last {
-			keys, tokens = append(keys, e.Lock.Key), append(tokens, e.Lock.Token)
-			requeues, delays = append(requeues, e.requeue()), append(delays, e.Lock.delay.Milliseconds())
-		}
-	}
-	if len(keys) == 0 {
+	return keys, tokens
+}
+
+// addUnlock ends locks. It calls requeued, if it is not nil, for each key that is ready again.
+func (q *Queue) addUnlock(batch *pgx.Batch, locks []unlocking, requeued func(key string, at LaneHead)) {
+	if len(locks) == 0 {
 		return
 	}
-	batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount,
-		delays).Query(func(rows pgx.Rows) error {
+	keys, tokens := keysAndTokens(locks)
+	requeues, delays := make([]string, len(locks)), make([]int64, len(locks)) // ms
+	for i, l := range locks {
+		requeues[i], delays[i] = l.requeue, l.delay.Milliseconds()
+	}
+	statement := batch.Queue(q.sql.unlock, q.ID, keys, tokens, requeues, q.Config.QuantumCount, delays)
+	if requeued == nil {
+		return
+	}
+	statement.Query(func(rows pgx.Rows) error {
 		var key string
 		var at LaneHead
 		_, err := pgx.ForEachRow(rows, []any{&key, &at.Priority, &at.Flow, &at.Position}, func() error {
-			for _, e := range endings {
-				if e.Last && e.Lock.Key == key {
-					head := at
-					e.Lock.Requeued = &head
-				}
-			}
+			requeued(key, at)
 			return nil
 		})
 		return err
@@ -115,13 +122,12 @@ func (q *Queue) ForceUnlock(ctx context.Context, tx pgx.Tx, key string, token To
 		return fmt.Errorf("unlock %q of queue %q: its node lives and lists the lock; cancel the entry, "+
 			"drain the node, or unlock it in spite of that: %w", key, q.Name, ErrState)
 	}
-	release := []Ending{Release(&Lock{Key: key, Token: token}, 0, 0)}
-	release[0].Last = true
-	if err := q.markMayHaveRun(ctx, tx, release); err != nil {
+	locks := []unlocking{{key: key, token: token, requeue: "front"}}
+	if err := q.markMayHaveRun(ctx, tx, locks); err != nil {
 		return q.errorf("unlock a key of", err)
 	}
 	batch := &pgx.Batch{}
-	q.queueUnlock(batch, release)
+	q.addUnlock(batch, locks, nil)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return q.errorf("unlock a key of", err)
 	}
