@@ -340,11 +340,13 @@ END $$;
 
 -- Slots --------------------------------------------------------------------------------------------------------------
 
--- usable returns whether calls may be sent to an instance.
+-- usable returns whether calls may be sent to an instance. It is volatile, as are present, starts and pressed, for it
+-- reads the clock: Postgres does not inline such a function otherwise.
+-- Locks: none.
 -- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots_within,
 -- unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql VOLATILE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
        AND (i.expires_at IS NULL OR i.expires_at > clock_timestamp())
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
@@ -352,9 +354,10 @@ $$;
 
 -- pressed returns whether calls wait inside an instance's worker, or its cache is nearly full: a server such
 -- as vLLM then preempts calls and computes them again. It gets calls only where no other instance has room.
+-- Locks: none.
 -- Callers: lease_slots_within, unpressed_room; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.pressed(i penstock.instance) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql VOLATILE AS $$
     SELECT coalesce((i.queued > 0 OR i.kv_usage > 0.9) AND i.checked_at > clock_timestamp() - interval '1 minute',
                     false)
 $$;

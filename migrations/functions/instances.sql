@@ -2,25 +2,28 @@
 
 -- present returns whether an instance is usable, but for its time to live: one that has not been heard is a part of the
 -- number of its model until expire_instances finds that it could have been, and drains or removes it.
+-- Locks: none.
 -- Callers: scale_input, scale_share; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.present(i penstock.instance) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql VOLATILE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
        AND (i.quarantined_until IS NULL OR i.quarantined_until <= clock_timestamp())
 $$;
 
 -- starts returns whether an instance is being started: it has not been ready yet.
+-- Locks: none.
 -- Callers: scale_input; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.starts(i penstock.instance) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql VOLATILE AS $$
     SELECT i.draining_at IS NULL AND (i.state = 'starting' OR i.deployment IS NOT NULL AND i.ready_at IS NULL
                                       AND NOT penstock.usable(i))
 $$;
 
 -- unhealthy returns whether an instance that is not being started fails its probes, or needs a restart.
+-- Locks: none.
 -- Callers: scale_input; pkg/scale.
 CREATE OR REPLACE FUNCTION penstock.unhealthy(i penstock.instance) RETURNS boolean
-LANGUAGE sql STABLE AS $$
+LANGUAGE sql VOLATILE AS $$
     SELECT i.state IN ('unhealthy', 'defunct') AND NOT penstock.starts(i)
 $$;
 

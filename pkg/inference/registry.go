@@ -18,8 +18,8 @@ import (
 )
 
 // Registry is the copy of models and instances in a process. It reads the tables anew whenever
-// their version number has changed, so that nothing needs a restart; asking for the number is one
-// look-up of one row.
+// their version number has changed, so that nothing needs a restart; each poll reads the number, and
+// the load of all instances.
 type Registry struct {
 	db      postgres.DB
 	config  worker.Config
