@@ -11,13 +11,14 @@ CREATE OR REPLACE TRIGGER instance_version AFTER INSERT OR DELETE ON penstock.in
     FOR EACH ROW EXECUTE FUNCTION penstock.bump_inference_version();
 
 -- instance_change: nodes read instances again after a change that decides about calls. Load and the time of a check
--- change all the time and are left out.
+-- change all the time and are left out; so is the change between ready and busy, both of which take calls.
 CREATE OR REPLACE TRIGGER instance_change AFTER UPDATE ON penstock.instance
     FOR EACH ROW WHEN (OLD.endpoint IS DISTINCT FROM NEW.endpoint
           OR OLD.server IS DISTINCT FROM NEW.server
           OR OLD.slots IS DISTINCT FROM NEW.slots
           OR OLD.labels IS DISTINCT FROM NEW.labels
-          OR OLD.state IS DISTINCT FROM NEW.state
+          OR CASE OLD.state WHEN 'busy' THEN 'ready' ELSE OLD.state END
+             IS DISTINCT FROM CASE NEW.state WHEN 'busy' THEN 'ready' ELSE NEW.state END
           OR OLD.draining_at IS DISTINCT FROM NEW.draining_at
           OR OLD.quarantined_until IS DISTINCT FROM NEW.quarantined_until)
     EXECUTE FUNCTION penstock.bump_inference_version();

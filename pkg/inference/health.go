@@ -313,7 +313,8 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 	default:
 		p.heard(sent, time.Now(), clock)
 	}
-	if h.State != e.State {
+	// The registry does not read a change between ready and busy.
+	if h.State != e.State && (!h.State.Serving() || !e.State.Serving()) {
 		p.log.Info("instance changed", "model", e.Model.Name, "server", e.Server, "from", e.State, "to", h.State,
 			"reason", h.Reason)
 	}

@@ -25,3 +25,26 @@ func TestPollOfRegistryCallsNoFunctionForAnInstance(t *testing.T) {
 		}
 	}
 }
+
+// The version of models and instances is one row, which a change locks until its commit: a probe that finds a worker
+// busy, or ready again, does not wait for those of other instances.
+func TestBusyAndReadyAgainIsNoChangeOfInstance(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("a", nowhere, 1)
+	version := func() int { return b.count(`SELECT version FROM penstock.inference_version`) }
+	before := version()
+	for _, c := range []struct {
+		state   string
+		changes bool
+	}{
+		{"ready", true}, {"busy", false}, {"ready", false}, {"unhealthy", true}, {"busy", true}, {"starting", true},
+	} {
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET state = $1`, c.state)
+		b.must(err)
+		after := version()
+		if changed := after != before; changed != c.changes {
+			t.Errorf("state %s: changed is %v, want %v", c.state, changed, c.changes)
+		}
+		before = after
+	}
+}
