@@ -235,11 +235,11 @@ chaos-scale: ## Faults for the autoscaler on real leaders, processes and a provi
 	PENSTOCK_SCALE_CHAOS=$(CHAOS) PENSTOCK_SCALE_SEED=$${SEED:-1} go test -vet=off -count=1 -timeout 0 -run TestAutoscalerUnderFaults -v ./e2e
 
 .PHONY: chaos-release
-chaos-release: ## Run the fault harness until 500 programs were killed and 1,000 answers to each kind of commit were lost; half an hour
+chaos-release: ## Run the fault harness until 500 programs were killed and 1,000 answers to each kind of commit were lost; about an hour
 	@mkdir -p bin
 	go build -o bin/ ./cmd/leader ./cmd/tasknode ./cmd/gateway
 	go -C chaos build -o ../bin/chaos .
-	bin/chaos -bin bin -release -for 60m -drain 10m -rate 8 -nodes 8 -leaders 3 $(ARGS)
+	bin/chaos -bin bin -release -for 90m -drain 15m -rate 5 -nodes 3 -leaders 2 $(ARGS)
 
 chaos-mutants: ## Put one known bug after another into the programs: the fault harness must find each; ARGS='-only hint,lease', ARGS='-results FILE' to go on
 	go -C chaos build -o ../bin/chaos .

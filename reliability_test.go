@@ -34,15 +34,25 @@ func TestNoProgramTakesAnAdvisoryLockForASession(t *testing.T) {
 	}
 }
 
-// docs/reliability.md says which test keeps which failure out. A test that is renamed must be renamed there too.
+// The pages on reliability say which test keeps which failure out. A test that is renamed must be renamed there too.
 func TestReliabilityNamesTestsThatExist(t *testing.T) {
-	text, err := os.ReadFile("docs/reliability.md")
+	pages, err := filepath.Glob("docs/reliability/*.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`").FindAllSubmatch(text, -1)
-	if len(named) == 0 {
-		t.Fatal("docs/reliability.md names no test")
+	pageOf := map[string]string{} // by the name of a test
+	named := regexp.MustCompile("`(Test[A-Za-z0-9]+)`")
+	for _, page := range append(pages, "docs/reliability.md") {
+		text, err := os.ReadFile(page)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range named.FindAllSubmatch(text, -1) {
+			pageOf[string(match[1])] = page
+		}
+	}
+	if len(pageOf) == 0 {
+		t.Fatal("the pages on reliability name no test")
 	}
 	declared := map[string]bool{}
 	function := regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9]+)\(`)
@@ -53,9 +63,9 @@ func TestReliabilityNamesTestsThatExist(t *testing.T) {
 			}
 		}
 	})
-	for _, match := range named {
-		if name := string(match[1]); !declared[name] {
-			t.Errorf("docs/reliability.md names %s, which does not exist", name)
+	for name, page := range pageOf {
+		if !declared[name] {
+			t.Errorf("%s names %s, which does not exist", page, name)
 		}
 	}
 }
