@@ -115,11 +115,14 @@ type endedLine struct {
 }
 
 // endedSQL reads what became of the first entries of a batch, of those that have ended. One of which neither an
-// outcome nor the entry is there any more has outlived the retention of its queue.
+// outcome nor the entry is there any more has outlived the retention of its queue. The entry is looked up first: an
+// outcome is looked for in each day of results and failures, and most entries of an open batch have none yet.
 const endedSQL = `
 SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.stored
   FROM (SELECT x.line, x.custom_id, x.entry_id FROM penstock.gateway_batch_line x
          WHERE x.batch_id = $1 AND x.entry_id IS NOT NULL ORDER BY x.line LIMIT $3) l
+ CROSS JOIN LATERAL (
+       SELECT WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = $2 AND e.id = l.entry_id) OFFSET 0) gone
  CROSS JOIN LATERAL (
        SELECT r.outcome::text AS outcome, '' AS class, coalesce(r.reason, '') AS error,
               coalesce(pg_column_size(r.result), 0) AS stored
@@ -129,7 +132,6 @@ SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.stored
          FROM penstock.failure f WHERE f.queue_id = $2 AND f.entry_id = l.entry_id
        UNION ALL
        SELECT 'lost', '', '', 0
-        WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = $2 AND e.id = l.entry_id)
        LIMIT 1) o
  ORDER BY l.line`
 

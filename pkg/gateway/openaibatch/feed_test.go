@@ -3,8 +3,12 @@ package openaibatch
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -169,4 +173,62 @@ func TestAFailureInTheErrorFileIsNotRetried(t *testing.T) {
 	if one, all := refused(one, id), refused(all); one != "PS006" || all != "PS006" {
 		t.Errorf("retries of a failure in the error file: %q and %q, want PS006", one, all)
 	}
+}
+
+// A batch of which no entry ends rests longer after each turn, up to 4 s, and no longer than at first once one has ended.
+// Its entries are looked up: no day of results or failures is, where each entry is there.
+func TestABatchWhoseEntriesRunRestsAndReadsNoOutcomes(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	b := s.begun(requestLine+requestLine, 0, len(requestLine))
+	rest := func() (d time.Duration) {
+		s.Helper()
+		s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp()`)
+		if !s.turn(t.Context()) {
+			t.Fatal("no batch was due")
+		}
+		var left float64
+		err := s.pool.QueryRow(t.Context(),
+			`SELECT extract(epoch FROM next_at - clock_timestamp())::float8 FROM penstock.gateway_batch`).Scan(&left)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return time.Duration(math.Ceil(max(0, left)/workEvery.Seconds())) * workEvery
+	}
+	var rests []time.Duration
+	for range 6 { // the first one feeds the lines
+		rests = append(rests, rest())
+	}
+	if got := fmt.Sprint(rests); got != "[0s 500ms 1s 2s 4s 4s]" {
+		t.Errorf("the batch rests %s after its turns", got)
+	}
+	for _, scan := range s.scansOfOutcomes(s.again(b)) {
+		if !strings.Contains(scan, "never executed") {
+			t.Errorf("outcomes are read of entries that have not ended: %s", scan)
+		}
+	}
+	s.exec(`SELECT penstock.cancel_entry(entry_id, 'test', 'test') FROM penstock.gateway_batch_line WHERE line = 1`)
+	if moved, next := rest(), rest(); moved != 0 || next != workEvery {
+		t.Errorf("after an entry has ended the batch rests %s and then %s", moved, next)
+	}
+}
+
+// scansOfOutcomes are the lines of the plan of the statement that reads what has ended, as it ran, that read outcomes.
+func (s *shop) scansOfOutcomes(b batchRow) (scans []string) {
+	s.Helper()
+	rows, err := s.pool.Query(s.Context(), `EXPLAIN (ANALYZE, TIMING OFF) `+endedSQL, b.ID, b.QueueID, windowLines)
+	if err != nil {
+		s.Fatal(err)
+	}
+	lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		s.Fatal(err)
+	}
+	for _, line := range lines {
+		if strings.Contains(line, " on result") || strings.Contains(line, " on failure") {
+			scans = append(scans, line)
+		}
+	}
+	return scans
 }

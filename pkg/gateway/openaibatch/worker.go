@@ -39,9 +39,13 @@ const openSQL = `
 SELECT EXISTS (SELECT FROM penstock.gateway_batch b
                 WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
 
-// restSQL says when a batch gets its next turn, after one that did not fail.
+// restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), else
+// after $3, and twice as long for each further one in a row, at most 8 times.
 const restSQL = `
-UPDATE penstock.gateway_batch SET next_at = clock_timestamp() + $2::interval, failed_turns = 0 WHERE id = $1`
+UPDATE penstock.gateway_batch
+   SET next_at = clock_timestamp() + CASE WHEN $2 THEN interval '0' ELSE $3::interval * 2 ^ least(idle_turns, 3) END,
+       idle_turns = CASE WHEN $2 THEN 0 ELSE least(idle_turns, 3) + 1 END, failed_turns = 0
+ WHERE id = $1`
 
 // failedTurnSQL begins the pause of a batch whose turn failed again, since the turn may have taken longer than it.
 const failedTurnSQL = `
@@ -164,14 +168,10 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 			_, err = tx.Exec(ctx, failedTurnSQL, id)
 			return err
 		}
-		pause := workEvery
-		if moved {
-			pause = 0
-		}
 		if b.Fed > before {
 			queue = b.QueueID
 		}
-		_, err = tx.Exec(ctx, restSQL, id, pause)
+		_, err = tx.Exec(ctx, restSQL, id, moved, workEvery)
 		return err
 	})
 	if err == nil && queue != nil && s.config.Hint != nil {
