@@ -274,8 +274,10 @@ func (b *bed) start(config ServiceConfig) *miniNode {
 
 func (m *miniNode) beat(ctx context.Context) {
 	for ctx.Err() == nil {
-		orders, err := invalidation.Renew(ctx, m.pool, m.id, invalidation.Beat{Tokens: []invalidation.Token{}})
-		if err == nil {
+		tokens, err := pgx.CollectRows(postgres.Query(ctx, m.pool, `SELECT token FROM penstock.lock WHERE node_id = $1`, m.id),
+			pgx.RowTo[invalidation.Token])
+		orders, failed := invalidation.Renew(ctx, m.pool, m.id, invalidation.Beat{Tokens: tokens})
+		if err == nil && failed == nil {
 			m.mu.Lock()
 			for _, c := range orders.Cancel {
 				if cancel := m.running[c.Entry]; cancel != nil {

@@ -106,6 +106,40 @@ func TestCancelOfARunningEntryIsHeardAtTheHeartbeat(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
 }
 
+// A heartbeat whose node knew the lock has delivered the cancel. Others look its lock up no more, and the node hears of it
+// again where it asks, and with each eighth heartbeat.
+func TestADeliveredCancelIsNotLookedUpByEachHeartbeat(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("")[0]
+	lock := b.claimOne()
+	b.want(b.cancel(id), cancelRequested)
+	beat := func(n NodeID, beat Beat) int {
+		b.Helper()
+		o, err := Renew(b.ctx, b.pool, n, beat)
+		b.must(err)
+		return len(o.Cancel)
+	}
+	b.want(beat(here, Beat{}), 1) // the answer of the claim is still on its way
+	b.want(beat(there, Beat{}), 0)
+	knows := Beat{Tokens: []Token{lock.Token}}
+	b.want(beat(here, knows), 1)
+	b.want(beat(here, knows), 0)
+	x := b.explainer()
+	x.explain("beat", statement{beatSQL, fmt.Sprintf(`%d, '{}', '{}', '{}', '{}', false`, there)}).walk(func(n *plan) {
+		if n.Relation == "lock" && n.Loops > 0 {
+			t.Errorf("a heartbeat of another node looks up the lock: %s %.0f times", n.Type, n.Loops)
+		}
+	})
+	knows.Again = true
+	b.want(beat(here, knows), 1)
+	knows.Again = false
+	again := 0
+	for range 8 {
+		again += beat(here, knows)
+	}
+	b.want(again, 1)
+}
+
 func TestCancelRequestOutlivesARetry(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("", "")

@@ -19,6 +19,8 @@ type Beat struct {
 	// RunningEntries has, for each of Running, the entry that runs; of several that run together the first.
 	RunningEntries []EntryID
 	Load           map[string]any // the governor's readings, for status output
+	// Again asks for all requested cancels: the answer to the heartbeat before did not arrive.
+	Again bool
 }
 
 // Orders are the instructions in the answer to a heartbeat.
@@ -29,7 +31,8 @@ type Orders struct {
 	// Lapsed says that the lease was over by the database's clock when this heartbeat renewed it: locks may have been
 	// freed.
 	Lapsed bool
-	// Cancel lists the entries of this node whose cancel is requested.
+	// Cancel lists the entries of this node whose cancel is requested: those that it was not told under a lock of
+	// Beat.Tokens, and each eighth time all.
 	Cancel []CancelRequest
 	// RegistryVersion is another number, in no order, when any queue's settings, pauses or limits changed, or the set
 	// of queues did: read the queues again.
@@ -72,30 +75,35 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 // is read from the row as it was before, which is what the statement's snapshot has. RegistryVersion is a
 // hash of the versions of all queues with their ids, which are never used again: drops and makes between two
 // heartbeats could leave a sum of versions as it was.
+//
+// A requested cancel is delivered when it was in the answer to a node that knew the lock, and is not looked up
+// again then, but for each eighth heartbeat: the request stays until the run has ended, and thousands of runs of other
+// nodes may end slowly. The key may have come to another node meanwhile, before a leader settles the request.
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node
        SET beat_at = clock_timestamp(), beat = beat + 1, tokens = $2::bigint[], running = $3::bigint[],
            running_entries = $5::bigint[], load = $4::jsonb
      WHERE id = $1
-    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason,
+    RETURNING draining_at IS NOT NULL AS draining, coalesce(drain_reason, '') AS reason, beat % 8 = 0 AS again,
               penstock.node_paused(id, name) AS paused
 ), wished AS MATERIALIZED (
-    SELECT c.ctid AS row
+    SELECT c.ctid AS row, c.queue_id, c.entry_id, c.reason,
+           c.delivered_at IS NULL AND l.token IN (SELECT unnest($2::bigint[])) AS arrives
       FROM penstock.cancel_request c
-     CROSS JOIN LATERAL (SELECT FROM penstock.lock l
+     CROSS JOIN LATERAL (SELECT l.token FROM penstock.lock l
                           WHERE l.queue_id = c.queue_id AND l.lock_key = coalesce(c.lock_key, '#' || c.entry_id)
                             AND l.node_id = $1 AND c.entry_id <= l.last_entry_id
                          OFFSET 0) l
-), asked AS (
+     WHERE c.delivered_at IS NULL OR $6::boolean OR (SELECT again FROM beat)
+), delivered AS (
     UPDATE penstock.cancel_request c
-       SET delivered_at = coalesce(delivered_at, clock_timestamp())
-     WHERE c.ctid = ANY (ARRAY(SELECT row FROM wished))
-    RETURNING c.queue_id, c.entry_id, c.reason
+       SET delivered_at = clock_timestamp()
+     WHERE c.ctid = ANY (ARRAY(SELECT row FROM wished WHERE arrives))
 )
 SELECT b.draining, b.reason, b.paused, (SELECT coalesce(bit_xor(hashint8extended(version, id)), 0) FROM penstock.queue),
        (SELECT coalesce(jsonb_agg(jsonb_build_object('QueueID', queue_id, 'Entry', entry_id, 'Reason', reason)), '[]')
-           FROM asked),
+           FROM wished),
        (SELECT n.beat_at + n.lease < clock_timestamp() FROM penstock.node n WHERE n.id = $1)
   FROM beat b`
 
@@ -116,8 +124,8 @@ func Renew(ctx context.Context, db postgres.DB, id NodeID, b Beat) (Orders, erro
 	if b.RunningEntries == nil {
 		b.RunningEntries = []EntryID{}
 	}
-	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load, b.RunningEntries).Scan(&o.Draining, &o.Reason,
-		&o.Paused, &o.RegistryVersion, &cancels, &o.Lapsed)
+	err := db.QueryRow(ctx, beatSQL, id, b.Tokens, b.Running, b.Load, b.RunningEntries, b.Again).Scan(&o.Draining,
+		&o.Reason, &o.Paused, &o.RegistryVersion, &cancels, &o.Lapsed)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
 		return Orders{}, ErrNodeGone

@@ -59,7 +59,8 @@ func (n *Node) beat(ctx context.Context) error {
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
 	n.jobs.extend(start, n.cfg.Ranker.Extend)
 	b := n.jobs.beat()
-	b.Load = n.load()
+	b.Load, b.Again = n.load(), n.beatLost
+	n.beatLost = true
 	orders, err := invalidation.Renew(ctx, n.beats, n.ID(), b)
 	if errors.Is(err, invalidation.ErrNodeGone) {
 		return n.reincarnate(ctx, start)
@@ -74,6 +75,7 @@ func (n *Node) beat(ctx context.Context) error {
 	if err := n.endFreed(ctx); err != nil {
 		return err
 	}
+	n.beatLost = false
 	n.obey(ctx, orders)
 	return nil
 }

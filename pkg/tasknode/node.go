@@ -40,6 +40,7 @@ type Node struct {
 	// of the heartbeat, and of the start before it
 	registry      int64 // the version of the registry of queues that was read last
 	registerAgain bool  // the node's row does not have the queues that it serves yet
+	beatLost      bool  // the orders of the last heartbeat did not arrive
 
 	wake         chan struct{}   // holds as many as there are scheduling threads
 	beatSoon     chan struct{}   // holds one: the next heartbeat is wanted at once
