@@ -184,6 +184,8 @@ func (c Config) options() (map[string]any, error) {
 // interval writes a duration as Postgres reads an interval.
 func interval(d time.Duration) string { return fmt.Sprintf("%d microseconds", d.Microseconds()) }
 
+// configColumns are read with two more for scanQueue: the pauses and the weights of flows, null where they are not
+// asked for.
 const configColumns = `kind::text, application, priority, entry_priority, algorithm, coalesce(grouping, ''),
        mergeable, merge,
        coalesce(max_concurrent, 0), coalesce(max_concurrent_per_node, 0),
@@ -198,8 +200,6 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce(paused_reason, ''),
        disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id),
-       penstock.queue_pauses(queue),
-       penstock.queue_weights(queue),
        (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s),
        penstock.queue_rate_kind(id)`
 
@@ -221,7 +221,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		&c.ResultRetention, &c.FailureRetention,
 		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pauseLeft, &paused.Actor, &paused.Reason,
 		&disabled, &off.Actor, &off.Reason,
-		&c.Version, &q.limits, &pauses, &weights, &c.Statements, &q.rates)
+		&c.Version, &q.limits, &c.Statements, &q.rates, &pauses, &weights)
 	if err != nil {
 		return nil, err
 	}

@@ -21,6 +21,9 @@ type pause struct {
 
 // readPauses reads the answer of penstock.queue_pauses. Ends are counted on this process's clock from now on.
 func readPauses(text []byte) ([]pause, error) {
+	if text == nil {
+		return nil, nil
+	}
 	var rows []struct {
 		Scope, Value  string
 		Actor, Reason string
@@ -55,9 +58,11 @@ func (q *Queue) Paused(flow string, now time.Time) (Control, bool) {
 	if p := q.Config.Paused; p != nil && lasts(*p) {
 		return *p, true
 	}
-	for _, p := range q.pauses {
-		if (p.scope != "flow" || p.value == flow) && lasts(p.control) {
-			return p.control, true
+	for _, pauses := range [][]pause{q.pauses, q.everywhere.pauses} {
+		for _, p := range pauses {
+			if (p.scope != "flow" || p.value == flow) && lasts(p.control) {
+				return p.control, true
+			}
 		}
 	}
 	return Control{}, false

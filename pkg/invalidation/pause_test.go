@@ -41,3 +41,35 @@ func TestPauseUntilADistantTimeIsInForce(t *testing.T) {
 		t.Error("the queue is not paused")
 	}
 }
+
+// A list has what is set for flows in all queues once, and each queue knows the same as one that was read alone.
+func TestAListKnowsThePausesAndWeightsOfFlows(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.create_queue('other', '{"application": "shop"}')`)
+	b.exec(b.pool, `SELECT penstock.set_flow_weight('all', 4), penstock.set_flow_weight('both', 3),
+		penstock.set_flow_weight('both', 0.1, 'work'), penstock.set_flow_weight('one', 2, 'work')`)
+	b.exec(b.pool, `INSERT INTO penstock.pause (scope, value, queue_id, actor, reason)
+		VALUES ('flow', 'stopped', NULL, 'ann', ''), ('flow', 'here', $1, 'ann', ''), ('application', 'shop', NULL, 'ann', '')`, b.q.ID)
+	queues, err := List(b.ctx, b.pool)
+	b.must(err)
+	for _, listed := range queues {
+		alone, err := Open(b.ctx, b.pool, listed.Name)
+		b.must(err)
+		for _, flow := range []string{"", "all", "both", "one", "stopped", "here"} {
+			if listed.FlowWeight(flow) != alone.FlowWeight(flow) {
+				t.Errorf("flow %q of queue %s weighs %v in a list, %v alone", flow, listed.Name, listed.FlowWeight(flow), alone.FlowWeight(flow))
+			}
+			_, paused := alone.Paused(flow, time.Now())
+			if _, got := listed.Paused(flow, time.Now()); got != paused {
+				t.Errorf("flow %q of queue %s is paused: %t in a list, %t alone", flow, listed.Name, got, paused)
+			}
+		}
+	}
+	served, err := ListOf(b.ctx, b.pool, "default")
+	b.must(err)
+	for _, q := range served {
+		if q.Name == "other" {
+			t.Error("nodes read a queue of another application")
+		}
+	}
+}

@@ -27,12 +27,14 @@ type Queue struct {
 	pauses   []pause
 	// weights of flows that have another one than 1.
 	weights map[string]float64
-	hinter  *Hinter // of pushes outside a transaction; nil for none
-	db      postgres.DB
-	sql     statements
-	policy  *lanePolicy // shared by all handles made from this one, as sizes are
-	sizes   *payloadSize
-	batcher *batcher // group commit of pushes outside a transaction; nil for none
+	// everywhere has the pauses and weights of flows in all queues, where the queue was read with others.
+	everywhere flowsOfAll
+	hinter     *Hinter // of pushes outside a transaction; nil for none
+	db         postgres.DB
+	sql        statements
+	policy     *lanePolicy // shared by all handles made from this one, as sizes are
+	sizes      *payloadSize
+	batcher    *batcher // group commit of pushes outside a transaction; nil for none
 }
 
 // statements are the hot statements on the queue's own table: they never read other queues' entries.
@@ -45,7 +47,7 @@ type statements struct {
 }
 
 const openSQL = `
-SELECT id, name, ` + configColumns + `
+SELECT id, name, ` + configColumns + `, penstock.queue_pauses(queue), penstock.queue_weights(queue)
   FROM penstock.queue
  WHERE name = $1`
 
@@ -83,23 +85,6 @@ func (q *Queue) LearnFrom(other *Queue) {
 	if q.ID == other.ID {
 		q.sizes, q.policy = other.sizes, other.policy
 	}
-}
-
-const listSQL = `
-SELECT id, name, ` + configColumns + `
-  FROM penstock.queue
- ORDER BY name`
-
-// List returns every queue.
-func List(ctx context.Context, db postgres.DB) ([]*Queue, error) {
-	queues, err := pgx.CollectRows(postgres.Query(ctx, db, listSQL), scanQueue)
-	if err != nil {
-		return nil, fmt.Errorf("list queues: %w", err)
-	}
-	for _, q := range queues {
-		q.bind(db)
-	}
-	return queues, nil
 }
 
 // Create makes a queue with its table. Settings at their zero value get the defaults that Config states.

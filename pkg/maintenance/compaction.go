@@ -63,7 +63,7 @@ func (c *Compaction) pass(ctx context.Context) error {
 	if len(behind) == 0 {
 		return nil
 	}
-	list, err := invalidation.List(ctx, c.db)
+	list, err := invalidation.ListSettings(ctx, c.db)
 	if err != nil {
 		return err
 	}

@@ -39,7 +39,7 @@ func (d *Depths) Counts() int64 { return d.counts.Load() }
 const countShare = 0.05
 
 func (d *Depths) pass(ctx context.Context) (time.Duration, error) {
-	queues, err := invalidation.List(ctx, d.db)
+	queues, err := invalidation.ListSettings(ctx, d.db)
 	if err != nil {
 		return 0, err
 	}

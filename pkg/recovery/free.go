@@ -83,7 +83,7 @@ func (l *Locks) choose(stuck []Stuck) []Stuck {
 
 func (l *Locks) queues(ctx context.Context) (map[int32]*invalidation.Queue, error) {
 	ctx, end := l.reads.Context(ctx, 0)
-	list, err := invalidation.List(ctx, l.db)
+	list, err := invalidation.ListSettings(ctx, l.db)
 	end(err)
 	if err != nil {
 		return nil, err

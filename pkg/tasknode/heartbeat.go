@@ -53,7 +53,7 @@ func (n *Node) Cancelled(node invalidation.NodeID) {
 
 // beat renews once. The lease is counted from before the request was sent: the database got it later than that.
 func (n *Node) beat(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, n.cfg.Beat)
+	bounded, cancel := context.WithTimeout(ctx, n.cfg.Beat)
 	defer cancel()
 	start := time.Now()
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
@@ -61,9 +61,9 @@ func (n *Node) beat(ctx context.Context) error {
 	b := n.jobs.beat()
 	b.Load, b.Again = n.load(), n.beatLost
 	n.beatLost = true
-	orders, err := invalidation.Renew(ctx, n.beats, n.ID(), b)
+	orders, err := invalidation.Renew(bounded, n.beats, n.ID(), b)
 	if errors.Is(err, invalidation.ErrNodeGone) {
-		return n.reincarnate(ctx, start)
+		return n.reincarnate(bounded, start)
 	}
 	if err != nil {
 		return err
@@ -72,7 +72,7 @@ func (n *Node) beat(ctx context.Context) error {
 	if orders.Lapsed { // also where lapse did not see it: the monotonic clock stands still while a machine is suspended
 		n.lease.lockReads = 2
 	}
-	if err := n.endFreed(ctx); err != nil {
+	if err := n.endFreed(bounded); err != nil {
 		return err
 	}
 	n.beatLost = false
@@ -115,6 +115,9 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 		n.jobs.cancelEntry(c)
 	}
 	if o.RegistryVersion != n.registry {
+		// What is left of the heartbeat's time may not do for thousands of queues: they would never be read.
+		ctx, cancel := context.WithTimeout(ctx, n.cfg.Lease/4)
+		defer cancel()
 		if err := n.readQueues(ctx); err != nil {
 			n.cfg.Log.Warn("read queues", "error", err)
 			return

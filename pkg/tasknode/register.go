@@ -44,7 +44,7 @@ func (n *Node) register(ctx context.Context) error {
 
 // readQueues reads which queues there are, and serves those of its application for which it has a handler.
 func (n *Node) readQueues(ctx context.Context) error {
-	queues, err := invalidation.List(ctx, n.db)
+	queues, err := invalidation.ListOf(ctx, n.db, n.cfg.Application)
 	if err != nil {
 		return err
 	}
