@@ -16,6 +16,9 @@ type Config struct {
 	// BatchEntriesMax bounds the entries that one transaction of Deadlines promotes, expires, cancels or fails.
 	// Default 1000.
 	BatchEntriesMax int
+	// QueuesAtOnce is how many queues one statement, or one round trip, of Deadlines and Samples reads: it holds locks
+	// on their tables until it ends, and all of ten thousand take longer than its bound. Default 500.
+	QueuesAtOnce int
 	// RetentionPause is the longest time between two passes of Retention; one that leaves rows to delete is
 	// followed sooner. Default 1 minute.
 	RetentionPause time.Duration
@@ -45,6 +48,7 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(c.Pause, 500*time.Millisecond)
 	c.BatchEntriesMax = cmp.Or(c.BatchEntriesMax, 1000)
+	c.QueuesAtOnce = cmp.Or(c.QueuesAtOnce, 500)
 	c.RetentionPause = cmp.Or(c.RetentionPause, time.Minute)
 	c.CompactPause = cmp.Or(c.CompactPause, 10*time.Second)
 	c.CountPause = cmp.Or(c.CountPause, time.Second)

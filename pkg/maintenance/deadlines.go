@@ -27,6 +27,7 @@ type Deadlines struct {
 	overrunAt time.Time                   // last check
 
 	batch map[int32]int // entries in one transaction, for queues where cfg.BatchEntriesMax would time out
+	from  int           // the queue, by its place in the list, at which the next pass begins
 
 	done duty.Tally[DeadlinesStatus]
 }
@@ -66,29 +67,42 @@ func (d *Deadlines) Status() DeadlinesStatus { return d.done.Read() }
 // pass serves the queues that have something to promote or to expire, and asks to be called again when the next
 // entry comes due, at once if there is more. Entries pushed meanwhile are seen after cfg.Pause.
 func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
-	works, err := d.readNext(ctx)
+	queues, err := d.list(ctx)
 	if err != nil {
 		return 0, err
 	}
 	pause := d.cfg.Pause
 	late := 0.0
-	for _, w := range works {
-		late = min(late, value(w.Due)) // deadlines stay with entries that run: one that has passed is no backlog
-		next, err := d.serve(ctx, w)
+	for from := range slices.Chunk(d.order(queues), d.cfg.QueuesAtOnce) {
+		d.from += len(from) // where they cannot be read, the next pass begins with those after them
+		works, err := d.readNext(ctx, from)
 		if err != nil {
 			return 0, err
 		}
-		pause = min(pause, next)
+		for _, w := range works {
+			late = min(late, value(w.Due)) // deadlines stay with entries that run: one that has passed is no backlog
+			next, err := d.serve(ctx, w)
+			if err != nil {
+				return 0, err
+			}
+			pause = min(pause, next)
+		}
 	}
 	d.done.Add(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
 	return pause, d.reportOverrun(ctx)
 }
 
-// readNext reads the queues and what is due in them.
-func (d *Deadlines) readNext(ctx context.Context) (works []invalidation.NextWork, err error) {
+// order returns the queues in the order of this pass.
+func (d *Deadlines) order(queues []*invalidation.Queue) []*invalidation.Queue {
+	d.from %= max(1, len(queues))
+	return slices.Concat(queues[d.from:], queues[:d.from])
+}
+
+// list reads the queues.
+func (d *Deadlines) list(ctx context.Context) (queues []*invalidation.Queue, err error) {
 	ctx, end := d.reads.Context(ctx, 0)
 	defer func() { end(err) }()
-	queues, err := invalidation.List(ctx, d.db)
+	queues, err = invalidation.ListSettings(ctx, d.db)
 	if err != nil {
 		return nil, err
 	}
@@ -100,10 +114,19 @@ func (d *Deadlines) readNext(ctx context.Context) (works []invalidation.NextWork
 			return nil, err
 		}
 	}
+	return queues, nil
+}
+
+// readNext reads what is due in queues.
+func (d *Deadlines) readNext(
+	ctx context.Context, queues []*invalidation.Queue,
+) (works []invalidation.NextWork, err error) {
+	ctx, end := d.reads.Context(ctx, 0)
+	defer func() { end(err) }()
 	return d.peek(ctx, queues)
 }
 
-// peek reads all queues in one round trip, and if that fails one by one: a queue that cannot be
+// peek reads queues in one round trip, and if that fails one by one: a queue that cannot be
 // read is reported and does not delay others.
 func (d *Deadlines) peek(ctx context.Context, queues []*invalidation.Queue) ([]invalidation.NextWork, error) {
 	works, err := invalidation.ReadNextWork(ctx, d.db, queues)

@@ -155,6 +155,25 @@ func TestAQueueThatIsDroppedMeanwhileIsNoError(t *testing.T) {
 	}
 }
 
+// Queues are read in parts, each under its own bound. A part that takes too long delays no other for ever.
+func TestQueuesThatCannotBeReadInTimeHoldUpNoOthers(t *testing.T) {
+	f := newUsualFleet(t)
+	f.exec(`SELECT penstock.create_queue('a_locked')`)
+	f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '1 millisecond')`)
+	tx, err := f.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
+	if _, err := tx.Exec(t.Context(), `LOCK TABLE penstock.entry_a_locked`); err != nil {
+		t.Fatal(err)
+	}
+	run(t, maintenance.NewDeadlines(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, QueuesAtOnce: 1}))
+	eventually(t, "the entry of the other queue is ready", func() bool {
+		return f.count(`SELECT count(*) FROM penstock.ready`) == 1
+	})
+}
+
 func TestBacklogOfDueEntriesIsPromotedInBatches(t *testing.T) {
 	f := newUsualFleet(t)
 	due := time.Now().Add(time.Hour)

@@ -108,7 +108,8 @@ func (s *Samples) Latest() Sampling { return s.latest.Read() }
 // seconds.
 const sampleShare = 0.1
 
-// samplingMax bounds a pass, which takes seconds: a connection may freeze without an error.
+// samplingMax bounds a pass, which takes seconds, and more than a minute with ten thousand queues: a connection may
+// freeze without an error.
 const samplingMax = 2 * time.Minute
 
 // samplePause is the pause after a pass that took so long.
@@ -147,8 +148,25 @@ func (s *Samples) pass(ctx context.Context) (time.Duration, error) {
 const measureSQL = `
 SELECT m.queue_id, q.name, m.at, m.initial, m.pending, m.disabled, m.computing, m.failed, m.estimated,
        m.serving, m.head_age, m.blocked, m.accepted, m.gone, m.dead_tuples, m.in_per_second, m.out_per_second
-  FROM penstock.queue q CROSS JOIN LATERAL penstock.measure(q) m
+  FROM (SELECT x FROM penstock.queue x WHERE x.id > $1 ORDER BY x.id LIMIT $2) s
+ CROSS JOIN LATERAL (SELECT (s.x).id, (s.x).name) q
+ CROSS JOIN LATERAL penstock.measure(s.x) m
  ORDER BY q.id`
+
+// measure measures all queues.
+func (s *Samples) measure(ctx context.Context) (all []Sample, err error) {
+	for after := int32(0); ; after = all[len(all)-1].QueueID {
+		rows := postgres.Query(ctx, s.db, measureSQL, after, s.cfg.QueuesAtOnce)
+		some, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Sample])
+		if err != nil {
+			return nil, fmt.Errorf("sample queues: %w", err)
+		}
+		all = append(all, some...)
+		if len(some) < s.cfg.QueuesAtOnce {
+			return all, nil
+		}
+	}
+}
 
 const serverSQL = `
 SELECT connections, max_connections, horizon_age, notify_usage, dead_tuples FROM penstock.server_status`
@@ -161,9 +179,8 @@ SELECT model, coalesce(sum(slots) FILTER (WHERE usable), 0)::bigint,
 const degradedSQL = `SELECT code, object, critical FROM penstock.degradations()`
 
 func (s *Samples) read(ctx context.Context, found *Sampling) (err error) {
-	if found.Queues, err = pgx.CollectRows(postgres.Query(ctx, s.db, measureSQL),
-		pgx.RowToStructByPos[Sample]); err != nil {
-		return fmt.Errorf("sample queues: %w", err)
+	if found.Queues, err = s.measure(ctx); err != nil {
+		return err
 	}
 	if found.Server, err = pgx.CollectExactlyOneRow(postgres.Query(ctx, s.db, serverSQL),
 		pgx.RowToStructByPos[ServerStatus]); err != nil {

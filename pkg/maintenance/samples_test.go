@@ -16,7 +16,9 @@ import (
 
 func sampler(t *testing.T, f *fleet) *maintenance.Samples {
 	t.Helper()
-	duty := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{Pause: 10 * time.Millisecond, SamplePause: 50 * time.Millisecond})
+	duty := maintenance.NewSamples(f.pool, &term{db: f.pool}, maintenance.Config{
+		Pause: 10 * time.Millisecond, SamplePause: 50 * time.Millisecond, QueuesAtOnce: 1,
+	})
 	run(t, duty)
 	return duty
 }
