@@ -194,19 +194,26 @@ BEGIN
     RETURN s;
 END $$;
 
--- last_sample returns the newest sample of a queue, null if it is older than `within`: then there
--- is no leader. One of a time to come is from before the clock was set back, and hides no newer one.
--- The time of the statement can be used with the index; clock_timestamp() cannot:
--- without a leader it was compared with every sample.
--- Callers: degraded_queues; pkg/operator.
+-- last_sample returns the newest sample of a queue, null if it is older than `within`. Where that is not given, it is
+-- null once there is no leader: if the sample is older than 30 seconds and than three times its distance from the one
+-- before, since samples are further apart the longer one takes (pkg/maintenance). One of a time to come is from before
+-- the clock was set back, and hides no newer one. The time of the statement can be used with the index;
+-- clock_timestamp() cannot: without a leader it was compared with every sample.
+-- Callers: degraded_queues, admit_flows, refuse_push; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.last_sample(
     queue  integer,
-    within interval DEFAULT '30 seconds'
+    within interval DEFAULT NULL
 ) RETURNS penstock.sample
 LANGUAGE sql STABLE AS $$
-    SELECT s FROM penstock.sample s
-     WHERE s.queue_id = queue AND s.at > statement_timestamp() - within AND s.at <= statement_timestamp()
-     ORDER BY s.at DESC LIMIT 1
+    SELECT n.s
+      FROM (SELECT s, s.at FROM penstock.sample s
+             WHERE s.queue_id = queue AND s.at > statement_timestamp() - coalesce(within, interval '1 hour')
+               AND s.at <= statement_timestamp()
+             ORDER BY s.at DESC LIMIT 1) n
+     WHERE within IS NOT NULL OR n.at > statement_timestamp() - interval '30 seconds'
+        OR n.at > statement_timestamp() - 3 * (n.at - (
+           SELECT max(o.at) FROM penstock.sample o
+            WHERE o.queue_id = queue AND o.at < n.at AND o.at > n.at - interval '1 hour'))
 $$;
 
 -- roll_up_samples writes the past minutes that were not written yet, of the last hour at most, and

@@ -496,6 +496,19 @@ func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
 	if q := find(b.d.Queues(t.Context())); q.Pending != 1 || q.SampledAt != nil {
 		t.Errorf("with an old sample it says %+v, want what is there now", q)
 	}
+	b.exec(`INSERT INTO penstock.sample SELECT (jsonb_populate_record(s, jsonb_build_object('at', s.at - interval '15 seconds'))).*
+	          FROM penstock.sample s`)
+	if q := find(b.d.Queues(t.Context())); q.Pending != 77 || q.SampledAt == nil {
+		t.Errorf("with a sample as old as three from that leader may be it says %+v, want what was sampled", q)
+	}
+	b.exec(`UPDATE penstock.sample SET at = at - interval '5 minutes'`)
+	if q := find(b.d.Queues(t.Context())); q.Pending != 1 || q.SampledAt != nil {
+		t.Errorf("with the samples of a leader that is gone it says %+v, want what is there now", q)
+	}
+	b.exec(`INSERT INTO penstock.queue (name) SELECT 'more' || n FROM generate_series(1, 100) n`)
+	if q := find(b.d.Queues(t.Context())); q.Pending != 77 || q.SampledAt == nil {
+		t.Errorf("with many queues it says %+v, want the sample of before instead of a count of all", q)
+	}
 }
 
 func TestDropThatWaitsInVainSaysForWhom(t *testing.T) {

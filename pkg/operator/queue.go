@@ -45,9 +45,10 @@ type Queue struct {
 }
 
 // queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
-// if $2 is true. If there is none of the last 30 seconds, because no leader is elected, it counts
-// them itself. Counts are bounded, see penstock.count_queue; inserts and deletes are the statistics
-// collector's, about a second old.
+// if $2 is true. If that is too old (penstock.last_sample), because no leader is elected, it counts
+// them itself, but for more than 100 queues: readers would count without end, so that it takes a
+// sample of up to a day. Counts are bounded, see penstock.count_queue; inserts and deletes are the
+// statistics collector's, about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.initial + s.pending - s.computing AS awaiting_compute,
@@ -58,7 +59,10 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
        s.accepted, s.gone, s.dead_tuples, s.in_per_second, s.out_per_second
   FROM penstock.queue q
- CROSS JOIN LATERAL (SELECT l, (l).at FROM (SELECT CASE WHEN $2 THEN penstock.last_sample(q.id) END AS l OFFSET 0) x) n
+ CROSS JOIN (SELECT count(*) > 100 AS many FROM (SELECT FROM penstock.queue LIMIT 101) x) c
+ CROSS JOIN LATERAL (SELECT l, (l).at FROM (
+       SELECT CASE WHEN $2 THEN penstock.last_sample(q.id, CASE WHEN c.many THEN interval '1 day' END) END AS l
+       OFFSET 0) x) n
  CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q)
         ELSE n.l END AS l OFFSET 0) x) s
  WHERE $1::text[] IS NULL OR q.name = ANY ($1)
