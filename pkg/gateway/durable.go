@@ -126,7 +126,7 @@ func (p *QueuePusher) Await(ctx context.Context, queue, id string) (o DurableOut
 	if ctx.Err() != nil {
 		return o, false, nil
 	}
-	ending, err := invalidation.Outcome(ctx, p.db, invalidation.EntryID(entry))
+	ending, err := invalidation.OutcomeIn(ctx, p.db, q.Name, invalidation.EntryID(entry))
 	switch {
 	case errors.Is(err, invalidation.ErrEntryNotFound), errors.Is(err, invalidation.ErrState):
 		return o, false, nil // its queue keeps no results, or ctx ends

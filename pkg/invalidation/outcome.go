@@ -29,16 +29,31 @@ type Ended struct {
 
 // Outcome returns the outcome of an entry, for as long as its queue keeps outcomes. It returns
 // ErrState if the entry has not ended yet, ErrEntryNotFound if there is no such entry.
+//
+// The id alone does not tell the queue: it is looked up in each day of each queue. OutcomeIn asks one.
 func Outcome(ctx context.Context, db postgres.DB, id EntryID) (Ended, error) {
-	const sql = `
+	return readOutcome(ctx, db, id, outcomeSQL, id)
+}
+
+// OutcomeIn is Outcome for an entry of the queue of that name.
+func OutcomeIn(ctx context.Context, db postgres.DB, queue string, id EntryID) (Ended, error) {
+	return readOutcome(ctx, db, id, outcomeInSQL, id, queue)
+}
+
+const outcomeSQL = `
 SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0), coalesce(token, 0),
        coalesce(run_ms, 0),
        coalesce(reason, ''), coalesce(class, ''), result
   FROM penstock.outcome_of($1)`
+
+// outcomeInSQL relies on Postgres to inline the function, as a test holds: one queue is read.
+const outcomeInSQL = outcomeSQL + ` WHERE queue = $2`
+
+func readOutcome(ctx context.Context, db postgres.DB, id EntryID, sql string, args ...any) (Ended, error) {
 	for {
 		var e Ended
 		var ms int64
-		err := db.QueryRow(ctx, sql, id).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node,
+		err := db.QueryRow(ctx, sql, args...).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node,
 			&e.Token, &ms,
 			&e.Reason, &e.Class, &e.Result)
 		e.Ran = time.Duration(ms) * time.Millisecond

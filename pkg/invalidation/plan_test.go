@@ -111,6 +111,22 @@ SELECT q.id FROM penstock.queue q WHERE q.id = $1 AND NOT EXISTS (SELECT FROM pe
 	})
 }
 
+// The outcome of an entry whose queue is known is looked up in that queue alone.
+func TestTheOutcomeOfAnEntryOfAQueueReadsThatQueue(t *testing.T) {
+	b := newBed(t, Config{})
+	b.exec(b.pool, `SELECT penstock.create_queue('other' || n) FROM generate_series(1, 3) n`)
+	id := b.push("")[0]
+	b.settle(last(Done(b.claimOne(), id, nil, 0)))
+	e, err := OutcomeIn(b.ctx, b.pool, "work", id)
+	b.must(err)
+	b.want(e.Outcome, "done")
+	b.explainer().explain("outcome", statement{outcomeInSQL, fmt.Sprintf(`%d, 'work'`, id)}).walk(func(n *plan) {
+		if n.Loops > 1 {
+			t.Errorf("%s of %s runs %.0f times", n.Type, n.Relation, n.Loops)
+		}
+	})
+}
+
 // The queue of these tests has solo entries in lane 1 and groups of ten in lane 2.
 var (
 	soloLane  = Lane{Priority: 1}
