@@ -1,6 +1,7 @@
 package fairness
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,9 +20,19 @@ type RankerConfig struct {
 	Log         *slog.Logger
 }
 
-// shareEvery is the time between exchanges. Where they are dear it is longer, so that they take a twentieth of
-// the time.
-const shareEvery = time.Second
+const (
+	// shareEvery is the time between exchanges, where they are cheap.
+	shareEvery = time.Second
+	// shareNodes is how many nodes may have an exchange in progress for a twentieth of the time each, so that the
+	// exchanges of all nodes take one session's time.
+	shareNodes = 20
+	shareMost  = time.Minute
+)
+
+// sharePause is the pause after an exchange that took so long, with so many live nodes.
+func sharePause(took time.Duration, nodes int) time.Duration {
+	return max(shareEvery, min(took*time.Duration(max(shareNodes, nodes)), shareMost))
+}
 
 // NewRanker returns a ranker that shares usage through db.
 func NewRanker(c RankerConfig, db postgres.DB) *Ranker {
@@ -44,7 +55,7 @@ type exchange struct {
 // Run exchanges usage with the other nodes until ctx ends. While it fails the node goes on by its
 // own book. A node that has ranked no lane and has no usage to report makes no exchange.
 func (r *Ranker) Run(ctx context.Context) error {
-	pause := shareEvery
+	pause, nodes := shareEvery, 1
 	for round := 1; ; round++ {
 		select {
 		case <-ctx.Done():
@@ -52,7 +63,9 @@ func (r *Ranker) Run(ctx context.Context) error {
 		case <-time.After(time.Duration(float64(pause) * (0.9 + 0.2*rand.Float64()))):
 		}
 		start := time.Now()
-		if err := r.swap(ctx); err != nil && ctx.Err() == nil {
+		if n, err := r.swap(ctx); err == nil {
+			nodes = cmp.Or(n, nodes)
+		} else if ctx.Err() == nil {
 			r.share.Log.Error("share usage", "error", err)
 		}
 		if round%60 == 0 {
@@ -60,25 +73,26 @@ func (r *Ranker) Run(ctx context.Context) error {
 				r.share.Log.Error("forget usage", "error", err)
 			}
 		}
-		pause = max(shareEvery, min(20*time.Since(start), time.Minute))
+		pause = sharePause(time.Since(start), nodes)
 	}
 }
 
-// swap reports this node's usage and adopts the usage of all nodes.
-func (r *Ranker) swap(ctx context.Context) error {
+// swap reports this node's usage and adopts the usage of all nodes. It returns how many there are, 0 where there was
+// nothing to exchange.
+func (r *Ranker) swap(ctx context.Context) (nodes int, err error) {
 	r.mu.Lock()
 	used := r.used
 	r.used = false
 	r.mu.Unlock()
 	report := r.book.Report(time.Now())
 	if len(report) == 0 && !used {
-		return nil
+		return 0, nil
 	}
 	snapshot, nodes, err := r.share.swap(ctx, report)
 	if err == nil {
 		r.book.Adopt(snapshot, nodes, time.Now())
 	}
-	return err
+	return nodes, err
 }
 
 // Usage needs no durability, and a short lock timeout is enough: a failed report is part of the

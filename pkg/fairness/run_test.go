@@ -125,7 +125,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	}{{a, onA}, {b, onB}} {
 		first(r.Ranker, r.lanes, true)
 		r.Charge(*r.lanes[1], 1)
-		if err := r.swap(t.Context()); err != nil {
+		if _, err := r.swap(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -133,7 +133,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	a.Charge(*onA[0], 100)
 	a.Correct(*onA[0], 100, 100)
 	for _, r := range []*Ranker{a, b} {
-		if err := r.swap(t.Context()); err != nil {
+		if _, err := r.swap(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -273,5 +273,25 @@ func BenchmarkNext(b *testing.B) {
 				}
 			}
 		})
+	}
+}
+
+// The exchanges of many nodes take no more of the database together than those of twenty, up to the longest pause.
+func TestExchangesOfManyNodesAreFurtherApart(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		took  time.Duration
+		nodes int
+		want  time.Duration
+	}{
+		{time.Millisecond, 2, shareEvery},
+		{100 * time.Millisecond, 1, 2 * time.Second},
+		{100 * time.Millisecond, 20, 2 * time.Second},
+		{100 * time.Millisecond, 200, 20 * time.Second},
+		{time.Second, 1000, time.Minute},
+	} {
+		if got := sharePause(c.took, c.nodes); got != c.want {
+			t.Errorf("after an exchange of %s with %d nodes the pause is %s, want %s", c.took, c.nodes, got, c.want)
+		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"sync"
@@ -150,7 +151,8 @@ func (l *Listener) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(pause):
+		// After a failover all listeners connect again, to Postgres itself.
+		case <-time.After(pause/2 + rand.N(pause)):
 		}
 	}
 }
