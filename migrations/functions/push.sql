@@ -1,5 +1,5 @@
 -- Acceptance of entries. push_many is the function behind every push except the plain one of Go (plainPushSQL in
--- pkg/invalidation/push.go), which is its plain branch written out: change both together.
+-- pkg/invalidation/push_sql.go), which is its plain branch written out: change both together.
 
 -- The form without weights: calls of either would be ambiguous.
 DROP FUNCTION IF EXISTS penstock.push_many(

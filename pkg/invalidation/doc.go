@@ -116,7 +116,7 @@
 //	list.go                         all queues, with what is set for flows
 //	entry.go, lane.go, errors.go    an entry and its lock; a lane; the errors that callers tell apart
 //	document.go, numbers.go         which JSON the database can hold
-//	groupcommit.go                  pushes that share a commit
+//	push_sql.go, groupcommit.go     the statements of a push; pushes that share a commit
 //	claim_sql.go, claim_read.go     the statements of a claim and their answer; reclaim.go: a claim without an answer
 //	quantum.go, sweep.go            how much of a key a lock covers; ready rows of keys that are locked
 //	handler.go, interrupted.go      what the error of a handler asks for, and one of a database that went away
@@ -127,7 +127,7 @@
 //	progress.go, output.go          progress, checkpoints and streamed output, under the same fence
 //	charge.go, limit.go             what a run used of a shared resource; refunds of token buckets
 //	throttle.go, pause.go, weight.go  throttles of a queue or a flow; the settings that nodes apply
-//	node.go, hint.go, listen.go     heartbeats and their orders; wake-ups after commits
+//	node.go, hint.go, listen.go     heartbeats and their orders; wake-ups with commits and after them
 //	nextwork.go                     when a queue has entries to promote, to expire, to cancel or to fail
 //	outcome.go, entrywatch.go       the outcome of an entry, and clients that wait for it
 //	retention.go, trace.go          partitions, and rows without a purpose; the trace of an entry

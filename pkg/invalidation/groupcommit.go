@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +30,8 @@ type batcher struct {
 	began   time.Time // the last statement
 	waiting []*call
 	watched bool // see watch
+
+	pushing atomic.Int32 // pushes that are under way outside transactions of callers, also those that go by themselves
 }
 
 const (
@@ -78,16 +81,21 @@ func batchable(pushes []Push) (bytes int, keyed, ok bool) {
 
 // pushBatched pushes, in a batch with others if there are any.
 func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error) {
-	bytes, keyed, ok := batchable(pushes)
-	if !ok || q.batcher == nil || q.onTx() {
-		return q.pushStatement(ctx, pushes, true)
+	if q.batcher == nil || q.onTx() {
+		return q.pushStatement(ctx, pushes)
 	}
-	c, lone := q.batcher.enter(pushes, bytes, keyed)
+	q.batcher.pushing.Add(1)
+	defer q.batcher.pushing.Add(-1)
+	bytes, keyed, ok := batchable(pushes)
+	if !ok {
+		return q.pushStatement(ctx, pushes)
+	}
+	c := q.batcher.enter(pushes, bytes, keyed)
 	if c == nil {
-		pushed, err := q.pushBatch(ctx, pushes, keyed, lone)
+		pushed, err := q.pushBatch(ctx, pushes, keyed)
 		q.batcher.leave(q)
 		if err != nil && postgres.Code(err) == postgres.LockNotAvailable {
-			return q.pushStatement(ctx, pushes, false)
+			return q.pushStatement(ctx, pushes)
 		}
 		return pushed, err
 	}
@@ -99,24 +107,23 @@ func (q *Queue) pushBatched(ctx context.Context, pushes []Push) ([]Pushed, error
 		return nil, ctx.Err()
 	}
 	if c.repeat {
-		return q.pushStatement(ctx, pushes, false)
+		return q.pushStatement(ctx, pushes)
 	}
 	return c.pushed, c.err
 }
 
-// enter returns no call if the push may go at once, and leave must follow; otherwise a call that waits. lone
-// says that no other push is running.
-func (b *batcher) enter(pushes []Push, bytes int, keyed bool) (waits *call, lone bool) {
+// enter returns no call if the push may go at once, and leave must follow; otherwise a call that waits.
+func (b *batcher) enter(pushes []Push, bytes int, keyed bool) (waits *call) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.running < batchesMax || b.hangs() {
 		b.running++
 		b.began = time.Now()
-		return nil, b.running == 1
+		return nil
 	}
 	c := &call{pushes: copied(pushes), bytes: bytes, keyed: keyed, done: make(chan struct{})}
 	b.waiting = append(b.waiting, c)
-	return c, false
+	return c
 }
 
 // hangs reports that the running statements hold up others for too long.
@@ -191,7 +198,7 @@ func (b *batcher) runNext(q *Queue) bool {
 	for _, c := range next.calls {
 		pushes = append(pushes, c.pushes...)
 	}
-	pushed, err := q.pushBatch(ctx, pushes, next.calls[0].keyed, false)
+	pushed, err := q.pushBatch(ctx, pushes, next.calls[0].keyed)
 	for _, c := range next.calls {
 		if err != nil {
 			c.err, c.repeat = err, rolledBack(err)
@@ -207,21 +214,25 @@ func (b *batcher) runNext(q *Queue) bool {
 
 // pushBatch pushes while others wait. It does not wait for an Idempotency-Key that is used in an open transaction:
 // lock_not_available.
-func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed, lone bool) ([]Pushed, error) {
+func (q *Queue) pushBatch(ctx context.Context, pushes []Push, keyed bool) ([]Pushed, error) {
 	if !keyed {
-		return q.pushStatement(ctx, pushes, lone)
+		return q.pushStatement(ctx, pushes)
 	}
-	var ids []EntryID
-	var verdicts []Verdict
-	statements := &pgx.Batch{}
-	statements.Queue(`SELECT set_config('lock_timeout', '250ms', true)`)
-	statements.Queue(pushSQL, pushColumns(q.Name,
-		pushes)...).QueryRow(func(row pgx.Row) error { return row.Scan(&ids, &verdicts) })
-	if err := q.db.SendBatch(ctx, statements).Close(); err != nil {
-		return nil, err
+	pushed, err := pushMany(ctx, impatient(q.db), q.Name, pushes)
+	if err == nil {
+		q.hinter.hint(q.ID, q.lanes(pushes))
 	}
-	q.hinter.hint(q.ID, q.lanes(pushes))
-	return answers(ids, verdicts), nil
+	return pushed, err
+}
+
+// impatient runs statements that wait for locks of others for a moment only.
+func impatient(db postgres.DB) query {
+	return func(ctx context.Context, sql string, args []any, read func(pgx.Rows) error) error {
+		statements := &pgx.Batch{}
+		statements.Queue(`SELECT set_config('lock_timeout', '250ms', true)`)
+		statements.Queue(sql, args...).Query(read)
+		return db.SendBatch(ctx, statements).Close()
+	}
 }
 
 // next takes the calls that have waited longest; nil if there is none.

@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -133,6 +135,74 @@ func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(se
 		}
 		h.carrying.Unlock()
 	}
+}
+
+// hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of a lone
+// push (no other one of the queue is under way in this process), so that nodes hear of the entries when they are
+// committed, and else through the Hinter.
+func (q *Queue) hinted(pushes []Push) query {
+	if q.hinter == nil || q.onTx() {
+		return queryOn(q.db)
+	}
+	return func(ctx context.Context, sql string, args []any, read func(pgx.Rows) error) error {
+		lanes := q.lanes(pushes)
+		if q.batcher.pushing.Load() == 1 {
+			sent, err := q.pushWithHints(ctx, lanes, sql, args, read)
+			if sent || err != nil {
+				return err
+			}
+		}
+		err := queryOn(q.db)(ctx, sql, args, read)
+		if err == nil {
+			q.hinter.hint(q.ID, lanes)
+		}
+		return err
+	}
+}
+
+// pushWithHints runs the statement of a push together with hints. sent is false where it must be run without.
+func (q *Queue) pushWithHints(
+	ctx context.Context, lanes []Lane, sql string, args []any, read func(pgx.Rows) error,
+) (sent bool, err error) {
+	hints, ended := q.hinter.carry(q.ID, lanes)
+	if hints == nil {
+		return false, nil
+	}
+	defer func() { ended(sent) }()
+	batch := &pgx.Batch{}
+	batch.Queue(sql, args...).Query(read)
+	batch.Queue(notifySQL, hints)
+	err = q.db.SendBatch(ctx, batch).Close()
+	if postgres.Code(err) == notificationsFull {
+		q.hinter.stopCarrying()
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// notificationsFull is the SQLSTATE of a commit that finds the queue of notifications full.
+const notificationsFull = "54000"
+
+// lanes are where nodes find the entries of pushes, as far as the queue is known here; nil if a push leaves it open.
+func (q *Queue) lanes(pushes []Push) []Lane {
+	var lanes []Lane
+	for i := range pushes {
+		p := &pushes[i]
+		if !p.DueAt.IsZero() || p.Flow == "" && q.Config.Shards > 1 {
+			return nil
+		}
+		l := Lane{Priority: int16(q.Config.EntryPriority), Flow: p.Flow}
+		if p.Priority != nil {
+			l.Priority = *p.Priority
+		}
+		if n := len(lanes); n == 0 || lanes[n-1] != l {
+			if n == hintLanes {
+				return nil
+			}
+			lanes = append(lanes, l)
+		}
+	}
+	return lanes
 }
 
 // stopCarrying lets no push carry hints for a while: Postgres refused them.

@@ -262,6 +262,43 @@ func TestOnePushOfAProcessCarriesHintsAtATime(t *testing.T) {
 	}
 }
 
+// A push with a unique key goes by itself and not in a batch. It is a push that is under way all the same.
+func TestPushesThatMeetCarryNoHints(t *testing.T) {
+	b := newBed(t, Config{})
+	hinter := NewHinter(b.pool, 0) // it does not run: what is sent went with a push
+	q := b.q.Hinting(hinter)
+	push := func(key string) ([]Pushed, error) {
+		p := withPayload(Push{UniqueKey: key})
+		if key != "" {
+			p.UniquePolicy = WhileQueued
+		}
+		return q.Push(b.ctx, p)
+	}
+	tx := b.begin()
+	b.pushAll(tx, Push{UniqueKey: "first", UniquePolicy: WhileQueued})
+	hinter.stopCarrying() // else the first one has the hints of the process
+	first := later(b, func() ([]Pushed, error) { return push("first") })
+	b.awaitBlocked(tx)
+	hinter.mu.Lock()
+	hinter.carryAgainAt = time.Time{}
+	hinter.mu.Unlock()
+	for _, key := range []string{"", "second"} {
+		if _, err := push(key); err != nil {
+			t.Fatal(err)
+		}
+		if n := hinter.Sent.Load(); n != 0 {
+			t.Errorf("the push with the unique key %q carried its hint beside another", key)
+		}
+		hinter.ready(time.Now()) // takes what is to be sent
+	}
+	b.commit(tx)
+	first()
+	hinter.ready(time.Now())
+	if _, err := push("third"); err != nil || hinter.Sent.Load() != 1 {
+		t.Errorf("%d hints went with the push that met no other, want 1: %v", hinter.Sent.Load(), err)
+	}
+}
+
 // fullNotifications is a database whose queue of notifications is full.
 type fullNotifications struct {
 	postgres.DB
