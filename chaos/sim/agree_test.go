@@ -314,7 +314,7 @@ func (w *twins) claim(queue string, node int64, limit int) {
 				answer,
 				s.describe(queue, c.Locks),
 				fmt.Sprintf("contended %v, limited %v, to %d, scanned %d, skipped %d, "+
-					"drained %v", c.Contended, c.Limited, c.LowWater, c.Scanned, c.Skipped, c.Drained),
+					"drained %v", c.TryLater, c.Limited, c.LowWater, c.Scanned, c.Skipped, c.Drained),
 			)
 		}
 		return strings.Join(answer, "\n"), err

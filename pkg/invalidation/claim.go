@@ -9,25 +9,39 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// ClaimRequest names the lane of a claim and bounds its locks.
+// ClaimRequest names the lane of a claim, the first one of ClaimLanes, and bounds its locks. Its fields on the lane are
+// those of ClaimLane.
 type ClaimRequest struct {
-	Node    NodeID
-	ClaimID int32 // a number that the node never used before in this incarnation
-	Lane    Lane
-	From    int64 // position to begin at: a hint, see Claimed.LowWater; 0 for the head
-	Limit   int   // locks
-	// IgnoreRowLocks claims a key even while a pusher has its ready row locked. A claim with this set about
-	// once a second keeps a long transaction of a pusher from delaying the entries of the key that were
-	// committed before.
+	Node           NodeID
+	ClaimID        int32 // a number that the node never used before in this incarnation
+	Lane           Lane
+	From           int64
+	Limit          int // locks
 	IgnoreRowLocks bool
 
 	quantum int // entries of a key under one lock
 }
 
+// ClaimLane is a lane to claim from.
+type ClaimLane struct {
+	Lane
+	From int64 // position to begin at: a hint, see Claimed.LowWater; 0 for the head
+	// IgnoreRowLocks claims a key even while a pusher has its ready row locked. A claim with this set about
+	// once a second keeps a long transaction of a pusher from delaying the entries of the key that were
+	// committed before.
+	IgnoreRowLocks bool
+}
+
+// first is the lane of the request.
+func (r *ClaimRequest) first() []ClaimLane { return []ClaimLane{{r.Lane, r.From, r.IgnoreRowLocks}} }
+
 // Claimed is the answer to a claim: the locks of one lane, and the state of the lane.
 type Claimed struct {
-	Locks     []*Lock
-	Contended bool // another claimer was in the lane, or holds a limit of the queue exclusively: try the next lane
+	Locks []*Lock
+	// TryLater reports that the claim took nothing and does not know what the lane has: another claimer was in the
+	// lane, or holds a limit of the queue exclusively; the limits are not those of this handle; a limit must be counted,
+	// which the next claim does; or entries could not be read, and are failures now. Try another lane first.
+	TryLater bool
 	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the
 	// flow is throttled (see ThrottleQueue). Wait is how long a token bucket needs or the throttling lasts; 0
 	// if a lock must end first.
@@ -47,7 +61,8 @@ type Claimed struct {
 	Drained bool
 }
 
-// Claim locks up to r.Limit groups and solo entries of a lane for a node and returns their entries.
+// Claim is ClaimLanes for r.Lane alone: it locks up to r.Limit groups and solo entries of the lane for a node and
+// returns their entries.
 // The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
 // nevertheless; Reclaim finds out.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
@@ -87,7 +102,7 @@ func (q *Queue) claimUsual(ctx context.Context, r ClaimRequest) (c Claimed, usua
 	if len(q.limits) > 0 {
 		return Claimed{}, false, nil
 	}
-	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Position: r.From}}, q.oneLane)
+	claimed, err := q.claim(ctx, r, r.first(), q.oneLane)
 	if err != nil || len(claimed) == 0 {
 		return Claimed{}, false, err
 	}
@@ -95,20 +110,19 @@ func (q *Queue) claimUsual(ctx context.Context, r ClaimRequest) (c Claimed, usua
 }
 
 func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (Claimed, error) {
-	claimed, err := q.claim(ctx, r, []LaneHead{{Lane: r.Lane, Position: r.From}}, form)
+	claimed, err := q.claim(ctx, r, r.first(), form)
 	if len(claimed) == 0 {
-		return Claimed{Contended: true}, err
+		return Claimed{TryLater: true}, err
 	}
 	return claimed[0], err
 }
 
-// ClaimLanes is Claim for several lanes in one transaction: r.Lane from r.From on, and then those
-// of along, which have the same priority; the row locks of those that begin at 0 are ignored. The
-// rest of r.Limit that one lane leaves goes to the next. It returns the state of the lanes that it
-// reached, at least one, in their order. Each lane that it reaches counts as a lock or more of the
-// limit.
-func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead) ([]Claimed, error) {
-	lanes := []LaneHead{{Lane: r.Lane, Position: r.From}}
+// ClaimLanes is the claim of nodes. It claims from several lanes in one transaction: from that of the request, and then
+// from those of along, which have the same priority. The rest of r.Limit that one lane leaves goes to the next. It
+// returns the state of the lanes that it reached, at least one, in their order. Each lane that it reaches counts as a
+// lock or more of the limit.
+func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []ClaimLane) ([]Claimed, error) {
+	lanes := r.first()
 	for _, l := range along {
 		if l.Priority != r.Lane.Priority {
 			break
@@ -126,8 +140,8 @@ func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []LaneHead
 }
 
 // claimTogether returns nothing where the lanes can only be claimed from one by one.
-func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneHead) ([]Claimed, error) {
-	keyed := slices.ContainsFunc(lanes, func(l LaneHead) bool { return q.policy.locksFirst(l.Lane) })
+func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []ClaimLane) ([]Claimed, error) {
+	keyed := slices.ContainsFunc(lanes, func(l ClaimLane) bool { return q.policy.locksFirst(l.Lane) })
 	if keyed || q.policy.locksFirstTogether() || q.rates != rateNone {
 		return q.claim(ctx, r, lanes, q.lockFirst)
 	}
@@ -141,7 +155,7 @@ func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []LaneH
 		if c.Skipped > 0 { // keys: the next claim locks first, and begins where this one began
 			q.policy.lockFirstTogether()
 			q.policy.lockFirst(lanes[i].Lane)
-			c.Skipped, c.LowWater = 0, lanes[i].Position-1
+			c.Skipped, c.LowWater = 0, lanes[i].From-1
 		}
 	}
 	return claimed, err
@@ -210,16 +224,16 @@ const (
 )
 
 // claimForm returns one of the statements of a claim and its arguments.
-type claimForm func(r ClaimRequest, lanes []LaneHead) (sql string, args []any)
+type claimForm func(r ClaimRequest, lanes []ClaimLane) (sql string, args []any)
 
-func (q *Queue) oneLane(r ClaimRequest, lanes []LaneHead) (string, []any) {
+func (q *Queue) oneLane(r ClaimRequest, lanes []ClaimLane) (string, []any) {
 	return q.sql.claim.oneLane, []any{
-		q.ID, r.Lane.Priority, lanes[0].Flow, lanes[0].Position, r.Limit, r.Node, r.ClaimID,
+		q.ID, r.Lane.Priority, lanes[0].Flow, lanes[0].From, r.Limit, r.Node, r.ClaimID,
 	}
 }
 
-func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
-	flows, positions, _ := laneColumns(r, lanes)
+func (q *Queue) deleteFirst(r ClaimRequest, lanes []ClaimLane) (string, []any) {
+	flows, positions, _ := laneColumns(lanes)
 	args := []any{q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID}
 	if len(q.limits) == 0 {
 		return q.sql.claim.deleteFirst, args
@@ -227,8 +241,8 @@ func (q *Queue) deleteFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 	return q.sql.claim.deleteFirstLimited, append(args, q.limits, q.rates)
 }
 
-func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
-	flows, positions, ignoreRowLocks := laneColumns(r, lanes)
+func (q *Queue) lockFirst(r ClaimRequest, lanes []ClaimLane) (string, []any) {
+	flows, positions, ignoreRowLocks := laneColumns(lanes)
 	args := []any{
 		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, r.quantum,
 		ignoreRowLocks,
@@ -250,24 +264,24 @@ func (q *Queue) lockFirst(r ClaimRequest, lanes []LaneHead) (string, []any) {
 // weighed reports that claims read the weights of entries: the queue is under limits, and entries may have some.
 func (q *Queue) weighed() bool { return q.mayWeigh && len(q.limits) > 0 }
 
-// laneColumns are lanes as arrays. The row locks of those after the first are ignored where they begin at their head.
-func laneColumns(r ClaimRequest, lanes []LaneHead) (flows []string, positions []int64, ignoreRowLocks []bool) {
-	for i, l := range lanes {
-		flows, positions = append(flows, l.Flow), append(positions, l.Position)
-		ignoreRowLocks = append(ignoreRowLocks, i == 0 && r.IgnoreRowLocks || i > 0 && l.Position == 0)
+// laneColumns are lanes as arrays.
+func laneColumns(lanes []ClaimLane) (flows []string, positions []int64, ignoreRowLocks []bool) {
+	for _, l := range lanes {
+		flows, positions = append(flows, l.Flow), append(positions, l.From)
+		ignoreRowLocks = append(ignoreRowLocks, l.IgnoreRowLocks)
 	}
 	return flows, positions, ignoreRowLocks
 }
 
 // claim claims from lanes in one transaction and returns the state of those that it reached.
-func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []LaneHead, form claimForm) ([]Claimed, error) {
+func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []ClaimLane, form claimForm) ([]Claimed, error) {
 	r.quantum = q.quantum()
 	claimed, groups, err := q.readClaim(ctx, r, lanes, form)
 	if postgres.Code(err) == limitUncounted {
-		return []Claimed{{Contended: true}}, nil
+		return []Claimed{{TryLater: true}}, nil
 	}
 	if unreadable(err) {
-		return []Claimed{{Contended: true}}, q.failUnreadable(ctx, lanes, r.Limit, err)
+		return []Claimed{{TryLater: true}}, q.failUnreadable(ctx, lanes, r.Limit, err)
 	}
 	if err != nil {
 		return nil, q.errorf("claim from", err)

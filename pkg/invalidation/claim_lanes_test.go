@@ -9,18 +9,18 @@ import (
 	"time"
 )
 
-func flowLanes(flows ...string) (lanes []LaneHead) {
+func flowLanes(flows ...string) (lanes []ClaimLane) {
 	for _, f := range flows {
-		lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: f}})
+		lanes = append(lanes, ClaimLane{Lane: Lane{Priority: 1, Flow: f}, IgnoreRowLocks: true})
 	}
 	return lanes
 }
 
 // claimLanes claims from lanes in their order.
-func (b *bed) claimLanes(limit int, lanes ...LaneHead) []Claimed {
+func (b *bed) claimLanes(limit int, lanes ...ClaimLane) []Claimed {
 	b.Helper()
 	b.n++
-	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].Position, Limit: limit}
+	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].From, Limit: limit}
 	claimed, err := b.q.ClaimLanes(b.ctx, r, lanes[1:])
 	if err != nil {
 		b.Fatal(err)
@@ -51,13 +51,13 @@ func TestWhatOneLaneLeavesGoesToTheNext(t *testing.T) {
 	for _, l := range claimed[1].Locks {
 		b.want(l.Lane, lanes[1].Lane)
 	}
-	lanes[1].Position = claimed[1].LowWater
+	lanes[1].From, lanes[1].IgnoreRowLocks = claimed[1].LowWater, false
 	claimed = b.claimLanes(100, lanes...)
 	b.want(len(claimed), 5)
 	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0]})
 	b.want(entryIDs(claimed[4].Locks...), []EntryID{ids[5], ids[6]})
 	for i, c := range claimed {
-		if !c.Drained || c.Contended {
+		if !c.Drained || c.TryLater {
 			t.Errorf("lane %d is found %+v, want it empty now", i, c)
 		}
 	}
@@ -90,7 +90,7 @@ func TestKeysAmongSeveralLanesAreClaimedNext(t *testing.T) {
 		t.Fatalf("the lane is found %+v, want to come back from where it begins", c)
 	}
 	more := b.pushFlows("a", "d") // beside keys
-	claimed = b.claimLanes(100, append(flowLanes("b", "c", "d"), LaneHead{Lane{1, "a"}, claimed[0].LowWater + 1})...)
+	claimed = b.claimLanes(100, append(flowLanes("b", "c", "d"), ClaimLane{Lane: Lane{1, "a"}, From: claimed[0].LowWater + 1})...)
 	b.want(entryIDs(claimed[1].Locks...), ids[3:])
 	b.want(entryIDs(claimed[2].Locks...), more[1:])
 	b.want(entryIDs(claimed[3].Locks...), []EntryID{ids[0], more[0]})
@@ -117,16 +117,16 @@ func TestARowThatSomebodyHoldsDoesNotStopAClaimOfSeveralLanes(t *testing.T) {
 	b.commit(holder)
 }
 
-// A pusher holds the ready row that it relies on: who begins at the head of a lane claims the key without it.
-func TestLanesThatAreScannedFromTheirBeginningAreClaimedIgnoringRowLocks(t *testing.T) {
+// A pusher holds the ready row that it relies on: a claim that ignores row locks in a lane claims the key without it.
+func TestEachLaneOfAClaimSaysWhetherRowLocksAreIgnored(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	pusher := b.begin()
 	b.pushAll(pusher, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	b.q.policy.lockFirstTogether()
 	lanes := flowLanes("a", "b", "c")
-	lanes[1].Position = 1
-	claimed := b.claimLanes(100, lanes...) // the first one says by itself whether to be stubborn
+	lanes[1].IgnoreRowLocks = false        // one that is claimed from its head
+	claimed := b.claimLanes(100, lanes...) // the first lane respects them too
 	b.want([]int{len(claimed[0].Locks), len(claimed[1].Locks)}, []int{0, 0})
 	b.want(entryIDs(claimed[2].Locks...), ids[2:])
 	b.want(claimed[2].Skipped, 1) // its ready row
@@ -197,7 +197,7 @@ func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
 	for c := range claimers {
 		wg.Go(func() {
 			for id := int32(1); b.count(`SELECT count(*) FROM penstock.entry_work`) > 0 && !t.Failed(); id++ {
-				var all []LaneHead
+				var all []ClaimLane
 				for _, i := range rand.Perm(lanes) {
 					all = append(all, flowLanes(fmt.Sprint(i))...)
 				}
@@ -212,7 +212,7 @@ func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
 	seen.check(t)
 }
 
-func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []LaneHead) {
+func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []ClaimLane) {
 	claimed, err := b.q.ClaimLanes(b.ctx, r, along)
 	if err != nil {
 		b.Error(err)
@@ -362,7 +362,7 @@ func TestClaimsOfSeveralLanesNeverOverdrawABucket(t *testing.T) {
 	for c := range 4 {
 		wg.Go(func() {
 			for id := int32(1); !full() && time.Now().Before(deadline) && !t.Failed(); id++ {
-				var all []LaneHead
+				var all []ClaimLane
 				for _, i := range rand.Perm(flows) {
 					all = append(all, flowLanes(fmt.Sprint(i))...)
 				}

@@ -31,7 +31,7 @@ func (r *laneReport) columns() []any {
 // claimed is the report as the caller of a claim sees it; position is that of the last ready row that was scanned.
 func (r *laneReport) claimed(position int64) Claimed {
 	c := Claimed{
-		LowWater: position, Scanned: int(r.scanned.Int64), Skipped: int(r.skipped.Int64), Contended: !r.exclusive.Bool,
+		LowWater: position, Scanned: int(r.scanned.Int64), Skipped: int(r.skipped.Int64), TryLater: !r.exclusive.Bool,
 	}
 	if r.headroom.Int32 < 1 {
 		c.Limited, c.QueueWide = true, r.queueWide.Bool
@@ -40,7 +40,7 @@ func (r *laneReport) claimed(position int64) Claimed {
 	if r.delayedFor.Valid {
 		c.DelayedFor = time.Duration(max(0.001, r.delayedFor.Float64) * float64(time.Second))
 	}
-	c.Drained = !c.Contended && c.Scanned < int(r.headroom.Int32) && c.Skipped == 0
+	c.Drained = !c.TryLater && c.Scanned < int(r.headroom.Int32) && c.Skipped == 0
 	return c
 }
 
@@ -72,7 +72,7 @@ func (r *reports) lanes() []Claimed {
 }
 
 // readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
-func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []LaneHead,
+func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []ClaimLane,
 	form claimForm,
 ) (claimed []Claimed, groups []*Lock, err error) {
 	start := time.Now()

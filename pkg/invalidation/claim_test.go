@@ -18,7 +18,7 @@ func TestClaimTakesALaneInOrderOfAcceptance(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Fatalf("claimed %v, want %v", got, want)
 	}
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 4}); len(c.Locks) != 0 || c.Contended || c.Scanned != 0 {
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 4}); len(c.Locks) != 0 || c.TryLater || c.Scanned != 0 {
 		t.Fatalf("an empty lane gave %+v", c)
 	}
 }
@@ -72,7 +72,7 @@ func TestClaimLeavesALaneThatAnotherClaimerIsIn(t *testing.T) {
 	if c, err := b.q.WithTx(other).Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: usual, Limit: 1}); err != nil || len(c.Locks) != 1 {
 		t.Fatalf("the first claimer got %d locks (%v)", len(c.Locks), err)
 	}
-	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}); !c.Contended || len(c.Locks) != 0 {
+	if c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 1}); !c.TryLater || len(c.Locks) != 0 {
 		t.Fatalf("the second claimer got %+v, want to hear that the lane is busy", c)
 	}
 }
@@ -346,9 +346,9 @@ func TestALaneOfWhichScannedRowsAreGoneIsNotDrained(t *testing.T) {
 	b.exec(b.pool, `CREATE TRIGGER keep BEFORE DELETE ON penstock.ready FOR EACH ROW
 	                  WHEN (OLD.pos = `+fmt.Sprint(b.count(`SELECT min(pos) FROM penstock.ready`))+`) EXECUTE FUNCTION public.keep()`)
 	c := b.claimAs(ClaimRequest{Node: here, Lane: usual, Limit: 5})
-	if len(c.Locks) != 4 || c.Scanned != 5 || c.Drained || c.Contended {
+	if len(c.Locks) != 4 || c.Scanned != 5 || c.Drained || c.TryLater {
 		t.Errorf("%d locks, %d rows scanned, drained %v, contended %v; want 4, 5, false, false",
-			len(c.Locks), c.Scanned, c.Drained, c.Contended)
+			len(c.Locks), c.Scanned, c.Drained, c.TryLater)
 	}
 	b.exec(b.pool, `DROP TRIGGER keep ON penstock.ready`)
 	b.want(len(b.claim(5)), 3)

@@ -115,8 +115,8 @@ func TestClaimThatDoesNotKnowALimitIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	request := ClaimRequest{Node: here, Lane: usual, Limit: 1}
-	if c := b.claimAs(request); len(c.Locks) != 0 || !c.Contended {
-		t.Errorf("claim by an old handle: %d locks, busy %v; want none, busy", len(c.Locks), c.Contended)
+	if c := b.claimAs(request); len(c.Locks) != 0 || !c.TryLater {
+		t.Errorf("claim by an old handle: %d locks, busy %v; want none, busy", len(c.Locks), c.TryLater)
 	}
 	b.q = fresh
 	if c := b.claimAs(request); len(c.Locks) != 1 {
@@ -302,8 +302,8 @@ func TestWhoCountsALimitWaitsForThoseWhoDoNot(t *testing.T) {
 	}
 	b.exec(b.pool, drawSQL)
 	b.push("")
-	if c := b.in("", 9); len(c.Locks) != 0 || !c.Contended {
-		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.Contended)
+	if c := b.in("", 9); len(c.Locks) != 0 || !c.TryLater {
+		t.Errorf("counted beside a claim that nobody sees yet: %d locks, busy %v", len(c.Locks), c.TryLater)
 	}
 	four := 4
 	lowered := later(b, func() (int, error) { return 0, setLimit(b.ctx, b.pool, "ten", limitOptions{MaxUnits: &four}) })
@@ -325,8 +325,8 @@ func TestAClaimWhoseTokensComeTooLateTakesItselfBack(t *testing.T) {
 	b.exec(b.pool, `CREATE FUNCTION public.draw() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN `+
 		strings.Replace(drawSQL, "SELECT", "PERFORM", 1)+`; RETURN OLD; END $$`)
 	b.exec(b.pool, `CREATE TRIGGER draw BEFORE DELETE ON penstock.ready FOR EACH ROW EXECUTE FUNCTION public.draw()`)
-	if c := b.in("a", 5); len(c.Locks) != 0 || !c.Contended {
-		t.Errorf("%d locks, busy %v; want none, since others may have taken the rest of the limit", len(c.Locks), c.Contended)
+	if c := b.in("a", 5); len(c.Locks) != 0 || !c.TryLater {
+		t.Errorf("%d locks, busy %v; want none, since others may have taken the rest of the limit", len(c.Locks), c.TryLater)
 	}
 	b.want(len(b.in("a", 20).Locks), 9) // counted
 }

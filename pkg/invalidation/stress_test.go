@@ -106,9 +106,10 @@ func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
 	claims := int32(0)
 	return func(random *rand.Rand) error {
 		claims++
-		var lanes []LaneHead
+		var lanes []ClaimLane
 		for _, flow := range random.Perm(crowdFlows)[:1+random.IntN(crowdFlows)] {
-			lanes = append(lanes, LaneHead{Lane: Lane{Priority: 1, Flow: fmt.Sprint(flow)}, Position: int64(random.IntN(2))})
+			from := int64(random.IntN(2))
+			lanes = append(lanes, ClaimLane{Lane{Priority: 1, Flow: fmt.Sprint(flow)}, from, from == 0})
 		}
 		claimed, err := q.ClaimLanes(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lanes[0].Lane, Limit: 1 + random.IntN(8), IgnoreRowLocks: random.IntN(4) == 0}, lanes[1:])
 		if err != nil {

@@ -21,11 +21,11 @@ const failUnreadableSQL = `SELECT penstock.fail_unreadable($1, $2, $3, $4, $5)`
 
 // failUnreadable ends the entries that kept a claim from these lanes, so that one bad row does not stop a
 // queue. It returns the error of the claim where there was none. The next claim gets the others.
-func (q *Queue) failUnreadable(ctx context.Context, lanes []LaneHead, limit int, claim error) error {
+func (q *Queue) failUnreadable(ctx context.Context, lanes []ClaimLane, limit int, claim error) error {
 	failed := 0
 	for _, l := range lanes {
 		var n int
-		err := q.db.QueryRow(ctx, failUnreadableSQL, q.ID, l.Priority, l.Flow, l.Position, limit).Scan(&n)
+		err := q.db.QueryRow(ctx, failUnreadableSQL, q.ID, l.Priority, l.Flow, l.From, limit).Scan(&n)
 		if err != nil {
 			return errors.Join(q.errorf("claim from", claim), q.errorf("fail unreadable entries of", err))
 		}

@@ -35,7 +35,7 @@ func (w *weighing) taken(q *Queue, c Claimed) {
 	switch {
 	case c.Limited:
 		w.limited++
-	case c.Contended:
+	case c.TryLater:
 		w.contended++
 	}
 	for _, l := range c.Locks {
@@ -92,7 +92,7 @@ func (w *weighing) node(over context.Context, queues []*Queue, ids *atomic.Int64
 		} else {
 			time.Sleep(time.Millisecond) // others have the processor
 		}
-		if len(running) == 0 || (len(c.Locks) > 0 || c.Contended) && len(running) < w.claims {
+		if len(running) == 0 || (len(c.Locks) > 0 || c.TryLater) && len(running) < w.claims {
 			continue
 		}
 		dies := random.IntN(20) == 0

@@ -92,7 +92,7 @@ func TestHeavierEntryEndsTheCoverOfItsLock(t *testing.T) {
 	tx, err := b.pool.Begin(b.ctx)
 	b.must(err)
 	defer tx.Rollback(b.ctx)
-	sql, args := b.q.lockFirst(ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 10}, []LaneHead{{Lane: usual}})
+	sql, args := b.q.lockFirst(ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 10}, []ClaimLane{{Lane: usual}})
 	b.exec(tx, sql, args...)
 	b.must(early.Commit(b.ctx))
 	b.must(tx.Commit(b.ctx))
@@ -165,8 +165,8 @@ func TestClaimThatKnowsNoWeightsIsRefused(t *testing.T) {
 	_, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 4})
 	b.must(err)
 	b.pushAll(b.pool, weights(4, 4)...)
-	if c := b.inLane(old, "", 2); len(c.Locks) != 0 || !c.Contended {
-		t.Errorf("an old handle got %d locks, contended %v", len(c.Locks), c.Contended)
+	if c := b.inLane(old, "", 2); len(c.Locks) != 0 || !c.TryLater {
+		t.Errorf("an old handle got %d locks, contended %v", len(c.Locks), c.TryLater)
 	}
 	fresh, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_weight": 1}) // for later pushes
 	b.must(err)

@@ -102,9 +102,11 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 		Node: n.ID(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks,
 		IgnoreRowLocks: first.fromHead,
 	}
-	along := make([]invalidation.LaneHead, 0, len(leases)-1)
+	along := make([]invalidation.ClaimLane, 0, len(leases)-1)
 	for _, l := range leases[1:] {
-		along = append(along, invalidation.LaneHead{Lane: l.lane.key.lane, Position: l.from})
+		along = append(along, invalidation.ClaimLane{
+			Lane: l.lane.key.lane, From: l.from, IgnoreRowLocks: l.fromHead,
+		})
 	}
 	statement, end := n.outlive(ctx)
 	claimed, err := first.queue.ClaimLanes(statement, request, along)
@@ -147,8 +149,8 @@ func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, 
 	case err != nil:
 		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(200*time.Millisecond)))
 		return
-	case c.Contended:
-		// Another claimer is in the lane; it leaves within a few milliseconds, but others may come.
+	case c.TryLater:
+		// Most often another claimer is in the lane: it leaves within a few milliseconds, but others may come.
 		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(n.lanes.contended(v))))
 		return
 	case c.Limited:

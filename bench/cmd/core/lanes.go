@@ -88,9 +88,11 @@ func (b *bench) flowing(ctx context.Context, flows, keyed int, limit map[string]
 
 // drainLanes claims from up to so many lanes at once, ends what it got, and returns how many locks that were.
 func drainLanes(ctx context.Context, q *invalidation.Queue, flows, atOnce int) (locks int, err error) {
-	var lanes []invalidation.LaneHead
+	var lanes []invalidation.ClaimLane
 	for f := range flows {
-		lanes = append(lanes, invalidation.LaneHead{Lane: invalidation.Lane{Priority: 1, Flow: fmt.Sprint(f)}})
+		lanes = append(lanes, invalidation.ClaimLane{
+			Lane: invalidation.Lane{Priority: 1, Flow: fmt.Sprint(f)}, IgnoreRowLocks: true,
+		})
 	}
 	for id, ended := int32(1), 0; ended < 2*flows; id++ {
 		if len(lanes) == 0 {
