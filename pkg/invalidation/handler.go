@@ -85,7 +85,7 @@ type answer struct {
 	delay        time.Duration
 	hasDelay     bool
 	permanent    bool
-	unrepeatable bool // of permanent: whatever ended the run
+	unrepeatable bool // permanent even if the lease was lost or the node drains
 	release      bool // spends no attempt
 	postpone     bool // of release: the entry waits, and not its key
 	interrupted  bool // of release: after the run had begun its work

@@ -17,9 +17,9 @@ SELECT ids, verdicts
        $8::timestamptz[], $9::real[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::jsonb[],
        weights => $16::int[])`
 
-// plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either and takes
-// payloads of $3 bytes, which no payload exceeds: the plain branch of penstock.push_many, with the queue's
-// own table written out, which saves finding it. It returns the ids in the order of the payloads. It returns
+// plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either, provided that its
+// payload_limit is $3 or more; $3 is an upper bound on the stored size of every payload here. It is the plain branch of
+// penstock.push_many, with the queue's own table written out, which saves finding it. It returns the ids in the order of the payloads. It returns
 // none, and has done nothing, where anything else is to be done or said; push_many does and says it. Payloads
 // are unnested but once, and not measured: the push of a single one takes a sixth longer otherwise.
 const plainPushSQL = `

@@ -112,7 +112,8 @@ SELECT a.token
 const triesMax = 10
 
 // settle waits for rows that other transactions have locked for lockTimeout at most, nil for as long as the session
-// does; with lock_not_available, ours are settled.
+// does. After lock_not_available, ours are those that the short statement (finishSolo) had committed before; nothing
+// else was settled.
 func (q *Queue) settle(
 	ctx context.Context, node NodeID, endings []Ending, lockTimeout *string,
 ) (ours []Token, err error) {
