@@ -69,6 +69,11 @@ AS $$
 DECLARE
     q    penstock.queue;
     n    integer := coalesce(array_length(payloads, 1), 0);
+    sizes integer[] := ARRAY[
+        cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues), cardinality(start_bys),
+        cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
+        cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks),
+        cardinality(weights)];
     keep boolean[];
     pushed_at timestamptz; -- the transaction may have begun long before
 BEGIN
@@ -84,12 +89,7 @@ BEGIN
                                             ELSE 'Create a batch: SELECT penstock.create_batch(...).' END;
     END IF;
     PERFORM penstock.check_payloads(q, payloads);
-    IF penstock.takes_plain(q) AND cardinality(lock_keys) + cardinality(flows) + cardinality(priorities)
-        + cardinality(dues)
-       + cardinality(start_bys) + cardinality(finish_bys) + cardinality(costs) + cardinality(names)
-           + cardinality(idempotency_keys)
-       + cardinality(unique_keys) + cardinality(unique_policies) + cardinality(traces) + cardinality(callbacks)
-       + cardinality(weights) = 0 THEN
+    IF penstock.takes_plain(q) AND 0 = ALL (sizes) THEN
         -- The plain push, which uses no option: the same as below with everything left out that is about options.
         IF q.refusal IS NOT NULL AND NOT inside THEN
             PERFORM penstock.refuse_push(q); -- raises
@@ -105,17 +105,8 @@ BEGIN
         SELECT array_agg(f.id ORDER BY f.id) INTO ids FROM fresh f;
         RETURN;
     END IF;
-    IF greatest(cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
-                cardinality(start_bys),
-                cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
-                cardinality(unique_keys),
-                cardinality(unique_policies), cardinality(traces), cardinality(callbacks), cardinality(weights)) > n
-                    OR cardinality(callbacks) > 0 THEN
-        PERFORM penstock.check_arrays(n, ARRAY[cardinality(lock_keys), cardinality(flows), cardinality(priorities), cardinality(dues),
-            cardinality(start_bys), cardinality(finish_bys), cardinality(costs), cardinality(names),
-            cardinality(idempotency_keys),
-            cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks),
-            cardinality(weights)], callbacks);
+    IF n < ANY (sizes) OR cardinality(callbacks) > 0 THEN
+        PERFORM penstock.check_arrays(n, sizes, callbacks);
     END IF;
     IF cardinality(callbacks) + cardinality(traces) > 0 THEN
         PERFORM penstock.check_callbacks(q, payloads, callbacks, traces);
