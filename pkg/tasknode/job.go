@@ -42,7 +42,7 @@ func (j *job) perRun() int {
 		!slices.ContainsFunc(j.lock.Entries, func(e invalidation.Entry) bool { return suspect(j.queue, &e) }) {
 		return len(j.lock.Entries)
 	}
-	return min(1, len(j.lock.Entries))
+	return 1
 }
 
 // begun says that a run of the job has begun, whether or not it goes on. If the node dies, recovery counts a crash for
@@ -108,9 +108,6 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 				"key", lost.lock.Key, "token", lost.lock.Token)
 		}
 		switch lock := j.lock; {
-		case len(lock.Entries) == 0:
-			// The key's entries went between its ready row and the claim. The ending looks for others once more.
-			n.endLast(j, invalidation.Done(lock, 0, nil, 0))
 		case late:
 			n.endLast(j, invalidation.Release(lock, lock.Entries[0].ID, 0))
 		case beside:
