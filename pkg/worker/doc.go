@@ -22,7 +22,7 @@
 //	adapter.go, outcome.go     the interface that each protocol implements, and what a call can come to
 //	model.go, header.go, template.go
 //	                           how the instances of a model are spoken to
-//	generic.go, cog.go, oip.go, oipgenerate.go, openai.go, openaiprobe.go, operation.go
+//	generic.go, cog.go, oip.go, oipgenerate.go, openai.go, openaiprobe.go
 //	                           the protocols; oipbatch.go, embeddings.go and codec.go put several entries into one
 //	                           call, and choices.go counts the sequences that a generation computes
 //	transport.go, classify.go  one HTTP exchange, and what an answer that is no success means

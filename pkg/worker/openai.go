@@ -38,6 +38,10 @@ var operationPaths = map[string]string{
 	OperationClassify:    "/classify",
 }
 
+// OperationPath returns the path of an operation at OpenAI-compatible servers, below the root of their API without /v1;
+// empty: there is no such operation.
+func OperationPath(operation string) string { return operationPaths[operation] }
+
 // operationList names the operations in messages.
 const operationList = "chat, completions, embeddings, images, responses, rerank, score, pooling or classify"
 
