@@ -57,7 +57,7 @@ func serve(ctx context.Context, database penstock.Config, names []string) error 
 	go func() { _ = hinter.Run(ctx) }()
 	queue = queue.Hinting(hinter) // its pushes wake nodes, which else find the entries with their next poll
 	for _, name := range names {
-		push, err := greetings.Entry(Greeting{Name: name}, invalidation.Push{})
+		push, err := greetings.NewPush(Greeting{Name: name}, invalidation.Push{})
 		if err != nil {
 			return err
 		}

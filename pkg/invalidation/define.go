@@ -105,8 +105,8 @@ func (d Definition[P]) Open(ctx context.Context, db postgres.DB) (*Queue, error)
 	return Open(ctx, db, d.Name)
 }
 
-// Entry makes a push of a payload, with the other fields from options.
-func (d Definition[P]) Entry(payload P, options Push) (Push, error) {
+// NewPush makes a push of a payload, with the other fields from options.
+func (d Definition[P]) NewPush(payload P, options Push) (Push, error) {
 	text, err := json.Marshal(payload)
 	if err != nil {
 		return Push{}, fmt.Errorf("write payload for queue %q: %w: %w", d.Name, err, ErrInvalid)
@@ -115,30 +115,19 @@ func (d Definition[P]) Entry(payload P, options Push) (Push, error) {
 	return options, nil
 }
 
-// Push accepts payloads, all or none, on a pool or inside the caller's transaction (see Queue.Push). It sends no hint:
-// nodes find the entries with their next poll. Where that is too late, push Entry to what Queue.Hinting returns.
+// Push accepts payloads, all or none, on a pool or inside the caller's transaction. It knows no more of the queue than
+// its name: it sends no hint, so that nodes find the entries with their next poll, is not committed as a group with
+// other pushes, and does not use the short statement for payloads without options. Queue.Push does: push what NewPush
+// makes to what Open or Queue.Hinting returns.
 func (d Definition[P]) Push(ctx context.Context, db postgres.DB, payloads ...P) ([]Pushed, error) {
 	pushes := make([]Push, len(payloads))
 	for i, p := range payloads {
 		var err error
-		if pushes[i], err = d.Entry(p, Push{}); err != nil {
+		if pushes[i], err = d.NewPush(p, Push{}); err != nil {
 			return nil, err
 		}
 	}
 	return pushOn(ctx, db, d.Name, pushes)
-}
-
-// PushWith accepts one payload with options, its own payload aside. It sends no hint either.
-func (d Definition[P]) PushWith(ctx context.Context, db postgres.DB, payload P, options Push) (Pushed, error) {
-	push, err := d.Entry(payload, options)
-	if err != nil {
-		return Pushed{}, err
-	}
-	pushed, err := pushOn(ctx, db, d.Name, []Push{push})
-	if err != nil {
-		return Pushed{}, err
-	}
-	return pushed[0], nil
 }
 
 // Compact replaces the entries of a key that do not run by the one that Merge makes of them, or the queue's own merge

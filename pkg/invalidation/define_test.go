@@ -95,9 +95,11 @@ func TestTypedPushReachesATypedHandler(t *testing.T) {
 	if _, err := d.Push(b.ctx, b.pool, thumbnail{"a.png", 10}, thumbnail{"a.png", 20}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := d.PushWith(b.ctx, b.pool, thumbnail{"b.png", 30}, Push{Name: "late"}); err != nil {
+	late, err := d.NewPush(thumbnail{"b.png", 30}, Push{Name: "late"})
+	if err != nil {
 		t.Fatal(err)
 	}
+	b.pushAll(b.pool, late)
 	h := d.Handler(func(_ context.Context, r *Run, p thumbnail) (any, error) {
 		return map[string]any{"area": p.Width * p.Width, "name": r.Entry.Name}, nil
 	})

@@ -45,10 +45,8 @@ func TestTheWholeLife(t *testing.T) {
 
 	// A client that did not hear the answer asks again with the same key, and gets the same order.
 	once := Push{IdempotencyKey: "web-4711"}
-	bob, err := orders.PushWith(s.ctx, s.db, order{"bob", "spelt"}, once)
-	s.must(err)
-	again, err := orders.PushWith(s.ctx, s.db, order{"bob", "spelt"}, once)
-	s.must(err)
+	bob := s.pushWith(order{"bob", "spelt"}, once)
+	again := s.pushWith(order{"bob", "spelt"}, once)
 	s.equal(again, Pushed{ID: bob.ID, Verdict: Replayed})
 
 	// The first node comes to work. It takes what stands first; the key is its own from then on.
@@ -127,13 +125,11 @@ func TestTheWholeLife(t *testing.T) {
 	s.outcome("done", bob.ID)
 
 	// An order for tomorrow waits; one that nobody wants any more is cancelled; one that comes too late expires.
-	tomorrow, err := orders.PushWith(s.ctx, s.db, order{"cleo", "rye"}, Push{DueAt: time.Now().Add(24 * time.Hour)})
-	s.must(err)
+	tomorrow := s.pushWith(order{"cleo", "rye"}, Push{DueAt: time.Now().Add(24 * time.Hour)})
 	s.state("initial", tomorrow.ID)
 	s.operate("cancel_entry", tomorrow.ID, "on a diet", "cleo")
 	s.outcome("cancelled", tomorrow.ID)
-	late, err := orders.PushWith(s.ctx, s.db, order{"dora", "rye"}, Push{StartBy: time.Now().Add(-time.Second)})
-	s.must(err)
+	late := s.pushWith(order{"dora", "rye"}, Push{StartBy: time.Now().Add(-time.Second)})
 	n, err := s.q.Expire(s.ctx, 10)
 	s.must(err)
 	s.equal(n, 1)
@@ -221,6 +217,15 @@ func (s *story) push(db postgres.DB, customer, bread string) EntryID {
 }
 
 // state wants an entry in a state, and everything else as it must be.
+func (s *story) pushWith(o order, options Push) Pushed {
+	s.Helper()
+	push, err := orders.NewPush(o, options)
+	s.must(err)
+	pushed, err := s.q.Push(s.ctx, push)
+	s.must(err)
+	return pushed[0]
+}
+
 func (s *story) state(want string, id EntryID) {
 	s.Helper()
 	e := s.explain(id)

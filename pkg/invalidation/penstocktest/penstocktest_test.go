@@ -179,7 +179,15 @@ func TestErrorsAreJudgedAsANodeWould(t *testing.T) {
 
 func TestDeferredEntriesWait(t *testing.T) {
 	tx, _ := begin(t)
-	if _, err := mails.PushWith(t.Context(), tx, mail{"ann"}, invalidation.Push{DueAt: time.Now().Add(time.Hour)}); err != nil {
+	queue, err := mails.Open(t.Context(), tx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	push, err := mails.NewPush(mail{"ann"}, invalidation.Push{DueAt: time.Now().Add(time.Hour)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := queue.Push(t.Context(), push); err != nil {
 		t.Fatal(err)
 	}
 	ok := mails.Handler(func(context.Context, *invalidation.Run, mail) (any, error) { return nil, nil })
