@@ -78,7 +78,7 @@ func (t *laneTable) passOver(affinity Affinity, now time.Time) map[*lane]bool {
 	}
 	var choices []choice
 	var lanes []*lane
-	for _, l := range t.active {
+	for _, l := range t.awake {
 		key := l.key
 		refused := !l.claiming && l.refused != 0 && l.resting(now, t.freed)
 		if p, asks := asked[key.queue]; asks && !refused && t.queues[key.queue].open(key.lane.Flow, now, t.freed) {

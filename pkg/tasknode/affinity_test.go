@@ -100,11 +100,11 @@ func TestAFlowThatIsRefusedDoesNotHoldUpTheOneThatIsLoaded(t *testing.T) {
 	if v.lane.key.lane != limited {
 		t.Fatalf("%v goes before the flow that has waited for as long as it may be", v.lane.key.lane)
 	}
-	b.refuse(v, now.Add(time.Second))
+	b.endRefused(v, refusedByGate, now, lasting(time.Second))
 	if v = takeOne(b, prefers{"loaded"}, true, now); v == nil {
 		t.Fatal("the loaded flow is not claimed from either")
 	}
-	b.leaveAwake(v)
+	b.endUnclaimed(v)
 	if v = takeOne(b, prefers{"loaded"}, true, now.Add(2*time.Second)); v == nil || v.lane.key.lane != limited {
 		t.Error("the limited flow has lost its turn")
 	}

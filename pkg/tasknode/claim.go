@@ -69,28 +69,13 @@ func (n *Node) step(ctx context.Context) bool {
 	// A lane that has work brings a lock at least.
 	claimed := leases[:max(1, min(reserved.locks, len(leases)))]
 	for _, l := range leases[len(claimed):] {
-		n.lanes.leaveAwake(l)
+		n.lanes.endUnclaimed(l)
 	}
 	if refused != refusedNot {
-		return n.refuse(first, refused)
+		n.lanes.endRefused(first, refused, time.Now(), n.jitter)
+		return refused != refusedThreads
 	}
 	n.claim(ctx, claimed, reserved)
-	return true
-}
-
-// refuse ends the lease of a lane for which there was no room. It says whether other lanes may be claimed from.
-func (n *Node) refuse(l *laneLease, why refusal) bool {
-	n.lanes.wanted(l, why == refusedThreads)
-	if why == refusedThreads {
-		// It stays first for what comes free: no other lane may be let in before it.
-		n.lanes.leaveAwake(l)
-		return false
-	}
-	again := time.Now().Add(n.jitter(200 * time.Millisecond))
-	n.lanes.refuse(l, again)
-	if why == refusedByLimit {
-		n.lanes.refuseQueue(l, again)
-	}
 	return true
 }
 
@@ -136,75 +121,49 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 	answer.enqueue()
 	for i, l := range leases {
 		if i >= len(claimed) { // the limit was reached before
-			n.lanes.leaveAwake(l)
+			n.lanes.endUnclaimed(l)
 			continue
 		}
-		n.after(ctx, l, claimed[i], err, took)
+		n.endClaimed(ctx, l, claimEnd{answer: claimed[i], err: err, took: took})
 	}
 }
 
-// after updates what the table knows about a lane from how the claim found it.
-func (n *Node) after(ctx context.Context, v *laneLease, c invalidation.Claimed, err error, took time.Duration) {
-	switch {
-	case err != nil:
-		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(200*time.Millisecond)))
-		return
-	case c.TryLater:
-		// Most often another claimer is in the lane: it leaves within a few milliseconds, but others may come.
-		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(n.lanes.contended(v))))
-		return
-	case c.Limited:
-		// A bucket fills at a known time; a lock of another node ends at an unknown one.
-		wait := n.jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
-		n.lanes.refuse(v, time.Now().Add(wait))
-		if c.QueueWide { // the wait may be that of the flow alone
-			n.lanes.refuseQueue(v, time.Now().Add(min(wait, time.Second)))
-		}
-		if c.Wait == 0 {
-			n.lanes.wanted(v, false)
-		}
-		return
-	}
-	swept := 0
-	if c.Skipped > 0 {
-		sweep, end := n.bound(ctx)
-		var err error
-		swept, err = v.queue.Sweep(sweep, v.lane.key.lane, v.from, c.LowWater)
-		end()
-		if err != nil && ctx.Err() == nil {
-			n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
+// endClaimed ends the lease of a lane that was claimed from. Before, it deletes what it can of the ready rows that the
+// claim skipped.
+func (n *Node) endClaimed(ctx context.Context, v *laneLease, e claimEnd) {
+	if c := &e.answer; e.complete() && c.Skipped > 0 {
+		e.swept = n.sweep(ctx, v, c.LowWater)
+		if e.fruitless() && v.fruitless {
+			c.LowWater = n.passLocked(ctx, v, c.LowWater)
 		}
 	}
-	if swept < c.Skipped && len(c.Locks) == 0 {
-		n.passLocked(ctx, v, &c)
-	}
-	n.lanes.advance(v, c, swept < c.Skipped, took)
-	if n.lanes.more(v, c) {
-		n.lanes.leaveAwake(v)
-	} else if pause := n.lanes.rewind(v); pause > 0 {
-		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(pause)))
-	} else if c.DelayedFor > 0 { // rows that were handed back for a while
-		n.lanes.leaveUntil(v, time.Now().Add(n.jitter(min(c.DelayedFor, 100*time.Millisecond))))
-	} else {
-		n.lanes.leaveAsleep(v)
-	}
+	n.lanes.end(v, e, time.Now(), n.jitter)
 }
 
-// passLocked moves the low-water mark of a claim that brought nothing behind the ready rows that other transactions
-// have locked, if the claim before it met nothing else either.
-func (n *Node) passLocked(ctx context.Context, v *laneLease, c *invalidation.Claimed) {
-	if !n.lanes.stuckAgain(v) {
-		return
+// sweep deletes ready rows of locked keys among those that a claim scanned, and returns how many.
+func (n *Node) sweep(ctx context.Context, v *laneLease, lowWater int64) int {
+	statement, end := n.bound(ctx)
+	defer end()
+	swept, err := v.queue.Sweep(statement, v.lane.key.lane, v.from, lowWater)
+	if err != nil && ctx.Err() == nil {
+		n.cfg.Log.Warn("sweep lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 	}
+	return swept
+}
+
+// passLocked returns a low-water mark behind the ready rows that other transactions have locked. It is for a claim that
+// met nothing else, as an earlier one did.
+func (n *Node) passLocked(ctx context.Context, v *laneLease, lowWater int64) int64 {
 	ctx, end := n.bound(ctx)
 	defer end()
-	position, err := v.queue.Unlocked(ctx, v.lane.key.lane, c.LowWater+1)
+	position, err := v.queue.Unlocked(ctx, v.lane.key.lane, lowWater+1)
 	switch {
 	case err != nil && ctx.Err() == nil:
 		n.cfg.Log.Warn("pass locked rows of a lane", "queue", v.queue.Name, "flow", v.lane.key.lane.Flow, "error", err)
 	case err == nil && position != math.MaxInt64:
-		c.LowWater = position - 1
+		return position - 1
 	}
+	return lowWater
 }
 
 // outlive is a context that ends a beat after ctx does, and at the latest after a lease: the answer may never

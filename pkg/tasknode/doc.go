@@ -43,19 +43,30 @@
 // counted if the node dies. A job that has ended runs nothing more; its permit is held, and heartbeats list its lock,
 // until its last ending is recorded or left to recovery.
 //
-// # The life of a lane in the table
+// # The life of a lane
 //
-//	         hint, poll, a key that is ready again
-//	unknown ──────────────► active ◄───────────────────────────────┐
-//	                          │ ranked first (Ranker, Affinity)    │ it left rows, or a hint came meanwhile
-//	                          ▼                                    │
-//	         ┌──────────── leased ──claim──► advanced ─────────────┤
-//	         │ no room        │                  │ drained         │
-//	         ▼                │ another claimer  ▼                 │
-//	      refused             ▼ was in it      asleep ──hint,poll──┤
-//	         │             resting 2-64 ms                         │
-//	         │                └────────────────────────────────────┤
-//	         └── something came free, or 200 ms passed ────────────┘
+//	      hint, poll, a key that is ready again          ranked first (Ranker, Affinity)
+//	asleep ────────────────────────────────────► awake ─────────────────────────────────► leased
+//	   ▲                                           ▲  resting for a while, or not           │
+//	   │ drained                                   │ any other end                          │
+//	   └───────────────────────────────────────────┴────────────────────────────────────────┘
+//
+// A lane is asleep (no work is known), awake (it may have work), or leased: one scheduling thread claims from it. One
+// that is awake may rest: it is not claimed from for a while. A lease ends in one of these ways (lane_lease.go):
+//
+//	end        what happened                                    the lane is awake, and
+//	unclaimed  the claim did not reach it                       may be leased at once
+//	refused    the node had no permit                           may be leased at once: it stays first
+//	           a gate, or the queue's limit on this node        rests 200 ms, or until something came free
+//	failed     the claim ended in an error                      rests 200 ms
+//	contended  another claimer was in it                        rests 2 ms, doubled each time up to 64 ms
+//	limited    a limit of the queue left no headroom            rests 50 ms to 1 min, or until something came free
+//	left rows  it was scanned, but not to its end               may be leased at once
+//	rewound    to its end, but rows before it were left         rests 2 ms to 64 ms, and is scanned again from there
+//	delayed    to its end, but for rows that are delayed        rests until the first of them is due, 100 ms at most
+//	drained    to its end, and nothing is left                  not: it is asleep, unless a hint came meanwhile
+//
+// Where the reason of a refused or limited lane holds for its queue, all lanes of the queue rest.
 //
 // A lane that was refused is wanted: a running group whose lane ranks behind it gives way after its present entry, and
 // is released at its old position.

@@ -17,12 +17,9 @@ const (
 
 // wanted notes that a lane was refused for want of something that a running job has: a permit of the node, or
 // what all jobs of the queue share.
-func (t *laneTable) wanted(v *laneLease, permit bool) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	l := v.lane
-	l.wantedAt, l.wantsPermit = time.Now(), permit
-	if l.active > 0 && !slices.Contains(t.want, l) {
+func (t *laneTable) wanted(l *lane, permit bool, now time.Time) {
+	l.wantedAt, l.wantsPermit = now, permit
+	if l.awake > 0 && !slices.Contains(t.want, l) {
 		t.want = append(t.want, l)
 		t.anyWanted.Store(true)
 	}

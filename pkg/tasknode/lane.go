@@ -12,23 +12,20 @@ type lane struct {
 	key             laneKey
 	lowWater        int64 // position at which the next claim begins
 	stuck           int64 // position before which are rows that could not be claimed: the next claim begins behind them
-	active          int   // index in laneTable.active, from 1; 0: there is no work
+	awake           int   // index in laneTable.awake, from 1; 0: it is asleep, no work is known
 	hinted          bool  // pushes to it are hinted at, as far as one can tell
 	heard           bool  // a hint came since the last claim began
 	claiming        bool  // a scheduling thread is in it
 	arrivedPosition int64 // the first ready row that was noted while a thread was in it; 0: none
 	large           bool  // the last claim of it did not come to its end
-	// the last claim brought nothing, though there were rows
-	fruitless   bool
-	contentions int   // how often in a row another claimer was in it, or had a row of it
-	behind      int64 // position from which on rows were left that could not be swept either; 0: none
-	retryAt     time.Time
-	refused     int64         // what freed was when a permit or gate refused this lane; a later value asks again
-	headAt      time.Time     // when it was last scanned from its beginning
-	headCost    time.Duration // how long that took
-	passed      time.Time     // since when others are preferred to it; zero: they are not
-
-	urgent bool // its first lock waits among the urgent jobs; guarded by waiting
+	fruitless       bool  // a claim was, and none since brought a lock, see claimEnd.fruitless
+	contentions     int   // how often in a row another claimer was in it, or had a row of it
+	behind          int64 // position from which on rows were left that could not be swept either; 0: none
+	retryAt         time.Time
+	refused         int64         // what freed was when a permit or gate refused this lane; a later value asks again
+	headAt          time.Time     // when it was last scanned from its beginning
+	headCost        time.Duration // how long that took
+	passed          time.Time     // since when others are preferred to it; zero: they are not
 
 	wantedAt    time.Time // when it was refused last, see laneTable.wanted
 	gaveWayAt   time.Time // when a group gave way to it last
@@ -68,4 +65,20 @@ func (l *lane) elsewhere(now time.Time) bool {
 func (l *lane) backOff() time.Duration {
 	l.contentions = min(l.contentions+1, 6)
 	return time.Millisecond << l.contentions
+}
+
+// few is how many rows a lane without hints must bring at once to be tried again when it is empty.
+const few = 10
+
+// leftRows says that a lane is worth another claim at once. If the last one emptied it, what comes later is hinted at,
+// as what came before was, or found by the next poll. Where no hints come, and much comes, the next claim finds out.
+func (l *lane) leftRows(c *invalidation.Claimed) bool {
+	return c.Scanned > 0 && (!c.Drained || (!l.hinted && c.Scanned >= few))
+}
+
+// rewind moves the low-water mark back to the first row that was left behind it: a transaction had the row, or its key,
+// locked for a moment. It returns after how long to try.
+func (l *lane) rewind() time.Duration {
+	l.lowWater, l.stuck, l.behind = min(l.lowWater, l.behind), min(l.stuck, l.behind), 0
+	return l.backOff()
 }

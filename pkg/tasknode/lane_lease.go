@@ -7,16 +7,18 @@ import (
 )
 
 // laneLease is the right of a scheduling thread to claim from a lane. While it lasts no other thread of the
-// node claims from it.
+// node claims from it. One of three methods of the table ends it: end after a claim, endRefused and endUnclaimed
+// without one. Their cases are the rows of the table in doc.go.
 type laneLease struct {
 	*servedQueue
-	queue    *invalidation.Queue // as it was when the lease began, as is the handler
-	handler  invalidation.Handler
-	lane     *lane
-	ranked   invalidation.Candidate // the lane as it was ranked
-	from     int64
-	fromHead bool
-	freed    int64 // what freed was when the lease began: what comes free during the claim must not be missed
+	queue     *invalidation.Queue // as it was when the lease began, as is the handler
+	handler   invalidation.Handler
+	lane      *lane
+	ranked    invalidation.Candidate // the lane as it was ranked
+	from      int64
+	fromHead  bool
+	fruitless bool  // as lane.fruitless was when the lease began
+	freed     int64 // what freed was when the lease began: what comes free during the claim must not be missed
 }
 
 // lease begins the lease of a lane.
@@ -26,7 +28,7 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
 		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.lowWater-claimOverlap), freed: t.freed,
+		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, freed: t.freed,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
@@ -34,127 +36,156 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	return v
 }
 
-// advance moves the lane's low-water mark behind the rows that a claim scanned; missed says that it left ready rows of
-// which some may be claimed later.
-func (t *laneTable) advance(v *laneLease, c invalidation.Claimed, missed bool, took time.Duration) {
+// claimEnd is how a claim ended in one of its lanes.
+type claimEnd struct {
+	answer invalidation.Claimed
+	err    error // of the claim; the answer is what was found out afterwards
+	swept  int   // how many of the ready rows that the claim skipped are deleted
+	took   time.Duration
+}
+
+// complete says that the claim scanned the lane: nothing kept it from what was there.
+func (e *claimEnd) complete() bool { return e.err == nil && !e.answer.TryLater && !e.answer.Limited }
+
+// missed says that the claim left ready rows of which some may be claimed later.
+func (e *claimEnd) missed() bool { return e.swept < e.answer.Skipped }
+
+// fruitless says that the claim met nothing but rows that could not be claimed.
+func (e *claimEnd) fruitless() bool { return e.missed() && len(e.answer.Locks) == 0 }
+
+// refusedRest is for how long a lane rests that was refused, or whose claim ended in an error.
+const refusedRest = 200 * time.Millisecond
+
+// end ends the lease of a lane that was claimed from.
+func (t *laneTable) end(v *laneLease, e claimEnd, now time.Time, jitter func(time.Duration) time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if v.fromHead {
-		v.lane.headAt, v.lane.headCost = time.Now(), took
+	l, c := v.lane, &e.answer
+	if e.complete() {
+		t.top = max(t.top, c.LowWater)
+		v.advance(&e, t.top, now)
+		if len(c.Locks) > 0 {
+			t.unwant(l)
+		}
 	}
-	if missed && (v.lane.behind == 0 || v.from < v.lane.behind) {
-		v.lane.behind = max(1, v.from)
+	switch {
+	case e.err != nil: // failed
+		t.rest(v, now.Add(jitter(refusedRest)))
+	case c.TryLater:
+		// The other claimer leaves the lane within a few milliseconds, but others may come.
+		t.rest(v, now.Add(jitter(l.backOff())))
+	case c.Limited:
+		// A bucket fills at a known time; a lock of another node ends at an unknown one.
+		wait := jitter(max(50*time.Millisecond, min(c.Wait, time.Minute)))
+		t.refuse(v, now.Add(wait))
+		if c.QueueWide { // the wait may be that of the flow alone
+			v.refuseQueue(now.Add(min(wait, time.Second)))
+		}
+		if c.Wait == 0 {
+			t.wanted(l, false, now)
+		}
+	case l.leftRows(c):
+		t.leave(v, true)
+	case l.behind != 0: // rewound
+		t.rest(v, now.Add(jitter(l.rewind())))
+	case c.DelayedFor > 0:
+		l.contentions = 0
+		t.rest(v, now.Add(jitter(min(c.DelayedFor, 100*time.Millisecond))))
+	default: // drained
+		l.contentions = 0
+		t.leave(v, false)
+	}
+}
+
+// endRefused ends the lease of a lane for which there was no room. It wants what running jobs have.
+func (t *laneTable) endRefused(
+	v *laneLease, why refusal, now time.Time, jitter func(time.Duration) time.Duration,
+) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.wanted(v.lane, why == refusedThreads, now)
+	if why == refusedThreads {
+		// It stays first for what comes free: no other lane may be let in before it.
+		t.leave(v, true)
+		return
+	}
+	again := now.Add(jitter(refusedRest))
+	t.refuse(v, again)
+	if why == refusedByLimit {
+		v.refuseQueue(again)
+	}
+}
+
+// endUnclaimed ends the lease of a lane that its claim did not reach.
+func (t *laneTable) endUnclaimed(v *laneLease) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.leave(v, true)
+}
+
+// leave ends a lease: the lane is awake or asleep then. A hint that came during the lease may be about what the claim
+// could not see yet: it leaves the lane awake.
+func (t *laneTable) leave(v *laneLease, awake bool) {
+	l := v.lane
+	l.claiming, l.retryAt, l.refused = false, time.Time{}, 0
+	if awake || l.heard {
+		t.wake(l)
+	} else {
+		t.sleep(l)
+	}
+}
+
+// rest ends a lease: the lane is awake, and tried again from a time on.
+func (t *laneTable) rest(v *laneLease, until time.Time) {
+	t.leave(v, true)
+	v.lane.retryAt = until
+}
+
+// refuse ends a lease as rest does, but the lane is tried again earlier if something comes free.
+func (t *laneTable) refuse(v *laneLease, until time.Time) {
+	t.rest(v, until)
+	v.lane.refused = v.freed
+}
+
+// refuseQueue notes that all lanes of the queue would be refused as well.
+func (v *laneLease) refuseQueue(until time.Time) {
+	v.servedQueue.retryAt, v.servedQueue.refused = until, v.freed
+}
+
+// advance moves the lane's low-water mark behind the rows that a claim scanned; top is the last position that is known
+// of any lane.
+func (v *laneLease) advance(e *claimEnd, top int64, now time.Time) {
+	l, c := v.lane, &e.answer
+	if v.fromHead {
+		l.headAt, l.headCost = now, e.took
+	}
+	if e.missed() && (l.behind == 0 || v.from < l.behind) {
+		l.behind = max(1, v.from)
 	}
 	if len(c.Locks) > 0 {
-		v.lane.contentions, v.lane.fruitless = 0, false
-		t.unwant(v.lane)
+		l.contentions = 0
 	}
+	l.fruitless = e.fruitless() || l.fruitless && len(c.Locks) == 0
 	if c.Scanned == 0 || len(c.Locks) > 0 {
-		v.lane.passed = time.Time{}
+		l.passed = time.Time{}
 	}
 	switch {
 	case c.Scanned == 0:
 	case len(c.Locks) == 0:
 		// What is left there (a key whose row a transaction holds) is met again when the lane is scanned from its head.
-		v.lane.lowWater, v.lane.stuck = c.LowWater+1, c.LowWater+1
+		l.lowWater, l.stuck = c.LowWater+1, c.LowWater+1
 	default:
-		v.lane.lowWater = c.LowWater
+		l.lowWater = c.LowWater
 	}
-	if at := v.lane.arrivedPosition; at != 0 { // the claim may have been too early to see it
-		v.lane.lowWater, v.lane.stuck = min(v.lane.lowWater, at), min(v.lane.stuck, at)
+	if at := l.arrivedPosition; at != 0 { // the claim may have been too early to see it
+		l.lowWater, l.stuck = min(l.lowWater, at), min(l.stuck, at)
 	}
-	t.top = max(t.top, c.LowWater)
 	if c.Drained || c.LowWater >= v.from { // else keys were met by a claim that leaves them to another
-		v.lane.large = !c.Drained
+		l.large = !c.Drained
 	}
 	if c.Drained {
-		v.lane.moved(t.top + 1) // it is empty: what comes now comes after all that is known
+		l.moved(top + 1) // it is empty: what comes now comes after all that is known
 	} else {
-		v.lane.moved(c.LowWater + 1)
+		l.moved(c.LowWater + 1)
 	}
-}
-
-// stuckAgain notes that a claim brought nothing but rows that could not be claimed, and says whether the one before it
-// had not either.
-func (t *laneTable) stuckAgain(v *laneLease) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	fruitless := v.lane.fruitless
-	v.lane.fruitless = true
-	return fruitless
-}
-
-// leaveAwake ends a lease of a lane that is worth another claim at once.
-func (t *laneTable) leaveAwake(v *laneLease) { t.leave(v, true, time.Time{}) }
-
-// leaveUntil ends a lease of a lane that is worth another claim from a time on.
-func (t *laneTable) leaveUntil(v *laneLease, at time.Time) { t.leave(v, true, at) }
-
-// leaveAsleep ends a lease of a lane that has no work as far as the node knows.
-func (t *laneTable) leaveAsleep(v *laneLease) { t.leave(v, false, time.Time{}) }
-
-// leave ends a lease; work says whether it is worth coming back, again from when on. So it is if a hint came during the
-// lease, which may be about what the claim could not see yet.
-func (t *laneTable) leave(v *laneLease, work bool, retryAt time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end(v, work || v.lane.heard)
-	v.lane.retryAt, v.lane.refused = retryAt, 0
-}
-
-func (t *laneTable) end(v *laneLease, work bool) {
-	v.lane.claiming = false
-	if work {
-		t.wake(v.lane)
-	} else {
-		t.sleep(v.lane)
-	}
-}
-
-// few is how many rows a lane without hints must bring at once to be tried again when it is empty.
-const few = 10
-
-// more says whether a lane is worth another claim. If the last one emptied it, what comes later is hinted at, as what
-// came before was, or found by the next poll. Where no hints come, and much comes, the next claim finds out.
-func (t *laneTable) more(v *laneLease, c invalidation.Claimed) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return c.Scanned > 0 && (!c.Drained || (!v.lane.hinted && c.Scanned >= few))
-}
-
-// contended notes that another claimer was in the lane, and returns for how long to leave it to them: 2 to 64 ms.
-func (t *laneTable) contended(v *laneLease) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return v.lane.backOff()
-}
-
-// rewind lets a lease that came to the end of a lane begin anew at the first row that was left. It returns
-// after how long to try, 0 if there is no such row: a transaction had it, or its key, locked for a moment.
-func (t *laneTable) rewind(v *laneLease) time.Duration {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	l := v.lane
-	if l.behind == 0 {
-		l.contentions = 0
-		return 0
-	}
-	l.lowWater, l.stuck, l.behind = min(l.lowWater, l.behind), min(l.stuck, l.behind), 0
-	return l.backOff()
-}
-
-// refuse ends a lease for which there was no permit or no leave. The lane is tried again when something came free.
-func (t *laneTable) refuse(v *laneLease, at time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.end(v, true)
-	v.lane.retryAt, v.lane.refused = at, v.freed
-}
-
-// refuseQueue notes that all lanes of the queue of a lease would be refused as well.
-func (t *laneTable) refuseQueue(v *laneLease, at time.Time) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	s := v.servedQueue
-	s.retryAt, s.refused = at, v.freed
 }

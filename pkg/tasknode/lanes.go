@@ -16,7 +16,7 @@ type laneTable struct {
 	ranker Ranker
 	queues map[int32]*servedQueue
 	lanes  map[laneKey]*lane
-	active []*lane // those that have work, in no order
+	awake  []*lane // those that may have work, in no order
 	freed  int64   // counts whenever something came free that a claim may need
 	top    int64   // the last position that any poll or claim has met
 	want   []*lane // those that were refused, and to which running groups may give way
@@ -151,7 +151,7 @@ func (t *laneTable) found(queue int32, heads []invalidation.LaneHead) {
 // forget drops lanes without work where there are very many: flows may come once and never again.
 func (t *laneTable) forget() {
 	if len(t.lanes) > rememberMax {
-		maps.DeleteFunc(t.lanes, func(_ laneKey, l *lane) bool { return l.active == 0 && !l.claiming })
+		maps.DeleteFunc(t.lanes, func(_ laneKey, l *lane) bool { return l.awake == 0 && !l.claiming })
 	}
 }
 
@@ -186,21 +186,21 @@ func (t *laneTable) at(queue int32, h invalidation.LaneHead) *lane {
 
 // wake notes that there may be work.
 func (t *laneTable) wake(l *lane) {
-	if l.active == 0 && t.lanes[l.key] == l {
-		t.active = append(t.active, l)
-		l.active, l.Since = len(t.active), time.Now()
+	if l.awake == 0 && t.lanes[l.key] == l {
+		t.awake = append(t.awake, l)
+		l.awake, l.Since = len(t.awake), time.Now()
 	}
 }
 
 // sleep notes that there is no work.
 func (t *laneTable) sleep(l *lane) {
-	if l.active == 0 {
+	if l.awake == 0 {
 		return
 	}
-	last := len(t.active) - 1
-	t.active[l.active-1], t.active[last].active = t.active[last], l.active
-	t.active[last], t.active = nil, t.active[:last]
-	l.active = 0
+	last := len(t.awake) - 1
+	t.awake[l.awake-1], t.awake[last].awake = t.awake[last], l.awake
+	t.awake[last], t.awake = nil, t.awake[:last]
+	l.awake = 0
 	t.unwant(l)
 }
 
@@ -225,7 +225,7 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 	}
 	t.candidates, t.ranked = t.candidates[:0], t.ranked[:0]
 	over := t.passOver(affinity, now)
-	for _, l := range t.active {
+	for _, l := range t.awake {
 		s := t.queues[l.key.queue]
 		l.Busy = l.claiming || l.elsewhere(now)
 		if over[l] || (!l.Busy && l.resting(now, t.freed)) || !s.open(l.key.lane.Flow, now, t.freed) {
@@ -250,7 +250,7 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 func (t *laneTable) busy() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return len(t.active)
+	return len(t.awake)
 }
 
 // rested is how long until the first of the lanes that rest may be tried; an hour if none does.
@@ -258,7 +258,7 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	first := time.Hour
-	for _, l := range t.active {
+	for _, l := range t.awake {
 		rest := l.retryAt.Sub(now)
 		if s := t.queues[l.key.queue]; s.refused == t.freed {
 			rest = max(rest, s.retryAt.Sub(now))

@@ -17,6 +17,16 @@ func takeOne(table *laneTable, affinity Affinity, idle bool, now time.Time) *lan
 	return nil
 }
 
+// exactly and lasting are jitters for tests: none, and one that makes every rest as long.
+func exactly(d time.Duration) time.Duration { return d }
+
+func lasting(d time.Duration) func(time.Duration) time.Duration {
+	return func(time.Duration) time.Duration { return d }
+}
+
+// drained is the end of a claim that found its lane empty.
+var drained = claimEnd{answer: invalidation.Claimed{Drained: true}}
+
 // What comes free between the question for a permit and the note that there was none must not be slept through.
 func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
 	table := newLaneTable(&turns{})
@@ -25,11 +35,11 @@ func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
 	now := time.Now()
 	lease := takeOne(table, nil, true, now)
 	table.free()
-	table.refuse(lease, now.Add(time.Hour))
+	table.endRefused(lease, refusedByGate, now, lasting(time.Hour))
 	if lease = takeOne(table, nil, true, now); lease == nil {
 		t.Fatal("the lane rests although something came free")
 	}
-	table.refuse(lease, now.Add(time.Hour))
+	table.endRefused(lease, refusedByGate, now, lasting(time.Hour))
 	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing came free")
 	}
@@ -44,14 +54,13 @@ func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	now := time.Now()
 	refused := takeOne(table, nil, true, now)
 	table.found(2, heads[:1])
-	table.refuse(refused, now.Add(time.Hour))
-	table.refuseQueue(refused, now.Add(time.Hour))
+	table.endRefused(refused, refusedByLimit, now, lasting(time.Hour))
 	table.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
 	lease := takeOne(table, nil, true, now)
 	if lease == nil || lease.name != "other" {
 		t.Fatalf("took %+v, want the lane of the other queue", lease)
 	}
-	table.leaveAsleep(lease)
+	table.end(lease, drained, now, exactly)
 	if lease = takeOne(table, nil, true, now); lease != nil {
 		t.Fatalf("took %v although its queue rests", lease.lane.key)
 	}
@@ -70,16 +79,16 @@ func TestAHintDuringAClaimIsNotMissed(t *testing.T) {
 	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1, Flow: "a"}
 	table.hint(1, &lane)
-	emptied := invalidation.Claimed{Scanned: 1, Drained: true}
+	emptied := claimEnd{answer: invalidation.Claimed{Scanned: 1, Drained: true}}
 	now := time.Now()
 
 	lease := takeOne(table, nil, true, now)
 	table.hint(1, &lane)
-	table.leave(lease, table.more(lease, emptied), time.Time{})
+	table.end(lease, emptied, now, exactly)
 	if lease = takeOne(table, nil, true, now); lease == nil {
 		t.Fatal("the lane is left alone although a hint came during the claim")
 	}
-	table.leave(lease, table.more(lease, emptied), time.Time{})
+	table.end(lease, emptied, now, exactly)
 	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although it was emptied and no hint came")
 	}
@@ -95,7 +104,7 @@ func TestALaneThatWasFoundWithoutAHintIsClaimedFromUntilItIsSeenEmpty(t *testing
 		if lease == nil {
 			t.Fatal("the lane is left alone before a claim found nothing in it")
 		}
-		table.leave(lease, table.more(lease, c), time.Time{})
+		table.end(lease, claimEnd{answer: c}, now, exactly)
 	}
 	if takeOne(table, nil, true, now) != nil {
 		t.Error("the lane is tried again although nothing was in it")
@@ -170,17 +179,17 @@ func TestAClaimScansAgainThePositionsJustBeforeItsLowWaterMark(t *testing.T) {
 	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	lane := invalidation.Lane{Priority: 1}
 	table.found(1, []invalidation.LaneHead{{Lane: lane, Position: 10_500}})
-	lease := takeOne(table, nil, false, time.Now())
+	now := time.Now()
+	lease := takeOne(table, nil, false, now)
 	c := invalidation.Claimed{Scanned: 1, LowWater: 10_600, Drained: true, Locks: []*invalidation.Lock{{}}}
-	table.advance(lease, c, false, 0)
-	table.leaveAsleep(lease)
+	table.end(lease, claimEnd{answer: c}, now, exactly)
 	table.hint(1, &lane)
-	if lease = takeOne(table, nil, false, time.Now()); lease.fromHead || lease.from > 10_599 || lease.from < 10_600-claimOverlap {
+	if lease = takeOne(table, nil, false, now); lease.fromHead || lease.from > 10_599 || lease.from < 10_600-claimOverlap {
 		t.Errorf("the next claim begins at %d, want a little before 10600", lease.from)
 	}
-	table.advance(lease, invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}, false, 0)
-	table.leaveAwake(lease)
-	if lease = takeOne(table, nil, false, time.Now()); lease.from != 10_591 {
+	c = invalidation.Claimed{Scanned: 1, LowWater: 10_590, Skipped: 1}
+	table.end(lease, claimEnd{answer: c, swept: 1}, now, exactly)
+	if lease = takeOne(table, nil, false, now); lease.from != 10_591 {
 		t.Errorf("after a row that somebody holds the next claim begins at %d, want 10591", lease.from)
 	}
 }
@@ -202,12 +211,12 @@ func TestARowThatCameBackDuringAClaimIsNotMissed(t *testing.T) {
 			table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 			lane := invalidation.Lane{Priority: 1}
 			table.found(1, []invalidation.LaneHead{{Lane: lane, Position: c.mark}})
-			v := takeOne(table, nil, true, time.Now())
+			now := time.Now()
+			v := takeOne(table, nil, true, now)
 			table.readyAgain(1, invalidation.LaneHead{Lane: lane, Position: c.row})
 			c.claimed.Drained = true
-			table.advance(v, c.claimed, false, time.Millisecond)
-			table.leaveAsleep(v)
-			if v = takeOne(table, nil, true, time.Now()); v == nil || v.from > c.row {
+			table.end(v, claimEnd{answer: c.claimed, swept: c.claimed.Skipped, took: time.Millisecond}, now, exactly)
+			if v = takeOne(table, nil, true, now); v == nil || v.from > c.row {
 				t.Errorf("the next claim is %+v, want one that begins at %d", v, c.row)
 			}
 		})
@@ -220,26 +229,20 @@ func TestALaneIsGoneBackToForARowThatWasLeftInIt(t *testing.T) {
 	table.serve(map[int32]*servedQueue{1: {name: "work", queue: &invalidation.Queue{ID: 1}}})
 	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 7}})
 	now := time.Now()
-	claim := func(c invalidation.Claimed, missed bool) time.Duration {
+	claim := func(c invalidation.Claimed) time.Duration {
 		v := takeOne(table, nil, true, now)
 		if v == nil {
 			t.Fatal("nobody comes back for the row")
 		}
-		table.advance(v, c, missed, time.Millisecond)
-		pause := time.Duration(0)
-		work := table.more(v, c)
-		if !work {
-			pause = table.rewind(v)
-			work = pause > 0
-		}
-		table.leave(v, work, now.Add(pause))
+		table.end(v, claimEnd{answer: c, took: time.Millisecond}, now, exactly)
+		pause := max(0, v.lane.retryAt.Sub(now))
 		now = now.Add(pause)
 		return pause
 	}
 	left, none := invalidation.Claimed{Scanned: 1, Skipped: 1, LowWater: 7}, invalidation.Claimed{Drained: true}
 	for _, want := range []time.Duration{2, 4, 8} {
-		claim(left, true)
-		if pause := claim(none, false); pause != want*time.Millisecond {
+		claim(left)
+		if pause := claim(none); pause != want*time.Millisecond {
 			t.Errorf("the lane rests for %s, want %d ms", pause, want)
 		}
 	}
@@ -291,7 +294,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 			t.Errorf("claimed together: %q, want %q", flows, want)
 		}
 		for _, v := range leases {
-			table.leaveAwake(v)
+			table.endUnclaimed(v)
 		}
 	}
 	wants("a", "b", "c") // a has had a turn then
@@ -300,9 +303,9 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 	if !slices.Equal(flows, []string{"other"}) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
-	table.leaveAsleep(leases[0])
-	c := table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]
-	table.advance(&laneLease{servedQueue: table.queues[1], lane: c}, invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}, false, 0)
+	table.end(leases[0], drained, now, exactly)
+	c := &laneLease{servedQueue: table.queues[1], lane: table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]}
+	table.end(c, claimEnd{answer: invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}}, now, exactly)
 	wants("c")
 	wants("a", "b")
 	wants("b") // c would be next, and is for another thread

@@ -198,13 +198,12 @@ func TestAGroupGivesWayToALaneThatRanksBeforeItsOwn(t *testing.T) {
 		return table.givesWay(own.lane, func(k laneKey) int { return held[k.lane.Flow] }, now)
 	}
 	noisy := lease(1, "noisy")
-	table.leaveAsleep(noisy)
+	table.end(noisy, drained, now, exactly)
 	if givesWay(noisy) {
 		t.Error("it gives way though no lane was refused")
 	}
 	quiet := lease(1, "quiet")
-	table.wanted(quiet, false)
-	table.refuse(quiet, now.Add(time.Hour))
+	table.endRefused(quiet, refusedByGate, now, lasting(time.Hour))
 	if !givesWay(noisy) {
 		t.Error("it does not yield to a lane of its queue that was refused")
 	}
@@ -214,7 +213,7 @@ func TestAGroupGivesWayToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	}
 	held["quiet"] = 0
 	other := lease(2, "noisy")
-	table.leaveAsleep(other)
+	table.end(other, drained, now, exactly)
 	if givesWay(other) {
 		t.Error("it gives way though the lane of another queue did not want a permit")
 	}
@@ -222,7 +221,7 @@ func TestAGroupGivesWayToALaneThatRanksBeforeItsOwn(t *testing.T) {
 	if !givesWay(other) {
 		t.Error("it does not yield a permit, which all queues share")
 	}
-	table.advance(quiet, invalidation.Claimed{Scanned: 1, Locks: make([]*invalidation.Lock, 1)}, false, 0)
+	table.end(quiet, claimEnd{answer: invalidation.Claimed{Scanned: 1, Locks: make([]*invalidation.Lock, 1)}}, now, exactly)
 	if givesWay(noisy) {
 		t.Error("it gives way though the lane was claimed from")
 	}

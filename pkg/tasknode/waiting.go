@@ -14,12 +14,14 @@ type waiting struct {
 	spare   *sync.Cond // for the spare thread: an urgent job has no thread, or no more will come
 	urgent  line
 	others  line
-	threads int
-	busy    int  // threads that run a job; the spare one is not counted
-	sparing bool // the spare thread runs a job
-	alone   bool // there is no spare thread
-	turn    bool // of the others
-	closed  bool
+	// urgentLanes are the lanes whose first lock is among the urgent jobs
+	urgentLanes map[*lane]bool
+	threads     int
+	busy        int  // threads that run a job; the spare one is not counted
+	sparing     bool // the spare thread runs a job
+	alone       bool // there is no spare thread
+	turn        bool // of the others
+	closed      bool
 }
 
 // line is a queue of jobs, first in, first out.
@@ -54,12 +56,11 @@ func (l *line) popOf(of *lane) *job {
 	}
 	j := l.jobs[i]
 	l.jobs = slices.Delete(l.jobs, i, i+1)
-	of.urgent = false
 	return j
 }
 
 func newWaiting(threads int) *waiting {
-	w := &waiting{threads: threads, alone: threads == 1}
+	w := &waiting{threads: threads, alone: threads == 1, urgentLanes: map[*lane]bool{}}
 	w.arrived, w.spare = sync.NewCond(&w.mu), sync.NewCond(&w.mu)
 	return w
 }
@@ -83,7 +84,9 @@ func (w *waiting) add(urgent bool, jobs ...*job) {
 	}
 	for _, j := range jobs {
 		to.push(j)
-		j.lane.urgent = j.lane.urgent || urgent
+		if urgent {
+			w.urgentLanes[j.lane] = true
+		}
 		w.arrived.Signal()
 	}
 	w.callSpare()
@@ -113,15 +116,16 @@ func (w *waiting) next() *job {
 		return w.popUrgent()
 	}
 	w.turn = false
-	if w.others.first().lane.urgent { // the lane's first lock goes before its second
-		return w.urgent.popOf(w.others.first().lane)
+	if l := w.others.first().lane; w.urgentLanes[l] { // the lane's first lock goes before its second
+		delete(w.urgentLanes, l)
+		return w.urgent.popOf(l)
 	}
 	return w.others.pop()
 }
 
 func (w *waiting) popUrgent() *job {
 	j := w.urgent.pop()
-	j.lane.urgent = false
+	delete(w.urgentLanes, j.lane)
 	return j
 }
 
