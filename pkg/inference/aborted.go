@@ -14,7 +14,7 @@ const abortProbes = 250 * time.Millisecond
 func (d *dispatch) wentAway(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, d.config.AbortWait)
 	defer cancel()
-	if d.run == nil || !d.blame.free(d.call.Entry, d.held.endpoint.ID) {
+	if d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID) {
 		return false
 	}
 	for ctx.Err() == nil {

@@ -140,7 +140,7 @@ func (d *dispatch) usableInstances() []int32 {
 // evidence is what the breaker is told of a call beside its outcome.
 func (d *dispatch) evidence() evidence {
 	e := evidence{entry: d.call.Entry, ran: time.Since(d.began), last: true}
-	if d.run != nil {
+	if !d.shared() {
 		e.flow = d.run.Lock.Lane.Flow
 	}
 	for _, id := range d.usableInstances() {

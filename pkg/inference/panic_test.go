@@ -70,7 +70,7 @@ func TestACallOfSeveralEntriesThatPanicsHasAnUnknownOutcome(t *testing.T) {
 	l := m.Dispatcher.waitlistOf(b.model.Name)
 	calls := []worker.Call{{RunRef: worker.RunRef{Entry: "1"}, Payload: []byte(`{}`)}, {RunRef: worker.RunRef{Entry: "2"}, Payload: []byte(`{}`)}}
 	held := &slotRef{pool: m.Pool, model: b.model.Name, endpoint: &Endpoint{ID: instance, Server: e.Server, adapter: brokenBatch{broken{}, codec}}}
-	whole, each := l.exchange(b.ctx, &dispatch{Dispatcher: m.Dispatcher, model: b.model, held: held}, calls)
+	whole, each := l.callAll(b.ctx, &dispatch{Dispatcher: m.Dispatcher, model: b.model, held: held}, calls)
 	if whole.Kind != worker.Unknown || !whole.MaybeRunning || len(each) != 2 || each[0].Kind != worker.Unknown {
 		t.Errorf("outcome %+v, of each %+v", whole, each)
 	}

@@ -166,7 +166,7 @@ func (rs *Reports) repeated(ctx context.Context, entry invalidation.EntryID, tok
 // none.
 func (d *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
 	c := d.config.Reports
-	if c == nil || d.run == nil || d.model.Type != worker.TypeAsync || (d.model.Protocol != worker.ProtocolCog &&
+	if c == nil || d.shared() || d.model.Type != worker.TypeAsync || (d.model.Protocol != worker.ProtocolCog &&
 		d.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}
 	}

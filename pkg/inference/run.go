@@ -96,7 +96,7 @@ func (d *Dispatcher) unsupported(m worker.Model) error {
 // call for several entries has one of its own, besides those of its entries.
 type dispatch struct {
 	*Dispatcher
-	run   *invalidation.Run // nil: of a call for several entries
+	run   *invalidation.Run // nil: see shared
 	model worker.Model
 	call  worker.Call
 	start time.Time
@@ -113,6 +113,9 @@ type dispatch struct {
 	lost        int           // instances that lost their device to it in this claim
 	poison      error         // why it must not run again
 }
+
+// shared says that the call is one for several entries: it has no run of its own.
+func (d *dispatch) shared() bool { return d.run == nil }
 
 // Handle runs one entry on a worker. Its flow is charged GPU time alone: of a call that several entries
 // share each pays its part, and waiting for a slot or for others costs nothing.
@@ -264,7 +267,7 @@ func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
 		d.first = o.FirstByteAt.Sub(d.began)
 	}
 	switch {
-	case o.Kind == worker.Accepted && d.run == nil:
+	case o.Kind == worker.Accepted && d.shared():
 		o = unanswered("worker took a batch without answering it", nil)
 	case o.Kind == worker.Accepted:
 		if err := d.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
@@ -291,7 +294,7 @@ func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
 // stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
 // run's own limits still end it, as does everything else that ends ctx.
 func (d *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
-	if d.run == nil || d.run.Lock.Solo() || d.model.Type != worker.TypeSync || d.model.StopsOnClose(d.call) {
+	if d.shared() || d.run.Lock.Solo() || d.model.Type != worker.TypeSync || d.model.StopsOnClose(d.call) {
 		return ctx, func() {}
 	}
 	open, end := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -315,7 +318,7 @@ func unanswered(reason string, err error) worker.Outcome {
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
 func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	v := d.held.record(ctx, *o, d.evidence())
-	if d.run != nil {
+	if !d.shared() {
 		d.use(*o, 1)
 	}
 	var l loss
@@ -323,11 +326,11 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	if lost {
 		l = d.lose()
 	}
-	if d.run != nil && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
+	if !d.shared() && (lost || o.Class == worker.ClassOOM) && o.Kind == worker.Failed {
 		d.noteHarm(ctx, o.Class, l)
 	}
 	switch {
-	case d.run == nil && lost: // one of the batch did it: each is tried alone
+	case d.shared() && lost: // one of the batch did it: each is tried alone
 	case (lost || v.Unspent) && o.Kind == worker.Failed && !o.MaybeRunning &&
 		d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Reason = worker.NotReady, worker.Clip(o.Reason+" (the instance is to blame: "+v.Reason+")")
@@ -336,7 +339,7 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	case o.Unsent && !d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
 	case o.Kind == worker.Busy && o.Stated && time.Since(d.began) > d.pool.config.Breaker.withDefaults().Fast &&
-		(d.run == nil || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
+		(d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // no refusal comes so late
 	case o.Kind == worker.Done:
 		d.blame.served(d.model.Name, d.call.Entry, d.held.endpoint.ID, time.Now())

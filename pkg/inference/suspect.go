@@ -92,7 +92,7 @@ func (b *blame) accompanied(instance int32) {
 // lose notes that the call found the device of its instance lost.
 func (d *dispatch) lose() loss {
 	entry := d.call.Entry
-	if d.run == nil {
+	if d.shared() {
 		entry = ""
 	} else {
 		d.lost++

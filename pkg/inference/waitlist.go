@@ -18,8 +18,8 @@ import (
 // and limits, and ends on its own: only the call is one, on one slot. Nothing waits long: what
 // finds no slot goes back to its position.
 type waitlist struct {
-	*Dispatcher
-	model string
+	dispatcher *Dispatcher
+	model      string
 
 	mu      sync.Mutex
 	batcher *batcher
@@ -29,12 +29,12 @@ type waitlist struct {
 
 // waiter is an entry that waits here, or is on its way in a call with others.
 type waiter struct {
-	*dispatch
+	entry   *dispatch
 	member  worker.Member
 	alone   bool        // the call that it was in went wrong as a whole: in the queue it would be joined again
 	since   time.Time   // it waits
 	granted chan grant  // takes one
-	call    *sharedCall // nil while it waits
+	shared  *sharedCall // nil while it waits
 }
 
 // sharedCall is a call for several entries. Its fields are guarded by the waitlist.
@@ -72,10 +72,10 @@ func (d *Dispatcher) waitlistOf(model string) *waitlist {
 	l := d.waitlists[model]
 	if l == nil {
 		l = &waitlist{
-			Dispatcher: d, model: model, batcher: newBatcher(worker.BatchLimits{}),
+			dispatcher: d, model: model, batcher: newBatcher(worker.BatchLimits{}),
 			waiters: map[string]*waiter{},
 		}
-		l.alarm = time.AfterFunc(time.Hour, l.dispatch)
+		l.alarm = time.AfterFunc(time.Hour, l.fill)
 		d.waitlists[model] = l
 	}
 	return l
@@ -87,7 +87,7 @@ func (d *Dispatcher) slotIdled(model string) {
 	l := d.waitlists[model]
 	d.mu.Unlock()
 	if l != nil {
-		l.dispatch()
+		l.fill()
 	}
 }
 
@@ -102,7 +102,7 @@ func (d *dispatch) runShared(ctx context.Context) (json.RawMessage, error) {
 		if unfit, _ := d.unfit(); !d.anyUsable(unfit) {
 			return nil, d.fitsNowhere() // it would keep the slot of its permit idle
 		}
-		g := l.wait(ctx, &waiter{dispatch: d, member: d.measured(alone), alone: alone, granted: make(chan grant, 1)})
+		g := l.wait(ctx, &waiter{entry: d, member: d.measured(alone), alone: alone, granted: make(chan grant, 1)})
 		switch {
 		case g.held != nil:
 			d.held = g.held
@@ -150,11 +150,11 @@ func (d *dispatch) batchCodec() (worker.BatchCodec, bool) {
 func (l *waitlist) wait(ctx context.Context, w *waiter) grant {
 	w.since = time.Now()
 	l.mu.Lock()
-	l.batcher.limits = w.model.Batch.WithDefaults()
+	l.batcher.limits = w.entry.model.Batch.WithDefaults()
 	l.batcher.Add(w.member)
 	l.waiters[w.member.Entry] = w
 	l.mu.Unlock()
-	l.dispatch()
+	l.fill()
 	select {
 	case g := <-w.granted:
 		return g
@@ -168,7 +168,7 @@ func (l *waitlist) wait(ctx context.Context, w *waiter) grant {
 // all the same: the next entry of the key must not start beside it. The last to leave ends the call,
 // unless the worker is not known to notice and a key depends on it.
 func (l *waitlist) leave(w *waiter, cause error) grant {
-	keyed := !w.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled)
+	keyed := !w.entry.run.Lock.Solo() && errors.Is(cause, invalidation.ErrCancelled)
 	l.mu.Lock()
 	if l.batcher.Withdraw(w.member.Entry) {
 		delete(l.waiters, w.member.Entry)
@@ -178,13 +178,13 @@ func (l *waitlist) leave(w *waiter, cause error) grant {
 			Err: cause,
 		}}
 	}
-	call := w.call
+	call := w.shared
 	begun := call != nil && !call.over
 	if begun {
 		call.left--
 		call.locked = call.locked || keyed
 	}
-	goesOn := begun && (call.left > 0 || call.locked && !w.model.StopsOnClose(w.dispatch.call))
+	goesOn := begun && (call.left > 0 || call.locked && !w.entry.model.StopsOnClose(w.entry.call))
 	switch {
 	case begun && call.left > 0:
 		call.held.leave()
@@ -215,26 +215,26 @@ func cancelledMember(g grant, cause error) grant {
 	return g
 }
 
-// dispatch gives idle slots to the batches that are due, and sends back entries that have waited
+// fill gives idle slots to the batches that are due, and sends back entries that have waited
 // too long for one.
-func (l *waitlist) dispatch() {
+func (l *waitlist) fill() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := time.Now()
 	for given := true; given; {
 		given = false
-		l.pool.unawait(l.model)
+		l.dispatcher.pool.unawait(l.model)
 		for _, batch := range l.batcher.Due(now) {
-			first := l.waiters[batch[0].Entry]
+			first := l.waiters[batch[0].Entry].entry
 			unfit, _ := first.unfit()
 			want := first.slotRequest(unfit)
 			want.permits, want.until = len(batch), oldest(batch).Add(first.model.AffinityWait.Duration())
-			held, await := l.pool.assign(l.model, want)
+			held, await := l.dispatcher.pool.assign(l.model, want)
 			if held != nil {
 				l.start(batch, held)
 				given = true
 			} else if await != 0 {
-				l.pool.await(l.model, await, len(batch))
+				l.dispatcher.pool.await(l.model, await, len(batch))
 			}
 		}
 	}
@@ -262,7 +262,7 @@ func (w *waiter) waitedLong(now time.Time) bool {
 	if w.alone {
 		return now.Sub(w.since) > aloneWait
 	}
-	return now.Sub(w.member.At) > max(maxWait, w.model.AffinityWait.Duration())
+	return now.Sub(w.member.At) > max(maxWait, w.entry.model.AffinityWait.Duration())
 }
 
 // start sends a batch on its way. An entry by itself makes its call as without batching;
@@ -281,7 +281,7 @@ func (l *waitlist) start(batch batch, held *slotRef) {
 	ctx, end := context.WithCancelCause(context.Background())
 	call := &sharedCall{held: held, began: time.Now(), members: len(waiters), left: len(waiters), end: end}
 	for _, w := range waiters {
-		w.call = call
+		w.shared = call
 	}
 	go l.run(ctx, call, waiters)
 }
@@ -290,17 +290,17 @@ func (l *waitlist) start(batch batch, held *slotRef) {
 func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter) {
 	calls := make([]worker.Call, len(waiters))
 	for i, w := range waiters {
-		calls[i] = w.dispatch.call
+		calls[i] = w.entry.call
 	}
-	first := waiters[0]
-	whole, outcomes := l.exchange(ctx, &dispatch{Dispatcher: l.Dispatcher, model: first.model, held: call.held}, calls)
+	first := waiters[0].entry
+	whole, outcomes := l.callAll(ctx, &dispatch{Dispatcher: l.dispatcher, model: first.model, held: call.held}, calls)
 	l.mu.Lock()
 	call.over = true
 	l.mu.Unlock()
 	call.end(nil)
 	if whole.Kind == worker.Failed && whole.Class == worker.ClassContextLost {
 		for _, w := range waiters {
-			l.blame.suspect(w.dispatch.call.Entry)
+			l.dispatcher.blame.suspect(w.entry.call.Entry)
 		}
 	}
 	if whole.MaybeRunning {
@@ -313,15 +313,15 @@ func (l *waitlist) run(ctx context.Context, call *sharedCall, waiters []*waiter)
 	}
 }
 
-// exchange makes one call for several and returns its outcome as a whole and for each. This goroutine is no thread of
+// callAll makes one call for several and returns its outcome as a whole and for each. This goroutine is no thread of
 // the node, which recovers from a panic of a run.
-func (l *waitlist) exchange(ctx context.Context, d *dispatch, calls []worker.Call) (
+func (l *waitlist) callAll(ctx context.Context, d *dispatch, calls []worker.Call) (
 	whole worker.Outcome, outcomes []worker.Outcome,
 ) {
 	defer func() {
 		if v := recover(); v != nil {
-			l.log.Error("call for several entries panicked", "model", l.model, "entries", len(calls), "panic", v,
-				"stack", string(debug.Stack()))
+			l.dispatcher.log.Error("call for several entries panicked", "model", l.model, "entries", len(calls),
+				"panic", v, "stack", string(debug.Stack()))
 			whole = unanswered(fmt.Sprintf("%s: %v", leftByPanic, v), nil)
 			outcomes = worker.SameForAll(calls, whole)
 		}

@@ -351,7 +351,7 @@ func TestWaitForASlotIsBounded(t *testing.T) {
 		"must be alone":       {since: now.Add(-2 * maxWait), alone: true},
 		"must be alone still": {since: now.Add(-2 * aloneWait), alone: true},
 	} {
-		r.dispatch, r.granted = &dispatch{}, make(chan grant, 1)
+		r.entry, r.granted = &dispatch{}, make(chan grant, 1)
 		r.member = worker.Member{Entry: id, Shape: id, At: r.since, Alone: true}
 		l.batcher.Add(r.member)
 		l.waiters[id] = r

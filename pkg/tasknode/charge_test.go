@@ -106,7 +106,7 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 			return nil, nil
 		})
 		group.queue.Config.QuantumTime = time.Hour
-		lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+		lease := &laneLease{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
 		answer.accept(lease, []*invalidation.Lock{group.lock})
 		n.process(n.waiting.next())
@@ -129,7 +129,7 @@ func TestEntriesThatRunTogetherAreChargedOnce(t *testing.T) {
 			time.Sleep(10 * time.Second)
 			return make([]invalidation.BatchAnswer, len(runs))
 		})
-		lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+		lease := &laneLease{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 		answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: group.served, locks: 1}}
 		answer.accept(lease, []*invalidation.Lock{group.lock})
 		n.process(n.waiting.next())
@@ -146,7 +146,7 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 	group := assigned(1, 2)
 	n.holdings.ran(group.served, 10*time.Second, true)
-	lease := &laneLease{servedQueue: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
+	lease := &laneLease{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 	answer := &claimAnswer{
 		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},
 	}

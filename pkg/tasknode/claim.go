@@ -106,14 +106,15 @@ func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservat
 		locks, limited = append(locks, c.Locks...), limited || c.Limited
 	}
 	n.stats.claimed(len(locks), took)
-	n.cfg.Observer.Claimed(first.name, len(locks), took, limited)
+	n.cfg.Observer.Claimed(first.served.name, len(locks), took, limited)
 	if limited {
 		reserved.shrink(len(locks)) // other lanes of the queue would meet the same limit
 	}
 	unused := reserved.part(reserved.locks - len(locks))
 	unused.release()
 	answer := &claimAnswer{
-		node: n, reserved: reserved, start: start, losses: losses, traced: n.traceClaim(first.name, locks, start),
+		node: n, reserved: reserved, start: start, losses: losses,
+		traced: n.traceClaim(first.served.name, locks, start),
 	}
 	for i, c := range claimed {
 		answer.accept(leases[i], c.Locks)

@@ -152,7 +152,7 @@ func (h *holdings) fits(l *laneLease, reserved, threads int) bool {
 	var locks, runs time.Duration
 	for id, q := range h.queues {
 		held := q.held
-		if id == l.id {
+		if id == l.served.id {
 			held -= reserved
 		}
 		if held > 0 && q.run == 0 {

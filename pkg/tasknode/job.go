@@ -95,8 +95,8 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 	n := a.node
 	late := time.Since(a.start) >= n.leaseBound()
 	if late {
-		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.name, "locks", len(locks),
-			"took", time.Since(a.start))
+		n.cfg.Log.Warn("claim answered too late, its locks are handed back", "queue", l.served.name,
+			"locks", len(locks), "took", time.Since(a.start))
 	}
 	jobs, expected := a.jobs(l, locks)
 	n.cfg.Ranker.Charge(l.ranked, expected)
@@ -104,7 +104,7 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 	for _, j := range jobs {
 		beside, lost := n.jobs.add(j)
 		if lost != nil {
-			n.cfg.Log.Warn("a run is ended: its lock was freed, and its key was claimed again", "queue", l.name,
+			n.cfg.Log.Warn("a run is ended: its lock was freed, and its key was claimed again", "queue", l.served.name,
 				"key", lost.lock.Key, "token", lost.lock.Token)
 		}
 		switch lock := j.lock; {
@@ -123,11 +123,11 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 
 // jobs makes the jobs of locks of a lane, and says what their first runs are expected to cost.
 func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*job, expected float64) {
-	seconds := a.node.holdings.runTime(l.servedQueue).Seconds()
+	seconds := a.node.holdings.runTime(l.served).Seconds()
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{
-			lock: lock, queue: l.queue, handler: l.handler, served: l.servedQueue, lane: l.lane, ranked: l.ranked,
+			lock: lock, queue: l.queue, handler: l.handler, served: l.served, lane: l.lane, ranked: l.ranked,
 			reserved: a.reserved.part(1), losses: a.losses, traced: a.traced.another(),
 		}
 		j.charged = estimate(lock.Entries[:j.perRun()], seconds)

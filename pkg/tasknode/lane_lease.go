@@ -10,7 +10,7 @@ import (
 // node claims from it. One of three methods of the table ends it: end after a claim, endRefused and endUnclaimed
 // without one. Their cases are the rows of the table in doc.go.
 type laneLease struct {
-	*servedQueue
+	served    *servedQueue
 	queue     *invalidation.Queue // as it was when the lease began, as is the handler
 	handler   invalidation.Handler
 	lane      *lane
@@ -27,7 +27,7 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s := t.queues[l.key.queue]
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
-		servedQueue: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
+		served: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
 		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, freed: t.freed,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
@@ -149,7 +149,7 @@ func (t *laneTable) refuse(v *laneLease, until time.Time) {
 
 // refuseQueue notes that all lanes of the queue would be refused as well.
 func (v *laneLease) refuseQueue(until time.Time) {
-	v.servedQueue.retryAt, v.servedQueue.refused = until, v.freed
+	v.served.retryAt, v.served.refused = until, v.freed
 }
 
 // advance moves the lane's low-water mark behind the rows that a claim scanned; top is the last position that is known

@@ -57,7 +57,7 @@ func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	table.endRefused(refused, refusedByLimit, now, lasting(time.Hour))
 	table.hint(1, &invalidation.Lane{Priority: 1, Flow: "c"})
 	lease := takeOne(table, nil, true, now)
-	if lease == nil || lease.name != "other" {
+	if lease == nil || lease.served.name != "other" {
 		t.Fatalf("took %+v, want the lane of the other queue", lease)
 	}
 	table.end(lease, drained, now, exactly)
@@ -304,7 +304,7 @@ func TestLanesGoTogetherThatLeaveSomethingToEachOther(t *testing.T) {
 		t.Errorf("then %q, want the other queue", flows)
 	}
 	table.end(leases[0], drained, now, exactly)
-	c := &laneLease{servedQueue: table.queues[1], lane: table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]}
+	c := &laneLease{served: table.queues[1], lane: table.lanes[laneKey{1, invalidation.Lane{Priority: 1, Flow: "c"}}]}
 	table.end(c, claimEnd{answer: invalidation.Claimed{Scanned: 5, LowWater: 5, Locks: make([]*invalidation.Lock, 5)}}, now, exactly)
 	wants("c")
 	wants("a", "b")

@@ -28,24 +28,24 @@ const claimMax = 500
 
 // reserve reserves as many locks of the lane's queue as may be claimed now.
 func (n *Node) reserve(l *laneLease) (reservation, refusal) {
-	r := reservation{node: n, queue: l.servedQueue}
-	places := n.holdings.reserve(l.servedQueue, l.queue.Config.MaxConcurrentPerNode, claimMax)
+	r := reservation{node: n, queue: l.served}
+	places := n.holdings.reserve(l.served, l.queue.Config.MaxConcurrentPerNode, claimMax)
 	if places == 0 {
-		n.cfg.Observer.Refused(l.name, "queue_limit")
+		n.cfg.Observer.Refused(l.served.name, "queue_limit")
 		return r, refusedByLimit
 	}
-	ahead := n.holdings.ahead(l.servedQueue, n.Threads())
+	ahead := n.holdings.ahead(l.served, n.Threads())
 	r.locks = n.permits.take(places, ahead)
 	if r.locks == 0 && n.holdings.fits(l, places, n.Threads()) {
 		r.locks = n.permits.take(1, ahead+n.Threads())
 	}
-	n.holdings.unreserve(l.servedQueue, places-r.locks)
+	n.holdings.unreserve(l.served, places-r.locks)
 	if r.locks == 0 {
-		n.cfg.Observer.Refused(l.name, "threads")
+		n.cfg.Observer.Refused(l.served.name, "threads")
 		return r, refusedThreads
 	}
 	for _, gate := range n.cfg.Gates {
-		allowed, release := gate.Take(l.name, r.locks)
+		allowed, release := gate.Take(l.served.name, r.locks)
 		r.shrink(allowed)
 		if allowed == 0 {
 			return r, refusedByGate
