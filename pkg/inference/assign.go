@@ -133,19 +133,19 @@ func (r *slotRef) end(ceded bool) {
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
 	goes := (ceded || owed && now.Before(state.wanted)) && l.has(r.slot)
 	if goes {
-		l.depart(r.slot) // the permit of the run that has ended goes back without it
+		l.sendAway(r.slot) // the permit of the run that has ended goes back without it
 	}
-	leaving := len(l.leaving) > 0
+	going := len(l.goingAway) > 0
 	var wait time.Duration
 	if ceded {
 		wait = p.ceded()
 	}
 	p.mu.Unlock()
 	if goes {
-		time.AfterFunc(wait, func() { p.sendLeaving(r.model) })
+		time.AfterFunc(wait, func() { p.sendGoing(r.model) })
 		return
 	}
-	if owed || leaving {
+	if owed || going {
 		select {
 		case p.kick <- struct{}{}:
 		default:
@@ -163,11 +163,11 @@ func (r *slotRef) forgo() {
 	}
 }
 
-// leave takes one entry off the call, which goes on for the others of its batch.
-func (r *slotRef) leave() {
+// dropPermit takes one entry off the call, which goes on for the others of its batch.
+func (r *slotRef) dropPermit() {
 	r.pool.mu.Lock()
 	defer r.pool.mu.Unlock()
-	r.pool.stateOf(r.model).ledger.leave(r.slot)
+	r.pool.stateOf(r.model).ledger.dropPermit(r.slot)
 }
 
 // doubt ends the caller's part of a call that may still run at the worker. The slot stays counted

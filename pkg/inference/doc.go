@@ -6,15 +6,30 @@
 //
 // A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot
 // is a row of penstock.slot with a token; there is none for a free one. The statements are those of package
-// slot, which gateways send as well. Nodes lease slots in blocks (leasing.go), and hand them out as permits
-// (slots.go, with the arithmetic of ledger.go). The pool of pkg/gateway is another thing: there requests wait for
-// slots, in the order of their flows; here no entry is claimed before it has a permit.
+// slot, which gateways send as well. Nodes lease slots in blocks (leasing.go), and count entries in them by permits
+// (slots.go, with the arithmetic of ledger.go). A slot, as its node sees it:
 //
-//	            Take, before the claim       assign                 the call ended
-//	leased ──────────────► permit ──────────► busy with an entry ──────────► permit ──► given back, leased still
-//	  ▲                                        │
-//	  │ lease_slots                            └─ the call may still run: in doubt ──► freed, or adopted by
-//	free ◄── idle for a while, beyond the node's share, instance shrank                whoever follows the run on
+//	        lease_slots            assign             the call may still run
+//	free ────────────────► idle ────────────► busy ──────────────────────────► in doubt
+//	 ▲                     │  ▲                │ │                               │
+//	 │      no use for it, │  └────────────────┘ │ and a gateway is to have it   │ no call runs (stale.go),
+//	 │ or a gateway has it ▼   the call ended,   │                               │ or the node that follows
+//	 │◄──────────────── goes away ◄──────────────┘                               │ the run adopts it: busy
+//	 └───────────────────────────────────────────────────────────────────────────┘
+//
+// A node has no use for a slot that was idle for a while, that is beyond its share while others go without, or whose
+// instance takes no calls or has fewer slots now. By the database a slot that goes away is the node's until the node
+// has returned it, or handed it over (handover.go). A permit of an entry:
+//
+//	       Take, before the claim              assign
+//	none ─────────────────────────► unassigned ──────► assigned to a busy slot
+//	 ▲                               │      ▲            │
+//	 └───────────────────────────────┘      └────────────┘
+//	     the run of the entry has ended        the call ended, or goes on without the entry
+//
+// Permits that are unassigned are covered by idle slots, one each, or as many as a batch has entries. The pool of
+// pkg/gateway is another thing: there requests wait for slots, in the order of their flows; here no entry is claimed
+// before it has a permit.
 //
 // What keeps calls within slots:
 //   - a lease is given under the instance's row, by number and by count, never beyond its slots;

@@ -57,19 +57,19 @@ func (p *SlotPool) followHints() {
 // miss some. It does not block.
 func (p *SlotPool) HandOver(model string) {
 	p.mu.Lock()
-	leaving := p.stateOf(model).ledger.releaseIdle()
+	going := p.stateOf(model).ledger.sendIdleAway()
 	p.mu.Unlock()
-	if leaving {
-		go p.sendLeaving(model)
+	if going {
+		go p.sendGoing(model)
 	}
 }
 
-// sendLeaving hands over the slots of a model that leave this node.
-func (p *SlotPool) sendLeaving(model string) {
+// sendGoing hands over the slots of a model that go away.
+func (p *SlotPool) sendGoing(model string) {
 	p.talk.Lock()
 	defer p.talk.Unlock()
 	p.mu.Lock()
-	out := p.stateOf(model).ledger.takeLeaving()
+	out := p.stateOf(model).ledger.takeGoing()
 	p.mu.Unlock()
 	if len(out) == 0 {
 		return // given back meanwhile
@@ -78,32 +78,32 @@ func (p *SlotPool) sendLeaving(model string) {
 	defer cancel()
 	if err := p.holder.HandOver(ctx, model, namesOf(out)); err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
-		p.leaveAgain(map[string][]*heldSlot{model: out})
+		p.goAgain(map[string][]*heldSlot{model: out})
 	}
 }
 
-// leaveAgain lets slots leave once more whose statement has no answer: it may be carried out at any later time, so that
-// they are not used again. Under the same tokens another one changes nothing where they are gone.
-func (p *SlotPool) leaveAgain(out map[string][]*heldSlot) {
+// goAgain puts slots among those that go away once more whose statement has no answer: it may be carried out at any
+// later time, so that they are not used again. Under the same tokens another one changes nothing where they are gone.
+func (p *SlotPool) goAgain(out map[string][]*heldSlot) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for model, slots := range out {
 		l := p.stateOf(model).ledger
-		l.leaving = append(l.leaving, slots...)
+		l.goingAway = append(l.goingAway, slots...)
 	}
 }
 
-// releaseIdle lets the idle slots without a permit leave. It says whether there are any.
-func (l *slotLedger) releaseIdle() bool {
+// sendIdleAway sends the idle slots without a permit away. It says whether any go.
+func (l *slotLedger) sendIdleAway() bool {
 	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	for _, s := range l.instances {
 		spare += len(s.idle)
 	}
 	for _, s := range l.instances {
 		for spare > 0 && len(s.idle) > 0 {
-			l.depart(s.idle[0])
+			l.sendAway(s.idle[0])
 			spare--
 		}
 	}
-	return len(l.leaving) > 0
+	return len(l.goingAway) > 0
 }

@@ -117,8 +117,8 @@ func (p *SlotPool) find(s slot.Held) (*modelState, *heldSlot) {
 	return nil, nil
 }
 
-// giveBack returns what the node has no use for. If the answer is lost, it is returned again.
-func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
+// returnSurplus returns the slots that the node has no use for. If the answer is lost, they are returned again.
+func (p *SlotPool) returnSurplus(ctx context.Context, idleMax time.Duration) error {
 	now := time.Now()
 	p.mu.Lock()
 	var out []*heldSlot
@@ -133,7 +133,7 @@ func (p *SlotPool) giveBack(ctx context.Context, idleMax time.Duration) error {
 	}
 	err := p.holder.Return(ctx, namesOf(out))
 	if err != nil {
-		p.leaveAgain(of)
+		p.goAgain(of)
 	}
 	return err
 }
@@ -238,7 +238,7 @@ func (p *SlotPool) reconcile(held []slot.Held) (came bool) {
 	for s := range ours {
 		if e := p.registry.Endpoint(s.Instance); e != nil {
 			state := p.stateOf(e.Model.Name)
-			if state.ledger.isLeaving(s) {
+			if state.ledger.isGoing(s) {
 				continue // its row exists until it is given back
 			}
 			state.ledger.add(s, time.Now())

@@ -10,11 +10,21 @@ import (
 // slotLedger is the arithmetic of the slots that a node holds of one model. It is pure: callers
 // serialise, and pass the time.
 //
-// A permit is acquired before an entry is claimed, and is backed by one slot of some instance. When
-// the entry is about to run, the permit is assigned: a slot of a certain instance is busy with it.
-// When the call has ended, the slot is idle again and the permit unassigned, until the thread that acquired
-// it gives it back. A permit whose call may still run at the worker is detached: its slot is in
-// doubt, and is not the node's to give any more.
+// A permit is taken before an entry is claimed, and is backed by one slot of some instance. When the entry is about to
+// run, the permit is assigned: a slot of a certain instance is busy with it. When the call has ended, the slot is idle
+// again and the permit unassigned, until it is ended. If the call may still run at the worker, its slot is in doubt: it
+// is not the node's to use any more. What a method moves:
+//
+//	take        permits  none ────────► unassigned
+//	assign      permits  unassigned ──► assigned       a slot  idle ──────────► busy
+//	dropPermit  a permit assigned ────► unassigned             it stays busy, with the other permits of its batch
+//	finish      permits  assigned ────► unassigned     a slot  busy ──────────► idle, or in doubt
+//	endPermits  permits  unassigned ──► none
+//	add                                                a slot  not in here ───► idle
+//	adopt       a permit unassigned ──► assigned       a slot  not in here ───► busy
+//	sendAway                                           a slot  idle ──────────► goes away, until takeGoing
+//	lose        those of a busy slot are unassigned    a slot  any of these ──► not in here
+//	            when its call finishes
 //
 // Where a model takes batches, a slot carries up to perSlot entries at once, each on a permit of
 // its own:
@@ -27,7 +37,7 @@ type slotLedger struct {
 	unassigned int         // permits acquired and not assigned to a slot
 	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
 	share      int         // how many slots this node may hold while others go without; -1: no other node does
-	leaving    []*heldSlot // not to be used again; until they are given back the database has them as this node's
+	goingAway  []*heldSlot // not to be used again; until they are given back the database has them as this node's
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
 	relief  int            // free slots of the others, when last counted
@@ -66,7 +76,7 @@ type instanceSlots struct {
 	served  int64         // calls
 
 	begun    int64     // calls, those that are followed on included
-	suspects int       // busy slots of entries that run apart from others of their kind
+	suspects int       // busy slots of suspects, which run apart from each other
 	closed   bool      // an entry runs alone: no other call may begin
 	reserved time.Time // until then no other call may begin, since an entry is to run alone
 }
@@ -163,8 +173,8 @@ func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	return idle*l.perSlot - (l.unassigned - l.waiting)
 }
 
-// giveBack ends n permits that are not assigned.
-func (l *slotLedger) giveBack(n int) { l.unassigned -= n }
+// endPermits ends n permits that are not assigned.
+func (l *slotLedger) endPermits(n int) { l.unassigned -= n }
 
 // slotRequest says what an entry, or a batch of them, needs of a slot.
 type slotRequest struct {
@@ -280,8 +290,8 @@ func (l *slotLedger) reserve(now time.Time, want slotRequest, usable func(instan
 	}
 }
 
-// leave takes a permit off a busy slot, whose call goes on without it.
-func (l *slotLedger) leave(h *heldSlot) {
+// dropPermit takes a permit off a busy slot, whose call goes on without it.
+func (l *slotLedger) dropPermit(h *heldSlot) {
 	h.permits--
 	l.unassigned++
 }
@@ -309,23 +319,24 @@ func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	}
 }
 
-// depart lets a slot leave: takeLeaving returns it once. Whoever gives it back takes it in the exchange with the
-// database that does so: a comparison that runs at the same time would take the slot for one of this node's.
-func (l *slotLedger) depart(h *heldSlot) {
+// sendAway puts a slot among those that go away: takeGoing returns it once. Whoever gives it back takes it in the
+// exchange with the database that does so: a comparison that runs at the same time would take the slot for one of this
+// node's.
+func (l *slotLedger) sendAway(h *heldSlot) {
 	l.lose(h)
-	l.leaving = append(l.leaving, h)
+	l.goingAway = append(l.goingAway, h)
 }
 
-// takeLeaving removes from the ledger and returns the slots that leave.
-func (l *slotLedger) takeLeaving() []*heldSlot {
-	out := l.leaving
-	l.leaving = nil
+// takeGoing removes from the ledger and returns the slots that go away.
+func (l *slotLedger) takeGoing() []*heldSlot {
+	out := l.goingAway
+	l.goingAway = nil
 	return out
 }
 
-// isLeaving says whether a slot is about to be given back.
-func (l *slotLedger) isLeaving(s slot.Held) bool {
-	return slices.ContainsFunc(l.leaving, func(h *heldSlot) bool { return h.Held == s })
+// isGoing says whether a slot is about to be given back.
+func (l *slotLedger) isGoing(s slot.Held) bool {
+	return slices.ContainsFunc(l.goingAway, func(h *heldSlot) bool { return h.Held == s })
 }
 
 // relieve lets the idle slot of a pressed instance go where another instance has a free one, which is leased
@@ -343,7 +354,7 @@ func (l *slotLedger) relieve(h *heldSlot, permits int) {
 		return
 	}
 	l.relief--
-	l.depart(h)
+	l.sendAway(h)
 }
 
 func (l *slotLedger) holdsPressed() bool {
@@ -373,7 +384,7 @@ func (l *slotLedger) retire(s *instanceSlots) {
 	}
 	for _, h := range slices.Clone(s.idle) {
 		if h.Number >= s.limit {
-			l.depart(h)
+			l.sendAway(h)
 		}
 	}
 }
@@ -382,7 +393,7 @@ func (l *slotLedger) retire(s *instanceSlots) {
 // long, on an instance that is not usable, on a pressed one where another has a free slot, or beyond its
 // share while others go without. Permits that are out keep theirs.
 func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
-	out := l.takeLeaving()
+	out := l.takeGoing()
 	spare := 0
 	for id, s := range l.instances {
 		if usable(id) {
@@ -397,16 +408,16 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 	for id, s := range l.instances {
 		good := usable(id)
 		for _, h := range slices.Clone(s.idle) {
-			leave := !good
+			goes := !good
 			if good && spare > 0 && (now.Sub(h.since) >= idleMax || beyond > 0 || l.relievable(id)) {
-				leave = true
+				goes = true
 				spare--
 				beyond--
 				if l.relievable(id) {
 					l.relief--
 				}
 			}
-			if leave {
+			if goes {
 				l.lose(h)
 				out = append(out, h)
 			}

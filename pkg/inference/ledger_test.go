@@ -32,7 +32,7 @@ func TestPermitIsTakenBeforeItIsAssignedAndFreeOnlyWhenGivenBack(t *testing.T) {
 	if n := l.take(now, 1, everywhere); n != 0 {
 		t.Fatal("the slot was given out again while its permit is still held")
 	}
-	l.giveBack(2)
+	l.endPermits(2)
 	if n := l.take(now, 5, everywhere); n != 2 {
 		t.Fatalf("took %d permits after both were given back", n)
 	}
@@ -44,7 +44,7 @@ func TestSlotInDoubtIsNotGivenOut(t *testing.T) {
 	l.add(slotAt(1, 0, 100), now)
 	l.take(now, 1, everywhere)
 	l.finish(assigned(l, now, "", everywhere), now, true)
-	l.giveBack(1)
+	l.endPermits(1)
 	if n := l.take(now, 1, everywhere); n != 0 {
 		t.Fatal("a slot in doubt was given out")
 	}
@@ -85,7 +85,7 @@ func TestInstanceThatShrankTakesNoCallsBeyondItsSlots(t *testing.T) {
 	for _, h := range running {
 		l.finish(h, now, false)
 	}
-	l.giveBack(4)
+	l.endPermits(4)
 	if n := l.take(now, 4, everywhere); n != 2 {
 		t.Errorf("took %d permits of an instance with 2 slots", n)
 	}
@@ -118,7 +118,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 			"take": func(t *rapid.T) { permits += l.take(now, rapid.IntRange(0, 6).Draw(t, "want"), everywhere) },
 			"give back": func(t *rapid.T) {
 				n := rapid.IntRange(0, max(0, permits-onCalls)).Draw(t, "n")
-				l.giveBack(n)
+				l.endPermits(n)
 				permits -= n
 			},
 			"assign": func(t *rapid.T) {
@@ -148,9 +148,9 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 					lost++
 				}
 			},
-			"leave": func(*rapid.T) {
+			"dropPermit": func(*rapid.T) {
 				if len(busy) > 0 && busy[0].permits > 1 {
-					l.leave(busy[0])
+					l.dropPermit(busy[0])
 					onCalls--
 				}
 			},

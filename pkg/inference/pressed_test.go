@@ -92,13 +92,13 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 		relief   int
 		affinity string // of the call
 		claims   int    // permits of entries that are being claimed, besides the one of the call
-		leaving  int
+		goes     int
 	}{
-		"another has a free one":           {relief: 1, leaving: 1},
+		"another has a free one":           {relief: 1, goes: 1},
 		"no other has a free one":          {relief: 0},
 		"it has loaded what entries need":  {relief: 1, affinity: "french"},
 		"a permit needs it":                {relief: 1, claims: 2},
-		"permits need the other one alone": {relief: 1, claims: 1, leaving: 1},
+		"permits need the other one alone": {relief: 1, claims: 1, goes: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := time.Now()
@@ -110,15 +110,15 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 			l.add(slotAt(pressed, 1, 101), now)
 			l.unassigned += c.claims
 			l.finish(h, now, false)
-			if len(l.leaving) != c.leaving {
-				t.Errorf("%d slots are given back, want %d", len(l.leaving), c.leaving)
+			if len(l.goingAway) != c.goes {
+				t.Errorf("%d slots are given back, want %d", len(l.goingAway), c.goes)
 			}
-			if l.relief != c.relief-c.leaving {
-				t.Errorf("%d more may be exchanged, want %d", l.relief, c.relief-c.leaving)
+			if l.relief != c.relief-c.goes {
+				t.Errorf("%d more may be exchanged, want %d", l.relief, c.relief-c.goes)
 			}
 			// Its row exists until it is given back: it must not be taken for a slot that came in.
-			if l.isLeaving(h.Held) != (c.leaving > 0) || l.isLeaving(slotAt(h.Instance, h.Number, h.Token+1)) {
-				t.Error("the ledger is wrong about which slots leave")
+			if l.isGoing(h.Held) != (c.goes > 0) || l.isGoing(slotAt(h.Instance, h.Number, h.Token+1)) {
+				t.Error("the ledger is wrong about which slots go away")
 			}
 		})
 	}

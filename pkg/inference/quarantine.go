@@ -76,17 +76,17 @@ func (r *slotRef) probeSuspect(reason string) {
 func (p *SlotPool) beginProbe(instance int32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.suspects[instance] {
+	if p.probing[instance] {
 		return false
 	}
-	p.suspects[instance] = true
+	p.probing[instance] = true
 	return true
 }
 
 func (p *SlotPool) endProbe(instance int32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	delete(p.suspects, instance)
+	delete(p.probing, instance)
 }
 
 // quarantined reports whether this node keeps calls from an instance.

@@ -185,14 +185,14 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 	for name, releaseSlot := range map[string]func(c *contended, pool *SlotPool){
 		"hand over": func(c *contended, pool *SlotPool) {
 			pool.mu.Lock()
-			pool.stateOf(c.model.Name).ledger.releaseIdle()
+			pool.stateOf(c.model.Name).ledger.sendIdleAway()
 			pool.mu.Unlock()
-			pool.sendLeaving(c.model.Name)
+			pool.sendGoing(c.model.Name)
 		},
 		"give back": func(c *contended, pool *SlotPool) {
 			pool.talk.Lock()
 			defer pool.talk.Unlock()
-			if pool.giveBack(c.ctx, 0) == nil {
+			if pool.returnSurplus(c.ctx, 0) == nil {
 				t.Error("a give-back without an answer is no error")
 			}
 		},

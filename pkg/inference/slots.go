@@ -36,14 +36,14 @@ type SlotPool struct {
 	unsupported func(worker.Model) error // why this node makes no calls of a model; nil: it does
 	kick        chan struct{}            // holds one: there is something to give back at once
 
-	mu       sync.Mutex
-	models   map[string]*modelState
-	hints    int       // that have come since followHints began; 0: it does not run
-	ceding   int       // runs that the last orders of preemption have ended, and whose slots have not come
-	unsure   bool      // an answer about slots was lost: the node may hold some that it does not know of
-	until    time.Time // what is held may be relied on
-	breaker  map[string]*breaker
-	suspects map[int32]bool // instances that are being probed because of what calls said
+	mu      sync.Mutex
+	models  map[string]*modelState
+	hints   int       // that have come since followHints began; 0: it does not run
+	ceding  int       // runs that the last orders of preemption have ended, and whose slots have not come
+	unsure  bool      // an answer about slots was lost: the node may hold some that it does not know of
+	until   time.Time // what is held may be relied on
+	breaker map[string]*breaker
+	probing map[int32]bool // instances that are being probed because of what calls said
 }
 
 // modelState is a model's ledger with what the pool must remember about leasing for it.
@@ -116,7 +116,7 @@ func newSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node fun
 	log = cmp.Or(log, slog.Default())
 	p := &SlotPool{
 		config: config.withDefaults(), db: db, holder: slot.Holder{DB: db, Node: node}, registry: registry, log: log,
-		models: map[string]*modelState{}, breaker: map[string]*breaker{}, suspects: map[int32]bool{},
+		models: map[string]*modelState{}, breaker: map[string]*breaker{}, probing: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
 		unsupported: func(worker.Model) error { return nil },
 	}
@@ -137,7 +137,7 @@ func (p *SlotPool) Take(queue string, want int) (allow int, release func(n int))
 	release = func(n int) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		p.stateOf(model).ledger.giveBack(n)
+		p.stateOf(model).ledger.endPermits(n)
 	}
 	allow = p.take(model, want)
 	if allow > 0 || want <= 0 {
@@ -356,7 +356,7 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 	if err := p.readRelief(ctx); err != nil {
 		return err
 	}
-	if err := p.giveBack(ctx, p.config.IdleMax); err != nil {
+	if err := p.returnSurplus(ctx, p.config.IdleMax); err != nil {
 		return err
 	}
 	return p.verify(ctx)
@@ -372,7 +372,7 @@ func (p *SlotPool) close(ctx context.Context) error {
 	if unsure {
 		verified = p.verify(ctx)
 	}
-	return errors.Join(verified, p.markDoubts(ctx), p.giveBack(ctx, 0))
+	return errors.Join(verified, p.markDoubts(ctx), p.returnSurplus(ctx, 0))
 }
 
 func (p *SlotPool) holdsAny() bool {
@@ -382,7 +382,7 @@ func (p *SlotPool) holdsAny() bool {
 		return true
 	}
 	for _, state := range p.models {
-		if len(state.ledger.held) > 0 || len(state.doubts) > 0 || len(state.ledger.leaving) > 0 {
+		if len(state.ledger.held) > 0 || len(state.doubts) > 0 || len(state.ledger.goingAway) > 0 {
 			return true
 		}
 	}

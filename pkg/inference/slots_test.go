@@ -306,7 +306,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	if n := take(poor); n != 0 {
 		t.Fatalf("the second node got %d, when all were held", n)
 	}
-	rich.Pool.stateOf(b.model.Name).ledger.giveBack(8) // its calls have ended
+	rich.Pool.stateOf(b.model.Name).ledger.endPermits(8) // its calls have ended
 	b.must(rich.Pool.Renew(b.ctx))
 	if n := take(poor); n != 4 {
 		t.Errorf("the second node got %d, want its share of 4", n)

@@ -283,7 +283,7 @@ func TestAnEntryRunsAlone(t *testing.T) {
 	}
 	l.finish(first, now, false)
 	l.finish(suspect, now, false)
-	l.giveBack(4)
+	l.endPermits(4)
 	if n, later := l.free(now, all), l.free(now.Add(reservedFor), all); n != 1 || later != 4 {
 		t.Errorf("%d entries may come where one is to run alone, and %d when it has not come", n, later)
 	}

@@ -187,7 +187,7 @@ func (l *waitlist) leave(w *waiter, cause error) grant {
 	goesOn := begun && (call.left > 0 || call.locked && !w.entry.model.StopsOnClose(w.entry.call))
 	switch {
 	case begun && call.left > 0:
-		call.held.leave()
+		call.held.dropPermit()
 	case begun && !goesOn:
 		call.end(cause)
 	}
