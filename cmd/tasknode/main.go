@@ -133,7 +133,7 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	n.reports = dispatch.Reports
 	n.inference = inference.NewService(inference.ServiceConfig{
 		Adapters: worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read},
-		Pool:     inference.PoolConfig{Freed: func() { n.task.Freed() }}, Dispatch: dispatch,
+		Pool:     inference.PoolConfig{Freed: func() { n.task.TryAgain() }}, Dispatch: dispatch,
 		Log: n.errors.Log("inference", log),
 	}, claims, func() invalidation.NodeID { return n.task.ID() })
 	threads := t.Webhook.threads(t.Threads)

@@ -43,7 +43,7 @@ func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 	default:
 		handler = invalidation.StatementHandler(s.pool, q)
 	}
-	return s.interruptions.Free(handler)
+	return s.interruptions.Wrap(handler)
 }
 
 // served takes out of the budget what is not among the queues that the node serves, or declares no statements any

@@ -76,7 +76,7 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 		if h.declared {
 			return split(ctx, r)
 		}
-		return h.splits.Free(split).Handle(ctx, r)
+		return h.splits.Wrap(split).Handle(ctx, r)
 	case "part":
 		return nil, h.part(ctx, t, r)
 	case "end":

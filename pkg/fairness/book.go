@@ -26,7 +26,7 @@ type Lane struct {
 	Weight      float64       // share of the flow among flows; 1 if not above zero
 	HeadAge     time.Duration // how long its head has waited: ages the band, and orders fifo queues
 	HeadPos     int64         // position of its head, if known: orders fifo queues better than age
-	Busy        bool          // it is just claimed from: it ranks as if it were charged as usual
+	Taken       bool          // it is just claimed from: it ranks as if it were charged as usual
 
 	found *flow // by the last ranking, so that lanes kept from one to the next need no lookup
 }
@@ -97,7 +97,7 @@ type queue struct {
 	algorithm Algorithm
 	nodes     float64 // how many nodes seem to serve it as this one does
 	ranking   uint64
-	busy      bool // one of its lanes is, in this ranking
+	taken     bool // one of its lanes is, in this ranking
 }
 
 type flow struct {
@@ -132,7 +132,7 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 	for _, q := range b.touched {
 		q.band.members.raise(&q.account, q.nodes, now, b.config.Grace)
 		q.level += q.dither(q.nodes, scale, b.rounds)
-		if q.busy {
+		if q.taken {
 			q.level += q.pending(q.nodes, scale)
 		}
 	}
@@ -146,7 +146,7 @@ func (b *Book) Rank(dst []int, lanes []Lane, limit int, now time.Time) []int {
 		if q.algorithm == Fair {
 			q.members.raise(&f.account, q.nodes, now, b.config.Grace)
 			s.Flow = f.level + f.dither(q.nodes, scale, b.rounds)
-			if lanes[i].Busy {
+			if lanes[i].Taken {
 				s.Flow += f.pending(q.nodes, scale)
 			}
 		} else {
@@ -177,13 +177,13 @@ func (b *Book) resolve(lanes []Lane, scale float64, now time.Time) {
 		f := b.flow(l)
 		q := f.queue
 		if q.ranking != b.ranking {
-			q.ranking, q.busy = b.ranking, false
+			q.ranking, q.taken = b.ranking, false
 			b.touched = append(b.touched, q)
 			q.band.members.levelAt(&q.account, positive(l.QueueWeight), q.nodes, scale, now, b.config.Grace,
 				b.ranking)
 			b.turnTo(q, l.Algorithm)
 		}
-		q.busy = q.busy || l.Busy
+		q.taken = q.taken || l.Taken
 		q.band.wake(l.HeadAge, now)
 		q.members.levelAt(&f.account, positive(l.Weight), q.nodes, scale, now, b.config.Grace, b.ranking)
 		b.lanes = append(b.lanes, f)

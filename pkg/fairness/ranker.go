@@ -31,7 +31,7 @@ type note struct {
 // are of a lower band or behind it in a fifo queue. With the first come those of its queue and band that
 // follow it, most of them in all.
 func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int, idle bool) []int {
-	now, busy := time.Now(), 0
+	now, taken := time.Now(), 0
 	r.lanes = r.lanes[:0]
 	for _, c := range candidates {
 		n, known := c.Note.(*note)
@@ -39,13 +39,13 @@ func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int,
 			n = newNote(c)
 			c.Note = n
 		}
-		n.HeadPos, n.HeadAge, n.Busy = c.Head, now.Sub(c.Since), c.Busy
+		n.HeadPos, n.HeadAge, n.Taken = c.Head, now.Sub(c.Since), c.Taken
 		r.lanes = append(r.lanes, n.Lane)
-		if c.Busy {
-			busy++
+		if c.Taken {
+			taken++
 		}
 	}
-	r.order = r.book.Rank(r.order[:0], r.lanes, busy+most, now)
+	r.order = r.book.Rank(r.order[:0], r.lanes, taken+most, now)
 	for i, c := range candidates {
 		if n, known := c.Note.(*note); known {
 			n.found = r.lanes[i].found
@@ -57,7 +57,7 @@ func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int,
 	order := r.from(idle)
 	for n, i := range order {
 		l, best := &r.lanes[i], &r.lanes[order[0]]
-		if n == most || l.Busy || l.Queue != best.Queue || l.Priority != best.Priority {
+		if n == most || l.Taken || l.Queue != best.Queue || l.Priority != best.Priority {
 			break
 		}
 		dst = append(dst, i)
@@ -73,7 +73,7 @@ func (r *Ranker) from(idle bool) []int {
 		switch {
 		case l.Priority != r.lanes[r.order[0]].Priority:
 			return nil
-		case !l.Busy && !slices.Contains(behind, l.Queue):
+		case !l.Taken && !slices.Contains(behind, l.Queue):
 			return r.order[n:]
 		case !idle:
 			return nil

@@ -157,7 +157,7 @@ func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
 	for range 2 { // a low band takes one turn at first: nothing is owed to it yet
 		r.Charge(*lanes[first(r, lanes, true)], 1)
 	}
-	high.Busy = true
+	high.Taken = true
 	if got := first(r, lanes, true); got != -1 {
 		t.Errorf("beside a claim of the high band comes lane %d, want none", got)
 	}
@@ -179,7 +179,7 @@ func TestSecondThreadWaitsForTheFlowThatIsOwedMore(t *testing.T) {
 		r.Charge(*ahead, 1)
 	}
 	r.Charge(*ahead, 0.5)
-	behind.Busy = true
+	behind.Taken = true
 	if got := first(r, lanes, false); got != 1 {
 		t.Errorf("beside a claim that evens it out comes lane %d, want the other one", got)
 	}
@@ -211,7 +211,7 @@ func TestLanesOfOneClaimAreThoseThatAreNext(t *testing.T) {
 	if got := r.Next(nil, lanes, 100, true); !slices.Equal(got, []int{1, 4, 0, 3}) {
 		t.Errorf("claimed together: %v, want the band", got)
 	}
-	lanes[4].Busy = true
+	lanes[4].Taken = true
 	if got := r.Next(nil, lanes, 100, false); !slices.Equal(got, []int{1}) {
 		t.Errorf("claimed together: %v, want none from behind b, which is claimed from just now", got)
 	}

@@ -25,10 +25,10 @@ type Interruptions struct {
 	counts map[EntryID]int
 }
 
-// Free returns handler for work that is done in the database alone: where the database interrupted a run
+// Wrap returns handler for work that is done in the database alone: where the database interrupted a run
 // (it shut down, failed over, lost the connection, or ended the transaction in favour of another one) the entry goes
 // back into line without an attempt spent. After five interruptions in a row on this node, the error counts.
-func (i *Interruptions) Free(handler Handler) Handler {
+func (i *Interruptions) Wrap(handler Handler) Handler {
 	h := &interruptible{handler, i}
 	if batch, ok := handler.(BatchHandler); ok {
 		return &interruptibleBatch{h, batch}

@@ -31,7 +31,7 @@ type Candidate struct {
 	Lane  Lane
 	Head  int64     // position of its first ready row, or of a later one if the node does not know the first yet
 	Since time.Time // when it last moved, or began to have work
-	Busy  bool      // a thread of this node is claiming from it
+	Taken bool      // a thread of this node is claiming from it, or another node was a moment ago
 	Note  any       // state of the ranker for this lane
 }
 

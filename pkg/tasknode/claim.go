@@ -16,7 +16,7 @@ func (n *Node) scheduler(ctx context.Context) {
 	for ctx.Err() == nil {
 		if n.claiming() {
 			// Lanes that never run dry must not hide those that no poll has met yet.
-			if n.poll.due(time.Now(), n.lanes.busy()) {
+			if n.poll.due(time.Now(), n.lanes.countAwake()) {
 				n.poll.want()
 				n.discover(ctx)
 			}

@@ -79,7 +79,7 @@
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.
 //
 // The first lock of a lane of which the node holds no other is urgent: threads take an urgent job and another one in
-// turn (waiting.go), and while all threads are busy one spare thread runs urgent jobs. So the node runs one job more
+// turn (waiting.go), and while all threads run jobs one spare thread runs urgent jobs. So the node runs one job more
 // than it has threads at most.
 //
 // # Words
@@ -87,6 +87,7 @@
 //	permit  the right to hold one lock on this node; taken before the claim
 //	gate    a further condition on taking entries of a queue: the governor, the slots of a model (Config.Gates)
 //	urgent  the first lock of a lane of which the node holds no other
+//	epoch   ends when something comes free that a claim may need; a lane refused in an earlier one is tried again
 //	busy    of an ending: another transaction has locked a row that it changes; its lock is deferred
 //
 // # What ends a run early

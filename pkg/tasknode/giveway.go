@@ -55,14 +55,14 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 		fewer := theirs == 0 || theirs+1 < mine
 		open := !l.claiming && now.Sub(l.gaveWayAt) > giveWayEvery
 		if l != own && open && (l.wantsPermit || l.key.queue == own.key.queue) && fewer {
-			l.Busy = false // as it was when its thread took it
+			l.Taken = false // as it was when its thread took it
 			candidates, lanes = append(candidates, &l.Candidate), append(lanes, l)
 		}
 	}
 	if len(candidates) == 1 {
 		return false
 	}
-	own.Busy = false // or it would be passed over
+	own.Taken = false // or it would be passed over
 	first := t.ranker.Next(nil, candidates, 1, true)
 	if len(first) == 0 || first[0] == 0 {
 		return false
@@ -77,8 +77,8 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 func (t *laneTable) granted(now time.Time) *lane {
 	for _, l := range t.want {
 		s := t.queues[l.key.queue]
-		if now.Sub(l.gaveWayAt) <= giveWayEvery && s != nil && !l.claiming && !l.resting(now, t.freed) &&
-			s.open(l.key.lane.Flow, now, t.freed) {
+		if now.Sub(l.gaveWayAt) <= giveWayEvery && s != nil && !l.claiming && !l.resting(now, t.epoch) &&
+			s.open(l.key.lane.Flow, now, t.epoch) {
 			l.Queue = s.queue
 			return l
 		}

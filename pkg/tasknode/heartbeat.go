@@ -72,7 +72,7 @@ func (n *Node) beat(ctx context.Context) error {
 	if orders.Lapsed { // also where lapse did not see it: the monotonic clock stands still while a machine is suspended
 		n.lease.lockReads = 2
 	}
-	if err := n.endFreed(bounded); err != nil {
+	if err := n.endLost(bounded); err != nil {
 		return err
 	}
 	n.beatLost = false
@@ -123,6 +123,6 @@ func (n *Node) obey(ctx context.Context, o invalidation.Orders) {
 			return
 		}
 		n.registry = o.RegistryVersion
-		n.Freed() // a lane that waits for a rate or a throttle may have to wait no longer
+		n.TryAgain() // a lane that waits for a rate or a throttle may have to wait no longer
 	}
 }

@@ -20,7 +20,7 @@ type job struct {
 	reserved reservation            // of this lock
 	losses   int64                  // of the node's lease, before the claim
 	traced   *traced                // nil: it is not
-	freed    atomic.Bool            // its lock was freed: it begins no run
+	lockLost atomic.Bool            // its lock was freed: it begins no run
 	ended    atomic.Bool            // it runs nothing any more: the settler has its last ending
 
 	// guarded by jobs
@@ -63,9 +63,9 @@ func (j *job) allCancelled() bool {
 
 // lose ends a job whose lock was freed, and says whether this is news; called with jobs' mu held.
 func (j *job) lose() bool {
-	before := j.freed.Swap(true)
+	before := j.lockLost.Swap(true)
 	if j.begun() {
-		j.cancel(errFreed)
+		j.cancel(errLockFreed)
 	}
 	return !before
 }

@@ -27,8 +27,8 @@ func (j *job) key() jobKey { return jobKey{j.queue.ID, j.lock.Key} }
 
 func newJobs() *jobs { return &jobs{byToken: map[invalidation.Token]*job{}, byKey: map[jobKey]*job{}} }
 
-// errFreed is the cause where the lock of a run was freed: its endings are refused.
-var errFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.ErrLeaseLost)
+// errLockFreed is the cause where the lock of a run was freed: its endings are refused.
+var errLockFreed = fmt.Errorf("%w, or an operator freed the lock", invalidation.ErrLeaseLost)
 
 // add takes a job in. A key has one lock record: if another job of the key has not ended, the lock with the lower token
 // was freed, and that job is ended; lost is a run that this ends. While a run goes on, no other job of its key may

@@ -22,7 +22,7 @@ type lane struct {
 	contentions     int   // how often in a row another claimer was in it, or had a row of it
 	behind          int64 // position from which on rows were left that could not be swept either; 0: none
 	retryAt         time.Time
-	refused         int64         // what freed was when a permit or gate refused this lane; a later value asks again
+	refusedIn       epoch         // in which it was refused or limited; 0: it was not, or has been tried again
 	headAt          time.Time     // when it was last scanned from its beginning
 	headCost        time.Duration // how long that took
 	passed          time.Time     // since when others are preferred to it; zero: they are not
@@ -52,13 +52,13 @@ func (l *lane) moved(head int64) {
 }
 
 // resting says that the lane is not to be tried yet.
-func (l *lane) resting(now time.Time, freed int64) bool {
-	return now.Before(l.retryAt) && (l.refused == 0 || l.refused == freed)
+func (l *lane) resting(now time.Time, present epoch) bool {
+	return now.Before(l.retryAt) && (l.refusedIn == 0 || l.refusedIn == present)
 }
 
 // elsewhere says that another node was in the lane a moment ago.
 func (l *lane) elsewhere(now time.Time) bool {
-	return l.contentions > 0 && l.refused == 0 && now.Before(l.retryAt)
+	return l.contentions > 0 && l.refusedIn == 0 && now.Before(l.retryAt)
 }
 
 // backOff counts a contention, and returns for how long to leave the lane: 2 ms, doubled each time up to 64 ms.

@@ -18,7 +18,7 @@ type laneLease struct {
 	from      int64
 	fromHead  bool
 	fruitless bool  // as lane.fruitless was when the lease began
-	freed     int64 // what freed was when the lease began: what comes free during the claim must not be missed
+	began     epoch // in which the lease began: what comes free during the claim must not be missed
 }
 
 // lease begins the lease of a lane.
@@ -28,7 +28,7 @@ func (t *laneTable) lease(l *lane, now time.Time) *laneLease {
 	s.last, s.seen = l.key.lane, true
 	v := &laneLease{
 		served: s, queue: s.queue, handler: s.handler, lane: l, ranked: l.Candidate,
-		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, freed: t.freed,
+		from: max(l.stuck, l.lowWater-claimOverlap), fruitless: l.fruitless, began: t.epoch,
 	}
 	if now.Sub(l.headAt) > l.headEvery() {
 		v.from, v.fromHead = 0, true
@@ -127,7 +127,7 @@ func (t *laneTable) endUnclaimed(v *laneLease) {
 // could not see yet: it leaves the lane awake.
 func (t *laneTable) leave(v *laneLease, awake bool) {
 	l := v.lane
-	l.claiming, l.retryAt, l.refused = false, time.Time{}, 0
+	l.claiming, l.retryAt, l.refusedIn = false, time.Time{}, 0
 	if awake || l.heard {
 		t.wake(l)
 	} else {
@@ -144,12 +144,12 @@ func (t *laneTable) rest(v *laneLease, until time.Time) {
 // refuse ends a lease as rest does, but the lane is tried again earlier if something comes free.
 func (t *laneTable) refuse(v *laneLease, until time.Time) {
 	t.rest(v, until)
-	v.lane.refused = v.freed
+	v.lane.refusedIn = v.began
 }
 
 // refuseQueue notes that all lanes of the queue would be refused as well.
 func (v *laneLease) refuseQueue(until time.Time) {
-	v.served.retryAt, v.served.refused = until, v.freed
+	v.served.retryAt, v.served.refusedIn = until, v.began
 }
 
 // advance moves the lane's low-water mark behind the rows that a claim scanned; top is the last position that is known

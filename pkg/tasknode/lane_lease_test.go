@@ -81,7 +81,7 @@ func TestTheEndOfALeaseDecidesWhenTheLaneIsTriedAgain(t *testing.T) {
 			c.end(table, v, now)
 			rest := func(until time.Time) time.Duration { return max(0, until.Sub(now)) }
 			l, s := v.lane, table.queues[1]
-			got := outcome{l.awake == 0, rest(l.retryAt), rest(s.retryAt), l.refused != 0, slices.Contains(table.want, l)}
+			got := outcome{l.awake == 0, rest(l.retryAt), rest(s.retryAt), l.refusedIn != 0, slices.Contains(table.want, l)}
 			if l.claiming || got != c.want {
 				t.Errorf("leased %t, %+v, want %+v", l.claiming, got, c.want)
 			}

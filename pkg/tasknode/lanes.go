@@ -17,7 +17,7 @@ type laneTable struct {
 	queues map[int32]*servedQueue
 	lanes  map[laneKey]*lane
 	awake  []*lane // those that may have work, in no order
-	freed  int64   // counts whenever something came free that a claim may need
+	epoch  epoch
 	top    int64   // the last position that any poll or claim has met
 	want   []*lane // those that were refused, and to which running groups may give way
 	// anyWanted is set while want is not empty: it is asked between all entries of groups
@@ -28,6 +28,10 @@ type laneTable struct {
 	chosen     []int
 }
 
+// epoch counts whenever something came free that a claim may need: a lane that was refused in an earlier epoch is tried
+// again.
+type epoch int64
+
 type laneKey struct {
 	queue int32
 	lane  invalidation.Lane
@@ -35,22 +39,22 @@ type laneKey struct {
 
 // servedQueue is a queue that the node serves.
 type servedQueue struct {
-	id      int32
-	name    string
-	queue   *invalidation.Queue
-	handler invalidation.Handler
-	last    invalidation.Lane
-	seen    bool // last has a lane in it
-	heardAt time.Time
-	retryAt time.Time // when to try its lanes again, since what they share left no room
-	refused int64     // what freed was then
+	id        int32
+	name      string
+	queue     *invalidation.Queue
+	handler   invalidation.Handler
+	last      invalidation.Lane
+	seen      bool // last has a lane in it
+	heardAt   time.Time
+	retryAt   time.Time // when to try its lanes again, since what they share left no room
+	refusedIn epoch     // in which that was found
 }
 
 // rememberMax is how many lanes a table remembers, beside those that have work.
 const rememberMax = 20_000
 
 func newLaneTable(ranker Ranker) *laneTable {
-	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, freed: 1}
+	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, epoch: 1}
 }
 
 // serve replaces the queues that the node serves, and says whether they are others than before. In the map it
@@ -206,9 +210,9 @@ func (t *laneTable) sleep(l *lane) {
 
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor
 // does it rest.
-func (s *servedQueue) open(flow string, now time.Time, freed int64) bool {
+func (s *servedQueue) open(flow string, now time.Time, present epoch) bool {
 	c := &s.queue.Config
-	if (now.Before(s.retryAt) && s.refused == freed) || c.Disabled != nil {
+	if (now.Before(s.retryAt) && s.refusedIn == present) || c.Disabled != nil {
 		return false
 	}
 	_, paused := s.queue.Paused(flow, now)
@@ -227,8 +231,8 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 	over := t.passOver(affinity, now)
 	for _, l := range t.awake {
 		s := t.queues[l.key.queue]
-		l.Busy = l.claiming || l.elsewhere(now)
-		if over[l] || (!l.Busy && l.resting(now, t.freed)) || !s.open(l.key.lane.Flow, now, t.freed) {
+		l.Taken = l.claiming || l.elsewhere(now)
+		if over[l] || (!l.Taken && l.resting(now, t.epoch)) || !s.open(l.key.lane.Flow, now, t.epoch) {
 			continue
 		}
 		l.Queue = s.queue
@@ -246,8 +250,8 @@ func (t *laneTable) take(affinity Affinity, idle bool, most int, now time.Time) 
 	return leases
 }
 
-// busy is how many lanes have work.
-func (t *laneTable) busy() int {
+// countAwake is how many lanes may have work.
+func (t *laneTable) countAwake() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.awake)
@@ -260,7 +264,7 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	first := time.Hour
 	for _, l := range t.awake {
 		rest := l.retryAt.Sub(now)
-		if s := t.queues[l.key.queue]; s.refused == t.freed {
+		if s := t.queues[l.key.queue]; s.refusedIn == t.epoch {
 			rest = max(rest, s.retryAt.Sub(now))
 		}
 		if !l.claiming && rest > 0 {
@@ -270,9 +274,9 @@ func (t *laneTable) rested(now time.Time) time.Duration {
 	return first
 }
 
-// free notes that something came free that a claim may need.
-func (t *laneTable) free() {
+// nextEpoch notes that something came free that a claim may need.
+func (t *laneTable) nextEpoch() {
 	t.mu.Lock()
-	t.freed++
+	t.epoch++
 	t.mu.Unlock()
 }

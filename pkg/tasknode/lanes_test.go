@@ -34,7 +34,7 @@ func TestWhatComesFreeDuringALeaseIsNotMissed(t *testing.T) {
 	table.found(1, []invalidation.LaneHead{{Lane: invalidation.Lane{Priority: 1}, Position: 1}})
 	now := time.Now()
 	lease := takeOne(table, nil, true, now)
-	table.free()
+	table.nextEpoch()
 	table.endRefused(lease, refusedByGate, now, lasting(time.Hour))
 	if lease = takeOne(table, nil, true, now); lease == nil {
 		t.Fatal("the lane rests although something came free")
@@ -67,7 +67,7 @@ func TestLanesOfAQueueThatIsRefusedRestTogether(t *testing.T) {
 	if rest := table.rested(now); rest < 59*time.Minute {
 		t.Errorf("the node rests for %v, want as long as the queue does", rest)
 	}
-	table.free() // a lock ended: it may be the one that was in the way
+	table.nextEpoch() // a lock ended: it may be the one that was in the way
 	if leases := table.take(nil, true, 10, now); len(leases) != 3 {
 		t.Errorf("took %d lanes when something came free, want all three", len(leases))
 	}
@@ -166,7 +166,7 @@ func TestLocksOfAQueueThatCameBackAreCountedWhereTheyWere(t *testing.T) {
 	if n.holdings.reserve(now, 3, 1) != 0 {
 		t.Error("more locks than the queue's limit on this node, as those from before it went away do not count")
 	}
-	n.free(p)
+	n.forget(p)
 	if n.holdings.queues[1].held != 0 || n.permits.held() != 0 || len(n.holdings.lanes) != 0 {
 		t.Errorf("%+v, %d permits and lanes %v are held, want none: the queue's limit on this node would shift for ever",
 			n.holdings.queues[1], n.permits.held(), n.holdings.lanes)

@@ -14,7 +14,7 @@ type lease struct {
 	mu sync.Mutex
 	at time.Time
 
-	lockReads int // see endFreed; of the heartbeat alone
+	lockReads int // see endLost; of the heartbeat alone
 }
 
 func (l *lease) renew(start time.Time) {
@@ -65,7 +65,7 @@ func (n *Node) leaseBound() time.Duration { return invalidation.ActFor(n.cfg.Lea
 // loseLease ends runs, and keeps from running what was claimed before: others may have it by the time when the lease is
 // renewed. Where runThrough is set, runs that have begun go on if their queues say so: while no statement reaches the
 // database no other node can be given their locks, and if only this node is cut off their tokens keep it from
-// recording them, and endFreed ends them once it is heard again.
+// recording them, and endLost ends them once it is heard again.
 func (n *Node) loseLease(runThrough bool) {
 	n.leaseOver.Store(true)
 	n.stats.LeasesLost.Add(1) // before the runs are ended: one that begins meanwhile sees it
@@ -77,13 +77,13 @@ func (n *Node) losses() int64 { return n.stats.LeasesLost.Load() }
 // leaseLost says that the node lost its lease since it claimed this lock, or just before, whether or not it
 // has it again, or that the lock was freed.
 func (n *Node) leaseLost(j *job) bool {
-	return n.leaseOver.Load() || n.losses() != j.losses || j.freed.Load()
+	return n.leaseOver.Load() || n.losses() != j.losses || j.lockLost.Load()
 }
 
-// endFreed ends the runs whose locks were freed while the lease was over, keeps from running what still waits under
+// endLost ends the runs whose locks were freed while the lease was over, keeps from running what still waits under
 // such locks, and lets the node claim again. It is called after each renewal, and reads the locks after the first two:
 // a recovery that found the lease over before the first renewal may commit after the first reading.
-func (n *Node) endFreed(ctx context.Context) error {
+func (n *Node) endLost(ctx context.Context) error {
 	if n.leaseOver.Load() {
 		n.lease.lockReads = 2
 	}
@@ -95,9 +95,9 @@ func (n *Node) endFreed(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read which locks were freed: %w", err)
 		}
-		if freed := n.jobs.loseOthers(locks, held); freed > 0 {
+		if lost := n.jobs.loseOthers(locks, held); lost > 0 {
 			n.cfg.Log.Warn("locks were freed while the lease was over, their runs end", "node", n.cfg.Name,
-				"freed", freed, "held", len(held))
+				"freed", lost, "held", len(held))
 		}
 	}
 	n.lease.lockReads--

@@ -114,9 +114,9 @@ func (n *Node) signal() {
 	}
 }
 
-// Freed lets claims be tried again that a permit or a gate refused. It never blocks.
-func (n *Node) Freed() {
-	n.lanes.free()
+// TryAgain lets claims be tried again that a permit or a gate refused. It never blocks.
+func (n *Node) TryAgain() {
+	n.lanes.nextEpoch()
 	n.signal()
 }
 

@@ -14,7 +14,7 @@ import (
 type lanePoll struct {
 	mu        sync.Mutex
 	wanted    bool
-	busy      bool
+	polling   bool
 	last      time.Time
 	notBefore time.Time
 	cost      time.Duration
@@ -33,10 +33,10 @@ func (p *lanePoll) want() {
 func (p *lanePoll) start(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.busy || now.Before(p.notBefore) || (!p.wanted && now.Sub(p.last) < time.Second) {
+	if p.polling || now.Before(p.notBefore) || (!p.wanted && now.Sub(p.last) < time.Second) {
 		return false
 	}
-	p.busy, p.wanted = true, false
+	p.polling, p.wanted = true, false
 	return true
 }
 
@@ -44,13 +44,13 @@ func (p *lanePoll) start(now time.Time) bool {
 func (p *lanePoll) due(now time.Time, left int) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.busy && !now.Before(p.notBefore) && (now.Sub(p.last) >= time.Second || (p.cut && left < 2*lanesAtOnce))
+	return !p.polling && !now.Before(p.notBefore) && (now.Sub(p.last) >= time.Second || (p.cut && left < 2*lanesAtOnce))
 }
 
 func (p *lanePoll) end(now time.Time, took time.Duration, cut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.busy, p.last, p.cost, p.cut = false, now, took, cut
+	p.polling, p.last, p.cost, p.cut = false, now, took, cut
 	p.notBefore = now.Add(min(10*took, 5*time.Second))
 	if cut {
 		p.notBefore = now.Add(took)
@@ -62,7 +62,7 @@ func (p *lanePoll) end(now time.Time, took time.Duration, cut bool) {
 func (p *lanePoll) wait(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.wanted || p.busy {
+	if !p.wanted || p.polling {
 		return time.Hour
 	}
 	return max(time.Millisecond, p.notBefore.Sub(now))

@@ -8,8 +8,8 @@ import (
 // that an entry declares, else seconds: those that handlers report (Run.Charge), else the time for
 // which runs had a processing thread.
 type Ranker interface {
-	// Next appends to dst the indexes of the lanes to claim from in one go, best first, none of the busy
-	// ones; none to wait until one of those is free. They are of one queue and priority, at most so many.
+	// Next appends to dst the indexes of the lanes to claim from in one go, best first, none that is taken;
+	// none to wait until one of those is not. They are of one queue and priority, at most so many.
 	// idle says that processing threads have nothing to do. It is called by one thread at a time.
 	Next(dst []int, lanes []*invalidation.Candidate, most int, idle bool) []int
 	// Charge tells the estimated cost of a claim: of the first entry of each lock, or of all

@@ -77,7 +77,7 @@ func (r *reservation) part(n int) reservation {
 func (r *reservation) release() {
 	if r.locks > 0 {
 		r.giveBack(r.locks)
-		r.node.Freed()
+		r.node.TryAgain()
 	}
 }
 
@@ -99,7 +99,7 @@ func (r *reservation) releaseGates() {
 		release(r.locks)
 	}
 	r.gates = nil
-	r.node.Freed()
+	r.node.TryAgain()
 }
 
 // permits bound how many locks the node holds.

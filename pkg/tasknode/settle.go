@@ -116,7 +116,7 @@ func (n *Node) leaveToRecovery(p pile, err error) {
 	n.cfg.Log.Error("endings cannot be recorded and are left to recovery: their entries run again",
 		"queue", p.queue.Name, "endings", len(p.endings), "entry", p.endings[0].Entry, "error", err)
 	n.stats.Unrecorded.Add(int64(len(p.endings)))
-	n.free(p)
+	n.forget(p)
 }
 
 // recorded frees what the endings held. Endings whose token was not ours any more changed nothing: another node has the
@@ -141,16 +141,16 @@ func (n *Node) recorded(p pile, ours []invalidation.Token, took time.Duration) {
 		}
 	}
 	n.traceEndings(p, func(t invalidation.Token) bool { return refused == 0 || mine[t] })
-	n.free(p)
+	n.forget(p)
 	n.stats.settled(len(p.endings), refused, repeated, took)
 	if refused > 0 {
 		n.cfg.Log.Warn("endings refused: locks were lost", "queue", p.queue.Name, "refused", refused)
 	}
 }
 
-// free forgets the locks that ended and releases what was reserved for them, all at once: the scheduling
+// forget drops the locks that ended and releases what was reserved for them, all at once: the scheduling
 // threads wake once for a batch, not for each entry.
-func (n *Node) free(p pile) {
+func (n *Node) forget(p pile) {
 	var ended []*job
 	for i := range p.endings {
 		if l := p.endings[i].Lock; p.endings[i].Last {
@@ -168,5 +168,5 @@ func (n *Node) free(p pile) {
 	for _, j := range ended {
 		j.reserved.giveBack(j.reserved.locks)
 	}
-	n.Freed()
+	n.TryAgain()
 }

@@ -99,8 +99,8 @@ func TestTheFirstLockOfALaneStartsWhileAllThreadsRun(t *testing.T) {
 		}
 		n.waiting.close()
 		threads.Wait()
-		if n.waiting.busy != 0 || n.waiting.sparing {
-			t.Errorf("%d threads are busy, the spare one too: %v", n.waiting.busy, n.waiting.sparing)
+		if n.waiting.running != 0 || n.waiting.sparing {
+			t.Errorf("%d threads run a job, the spare one too: %v", n.waiting.running, n.waiting.sparing)
 		}
 	})
 }
@@ -166,9 +166,9 @@ func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
 type noisyLast struct{ *turns }
 
 func (noisyLast) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
-	first := slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return c.Lane.Flow != "noisy" && !c.Busy })
+	first := slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return c.Lane.Flow != "noisy" && !c.Taken })
 	if first < 0 {
-		first = slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return !c.Busy })
+		first = slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return !c.Taken })
 	}
 	if first >= 0 {
 		dst = append(dst, first)

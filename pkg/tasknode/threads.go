@@ -8,7 +8,7 @@ import (
 // thread is one processing thread: it runs one job after another.
 func (n *Node) thread() { n.processAll(n.waiting.next, n.waiting.done) }
 
-// spareThread runs urgent jobs while all other threads are busy: so the first lock of a lane does not wait
+// spareThread runs urgent jobs while all other threads run jobs: so the first lock of a lane does not wait
 // for a run to end, and the node runs one job more than it has threads meanwhile.
 func (n *Node) spareThread() { n.processAll(n.waiting.nextSpare, n.waiting.doneSpare) }
 
@@ -71,6 +71,6 @@ func (n *Node) grow(ctx context.Context, wanted int) error {
 	}
 	n.waiting.grow(more)
 	n.permits.grow(more)
-	n.Freed()
+	n.TryAgain()
 	return nil
 }

@@ -16,7 +16,7 @@ type turns struct {
 // Next implements Ranker.
 func (r *turns) Next(dst []int, lanes []*invalidation.Candidate, most int, _ bool) []int {
 	for i, l := range lanes {
-		if !l.Busy {
+		if !l.Taken {
 			dst = append(dst, i)
 		}
 	}

@@ -17,7 +17,7 @@ type waiting struct {
 	// urgentLanes are the lanes whose first lock is among the urgent jobs
 	urgentLanes map[*lane]bool
 	threads     int
-	busy        int  // threads that run a job; the spare one is not counted
+	running     int  // threads that run a job; the spare one is not counted
 	sparing     bool // the spare thread runs a job
 	alone       bool // there is no spare thread
 	turn        bool // of the others
@@ -94,7 +94,7 @@ func (w *waiting) add(urgent bool, jobs ...*job) {
 
 // callSpare wakes the spare thread if an urgent job has no other one.
 func (w *waiting) callSpare() {
-	if w.urgent.len() > 0 && w.busy == w.threads {
+	if w.urgent.len() > 0 && w.running == w.threads {
 		w.spare.Signal()
 	}
 }
@@ -109,7 +109,7 @@ func (w *waiting) next() *job {
 		}
 		w.arrived.Wait()
 	}
-	w.busy++
+	w.running++
 	defer w.callSpare()
 	if w.urgent.len() > 0 && (!w.turn || w.others.len() == 0) {
 		w.turn = true
@@ -131,7 +131,7 @@ func (w *waiting) popUrgent() *job {
 
 func (w *waiting) done() {
 	w.mu.Lock()
-	w.busy--
+	w.running--
 	w.mu.Unlock()
 }
 
@@ -140,7 +140,7 @@ func (w *waiting) done() {
 func (w *waiting) nextSpare() *job {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for w.urgent.len() == 0 || w.busy < w.threads {
+	for w.urgent.len() == 0 || w.running < w.threads {
 		if w.closed {
 			return nil
 		}
@@ -160,7 +160,7 @@ func (w *waiting) doneSpare() {
 func (w *waiting) urgentWaits() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.busy == w.threads
+	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.running == w.threads
 }
 
 // close says that no more jobs will come.

@@ -166,7 +166,7 @@ type lowestQueueFirst struct{}
 func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
 	best := -1
 	for i, l := range lanes {
-		if !l.Busy && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
+		if !l.Taken && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
 			best = i
 		}
 	}
