@@ -99,19 +99,22 @@ type dispatch struct {
 	run   *invalidation.Run // nil: see shared
 	model worker.Model
 	call  worker.Call
-	start time.Time
 
+	// of the claim
+	start  time.Time
+	tries  int
+	used   Used  // of workers
+	lost   int   // instances that lost their device to the entry
+	poison error // why the entry must not run again
+
+	// of one call: the present one, or else the last
 	held        *slotRef
-	saved       *remoteRun // stored, and to be forgotten when the run is over
-	notRun      bool       // the last call says nothing of the entry: it was not sent, or found no room
-	unreachable bool       // the worker could not be asked about it: it may go on, and is to be asked again
-	tries       int
+	saved       *remoteRun    // stored, and to be forgotten when the run is over
 	began       time.Time     // of the exchange with the worker
 	first       time.Duration // from then to the first byte of an answer; 0: there was none
 	members     int           // in the call, where it was one for several entries
-	used        Used          // of workers, in this claim
-	lost        int           // instances that lost their device to it in this claim
-	poison      error         // why it must not run again
+	notRun      bool          // it says nothing of the entry: it was not sent, or found no room
+	unreachable bool          // the worker could not be asked about it: it may go on, and is to be asked again
 }
 
 // shared says that the call is one for several entries: it has no run of its own.

@@ -31,7 +31,7 @@ type waitlist struct {
 type waiter struct {
 	entry   *dispatch
 	member  worker.Member
-	alone   bool        // the call that it was in went wrong as a whole: in the queue it would be joined again
+	alone   bool        // a shared call failed as a whole: it must be called alone. Handed back it would be joined
 	since   time.Time   // it waits
 	granted chan grant  // takes one
 	shared  *sharedCall // nil while it waits

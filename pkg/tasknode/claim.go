@@ -57,8 +57,8 @@ func (n *Node) jitter(d time.Duration) time.Duration {
 // lanesAtOnce bounds the lanes of one claim. Each costs the database a place in its table of locks for a moment.
 const lanesAtOnce = 100
 
-// step claims from the lanes that come first. It says whether to go on at once: not if there is none, and not without
-// permits. What these lanes did not bring others may.
+// step claims from the lanes that come first. It reports whether to try again at once: false if no lane may be claimed
+// from, or if the node has no permit left. After any other refusal, and after a claim, other lanes may be worth one.
 func (n *Node) step(ctx context.Context) bool {
 	leases := n.lanes.take(n.cfg.Affinity, n.permits.held() < n.Threads(), lanesAtOnce, time.Now())
 	if len(leases) == 0 {

@@ -57,8 +57,8 @@ func newLaneTable(ranker Ranker) *laneTable {
 	return &laneTable{ranker: ranker, queues: map[int32]*servedQueue{}, lanes: map[laneKey]*lane{}, epoch: 1}
 }
 
-// serve replaces the queues that the node serves, and says whether they are others than before. In the map it
-// puts what is known of a queue already.
+// serve replaces the queues that the node serves, and says whether they are others than before. Queues that were served
+// before keep their state: their values in the map are replaced by the known ones.
 func (t *laneTable) serve(queues map[int32]*servedQueue) (changed bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

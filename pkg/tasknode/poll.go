@@ -19,7 +19,8 @@ type lanePoll struct {
 	notBefore time.Time
 	cost      time.Duration
 	cut       bool // the last poll did not list all lanes
-	// where the last further poll of each queue ended, see pollFurther; of the thread that polls
+	// the last lane listed of each queue with more lanes than lanesMax: the next poll goes on behind it. Only the
+	// thread that polls uses it
 	beyond map[int32]invalidation.Lane
 }
 
