@@ -53,7 +53,7 @@ func New(ctx context.Context, c Config) (*Node, error) {
 	n := &Node{claims: claims, beats: beats, duties: []func(context.Context) error{ranker.Run}}
 	if c.Inference {
 		n.inference = inference.NewService(inference.ServiceConfig{
-			Log: quiet, Pool: inference.PoolConfig{Freed: func() { n.TryAgain() }},
+			Log: quiet, Freed: func() { n.TryAgain() },
 		}, claims, func() invalidation.NodeID { return n.ID() })
 		c.Task.Gates, c.Task.Affinity = []tasknode.Gate{n.inference.Pool}, n.inference.Pool
 		for _, duty := range n.inference.Duties() {

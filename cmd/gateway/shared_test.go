@@ -276,7 +276,7 @@ func (s *site) startNode(threads int) {
 	pool := s.connect()
 	var node *tasknode.Node
 	service := inference.NewService(inference.ServiceConfig{
-		Poll: 100 * time.Millisecond, Pool: inference.PoolConfig{Every: 200 * time.Millisecond, Freed: func() { node.TryAgain() }}, Log: s.log(),
+		Freed: func() { node.TryAgain() }, Log: s.log(),
 	}, pool, func() invalidation.NodeID { return node.ID() })
 	node = tasknode.New(tasknode.Config{
 		Name: "node", Application: "default", Threads: threads, Poll: 50 * time.Millisecond, Grace: 100 * time.Millisecond,

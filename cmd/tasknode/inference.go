@@ -9,8 +9,8 @@ import (
 	"github.com/penstock/penstock/pkg/inference"
 )
 
-// dispatch is what the section for inference comes to.
-func (i Inference) dispatch(db postgres.DB, log *slog.Logger) (c inference.DispatchConfig, err error) {
+// service is what the section for inference comes to.
+func (i Inference) service(db postgres.DB, log *slog.Logger) (c inference.ServiceConfig, err error) {
 	if c.Objects, err = i.objects(); err != nil {
 		return c, fmt.Errorf("tasknode.inference: %w", err)
 	}

@@ -29,12 +29,12 @@ func TestPlacesOfResultsAreRead(t *testing.T) {
 		"key too short":  {Inference{CallbackURL: "http://here:8421", CallbackKey: "env:SHORT"}, "callback_key has 1 bytes"},
 		"secret is none": {Inference{Objects: "s3://results", S3Endpoint: "https://s3.example", S3AccessKey: "plain", S3SecretKey: "plain"}, "env:NAME"},
 	} {
-		dispatch, err := c.section.dispatch(nil, nil)
+		service, err := c.section.service(nil, nil)
 		if (err == nil) != (c.wrong == "") || (err != nil && !strings.Contains(err.Error(), c.wrong)) {
 			t.Errorf("%s: %v, want %q", name, err, c.wrong)
 		}
-		if err == nil && (dispatch.Objects == nil) != (c.section.Objects == "") {
-			t.Errorf("%s: results go to %v", name, dispatch.Objects)
+		if err == nil && (service.Objects == nil) != (c.section.Objects == "") {
+			t.Errorf("%s: results go to %v", name, service.Objects)
 		}
 	}
 }

@@ -126,16 +126,15 @@ func newNode(cfg Config, db *penstock.DB, tracing trace.TracerProvider, log *slo
 	n.ranker = fairness.NewRanker(fairness.RankerConfig{
 		Application: t.Application, Log: n.errors.Log("fairness", log),
 	}, claims)
-	dispatch, err := t.Inference.dispatch(claims, log)
+	service, err := t.Inference.service(claims, log)
 	if err != nil {
 		return nil, err
 	}
-	n.reports = dispatch.Reports
-	n.inference = inference.NewService(inference.ServiceConfig{
-		Adapters: worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read},
-		Pool:     inference.PoolConfig{Freed: func() { n.task.TryAgain() }}, Dispatch: dispatch,
-		Log: n.errors.Log("inference", log),
-	}, claims, func() invalidation.NodeID { return n.task.ID() })
+	n.reports = service.Reports
+	service.Adapters = worker.Config{Secret: worker.SecretStore{Dir: t.Secrets}.Read}
+	service.Freed = func() { n.task.TryAgain() }
+	service.Log = n.errors.Log("inference", log)
+	n.inference = inference.NewService(service, claims, func() invalidation.NodeID { return n.task.ID() })
 	threads := t.Webhook.threads(t.Threads)
 	deliveries := newBudget(threads)
 	gates := []tasknode.Gate{slots{n.inference.Pool, n.observer}, n.declared, deliveries}

@@ -12,7 +12,7 @@ const abortProbes = 250 * time.Millisecond
 // ends the generations that it has when it is stopped, and then the entry is not to blame. The entry's
 // thread and its lock key are not free meanwhile, and its permit keeps an idle slot from others.
 func (d *dispatch) wentAway(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(ctx, d.config.AbortWait)
+	ctx, cancel := context.WithTimeout(ctx, d.tuning.abortWait)
 	defer cancel()
 	if d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID) {
 		return false

@@ -39,7 +39,7 @@ func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 		}
 	})
 	b.instance("old", old.URL, 1)
-	b.start(ServiceConfig{Prober: ProberConfig{Interval: time.Hour}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.probeEvery = time.Hour })
 	id := b.push(`{"messages":[]}`)[0]
 	awaitAtLeast(t, &aborted, 1)
 	next := workertest.NewScript(t, healthy(workertest.Says(200, finishedAnswer)))
@@ -60,7 +60,7 @@ func TestGenerationOfAServerThatStaysCostsAttempts(t *testing.T) {
 	b.alter(map[string]any{"retry": map[string]any{"base": 0.01, "cap": 0.01, "max_attempts": 2}})
 	w := workertest.NewScript(t, healthy(workertest.Says(200, abortedAnswer)))
 	b.instance("gpu-1", w.URL, 1)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{AbortWait: 600 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.abortWait = 600 * time.Millisecond })
 	if o := b.outcome(b.push(`{"messages":[]}`)[0]); o.Outcome != "failed" {
 		t.Errorf("ended %s", o.Outcome)
 	}
@@ -88,7 +88,7 @@ func TestRunThatItsWorkerCancelledByItselfIsTriedAgain(t *testing.T) {
 				}
 			})
 			b.instance("gpu-1", w.URL, 1)
-			b.start(ServiceConfig{Dispatch: DispatchConfig{AbortWait: 100 * time.Millisecond}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.abortWait = 100 * time.Millisecond })
 			if o := b.outcome(b.push(`{}`)[0]); o.Outcome != "done" || o.Attempt != 1 {
 				t.Errorf("ended %s after %d attempts: %s", o.Outcome, o.Attempt, o.Reason)
 			}

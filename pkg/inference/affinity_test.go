@@ -82,7 +82,7 @@ func TestWorkersKeepToTheAdapterTheyHaveLoaded(t *testing.T) {
 		payloads = append(payloads, `{"lora":"`+string(rune('x'+i%2))+`"}`)
 	}
 	ids := b.push(payloads...)
-	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
+	n := b.start(ServiceConfig{}, func(t *tuning) { t.idleMax = time.Hour })
 	swapped := 0
 	for _, id := range ids {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
@@ -116,7 +116,7 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 		})
 		b.instance(fmt.Sprint("gpu-", i), g.URL, 1)
 	}
-	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
+	n := b.start(ServiceConfig{}, func(t *tuning) { t.idleMax = time.Hour })
 	// Each worker loads one: the second has to take x, for the first is busy with y.
 	first := b.push(`{"lora":"y","do":"slow"}`)[0]
 	workertest.WaitFor(t, func() bool { return calls.Load() == 1 })

@@ -229,28 +229,33 @@ type deadRow struct{}
 
 func (deadRow) Scan(...any) error { return errKilled }
 
-// start starts a node with its duties. It leaves in order when the test ends, unless it was killed before.
-func (b *bed) start(config ServiceConfig) *miniNode {
+// tuned is the usual tuning but for some changes.
+func tuned(changes ...func(*tuning)) tuning {
+	t := usualTuning()
+	for _, change := range changes {
+		change(&t)
+	}
+	return t
+}
+
+// start starts a node with its duties, which wait less than usual. It leaves in order when the test ends, unless it was killed before.
+func (b *bed) start(config ServiceConfig, changes ...func(*tuning)) *miniNode {
 	b.Helper()
 	m := &miniNode{bed: b, id: invalidation.NodeID(rand.Int64()), running: map[invalidation.EntryID]context.CancelCauseFunc{}}
 	m.alive, m.kill = context.WithCancelCause(context.Background())
 	m.runs, m.drain = context.WithCancelCause(m.alive)
 	b.must(invalidation.Register(b.ctx, b.pool, invalidation.Node{ID: m.id, Name: "test", Application: "default", Lease: time.Minute, Threads: 64}))
 	config.Log = quiet
-	config.Poll = cmp.Or(config.Poll, 50*time.Millisecond)
-	config.Pool.Every = cmp.Or(config.Pool.Every, 100*time.Millisecond)
-	config.Pool.RetryInterval = cmp.Or(config.Pool.RetryInterval, 30*time.Millisecond)
-	config.Pool.IdleMax = cmp.Or(config.Pool.IdleMax, 200*time.Millisecond)
-	config.Dispatch.BusyWait = cmp.Or(config.Dispatch.BusyWait, 20*time.Millisecond)
-	config.Dispatch.SuspectWait = cmp.Or(config.Dispatch.SuspectWait, 300*time.Millisecond)
-	config.Dispatch.ReadyWait = cmp.Or(config.Dispatch.ReadyWait, 30*time.Millisecond)
-	config.Prober.Interval = cmp.Or(config.Prober.Interval, 100*time.Millisecond)
-	config.Prober.Grace = cmp.Or(config.Prober.Grace, 300*time.Millisecond)
+	quick := func(t *tuning) {
+		t.poll, t.renewEvery, t.leaseRetry = 50*time.Millisecond, 100*time.Millisecond, 30*time.Millisecond
+		t.idleMax, t.busyWait, t.readyWait = 200*time.Millisecond, 20*time.Millisecond, 30*time.Millisecond
+		t.suspectWait, t.probeEvery, t.probeGrace = 300*time.Millisecond, 100*time.Millisecond, 300*time.Millisecond
+	}
 	var db postgres.DB = b.pool
 	if b.lossy != nil {
 		db = b.lossy
 	}
-	m.Service = NewService(config, mortal{db, m.alive}, func() invalidation.NodeID { return m.id })
+	m.Service = newService(config, tuned(append([]func(*tuning){quick}, changes...)...), mortal{db, m.alive}, func() invalidation.NodeID { return m.id })
 	b.must(m.Registry.Refresh(b.ctx))
 	claiming, leave := context.WithCancel(m.alive)
 	m.leave = leave

@@ -1,7 +1,6 @@
 package inference
 
 import (
-	"cmp"
 	"errors"
 	"maps"
 	"time"
@@ -9,23 +8,15 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// QuarantineConfig says when an instance is quarantined. The zero value works.
-type QuarantineConfig struct {
-	Failures      int           // entries that failed fast within 30 s; 3
-	Fast          time.Duration // a failure within this is fast; 2 s
-	Quarantine    time.Duration // 15 s, doubled each time the probe call fails
-	QuarantineMax time.Duration // 10 min
+// quarantineConfig says when an instance is quarantined, and for how long.
+type quarantineConfig struct {
+	failures int           // entries that failed fast within judgedFor
+	fast     time.Duration // a failure within this is fast
+	lasts    time.Duration // doubled each time the probe call fails
+	lastsMax time.Duration
 }
 
-func (c QuarantineConfig) withDefaults() QuarantineConfig {
-	c.Failures = cmp.Or(c.Failures, 3)
-	c.Fast = cmp.Or(c.Fast, 2*time.Second)
-	c.Quarantine = cmp.Or(c.Quarantine, 15*time.Second)
-	c.QuarantineMax = cmp.Or(c.QuarantineMax, 10*time.Minute)
-	return c
-}
-
-// Beside QuarantineConfig.Failures an instance is judged by these.
+// Beside quarantineConfig.failures an instance is judged by these.
 const (
 	judgedFor   = 30 * time.Second // what a call said counts for so long
 	hangsEnough = 2                // entries that ran into a limit while nothing succeeded there
@@ -36,7 +27,7 @@ const (
 // not: one broken GPU answers sooner than the good ones, and would draw the
 // whole queue to itself. It is pure: callers serialise, and pass the time.
 type breaker struct {
-	config    QuarantineConfig
+	config    quarantineConfig
 	instances map[string]*circuit
 }
 
@@ -66,8 +57,8 @@ type evidence struct {
 }
 
 // newBreaker returns a breaker with all instances admitted.
-func newBreaker(config QuarantineConfig) *breaker {
-	return &breaker{config: config.withDefaults(), instances: map[string]*circuit{}}
+func newBreaker(config quarantineConfig) *breaker {
+	return &breaker{config: config, instances: map[string]*circuit{}}
 }
 
 // Admit reports whether a call may go to the instance. After a quarantine one
@@ -154,7 +145,7 @@ func (b *breaker) grounds(now time.Time, instance string, o worker.Outcome) stri
 	switch {
 	case o.Class == worker.ClassContextLost:
 		return "device context lost: " + o.Reason
-	case b.clustered(now, instance, bad, b.config.Failures):
+	case b.clustered(now, instance, bad, b.config.failures):
 		return "fast failures: " + o.Reason
 	case b.clustered(now, instance, hung, hangsEnough):
 		return "calls hang: " + o.Reason
@@ -197,7 +188,7 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 		return saysNothing // it is loading
 	case o.Kind == worker.NotReady:
 		return bad
-	case o.Kind == worker.Unknown && o.StatusCode >= 500 && ran <= b.config.Fast:
+	case o.Kind == worker.Unknown && o.StatusCode >= 500 && ran <= b.config.fast:
 		return bad // a proxy does not reach its server
 	case o.Kind != worker.Failed:
 		return saysNothing // Busy, Rejected, Cancelled, Accepted, Unknown
@@ -205,7 +196,7 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 		return bad
 	case o.Class == worker.ClassOOM || o.Class == worker.ClassInput || o.Aborted:
 		return saysNothing // the entry was too big, or wrong, or the server is going
-	case ran <= b.config.Fast:
+	case ran <= b.config.fast:
 		return bad
 	}
 	return good // slow failures come from the work
@@ -270,9 +261,9 @@ func (b *breaker) keep(registered map[string]bool) {
 
 func (b *breaker) open(now time.Time, c *circuit, reason string) {
 	if c.quarantine == 0 {
-		c.quarantine = b.config.Quarantine
+		c.quarantine = b.config.lasts
 	} else if c.probing || c.openUntil.IsZero() {
-		c.quarantine = min(2*c.quarantine, b.config.QuarantineMax)
+		c.quarantine = min(2*c.quarantine, b.config.lastsMax)
 	}
 	c.openUntil, c.probing, c.reason = now.Add(c.quarantine), false, worker.Clip(reason)
 }

@@ -35,7 +35,7 @@ var recorded int
 func clock() time.Time { return time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC) }
 
 func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 5 {
 		record(b, now, "good", ok, slow)
 	}
@@ -64,7 +64,7 @@ func TestFastFailuresOnOneInstanceQuarantineIt(t *testing.T) {
 }
 
 func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 5 {
 		record(b, now, "bad", refused, fast)
 	}
@@ -101,7 +101,7 @@ func TestOneProbeCallBringsAnInstanceBack(t *testing.T) {
 }
 
 func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for i := range 100 {
 		for _, instance := range []string{"a", "b", "c"} {
 			v := record(b, now, instance, boom, fast)
@@ -124,7 +124,7 @@ func TestFaultOfTheEntriesQuarantinesNobody(t *testing.T) {
 
 // One entry can say that a device is gone; that a second one finds it so, after a quarantine, is proof.
 func TestContextLossQuarantinesAtOnceAndRecyclesWhenItLasts(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	v := record(b, now, "bad", noCUDA, slow)
 	if !v.Quarantined || v.Recycle || !v.Unspent || admits(b, now, "bad") {
 		t.Errorf("got %+v", v)
@@ -140,7 +140,7 @@ func TestContextLossQuarantinesAtOnceAndRecyclesWhenItLasts(t *testing.T) {
 
 func TestLastUsableInstanceIsNotQuarantinedOnTheEvidenceOfOneFlow(t *testing.T) {
 	for name, o := range map[string]worker.Outcome{"context": noCUDA, "fast": boom} {
-		b, now := newBreaker(QuarantineConfig{}), clock()
+		b, now := newBreaker(usualTuning().quarantine), clock()
 		for i := range 20 {
 			v := b.Record(now, "only", o, evidence{entry: fmt.Sprint(i), flow: "one", ran: fast, last: true})
 			if v.Quarantined || (i >= 3 && !v.Suspicious) {
@@ -154,7 +154,7 @@ func TestLastUsableInstanceIsNotQuarantinedOnTheEvidenceOfOneFlow(t *testing.T) 
 }
 
 func TestRetriesOfOneEntryAreOneWitness(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 20 {
 		if v := b.Record(now, "i", boom, evidence{entry: "7", ran: fast}); v.Quarantined {
 			t.Fatal("quarantined by one entry")
@@ -163,7 +163,7 @@ func TestRetriesOfOneEntryAreOneWitness(t *testing.T) {
 }
 
 func TestHangingInstanceIsQuarantined(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	timeout := worker.Outcome{Kind: worker.Unknown, Err: worker.ErrRunLimit, MaybeRunning: true}
 	record(b, now, "good", ok, slow)
 	if v := record(b, now, "bad", timeout, slow); v.Quarantined {
@@ -181,7 +181,7 @@ func TestHangingInstanceIsQuarantined(t *testing.T) {
 }
 
 func TestLoadingIsNoFailure(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 20 {
 		if v := record(b, now, "i", worker.Outcome{Kind: worker.NotReady, Starting: true}, fast); v.Quarantined {
 			t.Fatal("quarantined while it loads")
@@ -191,7 +191,7 @@ func TestLoadingIsNoFailure(t *testing.T) {
 
 // A server that is down behind its proxy answers sooner than the others.
 func TestInstanceThatItsProxyDoesNotReachIsQuarantined(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	lost := worker.Outcome{Kind: worker.Unknown, StatusCode: 502}
 	for range 10 {
 		record(b, now, "slow", lost, slow)
@@ -203,7 +203,7 @@ func TestInstanceThatItsProxyDoesNotReachIsQuarantined(t *testing.T) {
 }
 
 func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 100 {
 		record(b, now, "i", tooBig, fast)
 		record(b, now, "i", badInput, fast)
@@ -218,7 +218,7 @@ func TestWhatSaysNothingAboutAnInstance(t *testing.T) {
 }
 
 func TestFailuresLongApartDoNotAddUp(t *testing.T) {
-	b, now := newBreaker(QuarantineConfig{}), clock()
+	b, now := newBreaker(usualTuning().quarantine), clock()
 	for range 50 {
 		record(b, now, "i", boom, fast)
 		now = now.Add(20 * time.Second)
@@ -232,7 +232,7 @@ func TestFailuresLongApartDoNotAddUp(t *testing.T) {
 // or lets a second probe go.
 func TestCallsFromBeforeAQuarantineAreNoProbe(t *testing.T) {
 	for name, o := range map[string]worker.Outcome{"done": ok, "failed": boom, "busy": {Kind: worker.Busy}} {
-		b, now := newBreaker(QuarantineConfig{}), clock()
+		b, now := newBreaker(usualTuning().quarantine), clock()
 		b.Condemn(now, "i", "ill")
 		now = now.Add(15 * time.Second)
 		if admitted, probe := b.Admit(now, "i"); !admitted || !probe {
@@ -253,7 +253,7 @@ func TestCallsFromBeforeAQuarantineAreNoProbe(t *testing.T) {
 // instance that succeeds is never refused.
 func TestBreakerProperties(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		config := QuarantineConfig{}.withDefaults()
+		config := usualTuning().quarantine
 		b, now := newBreaker(config), clock()
 		names := []string{"a", "b"}
 		probes := map[string]int{}
@@ -261,7 +261,7 @@ func TestBreakerProperties(t *testing.T) {
 			name := rapid.SampledFrom(names).Draw(t, "instance")
 			now = now.Add(time.Duration(rapid.Int64Range(0, int64(20*time.Second)).Draw(t, "pause")))
 			until, _, quarantined := b.Quarantine(now, name)
-			if quarantined && until.Sub(now) > config.QuarantineMax {
+			if quarantined && until.Sub(now) > config.lastsMax {
 				t.Fatalf("%s quarantined for %s", name, until.Sub(now))
 			}
 			if !admits(b, now, name) {

@@ -15,7 +15,7 @@ import (
 func TestAnInstanceIsProbedAfterTheClockWasSetBack(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
-	p := newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	set := func(checked, next string) {
 		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET checked_at = clock_timestamp() + $1::interval,
 		                                     next_check_at = clock_timestamp() + $2::interval`, checked, next)
@@ -58,7 +58,7 @@ func TestSlotsOfNodesAreKeptAfterAStepOfTheClock(t *testing.T) {
 		"an answer that was long on its way":   {time.Second, -2 * time.Second, 2 * time.Second, 2},
 		"no answer for more than three probes": {4 * time.Second, 0, 0, 1},
 	} {
-		p := newProber(ProberConfig{}, nil, nil, quiet)
+		p := newProber(usualTuning(), nil, nil, quiet)
 		p.heard(start, start, clock)
 		came := start.Add(c.after + c.took)
 		p.heard(start.Add(c.after), came, clock.Add(c.after+c.took+c.stepped))
@@ -91,14 +91,14 @@ func TestAProbeReadsTheClockBehindTheOrphans(t *testing.T) {
 	_, err = b.pool.Exec(b.ctx, `UPDATE penstock.slot SET leased_at = clock_timestamp() - interval '1 hour'`)
 	b.must(err)
 	instance := int32(b.count(`SELECT id FROM penstock.instance`)) //nolint:gosec // an id
-	p := newProber(ProberConfig{}, b.pool, registry, quiet)
+	p := newProber(usualTuning(), b.pool, registry, quiet)
 	p.heard(time.Now(), time.Now(), time.Now().Add(-2*time.Minute)) // so the clock has stepped ahead by two minutes
 	_, err = p.probe(b.ctx, instance)
 	b.must(err)
 	if n := b.count(`SELECT count(*) FROM penstock.slot`); n != 1 {
 		t.Error("the slot was freed")
 	}
-	p = newProber(ProberConfig{}, b.pool, registry, quiet)
+	p = newProber(usualTuning(), b.pool, registry, quiet)
 	_, err = p.claimDue(b.ctx, 10)
 	b.must(err)
 	if p.clock.IsZero() {

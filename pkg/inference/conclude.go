@@ -48,7 +48,7 @@ func (d *dispatch) answer(ctx context.Context, o worker.Outcome) (json.RawMessag
 		if o.MaybeRunning && d.model.OnUnknown == worker.AtMostOnce {
 			return nil, d.unknownOutcome(o.Reason)
 		}
-		return nil, invalidation.NoCapacity(max(d.config.ReadyWait, o.RetryAfter), errors.New(o.Reason))
+		return nil, invalidation.NoCapacity(max(d.tuning.readyWait, o.RetryAfter), errors.New(o.Reason))
 	case worker.Rejected:
 		return nil, invalidation.Permanent(invalidation.WithClass(string(worker.ClassInput), errors.New(o.Reason)))
 	case worker.Failed:
@@ -73,7 +73,7 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 	if errors.Is(cause, invalidation.ErrLeaseLost) || (known && errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.config.CancelWait)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.tuning.cancelWait)
 	defer cancel()
 	run := d.call.RunRef
 	run.Remote = run.Entry // a worker that knows entries by their id is asked by that
@@ -166,12 +166,12 @@ func (d *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessag
 	putting := time.Now()
 	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
 		put, cancel := context.WithTimeout(ctx, time.Minute)
-		result, err := storeLarge(put, d.config.Objects, d.config.InlineBytes, key, o.Result)
+		result, err := storeLarge(put, d.objects, d.tuning.inlineBytes, key, o.Result)
 		cancel()
 		if err == nil {
 			return result, nil
 		}
-		if ctx.Err() == nil && time.Since(putting)+wait < d.config.StoreWait {
+		if ctx.Err() == nil && time.Since(putting)+wait < d.tuning.storeWait {
 			d.log.Warn("store result; trying on", "entry", d.run.Entry.ID, "error", err)
 			pause(ctx, wait)
 			continue
@@ -206,7 +206,7 @@ func pause(ctx context.Context, d time.Duration) {
 // the worker calls the run cancelled: to cancel the entry is for those who pushed it, and ends the context.
 func (d *dispatch) givenUp(ctx context.Context, o worker.Outcome) error {
 	if d.wentAway(ctx) {
-		return invalidation.NoCapacity(d.config.ReadyWait, errors.New(o.Reason+" (the instance went away)"))
+		return invalidation.NoCapacity(d.tuning.readyWait, errors.New(o.Reason+" (the instance went away)"))
 	}
 	return d.failure(ctx, o)
 }

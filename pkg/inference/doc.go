@@ -9,17 +9,23 @@
 // slot, which gateways send as well. Nodes lease slots in blocks (leasing.go), and count entries in them by permits
 // (slots.go, with the arithmetic of ledger.go). A slot, as its node sees it:
 //
-//	        lease_slots            assign             the call may still run
-//	free ────────────────► idle ────────────► busy ──────────────────────────► in doubt
-//	 ▲                     │  ▲                │ │                               │
-//	 │      no use for it, │  └────────────────┘ │ and a gateway is to have it   │ no call runs (stale.go),
-//	 │ or a gateway has it ▼   the call ended,   │                               │ or the node that follows
-//	 │◄──────────────── goes away ◄──────────────┘                               │ the run adopts it: busy
-//	 └───────────────────────────────────────────────────────────────────────────┘
+//	free ──1──► idle ──2──► busy ──4──► in doubt ──7──► free, or busy at the node that follows the run on
+//	 ▲          │  ▲         │ │
+//	 │          5  └────3────┘ 6
+//	 │          ▼              │
+//	 └───8── goes away ◄───────┘
 //
-// A node has no use for a slot that was idle for a while, that is beyond its share while others go without, or whose
-// instance takes no calls or has fewer slots now. By the database a slot that goes away is the node's until the node
-// has returned it, or handed it over (handover.go). A permit of an entry:
+//	1  leased, in a block (leasing.go)
+//	2  assigned to a call (assign.go)
+//	3  the call ended
+//	4  the node follows the call no more, and it may still run at the worker
+//	5  idle for a while, beyond the node's share while others go without, its instance takes no calls or has fewer
+//	   slots now, or a gateway misses slots
+//	6  the call ended, and a gateway is to have the slot (handover.go)
+//	7  freed when no call can run in it (stale.go), or adopted with the run (remote.go)
+//	8  returned, or handed over; until then it is the node's by the database
+//
+// A permit of an entry:
 //
 //	       Take, before the claim              assign
 //	none ─────────────────────────► unassigned ──────► assigned to a busy slot
@@ -74,5 +80,5 @@
 //	stale.go                   slots that no node follows: which of them are free? pure
 //	starting.go                instances that are not ready yet: may requests wait for them?
 //	usage.go                   what calls used of workers, by the hour
-//	service.go                 all of it together, for a node
+//	service.go, tuning.go      all of it together, for a node; the figures by which it works
 package inference

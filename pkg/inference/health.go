@@ -23,7 +23,7 @@ import (
 // any more. Any number of processes may run it: each probe of an instance is claimed by moving the
 // time of its next one.
 type Prober struct {
-	config   ProberConfig
+	tuning   tuning
 	db       postgres.DB
 	registry *Registry
 	log      *slog.Logger
@@ -40,29 +40,14 @@ type Prober struct {
 	lease    time.Duration      // the longest one of a node, which beats three times in it at least
 }
 
-// ProberConfig of a Prober. The zero value works.
-type ProberConfig struct {
-	Interval time.Duration // between probes of an instance, jittered by a quarter: 5 s
-
-	// Grace is how old an orphaned slot must be before a probe may free it: the call that it was
-	// taken for may still have been on its way when the worker counted. 10 s.
-	Grace time.Duration
-}
-
 // probesMax is how many instances are probed at once.
 const probesMax = 32
 
-func (c ProberConfig) withDefaults() ProberConfig {
-	c.Interval = cmp.Or(c.Interval, 5*time.Second)
-	c.Grace = cmp.Or(c.Grace, 10*time.Second)
-	return c
-}
-
 // newProber returns the duty.
-func newProber(config ProberConfig, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
+func newProber(t tuning, db postgres.DB, registry *Registry, log *slog.Logger) *Prober {
 	log = cmp.Or(log, slog.Default())
 	return &Prober{
-		config: config.withDefaults(), db: db, registry: registry, log: log, running: map[int32]struct{}{},
+		tuning: t, db: db, registry: registry, log: log, running: map[int32]struct{}{},
 		wake: make(chan struct{}, 1), starts: make(chan struct{}, startsMax),
 	}
 }
@@ -80,7 +65,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	var probes sync.WaitGroup
 	defer probes.Wait()
 	probing := make(chan struct{}, probesMax)
-	ticks := time.NewTicker(p.config.Interval / 5)
+	ticks := time.NewTicker(p.tuning.probeEvery / 5)
 	defer ticks.Stop()
 	swept := time.Now()
 	sweep := func() {
@@ -185,7 +170,7 @@ func (p *Prober) claimDue(ctx context.Context, most int) (due []int32, err error
 	sent := time.Now()
 	var clock time.Time
 	var lease time.Duration
-	err = p.db.QueryRow(ctx, claimDueSQL, p.claimFor(), max(most, 0), deadGrace, 2*p.config.Interval).
+	err = p.db.QueryRow(ctx, claimDueSQL, p.claimFor(), max(most, 0), deadGrace, 2*p.tuning.probeEvery).
 		Scan(&due, &clock, &lease)
 	if err != nil {
 		return nil, err
@@ -198,7 +183,7 @@ func (p *Prober) claimDue(ctx context.Context, most int) (due []int32, err error
 }
 
 // claimFor is how long a claim on a probe counts without renewal.
-func (p *Prober) claimFor() time.Duration { return 3 * p.config.Interval / 5 }
+func (p *Prober) claimFor() time.Duration { return 3 * p.tuning.probeEvery / 5 }
 
 // renewClaims keeps other processes from the probes that run here.
 func (p *Prober) renewClaims(ctx context.Context) {
@@ -226,7 +211,7 @@ const stepMost = 2 * time.Second
 func (p *Prober) heard(sent, came, clock time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	away := came.Sub(p.answered) > 3*p.config.Interval/5
+	away := came.Sub(p.answered) > 3*p.tuning.probeEvery/5
 	stepped := clock.Sub(p.clock)-came.Sub(p.asked) > stepMost
 	if !p.answered.IsZero() && (away || stepped) {
 		p.returned = came
@@ -262,19 +247,19 @@ func (p *Prober) probe(ctx context.Context, instance int32) (found, error) {
 		return found{}, ctx.Err()
 	}
 	f := found{Health: h, before: e}
-	next := time.Duration(float64(p.config.Interval) * (0.75 + 0.5*rand.Float64()))
+	next := time.Duration(float64(p.tuning.probeEvery) * (0.75 + 0.5*rand.Float64()))
 	if isStarting(f) {
 		next = min(next, startingInterval) // requests may wait for it
 	}
 	for _, o := range orphans {
-		if young := p.config.grace(o) - o.Age; young > 0 {
+		if young := graceOf(o, p.tuning.probeGrace) - o.Age; young > 0 {
 			next = min(next, young) // it may be free then
 		}
 	}
 	if err := p.store(ctx, f, next); err != nil {
 		return found{}, err
 	}
-	stale := staleOrphans(p.trusted(orphans, time.Now()), h, e, p.config)
+	stale := staleOrphans(p.trusted(orphans, time.Now()), h, e, p.tuning.probeGrace)
 	if len(stale) == 0 {
 		return f, nil
 	}

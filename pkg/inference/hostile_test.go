@@ -57,7 +57,7 @@ func TestNoAnswerOfAWorkerStopsAQueue(t *testing.T) {
 			})
 			b.instance("gpu-1", w.URL, 4)
 			// Answers are judged here, not the instance: a quarantine would only make the entries wait.
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.failures = 1000 })
 			var hostile, good []invalidation.EntryID
 			for range hostileValues {
 				hostile = append(hostile, b.push(`{"inputs":[],"hostile":1}`)...)
@@ -89,7 +89,7 @@ func TestReportThatCannotBeKeptIsRefused(t *testing.T) {
 	c := NewReports("http://127.0.0.1:9", []byte("sixteen bytes or more"), b.pool, quiet)
 	w := b.longWorker(`{"status":"cancelled"}`)
 	b.instance("gpu-1", w.URL+"/run", 1)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: c}})
+	b.start(ServiceConfig{Reports: c})
 	id := b.push(`{}`)[0]
 	b.await(1, `SELECT count(*) FROM penstock.remote_run WHERE remote_id IS NOT NULL`)
 	token := int64(b.count(`SELECT token FROM penstock.remote_run`))

@@ -46,7 +46,7 @@ func TestNoOutputIsDroppedByAClockThatHasJumped(t *testing.T) {
 	const old = `SELECT (SELECT count(*) FROM penstock.usage_hour)::int
 	     + (SELECT count(*) FROM pg_inherits WHERE inhparent = 'penstock.output'::regclass
 	         AND inhrelid::regclass::text = 'penstock.output_' || to_char(date_trunc('hour', now()) - interval '3 hours', 'YYYYMMDDHH24'))::int`
-	p := newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	b.must(p.believed.Check(time.Now().Add(-5 * time.Hour))) // the time that has passed: the database's clock is ahead
 	for range 2 {                                            // the first may have no more to do than to make partitions
 		p.sweep(b.ctx)
@@ -57,7 +57,7 @@ func TestNoOutputIsDroppedByAClockThatHasJumped(t *testing.T) {
 	if n := b.count(`SELECT count(*) FROM pg_inherits WHERE inhparent = 'penstock.output'::regclass`); n < 5 {
 		t.Errorf("output has %d partitions, want the old one, the default one and those of the next hours", n)
 	}
-	p = newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	p = newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	p.sweep(b.ctx)
 	if n := b.count(old); n != 0 {
 		t.Errorf("by a clock that is believed %d are left", n)

@@ -50,5 +50,5 @@ func (d *dispatch) fitsNowhere() error {
 	if labels := d.labels(); labels != "" {
 		reason = fmt.Errorf("%w and has the labels %s", reason, labels)
 	}
-	return invalidation.NoCapacity(d.config.ReadyWait, reason)
+	return invalidation.NoCapacity(d.tuning.readyWait, reason)
 }

@@ -60,7 +60,7 @@ func (p *SlotPool) leased(model string, got slot.Holding) bool {
 	defer p.mu.Unlock()
 	state := p.stateOf(model)
 	if len(got.Slots) == 0 {
-		state.nextLease = time.Now().Add(p.config.RetryInterval)
+		state.nextLease = time.Now().Add(p.tuning.leaseRetry)
 		return false
 	}
 	state.nextLease = time.Time{}
@@ -215,7 +215,7 @@ func (p *SlotPool) verify(ctx context.Context) error {
 	came := p.reconcile(held.Slots)
 	p.mu.Unlock()
 	if came {
-		p.config.Freed()
+		p.freed()
 	}
 	return nil
 }

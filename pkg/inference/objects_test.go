@@ -107,7 +107,7 @@ func TestAnswerIsKeptWhileTheObjectStoreIsAway(t *testing.T) {
 			b.instance("gpu-1", g.URL, 1)
 			store := &flakyStore{Directory: Directory(t.TempDir())}
 			store.failures.Store(c.failures)
-			b.start(ServiceConfig{Dispatch: DispatchConfig{Objects: store, InlineBytes: 1, StoreWait: c.wait}})
+			b.start(ServiceConfig{Objects: store}, func(t *tuning) { t.inlineBytes, t.storeWait = 1, c.wait })
 			o := b.outcome(b.push(`{}`)[0])
 			if o.Outcome != "done" || o.Attempt != 0 || strings.Contains(string(o.Result), "$object") != c.stored {
 				t.Errorf("outcome %+v: %s", o, o.Result)

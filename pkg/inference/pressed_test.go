@@ -31,7 +31,7 @@ func TestPressedInstanceIsPassedOver(t *testing.T) {
 	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI, LoadPath: "/metrics"})
 	b.instance("full", vllm(t, "0", "0.97").URL, 4)
 	b.instance("waiting", vllm(t, "3", "0.4").URL, 4)
-	n := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Hour}})
+	n := b.start(ServiceConfig{}, func(t *tuning) { t.idleMax = time.Hour })
 	workertest.WaitFor(t, func() bool { return len(n.Registry.Pressed()) == 2 })
 	b.outcome(b.push(`{"messages":[]}`)[0]) // there is no other yet
 	free := vllm(t, "0", "0.4")

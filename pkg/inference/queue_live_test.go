@@ -111,7 +111,7 @@ func TestLongLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 		return NewReports(address.URL, []byte("key of the installation"), b.pool, quiet)
 	}
 	front.Store(newReports())
-	config := func() ServiceConfig { return ServiceConfig{Dispatch: DispatchConfig{Reports: newReports()}} }
+	config := func() ServiceConfig { return ServiceConfig{Reports: newReports()} }
 
 	first := b.start(config())
 	id := b.push(fmt.Sprintf(`{"image": %q, "pages": 12}`, workertest.Picture(t, "HELLO")))[0]

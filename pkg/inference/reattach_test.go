@@ -219,7 +219,7 @@ func TestReportOfARunThatIsAskedForAgainCounts(t *testing.T) {
 				workertest.Says(202, fmt.Sprintf(c.answer, entry))(rw, r)
 			})
 			b.instance("gpu-1", w.URL+"/generate", 1)
-			m := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)}})
+			m := b.start(ServiceConfig{Reports: NewReports("http://leader", []byte("key"), b.pool, quiet)})
 			id := b.push(`{}`)[0]
 			b.await(1, stored)
 			call := int32(1)

@@ -165,7 +165,7 @@ func (rs *Reports) repeated(ctx context.Context, entry invalidation.EntryID, tok
 // subscribe prepares for reports on a run that was started under token. Protocols without them need
 // none.
 func (d *dispatch) subscribe(token int64) (<-chan worker.Outcome, func()) {
-	c := d.config.Reports
+	c := d.reports
 	if c == nil || d.shared() || d.model.Type != worker.TypeAsync || (d.model.Protocol != worker.ProtocolCog &&
 		d.model.Protocol != worker.ProtocolGeneric) {
 		return nil, func() {}

@@ -86,7 +86,7 @@ func reported(t *testing.T) (b *bed, w *reporter, leader *Reports, first *miniNo
 	b = newBed(t, asyncModel())
 	leader = NewReports("", []byte("key of the installation"), b.pool, quiet)
 	config = func() ServiceConfig {
-		return ServiceConfig{Dispatch: DispatchConfig{Reports: NewReports("http://leader:8420/", []byte("key of the installation"), b.pool, quiet)}}
+		return ServiceConfig{Reports: NewReports("http://leader:8420/", []byte("key of the installation"), b.pool, quiet)}
 	}
 	w = b.reporter(leader)
 	b.instance("gpu-1", w.URL+"/generate", 1)
@@ -158,7 +158,7 @@ func TestNodeWithoutAnAddressForReportsTakesNoEntriesOfAsynchronousCog(t *testin
 		time.Sleep(5 * time.Millisecond)
 	}
 	reports := NewReports("http://leader", []byte("key"), b.pool, quiet)
-	with := b.start(ServiceConfig{Dispatch: DispatchConfig{Reports: reports}})
+	with := b.start(ServiceConfig{Reports: reports})
 	b.await(1, stored)
 	if n := without.claims.Load(); n != 0 {
 		t.Errorf("it claimed %d times", n)
@@ -290,7 +290,7 @@ func TestReportsThatCannotBeReadAreToldOfOnce(t *testing.T) {
 	c := NewReports("http://leader", []byte("key"), db, slog.New(slog.NewTextHandler(&out, nil)))
 	model := asyncModel()
 	model.Protocol = worker.ProtocolGeneric
-	a := &dispatch{Dispatcher: &Dispatcher{config: DispatchConfig{Reports: c}}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
+	a := &dispatch{Dispatcher: &Dispatcher{reports: c}, model: model, run: &invalidation.Run{Queue: &invalidation.Queue{}}}
 	db.broken.Store(true)
 	_, done := a.subscribe(1)
 	until := func(n int64) {

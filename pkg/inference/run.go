@@ -24,7 +24,9 @@ import (
 // Dispatcher runs entries of inference queues: it is their invalidation.Handler. A permit for the
 // entry was taken from the pool before the entry was claimed.
 type Dispatcher struct {
-	config   DispatchConfig
+	objects  ObjectStore // see ServiceConfig, as reports
+	reports  *Reports
+	tuning   tuning
 	db       postgres.DB
 	registry *Registry
 	pool     *SlotPool
@@ -37,46 +39,15 @@ type Dispatcher struct {
 	usage     *UsageLog
 }
 
-// DispatchConfig of a Dispatcher. The zero value works.
-type DispatchConfig struct {
-	BusyWait    time.Duration // before an entry comes back that found no room: 500 ms
-	ReadyWait   time.Duration // before an entry comes back that found no instance ready: 2 s
-	CancelWait  time.Duration // for a worker to confirm a cancel: 10 s
-	InlineBytes int           // of a result that is stored in its row: 64 KiB
-	Objects     ObjectStore   // for larger ones; nil: all are stored in their row
-	SuspectWait time.Duration // before an entry that may have lost a device goes where none was served since: 30 s
-	LossWindow  time.Duration // within which nodes find the device of an instance lost that was lost once: 5 s
-	UsageEvery  time.Duration // between folds of the use of calls into penstock.usage_hour: 10 s
-	AbortWait   time.Duration // for an instance that gave a generation up to be seen going away: 30 s
-	StoreWait   time.Duration // for an object store that is away, before a result is stored in its row: 15 min
-	// where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone
-	Reports *Reports
-}
-
 // triesMax is how many instances are tried for one claim before the entry is handed back.
 const triesMax = 3
 
-func (c DispatchConfig) withDefaults() DispatchConfig {
-	c.BusyWait = cmp.Or(c.BusyWait, 500*time.Millisecond)
-	c.ReadyWait = cmp.Or(c.ReadyWait, 2*time.Second)
-	c.CancelWait = cmp.Or(c.CancelWait, 10*time.Second)
-	c.InlineBytes = cmp.Or(c.InlineBytes, 64<<10)
-	c.SuspectWait = cmp.Or(c.SuspectWait, 30*time.Second)
-	c.LossWindow = cmp.Or(c.LossWindow, 5*time.Second)
-	c.AbortWait = cmp.Or(c.AbortWait, 30*time.Second)
-	c.StoreWait = cmp.Or(c.StoreWait, 15*time.Minute)
-	return c
-}
-
 // newDispatcher returns the handler of all inference queues.
-func newDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, pool *SlotPool,
-	log *slog.Logger,
-) *Dispatcher {
-	log = cmp.Or(log, slog.Default())
+func newDispatcher(config ServiceConfig, t tuning, db postgres.DB, registry *Registry, pool *SlotPool) *Dispatcher {
+	log := cmp.Or(config.Log, slog.Default())
 	d := &Dispatcher{
-		config: config.withDefaults(), db: db, registry: registry, pool: pool, log: log,
-		waitlists: map[string]*waitlist{}, blame: newBlame(),
-		usage: newUsageLog(db, config.UsageEvery, log),
+		objects: config.Objects, reports: config.Reports, tuning: t, db: db, registry: registry, pool: pool, log: log,
+		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageLog(db, t.usageEvery, log),
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt
@@ -86,7 +57,7 @@ func newDispatcher(config DispatchConfig, db postgres.DB, registry *Registry, po
 
 // unsupported says why this node makes no calls of a model. A run of Cog is over when it has reported.
 func (d *Dispatcher) unsupported(m worker.Model) error {
-	if d.config.Reports == nil && m.Protocol == worker.ProtocolCog && m.Type == worker.TypeAsync {
+	if d.reports == nil && m.Protocol == worker.ProtocolCog && m.Type == worker.TypeAsync {
 		return worker.ErrNoCallback
 	}
 	return nil
@@ -137,7 +108,7 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run, call worke
 	r.Charge(0) // until a worker has run it
 	model, known := d.registry.Model(r.Queue.Config.Model)
 	if !known {
-		return nil, invalidation.NoCapacity(d.config.ReadyWait,
+		return nil, invalidation.NoCapacity(d.tuning.readyWait,
 			fmt.Errorf("model %q is not registered", r.Queue.Config.Model))
 	}
 	claim := &dispatch{Dispatcher: d, run: r, model: model, call: call, start: time.Now()}
@@ -145,7 +116,7 @@ func (d *Dispatcher) handle(ctx context.Context, r *invalidation.Run, call worke
 	if remembered := model.Type == worker.TypeAsync || model.OnUnknown == worker.Reattach; remembered {
 		old, err := findRun(ctx, d.db, r.Queue.ID, r.Entry.ID)
 		if err != nil {
-			return nil, invalidation.NoCapacity(d.config.BusyWait, err)
+			return nil, invalidation.NoCapacity(d.tuning.busyWait, err)
 		}
 		if old != nil {
 			return claim.reattach(ctx, old)
@@ -228,10 +199,10 @@ func (d *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 
 // noRoom hands the entry back unspent: no instance took it, or there was no slot.
 func (d *dispatch) noRoom(last worker.Outcome) error {
-	wait := d.config.BusyWait
+	wait := d.tuning.busyWait
 	switch {
 	case last.Kind == worker.NotReady || d.blame.caution(d.call.Entry) > together:
-		wait = d.config.ReadyWait
+		wait = d.tuning.readyWait
 	case d.tries == 0 && !d.pool.idle(d.model.Name):
 		wait = 0 // it was claimed on a permit for another run or another kind of entry: it keeps its position
 	}
@@ -341,7 +312,7 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 		d.blame.misrouted(d.call.Entry, d.held.endpoint.ID)
 	case o.Unsent && !d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
-	case o.Kind == worker.Busy && o.Stated && time.Since(d.began) > d.pool.config.Breaker.withDefaults().Fast &&
+	case o.Kind == worker.Busy && o.Stated && time.Since(d.began) > d.tuning.quarantine.fast &&
 		(d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // no refusal comes so late
 	case o.Kind == worker.Done:
@@ -421,7 +392,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		if err == nil {
 			err = errors.New("no free slot on the instance that runs the entry")
 		}
-		return nil, invalidation.NoCapacity(d.config.BusyWait, err)
+		return nil, invalidation.NoCapacity(d.tuning.busyWait, err)
 	}
 	d.tries, d.saved, d.began = 1, old, time.Now()
 	old.Slot = d.held.slot.Held

@@ -52,7 +52,7 @@ func TestBusyAndNotReadyCostNoAttemptAndAreTriedElsewhere(t *testing.T) {
 			free := b.gpu(answers)
 			b.instance("full", full.URL, 1)
 			b.instance("free", free.URL, 1)
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.failures = 1000 })
 			ids := b.push(empty(20)...)
 			for _, id := range ids {
 				if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
@@ -98,7 +98,7 @@ func TestLongLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
 				return 200, `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
 			})
 			b.instance("gpu-1", g.URL, 1)
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Fast: 5 * time.Millisecond}}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.fast = 5 * time.Millisecond })
 			ids := b.push(empty(max(model.Batch.Items, 1))...)
 			b.ended(ids...)
 			for _, id := range ids {
@@ -126,7 +126,7 @@ func TestErrorClassesDecideWhatFollows(t *testing.T) {
 			b := newBed(t, worker.Model{})
 			g := b.gpu(func(*http.Request) (int, string) { return c.status, c.body })
 			b.instance("gpu-1", g.URL, 1)
-			b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.failures = 1000 })
 			o := b.outcome(b.push(`{}`)[0])
 			if calls, _ := g.seen(); o.Outcome != "failed" || o.Class != c.class || calls != c.calls {
 				t.Errorf("%d calls, want %d; outcome %+v", calls, c.calls, o)
@@ -168,16 +168,16 @@ func TestUnknownOutcomeFollowsTheDeclaredPolicy(t *testing.T) {
 }
 
 // longQuarantine lasts for longer than a test on a busy machine, where failures are not fast either.
-var longQuarantine = QuarantineConfig{Fast: time.Minute, Quarantine: time.Hour, QuarantineMax: time.Hour}
+func longQuarantine(t *tuning) {
+	t.quarantine.fast, t.quarantine.lasts, t.quarantine.lastsMax = time.Minute, time.Hour, time.Hour
+}
 
 // A proxy that hangs up on calls that are longer than it waits must not have an entry run for ever, nor keep its slot.
 func TestCallThatAProxyGaveUpSpendsAnAttempt(t *testing.T) {
 	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
 	s := workertest.NewScript(t, healthy(workertest.Says(504, ``)))
 	b.instance("gpu-1", s.URL, 1)
-	m := b.start(ServiceConfig{
-		Pool: PoolConfig{Breaker: QuarantineConfig{Failures: 1000}}, Dispatch: DispatchConfig{UsageEvery: 50 * time.Millisecond},
-	})
+	m := b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.failures, t.usageEvery = 1000, 50*time.Millisecond })
 	id := b.push(`{"messages":[]}`)[0]
 	for deadline := time.Now().Add(time.Minute); posts(s) < 4; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -201,7 +201,7 @@ func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
 	good := b.gpu(func(r *http.Request) (int, string) { time.Sleep(2 * time.Millisecond); return answers(r) })
 	b.instance("broken", broken.URL, 1)
 	b.instance("good", good.URL, 1)
-	b.start(ServiceConfig{Pool: PoolConfig{Breaker: longQuarantine}})
+	b.start(ServiceConfig{}, longQuarantine)
 	for _, id := range b.push(empty(60)...) {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 			t.Fatalf("outcome %+v", o)
@@ -389,7 +389,7 @@ func TestCancelReachesTheWorker(t *testing.T) {
 			b := newBed(t, asyncModel())
 			w := b.longWorker(c.answer)
 			b.instance("gpu-1", w.URL, 1)
-			b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 200 * time.Millisecond}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 200 * time.Millisecond })
 			id := b.push(`{}`)[0]
 			awaitAtLeast(t, &w.polls, 1)
 			_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
@@ -466,7 +466,7 @@ func TestLargeResultGoesToTheObjectStoreBeforeTheCommit(t *testing.T) {
 	g := b.gpu(func(*http.Request) (int, string) { return 200, `{"status":"success","result":` + large + `}` })
 	b.instance("gpu-1", g.URL, 1)
 	dir := t.TempDir()
-	b.start(ServiceConfig{Dispatch: DispatchConfig{Objects: Directory(dir), InlineBytes: 1000}})
+	b.start(ServiceConfig{Objects: Directory(dir)}, func(t *tuning) { t.inlineBytes = 1000 })
 	o := b.outcome(b.push(`{}`)[0])
 	var ref struct {
 		Object ObjectRef `json:"$object"`
@@ -568,7 +568,7 @@ func TestLastInstanceOutlivesAnEntryThatSaysItsDeviceIsLost(t *testing.T) {
 		workertest.Says(200, `{"status":"success","result":{}}`)(w, r)
 	})
 	b.instance("gpu-1", s.URL+"/run", 2)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
 	poison := b.push(`{"do":"kill"}`)[0]
 	b.eventually("the entry ends while others are served", func() bool {
 		b.outcome(b.push(`{}`)[0])
@@ -588,7 +588,7 @@ func TestAnInstanceWithoutItsDeviceDrainsUntilItsProcessIsGone(t *testing.T) {
 	broken := b.gpu(func(*http.Request) (int, string) { return 500, `{"error":"CUDA error: unspecified launch failure"}` })
 	id := b.instance("broken", broken.URL, 1)
 	b.instance("good", b.gpu(answers).URL, 1)
-	b.start(ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Quarantine: 50 * time.Millisecond, QuarantineMax: 50 * time.Millisecond}}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.lasts, t.quarantine.lastsMax = 50*time.Millisecond, 50*time.Millisecond })
 	b.eventually("the instance drains", func() bool {
 		b.ended(b.push(empty(4)...)...)
 		return b.count(`SELECT count(*) FROM penstock.instance WHERE id = $1 AND draining_at IS NOT NULL AND drain_by = 'recycle'`, id) == 1
@@ -625,7 +625,7 @@ func TestServerWithoutTheModelFailsNothing(t *testing.T) {
 	good := workertest.NewScript(t, workertest.Says(200, `{"status":"success","result":{}}`))
 	b.instance("gpu-1", lost.URL+"/run", 4)
 	b.instance("gpu-2", good.URL+"/run", 4)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
 	for _, id := range b.push(empty(100)...) {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 			t.Fatalf("outcome %+v", o)
@@ -650,7 +650,7 @@ func TestWhatNoServerHasIsTheEntrysFault(t *testing.T) {
 	for i := range 2 {
 		b.instance(fmt.Sprintf("gpu-%d", i), workertest.NewScript(t, answer).URL+"/run", 2)
 	}
-	b.start(ServiceConfig{Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
 	b.outcome(b.push(`{}`)[0])
 	if o := b.outcome(b.push(`{"adapter":"absent"}`)[0]); o.Outcome != "failed" || !strings.Contains(o.Reason, "every instance") {
 		t.Errorf("outcome %+v", o)
@@ -668,7 +668,7 @@ func TestWorkerThatOnlyFailsCostsNobodyAnAttempt(t *testing.T) {
 	b.instance("gpu-1", broken.URL+"/run", 2)
 	b.instance("gpu-2", good.URL+"/run", 2)
 	for range 2 {
-		b.start(ServiceConfig{Pool: PoolConfig{Breaker: longQuarantine}, Dispatch: DispatchConfig{ReadyWait: 10 * time.Millisecond}})
+		b.start(ServiceConfig{}, longQuarantine, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
 	}
 	for _, id := range b.push(empty(100)...) {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
@@ -738,7 +738,7 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 				}
 			})
 			b.instance("gpu-1", s.URL+"/run", 4)
-			m := b.start(ServiceConfig{Dispatch: DispatchConfig{CancelWait: 50 * time.Millisecond}})
+			m := b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
 			entry := invalidation.Push{Payload: json.RawMessage(`{"operation":"images"}`), LockKey: "k"}
 			pushed, err := b.queue.Push(b.ctx, entry, entry)
 			b.must(err)

@@ -3,7 +3,6 @@ package inference
 import (
 	"context"
 	"log/slog"
-	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -14,11 +13,13 @@ import (
 // value works.
 type ServiceConfig struct {
 	Adapters worker.Config
-	Poll     time.Duration // between polls for changed models and instances: 1 s
-	Pool     PoolConfig
-	Dispatch DispatchConfig
-	Prober   ProberConfig
-	Log      *slog.Logger
+	// Freed is called when slots came free by themselves: the scheduling threads may try again. nil: nothing is.
+	Freed func()
+	// Objects is where results go that are too large for their row; nil: all are stored in their row.
+	Objects ObjectStore
+	// Reports is where asynchronous workers report; nil: Cog models cannot be run so, and others are polled alone.
+	Reports *Reports
+	Log     *slog.Logger
 }
 
 // Service has the parts that a task node needs to run entries of inference queues: the gate that
@@ -35,15 +36,19 @@ type Service struct {
 // NewService puts the parts together. node returns the incarnation of the task node; it is not
 // asked before the first permit is.
 func NewService(config ServiceConfig, db postgres.DB, node func() invalidation.NodeID) *Service {
-	registry := NewRegistry(db, config.Adapters, config.Poll, config.Log)
-	pool := newSlotPool(config.Pool, db, registry, node, config.Log)
-	dispatcher := newDispatcher(config.Dispatch, db, registry, pool, config.Log)
+	return newService(config, usualTuning(), db, node)
+}
+
+func newService(config ServiceConfig, t tuning, db postgres.DB, node func() invalidation.NodeID) *Service {
+	registry := NewRegistry(db, config.Adapters, t.poll, config.Log)
+	pool := newSlotPool(config, t, db, registry, node)
+	dispatcher := newDispatcher(config, t, db, registry, pool)
 	return &Service{
 		Registry:   registry,
 		Pool:       pool,
 		Dispatcher: dispatcher,
 		Usage:      dispatcher.usage,
-		Prober:     newProber(config.Prober, db, registry, config.Log),
+		Prober:     newProber(t, db, registry, config.Log),
 	}
 }
 

@@ -48,7 +48,7 @@ func (c *contended) starve() {
 func (c *contended) busyNode(db postgres.DB) (pool *SlotPool, calls []*slotRef, giveBack func()) {
 	c.Helper()
 	node := c.node(time.Minute)
-	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, RetryInterval: time.Nanosecond}}, db,
+	s := newService(ServiceConfig{Log: quiet}, tuned(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), db,
 		func() invalidation.NodeID { return node })
 	c.must(s.Registry.Refresh(c.ctx))
 	held := 0

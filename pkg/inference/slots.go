@@ -23,7 +23,8 @@ import (
 // the database says how long that is, counted from before it was sent. After that nothing is handed
 // out until it is renewed.
 type SlotPool struct {
-	config   PoolConfig
+	tuning   tuning
+	freed    func() // see ServiceConfig.Freed
 	db       postgres.DB
 	holder   slot.Holder
 	registry *Registry
@@ -83,25 +84,6 @@ func (p *SlotPool) Tallies() map[string]Tally {
 	return tallies
 }
 
-// PoolConfig of a SlotPool. The zero value works.
-type PoolConfig struct {
-	IdleMax       time.Duration // before an idle slot goes back: 1 s
-	Every         time.Duration // between renewals: 1 s
-	RetryInterval time.Duration // between attempts when there is nothing to lease: 250 ms
-	Freed         func()        // called when slots came free by themselves: the scheduling threads may try again
-	Breaker       QuarantineConfig
-}
-
-func (c PoolConfig) withDefaults() PoolConfig {
-	c.IdleMax = cmp.Or(c.IdleMax, time.Second)
-	c.Every = cmp.Or(c.Every, time.Second)
-	c.RetryInterval = cmp.Or(c.RetryInterval, 250*time.Millisecond)
-	if c.Freed == nil {
-		c.Freed = func() {}
-	}
-	return c
-}
-
 // blockMax is how many slots are leased at once.
 const blockMax = 16
 
@@ -110,12 +92,16 @@ const blockMax = 16
 const exchangeMax = 2 * time.Second
 
 // newSlotPool returns an empty pool for the node that node names: its incarnation may change.
-func newSlotPool(config PoolConfig, db postgres.DB, registry *Registry, node func() invalidation.NodeID,
-	log *slog.Logger,
+func newSlotPool(config ServiceConfig, t tuning, db postgres.DB, registry *Registry,
+	node func() invalidation.NodeID,
 ) *SlotPool {
-	log = cmp.Or(log, slog.Default())
+	freed := config.Freed
+	if freed == nil {
+		freed = func() {}
+	}
 	p := &SlotPool{
-		config: config.withDefaults(), db: db, holder: slot.Holder{DB: db, Node: node}, registry: registry, log: log,
+		tuning: t, freed: freed, db: db, holder: slot.Holder{DB: db, Node: node}, registry: registry,
+		log:    cmp.Or(config.Log, slog.Default()),
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, probing: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
 		unsupported: func(worker.Model) error { return nil },
@@ -273,7 +259,7 @@ func (p *SlotPool) usable(model string, now time.Time) func(int32) bool {
 func (p *SlotPool) breakerOf(model string) *breaker {
 	b := p.breaker[model]
 	if b == nil {
-		b = newBreaker(p.config.Breaker)
+		b = newBreaker(p.tuning.quarantine)
 		p.breaker[model] = b
 	}
 	return b
@@ -304,7 +290,7 @@ func (p *SlotPool) changed() {
 		b.keep(registered)
 	}
 	p.mu.Unlock()
-	p.config.Freed()
+	p.freed()
 }
 
 // rely notes until when what is held is ours, as an answer of the database said; called with mu held.
@@ -317,7 +303,7 @@ func (p *SlotPool) rely(until time.Time) {
 // Run keeps the pool in step with the database until ctx ends, and then gives back idle slots. End
 // ctx only after the node's last run: slots that are busy then are left to recovery.
 func (p *SlotPool) Run(ctx context.Context) error {
-	ticks := time.NewTicker(p.config.Every)
+	ticks := time.NewTicker(p.tuning.renewEvery)
 	defer ticks.Stop()
 	for {
 		select {
@@ -356,7 +342,7 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 	if err := p.readRelief(ctx); err != nil {
 		return err
 	}
-	if err := p.returnSurplus(ctx, p.config.IdleMax); err != nil {
+	if err := p.returnSurplus(ctx, p.tuning.idleMax); err != nil {
 		return err
 	}
 	return p.verify(ctx)

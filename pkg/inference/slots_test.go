@@ -285,7 +285,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	b.instance("gpu-1", nowhere, 8)
 	service := func() *Service {
 		node := b.node(time.Minute)
-		s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Hour, RetryInterval: time.Nanosecond}}, b.pool,
+		s := newService(ServiceConfig{Log: quiet}, tuned(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), b.pool,
 			func() invalidation.NodeID { return node })
 		b.must(s.Registry.Refresh(b.ctx))
 		return s
@@ -500,7 +500,7 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node, db := b.node(time.Minute), &lossy{DB: b.pool}
-	s := NewService(ServiceConfig{Log: quiet, Pool: PoolConfig{IdleMax: time.Nanosecond}}, db, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, tuned(func(t *tuning) { t.idleMax = time.Nanosecond }), db, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	db.every.Store(1)
 	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
@@ -536,7 +536,7 @@ func TestANodeThatStopsGivesBackTheSlotsOfALostAnswer(t *testing.T) {
 func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
-	p := newProber(ProberConfig{}, b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
 	if due, err := p.claimDue(b.ctx, 10); err != nil || len(due) != 1 {
 		t.Fatalf("claimed %v, %v", due, err)
 	}
@@ -563,7 +563,7 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 	b.lease(node, 1)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := newProber(ProberConfig{Grace: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(tuned(func(t *tuning) { t.probeGrace = time.Hour }), b.pool, registry, quiet)
 	probe := func() {
 		_, err := prober.probe(b.ctx, id)
 		b.must(err)
@@ -590,7 +590,7 @@ func TestSlotOfACallOnItsWayIsNotFreed(t *testing.T) {
 		took = time.Since(died)
 	}
 	b.await(1, `SELECT count(*) FROM penstock.slot`)
-	prober.config.Grace = time.Millisecond
+	prober.tuning.probeGrace = time.Millisecond
 	time.Sleep(5 * time.Millisecond)
 	probe()
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
@@ -605,7 +605,7 @@ func TestSlotInDoubtIsProbedWhenItsGraceIsOver(t *testing.T) {
 	b.must(err)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := newProber(ProberConfig{Interval: 24 * time.Hour, Grace: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(tuned(func(t *tuning) { t.probeEvery, t.probeGrace = 24*time.Hour, time.Hour }), b.pool, registry, quiet)
 	_, err = prober.probe(b.ctx, id)
 	b.must(err)
 	b.await(1, `SELECT count(*) FROM penstock.slot s JOIN penstock.instance i ON i.id = s.instance_id
@@ -616,14 +616,14 @@ func TestOrphanIsKeptWhileTheWorkerReportsItsCall(t *testing.T) {
 	one := 1
 	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
 	orphans := []slot.Orphan{orphan(1, time.Minute), orphan(2, 2*time.Minute), orphan(3, time.Second)}
-	c := ProberConfig{Grace: 10 * time.Second}
-	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &one}, e, c); len(got) != 1 || got[0] != 2 {
+	const grace = 10 * time.Second
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &one}, e, grace); len(got) != 1 || got[0] != 2 {
 		t.Errorf("freed %v, want the oldest alone: one call still runs, one slot is too young", got)
 	}
-	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady}, e, c); len(got) != 0 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateReady}, e, grace); len(got) != 0 {
 		t.Errorf("freed %v though the worker says nothing", got)
 	}
-	if got := staleOrphans(orphans, worker.Health{State: worker.StateUnhealthy, Gone: true}, e, c); len(got) != 2 {
+	if got := staleOrphans(orphans, worker.Health{State: worker.StateUnhealthy, Gone: true}, e, grace); len(got) != 2 {
 		t.Errorf("freed %v of a worker that is gone, want the two old ones", got)
 	}
 }

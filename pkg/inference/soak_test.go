@@ -161,8 +161,10 @@ func soak(t *testing.T, model worker.Model, h *harms, worker http.HandlerFunc) {
 	b.instance("not there", dead.URL, 8)
 	broken := workertest.NewScript(t, workertest.Says(500, `{"status":"failed","error":"CUDA error: unspecified launch failure"}`))
 	b.instance("broken", broken.URL, 8)
-	config := ServiceConfig{Pool: PoolConfig{Breaker: QuarantineConfig{Quarantine: 200 * time.Millisecond, QuarantineMax: 400 * time.Millisecond}}}
-	nodes := []*miniNode{b.start(config), b.start(config)}
+	short := func(t *tuning) {
+		t.quarantine.lasts, t.quarantine.lastsMax = 200*time.Millisecond, 400*time.Millisecond
+	}
+	nodes := []*miniNode{b.start(ServiceConfig{}, short), b.start(ServiceConfig{}, short)}
 
 	var ids []invalidation.EntryID
 	deaths := 0
@@ -174,7 +176,7 @@ func soak(t *testing.T, model worker.Model, h *harms, worker http.HandlerFunc) {
 		if time.Since(died) > 2500*time.Millisecond {
 			i := rand.IntN(len(nodes))
 			nodes[i].die()
-			nodes[i] = b.start(config)
+			nodes[i] = b.start(ServiceConfig{}, short)
 			deaths, died = deaths+1, time.Now()
 		}
 		time.Sleep(50 * time.Millisecond)

@@ -14,7 +14,7 @@ import (
 // calls may run through.
 func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 	p.mu.Lock()
-	returned, allBeat := p.returned, max(p.config.Interval, p.lease/3)
+	returned, allBeat := p.returned, max(p.tuning.probeEvery, p.lease/3)
 	p.mu.Unlock()
 	if returned.IsZero() || now.Sub(returned) >= allBeat {
 		return orphans
@@ -31,13 +31,13 @@ func (p *Prober) trusted(orphans []slot.Orphan, now time.Time) []slot.Orphan {
 // request on its way, and a probe that overtakes it would free a slot in use. Of the others the
 // oldest go first: which slot an anonymous count belongs to cannot be known, but how many are in
 // use can.
-func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, c ProberConfig) (stale []int64) {
+func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, grace time.Duration) (stale []int64) {
 	longest := runMost(e.Model)
 	stops := e.Model.CloseEndsRun()
 	active := running(h, e)
 	var settled []slot.Orphan
 	for _, o := range slices.SortedFunc(slices.Values(orphans), byAge) {
-		grace := c.grace(o)
+		grace := graceOf(o, grace)
 		switch {
 		case o.Age >= longest, o.Dead && stops && o.Age >= grace:
 			// its connection is closed (unless its node lives, cut off), or no run lasts so long
@@ -52,12 +52,13 @@ func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, c ProberC
 	return stale
 }
 
-// grace is how old an orphan must be before a probe may free it. A dead node has not used the slot for a whole lease.
-func (c ProberConfig) grace(o slot.Orphan) time.Duration {
+// graceOf is how old an orphan must be before a probe may free it: the grace, but that a dead node has not used the slot
+// for a whole lease.
+func graceOf(o slot.Orphan, grace time.Duration) time.Duration {
 	if o.Dead {
-		return min(c.Grace, deadGrace)
+		return min(grace, deadGrace)
 	}
-	return c.Grace
+	return grace
 }
 
 // deadGrace is how long after the lapse of a node's lease a call that it sent may still be on its way.

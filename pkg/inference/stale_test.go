@@ -23,7 +23,7 @@ func deadOrphan(token int64, age time.Duration) slot.Orphan {
 
 func stale(orphans []slot.Orphan, active int) []int64 {
 	e := &Endpoint{Model: worker.Model{Name: "m", Protocol: worker.ProtocolGeneric}.WithDefaults(), Slots: 4}
-	return staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &active}, e, ProberConfig{Grace: grace})
+	return staleOrphans(orphans, worker.Health{State: worker.StateReady, Active: &active}, e, grace)
 }
 
 func TestStaleSlots(t *testing.T) {
@@ -96,13 +96,13 @@ func TestSlotsOfADeadNodeComeFreeByWhatTheModelSays(t *testing.T) {
 		{"the worker says nothing", goesOn, worker.Health{State: worker.StateReady}, nil},
 	} {
 		e := &Endpoint{Model: c.model.WithDefaults(), Slots: 4}
-		if got := staleOrphans(dead, c.health, e, ProberConfig{Grace: 10 * time.Second}); !slices.Equal(got, c.want) {
+		if got := staleOrphans(dead, c.health, e, 10*time.Second); !slices.Equal(got, c.want) {
 			t.Errorf("%s: freed %v, want %v", c.name, got, c.want)
 		}
 	}
 	old := []slot.Orphan{deadOrphan(1, 601*time.Second)}
 	e := &Endpoint{Model: goesOn.WithDefaults(), Slots: 4}
-	if got := staleOrphans(old, worker.Health{State: worker.StateReady}, e, ProberConfig{}); len(got) != 1 {
+	if got := staleOrphans(old, worker.Health{State: worker.StateReady}, e, 0); len(got) != 1 {
 		t.Error("a slot is kept for longer than a run can last")
 	}
 }

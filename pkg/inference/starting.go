@@ -58,7 +58,7 @@ func (p *Prober) watch(ctx context.Context, id int32, last found) error {
 			return ctx.Err()
 		case <-time.After(watchStep(time.Since(began))):
 		}
-		if time.Since(probed) >= p.config.Interval {
+		if time.Since(probed) >= p.tuning.probeEvery {
 			var err error
 			if last, err = p.probe(ctx, id); err != nil || !isStarting(last) {
 				return err

@@ -66,11 +66,11 @@ func (b *bed) starter(says string) *starter {
 }
 
 // prober runs until the test ends, beside a registry.
-func (b *bed) prober(config ProberConfig, poll time.Duration) *Prober {
+func (b *bed) prober(t tuning, poll time.Duration) *Prober {
 	b.Helper()
 	registry := NewRegistry(b.pool, worker.Config{}, poll, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := newProber(config, b.pool, registry, quiet)
+	prober := newProber(t, b.pool, registry, quiet)
 	ctx, stop := context.WithCancel(b.ctx)
 	var running sync.WaitGroup
 	running.Go(func() { _ = registry.Run(ctx) })
@@ -94,7 +94,7 @@ func (b *bed) watches(p *Prober, want int) {
 func TestAnAnnouncedInstanceIsReadyWhenItsServerIs(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	s := b.starter("not yet")
-	prober := b.prober(ProberConfig{Interval: time.Hour}, time.Hour)
+	prober := b.prober(tuned(func(t *tuning) { t.probeEvery = time.Hour }), time.Hour)
 	_, err := b.pool.Exec(b.ctx, `SELECT penstock.announce_instance($1, 'gpu-1', $2, 1)`, b.model.Name, s.URL+"/run")
 	b.must(err)
 	prober.Wake()
@@ -110,7 +110,7 @@ func TestAProbeThatRunsIsNotBegunAgain(t *testing.T) {
 	id := b.instance("gpu-1", b.starter("loading").URL, 1)
 	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
 	b.must(registry.Refresh(b.ctx))
-	prober := newProber(ProberConfig{Interval: time.Hour}, b.pool, registry, quiet)
+	prober := newProber(tuned(func(t *tuning) { t.probeEvery = time.Hour }), b.pool, registry, quiet)
 	ctx, stop := context.WithCancel(b.ctx)
 	var probes sync.WaitGroup
 	probing := make(chan struct{}, probesMax)
@@ -134,7 +134,7 @@ func TestOrphanedSlotsOfAWatchedStartAreFreed(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", b.starter("loading").URL, 1)
 	b.lease(b.node(time.Hour), 1)
-	prober := b.prober(ProberConfig{Interval: 100 * time.Millisecond, Grace: time.Millisecond}, 10*time.Millisecond)
+	prober := b.prober(tuned(func(t *tuning) { t.probeEvery, t.probeGrace = 100*time.Millisecond, time.Millisecond }), 10*time.Millisecond)
 	b.watches(prober, 1)
 	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET doubt_at = clock_timestamp()`)
 	b.must(err)
@@ -145,7 +145,7 @@ func TestAnInstanceThatFailsAfterItsStartIsWatchedNoMore(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	s := b.starter("loading")
 	b.instance("gpu-1", s.URL, 1)
-	prober := b.prober(ProberConfig{Interval: 100 * time.Millisecond}, 10*time.Millisecond)
+	prober := b.prober(tuned(func(t *tuning) { t.probeEvery = 100 * time.Millisecond }), 10*time.Millisecond)
 	b.watches(prober, 1)
 	failed := "out of memory"
 	s.says.Store(&failed)

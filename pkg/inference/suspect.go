@@ -162,7 +162,7 @@ func (d *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
 		affinity: d.affinity(), exclude: exclude, caution: d.blame.caution(d.call.Entry), reserve: runMost(d.model),
 	}
 	if r.caution > together {
-		r.exclude = d.blame.unproven(exclude, d.config.SuspectWait, time.Now())
+		r.exclude = d.blame.unproven(exclude, d.tuning.suspectWait, time.Now())
 	}
 	return r
 }
@@ -170,7 +170,7 @@ func (d *dispatch) slotRequest(exclude map[int32]bool) slotRequest {
 // suspectWait is before a suspect comes back, longer and less regular after each loss: on several nodes two of them
 // would meet at an instance time and again.
 func (d *dispatch) suspectWait() time.Duration {
-	most := d.config.ReadyWait << min(d.blame.losses(d.call.Entry), 5)
+	most := d.tuning.readyWait << min(d.blame.losses(d.call.Entry), 5)
 	return time.Duration(rand.Float64() * float64(most)) //nolint:gosec // jitter
 }
 
@@ -223,7 +223,7 @@ func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 			return nil // what other nodes note of it has not come
 		}
 	}
-	company, within := false, lossSettle+d.config.LossWindow
+	company, within := false, lossSettle+d.tuning.lossWindow
 	if lost {
 		within = max(within, time.Since(l.served))
 	}

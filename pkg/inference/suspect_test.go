@@ -127,11 +127,9 @@ func TestLongNeighboursOfAnEntryThatKillsDevicesAreServed(t *testing.T) {
 			}
 			ids := b.push(payloads...)
 			for range c.nodes {
-				b.start(ServiceConfig{
-					Dispatch: DispatchConfig{SuspectWait: 3 * time.Second, LossWindow: 100 * time.Millisecond},
-					Pool: PoolConfig{Breaker: QuarantineConfig{
-						Quarantine: 100 * time.Millisecond, QuarantineMax: 200 * time.Millisecond,
-					}},
+				b.start(ServiceConfig{}, func(t *tuning) {
+					t.suspectWait, t.lossWindow = 3*time.Second, 100*time.Millisecond
+					t.quarantine.lasts, t.quarantine.lastsMax = 100*time.Millisecond, 200*time.Millisecond
 				})
 			}
 			killer := ids[40]
@@ -193,7 +191,7 @@ func TestLongEntriesThatLoseTheDeviceEndThoughNothingElseRuns(t *testing.T) {
 			b := newBed(t, worker.Model{Name: "flux", Protocol: worker.ProtocolGeneric})
 			b.alter(map[string]any{"retry": map[string]any{"max_attempts": 1}})
 			e := b.engine("gpu-1", 8, 2*time.Millisecond)
-			b.start(ServiceConfig{Dispatch: DispatchConfig{SuspectWait: 20 * time.Millisecond, ReadyWait: 5 * time.Millisecond}})
+			b.start(ServiceConfig{}, func(t *tuning) { t.suspectWait, t.readyWait = 20*time.Millisecond, 5*time.Millisecond })
 			b.outcome(b.push(`{}`)[0])
 			var payloads []string
 			for range c.killers {
@@ -313,7 +311,7 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 		return answers(r)
 	})
 	b.instance("gpu-1", g.URL, 64)
-	m := b.start(ServiceConfig{Pool: PoolConfig{IdleMax: time.Minute}})
+	m := b.start(ServiceConfig{}, func(t *tuning) { t.idleMax = time.Minute })
 	b.Cleanup(end)
 	long := b.push(`{"do":"long"}`)[0]
 	for calls := 0; calls == 0; calls, _ = g.seen() {
@@ -372,7 +370,7 @@ func TestSuspectsOfABatchMakeRoomForOthers(t *testing.T) {
 		return answerItems([]item{{}, {}}, strings.Contains(string(body), "items"))
 	})
 	b.instance("gpu-1", g.URL, 1)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{SuspectWait: time.Hour}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.suspectWait = time.Hour })
 	ids := b.push(items(2, nil)...)
 	b.eventually("the device is lost", lost.Load)
 	began := time.Now()

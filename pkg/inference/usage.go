@@ -49,10 +49,10 @@ type UsageLog struct {
 	rows map[usageKey]Used
 }
 
-// newUsageLog returns an empty log; every is the time between folds, 0 for 10 s.
+// newUsageLog returns an empty log; every is the time between folds.
 func newUsageLog(db postgres.DB, every time.Duration, log *slog.Logger) *UsageLog {
 	return &UsageLog{
-		db: db, every: cmp.Or(every, 10*time.Second), log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
+		db: db, every: every, log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
 	}
 }
 

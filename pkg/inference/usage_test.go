@@ -18,7 +18,7 @@ func TestUsageIsKeptByFlowAndHour(t *testing.T) {
 		workertest.Says(200, `{"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":5}}}`)(w, r)
 	}))
 	b.instance("gpu-1", s.URL, 2)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.usageEvery = 20 * time.Millisecond })
 	ids := b.push(`{"messages":[]}`, `{"messages":[]}`)
 	for _, id := range ids {
 		if o := b.outcome(id); o.Outcome != "done" {
@@ -35,7 +35,7 @@ func TestUsageIsKeptByFlowAndHour(t *testing.T) {
 // Budgets are read by the database's clock: the answer to each fold has its time, by which the next calls are booked.
 func TestUseIsBookedByTheClockOfTheDatabase(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	u := newUsageLog(b.pool, 0, quiet)
+	u := newUsageLog(b.pool, time.Hour, quiet)
 	u.clock.Set(time.Now().Add(100 * time.Hour))
 	u.add(usageKey{hour: u.clock.Now().Truncate(time.Hour), queue: b.queue.ID, model: "m"}, Used{Calls: 1})
 	b.must(u.Fold(b.ctx))
@@ -55,7 +55,7 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	})
 	b.instance("gpu-1", w.URL, 1)
 	b.push(items(8, func(*item) {})...)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.usageEvery = 20 * time.Millisecond })
 	b.await(1, `SELECT count(*) FROM penstock.usage_hour WHERE calls = 8`)
 	if calls := len(w.seen()); calls != 1 {
 		t.Fatalf("%d calls, want one for eight entries", calls)
@@ -131,7 +131,7 @@ func TestUsageTellsTheTimeOfSlotsFromThatOfGPUs(t *testing.T) {
 	}))
 	_, err := RegisterInstance(b.ctx, b.pool, b.model.Name, "gpu-1", s.URL, 1, map[string]string{"gpus": "8"}, By{})
 	b.must(err)
-	b.start(ServiceConfig{Dispatch: DispatchConfig{UsageEvery: 20 * time.Millisecond}})
+	b.start(ServiceConfig{}, func(t *tuning) { t.usageEvery = 20 * time.Millisecond })
 	b.push(`{"messages":[],"n":4}`)
 	b.await(1, `SELECT count(*) FROM penstock.usage_hour WHERE calls = 1`)
 	if n := b.count(`SELECT count(*) FROM penstock.usage_hour WHERE gpu_ms >= 32 * 30 AND abs(gpu_ms - extra_ms - gpu_ms / 32) <= 1`); n != 1 {

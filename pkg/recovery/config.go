@@ -14,8 +14,6 @@ type Config struct {
 	// PassLocksMax bounds the locks freed in one pass. If some are left, the next pass follows at
 	// once. Default 10,000.
 	PassLocksMax int
-	// BatchLocksMax bounds the locks freed in one transaction. Default 1000.
-	BatchLocksMax int
 	// SuspendShare and SuspendNodesMin: nothing is freed while more than this share of the nodes,
 	// and at least so many, have missed heartbeats together for a cause that may be outside the
 	// nodes, see Suspender. Defaults 0.3 and 3.
@@ -24,8 +22,6 @@ type Config struct {
 	// NodeRetention is how long the row of a dead node is kept after its lease has lapsed. Default
 	// 10 minutes.
 	NodeRetention time.Duration
-	// GiveUp is how long passes may fail before Run returns, see duty.Loop.
-	GiveUp time.Duration
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
 	// call.
 	Hint func(queue int32)
@@ -33,12 +29,15 @@ type Config struct {
 	Log *slog.Logger
 	// Random returns a number in [0, 1) for jitter. Default: math/rand.
 	Random func() float64
+
+	batchLocksMax int           // bounds the locks freed in one transaction; 1000, but in tests
+	giveUp        time.Duration // how long passes may fail before Run returns; that of duty.Loop, but in tests
 }
 
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(c.Pause, 500*time.Millisecond)
 	c.PassLocksMax = cmp.Or(c.PassLocksMax, 10_000)
-	c.BatchLocksMax = cmp.Or(c.BatchLocksMax, 1000)
+	c.batchLocksMax = cmp.Or(c.batchLocksMax, 1000)
 	c.SuspendShare = cmp.Or(c.SuspendShare, 0.3)
 	c.SuspendNodesMin = cmp.Or(c.SuspendNodesMin, 3)
 	c.NodeRetention = cmp.Or(c.NodeRetention, 10*time.Minute)

@@ -192,7 +192,7 @@ func TestAPassThatLeavesLocksOverIsFollowedByTheNextAtOnce(t *testing.T) {
 		last = left
 		return 0
 	}
-	cfg := recovery.Config{PassLocksMax: 50, BatchLocksMax: 20, Random: beforePause}
+	cfg := recovery.Config{PassLocksMax: 50, Random: beforePause}.WithBatchLocksMax(20)
 	run(t, recovery.NewLocks(f.pool, &term{db: f.pool}, cfg))
 	eventually(t, "all locks are freed", func() bool { return f.locks() == 0 })
 }

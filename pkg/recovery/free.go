@@ -38,7 +38,7 @@ func (l *Locks) free(ctx context.Context, stuck []Stuck) error {
 	if err != nil {
 		return err
 	}
-	for _, batch := range batches(chosen, l.cfg.BatchLocksMax) {
+	for _, batch := range batches(chosen, l.cfg.batchLocksMax) {
 		queue, known := queues[batch[0].QueueID]
 		if !known {
 			l.putOff(ctx, batch, fmt.Errorf("queue %d is not registered", batch[0].QueueID))

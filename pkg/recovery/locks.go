@@ -70,7 +70,7 @@ func NewLocks(db postgres.DB, fence duty.Fence, cfg Config) *Locks {
 // Run frees stuck locks until ctx ends. While a pass leaves some over the next one follows at once.
 func (l *Locks) Run(ctx context.Context) error {
 	loop := duty.Loop{
-		Name: "locks", Pause: l.cfg.Pause, GiveUp: l.cfg.GiveUp, Log: l.cfg.Log, Spaced: true, Random: l.cfg.Random,
+		Name: "locks", Pause: l.cfg.Pause, GiveUp: l.cfg.giveUp, Log: l.cfg.Log, Spaced: true, Random: l.cfg.Random,
 	}
 	return loop.Run(ctx, func(ctx context.Context) (time.Duration, error) {
 		for {

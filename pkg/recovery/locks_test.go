@@ -507,7 +507,7 @@ func TestNothingIsFreedOnceTheTermIsOver(t *testing.T) {
 func TestDutyThatCannotBeKeptEnds(t *testing.T) {
 	f := newUsualFleet(t)
 	f.exec(`ALTER TABLE penstock.node RENAME TO node_elsewhere`)
-	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond, GiveUp: 100 * time.Millisecond})
+	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, recovery.Config{Pause: time.Millisecond}.WithGiveUp(100*time.Millisecond))
 	ended := make(chan error, 1)
 	go func() { ended <- duty.Run(t.Context()) }()
 	select {

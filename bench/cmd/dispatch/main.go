@@ -210,7 +210,7 @@ func serve(ctx context.Context, pool *pgxpool.Pool, queue *invalidation.Queue, t
 	var node *tasknode.Node
 	quiet := slog.New(slog.DiscardHandler)
 	service := inference.NewService(inference.ServiceConfig{
-		Log: quiet, Pool: inference.PoolConfig{Freed: func() { node.TryAgain() }},
+		Log: quiet, Freed: func() { node.TryAgain() },
 	}, pool, func() invalidation.NodeID { return node.ID() })
 	node = tasknode.New(tasknode.Config{
 		Name: "bench", Threads: threads, Gates: []tasknode.Gate{service.Pool},
