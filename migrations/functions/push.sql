@@ -42,7 +42,8 @@ $$;
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the
 -- queue or a flow of it is full, PS006 capacity_per_flow needs read committed, PS011 entries push one another without
--- end, PS013 no usable instance, 40001 the queue was changed since the snapshot of the transaction.
+-- end, PS013 no usable instance, 40001 the queue, or the holder of a unique key, was changed since the snapshot of the
+-- transaction.
 CREATE OR REPLACE FUNCTION penstock.push_many(
     queue_name       text,
     payloads         jsonb[],

@@ -66,6 +66,7 @@ END $$;
 -- its key in any case; one that it replays may have started or ended since, and is asked like any other.
 -- Locks: rows of uniqueness in order of key (FOR UPDATE), for each those of holds_unique_key.
 -- Callers: push_many.
+-- SQLSTATE: 40001 the holder of a key was changed since the snapshot of the transaction.
 CREATE OR REPLACE FUNCTION penstock.resolve_uniqueness(
     q penstock.queue, INOUT ids bigint[], INOUT verdicts text[], keys text[], policies text[]
 ) LANGUAGE plpgsql AS $$
@@ -125,19 +126,33 @@ END $$;
 -- holds_unique_key returns whether an entry still has its unique key: under while_active until it ends,
 -- under the queued policies until it starts. There this transaction takes what keeps the entry from
 -- starting before the change that the push is about is committed. Where that cannot be had the result
--- is false, and the push inserts an entry of its own.
--- Locks: the entry (FOR NO KEY UPDATE, it waits) while it is initial or disabled; of a solo entry its
--- ready row (FOR UPDATE SKIP LOCKED); of a group the key (share_key), since claims may ignore ready rows.
+-- is false, and the push inserts an entry of its own. In a transaction that is not read committed, what happened since
+-- its snapshot is seen by the locks of rows alone, which raise 40001. A claim of a key writes no row that
+-- the snapshot has, so that an entry of a group, once it may start, is never relied on there.
+-- Locks: under while_active in a transaction that is not read committed, the entry (FOR KEY SHARE SKIP LOCKED), for
+-- the check alone; under the queued policies the entry (FOR NO KEY UPDATE, it waits) while it is initial or disabled;
+-- of a solo entry its ready row (FOR UPDATE SKIP LOCKED); of a group the key (share_key), since claims may ignore
+-- ready rows.
 -- Callers: resolve_uniqueness.
+-- SQLSTATE: 40001 the entry was changed since the snapshot of the transaction.
 CREATE OR REPLACE FUNCTION penstock.holds_unique_key(queue bigint, held bigint, policy text) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    e penstock.entry;
+    e     penstock.entry;
+    fixed boolean := current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted');
 BEGIN
     SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held;
     IF NOT FOUND THEN
         RETURN false;
     ELSIF policy = 'while_active' THEN
+        IF fixed THEN
+            BEGIN
+                PERFORM FROM penstock.entry WHERE queue_id = queue AND id = held FOR KEY SHARE SKIP LOCKED;
+                RAISE SQLSTATE 'PS900'; -- gives the lock back: the entry may end before this transaction
+            EXCEPTION WHEN SQLSTATE 'PS900' THEN
+                NULL;
+            END;
+        END IF;
         RETURN true;
     ELSIF NOT penstock.claimable(e.status, e.priority) THEN
         PERFORM FROM penstock.entry
@@ -149,7 +164,7 @@ BEGIN
         SELECT * INTO e FROM penstock.entry WHERE queue_id = queue AND id = held; -- in another state by now, or gone
     END IF;
     IF e.lock_key IS NOT NULL THEN
-        IF NOT penstock.share_key(queue::integer, e.lock_key) THEN
+        IF fixed OR NOT penstock.share_key(queue::integer, e.lock_key) THEN
             RETURN false;
         END IF;
     ELSE

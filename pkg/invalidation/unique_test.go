@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // What a push is answered with stands for the change of its transaction: either the entry does not start before the push
@@ -92,6 +94,44 @@ func TestADuplicateOfADisabledEntryIsNotEnabledBeforeItCommits(t *testing.T) {
 	b.commit(pusher)
 	b.exec(b.pool, `SELECT penstock.enable_entry($1, 'test')`, queued)
 	b.want(entryIDs(b.claim(9)...), []EntryID{queued})
+}
+
+// A snapshot that is older than the claim or the ending of the holder shows an entry that waits: a push by it either makes
+// an entry of its own, or fails as a transaction to be run again. What it may not do is to be lost as a duplicate.
+func TestAPushByAnOlderSnapshotIsNoDuplicateOfAnEntryThatHasEnded(t *testing.T) {
+	b := newBed(t, Config{})
+	for i, p := range []Push{
+		{UniquePolicy: WhileQueued},
+		{UniquePolicy: WhileQueued, LockKey: "K"},
+		{UniquePolicy: OneRunningOneQueued},
+		{UniquePolicy: WhileActive},
+		{UniquePolicy: WhileActive, LockKey: "K"},
+	} {
+		for _, level := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
+			for _, ended := range []bool{false, true} {
+				if p.UniquePolicy == WhileActive && !ended {
+					continue
+				}
+				p.UniqueKey = fmt.Sprint(i, level, ended)
+				first := b.pushAll(b.pool, p)[0]
+				tx := b.begin()
+				b.exec(tx, `SET TRANSACTION ISOLATION LEVEL `+level)
+				b.exec(tx, `SELECT FROM penstock.queue`)
+				running := b.claimOne()
+				if ended {
+					b.settle(doneAll(running)...)
+				}
+				pushed, err := b.q.WithTx(tx).Push(b.ctx, withPayload(p))
+				if postgres.Code(err) != postgres.SerializationFailure && (err != nil || pushed[0].ID == first) {
+					t.Errorf("%s: %+v was answered with %v, %v; entry %d started before it", level, p, pushed, err, first)
+				}
+				b.must(tx.Rollback(b.ctx))
+				if !ended {
+					b.settle(doneAll(running)...)
+				}
+			}
+		}
+	}
 }
 
 // Pushers of the same lock key share it: neither is refused the other's entry.
