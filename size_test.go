@@ -86,7 +86,7 @@ var wideSQL = map[string]int{
 	"batch.sql":        7,
 	"blocked_keys.sql": 1,
 	"brake.sql":        1,
-	"changelog.sql":    7,
+	"changelog.sql":    6,
 	"cron.sql":         4,
 	"explain.sql":      1,
 	"gateway.sql":      6,

@@ -55,13 +55,64 @@ BEGIN
     RETURN OLD;
 END $$;
 
--- watch_value is a column's value as a change records it. A value of over 8 kB is left out: a
--- payload that is too large would refuse the statement that changed the table.
+-- watch_value is a column's value as a change records it. A value of over 8 kB is left out, and so is one with a number
+-- that no payload may have: a payload that is refused would refuse the statement that changed the table.
 -- Callers: watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_value(v jsonb) RETURNS jsonb
 LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT CASE WHEN pg_column_size(v) > 8192 THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
+    -- See check_payloads for the texts of up to 300 bytes.
+    SELECT CASE WHEN pg_column_size(v) > 8192
+                  OR CASE WHEN jsonb_typeof(v) NOT IN ('number', 'object', 'array') THEN false
+                          WHEN pg_column_size(v) > 500 THEN penstock.has_wild_number(v)
+                          WHEN octet_length(v::text) > 300 THEN penstock.has_wild_number(v) END
+                THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
 $$;
+
+-- watch_json is a json value as jsonb. One that jsonb does not take (a NUL, half of a surrogate pair, a number of more
+-- digits) becomes its text.
+-- Callers: watch_column_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_json(v json) RETURNS jsonb
+LANGUAGE plpgsql IMMUTABLE AS $$
+BEGIN
+    RETURN v::jsonb;
+EXCEPTION WHEN data_exception OR program_limit_exceeded THEN
+    RETURN to_jsonb(v::text);
+END $$;
+
+-- watch_lock_key returns the lock key of a change where that of its queue's grouping may not be one: a hash of it. It
+-- is null for all others.
+-- Callers: push_changes.
+CREATE OR REPLACE FUNCTION penstock.watch_lock_key(change jsonb, path text) RETURNS text
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT 'sha256:' || encode(sha256(convert_to(k.key, 'UTF8')), 'hex')
+      FROM (SELECT penstock.lock_key_of(change, path) AS key OFFSET 0) k
+     WHERE k.key = '' OR k.key LIKE '#%' OR octet_length(k.key) > 512
+$$;
+
+-- push_changes pushes the changes that a statement made. No value of the table is a reason for which it refuses them:
+-- the statement would fail. Of a change that is beyond payload_limit the values are left out.
+-- Locks: those of push_many.
+-- Callers: watch.
+-- SQLSTATE: those of push_many.
+CREATE OR REPLACE FUNCTION penstock.push_changes(queue_name text, changes jsonb[]) RETURNS void
+LANGUAGE plpgsql AS $$
+DECLARE
+    q penstock.queue := penstock.queue_row(queue_name);
+BEGIN
+    changes := ARRAY(
+        SELECT CASE WHEN pg_column_size(u.c) > q.payload_limit
+                    THEN u.c || (SELECT jsonb_object_agg(f.key, jsonb_build_object('omitted', pg_column_size(f.value)))
+                                   FROM jsonb_each(u.c) f
+                                  WHERE f.key IN ('from', 'to') AND f.value <> 'null')
+                    ELSE u.c END
+          FROM unnest(changes) WITH ORDINALITY u(c, i) ORDER BY u.i);
+    IF q.grouping IS NULL THEN
+        PERFORM penstock.push_many(queue_name, changes);
+    ELSE
+        PERFORM penstock.push_many(queue_name, changes, ARRAY(
+            SELECT penstock.watch_lock_key(u.c, q.grouping) FROM unnest(changes) WITH ORDINALITY u(c, i) ORDER BY u.i));
+    END IF;
+END $$;
 
 -- watch_column_sql is the expression by which a trigger of watch turns a column into jsonb; the row
 -- is %1$s in it. The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that
@@ -77,7 +128,9 @@ LANGUAGE sql STABLE AS $$
         UNION ALL
         SELECT t.* FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
-    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
+    SELECT CASE WHEN b.oid = 'json'::regtype
+                    THEN format('to_jsonb(penstock.watch_json(%%1$s.%s::pg_catalog.json))', quoted.name)
+                WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
                               WHERE a.attrelid = watched AND a.attname = column_name)
                      AND b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s)', quoted.name)
                 WHEN b.typnamespace = 'pg_catalog'::regnamespace
@@ -107,9 +160,12 @@ DECLARE
     -- Names may hold a per cent sign, which format would read.
     label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%')
                      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
-    object  text := CASE cardinality(keys) WHEN 1 THEN penstock.watch_column_sql(watched, keys[1])
-                    ELSE format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, ', replace(k, '%', '%%')) || penstock.watch_column_sql(watched, k), ', ')
-                                                             FROM unnest(keys) k)) END;
+    object  text := CASE cardinality(keys)
+                    WHEN 1 THEN format('penstock.watch_value(%s)', penstock.watch_column_sql(watched, keys[1]))
+                    ELSE format('jsonb_build_object(%s)', (
+                        SELECT string_agg(format('%L, penstock.watch_value(%s)', replace(k, '%', '%%'),
+                                                 penstock.watch_column_sql(watched, k)), ', ')
+                          FROM unnest(keys) k)) END;
     whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(', replace(c, '%', '%%')) || penstock.watch_column_sql(watched, c) || ')', ', ')
                                                               FROM unnest(columns) c));
     shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
@@ -228,7 +284,7 @@ BEGIN
                   FROM (SELECT row_number() OVER () AS n, c.change FROM (%s) c) c GROUP BY (c.n - 1) / 10000
                       ORDER BY (c.n - 1) / 10000
     LOOP
-        PERFORM penstock.push_many(%L, part.changes);
+        PERFORM penstock.push_changes(%L, part.changes);
     END LOOP;
     RETURN NULL;
 END $b$, watched::oid, q.id, converted, converted,

@@ -37,7 +37,7 @@ $$;
 -- of a unique key; in a transaction that is not read committed, for entries with a name or lock key, that of
 -- check_snapshot; ready rows of the pushed keys in order of key (FOR UPDATE SKIP LOCKED). A push
 -- without options takes none of these.
--- Callers: push_batch_entry, feed_batch, watch, push_cron_entries, push, push_json, call_back;
+-- Callers: push_batch_entry, feed_batch, push_changes, push_cron_entries, push, push_json, call_back;
 -- pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 an option is not valid or the queue takes entries from
 -- Penstock only, PS003 payload too large, PS004 idempotency key used with another body, PS005 the

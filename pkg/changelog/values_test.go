@@ -1,0 +1,50 @@
+package changelog
+
+import (
+	"testing"
+
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// An application's own statement does not fail because of a watch where it would succeed without it: not for a key that
+// is no lock key, nor for a value that is no payload.
+func TestNoValueOfAWatchedTableFailsItsStatement(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE channel (name text, members numeric, settings json, notes text)`)
+	insert := func(members string) {
+		t.Helper()
+		for _, name := range []string{`'general'`, `'#general'`, `''`, `repeat('x', 600)`, `repeat('y', 9000)`} {
+			b.exec(`INSERT INTO channel VALUES (` + name + `, ` + members + `, '{"a": "\u0000"}', 'x')`)
+		}
+	}
+	insert(`1`)
+	if err := Watch(b.ctx, b.pool, "channel", "changes", nil, []string{"name"}, invalidation.By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`UPDATE channel SET members = 1e400, settings = '{"a": 1e400000, "b": "\ud800"}'`)
+	b.exec(`UPDATE channel SET notes = repeat('n', 8000)`)
+	b.exec(`DELETE FROM channel`)
+	insert(`-1e-400`)
+	b.exec(`TRUNCATE channel`)
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'object' = '#general' AND lock_key LIKE 'sha256:%'`); n != 5 {
+		t.Errorf("%d changes of the channel whose name is no lock key, want 5 under one that is", n)
+	}
+	if n := b.count(`SELECT count(DISTINCT lock_key) FROM penstock.entry_changes`); n != 5 {
+		t.Errorf("%d lock keys, want one for each channel", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->'to' ? 'omitted' AND payload->>'field' = 'members'`); n != 5 {
+		t.Errorf("%d numbers that are no payload were left out, want 5", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'from' = '{"a": "\u0000"}'`); n != 5 {
+		t.Errorf("%d values of json were recorded as texts, want 5", n)
+	}
+}
+
+func TestAChangeBeyondThePayloadLimitIsRecordedWithoutValues(t *testing.T) {
+	b := newBed(t)
+	b.exec(`SELECT penstock.alter_queue('changes', '{"payload_limit": 300}')`)
+	b.watch()
+	b.exec(`INSERT INTO account (id, owner) VALUES (1, repeat('o', 400))`)
+	b.exec(`UPDATE account SET owner = 'ada'`)
+	b.wantChanges(`1.: null -> {"omitted": 454}`, `1.owner: {"omitted": 412} -> {"omitted": 12}`)
+}
