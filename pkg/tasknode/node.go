@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/binary"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -122,8 +123,12 @@ func (n *Node) TryAgain() {
 
 // Run registers the node and serves its queues until ctx ends or a drain is ordered. Then it claims
 // nothing more, waits up to the grace for running entries, hands back the others without spending
-// attempts, and returns nil. It returns an error if the node could not be registered, or if its Config cannot hold.
+// attempts, and returns nil. It returns an error if the node could not be registered, or if its Config cannot hold. A
+// node that has run does not run again: Run then returns an error.
 func (n *Node) Run(ctx context.Context) error {
+	if n.draining.Load() {
+		return fmt.Errorf("run node %q: it has run; make another one with New", n.cfg.Name)
+	}
 	if err := n.cfg.check(); err != nil {
 		return err
 	}

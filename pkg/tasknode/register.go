@@ -3,6 +3,8 @@ package tasknode
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -75,7 +77,11 @@ func (n *Node) readQueues(ctx context.Context) error {
 	n.registerAgain = n.lanes.serve(served) || n.registerAgain
 	n.holdings.forget(served)
 	n.poll.want()
-	if !n.registerAgain || n.lease.renewed().IsZero() {
+	if n.lease.renewed().IsZero() { // the start, which registers the node itself
+		n.warnUnserved(queues, served)
+		return nil
+	}
+	if !n.registerAgain {
 		return nil
 	}
 	if err := n.register(ctx); err != nil {
@@ -83,6 +89,20 @@ func (n *Node) readQueues(ctx context.Context) error {
 	}
 	n.registerAgain = false
 	return nil
+}
+
+// warnUnserved names the handlers of queues that the node does not serve.
+func (n *Node) warnUnserved(queues []*invalidation.Queue, served map[int32]*servedQueue) {
+	for _, name := range slices.Sorted(maps.Keys(n.handlers)) {
+		i := slices.IndexFunc(queues, func(q *invalidation.Queue) bool { return q.Name == name })
+		switch {
+		case i < 0:
+			n.cfg.Log.Warn("a handler waits for its queue, which does not exist", "queue", name)
+		case served[queues[i].ID] == nil:
+			n.cfg.Log.Warn("a handler is not called: its queue is of another application than the node", "queue", name,
+				"of", queues[i].Config.Application, "application", n.cfg.Application)
+		}
+	}
 }
 
 // deregister removes the node's row, which the database allows only once no lock names it.
