@@ -141,8 +141,14 @@ func (q *Queue) addDone(batch *pgx.Batch, node NodeID, endings []Ending, byTID b
 // commit together. It returns ErrLockLost if the entry is not ours any more, or has ended by an earlier
 // transaction whose answer was lost, and ErrConflict if an operator changed it just now: roll back then. The
 // transaction must be READ COMMITTED: under a fixed snapshot the key's entries that came since could not be
-// seen, and would be left behind.
+// seen, and would be left behind. Its pool may have any default_query_exec_mode but exec and simple_protocol, which do
+// not know the types of the arguments.
 func (q *Queue) FinishTx(ctx context.Context, tx pgx.Tx, node NodeID, ending Ending) error {
+	switch mode := tx.Conn().Config().DefaultQueryExecMode; mode {
+	case pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol:
+		return fmt.Errorf("finish entry %d of queue %q: the pool of the transaction has the default_query_exec_mode "+
+			"%q, use cache_describe: %w", ending.Entry, q.Name, mode, ErrInvalid)
+	}
 	var isolation string
 	if err := tx.QueryRow(ctx, `SELECT current_setting('transaction_isolation')`).Scan(&isolation); err != nil {
 		return q.errorf("finish entry of", err)

@@ -95,8 +95,9 @@ func (r *Run) Decode(into any) error {
 
 // FinishTx ends the entry well inside the handler's own transaction, so that its effects and the completion commit
 // together or not at all. It returns ErrLockLost if the entry is not this run's any more: roll back and return it.
-// The transaction must be READ COMMITTED. Once it has committed, Handle returns nil. Where the payload is that of
-// entries merged by Definition.Merge, it ends all of them with this result.
+// The transaction must be READ COMMITTED, of a pool whose default_query_exec_mode is not exec or simple_protocol
+// (behind a pooler: cache_describe). Once it has committed, Handle returns nil. Where the payload is that of entries
+// merged by Definition.Merge, it ends all of them with this result.
 func (r *Run) FinishTx(ctx context.Context, tx pgx.Tx, result json.RawMessage) error {
 	if err := checkResult(result); err != nil {
 		return err
