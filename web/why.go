@@ -41,7 +41,7 @@ var conditions = []struct {
 	{"a processing thread is free", []string{"no_thread"}},
 	{"its nodes have the processor time and memory for it", []string{"no_resources"}},
 	{"its model has an instance and a free slot", []string{"no_instance", "no_slot"}},
-	{"its lock key is free", []string{"key_held"}},
+	{"its lock key is free", []string{"key_held", "key_pushed"}},
 	{"its lock key is not blocked by a failure", []string{"key_blocked"}},
 	{"it is the first of its key", []string{"ahead_in_key"}},
 	{"it is the first in its lane", []string{"ahead_in_lane"}},

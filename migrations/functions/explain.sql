@@ -155,9 +155,9 @@ LANGUAGE sql STABLE AS $$
       FROM penstock.cancel_request c WHERE c.queue_id = e.queue_id AND c.entry_id = e.id
 $$;
 
--- position_reasons returns which lock covers the entry or its key, until when its ready row is held
--- back, and how many entries come before it: the state that a claim finds in the lane. Counts go up
--- to 10,000.
+-- position_reasons returns which lock covers the entry or its key, which transaction keeps the key from being claimed
+-- (share_key), until when the entry's ready row is held back, and how many entries come before it: the state that a
+-- claim finds in the lane. Counts go up to 10,000.
 -- Callers: explain_entry.
 CREATE OR REPLACE FUNCTION penstock.position_reasons(e penstock.entry) RETURNS SETOF jsonb
 LANGUAGE sql STABLE AS $$
@@ -179,6 +179,27 @@ LANGUAGE sql STABLE AS $$
             WHERE x.queue_id = e.queue_id AND x.lock_key = e.lock_key AND penstock.claimable(x.status, x.priority)
             ORDER BY x.id LIMIT 1) h ON true
      WHERE l.queue_id = e.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id) AND e.status = 'pending'
+    UNION ALL
+    SELECT penstock.because('key_pushed',
+               format('%s keeps %s from being claimed until it ends, since it pushed a duplicate under a unique key',
+                      CASE WHEN p.pid IS NULL THEN 'a prepared transaction'
+                           ELSE format('the transaction of session %s%s', p.pid,
+                                       coalesce(', open for ' || penstock.ago(clock_timestamp() - p.since) || ',',
+                                                '')) END,
+                      CASE WHEN p.all_keys THEN 'the lock keys of the queue' ELSE 'lock key ' || e.lock_key END),
+               jsonb_build_object('pid', p.pid, 'since', p.since))
+      FROM (SELECT l.pid, a.xact_start AS since, l.mode = 'ExclusiveLock' AS all_keys
+              FROM pg_locks l
+              LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+             CROSS JOIN LATERAL (SELECT (l.classid::bigint << 32) | l.objid::bigint AS hash) k
+             WHERE l.locktype = 'advisory' AND l.objsubid = 1
+               AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+               -- Claims hold a key exclusively; what waits for all keys keeps claims away as well.
+               AND (l.mode = 'ShareLock' AND l.granted
+                    AND k.hash = hashtextextended('penstock key ' || e.queue_id || ' ' || e.lock_key, 0)
+                    OR l.mode = 'ExclusiveLock' AND k.hash = hashtextextended('penstock keys ' || e.queue_id, 0))
+             ORDER BY a.xact_start LIMIT 1) p
+     WHERE e.lock_key IS NOT NULL AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
     UNION ALL
     SELECT penstock.because('delayed',
                format('it was handed back and may be claimed in %s s',

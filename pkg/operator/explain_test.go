@@ -36,6 +36,32 @@ func TestExplainNamesEachConditionOfTheClaim(t *testing.T) {
 	b.want(b.reasons(first[2]), []string{"no_node", "paused", "queue_disabled"})
 }
 
+// Nothing else shows an operator which transaction keeps the keys of a queue from being claimed.
+func TestExplainNamesATransactionThatPushedADuplicate(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	p := Push{UniqueKey: "u", UniquePolicy: WhileQueued, LockKey: "K"}
+	id := b.pushAll(b.pool, p)[0]
+	other := b.push("other")[0]
+	for shared, keys := range map[string]string{"0": "lock key K", "256": "the lock keys of the queue"} {
+		tx := b.begin()
+		b.exec(tx, `SELECT set_config('penstock.keys_shared', $1, true)`, shared)
+		b.want(b.pushAll(tx, p)[0], id)
+		x, err := b.d.Explain(b.ctx, int64(id))
+		b.must(err)
+		if len(x.Reasons) != 1 || x.Reasons[0].Code != "key_pushed" || !strings.Contains(x.Reasons[0].Text, keys) ||
+			x.Reasons[0].Numbers["pid"] != float64(tx.Conn().PgConn().PID()) {
+			t.Errorf("with %s keys shared: %+v, want key_pushed of %s by session %d", shared, x.Reasons, keys, tx.Conn().PgConn().PID())
+		}
+		want := []string{"ahead_in_lane"}
+		if shared == "256" {
+			want = []string{"ahead_in_lane", "key_pushed"}
+		}
+		b.want(b.reasons(other), want)
+		b.must(tx.Rollback(b.ctx))
+		b.want(b.reasons(id), []string{})
+	}
+}
+
 func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	holder := b.push("K")[0]
