@@ -273,11 +273,11 @@ func rollBack(ctx context.Context, tx pgx.Tx) {
 	_ = tx.Rollback(ctx) // a connection that does not answer is closed
 }
 
-// Code returns the SQLSTATE of err, empty if the server sent none.
+// Code returns the SQLSTATE of err, empty if the server sent none. The error may be that of another driver than pgx.
 func Code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
+	var sent interface{ SQLState() string }
+	if errors.As(err, &sent) {
+		return sent.SQLState()
 	}
 	return ""
 }
@@ -298,7 +298,7 @@ func temporary(code string) bool {
 	case "", "25006", "57P01", "57P02", "57P03", "53100", "53200", "53300":
 		return true
 	default:
-		return code[:2] == "08"
+		return strings.HasPrefix(code, "08")
 	}
 }
 
@@ -337,16 +337,20 @@ func Passes(err error) bool {
 }
 
 // Named turns an error that a function of the schema raised into the sentinel of its SQLSTATE, with the function's own
-// message and hint. Others pass through.
+// message and hint. Others pass through. An error of another driver than pgx keeps its own text.
 func Named(err error, sentinels map[string]error) error {
-	var pg *pgconn.PgError
-	if !errors.As(err, &pg) || sentinels[pg.Code] == nil {
+	sentinel := sentinels[Code(err)]
+	if sentinel == nil {
 		return err
 	}
-	if pg.Hint != "" {
-		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinels[pg.Code])
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		return fmt.Errorf("%w: %w", err, sentinel)
 	}
-	return fmt.Errorf("%s: %w", pg.Message, sentinels[pg.Code])
+	if pg.Hint != "" {
+		return fmt.Errorf("%s. %s: %w", pg.Message, pg.Hint, sentinel)
+	}
+	return fmt.Errorf("%s: %w", pg.Message, sentinel)
 }
 
 // Given returns nil, NULL in SQL, for a zero value.

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,6 +71,9 @@ var sentinels = map[string]error{
 // Sentinel returns the error of this package that an SQLSTATE of the schema's functions stands for, nil for others.
 func Sentinel(sqlstate string) error { return sentinels[sqlstate] }
 
+// missingObject is the SQLSTATEs of statements that name a schema, table, column or function that does not exist.
+var missingObject = []string{"3F000", "42P01", "42703", "42883"}
+
 // Translate turns an error of the schema's functions into one that is Sentinel of its SQLSTATE, with the message and
 // the hint of the function; a full queue is a FullError. Others pass through.
 func Translate(err error) error {
@@ -94,11 +98,14 @@ func fullError(pg *pgconn.PgError) *FullError {
 	return full
 }
 
-// withDuty is Translate for callers that are programs of users: an error about missing rights says which role has them.
+// withDuty is Translate for callers that are programs of users: an error about missing rights says which role has them,
+// and one about missing objects of the schema where they come from.
 func withDuty(err error) error {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) && pg.Code == postgres.InsufficientPrivilege &&
-		strings.HasPrefix(pg.Message, "permission denied") {
+	switch code := postgres.Code(err); {
+	case slices.Contains(missingObject, code):
+		return fmt.Errorf("%w. The schema penstock is not in this database, or is older than this program: "+
+			"penstock migrate up", err)
+	case code == postgres.InsufficientPrivilege && strings.Contains(err.Error(), "permission denied"):
 		return fmt.Errorf("%w. This database role does not have the rights for it: penstock grants lists those of "+
 			"each duty. One with the duty push alone pushes by penstock.push or penstock.push_json, as PushSQLTx does",
 			err)

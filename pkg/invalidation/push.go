@@ -185,6 +185,8 @@ func answers(ids []EntryID, verdicts []Verdict) []Pushed {
 }
 
 // PushSQLTx is Push inside a transaction of database/sql, whatever the driver: the arguments go as one JSON text.
+// Errors are those of Push where the driver's errors have a method SQLState, as those of pgx and lib/pq; the hints and
+// the numbers of FullError come with pgx alone.
 func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
 	return pushTo(ctx, queue, pushes, func(ctx context.Context, pushes []Push) (pushed []Pushed, err error) {
 		args, err := json.Marshal(append([]Push{}, pushes...)) // none are an empty array
