@@ -258,7 +258,7 @@ CREATE OR REPLACE FUNCTION penstock.push(
     SELECT (penstock.push_many(queue, ARRAY[payload],
         CASE WHEN lock_key IS NULL THEN '{}' ELSE ARRAY[lock_key] END,
         CASE WHEN flow IS NULL THEN '{}' ELSE ARRAY[flow] END,
-        CASE WHEN priority IS NULL THEN '{}' ELSE ARRAY[priority::smallint] END,
+        CASE WHEN priority IS NULL THEN '{}' ELSE ARRAY[least(greatest(priority, -1), 10)::smallint] END,
         CASE WHEN due_at IS NULL THEN '{}' ELSE ARRAY[due_at] END,
         CASE WHEN start_by IS NULL THEN '{}' ELSE ARRAY[start_by] END,
         CASE WHEN finish_by IS NULL THEN '{}' ELSE ARRAY[finish_by] END,
@@ -318,4 +318,7 @@ EXCEPTION
     WHEN invalid_text_representation OR invalid_datetime_format OR numeric_value_out_of_range
         OR datetime_field_overflow THEN
         RAISE EXCEPTION 'entry option is not valid: %', SQLERRM USING ERRCODE = 'PS002';
+    WHEN invalid_parameter_value THEN -- of jsonb_array_elements and jsonb_object_keys
+        RAISE EXCEPTION 'entries are not an array of objects: %', SQLERRM USING ERRCODE = 'PS002',
+            HINT = 'Give [{"payload": ...}], for one entry too.';
 END $$;

@@ -164,11 +164,14 @@ BEGIN
                       'and has its own: use while_queued'
             WHEN NOT isfinite(due) OR NOT isfinite(start_by)
                 OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
-            -- Later ones are no time of RFC 3339, and leave no space for start_within and finish_within.
+            -- Other ones are no time of RFC 3339; later ones leave no space for start_within and finish_within.
             WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC'
                 THEN 'due_at, start_by and finish_by must be before 9999-12-31'
+            WHEN least(due, start_by, finish_by) < '0001-01-01 UTC'
+                THEN 'due_at, start_by and finish_by must be from year 1 on'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
+            WHEN finish_by < due THEN 'finish_by is before due_at'
             -- A lock record has the sum of its entries as a real number.
             WHEN NOT cost BETWEEN 0 AND 1e12 THEN 'cost is not between 0 and 1e12'
             WHEN weight < 1 THEN format('weight %s is not at least 1', weight)
