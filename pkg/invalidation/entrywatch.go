@@ -43,6 +43,9 @@ type EntryWatch struct {
 
 // NewEntryWatch returns a watch that polls db. At most waitersMax clients wait at a time; 0: any number.
 func NewEntryWatch(db postgres.DB, waitersMax int, log *slog.Logger) *EntryWatch {
+	if log == nil {
+		log = slog.Default()
+	}
 	return &EntryWatch{db: db, max: waitersMax, log: log, entries: map[EntryID]*watched{}}
 }
 

@@ -46,6 +46,9 @@ func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
 		return fmt.Errorf("append output of entry %d: data of piece %d has %d bytes, more than %d: %w", r.Entry.ID, seq,
 			len(data), OutputBytesMax, ErrPayloadTooLarge)
 	}
+	if data == nil {
+		data = []byte{} // nil would be NULL
+	}
 	sql := appendOutputSQL
 	if seq <= r.sent {
 		sql = againOutputSQL

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -24,10 +25,13 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
        message = coalesce(excluded.message, p.message), checkpoint = coalesce(excluded.checkpoint, p.checkpoint)
  WHERE p.token <= excluded.token`
 
-// Progress records the share of the entry that is done, 0 to 1, and a message for status output. It
+// Progress records the share of the entry that is done, 0 to 1 (NaN is 0), and a message for status output. It
 // returns ErrLockLost if the entry is not this run's any more: the handler must stop then. An empty
 // message leaves the last one. It is a write to the database: once a second is often enough.
 func (r *Run) Progress(ctx context.Context, done float64, message string) error {
+	if math.IsNaN(done) { // 0/0, say, of a list without elements
+		done = 0
+	}
 	return r.saveProgress(ctx, min(max(done, 0), 1), postgres.Given(tidy(message)), nil)
 }
 

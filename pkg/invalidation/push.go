@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -189,6 +190,9 @@ func answers(ids []EntryID, verdicts []Verdict) []Pushed {
 // the numbers of FullError come with pgx alone.
 func PushSQLTx(ctx context.Context, tx *sql.Tx, queue string, pushes ...Push) ([]Pushed, error) {
 	return pushTo(ctx, queue, pushes, func(ctx context.Context, pushes []Push) (pushed []Pushed, err error) {
+		if i := slices.IndexFunc(pushes, func(p Push) bool { return p.Payload == nil }); i >= 0 {
+			return nil, fmt.Errorf("payload of entry %d is missing: %w", i+1, ErrInvalid)
+		}
 		args, err := json.Marshal(append([]Push{}, pushes...)) // none are an empty array
 		if err != nil {
 			return nil, fmt.Errorf("payload is not JSON: %w: %w", err, ErrInvalid)
