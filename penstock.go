@@ -41,14 +41,16 @@ const (
 type Config struct {
 	URL string // postgres://user:password@host/name, or libpq's key=value pairs
 	// MaxConns bounds DB.Pool; 4 if zero. A program that pushes from many goroutines by a handle (Definition.Open,
-	// Queue.Push) needs no more, because pushes that arrive together share a statement.
+	// Queue.Push) needs no more, because pushes that arrive together share a statement. A pool_max_conns in URL has no
+	// effect.
 	MaxConns int
 	// Pooled is for a pooler in transaction mode before Postgres. Sessions then have the settings of the role: a task
 	// node logs the statements for those that the role lacks.
 	Pooled bool
 	// DirectURL is the address of Postgres itself where Pooled is set, for DB.Listen.
 	DirectURL string
-	// StatementTimeout bounds each statement of DB.Pool; 30 s if zero, none if negative.
+	// StatementTimeout bounds each statement of DB.Pool; 30 s if zero, none if negative. With Pooled the server does
+	// not know it: 5 s after it the connection is closed, and the server may still carry the statement out.
 	StatementTimeout time.Duration
 }
 
