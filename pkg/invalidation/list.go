@@ -49,7 +49,7 @@ func list(ctx context.Context, db postgres.DB, application *string, flows *flowS
 		err = flows.read(ctx, db)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("list queues: %w", err)
+		return nil, fmt.Errorf("list queues: %w", withDuty(err))
 	}
 	for _, q := range queues {
 		q.bind(db)
