@@ -63,10 +63,9 @@ func (p *planner) isLost() bool {
 	return missing > 0
 }
 
-// beginsAnew says whether the starts that are not reported begin in this round, without that the order grows: they take
-// the place of instances that were lost, or that this order is the first to name for removal. Not so where starts were
-// missing already: these would never be stuck where instances go more often than that. A new one counts as old as they
-// are then.
+// beginsAnew says whether ordered_at is set to now although the order does not grow: the missing instances replace ones
+// that were lost or are first named for removal in this round. If some were missing before, it is not: they would never
+// count as stuck.
 func (p *planner) beginsAnew() bool {
 	if p.s.Existing == nil || p.s.Ordered > *p.s.Existing {
 		return false

@@ -28,8 +28,8 @@ var ErrUnlisted = errors.New("the backend does not list instances")
 // replaces instances without one more.
 var ErrNoRoom = errors.New("there is no room for one more instance")
 
-// ErrCarriedOut is returned by Apply where it did what it could, and something keeps it from doing so as it should: a
-// right that is missing.
+// ErrCarriedOut counts as success, with a notice: Apply did what it could, and something keeps it from doing so as it
+// should, such as a right that is missing.
 var ErrCarriedOut = errors.New("the order was carried out in another way")
 
 // Watcher is a backend that learns by itself when the instances of a deployment change.

@@ -41,7 +41,7 @@ func limitByBudget(all []*modelDecision, byModel map[string][]deploymentRow) {
 			Code: NoteBudget, Args: [3]float64{float64(d.Desired - cut), float64(d.Desired)},
 		})
 		d.Desired -= cut
-		d.Limited, d.next.Desired = d.Desired, d.Desired
+		d.next.Desired = d.Desired
 		d.next.Changes = withoutGrowth(d.next.Changes, d.in.At, cut)
 	}
 }

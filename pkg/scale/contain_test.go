@@ -37,7 +37,7 @@ func TestAnExtremeNumberOfOneModelStopsNoOther(t *testing.T) {
 			db := pair(t)
 			do(t, db, `SELECT penstock.set_scale_setting('scale.budget', '10')`)
 			do(t, db, sql)
-			s := New(db, free{db}, Config{Keep: time.Nanosecond})
+			s := New(db, free{db}, Config{keep: time.Nanosecond})
 			for range 2 {
 				if err := s.Pass(t.Context()); err != nil {
 					t.Fatal(err)

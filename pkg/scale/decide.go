@@ -198,7 +198,6 @@ func (t *turn) coldStart() float64 {
 
 // end records the decision in the state.
 func (t *turn) end() (Decision, State) {
-	t.d.Limited = t.d.Desired
 	if t.d.Desired != t.s.Desired && len(t.d.Notes) == 0 { // what had asked for more is over
 		t.note(NoteEnough, float64(t.d.Desired), float64(t.work()), 0)
 	}

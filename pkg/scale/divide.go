@@ -17,7 +17,7 @@ type portion struct {
 	Mode     Mode
 	Current  int
 	Ready    int  // instances that take requests
-	Yields   bool // one that is filled before it has no room but that of its instances
+	Yields   bool // its instances must go first: one that is filled before it found no room in the same backend
 	Blocked  bool // starts fail, or there is no room for them: no more than Kept, and Tries
 	Kept     int  // instances of a blocked deployment that are ready, were ready, or are about to be
 	Tries    int  // starts by which a blocked deployment finds out whether they succeed again

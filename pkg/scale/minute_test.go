@@ -49,7 +49,7 @@ func TestMinutesAreFoldedOnceWhoeverLeads(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
 	}
-	config := Config{Keep: time.Nanosecond} // each pass stores its state
+	config := Config{keep: time.Nanosecond} // each pass stores its state
 	first := New(db, free{db}, config)
 	used()
 	folded(first, true, minuteSums{}, "the first reading")

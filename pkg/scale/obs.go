@@ -132,7 +132,6 @@ type Decision struct {
 	Surge      int `json:"surge"`      // by the backlog; 0 when it needs no more than there is
 	Raw        int `json:"raw"`        // the larger of both, 1 if there is any work
 	Stabilised int `json:"stabilised"` // after the hold
-	Limited    int `json:"limited"`    // after rates and bounds
 
 	Replace int    `json:"replace,omitempty"` // stuck starts to be started anew
 	Apply   bool   `json:"apply"`             // the backend is to be told

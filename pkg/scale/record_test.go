@@ -43,7 +43,7 @@ func (u *unsteady) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
 func TestAReplacementThatCouldNotBeStoredIsStoredLater(t *testing.T) {
 	db, c := driven(t), &cluster{}
 	fence := &unsteady{free: free{db}}
-	w := &term{t, db, New(db, fence, Config{Keep: time.Hour, Backends: map[string]Backend{backendLocal: c}})}
+	w := &term{t, db, New(db, fence, Config{keep: time.Hour, Backends: map[string]Backend{backendLocal: c}})}
 	w.round()
 	override(t, db, 1)
 	for range 3 {

@@ -24,17 +24,18 @@ import (
 // Config sets how the duty runs. Its zero value means the defaults.
 type Config struct {
 	Pause time.Duration // between two decisions: 1 s
-	Keep  time.Duration // a state that changed without a decision is written after it: 5 s
 	Log   *slog.Logger  // nowhere
 
 	// Backends start and stop instances, by the names that deployments have for them. A deployment with
 	// another one, advise and keda among them, only has its number published.
 	Backends map[string]Backend
+
+	keep time.Duration // a state that changed without a decision is written after it: 5 s; tests set it
 }
 
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), time.Second)
-	c.Keep = cmp.Or(max(c.Keep, 0), 5*time.Second)
+	c.keep = cmp.Or(max(c.keep, 0), 5*time.Second)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c
 }

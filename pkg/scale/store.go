@@ -239,7 +239,7 @@ func (s *Duty) collect(d *modelDecision, rows *outcome) error {
 	}
 	changed := d.Desired != d.Current
 	kept := at.Sub(s.written[d.in.Model]) // below 0 where the clock was set back
-	if !changed && d.Replace == 0 && kept >= 0 && kept < s.cfg.Keep {
+	if !changed && d.Replace == 0 && kept >= 0 && kept < s.cfg.keep {
 		return nil
 	}
 	state, err := json.Marshal(d.next)

@@ -169,15 +169,15 @@ func (k *Kubernetes) Apply(ctx context.Context, o scale.Order) error {
 		}
 	}
 	err = k.setReplicas(ctx, t, count, gone, pods)
-	if errors.Is(err, errUnlisted) && o.Count > o.Current-len(o.Remove) {
+	if errors.Is(err, errHiddenPods) && o.Count > o.Current-len(o.Remove) {
 		err = nil // it would be a start that failed; the rounds that follow the start have the rest
 	}
 	return cmp.Or(err, forbidden)
 }
 
-// errUnlisted is wrapped where the number was not lowered as far as ordered, since pods exist that are not listed, or
+// errHiddenPods is wrapped where the number was not lowered as far as ordered, since pods exist that are not listed, or
 // the count of their controller is out of date.
-var errUnlisted = errors.New("not all pods are listed")
+var errHiddenPods = errors.New("not all pods are listed")
 
 // podsUnknown is the number of pods where they were not listed.
 const podsUnknown = -1
@@ -206,7 +206,7 @@ func (k *Kubernetes) setReplicas(ctx context.Context, t KubernetesTarget, count,
 		var unlisted error
 		if wanted > count && now.Status.Replicas > pods {
 			unlisted = fmt.Errorf("%w: %s %s has %d pods, of which its selector finds %d: the number stays at %d",
-				errUnlisted, t.Kind, t.Name, now.Status.Replicas, pods, wanted)
+				errHiddenPods, t.Kind, t.Name, now.Status.Replicas, pods, wanted)
 		}
 		if wanted == now.Spec.Replicas {
 			return unlisted

@@ -426,7 +426,7 @@ func TestReplicasWithoutPodsAreGivenUp(t *testing.T) {
 			a, k, o := newCluster(t, 4)
 			a.pods, a.unmade = a.pods[:c.pods], c.unmade
 			o.Count, o.Current, o.Remove = c.count, c.current, c.remove
-			if err := k.Apply(t.Context(), o); errors.Is(err, errUnlisted) != c.unlisted || err != nil && !c.unlisted {
+			if err := k.Apply(t.Context(), o); errors.Is(err, errHiddenPods) != c.unlisted || err != nil && !c.unlisted {
 				t.Errorf("%v", err)
 			}
 			if a.replicas != c.want {

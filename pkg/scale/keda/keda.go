@@ -24,11 +24,11 @@ type Config struct {
 	DB  postgres.DB
 	Log *slog.Logger // nowhere
 
-	// KnownFor is how old a number may be that is given out: 5 min. It ages from its decision on, also while
+	// Tests set these. knownFor is how old a number may be that is given out: 5 min. It ages from its decision on, also while
 	// the database answers and no leader decides.
-	KnownFor time.Duration
-	Poll     time.Duration // between two reads for streams: 250 ms
-	Timeout  time.Duration // of one read: 2 s
+	knownFor time.Duration
+	poll     time.Duration // between two reads for streams: 250 ms
+	timeout  time.Duration // of one read: 2 s
 }
 
 // External is the external scaler. The metadata of a trigger name a deployment of backend keda: {"deployment":
@@ -51,9 +51,9 @@ type number struct {
 // New returns the scaler.
 func New(cfg Config) *External {
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
-	cfg.KnownFor = cmp.Or(cfg.KnownFor, 5*time.Minute)
-	cfg.Poll = cmp.Or(cfg.Poll, 250*time.Millisecond)
-	cfg.Timeout = cmp.Or(cfg.Timeout, 2*time.Second)
+	cfg.knownFor = cmp.Or(cfg.knownFor, 5*time.Minute)
+	cfg.poll = cmp.Or(cfg.poll, 250*time.Millisecond)
+	cfg.timeout = cmp.Or(cfg.timeout, 2*time.Second)
 	return &External{cfg: cfg, known: map[string]number{}}
 }
 
@@ -63,7 +63,8 @@ func (s *External) Register(to grpc.ServiceRegistrar) {
 }
 
 // numbersSQL reads the numbers of all deployments, and whether they are to be applied. Several deployments of a model
-// have a share each.
+// have a share each. The age is that of scale_state.decided_at, which moves at least every 5 s while a leader decides;
+// deployment_state.decided_at moves only when the number changes or starts are replaced.
 const numbersSQL = `
 SELECT d.name, d.backend, d.mode IN ('advise', 'disabled')
        OR EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS held,
@@ -96,7 +97,7 @@ type sheet struct {
 // connection.
 func (s *External) readAll(ctx context.Context) (sheet, error) {
 	answer := s.reads.DoChan("", func() (any, error) {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.Timeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.cfg.timeout)
 		defer cancel()
 		all := sheet{time.Now(), map[string]decided{}}
 		rows, err := pgx.CollectRows(postgres.Query(ctx, s.cfg.DB, numbersSQL), pgx.RowToStructByName[decided])
@@ -162,7 +163,7 @@ func (s *External) current(ctx context.Context, ref *externalscaler.ScaledObject
 		}
 		n = kept
 	}
-	if age := time.Since(n.decided); age > s.cfg.KnownFor {
+	if age := time.Since(n.decided); age > s.cfg.knownFor {
 		return 0, status.Errorf(codes.Unavailable, "the last decision about deployment %q is %v old", deployment,
 			age.Round(time.Second))
 	}
@@ -205,7 +206,7 @@ func (s *External) StreamIsActive(
 	ref *externalscaler.ScaledObjectRef, to grpc.ServerStreamingServer[externalscaler.IsActiveResponse],
 ) error {
 	ctx := to.Context()
-	ticks := time.NewTicker(s.cfg.Poll)
+	ticks := time.NewTicker(s.cfg.poll)
 	defer ticks.Stop()
 	for told, last := false, false; ; {
 		n, err := s.current(ctx, ref)

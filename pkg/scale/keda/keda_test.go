@@ -170,7 +170,7 @@ func TestKEDAGetsWhatWasDecided(t *testing.T) {
 func TestWhatIsNotKnownIsNoZero(t *testing.T) {
 	db := deployed(t)
 	away := make(chan struct{})
-	client := serve(t, Config{DB: switched{db, away}, KnownFor: 2 * time.Second})
+	client := serve(t, Config{DB: switched{db, away}, knownFor: 2 * time.Second})
 	metric := func(deployment string) (int64, codes.Code) {
 		got, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref(deployment)})
 		_, activeErr := client.IsActive(t.Context(), ref(deployment))
@@ -220,7 +220,7 @@ func TestNumbersOutliveARestartOfTheDatabase(t *testing.T) {
 	for _, name := range []string{"llama", "unread"} {
 		exec(t, db, `SELECT penstock.set_deployment($1, 'llama', '{"backend": "keda"}')`, name)
 	}
-	client := serve(t, Config{DB: db, Timeout: time.Minute})
+	client := serve(t, Config{DB: db, timeout: time.Minute})
 	metric := func(deployment string) (int64, codes.Code) {
 		got, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref(deployment)})
 		if err != nil {
@@ -251,7 +251,7 @@ func TestNumbersOutliveARestartOfTheDatabase(t *testing.T) {
 func TestTheLastKnownNumberGetsTooOld(t *testing.T) {
 	db := deployed(t)
 	away := make(chan struct{})
-	client := serve(t, Config{DB: switched{db, away}, KnownFor: time.Second})
+	client := serve(t, Config{DB: switched{db, away}, knownFor: time.Second})
 	for known := false; !known; { // until it is read within a second
 		decide(t, db, 4, 0)
 		_, err := client.IsActive(t.Context(), ref("llama"))
@@ -271,7 +271,7 @@ func TestTheLastKnownNumberGetsTooOld(t *testing.T) {
 
 func TestAStreamSaysEachChange(t *testing.T) {
 	db := deployed(t)
-	client := serve(t, Config{DB: db, Poll: 10 * time.Millisecond})
+	client := serve(t, Config{DB: db, poll: 10 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	stream, err := client.StreamIsActive(ctx, ref("llama"))
