@@ -207,7 +207,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 			time.AfterFunc(unreadyTime, s.drain)
 		},
 	}, s.slots)
-	s.book = gateway.NewUsageBook(s.pool, s.member.ID, time.Second, s.errors.Log("book", s.log))
+	s.book = gateway.NewUsageBook(s.pool, s.member.ID, s.errors.Log("book", s.log))
 	s.hinter = invalidation.NewHinter(s.pool, 0)
 	cfg := s.config()
 	cfg.Charge = s.book

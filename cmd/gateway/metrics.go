@@ -69,8 +69,8 @@ func (s *server) registryOf() *prometheus.Registry {
 	)
 }
 
-// pushErrors are the reasons for which a request cannot wait.
-var pushErrors = []gateway.Dropped{
+// refusedAtOnce are the reasons for which a request is refused without a wait.
+var refusedAtOnce = []gateway.Dropped{
 	gateway.DropFlowFull, gateway.DropOverloaded, gateway.DropNoEndpoints,
 	gateway.DropShutdown,
 }
@@ -82,7 +82,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		for class, n := range p.Waiting {
 			sums.Add("gateway_queue_length", float64(n), model, class)
 		}
-		for c := range gateway.Criticality(len(p.Waiting)) { //nolint:gosec // three
+		for c := range gateway.Class(len(p.Waiting)) { //nolint:gosec // three
 			class, counts := c.String(), p.Counters()
 			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, class)
 			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, class)
@@ -100,7 +100,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		sums.Add("gateway_slots", float64(p.Idle), model, "idle")
 		sums.Add("gateway_requests_expired_total", float64(p.Counters().Expired), model)
 		sums.Add("gateway_requests_cancelled_total", float64(p.Dropped[gateway.DropCancelled]), model)
-		for _, reason := range pushErrors {
+		for _, reason := range refusedAtOnce {
 			sums.Add("gateway_queue_push_errors_total", float64(p.Dropped[reason]), model, string(reason))
 		}
 	}

@@ -55,10 +55,10 @@ type fold struct {
 // foldMost bounds the rows of a fold: those of a long outage go in several, each of which ends in time.
 const foldMost = 1000
 
-// NewUsageBook returns an empty book; every is the time between folds, 0 for 1 s.
-func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, every time.Duration, log *slog.Logger) *UsageBook {
+// NewUsageBook returns an empty book.
+func NewUsageBook(db postgres.DB, node func() invalidation.NodeID, log *slog.Logger) *UsageBook {
 	return &UsageBook{
-		db: db, node: node, every: cmp.Or(every, time.Second), log: cmp.Or(log, slog.Default()), rows: map[useKey]use{},
+		db: db, node: node, every: time.Second, log: cmp.Or(log, slog.Default()), rows: map[useKey]use{},
 		refused: map[string]int64{},
 	}
 }

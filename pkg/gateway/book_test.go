@@ -48,7 +48,7 @@ func TestRefusedUseKeepsNoLaterUseBack(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			db := &answering{err: c.err}
 			node := func() invalidation.NodeID { return 1 }
-			b := NewUsageBook(db, node, 0, slog.New(slog.DiscardHandler))
+			b := NewUsageBook(db, node, slog.New(slog.DiscardHandler))
 			b.Charge(Charge{Model: "m", Queue: "m", Flow: "f", Took: time.Second})
 			if err := b.Fold(t.Context()); (err != nil) != c.kept {
 				t.Errorf("fold: %v", err)
@@ -74,7 +74,7 @@ func TestRefusedUseTakesNoOtherUseWithIt(t *testing.T) {
 	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
 		t.Fatal(err)
 	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, time.Hour, slog.New(slog.DiscardHandler))
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
 	for range 2 {
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "evil", Took: time.Second, TokensIn: math.MaxInt64})
 		for i := range 9 {
@@ -102,7 +102,7 @@ func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
 	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
 		t.Fatal(err)
 	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, time.Hour, slog.New(slog.DiscardHandler))
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
 	booked := func(flow string) (hoursAhead float64) {
 		t.Helper()
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: flow, Took: time.Second})
@@ -129,7 +129,7 @@ func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
 func TestAFoldIsBounded(t *testing.T) {
 	t.Parallel()
 	db := &answering{}
-	b := NewUsageBook(db, func() invalidation.NodeID { return 1 }, 0, slog.New(slog.DiscardHandler))
+	b := NewUsageBook(db, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
 	for i := range 2*foldMost + 1 {
 		b.Charge(Charge{Model: "m", Queue: "m", Flow: fmt.Sprint(i), Took: time.Second})
 	}

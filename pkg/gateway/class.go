@@ -2,35 +2,35 @@ package gateway
 
 import "fmt"
 
-// Criticality is the class of a request: under load the lower ones wait longer and are refused first.
-type Criticality uint8
+// Class of a request: under load the lower ones wait longer and are refused first.
+type Class uint8
 
 // The classes, the first served first.
 const (
-	Critical Criticality = iota
+	Critical Class = iota
 	Default
 	Sheddable
 	classCount = 3
 )
 
-var criticalityNames = [classCount]string{"critical", "default", "sheddable"}
+var classNames = [classCount]string{"critical", "default", "sheddable"}
 
 // String returns the name as headers and metrics show it.
-func (c Criticality) String() string {
+func (c Class) String() string {
 	if int(c) < classCount {
-		return criticalityNames[c]
+		return classNames[c]
 	}
-	return fmt.Sprintf("criticality(%d)", uint8(c))
+	return fmt.Sprintf("class(%d)", uint8(c))
 }
 
-// ReadCriticality reads the name of a class; an empty one is default.
-func ReadCriticality(name string) (Criticality, error) {
+// ReadClass reads the name of a class; an empty one is default.
+func ReadClass(name string) (Class, error) {
 	if name == "" {
 		return Default, nil
 	}
-	for c, known := range criticalityNames {
+	for c, known := range classNames {
 		if name == known {
-			return Criticality(c), nil //nolint:gosec // below classCount
+			return Class(c), nil //nolint:gosec // below classCount
 		}
 	}
 	return Default, fmt.Errorf("class must be critical, default or sheddable, not %q", name)

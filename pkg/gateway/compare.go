@@ -21,7 +21,7 @@ func (l *Leases) compare(ctx context.Context) {
 		l.mu.Unlock()
 	}()
 	before := l.holding()
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	bounded, cancel := context.WithTimeout(ctx, l.config.timeout)
 	defer cancel()
 	held, err := l.holder.Slots(bounded)
 	if !l.note(err, "compare") {

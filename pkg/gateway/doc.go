@@ -7,7 +7,7 @@
 //	durable     an entry of a queue
 //	pool        all usable instances of a model, with the requests that wait for them
 //	flow        the unit of fairness: the tenant of the token, or a name that the tenant gives below itself
-//	criticality critical, default or sheddable
+//	class       of a request: critical, default or sheddable
 //	in flight   of a call: it has a slot of one of the pool's instances, and has not ended
 //	ceiling     calls that may be in flight: slots held here, no more than the adaptive limit of each instance
 //	cost        slot-milliseconds: how long a call keeps a slot. Flows are charged it times the GPUs of the instance
@@ -20,6 +20,7 @@
 // # The way of a request
 //
 //	gateway.go      what a gateway is made of, and what is set from outside: models, tokens, flows
+//	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	server.go       routes, and a request from its head to its end
 //	access.go       who sends it, by its token; requests of mounted routes are admitted here too
 //	mount.go        the tools of routes that other packages mount: bodies, errors, texts
@@ -34,7 +35,6 @@
 //	async.go        the choice between an answer on the connection and an entry of the queue
 //	cogcall.go      the members of a call in Cog's protocol
 //	durable.go      which requests can become entries, and the push of those into the queues of their models
-//	arrive.go       how long the body of a request may take, and the rest of one that was not read
 //	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
 //	headers.go      the headers of a client that go on, and those that a worker gets in their place
@@ -55,7 +55,7 @@
 //	pool.go         the state machine: arrive, dispatch, cancel, end
 //	supply.go       what changes from outside: instances, slots, settings
 //	policy.go       the settings
-//	criticality.go  the classes
+//	class.go        the classes
 //	flow.go         fair queueing of the flows of a class
 //	cost.go         estimates of what a call costs
 //	expect.go       estimates of waits, and the refusal of requests that would wait too long

@@ -58,16 +58,13 @@ type call struct {
 	answer  window
 }
 
-// How workers fail. A client that went away, its deadline, and a worker without room are none of them.
+// How workers fail, for RequestRecord.Fault. A client that went away, its deadline, and a worker without room are none of them.
 const (
 	faultUnreachable = "unreachable" // no connection, or it ended before the head of an answer
 	faultSilence     = "silence"     // no head of an answer, or no more of it, within the limit
 	faultStatus      = "status"      // 5xx, or an answer that says that the run goes on
 	faultCut         = "cut"         // the answer broke off
 )
-
-// Faults are the values of RequestRecord.Fault.
-func Faults() []string { return []string{faultUnreachable, faultSilence, faultStatus, faultCut} }
 
 // result is how an attempt ended.
 type result struct {

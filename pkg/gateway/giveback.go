@@ -45,7 +45,7 @@ func (l *Leases) readShares(ctx context.Context, names []string) (map[string]slo
 	if len(names) == 0 {
 		return nil, nil
 	}
-	bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+	bounded, cancel := context.WithTimeout(ctx, l.config.timeout)
 	defer cancel()
 	shares, err := l.holder.SharesAndShortages(bounded, names)
 	l.note(err, "read shares")

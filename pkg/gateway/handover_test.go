@@ -64,7 +64,7 @@ func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears 
 	}
 	log := slog.New(slog.NewTextHandler(x.Output(), nil))
 	g := New(Config{Open: true, Log: log})
-	l := NewLeases(LeasesConfig{Lease: time.Hour, Every: every, Timeout: time.Minute, Log: log}, g, x.pool,
+	l := NewLeases(LeasesConfig{Lease: time.Hour, every: every, timeout: time.Minute, Log: log}, g, x.pool,
 		func() invalidation.NodeID { return id })
 	g.SetModels([]ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
@@ -233,7 +233,7 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &bank{}
 		g := New(Config{Open: true})
-		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		l := NewLeases(LeasesConfig{every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
 		g.SetModels([]ModelState{{
 			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
 			Instances: []InstanceState{{ID: 1, Slots: 2, Usable: true}},
@@ -268,7 +268,7 @@ func TestABurstAsksForItsSlotsAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &bank{}
 		g := New(Config{Open: true})
-		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		l := NewLeases(LeasesConfig{every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
 		g.SetModels([]ModelState{{
 			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
 			Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
@@ -298,7 +298,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &bank{}
 		g := New(Config{Open: true})
-		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		l := NewLeases(LeasesConfig{every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
 		g.SetModels([]ModelState{{
 			Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
 			Instances: []InstanceState{{ID: 1, Slots: 2, Usable: true}},

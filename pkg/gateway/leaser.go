@@ -91,7 +91,7 @@ func (l *leaser) execute(ctx context.Context, what string, statement func(ctx co
 	case <-ctx.Done():
 		return false
 	}
-	bounded, cancel := context.WithTimeout(ctx, leases.config.Timeout)
+	bounded, cancel := context.WithTimeout(ctx, leases.config.timeout)
 	defer cancel()
 	err := statement(bounded)
 	l.failed = time.Time{}
@@ -105,7 +105,7 @@ func (l *leaser) execute(ctx context.Context, what string, statement func(ctx co
 func (l *leaser) away() bool {
 	l.leases.mu.Lock()
 	defer l.leases.mu.Unlock()
-	return l.leases.failed || !l.failed.IsZero() && time.Since(l.failed) < l.leases.config.Timeout
+	return l.leases.failed || !l.failed.IsZero() && time.Since(l.failed) < l.leases.config.timeout
 }
 
 // leaseWhileWaiting leases for one pool whose requests wait. It returns when to try again, zero if no request waits. A
@@ -237,6 +237,6 @@ func (l *leaser) clearWantsSlots(pool *sharedPool) {
 	l.leases.mu.Unlock()
 	// A request that came in between found wantsSlots set, and woke no leaser.
 	if pool != nil {
-		pool.do(func(time.Time, *Pool) {})
+		pool.recheck()
 	}
 }

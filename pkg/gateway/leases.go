@@ -27,7 +27,6 @@ type Leases struct {
 	mu           sync.Mutex
 	leasers      map[string]*leaser // by model
 	start        func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
-	check        bool               // some slots were handed over: read which
 	granted      bool               // the gateway was told of slots that no comparison has read
 	reading      bool               // a comparison reads them
 	droppedSlots droppedSlots
@@ -44,10 +43,12 @@ const SlotStatements = 4
 
 // LeasesConfig of the Leases. The zero value works.
 type LeasesConfig struct {
-	Lease   time.Duration // of the gateway's registration: 30 s
-	Every   time.Duration // between give-backs and comparisons: 1 s
-	Timeout time.Duration // of a statement: 2 s
-	Log     *slog.Logger
+	Lease time.Duration // of the gateway's registration: 30 s
+	Log   *slog.Logger
+
+	// Tests set these.
+	every   time.Duration // between give-backs and comparisons: 1 s
+	timeout time.Duration // of a statement: 2 s
 }
 
 // LeaseFigures are the counters of the leases since their start.
@@ -60,8 +61,8 @@ type LeaseFigures struct {
 // NewLeases returns the slots of a gateway's pools. node is asked for the gateway's incarnation.
 func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() invalidation.NodeID) *Leases {
 	config.Lease = cmp.Or(config.Lease, 30*time.Second)
-	config.Every = cmp.Or(config.Every, time.Second)
-	config.Timeout = cmp.Or(config.Timeout, 2*time.Second)
+	config.every = cmp.Or(config.every, time.Second)
+	config.timeout = cmp.Or(config.timeout, 2*time.Second)
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
@@ -200,24 +201,21 @@ func (l *Leases) Run(ctx context.Context) error {
 	for _, leaser := range due {
 		l.wakeLeaser(leaser)
 	}
-	for ctx.Err() == nil {
-		l.mu.Lock()
-		check := l.check
-		l.check = false
-		l.mu.Unlock()
-		if check {
-			l.compare(ctx)
-		}
+	for {
 		select {
 		case <-ctx.Done():
 		case <-l.wake:
 		}
+		if ctx.Err() != nil {
+			break
+		}
+		l.compare(ctx)
 	}
 	l.mu.Lock()
 	l.start = nil
 	l.mu.Unlock()
 	group.Wait()
-	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.config.Timeout)
+	last, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.config.timeout)
 	defer cancel()
 	l.giveBackAll(last)
 	l.leave(context.WithoutCancel(ctx))
@@ -226,7 +224,7 @@ func (l *Leases) Run(ctx context.Context) error {
 
 // keepShares compares, reads shares and sweeps by the clock until ctx ends.
 func (l *Leases) keepShares(ctx context.Context) {
-	ticks := time.NewTicker(l.config.Every)
+	ticks := time.NewTicker(l.config.every)
 	defer ticks.Stop()
 	swept := time.Now()
 	for {
@@ -282,14 +280,14 @@ func (l *Leases) answered(err error, what string) bool {
 	}
 	if silent > degradedAfter {
 		l.log.Info("database answers again: slots are compared", "after", silent)
-		l.check = true
-		l.nudge()
+		l.compareAgain()
 	}
 	l.answer = time.Now()
 	return true
 }
 
-func (l *Leases) nudge() {
+// compareAgain asks for a comparison. It does not block.
+func (l *Leases) compareAgain() {
 	select {
 	case l.wake <- struct{}{}:
 	default:

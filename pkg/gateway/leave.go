@@ -30,7 +30,7 @@ func (l *Leases) giveBackAll(ctx context.Context) {
 	group.Wait()
 }
 
-// leaveTries is how often the gateway tries to leave, each time for LeasesConfig.Timeout at most.
+// leaveTries is how often the gateway tries to leave, each time for LeasesConfig.timeout at most.
 const leaveTries = 3
 
 // leave removes the gateway's row together with what the database has as its slots: a lease whose answer was lost may
@@ -51,7 +51,7 @@ func (l *Leases) leave(ctx context.Context) {
 	}
 	l.mu.Unlock()
 	for range leaveTries {
-		bounded, cancel := context.WithTimeout(ctx, l.config.Timeout)
+		bounded, cancel := context.WithTimeout(ctx, l.config.timeout)
 		left := l.note(l.removeGateway(bounded, models, busy), "leave")
 		if !left {
 			<-bounded.Done() // the database may be back by then

@@ -91,7 +91,7 @@ func (s *service) advance(now time.Time) {
 	}
 }
 
-func (s *service) add(now time.Time, c Criticality, cost float64) {
+func (s *service) add(now time.Time, c Class, cost float64) {
 	s.advance(now)
 	if s.since.IsZero() {
 		s.since = now
@@ -103,7 +103,7 @@ func (s *service) add(now time.Time, c Criticality, cost float64) {
 // correct takes in the true cost of a call of which the estimate was added when it began. What was estimated too
 // much is taken back where it was added, as long as the window has that second: elsewhere it would take back the
 // service of other calls. What was estimated too little is service of now.
-func (s *service) correct(now, began time.Time, c Criticality, estimate, cost float64) {
+func (s *service) correct(now, began time.Time, c Class, estimate, cost float64) {
 	if cost >= estimate {
 		s.add(now, c, cost-estimate)
 		return
@@ -118,7 +118,7 @@ func (s *service) correct(now, began time.Time, c Criticality, estimate, cost fl
 }
 
 // slots is how many slots a class had in the mean of the window, as far as it is known.
-func (s *service) slots(now time.Time, c Criticality) float64 {
+func (s *service) slots(now time.Time, c Class) float64 {
 	covers := time.Duration(len(s.buckets)-1)*time.Second + now.Sub(s.begun)%time.Second
 	covers = min(covers, max(now.Sub(s.since), serviceLeast))
 	return s.sums[c] / milliseconds(covers)
@@ -129,7 +129,7 @@ const serviceLeast = time.Second
 
 // lead is how much more than its floor a class was served within the window: the service of all classes, in
 // milliseconds, until its share is the floor if it gets none.
-func (s *service) lead(c Criticality, floor float64) float64 {
+func (s *service) lead(c Class, floor float64) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum
@@ -141,7 +141,7 @@ func (s *service) lead(c Criticality, floor float64) float64 {
 }
 
 // share is the part of a class of all service; 1 while there was none.
-func (s *service) share(c Criticality) float64 {
+func (s *service) share(c Class) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum

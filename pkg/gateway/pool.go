@@ -8,11 +8,11 @@ import (
 	"github.com/penstock/penstock/pkg/slot"
 )
 
-// Request is one online call on its way through a pool. The fields above the line are the caller's.
+// Request is one online call on its way through a pool. The exported fields are the caller's.
 type Request struct {
 	ID       string
 	Flow     string
-	Class    Criticality
+	Class    Class
 	Weight   float64       // of the flow; 0 is taken as 1
 	Bytes    int           // of the body, which is kept while the request waits
 	TTL      time.Duration // longest wait; 0: the pool's
@@ -379,17 +379,17 @@ func (p *Pool) dispatchOne(now time.Time) bool {
 
 // order lists the classes as they are served: critical, default, sheddable, but first those that got
 // less than their floor although requests of theirs wait.
-func (p *Pool) order() [classCount]Criticality {
-	var order [classCount]Criticality
+func (p *Pool) order() [classCount]Class {
+	var order [classCount]Class
 	n := 0
 	var first [classCount]bool
-	for c := range Criticality(classCount) {
+	for c := range Class(classCount) {
 		floor := p.policy.Floors.of(c)
 		if first[c] = p.lines[c].waiting > 0 && p.served.share(c) < floor; first[c] {
 			order[n], n = c, n+1
 		}
 	}
-	for c := range Criticality(classCount) {
+	for c := range Class(classCount) {
 		if !first[c] {
 			order[n], n = c, n+1
 		}

@@ -178,7 +178,7 @@ func TestOrdersOfPreemptionHaveAGap(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		db := &bank{}
 		g := New(Config{Open: true})
-		l := NewLeases(LeasesConfig{Every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
+		l := NewLeases(LeasesConfig{every: time.Hour}, g, db, func() invalidation.NodeID { return 1 })
 		policy := DefaultPolicy()
 		policy.PreemptAfter = 0
 		g.SetModels([]ModelState{{

@@ -204,8 +204,8 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 	counting := false
 	var waits, late []float64
 	arrived := map[*Request]time.Time{}
-	lost := map[Criticality]int{}
-	sent := map[Criticality]int{}
+	lost := map[Class]int{}
+	sent := map[Class]int{}
 	x.began = func(_ int, r *Request) {
 		if counting {
 			waits = append(waits, milliseconds(x.now.Sub(arrived[r])))
@@ -220,7 +220,7 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 		}
 		delete(arrived, r)
 	}
-	offer := func(class Criticality, rate float64) {
+	offer := func(class Class, rate float64) {
 		n := 0
 		x.poisson(rate, func() {
 			n++

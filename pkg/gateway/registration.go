@@ -15,7 +15,7 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// RegistrationConfig of a Node. Name is required.
+// RegistrationConfig of a Registration. Name is required.
 type RegistrationConfig struct {
 	Name        string
 	Application string

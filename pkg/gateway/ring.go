@@ -21,7 +21,7 @@ type RequestRecord struct {
 	In, Out  int64     `json:"-"`
 	Server   string    `json:"server"`
 	Error    string    `json:"error,omitempty"`
-	Fault    string    `json:"fault,omitempty"` // of the worker in the last attempt, see Faults; empty: none
+	Fault    string    `json:"fault,omitempty"` // of the worker in the last attempt, see faultCut; empty: none
 	Trace    Trace     `json:"trace"`           // of the last attempt
 }
 

@@ -190,7 +190,7 @@ func (s *Settings) readFlows(rows pgx.Rows) error {
 	var weight float64
 	_, err := pgx.ForEachRow(rows, []any{&name, &class, &weight}, func() error {
 		f := FlowState{Weight: weight, Set: class != ""}
-		f.Class, _ = ReadCriticality(class) // the table takes no other words
+		f.Class, _ = ReadClass(class) // the table takes no other words
 		s.Flows[name] = f
 		return nil
 	})
@@ -211,7 +211,7 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 		func() error {
 			fresh := t
 			copy(fresh.Hash[:], hash)
-			fresh.Class, _ = ReadCriticality(class) // the table takes no other words
+			fresh.Class, _ = ReadClass(class) // the table takes no other words
 			fresh.ExpiresAt = endsIn(now, left)
 			s.Tokens = append(s.Tokens, fresh)
 			t.Flows, t.Models = nil, nil

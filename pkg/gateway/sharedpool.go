@@ -21,7 +21,9 @@ type sharedPool struct {
 	peak  int       // most calls in flight since it was read last
 	usual float64   // most calls in flight of late
 
-	hinted time.Time // until then other nodes are known to miss slots, none of which was idle here; zero: they are not
+	// Until then slots that come idle are offered: another node misses some, and none was idle when it said so. Zero:
+	// none are.
+	hinted time.Time
 }
 
 func newSharedPool(model string, policy PoolPolicy, budget *byteBudget, need, spare func(*sharedPool)) *sharedPool {
@@ -85,6 +87,13 @@ func (s *sharedPool) end(r *Request, u Taken) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.pool.End(time.Now(), r, u)
+	s.afterChange()
+}
+
+// recheck acts on the state of the pool as a change would have done.
+func (s *sharedPool) recheck() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.afterChange()
 }
 

@@ -133,8 +133,8 @@ func (p *Pool) overLimit(now time.Time) int {
 }
 
 // demand is how many slots the waiting requests need beyond the idle ones that may be used now, and how many more the
-// instances could use. While none is below its slots by its limit, or cools, the latter has no bound: the slots that
-// are missing may be those of instances to come.
+// instances could use. usable is need itself while every instance takes as many calls as it has slots: the missing
+// slots may be those of instances to come.
 func (p *Pool) demand(now time.Time) (need, usable int) {
 	if p.waiting == 0 {
 		return 0, 0
@@ -222,7 +222,7 @@ func (p *Pool) view(now time.Time, model string) PoolState {
 	s.Lower, s.Upper = p.bounds()
 	s.Held, s.Idle = p.fleet.held()
 	for c, l := range p.lines {
-		s.Waiting[Criticality(c).String()] = l.waiting //nolint:gosec // below classCount
+		s.Waiting[Class(c).String()] = l.waiting //nolint:gosec // below classCount
 		s.Flows += len(l.heap)
 	}
 	for reason, n := range p.count.Dropped {

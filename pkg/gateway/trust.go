@@ -48,14 +48,6 @@ func (l *Leases) moveTrust() {
 	l.trustUntil(now.Add(l.trust()))
 }
 
-// compareAgain asks for a comparison.
-func (l *Leases) compareAgain() {
-	l.mu.Lock()
-	l.check = true
-	l.mu.Unlock()
-	l.nudge()
-}
-
 // trustUntil lets slots be used until a time, unless they may be used for longer already.
 func (l *Leases) trustUntil(until time.Time) {
 	l.mu.Lock()

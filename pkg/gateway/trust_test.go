@@ -55,8 +55,8 @@ func TestSlotsAreTrustedWhileTheProcessRuns(t *testing.T) {
 				t.Errorf("lease %s: a slot is used after a stop", lease)
 			}
 			l.moveTrust()
-			if may() || !l.check {
-				t.Errorf("lease %s: a slot is used after a stop, or no comparison is asked for (%v)", lease, l.check)
+			if may() || len(l.wake) == 0 {
+				t.Errorf("lease %s: a slot is used after a stop, or no comparison is asked for (%d)", lease, len(l.wake))
 			}
 			l.trustUntil(time.Now().Add(l.trust()))
 			if !may() {
@@ -111,13 +111,14 @@ func TestOldComparisonRenewsNoTrust(t *testing.T) {
 		l.moveTrust()
 		time.Sleep(time.Second)
 		l.compare(t.Context()) // stopped between question and answer
-		if mayUse(t.Context()) || !l.check {
-			t.Errorf("a slot is used after the answer to an old question, or no comparison is asked for (%v)", l.check)
+		if mayUse(t.Context()) || len(l.wake) == 0 {
+			t.Errorf("a slot is used after the answer to an old question, or no comparison is asked for (%d)", len(l.wake))
 		}
-		db.after, l.check = 2*time.Second, false
+		db.after = 2 * time.Second
+		<-l.wake
 		l.compare(t.Context())
-		if !mayUse(t.Context()) || l.check {
-			t.Errorf("no slot is used after a comparison, or another is asked for (%v)", l.check)
+		if !mayUse(t.Context()) || len(l.wake) > 0 {
+			t.Errorf("no slot is used after a comparison, or another is asked for (%d)", len(l.wake))
 		}
 		time.Sleep(l.trust() - 2*time.Second + time.Millisecond)
 		if mayUse(t.Context()) {

@@ -121,7 +121,7 @@ func TestUseOfGPUsIsFolded(t *testing.T) {
 	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
 		t.Fatal(err)
 	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, time.Hour, slog.New(slog.DiscardHandler))
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
 	for range 2 {
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second})
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second, Wasted: true})

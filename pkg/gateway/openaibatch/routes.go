@@ -20,10 +20,12 @@ import (
 
 // Config of Batches. The zero value works.
 type Config struct {
-	FileMax int64             // bytes of a file: 200 MiB
-	TurnMax time.Duration     // of work on one batch, before the next one: 2 min
-	Hint    func(queue int32) // tells nodes that entries were committed; nil: they poll
-	Log     *slog.Logger
+	Hint func(queue int32) // tells nodes that entries were committed; nil: they poll
+	Log  *slog.Logger
+
+	// Tests set these.
+	fileMax int64         // bytes of a file: 200 MiB
+	turnMax time.Duration // of work on one batch, before the next one: 2 min
 }
 
 const (
@@ -44,8 +46,8 @@ type Batches struct {
 
 // New returns the files and batches on a database, for the models and tokens of a gateway.
 func New(config Config, g *gateway.Gateway, db postgres.DB) *Batches {
-	config.FileMax = cmp.Or(config.FileMax, 200<<20)
-	config.TurnMax = cmp.Or(config.TurnMax, 2*time.Minute)
+	config.fileMax = cmp.Or(config.fileMax, 200<<20)
+	config.turnMax = cmp.Or(config.turnMax, 2*time.Minute)
 	return &Batches{
 		config: config, db: db, gateway: g, log: cmp.Or(config.Log, slog.Default()), wake: make(chan struct{}, 1),
 	}

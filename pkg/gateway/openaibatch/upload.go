@@ -101,7 +101,7 @@ var formFields = []string{"purpose", "expires_after[anchor]", "expires_after[sec
 
 // receive begins to read a form.
 func (s *Batches) receive(w http.ResponseWriter, r *http.Request, owner string) (*upload, error) {
-	r.Body = io.NopCloser(gateway.WholeForm(http.MaxBytesReader(w, r.Body, s.config.FileMax+formBytesMax)))
+	r.Body = io.NopCloser(gateway.WholeForm(http.MaxBytesReader(w, r.Body, s.config.fileMax+formBytesMax)))
 	form, err := r.MultipartReader()
 	if err != nil {
 		return nil, gateway.BadRequest(http.StatusBadRequest, "invalid_form", "",
@@ -171,9 +171,9 @@ func (u *upload) store(ctx context.Context, part io.Reader) (err error) {
 	for total := int64(0); ; {
 		_ = u.control.SetReadDeadline(time.Now().Add(uploadPause))
 		n, err := io.ReadFull(part, chunk)
-		if total += int64(n); total > u.service.config.FileMax {
+		if total += int64(n); total > u.service.config.fileMax {
 			return gateway.BadRequest(http.StatusRequestEntityTooLarge, "file_too_large", "file",
-				"the file has more than %d bytes", u.service.config.FileMax)
+				"the file has more than %d bytes", u.service.config.fileMax)
 		}
 		if failed := appendFile(ctx, u.service.db, u.id, chunk[:n]); failed != nil {
 			return failed

@@ -26,7 +26,7 @@ func formOf(t *testing.T, fileMax int64, fields func(form *multipart.Writer)) *u
 	t.Cleanup(func() { _ = reader.Close() })
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/v1/files", reader)
 	r.Header.Set("Content-Type", form.FormDataContentType())
-	u, err := New(Config{FileMax: fileMax}, nil, nil).receive(httptest.NewRecorder(), r, "shop")
+	u, err := New(Config{fileMax: fileMax}, nil, nil).receive(httptest.NewRecorder(), r, "shop")
 	if err != nil {
 		t.Fatal(err)
 	}

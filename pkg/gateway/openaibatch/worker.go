@@ -147,9 +147,9 @@ func (s *Batches) take(ctx context.Context) (id string, err error) {
 	return id, err
 }
 
-// work works on a batch in one transaction, for at most TurnMax.
+// work works on a batch in one transaction, for at most turnMax.
 func (s *Batches) work(ctx context.Context, id string) (err error) {
-	ctx, cancel := context.WithTimeout(ctx, s.config.TurnMax)
+	ctx, cancel := context.WithTimeout(ctx, s.config.turnMax)
 	defer cancel()
 	defer gateway.Recover(&err)
 	var queue *int32 // that lines became entries of

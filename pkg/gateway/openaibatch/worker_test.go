@@ -91,7 +91,7 @@ func TestOnlyABatchThatHasNotEndedIsCancelled(t *testing.T) {
 // A batch whose turn takes too long comes behind the others, and gets another turn.
 func TestTurnThatTakesTooLongStopsNoOtherBatch(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, Config{TurnMax: 10 * time.Second}) // far above a turn that does not wait
+	s := newShop(t, Config{turnMax: 10 * time.Second}) // far above a turn that does not wait
 	slow := s.create(s.file("nonsense"))
 	other := s.create(s.file("nonsense"))
 	lock, err := s.pool.Begin(t.Context())
