@@ -23,8 +23,8 @@ func readJSON(r *http.Request, body []byte) (asked, error) {
 	case s.name == "":
 		return asked{}, bad(http.StatusBadRequest, "missing_model", "model", "you must provide a model parameter")
 	}
-	completes := r.URL.Path == "/v1/chat/completions" || r.URL.Path == "/v1/completions"
-	a := asked{model: s.name, scanned: s, json: true, addUsage: completes && s.stream && !s.streamOptions}
+	addUsage := operationOf(r.URL.Path).usage && s.stream && !s.streamOptions
+	a := asked{model: s.name, scanned: s, json: true, addUsage: addUsage}
 	a.parts = func(remote string, addUsage bool) [][]byte { return s.rewrite(body, remote, addUsage) }
 	return a, nil
 }

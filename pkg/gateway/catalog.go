@@ -184,8 +184,7 @@ func (r *route) stopsOnClose(path string) bool {
 	case r.model.Policy.AbortStops != nil:
 		return *r.model.Policy.AbortStops
 	case r.model.Protocol == worker.ProtocolOpenAI:
-		below, _ := strings.CutPrefix(path, "/v1/")
-		return !slices.Contains(lastingPaths, below)
+		return !operationOf(path).lasts
 	}
 	return r.model.AbortStops
 }

@@ -21,6 +21,7 @@
 //
 //	gateway.go      what a gateway is made of, and what is set from outside: models, tokens, flows
 //	arrive.go       how long the body of a request may take, and the rest of one that was not read
+//	operation.go    the paths of the OpenAI API, and what is known of each
 //	server.go       routes, and a request from its head to its end
 //	access.go       who sends it, by its token; requests of mounted routes are admitted here too
 //	mount.go        the tools of routes that other packages mount: bodies, errors, texts

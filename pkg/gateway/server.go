@@ -11,29 +11,15 @@ import (
 	"unicode/utf8"
 )
 
-// jsonPaths and formPaths are the operations that are passed on, with a JSON body or a form.
-var (
-	jsonPaths = []string{
-		"chat/completions", "completions", "responses", "embeddings", "rerank", "score", "pooling", "classify",
-		"images/generations", "audio/speech", "messages",
-	}
-	formPaths = []string{"audio/transcriptions", "audio/translations", "images/edits"}
-
-	// lastingPaths are those whose runs may go on when the connection closes: servers compute images and audio on
-	// threads that do not see the connection. The engines behind the other paths end a run with its connection.
-	lastingPaths = []string{
-		"images/generations", "images/edits", "audio/speech", "audio/transcriptions", "audio/translations",
-	}
-)
-
 // routes are all that clients can ask for.
 func (g *Gateway) routes() *http.ServeMux {
 	mux := http.NewServeMux()
-	for _, path := range jsonPaths {
-		mux.HandleFunc("POST /v1/"+path, g.serve(readJSON))
-	}
-	for _, path := range formPaths {
-		mux.HandleFunc("POST /v1/"+path, g.serve(readForm))
+	for _, o := range operations {
+		read := readJSON
+		if o.form {
+			read = readForm
+		}
+		mux.HandleFunc("POST /v1/"+o.path, g.serve(read))
 	}
 	mux.HandleFunc("POST /models/{model}/call", g.serve(readGeneric))
 	mux.HandleFunc("GET /v1/models", g.listModels)
