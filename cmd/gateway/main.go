@@ -219,7 +219,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 	if err := s.mount(); err != nil {
 		return err
 	}
-	s.leases = gateway.NewLeases(gateway.LeasesConfig{Lease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
+	s.leases = gateway.NewLeases(gateway.LeasesConfig{NodeLease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.errors.Log("registry", s.log))
 	s.settings = &settingsDuty{server: s, log: s.errors.Log("settings", s.log), ready: make(chan struct{}, 1)}
 	s.registry.OnChange(s.settings.publish)
@@ -237,7 +237,7 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 
 // noticed is called when a node misses slots of a model, or an instance of it became ready. It does not block.
 func (s *server) noticed(model string) {
-	s.leases.Wanted(model)
+	s.leases.OfferIdle(model)
 	s.settings.noticed(model)
 }
 

@@ -53,7 +53,7 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 					Instances: []InstanceState{{ID: 1, Slots: 4, Usable: true}},
 				}})
 				g.Fixed()
-				l.extendLease(time.Now().Add(30 * time.Second)) // as a comparison does just before
+				l.extendNodeLease(time.Now().Add(30 * time.Second)) // as a comparison does just before
 				ctx, stop := context.WithCancel(t.Context())
 				var group sync.WaitGroup
 				group.Go(func() { _ = l.Run(ctx) })

@@ -31,7 +31,7 @@ func (l *Leases) compare(ctx context.Context) {
 		l.compareAgain() // the process was stopped: others may have got since then what was held
 		return
 	}
-	l.extendLease(held.Until)
+	l.extendNodeLease(held.Until)
 	ours := map[slot.Held]bool{}
 	byInstance := map[int32][]slot.Held{}
 	for _, s := range held.Slots {
@@ -81,7 +81,7 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 		p.Grant(now, came)
 		fresh = len(came)
 		if fresh > 0 {
-			l.leaser(pool.model).handedOver = true
+			l.leaser(pool.model).received = true
 		}
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(fresh)
@@ -99,7 +99,7 @@ const awayMax = 15 * time.Minute
 func (l *Leases) expire() {
 	now := time.Now()
 	l.mu.Lock()
-	over := now.After(l.leaseUntil)
+	over := now.After(l.nodeLeaseEnds)
 	silent := now.Sub(l.answer)
 	l.mu.Unlock()
 	if !over {

@@ -73,6 +73,17 @@
 // The statements are those of package slot, which task nodes send as well. The pool of pkg/inference is another thing:
 // there an entry is claimed on a permit, and waits in its queue without one; here requests wait in the pool.
 //
+//	         lease, hand-over (compare)            take                End
+//	database ───────────────────────────► idle ───────────► busy ───────────► idle
+//	    ▲                                  │ Retire          │ End, while the pool owes slots
+//	    │ Offer, HandOver, Doubt           ▼                 ▼
+//	    └───────────────────────────── dropped ◄───────── returning
+//	                                          surrender
+//
+// A call whose end is not known drops its slot, which is in doubt then. Offer moves idle slots to the nodes that miss
+// some, and the rest comes back into the pool; HandOver gives slots to nodes that miss some, and frees the rest. No
+// comparison grants a dropped slot.
+//
 //	registration.go the gateway's row among the nodes
 //	leases.go       one leaser for each pool, and what they share
 //	leaser.go       leases slots while requests wait, and asks for preemption

@@ -186,7 +186,7 @@ func (g *Gateway) need(pool *sharedPool) {
 // spare is called by a pool whose slots came idle while other nodes miss some, under its lock.
 func (g *Gateway) spare(pool *sharedPool) {
 	if g.leases != nil {
-		g.leases.Wanted(pool.model)
+		g.leases.OfferIdle(pool.model)
 	}
 }
 

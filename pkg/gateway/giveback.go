@@ -75,7 +75,7 @@ func (l *Leases) surplus(pool *sharedPool, share slot.Share, contended bool) (ou
 		out = l.noteDropped(p.Retire(now, n))
 		p.owe(0)
 		if contended {
-			p.owe(min(held-share.Slots, share.Shortage) - len(out) - len(p.left))
+			p.owe(min(held-share.Slots, share.Shortage) - len(out) - len(p.returning))
 		}
 	})
 	return out
@@ -85,9 +85,9 @@ func (l *Leases) surplus(pool *sharedPool, share slot.Share, contended bool) (ou
 // time (see gapMax).
 const hintLasts = 300 * time.Millisecond
 
-// handOver offers the idle slots of a pool that it does not need to the nodes that miss some, which get no more than
+// offerIdle offers the idle slots of a pool that it does not need to the nodes that miss some, which get no more than
 // they miss; the others stay. What comes idle while the hint lasts follows.
-func (l *leaser) handOver(ctx context.Context) {
+func (l *leaser) offerIdle(ctx context.Context) {
 	leases := l.leases
 	pool := leases.pool(l.model)
 	if pool == nil {
@@ -103,7 +103,7 @@ func (l *leaser) handOver(ctx context.Context) {
 		return
 	}
 	missed := 0
-	answered := l.execute(ctx, "hand over", func(ctx context.Context) (err error) {
+	answered := l.execute(ctx, "offer", func(ctx context.Context) (err error) {
 		missed, err = leases.holder.Offer(ctx, l.model, out)
 		return err
 	})

@@ -64,7 +64,7 @@ func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears 
 	}
 	log := slog.New(slog.NewTextHandler(x.Output(), nil))
 	g := New(Config{Open: true, Log: log})
-	l := NewLeases(LeasesConfig{Lease: time.Hour, every: every, timeout: time.Minute, Log: log}, g, x.pool,
+	l := NewLeases(LeasesConfig{NodeLease: time.Hour, every: every, timeout: time.Minute, Log: log}, g, x.pool,
 		func() invalidation.NodeID { return id })
 	g.SetModels([]ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
@@ -321,7 +321,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 		admit()
 		admit()
 		for i, pause := range []time.Duration{2 * hintLasts, hintLasts / 2} {
-			l.Wanted("m")
+			l.OfferIdle("m")
 			synctest.Wait()
 			time.Sleep(pause)
 			pool.end(calls[i], Taken{Took: time.Second})

@@ -14,13 +14,13 @@ type leaser struct {
 	wake   chan struct{} // holds one: something is due
 
 	// Under the lock of the leases.
-	running     bool
-	due         bool
-	wantsSlots  bool // requests of the pool wait for slots, or slots are to be given back
-	handOverDue bool // another node misses slots of the model
-	handedOver  bool // slots were handed over: others have some to give
-	doubts      []slot.Doubt
-	back        []slot.Held // out of the pool already, to be given back, some of them once more
+	running    bool
+	due        bool
+	wantsSlots bool // requests of the pool wait for slots, or slots are to be given back
+	offerDue   bool // another node misses slots of the model
+	received   bool // other nodes have handed slots over: they have some to give
+	doubts     []slot.Doubt
+	back       []slot.Held // out of the pool already, to be given back, some of them once more
 
 	// Of the goroutine.
 	failed time.Time // when the database did not answer the last statement; zero: it did
@@ -55,17 +55,17 @@ func (l *leaser) run(ctx context.Context) {
 	}
 }
 
-// pass does what is due: slots in doubt, give-backs, hand-overs, leases, preemptions. It returns when the next lease is
+// pass does what is due: slots in doubt, give-backs, offers, leases, preemptions. It returns when the next lease is
 // due, zero if none is.
 func (l *leaser) pass(ctx context.Context) time.Time {
 	leases := l.leases
 	l.sendDoubts(ctx)
 	away := l.away()
 	leases.mu.Lock()
-	wantsSlots, handOverDue := l.wantsSlots, l.handOverDue
-	l.due, l.handOverDue = false, false
-	if l.handedOver {
-		l.handedOver, l.pacing.gap = false, 0
+	wantsSlots, offerDue := l.wantsSlots, l.offerDue
+	l.due, l.offerDue = false, false
+	if l.received {
+		l.received, l.pacing.gap = false, 0
 	}
 	var back []slot.Held
 	if !away { // else the leases would wait for it each time
@@ -73,8 +73,8 @@ func (l *leaser) pass(ctx context.Context) time.Time {
 	}
 	leases.mu.Unlock()
 	l.giveBack(ctx, back)
-	if handOverDue {
-		l.handOver(ctx)
+	if offerDue {
+		l.offerIdle(ctx)
 	}
 	if !wantsSlots {
 		return time.Time{}
@@ -196,7 +196,7 @@ func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits s
 		return 0
 	}
 	if len(got.Slots) > 0 {
-		leases.extendLease(got.Until)
+		leases.extendNodeLease(got.Until)
 		pool.do(func(now time.Time, p *Pool) {
 			leases.mu.Lock()
 			defer leases.mu.Unlock()

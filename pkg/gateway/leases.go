@@ -24,17 +24,17 @@ type Leases struct {
 	wake       chan struct{} // holds one: a comparison is asked for
 	statements chan struct{} // holds one for each statement of a leaser that is under way
 
-	mu           sync.Mutex
-	leasers      map[string]*leaser // by model
-	start        func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
-	granted      bool               // the gateway was told of slots that no comparison has read
-	reading      bool               // a comparison reads them
-	droppedSlots droppedSlots
-	answer       time.Time // the last statement that the database answered
-	failed       bool      // it did not answer the last one about all models
-	leaseUntil   time.Time // until then what is held is this gateway's, by its lease
-	trusted      time.Time // until then slots are used; zero: it was not set yet
-	figures      LeaseFigures
+	mu            sync.Mutex
+	leasers       map[string]*leaser // by model
+	start         func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
+	granted       bool               // the gateway was told of slots that no comparison has read
+	reading       bool               // a comparison reads them
+	droppedSlots  droppedSlots
+	answer        time.Time // the last statement that the database answered
+	failed        bool      // it did not answer the last one about all models
+	nodeLeaseEnds time.Time // until then what is held is this gateway's, by its lease
+	trusted       time.Time // until then slots are used; zero: it was not set yet
+	figures       LeaseFigures
 }
 
 // SlotStatements bounds the statements of the leasers that are under way at once. The comparison, the shares and the
@@ -43,8 +43,8 @@ const SlotStatements = 4
 
 // LeasesConfig of the Leases. The zero value works.
 type LeasesConfig struct {
-	Lease time.Duration // of the gateway's registration: 30 s
-	Log   *slog.Logger
+	NodeLease time.Duration // of the gateway's registration: 30 s
+	Log       *slog.Logger
 
 	// Tests set these.
 	every   time.Duration // between give-backs and comparisons: 1 s
@@ -60,7 +60,7 @@ type LeaseFigures struct {
 
 // NewLeases returns the slots of a gateway's pools. node is asked for the gateway's incarnation.
 func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() invalidation.NodeID) *Leases {
-	config.Lease = cmp.Or(config.Lease, 30*time.Second)
+	config.NodeLease = cmp.Or(config.NodeLease, 30*time.Second)
 	config.every = cmp.Or(config.every, time.Second)
 	config.timeout = cmp.Or(config.timeout, 2*time.Second)
 	l := &Leases{
@@ -117,12 +117,12 @@ func (l *Leases) granting() bool {
 	return l.granted || l.reading
 }
 
-// Wanted is called when another node misses slots of a model: idle ones that are not needed here are handed over. It
-// does not block.
-func (l *Leases) Wanted(model string) {
+// OfferIdle is called when another node misses slots of a model, and when slots came idle here while that holds: those
+// that are not needed here are offered. It does not block.
+func (l *Leases) OfferIdle(model string) {
 	l.mu.Lock()
 	leaser := l.leaser(model)
-	leaser.handOverDue = true
+	leaser.offerDue = true
 	l.mu.Unlock()
 	l.wakeLeaser(leaser)
 }
@@ -294,11 +294,11 @@ func (l *Leases) compareAgain() {
 	}
 }
 
-// extendLease notes until when what is held is this gateway's, as an answer of the database said.
-func (l *Leases) extendLease(until time.Time) {
+// extendNodeLease notes until when what is held is this gateway's, as an answer of the database said.
+func (l *Leases) extendNodeLease(until time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if until.After(l.leaseUntil) {
-		l.leaseUntil = until
+	if until.After(l.nodeLeaseEnds) {
+		l.nodeLeaseEnds = until
 	}
 }

@@ -54,8 +54,8 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 		}
 		p.owe(3)
 		p.End(now, calls[0], Taken{Took: time.Second})
-		if launched != 4 || len(p.left) != 1 {
-			t.Errorf("%d calls have begun and %d slots have left, want 4 and 1", launched, len(p.left))
+		if launched != 4 || len(p.returning) != 1 {
+			t.Errorf("%d calls have begun and %d slots are returning, want 4 and 1", launched, len(p.returning))
 		}
 	})
 	l.tick(t.Context())

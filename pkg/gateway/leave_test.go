@@ -62,7 +62,7 @@ func TestALeaseWhoseAnswerIsLateLeavesNoSlot(t *testing.T) {
 			x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
 			db := &lateBank{DB: x.pool, early: early, asked: make(chan struct{})}
 			g := New(Config{Open: true})
-			l := NewLeases(LeasesConfig{Lease: time.Hour, every: time.Hour, timeout: time.Minute}, g, db,
+			l := NewLeases(LeasesConfig{NodeLease: time.Hour, every: time.Hour, timeout: time.Minute}, g, db,
 				func() invalidation.NodeID { return 1 })
 			g.SetModels([]ModelState{{
 				Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
@@ -113,7 +113,7 @@ func TestLeasesThatEndKeepTheSlotsInUse(t *testing.T) {
 	x := newExchange(t)
 	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
 	g := New(Config{Open: true})
-	l := NewLeases(LeasesConfig{Lease: time.Hour, every: time.Hour, timeout: time.Minute}, g, mutedDoubts{x.pool},
+	l := NewLeases(LeasesConfig{NodeLease: time.Hour, every: time.Hour, timeout: time.Minute}, g, mutedDoubts{x.pool},
 		func() invalidation.NodeID { return 1 })
 	g.SetModels([]ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),

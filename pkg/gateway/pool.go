@@ -129,7 +129,7 @@ type Pool struct {
 	slacks                   [classCount]slack
 	evictions                uint64
 	owed                     int         // busy slots that are to be given back when their calls end
-	left                     []slot.Held // those whose calls have ended; they stay busy until surrender takes them out
+	returning                []slot.Held // those whose calls have ended; they stay busy until surrender takes them out
 	count                    Counts
 }
 
@@ -423,7 +423,7 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 	}
 	if p.owed > 0 && !u.Doubt && i.holds(r.slot) {
 		p.owed--
-		p.left = append(p.left, r.slot) // it stays busy until it is given back
+		p.returning = append(p.returning, r.slot) // it stays busy until it is given back
 		i.forget(r.estimate)
 	} else {
 		i.release(r.slot, r.estimate)

@@ -110,7 +110,7 @@ func (s *sharedPool) do(change func(now time.Time, p *Pool)) {
 func (s *sharedPool) afterChange() {
 	s.peak = max(s.peak, s.pool.inFlight)
 	now := time.Now()
-	if s.need != nil && (s.pool.wanted(now) > 0 || len(s.pool.left) > 0) {
+	if s.need != nil && (s.pool.wanted(now) > 0 || len(s.pool.returning) > 0) {
 		s.need(s)
 	}
 	if !s.hinted.IsZero() {

@@ -80,8 +80,8 @@ func (p *Pool) owe(n int) { p.owed = max(0, n) }
 // surrender takes the slots out that are owed and whose calls have ended, and returns them. The leases note under the
 // pool's lock that they are out: until they are given back no comparison with the database may grant them again.
 func (p *Pool) surrender() []slot.Held {
-	out := p.left
-	p.left = nil
+	out := p.returning
+	p.returning = nil
 	for _, s := range out {
 		p.fleet.drop(s)
 	}
@@ -91,12 +91,12 @@ func (p *Pool) surrender() []slot.Held {
 // keepOwed ends what is owed, and makes the slots idle whose calls have ended and that surrender has not taken out.
 func (p *Pool) keepOwed(now time.Time) {
 	p.owe(0)
-	for _, s := range p.left {
+	for _, s := range p.returning {
 		if i := p.fleet.find(s.Instance); i != nil {
 			i.free(s)
 		}
 	}
-	p.left = nil
+	p.returning = nil
 	p.dispatch(now)
 }
 

@@ -18,7 +18,7 @@ const (
 
 // trust is for how long slots are used after the process was seen to run: half a lease, so that it ends before the
 // lease does.
-func (l *Leases) trust() time.Duration { return min(l.config.Lease/2, trustMax) }
+func (l *Leases) trust() time.Duration { return min(l.config.NodeLease/2, trustMax) }
 
 // keepTrust moves the trust on until ctx ends.
 func (l *Leases) keepTrust(ctx context.Context) {

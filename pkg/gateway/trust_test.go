@@ -19,7 +19,7 @@ import (
 // trusting is a gateway with one slot, whose trust moves on only as the test says.
 func trusting(lease time.Duration, db postgres.DB) (l *Leases, mayUse func(ctx context.Context) bool) {
 	g := New(Config{Open: true})
-	l = NewLeases(LeasesConfig{Lease: lease}, g, db, func() invalidation.NodeID { return 1 })
+	l = NewLeases(LeasesConfig{NodeLease: lease}, g, db, func() invalidation.NodeID { return 1 })
 	g.SetModels([]ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: DefaultPolicy(),
 		Instances: []InstanceState{{ID: 1, Slots: 1, Usable: true}},
