@@ -136,7 +136,7 @@ func TestADeploymentGetsNoNumberBeforeItsFirstReport(t *testing.T) {
 	spot.away = nil
 	var calls sync.WaitGroup
 	for range 2 {
-		if err := w.duty.applier.round(t.Context(), &calls, nil); err != nil {
+		if err := w.duty.applier.startRounds(t.Context(), &calls, nil); err != nil {
 			t.Fatal(err)
 		}
 		calls.Wait()

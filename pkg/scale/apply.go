@@ -17,20 +17,20 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// applier has backends follow the numbers that were decided. Each deployment has at most one call under way:
+// applier has backends follow the numbers that were decided. Each deployment has at most one round under way:
 // a backend that hangs delays no other.
 type applier struct {
 	cfg   Config
 	db    postgres.DB
 	fence duty.Fence
 	wake  chan struct{}      // holds one: there are due models
-	turns chan struct{}      // holds as many as there are calls of a tick that use the database
-	limit time.Duration      // of a call
+	conns chan struct{}      // holds as many as there are rounds of a tick that use the database
+	limit time.Duration      // of a round
 	seen  func(model string) // called when a backend reported for the first time
 
 	mu      sync.Mutex
-	due     map[string]bool // models whose deployments are not to wait for the next tick
-	busy    map[string]*call
+	due     map[string]bool   // models whose deployments are not to wait for the next tick
+	rounds  map[string]*round // under way, by deployment
 	removed map[string]string // removals that an unlisted deployment was last told
 	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
 	failed  map[string]failedOrders
@@ -40,10 +40,10 @@ type applier struct {
 	hearing hearing
 }
 
-// call is the round of one deployment.
-type call struct {
-	wanted <-chan struct{} // closed when it, or another one behind it, was asked for: it waits for no turn
-	want   func()          // closes wanted
+// round is what is done for one deployment at a time: its backend is asked, the report written, and an order given.
+type round struct {
+	urgent <-chan struct{} // closed when it, or another one behind it, was asked for: it waits for no other round
+	hurry  func()          // closes urgent
 	again  bool            // another one was asked for: something changed since it read
 }
 
@@ -56,8 +56,8 @@ type OrderStatus struct {
 
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
-		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), turns: make(chan struct{}, turnsMax),
-		limit: roundMax, busy: map[string]*call{}, removed: map[string]string{}, due: map[string]bool{},
+		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), conns: make(chan struct{}, connsMax),
+		limit: roundMax, rounds: map[string]*round{}, removed: map[string]string{}, due: map[string]bool{},
 		notices: map[string]string{}, failed: map[string]failedOrders{}, refused: map[string]map[string]refusal{},
 		seen: func(string) {},
 	}
@@ -100,21 +100,21 @@ const (
 	backoffMax  = 5 * time.Minute
 )
 
-// run goes through the deployments until ctx ends, and waits for the calls that are under way.
+// run goes through the deployments until ctx ends, and waits for the rounds that are under way.
 func (a *applier) run(ctx context.Context) error {
-	var calls sync.WaitGroup
-	defer calls.Wait()
+	var group sync.WaitGroup
+	defer group.Wait()
 	for _, b := range a.cfg.Backends {
 		if w, watches := b.(Watcher); watches {
-			calls.Go(func() { w.Watch(ctx, func(model string) { a.nudge(model) }) })
+			group.Go(func() { w.Watch(ctx, func(model string) { a.nudge(model) }) })
 		}
 	}
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
 	var expired, pruned, trimmed time.Time
-	var asked map[string]bool // models of the next round; nil for all
+	var asked map[string]bool // models of the next rounds; nil for all
 	for {
-		if err := a.round(ctx, &calls, asked); err != nil && ctx.Err() == nil {
+		if err := a.startRounds(ctx, &group, asked); err != nil && ctx.Err() == nil {
 			a.cfg.Log.ErrorContext(ctx, "cannot read deployments", "error", err)
 		}
 		if now := time.Now(); now.Sub(expired) >= expireEvery {
@@ -149,11 +149,11 @@ func (a *applier) take() map[string]bool {
 	return models
 }
 
-// round starts a call for each deployment that the leader drives and that has none: of the models that are asked for,
-// or of all where asked is nil. One that is asked for and has a call gets another one behind it.
-func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[string]bool) error {
+// startRounds starts a round of each deployment that the leader drives and that has none: of the models that are asked
+// for, or of all where asked is nil. One that is asked for and has a round gets another one behind it.
+func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked map[string]bool) error {
 	a.mu.Lock()
-	changing := maps.Clone(a.busy) // what is read of these may be out of date when their calls have ended
+	changing := maps.Clone(a.rounds) // what is read of these may be out of date when their rounds have ended
 	a.mu.Unlock()
 	rows, err := a.deployments(ctx, asked)
 	if err != nil {
@@ -177,20 +177,20 @@ func (a *applier) round(ctx context.Context, calls *sync.WaitGroup, asked map[st
 		if a.cfg.Backends[s.Backend] == nil && !s.managed() {
 			continue
 		}
-		c := a.begin(s.Name, asked[s.Model])
-		if c == nil {
+		r := a.begin(s.Name, asked[s.Model])
+		if r == nil {
 			continue
 		}
-		if changing[s.Name] != nil { // its call ended since
+		if changing[s.Name] != nil { // its round ended since
 			if again := a.end(s.Name); again || asked[s.Model] {
 				a.nudge(s.Model)
 			}
 			continue
 		}
-		calls.Go(func() {
+		group.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, a.limit)
 			defer cancel()
-			starts, err := a.reconcile(limited, s, c.wanted)
+			starts, err := a.reconcile(limited, s, r.urgent)
 			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
 			}
@@ -238,7 +238,7 @@ func readDeployment(row pgx.CollectableRow) (deploymentRow, error) {
 }
 
 // withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
-// thousand idle models once a second would hold up the one that is wanted.
+// thousand idle models once a second would hold up the one that is waited for.
 func withoutResting(rows []deploymentRow, now time.Time) []deploymentRow {
 	var old, kept []deploymentRow
 	for _, s := range rows {
@@ -253,33 +253,33 @@ func withoutResting(rows []deploymentRow, now time.Time) []deploymentRow {
 	return append(kept, old[:min(len(old), restMax)]...)
 }
 
-// begin begins a call of the deployment, or returns nil where one is under way. A round that was asked for is not lost
-// then: it follows the call, which waits for its turn no more.
-func (a *applier) begin(name string, asked bool) *call {
+// begin begins a round of the deployment, or returns nil where one is under way. Another one that was asked for is not
+// lost then: it follows that one, which does not wait for other rounds any more.
+func (a *applier) begin(name string, asked bool) *round {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if c := a.busy[name]; c != nil {
+	if r := a.rounds[name]; r != nil {
 		if asked {
-			c.again = true
-			c.want()
+			r.again = true
+			r.hurry()
 		}
 		return nil
 	}
-	wanted := make(chan struct{})
-	c := &call{wanted: wanted, want: sync.OnceFunc(func() { close(wanted) })}
+	urgent := make(chan struct{})
+	r := &round{urgent: urgent, hurry: sync.OnceFunc(func() { close(urgent) })}
 	if asked {
-		c.want()
+		r.hurry()
 	}
-	a.busy[name] = c
-	return c
+	a.rounds[name] = r
+	return r
 }
 
-// end notes the end of a call, and says whether another round was asked for meanwhile.
+// end notes the end of a round, and says whether another round was asked for meanwhile.
 func (a *applier) end(name string) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	again := a.busy[name].again
-	delete(a.busy, name)
+	again := a.rounds[name].again
+	delete(a.rounds, name)
 	return again
 }
 
@@ -302,8 +302,8 @@ SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS N
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
 // and gives the order. It says whether it ordered starts from a backend that lists them. Until it
-// is wanted it waits for its turn to use the database.
-func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan struct{}) (starts bool, err error) {
+// is urgent it waits for its turn to use the database.
+func (a *applier) reconcile(ctx context.Context, s deploymentRow, urgent <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	if backend == nil {
 		return false, a.lacks(ctx, s)
@@ -318,7 +318,7 @@ func (a *applier) reconcile(ctx context.Context, s deploymentRow, wanted <-chan 
 		a.count(func(st *OrderStatus) { st.Failed++ })
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
-	done, err := a.turn(ctx, wanted)
+	done, err := a.acquire(ctx, urgent)
 	if err != nil {
 		return false, fmt.Errorf("wait for a turn to use the database: %w", err)
 	}
@@ -414,22 +414,23 @@ func (a *applier) noRoom(ctx context.Context, s deploymentRow, todo steps, err e
 	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomRetry, s.Ordered, s.OrderedAt)
 }
 
-// turnsMax is how many calls of a tick use the database at once. Deployments that nobody waits for would else take all
-// connections of the leader once a second, and the one that is wanted would wait for each of them.
-const turnsMax = 3
+// connsMax is how many rounds of a tick use the database at once. Deployments that nobody waits for would else take all
+// connections of the leader once a second, and the one that is waited for would come behind each of them.
+const connsMax = 3
 
-// turn waits for a turn to use the database, which the caller ends, or until the call is wanted: then it needs none.
-func (a *applier) turn(ctx context.Context, wanted <-chan struct{}) (done func(), err error) {
+// acquire waits until a round may use the database, which the caller ends, or until the round is urgent: then it does
+// not wait for others.
+func (a *applier) acquire(ctx context.Context, urgent <-chan struct{}) (done func(), err error) {
 	select {
-	case <-wanted:
+	case <-urgent:
 		return func() {}, nil
 	default:
 	}
 	select {
-	case <-wanted:
+	case <-urgent:
 		return func() {}, nil
-	case a.turns <- struct{}{}:
-		return func() { <-a.turns }, nil
+	case a.conns <- struct{}{}:
+		return func() { <-a.conns }, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

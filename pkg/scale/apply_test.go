@@ -93,7 +93,7 @@ func (w *term) round() {
 		w.t.Fatal(err)
 	}
 	var calls sync.WaitGroup
-	if err := w.duty.applier.round(w.t.Context(), &calls, nil); err != nil {
+	if err := w.duty.applier.startRounds(w.t.Context(), &calls, nil); err != nil {
 		w.t.Fatal(err)
 	}
 	calls.Wait()
@@ -124,7 +124,7 @@ func TestATermThatIsOverOrdersNothing(t *testing.T) {
 		}
 		before := len(c.orders)
 		var calls sync.WaitGroup
-		if err := late.applier.round(t.Context(), &calls, nil); err != nil {
+		if err := late.applier.startRounds(t.Context(), &calls, nil); err != nil {
 			t.Fatal(err)
 		}
 		calls.Wait()
@@ -240,8 +240,8 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	rounds := func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		c := a.busy["llama-own"]
-		return c != nil && c.again
+		r := a.rounds["llama-own"]
+		return r != nil && r.again
 	}
 	for deadline := time.Now().Add(time.Minute); !rounds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -258,7 +258,7 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 }
 
 // A round that is asked for some models reads all of them under a budget, and where they are many. It calls no backend
-// for the others, and repeats no call of theirs.
+// for the others, and repeats no round of theirs.
 func TestARoundThatIsAskedForConcernsNoOtherModel(t *testing.T) {
 	db := driven(t)
 	do(t, db, `SELECT penstock.set_scale_setting('scale.budget', '100')`)
@@ -273,8 +273,8 @@ func TestARoundThatIsAskedForConcernsNoOtherModel(t *testing.T) {
 	for _, name := range names {
 		asked[name] = true
 		var calls sync.WaitGroup
-		a.begin("llama-own", false) // a call of another model is under way
-		if err := a.round(t.Context(), &calls, maps.Clone(asked)); err != nil {
+		a.begin("llama-own", false) // a round of another model is under way
+		if err := a.startRounds(t.Context(), &calls, maps.Clone(asked)); err != nil {
 			t.Fatal(err)
 		}
 		for range asked {
@@ -285,12 +285,12 @@ func TestARoundThatIsAskedForConcernsNoOtherModel(t *testing.T) {
 			t.Errorf("%d lists, want those of %d models", n, len(asked))
 		}
 		if a.end("llama-own") {
-			t.Error("the call of another model is to be repeated")
+			t.Error("the round of another model is to be repeated")
 		}
 	}
 }
 
-// A deployment that is wanted waits for no turn behind a round of the tick that does: that round ends, without a turn.
+// A deployment that is waited for waits for no turn behind a round of the tick that does: that round ends, without a turn.
 func TestAWantedDeploymentDoesNotWaitBehindItsOwnTurn(t *testing.T) {
 	db, c := driven(t), &cluster{}
 	w := newTerm(t, db, c)
@@ -298,12 +298,12 @@ func TestAWantedDeploymentDoesNotWaitBehindItsOwnTurn(t *testing.T) {
 	w.round()
 	a := w.duty.applier
 	override(t, db, 1)
-	for range turnsMax { // other deployments have them
-		a.turns <- struct{}{}
+	for range connsMax { // other deployments have them
+		a.conns <- struct{}{}
 	}
 	do(t, db, `UPDATE penstock.deployment_state SET seen_at = clock_timestamp() - interval '1 minute'`)
 	var calls sync.WaitGroup
-	if err := a.round(t.Context(), &calls, nil); err != nil {
+	if err := a.startRounds(t.Context(), &calls, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := w.duty.Pass(t.Context()); err != nil {
@@ -313,7 +313,7 @@ func TestAWantedDeploymentDoesNotWaitBehindItsOwnTurn(t *testing.T) {
 	for started := false; !started; {
 		select {
 		case <-a.wake:
-			if err := a.round(t.Context(), &calls, a.take()); err != nil {
+			if err := a.startRounds(t.Context(), &calls, a.take()); err != nil {
 				t.Fatal(err)
 			}
 		case <-time.After(time.Millisecond):
@@ -333,11 +333,11 @@ func TestARoundThatRunsOutOfTimeIsLogged(t *testing.T) {
 		Backends: map[string]Backend{backendLocal: &cluster{}}, Log: slog.New(slog.NewTextHandler(&log, nil)),
 	}.withDefaults())
 	a.limit = time.Millisecond
-	for range turnsMax {
-		a.turns <- struct{}{}
+	for range connsMax {
+		a.conns <- struct{}{}
 	}
 	var calls sync.WaitGroup
-	if err := a.round(t.Context(), &calls, nil); err != nil {
+	if err := a.startRounds(t.Context(), &calls, nil); err != nil {
 		t.Fatal(err)
 	}
 	calls.Wait()

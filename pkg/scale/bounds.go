@@ -3,7 +3,7 @@ package scale
 import "math"
 
 // switched answers for the switches and modes under which nothing is calculated.
-func (t *turn) switched() bool {
+func (t *decider) switched() bool {
 	sw := t.o.Switches
 	t.d.Desired = t.s.Desired
 	switch {
@@ -26,7 +26,7 @@ func (t *turn) switched() bool {
 }
 
 // bound keeps the number within the bounds of the policy, the schedules and the operators.
-func (t *turn) bound() {
+func (t *decider) bound() {
 	if t.d.Desired < t.p.Min {
 		t.note(NoteMin, float64(t.p.Min), float64(t.d.Desired), 0)
 		t.d.Desired = t.p.Min
@@ -44,7 +44,7 @@ func (t *turn) bound() {
 
 // most is the maximum. Where more instances exist, it is the number to which the way down may lead now: a maximum that
 // was lowered, or left out, ends no more instances in a minute than a load that fell. It starts none.
-func (t *turn) most() int {
+func (t *decider) most() int {
 	if t.s.Desired <= t.p.Max {
 		return t.p.Max
 	}
@@ -53,7 +53,7 @@ func (t *turn) most() int {
 }
 
 // cap applies the emergency caps, which hold for overrides too.
-func (t *turn) cap(n int) int {
+func (t *decider) cap(n int) int {
 	limit := math.MaxInt
 	for _, most := range []int{t.p.EmergencyMax, t.o.Switches.MaxAll} {
 		if most > 0 {
@@ -67,8 +67,8 @@ func (t *turn) cap(n int) int {
 	return max(0, n)
 }
 
-// permit applies the mode and the age of the sources to the result.
-func (t *turn) permit() {
+// allow applies the mode and the age of the sources to the result.
+func (t *decider) allow() {
 	if t.d.Desired < t.s.Desired && t.frozen {
 		t.noteSource(NoteFrozen, float64(t.d.Desired), float64(t.s.Desired))
 		t.d.Desired = t.s.Desired

@@ -68,7 +68,7 @@ func TestInstancesAreReplacedOneByOneUnderABudget(t *testing.T) {
 		}
 		d := &modelDecision{in: input{Model: "m", Budget: 10, At: noon}, deployments: rows}
 		d.Desired, d.Apply = 10, true
-		d.parts, d.kept = shares(d.Desired, 0, rows, noon)
+		d.parts, d.kept = shares(d.Desired, 0, rows, modelStarts{}, noon)
 		limitByBudget([]*modelDecision{d}, map[string][]deploymentRow{"m": rows})
 		if sum := d.parts["own"] + d.parts["spot"]; sum != 10 || d.Desired != 10 || len(d.Notes) > 0 {
 			t.Fatalf("round %d: %v, %d desired, %v", round, d.parts, d.Desired, d.Notes)

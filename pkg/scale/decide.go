@@ -15,8 +15,8 @@ const (
 // not work an hour off the shadow queues at once. Of the requests of a longer time the share of elapsedMax counts.
 const elapsedMax = time.Minute
 
-// turn is one decision in the making.
-type turn struct {
+// decider is one decision in the making.
+type decider struct {
 	now     time.Time
 	p       Policy
 	o       Obs
@@ -37,7 +37,7 @@ type turn struct {
 // results. Durations are compared on the clock of now; all sources are read in one observation.
 func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	p = p.WithDefaults()
-	t := turn{now: now, p: p, o: o.sane(now), s: s.sane(now, time.Duration(p.BlockedFor))}
+	t := decider{now: now, p: p, o: o.sane(now), s: s.sane(now, time.Duration(p.BlockedFor))}
 	t.begin()
 	if t.switched() {
 		if t.d.Apply {
@@ -61,12 +61,12 @@ func Decide(now time.Time, p Policy, o Obs, s State) (Decision, State) {
 	}
 	t.bound()
 	t.block()
-	t.permit()
+	t.allow()
 	return t.end()
 }
 
 // penstock is our own algorithm: what would have sufficed all along, and what the present backlog needs.
-func (t *turn) penstock() {
+func (t *decider) penstock() {
 	t.base()
 	t.surge()
 	t.d.Raw = max(t.d.Base, t.d.Surge)
@@ -88,7 +88,7 @@ func (t *turn) penstock() {
 
 // moveWindows moves the windows on while a switch, an override or a mode sets the number, so that the traffic of that
 // time decides at its end. The levels that are found are published; reasons and number stay those of the switch.
-func (t *turn) moveWindows() {
+func (t *decider) moveWindows() {
 	given := t.d
 	t.count()
 	if t.p.Algorithm == Penstock {
@@ -101,7 +101,7 @@ func (t *turn) moveWindows() {
 	t.d = given
 }
 
-func (t *turn) begin() {
+func (t *decider) begin() {
 	t.slots = float64(t.p.Slots)
 	t.s.Changes = recentChanges(t.s.Changes, t.now)
 	advised := t.p.Mode == Advise
@@ -117,7 +117,7 @@ func (t *turn) begin() {
 }
 
 // age marks the sources that are too old. An error is never read as zero.
-func (t *turn) age() {
+func (t *decider) age() {
 	t.source, t.oldest = SourceGateway, time.Duration(t.o.Ages.Gateway)
 	if age := time.Duration(t.o.Ages.Instances); age > t.oldest {
 		t.source, t.oldest = SourceInstances, age
@@ -128,7 +128,7 @@ func (t *turn) age() {
 
 // count adds the requests that arrived to the rates. A stale observation counts nothing: the requests
 // of its time are in the next fresh one.
-func (t *turn) count() {
+func (t *decider) count() {
 	if t.stale {
 		t.noteSource(NoteStale)
 		return
@@ -158,7 +158,7 @@ func (t *turn) count() {
 }
 
 // thin leaves a share of the requests that arrived.
-func (t *turn) thin(share float64) {
+func (t *decider) thin(share float64) {
 	t.o.Arrived *= share
 	t.o.Online *= share
 	t.o.Refused *= share
@@ -170,26 +170,26 @@ const (
 )
 
 // arrived counts refused requests too, at most twice the served: refused clients repeat their requests.
-func (t *turn) arrived() float64 {
+func (t *decider) arrived() float64 {
 	refused := min(t.o.Refused, max(2*t.o.Arrived, 1))
 	return t.o.Arrived + refused
 }
 
 // work is the number of requests that wait or run. Those that will be late start nothing.
-func (t *turn) work() int { return t.waiting() + t.o.Running }
+func (t *decider) work() int { return t.waiting() + t.o.Running }
 
 // waiting leaves out late entries of queues: a request at a gateway is never one of them.
-func (t *turn) waiting() int { return max(t.o.Urgent, t.o.Waiting-t.o.Late) }
+func (t *decider) waiting() int { return max(t.o.Urgent, t.o.Waiting-t.o.Late) }
 
 // service is the seconds that a request holds a slot, guessed at a second while nothing is known.
-func (t *turn) service() float64 {
+func (t *decider) service() float64 {
 	if t.o.Service > 0 {
 		return t.o.Service
 	}
 	return 1
 }
 
-func (t *turn) coldStart() float64 {
+func (t *decider) coldStart() float64 {
 	if t.o.ColdStart > 0 {
 		return t.o.ColdStart
 	}
@@ -197,7 +197,7 @@ func (t *turn) coldStart() float64 {
 }
 
 // end records the decision in the state.
-func (t *turn) end() (Decision, State) {
+func (t *decider) end() (Decision, State) {
 	if t.d.Desired != t.s.Desired && len(t.d.Notes) == 0 { // what had asked for more is over
 		t.note(NoteEnough, float64(t.d.Desired), float64(t.work()), 0)
 	}

@@ -62,7 +62,7 @@ type deploymentRow struct {
 	Registered    int // instances that do not drain
 	Draining      int
 	CreatedAt     time.Time
-	Starts        []time.Time          // registered, and not ready yet
+	NotReady      []time.Time          `db:"starts"` // when the starts began that are registered, and not ready yet
 	Removing      []string             // instances that an order named for removal, and that are not gone
 	RemovingSince map[string]time.Time // since when an order names each of these
 	Unhealthy     map[string]time.Time // since when instances are, by name
@@ -84,10 +84,6 @@ type deploymentRow struct {
 
 	behind bool // a deployment of the model that is filled later has instances in the same backend
 	frees  bool // another one of the model is about to have fewer there
-
-	// Both are known where a number is decided, and not where it is applied.
-	coldStartP95 float64      // of the model, in seconds
-	stuck        StuckHistory // the history of its stuck starts
 }
 
 // now is the time by the clock of the database, which all times of the row are from.
@@ -139,7 +135,7 @@ func (s deploymentRow) unregistered() []time.Time {
 
 // underWay are all starts of the deployment, oldest first.
 func (s deploymentRow) underWay() []time.Time {
-	starts := slices.Concat(s.Starts, s.unregistered())
+	starts := slices.Concat(s.NotReady, s.unregistered())
 	sortTimes(starts)
 	return starts
 }
@@ -208,10 +204,10 @@ func (s deploymentRow) reported() bool {
 
 // present are the instances that serve as far as is known without a report of the backend: those that are ready, and
 // starts that are not stuck.
-func (s deploymentRow) present(now time.Time) int {
+func (s deploymentRow) present(now time.Time, coldStartP95 float64) int {
 	n := s.Ready
 	for _, began := range s.underWay() {
-		if now.Sub(began) <= stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95) {
+		if now.Sub(began) <= stuckAfterOf(s.policy.WithDefaults(), coldStartP95) {
 			n++
 		}
 	}

@@ -104,7 +104,7 @@ func TestATryTakesNothingFromTheNextDeployment(t *testing.T) {
 		{"it is tried", func(s *deploymentRow) { s.RetryAt = &past }, 2, 3},
 		{"the try starts", func(s *deploymentRow) { s.RetryAt, s.Starting = &past, []time.Time{noon} }, 2, 3},
 		{"the try is registered", func(s *deploymentRow) {
-			s.RetryAt, s.Starts, s.Registered = &past, []time.Time{noon}, 2
+			s.RetryAt, s.NotReady, s.Registered = &past, []time.Time{noon}, 2
 		}, 2, 3},
 		{"starts from before the failure stay", func(s *deploymentRow) {
 			s.RetryAt, s.Starting = &soon, []time.Time{failed.Add(-time.Second)}
@@ -229,9 +229,9 @@ func TestTheCapOfADeploymentBindsNoOtherOne(t *testing.T) {
 		"max_all of two":   {[]deploymentRow{capped(0), capped(0)}, 3, 6},
 	} {
 		o := input{MaxAll: c.all}.observe(used{}, c.deployments)
-		turn := turn{p: policyOf(c.deployments), o: o, d: Decision{Desired: 100}}
-		if turn.bound(); turn.d.Desired != c.want {
-			t.Errorf("%s: %d of 100, want %d", name, turn.d.Desired, c.want)
+		maker := decider{p: policyOf(c.deployments), o: o, d: Decision{Desired: 100}}
+		if maker.bound(); maker.d.Desired != c.want {
+			t.Errorf("%s: %d of 100, want %d", name, maker.d.Desired, c.want)
 		}
 	}
 }
@@ -258,8 +258,8 @@ func TestADeploymentThatIsNotReportedIsHeld(t *testing.T) {
 	}{
 		"none of it is registered":    {func(*deploymentRow) {}, 2, 5},
 		"one is ready":                {func(s *deploymentRow) { s.Ready, s.Registered = 1, 1 }, 2, 4},
-		"one starts":                  {func(s *deploymentRow) { s.Starts, s.Registered = []time.Time{lately}, 1 }, 2, 4},
-		"one has started for an hour": {func(s *deploymentRow) { s.Starts, s.Registered = []time.Time{long}, 1 }, 2, 5},
+		"one starts":                  {func(s *deploymentRow) { s.NotReady, s.Registered = []time.Time{lately}, 1 }, 2, 4},
+		"one has started for an hour": {func(s *deploymentRow) { s.NotReady, s.Registered = []time.Time{long}, 1 }, 2, 5},
 		"more are ready than desired": {func(s *deploymentRow) { s.Ready, s.Registered = 4, 4 }, 2, 3},
 		"its starts fail":             {func(s *deploymentRow) { s.Failures, s.FailedAt = blockedAfter, &long }, 2, 5},
 		"an override of 0":            {func(s *deploymentRow) { s.Override, s.OverrideUntil = &none, &later }, 0, 5},
@@ -300,7 +300,7 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 		for ready+len(starts) < first.Desired {
 			starts = append(starts, now)
 		}
-		first.Starts, first.Registered, first.Ready, first.SeenAt = starts, ready+len(starts), ready, &now
+		first.NotReady, first.Registered, first.Ready, first.SeenAt = starts, ready+len(starts), ready, &now
 		next.Ready, next.Registered = next.Desired, next.Desired
 		o := Obs{
 			Waiting: 50, Arrived: 1, Running: 2 * (ready + next.Ready), Service: 10, ColdStart: 60, ColdStartP95: 90, LastRequest: now,
@@ -312,8 +312,7 @@ func TestStartsThatAreStuckBringInTheNextDeployment(t *testing.T) {
 		if d.Replace > 0 {
 			starts = nil
 		}
-		first.stuck, next.stuck = s.Stuck["spot"], s.Stuck["external"]
-		parts := divideAmong(d.Desired, deployments, now)
+		parts, _ := shares(d.Desired, 0, deployments, modelStarts{stuck: s.Stuck}, now)
 		if asked == 0 && parts["external"] > 0 {
 			asked = second
 		}
@@ -472,6 +471,6 @@ func TestAnInstanceThatDoesNotGoIsReported(t *testing.T) {
 
 // divideAmong are the shares of deployments beside which nothing else runs.
 func divideAmong(n int, deployments []deploymentRow, now time.Time) map[string]int {
-	numbers, _ := shares(n, 0, deployments, now)
+	numbers, _ := shares(n, 0, deployments, modelStarts{}, now)
 	return numbers
 }

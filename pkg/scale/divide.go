@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// portion is one deployment of a model (own machines, spot machines, external capacity) with the bounds of its part of
+// part is one deployment of a model (own machines, spot machines, external capacity) with the bounds of its part of
 // the model's number.
-type portion struct {
+type part struct {
 	Name     string
 	Order    int     // filled first, before cost is compared
 	Cost     float64 // of an instance an hour
@@ -28,7 +28,7 @@ type portion struct {
 // the dearest. A deployment that may not change keeps its number, which counts towards n but for those that are
 // Absent. One that is blocked keeps the instances that it has, and the next one is asked for the rest. Its tries come
 // in addition to n: until one of them is ready, no other deployment gives up an instance for them.
-func divide(n int, parts []portion) map[string]int {
+func divide(n int, parts []part) map[string]int {
 	ordered := inOrder(parts)
 	result := make(map[string]int, len(parts))
 	for _, p := range ordered {
@@ -47,9 +47,9 @@ func divide(n int, parts []portion) map[string]int {
 }
 
 // inOrder are the parts in the order in which they are filled.
-func inOrder(parts []portion) []portion {
+func inOrder(parts []part) []part {
 	ordered := slices.Clone(parts)
-	slices.SortStableFunc(ordered, func(a, b portion) int {
+	slices.SortStableFunc(ordered, func(a, b part) int {
 		return cmp.Or(cmp.Compare(a.Order, b.Order), cmp.Compare(a.Cost, b.Cost), cmp.Compare(a.Name, b.Name))
 	})
 	return ordered
@@ -58,7 +58,7 @@ func inOrder(parts []portion) []portion {
 // keepServing adds to the numbers of divide the ready instances that are given up for those of a deployment that is
 // filled before theirs, as long as these are not ready: n ready instances of a model stay n. It returns how many each
 // deployment keeps so. None is kept beyond the number that the deployment has now.
-func keepServing(n int, parts []portion, numbers map[string]int) (kept map[string]int) {
+func keepServing(n int, parts []part, numbers map[string]int) (kept map[string]int) {
 	ordered := inOrder(parts)
 	left := n // ready instances that are wanted beside those that stay in any case
 	for _, p := range ordered {
@@ -77,7 +77,7 @@ func keepServing(n int, parts []portion, numbers map[string]int) (kept map[strin
 	return kept
 }
 
-func (p portion) least() int {
+func (p part) least() int {
 	switch p.Mode {
 	case Disabled, Manual:
 		return p.Current
@@ -87,9 +87,9 @@ func (p portion) least() int {
 	return min(p.Min, p.most())
 }
 
-func (p portion) mayTry() bool { return p.Blocked && p.Mode != Disabled && p.Mode != Manual }
+func (p part) mayTry() bool { return p.Blocked && p.Mode != Disabled && p.Mode != Manual }
 
-func (p portion) most() int {
+func (p part) most() int {
 	if p.Mode == Disabled || p.Mode == Manual {
 		return p.Current
 	}
@@ -103,38 +103,46 @@ func (p portion) most() int {
 	return most
 }
 
+// modelStarts is what is known of the starts of a model where its number is divided.
+type modelStarts struct {
+	coldP95 float64                 // of cold starts, in seconds
+	stuck   map[string]StuckHistory // by deployment; none for the only one: its number has the limit already
+}
+
 // shares divide the number of a model among its deployments. Instances that nothing of ours started count as a part of
 // it wherever the leader drives a backend. A deployment whose backend does not report keeps its number, and the others
 // make up for those of its instances that are absent. kept is how many of each are in its number only until others are
 // ready.
-func shares(n, unmanaged int, deployments []deploymentRow, now time.Time) (numbers, kept map[string]int) {
+func shares(
+	n, unmanaged int, deployments []deploymentRow, starts modelStarts, now time.Time,
+) (numbers, kept map[string]int) {
 	if len(deployments) == 1 && !deployments[0].managed() {
 		return map[string]int{deployments[0].Name: n}, nil
 	}
-	parts := make([]portion, 0, len(deployments))
+	parts := make([]part, 0, len(deployments))
 	for i, s := range deployments {
-		p := s.policy.WithDefaults()
-		part := portion{
-			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Mode: p.Mode,
-			Min: s.capped(max(p.Min, floorAt(p.Floors, now))), Max: s.capped(p.Max),
+		policy := s.policy.WithDefaults()
+		p := part{
+			Name: s.Name, Order: s.FillOrder, Cost: s.Cost, Mode: policy.Mode,
+			Min: s.capped(max(policy.Min, floorAt(policy.Floors, now))), Max: s.capped(policy.Max),
 			Current: s.Desired, Ready: s.Ready, Yields: s.yields(deployments[:i]),
 		}
 		switch {
 		case len(deployments) == 1: // its mode and override are in n already
-			part.Mode = Full
-			part.Max = max(part.Max, n)
-			part.Min = 0
+			p.Mode = Full
+			p.Max = max(p.Max, n)
+			p.Min = 0
 		case s.overridden(now):
-			part.Mode, part.Current = Manual, s.capped(*s.Override)
+			p.Mode, p.Current = Manual, s.capped(*s.Override)
 		case s.unknown(now):
-			part.Mode, part.Current = Manual, s.capped(s.Desired)
-		case part.Mode == Advise:
-			part.Mode = Disabled
+			p.Mode, p.Current = Manual, s.capped(s.Desired)
+		case p.Mode == Advise:
+			p.Mode = Disabled
 		}
 		if len(deployments) > 1 && s.unknown(now) {
-			part.Absent = max(0, part.Current-s.present(now))
+			p.Absent = max(0, p.Current-s.present(now, starts.coldP95))
 		}
-		parts = append(parts, s.limited(part, now))
+		parts = append(parts, s.limited(p, starts, now))
 	}
 	numbers = divide(n-unmanaged, parts)
 	return numbers, keepServing(n-unmanaged, parts, numbers)
@@ -150,33 +158,34 @@ func (s deploymentRow) yields(before []deploymentRow) bool {
 // limited is the part of a deployment whose starts fail, are stuck, or have no room. One whose starts fail or are stuck
 // has one try at a time, which is no part of those that it keeps until it is ready. One without room has one more each
 // time that there was some.
-func (s deploymentRow) limited(part portion, now time.Time) portion {
-	part.Blocked = s.failing() || s.stuck.Blocked || s.noRoom(now)
-	if !part.Blocked {
-		return part
+func (s deploymentRow) limited(p part, starts modelStarts, now time.Time) part {
+	stuck := starts.stuck[s.Name]
+	p.Blocked = s.failing() || stuck.Blocked || s.noRoom(now)
+	if !p.Blocked {
+		return p
 	}
 	if !s.reported() {
-		part.Kept = s.Desired
-		return part
+		p.Kept = s.Desired
+		return p
 	}
-	part.Kept = s.Registered - len(s.Starts)
+	p.Kept = s.Registered - len(s.NotReady)
 	for _, began := range s.underWay() {
 		switch {
-		case now.Sub(began) > stuckAfterOf(s.policy.WithDefaults(), s.coldStartP95):
-		case s.isTry(began):
-			part.Tries++
+		case now.Sub(began) > stuckAfterOf(s.policy.WithDefaults(), starts.coldP95):
+		case s.isTry(began, stuck):
+			p.Tries++
 		default:
-			part.Kept++
+			p.Kept++
 		}
 	}
-	if part.Tries == 0 && !s.backsOff(now) && !now.Before(s.stuck.BlockedUntil) {
-		part.Tries = 1
+	if p.Tries == 0 && !s.backsOff(now) && !now.Before(stuck.BlockedUntil) {
+		p.Tries = 1
 	}
-	return part
+	return p
 }
 
 // isTry says whether a start is one by which a deployment finds out whether starts succeed again.
-func (s deploymentRow) isTry(began time.Time) bool {
+func (s deploymentRow) isTry(began time.Time, stuck StuckHistory) bool {
 	afterFailure := s.failing() && s.FailedAt != nil && began.After(*s.FailedAt)
-	return afterFailure || s.stuck.Blocked && began.After(s.stuck.BlockedUntil)
+	return afterFailure || stuck.Blocked && began.After(stuck.BlockedUntil)
 }

@@ -87,7 +87,7 @@ var sources = map[InputSource]string{
 	SourceGateway: "the report of the gateways", SourceInstances: "the report of the backends about instances",
 }
 
-func (t *turn) note(code NoteCode, a, b, c float64) {
+func (t *decider) note(code NoteCode, a, b, c float64) {
 	if t.d.Notes == nil {
 		t.d.Notes = make([]Note, 0, 4)
 	}
@@ -99,7 +99,7 @@ func (t *turn) note(code NoteCode, a, b, c float64) {
 }
 
 // noteSource notes a reason about the oldest source.
-func (t *turn) noteSource(code NoteCode, numbers ...float64) {
+func (t *decider) noteSource(code NoteCode, numbers ...float64) {
 	t.note(code, 0, 0, 0)
 	n := &t.d.Notes[len(t.d.Notes)-1]
 	n.Source, n.Args[0] = t.source, t.oldest.Seconds()

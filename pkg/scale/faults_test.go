@@ -54,7 +54,7 @@ func (f *faulty) step() {
 	f.t.Helper()
 	_ = f.duty.Pass(f.t.Context())
 	var calls sync.WaitGroup
-	if err := f.duty.applier.round(f.t.Context(), &calls, nil); err != nil {
+	if err := f.duty.applier.startRounds(f.t.Context(), &calls, nil); err != nil {
 		f.t.Fatal(err)
 	}
 	calls.Wait()

@@ -10,7 +10,7 @@ const heldShare = 0.85
 
 // hold keeps a level until the base has been below it for the hold time, and while one instance fewer
 // would be almost full. Level 1 is kept by the hazard of another request.
-func (t *turn) hold() {
+func (t *decider) hold() {
 	t.s.Held = pushLevel(t.s.Held, Level{At: t.now, N: t.d.Base}, t.now.Add(-time.Duration(t.p.Hold)))
 	t.d.Stabilised = t.d.Raw
 	held := t.s.Held[0]
@@ -36,7 +36,7 @@ func (t *turn) hold() {
 
 // begun is how many instances there were when decisions began to be applied, as long as they are held, and for how long
 // they will be. Nothing was known then of what they had done: the hour before may have needed all of them.
-func (t *turn) begun() (n int, left time.Duration) {
+func (t *decider) begun() (n int, left time.Duration) {
 	left = time.Duration(t.p.Hold) - t.now.Sub(t.s.Begun.At)
 	if t.s.Begun.At.IsZero() || left <= 0 {
 		return 0, 0
@@ -49,7 +49,7 @@ const unhealthyFor = 30 * time.Second
 
 // coverUnhealthy adds as many instances as have been unhealthy all the while, at most half as many as are needed, so
 // that probes that fail everywhere do not double the number. After a gap in the observations none has been.
-func (t *turn) coverUnhealthy() {
+func (t *decider) coverUnhealthy() {
 	last := len(t.s.Unhealthy) - 1
 	if last < 0 || t.now.Sub(t.s.Unhealthy[last].At) > unhealthyFor {
 		t.s.Unhealthy = []Level{{At: t.now}}
@@ -67,7 +67,7 @@ func (t *turn) coverUnhealthy() {
 const keptShare = 0.5
 
 // keepWanted does not give up what was wanted a moment ago, by a surge or by the base.
-func (t *turn) keepWanted() {
+func (t *decider) keepWanted() {
 	kept := time.Duration(keptShare * t.coldStart() * float64(time.Second))
 	t.s.Wanted = pushLevel(t.s.Wanted, Level{At: t.now, N: t.d.Raw}, t.now.Add(-kept))
 	if level := min(t.s.Wanted[0].N, t.s.Desired); level > t.d.Stabilised {
@@ -77,7 +77,7 @@ func (t *turn) keepWanted() {
 }
 
 // almostFull is the least level, not above the present one, at which what runs uses at most heldShare.
-func (t *turn) almostFull() int {
+func (t *decider) almostFull() int {
 	level := int(math.Floor(float64(t.o.Running)/(heldShare*t.slots))) + 1
 	if t.o.Running == 0 || level < 2 {
 		return 0
@@ -88,7 +88,7 @@ func (t *turn) almostFull() int {
 // keepOne keeps the last instance while the idle time that the next request would cost is cheaper than
 // the cold start that it would wait for: requests arrive at Recent / 30 min, and a second of a cold start
 // is worth ColdPrice seconds of an idle instance.
-func (t *turn) keepOne() {
+func (t *decider) keepOne() {
 	if t.s.LastUse.IsZero() || t.s.Desired == 0 {
 		return
 	}
@@ -103,12 +103,12 @@ func (t *turn) keepOne() {
 
 // worth is how many cold starts an instance spares that is there for the next request, as many as came within the last
 // 30 minutes, against the price of an idle one.
-func (t *turn) worth(recent float64) float64 {
+func (t *decider) worth(recent float64) float64 {
 	return recent / recentSeconds * t.p.ColdPrice * t.coldStart()
 }
 
 // keepFor is how long the last instance is kept after the last request, as things are.
-func (t *turn) keepFor() time.Duration {
+func (t *decider) keepFor() time.Duration {
 	idle := t.now.Sub(t.s.LastUse)
 	worth := t.worth(t.s.Recent)
 	keep := idle

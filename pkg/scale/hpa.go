@@ -25,7 +25,7 @@ func (p HPAPolicy) withDefaults(slots int) HPAPolicy {
 
 // hpa is desired = ceil(waiting and running / target), within a tolerance, with the highest recommendation
 // of the scale-in window; up by the larger of 4 and 100 % in 15 s. To zero and from it as with KEDA.
-func (t *turn) hpa() {
+func (t *decider) hpa() {
 	p := t.p.HPA.withDefaults(t.p.Slots)
 	metric := float64(t.o.Waiting + t.o.Running)
 	t.d.Raw = ceil(metric/p.Target - 1e-9)
@@ -64,7 +64,7 @@ func (t *turn) hpa() {
 }
 
 // due says whether a cycle begins, for algorithms that do not decide every second.
-func (t *turn) due(period time.Duration) bool {
+func (t *decider) due(period time.Duration) bool {
 	if !t.s.Synced.IsZero() && t.now.Sub(t.s.Synced) < period {
 		t.note(NoteNextCycle, (period - t.now.Sub(t.s.Synced)).Seconds(), 0, 0)
 		return false

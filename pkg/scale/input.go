@@ -43,7 +43,7 @@ type input struct {
 	Refused         int64 // a counter
 	ColdStart       float64
 	ColdStartP95    float64
-	Starts          int64
+	BecameReady     int64 `db:"starts"` // starts that did so
 	ColdSeconds     float64
 	Due             int
 	Late            int
@@ -111,26 +111,26 @@ func (b begun) follow(a arrivals, waits int64, at time.Time) (arrived int64, nex
 // counters are sums that grow, as of the decision before: a decision reads what was added to them since.
 // They are stored with the state, so that a change of leaders counts nothing twice and loses nothing.
 type counters struct {
-	Hour    time.Time `json:"hour,omitzero"`
-	Calls   int64     `json:"calls"` // of Hour
-	BusyMS  int64     `json:"busy_ms"`
-	Online  int64     `json:"online"` // online calls that ended, run or wait
-	Refused int64     `json:"refused"`
-	Starts  int64     `json:"starts"`
-	Cold    float64   `json:"cold"`
+	Hour        time.Time `json:"hour,omitzero"`
+	Calls       int64     `json:"calls"` // of Hour
+	BusyMS      int64     `json:"busy_ms"`
+	Online      int64     `json:"online"` // online calls that ended, run or wait
+	Refused     int64     `json:"refused"`
+	BecameReady int64     `json:"starts"`
+	Cold        float64   `json:"cold"`
 
 	Begun map[string]begun `json:"begun,omitempty"` // by id of the queue
 }
 
 // used is what happened since the decision before.
 type used struct {
-	queued  float64 // requests that came through queues
-	online  float64 // and through gateways
-	refused float64
-	calls   int64
-	busy    float64 // slot-seconds
-	starts  int64   // instances that became ready
-	cold    float64 // seconds that they took
+	queued      float64 // requests that came through queues
+	online      float64 // and through gateways
+	refused     float64
+	calls       int64
+	busy        float64 // slot-seconds
+	becameReady int64   // instances that did
+	cold        float64 // seconds that they took
 }
 
 func (in input) counters(before counters) counters {
@@ -140,7 +140,7 @@ func (in input) counters(before counters) counters {
 	}
 	return counters{
 		Begun: queues,
-		Hour:  in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, Starts: in.Starts,
+		Hour:  in.Hour, Calls: in.Calls, BusyMS: in.BusyMS, Refused: in.Refused, BecameReady: in.BecameReady,
 		Cold:   in.ColdSeconds,
 		Online: in.OnlineCalls + int64(in.OnlineRunning) + int64(in.Urgent),
 	}
@@ -168,7 +168,7 @@ func (in input) since(before counters) used {
 	// Calls that end leave what runs: a fall of the sum is a request that was given up, and no arrival.
 	u.online = float64(max(0, now.Online-before.Online))
 	u.refused = float64(grown(now.Refused, before.Refused))
-	u.starts = max(0, now.Starts-before.Starts)
+	u.becameReady = max(0, now.BecameReady-before.BecameReady)
 	u.cold = max(0, now.Cold-before.Cold)
 	switch calls, busy := in.Calls, in.BusyMS; {
 	case in.Hour.Equal(before.Hour):

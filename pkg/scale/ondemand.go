@@ -10,11 +10,11 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// wanted is a model that has a template and no deployment: its first request makes one.
-type wanted struct {
+// templated is a model that has a template and no deployment: its first request makes one.
+type templated struct {
 	Model  string
 	Queues []int32
-	Wanted bool // something waits
+	Waits  bool `db:"wanted"` // something waits
 }
 
 const (
@@ -26,17 +26,17 @@ const (
 // pruneMax bounds the deployments that a pass removes.
 const pruneMax = 100
 
-// makeWanted makes the deployments of those of the models for which something waits, and returns the ones that
+// makeDeployments makes the deployments of those of the models for which something waits, and returns the ones that
 // still have none.
-func (s *Duty) makeWanted(ctx context.Context, models []string) ([]wanted, error) {
-	all, err := pgx.CollectRows(postgres.Query(ctx, s.db, wantedSQL, models), pgx.RowToStructByName[wanted])
+func (s *Duty) makeDeployments(ctx context.Context, models []string) ([]templated, error) {
+	all, err := pgx.CollectRows(postgres.Query(ctx, s.db, wantedSQL, models), pgx.RowToStructByName[templated])
 	if err != nil {
 		return nil, fmt.Errorf("read models without a deployment: %w", err)
 	}
 	var missing []string
-	for _, w := range all {
-		if w.Wanted {
-			missing = append(missing, w.Model)
+	for _, t := range all {
+		if t.Waits {
+			missing = append(missing, t.Model)
 		}
 	}
 	if len(missing) == 0 {
@@ -56,7 +56,7 @@ func (s *Duty) makeWanted(ctx context.Context, models []string) ([]wanted, error
 	}
 	s.applier.nudge(missing...) // its backend is asked at once what exists
 	s.applier.count(func(st *OrderStatus) { st.Made += int64(len(made)) })
-	return slices.DeleteFunc(all, func(w wanted) bool { return w.Wanted }), nil
+	return slices.DeleteFunc(all, func(t templated) bool { return t.Waits }), nil
 }
 
 // prune removes deployments that were made on demand and have not been used for the idle time of their template.

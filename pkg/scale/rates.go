@@ -14,7 +14,7 @@ const (
 
 // rates limits how fast the number of instances changes. In any period it grows to at most twice, or four
 // more than, the least number of the period, and falls to no less than half, or ten less than, the largest.
-func (t *turn) rates() {
+func (t *decider) rates() {
 	t.d.Desired = t.d.Stabilised
 	switch {
 	case t.d.Desired > t.s.Desired:
@@ -26,12 +26,12 @@ func (t *turn) rates() {
 }
 
 // upLimit is count more than the least number of the period, or twice that number.
-func (t *turn) upLimit(count int, period time.Duration) int {
+func (t *decider) upLimit(count int, period time.Duration) int {
 	least, _ := t.extremes(period)
 	return least + max(count, least)
 }
 
-func (t *turn) limitUp(limit int, code NoteCode) {
+func (t *decider) limitUp(limit int, code NoteCode) {
 	if limit = max(limit, t.s.Desired); t.d.Desired > limit {
 		t.note(code, float64(t.d.Desired), float64(limit), 0)
 		t.d.Desired = limit
@@ -39,14 +39,14 @@ func (t *turn) limitUp(limit int, code NoteCode) {
 }
 
 // slowStart keeps a template that was never ready in the past day to a few instances, until one is ready.
-func (t *turn) slowStart() {
+func (t *decider) slowStart() {
 	if t.o.Ready > 0 || !t.s.WasReady.IsZero() && t.now.Sub(t.s.WasReady) < 24*time.Hour {
 		return
 	}
 	t.limitUp(t.p.SlowStart, NoteSlowStart)
 }
 
-func (t *turn) limitDown() {
+func (t *decider) limitDown() {
 	if limit := min(t.downLimit(), t.s.Desired); t.d.Desired < limit {
 		t.note(NoteRateDown, float64(t.d.Desired), float64(limit), 0)
 		t.d.Desired = limit
@@ -54,13 +54,13 @@ func (t *turn) limitDown() {
 }
 
 // downLimit is the number to which the largest of the last minute may fall.
-func (t *turn) downLimit() int {
+func (t *decider) downLimit() int {
 	_, most := t.extremes(downPeriod)
 	return most - min(downCount, (most+1)/2)
 }
 
 // extremes are the least and the largest desired number of the last period.
-func (t *turn) extremes(period time.Duration) (least, most int) {
+func (t *decider) extremes(period time.Duration) (least, most int) {
 	n := t.s.Desired
 	least, most = n, n
 	for _, change := range slices.Backward(t.s.Changes) {

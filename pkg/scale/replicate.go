@@ -29,7 +29,7 @@ func (p ReplicatePolicy) withDefaults(slots int) ReplicatePolicy {
 
 // replicate is desired = current x metric / target, where the metric is the backlog of one instance. The
 // least recommendation of the last 30 s may raise it, the highest one of the last 2 min may lower it.
-func (t *turn) replicate() {
+func (t *decider) replicate() {
 	p := t.p.Replicate.withDefaults(t.p.Slots)
 	backlog := float64(t.o.Waiting) + p.Headroom
 	if p.Computing {
@@ -56,7 +56,7 @@ func (t *turn) replicate() {
 }
 
 // stabilise takes the recommendations of both windows. The state keeps one a second at most.
-func (t *turn) stabilise(wanted int, p ReplicatePolicy) int {
+func (t *decider) stabilise(wanted int, p ReplicatePolicy) int {
 	oldest := t.now.Add(-time.Duration(max(p.InWindow, p.OutWindow)))
 	window := make([]Level, 0, len(t.s.Window)+1)
 	for _, level := range t.s.Window {
@@ -89,7 +89,7 @@ func (t *turn) stabilise(wanted int, p ReplicatePolicy) int {
 }
 
 // idle keeps the last instance until the last request is older than delay.
-func (t *turn) idle(delay time.Duration) {
+func (t *decider) idle(delay time.Duration) {
 	if t.d.Desired > 0 {
 		return
 	}

@@ -180,68 +180,87 @@ SELECT (SELECT coalesce(array_agg(m.model ORDER BY m.model), '{}')
 // which the numbers of all deployments share, there is one slice.
 func (s *Duty) Pass(ctx context.Context) error {
 	began := time.Now()
-	var models []string
-	if err := s.db.QueryRow(ctx, modelsSQL).Scan(&models, &s.budget); err != nil {
-		return fmt.Errorf("read models with a deployment: %w", err)
+	whole, err := s.passSlices(ctx)
+	if err == nil && whole {
+		_, err = s.passSlices(ctx) // which are one now
 	}
-	s.retain(models)
-	size, whole := s.slice, s.budget
-	if whole {
-		size = max(1, len(models))
-	}
-	for slice := range slices.Chunk(models, size) {
-		if !whole {
-			if err := s.passDue(ctx); err != nil {
-				return err
-			}
-		}
-		if s.budget != whole { // set since: a pass over all was made, which decided for the rest
-			break
-		}
-		if err := s.pass(ctx, slice); err != nil {
-			return err
-		}
+	if err != nil {
+		return err
 	}
 	s.count(func(st *DutyStatus) { st.Passes, st.Took = st.Passes+1, time.Since(began) })
 	return nil
 }
 
+// passSlices decides for all models, slice after slice. whole says that a budget was set since it began: it ended
+// there, and a pass over all is to be made.
+func (s *Duty) passSlices(ctx context.Context) (whole bool, err error) {
+	var models []string
+	if err := s.db.QueryRow(ctx, modelsSQL).Scan(&models, &s.budget); err != nil {
+		return false, fmt.Errorf("read models with a deployment: %w", err)
+	}
+	s.retain(models)
+	size := s.slice
+	if s.budget {
+		size = max(1, len(models))
+	}
+	for slice := range slices.Chunk(models, size) {
+		if !s.budget {
+			if whole, err := s.decideDue(ctx); whole || err != nil {
+				return whole, err
+			}
+		}
+		if whole, err := s.decideFor(ctx, slice); whole || err != nil {
+			return whole, err
+		}
+	}
+	return false, nil
+}
+
 // passDue decides for models that are due, where their rate permits it: under a budget for all.
 func (s *Duty) passDue(ctx context.Context) error {
+	whole, err := s.decideDue(ctx)
+	if err == nil && whole {
+		return s.Pass(ctx)
+	}
+	return err
+}
+
+// decideDue decides for models that are due, where their rate permits it. whole says that there is a budget: it decided
+// for none, and a pass over all is to be made.
+func (s *Duty) decideDue(ctx context.Context) (whole bool, err error) {
 	now := time.Now()
 	due := s.hints.some(s.slice)
 	if len(due) == 0 || s.woken.left(now) > 0 {
-		return nil
+		return false, nil
 	}
 	s.count(func(st *DutyStatus) { st.Woken++ })
 	if s.budget {
 		s.woken.spend(now, wholePause)
-		return s.Pass(ctx)
+		return true, nil
 	}
 	s.woken.spend(now, wokenPause)
-	return s.pass(ctx, due)
+	return s.decideFor(ctx, due)
 }
 
-// pass decides for some models, in a time that does not grow with the number of all. Where it finds that a budget was
-// set since the last pass over all, it makes one.
-func (s *Duty) pass(ctx context.Context, models []string) error {
+// decideFor decides for some models, in a time that does not grow with the number of all. whole says that a budget was
+// set since the last pass over all: it decided for none, and a pass over all is to be made.
+func (s *Duty) decideFor(ctx context.Context, models []string) (whole bool, err error) {
 	s.hints.begin(models)
-	idle, err := s.makeWanted(ctx, models)
+	idle, err := s.makeDeployments(ctx, models)
 	if err != nil {
-		return err
+		return false, err
 	}
 	deployments, err := s.deployments(ctx, models)
 	if err != nil {
-		return err
+		return false, err
 	}
 	undecided := map[string]bool{}
 	inputs, err := s.inputs(ctx, models, undecided)
 	if err != nil {
-		return err
+		return false, err
 	}
 	if len(inputs) > 0 && inputs[0].Budget > 0 && !s.budget {
-		s.budget = true
-		return s.Pass(ctx)
+		return true, nil
 	}
 	all := make([]*modelDecision, 0, len(inputs))
 	for _, in := range inputs {
@@ -260,7 +279,7 @@ func (s *Duty) pass(ctx context.Context, models []string) error {
 		s.past[d.in.Model] = d.past()
 	}
 	s.publish(models, all, undecided, idle)
-	return s.store(ctx, all)
+	return false, s.store(ctx, all)
 }
 
 // inputs reads the inputs of models. Where the row of one cannot be read, each is read alone, and it becomes undecided.
@@ -362,10 +381,10 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 	for i := range deployments {
 		deployments[i].read()
 	}
-	unreported := func(sh deploymentRow) bool {
-		return s.cfg.Backends[sh.Backend] != nil && sh.lists() && sh.SeenAt == nil
+	unreported := func(row deploymentRow) bool {
+		return s.cfg.Backends[row.Backend] != nil && row.lists() && row.SeenAt == nil
 	}
-	if !slices.ContainsFunc(deployments, func(sh deploymentRow) bool { return !unreported(sh) }) {
+	if !slices.ContainsFunc(deployments, func(row deploymentRow) bool { return !unreported(row) }) {
 		return nil, nil //nolint:nilnil // not before a backend has told what exists
 	}
 	before, known := s.past[in.Model]
@@ -393,17 +412,15 @@ func (s *Duty) decide(in input, deployments []deploymentRow) (*modelDecision, er
 		d.used, d.read = u, past{counters: in.counters(before.counters)}
 	}
 	if d.Apply {
-		for i := range deployments {
-			deployments[i].coldStartP95 = in.ColdStartP95
-			if len(deployments) > 1 { // of the only one the number has the limit already
-				deployments[i].stuck = next.Stuck[deployments[i].Name]
-			}
+		starts := modelStarts{coldP95: in.ColdStartP95}
+		if len(deployments) > 1 {
+			starts.stuck = next.Stuck
 		}
 		unmanaged := in.unmanaged(stuckAfterOf(policy, in.ColdStartP95))
-		d.parts, d.kept = shares(d.Desired, unmanaged, deployments, in.At)
-		for _, sh := range deployments {
-			if unreported(sh) && !sh.overridden(in.At) { // a number for what exists would end it
-				delete(d.parts, sh.Name)
+		d.parts, d.kept = shares(d.Desired, unmanaged, deployments, starts, in.At)
+		for _, row := range deployments {
+			if unreported(row) && !row.overridden(in.At) { // a number for what exists would end it
+				delete(d.parts, row.Name)
 			}
 		}
 	}
@@ -425,10 +442,10 @@ func (d *modelDecision) noteFlaws() {
 
 // publish keeps the figures of a pass for metrics, and which of its models sleep. A model that could not be decided
 // keeps the figures of its last decision: alerts on them go on.
-func (s *Duty) publish(models []string, all []*modelDecision, undecided map[string]bool, idle []wanted) {
+func (s *Duty) publish(models []string, all []*modelDecision, undecided map[string]bool, idle []templated) {
 	zero := map[string][]int32{}
-	for _, w := range idle {
-		zero[w.Model] = w.Queues
+	for _, t := range idle {
+		zero[t.Model] = t.Queues
 	}
 	for _, d := range all {
 		if d.Desired == 0 && d.mayGrow() {

@@ -7,7 +7,7 @@ import (
 
 // base finds the least number of instances that would have kept the waits short, had there been as many
 // all along. A backlog that cold starts caused is not in it: the shadow queue of a level knows no cold start.
-func (t *turn) base() {
+func (t *decider) base() {
 	if t.stale {
 		t.d.Base = t.s.Base
 		return
@@ -40,7 +40,7 @@ func (t *turn) base() {
 // shadow moves the queue of each level on by the elapsed time: W = max(0, W + arrived - c). It returns a new
 // slice, or the old one where nothing changes: a state that was stored is not written to. The wait of a level is
 // no longer than that of a lower one, so that all levels from the first empty queue on are empty.
-func (t *turn) shadow(w []float64, arrived float64, bare bool) []float64 {
+func (t *decider) shadow(w []float64, arrived float64, bare bool) []float64 {
 	if len(w) == t.p.Max && arrived == 0 && w[0] == 0 {
 		return w
 	}
@@ -60,8 +60,8 @@ func (t *turn) shadow(w []float64, arrived float64, bare bool) []float64 {
 	return next
 }
 
-// row is a number for each level. The rows of a turn share one allocation.
-func (t *turn) row() []float64 {
+// row is a number for each level. The rows of a decision share one allocation.
+func (t *decider) row() []float64 {
 	n := t.p.Max
 	if len(t.rows) < n {
 		t.rows = make([]float64, rowsMax*n)
@@ -71,37 +71,37 @@ func (t *turn) row() []float64 {
 	return row
 }
 
-// rowsMax is how many rows a turn writes: Shadow, Bare and Late; Online comes with a gateway.
+// rowsMax is how many rows a decision writes: Shadow, Bare and Late; Online comes with a gateway.
 const rowsMax = 3
 
 // capacity of l instances in slot-seconds a second. The reserve is that of the square root rule
 // (Halfin and Whitt 1981): a large fleet can run closer to its limit than a small one.
-func (t *turn) capacity(l int) float64 {
+func (t *decider) capacity(l int) float64 {
 	slots := float64(l) * t.slots
 	return slots * t.p.Rho / (1 + t.p.Beta/math.Sqrt(slots))
 }
 
 // bareCapacity is the capacity without the reserve of a small fleet. Whether requests would have been late is
 // estimated with it, because the reserve guards against the error that lateError accounts for.
-func (t *turn) bareCapacity(l int) float64 { return float64(l) * t.slots * t.p.Rho }
+func (t *decider) bareCapacity(l int) float64 { return float64(l) * t.slots * t.p.Rho }
 
 // free is the work that l instances hold in their slots, which therefore does not wait.
-func (t *turn) free(l int) float64 { return t.p.Phi * float64(l) * t.slots * t.service() }
+func (t *decider) free(l int) float64 { return t.p.Phi * float64(l) * t.slots * t.service() }
 
 // shadowWait is the wait in seconds in the queue of a level; 0 for no level.
-func (t *turn) shadowWait(w []float64, l int) float64 {
+func (t *decider) shadowWait(w []float64, l int) float64 {
 	if l < 1 || l > len(w) {
 		return 0
 	}
 	return t.wait(w, l, t.capacity(l))
 }
 
-func (t *turn) wait(w []float64, l int, capacity float64) float64 {
+func (t *decider) wait(w []float64, l int, capacity float64) float64 {
 	return max(0, w[l-1]-t.free(l)) / capacity
 }
 
 // least is the least level whose wait is at most limit seconds; 0 if its queue is empty with one instance.
-func (t *turn) least(w []float64, limit float64) int {
+func (t *decider) least(w []float64, limit float64) int {
 	if len(w) == 0 || w[0] == 0 {
 		return 0
 	}
@@ -119,13 +119,13 @@ func (t *turn) least(w []float64, limit float64) int {
 const fluidError = 4
 
 // lateError is the error in seconds of the wait in the shadow queue of a level.
-func (t *turn) lateError(l int) float64 {
+func (t *decider) lateError(l int) float64 {
 	return fluidError * t.service() / math.Sqrt(float64(l)*t.slots)
 }
 
 // countLate counts, for each level, the requests that would have waited longer than the SLO. Both sides of
 // the share decay over the hold time, and only with requests: an idle hour forgets nothing.
-func (t *turn) countLate() {
+func (t *decider) countLate() {
 	arrived := t.arrived()
 	if t.p.Tolerated == 0 || arrived == 0 && len(t.s.Late) == t.p.Max {
 		return
@@ -159,7 +159,7 @@ const lateLeast = 1e-6
 // tolerable is the least level with which no more than the tolerated share of the requests would have been
 // late. One short peak of many does not hold its level then. Without the history of a hold time the last
 // peak is all that is known, and each counts.
-func (t *turn) tolerable() int {
+func (t *decider) tolerable() int {
 	if t.p.Tolerated == 0 || len(t.s.Late) == 0 || t.now.Sub(t.s.Since) < time.Duration(t.p.Hold) {
 		return math.MaxInt
 	}

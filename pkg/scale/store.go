@@ -129,7 +129,7 @@ func (m *minute) add(d *modelDecision, o Obs) {
 	m.Calls += u.calls
 	m.Busy += u.busy
 	m.Refused += u.refused
-	m.Starts += u.starts
+	m.Starts += u.becameReady
 	m.Cold += u.cold
 	m.Waiting, m.Running = max(m.Waiting, o.Waiting), max(m.Running, o.Running)
 	m.Base, m.Raw = max(m.Base, d.Base), max(m.Raw, d.Raw)
@@ -225,15 +225,15 @@ func (s *Duty) storeOnce(ctx context.Context, all []*modelDecision) error {
 // replaced, or its state is old.
 func (s *Duty) collect(d *modelDecision, rows *outcome) error {
 	at := d.in.At
-	for _, sh := range d.deployments {
-		n, decided := d.parts[sh.Name]
-		row := storedDeployment{Name: sh.Name, Desired: n}
+	for _, row := range d.deployments {
+		n, decided := d.parts[row.Name]
+		stored := storedDeployment{Name: row.Name, Desired: n}
 		if d.Replace > 0 {
-			before := at.Add(-stuckAfterOf(sh.policy.WithDefaults(), d.in.ColdStartP95))
-			row.ReplaceBefore = &before
+			before := at.Add(-stuckAfterOf(row.policy.WithDefaults(), d.in.ColdStartP95))
+			stored.ReplaceBefore = &before
 		}
-		if decided && sh.told() && (n != sh.Desired || sh.DecidedAt == nil || row.ReplaceBefore != nil) {
-			rows.deployments = append(rows.deployments, row)
+		if decided && row.told() && (n != row.Desired || row.DecidedAt == nil || stored.ReplaceBefore != nil) {
+			rows.deployments = append(rows.deployments, stored)
 			rows.models = append(rows.models, d.in.Model)
 		}
 	}

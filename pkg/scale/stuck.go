@@ -9,16 +9,16 @@ import (
 const replacementsMax = 3
 
 // stuckAfter is the age at which a start is stuck.
-func (t *turn) stuckAfter() time.Duration { return stuckAfterOf(t.p, t.o.ColdStartP95) }
+func (t *decider) stuckAfter() time.Duration { return stuckAfterOf(t.p, t.o.ColdStartP95) }
 
 func stuckAfterOf(p Policy, coldStartP95 float64) time.Duration {
 	return max(time.Duration(3*coldStartP95*float64(time.Second)), time.Duration(p.StuckMin))
 }
 
 // liveStarts are those that are not stuck. Starts are ordered, oldest first.
-func (t *turn) liveStarts() []time.Time { return t.live(t.o.Starting) }
+func (t *decider) liveStarts() []time.Time { return t.live(t.o.Starting) }
 
-func (t *turn) live(starts []time.Time) []time.Time {
+func (t *decider) live(starts []time.Time) []time.Time {
 	for i, since := range starts {
 		if t.now.Sub(since) <= t.stuckAfter() {
 			return starts[i:]
@@ -28,7 +28,7 @@ func (t *turn) live(starts []time.Time) []time.Time {
 }
 
 // deployments are those of the model. Where they are not given apart, the model has one.
-func (t *turn) deployments() []DeploymentStarts {
+func (t *decider) deployments() []DeploymentStarts {
 	if len(t.o.Deployments) > 0 {
 		return t.o.Deployments
 	}
@@ -38,7 +38,7 @@ func (t *turn) deployments() []DeploymentStarts {
 // countStuck has stuck starts replaced, three times for each deployment. One that is blocked after them has one try
 // at a time, until the try is ready; where an operator sets its number, nothing limits it, and the tries are the
 // replacements of those starts.
-func (t *turn) countStuck() {
+func (t *decider) countStuck() {
 	history := map[string]StuckHistory{}
 	for _, d := range t.deployments() {
 		h := t.s.Stuck[d.Name]
@@ -58,7 +58,7 @@ func (t *turn) countStuck() {
 }
 
 // follow brings the history of a deployment up to now, and returns how many starts of it are to be replaced.
-func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace int) {
+func (t *decider) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace int) {
 	again := t.now.Sub(h.ReplacedAt) > t.stuckAfter()
 	blockedUntil := t.now.Add(time.Duration(t.p.BlockedFor))
 	switch {
@@ -93,7 +93,7 @@ func (t *turn) follow(h *StuckHistory, d DeploymentStarts, stuck int) (replace i
 
 // block limits the starts of blocked deployments. The only one of a model limits the number of the model, which may
 // always fall; of several the others are asked for the share of a blocked one, see divide.
-func (t *turn) block() {
+func (t *decider) block() {
 	deployments := t.deployments()
 	for _, d := range deployments {
 		h := t.s.Stuck[d.Name]
@@ -110,7 +110,7 @@ func (t *turn) block() {
 }
 
 // kept are the instances of a blocked deployment that are ready or about to be, and a try where it is time for one.
-func (t *turn) kept(d DeploymentStarts, h StuckHistory) int {
+func (t *decider) kept(d DeploymentStarts, h StuckHistory) int {
 	live := t.live(d.Starting)
 	n := d.Ready + len(live)
 	trying := len(live) > 0 && !live[len(live)-1].Before(h.BlockedUntil)

@@ -5,7 +5,7 @@ import "time"
 // surge is the level that the backlog needs which is really there: what waits when a start begun now is
 // ready must not exceed what spare capacity works off in the drain time. Starts under way count.
 // It does not enter the hold: a level that one backlog needed is given up soon after the backlog.
-func (t *turn) surge() {
+func (t *decider) surge() {
 	waiting := float64(t.waiting())
 	if t.o.Late > 0 {
 		t.note(NoteLate, float64(t.o.Late), 0, 0)
@@ -38,7 +38,7 @@ const (
 
 // followUnused notes since when fewer requests of queues run than instances are ready, while others wait, and whether
 // that limits the surge. Requests that wait at a gateway wait for nothing but slots.
-func (t *turn) followUnused() {
+func (t *decider) followUnused() {
 	running, ready := t.o.Running, t.o.Ready
 	used := ready > 0 && running >= ready && float64(running) >= usedShare*float64(ready)*t.slots
 	switch {
@@ -56,7 +56,7 @@ func (t *turn) followUnused() {
 
 // sufficient is the least level that works off the work in slot-seconds, with load more coming each second.
 // Instances that are ready come first, then starts by their age, then new starts.
-func (t *turn) sufficient(work, load float64) int {
+func (t *decider) sufficient(work, load float64) int {
 	cold, drain := t.coldStart(), t.p.Drain.Float()
 	back := work + load*cold
 	starts := t.liveStarts()
@@ -81,6 +81,6 @@ func (t *turn) sufficient(work, load float64) int {
 }
 
 // spare is the capacity of a level, in slots, that the load leaves.
-func (t *turn) spare(level int, load float64) float64 {
+func (t *decider) spare(level int, load float64) float64 {
 	return max(0, float64(level)*t.slots-load)
 }

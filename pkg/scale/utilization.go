@@ -32,7 +32,7 @@ func (p UtilizationPolicy) withDefaults() UtilizationPolicy {
 
 // utilization decides every five minutes. Its loads are means, which are zero while what arrived before still waits. So
 // zero is not left to them: work keeps one instance, or begins one without waiting for a cycle.
-func (t *turn) utilization() {
+func (t *decider) utilization() {
 	t.utilizationCycle()
 	if t.d.Desired == 0 && t.work() > 0 {
 		t.d.Desired = 1
@@ -41,7 +41,7 @@ func (t *turn) utilization() {
 	t.zero()
 }
 
-func (t *turn) utilizationCycle() {
+func (t *decider) utilizationCycle() {
 	p := t.p.Utilization.withDefaults()
 	t.d.Stabilised = t.s.Desired
 	if !t.due(time.Duration(p.Period)) {
@@ -65,7 +65,7 @@ func (t *turn) utilizationCycle() {
 }
 
 // load is the number of instances that the busy seconds of a minute fill.
-func (t *turn) load(p UtilizationPolicy) float64 {
+func (t *decider) load(p UtilizationPolicy) float64 {
 	busy := t.o.Busy
 	if p.Forecast || p.Variant == "band" {
 		busy = max(busy, t.o.Forecast)
@@ -74,7 +74,7 @@ func (t *turn) load(p UtilizationPolicy) float64 {
 }
 
 // inBand leaves the number alone between 1 / (factor + 0.15) and 1 / factor.
-func (t *turn) inBand(p UtilizationPolicy) int {
+func (t *decider) inBand(p UtilizationPolicy) int {
 	load := t.load(p)
 	used := load / float64(max(1, t.s.Desired))
 	if used >= 1/(p.Factor+0.15) && used <= 1/p.Factor {
@@ -87,7 +87,7 @@ func (t *turn) inBand(p UtilizationPolicy) int {
 
 // withinBounds compares what healthy instances use with the upper bound, and what requested ones would
 // use with the lower one.
-func (t *turn) withinBounds(p UtilizationPolicy) int {
+func (t *decider) withinBounds(p UtilizationPolicy) int {
 	load := t.load(p) * p.Scale
 	if p.OutOfCap && t.o.Refused > 0 {
 		served := max(t.o.Arrived, 0.1)

@@ -1,7 +1,7 @@
 package scale
 
 // keepRunning never asks for fewer instances than run requests: a drain ends by itself.
-func (t *turn) keepRunning() {
+func (t *decider) keepRunning() {
 	busy := ceil(float64(t.o.Running) / t.slots)
 	if busy = min(busy, t.s.Desired); t.d.Desired < busy {
 		t.note(NoteRunning, float64(busy), float64(t.o.Running), 0)
@@ -11,7 +11,7 @@ func (t *turn) keepRunning() {
 
 // zero permits the way to zero only if nothing waits, runs or is due within a cold start, and the last
 // request is known.
-func (t *turn) zero() {
+func (t *decider) zero() {
 	if t.d.Desired > 0 {
 		if t.s.Desired == 0 {
 			t.note(NoteWake, float64(t.work()), 0, 0)
@@ -34,7 +34,7 @@ func (t *turn) zero() {
 }
 
 // keep leaves the last instance where there is one.
-func (t *turn) keep(code NoteCode) {
+func (t *decider) keep(code NoteCode) {
 	if t.s.Desired > 0 {
 		t.d.Desired = 1
 		t.note(code, 0, 0, 0)
