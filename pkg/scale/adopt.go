@@ -7,7 +7,7 @@ import (
 
 // isTaken says whether an instance of the backend is registered, under its name or by its endpoint, and belongs to no
 // deployment: registering it takes it over, or is refused. Requests may run there, which this deployment cannot drain.
-func (s deploymentRow) isTaken(f BackendInstance) bool {
+func (s applied) isTaken(f BackendInstance) bool {
 	return slices.ContainsFunc(s.others, func(r registration) bool {
 		return r.Server == f.Name || f.Endpoint != "" && r.Endpoint == f.Endpoint
 	})
@@ -40,7 +40,7 @@ const beganEarlier = 2 * time.Second
 
 // followed says whether a start was seen from its beginning on: it began under this deployment, and no report of the
 // backend was missing since. How long another one took is not known, however old it is.
-func (s deploymentRow) followed(began time.Time) bool {
+func (s applied) followed(began time.Time) bool {
 	if began.Before(s.CreatedAt.Add(-beganEarlier)) || s.SeenAt == nil || s.now().Sub(*s.SeenAt) > blindAfter {
 		return false
 	}

@@ -171,7 +171,7 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 	if asked == nil {
 		rows = withoutResting(rows, now)
 	} else {
-		rows = slices.DeleteFunc(rows, func(s deploymentRow) bool { return !asked[s.Model] })
+		rows = slices.DeleteFunc(rows, func(s applied) bool { return !asked[s.Model] })
 	}
 	for _, s := range rows {
 		if a.cfg.Backends[s.Backend] == nil && !s.managed() {
@@ -203,7 +203,7 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 }
 
 // retain forgets what was noted about deployments that were removed: one that gets the name of another is not that one.
-func (a *applier) retain(rows []deploymentRow) {
+func (a *applier) retain(rows []applied) {
 	exists := make(map[string]bool, len(rows))
 	for _, s := range rows {
 		exists[s.Name] = true
@@ -218,7 +218,7 @@ func (a *applier) retain(rows []deploymentRow) {
 
 // deployments reads the deployments of the models, or those of all: where asked is nil, and under a budget, since
 // whether there is room for one more depends on all.
-func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]deploymentRow, error) {
+func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]applied, error) {
 	if asked != nil {
 		models := slices.Sorted(maps.Keys(asked))
 		rows, err := pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsOfSQL, models), readDeployment)
@@ -227,30 +227,6 @@ func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]dep
 		}
 	}
 	return pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsSQL), readDeployment)
-}
-
-// readDeployment notes when a row was read: the times in it are compared with the clock of the database.
-func readDeployment(row pgx.CollectableRow) (deploymentRow, error) {
-	s, err := pgx.RowToStructByName[deploymentRow](row)
-	s.readAt = time.Now()
-	s.read()
-	return s, err
-}
-
-// withoutResting leaves out deployments at rest but for those whose reports are oldest: asking the backends of a
-// thousand idle models once a second would hold up the one that is waited for.
-func withoutResting(rows []deploymentRow, now time.Time) []deploymentRow {
-	var old, kept []deploymentRow
-	for _, s := range rows {
-		switch {
-		case !s.rests():
-			kept = append(kept, s)
-		case now.Sub(*s.SeenAt) >= restEvery:
-			old = append(old, s)
-		}
-	}
-	slices.SortFunc(old, func(a, b deploymentRow) int { return a.SeenAt.Compare(*b.SeenAt) })
-	return append(kept, old[:min(len(old), restMax)]...)
 }
 
 // begin begins a round of the deployment, or returns nil where one is under way. Another one that was asked for is not
@@ -303,7 +279,7 @@ SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS N
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
 // and gives the order. It says whether it ordered starts from a backend that lists them. Until it
 // is urgent it waits for its turn to use the database.
-func (a *applier) reconcile(ctx context.Context, s deploymentRow, urgent <-chan struct{}) (starts bool, err error) {
+func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	if backend == nil {
 		return false, a.lacks(ctx, s)
@@ -400,7 +376,7 @@ func (a *applier) waits(o Order) bool {
 // noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
 // the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
 // these have the room, they give it up as long as the order has not failed too often.
-func (a *applier) noRoom(ctx context.Context, s deploymentRow, todo steps, err error) (noted bool, failed error) {
+func (a *applier) noRoom(ctx context.Context, s applied, todo steps, err error) (noted bool, failed error) {
 	switch {
 	case !errors.Is(err, ErrNoRoom):
 		return false, nil
@@ -438,7 +414,7 @@ func (a *applier) acquire(ctx context.Context, urgent <-chan struct{}) (done fun
 
 // prepare writes what follows from the report of a backend, and returns the steps, with the order that is to be given.
 func (a *applier) prepare(
-	ctx context.Context, s deploymentRow, place string, found []BackendInstance, listed bool,
+	ctx context.Context, s applied, place string, found []BackendInstance, listed bool,
 ) (steps, error) {
 	registered, err := pgx.CollectRows(
 		postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model, servers(found), endpoints(found)),
@@ -474,7 +450,7 @@ func (a *applier) prepare(
 
 // placeOf is where the instances of a deployment are that a backend starts; empty where it is bound to no place. It
 // returns an error wrapping ErrElsewhere where there are some in another one: here they would count as gone.
-func placeOf(backend Backend, s deploymentRow) (string, error) {
+func placeOf(backend Backend, s applied) (string, error) {
 	placed, bound := backend.(Placed)
 	if !bound {
 		return "", nil
@@ -492,7 +468,7 @@ func placeOf(backend Backend, s deploymentRow) (string, error) {
 }
 
 // isNews says whether an order to a backend that lists nothing differs from the one that it confirmed.
-func (a *applier) isNews(s deploymentRow, o *Order) bool {
+func (a *applier) isNews(s applied, o *Order) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	same := o.Count == s.Ordered && s.AppliedID == s.OrderID && a.removed[s.Name] == strings.Join(o.Remove, " ")

@@ -935,8 +935,8 @@ func TestARoundLocksInstancesBeforeTheirVersion(t *testing.T) {
 	}
 }
 
-func decidedRow() deploymentRow {
-	return deploymentRow{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}
+func decidedRow() applied {
+	return applied{deploymentRow: deploymentRow{Name: "llama-own", Model: "llama", Backend: backendLocal, Mode: "full"}}
 }
 
 func TestAStartThatDoesNotComeAgesWhileItsOrderIsConfirmed(t *testing.T) {

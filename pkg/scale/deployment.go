@@ -71,27 +71,10 @@ type deploymentRow struct {
 	Budget        float64   // of all deployments, in cost an hour; 0 for none
 	At            time.Time // when the row was read
 
-	readAt time.Time // At by the clock of this machine
-	policy Policy    // read from Policy
-	flaws  []string  // of Policy
-	full   bool      // bounds and the budget have no room for one instance more than desired
-	ahead  bool      // a time in it was in the future, as after the clock was set back: it is to be written anew
-	// Instances that the backend reported and that could not be registered when they were last tried, by name.
-	refused map[string]refusal
-	// Instances of the model that belong to no deployment and have the name or the endpoint of one that the backend
-	// reported. They are known where a number is applied.
-	others []registration
-
-	behind bool // a deployment of the model that is filled later has instances in the same backend
-	frees  bool // another one of the model is about to have fewer there
-}
-
-// now is the time by the clock of the database, which all times of the row are from.
-func (s deploymentRow) now() time.Time {
-	if s.At.IsZero() {
-		return time.Now()
-	}
-	return s.At.Add(time.Since(s.readAt))
+	// Of its reading.
+	policy Policy   // read from Policy
+	flaws  []string // of Policy
+	ahead  bool     // a time in it was in the future, as after the clock was set back: it is to be written anew
 }
 
 // The backends that the leader drives. The others publish a number.
@@ -233,40 +216,6 @@ func (s *deploymentRow) read() {
 	s.policy, s.flaws = readPolicy(s.Policy)
 	s.policy.Mode = Mode(s.Mode)
 	s.sane(s.At)
-}
-
-// bounded notes which deployments may not have one instance more than desired, not even while they replace one.
-func bounded(deployments []deploymentRow, now time.Time) {
-	cost := 0.0
-	for _, s := range deployments {
-		if s.Cost <= costMax { // not so if it is no number
-			cost += float64(s.atMost(now)) * s.Cost
-		}
-	}
-	for i := range deployments {
-		s := &deployments[i]
-		p := s.policy.WithDefaults()
-		s.full = s.Budget > 0 && !(cost+s.Cost <= s.Budget)
-		for _, most := range []int{p.Max, p.EmergencyMax, int(s.MaxAll)} {
-			s.full = s.full || most > 0 && s.Desired >= most
-		}
-	}
-}
-
-// neighbours notes for each deployment which room others of its model have in the same backend, or give up. Those of
-// a model come one after another, in the order in which they are filled.
-func neighbours(deployments []deploymentRow, now time.Time) {
-	for i := range deployments {
-		s := &deployments[i]
-		for j, other := range deployments {
-			if i == j || other.Model != s.Model || other.Backend != s.Backend {
-				continue
-			}
-			s.behind = s.behind || j > i && other.Existing != nil && *other.Existing > 0
-			leaves := func(name string) bool { return !other.overdue(name, now) }
-			s.frees = s.frees || slices.ContainsFunc(other.Removing, leaves)
-		}
-	}
 }
 
 // removingMax is how long an instance that an order named for removal may take to go: a process or a pod that is asked

@@ -415,12 +415,12 @@ func TestRoomOfAnInstanceThatDoesNotGoIsNotWaitedFor(t *testing.T) {
 		frees bool
 	}{"just named": {time.Second, true}, "four minutes": {4 * time.Minute, true}, "six minutes": {6 * time.Minute, false}} {
 		t.Run(name, func(t *testing.T) {
-			deployments := []deploymentRow{
-				{Name: "new", Model: "m", Backend: backendLocal},
-				{
+			deployments := []applied{
+				{deploymentRow: deploymentRow{Name: "new", Model: "m", Backend: backendLocal}},
+				{deploymentRow: deploymentRow{
 					Name: "old", Model: "m", Backend: backendLocal, Removing: []string{"a"},
 					RemovingSince: map[string]time.Time{"a": noon.Add(-c.ago)},
-				},
+				}},
 			}
 			if neighbours(deployments, noon); deployments[0].frees != c.frees {
 				t.Errorf("room becomes free: %v, want %v", deployments[0].frees, c.frees)

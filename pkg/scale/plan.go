@@ -71,7 +71,7 @@ type steps struct {
 // plan compares what a deployment is to have with what is registered and what its backend reported. listed
 // says that found is all that exists. It is pure. No step stops an instance that may have a request:
 // a victim is drained, and named for removal when no slot of it is held.
-func plan(s deploymentRow, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
+func plan(s applied, registered []registration, found []BackendInstance, listed bool, now time.Time) steps {
 	p := planner{s: s, now: now, listed: listed, policy: s.policy.WithDefaults()}
 	p.join(registered, found)
 	p.followUnhealthy()
@@ -88,7 +88,7 @@ func plan(s deploymentRow, registered []registration, found []BackendInstance, l
 }
 
 type planner struct {
-	s       deploymentRow
+	s       applied
 	policy  Policy
 	now     time.Time
 	listed  bool

@@ -40,12 +40,12 @@ func in(all ...registration) []BackendInstance {
 	return found
 }
 
-func decided(desired, ordered int) deploymentRow {
+func decided(desired, ordered int) applied {
 	at := began(time.Minute)
-	return deploymentRow{
+	return applied{deploymentRow: deploymentRow{
 		Name: "own", Model: "llama", Backend: backendLocal, Mode: "full", Desired: desired, DecidedAt: &at, OrderID: 7,
 		AppliedID: 7, AppliedAt: &at, Ordered: ordered, TemplateHash: "t1",
-	}
+	}}
 }
 
 func TestPlan(t *testing.T) {
@@ -101,7 +101,7 @@ func TestPlan(t *testing.T) {
 
 	for _, c := range []struct {
 		name       string
-		s          deploymentRow
+		s          applied
 		registered []registration
 		found      []BackendInstance
 		unlisted   bool
@@ -457,7 +457,7 @@ func TestAnInstanceIsNotRegisteredWhileItIsRemoved(t *testing.T) {
 	old := began(10 * time.Minute)
 	stuck := decided(1, 1)
 	stuck.ReplaceBefore = &old
-	for name, s := range map[string]deploymentRow{"one fewer": decided(0, 1), "stuck": stuck} {
+	for name, s := range map[string]applied{"one fewer": decided(0, 1), "stuck": stuck} {
 		s.refused = map[string]refusal{"a": {n: 3, message: "refused"}}
 		for range 2 {
 			todo := plan(s, nil, in(ready(1, 0)), true, noon)

@@ -97,7 +97,7 @@ ON CONFLICT (name) DO UPDATE SET error = excluded.error`
 
 // write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
 // new.
-func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo *steps) error {
+func (a *applier) write(ctx context.Context, s applied, place string, todo *steps) error {
 	failures, message := s.Failures, s.Error
 	if todo.failed > 0 {
 		failures, message = failures+1, todo.message
@@ -127,7 +127,7 @@ func (a *applier) write(ctx context.Context, s deploymentRow, place string, todo
 // writeTx is the transaction of write: the locks, the instances, then the state of the deployment with the number of
 // failures in a row and the message.
 func (p *steps) writeTx(
-	ctx context.Context, tx pgx.Tx, s deploymentRow, place string, failures int, message string,
+	ctx context.Context, tx pgx.Tx, s applied, place string, failures int, message string,
 ) error {
 	if len(p.register) > 0 {
 		if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
@@ -164,7 +164,7 @@ func (p *steps) writeTx(
 
 // writeInstances registers, forgets and drains instances, each under a savepoint: one that is refused holds up no other
 // one, and is told by the first error.
-func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) (refused, err error) {
+func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s applied) (refused, err error) {
 	each := func(names []string, doing string, change func(tx pgx.Tx, name string) error) (failed map[string]error) {
 		failed = map[string]error{}
 		for _, name := range names {
@@ -206,7 +206,7 @@ func (p *steps) writeInstances(ctx context.Context, tx pgx.Tx, s deploymentRow) 
 
 // register registers an instance that a backend reported: with the slots of the policy where the backend knows none.
 // Without the time at which its start began, where that was not followed, its age is no cold start.
-func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance) error {
+func register(ctx context.Context, tx pgx.Tx, s applied, i BackendInstance) error {
 	slots := max(i.Slots, 1)
 	if i.Slots == 0 {
 		slots = s.policy.WithDefaults().Slots
@@ -224,7 +224,7 @@ func register(ctx context.Context, tx pgx.Tx, s deploymentRow, i BackendInstance
 }
 
 // changes says whether a round has anything to write: a report is written again before it counts as old.
-func (p steps) changes(s deploymentRow, failures int, message string) bool {
+func (p steps) changes(s applied, failures int, message string) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
 	old := s.SeenAt == nil || s.ahead || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
@@ -283,12 +283,12 @@ func pauseAfter(cause error, failures int) time.Duration {
 }
 
 // fail records that an order failed. It is given again after a pause.
-func (a *applier) fail(ctx context.Context, s deploymentRow, cause error) error {
+func (a *applier) fail(ctx context.Context, s applied, cause error) error {
 	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
 // note records why a backend does not answer: what it has is unknown, and not zero.
-func (a *applier) note(ctx context.Context, s deploymentRow, cause error) error {
+func (a *applier) note(ctx context.Context, s applied, cause error) error {
 	if s.Error == messageOf(cause) {
 		return nil
 	}
@@ -297,7 +297,7 @@ func (a *applier) note(ctx context.Context, s deploymentRow, cause error) error 
 
 // lacks notes that the configuration of this leader has no such backend: the number of the deployment is decided, and
 // nothing follows it.
-func (a *applier) lacks(ctx context.Context, s deploymentRow) error {
+func (a *applier) lacks(ctx context.Context, s applied) error {
 	if s.Off || s.Mode == string(Disabled) || s.Mode == string(Advise) {
 		return nil // nothing is to be started or stopped
 	}

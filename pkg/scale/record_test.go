@@ -105,7 +105,9 @@ func TestReportsAreWrittenByTheClockOfTheDatabase(t *testing.T) {
 		existing := 0
 		for age, want := range map[time.Duration]bool{time.Second: false, seenEvery: true} {
 			seen := at.Add(-age)
-			s := deploymentRow{At: at, readAt: time.Now(), SeenAt: &seen, Existing: &existing, Backend: backendLocal}
+			s := applied{
+				deploymentRow: deploymentRow{At: at, SeenAt: &seen, Existing: &existing, Backend: backendLocal}, readAt: time.Now(),
+			}
 			if got := (steps{}).changes(s, 0, ""); got != want {
 				t.Errorf("clock %s off: a report that is %s old is written again: %v", -off, age, got)
 			}

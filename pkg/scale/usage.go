@@ -36,7 +36,7 @@ type instanceReport struct {
 }
 
 // mayDrop says whether a round may have to choose which instances it gives up.
-func mayDrop(s deploymentRow, registered []registration) bool {
+func mayDrop(s applied, registered []registration) bool {
 	other := func(r registration) bool { return r.TemplateHash != "" && r.TemplateHash != s.TemplateHash }
 	return len(registered) > s.Desired || s.TemplateHash != "" && slices.ContainsFunc(registered, other)
 }

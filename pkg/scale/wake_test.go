@@ -155,7 +155,11 @@ func TestDeploymentsAtRestAreAskedInTurn(t *testing.T) {
 		rows = append(rows, deploymentRow{Name: fmt.Sprint("old", i), Existing: &none, SeenAt: seen(restEvery + time.Duration(i)*time.Second)})
 	}
 	var names []string
-	for _, s := range withoutResting(rows, now) {
+	var all []applied
+	for _, row := range rows {
+		all = append(all, applied{deploymentRow: row})
+	}
+	for _, s := range withoutResting(all, now) {
 		names = append(names, s.Name)
 	}
 	if got := names[:4]; !slices.Equal(got, []string{"new", "wanted", "failed", "draining"}) {
