@@ -221,7 +221,10 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 	}
 	s.leases = gateway.NewLeases(gateway.LeasesConfig{NodeLease: g.Lease, Log: s.log}, s.gateway, s.slots, s.member.ID)
 	s.registry = inference.NewRegistry(s.pool, worker.Config{}, time.Second, s.errors.Log("registry", s.log))
-	s.settings = &settingsDuty{server: s, log: s.errors.Log("settings", s.log), ready: make(chan struct{}, 1)}
+	s.settings = &settingsDuty{
+		pool: s.pool, gateway: s.gateway, registry: s.registry, node: s.member.ID, file: g.Snapshot,
+		log: s.errors.Log("settings", s.log), ready: make(chan struct{}, 1),
+	}
 	s.registry.OnChange(s.settings.publish)
 	if conn == nil {
 		s.log.Warn("hand-overs cannot be heard through a pooler in transaction mode: " +
@@ -229,14 +232,14 @@ func (s *server) assemble(conn *pgx.ConnConfig) error {
 		return nil
 	}
 	s.listener = invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: s.log, Granted: s.leases.Granted, Slots: s.noticed,
+		Conn: conn, Log: s.log, Granted: s.leases.Granted, Slots: s.slotsMissed,
 		Wake: func(int32, *invalidation.Lane) {}, // it claims no entries
 	})
 	return nil
 }
 
-// noticed is called when a node misses slots of a model, or an instance of it became ready. It does not block.
-func (s *server) noticed(model string) {
+// slotsMissed is called when a node misses slots of a model, or an instance of it became ready. It does not block.
+func (s *server) slotsMissed(model string) {
 	s.leases.OfferIdle(model)
 	s.settings.noticed(model)
 }

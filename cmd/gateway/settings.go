@@ -6,20 +6,28 @@ import (
 	"sync"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/inference"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
 // settingsDuty keeps the gateway's models, tokens and settings as the database has them.
 type settingsDuty struct {
-	*server
-	log     *slog.Logger // of the duty
+	pool     *pgxpool.Pool
+	gateway  *gateway.Gateway
+	registry *inference.Registry
+	node     func() invalidation.NodeID // the gateway's incarnation
+	file     string                     // of the snapshot; empty: none is written
+	log      *slog.Logger
+	ready    chan struct{} // holds one: an instance may have become ready for requests that wait
+
 	mu      sync.Mutex
 	current gateway.Settings
 	started time.Time
-	known   bool          // the instances were read: before, the models are those of the snapshot
-	ready   chan struct{} // holds one: an instance may have become ready for requests that wait
+	known   bool // the instances were read: before, the models are those of the snapshot
 }
 
 // settingsEvery is the time between two readings of the settings.
@@ -65,9 +73,9 @@ func (d *settingsDuty) Run(ctx context.Context) error {
 			}
 			continue
 		}
-		if d.cfg.Gateway.Snapshot != "" && time.Since(written) > snapshotEvery {
+		if d.file != "" && time.Since(written) > snapshotEvery {
 			written = time.Now()
-			if err := d.snapshot().Write(d.cfg.Gateway.Snapshot); err != nil {
+			if err := d.snapshot().Write(d.file); err != nil {
 				d.log.Warn("snapshot", "error", err)
 			}
 		}
@@ -120,7 +128,7 @@ func (d *settingsDuty) readSettings(ctx context.Context) error {
 	for _, w := range wrong {
 		d.log.Error("setting is not valid, the one before stays", "error", w)
 	}
-	counts, err := gateway.ReadTokenCounts(ctx, d.pool, d.member.ID())
+	counts, err := gateway.ReadTokenCounts(ctx, d.pool, d.node())
 	if err != nil {
 		return err
 	}
@@ -223,8 +231,7 @@ func (d *settingsDuty) snapshot() gateway.SavedState {
 // restore takes models and settings from the snapshot, if there is one that is fresh enough and the
 // database does not answer.
 func (d *settingsDuty) restore() bool {
-	path := d.cfg.Gateway.Snapshot
-	if path == "" {
+	if d.file == "" {
 		return false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
@@ -232,7 +239,7 @@ func (d *settingsDuty) restore() bool {
 	if d.pool.Ping(ctx) == nil {
 		return false
 	}
-	s, err := gateway.ReadSavedState(path, time.Now())
+	s, err := gateway.ReadSavedState(d.file, time.Now())
 	if err != nil {
 		d.log.Warn("database is away, and there is no snapshot to start from", "error", err)
 		return false

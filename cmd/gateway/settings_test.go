@@ -47,8 +47,8 @@ func TestStormOfHintsIsReadOnceInAGap(t *testing.T) {
 		g.SetModels([]gateway.ModelState{{Name: "m", Protocol: worker.ProtocolOpenAI, Policy: policy}})
 		db, log := &countingDB{}, slog.New(slog.DiscardHandler)
 		d := &settingsDuty{
-			server: &server{log: log, gateway: g, registry: inference.NewRegistry(db, worker.Config{}, time.Second, log)},
-			ready:  make(chan struct{}, 1), log: log,
+			gateway: g, registry: inference.NewRegistry(db, worker.Config{}, time.Second, log),
+			ready: make(chan struct{}, 1), log: log,
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		ended := make(chan error, 1)

@@ -32,6 +32,25 @@ func (g *Gateway) authenticate(r *http.Request) (*caller, error) {
 			"send Authorization: Bearer and the token")
 }
 
+// enter lets a request in by its token, which counts it in its limits until leave. One that creates work is refused
+// while the budget of the token is spent. The caller is nil in an open gateway, and known of a request that is refused
+// for a budget or a limit.
+func (g *Gateway) enter(r *http.Request, work bool, now time.Time) (*caller, error) {
+	c, err := g.authenticate(r)
+	if c == nil || err != nil {
+		return nil, err
+	}
+	if work {
+		if refused := c.Budget.refuse(now); refused != nil {
+			return c, refused
+		}
+	}
+	if refused := c.begin(now); refused != nil {
+		return c, refused
+	}
+	return c, nil
+}
+
 // Admit authenticates a request of a route that is mounted beside the gateway's own, and counts it in the
 // limits of its token. A POST is refused while the token's budget of GPU time is spent. leave must be called when the
 // request has ended, error or not. AnswerError tells the client.
@@ -47,15 +66,9 @@ func (g *Gateway) AdmitWithoutWork(r *http.Request) (c Requester, leave func(), 
 
 func (g *Gateway) admit(r *http.Request, work bool) (c Requester, leave func(), err error) {
 	leave = func() {}
-	who, err := g.authenticate(r)
+	who, err := g.enter(r, work, time.Now())
 	if who == nil || err != nil {
 		return Requester{}, leave, err
-	}
-	if refused := who.Budget.refuse(time.Now()); refused != nil && work {
-		return Requester{}, leave, refused
-	}
-	if refused := who.begin(time.Now()); refused != nil {
-		return Requester{}, leave, refused
 	}
 	who.dispatched()
 	flow := who.Name

@@ -62,7 +62,7 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 					t.Errorf("%d slots are held and degraded is %v a second before %s", s.Held, l.Figures().Degraded, c.holds)
 				}
 				r := &Request{Flow: "f", Class: Critical, TTL: time.Second}
-				if err := l.pool("m").admit(ctx, r); err != nil {
+				if err := l.pool("m").await(ctx, r); err != nil {
 					t.Errorf("a request is not served: %v", err)
 				} else {
 					l.pool("m").end(r, Taken{Took: time.Millisecond})

@@ -18,7 +18,7 @@ func TestAGatewayThatDrainsLeasesForRequestsThatWait(t *testing.T) {
 	x.exec(`INSERT INTO penstock.slot (instance_id, number, token, node_id)
 	        SELECT $1, n, nextval('penstock.token_seq'), 2 FROM generate_series(0, 9) n`, x.instance)
 	served := make(chan error, 1)
-	go func() { served <- pool.admit(t.Context(), &Request{Flow: "f", TTL: 2 * time.Minute}) }()
+	go func() { served <- pool.await(t.Context(), &Request{Flow: "f", TTL: 2 * time.Minute}) }()
 	x.eventually("the request waits", func() bool { return x.count(missedSlots) == 1 })
 	x.exec(`SELECT penstock.drain_node(1, 'test')`)
 	x.exec(`SELECT penstock.drain_node(2, 'test')`)

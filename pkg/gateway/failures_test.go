@@ -440,13 +440,13 @@ func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 func TestRequestsThatWereRefusedHaveNotExpired(t *testing.T) {
 	t.Parallel()
 	g := open(DefaultPolicy())
-	if err := g.admit(t.Context(), &Request{}); err != nil {
+	if err := g.await(t.Context(), &Request{}); err != nil {
 		t.Fatal(err)
 	}
-	if err := g.admit(t.Context(), &Request{Deadline: time.Now().Add(-time.Second)}); dropped(err) != DropDeadline {
+	if err := g.await(t.Context(), &Request{Deadline: time.Now().Add(-time.Second)}); dropped(err) != DropDeadline {
 		t.Errorf("got %v", err)
 	}
-	if err := g.admit(t.Context(), &Request{TTL: time.Millisecond}); dropped(err) != DropTimeout {
+	if err := g.await(t.Context(), &Request{TTL: time.Millisecond}); dropped(err) != DropTimeout {
 		t.Errorf("got %v", err)
 	}
 	if n := g.view().Counters().Expired; n != 1 {

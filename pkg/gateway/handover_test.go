@@ -99,7 +99,7 @@ func (x *exchange) admit(pool *sharedPool, n int) []*Request {
 	for i := range calls {
 		calls[i] = &Request{Flow: "f", TTL: 2 * time.Minute}
 		group.Go(func() {
-			if err := pool.admit(x.Context(), calls[i]); err != nil {
+			if err := pool.await(x.Context(), calls[i]); err != nil {
 				x.Error(err)
 			}
 		})
@@ -160,7 +160,7 @@ func TestDemandEndsWithTheRequestsThatWait(t *testing.T) {
 	x.admit(first, 9)
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error, 1)
-	go func() { left <- second.admit(ctx, &Request{Flow: "f", TTL: 2 * time.Minute}) }()
+	go func() { left <- second.await(ctx, &Request{Flow: "f", TTL: 2 * time.Minute}) }()
 	x.eventually("a slot is missed", func() bool { return x.count(missedSlots) == 1 })
 	leave()
 	if err := <-left; err == nil {
@@ -241,7 +241,7 @@ func TestLeasesBeginAnewWhenASlotWasHandedOver(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = l.Run(ctx) }()
 		for range 3 {
-			go func() { _ = l.pool("m").admit(ctx, &Request{Flow: "f", Class: Critical, TTL: time.Hour}) }()
+			go func() { _ = l.pool("m").await(ctx, &Request{Flow: "f", Class: Critical, TTL: time.Hour}) }()
 		}
 		time.Sleep(10 * time.Second)
 		synctest.Wait()
@@ -277,7 +277,7 @@ func TestABurstAsksForItsSlotsAtOnce(t *testing.T) {
 		go func() { _ = l.Run(ctx) }()
 		synctest.Wait()
 		for range 4 {
-			go func() { _ = l.pool("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
+			go func() { _ = l.pool("m").await(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
 			synctest.Wait()
 			time.Sleep(200 * time.Microsecond)
 		}
@@ -313,7 +313,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 		var calls []*Request
 		admit := func() {
 			call := &Request{Flow: "f", Class: Critical, TTL: time.Hour}
-			if err := pool.admit(ctx, call); err != nil {
+			if err := pool.await(ctx, call); err != nil {
 				t.Fatal(err)
 			}
 			calls = append(calls, call)
@@ -371,12 +371,12 @@ func TestStatementThatHangsDelaysItsOwnModelAlone(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		var group sync.WaitGroup
 		group.Go(func() { _ = l.Run(ctx) })
-		group.Go(func() { _ = l.pool("stuck").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) })
+		group.Go(func() { _ = l.pool("stuck").await(ctx, &Request{Flow: "f", TTL: time.Hour}) })
 		time.Sleep(10 * time.Millisecond)
 		var longest time.Duration
 		for range 20 {
 			began := time.Now()
-			if err := l.pool("well").admit(ctx, &Request{Flow: "f", TTL: time.Hour}); err != nil {
+			if err := l.pool("well").await(ctx, &Request{Flow: "f", TTL: time.Hour}); err != nil {
 				t.Fatal(err)
 			}
 			longest = max(longest, time.Since(began))

@@ -186,7 +186,7 @@ func TestOrdersOfPreemptionHaveAGap(t *testing.T) {
 		}})
 		ctx, stop := context.WithCancel(t.Context())
 		go func() { _ = l.Run(ctx) }()
-		go func() { _ = l.pool("m").admit(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
+		go func() { _ = l.pool("m").await(ctx, &Request{Flow: "f", TTL: time.Hour}) }()
 		time.Sleep(10 * time.Millisecond)
 		synctest.Wait()
 		if n := db.orders.Load(); n != 1 {

@@ -113,17 +113,14 @@ type serving struct {
 }
 
 func (s *serving) run(read reader) (err error) {
-	if s.caller, err = s.gateway.authenticate(s.r); err != nil {
+	s.caller, err = s.gateway.enter(s.r, true, s.began)
+	if s.caller != nil {
+		s.entry.Token = s.caller.Name
+	}
+	if err != nil {
 		return err
 	}
 	if s.caller != nil {
-		s.entry.Token = s.caller.Name
-		if refused := s.caller.Budget.refuse(s.began); refused != nil {
-			return refused
-		}
-		if refused := s.caller.begin(s.began); refused != nil {
-			return refused
-		}
 		defer s.caller.leave()
 	}
 	waiting := s.caller != nil
@@ -146,7 +143,7 @@ func (s *serving) run(read reader) (err error) {
 	if err := s.find(); err != nil {
 		return err
 	}
-	ctx, cancel, err := s.admission()
+	ctx, cancel, err := s.readHeaders()
 	defer cancel()
 	if err != nil {
 		return err
@@ -187,9 +184,9 @@ func (s *serving) find() error {
 	return s.route.fit(s.body)
 }
 
-// admission reads the headers that are for the gateway, and returns the context of the request with its
+// readHeaders reads the headers that are for the gateway, and returns the context of the request with its
 // deadline.
-func (s *serving) admission() (context.Context, context.CancelFunc, error) {
+func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	ctx, cancel := s.r.Context(), context.CancelFunc(func() {})
 	h := s.r.Header
 	flow, err := s.flow(h.Get("X-Penstock-Flow"))
@@ -314,7 +311,7 @@ func milliHeader(h http.Header, name string) (time.Duration, error) {
 // wait lets the pool admit the request. One that a pause holds by then is refused for it.
 func (s *serving) wait(ctx context.Context) error {
 	before := time.Now()
-	err := s.route.pool.admit(ctx, s.ticket)
+	err := s.route.pool.await(ctx, s.ticket)
 	s.queued += time.Since(before)
 	paused := s.paused()
 	if paused == nil {

@@ -30,9 +30,9 @@ func newSharedPool(model string, policy PoolPolicy, budget *byteBudget, need, sp
 	return &sharedPool{model: model, need: need, spare: spare, pool: NewPool(policy, budget)}
 }
 
-// admit waits until the request may go to an instance. The call must be ended with end. The error is a
+// await waits until the request may go to an instance. The call must be ended with end. The error is a
 // *Rejection.
-func (s *sharedPool) admit(ctx context.Context, r *Request) error {
+func (s *sharedPool) await(ctx context.Context, r *Request) error {
 	decision := make(chan Dropped, 1)
 	r.Leave = func(_ *Request, dropped Dropped) { decision <- dropped }
 	s.mu.Lock()
@@ -82,7 +82,7 @@ func (s *sharedPool) rejectionOf(r *Request, dropped Dropped) error {
 		r.trace.WaitedMS*float64(time.Millisecond)).Round(time.Millisecond).String()}
 }
 
-// end ends a call that was admitted.
+// end ends a call that await let go.
 func (s *sharedPool) end(r *Request, u Taken) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -37,7 +37,7 @@ func TestAWaitEndsOnTime(t *testing.T) {
 		policy := DefaultPolicy()
 		policy.QueueTTL = worker.Seconds(3 * time.Second)
 		pool := open(policy)
-		if err := pool.admit(t.Context(), &Request{}); err != nil {
+		if err := pool.await(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range []struct {
@@ -53,7 +53,7 @@ func TestAWaitEndsOnTime(t *testing.T) {
 			if !c.r.Deadline.IsZero() {
 				c.want = c.r.Deadline.Sub(start)
 			}
-			err := pool.admit(t.Context(), &c.r)
+			err := pool.await(t.Context(), &c.r)
 			if took := time.Since(start); dropped(err) != c.why || took < c.want || took > c.want+5*time.Millisecond {
 				t.Errorf("%v after %s, want %s after %s", err, took, c.why, c.want)
 			}
@@ -65,12 +65,12 @@ func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := open(DefaultPolicy())
 		first := &Request{}
-		_ = pool.admit(t.Context(), first)
+		_ = pool.await(t.Context(), first)
 		var waited time.Duration
 		go func() {
 			start := time.Now()
 			second := &Request{}
-			if err := pool.admit(context.Background(), second); err != nil {
+			if err := pool.await(context.Background(), second); err != nil {
 				t.Error(err)
 			}
 			waited = time.Since(start)
@@ -94,7 +94,7 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 		start := time.Now()
 		var group sync.WaitGroup
 		group.Go(func() {
-			if err := pool.admit(context.Background(), &Request{}); dropped(err) != DropTimeout || time.Since(start) != 35*time.Second {
+			if err := pool.await(context.Background(), &Request{}); dropped(err) != DropTimeout || time.Since(start) != 35*time.Second {
 				t.Errorf("%v after %s", err, time.Since(start))
 			}
 		})
@@ -106,7 +106,7 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 		group.Wait() // it holds no slot of the instance
 		pool.do(func(now time.Time, p *Pool) { p.SetInstances(now, nil) })
 		start = time.Now()
-		if err := pool.admit(t.Context(), &Request{}); dropped(err) != DropCold || time.Since(start) != time.Minute {
+		if err := pool.await(t.Context(), &Request{}); dropped(err) != DropCold || time.Since(start) != time.Minute {
 			t.Errorf("%v after %s", err, time.Since(start))
 		}
 	})
@@ -115,13 +115,13 @@ func TestAColdStartDoesNotUseUpTheWait(t *testing.T) {
 func TestACancelFreesItsPlaceAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := open(DefaultPolicy())
-		_ = pool.admit(t.Context(), &Request{})
+		_ = pool.await(t.Context(), &Request{})
 		ctx, leave := context.WithCancel(t.Context())
 		go func() {
 			time.Sleep(time.Second)
 			leave()
 		}()
-		if err := pool.admit(ctx, &Request{}); dropped(err) != DropCancelled {
+		if err := pool.await(ctx, &Request{}); dropped(err) != DropCancelled {
 			t.Errorf("got %v", err)
 		}
 		if s := pool.view(); s.Waiting["default"] != 0 || s.InFlight != 1 {
@@ -138,11 +138,11 @@ func TestSlotsAreNotUsedAfterAStop(t *testing.T) {
 		pool.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
 		time.Sleep(time.Minute)
 		r := &Request{TTL: time.Second}
-		if err := pool.admit(t.Context(), r); dropped(err) != DropTimeout {
+		if err := pool.await(t.Context(), r); dropped(err) != DropTimeout {
 			t.Errorf("got %v", err)
 		}
 		pool.do(func(now time.Time, p *Pool) { p.Trust(now, now.Add(trustMax)) })
-		if err := pool.admit(t.Context(), &Request{}); err != nil {
+		if err := pool.await(t.Context(), &Request{}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -318,12 +318,12 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 	left := 0
 	for range 1000 { // which of the two the waiter sees first is chance
 		first := &Request{}
-		if err := pool.admit(t.Context(), first); err != nil {
+		if err := pool.await(t.Context(), first); err != nil {
 			t.Fatal(err)
 		}
 		ctx, leave := context.WithCancel(t.Context())
 		second, done := &Request{}, make(chan error, 1)
-		go func() { done <- pool.admit(ctx, second) }()
+		go func() { done <- pool.await(ctx, second) }()
 		for waits := false; !waits; {
 			pool.do(func(_ time.Time, p *Pool) { waits = p.waiting == 1 })
 		}
@@ -352,7 +352,7 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 func TestBothWaitsOfARequestCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		pool := open(DefaultPolicy())
-		if err := pool.admit(t.Context(), &Request{}); err != nil {
+		if err := pool.await(t.Context(), &Request{}); err != nil {
 			t.Fatal(err)
 		}
 		s := &serving{gateway: &Gateway{}, route: &route{pool: pool}}

@@ -27,7 +27,7 @@ func trusting(lease time.Duration, db postgres.DB) (l *Leases, mayUse func(ctx c
 	g.Fixed()
 	return l, func(ctx context.Context) bool {
 		r := &Request{TTL: time.Millisecond}
-		err := l.pool("m").admit(ctx, r)
+		err := l.pool("m").await(ctx, r)
 		if err == nil {
 			l.pool("m").end(r, Taken{Took: time.Millisecond})
 		}
