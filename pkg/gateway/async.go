@@ -140,7 +140,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	}
 	d := Durable{
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-		Body: body, Key: key, Token: s.entry.Token,
+		Body: body, Key: key, Token: s.record.Token,
 	}
 	if trace := s.r.Header.Get("Traceparent"); invalidation.ValidTraceParent(trace) {
 		d.Trace = trace
@@ -172,7 +172,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		id, "penstock.entry", "queued",
 		s.route.model.Name,
 	})
-	s.entry.Status = http.StatusAccepted
+	s.record.Status = http.StatusAccepted
 	return nil
 }
 
@@ -196,7 +196,7 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 	switch o.Outcome {
 	case "done":
 		s.w.Header()["Content-Type"] = []string{"application/json"}
-		s.entry.Status = http.StatusOK
+		s.record.Status = http.StatusOK
 		_, _ = s.w.Write(o.Result) // the client may be gone
 		return true, nil
 	case "expired":

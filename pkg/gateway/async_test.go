@@ -76,7 +76,7 @@ func TestASecondAttemptWaitsForWhatIsLeftOfTheWait(t *testing.T) {
 		p.Grant(now, slot)
 		now = now.Add(time.Second) // at the worker
 		p.Lose(now, slot)
-		p.End(now, first, Taken{Busy: true})
+		p.End(now, first, CallEnd{Busy: true})
 		if inFlight, refused := p.Arrive(now, first.elsewhere()); inFlight || refused != nil {
 			t.Fatalf("%s: the second attempt does not wait: %v", name, refused)
 		}

@@ -65,7 +65,7 @@ func TestSlotsEndWhileTheDatabaseStaysAway(t *testing.T) {
 				if err := l.pool("m").await(ctx, r); err != nil {
 					t.Errorf("a request is not served: %v", err)
 				} else {
-					l.pool("m").end(r, Taken{Took: time.Millisecond})
+					l.pool("m").end(r, CallEnd{Took: time.Millisecond})
 				}
 				time.Sleep(3 * time.Second)
 				if s := g.States()[0]; s.Held != 0 {

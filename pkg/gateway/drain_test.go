@@ -44,7 +44,7 @@ func TestASecondAttemptIsServedAfterTheDrainHasBegun(t *testing.T) {
 		t.Fatal(refused)
 	}
 	p.Drain()
-	p.End(now, first, Taken{Busy: true})
+	p.End(now, first, CallEnd{Busy: true})
 	if inFlight, refused := p.Arrive(now, first.elsewhere()); !inFlight {
 		t.Errorf("the second attempt got no slot: %v", refused)
 	}

@@ -303,12 +303,12 @@ func TestCallKeepsItsSlotWhileItsInstanceIsGone(t *testing.T) {
 	if inFlight, _ := p.Arrive(now, second); inFlight {
 		t.Error("two calls are on one slot")
 	}
-	p.End(now, first, Taken{Took: time.Second})
+	p.End(now, first, CallEnd{Took: time.Second})
 	if second.state != stateInFlight {
 		t.Error("the slot is not idle after the end of its call")
 	}
 	p.SetInstances(now, nil)
-	p.End(now, second, Taken{Took: time.Second})
+	p.End(now, second, CallEnd{Took: time.Second})
 	p.SetInstances(now, nil)
 	if s := p.view(now, "m"); s.InFlight != 0 || s.Held != 0 || len(s.Instances) != 0 {
 		t.Errorf("an instance that is gone is kept: %+v", s)

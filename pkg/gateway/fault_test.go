@@ -88,7 +88,7 @@ func (f *faultRun) run(d time.Duration) {
 			} else {
 				f.served[id]++
 			}
-			f.pool.End(f.now, r, Taken{Took: took, Failed: fails, Fault: fails})
+			f.pool.End(f.now, r, CallEnd{Took: took, Failed: fails, Fault: fails})
 			continue
 		}
 		if next.IsZero() {

@@ -68,7 +68,7 @@ const (
 
 // result is how an attempt ended.
 type result struct {
-	usage    Taken
+	end      CallEnd
 	answered bool // bytes went to the client
 	again    bool // nothing can have run, and no byte went out: another instance may be tried
 	halved   bool // the client must not take what it got for a whole answer
@@ -98,7 +98,7 @@ func (c *call) attempt(ctx context.Context) result {
 	defer c.limit.Stop()
 	upstream, err := c.upstream(ctx)
 	if err != nil {
-		return result{err: err, fault: faultUnreachable, usage: Taken{Unused: true}}
+		return result{err: err, fault: faultUnreachable, end: CallEnd{Unused: true}}
 	}
 	answer, err := c.gateway.transport.RoundTrip(upstream)
 	if err != nil {
@@ -118,7 +118,7 @@ func (c *call) attempt(ctx context.Context) result {
 	if c.goesOn(answer) {
 		// The slot is busy until the worker's count shows that the run has ended, or the time of a run is over.
 		return result{
-			err: errGoesOn, fault: faultStatus, usage: Taken{Failed: true, Doubt: true, Took: time.Since(c.began)},
+			err: errGoesOn, fault: faultStatus, end: CallEnd{Failed: true, Doubt: true, Took: time.Since(c.began)},
 		}
 	}
 	first, refused := c.judge(answer)
@@ -128,7 +128,7 @@ func (c *call) attempt(ctx context.Context) result {
 	} else {
 		r = c.copy(ctx, cancel, answer, first)
 	}
-	r.usage.Took = time.Since(c.began)
+	r.end.Took = time.Since(c.began)
 	return r
 }
 
@@ -180,15 +180,15 @@ func (c *call) broken(ctx context.Context, err error, sent bool, took time.Durat
 	cause := context.Cause(ctx)
 	switch {
 	case cause != nil && !sent:
-		return result{err: cause, fault: faultOf(cause), usage: Taken{Unused: true}}
+		return result{err: cause, fault: faultOf(cause), end: CallEnd{Unused: true}}
 	case cause != nil:
-		return result{err: cause, fault: faultOf(cause), usage: Taken{Failed: true, Took: took, Doubt: c.mayGoOn()}}
+		return result{err: cause, fault: faultOf(cause), end: CallEnd{Failed: true, Took: took, Doubt: c.mayGoOn()}}
 	case !sent:
-		return result{err: err, fault: faultUnreachable, again: c.mayRetry(), usage: Taken{Busy: true}}
+		return result{err: err, fault: faultUnreachable, again: c.mayRetry(), end: CallEnd{Busy: true}}
 	}
 	return result{
 		err: err, fault: faultUnreachable, again: c.idempotent() && c.mayRetry(),
-		usage: Taken{Failed: true, Fault: true, Took: took, Doubt: c.mayGoOn()},
+		end: CallEnd{Failed: true, Fault: true, Took: took, Doubt: c.mayGoOn()},
 	}
 }
 
@@ -295,11 +295,11 @@ func free(o worker.Outcome, r *route, body []byte) bool {
 // refuse keeps the answer of a worker without room, or sends it on. One without a body becomes an error of the gateway.
 func (c *call) refuse(answer *http.Response, r *refusal) result {
 	if c.mayRetry() {
-		return result{again: true, usage: Taken{Busy: true, RetryAfter: r.retryAfter}, err: errors.New(r.reason)}
+		return result{again: true, end: CallEnd{Busy: true, RetryAfter: r.retryAfter}, err: errors.New(r.reason)}
 	}
 	if len(r.body) == 0 {
 		answer.Body.Close()
-		return result{usage: Taken{Busy: true, RetryAfter: r.retryAfter}, err: &Rejection{
+		return result{end: CallEnd{Busy: true, RetryAfter: r.retryAfter}, err: &Rejection{
 			Reason: DropOverloaded, RetryAfter: r.retryAfter, Detail: "the workers that were asked have no room",
 		}}
 	}
@@ -308,7 +308,7 @@ func (c *call) refuse(answer *http.Response, r *refusal) result {
 	answer.Body = io.NopCloser(bytes.NewReader(bytes.Clone(r.body))) // the window is read to once more
 	answer.Header.Del("Content-Length")
 	sent := c.copy(c.request.Context(), func(error) {}, answer, nil)
-	sent.usage = Taken{Busy: true, RetryAfter: r.retryAfter}
+	sent.end = CallEnd{Busy: true, RetryAfter: r.retryAfter}
 	return sent
 }
 
@@ -441,16 +441,16 @@ func (c *call) head(answer *http.Response, shortened bool) {
 func (c *call) ended(ctx context.Context, p *passing, status int, err error) result {
 	r := result{answered: true, status: status}
 	if p.counts {
-		r.usage.TokensIn, r.usage.TokensOut = c.answer.usage()
+		r.end.TokensIn, r.end.TokensOut = c.answer.usage()
 	}
 	if p.events {
-		r.usage.First = p.began.Sub(c.began)
+		r.end.First = p.began.Sub(c.began)
 	}
 	// 501 and 505 are about the request.
 	about := status == http.StatusNotImplemented || status == http.StatusHTTPVersionNotSupported
-	r.usage.Failed, r.usage.Fault = status >= 400, status >= 500 && !about
-	r.usage.Doubt = c.lost && c.mayGoOn()
-	if r.usage.Fault {
+	r.end.Failed, r.end.Fault = status >= 400, status >= 500 && !about
+	r.end.Doubt = c.lost && c.mayGoOn()
+	if r.end.Fault {
 		r.fault = faultStatus
 	}
 	if err == nil {
@@ -458,9 +458,9 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	}
 	// As before the head: a connection that breaks does not show that the call has ended. A worker that tells the
 	// length of its answer has the answer.
-	r.usage.Failed, r.usage.Doubt = true, (c.lost || !p.whole) && c.mayGoOn()
+	r.end.Failed, r.end.Doubt = true, (c.lost || !p.whole) && c.mayGoOn()
 	r.err = cmp.Or(context.Cause(ctx), err)
-	r.usage.Fault = r.usage.Fault || context.Cause(ctx) == nil && !p.events
+	r.end.Fault = r.end.Fault || context.Cause(ctx) == nil && !p.events
 	if errors.Is(p.failed, errStalled) || c.request.Context().Err() != nil {
 		r.status = statusLeft
 		return r

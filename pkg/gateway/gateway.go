@@ -65,7 +65,7 @@ type Charger interface {
 	Refuse(model string)
 }
 
-// Charge is the measured use of one call.
+// Charge is what a flow pays for one call.
 type Charge struct {
 	Model, Queue, Flow string
 	Class              Class

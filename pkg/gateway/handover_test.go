@@ -140,7 +140,7 @@ func TestIdleSlotsGoToTheGatewayThatMissesThem(t *testing.T) {
 	x := newExchange(t)
 	first, second := x.join(1), x.join(2)
 	for _, call := range x.admit(first, 9) {
-		first.end(call, Taken{Took: time.Second})
+		first.end(call, CallEnd{Took: time.Second})
 	}
 	x.admit(second, 6)
 	if n := x.count(`SELECT count(*) FROM penstock.slot`); n > 9 {
@@ -176,11 +176,11 @@ func TestSlotsChangeHandsWithoutHints(t *testing.T) {
 	first, second := x.joinEvery(1, 100*time.Millisecond, false), x.joinEvery(2, 100*time.Millisecond, false)
 	calls := x.admit(first, 9) // all that online calls may hold
 	for _, call := range calls[:4] {
-		first.end(call, Taken{Took: time.Second})
+		first.end(call, CallEnd{Took: time.Second})
 	}
 	x.admit(second, 4)
 	for _, call := range calls[4:] {
-		first.end(call, Taken{Took: time.Second})
+		first.end(call, CallEnd{Took: time.Second})
 	}
 }
 
@@ -324,7 +324,7 @@ func TestSlotThatComesIdleBehindAHintIsHandedOver(t *testing.T) {
 			l.OfferIdle("m")
 			synctest.Wait()
 			time.Sleep(pause)
-			pool.end(calls[i], Taken{Took: time.Second})
+			pool.end(calls[i], CallEnd{Took: time.Second})
 			synctest.Wait()
 			if want := i; db.asked != want {
 				t.Errorf("%s behind a hint the gateway has asked %d times what others miss, want %d", pause, db.asked, want)
@@ -396,7 +396,7 @@ func TestSlotsThatNobodyMissesStay(t *testing.T) {
 	x := newExchange(t)
 	first := x.join(1)
 	for _, call := range x.admit(first, 9) {
-		first.end(call, Taken{Took: time.Second})
+		first.end(call, CallEnd{Took: time.Second})
 	}
 	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids, kind)
 VALUES (2, 'other', 'default', interval '1 hour', 0, '{}', 'gateway')`)

@@ -53,7 +53,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 			send(now, p)
 		}
 		p.owe(3)
-		p.End(now, calls[0], Taken{Took: time.Second})
+		p.End(now, calls[0], CallEnd{Took: time.Second})
 		if launched != 4 || len(p.returning) != 1 {
 			t.Errorf("%d calls have begun and %d slots are returning, want 4 and 1", launched, len(p.returning))
 		}
@@ -64,7 +64,7 @@ func TestOwedSlotsStayWhileTheDatabaseIsAway(t *testing.T) {
 			t.Errorf("%d slots are held, %d calls have begun, %d slots are owed, want 4, 5 and 0", held, launched, p.owed)
 		}
 		p.owe(1) // as if shares had been read just before
-		p.End(now, calls[1], Taken{Took: time.Second})
+		p.End(now, calls[1], CallEnd{Took: time.Second})
 	})
 	l.leaser("m").leaseWhileWaiting(t.Context())
 	pool.do(func(_ time.Time, p *Pool) {
@@ -84,7 +84,7 @@ func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 			t.Fatal(refused)
 		}
 		p.owe(1)
-		p.End(now, r, Taken{Took: time.Second})
+		p.End(now, r, CallEnd{Took: time.Second})
 	})
 	l.giveBackAll(t.Context())
 	pool.do(func(_ time.Time, p *Pool) {

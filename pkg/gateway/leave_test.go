@@ -124,10 +124,10 @@ func TestLeasesThatEndKeepTheSlotsInUse(t *testing.T) {
 	go func() { ended <- l.Run(ctx) }()
 	pool := l.pool("m")
 	calls := x.admit(pool, 3)
-	pool.end(calls[0], Taken{Took: time.Second}) // its slot is idle
+	pool.end(calls[0], CallEnd{Took: time.Second}) // its slot is idle
 	inDoubt := calls[1].slot
 	l.doubt("m", inDoubt, "online call was broken off")
-	pool.end(calls[1], Taken{Failed: true, Doubt: true})
+	pool.end(calls[1], CallEnd{Failed: true, Doubt: true})
 	stop()
 	if err := <-ended; err != nil {
 		t.Error(err)

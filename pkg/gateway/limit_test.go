@@ -63,17 +63,17 @@ func TestSlowTokensLowerTheLimit(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		most  time.Duration
-		taken Taken
+		taken CallEnd
 		falls bool
 	}{
-		"slow":       {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, true},
-		"fast":       {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: 2 * time.Second, TokensOut: 21}, false},
-		"no limit":   {0, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, false},
-		"few tokens": {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: paceTokens}, false},
-		"whole":      {80 * time.Millisecond, Taken{Took: 3 * time.Second, TokensOut: 21}, false},
-		"one token":  {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, TokensOut: 1}, false},
-		"no room":    {80 * time.Millisecond, Taken{Busy: true}, true}, // as before
-		"broken off": {80 * time.Millisecond, Taken{Took: 3 * time.Second, First: time.Second, Failed: true}, false},
+		"slow":       {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, true},
+		"fast":       {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: 2 * time.Second, TokensOut: 21}, false},
+		"no limit":   {0, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, false},
+		"few tokens": {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: paceTokens}, false},
+		"whole":      {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, TokensOut: 21}, false},
+		"one token":  {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 1}, false},
+		"no room":    {80 * time.Millisecond, CallEnd{Busy: true}, true}, // as before
+		"broken off": {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, Failed: true}, false},
 	} {
 		policy := DefaultPolicy()
 		policy.TPOTMax = worker.Seconds(c.most)

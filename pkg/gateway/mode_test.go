@@ -44,7 +44,7 @@ func TestTheModeChangesAtTheBoundsOfItsBand(t *testing.T) {
 			calls = append(calls, r)
 		}
 		for len(calls) > step.load {
-			p.End(now, calls[0], Taken{})
+			p.End(now, calls[0], CallEnd{})
 			calls = calls[1:]
 		}
 		if p.mode != step.mode {

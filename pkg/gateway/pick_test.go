@@ -28,14 +28,14 @@ func TestAdaptersAreForgotten(t *testing.T) {
 	// other occupies the first instance, so that the adapter is loaded by the second.
 	other := call("")
 	first := call("lora-1")
-	p.End(now, first, Taken{Took: time.Second})
-	p.End(now, other, Taken{Took: time.Second})
+	p.End(now, first, CallEnd{Took: time.Second})
+	p.End(now, other, CallEnd{Took: time.Second})
 	if other.instance.id != 1 || first.instance.id != 2 {
 		t.Fatalf("the calls went to %d and %d, want 1 and 2", other.instance.id, first.instance.id)
 	}
 	now = now.Add(adapterKept - time.Second)
 	again := call("lora-1")
-	p.End(now, again, Taken{Took: time.Second})
+	p.End(now, again, CallEnd{Took: time.Second})
 	if again.instance.id != 2 {
 		t.Errorf("the adapter was called at %d, and is loaded by 2", again.instance.id)
 	}

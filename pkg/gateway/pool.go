@@ -28,6 +28,11 @@ type Request struct {
 	// must not block. It is not called for requests that Arrive and Cancel answer themselves.
 	Leave func(r *Request, dropped Dropped)
 
+	inPool
+}
+
+// inPool is what a pool knows of a request.
+type inPool struct {
 	flow       *flow
 	prev, next *Request
 	state      requestState
@@ -87,8 +92,8 @@ type Trace struct {
 	CostMS   float64   `json:"service_ms"` // actual
 }
 
-// Taken is the measured use of one call.
-type Taken struct {
+// CallEnd says how one call ended, for the pool.
+type CallEnd struct {
 	Took                time.Duration
 	TokensIn, TokensOut int64
 	First               time.Duration // until the first event of a stream; 0: the answer was none
@@ -102,11 +107,11 @@ type Taken struct {
 
 // streamed is for how long a stream made its output tokens behind the first one, and how many those are; 0 if that is
 // not known.
-func (u Taken) streamed() (took time.Duration, tokens int) {
-	if u.First <= 0 || u.TokensOut < 2 {
+func (e CallEnd) streamed() (took time.Duration, tokens int) {
+	if e.First <= 0 || e.TokensOut < 2 {
 		return 0, 0
 	}
-	return u.Took - u.First, int(u.TokensOut) - 1
+	return e.Took - e.First, int(e.TokensOut) - 1
 }
 
 // Pool is the admission of one model: see the package's documentation. It is not safe for concurrent
@@ -411,47 +416,47 @@ func (p *Pool) Cancel(now time.Time, r *Request, reason Dropped) bool {
 
 // End ends a call: its slot is idle, unless it is in doubt, its flow is charged its use, and the
 // next request gets the slot. Each call ends once; a second End changes nothing.
-func (p *Pool) End(now time.Time, r *Request, u Taken) {
+func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 	if r.state != stateInFlight {
 		return
 	}
 	r.state = stateEnded
 	p.inFlight--
 	i := r.instance
-	if u.Doubt {
+	if end.Doubt {
 		p.fleet.drop(r.slot)
 	}
-	if p.owed > 0 && !u.Doubt && i.holds(r.slot) {
+	if p.owed > 0 && !end.Doubt && i.holds(r.slot) {
 		p.owed--
 		p.returning = append(p.returning, r.slot) // it stays busy until it is given back
 		i.forget(r.estimate)
 	} else {
 		i.release(r.slot, r.estimate)
 	}
-	actual := milliseconds(u.Took)
+	actual := milliseconds(end.Took)
 	switch {
-	case u.Unused:
+	case end.Unused:
 		actual = 0
-	case u.Busy:
+	case end.Busy:
 		actual = 0
 		i.limit.busy(now)
-		i.chill(now, u.RetryAfter)
-	case u.Fault && u.Took < faultFast:
+		i.chill(now, end.RetryAfter)
+	case end.Fault && end.Took < faultFast:
 		p.fault(now, r, i)
 	default:
-		if !u.Failed {
+		if !end.Failed {
 			i.clear()
 		}
 		if !i.failing {
 			i.coolFor = 0
 		}
 		i.limit.grow(now, i.inFlight+1)
-		if !u.Failed {
-			took, tokens := u.streamed()
+		if !end.Failed {
+			took, tokens := end.streamed()
 			i.limit.pace(now, r.began, took, tokens, p.policy.TPOTMax.Duration())
 		}
 	}
-	p.learn(r, i, u, actual)
+	p.learn(r, i, end, actual)
 	p.lines[r.Class].correct(r, actual)
 	p.served.correct(now, r.began, r.Class, r.estimate, actual)
 	r.trace.CostMS = actual
@@ -461,16 +466,16 @@ func (p *Pool) End(now time.Time, r *Request, u Taken) {
 }
 
 // learn takes in what a call took, for the estimates of those to come.
-func (p *Pool) learn(r *Request, i *instance, u Taken, actual float64) {
-	if u.Unused || u.Busy || u.Failed {
+func (p *Pool) learn(r *Request, i *instance, end CallEnd, actual float64) {
+	if end.Unused || end.Busy || end.Failed {
 		return
 	}
-	in, out := float64(u.TokensIn), float64(u.TokensOut)
+	in, out := float64(end.TokensIn), float64(end.TokensOut)
 	r.flow.cost.observe(actual, in, out)
 	p.cost.observe(actual, in, out)
-	p.durations.add(u.Took)
-	if out > 0 && u.Took > 0 {
-		rate := out / u.Took.Seconds() * float64(i.inFlight+1)
+	p.durations.add(end.Took)
+	if out > 0 && end.Took > 0 {
+		rate := out / end.Took.Seconds() * float64(i.inFlight+1)
 		i.rate += 0.1 * (rate - i.rate)
 	}
 }

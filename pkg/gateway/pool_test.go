@@ -174,7 +174,7 @@ func (x *twin) end() {
 	r := x.live[id]
 	delete(x.live, id)
 	x.ended[id] = true
-	took := Taken{Took: time.Duration(1+x.rand.IntN(3000)) * time.Millisecond, Failed: x.rand.IntN(10) == 0}
+	took := CallEnd{Took: time.Duration(1+x.rand.IntN(3000)) * time.Millisecond, Failed: x.rand.IntN(10) == 0}
 	x.pool.End(x.now, r, took)
 	x.pool.durations = durations{} // refusals by expected wait have a test of their own
 	want := x.model.end(x.now, x.pairs[id], milliseconds(took.Took), !took.Failed)

@@ -274,7 +274,7 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 			t.Fatal("a request waits beside an idle slot")
 		}
 		now = now.Add(time.Minute)
-		p.End(now, r, Taken{Took: time.Minute})
+		p.End(now, r, CallEnd{Took: time.Minute})
 	}
 	now = now.Add(time.Minute)
 	var inFlight []*Request
@@ -304,7 +304,7 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 		ended := inFlight
 		inFlight = nil
 		for _, r := range ended {
-			p.End(now, r, Taken{Took: 11 * time.Second})
+			p.End(now, r, CallEnd{Took: 11 * time.Second})
 		}
 		for c, sum := range p.served.sums {
 			if sum < 0 {

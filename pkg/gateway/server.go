@@ -57,8 +57,8 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		began := time.Now()
 		s := &serving{gateway: g, w: w, r: r, began: began, full: http.StatusTooManyRequests}
-		s.entry.ID = requestID(r)
-		w.Header()["X-Request-Id"] = []string{s.entry.ID}
+		s.record.ID = requestID(r)
+		w.Header()["X-Request-Id"] = []string{s.record.ID}
 		dropped := DropNone
 		defer func() { s.finish(dropped) }() // also where an answer breaks off, which is a panic
 		if err := s.run(read); err != nil {
@@ -67,8 +67,8 @@ func (g *Gateway) serve(read reader) http.HandlerFunc {
 				dropped = refusal.Reason
 				s.refused(refusal)
 			}
-			s.entry.Error = err.Error()
-			s.entry.Status = answerError(w, err, s.full)
+			s.record.Error = err.Error()
+			s.record.Status = answerError(w, err, s.full)
 		}
 	}
 }
@@ -107,7 +107,7 @@ type serving struct {
 	asked   asked     // its parts are nil behind letGo
 	streams bool      // the answer is to come as it is made
 	ticket  *Request
-	entry   RequestRecord
+	record  RequestRecord
 	queued  time.Duration // in all waits
 	worker  time.Duration // spent in exchanges
 }
@@ -115,7 +115,7 @@ type serving struct {
 func (s *serving) run(read reader) (err error) {
 	s.caller, err = s.gateway.enter(s.r, true, s.began)
 	if s.caller != nil {
-		s.entry.Token = s.caller.Name
+		s.record.Token = s.caller.Name
 	}
 	if err != nil {
 		return err
@@ -169,7 +169,7 @@ func (s *serving) letGo() {
 
 // find looks up the route of the model that was asked for.
 func (s *serving) find() error {
-	s.entry.Model = s.asked.model
+	s.record.Model = s.asked.model
 	s.route = s.gateway.models.route(s.asked.model)
 	if s.route == nil || (s.caller != nil && !s.caller.mayUse(s.route.model.Name)) ||
 		s.route.generic() != strings.HasPrefix(s.r.URL.Path, "/models/") {
@@ -214,7 +214,7 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 		return ctx, cancel, err
 	}
 	s.ticket = &Request{
-		ID: s.entry.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
+		ID: s.record.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
 		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
 		Choices: choices,
 	}
@@ -227,7 +227,7 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	}
 	s.affine()
 	s.streams = s.asked.scanned.stream
-	s.entry.Flow, s.entry.Class = flow, class.String()
+	s.record.Flow, s.record.Class = flow, class.String()
 	return ctx, cancel, nil
 }
 
@@ -320,7 +320,7 @@ func (s *serving) wait(ctx context.Context) error {
 	var refused *Rejection
 	switch {
 	case err == nil:
-		s.route.pool.end(s.ticket, Taken{Unused: true})
+		s.route.pool.end(s.ticket, CallEnd{Unused: true})
 	case errors.As(err, &refused) && refused.Reason != DropNoEndpoints:
 		return err
 	}
@@ -333,7 +333,7 @@ func (s *serving) exchange(ctx context.Context) error {
 	g.retries.earn(s.route.pool)
 	c := &call{
 		gateway: g, writer: s.w, request: s.r, route: s.route, path: s.r.URL.Path, held: s.held,
-		release: s.letGo, id: s.entry.ID, token: s.entry.Token, ticket: s.ticket, queued: s.queued,
+		release: s.letGo, id: s.record.ID, token: s.record.Token, ticket: s.ticket, queued: s.queued,
 		json: s.asked.json, cut: s.asked.addUsage,
 	}
 	for {
@@ -355,32 +355,32 @@ func (s *serving) exchange(ctx context.Context) error {
 // once makes one attempt and ends its call in the pool, whatever happens.
 func (s *serving) once(ctx context.Context, c *call) (r result) {
 	before := time.Now()
-	r.usage = Taken{Failed: true, Doubt: c.mayGoOn()}
+	r.end = CallEnd{Failed: true, Doubt: c.mayGoOn()}
 	defer func() {
 		took := time.Since(before)
 		s.worker += took
-		r.usage.Took = took
+		r.end.Took = took
 		s.endCall(r)
 	}()
-	s.entry.Attempts++
-	s.entry.Server = s.ticket.server
+	s.record.Attempts++
+	s.record.Server = s.ticket.server
 	return c.attempt(ctx)
 }
 
 // endCall ends the call in the pool and in the book.
 func (s *serving) endCall(r result) {
-	if r.usage.Doubt && s.gateway.leases != nil {
+	if r.end.Doubt && s.gateway.leases != nil {
 		// First: a slot that is held and not in the pool would be taken for a new one.
-		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot, "online call "+s.entry.ID+" was broken off")
+		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot, "online call "+s.record.ID+" was broken off")
 	}
-	s.route.pool.end(s.ticket, r.usage)
-	s.entry.Status, s.entry.In, s.entry.Out = r.status, r.usage.TokensIn, r.usage.TokensOut
-	s.entry.Fault = r.fault
-	if charger := s.gateway.config.Charge; charger != nil && !r.usage.Busy && !r.usage.Unused {
+	s.route.pool.end(s.ticket, r.end)
+	s.record.Status, s.record.In, s.record.Out = r.status, r.end.TokensIn, r.end.TokensOut
+	s.record.Fault = r.fault
+	if charger := s.gateway.config.Charge; charger != nil && !r.end.Busy && !r.end.Unused {
 		charger.Charge(Charge{
 			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
-			Took: r.usage.Took, GPU: time.Duration(float64(r.usage.Took) * s.ticket.units), Wasted: r.usage.Failed,
-			TokensIn: r.usage.TokensIn, TokensOut: r.usage.TokensOut,
+			Took: r.end.Took, GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,
+			TokensIn: r.end.TokensIn, TokensOut: r.end.TokensOut,
 			Instance: s.ticket.slot.Instance, Separate: s.route.model.Policy.FairScope == FairSeparate,
 		})
 	}
@@ -399,7 +399,7 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 	switch {
 	case r.answered:
 		if r.err != nil {
-			s.entry.Error = r.err.Error()
+			s.record.Error = r.err.Error()
 		}
 		if r.halved {
 			panic(http.ErrAbortHandler) // net/http closes the connection
@@ -422,12 +422,11 @@ func (s *serving) outcome(ctx context.Context, r result) error {
 // elsewhere returns a fresh request for a second attempt, which avoids the instance of the first, and waits for as long
 // as that has left.
 func (r *Request) elsewhere() *Request {
-	return &Request{
-		ID: r.ID, Flow: r.Flow, Class: r.Class, Weight: r.Weight, Bytes: r.Bytes, Deadline: r.Deadline,
-		TTL:      max(r.left, 1), // 0 would be the pool's
-		TokensIn: r.TokensIn, TokenMax: r.TokenMax, Session: r.Session, Prefix: r.Prefix, Adapter: r.Adapter,
-		Choices: r.Choices, Avoid: append(r.Avoid, r.slot.Instance),
-	}
+	again := *r
+	again.inPool, again.Leave = inPool{}, nil
+	again.TTL = max(r.left, 1) // 0 would be the pool's
+	again.Avoid = append(r.Avoid, r.slot.Instance)
+	return &again
 }
 
 // own adds the gateway's headers to an answer.
@@ -441,7 +440,7 @@ func (g *Gateway) own(header http.Header, c *call) {
 func (s *serving) finish(dropped Dropped) {
 	now := time.Now()
 	took := now.Sub(s.began)
-	e := &s.entry
+	e := &s.record
 	e.EndedAt, e.TookMS, e.QueueMS = now, milliseconds(took), milliseconds(s.queued)
 	if s.ticket != nil {
 		e.Trace = s.ticket.trace

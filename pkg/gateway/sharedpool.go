@@ -60,7 +60,7 @@ func (s *sharedPool) await(ctx context.Context, r *Request) error {
 	if dropped := <-decision; dropped != DropNone { // it was decided before the cancel
 		return s.rejectionOf(r, dropped)
 	}
-	s.end(r, Taken{Unused: true}) // a slot came in the same moment
+	s.end(r, CallEnd{Unused: true}) // a slot came in the same moment
 	return &Rejection{Reason: reasonOf(ctx)}
 }
 
@@ -83,10 +83,10 @@ func (s *sharedPool) rejectionOf(r *Request, dropped Dropped) error {
 }
 
 // end ends a call that await let go.
-func (s *sharedPool) end(r *Request, u Taken) {
+func (s *sharedPool) end(r *Request, end CallEnd) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pool.End(time.Now(), r, u)
+	s.pool.End(time.Now(), r, end)
 	s.afterChange()
 }
 

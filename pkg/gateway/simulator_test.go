@@ -350,7 +350,7 @@ func (x *pooled) arrive(now time.Duration, a arrival) {
 		began := at
 		e.waiting = append(e.waiting, &job{arrival: a, sent: at, done: func(j *job, done time.Duration) {
 			x.finish(a, j, done)
-			x.pool.End(x.epoch.Add(done), r, Taken{Took: done - began, First: j.first - began, TokensIn: int64(a.in), TokensOut: int64(a.out)})
+			x.pool.End(x.epoch.Add(done), r, CallEnd{Took: done - began, First: j.first - began, TokensIn: int64(a.in), TokensOut: int64(a.out)})
 		}})
 	}
 	r.Leave = func(r *Request, dropped Dropped) {

@@ -74,10 +74,10 @@ func TestASlotIsHandedOverInTheSameMoment(t *testing.T) {
 				t.Error(err)
 			}
 			waited = time.Since(start)
-			pool.end(second, Taken{})
+			pool.end(second, CallEnd{})
 		}()
 		time.Sleep(time.Second)
-		pool.end(first, Taken{Took: time.Second})
+		pool.end(first, CallEnd{Took: time.Second})
 		synctest.Wait()
 		if waited != time.Second {
 			t.Errorf("waited %s", waited)
@@ -198,7 +198,7 @@ func contest(seconds int, slots int, weights []float64, offer []int, service fun
 		inFlight = append(inFlight[:first], inFlight[first+1:]...)
 		now = f.ends
 		got[f.flow] += milliseconds(f.took)
-		p.End(now, f.r, Taken{Took: f.took})
+		p.End(now, f.r, CallEnd{Took: f.took})
 		fill()
 	}
 	for i := range got {
@@ -245,7 +245,7 @@ func TestTheDebtOfAFlowIsBounded(t *testing.T) {
 		}
 		line := p.lines[Default]
 		line.inFlight++ // another call keeps the busy period going
-		p.End(x.now.Add(time.Hour), r, Taken{Took: time.Hour})
+		p.End(x.now.Add(time.Hour), r, CallEnd{Took: time.Hour})
 		if debt := (line.flows["f"].finish - line.virtual) * weight; debt != debtMax*weight {
 			t.Errorf("a flow of weight %g owes %.0f slot-milliseconds, want %.0f", weight, debt, debtMax*weight)
 		}
@@ -302,7 +302,7 @@ func BenchmarkPoolWithTenThousandWaiting(b *testing.B) {
 		arrive()
 		r := inFlight[0]
 		inFlight = inFlight[1:]
-		p.End(now, r, Taken{Took: 10 * time.Millisecond})
+		p.End(now, r, CallEnd{Took: 10 * time.Millisecond})
 		p.Cancel(now, arrive(), DropCancelled)
 	}
 }
@@ -329,10 +329,10 @@ func TestAClientThatLeavesAtItsDispatchDoesNotSlowTheInstance(t *testing.T) {
 		}
 		pool.do(func(now time.Time, p *Pool) {
 			leave()
-			p.End(now, first, Taken{Took: time.Millisecond})
+			p.End(now, first, CallEnd{Took: time.Millisecond})
 		})
 		if err := <-done; err == nil {
-			pool.end(second, Taken{Took: time.Millisecond})
+			pool.end(second, CallEnd{Took: time.Millisecond})
 		} else {
 			left++
 		}

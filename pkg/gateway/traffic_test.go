@@ -114,7 +114,7 @@ func (x *traffic) fly(gateway int, r *Request) {
 		x.began(gateway, r)
 	}
 	took := x.took(r)
-	x.after(took, func() { x.pools[gateway].End(x.now, r, Taken{Took: took}) })
+	x.after(took, func() { x.pools[gateway].End(x.now, r, CallEnd{Took: took}) })
 }
 
 // run plays until d is over. Waits end at their time.

@@ -29,7 +29,7 @@ func trusting(lease time.Duration, db postgres.DB) (l *Leases, mayUse func(ctx c
 		r := &Request{TTL: time.Millisecond}
 		err := l.pool("m").await(ctx, r)
 		if err == nil {
-			l.pool("m").end(r, Taken{Took: time.Millisecond})
+			l.pool("m").end(r, CallEnd{Took: time.Millisecond})
 		}
 		return err == nil
 	}

@@ -105,7 +105,7 @@ func TestFlowsAreServedByTheSequencesOfTheirCalls(t *testing.T) {
 	p.Grant(now, []slot.Held{{Instance: 1, Token: 1}})
 	for range 39 {
 		now = now.Add(time.Second)
-		p.End(now, running, Taken{Took: time.Second})
+		p.End(now, running, CallEnd{Took: time.Second})
 	}
 	if served["three"] < 9 || served["three"] > 11 {
 		t.Errorf("%v calls were served, want three times as many of the one sequence", served)
