@@ -177,6 +177,9 @@ func (m *ModelState) inference() string {
 	return "generate"
 }
 
+// generic reports whether a model's workers speak another protocol than OpenAI's.
+func (r *route) generic() bool { return r.model.Protocol != worker.ProtocolOpenAI }
+
 // stopsOnClose says whether closing the connection of a call to a path is known to end its run. The model decides where
 // its config has abort_stops; else it is known of the OpenAI API by the path, and of other protocols by the model.
 func (r *route) stopsOnClose(path string) bool {

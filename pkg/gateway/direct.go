@@ -87,7 +87,7 @@ func (d *direct) RoundTrip(r *http.Request) (*http.Response, error) {
 			return answer, nil
 		}
 		if x.unsent {
-			body.begin(false)
+			body.unreached()
 		}
 		if !x.unsent || !l.used || r.Context().Err() != nil {
 			_ = body.Close()
@@ -291,41 +291,6 @@ func (x *roundTrip) begin(ctx context.Context, head *bytes.Buffer, body *partsRe
 		x.end(io.EOF)
 	}
 	return answer, nil
-}
-
-// send writes the request: a short one at once, a long one in a goroutine of its own, since the worker may answer
-// before it has read all of it.
-func (x *roundTrip) send(head *bytes.Buffer, body *partsReader) error {
-	parts := body.take()
-	if size(parts) <= inlineMax {
-		length := head.Len()
-		for _, p := range parts {
-			head.Write(p)
-		}
-		n, err := x.link.Write(head.Bytes())
-		if err == nil {
-			_ = body.Close() // never fails
-			heads.Put(head)
-			return nil
-		}
-		head.Truncate(length) // it may be sent again
-		x.unsent = n == 0
-		return err
-	}
-	n, err := x.link.Write(head.Bytes())
-	if err != nil {
-		x.unsent = n == 0
-		return err
-	}
-	heads.Put(head)
-	x.sent = make(chan bool, 1)
-	go func() {
-		rest := net.Buffers(parts)
-		_, err := rest.WriteTo(x.link.Conn)
-		_ = body.Close() // never fails
-		x.sent <- err == nil
-	}()
-	return nil
 }
 
 // head reads the head of the answer, behind those that only say that it will come.

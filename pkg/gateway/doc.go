@@ -40,6 +40,7 @@
 //	forward.go      the exchange with the worker, byte for byte
 //	headers.go      the headers of a client that go on, and those that a worker gets in their place
 //	direct.go       connections to workers, and an exchange over HTTP/1.1
+//	send.go         the request on its way to the worker, and whether the worker may have got something of it
 //	probe_unix.go   whether an idle connection is still open
 //	probe_other.go  the same where the system cannot be asked
 //	window.go       the buffer of an answer, and the token counts at its end
@@ -62,6 +63,7 @@
 //	expect.go       estimates of waits, and the refusal of requests that would wait too long
 //	expire.go       the ends of waits
 //	evict.go        who makes room in a full pool
+//	floor.go        what each class was served with in the last 10 s, against its floor
 //	mode.go         PASS, QUEUE and COLD
 //	fleet.go        the instances with the slots held here
 //	pick.go         the choice of an instance: affinity, adapters, least work

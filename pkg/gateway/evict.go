@@ -4,33 +4,8 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 )
-
-// byteBudget bounds the bodies of all requests that wait in a gateway.
-type byteBudget struct {
-	most int64
-	used atomic.Int64
-}
-
-func (b *byteBudget) add(n int) {
-	if b != nil {
-		b.used.Add(int64(n))
-	}
-}
-
-// short is how many bytes are missing for n more; 0 or less: none.
-func (b *byteBudget) short(n int) int64 {
-	if b == nil {
-		return 0
-	}
-	return b.used.Load() + int64(n) - b.most
-}
-
-func (b *byteBudget) fits(n int) bool {
-	return b.short(n) <= 0
-}
 
 // makeRoom says why a request cannot wait; nil: it can, and where the pool was full another request was
 // evicted for it.

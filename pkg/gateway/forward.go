@@ -51,7 +51,7 @@ type call struct {
 	queued  time.Duration
 	tries   int
 	began   time.Time   // of the attempt
-	sent    atomic.Bool // the transport has begun to read the body
+	sent    atomic.Bool // set by the reader of the body when it is read; taken back where no byte was written
 	limit   *time.Timer // ends the attempt for want of a head, or of more bytes behind it
 	headed  atomic.Bool // the head of the answer is there
 	lost    bool        // the answer is that of a proxy: the worker may have the call still

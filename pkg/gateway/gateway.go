@@ -252,6 +252,3 @@ func (g *Gateway) flow(name string) (set FlowState) {
 		name = name[:end]
 	}
 }
-
-// generic reports whether a model's workers speak another protocol than OpenAI's.
-func (r *route) generic() bool { return r.model.Protocol != worker.ProtocolOpenAI }

@@ -23,6 +23,30 @@ type bodyBudget struct {
 	taken atomic.Int64
 }
 
+// byteBudget bounds the bodies of all requests that wait in a gateway.
+type byteBudget struct {
+	most int64
+	used atomic.Int64
+}
+
+func (b *byteBudget) add(n int) {
+	if b != nil {
+		b.used.Add(int64(n))
+	}
+}
+
+// short is how many bytes are missing for n more; 0 or less: none.
+func (b *byteBudget) short(n int) int64 {
+	if b == nil {
+		return 0
+	}
+	return b.used.Load() + int64(n) - b.most
+}
+
+func (b *byteBudget) fits(n int) bool {
+	return b.short(n) <= 0
+}
+
 // heldBody is the body of a request in memory, and the part of the budget that it takes. It has one user, the request,
 // and one for each reader that has begun to send it.
 type heldBody struct {
@@ -118,77 +142,4 @@ func (g *Gateway) readBody(r *http.Request, most int64) (*heldBody, error) {
 	}
 	h.from = nil
 	return h, err
-}
-
-// partsReader is a body on its way to a worker: parts that are sent one behind the other, without copying them
-// together. A transport may close it while it reads: nothing of the parts is read behind that. It uses the body from
-// its first read to Close: net/http does not close all that it has from GetBody and has not read.
-type partsReader struct {
-	held  *heldBody    // that the parts are of; nil: of none
-	begun *atomic.Bool // set when it is read; may be nil
-
-	mu     sync.Mutex
-	parts  [][]byte
-	at     int
-	using  bool // it is a user of held
-	closed bool
-}
-
-// use begins the use of the body, unless it has begun. It is false where the body is gone.
-func (r *partsReader) use() bool {
-	if !r.using && r.held != nil {
-		r.using = r.held.use()
-		return r.using
-	}
-	return true
-}
-
-// Read implements io.Reader.
-func (r *partsReader) Read(p []byte) (n int, err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.closed || !r.use() {
-		return 0, http.ErrBodyReadAfterClose
-	}
-	r.begin(true)
-	for len(r.parts) > 0 {
-		m := copy(p[n:], r.parts[0][r.at:])
-		n, r.at = n+m, r.at+m
-		if r.at == len(r.parts[0]) {
-			r.parts, r.at = r.parts[1:], 0
-		}
-		if n == len(p) {
-			return n, nil
-		}
-	}
-	if n == 0 {
-		return 0, io.EOF
-	}
-	return n, nil
-}
-
-// take returns all parts, for a transport that writes them itself. They are valid until Close. The request must not
-// have ended its use.
-func (r *partsReader) take() [][]byte {
-	r.use()
-	r.begin(true)
-	return r.parts
-}
-
-// begin notes whether the worker may have got something of the body.
-func (r *partsReader) begin(may bool) {
-	if r.begun != nil {
-		r.begun.Store(may)
-	}
-}
-
-// Close implements io.Closer.
-func (r *partsReader) Close() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.using {
-		r.held.drop()
-	}
-	r.closed, r.using, r.parts, r.held = true, false, nil, nil
-	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"net/http"
 	"strconv"
@@ -165,3 +166,16 @@ func answerError(w http.ResponseWriter, err error, full int) int {
 	_, _ = w.Write(text) // the client may be gone
 	return status
 }
+
+// jitter lengthens the wait in an answer by up to a quarter, and by retryMax at most, so that clients that were
+// refused together do not come back together. A pool's wait stays within retryMax. part is from 0 to 1.
+func jitter(d time.Duration, part float64) time.Duration {
+	longer := d + time.Duration(part*float64(min(d/4, retryMax)))
+	if d <= retryMax {
+		return min(longer, retryMax)
+	}
+	return longer
+}
+
+// seconds rounds a Retry-After up: earlier than told makes no sense.
+func seconds(d time.Duration) int { return max(1, int(math.Ceil(d.Seconds()))) }

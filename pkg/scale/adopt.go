@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
@@ -72,4 +73,31 @@ func (p *planner) beginsAnew() bool {
 	}
 	isNew := func(name string) bool { return !slices.Contains(p.s.Removing, name) }
 	return p.lost || p.starts > 0 && slices.ContainsFunc(p.remove, isNew)
+}
+
+// registerNoRemoved leaves out of what is registered the instances that the order removes: requests could be sent to
+// one. The refusal of one is kept: without it the next round would take it for registered.
+func (p *planner) registerNoRemoved() {
+	p.out.register = slices.DeleteFunc(p.out.register, func(i BackendInstance) bool {
+		removed := slices.Contains(p.remove, i.Name)
+		if r, refused := p.s.refused[i.Name]; removed && refused {
+			p.pause(i.Name, r)
+		}
+		return removed
+	})
+}
+
+func (p *planner) pause(name string, r refusal) {
+	if p.out.paused == nil {
+		p.out.paused = map[string]refusal{}
+	}
+	p.out.paused[name] = r
+}
+
+// refusal is the message about the instances that a round does not try again.
+func (p *steps) refusal() string {
+	if len(p.paused) == 0 {
+		return ""
+	}
+	return p.paused[slices.Min(slices.Collect(maps.Keys(p.paused)))].message
 }
