@@ -90,7 +90,7 @@ var wideSQL = map[string]int{
 	"cron.sql":         4,
 	"explain.sql":      1,
 	"gateway.sql":      6,
-	"inference.sql":    7,
+	"inference.sql":    5,
 	"instances.sql":    2,
 	"limits.sql":       5,
 	"lock_keys.sql":    1,

@@ -3,7 +3,8 @@
 -- session plans their queries once, those of SQL functions in each statement.
 
 -- node_online returns whether a node is a gateway.
--- Callers: class_room, slot_share, class_slots, lease_slots_within, hand_over_slots.
+-- Callers: class_room, slot_share, equal_share, hungry_shares, class_slots, lease_room, lease_slots_within,
+-- hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.node_online(node bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -30,7 +31,7 @@ $$;
 -- online calls and for durable entries alone: the shares of the model's policy, 20 and 10 percent
 -- without one, rounded down. While no gateway lives, nothing is kept for either. A share that is not valid, of a policy
 -- that was set before set_gateway_policy refused it, is taken as absent: gateways do the same.
--- Callers: class_room, slot_share, class_slots.
+-- Callers: class_room, equal_share, class_slots.
 CREATE OR REPLACE FUNCTION penstock.slot_reserves(wanted text, OUT total integer, OUT reserved integer,
                                                   OUT batch_reserved integer)
 LANGUAGE plpgsql STABLE AS $$
@@ -74,7 +75,7 @@ END $$;
 
 -- class_room returns how many more slots of a model a node's class may hold: all but those that are
 -- kept for the other class.
--- Callers: lease_slots_within, hand_over_slots.
+-- Callers: lease_room, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.class_room(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
@@ -88,7 +89,7 @@ END $$;
 -- class_slots returns how many slots of a model the nodes of one class may hold together while nodes
 -- go without. If the other class goes without, that class gets what is kept for it and half of what is
 -- kept for neither; otherwise it keeps what it holds.
--- Callers: slot_share, preempt_durable.
+-- Callers: equal_share, preempt_durable.
 CREATE OR REPLACE FUNCTION penstock.class_slots(wanted text, online boolean) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -119,17 +120,14 @@ DECLARE
     short boolean; -- a task node has less than its share
 BEGIN
     PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
-    short := EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
-                      WHERE h.node_id <> holder AND NOT penstock.node_online(h.node_id)
-                        AND h.held < penstock.slot_share(wanted, h.node_id));
+    short := EXISTS (SELECT FROM penstock.hungry_shares(wanted) h
+                      WHERE h.node_id <> holder AND NOT h.online AND h.held < h.share);
     FOR pass IN 1..CASE WHEN short THEN 1 ELSE 2 END LOOP -- what each lacks of its share, then the rest
-        FOR g IN SELECT d.node_id,
-                        CASE WHEN pass = 1 THEN least(d.missing, penstock.slot_share(wanted, d.node_id) - h.held)
-                             ELSE d.missing END AS missing
-                   FROM penstock.slot_demand d
-                   JOIN penstock.hungry_nodes(wanted) h ON h.node_id = d.node_id
-                  WHERE d.model = wanted AND d.node_id <> holder AND d.missing > 0 AND penstock.node_online(d.node_id)
-                  ORDER BY h.held, d.since, d.node_id
+        FOR g IN SELECT h.node_id,
+                        CASE WHEN pass = 1 THEN least(h.missing, h.share - h.held) ELSE h.missing END AS missing
+                   FROM penstock.hungry_shares(wanted) h
+                  WHERE h.node_id <> holder AND h.online
+                  ORDER BY h.held, h.since, h.node_id
         LOOP
             EXIT WHEN moved >= room;
             IF moved = 0 AND NOT penstock.node_online(holder) THEN

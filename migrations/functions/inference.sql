@@ -343,8 +343,8 @@ END $$;
 -- usable returns whether calls may be sent to an instance. It is volatile, as are present, starts and pressed, for it
 -- reads the clock: Postgres does not inline such a function otherwise.
 -- Locks: none.
--- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_slots_within,
--- unpressed_room, instance_status.
+-- Callers: queue_capacity, admit_model, note_outages, fail_without_instance, slot_reserves, lease_room,
+-- lease_slots_within, unpressed_room, instance_status.
 CREATE OR REPLACE FUNCTION penstock.usable(i penstock.instance) RETURNS boolean
 LANGUAGE sql VOLATILE AS $$
     SELECT i.draining_at IS NULL AND i.state IN ('unknown', 'ready', 'busy')
@@ -365,7 +365,7 @@ $$;
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
 -- future is from before the clock was set back: it counts when it is repeated.
--- Callers: slot_share, class_slots, lease_slots_within, slot_contention, hand_over_slots; pkg/slot.
+-- Callers: slot_share, equal_share, hungry_shares, class_slots, lease_room, slot_contention.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
     wanted text
 ) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
@@ -407,7 +407,7 @@ END $$;
 
 -- slot_room returns how many more slots of an instance may be held: of its own, and of its device
 -- group's.
--- Callers: lease_slots_within, unpressed_room.
+-- Callers: lease_room, lease_slots_within, unpressed_room.
 CREATE OR REPLACE FUNCTION penstock.slot_room(i penstock.instance) RETURNS integer
 LANGUAGE sql STABLE AS $$
     SELECT greatest(0, least(
@@ -437,7 +437,7 @@ $$;
 
 -- peer_models lists the models that compete with a model for slots: itself, and those with an
 -- instance in one of its device groups.
--- Callers: lease_slots_within, slot_share.
+-- Callers: slot_share, equal_share, hungry_shares, lease_room.
 CREATE OR REPLACE FUNCTION penstock.peer_models(wanted text) RETURNS TABLE (model text)
 LANGUAGE sql STABLE AS $$
     SELECT wanted
@@ -452,20 +452,31 @@ $$;
 -- wants some. Where there are fewer slots than parties they take turns of 5 s: one whose turn is over
 -- may hold none. A single slot goes to and fro between the classes in the same way. Null: nobody goes
 -- without.
--- Callers: lease_slots_within, slot_contention, hand_over_slots; pkg/slot.
+-- Callers: lease_room, slot_contention; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.slot_share(wanted text, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer
-                        WHEN (SELECT min(s.leased_at) FROM penstock.instance i
-                              JOIN penstock.slot s ON s.instance_id = i.id
-                               WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL) < clock_timestamp()
-                                   - interval '5 seconds' THEN 0
-                        ELSE 1 END
-              FROM (SELECT penstock.class_slots(wanted, penstock.node_online(node)) AS slots,
+    IF NOT EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                    WHERE (p.model, h.node_id) <> (wanted, node)) THEN
+        RETURN NULL;
+    END IF;
+    RETURN coalesce(penstock.equal_share(wanted, penstock.node_online(node), node),
+                    (SELECT CASE WHEN min(s.leased_at) < clock_timestamp() - interval '5 seconds' THEN 0 ELSE 1 END
+                       FROM penstock.instance i JOIN penstock.slot s ON s.instance_id = i.id
+                      WHERE i.model = wanted AND s.node_id = node AND s.doubt_at IS NULL));
+END $$;
+
+-- equal_share returns the share of each party of a class in the slots of a model (see slot_share), of which `node` is
+-- one, if it is given. Null: they take turns.
+-- Callers: slot_share, hungry_shares; pkg/slot.
+CREATE OR REPLACE FUNCTION penstock.equal_share(wanted text, online boolean, node bigint) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN (SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer END
+              FROM (SELECT penstock.class_slots(wanted, online) AS slots,
                            (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
                            AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h
-                                        WHERE penstock.node_online(h.node_id) <> penstock.node_online(node)) AS single) a,
+                                        WHERE penstock.node_online(h.node_id) <> online) AS single) a,
                    (SELECT count(*) AS parties FROM (
                         SELECT p.model, h.node_id FROM penstock.peer_models(wanted) p CROSS
                             JOIN LATERAL penstock.hungry_nodes(p.model) h
@@ -474,11 +485,34 @@ BEGIN
                                  JOIN penstock.instance i ON i.model = p.model
                                      JOIN penstock.slot s ON s.instance_id = i.id
                                 WHERE s.doubt_at IS NULL AND penstock.node_lives(s.node_id)
-                         UNION SELECT wanted, node) everybody
-                     WHERE penstock.node_online(everybody.node_id) = penstock.node_online(node)) b
-             WHERE EXISTS (SELECT FROM penstock.peer_models(wanted) p CROSS
-                           JOIN LATERAL penstock.hungry_nodes(p.model) h
-                            WHERE (p.model, h.node_id) <> (wanted, node)));
+                         UNION SELECT wanted, node WHERE node IS NOT NULL) everybody
+                     WHERE penstock.node_online(everybody.node_id) = online) b);
+END $$;
+
+-- hungry_shares lists the hungry nodes of a model with their shares, which it computes once for each class. Where the
+-- nodes of a class take turns it is 1, also of a node that holds a slot for longer than its turn: none of those that
+-- hold one lacks any. Null: no other node goes without.
+-- Callers: hand_over_slots; pkg/slot.
+CREATE OR REPLACE FUNCTION penstock.hungry_shares(
+    wanted text
+) RETURNS TABLE (node_id bigint, online boolean, since timestamptz, missing integer, held bigint, share integer)
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    RETURN QUERY
+    WITH hungry AS MATERIALIZED (
+        SELECT h.node_id, penstock.node_online(h.node_id) AS online, h.since, h.held,
+               (SELECT d.missing FROM penstock.slot_demand d
+                 WHERE d.model = wanted AND d.node_id = h.node_id) AS missing
+          FROM penstock.hungry_nodes(wanted) h
+    ), class AS MATERIALIZED (
+        SELECT c.online, coalesce(penstock.equal_share(wanted, c.online, NULL), 1) AS share
+          FROM (SELECT DISTINCT x.online FROM hungry x) c
+    )
+    SELECT h.node_id, h.online, h.since, h.missing, h.held, CASE WHEN parties.hungry > 1 THEN class.share END
+      FROM hungry h
+      JOIN class ON class.online = h.online
+     CROSS JOIN (SELECT count(*) AS hungry
+                   FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model)) parties;
 END $$;
 
 -- lease_left_ms returns what is left of a node's lease (ms). A heartbeat that the clock has not come to was written
@@ -491,6 +525,42 @@ LANGUAGE sql AS $$
         THEN floor(extract(epoch FROM beat_at + lease - clock_timestamp()) * 1000)::bigint ELSE 0 END
 $$;
 
+-- lease_room returns how many of `want` slots of a model a node may lease: no more than its class has room for, none
+-- where no usable instance has a free one, and, while others go without, no more than its share. It leaves one for each
+-- node of its class whose turn is before.
+-- Callers: lease_slots_within.
+CREATE OR REPLACE FUNCTION penstock.lease_room(wanted text, node bigint, want integer) RETURNS integer
+LANGUAGE plpgsql STABLE AS $$
+DECLARE
+    room   integer := least(want, penstock.class_room(wanted, node));
+    online boolean := penstock.node_online(node);
+    share  integer;
+    mine   bigint;
+BEGIN
+    IF room <= 0 OR NOT EXISTS (
+        SELECT FROM penstock.instance x
+         WHERE x.model = wanted AND penstock.usable(x)
+           AND x.slots > (SELECT count(*) FROM penstock.slot s WHERE s.instance_id = x.id)
+           AND (x.device_group IS NULL OR penstock.slot_room(x) > 0)) THEN
+        RETURN 0;
+    END IF;
+    share := penstock.slot_share(wanted, node);
+    IF share IS NULL THEN
+        RETURN room;
+    END IF;
+    SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
+     WHERE x.model = wanted AND s.node_id = node;
+    RETURN (SELECT greatest(0, least(room, share - mine, f.free - t.before))
+              FROM (SELECT coalesce(sum(penstock.slot_room(x)), 0) AS free
+                      FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
+                   (SELECT count(*) AS before
+                      FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
+                     WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0
+                       AND penstock.node_online(h.node_id) = online
+                       AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own
+                                                             WHERE own.node_id = node), 'infinity'))) t);
+END $$;
+
 -- lease_slots_within gives a node up to `want` free slots of a model, spread over its instances, least
 -- held first, and no more of a device group than it has. Pressed instances come after all others, unless
 -- entries choose their instance by labels: one that only a pressed instance can take would wait until all
@@ -501,7 +571,11 @@ $$;
 -- none is recorded in slot_demand; if it is a gateway, the holders of idle slots are told by NOTIFY. A task node that
 -- drains gets none; a gateway does, for requests that it had accepted before.
 -- The slots that are kept for the other class (class_room) are not touched.
--- Locks: while a gateway lives, the advisory lock of the model's leases, so that the class's room is
+-- It takes no lock where there is nothing for the node (lease_room): while a model is full its leases do not follow one
+-- another. A task node does not wait for the lease of another node either, as it does not for an instance without a
+-- gateway: it gets nothing and records no demand, for it may get a slot when it asks again, but a demand that it has
+-- keeps its turn.
+-- Locks: while a gateway lives, the advisory lock of the model's leases (task nodes: try), so that the class's room is
 -- exact; then instances one by one, least held first, for one of a device group also the first of the
 -- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a
 -- gateway it waits for no other lease: an instance that another session leases from is skipped.
@@ -516,37 +590,31 @@ DECLARE
     i      record;
     most   integer;
     room   integer;
-    share  integer;
-    mine   bigint;
     left_  integer;
     got    integer;
     millis bigint;
     allowed integer;
     online boolean := penstock.node_online(node);
 BEGIN
-    IF EXISTS (SELECT FROM penstock.node n WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp()) THEN
-        PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
-    END IF;
-    share := penstock.slot_share(wanted, node);
-    left_ := least(want, penstock.class_room(wanted, node));
-    SELECT penstock.lease_left_ms(n.beat_at, n.lease) INTO millis FROM penstock.node n
-     WHERE n.id = node AND (online OR n.draining_at IS NULL);
-    IF millis IS NULL OR millis <= 0 THEN
-        RETURN;
-    END IF;
-    IF share IS NOT NULL THEN
-        SELECT count(*) INTO mine FROM penstock.instance x JOIN penstock.slot s ON s.instance_id = x.id
-         WHERE x.model = wanted AND s.node_id = node;
-        SELECT least(left_, share - mine, f.free - t.before) INTO left_
-          FROM (SELECT coalesce(sum(penstock.slot_room(x)), 0) AS free
-                  FROM penstock.instance x WHERE x.model = wanted AND penstock.usable(x)) f,
-               (SELECT count(*) AS before
-                  FROM penstock.peer_models(wanted) p CROSS JOIN LATERAL penstock.hungry_nodes(p.model) h
-                 WHERE (p.model, h.node_id) <> (wanted, node) AND h.held = 0
-                   AND penstock.node_online(h.node_id) = online
-                   AND (mine > 0 OR h.since < coalesce((SELECT own.since FROM penstock.hungry_nodes(wanted) own WHERE own.node_id = node), 'infinity'))) t;
-    END IF;
-    left_ := greatest(left_, 0);
+    FOR pass IN 1..2 LOOP -- without the lock, then under it
+        left_ := penstock.lease_room(wanted, node, want);
+        SELECT penstock.lease_left_ms(n.beat_at, n.lease) INTO millis FROM penstock.node n
+         WHERE n.id = node AND (online OR n.draining_at IS NULL);
+        IF millis IS NULL OR millis <= 0 THEN
+            RETURN;
+        END IF;
+        EXIT WHEN pass = 2 OR left_ <= 0 OR NOT EXISTS (
+            SELECT FROM penstock.node n WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp());
+        IF online THEN
+            PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
+        ELSIF NOT pg_try_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted)) THEN
+            UPDATE penstock.slot_demand d SET wanted_at = clock_timestamp()
+             WHERE d.model = wanted AND d.node_id = node
+               AND d.wanted_at BETWEEN clock_timestamp() - interval '3 seconds' AND clock_timestamp();
+            PERFORM set_config('synchronous_commit', 'off', true);
+            RETURN;
+        END IF;
+    END LOOP;
     allowed := left_;
     FOR i IN SELECT x.id, x.device_group, count(*) OVER late - row_number() OVER by_load + 1 AS behind
                FROM penstock.instance x

@@ -56,7 +56,7 @@ BEGIN
 END $$;
 
 -- node_lives returns whether a node's lease has not lapsed.
--- Callers: hungry_nodes, slot_share, adopt_slot, orphan_slots, free_slots, free_dead_slots,
+-- Callers: hungry_nodes, equal_share, adopt_slot, orphan_slots, free_slots, free_dead_slots,
 -- dead_slots; pkg/inference.
 CREATE OR REPLACE FUNCTION penstock.node_lives(bigint) RETURNS boolean
 LANGUAGE sql STABLE AS $$

@@ -38,17 +38,15 @@ type Share struct {
 
 const sharesAndShortagesSQL = `
 SELECT m.name, m.share,
-       coalesce((SELECT sum(least(d.missing, o.share - h.held))
-                   FROM penstock.hungry_nodes(m.name) h
-                   JOIN penstock.slot_demand d ON d.model = m.name AND d.node_id = h.node_id
-                  CROSS JOIN LATERAL (SELECT penstock.slot_share(m.name, h.node_id) AS share) o
-                  WHERE h.node_id <> $2 AND h.held < o.share), 0)
+       coalesce((SELECT sum(least(h.missing, h.share - h.held))
+                   FROM penstock.hungry_shares(m.name) h
+                  WHERE h.node_id <> $2 AND h.held < h.share), 0)
   FROM (SELECT n.name, penstock.slot_share(n.name, $2) AS share FROM unnest($1::text[]) n(name)) m
  WHERE m.share IS NOT NULL`
 
 // SharesAndShortages is Shares with what the other nodes miss. A gateway gives up busy slots too, when their calls end,
 // but no more of them than that. A task node gives up whatever is beyond its share: it is spared the second part of the
-// statement, which reads the share of each node that goes without.
+// statement, which reads the shares of the nodes that go without.
 func (h *Holder) SharesAndShortages(ctx context.Context, models []string) (map[string]Share, error) {
 	shares := map[string]Share{}
 	var name string
