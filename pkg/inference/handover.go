@@ -2,7 +2,7 @@ package inference
 
 import (
 	"context"
-	"errors"
+	"math/rand/v2"
 	"time"
 )
 
@@ -29,27 +29,48 @@ func (p *SlotPool) Wanted(model string) {
 	}
 }
 
-// followHints takes the orders of preemption, which requests wait for, and then reads the shares, until there has been
-// no hint since.
+// followHints takes the orders of preemption, which requests wait for, until there has been no hint since, and then
+// reads the shares.
 func (p *SlotPool) followHints() {
-	for {
+	for over := false; !over; {
 		p.mu.Lock()
 		seen := p.hints
 		p.mu.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
-		if err := errors.Join(p.takePreemptions(ctx), p.readShares(ctx)); err != nil {
-			p.log.Warn("take preemptions", "error", err) // Renew asks again
-		}
-		cancel()
+		p.ask("take preemptions", p.takePreemptions)
 		p.mu.Lock()
-		over := p.hints == seen
+		over = p.hints == seen
 		if over {
 			p.hints = 0
 		}
 		p.mu.Unlock()
-		if over {
-			return
-		}
+	}
+	p.mu.Lock()
+	waits, most := p.sharesDue, min(sharesPause*p.sharesTook, sharesWithin)
+	p.sharesDue = true
+	p.mu.Unlock()
+	if waits {
+		return // they are read for this hint as well
+	}
+	time.Sleep(rand.N(most + 1))
+	p.mu.Lock()
+	p.sharesDue = false
+	p.mu.Unlock()
+	p.ask("read shares", p.readShares)
+}
+
+// Bounds on the random time for which the shares wait after a hint. All nodes that know the model hear it at once, and
+// reading them takes the longer the more of them go without.
+const (
+	sharesPause  = 20 // times what the last reading took, at most
+	sharesWithin = 250 * time.Millisecond
+)
+
+// ask sends a statement that Renew sends as well, so that a failure is only logged.
+func (p *SlotPool) ask(what string, statement func(context.Context) error) {
+	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+	defer cancel()
+	if err := statement(ctx); err != nil {
+		p.log.Warn(what, "error", err)
 	}
 }
 

@@ -37,14 +37,16 @@ type SlotPool struct {
 	unsupported func(worker.Model) error // why this node makes no calls of a model; nil: it does
 	kick        chan struct{}            // holds one: there is something to give back at once
 
-	mu      sync.Mutex
-	models  map[string]*modelState
-	hints   int       // that have come since followHints began; 0: it does not run
-	ceding  int       // runs that the last orders of preemption have ended, and whose slots have not come
-	unsure  bool      // an answer about slots was lost: the node may hold some that it does not know of
-	until   time.Time // what is held may be relied on
-	breaker map[string]*breaker
-	probing map[int32]bool // instances that are being probed because of what calls said
+	mu         sync.Mutex
+	models     map[string]*modelState
+	hints      int           // that have come since followHints began to take preemptions; 0: it takes none
+	sharesDue  bool          // a hint has come since the shares were read
+	sharesTook time.Duration // the last reading of shares
+	ceding     int           // runs that the last orders of preemption have ended, and whose slots have not come
+	unsure     bool          // an answer about slots was lost: the node may hold some that it does not know of
+	until      time.Time     // what is held may be relied on
+	breaker    map[string]*breaker
+	probing    map[int32]bool // instances that are being probed because of what calls said
 }
 
 // modelState is a model's ledger with what the pool must remember about leasing for it.
