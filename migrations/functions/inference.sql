@@ -338,6 +338,26 @@ BEGIN
      WHERE h.queue_id = note_harm.queue AND h.entry_id = note_harm.entry AND h.class = note_harm.class;
 END $$;
 
+-- entry_lives returns whether an entry has not ended. As entry_waits it is planned at each call, for the table of one
+-- queue: a statement that joins penstock.entry to rows of any queues is planned over the tables of all, and locks them.
+-- Callers: pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.entry_lives(queue integer, entry bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = queue AND e.id = entry);
+END $$;
+
+-- entry_waits returns whether an entry is pending and its lock key is not locked.
+-- Callers: pkg/inference.
+CREATE OR REPLACE FUNCTION penstock.entry_waits(queue integer, entry bigint) RETURNS boolean
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_custom_plan AS $$
+BEGIN
+    RETURN EXISTS (SELECT FROM penstock.entry e
+                    WHERE e.queue_id = queue AND e.id = entry AND e.status = 'pending'
+                      AND NOT EXISTS (SELECT FROM penstock.lock l
+                                       WHERE l.queue_id = queue AND l.lock_key = coalesce(e.lock_key, '#' || e.id)));
+END $$;
+
 -- Slots --------------------------------------------------------------------------------------------------------------
 
 -- usable returns whether calls may be sent to an instance. It is volatile, as are present, starts and pressed, for it

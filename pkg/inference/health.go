@@ -68,11 +68,8 @@ func (p *Prober) Run(ctx context.Context) error {
 	ticks := time.NewTicker(p.tuning.probeEvery / 5)
 	defer ticks.Stop()
 	swept := time.Now()
-	sweep := func() {
-		runs := p.sweep(ctx)
-		probes.Go(func() { p.stopRuns(ctx, runs) })
-	}
-	sweep() // the first makes the partitions that runs write to
+	p.sweep(ctx) // the first makes the partitions that runs write to
+	ended := p.sweepTurns()
 	for {
 		select {
 		case <-ctx.Done():
@@ -88,7 +85,11 @@ func (p *Prober) Run(ctx context.Context) error {
 		p.begin(ctx, due, &probes, probing)
 		if time.Since(swept) > time.Minute {
 			swept = time.Now()
-			sweep()
+			p.sweep(ctx)
+		}
+		if ended(len(due)) {
+			runs := p.sweepEnded(ctx)
+			probes.Go(func() { p.stopRuns(ctx, runs) })
 		}
 	}
 }
@@ -306,13 +307,39 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 	return nil
 }
 
-// sweep drops what outlived its use. It returns the runs among that, which workers are to stop.
-func (p *Prober) sweep(ctx context.Context) []endedRun {
+// sweepTurns returns a function that is called after each claim of probes, with their number, and says whether it is
+// this process's turn to sweep what is left of entries that have ended. The turns of all processes together come once a
+// minute, for each process counts its part of the probes; without instances each has one a minute.
+func (p *Prober) sweepTurns() func(probes int) bool {
+	due := rand.Float64() // processes that were started together have their first turns apart
+	return func(probes int) bool {
+		passed := p.config.Interval / 5
+		part := passed.Minutes()
+		if all := len(p.registry.current.Load().instances); all > 0 {
+			part = p.config.Interval.Minutes() * float64(probes) / float64(all)
+		}
+		due += part
+		turn := due >= 1
+		if turn {
+			due = 0
+		}
+		return turn
+	}
+}
+
+// sweepEnded drops what is left of entries that have ended. It returns the runs among that, which workers are to stop.
+func (p *Prober) sweepEnded(ctx context.Context) []endedRun {
 	runs, err := sweepRuns(ctx, p.db)
-	err = errors.Join(err, slot.SweepDemand(ctx, p.db))
 	_, failed := p.db.Exec(ctx, sweepHarmSQL)
-	err = errors.Join(err, failed, p.delete(ctx, sweepUsageSQL))
-	err = errors.Join(err, p.sweepOutput(ctx, outputFor))
+	if err = errors.Join(err, failed); err != nil && ctx.Err() == nil {
+		p.log.Error("sweep what entries have left", "error", err)
+	}
+	return runs
+}
+
+// sweep drops what is too old.
+func (p *Prober) sweep(ctx context.Context) {
+	err := errors.Join(slot.SweepDemand(ctx, p.db), p.delete(ctx, sweepUsageSQL), p.sweepOutput(ctx, outputFor))
 	switch {
 	case err == nil || ctx.Err() != nil:
 	case errors.Is(err, duty.ErrClock): // which waits, and ends by itself
@@ -320,7 +347,6 @@ func (p *Prober) sweep(ctx context.Context) []endedRun {
 	default:
 		p.log.Error("sweep", "error", err)
 	}
-	return runs
 }
 
 const (

@@ -7,16 +7,14 @@ import (
 	"github.com/penstock/penstock/pkg/slot"
 )
 
-// abandonedSQL counts the runs of a model that no node follows, and whose entries can be claimed.
+// abandonedSQL counts the runs of a model that no node follows, and whose entries can be claimed. It reads the entries
+// of those runs alone.
 const abandonedSQL = `
-SELECT count(*)
+SELECT count(*) FILTER (WHERE penstock.entry_waits(r.queue_id, r.entry_id))
   FROM penstock.remote_run r
   JOIN penstock.instance i ON i.id = r.instance_id AND i.model = $1
   JOIN penstock.slot s ON s.instance_id = r.instance_id AND s.number = r.slot_number AND s.token = r.slot_token
-  JOIN penstock.entry e ON e.queue_id = r.queue_id AND e.id = r.entry_id
- WHERE e.status = 'pending' AND (s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id))
-   AND NOT EXISTS (SELECT FROM penstock.lock l
-                    WHERE l.queue_id = r.queue_id AND l.lock_key = coalesce(e.lock_key, '#' || e.id))`
+ WHERE s.doubt_at IS NOT NULL OR NOT penstock.node_lives(s.node_id)`
 
 func (p *SlotPool) countAbandoned(ctx context.Context, model string) {
 	var n int

@@ -118,7 +118,7 @@ const sweepRunsSQL = `
 WITH swept AS (
     DELETE FROM penstock.remote_run r
      WHERE r.started_at < clock_timestamp() - interval '1 minute'
-       AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = r.queue_id AND e.id = r.entry_id)
+       AND NOT penstock.entry_lives(r.queue_id, r.entry_id)
     RETURNING r.*
 )
 SELECT instance_id, entry_id, token, coalesce(remote_id, entry_id::text) FROM swept WHERE report IS NULL`

@@ -273,4 +273,4 @@ func noteHarm(
 const sweepHarmSQL = `
 DELETE FROM penstock.entry_harm h
  WHERE h.at < clock_timestamp() - interval '1 minute'
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = h.queue_id AND e.id = h.entry_id)`
+   AND NOT penstock.entry_lives(h.queue_id, h.entry_id)`
