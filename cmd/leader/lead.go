@@ -47,6 +47,7 @@ func newLeader(cfg Config, p *pools, log *slog.Logger) (*leader, error) {
 		cfg: cfg, pools: p, log: log, metrics: m, requests: newRequests(m),
 		elector:  election.New(p.election, electionConfig(cfg.Leader.Election, log)),
 		backends: backends,
+		models:   telemetry.Bound{Max: telemetry.ModelsMax},
 	}
 	if cfg.Leader.Hints {
 		l.hinter = invalidation.NewHinter(p.duties, 0)

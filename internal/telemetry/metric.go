@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 
@@ -94,12 +95,15 @@ func (c Collector) Collect(out chan<- prometheus.Metric) { c(out) }
 // Other is the label of all values after a Bound is full.
 const Other = "other"
 
-// boundMax is how many queues, or models, have series of their own.
-const boundMax = 100
+// ModelsMax is how many models have series of their own at a leader, about thirty each. What alerts compare for a model
+// says nothing of the sums of others.
+const ModelsMax = 1000
 
-// Bound limits the values of a label: the first hundred values keep their name, the rest become
-// Other. A value keeps its label for the life of the process, so that no series jumps.
+// Bound limits the values of a label: the first ones keep their name, the rest become Other. A value keeps its label
+// for the life of the process, so that no series jumps.
 type Bound struct {
+	Max int // how many values keep their name: 100
+
 	mu    sync.Mutex
 	known map[string]bool
 }
@@ -111,7 +115,7 @@ func (b *Bound) Label(value string) string {
 	if b.known[value] {
 		return value
 	}
-	if len(b.known) >= boundMax {
+	if len(b.known) >= cmp.Or(b.Max, 100) {
 		return Other
 	}
 	if b.known == nil {

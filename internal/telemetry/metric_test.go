@@ -9,6 +9,16 @@ import (
 	"github.com/penstock/penstock/internal/telemetry"
 )
 
+func TestABoundMayBeWider(t *testing.T) {
+	models := telemetry.Bound{Max: telemetry.ModelsMax}
+	for i := range telemetry.ModelsMax + 1 {
+		name := fmt.Sprint("model_", i)
+		if other := models.Label(name) != name; other != (i == telemetry.ModelsMax) {
+			t.Errorf("%s is one of the others: %v", name, other)
+		}
+	}
+}
+
 func TestQueuesBeyondTheBoundAreOther(t *testing.T) {
 	m := telemetry.NewMetrics()
 	var queues telemetry.Bound
