@@ -22,6 +22,7 @@ type Step struct {
 	Settings     Settings `json:"settings,omitempty"`
 	PayloadBytes int      `json:"payload_bytes"`
 	Worker       string   `json:"worker,omitempty"` // of a pickup: the URL of a worker that may be called
+	Shared       bool     `json:"shared,omitempty"` // other processes work on the same entries, see Tally
 }
 
 // Report is the last line of a contender's process.
@@ -36,6 +37,8 @@ type Report struct {
 //
 //	child  -> parent  {"ready":true}     connected and migrated
 //	parent -> child   any line           the parent has read its meters: go
+//	child  -> parent  {"progress":{}}    in a shared step: Progress, whenever it has changed
+//	parent -> child   any line           in a shared step: all its entries are handled
 //	child  -> parent  a Report           and exit
 const readyLine = `{"ready":true}`
 
@@ -46,13 +49,22 @@ func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Rea
 	}
 	defer c.Close()
 	fmt.Fprintln(out, readyLine)
-	if _, err := bufio.NewReader(in).ReadString('\n'); err != nil {
+	words := bufio.NewReader(in)
+	if _, err := words.ReadString('\n'); err != nil {
 		return fmt.Errorf("wait for the word: %w", err)
 	}
 
+	tally := newTally(step.Shared)
 	before := meter.Self()
-	work, err := perform(ctx, c, step)
+	followed := make(chan error, 1)
+	if step.Shared {
+		go func() { followed <- tally.follow(words, out) }()
+	}
+	work, err := perform(ctx, c, step, tally)
 	after := meter.Self()
+	if step.Shared && err == nil {
+		err = <-followed
+	}
 	if err != nil && !errors.Is(err, ErrUnsupported) {
 		return fmt.Errorf("%s: %w", step.Verb, err)
 	}
@@ -64,19 +76,20 @@ func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Rea
 	})
 }
 
-func perform(ctx context.Context, c Contender, step Step) (Work, error) {
+func perform(ctx context.Context, c Contender, step Step, tally *Tally) (Work, error) {
 	switch step.Verb {
 	case "push":
 		return c.BulkPush(ctx, step.Entries, step.GroupSize)
 	case "single":
 		return c.SinglePush(ctx, step.Conns, step.Entries, step.Settings)
 	case "drain":
+		tally.Expect(step.Entries)
 		if step.GroupSize > 1 {
-			return c.DrainGroups(ctx, step.Entries, step.GroupSize)
+			return c.DrainGroups(ctx, tally)
 		}
-		return c.DrainSolo(ctx, step.Entries)
+		return c.DrainSolo(ctx, tally)
 	case "sustained":
-		return c.Sustained(ctx, time.Duration(step.Seconds*float64(time.Second)))
+		return c.Sustained(ctx, time.Duration(step.Seconds*float64(time.Second)), tally)
 	case "pickup":
 		return c.PickupLatency(ctx, step.Entries, step.Settings)
 	case "left":

@@ -26,13 +26,13 @@ type Contender interface {
 	// SinglePush pushes n entries one call and one transaction each from conns connections.
 	// Apart, none goes together with another caller's.
 	SinglePush(ctx context.Context, conns, n int, s Settings) (Work, error)
-	// DrainSolo works entries until at least n were handled, then stops gracefully.
+	// DrainSolo works entries until the tally is over, then stops gracefully.
 	// The clock stops when every handled entry is durably finished.
-	DrainSolo(ctx context.Context, n int) (Work, error)
+	DrainSolo(ctx context.Context, tally *Tally) (Work, error)
 	// DrainGroups is DrainSolo for entries pushed with a groupSize: in order and one at a time inside a group.
-	DrainGroups(ctx context.Context, n, groupSize int) (Work, error)
+	DrainGroups(ctx context.Context, tally *Tally) (Work, error)
 	// Sustained pushes and works at once for d with a bounded backlog, then finishes what is left.
-	Sustained(ctx context.Context, d time.Duration) (Work, error)
+	Sustained(ctx context.Context, d time.Duration, tally *Tally) (Work, error)
 	// PickupLatency pushes n entries, one every 5 to 25 ms, into an idle queue with a waiting worker.
 	PickupLatency(ctx context.Context, n int, s Settings) (Work, error)
 	// Left counts accepted entries that are not finished yet: the check on the figures.

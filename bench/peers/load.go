@@ -57,21 +57,22 @@ func single(ctx context.Context, conns, n int, push func(ctx context.Context, i 
 	return Work{Entries: n, Seconds: time.Since(start).Seconds(), LatencyMicros: micros}, err
 }
 
-// ahead pushes batches until d is over and never runs more than sustainedBacklogMax ahead of handled.
-// It returns how many it pushed.
-func ahead(ctx context.Context, d time.Duration, handled *atomic.Int64,
+// ahead pushes batches until d is over, and then expects what it pushed. It never runs more than sustainedBacklogMax
+// ahead of what this process has handled.
+func ahead(ctx context.Context, d time.Duration, tally *Tally,
 	push func(ctx context.Context, first, last int) error,
-) (int, error) {
+) error {
 	pushed := 0
 	for end := time.Now().Add(d); time.Now().Before(end); {
-		if pushed-int(handled.Load()) > sustainedBacklogMax-batchSize {
+		if pushed-tally.Handled() > sustainedBacklogMax-batchSize {
 			time.Sleep(time.Millisecond)
 			continue
 		}
 		if err := push(ctx, pushed, pushed+batchSize); err != nil {
-			return pushed, err
+			return err
 		}
 		pushed += batchSize
 	}
-	return pushed, nil
+	tally.Expect(pushed)
+	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -78,44 +77,34 @@ func (p *Penstock) SinglePush(ctx context.Context, conns, n int, s Settings) (Wo
 	return single(ctx, conns, n, p.pushOne())
 }
 
-func (p *Penstock) DrainSolo(ctx context.Context, n int) (Work, error) {
-	var handled atomic.Int64
-	done := make(chan struct{})
+func (p *Penstock) DrainSolo(ctx context.Context, tally *Tally) (Work, error) {
 	start := time.Now()
-	stop, err := p.start(ctx, Defaults, func(int) {
-		if handled.Add(1) == int64(n) {
-			close(done)
-		}
-	})
+	stop, err := p.start(ctx, Defaults, func(int) { tally.Add(1) })
 	if err != nil {
 		return Work{}, err
 	}
-	<-done
+	<-tally.Over()
 	// The node stops when every ending is recorded.
 	err = stop()
-	return Work{Entries: int(handled.Load()), Seconds: time.Since(start).Seconds()}, err
+	return Work{Entries: tally.Handled(), Seconds: time.Since(start).Seconds()}, err
 }
 
-func (p *Penstock) DrainGroups(ctx context.Context, n, _ int) (Work, error) {
-	return p.DrainSolo(ctx, n)
+func (p *Penstock) DrainGroups(ctx context.Context, tally *Tally) (Work, error) {
+	return p.DrainSolo(ctx, tally)
 }
 
-func (p *Penstock) Sustained(ctx context.Context, d time.Duration) (Work, error) {
-	var handled atomic.Int64
+func (p *Penstock) Sustained(ctx context.Context, d time.Duration, tally *Tally) (Work, error) {
 	start := time.Now()
-	stop, err := p.start(ctx, Defaults, func(int) { handled.Add(1) })
+	stop, err := p.start(ctx, Defaults, func(int) { tally.Add(1) })
 	if err != nil {
 		return Work{}, err
 	}
-	pushed, err := ahead(ctx, d, &handled, p.pushBatch(0, 0))
-	if err != nil {
+	if err := ahead(ctx, d, tally, p.pushBatch(0, 0)); err != nil {
 		return Work{}, err
 	}
-	for int(handled.Load()) < pushed && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	<-tally.Over()
 	err = stop()
-	return Work{Entries: pushed, Seconds: time.Since(start).Seconds()}, err
+	return Work{Entries: tally.Handled(), Seconds: time.Since(start).Seconds()}, err
 }
 
 func (p *Penstock) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -95,14 +94,8 @@ func (r *River) SinglePush(ctx context.Context, conns, n int, _ Settings) (Work,
 	return single(ctx, conns, n, r.pushOne(client))
 }
 
-func (r *River) DrainSolo(ctx context.Context, n int) (Work, error) {
-	var handled atomic.Int64
-	done := make(chan struct{})
-	client, err := r.client(riverFast, func(int) {
-		if handled.Add(1) == int64(n) {
-			close(done)
-		}
-	})
+func (r *River) DrainSolo(ctx context.Context, tally *Tally) (Work, error) {
+	client, err := r.client(riverFast, func(int) { tally.Add(1) })
 	if err != nil {
 		return Work{}, err
 	}
@@ -110,19 +103,18 @@ func (r *River) DrainSolo(ctx context.Context, n int) (Work, error) {
 	if err := client.Start(ctx); err != nil {
 		return Work{}, fmt.Errorf("start: %w", err)
 	}
-	<-done
+	<-tally.Over()
 	// Stop flushes the completer: without it the last batch would wait for a tick.
 	if err := client.Stop(ctx); err != nil {
 		return Work{}, fmt.Errorf("stop: %w", err)
 	}
-	return Work{Entries: int(handled.Load()), Seconds: time.Since(start).Seconds()}, nil
+	return Work{Entries: tally.Handled(), Seconds: time.Since(start).Seconds()}, nil
 }
 
-func (r *River) DrainGroups(context.Context, int, int) (Work, error) { return Work{}, ErrUnsupported }
+func (r *River) DrainGroups(context.Context, *Tally) (Work, error) { return Work{}, ErrUnsupported }
 
-func (r *River) Sustained(ctx context.Context, d time.Duration) (Work, error) {
-	var handled atomic.Int64
-	client, err := r.client(riverFast, func(int) { handled.Add(1) })
+func (r *River) Sustained(ctx context.Context, d time.Duration, tally *Tally) (Work, error) {
+	client, err := r.client(riverFast, func(int) { tally.Add(1) })
 	if err != nil {
 		return Work{}, err
 	}
@@ -130,17 +122,14 @@ func (r *River) Sustained(ctx context.Context, d time.Duration) (Work, error) {
 	if err := client.Start(ctx); err != nil {
 		return Work{}, fmt.Errorf("start: %w", err)
 	}
-	pushed, err := ahead(ctx, d, &handled, r.pushBatch(client))
-	if err != nil {
+	if err := ahead(ctx, d, tally, r.pushBatch(client)); err != nil {
 		return Work{}, err
 	}
-	for int(handled.Load()) < pushed && ctx.Err() == nil {
-		time.Sleep(time.Millisecond)
-	}
+	<-tally.Over()
 	if err := client.Stop(ctx); err != nil {
 		return Work{}, fmt.Errorf("stop: %w", err)
 	}
-	return Work{Entries: pushed, Seconds: time.Since(start).Seconds()}, nil
+	return Work{Entries: tally.Handled(), Seconds: time.Since(start).Seconds()}, nil
 }
 
 func (r *River) PickupLatency(ctx context.Context, n int, s Settings) (Work, error) {

@@ -1,16 +1,11 @@
 package peers
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/url"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"time"
@@ -23,6 +18,7 @@ import (
 // Command starts a contender's process for a step against a database; see child.go for what it must say.
 type Command struct {
 	Name, Version string
+	Processes     int // that share each drain, and push and work at once; 0 is 1
 	Args          func(dsn string, step Step) []string
 }
 
@@ -66,15 +62,23 @@ type Runner struct {
 }
 
 // Run measures each scenario for all contenders in turn, A B A B, so that what the machine does meanwhile
-// meets them alike. Every measurement gets a new database.
-func (r *Runner) Run(ctx context.Context, scenarios []Scenario) ([]Run, error) {
-	var runs []Run
+// meets them alike. Every measurement gets a new database. One that fails does not keep the others from running.
+func (r *Runner) Run(ctx context.Context, scenarios []Scenario) (runs []Run, err error) {
 	for _, scenario := range scenarios {
 		for round := range r.Rounds {
 			for _, contender := range r.Contenders {
-				run, err := r.measure(ctx, scenario, contender)
-				if err != nil {
-					return runs, fmt.Errorf("%s of %s: %w", scenario.Name, contender.Name, err)
+				if contender.Processes > 1 && !scenario.Measured.shareable() {
+					continue
+				}
+				run, failed := r.measure(ctx, scenario, contender)
+				if failed != nil {
+					failed = fmt.Errorf("%s of %s, round %d: %w", scenario.Name, contender.Name, round+1, failed)
+					r.Log.Error("not measured", "err", failed)
+					err = errors.Join(err, failed)
+					if ctx.Err() != nil {
+						return runs, err
+					}
+					continue
 				}
 				run.Scenario, run.Contender, run.Round = scenario.Name, contender.Name, round+1
 				r.Log.Info("measured", "scenario", scenario.Name, "contender", contender.Name, "round", run.Round,
@@ -83,7 +87,7 @@ func (r *Runner) Run(ctx context.Context, scenarios []Scenario) ([]Run, error) {
 			}
 		}
 	}
-	return runs, nil
+	return runs, err
 }
 
 const database = "bench"
@@ -169,7 +173,7 @@ func (t *trial) check(ctx context.Context, scenario Scenario, run Run) error {
 	return nil
 }
 
-// step runs one process of the contender between two readings of the meter.
+// step runs a process of the contender, or several that share the step, between two readings of the meter.
 func (t *trial) step(ctx context.Context, step Step) (Run, error) {
 	ctx, cancel := context.WithTimeout(ctx, t.runner.StepTimeout)
 	defer cancel()
@@ -181,45 +185,31 @@ func (t *trial) step(ctx context.Context, step Step) (Run, error) {
 		defer worker.server.Close()
 		step.Worker = worker.url
 	}
-	args := t.contender.Args(t.runner.dsn(), step)
-	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return Run{}, err
+	processes := 1
+	if step.shareable() {
+		processes = max(1, t.contender.Processes)
 	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return Run{}, err
+	crew, err := startCrew(ctx, t.contender, t.runner.dsn(), step, processes)
+	var run Run
+	if err == nil {
+		run, err = t.converse(ctx, crew)
 	}
-	if err := cmd.Start(); err != nil {
-		return Run{}, fmt.Errorf("start %s: %w", args[0], err)
-	}
-	run, err := t.converse(ctx, in, bufio.NewReaderSize(out, 1<<20))
 	if err != nil {
 		cancel()
 	}
-	if waitErr := cmd.Wait(); waitErr != nil {
+	if waitErr := crew.wait(); waitErr != nil {
 		return Run{}, fmt.Errorf("%s: %w", step.Verb, errors.Join(err, waitErr))
 	}
 	return run, err
 }
 
-func (t *trial) converse(ctx context.Context, in io.Writer, out *bufio.Reader) (run Run, err error) {
-	if _, err := out.ReadString('\n'); err != nil {
-		return run, fmt.Errorf("wait until ready: %w", err)
-	}
+func (t *trial) converse(ctx context.Context, crew *crew) (run Run, err error) {
 	before, err := t.meter.Read(ctx, database)
 	if err != nil {
 		return run, err
 	}
-	fmt.Fprintln(in, "go")
-	line, err := out.ReadBytes('\n')
-	if err != nil {
-		return run, fmt.Errorf("wait for the report: %w", err)
-	}
-	if err := json.Unmarshal(line, &run.Report); err != nil {
-		return run, fmt.Errorf("read the report: %w", err)
+	if run.Report, err = crew.work(); err != nil {
+		return run, err
 	}
 	run.Latency, run.FromPush = summary(run.LatencyMicros), summary(run.FromPushMicros)
 	run.LatencyMicros, run.FromPushMicros = nil, nil

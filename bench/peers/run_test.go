@@ -62,7 +62,11 @@ func (t *table) BulkPush(ctx context.Context, n, groupSize int) (Work, error) {
 	return Work{Entries: n, Seconds: 1}, err
 }
 
-func (t *table) DrainSolo(ctx context.Context, n int) (Work, error) {
+func (t *table) DrainSolo(ctx context.Context, tally *Tally) (Work, error) {
+	if tally.shared {
+		return t.drainTogether(ctx, tally)
+	}
+	n := int(tally.expected.Load())
 	var snapshots int
 	err := t.conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_activity
 		WHERE datname = current_database() AND state = 'idle in transaction' AND backend_xid IS NOT NULL`).Scan(&snapshots)
@@ -71,6 +75,23 @@ func (t *table) DrainSolo(ctx context.Context, n int) (Work, error) {
 	}
 	_, err = t.conn.Exec(ctx, `DELETE FROM entry WHERE n <= $1`, n)
 	return Work{Entries: n + snapshots, Seconds: 2}, err
+}
+
+// drainTogether deletes rows that no other process has locked, until all are gone.
+func (t *table) drainTogether(ctx context.Context, tally *Tally) (Work, error) {
+	for {
+		select {
+		case <-tally.Over():
+			return Work{Entries: tally.Handled(), Seconds: 2}, nil
+		default:
+		}
+		deleted, err := t.conn.Exec(ctx, `DELETE FROM entry WHERE ctid = ANY (ARRAY(
+			SELECT ctid FROM entry LIMIT 10 FOR UPDATE SKIP LOCKED))`)
+		if err != nil {
+			return Work{}, err
+		}
+		tally.Add(int(deleted.RowsAffected()))
+	}
 }
 
 func (t *table) Left(ctx context.Context) (n int, err error) {
@@ -206,5 +227,24 @@ func TestTargetsAreJudgedByMedians(t *testing.T) {
 	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 	if len(lines) != 3 || !strings.HasSuffix(lines[1], "1.20  missed") || !strings.HasSuffix(lines[2], "2.00  reached") {
 		t.Errorf("want 1.20 x graphile-worker missed and 2.00 x River reached, and nothing of what was not run:\n%s", out.String())
+	}
+}
+
+func TestProcessesShareADrain(t *testing.T) {
+	runner := newRunner(t)
+	runner.Contenders[0].Processes, runner.Rounds = 3, 1
+	drain := Scenario{Name: "solo", Fill: 3001, Measured: Step{Verb: "drain", Entries: 3001}}
+	push := Scenario{Name: "bulk", Measured: Step{Verb: "push", Entries: 10}}
+
+	runs, err := runner.Run(t.Context(), []Scenario{push, drain})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(runs) != 1 || runs[0].Entries != 3001 || runs[0].Seconds != 2 {
+		t.Fatalf("got %+v, want the drain alone, with all 3,001 entries in 2 s", runs)
+	}
+	const oneProcess = 5 << 20 // bytes, of any Go program with a connection
+	if runs[0].ClientRSSBytes < 3*oneProcess {
+		t.Errorf("three processes had %d bytes of memory", runs[0].ClientRSSBytes)
 	}
 }

@@ -8,6 +8,9 @@ type Scenario struct {
 	Held        bool // a REPEATABLE READ transaction is open in the same database from after Fill to the end
 }
 
+// shareable reports whether several processes can do a step together.
+func (s Step) shareable() bool { return s.Verb == "drain" || s.Verb == "sustained" }
+
 // Sizes bounds the comparison.
 type Sizes struct {
 	Entries      int     // in pushes and drains

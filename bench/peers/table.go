@@ -32,9 +32,10 @@ func WriteTable(w io.Writer, scenarios []Scenario, contenders []Command, runs []
 		fmt.Fprintln(tw, "client us\tserver us\tWAL B\tcommits\tbuffers\tRSS MB\tothers %\t")
 		var missing []string
 		for _, c := range contenders {
-			if some := of(runs, s.Name, c.Name); len(some) > 0 && !some[0].Unsupported {
+			switch some := of(runs, s.Name, c.Name); {
+			case len(some) > 0 && !some[0].Unsupported:
 				fmt.Fprintln(tw, c.Name+" "+c.Version+"\t"+row(some, timed, sinceCall))
-			} else {
+			case c.Processes <= 1 || len(some) > 0:
 				missing = append(missing, c.Name)
 			}
 		}

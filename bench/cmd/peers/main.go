@@ -13,12 +13,14 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -58,7 +60,20 @@ const everyContender = "penstock,penstock-results,penstock-inference,river,graph
 // (which depend on when a checkpoint happens) do not blur the WAL of an entry.
 var serverSettings = map[string]string{
 	"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
-	"shared_buffers": "1GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h", "max_connections": "100",
+	"shared_buffers": "1GB", "max_wal_size": "16GB", "checkpoint_timeout": "1h",
+}
+
+// connectionsMax is how many connections a process of a contender has at most.
+const connectionsMax = 100
+
+func settingsFor(contenders []peers.Command) map[string]string {
+	settings := maps.Clone(serverSettings)
+	most := 1
+	for _, c := range contenders {
+		most = max(most, c.Processes)
+	}
+	settings["max_connections"] = strconv.Itoa(most * connectionsMax)
+	return settings
 }
 
 func main() {
@@ -75,6 +90,7 @@ type options struct {
 	sizes                    peers.Sizes
 	rounds                   int
 	short                    bool
+	patience                 time.Duration
 	contenders, scenarios    string
 	nodeDir, csvTo, jsonTo   string
 	child, childDSN, stepArg string
@@ -92,8 +108,10 @@ func parse(args []string) (options, error) {
 	f.Float64Var(&o.sizes.Seconds, "seconds", 10, "length of sustained push and work")
 	f.IntVar(&o.sizes.PayloadBytes, "payload", 50, "bytes of JSON in an entry")
 	f.IntVar(&o.rounds, "rounds", 3, "how often each contender has its turn")
+	f.DurationVar(&o.patience, "patience", 10*time.Minute, "for one step of a contender, which fails after it")
 	f.BoolVar(&o.short, "short", false, "10,000 entries, 100 pick-ups, 3 s, one round, except for what is given")
-	f.StringVar(&o.contenders, "contenders", everyContender, "who takes part, in this order")
+	f.StringVar(&o.contenders, "contenders", everyContender,
+		"who takes part, in this order; graphile:8 has eight processes, in drains and in push and work at once")
 	f.StringVar(&o.scenarios, "scenarios",
 		"bulk,single,single-apart,solo,groups,sustained,pickup,pickup-tuned,pickup-polling",
 		"what is measured; also: held, backlog, or all")
@@ -161,7 +179,7 @@ func compare(ctx context.Context, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: serverSettings})
+	server, err := devpostgres.Start(ctx, devpostgres.Config{Settings: settingsFor(contenders)})
 	if err != nil {
 		return err
 	}
@@ -171,7 +189,7 @@ func compare(ctx context.Context, o options) (err error) {
 		runtime.NumCPU(), server.Source(), o.sizes.PayloadBytes, o.sizes.GroupSize, o.sizes.Conns, o.rounds)
 	runner := peers.Runner{
 		Server: server.Config(), Contenders: contenders, Rounds: o.rounds,
-		StepTimeout: 10 * time.Minute, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		StepTimeout: o.patience, Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	}
 	runs, err := runner.Run(ctx, scenarios)
 	return errors.Join(
@@ -184,9 +202,12 @@ func compare(ctx context.Context, o options) (err error) {
 
 func commands(o options) ([]peers.Command, error) {
 	var all []peers.Command
-	for name := range strings.SplitSeq(o.contenders, ",") {
+	for given := range strings.SplitSeq(o.contenders, ",") {
+		name, processes, err := several(given)
+		if err != nil {
+			return nil, err
+		}
 		var command peers.Command
-		var err error
 		if _, ok := inGo[name]; ok {
 			command, err = goCommand(name)
 		} else if _, ok := onNode[name]; ok {
@@ -197,9 +218,22 @@ func commands(o options) ([]peers.Command, error) {
 		if err != nil {
 			return nil, err
 		}
+		command.Name, command.Processes = given, processes
 		all = append(all, command)
 	}
 	return all, nil
+}
+
+// several splits the name of a contender from the count of its processes.
+func several(given string) (name string, processes int, err error) {
+	name, count, found := strings.Cut(given, ":")
+	if !found {
+		return name, 1, nil
+	}
+	if processes, err = strconv.Atoi(count); err != nil || processes < 1 {
+		return "", 0, fmt.Errorf("contender %q: the processes are no number above 0", given)
+	}
+	return name, processes, nil
 }
 
 func goCommand(name string) (peers.Command, error) {

@@ -2,6 +2,7 @@
 // The other half of the conversation described in ../child.go.
 import process from "node:process";
 import readline from "node:readline";
+import { newTally } from "./tally.js";
 
 const [, , name, dsn, stepText] = process.argv;
 const step = JSON.parse(stepText);
@@ -11,8 +12,11 @@ const contender = await connect(dsn, step);
 const verbs = {
   push: () => contender.bulkPush(step.entries, step.group_size ?? 0),
   single: () => contender.singlePush(step.conns, step.entries),
-  drain: () => contender.drain(step.entries, step.group_size ?? 0),
-  sustained: () => contender.sustained(step.seconds),
+  drain: (tally) => {
+    tally.expect(step.entries);
+    return contender.drain(tally, step.group_size ?? 0);
+  },
+  sustained: (tally) => contender.sustained(step.seconds, tally),
   pickup: () => contender.pickupLatency(step.entries, step.settings ?? ""),
   left: () => contender.left(),
 };
@@ -22,7 +26,10 @@ await say({ ready: true });
 await lines.next();
 
 const before = process.cpuUsage();
-const work = await verbs[step.verb]();
+const told = step.shared ? lines.next() : null;
+const tally = newTally(step.shared ?? false, told, (line) => process.stdout.write(line + "\n"));
+const work = await verbs[step.verb](tally);
+tally.close();
 const cpu = process.cpuUsage(before);
 await say({
   ...work,

@@ -47,33 +47,25 @@ export async function connect(dsn, step, worker) {
 
     singlePush: (conns, n) => single(conns, n, (i) => utils.addJob("bench", payload(i))),
 
-    async drain(n, groupSize) {
-      const done = Promise.withResolvers();
+    async drain(tally, groupSize) {
       const start = performance.now();
-      let handled = 0;
-      const runner = await work(groupSize > 1 ? fastGroups : fast, () => {
-        if (++handled === n) done.resolve();
-      });
-      await done.promise;
+      const runner = await work(groupSize > 1 ? fastGroups : fast, () => tally.add(1));
+      await tally.over;
       await runner.stop(); // flushes the completions
-      return { entries: handled, seconds: seconds(start) };
+      return { entries: tally.handled, seconds: seconds(start) };
     },
 
-    async sustained(durationSeconds) {
+    async sustained(durationSeconds, tally) {
       const pusher = pusherThread("./graphile.js", dsn, step, durationSeconds);
       const start = performance.now();
-      let handled = 0;
-      let target = Infinity;
-      const done = Promise.withResolvers();
       const runner = await work(fast, () => {
-        handled++;
+        tally.add(1);
         pusher.handled(1);
-        if (handled >= target) done.resolve();
       });
-      target = await pusher.pushed;
-      if (handled < target) await done.promise;
+      tally.expect(await pusher.pushed);
+      await tally.over;
       await runner.stop();
-      return { entries: handled, seconds: seconds(start) };
+      return { entries: tally.handled, seconds: seconds(start) };
     },
 
     async pickupLatency(n, settings) {

@@ -55,25 +55,22 @@ export async function connect(dsn, step) {
 
     singlePush: (conns, n) => single(conns, n, (i) => boss.send("solo", payload(i))),
 
-    async drain(n, groupSize) {
+    async drain(tally, groupSize) {
       const start = performance.now();
-      let handled = 0;
-      await work(groupSize > 1 ? "groups" : "solo", (count) => (handled += count), () => handled >= n);
-      return { entries: handled, seconds: seconds(start) };
+      await work(groupSize > 1 ? "groups" : "solo", tally.add, () => tally.isOver);
+      return { entries: tally.handled, seconds: seconds(start) };
     },
 
-    async sustained(durationSeconds) {
+    async sustained(durationSeconds, tally) {
       const pusher = pusherThread("./pgboss.js", dsn, step, durationSeconds);
       const start = performance.now();
-      let handled = 0;
-      let target = Infinity;
-      pusher.pushed.then((count) => (target = count));
+      pusher.pushed.then(tally.expect);
       const count = (n) => {
-        handled += n;
+        tally.add(n);
         pusher.handled(n);
       };
-      await work("solo", count, () => handled >= target);
-      return { entries: handled, seconds: seconds(start) };
+      await work("solo", count, () => tally.isOver);
+      return { entries: tally.handled, seconds: seconds(start) };
     },
 
     async pickupLatency(n) {
