@@ -33,7 +33,7 @@ GOFUMPT := bin/gofumpt
 LINT    := bin/golangci-lint
 VULN    := bin/govulncheck
 
-.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race plain race-all timed timed-link unraced e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway chaos chaos-mutants sim soak noisy replay clean
+.PHONY: help vuln check-postgres quiet models models-short fuzz-short bench run dev programs build fmt fmt-check vet lint test race plain race-all timed timed-link unraced e2e e2e-load check check-worker check-modules check-clients bench-guard bench-peers bench-curves bench-sizing bench-dispatch bench-dashboard screenshots bench-gateway bench-gpu chaos chaos-mutants sim soak noisy replay clean
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z0-9-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -208,6 +208,9 @@ bench-gateway: programs ## Every target of the online gateway and its figure: be
 
 bench-dispatch: ## Calls a second through one node to a worker that answers at once, with 8, 64 and 512 slots
 	go -C bench run ./cmd/dispatch $(ARGS)
+
+bench-gpu: programs ## A transformer on a GPU, called directly, through a queue and through the gateway; cancels, a killed node, two flows; needs PyTorch and aiohttp
+	go -C bench run ./cmd/gpu $(ARGS)
 
 # CHAOS is how long the faults last: 90s in CI, 10m for every day, 6h for a soak.
 CHAOS ?= 10m
