@@ -75,7 +75,7 @@ func (x *exchange) joinEvery(id invalidation.NodeID, every time.Duration, hears 
 		x.Fatal(err)
 	}
 	listener := invalidation.NewListener(invalidation.ListenConfig{
-		Conn: conn, Log: log, Granted: l.Granted, Slots: l.Wanted, Wake: func(int32, *invalidation.Lane) {},
+		Conn: conn, Log: log, Granted: l.Granted, Slots: l.OfferIdle, Wake: func(int32, *invalidation.Lane) {},
 	})
 	ctx, stop := context.WithCancel(context.WithoutCancel(x.Context()))
 	var group sync.WaitGroup

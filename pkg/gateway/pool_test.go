@@ -14,9 +14,9 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// operations is how many random operations the pool and its model are compared over; the variable
+// operationsWanted is how many random operations the pool and its model are compared over; the variable
 // PENSTOCK_OPERATIONS sets another number.
-func operations(t *testing.T, usual int) int {
+func operationsWanted(t *testing.T, usual int) int {
 	text := os.Getenv("PENSTOCK_OPERATIONS")
 	if text == "" {
 		return usual
@@ -228,7 +228,7 @@ func (x *twin) supply() {
 func TestUnracedPoolDoesAsItsModel(t *testing.T) {
 	t.Parallel()
 	const each, parts = 5_000, 4
-	twins := uint64(max(1, operations(t, 1_000_000)/each)) //nolint:gosec // positive
+	twins := uint64(max(1, operationsWanted(t, 1_000_000)/each)) //nolint:gosec // positive
 	for part := range uint64(parts) {
 		t.Run(fmt.Sprint(part), func(t *testing.T) {
 			t.Parallel()

@@ -313,10 +313,10 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 func (p *Prober) sweepTurns() func(probes int) bool {
 	due := rand.Float64() // processes that were started together have their first turns apart
 	return func(probes int) bool {
-		passed := p.config.Interval / 5
+		passed := p.tuning.probeEvery / 5
 		part := passed.Minutes()
 		if all := len(p.registry.current.Load().instances); all > 0 {
-			part = p.config.Interval.Minutes() * float64(probes) / float64(all)
+			part = p.tuning.probeEvery.Minutes() * float64(probes) / float64(all)
 		}
 		due += part
 		turn := due >= 1

@@ -66,7 +66,7 @@ func TestProcessesTakeTurnsToSweep(t *testing.T) {
 			}
 			turns, taken := make([]func(int) bool, c.processes), 0
 			for i := range turns {
-				turns[i] = newProber(ProberConfig{}, nil, registry, quiet).sweepTurns()
+				turns[i] = newProber(usualTuning(), nil, registry, quiet).sweepTurns()
 			}
 			const minutes = 100
 			for range minutes * 60 { // ticks, of which five make an interval

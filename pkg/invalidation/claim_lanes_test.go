@@ -73,7 +73,7 @@ func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
 		t.Fatalf("claimed %+v (%v), want one lane", first, err)
 	}
 	claimed := b.claimLanes(100, flowLanes("a", "b", "c")...)
-	if !claimed[0].Contended || len(claimed[0].Locks) > 0 {
+	if !claimed[0].TryLater || len(claimed[0].Locks) > 0 {
 		t.Errorf("the lane of another claimer is found %+v", claimed[0])
 	}
 	b.want(entryIDs(claimed[1].Locks...), []EntryID{ids[2]})

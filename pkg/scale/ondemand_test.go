@@ -12,8 +12,8 @@ import (
 	"github.com/penstock/penstock/internal/pgtest"
 )
 
-// templated is a database with the model llama, its queue, and a template instead of a deployment.
-func templated(t *testing.T) *pgxpool.Pool {
+// templateBed is a database with the model llama, its queue, and a template instead of a deployment.
+func templateBed(t *testing.T) *pgxpool.Pool {
 	t.Helper()
 	db := pgtest.New(t)
 	do(t, db, `SELECT penstock.register_model('llama', '{"protocol": "openai"}')`)
@@ -29,7 +29,7 @@ func deployments(t *testing.T, db *pgxpool.Pool) int {
 }
 
 func TestTheFirstPushOfAModelMakesItsDeployment(t *testing.T) {
-	db, c := templated(t), &cluster{}
+	db, c := templateBed(t), &cluster{}
 	w := newTerm(t, db, c)
 	w.round()
 	if n := deployments(t, db); n != 0 {
@@ -66,7 +66,7 @@ func TestTheFirstPushOfAModelMakesItsDeployment(t *testing.T) {
 }
 
 func TestARequestAtAGatewayMakesADeploymentToo(t *testing.T) {
-	db := templated(t)
+	db := templateBed(t)
 	w := newTerm(t, db, &cluster{})
 	do(t, db, `SELECT penstock.register_gateway(7, 'g1', 'default', '1 hour')`)
 	do(t, db, `SELECT penstock.lease_slots('llama', 7, 3)`)
@@ -77,7 +77,7 @@ func TestARequestAtAGatewayMakesADeploymentToo(t *testing.T) {
 }
 
 func TestNothingIsMadeWhileScalingIsOff(t *testing.T) {
-	db := templated(t)
+	db := templateBed(t)
 	w := newTerm(t, db, &cluster{})
 	do(t, db, `SELECT penstock.set_scale_setting('scale.off', 'true')`)
 	push(t, db, 1)
@@ -93,7 +93,7 @@ func TestNothingIsMadeWhileScalingIsOff(t *testing.T) {
 }
 
 func TestOnlyUnusedDeploymentsOnDemandArePruned(t *testing.T) {
-	db, c := templated(t), &cluster{}
+	db, c := templateBed(t), &cluster{}
 	w := newTerm(t, db, c)
 	push(t, db, 1)
 	for range 3 {
@@ -186,7 +186,7 @@ func TestAtMostAHundredDeploymentsArePrunedAtOnce(t *testing.T) {
 func TestAChangedTemplateRollsOverOneByOneEvenWithoutRoom(t *testing.T) {
 	for name, room := range map[string]int{"with room for one more": 0, "without": 2} {
 		t.Run(name, func(t *testing.T) {
-			db, c := templated(t), &cluster{room: room}
+			db, c := templateBed(t), &cluster{room: room}
 			w := newTerm(t, db, c)
 			push(t, db, 1)
 			w.round()

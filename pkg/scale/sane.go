@@ -150,7 +150,7 @@ func (s *deploymentRow) sane(now time.Time) {
 		earliest := notAfter(*s.ReplaceBefore, before)
 		s.ReplaceBefore = &earliest
 	}
-	s.Starting, s.Starts = notAfterEach(s.Starting, now), notAfterEach(s.Starts, now)
+	s.Starting, s.NotReady = notAfterEach(s.Starting, now), notAfterEach(s.NotReady, now)
 	for _, since := range []*map[string]time.Time{&s.RemovingSince, &s.Unhealthy} {
 		*since = maps.Clone(*since)
 		for name, at := range *since {

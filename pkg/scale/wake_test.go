@@ -381,7 +381,7 @@ func (c *called) Apply(ctx context.Context, o Order) error {
 
 // From a hint to the order nothing waits for a tick: here none comes.
 func TestNoStepFromAHintToTheOrderWaitsForATick(t *testing.T) {
-	db := templated(t)
+	db := templateBed(t)
 	c := &called{}
 	d := New(db, free{db}, Config{Pause: time.Hour, Backends: map[string]Backend{backendLocal: c}})
 	go func() { _ = d.Run(t.Context()) }()
