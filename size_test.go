@@ -96,7 +96,7 @@ var wideSQL = map[string]int{
 	"lock_keys.sql":    1,
 	"ondemand.sql":     2,
 	"operations.sql":   1,
-	"push.sql":         2,
+	"push.sql":         1,
 	"push_checks.sql":  12,
 	"queues.sql":       9,
 	"rights.sql":       10,

@@ -82,7 +82,7 @@ func (s *server) poolMetrics(out chan<- prometheus.Metric) {
 		for class, n := range p.Waiting {
 			sums.Add("gateway_queue_length", float64(n), model, class)
 		}
-		for c := range gateway.Class(len(p.Waiting)) { //nolint:gosec // three
+		for c := range gateway.RequestClass(len(p.Waiting)) { //nolint:gosec // three
 			class, counts := c.String(), p.Counters()
 			sums.Add("gateway_bypass_total", float64(counts.Bypassed[c]), model, class)
 			sums.Add("gateway_queued_total", float64(counts.Queued[c]), model, class)

@@ -2,12 +2,12 @@ package gateway
 
 import "fmt"
 
-// Class of a request: under load the lower ones wait longer and are refused first.
-type Class uint8
+// RequestClass is the class of a request: under load the lower ones wait longer and are refused first.
+type RequestClass uint8
 
 // The classes, the first served first.
 const (
-	Critical Class = iota
+	Critical RequestClass = iota
 	Default
 	Sheddable
 	classCount = 3
@@ -16,7 +16,7 @@ const (
 var classNames = [classCount]string{"critical", "default", "sheddable"}
 
 // String returns the name as headers and metrics show it.
-func (c Class) String() string {
+func (c RequestClass) String() string {
 	if int(c) < classCount {
 		return classNames[c]
 	}
@@ -24,13 +24,13 @@ func (c Class) String() string {
 }
 
 // ReadClass reads the name of a class; an empty one is default.
-func ReadClass(name string) (Class, error) {
+func ReadClass(name string) (RequestClass, error) {
 	if name == "" {
 		return Default, nil
 	}
 	for c, known := range classNames {
 		if name == known {
-			return Class(c), nil //nolint:gosec // below classCount
+			return RequestClass(c), nil //nolint:gosec // below classCount
 		}
 	}
 	return Default, fmt.Errorf("class must be critical, default or sheddable, not %q", name)

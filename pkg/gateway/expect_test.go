@@ -27,12 +27,12 @@ func TestExpectedWaitIsThatOfItsClass(t *testing.T) {
 		p.cost = costModel{calls: 1, ms: 100}
 		return p
 	}
-	wait := func(p *Pool, class Class) time.Duration {
+	wait := func(p *Pool, class RequestClass) time.Duration {
 		r := &Request{Class: class, Flow: "newcomer"}
 		r.flow = p.lines[class].flow(r.Flow, class, 1)
 		return p.expectedWait(now, r)
 	}
-	fill := func(p *Pool, class Class, n int) {
+	fill := func(p *Pool, class RequestClass, n int) {
 		for range n {
 			if _, refused := p.Arrive(now, &Request{Class: class, Flow: "many", Weight: 1}); refused != nil {
 				t.Fatal(refused)

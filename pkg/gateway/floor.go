@@ -42,7 +42,7 @@ func (s *service) advance(now time.Time) {
 	}
 }
 
-func (s *service) add(now time.Time, c Class, cost float64) {
+func (s *service) add(now time.Time, c RequestClass, cost float64) {
 	s.advance(now)
 	if s.since.IsZero() {
 		s.since = now
@@ -54,7 +54,7 @@ func (s *service) add(now time.Time, c Class, cost float64) {
 // correct takes in the true cost of a call of which the estimate was added when it began. What was estimated too
 // much is taken back where it was added, as long as the window has that second: elsewhere it would take back the
 // service of other calls. What was estimated too little is service of now.
-func (s *service) correct(now, began time.Time, c Class, estimate, cost float64) {
+func (s *service) correct(now, began time.Time, c RequestClass, estimate, cost float64) {
 	if cost >= estimate {
 		s.add(now, c, cost-estimate)
 		return
@@ -69,7 +69,7 @@ func (s *service) correct(now, began time.Time, c Class, estimate, cost float64)
 }
 
 // slots is how many slots a class had in the mean of the window, as far as it is known.
-func (s *service) slots(now time.Time, c Class) float64 {
+func (s *service) slots(now time.Time, c RequestClass) float64 {
 	covers := time.Duration(len(s.buckets)-1)*time.Second + now.Sub(s.begun)%time.Second
 	covers = min(covers, max(now.Sub(s.since), serviceLeast))
 	return s.sums[c] / milliseconds(covers)
@@ -80,7 +80,7 @@ const serviceLeast = time.Second
 
 // lead is how much more than its floor a class was served within the window: the service of all classes, in
 // milliseconds, until its share is the floor if it gets none.
-func (s *service) lead(c Class, floor float64) float64 {
+func (s *service) lead(c RequestClass, floor float64) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum
@@ -92,7 +92,7 @@ func (s *service) lead(c Class, floor float64) float64 {
 }
 
 // share is the part of a class of all service; 1 while there was none.
-func (s *service) share(c Class) float64 {
+func (s *service) share(c RequestClass) float64 {
 	var total float64
 	for _, sum := range s.sums {
 		total += sum

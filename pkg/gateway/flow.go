@@ -5,7 +5,7 @@ import "container/heap"
 // flow is the state of one flow in one class of a pool.
 type flow struct {
 	name     string
-	class    Class
+	class    RequestClass
 	weight   float64
 	start    float64 // S: tag of its next request; meaningful while it is backlogged
 	finish   float64 // F: where its service so far ends in virtual time
@@ -60,7 +60,7 @@ type line struct {
 
 func newLine() *line { return &line{flows: map[string]*flow{}, most: 10 * flowsKept} }
 
-func (l *line) flow(name string, class Class, weight float64) *flow {
+func (l *line) flow(name string, class RequestClass, weight float64) *flow {
 	f := l.flows[name]
 	if f == nil {
 		if len(l.flows) >= l.most {

@@ -58,7 +58,8 @@ type call struct {
 	answer  window
 }
 
-// How workers fail, for RequestRecord.Fault. A client that went away, its deadline, and a worker without room are none of them.
+// How workers fail, for RequestRecord.Fault. A client that went away, its deadline, and a worker without room are none
+// of them.
 const (
 	faultUnreachable = "unreachable" // no connection, or it ended before the head of an answer
 	faultSilence     = "silence"     // no head of an answer, or no more of it, within the limit

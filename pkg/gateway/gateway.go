@@ -50,7 +50,7 @@ type DurableOutcome struct {
 // Durable is a request on its way into a queue.
 type Durable struct {
 	Model, Queue, Flow string
-	Class              Class
+	Class              RequestClass
 	Body               []byte        // as the client sent it, of the OpenAI protocol with the operation of its path
 	Within             time.Duration // in which its answer is of use; 0: there is no such bound
 	Key                string        // idempotency key of the client, unique to its token; empty: none
@@ -68,7 +68,7 @@ type Charger interface {
 // Charge is what a flow pays for one call.
 type Charge struct {
 	Model, Queue, Flow string
-	Class              Class
+	Class              RequestClass
 	Took               time.Duration // that a slot was busy
 	GPU                time.Duration // that, times the GPUs of the instance and the sequences that were asked for
 	Wasted             bool          // the answer did not reach the client whole
@@ -107,10 +107,10 @@ type Gateway struct {
 
 // FlowState has the settings of a flow, for all models.
 type FlowState struct {
-	Class  Class      // of its requests that name none, and the highest that they may name
-	Set    bool       // Class is set
-	Weight float64    // 0 is taken as 1
-	Paused PauseState // of all its requests
+	Class  RequestClass // of its requests that name none, and the highest that they may name
+	Set    bool         // Class is set
+	Weight float64      // 0 is taken as 1
+	Paused PauseState   // of all its requests
 }
 
 // New returns a gateway that knows no model yet.

@@ -25,7 +25,7 @@ type naive struct {
 }
 
 type naiveFlow struct {
-	class Class
+	class RequestClass
 	name  string
 }
 
@@ -50,7 +50,7 @@ type naiveRequest struct {
 
 type naiveSpent struct {
 	second int64
-	class  Class
+	class  RequestClass
 	cost   float64
 }
 
@@ -78,7 +78,7 @@ func (n *naive) of(f naiveFlow) (list []*naiveRequest) {
 	return list
 }
 
-func (n *naive) inClass(c Class) (list []*naiveRequest) {
+func (n *naive) inClass(c RequestClass) (list []*naiveRequest) {
 	for _, r := range n.waiting {
 		if r.flow.class == c {
 			list = append(list, r)
@@ -136,7 +136,7 @@ func (n *naive) charge(r *naiveRequest, now time.Time) {
 	n.spent = append(n.spent, naiveSpent{r.began, c, r.estimate})
 }
 
-func (n *naive) share(now time.Time, c Class) float64 {
+func (n *naive) share(now time.Time, c RequestClass) float64 {
 	var own, all float64
 	n.spent = slices.DeleteFunc(n.spent, func(s naiveSpent) bool { return now.Unix()-s.second >= 10 })
 	for _, s := range n.spent {
@@ -153,13 +153,13 @@ func (n *naive) share(now time.Time, c Class) float64 {
 
 // next is the waiting request to be served next.
 func (n *naive) next(now time.Time) *naiveRequest {
-	classes := []Class{}
-	for c := range Class(classCount) {
+	classes := []RequestClass{}
+	for c := range RequestClass(classCount) {
 		if len(n.inClass(c)) > 0 && n.share(now, c) < n.policy.Floors.of(c) {
 			classes = append(classes, c)
 		}
 	}
-	for c := range Class(classCount) {
+	for c := range RequestClass(classCount) {
 		if !slices.Contains(classes, c) {
 			classes = append(classes, c)
 		}

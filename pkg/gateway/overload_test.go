@@ -45,7 +45,7 @@ func TestUnracedYoungOverloadIsRefusedAtArrival(t *testing.T) {
 			n := 0
 			x.poisson(part*capacity, func() {
 				n++
-				class := Class(class) //nolint:gosec // below classCount
+				class := RequestClass(class) //nolint:gosec // below classCount
 				x.send(0, &Request{Class: class, Flow: fmt.Sprint(class, n%20), TTL: ttl})
 			})
 		}
@@ -70,7 +70,7 @@ func TestNoRequestIsEvictedForNothing(t *testing.T) {
 		x.SetInstances(now, []InstanceState{{ID: 1, Slots: 1, Usable: true}})
 	}
 	evicted := 0
-	send := func(p *Pool, class Class, bytes int) *Rejection {
+	send := func(p *Pool, class RequestClass, bytes int) *Rejection {
 		_, refused := p.Arrive(now, &Request{
 			Flow: class.String(), Class: class, Bytes: bytes, Leave: func(*Request, Dropped) { evicted++ },
 		})

@@ -66,7 +66,7 @@ type ByClass struct {
 	Sheddable float64 `json:"sheddable"`
 }
 
-func (b ByClass) of(c Class) float64 {
+func (b ByClass) of(c RequestClass) float64 {
 	return [classCount]float64{b.Critical, b.Default, b.Sheddable}[c]
 }
 
@@ -124,7 +124,7 @@ func (p PoolPolicy) validate() error {
 	check(p.PreemptAfter >= 0, "preempt_after", p.PreemptAfter.Duration(), "0 or more")
 	check(p.Watermark >= 0, "watermark_per_instance", p.Watermark, "0 or more")
 	check(p.Deviation >= 0 && p.Deviation < 1, "deviation", p.Deviation, "0 to 1, 1 excluded")
-	for c := range Class(classCount) {
+	for c := range RequestClass(classCount) {
 		share("holdback."+c.String(), p.Holdback.of(c))
 		share("floors."+c.String(), p.Floors.of(c))
 	}

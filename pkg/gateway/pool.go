@@ -12,7 +12,7 @@ import (
 type Request struct {
 	ID       string
 	Flow     string
-	Class    Class
+	Class    RequestClass
 	Weight   float64       // of the flow; 0 is taken as 1
 	Bytes    int           // of the body, which is kept while the request waits
 	TTL      time.Duration // longest wait; 0: the pool's
@@ -384,17 +384,17 @@ func (p *Pool) dispatchOne(now time.Time) bool {
 
 // order lists the classes as they are served: critical, default, sheddable, but first those that got
 // less than their floor although requests of theirs wait.
-func (p *Pool) order() [classCount]Class {
-	var order [classCount]Class
+func (p *Pool) order() [classCount]RequestClass {
+	var order [classCount]RequestClass
 	n := 0
 	var first [classCount]bool
-	for c := range Class(classCount) {
+	for c := range RequestClass(classCount) {
 		floor := p.policy.Floors.of(c)
 		if first[c] = p.lines[c].waiting > 0 && p.served.share(c) < floor; first[c] {
 			order[n], n = c, n+1
 		}
 	}
-	for c := range Class(classCount) {
+	for c := range RequestClass(classCount) {
 		if !first[c] {
 			order[n], n = c, n+1
 		}

@@ -123,7 +123,7 @@ func (x *twin) arrive() {
 	x.next++
 	id := x.next
 	r := &Request{
-		ID: strconv.Itoa(id), Flow: fmt.Sprint("f", x.rand.IntN(6)), Class: Class(x.rand.IntN(3)), //nolint:gosec // small
+		ID: strconv.Itoa(id), Flow: fmt.Sprint("f", x.rand.IntN(6)), Class: RequestClass(x.rand.IntN(3)), //nolint:gosec // small
 		Weight: 1,
 	}
 	if r.Flow == "f1" {

@@ -204,8 +204,8 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 	counting := false
 	var waits, late []float64
 	arrived := map[*Request]time.Time{}
-	lost := map[Class]int{}
-	sent := map[Class]int{}
+	lost := map[RequestClass]int{}
+	sent := map[RequestClass]int{}
 	x.began = func(_ int, r *Request) {
 		if counting {
 			waits = append(waits, milliseconds(x.now.Sub(arrived[r])))
@@ -220,7 +220,7 @@ func TestUnracedTwiceTheCapacityIsOffered(t *testing.T) {
 		}
 		delete(arrived, r)
 	}
-	offer := func(class Class, rate float64) {
+	offer := func(class RequestClass, rate float64) {
 		n := 0
 		x.poisson(rate, func() {
 			n++

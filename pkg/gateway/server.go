@@ -277,7 +277,7 @@ func (s *serving) flow(named string) (string, error) {
 }
 
 // class is the header's, never above what the token and the flow's settings allow.
-func (s *serving) class(named string, set FlowState) (Class, error) {
+func (s *serving) class(named string, set FlowState) (RequestClass, error) {
 	class, err := ReadClass(strings.ToLower(strings.TrimSpace(named)))
 	if err != nil {
 		return class, bad(http.StatusBadRequest, "invalid_class", "x-penstock-class", "%s", err.Error())

@@ -23,7 +23,7 @@ type arrival struct {
 	at      time.Duration
 	in, out int
 	flow    string
-	class   Class
+	class   RequestClass
 }
 
 // readTrace reads a trace with columns for time, input tokens and output tokens (Azure's), or time and

@@ -18,7 +18,7 @@ type TokenState struct {
 	Flows       []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
 	Models      []string          `json:"models"`  // that it may use; empty: all, or none if Limited is set
 	Limited     bool              `json:"limited"` // to some queues or applications: it may use their models alone
-	Class       Class             `json:"class"`   // at most
+	Class       RequestClass      `json:"class"`   // at most
 	Rate        float64           `json:"rate"`    // requests a second; 0: not limited
 	InFlightMax int               `json:"flying"`  // calls in flight; 0: not limited
 	WaitingMax  int               `json:"waiting"` // requests that wait; 0: not limited

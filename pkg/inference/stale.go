@@ -52,8 +52,8 @@ func staleOrphans(orphans []slot.Orphan, h worker.Health, e *Endpoint, grace tim
 	return stale
 }
 
-// graceOf is how old an orphan must be before a probe may free it: the grace, but that a dead node has not used the slot
-// for a whole lease.
+// graceOf is how old an orphan must be before a probe may free it: the grace, but that a dead node has not used the
+// slot for a whole lease.
 func graceOf(o slot.Orphan, grace time.Duration) time.Duration {
 	if o.Dead {
 		return min(grace, deadGrace)

@@ -39,8 +39,8 @@ func (r *ClaimRequest) first() []ClaimLane { return []ClaimLane{{r.Lane, r.From,
 type Claimed struct {
 	Locks []*Lock
 	// TryLater reports that the claim took nothing and does not know what the lane has: another claimer was in the
-	// lane, or holds a limit of the queue exclusively; the limits are not those of this handle; a limit must be counted,
-	// which the next claim does; or entries could not be read, and are failures now. Try another lane first.
+	// lane, or holds a limit of the queue exclusively; the limits are not those of this handle; a limit must be
+	// counted, which the next claim does; or entries could not be read, and are failures now. Try another lane first.
 	TryLater bool
 	// Limited reports that the limits of the queue leave no headroom in the lane, or that the queue or the
 	// flow is throttled (see ThrottleQueue). Wait is how long a token bucket needs or the throttling lasts; 0

@@ -120,8 +120,8 @@ func (d Definition[P]) NewPush(payload P, options Push) (Push, error) {
 // other pushes, and does not use the short statement for payloads without options. Queue.Push does: push what NewPush
 // makes to what Open or Queue.Hinting returns.
 //
-// A handler whose pushes may lead to entries of its own queue again calls changelog.Descend first in its transaction: the
-// bound on loops counts no other pushes of handlers in Go.
+// A handler whose pushes may lead to entries of its own queue again calls changelog.Descend first in its transaction:
+// the bound on loops counts no other pushes of handlers in Go.
 func (d Definition[P]) Push(ctx context.Context, db postgres.DB, payloads ...P) ([]Pushed, error) {
 	pushes := make([]Push, len(payloads))
 	for i, p := range payloads {

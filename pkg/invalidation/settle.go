@@ -187,8 +187,8 @@ func (q *Queue) settleHeld(
 	return s, nil
 }
 
-// keepHandedBack keeps in the locks that entries of theirs are handed back: of entries that run together any may be, and
-// the last ending of the lock may be settled in a later transaction.
+// keepHandedBack keeps in the locks that entries of theirs are handed back: of entries that run together any may be,
+// and the last ending of the lock may be settled in a later transaction.
 func keepHandedBack(endings []Ending) {
 	for i := range endings {
 		if e := &endings[i]; e.verb == verbRelease {

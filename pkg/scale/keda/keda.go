@@ -24,8 +24,8 @@ type Config struct {
 	DB  postgres.DB
 	Log *slog.Logger // nowhere
 
-	// Tests set these. knownFor is how old a number may be that is given out: 5 min. It ages from its decision on, also while
-	// the database answers and no leader decides.
+	// Tests set these. knownFor is how old a number may be that is given out: 5 min. It ages from its decision on, also
+	// while the database answers and no leader decides.
 	knownFor time.Duration
 	poll     time.Duration // between two reads for streams: 250 ms
 	timeout  time.Duration // of one read: 2 s
