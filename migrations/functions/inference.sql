@@ -487,12 +487,13 @@ BEGIN
 END $$;
 
 -- equal_share returns the share of each party of a class in the slots of a model (see slot_share), of which `node` is
--- one, if it is given. Null: they take turns.
+-- one, if it is given. Null: they take turns, or there is none: the demand of the last one has lapsed meanwhile.
 -- Callers: slot_share, hungry_shares; pkg/slot.
 CREATE OR REPLACE FUNCTION penstock.equal_share(wanted text, online boolean, node bigint) RETURNS integer
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    RETURN (SELECT CASE WHEN slots >= parties AND NOT single THEN ceil(slots::numeric / parties)::integer END
+    RETURN (SELECT CASE WHEN slots >= parties AND NOT single
+                        THEN ceil(slots::numeric / nullif(parties, 0))::integer END
               FROM (SELECT penstock.class_slots(wanted, online) AS slots,
                            (SELECT r.total = 1 FROM penstock.slot_reserves(wanted) r)
                            AND EXISTS (SELECT FROM penstock.hungry_nodes(wanted) h

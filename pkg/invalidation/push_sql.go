@@ -19,8 +19,8 @@ SELECT ids, verdicts
 
 // plainPushSQL pushes payloads $2 with no option to queue $1, where the queue asks for none either, provided that its
 // payload_limit is $3 or more; $3 is an upper bound on the stored size of every payload here. It is the plain branch of
-// penstock.push_many, with the queue's own table written out, which saves finding it. It returns the ids in the order of
-// the payloads. It returns none, and has done nothing, where anything else is to be done or said; push_many does and
+// penstock.push_many, with the queue's own table written out, which saves finding it. It returns the ids in the order
+// of the payloads. It returns none, and has done nothing, where anything else is to be done or said; push_many does and
 // says it. Payloads are unnested but once, and not measured: the push of a single one takes a sixth longer otherwise.
 const plainPushSQL = `
 WITH fresh AS (
