@@ -135,7 +135,9 @@ func (p *Prober) unmark(id int32) {
 }
 
 // claimDueSQL claims up to $2 probes that are due, and that of an instance at once whose slots a node
-// has left behind. The next one is due after $1 unless the claim is renewed: its holder may die.
+// has left behind, for which it waits no longer than $3 after the node's lease. The next one is due after $1 unless the
+// claim is renewed: its holder may die. A probe that was claimed since is due between $1 after that time and $1 from
+// now, and is not claimed again.
 // Two at once do no harm, as slots are freed by their tokens. A probe that is due after more than $4, longer than any
 // pause, and one of a time to come, are from before the clock was set back. It also reads the clock, see heard.
 const claimDueSQL = `
@@ -151,7 +153,8 @@ WITH due AS (
        AND n.beat_at + n.lease BETWEEN clock_timestamp() - interval '1 minute' AND clock_timestamp() - $3::interval
        AND (coalesce(i.checked_at, '-infinity') < n.beat_at + n.lease + $3::interval
             OR i.checked_at > clock_timestamp())
-       AND i.next_check_at > clock_timestamp() + $1::interval
+       AND (i.next_check_at > clock_timestamp() + $1::interval
+            OR i.next_check_at < n.beat_at + n.lease + $3::interval + $1::interval)
 ), claimed AS (
     UPDATE penstock.instance
        SET next_check_at = clock_timestamp() + $1::interval

@@ -543,6 +543,29 @@ func TestLookThatNeverEndsIsTakenUpByOthersSoon(t *testing.T) {
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE next_check_at < clock_timestamp() + interval '16 seconds'`)
 }
 
+// Where the next regular probe is due soon, the slots of a dead node do not wait for it, and are probed once.
+func TestSlotsOfADeadNodeAreProbedAtOnce(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	b.instance("gpu-1", nowhere, 1)
+	gone := b.node(time.Minute)
+	b.lease(gone, 1)
+	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
+	for _, next := range []time.Duration{500 * time.Millisecond, 2500 * time.Millisecond, 4500 * time.Millisecond} {
+		_, err := b.pool.Exec(b.ctx, `
+			UPDATE penstock.instance SET checked_at = clock_timestamp() - interval '2 seconds',
+			       next_check_at = clock_timestamp() + $1::interval`, next)
+		b.must(err)
+		_, err = b.pool.Exec(b.ctx, `
+			UPDATE penstock.node SET beat_at = clock_timestamp() - lease - $2::interval WHERE id = $1`, gone, deadGrace)
+		b.must(err)
+		for i, want := range []int{1, 0} {
+			if due, err := p.claimDue(b.ctx, 10); err != nil || len(due) != want {
+				t.Errorf("next regular probe in %s, claim %d: claimed %v, %v, want %d", next, i+1, due, err, want)
+			}
+		}
+	}
+}
+
 func TestIdleSlotsGoHome(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	g := b.gpu(answers)
