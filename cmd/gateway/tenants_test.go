@@ -169,6 +169,11 @@ func TestLimitsOfATokenHoldOverGateways(t *testing.T) {
 	}
 	held := make(chan int)
 	go func() { held <- status(first, hold) }()
+	// Alone at first: a request of the other gateway that is known here would have this one refused.
+	s.eventually("the request is at the worker", func() bool {
+		_, _, begun := s.gpu.counts()
+		return begun == 1
+	})
 	s.eventually("the other gateway refuses", func() bool { return status(second, quick) == http.StatusTooManyRequests })
 	close(s.gpu.release)
 	if got := <-held; got != http.StatusOK {

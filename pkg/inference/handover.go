@@ -70,7 +70,7 @@ func (p *SlotPool) ask(what string, statement func(context.Context) error) {
 	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
 	defer cancel()
 	if err := statement(ctx); err != nil {
-		p.log.Warn(what, "error", err)
+		p.log.Warn("statement about slots", "statement", what, "error", err)
 	}
 }
 

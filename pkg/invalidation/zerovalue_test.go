@@ -17,7 +17,7 @@ func TestZeroValuesOfAnEmbeddingProgram(t *testing.T) {
 		defer db.Close()
 		tx, err := db.BeginTx(b.ctx, nil)
 		b.must(err)
-		defer tx.Rollback() //nolint:errcheck // of a test
+		defer tx.Rollback()
 		pushed, err := PushSQLTx(b.ctx, tx, "work", Push{Payload: json.RawMessage(`1`)}, Push{})
 		if !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "payload of entry 2 is missing") {
 			t.Errorf("PushSQLTx: %v, %v; want the missing payload refused, as by Push", pushed, err)
