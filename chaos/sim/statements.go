@@ -29,7 +29,9 @@ type statement struct {
 // the clock, and remove nodes; and no other transaction has locked an entry there.
 var statements = []statement{
 	{"check session", "current_setting('default_transaction_isolation')", checkSession},
-	{"list queues", "FROM penstock.queue\n ORDER BY name", listQueues},
+	{"list queues", "FROM penstock.queue\n WHERE $1::text IS NULL OR application = $1", listQueues},
+	{"list pauses", "FROM penstock.pause\n WHERE scope IN ('flow', 'model', 'application')", listNothing},
+	{"list weights", "FROM penstock.flow_weight", listNothing},
 	{"register", "INSERT INTO penstock.node (id, name", register},
 	{"beat", "SET beat_at = clock_timestamp(), beat = beat + 1", beat},
 	{"remove nodes", "DELETE FROM penstock.node n\n WHERE n.id = ANY", removeNodes},
@@ -95,6 +97,9 @@ func checkSession(*tables, time.Time, arguments) (reply, error) {
 // quantum is how many entries of a key a claim takes at most.
 const quantum = 3
 
+// listNothing answers without rows: no flow is paused, or has a weight.
+func listNothing(*tables, time.Time, arguments) (reply, error) { return reply{}, nil }
+
 func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 	var r reply
 	for _, q := range t.queues {
@@ -139,10 +144,10 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			"",
 			int64(1),
 			[]int32{},
-			jsonText(`[]`),
-			jsonText(`{}`),
 			jsonText(nil),
 			int32(0),
+			jsonText(nil),
+			jsonText(nil),
 		})
 	}
 	return r, nil

@@ -171,7 +171,6 @@ BEGIN
                 THEN 'due_at, start_by and finish_by must be from year 1 on'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'
             WHEN start_by < due THEN 'start_by is before due_at'
-            WHEN finish_by < due THEN 'finish_by is before due_at'
             -- A lock record has the sum of its entries as a real number.
             WHEN NOT cost BETWEEN 0 AND 1e12 THEN 'cost is not between 0 and 1e12'
             WHEN weight < 1 THEN format('weight %s is not at least 1', weight)
