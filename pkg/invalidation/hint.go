@@ -138,15 +138,15 @@ func (h *Hinter) carry(queue int32, lanes []Lane) (hints []string, ended func(se
 }
 
 // hinted runs the statement of these pushes and, outside a transaction, hints at them: in the transaction of a lone
-// push (no other one of the queue is under way in this process), so that nodes hear of the entries when they are
-// committed, and else through the Hinter.
+// push (no other one of the queue is under way in this process, as far as they are counted), so that nodes hear of the
+// entries when they are committed, and else through the Hinter.
 func (q *Queue) hinted(pushes []Push) query {
 	if q.hinter == nil || q.onTx() {
 		return queryOn(q.db)
 	}
 	return func(ctx context.Context, sql string, args []any, read func(pgx.Rows) error) error {
 		lanes := q.lanes(pushes)
-		if q.batcher.pushing.Load() == 1 {
+		if q.batcher == nil || q.batcher.pushing.Load() == 1 {
 			sent, err := q.pushWithHints(ctx, lanes, sql, args, read)
 			if sent || err != nil {
 				return err

@@ -223,19 +223,20 @@ func TestALonePushCarriesItsHint(t *testing.T) {
 	l, heard := b.listen(ListenConfig{})
 	b.await("connected", func() bool { return l.Status().Connected })
 	hinter := NewHinter(b.pool, 0) // it does not run: what is heard came with the push
-	q := b.q.Hinting(hinter)
-	for _, p := range []Push{{}, {LockKey: "k"}, {UniqueKey: "u", UniquePolicy: WhileQueued}} {
-		if _, err := q.Push(b.ctx, withPayload(p)); err != nil {
-			t.Fatal(err)
-		}
-		select {
-		case <-heard:
-		case <-time.After(time.Minute):
-			t.Fatalf("the push of %+v was not heard of", p)
+	for _, q := range []*Queue{b.q.Hinting(hinter), b.q.Hinting(hinter).WithTx(b.pool)} {
+		for _, p := range []Push{{}, {LockKey: "k"}, {UniqueKey: "u", UniquePolicy: WhileQueued}} {
+			if _, err := q.Push(b.ctx, withPayload(p)); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-heard:
+			case <-time.After(time.Minute):
+				t.Fatalf("the push of %+v was not heard of", p)
+			}
 		}
 	}
-	if n := hinter.Sent.Load(); n != 3 {
-		t.Errorf("%d hints were counted, want 3", n)
+	if n := hinter.Sent.Load(); n != 6 {
+		t.Errorf("%d hints were counted, want 6", n)
 	}
 }
 
