@@ -35,6 +35,37 @@ func TestAnEntryThatIsDueInThousandsOfYearsIsWaitedFor(t *testing.T) {
 	}
 }
 
+// slow is a database whose round trips of several statements take so long.
+type slow struct {
+	postgres.DB
+	takes time.Duration
+}
+
+func (s slow) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
+	select {
+	case <-ctx.Done():
+	case <-time.After(s.takes):
+	}
+	return s.DB.SendBatch(ctx, b)
+}
+
+// The bound on a reading grows until the reading fits, also where the list of queues and other parts come at once.
+func TestAPartOfTheQueuesThatIsSlowIsReadInTheEnd(t *testing.T) {
+	pool := pgtest.New(t)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	d := NewDeadlines(slow{pool, 700 * time.Millisecond}, open{pool}, Config{})
+	d.reads.ForLease(time.Second)
+	var err error
+	for range 5 {
+		if _, err = d.pass(t.Context()); err == nil {
+			return
+		}
+	}
+	t.Errorf("the queue is never read: %v", err)
+}
+
 // Each pass makes a step at least, however slow the machine is, and a step reads some 4800 of these keys.
 func TestLongBacklogIsTidiedBeforeTheUsualPause(t *testing.T) {
 	pool := pgtest.New(t)

@@ -22,12 +22,13 @@ type Deadlines struct {
 	fence Fence
 	// An entry that is due must not wait for a frozen connection, as with Locks.
 	reads, writes duty.Wait
+	parts         []duty.Wait // for readings of parts of the queues, by place: quick ones say nothing of a slow one
 
 	overrun   map[invalidation.Token]bool // reported
 	overrunAt time.Time                   // last check
 
 	batch map[int32]int // entries in one transaction, for queues where cfg.BatchEntriesMax would time out
-	from  int           // the queue, by its place in the list, at which the next pass begins
+	from  int           // the part, by its place, at which the next pass begins
 
 	done duty.Tally[DeadlinesStatus]
 }
@@ -73,9 +74,11 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	}
 	pause := d.cfg.Pause
 	late := 0.0
-	for from := range slices.Chunk(d.order(queues), d.cfg.QueuesAtOnce) {
-		d.from += len(from) // where they cannot be read, the next pass begins with those after them
-		works, err := d.readNext(ctx, from)
+	parts := slices.Collect(slices.Chunk(queues, d.cfg.QueuesAtOnce))
+	for range parts {
+		part := d.from % len(parts)
+		d.from = part + 1 // where it cannot be read, the next pass begins with the one after it
+		works, err := d.readNext(ctx, part, parts[part])
 		if err != nil {
 			return 0, err
 		}
@@ -90,12 +93,6 @@ func (d *Deadlines) pass(ctx context.Context) (time.Duration, error) {
 	}
 	d.done.Add(func(s *DeadlinesStatus) { s.Late = seconds(-late) })
 	return pause, d.reportOverrun(ctx)
-}
-
-// order returns the queues in the order of this pass.
-func (d *Deadlines) order(queues []*invalidation.Queue) []*invalidation.Queue {
-	d.from %= max(1, len(queues))
-	return slices.Concat(queues[d.from:], queues[:d.from])
 }
 
 // list reads the queues.
@@ -117,11 +114,14 @@ func (d *Deadlines) list(ctx context.Context) (queues []*invalidation.Queue, err
 	return queues, nil
 }
 
-// readNext reads what is due in queues.
+// readNext reads what is due in the queues of a part.
 func (d *Deadlines) readNext(
-	ctx context.Context, queues []*invalidation.Queue,
+	ctx context.Context, part int, queues []*invalidation.Queue,
 ) (works []invalidation.NextWork, err error) {
-	ctx, end := d.reads.Context(ctx, 0)
+	for len(d.parts) <= part {
+		d.parts = append(d.parts, duty.Wait{First: d.reads.First})
+	}
+	ctx, end := d.parts[part].Context(ctx, 0)
 	defer func() { end(err) }()
 	return d.peek(ctx, queues)
 }
