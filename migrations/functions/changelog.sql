@@ -70,7 +70,7 @@ $$;
 
 -- watch_json is a json value as jsonb. One that jsonb does not take (a NUL, half of a surrogate pair, a number of more
 -- digits) becomes its text.
--- Callers: watch_column_sql.
+-- Callers: watch_field_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_json(v json) RETURNS jsonb
 LANGUAGE plpgsql IMMUTABLE AS $$
 BEGIN
@@ -118,8 +118,9 @@ END $$;
 -- is %1$s in it. The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that
 -- any role may have made for its own type. So only types of pg_catalog are converted by to_jsonb(),
 -- domains as the type below them; all others, enums for one, become the text that the type's output
--- function writes, which only a superuser can make.
--- Callers: watch_changes_sql, watch.
+-- function writes, which only a superuser can make. Triggers keep its text and compare it, also those that an older
+-- build made: it must stay as it is.
+-- Callers: watch_field_sql, watch.
 CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
     WITH RECURSIVE base AS (
@@ -128,9 +129,7 @@ LANGUAGE sql STABLE AS $$
         UNION ALL
         SELECT t.* FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
     )
-    SELECT CASE WHEN b.oid = 'json'::regtype
-                    THEN format('to_jsonb(penstock.watch_json(%%1$s.%s::pg_catalog.json))', quoted.name)
-                WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
+    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
                               WHERE a.attrelid = watched AND a.attname = column_name)
                      AND b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s)', quoted.name)
                 WHEN b.typnamespace = 'pg_catalog'::regnamespace
@@ -140,6 +139,17 @@ LANGUAGE sql STABLE AS $$
                             quoted.name) END
       FROM base b CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
      WHERE b.typtype <> 'd'
+$$;
+
+-- watch_field_sql is the expression of watch_column_sql, for json and domains over it by watch_json.
+-- Callers: watch_changes_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_field_sql(watched regclass, column_name text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN a.atttypid = 'json'::regtype OR x.text LIKE '%::pg\_catalog.json)'
+                THEN format('to_jsonb(penstock.watch_json%s)', substr(x.text, length('to_jsonb(')))
+                ELSE x.text END
+      FROM pg_attribute a CROSS JOIN penstock.watch_column_sql(watched, column_name) x(text)
+     WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
 -- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"}
@@ -161,12 +171,12 @@ DECLARE
     label   text := (SELECT replace(quote_literal(n.nspname || '.' || c.relname), '%', '%%')
                      FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = watched);
     object  text := CASE cardinality(keys)
-                    WHEN 1 THEN format('penstock.watch_value(%s)', penstock.watch_column_sql(watched, keys[1]))
+                    WHEN 1 THEN format('penstock.watch_value(%s)', penstock.watch_field_sql(watched, keys[1]))
                     ELSE format('jsonb_build_object(%s)', (
                         SELECT string_agg(format('%L, penstock.watch_value(%s)', replace(k, '%', '%%'),
-                                                 penstock.watch_column_sql(watched, k)), ', ')
+                                                 penstock.watch_field_sql(watched, k)), ', ')
                           FROM unnest(keys) k)) END;
-    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(', replace(c, '%', '%%')) || penstock.watch_column_sql(watched, c) || ')', ', ')
+    whole   text := format('jsonb_build_object(%s)', (SELECT string_agg(format('%L, penstock.watch_value(', replace(c, '%', '%%')) || penstock.watch_field_sql(watched, c) || ')', ', ')
                                                               FROM unnest(columns) c));
     shape   text := 'SELECT jsonb_build_object(''table'', ' || label || ', ''object'', %s, ''field'', %s, ''from'', %s, ''to'', %s) AS change';
     came    text := format(shape, format(object, 'n'), 'NULL', 'NULL', format(whole, 'n'));
@@ -189,12 +199,12 @@ BEGIN
             -- The operators of types that extensions brought are not on the search path of the trigger.
             (SELECT string_agg(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace
                                AND t.typname <> 'json' THEN format('n.%1$I = o.%1$I', a.attname)
-                                    ELSE format(penstock.watch_column_sql(watched, a.attname), 'n') || ' = '
-                                        || format(penstock.watch_column_sql(watched, a.attname), 'o') END, ' AND ')
+                                    ELSE format(penstock.watch_field_sql(watched, a.attname), 'n') || ' = '
+                                        || format(penstock.watch_field_sql(watched, a.attname), 'o') END, ' AND ')
                FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                    WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
-            (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_column_sql(watched, c), 'o') || ', '
-                               || format(penstock.watch_column_sql(watched, c), 'n') || ')', ', ')
+            (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_field_sql(watched, c), 'o') || ', '
+                               || format(penstock.watch_field_sql(watched, c), 'n') || ')', ', ')
                FROM unnest(columns) c), went, came)
     END;
 END $_$;

@@ -10,7 +10,8 @@ import (
 // is no lock key, nor for a value that is no payload.
 func TestNoValueOfAWatchedTableFailsItsStatement(t *testing.T) {
 	b := newBed(t)
-	b.exec(`CREATE TABLE channel (name text, members numeric, settings json, notes text)`)
+	b.exec(`CREATE DOMAIN notes AS json;
+		CREATE TABLE channel (name text, members numeric, settings json, notes text, "more::pg_catalog.json)" notes)`)
 	insert := func(members string) {
 		t.Helper()
 		for _, name := range []string{`'general'`, `'#general'`, `''`, `repeat('x', 600)`, `repeat('y', 9000)`} {
@@ -22,12 +23,13 @@ func TestNoValueOfAWatchedTableFailsItsStatement(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.exec(`UPDATE channel SET members = 1e400, settings = '{"a": 1e400000, "b": "\ud800"}'`)
+	b.exec(`UPDATE channel SET "more::pg_catalog.json)" = '{"b": "\ud800"}'`)
 	b.exec(`UPDATE channel SET notes = repeat('n', 8000)`)
 	b.exec(`DELETE FROM channel`)
 	insert(`-1e-400`)
 	b.exec(`TRUNCATE channel`)
-	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'object' = '#general' AND lock_key LIKE 'sha256:%'`); n != 5 {
-		t.Errorf("%d changes of the channel whose name is no lock key, want 5 under one that is", n)
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'object' = '#general' AND lock_key LIKE 'sha256:%'`); n != 6 {
+		t.Errorf("%d changes of the channel whose name is no lock key, want 6 under one that is", n)
 	}
 	if n := b.count(`SELECT count(DISTINCT lock_key) FROM penstock.entry_changes`); n != 5 {
 		t.Errorf("%d lock keys, want one for each channel", n)
@@ -37,6 +39,24 @@ func TestNoValueOfAWatchedTableFailsItsStatement(t *testing.T) {
 	}
 	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'from' = '{"a": "\u0000"}'`); n != 5 {
 		t.Errorf("%d values of json were recorded as texts, want 5", n)
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes WHERE payload->>'to' = '{"b": "\ud800"}'`); n != 5 {
+		t.Errorf("%d values of a domain over json were recorded as texts, want 5", n)
+	}
+}
+
+// A trigger of an older build refuses each statement once the text that it kept is not that of watch_column_sql.
+func TestTheExpressionsThatTriggersKeepStayAsTheyAre(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE DOMAIN plain AS json; CREATE TABLE channel (a json, b plain, c text)`)
+	for column, want := range map[string]string{
+		"a": `to_jsonb(%1$s.a)`, "b": `to_jsonb(%1$s.b::pg_catalog.json)`, "c": `to_jsonb(%1$s.c)`,
+	} {
+		var text string
+		err := b.pool.QueryRow(b.ctx, `SELECT penstock.watch_column_sql('channel', $1)`, column).Scan(&text)
+		if err != nil || text != want {
+			t.Errorf("the expression of column %s is %s, want %s; %v", column, text, want, err)
+		}
 	}
 }
 
