@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -78,8 +80,7 @@ func (n *Node) readQueues(ctx context.Context) error {
 	n.holdings.forget(served)
 	n.poll.want()
 	if n.lease.renewed().IsZero() { // the start, which registers the node itself
-		n.warnUnserved(queues, served)
-		return nil
+		return n.warnUnserved(ctx)
 	}
 	if !n.registerAgain {
 		return nil
@@ -91,18 +92,29 @@ func (n *Node) readQueues(ctx context.Context) error {
 	return nil
 }
 
-// warnUnserved names the handlers of queues that the node does not serve.
-func (n *Node) warnUnserved(queues []*invalidation.Queue, served map[int32]*servedQueue) {
-	for _, name := range slices.Sorted(maps.Keys(n.handlers)) {
-		i := slices.IndexFunc(queues, func(q *invalidation.Queue) bool { return q.Name == name })
-		switch {
-		case i < 0:
-			n.cfg.Log.Warn("a handler waits for its queue, which does not exist", "queue", name)
-		case served[queues[i].ID] == nil:
-			n.cfg.Log.Warn("a handler is not called: its queue is of another application than the node", "queue", name,
-				"of", queues[i].Config.Application, "application", n.cfg.Application)
-		}
+// warnUnserved names the handlers of queues that the node does not serve: its list has only those that it may.
+func (n *Node) warnUnserved(ctx context.Context) error {
+	const applicationsSQL = `SELECT name, application, kind = 'webhook' FROM penstock.queue WHERE name = ANY ($1)`
+	handled := slices.Sorted(maps.Keys(n.handlers))
+	missing := slices.Clone(handled)
+	var name, application string
+	var callbacks bool
+	_, err := pgx.ForEachRow(postgres.Query(ctx, n.db, applicationsSQL, handled),
+		[]any{&name, &application, &callbacks}, func() error {
+			missing = slices.DeleteFunc(missing, func(m string) bool { return m == name })
+			if application != n.cfg.Application && !callbacks {
+				n.cfg.Log.Warn("a handler is not called: its queue is of another application than the node",
+					"queue", name, "of", application, "application", n.cfg.Application)
+			}
+			return nil
+		})
+	if err != nil {
+		return fmt.Errorf("read the applications of queues: %w", err)
 	}
+	for _, name := range missing {
+		n.cfg.Log.Warn("a handler waits for its queue, which does not exist", "queue", name)
+	}
+	return nil
 }
 
 // deregister removes the node's row, which the database allows only once no lock names it.
