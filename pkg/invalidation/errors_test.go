@@ -41,4 +41,8 @@ func TestAnErrorOfAMissingSchemaSaysWhatToDo(t *testing.T) {
 		}
 		b.must(tx.Rollback(b.ctx))
 	}
+	b.must(Drop(b.ctx, b.pool, b.q.Name, true, By{}))
+	if _, err := b.q.Promote(b.ctx, 10); err == nil || strings.Contains(err.Error(), "migrate") {
+		t.Errorf("Promote of a queue that was dropped: %v, want an error without advice about the schema", err)
+	}
 }
