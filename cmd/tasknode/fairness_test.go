@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 	"github.com/penstock/penstock/pkg/tasknode"
@@ -123,7 +124,7 @@ type charges struct {
 	largest map[string]float64 // of one claim
 }
 
-func (c *charges) Charge(lane invalidation.Candidate, estimate float64) {
+func (c *charges) Charge(lane fairness.Candidate, estimate float64) {
 	c.mu.Lock()
 	flow := lane.Lane.Flow
 	c.claimed[flow] += estimate

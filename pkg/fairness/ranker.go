@@ -20,6 +20,16 @@ type Ranker struct {
 	used bool // lanes were ranked since the last exchange
 }
 
+// Candidate is a lane from which a node may claim, as its scheduling threads pass it to the ranker.
+type Candidate struct {
+	Queue *invalidation.Queue
+	Lane  invalidation.Lane
+	Head  int64     // position of its first ready row, or of a later one if the node does not know the first yet
+	Since time.Time // when it last moved, or began to have work
+	Taken bool      // a thread of this node is claiming from it, or another node was a moment ago
+	Note  any       // state of the ranker for this lane
+}
+
 // note is the ranker's state for a candidate.
 type note struct {
 	Lane
@@ -30,7 +40,7 @@ type note struct {
 // the first is claimed from, those behind it wait their turn. If the node is idle they need not, unless they
 // are of a lower band or behind it in a fifo queue. With the first come those of its queue and band that
 // follow it, most of them in all.
-func (r *Ranker) Next(dst []int, candidates []*invalidation.Candidate, most int, idle bool) []int {
+func (r *Ranker) Next(dst []int, candidates []*Candidate, most int, idle bool) []int {
 	now, taken := time.Now(), 0
 	r.lanes = r.lanes[:0]
 	for _, c := range candidates {
@@ -84,7 +94,7 @@ func (r *Ranker) from(idle bool) []int {
 	return nil
 }
 
-func newNote(c *invalidation.Candidate) *note {
+func newNote(c *Candidate) *note {
 	n := &note{Lane: laneOf(*c), queue: c.Queue}
 	n.QueueWeight, n.Weight = c.Queue.Config.Priority, c.Queue.FlowWeight(c.Lane.Flow)
 	if c.Queue.Config.Algorithm == "fifo" {
@@ -93,21 +103,21 @@ func newNote(c *invalidation.Candidate) *note {
 	return n
 }
 
-func laneOf(c invalidation.Candidate) Lane {
+func laneOf(c Candidate) Lane {
 	return Lane{Queue: c.Queue.ID, Priority: c.Lane.Priority, Flow: c.Lane.Flow}
 }
 
 // Charge books the estimated cost of a claim.
-func (r *Ranker) Charge(c invalidation.Candidate, estimate float64) {
+func (r *Ranker) Charge(c Candidate, estimate float64) {
 	r.book.Charge(laneOf(c), estimate, time.Now())
 }
 
 // Extend books the cost of a run beyond its estimate so far.
-func (r *Ranker) Extend(c invalidation.Candidate, more float64) {
+func (r *Ranker) Extend(c Candidate, more float64) {
 	r.book.Extend(laneOf(c), more, time.Now())
 }
 
 // Correct replaces the estimate booked for a lock by its actual cost.
-func (r *Ranker) Correct(c invalidation.Candidate, charged, actual float64) {
+func (r *Ranker) Correct(c Candidate, charged, actual float64) {
 	r.book.Correct(laneOf(c), charged, actual, time.Now())
 }

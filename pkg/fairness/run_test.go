@@ -101,7 +101,7 @@ func TestNodesThatTellOfTheSameFlowsNeverDeadlock(t *testing.T) {
 }
 
 // first is the lane that a ranker puts first, -1 if none.
-func first(r *Ranker, lanes []*invalidation.Candidate, idle bool) int {
+func first(r *Ranker, lanes []*Candidate, idle bool) int {
 	for _, i := range r.Next(nil, lanes, 1, idle) {
 		return i
 	}
@@ -112,8 +112,8 @@ func first(r *Ranker, lanes []*invalidation.Candidate, idle bool) int {
 func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	pool, q := open(t)
 	a, b := NewRanker(RankerConfig{}, pool), NewRanker(RankerConfig{}, pool)
-	candidates := func() []*invalidation.Candidate {
-		return []*invalidation.Candidate{
+	candidates := func() []*Candidate {
+		return []*Candidate{
 			{Queue: q, Lane: invalidation.Lane{Priority: 1, Flow: "big"}, Since: time.Now()},
 			{Queue: q, Lane: invalidation.Lane{Priority: 1, Flow: "small"}, Since: time.Now()},
 		}
@@ -121,7 +121,7 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 	onA, onB := candidates(), candidates()
 	for _, r := range []struct {
 		*Ranker
-		lanes []*invalidation.Candidate
+		lanes []*Candidate
 	}{{a, onA}, {b, onB}} {
 		first(r.Ranker, r.lanes, true)
 		r.Charge(*r.lanes[1], 1)
@@ -146,14 +146,14 @@ func TestUsageOnOneNodeRanksTheLanesOfAnother(t *testing.T) {
 func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
 	pool, q := open(t)
 	r := NewRanker(RankerConfig{}, pool)
-	lane := func(priority int16, flow string) *invalidation.Candidate {
-		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
+	lane := func(priority int16, flow string) *Candidate {
+		return &Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
 	}
 	high, low := lane(9, "high"), lane(0, "low")
 	if got := first(r, nil, true); got != -1 {
 		t.Errorf("of no lanes comes lane %d", got)
 	}
-	lanes := []*invalidation.Candidate{low, high}
+	lanes := []*Candidate{low, high}
 	for range 2 { // a low band takes one turn at first: nothing is owed to it yet
 		r.Charge(*lanes[first(r, lanes, true)], 1)
 	}
@@ -170,9 +170,9 @@ func TestSecondThreadStaysInTheBandOfTheFirst(t *testing.T) {
 func TestSecondThreadWaitsForTheFlowThatIsOwedMore(t *testing.T) {
 	pool, q := open(t)
 	r := NewRanker(RankerConfig{}, pool)
-	behind := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "behind"}, Since: time.Now()}
-	ahead := &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: "ahead"}, Since: time.Now()}
-	lanes := []*invalidation.Candidate{behind, ahead}
+	behind := &Candidate{Queue: q, Lane: invalidation.Lane{Flow: "behind"}, Since: time.Now()}
+	ahead := &Candidate{Queue: q, Lane: invalidation.Lane{Flow: "ahead"}, Since: time.Now()}
+	lanes := []*Candidate{behind, ahead}
 	first(r, lanes, false)
 	for range 50 { // what each claim usually brings is 1
 		r.Charge(*behind, 1)
@@ -196,10 +196,10 @@ func TestSecondThreadWaitsForTheFlowThatIsOwedMore(t *testing.T) {
 func TestLanesOfOneClaimAreThoseThatAreNext(t *testing.T) {
 	pool, q := open(t)
 	r := NewRanker(RankerConfig{}, pool)
-	lane := func(priority int16, flow string) *invalidation.Candidate {
-		return &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
+	lane := func(priority int16, flow string) *Candidate {
+		return &Candidate{Queue: q, Lane: invalidation.Lane{Priority: priority, Flow: flow}, Since: time.Now()}
 	}
-	lanes := []*invalidation.Candidate{lane(9, "c"), lane(9, "a"), lane(1, "low"), lane(9, "d"), lane(9, "b")}
+	lanes := []*Candidate{lane(9, "c"), lane(9, "a"), lane(1, "low"), lane(9, "d"), lane(9, "b")}
 	first(r, lanes, true)
 	for i, used := range []float64{3, 1, 0, 4, 2} {
 		r.Charge(*lanes[i], used)
@@ -261,9 +261,9 @@ func BenchmarkNext(b *testing.B) {
 		b.Run(fmt.Sprint(n, " lanes"), func(b *testing.B) {
 			var next []int
 			r := NewRanker(RankerConfig{}, nil)
-			lanes := make([]*invalidation.Candidate, n)
+			lanes := make([]*Candidate, n)
 			for i := range lanes {
-				lanes[i] = &invalidation.Candidate{Queue: q, Lane: invalidation.Lane{Flow: fmt.Sprint(i)}, Since: time.Now()}
+				lanes[i] = &Candidate{Queue: q, Lane: invalidation.Lane{Flow: fmt.Sprint(i)}, Since: time.Now()}
 			}
 			b.ReportAllocs()
 			for b.Loop() {

@@ -6,7 +6,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -23,16 +22,6 @@ type Lane struct {
 type LaneHead struct {
 	Lane
 	Position int64
-}
-
-// Candidate is a lane from which a node may claim, as its scheduling threads pass it to the ranker.
-type Candidate struct {
-	Queue *Queue
-	Lane  Lane
-	Head  int64     // position of its first ready row, or of a later one if the node does not know the first yet
-	Since time.Time // when it last moved, or began to have work
-	Taken bool      // a thread of this node is claiming from it, or another node was a moment ago
-	Note  any       // state of the ranker for this lane
 }
 
 // lanesSQL reads the lanes of each queue in $1 by a loose index scan over the ready rows, highest

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -50,7 +51,7 @@ func (r *jobs) charge(j *job, expected float64) {
 }
 
 // extend charges for runs that have outlived what was charged for them.
-func (r *jobs) extend(now time.Time, charge func(lane invalidation.Candidate, more float64)) {
+func (r *jobs) extend(now time.Time, charge func(lane fairness.Candidate, more float64)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.byToken {

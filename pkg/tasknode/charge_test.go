@@ -7,16 +7,17 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // settled is a Ranker that keeps what entries cost in the end.
 type settled struct{ costs []float64 }
 
-func (s *settled) Next([]int, []*invalidation.Candidate, int, bool) []int { return nil }
-func (s *settled) Charge(invalidation.Candidate, float64)                 {}
-func (s *settled) Extend(invalidation.Candidate, float64)                 {}
-func (s *settled) Correct(_ invalidation.Candidate, _, actual float64) {
+func (s *settled) Next([]int, []*fairness.Candidate, int, bool) []int { return nil }
+func (s *settled) Charge(fairness.Candidate, float64)                 {}
+func (s *settled) Extend(fairness.Candidate, float64)                 {}
+func (s *settled) Correct(_ fairness.Candidate, _, actual float64) {
 	s.costs = append(s.costs, actual)
 }
 
@@ -82,9 +83,9 @@ type ledger struct {
 	open, most float64
 }
 
-func (l *ledger) Charge(_ invalidation.Candidate, estimate float64) { l.add(estimate) }
-func (l *ledger) Extend(_ invalidation.Candidate, more float64)     { l.add(more) }
-func (l *ledger) Correct(_ invalidation.Candidate, charged, _ float64) {
+func (l *ledger) Charge(_ fairness.Candidate, estimate float64) { l.add(estimate) }
+func (l *ledger) Extend(_ fairness.Candidate, more float64)     { l.add(more) }
+func (l *ledger) Correct(_ fairness.Candidate, charged, _ float64) {
 	l.add(-charged)
 }
 

@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/fairness"
 )
 
 const (
@@ -43,7 +43,7 @@ func (t *laneTable) givesWay(own *lane, held func(laneKey) int, now time.Time) b
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	candidates := append(make([]*invalidation.Candidate, 0, 1+len(t.want)), &own.Candidate)
+	candidates := append(make([]*fairness.Candidate, 0, 1+len(t.want)), &own.Candidate)
 	lanes := append(make([]*lane, 0, 1+len(t.want)), own)
 	mine := held(own.key)
 	for _, l := range slices.Clone(t.want) {

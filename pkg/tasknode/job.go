@@ -6,6 +6,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -16,12 +17,12 @@ type job struct {
 	handler  invalidation.Handler
 	served   *servedQueue
 	lane     *lane
-	ranked   invalidation.Candidate // the lane as it was ranked
-	reserved reservation            // of this lock
-	losses   int64                  // of the node's lease, before the claim
-	traced   *traced                // nil: it is not
-	lockLost atomic.Bool            // its lock was freed: it begins no run
-	ended    atomic.Bool            // it runs nothing any more: the settler has its last ending
+	ranked   fairness.Candidate // the lane as it was ranked
+	reserved reservation        // of this lock
+	losses   int64              // of the node's lease, before the claim
+	traced   *traced            // nil: it is not
+	lockLost atomic.Bool        // its lock was freed: it begins no run
+	ended    atomic.Bool        // it runs nothing any more: the settler has its last ending
 
 	// guarded by jobs
 	charged float64   // what the ranker was told that its entries cost which it has not settled

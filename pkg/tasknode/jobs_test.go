@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -25,7 +26,7 @@ func assigned(ids ...invalidation.EntryID) *job {
 		lock.Entries = append(lock.Entries, invalidation.Entry{ID: id, StartIn: invalidation.NoDeadline, FinishIn: invalidation.NoDeadline})
 	}
 	q := &invalidation.Queue{ID: 1}
-	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: invalidation.Candidate{Queue: q}}
+	return &job{lock: lock, queue: q, served: &servedQueue{queue: q}, lane: &lane{key: laneKey{queue: 1}}, ranked: fairness.Candidate{Queue: q}}
 }
 
 // last is an ending as the last one of its lock.
@@ -309,7 +310,7 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	r.add(job)
 	begins(r, job, func(error) {}, 1)
 	sum := 0.0
-	charge := func(_ invalidation.Candidate, more float64) { sum += more }
+	charge := func(_ fairness.Candidate, more float64) { sum += more }
 	now := job.timed.Add(5 * time.Second)
 	r.extend(now.Add(-4500*time.Millisecond), charge)
 	r.extend(now, charge)

@@ -3,12 +3,13 @@ package tasknode
 import (
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // lane is a lane as the table remembers it.
 type lane struct {
-	invalidation.Candidate
+	fairness.Candidate
 	key             laneKey
 	lowWater        int64 // position at which the next claim begins
 	stuck           int64 // position before which are rows that could not be claimed: the next claim begins behind them

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -14,7 +15,7 @@ type laneLease struct {
 	queue     *invalidation.Queue // as it was when the lease began, as is the handler
 	handler   invalidation.Handler
 	lane      *lane
-	ranked    invalidation.Candidate // the lane as it was ranked
+	ranked    fairness.Candidate // the lane as it was ranked
 	from      int64
 	fromHead  bool
 	fruitless bool  // as lane.fruitless was when the lease began

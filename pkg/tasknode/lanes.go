@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -24,7 +25,7 @@ type laneTable struct {
 	anyWanted atomic.Bool
 	// of the last ranking, kept so that the next one need not make them
 	ranked     []*lane
-	candidates []*invalidation.Candidate
+	candidates []*fairness.Candidate
 	chosen     []int
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -165,10 +166,10 @@ func TestAGroupGivesItsThreadUpForAnUrgentJob(t *testing.T) {
 // noisyLast ranks lanes of other flows before that of the flow noisy.
 type noisyLast struct{ *turns }
 
-func (noisyLast) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
-	first := slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return c.Lane.Flow != "noisy" && !c.Taken })
+func (noisyLast) Next(dst []int, lanes []*fairness.Candidate, _ int, _ bool) []int {
+	first := slices.IndexFunc(lanes, func(c *fairness.Candidate) bool { return c.Lane.Flow != "noisy" && !c.Taken })
 	if first < 0 {
-		first = slices.IndexFunc(lanes, func(c *invalidation.Candidate) bool { return !c.Taken })
+		first = slices.IndexFunc(lanes, func(c *fairness.Candidate) bool { return !c.Taken })
 	}
 	if first >= 0 {
 		dst = append(dst, first)

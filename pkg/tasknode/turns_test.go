@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"slices"
 
-	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/fairness"
 )
 
 // turns is a ranker for tests: it serves queues in turn, in each its highest priority first, and lanes of one priority in turn.
@@ -14,7 +14,7 @@ type turns struct {
 }
 
 // Next implements Ranker.
-func (r *turns) Next(dst []int, lanes []*invalidation.Candidate, most int, _ bool) []int {
+func (r *turns) Next(dst []int, lanes []*fairness.Candidate, most int, _ bool) []int {
 	for i, l := range lanes {
 		if !l.Taken {
 			dst = append(dst, i)
@@ -37,8 +37,8 @@ func (r *turns) Next(dst []int, lanes []*invalidation.Candidate, most int, _ boo
 	return dst
 }
 
-func (r *turns) compare(a, b *invalidation.Candidate) int {
-	served := func(l *invalidation.Candidate) uint64 {
+func (r *turns) compare(a, b *fairness.Candidate) int {
+	served := func(l *fairness.Candidate) uint64 {
 		turn, _ := l.Note.(uint64)
 		return turn
 	}
@@ -47,10 +47,10 @@ func (r *turns) compare(a, b *invalidation.Candidate) int {
 }
 
 // Charge implements Ranker.
-func (*turns) Charge(invalidation.Candidate, float64) {}
+func (*turns) Charge(fairness.Candidate, float64) {}
 
 // Extend implements Ranker.
-func (*turns) Extend(invalidation.Candidate, float64) {}
+func (*turns) Extend(fairness.Candidate, float64) {}
 
 // Correct implements Ranker.
-func (*turns) Correct(invalidation.Candidate, float64, float64) {}
+func (*turns) Correct(fairness.Candidate, float64, float64) {}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/pkg/fairness"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 )
@@ -163,7 +164,7 @@ func TestALaneThatIsRefusedDoesNotHoldUpOthers(t *testing.T) {
 
 type lowestQueueFirst struct{}
 
-func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, _ bool) []int {
+func (lowestQueueFirst) Next(dst []int, lanes []*fairness.Candidate, _ int, _ bool) []int {
 	best := -1
 	for i, l := range lanes {
 		if !l.Taken && (best < 0 || l.Queue.ID < lanes[best].Queue.ID) {
@@ -175,9 +176,9 @@ func (lowestQueueFirst) Next(dst []int, lanes []*invalidation.Candidate, _ int, 
 	}
 	return dst
 }
-func (lowestQueueFirst) Charge(invalidation.Candidate, float64)           {}
-func (lowestQueueFirst) Extend(invalidation.Candidate, float64)           {}
-func (lowestQueueFirst) Correct(invalidation.Candidate, float64, float64) {}
+func (lowestQueueFirst) Charge(fairness.Candidate, float64)           {}
+func (lowestQueueFirst) Extend(fairness.Candidate, float64)           {}
+func (lowestQueueFirst) Correct(fairness.Candidate, float64, float64) {}
 
 func eventuallyTrue(t *testing.T, what string, is func() bool) {
 	t.Helper()
