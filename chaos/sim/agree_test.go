@@ -474,14 +474,14 @@ func (w *twins) recover(queue string, crashed bool, node int64) {
 				return "", err
 			}
 			keys := map[invalidation.Token]string{}
-			var locks []invalidation.HeldLock
+			var locks []invalidation.LockRef
 			for _, l := range all {
 				if l.Node == invalidation.NodeID(node) && l.QueueID == s.queues[queue].ID {
-					keys[l.Token], locks = l.Key, append(locks, l)
+					keys[l.Token], locks = l.Key, append(locks, l.LockRef)
 				}
 			}
-			slices.SortFunc(locks, func(a, b invalidation.HeldLock) int { return cmp.Compare(a.Key, b.Key) })
-			r, err := s.queues[queue].Recover(context.Background(), locks, crashed)
+			slices.SortFunc(locks, func(a, b invalidation.LockRef) int { return cmp.Compare(a.Key, b.Key) })
+			r, err := s.queues[queue].Recover(context.Background(), locks, nil, crashed)
 			var freed []string
 			for _, token := range r.Freed {
 				freed = append(freed, keys[token])

@@ -52,7 +52,7 @@ func (b *bed) recoverHeld(died bool) {
 		if err != nil {
 			return err
 		}
-		r, err := b.queue.WithTx(tx).Recover(b.ctx, locks, died)
+		r, err := b.queue.WithTx(tx).Recover(b.ctx, refs(locks), nil, died)
 		if err == nil && len(r.Freed) != 1 {
 			err = errors.New("the lock was not freed")
 		}

@@ -295,12 +295,21 @@ func (m *miniNode) beat(ctx context.Context) {
 	}
 }
 
+// refs are the names of locks, for Recover.
+func refs(held []invalidation.HeldLock) []invalidation.LockRef {
+	all := make([]invalidation.LockRef, len(held))
+	for i, l := range held {
+		all[i] = l.LockRef
+	}
+	return all
+}
+
 // recover does what the leader does for dead nodes, and promotes what has come due.
 func (m *miniNode) recover(ctx context.Context) {
 	for ctx.Err() == nil {
 		_, _ = m.queue.WithTx(m.pool).Promote(ctx, 100)
 		locks, _ := invalidation.HeldLocks(ctx, m.pool)
-		_, _ = m.queue.Recover(ctx, locks, true)
+		_, _ = m.queue.Recover(ctx, refs(locks), nil, true)
 		pause(ctx, 50*time.Millisecond)
 	}
 }

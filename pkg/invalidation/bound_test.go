@@ -154,13 +154,13 @@ func (c *bound) recover(*rand.Rand) error {
 		return err
 	}
 	for _, q := range c.queues {
-		var gone []HeldLock
+		var gone []LockRef
 		for _, l := range all {
 			if _, dead := c.dead.Load(l.Node); dead && l.QueueID == q.ID {
-				gone = append(gone, l)
+				gone = append(gone, l.LockRef)
 			}
 		}
-		if _, err := q.Recover(c.ctx, gone, false); err != nil {
+		if _, err := q.Recover(c.ctx, gone, nil, false); err != nil {
 			return err
 		}
 	}

@@ -149,7 +149,7 @@ func TestPoisonIsReported(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := b.q.Recover(b.ctx, locks, true); err != nil {
+	if _, err := b.q.Recover(b.ctx, refs(locks), nil, true); err != nil {
 		t.Fatal(err)
 	}
 	b.wantCalls("failed")

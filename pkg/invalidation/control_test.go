@@ -239,7 +239,7 @@ func TestStartByBindsNoEntryThatADeadNodeRan(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.node SET beat_at = now() - interval '2 hours'`)
 	held, err := HeldLocks(b.ctx, b.pool)
 	b.must(err)
-	r, err := b.q.Recover(b.ctx, held, true)
+	r, err := b.q.Recover(b.ctx, refs(held), nil, true)
 	b.must(err)
 	b.want(len(r.Freed), 1)
 	n, err := b.q.Expire(b.ctx, 10)

@@ -48,7 +48,7 @@ func (b *bed) crash() {
 	b.exec(b.pool, `UPDATE penstock.node SET lease = interval '1 microsecond' WHERE id = $1`, here)
 	held, err := HeldLocks(b.ctx, b.pool)
 	b.must(err)
-	if r, err := b.q.Recover(b.ctx, held, true); err != nil || len(r.Freed) != 1 {
+	if r, err := b.q.Recover(b.ctx, refs(held), nil, true); err != nil || len(r.Freed) != 1 {
 		b.Fatalf("freed %v (%v)", r.Freed, err)
 	}
 }

@@ -219,6 +219,15 @@ func entryIDs(locks ...*Lock) []EntryID {
 	return ids
 }
 
+// refs are the names of locks, for Recover.
+func refs(held []HeldLock) []LockRef {
+	all := make([]LockRef, len(held))
+	for i, l := range held {
+		all[i] = l.LockRef
+	}
+	return all
+}
+
 // begin opens a transaction that the test holds open; it is rolled back at the end unless it was ended before.
 func (b *bed) begin() pgx.Tx {
 	b.Helper()

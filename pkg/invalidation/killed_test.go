@@ -94,7 +94,7 @@ func TestASlowSettlerHoldsUpNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err := b.q.Recover(ctx, held, false); err != nil || len(r.Freed) != 3 {
+	if r, err := b.q.Recover(ctx, refs(held), nil, false); err != nil || len(r.Freed) != 3 {
 		t.Errorf("recovered %v (%v), want the three that nobody settles", r.Freed, err)
 	}
 	b.commit(slow)

@@ -275,7 +275,11 @@ func (s *story) recover() int {
 	s.Helper()
 	held, err := HeldLocks(s.ctx, s.db)
 	s.must(err)
-	r, err := s.q.Recover(s.ctx, held, true)
+	ran := make([]LockRef, len(held))
+	for i, l := range held {
+		ran[i] = l.LockRef
+	}
+	r, err := s.q.Recover(s.ctx, ran, nil, true)
 	s.must(err)
 	return len(r.Freed)
 }

@@ -370,8 +370,10 @@ func TestRecoveryRefundsWhatOnlyWaitedOnTheDeadNode(t *testing.T) {
 	b.exec(b.pool, `UPDATE penstock.node SET beat_at = beat_at - interval '2 hours' WHERE id = $1`, here)
 	held, err := HeldLocks(b.ctx, b.pool)
 	b.must(err)
-	held[1].Waited = true
-	if r, err := b.q.Recover(b.ctx, held, true); err != nil || len(r.Freed) != 3 {
+	ran := refs(held)
+	waited := ran[1]
+	ran = slices.Delete(ran, 1, 2)
+	if r, err := b.q.Recover(b.ctx, ran, []LockRef{waited}, true); err != nil || len(r.Freed) != 3 {
 		t.Fatalf("freed %d (%v)", len(r.Freed), err)
 	}
 	b.want(b.left(), 6)

@@ -362,7 +362,7 @@ func (x *machine) Recover() {
 	if died {
 		x.b.exec(x.b.pool, `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 day' WHERE id = $1`, here)
 	}
-	r, err := x.b.q.Recover(x.b.ctx, []HeldLock{{QueueID: x.b.q.ID, Key: l.lock.Key, Token: l.lock.Token, Node: here}}, died)
+	r, err := x.b.q.Recover(x.b.ctx, []LockRef{{QueueID: x.b.q.ID, Key: l.lock.Key, Token: l.lock.Token}}, nil, died)
 	x.must(err)
 	if len(r.Freed) != 1 {
 		x.Fatalf("freed %d locks, want 1", len(r.Freed))

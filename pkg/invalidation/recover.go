@@ -10,19 +10,21 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
+// LockRef names a lock: a lock record of that queue and key is another lock if it has another token.
+type LockRef struct {
+	QueueID int32
+	Key     string
+	Token   Token
+}
+
 // HeldLock is a lock record as recovery sees it.
 type HeldLock struct {
-	QueueID  int32
-	Key      string
-	Token    Token
+	LockRef
 	Node     NodeID
 	Age      time.Duration // since the claim, by the database's clock
 	Lane     Lane
 	Claim    int32 // the claim that brought it, as the node numbered it
 	Position int64 // the key's
-	// Waited reports that its node died before a thread began to run it, as far as the last heartbeat and the number of
-	// threads tell: no crash is counted. Recovery sets it.
-	Waited bool
 }
 
 const heldLocksSQL = `
@@ -51,7 +53,7 @@ SELECT l.token
         WHERE queue_id = t.queue_id AND lock_key = t.lock_key AND token = t.token OFFSET 0) l`
 
 // StillHeld returns the tokens of those locks that nobody has freed.
-func StillHeld(ctx context.Context, db postgres.DB, locks []HeldLock) ([]Token, error) {
+func StillHeld(ctx context.Context, db postgres.DB, locks []LockRef) ([]Token, error) {
 	queues, keys, tokens := make([]int32, len(locks)), make([]string, len(locks)), make([]Token, len(locks))
 	for i, l := range locks {
 		queues[i], keys[i], tokens[i] = l.QueueID, l.Key, l.Token
@@ -192,16 +194,17 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
 // positions, all under fence: a lock that was settled meanwhile is skipped, and so is one of which another
 // transaction has locked the record or an entry. All their entries are marked (Entry.MayHaveRun), and the mark stays
 // where a crash is taken back later. crashed reports that their node died: its lease must have lapsed by the
-// database's clock, and each lock counts a crash (never an attempt) for the entry that it ran. Locks that waited
-// count none, and their tokens of token buckets are refunded. Locks that a live node does not list are not refunded.
+// database's clock, and each lock of ran counts a crash (never an attempt) for the entry that it ran. waited are locks
+// that no thread had begun to run: they count none, and their tokens of token buckets are refunded. Locks that a live
+// node does not list are not refunded: they go into ran.
 //
-// The mark does not go by Waited: between two heartbeats a thread may end a run whose ending is not recorded and begin
-// another one, and a node may serve its lanes in another order than recovery supposes. Then an entry has run whose
+// The entries of waited are marked too: between two heartbeats a thread may end a run whose ending is not recorded and
+// begin another one, and a node may serve its lanes in another order than recovery supposes. Then an entry has run whose
 // lock counts as waiting.
-func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Recovered, error) {
+func (q *Queue) Recover(ctx context.Context, ran, waited []LockRef, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
-		held, err := q.holdForRecovery(ctx, tx, locks, crashed)
+		held, err := q.holdForRecovery(ctx, tx, slices.Concat(ran, waited), crashed)
 		if err != nil || len(held) == 0 {
 			return err
 		}
@@ -211,14 +214,14 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 		if err := q.markMayHaveRun(ctx, tx, held); err != nil {
 			return err
 		}
-		ran, waited := splitByBegun(held, locks)
+		begun, unrun := splitByWaited(held, waited)
 		if crashed {
-			if r.DeadLettered, err = q.countCrashes(ctx, tx, ran); err != nil {
+			if r.DeadLettered, err = q.countCrashes(ctx, tx, begun); err != nil {
 				return err
 			}
 		}
 		batch := &pgx.Batch{}
-		q.addRefundUnrun(batch, waited)
+		q.addRefundUnrun(batch, unrun)
 		q.addUnlock(batch, held, nil)
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 			return err
@@ -233,8 +236,8 @@ func (q *Queue) Recover(ctx context.Context, locks []HeldLock, crashed bool) (Re
 }
 
 // holdForRecovery locks the records of locks, and returns those that it could lock.
-func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []HeldLock, crashed bool) ([]unlocking, error) {
-	byToken := make(map[Token]HeldLock, len(locks))
+func (q *Queue) holdForRecovery(ctx context.Context, tx pgx.Tx, locks []LockRef, crashed bool) ([]unlocking, error) {
+	byToken := make(map[Token]LockRef, len(locks))
 	keys, tokens := make([]string, len(locks)), make([]Token, len(locks))
 	for i, l := range locks {
 		byToken[l.Token], keys[i], tokens[i] = l, l.Key, l.Token
@@ -257,20 +260,20 @@ func (q *Queue) holdEntries(ctx context.Context, tx pgx.Tx, held []unlocking) ([
 	return slices.DeleteFunc(held, func(l unlocking) bool { return slices.Contains(busy, l.token) }), err
 }
 
-// splitByBegun separates the locks that count as begun from those that waited.
-func splitByBegun(held []unlocking, locks []HeldLock) (ran, waited []unlocking) {
-	notBegun := make(map[Token]bool, len(locks))
-	for _, l := range locks {
-		notBegun[l.Token] = l.Waited
+// splitByWaited separates the locks that count as begun from those that waited.
+func splitByWaited(held []unlocking, waited []LockRef) (begun, unrun []unlocking) {
+	waiting := make(map[Token]bool, len(waited))
+	for _, l := range waited {
+		waiting[l.Token] = true
 	}
 	for _, l := range held {
-		if notBegun[l.token] {
-			waited = append(waited, l)
+		if waiting[l.token] {
+			unrun = append(unrun, l)
 		} else {
-			ran = append(ran, l)
+			begun = append(begun, l)
 		}
 	}
-	return ran, waited
+	return begun, unrun
 }
 
 // markMayHaveRun marks the entries of locks that another than their node ends.
@@ -283,11 +286,11 @@ func (q *Queue) markMayHaveRun(ctx context.Context, tx pgx.Tx, held []unlocking)
 	return err
 }
 
-func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, ran []unlocking) ([]EntryID, error) {
-	if len(ran) == 0 {
+func (q *Queue) countCrashes(ctx context.Context, tx pgx.Tx, begun []unlocking) ([]EntryID, error) {
+	if len(begun) == 0 {
 		return nil, nil
 	}
-	keys, tokens := keysAndTokens(ran)
+	keys, tokens := keysAndTokens(begun)
 	poison, err := pgx.CollectRows(postgres.Query(ctx, tx, q.sql.crash, q.ID, keys, tokens, q.Config.CrashLimit),
 		pgx.RowTo[EntryID])
 	if err != nil || len(poison) == 0 {

@@ -129,7 +129,7 @@ func TestStatementOfAnEntryThatSomebodyElseHasChangesNothing(t *testing.T) {
 	lock := b.claimOne()
 	q, err := Open(b.ctx, b.pool, b.q.Name)
 	b.must(err)
-	_, err = b.q.Recover(b.ctx, []HeldLock{{QueueID: q.ID, Key: lock.Key, Token: lock.Token, Node: here}}, false)
+	_, err = b.q.Recover(b.ctx, []LockRef{{QueueID: q.ID, Key: lock.Key, Token: lock.Token}}, nil, false)
 	b.must(err)
 	_, err = StatementHandler(b.pool, q).Handle(b.ctx, &Run{Queue: q, Entry: lock.Entries[0], Lock: lock, Node: here})
 	if !errors.Is(err, ErrLockLost) {

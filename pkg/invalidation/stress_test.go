@@ -201,7 +201,7 @@ func (c *crowd) takeAway(random *rand.Rand) error {
 	if err != nil || len(held) == 0 {
 		return err
 	}
-	_, err = c.q.Recover(c.ctx, held[:1+random.IntN(len(held))], false)
+	_, err = c.q.Recover(c.ctx, refs(held)[:1+random.IntN(len(held))], nil, false)
 	return err
 }
 
@@ -318,7 +318,7 @@ func (c *crowd) finish() {
 func (c *crowd) takeAllAway() error {
 	held, err := HeldLocks(c.ctx, c.pool)
 	if err == nil && len(held) > 0 {
-		_, err = c.q.Recover(c.ctx, held, false)
+		_, err = c.q.Recover(c.ctx, refs(held), nil, false)
 	}
 	return err
 }

@@ -140,13 +140,13 @@ func (w *weighing) recoverDead(queues []*Queue) error {
 		return err
 	}
 	for _, q := range queues {
-		var gone []HeldLock
+		var gone []LockRef
 		for _, l := range all {
 			if _, dead := w.dead.Load(l.Node); dead && l.QueueID == q.ID {
-				gone = append(gone, l)
+				gone = append(gone, l.LockRef)
 			}
 		}
-		if _, err := q.Recover(w.ctx, gone, false); err != nil {
+		if _, err := q.Recover(w.ctx, gone, nil, false); err != nil {
 			return err
 		}
 	}

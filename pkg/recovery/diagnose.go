@@ -92,6 +92,9 @@ func (c StuckCause) Crashed() bool { return c != Unlisted }
 type Stuck struct {
 	invalidation.HeldLock
 	Cause StuckCause
+	// Waited reports that the node died before a thread began to run the lock, as far as the last heartbeat and the
+	// number of threads tell: no crash is counted. Begun.Mark sets it.
+	Waited bool
 }
 
 // Sightings remember, for each lock that a live node left out, the number of the first heartbeat that counts
@@ -125,9 +128,9 @@ func Diagnose(o Observation, before Sightings) ([]Stuck, Sightings) {
 		node, known := nodes[lock.Node]
 		switch {
 		case !known:
-			stuck = append(stuck, Stuck{lock, NodeGone})
+			stuck = append(stuck, Stuck{HeldLock: lock, Cause: NodeGone})
 		case node.dead():
-			stuck = append(stuck, Stuck{lock, NodeDead})
+			stuck = append(stuck, Stuck{HeldLock: lock, Cause: NodeDead})
 		case listed[mention{lock.Node, lock.Token}], lock.Age <= node.Silent:
 			// Alive and at work, or claimed after the last heartbeat.
 		default:
@@ -139,7 +142,7 @@ func Diagnose(o Observation, before Sightings) ([]Stuck, Sightings) {
 				after[lock.Token] = first
 			}
 			if seen && node.Beat > first && lock.Age > node.Lease {
-				stuck = append(stuck, Stuck{lock, Unlisted})
+				stuck = append(stuck, Stuck{HeldLock: lock, Cause: Unlisted})
 			}
 		}
 	}

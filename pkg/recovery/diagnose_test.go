@@ -18,7 +18,8 @@ const lease = 10 * time.Second
 type seq = []recovery.Observation
 
 func lock(token int, node int, age time.Duration) invalidation.HeldLock {
-	return invalidation.HeldLock{QueueID: 1, Token: invalidation.Token(token), Node: invalidation.NodeID(node), Age: age}
+	ref := invalidation.LockRef{QueueID: 1, Token: invalidation.Token(token)}
+	return invalidation.HeldLock{LockRef: ref, Node: invalidation.NodeID(node), Age: age}
 }
 
 func node(id int, beat int64, silent time.Duration, tokens ...invalidation.Token) recovery.Node {

@@ -141,13 +141,17 @@ func (l *Locks) freeBatch(ctx context.Context, q *invalidation.Queue, batch []St
 }
 
 func (l *Locks) recover(ctx context.Context, q *invalidation.Queue, batch []Stuck) (invalidation.Recovered, error) {
-	held := make([]invalidation.HeldLock, len(batch))
-	for i, s := range batch {
-		held[i] = s.HeldLock
+	var ran, waited []invalidation.LockRef
+	for _, s := range batch {
+		if s.Waited {
+			waited = append(waited, s.LockRef)
+		} else {
+			ran = append(ran, s.LockRef)
+		}
 	}
 	var r invalidation.Recovered
 	err := l.write(ctx, len(batch), func(ctx context.Context, tx pgx.Tx) (err error) {
-		r, err = q.WithTx(tx).Recover(ctx, held, batch[0].Cause.Crashed())
+		r, err = q.WithTx(tx).Recover(ctx, ran, waited, batch[0].Cause.Crashed())
 		return err
 	})
 	return r, err

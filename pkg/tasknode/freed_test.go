@@ -98,7 +98,7 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 			t.Fatal(err)
 		}
 		held = slices.DeleteFunc(held, func(l invalidation.HeldLock) bool { return l.Key != fmt.Sprintf("#%d", id) })
-		if r, err := q.Recover(t.Context(), held, true); err != nil || len(r.Freed) != 1 {
+		if r, err := q.Recover(t.Context(), refs(held), nil, true); err != nil || len(r.Freed) != 1 {
 			t.Fatalf("recovered %v: %v", r, err)
 		}
 	}
@@ -176,7 +176,7 @@ func TestRunsWhoseLocksWereFreedWhileTheMachineWasSuspendedEnd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if r, err := q.Recover(t.Context(), held, true); err != nil || len(r.Freed) != 1 {
+	if r, err := q.Recover(t.Context(), refs(held), nil, true); err != nil || len(r.Freed) != 1 {
 		t.Fatalf("recovered %v: %v", r, err)
 	}
 	beats.cut.Store(false)

@@ -67,19 +67,19 @@ func (r *jobs) remove(ended []*job) {
 }
 
 // held returns the locks of the jobs that have not ended, those that wait for a thread among them.
-func (r *jobs) held() (locks []invalidation.HeldLock) {
+func (r *jobs) held() (locks []invalidation.LockRef) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for token, j := range r.byToken {
 		if !j.ended.Load() {
-			locks = append(locks, invalidation.HeldLock{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
+			locks = append(locks, invalidation.LockRef{QueueID: j.queue.ID, Key: j.lock.Key, Token: token})
 		}
 	}
 	return locks
 }
 
 // loseOthers ends those of the jobs with some locks whose token is not among held, and returns how many.
-func (r *jobs) loseOthers(locks []invalidation.HeldLock, held []invalidation.Token) (lost int) {
+func (r *jobs) loseOthers(locks []invalidation.LockRef, held []invalidation.Token) (lost int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	kept := make(map[invalidation.Token]bool, len(held))

@@ -69,6 +69,15 @@ func push(t testing.TB, q *invalidation.Queue, pushes ...invalidation.Push) []in
 	return pushed
 }
 
+// refs are the names of locks, for Recover.
+func refs(held []invalidation.HeldLock) []invalidation.LockRef {
+	all := make([]invalidation.LockRef, len(held))
+	for i, l := range held {
+		all[i] = l.LockRef
+	}
+	return all
+}
+
 // eventually waits for a condition of the database, asked again and again.
 func eventually(t testing.TB, pool *pgxpool.Pool, what, sql string, args ...any) {
 	t.Helper()

@@ -324,7 +324,7 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.node`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := q.Recover(t.Context(), held, false); err != nil {
+	if _, err := q.Recover(t.Context(), refs(held), nil, false); err != nil {
 		t.Fatal(err)
 	}
 	// Locks under new tokens may come and go between two readings; results only grow, and under a dead token there is none.
