@@ -51,7 +51,7 @@ func (s *statements) handler(q *invalidation.Queue) invalidation.Handler {
 func (s *statements) served(queues []*invalidation.Queue) {
 	declared := map[string]bool{}
 	for _, q := range queues {
-		declared[q.Name] = len(q.Config.Statements) > 0
+		declared[q.Name] = len(q.Statements) > 0
 	}
 	s.keep(declared)
 }

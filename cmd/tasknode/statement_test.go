@@ -16,9 +16,10 @@ func TestInterruptionsInARowAreCountedOverChangesOfTheRegistry(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(declared.pool.Close)
-	q := &invalidation.Queue{Name: "deadly", Config: invalidation.Config{
-		Kind: invalidation.KindTask, Statements: map[string]string{"run": `SELECT pg_terminate_backend(pg_backend_pid())`},
-	}}
+	q := &invalidation.Queue{
+		Name: "deadly", Config: invalidation.Config{Kind: invalidation.KindTask},
+		Statements: map[string]string{"run": `SELECT pg_terminate_backend(pg_backend_pid())`},
+	}
 	lock := &invalidation.Lock{Key: "#1"}
 	run := &invalidation.Run{Queue: q, Lock: lock, Entry: invalidation.Entry{ID: 1, Payload: json.RawMessage(`{}`)}}
 	var verbs []string
@@ -35,9 +36,9 @@ func TestInterruptionsInARowAreCountedOverChangesOfTheRegistry(t *testing.T) {
 // A queue that is dropped and made anew, or loses its statements, is not bound by the threads for statements.
 func TestTheBudgetForStatementsFollowsTheQueues(t *testing.T) {
 	s := &statements{budget: newBudget(1)}
-	declares := &invalidation.Queue{Name: "declares", Config: invalidation.Config{Statements: map[string]string{"run": `SELECT 1`}}}
-	stopped := &invalidation.Queue{Name: "stopped", Config: declares.Config}
-	dropped := &invalidation.Queue{Name: "dropped", Config: declares.Config}
+	declares := &invalidation.Queue{Name: "declares", Statements: map[string]string{"run": `SELECT 1`}}
+	stopped := &invalidation.Queue{Name: "stopped", Statements: declares.Statements}
+	dropped := &invalidation.Queue{Name: "dropped", Statements: declares.Statements}
 	for _, q := range []*invalidation.Queue{declares, stopped, dropped} {
 		s.handler(q)
 	}

@@ -80,7 +80,7 @@ func (h *handler) Handle(ctx context.Context, r *invalidation.Run) (json.RawMess
 	case "part":
 		return nil, h.part(ctx, t, r)
 	case "end":
-		if t.Status != "done" || (h.work.Reduce == nil && r.Queue.Config.Statements["reduce"] == "") {
+		if t.Status != "done" || (h.work.Reduce == nil && r.Queue.Statements["reduce"] == "") {
 			return nil, nil
 		}
 		return nil, h.reduce(ctx, t, r)

@@ -106,14 +106,6 @@ type Config struct {
 	Model            string        // for kind inference
 	Lapse            Lapse         // run_through for queues with a model, end for others
 	Needs            Needs         // of one entry while it runs
-
-	// Read from the registry, never written through Config.
-	Paused   *Control
-	Disabled *Control
-	Version  int64
-	// Statements are the SQL statements that task nodes run for the queue's entries, by name; see
-	// SetStatements.
-	Statements map[string]string
 }
 
 // Needs is the use of the node by one entry while it runs. Nodes with a governor run no more entries than fit.
@@ -198,7 +190,7 @@ const configColumns = `kind::text, application, priority, entry_priority, algori
        coalesce((needs->>'cpu')::float8, 0), coalesce((needs->>'memory_mib')::float8, 0),
        paused_at, extract(epoch FROM paused_until - clock_timestamp())::float8, coalesce(paused_by, ''),
        coalesce(paused_reason, ''),
-       disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''), version,
+       disabled_at, coalesce(disabled_by, ''), coalesce(disabled_reason, ''),
        ARRAY(SELECT u.limit_id FROM penstock.limit_use u WHERE u.queue_id = queue.id ORDER BY u.limit_id),
        (SELECT jsonb_object_agg(s.key, penstock.statement_sql(s.key, s.value)) FROM jsonb_each_text(statements) s),
        penstock.queue_rate_kind(id)`
@@ -221,7 +213,7 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 		&c.ResultRetention, &c.FailureRetention,
 		&c.Model, &c.Lapse, &c.Needs.CPU, &c.Needs.MemoryMiB, &pausedAt, &pauseLeft, &paused.Actor, &paused.Reason,
 		&disabled, &off.Actor, &off.Reason,
-		&c.Version, &q.limits, &c.Statements, &q.rates, &pauses, &weights)
+		&q.limits, &q.Statements, &q.rates, &pauses, &weights)
 	if err != nil {
 		return nil, err
 	}
@@ -236,11 +228,11 @@ func scanQueue(row pgx.CollectableRow) (*Queue, error) {
 	}
 	if pausedAt != nil {
 		paused.At, paused.Until = *pausedAt, endOfPause(pauseLeft)
-		c.Paused = &paused
+		q.paused = &paused
 	}
 	if disabled != nil {
 		off.At = *disabled
-		c.Disabled = &off
+		q.Disabled = &off
 	}
 	return &q, nil
 }

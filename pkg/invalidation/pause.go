@@ -55,7 +55,7 @@ func endOfPause(left *float64) time.Time {
 // application or the flow. It knows the pauses of the moment when the queue was read, and asks no database.
 func (q *Queue) Paused(flow string, now time.Time) (Control, bool) {
 	lasts := func(c Control) bool { return c.Until.IsZero() || now.Before(c.Until) }
-	if p := q.Config.Paused; p != nil && lasts(*p) {
+	if p := q.paused; p != nil && lasts(*p) {
 		return *p, true
 	}
 	for _, pauses := range [][]pause{q.pauses, q.everywhere.pauses} {

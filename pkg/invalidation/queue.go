@@ -20,6 +20,13 @@ type Queue struct {
 	ID     int32
 	Name   string
 	Config Config
+
+	// What commands other than Create and Alter set, as it was when the queue was read.
+
+	Disabled   *Control          // nil: it is not disabled
+	Statements map[string]string // SQL that task nodes run for its entries, by name; see SetStatements
+
+	paused *Control // a pause of the queue itself, see Paused; nil: there is none
 	limits []int32  // ids of the limits that the queue is under, in order
 	rates  rateKind // of its limits
 	// mayWeigh says that entries may have weights.

@@ -39,7 +39,7 @@ func Statement(ctx context.Context, tx pgx.Tx, name string, runs []*Run,
 	args ...json.RawMessage,
 ) ([]json.RawMessage, error) {
 	q := runs[0].Queue
-	text, declared := q.Config.Statements[name]
+	text, declared := q.Statements[name]
 	if !declared {
 		return nil, fmt.Errorf("queue %q has no statement %q: %w", q.Name, name, ErrInvalid)
 	}

@@ -230,5 +230,5 @@ func TestStatementsThatCannotRunAreRefused(t *testing.T) {
 	b.must(SetStatements(b.ctx, b.pool, "work", nil, ann))
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
-	b.want(len(q.Config.Statements), 0)
+	b.want(len(q.Statements), 0)
 }

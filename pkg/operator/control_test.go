@@ -19,17 +19,19 @@ func TestPauseSaysWhoWhyAndUntil(t *testing.T) {
 	b.must(b.d.Do(b.ctx, operator.PauseQueue, "work", ann, until))
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
-	p := q.Config.Paused
-	if p == nil || p.Actor != "ann" || p.Reason != ann.Reason || q.Config.Version <= b.q.Config.Version {
-		t.Fatalf("paused is %+v at version %d, was %d", p, q.Config.Version, b.q.Config.Version)
+	p, paused := q.Paused("", time.Now())
+	if !paused || p.Actor != "ann" || p.Reason != ann.Reason {
+		t.Fatalf("paused is %t by %+v", paused, p)
 	}
 	// Counted from the answer of the database, which may take its time.
 	if late := p.Until.Sub(until); late < -time.Second || late > time.Minute {
 		t.Errorf("it ends %v after the time that was asked for", late)
 	}
 	b.must(b.do(operator.ResumeQueue, "work", ann))
-	if q, err = Open(b.ctx, b.pool, "work"); err != nil || q.Config.Paused != nil {
-		t.Fatalf("resumed queue is paused by %+v (%v)", q.Config.Paused, err)
+	q, err = Open(b.ctx, b.pool, "work")
+	b.must(err)
+	if p, paused := q.Paused("", time.Now()); paused {
+		t.Fatalf("resumed queue is paused by %+v", p)
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE actor = 'ann' AND verb IN ('pause_queue', 'resume_queue')`), 2)
 }
@@ -50,12 +52,12 @@ func TestDisabledQueueStillAccepts(t *testing.T) {
 	b.push("")
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
-	if q.Config.Disabled == nil || q.Config.Disabled.Actor == "" {
-		t.Fatalf("disabled is %+v", q.Config.Disabled)
+	if q.Disabled == nil || q.Disabled.Actor == "" {
+		t.Fatalf("disabled is %+v", q.Disabled)
 	}
 	b.must(b.do(operator.EnableQueue, "work", By{}))
-	if q, err = Open(b.ctx, b.pool, "work"); err != nil || q.Config.Disabled != nil {
-		t.Fatalf("enabled queue is disabled by %+v (%v)", q.Config.Disabled, err)
+	if q, err = Open(b.ctx, b.pool, "work"); err != nil || q.Disabled != nil {
+		t.Fatalf("enabled queue is disabled by %+v (%v)", q.Disabled, err)
 	}
 }
 

@@ -212,8 +212,7 @@ func (t *laneTable) sleep(l *lane) {
 // open says that a flow of a queue may be claimed from: neither is paused, and the queue is not disabled, nor
 // does it rest.
 func (s *servedQueue) open(flow string, now time.Time, present epoch) bool {
-	c := &s.queue.Config
-	if (now.Before(s.retryAt) && s.refusedIn == present) || c.Disabled != nil {
+	if (now.Before(s.retryAt) && s.refusedIn == present) || s.queue.Disabled != nil {
 		return false
 	}
 	_, paused := s.queue.Paused(flow, now)

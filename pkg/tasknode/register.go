@@ -58,7 +58,7 @@ func (n *Node) readQueues(ctx context.Context) error {
 			q.LearnFrom(before)
 		}
 		h := n.handlers[q.Name]
-		if h == nil && n.declared != nil && len(q.Config.Statements) > 0 {
+		if h == nil && n.declared != nil && len(q.Statements) > 0 {
 			h = n.declared(q)
 		}
 		if h == nil {
