@@ -139,8 +139,10 @@ func (g Gateway) models() ([]gateway.ModelState, error) {
 			at = len(list)
 			byName[name] = at
 			list = append(list, gateway.ModelState{
-				Name: name, Remote: name, Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: 10 * time.Minute,
-				Policy: gateway.DefaultPolicy(), Created: time.Now(),
+				Name: name, Remote: name, Protocol: worker.ProtocolOpenAI, RunMax: 10 * time.Minute,
+				// Nothing shows when a run has ended that goes on: a slot that was held for it would not come back.
+				AbortStops: new(true),
+				Policy:     gateway.DefaultPolicy(), Created: time.Now(),
 			})
 		}
 		list[at].Instances = append(list[at].Instances, gateway.InstanceState{

@@ -42,7 +42,7 @@ func startStaticFront(t *testing.T, slots int, work http.HandlerFunc, settings .
 		set(f.server)
 	}
 	f.gateway.SetModels([]gateway.ModelState{{
-		Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute, AbortStops: true,
+		Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute, AbortStops: new(true),
 		Instances: []gateway.InstanceState{{ID: 1, Address: backend.URL, Slots: slots, Usable: true}},
 	}})
 	f.gateway.Fixed()

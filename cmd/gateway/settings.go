@@ -202,7 +202,7 @@ func (d *settingsDuty) models() []gateway.ModelState {
 			Name: name, Queue: d.registry.ModelQueue(name), Protocol: m.Protocol, Remote: m.RemoteName,
 			Adapters: m.RemoteNames, Version: m.Version, Headers: m.Headers, Statuses: m.Statuses,
 			Template: string(m.Body), Operation: m.Operation, Stream: m.Stream,
-			AbortStops: m.CloseEndsRun(),
+			AbortStops: m.AbortStops,
 			Async:      m.Type == worker.TypeAsync, RunMax: m.Timeouts.Run.Duration(), Policy: policy,
 			ChoicesMax: m.ChoicesMax,
 			Paused:     d.current.Paused[name], Created: d.started, Starts: d.current.Starts[name],

@@ -27,7 +27,7 @@ type ModelState struct {
 	Template   string            // JSON that the payloads of its entries fill; empty: none
 	Statuses   worker.Statuses   // of the generic protocol: the words for how a run is doing
 	Async      bool              // a call goes on behind its answer: it is for durable entries alone
-	AbortStops bool              // closing the connection of a call is known to stop it, see stopsOnClose
+	AbortStops *bool             // closing the connection of a call ends its run; nil: see stopsOnClose
 	ChoicesMax int               // sequences that a generation may ask for; 0: any
 	RunMax     time.Duration
 	Policy     PoolPolicy
@@ -181,15 +181,15 @@ func (m *ModelState) inference() string {
 func (r *route) generic() bool { return r.model.Protocol != worker.ProtocolOpenAI }
 
 // stopsOnClose says whether closing the connection of a call to a path is known to end its run. The model decides where
-// its config has abort_stops; else it is known of the OpenAI API by the path, and of other protocols by the model.
+// its config has abort_stops; else it is known of the OpenAI API by the path, and of others by the protocol.
 func (r *route) stopsOnClose(path string) bool {
 	switch {
-	case r.model.Policy.AbortStops != nil:
-		return *r.model.Policy.AbortStops
+	case r.model.AbortStops != nil:
+		return *r.model.AbortStops
 	case r.model.Protocol == worker.ProtocolOpenAI:
 		return !operationOf(path).lasts
 	}
-	return r.model.AbortStops
+	return worker.Model{Protocol: r.model.Protocol}.CloseEndsRun()
 }
 
 // below appends segments to the path of an address. A slash in a segment does not divide it.

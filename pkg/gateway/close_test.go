@@ -19,7 +19,7 @@ import (
 func TestAnAnswerOfKnownLengthIsNoRunThatGoesOn(t *testing.T) {
 	t.Parallel()
 	for length, doubt := range map[string]bool{"1000000": false, "": true} {
-		p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolOpenAI }, func(w http.ResponseWriter, r *http.Request) {
+		p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = nil }, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			if length != "" {
 				w.Header().Set("Content-Length", length)
@@ -56,30 +56,27 @@ func TestThePathDecidesWhetherACloseEndsTheRun(t *testing.T) {
 	yes, no := true, false
 	for name, c := range map[string]struct {
 		protocol worker.Protocol
-		stops    bool  // of the model, as its protocol and operation have it
 		set      *bool // abort_stops
 		path     string
 		doubt    bool
 	}{
-		"a chat":                        {worker.ProtocolOpenAI, true, nil, chat, false},
-		"a chat of a model of images":   {worker.ProtocolOpenAI, false, nil, chat, false},
-		"images":                        {worker.ProtocolOpenAI, false, nil, "/v1/images/generations", true},
-		"images of a model of chats":    {worker.ProtocolOpenAI, true, nil, "/v1/images/generations", true},
-		"speech":                        {worker.ProtocolOpenAI, true, nil, "/v1/audio/speech", true},
-		"embeddings":                    {worker.ProtocolOpenAI, true, nil, "/v1/embeddings", false},
-		"messages":                      {worker.ProtocolOpenAI, true, nil, "/v1/messages", false},
-		"images that the model stops":   {worker.ProtocolOpenAI, true, &yes, "/v1/images/generations", false},
-		"a chat that the model goes on": {worker.ProtocolOpenAI, false, &no, chat, true},
-		"cog":                           {worker.ProtocolCog, true, nil, call, false},
-		"cog that goes on":              {worker.ProtocolCog, false, &no, call, true},
-		"oip":                           {worker.ProtocolOIP, false, nil, call, true},
-		"oip that the model stops":      {worker.ProtocolOIP, true, &yes, call, false},
+		"a chat":                        {worker.ProtocolOpenAI, nil, chat, false},
+		"images":                        {worker.ProtocolOpenAI, nil, "/v1/images/generations", true},
+		"speech":                        {worker.ProtocolOpenAI, nil, "/v1/audio/speech", true},
+		"embeddings":                    {worker.ProtocolOpenAI, nil, "/v1/embeddings", false},
+		"messages":                      {worker.ProtocolOpenAI, nil, "/v1/messages", false},
+		"images that the model stops":   {worker.ProtocolOpenAI, &yes, "/v1/images/generations", false},
+		"a chat that the model goes on": {worker.ProtocolOpenAI, &no, chat, true},
+		"cog":                           {worker.ProtocolCog, nil, call, false},
+		"cog that goes on":              {worker.ProtocolCog, &no, call, true},
+		"oip":                           {worker.ProtocolOIP, nil, call, true},
+		"oip that the model stops":      {worker.ProtocolOIP, &yes, call, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begun := make(chan struct{})
 			p := startPlant(t, func(_ *Config, m *ModelState) {
-				m.Protocol, m.AbortStops, m.Policy.AbortStops = c.protocol, c.stops, c.set
+				m.Protocol, m.AbortStops = c.protocol, c.set
 			}, func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
 				close(begun)

@@ -102,7 +102,7 @@ func TestHeadAtItsLimitIsLate(t *testing.T) {
 			g := New(Config{Open: true})
 			g.transport = late{limit}
 			g.SetModels([]ModelState{{
-				Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, AbortStops: true, Policy: policy,
+				Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, AbortStops: new(true), Policy: policy,
 				Instances: []InstanceState{{ID: 1, Address: "http://worker", Slots: 1, Usable: true}},
 			}})
 			g.Fixed()

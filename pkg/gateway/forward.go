@@ -201,14 +201,8 @@ func faultOf(cause error) string {
 	return ""
 }
 
-// mayGoOn says whether the run of the call may go on once its connection is closed. Where slots are fixed the model
-// alone decides: nothing shows when such a run has ended, and a slot that was held for it would not come back.
-func (c *call) mayGoOn() bool {
-	if c.gateway.leases == nil {
-		return !c.route.model.AbortStops
-	}
-	return !c.route.stopsOnClose(c.path)
-}
+// mayGoOn says whether the run of the call may go on once its connection is closed.
+func (c *call) mayGoOn() bool { return !c.route.stopsOnClose(c.path) }
 
 // idempotent says whether the client allows that a call runs twice: it has sent the header Idempotency-Key.
 func (c *call) idempotent() bool { return c.request.Header.Get("Idempotency-Key") != "" }

@@ -49,7 +49,7 @@ func BenchmarkPath(b *testing.B) {
 			g := New(Config{Open: true})
 			g.transport = &instant{c.kind, []byte(c.answer)}
 			g.SetModels([]ModelState{{
-				Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, AbortStops: true, Policy: DefaultPolicy(),
+				Name: "m", Remote: "m", Protocol: worker.ProtocolOpenAI, AbortStops: new(true), Policy: DefaultPolicy(),
 				Instances: []InstanceState{{ID: 1, Address: "http://worker", Slots: 100, Usable: true}},
 			}})
 			g.Fixed()

@@ -52,11 +52,6 @@ type PoolPolicy struct {
 	// TPOTMax is the time per output token, in the mean over a stream behind its first token, beyond which a call is
 	// too slow to be of use: instances that make such calls get fewer at once. 0: no such limit.
 	TPOTMax worker.Seconds `json:"tpot_max"`
-
-	// AbortStops is abort_stops of the model's config, and no part of a stored policy: whether closing the connection
-	// of any of its calls ends the run. Nil: the config does not say. Snapshots do not have it: a gateway that starts
-	// from one holds no slot.
-	AbortStops *bool `json:"-"`
 }
 
 // ByClass is a number for each class.

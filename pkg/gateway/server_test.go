@@ -35,7 +35,7 @@ type plant struct {
 func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http.HandlerFunc) *plant {
 	t.Helper()
 	model := ModelState{
-		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute,
+		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: new(true), RunMax: time.Minute,
 		Policy: DefaultPolicy(), Adapters: []string{"lora-1"},
 	}
 	for i, handler := range workers {
@@ -740,7 +740,7 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = false }, c.worker)
+			p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = new(false) }, c.worker)
 			if c.change != nil {
 				c.change(p)
 			}

@@ -60,14 +60,8 @@ func (s *Settings) SetBudgets(budgets map[string]Budget) {
 
 // These read the settings. They are small tables; the queries go in one round trip.
 const (
-	policiesSQL = `
-SELECT coalesce(p.model, m.name), coalesce(p.config, '{}'),
-       CASE WHEN jsonb_typeof(m.stops) = 'boolean' THEN m.stops::boolean END
-  FROM penstock.gateway_policy p
-  FULL JOIN (SELECT name, (config || coalesce(override, '{}'))->'abort_stops' AS stops FROM penstock.model) m
-         ON m.name = p.model
- WHERE p.model IS NOT NULL OR jsonb_typeof(m.stops) = 'boolean'`
-	flowsSQL = `
+	policiesSQL = `SELECT model, config FROM penstock.gateway_policy`
+	flowsSQL    = `
 SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight, 0)::float8
   FROM penstock.flow_criticality c
   FULL JOIN (SELECT flow, weight FROM penstock.flow_weight WHERE queue_id IS NULL) w ON w.flow = c.flow`
@@ -163,12 +157,10 @@ func ReadBudgets(ctx context.Context, db postgres.DB) (map[string]Budget, error)
 	return budgets, nil
 }
 
-// readPolicies reads the policies, and with them what the configs of models say about closed connections.
 func (s *Settings) readPolicies(rows pgx.Rows, old Settings, wrong *[]error) error {
 	var model string
 	var config []byte
-	var stops *bool
-	_, err := pgx.ForEachRow(rows, []any{&model, &config, &stops}, func() error {
+	_, err := pgx.ForEachRow(rows, []any{&model, &config}, func() error {
 		policy, err := ReadPolicy(config)
 		if err != nil {
 			*wrong = append(*wrong, fmt.Errorf("policy of model %q: %w", model, err))
@@ -178,7 +170,6 @@ func (s *Settings) readPolicies(rows pgx.Rows, old Settings, wrong *[]error) err
 			}
 			policy = before
 		}
-		policy.AbortStops = stops
 		s.Policies[model] = policy
 		return nil
 	})
@@ -295,7 +286,7 @@ type SavedState struct {
 
 // savedVersion is that of the fields of SavedState. It changes with each of them: a field that a snapshot does not have
 // would say that a model is not asynchronous, or not paused.
-const savedVersion = 6
+const savedVersion = 7
 
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute

@@ -282,34 +282,10 @@ func TestASnapshotOfATimeToComeIsRefused(t *testing.T) {
 	}
 }
 
-// What the config of a model says about closed connections comes with its policy, whether it has one or not; what the
-// protocol of a model implies does not.
-func TestAbortStopsIsReadWhereAModelHasIt(t *testing.T) {
-	t.Parallel()
-	x := newExchange(t) // with a model m that does not have it
-	x.exec(`SELECT penstock.register_model(n, c::jsonb, 'test') FROM (VALUES
-	            ('yes', '{"protocol": "openai", "operation": "images", "abort_stops": true}'),
-	            ('no', '{"protocol": "openai", "abort_stops": false}')) v(n, c)`)
-	x.exec(`SELECT penstock.set_gateway_policy(n, '{"total": 7}', 'test') FROM unnest('{m,no}'::text[]) n`)
-	s, wrong, err := ReadSettings(t.Context(), x.pool, Settings{})
-	if err != nil || len(wrong) > 0 {
-		t.Fatal(err, wrong)
-	}
-	if y := s.Policies["yes"]; y.AbortStops == nil || !*y.AbortStops || y.Total != DefaultPolicy().Total {
-		t.Errorf("a model that has it, without a policy: %+v", y)
-	}
-	if n := s.Policies["no"]; n.AbortStops == nil || *n.AbortStops || n.Total != 7 {
-		t.Errorf("a model that has it, with a policy: %+v", n)
-	}
-	if m := s.Policies["m"]; m.AbortStops != nil || m.Total != 7 {
-		t.Errorf("a model that does not have it: %+v", m)
-	}
-}
-
 // The version of the snapshot is that of its fields.
 func TestSnapshotHasAVersionForItsFields(t *testing.T) {
 	t.Parallel()
-	const version, fields = 6, "9bc84faa4cddb153"
+	const version, fields = 7, "75f45570d5ea7bb6"
 	hash := fnv.New64a()
 	writeFields(hash, reflect.TypeFor[SavedState]())
 	if got := fmt.Sprintf("%x", hash.Sum64()); got != fields || savedVersion != version {

@@ -55,7 +55,7 @@ func slowPlant(t *testing.T, work http.HandlerFunc) (clients *pipes, g *Gateway,
 	transport := &http.Transport{DialContext: workers.dial, DisableKeepAlives: true}
 	g.transport = transport
 	g.SetModels([]ModelState{{
-		Name: "m", Protocol: worker.ProtocolOpenAI, AbortStops: true, RunMax: time.Minute, Policy: DefaultPolicy(),
+		Name: "m", Protocol: worker.ProtocolOpenAI, AbortStops: new(true), RunMax: time.Minute, Policy: DefaultPolicy(),
 		Instances: []InstanceState{{ID: 1, Address: "http://worker", Slots: 1, Usable: true}},
 	}})
 	g.Fixed()
