@@ -30,7 +30,7 @@ func (p *SlotPool) Wanted(model string) {
 }
 
 // followHints takes the orders of preemption, which requests wait for, until there has been no hint since, and then
-// reads the shares.
+// reads the shares. While they are read, one more waits to read them, for all hints meanwhile.
 func (p *SlotPool) followHints() {
 	for over := false; !over; {
 		p.mu.Lock()
@@ -52,6 +52,8 @@ func (p *SlotPool) followHints() {
 		return // they are read for this hint as well
 	}
 	time.Sleep(rand.N(most + 1))
+	p.sharesTalk.Lock()
+	defer p.sharesTalk.Unlock()
 	p.mu.Lock()
 	p.sharesDue = false
 	p.mu.Unlock()

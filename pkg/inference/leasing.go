@@ -157,12 +157,12 @@ func (p *SlotPool) readShares(ctx context.Context) error {
 	p.mu.Unlock()
 	asked := time.Now()
 	shares, err := p.holder.Shares(ctx, names)
-	if err != nil {
-		return err
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.sharesTook = time.Since(asked)
+	if err != nil {
+		return err
+	}
 	for _, name := range names {
 		share, limited := shares[name]
 		if !limited {

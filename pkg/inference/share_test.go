@@ -318,20 +318,24 @@ func TestAdmissionOfAHalfOpenInstanceIsGivenBackWithItsSlot(t *testing.T) {
 type recorder struct {
 	postgres.DB
 	asked chan string
+	hold  chan struct{} // closed, or nil: the shares are answered
 }
 
 func (r recorder) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if callsFunction(sql, "slot_share") || callsFunction(sql, "take_preemptions") {
 		r.asked <- sql
 	}
+	if r.hold != nil && callsFunction(sql, "slot_share") {
+		<-r.hold
+	}
 	return r.DB.Query(ctx, sql, args...)
 }
 
 // Requests wait for the orders of preemption: after a hint they are asked for first, and hints that come meanwhile ask
-// once more together. The shares are read once for them all.
+// once more together.
 func TestHintsTakeTheOrdersOfPreemptionFirst(t *testing.T) {
 	c := newContended(t)
-	db := recorder{c.pool, make(chan string, 100)}
+	db := recorder{DB: c.pool, asked: make(chan string, 100)}
 	pool, _, giveBack := c.busyNode(db)
 	defer giveBack()
 	for len(db.asked) > 0 {
@@ -356,5 +360,62 @@ func TestHintsTakeTheOrdersOfPreemptionFirst(t *testing.T) {
 	}
 	if n := len(asked) + len(db.asked); n >= 50 {
 		t.Errorf("%d questions after 50 hints at once", n)
+	}
+}
+
+// A database that is slow has one reading of shares of a node at a time, and one more for all hints that came meanwhile.
+func TestSharesAreReadOneAtATime(t *testing.T) {
+	c := newContended(t)
+	db := recorder{c.pool, make(chan string, 100), make(chan struct{})}
+	answer := sync.OnceFunc(func() { close(db.hold) })
+	defer answer()
+	node := c.node(time.Minute)
+	pool := newService(ServiceConfig{Log: quiet}, usualTuning(), db, func() invalidation.NodeID { return node }).Pool
+	over := make(chan struct{}, 100)
+	follow := func() { pool.followHints(); over <- struct{}{} }
+	readings := 0
+	next := func() (returned bool) {
+		select {
+		case <-over:
+			return true
+		case sql := <-db.asked:
+			if callsFunction(sql, "slot_share") {
+				readings++
+			}
+		case <-time.After(time.Minute):
+			t.Fatal("neither are the shares read nor is a hint over")
+		}
+		return false
+	}
+	go follow()
+	for readings == 0 {
+		next()
+	}
+	const more = 10
+	for range more {
+		go follow()
+	}
+	for returned := 0; returned < more-1 && readings == 1; {
+		if next() {
+			returned++
+		}
+	}
+	if readings != 1 {
+		t.Error("the shares are read beside a reading of them")
+	}
+	answer()
+	for returned := 0; returned < 2; {
+		if next() {
+			returned++
+		}
+	}
+	if readings += len(db.asked); readings != 2 {
+		t.Errorf("the shares were read %d times, want once more after the first reading", readings)
+	}
+	ended, end := context.WithCancel(c.ctx)
+	end()
+	pool.sharesTook = 0
+	if err := pool.readShares(ended); err == nil || pool.sharesTook == 0 {
+		t.Errorf("a reading that failed (%v) took %s", err, pool.sharesTook)
 	}
 }

@@ -32,6 +32,8 @@ type SlotPool struct {
 
 	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
 
+	sharesTalk sync.Mutex // one reading of shares after hints at a time
+
 	idled       func(model string)       // called when a slot has come free
 	preempt     func(token int64) bool   // ends a run whose slot is wanted for an online request; false: it is over
 	unsupported func(worker.Model) error // why this node makes no calls of a model; nil: it does
