@@ -834,9 +834,10 @@ END $$;
 -- sweep_output does one of four things, so that its locks are held for that one only: it makes the partitions of
 -- penstock.output for the next hours; or drops the oldest one that is not read any more; or, where there is none,
 -- deletes up to `most` rows of queues that do not keep theirs from the oldest one that stays and has some; or as many
--- of entries that are gone from the default partition. It returns how many partitions it dropped or rows it deleted.
--- A queue's rows of an hour go an hour after its end, unless it keeps its output, or a run of it that
--- began before that end goes on. Every prober calls it once a minute, and again while it deletes `most` rows.
+-- of entries that are gone from the default partition, which has rows only where a partition could not be made. It
+-- returns how many partitions it dropped or rows it deleted. A queue's rows of an hour go an hour after its end, unless
+-- it keeps its output, or a run of it that began before that end goes on. Every prober calls it once a minute, and again
+-- while it deletes `most` rows.
 -- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one,
 -- for 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.
@@ -907,6 +908,9 @@ BEGIN
                 NULL;
         END;
     END LOOP;
+    IF NOT EXISTS (SELECT FROM penstock.output_default) THEN
+        RETURN 0; -- the next statement is planned over the tables of entries of all queues, and locks them
+    END IF;
     DELETE FROM penstock.output_default o
      WHERE o.ctid = ANY (ARRAY(
            SELECT x.ctid FROM penstock.output_default x

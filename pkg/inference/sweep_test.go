@@ -13,7 +13,7 @@ import (
 
 // Every node sends these statements. One that is planned over the tables of all queues locks each of them, with its
 // indexes.
-func TestStatementsAboutRunsLockTheTableOfTheirQueueAlone(t *testing.T) {
+func TestSweepsLockTheTableOfTheirQueueAlone(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	instance, node := b.instance("gpu-1", nowhere, 1), b.node(time.Minute)
 	id := b.push(`{}`)[0]
@@ -24,6 +24,7 @@ func TestStatementsAboutRunsLockTheTableOfTheirQueueAlone(t *testing.T) {
 		`INSERT INTO penstock.remote_run (queue_id, entry_id, token, instance_id, slot_number, slot_token, started_at)
 		 SELECT e.queue_id, e.id, 1, s.instance_id, s.number, s.token, now() - interval '1 hour'
 		   FROM penstock.entry e, penstock.slot s`,
+		`SELECT penstock.make_output_partitions()`,
 	} {
 		_, err := b.pool.Exec(b.ctx, sql)
 		b.must(err)
@@ -40,6 +41,8 @@ func TestStatementsAboutRunsLockTheTableOfTheirQueueAlone(t *testing.T) {
 		_, err := tx.Exec(b.ctx, sweepRunsSQL)
 		b.must(err)
 		_, err = tx.Exec(b.ctx, sweepHarmSQL)
+		b.must(err)
+		_, err = tx.Exec(b.ctx, sweepOutputSQL, outputMost)
 		b.must(err)
 		b.must(tx.QueryRow(b.ctx, `
 SELECT count(DISTINCT l.relation) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation
