@@ -340,7 +340,7 @@ END $$;
 
 -- entry_lives returns whether an entry has not ended. As entry_waits it is planned at each call, for the table of one
 -- queue: a statement that joins penstock.entry to rows of any queues is planned over the tables of all, and locks them.
--- Callers: pkg/inference.
+-- Callers: pkg/inference, pkg/batch, pkg/gateway/prediction.
 CREATE OR REPLACE FUNCTION penstock.entry_lives(queue integer, entry bigint) RETURNS boolean
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_custom_plan AS $$
 BEGIN

@@ -52,6 +52,30 @@ func TestPassesGoOnBehindTheBatchesOfTheOneBefore(t *testing.T) {
 	}
 }
 
+// A pass of each leader reads its page: planned over the tables of all queues it would lock each of them.
+func TestPageOfBatchesLocksTheTablesOfTheirQueuesAlone(t *testing.T) {
+	b := newBed(t)
+	b.manyBatches(2)
+	_, err := b.pool.Exec(b.ctx, `
+		WITH other AS (SELECT penstock.create_queue('other'))
+		UPDATE penstock.batch SET status = 'splitting', split_entry_id = 1 FROM other`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var locked int
+	err = pgx.BeginFunc(b.ctx, b.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(b.ctx, pageSQL, 0, passBatches); err != nil {
+			return err
+		}
+		return tx.QueryRow(b.ctx, `
+			SELECT count(DISTINCT l.relation) FROM pg_locks l JOIN pg_inherits i ON i.inhrelid = l.relation
+			 WHERE i.inhparent = 'penstock.entry'::regclass AND l.pid = pg_backend_pid()`).Scan(&locked)
+	})
+	if err != nil || locked != 1 {
+		t.Errorf("the tables of %d queues are locked (%v), want 1", locked, err)
+	}
+}
+
 // The duty does not wait between the passes over one list of batches.
 func TestManyBatchesAreSteppedWithoutAPauseBetweenPasses(t *testing.T) {
 	b := newBed(t)

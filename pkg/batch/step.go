@@ -93,10 +93,8 @@ func (s *Stepper) Run(ctx context.Context) error {
 const pageSQL = `
 SELECT b.id, b.queue_id,
        CASE b.status
-       WHEN 'splitting' THEN NOT EXISTS (
-            SELECT FROM penstock.entry e WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id)
-       WHEN 'ending' THEN NOT EXISTS (
-            SELECT FROM penstock.entry e WHERE e.queue_id = b.completion_queue_id AND e.id = b.completion_entry_id)
+       WHEN 'splitting' THEN NOT penstock.entry_lives(b.queue_id, b.split_entry_id)
+       WHEN 'ending' THEN NOT penstock.entry_lives(b.completion_queue_id, b.completion_entry_id)
        ELSE b.paused_at IS NULL OR b.cancelled_by IS NOT NULL OR NOT penstock.paused_until(b.paused_until)
             OR EXISTS (SELECT FROM penstock.batch_part p
                         WHERE p.batch_id = b.id AND p.ended_at IS NULL AND p.entry_id IS NOT NULL)

@@ -133,7 +133,7 @@ const dueSQL = `
 SELECT p.owner
   FROM penstock.prediction p
  WHERE p.id = $1 AND p.notified_at IS NULL
-   AND NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
+   AND NOT penstock.entry_lives(p.queue_id, p.entry_id)
    FOR UPDATE OF p SKIP LOCKED`
 
 // owedSQL says whether the end of a prediction is still to be reported.
