@@ -596,10 +596,11 @@ END $$;
 -- another. A task node does not wait for the lease of another node either, as it does not for an instance without a
 -- gateway: it gets nothing and records no demand, for it may get a slot when it asks again, but a demand that it has
 -- keeps its turn.
--- Locks: while a gateway lives, the advisory lock of the model's leases (task nodes: try), so that the class's room is
--- exact; then instances one by one, least held first, for one of a device group also the first of the
--- group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then the row of slot_demand of the node. Without a
--- gateway it waits for no other lease: an instance that another session leases from is skipped.
+-- Locks: for a gateway, and while one lives, the advisory lock of the model's leases (task nodes: try), so that the
+-- class's room is exact, and a gateway that leaves meanwhile gets nothing; then instances one by one, least held first,
+-- for one of a device group also the first of the group (FOR NO KEY UPDATE SKIP LOCKED), then new rows of slot, then
+-- the row of slot_demand of the node. Without a gateway it waits for no other lease: an instance that another session
+-- leases from is skipped.
 -- Of the instances `limited`, to which the node sends no more than some calls, it gives `rooms` at most, in the same
 -- order.
 -- Callers: pkg/slot, lease_slots_within.
@@ -624,7 +625,7 @@ BEGIN
         IF millis IS NULL OR millis <= 0 THEN
             RETURN;
         END IF;
-        EXIT WHEN pass = 2 OR left_ <= 0 OR NOT EXISTS (
+        EXIT WHEN pass = 2 OR left_ <= 0 OR NOT online AND NOT EXISTS (
             SELECT FROM penstock.node n WHERE n.kind = 'gateway' AND n.beat_at + n.lease > clock_timestamp());
         IF online THEN
             PERFORM pg_advisory_xact_lock(hashtext('penstock.lease'), hashtext(wanted));
