@@ -123,11 +123,17 @@ BEGIN
     short := EXISTS (SELECT FROM penstock.hungry_shares(wanted) h
                       WHERE h.node_id <> holder AND NOT h.online AND h.held < h.share);
     FOR pass IN 1..CASE WHEN short THEN 1 ELSE 2 END LOOP -- what each lacks of its share, then the rest
-        FOR g IN SELECT h.node_id,
-                        CASE WHEN pass = 1 THEN least(h.missing, h.share - h.held) ELSE h.missing END AS missing
-                   FROM penstock.hungry_shares(wanted) h
-                  WHERE h.node_id <> holder AND h.online
-                  ORDER BY h.held, h.since, h.node_id
+        FOR g IN SELECT x.node_id, x.missing
+                   FROM (SELECT h.node_id, least(h.missing, h.share - h.held) AS missing, h.held, h.since
+                           FROM penstock.hungry_shares(wanted) h
+                          WHERE pass = 1 AND h.online
+                         UNION ALL
+                         SELECT h.node_id, d.missing, h.held, h.since
+                           FROM penstock.hungry_nodes(wanted) h
+                           JOIN penstock.slot_demand d ON d.model = wanted AND d.node_id = h.node_id
+                          WHERE pass = 2 AND penstock.node_online(h.node_id)) x
+                  WHERE x.node_id <> holder
+                  ORDER BY x.held, x.since, x.node_id
         LOOP
             EXIT WHEN moved >= room;
             IF moved = 0 AND NOT penstock.node_online(holder) THEN

@@ -385,7 +385,7 @@ $$;
 -- hungry_nodes lists the live nodes that within the last 3 seconds got fewer slots of a model than
 -- they requested, and still miss some, with the number of slots that they hold. A demand of a time in the
 -- future is from before the clock was set back: it counts when it is repeated.
--- Callers: slot_share, equal_share, hungry_shares, class_slots, lease_room, slot_contention.
+-- Callers: slot_share, equal_share, hungry_shares, class_slots, lease_room, slot_contention, hand_over_slots.
 CREATE OR REPLACE FUNCTION penstock.hungry_nodes(
     wanted text
 ) RETURNS TABLE (node_id bigint, since timestamptz, held bigint)
