@@ -102,7 +102,8 @@ func fullError(pg *pgconn.PgError) *FullError {
 // and one about missing objects of the schema where they come from.
 func withDuty(err error) error {
 	switch code := postgres.Code(err); {
-	case slices.Contains(missingObject, code) && !strings.Contains(err.Error(), "penstock.entry_"): // a queue was dropped
+	// The table of a queue is missing where it was dropped.
+	case slices.Contains(missingObject, code) && !strings.Contains(err.Error(), "penstock.entry_"):
 		return fmt.Errorf("%w. The schema penstock is not in this database, or is older than this program: "+
 			"penstock migrate up", err)
 	case code == postgres.InsufficientPrivilege && strings.Contains(err.Error(), "permission denied"):

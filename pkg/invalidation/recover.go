@@ -199,8 +199,8 @@ SELECT penstock.add_failure(entry, attempt, 'poison', 'poison: ' || crashes || '
 // node does not list are not refunded: they go into ran.
 //
 // The entries of waited are marked too: between two heartbeats a thread may end a run whose ending is not recorded and
-// begin another one, and a node may serve its lanes in another order than recovery supposes. Then an entry has run whose
-// lock counts as waiting.
+// begin another one, and a node may serve its lanes in another order than recovery supposes. Then an entry has run
+// whose lock counts as waiting.
 func (q *Queue) Recover(ctx context.Context, ran, waited []LockRef, crashed bool) (Recovered, error) {
 	var r Recovered
 	err := postgres.InTx(ctx, q.db, func(tx pgx.Tx) error {
