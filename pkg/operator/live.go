@@ -35,7 +35,9 @@ func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 	}
 	for i, sampled := range found {
 		if q, has := now[sampled.QueueID]; has {
-			q.InPerSecond, q.OutPerSecond, q.SampledAt = sampled.InPerSecond, sampled.OutPerSecond, sampled.SampledAt
+			if sampled.InPerSecond != nil {
+				q.InPerSecond, q.OutPerSecond, q.SampledAt = sampled.InPerSecond, sampled.OutPerSecond, sampled.SampledAt
+			}
 			found[i] = q
 		}
 	}

@@ -508,6 +508,11 @@ func TestListOfQueuesReadsSamplesWhereThereAreSome(t *testing.T) {
 	b.exec(`INSERT INTO penstock.queue (name) SELECT 'more' || n FROM generate_series(1, 100) n`)
 	if q := find(b.d.Queues(t.Context())); q.Pending != 77 || q.SampledAt == nil {
 		t.Errorf("with many queues it says %+v, want the sample of before instead of a count of all", q)
+	} else if q.InPerSecond != nil || q.OutPerSecond != nil {
+		t.Errorf("the rates of %v and %v are of a sample of long ago", *q.InPerSecond, *q.OutPerSecond)
+	}
+	if q := find(b.d.LiveQueues(t.Context())); q.Pending != 1 || q.InPerSecond != nil || q.SampledAt != nil {
+		t.Errorf("the live list says %+v, want counts of now without the time of the sample", q)
 	}
 }
 

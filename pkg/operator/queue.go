@@ -40,14 +40,14 @@ type Queue struct {
 	Accepted        int64      `json:"accepted"` // rows inserted into its table since the statistics began
 	Gone            int64      `json:"gone"`     // rows deleted from it
 	DeadTuples      int64      `json:"dead_tuples"`
-	InPerSecond     *float64   `json:"in_per_second,omitempty"` // of a sample
+	InPerSecond     *float64   `json:"in_per_second,omitempty"` // of a sample; nil where that is old
 	OutPerSecond    *float64   `json:"out_per_second,omitempty"`
 }
 
 // queuesSQL reads the queues named in $1, all if null. Their depths come from their newest sample
 // if $2 is true. If that is too old (penstock.last_sample), because no leader is elected, it counts
 // them itself, but for more than 100 queues: readers would count without end, so that it takes a
-// sample of up to a day. Counts are bounded, see penstock.count_queue; inserts and deletes are the
+// sample of up to a day, without its rates. Counts are bounded, see penstock.count_queue; inserts and deletes are the
 // statistics collector's, about a second old.
 const queuesSQL = `
 SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
@@ -57,7 +57,7 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
        coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason, q.paused_until,
        q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
-       s.accepted, s.gone, s.dead_tuples, s.in_per_second, s.out_per_second
+       s.accepted, s.gone, s.dead_tuples, r.in_per_second, r.out_per_second
   FROM penstock.queue q
  CROSS JOIN (SELECT count(*) > 100 AS many FROM (SELECT FROM penstock.queue LIMIT 101) x) c
  CROSS JOIN LATERAL (SELECT l, (l).at FROM (
@@ -65,6 +65,8 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        OFFSET 0) x) n
  CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT CASE WHEN n.at IS NULL THEN penstock.measure(q)
         ELSE n.l END AS l OFFSET 0) x) s
+  LEFT JOIN LATERAL (SELECT s.in_per_second, s.out_per_second) r
+         ON n.at > statement_timestamp() - interval '30 seconds' OR (penstock.last_sample(q.id)).at IS NOT NULL
  WHERE $1::text[] IS NULL OR q.name = ANY ($1)
  ORDER BY q.name`
 
