@@ -85,7 +85,11 @@ func (c *crew) work() (Report, error) {
 	errs := make([]error, len(c.members))
 	var group sync.WaitGroup
 	for i, m := range c.members {
-		group.Go(func() { errs[i] = c.listen(m) })
+		group.Go(func() {
+			if errs[i] = c.listen(m); errs[i] != nil {
+				c.kill() // the others would wait for what this one had taken
+			}
+		})
 	}
 	group.Wait()
 	if err := errors.Join(errs...); err != nil {
@@ -96,6 +100,12 @@ func (c *crew) work() (Report, error) {
 		sum.add(m.report)
 	}
 	return sum, nil
+}
+
+func (c *crew) kill() {
+	for _, m := range c.members {
+		_ = m.cmd.Process.Kill()
+	}
 }
 
 func (c *crew) tell(word string) {
