@@ -312,7 +312,8 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 
 // sweepTurns returns a function that is called after each claim of probes, with their number, and says whether it is
 // this process's turn to sweep what is left of entries that have ended. The turns of all processes together come once a
-// minute, for each process counts its part of the probes; without instances each has one a minute.
+// minute, for each process counts its part of the probes; without instances each has one a minute. The first one after
+// a start of all processes comes within a minute too: runs that nobody waits for any more go on until then.
 func (p *Prober) sweepTurns() func(probes int) bool {
 	due := rand.Float64() // processes that were started together have their first turns apart
 	return func(probes int) bool {
