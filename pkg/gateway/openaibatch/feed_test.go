@@ -175,7 +175,7 @@ func TestAFailureInTheErrorFileIsNotRetried(t *testing.T) {
 	}
 }
 
-// A batch of which no entry ends rests longer after each turn, up to 4 s, and no longer than at first once one has ended.
+// A batch of which no entry ends rests longer after each turn, up to 2 s, and no longer than at first once one has ended.
 // Its entries are looked up: no day of results or failures is, where each entry is there.
 func TestABatchWhoseEntriesRunRestsAndReadsNoOutcomes(t *testing.T) {
 	t.Parallel()
@@ -200,7 +200,7 @@ func TestABatchWhoseEntriesRunRestsAndReadsNoOutcomes(t *testing.T) {
 	for range 6 { // the first one feeds the lines
 		rests = append(rests, rest())
 	}
-	if got := fmt.Sprint(rests); got != "[0s 500ms 1s 2s 4s 4s]" {
+	if got := fmt.Sprint(rests); got != "[0s 500ms 1s 2s 2s 2s]" {
 		t.Errorf("the batch rests %s after its turns", got)
 	}
 	for _, scan := range s.scansOfOutcomes(s.again(b)) {

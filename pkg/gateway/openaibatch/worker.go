@@ -40,10 +40,10 @@ SELECT EXISTS (SELECT FROM penstock.gateway_batch b
                 WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
 
 // restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), else
-// after $3, and twice as long for each further one in a row, at most 8 times.
+// after $3, and twice as long for each further one in a row, at most 4 times.
 const restSQL = `
 UPDATE penstock.gateway_batch
-   SET next_at = clock_timestamp() + CASE WHEN $2 THEN interval '0' ELSE $3::interval * 2 ^ least(idle_turns, 3) END,
+   SET next_at = clock_timestamp() + CASE WHEN $2 THEN interval '0' ELSE $3::interval * 2 ^ least(idle_turns, 2) END,
        idle_turns = CASE WHEN $2 THEN 0 ELSE least(idle_turns, 3) + 1 END, failed_turns = 0
  WHERE id = $1`
 
