@@ -142,7 +142,6 @@ func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 			nil,
 			"",
 			"",
-			int64(1),
 			[]int32{},
 			jsonText(nil),
 			int32(0),
