@@ -35,7 +35,7 @@ func Outcome(ctx context.Context, db postgres.DB, id EntryID) (Ended, error) {
 	return readOutcome(ctx, db, id, outcomeSQL, id)
 }
 
-// OutcomeIn is Outcome for an entry of the queue of that name.
+// OutcomeIn is Outcome for an entry of the queue of that name. One that ended in another queue is ErrEntryNotFound.
 func OutcomeIn(ctx context.Context, db postgres.DB, queue string, id EntryID) (Ended, error) {
 	return readOutcome(ctx, db, id, outcomeInSQL, id, queue)
 }
@@ -50,7 +50,7 @@ SELECT queue, outcome::text, ended_at, created_at, attempt, coalesce(node_id, 0)
 const outcomeInSQL = outcomeSQL + ` WHERE queue = $2`
 
 func readOutcome(ctx context.Context, db postgres.DB, id EntryID, sql string, args ...any) (Ended, error) {
-	for {
+	for again := false; ; {
 		var e Ended
 		var ms int64
 		err := db.QueryRow(ctx, sql, args...).Scan(&e.Queue, &e.Outcome, &e.At, &e.Accepted, &e.Attempt, &e.Node,
@@ -67,7 +67,10 @@ func readOutcome(ctx context.Context, db postgres.DB, id EntryID, sql string, ar
 		if err = outcomeErrorf(id, err); !errors.Is(err, ErrState) {
 			return Ended{}, err
 		}
-		// It ended between the two statements.
+		if again { // it has ended, but in another queue, or longer ago than outcomes are kept
+			return Ended{}, fmt.Errorf("read outcome of entry %d: %w", id, ErrEntryNotFound)
+		}
+		again = true // it may have ended between the two statements
 	}
 }
 

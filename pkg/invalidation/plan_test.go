@@ -3,6 +3,7 @@ package invalidation
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -120,6 +121,9 @@ func TestTheOutcomeOfAnEntryOfAQueueReadsThatQueue(t *testing.T) {
 	e, err := OutcomeIn(b.ctx, b.pool, "work", id)
 	b.must(err)
 	b.want(e.Outcome, "done")
+	if _, err := OutcomeIn(b.ctx, b.pool, "other1", id); !errors.Is(err, ErrEntryNotFound) {
+		t.Errorf("the outcome in a queue that is not the entry's: %v, want ErrEntryNotFound", err)
+	}
 	b.explainer().explain("outcome", statement{outcomeInSQL, fmt.Sprintf(`%d, 'work'`, id)}).walk(func(n *plan) {
 		if n.Loops > 1 {
 			t.Errorf("%s of %s runs %.0f times", n.Type, n.Relation, n.Loops)
