@@ -32,6 +32,7 @@ var statements = []statement{
 	{"list queues", "FROM penstock.queue\n WHERE $1::text IS NULL OR application = $1", listQueues},
 	{"list pauses", "FROM penstock.pause\n WHERE scope IN ('flow', 'model', 'application')", listNothing},
 	{"list weights", "FROM penstock.flow_weight", listNothing},
+	{"applications", "SELECT name, application, kind = 'webhook'", applications},
 	{"register", "INSERT INTO penstock.node (id, name", register},
 	{"beat", "SET beat_at = clock_timestamp(), beat = beat + 1", beat},
 	{"remove nodes", "DELETE FROM penstock.node n\n WHERE n.id = ANY", removeNodes},
@@ -99,6 +100,15 @@ const quantum = 3
 
 // listNothing answers without rows: no flow is paused, or has a weight.
 func listNothing(*tables, time.Time, arguments) (reply, error) { return reply{}, nil }
+
+// applications answers with the queues of the store, whichever are asked for: each is the one of a handler.
+func applications(t *tables, _ time.Time, _ arguments) (reply, error) {
+	var r reply
+	for _, q := range t.queues {
+		r.rows = append(r.rows, []any{q.name, "default", false})
+	}
+	return r, nil
+}
 
 func listQueues(t *tables, _ time.Time, _ arguments) (reply, error) {
 	var r reply

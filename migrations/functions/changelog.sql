@@ -145,10 +145,11 @@ $$;
 -- Callers: watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_field_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN a.atttypid = 'json'::regtype OR x.text LIKE '%::pg\_catalog.json)'
+    SELECT CASE WHEN a.atttypid = 'json'::regtype OR right(x.text, length(j.ending)) = j.ending
                 THEN format('to_jsonb(penstock.watch_json%s)', substr(x.text, length('to_jsonb(')))
                 ELSE x.text END
       FROM pg_attribute a CROSS JOIN penstock.watch_column_sql(watched, column_name) x(text)
+     CROSS JOIN (SELECT format('::pg_catalog.%I)', 'json') AS ending) j -- quoted by newer servers
      WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 

@@ -837,8 +837,8 @@ END $$;
 -- deletes up to `most` rows of queues that do not keep theirs from the oldest one that stays and has some; or as many
 -- of entries that are gone from the default partition, which has rows only where a partition could not be made. It
 -- returns how many partitions it dropped or rows it deleted. A queue's rows of an hour go an hour after its end, unless
--- it keeps its output, or a run of it that began before that end goes on. Every prober calls it once a minute, and again
--- while it deletes `most` rows.
+-- it keeps its output, or a run of it that began before that end goes on. Every prober calls it once a minute, and
+-- again while it deletes `most` rows.
 -- Locks: those of make_output_partitions; or ACCESS EXCLUSIVE on penstock.output, the partition and the default one,
 -- for 200 ms of waiting at most; or the deleted rows.
 -- Callers: pkg/inference.

@@ -1,6 +1,7 @@
 package changelog
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -54,7 +55,7 @@ func TestTheExpressionsThatTriggersKeepStayAsTheyAre(t *testing.T) {
 	} {
 		var text string
 		err := b.pool.QueryRow(b.ctx, `SELECT penstock.watch_column_sql('channel', $1)`, column).Scan(&text)
-		if err != nil || text != want {
+		if err != nil || strings.ReplaceAll(text, `"json"`, "json") != want { // newer servers quote it
 			t.Errorf("the expression of column %s is %s, want %s; %v", column, text, want, err)
 		}
 	}

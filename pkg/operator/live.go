@@ -36,7 +36,8 @@ func (d *Database) LiveQueues(ctx context.Context) ([]Queue, error) {
 	for i, sampled := range found {
 		if q, has := now[sampled.QueueID]; has {
 			if sampled.InPerSecond != nil {
-				q.InPerSecond, q.OutPerSecond, q.SampledAt = sampled.InPerSecond, sampled.OutPerSecond, sampled.SampledAt
+				q.InPerSecond, q.OutPerSecond = sampled.InPerSecond, sampled.OutPerSecond
+				q.SampledAt = sampled.SampledAt
 			}
 			found[i] = q
 		}
