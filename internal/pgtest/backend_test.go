@@ -60,8 +60,15 @@ func TestNextBinaryDropsWhatNobodyHolds(t *testing.T) {
 	if got := databases(t, server); !slices.Equal(got, want) {
 		t.Errorf("while the first binary lives there are %v, want %v", got, want)
 	}
+	gone := []uint32{b.presence.PgConn().PID(), next.presence.PgConn().PID()}
 	b.close(t.Context())
 	next.close(t.Context())
+	for left := 1; left > 0; { // a server process goes on for a moment after its client
+		err := admin.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity WHERE pid = ANY ($1)`, gone).Scan(&left)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
 
 	last, err := newBackend(t.Context(), own.engine)
 	if err != nil {
