@@ -90,7 +90,7 @@ vuln: $(VULN) ## Look for known vulnerabilities in what the programs call; needs
 #   TestUnraced...  has one goroutine (a simulation, a statement whose cost the server counts, a key that is stretched). The race
 #                   detector has nothing to find there, and slows it three to ten times: `make unraced`.
 #   TestLong...     takes long: random schedules and crashes, large loads, programs that it builds. It is no test for every day,
-#                   and is raced every night alone: `make unraced` and `make race-all`.
+#                   and is raced by `make race-all` alone: `make unraced` runs it in each check.
 # All others run in `make test` and, divided between them, in `make race` and `make plain`.
 APART := Timed|Unraced|Long
 
@@ -124,7 +124,7 @@ ON_NEWEST = if probe=$$(PENSTOCK_TEST_POSTGRES=$(NEWEST) go test $(LINK) -vet=of
 	fi
 
 # The race detector is for memory that goroutines share. race has the packages with a goroutine, a lock or a channel in a file that
-# is no test, and plain the others, and those of MOSTLY_ALONE: few of their tests share memory, and they are raced every night.
+# is no test, and plain the others, and those of MOSTLY_ALONE: few of their tests share memory, and `make race-all` races them.
 MOSTLY_ALONE := ./cmd/penstock ./internal/devpostgres ./web
 DIVIDE = all=$$(printf '%s\n' $(PACKAGES) | sed 's,^github.com/penstock/penstock$$,.,; s,^github.com/penstock/penstock/,./,' | awk '!seen[$$0]++'); \
 	shared=$$(go list -f '{{range .GoFiles}}{{$$.Dir}}/{{.}} {{end}}' $$all | xargs grep -lE '^\s*(defer )?go |\bchan\b|"sync(/atomic)?"|\.Go\(' | \
