@@ -11,7 +11,7 @@ export PENSTOCK_ALLOW_DOWNLOAD ?= 1
 # The race detector needs a C compiler; where there is none, go reports CGO_ENABLED=0 and the same tests run without it.
 RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
-TIMEOUT ?= 40m
+TIMEOUT ?= 20m
 ARGS    ?=
 # Programs of tests are linked without tables for debuggers, which a trace of a panic or a race does not need: it takes two
 # thirds of the time. Where Postgres is installed, they are linked without the client of Docker, which takes half of the rest.

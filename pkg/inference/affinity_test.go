@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -105,6 +106,7 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 	model.AffinityWait = worker.Seconds(300 * time.Millisecond)
 	b := newBed(t, model)
 	goOn := make(chan struct{})
+	goOnAll := sync.OnceFunc(func() { close(goOn) })
 	var calls atomic.Int32
 	for i := range 2 {
 		g := b.gpu(func(r *http.Request) (int, string) {
@@ -116,6 +118,7 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 		})
 		b.instance(fmt.Sprint("gpu-", i), g.URL, 1)
 	}
+	t.Cleanup(goOnAll)
 	n := b.start(ServiceConfig{}, func(t *tuning) { t.idleMax = time.Hour })
 	// Each worker loads one: the second has to take x, for the first is busy with y.
 	first := b.push(`{"lora":"y","do":"slow"}`)[0]
@@ -138,6 +141,6 @@ func TestAffinityWaitIsBounded(t *testing.T) {
 	if n.Pool.Tallies()[b.model.Name].Swaps != 1 {
 		t.Error("the swap is not counted")
 	}
-	close(goOn)
+	goOnAll()
 	b.outcome(slow)
 }

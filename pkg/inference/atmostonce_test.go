@@ -3,6 +3,7 @@ package inference
 import (
 	"errors"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -19,11 +20,12 @@ type heldCall struct {
 	*workertest.Script
 	calls atomic.Int32
 	began chan struct{}
-	goOn  chan struct{}
+	goOn  func()
 }
 
 func newHeldCall(t *testing.T) *heldCall {
-	h := &heldCall{began: make(chan struct{}), goOn: make(chan struct{})}
+	ended := make(chan struct{})
+	h := &heldCall{began: make(chan struct{}), goOn: sync.OnceFunc(func() { close(ended) })}
 	h.Script = workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/health" {
 			workertest.Says(200, `{"active_jobs":0}`)(w, r)
@@ -31,10 +33,11 @@ func newHeldCall(t *testing.T) *heldCall {
 		}
 		if h.calls.Add(1) == 1 {
 			close(h.began)
-			<-h.goOn
+			<-ended
 		}
 		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
 	})
+	t.Cleanup(h.goOn)
 	return h
 }
 
@@ -42,11 +45,12 @@ func newHeldCall(t *testing.T) *heldCall {
 func (b *bed) recoverHeld(died bool) {
 	b.Helper()
 	b.must(postgres.InTx(b.ctx, b.pool, func(tx pgx.Tx) error {
+		reason := `UPDATE penstock.node SET tokens = '{}'` // a heartbeat since the claim has listed the lock
 		if died {
-			const silent = `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '5 minutes'`
-			if _, err := tx.Exec(b.ctx, silent); err != nil {
-				return err
-			}
+			reason = `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '5 minutes'`
+		}
+		if _, err := tx.Exec(b.ctx, reason); err != nil {
+			return err
 		}
 		locks, err := invalidation.HeldLocks(b.ctx, tx)
 		if err != nil {
@@ -84,7 +88,7 @@ func TestAtMostOnceHoldsWhereALockIsEndedByAnother(t *testing.T) {
 				if err != nil {
 					return err
 				}
-				return b.queue.ForceUnlock(b.ctx, tx, locks[0].Key, locks[0].Token, false)
+				return b.queue.ForceUnlock(b.ctx, tx, locks[0].Key, locks[0].Token, true)
 			}))
 		},
 	} {
@@ -96,7 +100,7 @@ func TestAtMostOnceHoldsWhereALockIsEndedByAnother(t *testing.T) {
 			id := b.push(`{}`)[0]
 			<-h.began
 			end(b, m)
-			close(h.goOn)
+			h.goOn()
 			o := b.outcome(id)
 			if h.calls.Load() != 1 || o.Outcome != "failed" || o.Class != classUnknown {
 				t.Errorf("%d calls, outcome %+v, want 1 call and a failure of class unknown", h.calls.Load(), o)
@@ -139,7 +143,7 @@ func TestAtMostOnceHoldsWhateverEndsTheRun(t *testing.T) {
 			<-h.began
 			m.endRun(id, cause)
 			o := b.outcome(id)
-			close(h.goOn)
+			h.goOn()
 			if h.calls.Load() != 1 || o.Outcome != "failed" || o.Class != classUnknown {
 				t.Errorf("%d calls, outcome %+v, want 1 call and a failure of class unknown", h.calls.Load(), o)
 			}

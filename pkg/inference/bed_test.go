@@ -238,7 +238,8 @@ func tuned(changes ...func(*tuning)) tuning {
 	return t
 }
 
-// start starts a node with its duties, which wait less than usual. It leaves in order when the test ends, unless it was killed before.
+// start starts a node with its duties, which wait less than usual. It leaves in order when the test ends, unless it was
+// killed before or the test has failed.
 func (b *bed) start(config ServiceConfig, changes ...func(*tuning)) *miniNode {
 	b.Helper()
 	m := &miniNode{bed: b, id: invalidation.NodeID(rand.Int64()), running: map[invalidation.EntryID]context.CancelCauseFunc{}}
@@ -268,6 +269,9 @@ func (b *bed) start(config ServiceConfig, changes ...func(*tuning)) *miniNode {
 	m.duties.Go(func() { _ = m.Pool.Run(slots) })
 	m.work.Go(func() { m.schedule(claiming) })
 	b.Cleanup(func() {
+		if b.Failed() { // its calls may wait for what the test does no more
+			m.kill(errKilled)
+		}
 		leave()
 		m.work.Wait()
 		closeSlots()

@@ -3,6 +3,7 @@ package inference
 import (
 	"encoding/json"
 	"net/http"
+	"sync"
 	"testing"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -12,12 +13,14 @@ import (
 // The order goes by the model. A run of another operation, which would go on without its connection, is not ended.
 func TestRunsThatGoOnWithoutTheirConnectionAreNotPreempted(t *testing.T) {
 	b := newBed(t, worker.Model{Protocol: worker.ProtocolOpenAI})
-	began, goOn := make(chan struct{}), make(chan struct{})
+	began, ended := make(chan struct{}), make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(ended) })
 	w := workertest.NewScript(t, healthy(func(w http.ResponseWriter, r *http.Request) {
 		close(began) // once
-		<-goOn
+		<-ended
 		workertest.Says(200, `{"data":[]}`)(w, r)
 	}))
+	t.Cleanup(goOn)
 	b.instance("gpu-1", w.URL, 1)
 	n := b.start(ServiceConfig{})
 	id := b.push(`{"operation":"images"}`)[0]
@@ -25,7 +28,7 @@ func TestRunsThatGoOnWithoutTheirConnectionAreNotPreempted(t *testing.T) {
 	if n.Dispatcher.runs.preempt(int64(b.count(`SELECT token FROM penstock.lock`))) {
 		t.Error("the run was ended")
 	}
-	close(goOn)
+	goOn()
 	if o := b.outcome(id); o.Outcome != "done" {
 		t.Errorf("outcome %+v", o)
 	}
