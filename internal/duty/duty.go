@@ -22,7 +22,8 @@ type Fence interface {
 // Loop runs the passes of a duty.
 type Loop struct {
 	Name   string
-	Pause  time.Duration // minimum after a failed pass
+	Pause  time.Duration // the usual one between two passes
+	Retry  time.Duration // minimum after a failed pass; Pause if zero
 	GiveUp time.Duration // how long passes may fail before Run returns, so that another leader can try; 30 s if zero
 	Log    *slog.Logger  // of the duty, see Errors.Log
 	// Spaced passes take at most half of the time of a database that is slow: each pause is at least as long as the
@@ -66,7 +67,7 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 				err)
 		}
 		if pause = next; err != nil {
-			pause = max(next, l.Pause)
+			pause = max(next, cmp.Or(l.Retry, l.Pause))
 		}
 	}
 }

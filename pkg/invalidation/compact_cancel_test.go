@@ -50,6 +50,10 @@ func TestCancelWaitsForACompactionOfTheKey(t *testing.T) {
 			if err := answer(); (c.asked == 0) != (err == nil) || err != nil && !errors.Is(err, ErrState) {
 				t.Errorf("cancel %s: %v", name, err)
 			}
+			// The compaction's session gives its locks back one after another. Where the cancel meets the lock of the
+			// key's claims before it is free, it is a request, and ends the entry in the next pass.
+			_, err := b.q.SettleCancelRequests(b.ctx, 10)
+			b.must(err)
 			b.want(b.count(`SELECT count(*) FROM penstock.cancel_request`), 0)
 			b.want(b.count(`SELECT count(*) FROM penstock.entry`), c.left)
 		})

@@ -11,7 +11,7 @@ import (
 // Config sets the pauses and bounds of the duties. Its zero value means the defaults.
 type Config struct {
 	// Pause is the longest time between two passes of Deadlines, and the shortest one after a pass of any duty that
-	// failed, with a jitter of a fifth. Default 500 ms.
+	// failed, there 1 s at most, with a jitter of a fifth. Default 500 ms.
 	Pause time.Duration
 	// BatchEntriesMax bounds the entries that one transaction of Deadlines promotes, expires, cancels or fails.
 	// Default 1000.

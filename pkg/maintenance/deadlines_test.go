@@ -3,9 +3,13 @@ package maintenance_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"log/slog"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/machine"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -29,6 +33,31 @@ func TestDueEntryIsPromotedAtOnce(t *testing.T) {
 		t.Errorf("ready %v s after it was due (%v)", late, err)
 	}
 	t.Logf("ready %.0f ms after it was due", late*1000)
+}
+
+// failsOnce is a term of which the first transaction fails.
+type failsOnce struct {
+	*term
+	failed atomic.Bool
+}
+
+func (f *failsOnce) InTx(ctx context.Context, fn func(pgx.Tx) error) error {
+	if f.failed.CompareAndSwap(false, true) {
+		return errors.New("the statement took too long")
+	}
+	return f.term.InTx(ctx, fn)
+}
+
+// Nothing else brings the duty back: nothing else comes due, and the pause is an hour.
+func TestAPassThatFailedIsTriedAgainBeforeThePauseIsOver(t *testing.T) {
+	f := newUsualFleet(t)
+	f.exec(`SELECT penstock.push('work', '{}', due_at => clock_timestamp() + interval '1 second')`)
+	fence := &failsOnce{term: &term{db: f.pool}}
+	run(t, maintenance.NewDeadlines(f.pool, fence, maintenance.Config{Pause: time.Hour, Log: slog.New(slog.DiscardHandler)}))
+	eventually(t, "the entry is ready", func() bool { return f.count(`SELECT count(*) FROM penstock.ready`) == 1 })
+	if !fence.failed.Load() {
+		t.Error("no transaction failed")
+	}
 }
 
 func TestTimedLateEntryExpiresWithinTwoSecondsWithoutAThread(t *testing.T) {

@@ -2,6 +2,7 @@ package maintenance
 
 import (
 	"context"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -16,9 +17,14 @@ type Fence interface {
 	Hold(ctx context.Context, tx pgx.Tx) error
 }
 
+// failedPause is the shortest time until a pass that failed is tried again, where Config.Pause is longer.
+const failedPause = time.Second
+
 // loop is that of a duty's passes.
 func (c Config) loop(name string) duty.Loop {
-	return duty.Loop{Name: name, Pause: c.Pause, GiveUp: c.GiveUp, Log: c.Log, Spaced: true}
+	return duty.Loop{
+		Name: name, Pause: c.Pause, Retry: min(c.Pause, failedPause), GiveUp: c.GiveUp, Log: c.Log, Spaced: true,
+	}
 }
 
 // tolerate returns an error that ends a pass: the database is unavailable, the term is over, or ctx ended. Any other
