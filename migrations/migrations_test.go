@@ -425,8 +425,10 @@ ALTER TABLE penstock.node DROP COLUMN running_entries;
 ALTER TABLE penstock.usage_hour DROP COLUMN extra_ms CASCADE;
 ALTER TABLE penstock.instance DROP COLUMN began_at CASCADE, DROP COLUMN time_to_live CASCADE;
 ALTER TABLE penstock.gateway_batch DROP COLUMN idle_turns;
+ALTER TABLE penstock.deployment_state DROP COLUMN error_kind CASCADE;
 DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_key', 'column node.running_entries', 'column usage_hour.extra_ms',
-                                                    'column instance.began_at', 'column instance.time_to_live', 'column gateway_batch.idle_turns');`
+                                                    'column instance.began_at', 'column instance.time_to_live', 'column gateway_batch.idle_turns',
+                                                    'column deployment_state.error_kind');`
 
 // A new trigger on the audit waits for transactions that read or write it.
 func TestMigrationLetsOthersPassWhileATableIsHeld(t *testing.T) {

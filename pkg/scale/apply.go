@@ -323,7 +323,7 @@ func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct
 	a.mu.Lock()
 	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
 	a.mu.Unlock()
-	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startFailed,
+	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startError,
 		todo.order.starts())
 }
 
@@ -381,13 +381,14 @@ func (a *applier) noRoom(ctx context.Context, s applied, todo steps, err error) 
 	case !errors.Is(err, ErrNoRoom):
 		return false, nil
 	case todo.rolls: // for one more than desired: the next round drains one first
-		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, time.Duration(0), s.Ordered, s.OrderedAt)
+		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, s.ErrorKind, time.Duration(0), s.Ordered,
+			s.OrderedAt)
 	case s.frees:
 		return true, a.exec(ctx, waitSQL, s.Name, messageOf(err), freedRetry, s.Ordered, s.OrderedAt)
 	case s.behind && !s.failing():
 		return false, nil
 	}
-	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomRetry, s.Ordered, s.OrderedAt)
+	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomError, noRoomRetry, s.Ordered, s.OrderedAt)
 }
 
 // connsMax is how many rounds of a tick use the database at once. Deployments that nobody waits for would else take all

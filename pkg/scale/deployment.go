@@ -11,8 +11,8 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
             WHEN override_until > now() THEN '9999-01-01'
             WHEN override_until < now() THEN '1970-01-01' END AS override_until,
        on_demand, desired, decided_at, order_id, ordered, ordered_at, applied_id, applied_at, existing, starting,
-       seen_at, replace_before, failures, failed_at, retry_at, error, no_room_at, place, ready, registered, draining,
-       created_at, starts, removing, removing_since, unhealthy,
+       seen_at, replace_before, failures, failed_at, retry_at, error, error_kind, no_room_at, place, ready, registered,
+       draining, created_at, starts, removing, removing_since, unhealthy,
        clock_timestamp() AS at,
        EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true') AS off,
        (SELECT coalesce(max(v.value::float8), 0) FROM penstock.setting v WHERE v.name = 'scale.max_all') AS max_all,
@@ -24,6 +24,14 @@ SELECT name, model, backend, target, policy, template, template_hash, cost, fill
 const (
 	deploymentsSQL   = deploymentsHeadSQL + ` ORDER BY model, fill_order, cost, name`
 	deploymentsOfSQL = deploymentsHeadSQL + ` WHERE model = ANY ($1) ORDER BY model, fill_order, cost, name`
+)
+
+// errorKind is what an error of a deployment says about its instances. The message is for people alone.
+type errorKind string
+
+const (
+	startError  errorKind = "start"   // an instance ended by itself
+	noRoomError errorKind = "no room" // its backend had no room for one more
 )
 
 // deploymentRow is a row of penstock.scale_share: a deployment, and how far its backend is.
@@ -56,6 +64,7 @@ type deploymentRow struct {
 	FailedAt      *time.Time
 	RetryAt       *time.Time
 	Error         string
+	ErrorKind     errorKind
 	NoRoomAt      *time.Time // its backend had no room for one more
 	Place         string     // of the instances of a backend that is bound to one, see Placed
 	Ready         int

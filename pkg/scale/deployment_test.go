@@ -157,8 +157,11 @@ func TestADeploymentGivesUpNoReadyInstanceForOneThatIsNotReady(t *testing.T) {
 			10, []deploymentRow{spot, with(own, func(s *deploymentRow) { s.policy.Max = 3 })}, map[string]int{"spot": 10, "own": 3},
 		},
 		"its devices are those of the other": {10, []deploymentRow{
-			with(spot, func(s *deploymentRow) { s.Error = "all devices are in use: " + ErrNoRoom.Error() }), own,
+			with(spot, func(s *deploymentRow) { s.ErrorKind = noRoomError }), own,
 		}, map[string]int{"spot": 10, "own": 0}},
+		"the words of its webhook are no kind of error": {10, []deploymentRow{
+			with(spot, func(s *deploymentRow) { s.Error = "status 500: " + ErrNoRoom.Error() }), own,
+		}, map[string]int{"spot": 10, "own": 10}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for i := range c.deployments {

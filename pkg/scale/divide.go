@@ -3,7 +3,6 @@ package scale
 import (
 	"cmp"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -151,7 +150,7 @@ func shares(
 // yields says whether the last order of a deployment that is filled before this one found no room in the same backend.
 func (s deploymentRow) yields(before []deploymentRow) bool {
 	return slices.ContainsFunc(before, func(other deploymentRow) bool {
-		return other.Backend == s.Backend && strings.Contains(other.Error, ErrNoRoom.Error())
+		return other.Backend == s.Backend && other.ErrorKind == noRoomError
 	})
 }
 

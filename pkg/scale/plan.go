@@ -107,9 +107,6 @@ type planner struct {
 	lost bool // fewer exist than in the round before, not counting those that orders removed
 }
 
-// startFailed begins the message of an instance that ended; others are errors of orders.
-const startFailed = "start failed: "
-
 // join brings both lists together, and finds what is to be registered and forgotten.
 func (p *planner) join(registered []registration, found []BackendInstance) {
 	byName := map[string]*member{}
@@ -211,7 +208,7 @@ func (p *planner) countFailed() {
 	for _, m := range p.members {
 		if m.failed && !m.wasDraining && !slices.Contains(p.s.Removing, m.Server) {
 			p.out.failed++
-			p.out.message = startFailed + oneline.Short(m.message, messageMax)
+			p.out.message = "start failed: " + oneline.Short(m.message, messageMax)
 		}
 	}
 }

@@ -37,12 +37,12 @@ SELECT FROM penstock.instance i
 	// instances were taken over ($15), the number was decided without them: it is to be decided anew.
 	observedSQL = `
 INSERT INTO penstock.deployment_state AS s
-       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error, place,
-        removing, removing_since, unhealthy)
+       (name, existing, starting, seen_at, order_id, ordered, ordered_at, failures, failed_at, retry_at, error,
+        error_kind, place, removing, removing_since, unhealthy)
 SELECT $1, $2, $3::timestamptz[], clock_timestamp(), coalesce($4::bigint, 0), coalesce($5::integer, 0),
        CASE WHEN $4::bigint IS NOT NULL THEN clock_timestamp() END, $6,
        CASE WHEN $7 THEN clock_timestamp() END, clock_timestamp() + $8::interval, nullif($9, ''),
-       nullif($10, ''), $11, coalesce($12::jsonb, '{}'), $13
+       $16, nullif($10, ''), $11, coalesce($12::jsonb, '{}'), $13
  WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
 ON CONFLICT (name) DO UPDATE
    SET existing = excluded.existing, starting = excluded.starting, seen_at = excluded.seen_at, place = excluded.place,
@@ -58,60 +58,62 @@ ON CONFLICT (name) DO UPDATE
        applied_at = CASE WHEN s.applied_at > excluded.seen_at THEN excluded.seen_at ELSE s.applied_at END,
        decided_at = CASE WHEN $15 THEN NULL
                          WHEN s.decided_at > excluded.seen_at THEN excluded.seen_at ELSE s.decided_at END,
-       error = excluded.error,
+       error = excluded.error, error_kind = excluded.error_kind,
        retry_at = CASE WHEN $7 THEN excluded.retry_at WHEN $6 = 0 AND s.failures > 0 THEN NULL ELSE s.retry_at END`
 
 	// appliedSQL confirms an order. One that began starts ($4) ends the failures of orders before it, one that began
-	// none proves nothing. Starts that failed ($3 begins their messages) are forgiven by an instance that is ready.
+	// none proves nothing. Starts that failed ($3 is their kind of error) are forgiven by an instance that is ready.
 	appliedSQL = `
 UPDATE penstock.deployment_state
    SET applied_id = $2, applied_at = clock_timestamp(),
-       failures = CASE WHEN starts_with(error, $3) OR NOT $4 THEN failures ELSE 0 END,
-       error = CASE WHEN starts_with(error, $3) OR NOT $4 THEN error END
+       failures = CASE WHEN error_kind = $3 OR NOT $4 THEN failures ELSE 0 END,
+       error = CASE WHEN error_kind = $3 OR NOT $4 THEN error END,
+       error_kind = CASE WHEN error_kind = $3 OR NOT $4 THEN error_kind ELSE '' END
  WHERE name = $1`
-	// failedSQL, noRoomSQL and waitSQL set ordered ($4) and ordered_at ($5) back to what they were before the order:
+	// failedSQL, noRoomSQL and waitSQL set ordered and ordered_at back to what they were before the order:
 	// the starts that it was to begin do not count as under way. Its number is used up: what follows is another order,
 	// also where the backend has carried this one out.
 	failedSQL = `
 UPDATE penstock.deployment_state
-   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2,
+   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2, error_kind = '',
        retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
        order_id = order_id + 1
  WHERE name = $1`
 	noRoomSQL = `
 UPDATE penstock.deployment_state
-   SET no_room_at = clock_timestamp(), error = nullif($2, ''), retry_at = clock_timestamp() + $3::interval,
-       ordered = $4, ordered_at = $5,
+   SET no_room_at = clock_timestamp(), error = nullif($2, ''), error_kind = $3,
+       retry_at = clock_timestamp() + $4::interval, ordered = $5, ordered_at = $6,
        order_id = order_id + 1
  WHERE name = $1`
 	waitSQL = `
 UPDATE penstock.deployment_state
-   SET error = $2, retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
+   SET error = $2, error_kind = '', retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
        order_id = order_id + 1
  WHERE name = $1`
 	noteSQL = `
 INSERT INTO penstock.deployment_state AS s (name, error)
 SELECT $1, $2 WHERE EXISTS (SELECT FROM penstock.deployment d WHERE d.name = $1)
-ON CONFLICT (name) DO UPDATE SET error = excluded.error`
+ON CONFLICT (name) DO UPDATE SET error = excluded.error, error_kind = ''`
 )
 
 // write writes what a round of the applier found and did, within the term. Nothing is written where it found nothing
 // new.
 func (a *applier) write(ctx context.Context, s applied, place string, todo *steps) error {
-	failures, message := s.Failures, s.Error
+	found := s
+	found.Place = place
 	if todo.failed > 0 {
-		failures, message = failures+1, todo.message
-	} else if todo.healthy || failures == 0 {
-		failures = 0
-		if !s.noRoom(s.now()) || !strings.Contains(message, ErrNoRoom.Error()) {
-			message = ""
+		found.Failures, found.Error, found.ErrorKind = s.Failures+1, todo.message, startError
+	} else if todo.healthy || s.Failures == 0 {
+		found.Failures = 0
+		if !s.noRoom(s.now()) || s.ErrorKind != noRoomError {
+			found.Error, found.ErrorKind = "", ""
 		}
 	}
-	message = cmp.Or(message, a.noticeOf(s.Name), todo.refusal(), todo.overdue)
-	if !todo.changes(s, failures, message) && s.Place == place {
+	found.Error = cmp.Or(found.Error, a.noticeOf(s.Name), todo.refusal(), todo.overdue)
+	if !todo.changes(s, found) {
 		return nil
 	}
-	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, s, place, failures, message) })
+	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, found) })
 	if err == nil {
 		a.noteRefused(s.Name, todo)
 		a.count(func(st *OrderStatus) {
@@ -124,11 +126,8 @@ func (a *applier) write(ctx context.Context, s applied, place string, todo *step
 	return err
 }
 
-// writeTx is the transaction of write: the locks, the instances, then the state of the deployment with the number of
-// failures in a row and the message.
-func (p *steps) writeTx(
-	ctx context.Context, tx pgx.Tx, s applied, place string, failures int, message string,
-) error {
+// writeTx is the transaction of write: the locks, the instances, then the state of the deployment as it was found.
+func (p *steps) writeTx(ctx context.Context, tx pgx.Tx, s applied) error {
 	if len(p.register) > 0 {
 		if _, err := tx.Exec(ctx, lockLimitsSQL); err != nil {
 			return fmt.Errorf("lock limits: %w", err)
@@ -143,7 +142,7 @@ func (p *steps) writeTx(
 		return err
 	}
 	if refused != nil {
-		message = messageOf(refused)
+		s.Error, s.ErrorKind = messageOf(refused), ""
 	}
 	if len(p.undrain) > 0 {
 		if _, err := tx.Exec(ctx, undrainSQL, p.undrain); err != nil {
@@ -155,10 +154,10 @@ func (p *steps) writeTx(
 	if p.order != nil {
 		id, count = &p.order.ID, &p.order.Count
 	}
-	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, failures, p.failed > 0,
-		backoff(failures), message, place,
+	_, err = tx.Exec(ctx, observedSQL, s.Name, p.existing, p.starts(), id, count, s.Failures, p.failed > 0,
+		backoff(s.Failures), s.Error, s.Place,
 		append([]string{}, slices.Sorted(maps.Keys(p.removing))...), p.removing, p.unhealthySince(), p.anew,
-		p.adopted())
+		p.adopted(), s.ErrorKind)
 	return err
 }
 
@@ -223,8 +222,9 @@ func register(ctx context.Context, tx pgx.Tx, s applied, i BackendInstance) erro
 	return err
 }
 
-// changes says whether a round has anything to write: a report is written again before it counts as old.
-func (p steps) changes(s applied, failures int, message string) bool {
+// changes says whether a round has anything to write where found is to replace s: a report is written again before it
+// counts as old.
+func (p steps) changes(s, found applied) bool {
 	steps := len(p.register) + len(p.forget) + len(p.drain) + len(p.undrain)
 	old := s.SeenAt == nil || s.ahead || !s.reported() || s.now().Sub(*s.SeenAt) > seenEvery-time.Second
 	same := s.Existing != nil && *s.Existing == p.existing && slices.EqualFunc(s.Starting, p.starting, time.Time.Equal)
@@ -232,7 +232,7 @@ func (p steps) changes(s applied, failures int, message string) bool {
 	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
 	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
 	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
-		failures != s.Failures || message != s.Error
+		found.Failures != s.Failures || found.Error != s.Error || found.ErrorKind != s.ErrorKind || found.Place != s.Place
 }
 
 func servers(instances []BackendInstance) []string {

@@ -108,7 +108,7 @@ func TestReportsAreWrittenByTheClockOfTheDatabase(t *testing.T) {
 			s := applied{
 				deploymentRow: deploymentRow{At: at, SeenAt: &seen, Existing: &existing, Backend: backendLocal}, readAt: time.Now(),
 			}
-			if got := (steps{}).changes(s, 0, ""); got != want {
+			if got := (steps{}).changes(s, s); got != want {
 				t.Errorf("clock %s off: a report that is %s old is written again: %v", -off, age, got)
 			}
 		}
