@@ -28,7 +28,7 @@ func TestRequestsThatCannotBecomeEntriesKeepTheirRefusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startPlant(t, func(config *Config, m *ModelState) {
+			p := startTestbed(t, func(config *Config, m *ModelState) {
 				config.Push, m.Policy.OnFull, m.Instances[0].Usable = c.queue, OnFullPush, false
 			}, workertest.Says(200, "{}"))
 			answer := p.post(c.path, c.body, "Content-Type", c.kind, "Prefer", "respond-async, wait=5")
@@ -96,7 +96,7 @@ func TestASecondAttemptWaitsForWhatIsLeftOfTheWait(t *testing.T) {
 func TestASecondAttemptWithoutASlotBecomesAnEntry(t *testing.T) {
 	t.Parallel()
 	for policy, queue := range map[string]*pushes{OnFullPush: {}, OnFullRefuse: {}} {
-		p := startPlant(t, func(c *Config, m *ModelState) { c.Push, m.Policy.OnFull = queue, policy },
+		p := startTestbed(t, func(c *Config, m *ModelState) { c.Push, m.Policy.OnFull = queue, policy },
 			func(w http.ResponseWriter, _ *http.Request) {
 				w.Header().Set("Retry-After", "30")
 				w.WriteHeader(http.StatusTooManyRequests)
@@ -132,7 +132,7 @@ func TestACallThatBecomesAnEntryRunsAsItWould(t *testing.T) {
 		"no template":             {ModelState{Protocol: dispatcher}, `{"input":{}}`, `{"input":{}}`},
 	} {
 		queue := &pushes{}
-		p := startPlant(t, func(config *Config, m *ModelState) {
+		p := startTestbed(t, func(config *Config, m *ModelState) {
 			config.Push, m.Protocol, m.Template, m.Async = queue, c.model.Protocol, c.model.Template, c.model.Async
 			m.Policy.OnFull, m.Instances[0].Usable = OnFullPush, false
 		}, workertest.Says(200, "{}"))

@@ -25,7 +25,7 @@ func TestModelWhoseHeadersCannotBeReadIsNotCalled(t *testing.T) {
 			t.Parallel()
 			var log bytes.Buffer
 			seen := make(chan http.Header, 4)
-			p := startPlant(t, func(config *Config, m *ModelState) {
+			p := startTestbed(t, func(config *Config, m *ModelState) {
 				config.Log = slog.New(slog.NewTextHandler(&log, nil))
 				m.Headers = map[string]string{"X-Plain": "1", c.header: c.value}
 			}, func(w http.ResponseWriter, r *http.Request) {
@@ -84,7 +84,7 @@ func TestTheAddressOfACall(t *testing.T) {
 		{ModelState{Protocol: worker.ProtocolCog}, "", "?x=1", "/predictions?x=1"},
 	} {
 		seen := make(chan string, 1)
-		p := startPlant(t, func(_ *Config, m *ModelState) {
+		p := startTestbed(t, func(_ *Config, m *ModelState) {
 			c.model.Name, c.model.Policy, c.model.RunMax = m.Name, m.Policy, m.RunMax
 			c.model.Instances = m.Instances
 			c.model.Instances[0].Address += c.base

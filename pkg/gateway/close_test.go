@@ -19,7 +19,7 @@ import (
 func TestAnAnswerOfKnownLengthIsNoRunThatGoesOn(t *testing.T) {
 	t.Parallel()
 	for length, doubt := range map[string]bool{"1000000": false, "": true} {
-		p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = nil }, func(w http.ResponseWriter, r *http.Request) {
+		p := startTestbed(t, func(_ *Config, m *ModelState) { m.AbortStops = nil }, func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			if length != "" {
 				w.Header().Set("Content-Length", length)
@@ -75,7 +75,7 @@ func TestThePathDecidesWhetherACloseEndsTheRun(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			begun := make(chan struct{})
-			p := startPlant(t, func(_ *Config, m *ModelState) {
+			p := startTestbed(t, func(_ *Config, m *ModelState) {
 				m.Protocol, m.AbortStops = c.protocol, c.set
 			}, func(_ http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)

@@ -552,7 +552,7 @@ func TestStreamsKeepNoBodies(t *testing.T) { //nolint:paralleltest // it measure
 	const streams, length = 8, 8 << 20
 	const event = "data: {}\n\n"
 	end := make(chan struct{})
-	p := startPlant(t, func(_ *Config, m *ModelState) { m.Instances[0].Slots = streams },
+	p := startTestbed(t, func(_ *Config, m *ModelState) { m.Instances[0].Slots = streams },
 		func(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			w.Header().Set("Content-Type", "text/event-stream")

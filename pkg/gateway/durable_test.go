@@ -33,7 +33,7 @@ func TestDeadlineAndTraceOfARequestAreThoseOfItsEntry(t *testing.T) {
 	queue := NewQueuePusher(QueuePusherConfig{
 		Hinter: invalidation.NewHinter(x.pool, 0), Wait: func(context.Context, int32, int64) {},
 	}, x.pool)
-	p := startPlant(t, func(c *Config, m *ModelState) { c.Push, m.Queue = queue, "m" }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, m *ModelState) { c.Push, m.Queue = queue, "m" }, workertest.Says(200, "{}"))
 	for deadline, want := range map[string]bool{"60000": true, "": false} {
 		const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 		headers := []string{"Prefer", "respond-async", "Traceparent", parent}

@@ -56,7 +56,7 @@ func TestInstanceThatHangsBehindItsHeadIsGivenUp(t *testing.T) {
 	for name, begin := range map[string]string{"no byte": "", "half a body": `{"choices":[`} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startPlant(t, func(_ *Config, m *ModelState) {
+			p := startTestbed(t, func(_ *Config, m *ModelState) {
 				m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
 			}, func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.Copy(io.Discard, r.Body)
@@ -123,7 +123,7 @@ func TestBytesBehindDonePass(t *testing.T) {
 	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":9}}\n\n"
 	for _, garbage := range []string{"garbage", "\n\n\n", "data: {\"choices\":[", "\x00\xff\n\n", "data: [DONE]\n\n"} {
 		stream := strings.Replace(plainStream, "data: [DONE]", usage+"data: [DONE]", 1) + garbage
-		p := startPlant(t, nil, streamer(stream))
+		p := startTestbed(t, nil, streamer(stream))
 		if got := p.post(chat, `{"model":"m","stream":true,"stream_options":{"include_usage":true}}`).body; got != stream {
 			t.Errorf("%q: got %q", garbage, got)
 		}
@@ -250,7 +250,7 @@ func TestGoAwayOfAWorkerLosesNoRequest(t *testing.T) {
 			go g.serve(conn)
 		}
 	}()
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Instances[0].Address, m.Instances[0].Slots = "https://"+listener.Addr().String(), 8
 	}, nil)
 	ways, is := p.gateway.transport.(*direct)
@@ -331,7 +331,7 @@ func TestRegistryStormLosesNoRequest(t *testing.T) {
 			_, _ = io.WriteString(w, "{}")
 		}
 	}
-	p := startPlant(t, nil, count(0), count(1))
+	p := startTestbed(t, nil, count(0), count(1))
 	ctx, stop := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	var served atomic.Int64
@@ -385,11 +385,11 @@ func stormVersion(model ModelState, n int, last bool) []ModelState {
 // an error, a client that left 499.
 func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 	t.Parallel()
-	record := func(p *plant) (e RequestRecord) {
+	record := func(p *testbed) (e RequestRecord) {
 		workertest.WaitFor(t, func() (known bool) { e, known = p.gateway.Explain("r"); return known })
 		return e
 	}
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Length", "100000")
 		_, _ = io.WriteString(w, strings.Repeat("x", 50_000))
@@ -407,7 +407,7 @@ func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 		t.Errorf("half an answer: status %d, error %q, fault %q", e.Status, e.Error, e.Fault)
 	}
 
-	p = startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p = startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		streamer("data: {}\n\n")(w, r)
 		<-r.Context().Done()
 	})
@@ -423,7 +423,7 @@ func TestRecordsSayWhatBecameOfARequest(t *testing.T) {
 		t.Errorf("a client that left a stream: status %d, error %q, fault %q", e.Status, e.Error, e.Fault)
 	}
 
-	p = startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+	p = startTestbed(t, nil, func(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, "CUDA error", http.StatusInternalServerError)
 	})
 	answer, err = http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`, "X-Request-Id", "r"))

@@ -141,7 +141,7 @@ func TestServerThatAnswersWithErrorsIsLeftForOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startPlant(t, nil, broken, workertest.Says(200, "{}"))
+			p := startTestbed(t, nil, broken, workertest.Says(200, "{}"))
 			failed := 0
 			for i := range 30 {
 				if a := p.post(chat, fmt.Sprintf(`{"model":"m","seed":%d}`, i)); a.StatusCode >= 500 {

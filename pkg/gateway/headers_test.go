@@ -15,11 +15,11 @@ import (
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
-// full starts a plant of one slot, which a call keeps until the test ends.
-func full(t *testing.T, change func(*Config, *ModelState)) *plant {
+// full starts a testbed of one slot, which a call keeps until the test ends.
+func full(t *testing.T, change func(*Config, *ModelState)) *testbed {
 	t.Helper()
 	release := make(chan struct{})
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		m.Instances[0].Slots = 1
 		m.Policy.QueueTTL = worker.Seconds(time.Hour)
 		if change != nil {
@@ -39,7 +39,7 @@ func full(t *testing.T, change func(*Config, *ModelState)) *plant {
 }
 
 // occupy sends a request whose answer the test does not need.
-func (p *plant) occupy(ctx context.Context, group *sync.WaitGroup, body string, headers ...string) {
+func (p *testbed) occupy(ctx context.Context, group *sync.WaitGroup, body string, headers ...string) {
 	request := p.request(ctx, http.MethodPost, chat, body, headers...)
 	group.Go(func() {
 		if answer, err := http.DefaultClient.Do(request); err == nil {
@@ -116,7 +116,7 @@ func TestAnEvictedRequestIsToldSo(t *testing.T) {
 
 func TestAGatewayCanRememberNothing(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Remember = -1 }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Remember = -1 }, workertest.Says(200, "{}"))
 	if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
 		t.Errorf("got %d", a.StatusCode)
 	}
@@ -144,7 +144,7 @@ func TestAClientThatLeftIs499(t *testing.T) {
 // Anthropic's clients send their key in a header of its own.
 func TestAKeyMayComeAsAnthropicsClientsSendIt(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
 	p.gateway.SetTokens([]TokenState{{Hash: sha256.Sum256([]byte("key")), Name: "a"}})
 	if a := p.post("/v1/messages", `{"model":"m"}`, "X-Api-Key", "key"); a.StatusCode != 200 {
 		t.Errorf("got %d %s", a.StatusCode, a.body)
@@ -157,29 +157,29 @@ func TestWhatBelongsTogetherGoesToOneInstance(t *testing.T) {
 	t.Parallel()
 	server := func(n int) http.HandlerFunc { return workertest.Says(200, fmt.Sprintf(`{"instance":%d}`, n)) }
 	prompt := func(key int) string { return strings.Repeat(fmt.Sprintf("%04d", key), prefixBlock) }
-	for name, send := range map[string]func(p *plant, key int) reply{
-		"session": func(p *plant, key int) reply {
+	for name, send := range map[string]func(p *testbed, key int) reply{
+		"session": func(p *testbed, key int) reply {
 			return p.post(chat, `{"model":"m"}`, "X-Penstock-Session", fmt.Sprint(key))
 		},
-		"prompt_cache_key": func(p *plant, key int) reply {
+		"prompt_cache_key": func(p *testbed, key int) reply {
 			return p.post(chat, fmt.Sprintf(`{"model":"m","prompt_cache_key":"%d"}`, key))
 		},
-		"prefix of messages": func(p *plant, key int) reply {
+		"prefix of messages": func(p *testbed, key int) reply {
 			return p.post(chat, fmt.Sprintf(`{"model":"m","messages":[{"role":"user","content":"%s"}]}`, prompt(key)))
 		},
-		"prefix of a prompt": func(p *plant, key int) reply {
+		"prefix of a prompt": func(p *testbed, key int) reply {
 			return p.post("/v1/completions", fmt.Sprintf(`{"model":"m","prompt":"%s"}`, prompt(key)))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			first := startPlant(t, nil, server(1), server(2))
-			second := startPlant(t, nil, server(1), server(2))
+			first := startTestbed(t, nil, server(1), server(2))
+			second := startTestbed(t, nil, server(1), server(2))
 			homes := map[string]bool{}
 			for key := range 12 {
 				home := send(first, key).body
 				homes[home] = true
-				for _, p := range []*plant{first, second, second} {
+				for _, p := range []*testbed{first, second, second} {
 					if got := send(p, key).body; got != home {
 						t.Errorf("request of %d went to %s, and the one before to %s", key, got, home)
 					}
@@ -196,7 +196,7 @@ func TestWhatBelongsTogetherGoesToOneInstance(t *testing.T) {
 func TestIdempotencyKeysOfClientsDoNotMeetAtAWorker(t *testing.T) {
 	t.Parallel()
 	seen := make(chan string, 1)
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Open = false }, func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header.Get("Idempotency-Key")
 		workertest.Says(200, "{}")(w, r)
 	})
@@ -228,7 +228,7 @@ func TestIdempotencyKeysOfClientsDoNotMeetAtAWorker(t *testing.T) {
 func TestJSONGoesOnUnderItsType(t *testing.T) {
 	t.Parallel()
 	seen := make(chan string, 1)
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header.Get("Content-Type")
 		workertest.Says(200, "{}")(w, r)
 	})

@@ -25,7 +25,7 @@ func awayLeases(t *testing.T) (*Leases, *sharedPool) {
 		t.Fatal(err)
 	}
 	t.Cleanup(db.Close)
-	l := NewLeases(LeasesConfig{}, startPlant(t, nil, nil).gateway, db, func() invalidation.NodeID { return 1 })
+	l := NewLeases(LeasesConfig{}, startTestbed(t, nil, nil).gateway, db, func() invalidation.NodeID { return 1 })
 	return l, l.pool("m")
 }
 
@@ -98,7 +98,7 @@ func TestOwedSlotsAreGivenBackAtTheEnd(t *testing.T) {
 // applied: the slot must not be taken for one that was handed over.
 func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, nil)
+	p := startTestbed(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
 	doubted := slot.Held{Instance: 1, Number: 0, Token: 1}
@@ -116,7 +116,7 @@ func TestAlignGrantsNoSlotInDoubt(t *testing.T) {
 // answer lists it.
 func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, nil)
+	p := startTestbed(t, nil, nil)
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
 	var out []slot.Held

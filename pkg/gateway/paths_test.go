@@ -13,7 +13,7 @@ import (
 // Each operation of the contract is sent on to its path at the worker, and nothing else is.
 func TestEachOperationGoesToItsPath(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		_, _ = io.WriteString(w, r.Method+" "+r.URL.Path+" "+string(body))
 	})
@@ -49,7 +49,7 @@ func TestEachOperationGoesToItsPath(t *testing.T) {
 func TestAColdStartThatTakesTooLongIsToldAsSuch(t *testing.T) {
 	t.Parallel()
 	may := true
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Instances = []InstanceState{{ID: 1, Address: "http://127.0.0.1:1", Slots: 1}} // not usable
 		m.Policy.MayStart, m.Policy.ColdTTL = &may, worker.Seconds(20*time.Millisecond)
 	})

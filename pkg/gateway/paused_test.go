@@ -12,16 +12,16 @@ func TestPausesHoldRequestsThatWait(t *testing.T) {
 	t.Parallel()
 	paused := PauseState{Reason: "maintenance"}
 	for name, c := range map[string]struct {
-		pause func(p *plant)
+		pause func(p *testbed)
 		late  bool // requests wait on: nothing tells the pool of the pause
 	}{
-		"of the model": {pause: func(p *plant) {
+		"of the model": {pause: func(p *testbed) {
 			model := p.model
 			model.Paused = paused
 			p.gateway.SetModels([]ModelState{model})
 		}},
-		"of the flow": {pause: func(p *plant) { p.gateway.SetFlows(map[string]FlowState{"shop": {Paused: paused}}) }},
-		"of the flow, at the last moment": {late: true, pause: func(p *plant) {
+		"of the flow": {pause: func(p *testbed) { p.gateway.SetFlows(map[string]FlowState{"shop": {Paused: paused}}) }},
+		"of the flow, at the last moment": {late: true, pause: func(p *testbed) {
 			p.gateway.flows.Store(&map[string]FlowState{"shop": {Paused: paused}})
 		}},
 	} {
@@ -29,7 +29,7 @@ func TestPausesHoldRequestsThatWait(t *testing.T) {
 			t.Parallel()
 			release, begun := make(chan struct{}), make(chan struct{}, 8)
 			queue := &pushes{}
-			p := startPlant(t, func(c *Config, m *ModelState) {
+			p := startTestbed(t, func(c *Config, m *ModelState) {
 				c.Push, m.Policy.OnFull, m.Instances[0].Slots = queue, OnFullPush, 1
 			}, func(w http.ResponseWriter, _ *http.Request) {
 				begun <- struct{}{}

@@ -24,15 +24,15 @@ import (
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
-// plant is a gateway with fixed slots before servers of a test.
-type plant struct {
+// testbed is a gateway with fixed slots before servers of a test.
+type testbed struct {
 	t       *testing.T
 	gateway *Gateway
 	url     string
 	model   ModelState
 }
 
-func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http.HandlerFunc) *plant {
+func startTestbed(t *testing.T, change func(*Config, *ModelState), workers ...http.HandlerFunc) *testbed {
 	t.Helper()
 	model := ModelState{
 		Name: "m", Remote: "org/m-7b", Protocol: worker.ProtocolOpenAI, AbortStops: new(true), RunMax: time.Minute,
@@ -54,7 +54,7 @@ func startPlant(t *testing.T, change func(*Config, *ModelState), workers ...http
 	g.Fixed()
 	front := httptest.NewServer(g)
 	t.Cleanup(front.Close)
-	return &plant{t, g, front.URL, model}
+	return &testbed{t, g, front.URL, model}
 }
 
 // reply is an answer that was read to its end.
@@ -64,7 +64,7 @@ type reply struct {
 	body       string
 }
 
-func (p *plant) request(ctx context.Context, method, path, body string, headers ...string) *http.Request {
+func (p *testbed) request(ctx context.Context, method, path, body string, headers ...string) *http.Request {
 	p.t.Helper()
 	request, err := http.NewRequestWithContext(ctx, method, p.url+path, strings.NewReader(body))
 	if err != nil {
@@ -78,7 +78,7 @@ func (p *plant) request(ctx context.Context, method, path, body string, headers 
 }
 
 // send returns the answer when its last byte is there.
-func (p *plant) send(request *http.Request) reply {
+func (p *testbed) send(request *http.Request) reply {
 	p.t.Helper()
 	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
@@ -93,12 +93,12 @@ func (p *plant) send(request *http.Request) reply {
 	return reply{answer.StatusCode, answer.Header, string(body)}
 }
 
-func (p *plant) post(path, body string, headers ...string) reply {
+func (p *testbed) post(path, body string, headers ...string) reply {
 	p.t.Helper()
 	return p.send(p.request(p.t.Context(), http.MethodPost, path, body, headers...))
 }
 
-func (p *plant) state() PoolState { return p.gateway.States()[0] }
+func (p *testbed) state() PoolState { return p.gateway.States()[0] }
 
 // refusedWith checks status, code in OpenAI's envelope, and reason.
 func refusedWith(t *testing.T, answer reply, status int, code, reason string) {
@@ -119,7 +119,7 @@ const chat = "/v1/chat/completions"
 func TestBodyAndAnswerPassByteForByte(t *testing.T) {
 	t.Parallel()
 	var got atomic.Value
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		got.Store([]string{string(body), r.URL.Path, r.Header.Get("Authorization"), r.Header.Get("X-Penstock-Flow"), r.Header.Get("Traceparent"), r.Header.Get("X-Custom")})
 		w.Header().Set("X-Own", "1")
@@ -146,7 +146,7 @@ func TestBodyAndAnswerPassByteForByte(t *testing.T) {
 
 func TestAnAdapterIsAskedForByItsName(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) { _, _ = io.Copy(w, r.Body) })
 	if got := p.post(chat, `{"model":"lora-1"}`).body; got != `{"model":"lora-1"}` {
 		t.Errorf("got %s", got)
 	}
@@ -167,7 +167,7 @@ func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Value
 	usage := "data: {\"choices\":[],\"usage\":{\"prompt_tokens\":7,\"completion_tokens\":9}}\n\n"
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
 		asked.Store(string(body))
 		streamer(strings.Replace(plainStream, "data: [DONE]", usage+"data: [DONE]", 1))(w, r)
@@ -206,7 +206,7 @@ func TestStreamPassesWithoutTheChunkThatItsClientDidNotAskFor(t *testing.T) {
 func TestChunksAreSentAtOnce(t *testing.T) {
 	t.Parallel()
 	next := make(chan string)
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
 		for c := range next {
@@ -234,7 +234,7 @@ func TestChunksAreSentAtOnce(t *testing.T) {
 // The time per token of a stream reaches the limit of its instance.
 func TestStreamThatIsTooSlowLowersTheLimit(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.TPOTMax = worker.Seconds(100 * time.Microsecond)
 	}, func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -258,7 +258,7 @@ func TestStreamThatIsTooSlowLowersTheLimit(t *testing.T) {
 
 func TestErrorsSpeakOpenAI(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.BodyMax = 1000 }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.BodyMax = 1000 }, workertest.Says(200, "{}"))
 	for _, c := range []struct {
 		path, body string
 		status     int
@@ -282,7 +282,7 @@ func TestErrorsSpeakOpenAI(t *testing.T) {
 // what is kept of a request does not grow with the texts of its client.
 func TestTextsOfClientsDoNotFillTheMemory(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, workertest.Says(200, "{}"))
+	p := startTestbed(t, nil, workertest.Says(200, "{}"))
 	long := strings.Repeat("n", modelNameMax+1)
 	refusedWith(t, p.post(chat, `{"model":"`+long+`"}`), 400, "invalid_model", "invalid_model")
 	refusedWith(t, p.post(chat, `{"model":"`+strings.Repeat("n", 1<<20)+`"}`), 400, "invalid_model", "invalid_model")
@@ -308,7 +308,7 @@ func TestTextsOfClientsDoNotFillTheMemory(t *testing.T) {
 
 func TestTokensDecideWhoMayDoWhat(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 401, "invalid_api_key", "invalid_api_key")
 	p.gateway.SetTokens([]TokenState{
 		{Hash: sha256.Sum256([]byte("all")), Name: "all"},
@@ -376,7 +376,7 @@ func TestTokensSaveUpRequestsOfASecond(t *testing.T) {
 // A token whose flows have used their GPU time gets the end of the period as Retry-After, and no call of it is made.
 func TestABudgetThatIsSpentRefusesUntilItsPeriodEnds(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Open = false }, workertest.Says(200, "{}"))
 	token := func(name string, spent int64, ends time.Duration) TokenState {
 		return TokenState{
 			Hash: sha256.Sum256([]byte(name)), Name: name, Flows: []string{name},
@@ -419,7 +419,7 @@ func (fullQueue) Push(context.Context, Durable) (id, location string, err error)
 
 func TestAFullQueueSaysWhenThereWillBeRoom(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push = fullQueue{} }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Push = fullQueue{} }, workertest.Says(200, "{}"))
 	refused := p.post(chat, `{"model":"m","messages":[]}`, "Prefer", "respond-async")
 	refusedWith(t, refused, 429, "queue_full", "queue_full")
 	if s, err := strconv.Atoi(refused.Header.Get("Retry-After")); err != nil || s < 40 || s > 50 {
@@ -448,7 +448,7 @@ func TestBusyInstanceIsLeftForAnother(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			first := make(chan struct{}, 100)
-			p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 				first <- struct{}{}
 				busy(w, r)
 			}, workertest.Says(200, "{}"))
@@ -473,7 +473,7 @@ func TestRefusalWithoutABodyIsAnErrorWithAReason(t *testing.T) {
 		w.Header().Set("Retry-After", "40")
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
-	p := startPlant(t, nil, full, full)
+	p := startTestbed(t, nil, full, full)
 	answer := p.post(chat, `{"model":"m"}`)
 	refusedWith(t, answer, http.StatusTooManyRequests, "overloaded", "overloaded")
 	if s, err := strconv.Atoi(answer.Header.Get("Retry-After")); err != nil || s < 40 || s > 50 {
@@ -486,7 +486,7 @@ func TestCommentBeforeTheFirstEventPassesAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, comment := range []string{": ping\n\n", ": ping\n\n\n"} {
 		seen := make(chan struct{})
-		p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 			streamer(comment)(w, r)
 			select {
 			case <-seen:
@@ -514,7 +514,7 @@ func TestNoSecondAttemptWhereTheFirstMayHaveRun(t *testing.T) {
 	for status, body := range map[int]string{500: `{"error":"boom"}`, 400: `{"error":"bad"}`, 504: ""} {
 		count := func(w http.ResponseWriter, r *http.Request) { calls.Add(1); workertest.Says(status, body)(w, r) }
 		calls.Store(0)
-		p := startPlant(t, nil, count, count)
+		p := startTestbed(t, nil, count, count)
 		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != status || calls.Load() != 1 {
 			t.Errorf("got %d after %d calls, want %d after one", a.StatusCode, calls.Load(), status)
 		}
@@ -543,7 +543,7 @@ func TestConnectionThatClosesIsTriedAgainOnlyForIdempotentRequests(t *testing.T)
 				_, _ = io.ReadAll(r.Body)
 				workertest.Resets(w, r)
 			}
-			p := startPlant(t, nil, closes, closes)
+			p := startTestbed(t, nil, closes, closes)
 			if a := p.post(chat, `{"model":"m"}`, c.header, "k"); a.StatusCode != c.status || calls.Load() != c.calls {
 				t.Errorf("got %d after %d calls, want %d after %d", a.StatusCode, calls.Load(), c.status, c.calls)
 			}
@@ -553,7 +553,7 @@ func TestConnectionThatClosesIsTriedAgainOnlyForIdempotentRequests(t *testing.T)
 
 func TestInstanceWithoutAListenerIsLeftForAnother(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, workertest.Says(200, "{}"), workertest.Says(200, "{}"))
+	p := startTestbed(t, nil, workertest.Says(200, "{}"), workertest.Says(200, "{}"))
 	p.model.Instances[0].Address = "http://127.0.0.1:1"
 	p.gateway.SetModels([]ModelState{p.model})
 	for range 8 {
@@ -571,7 +571,7 @@ func TestBodiesOfAllRequestsAreBounded(t *testing.T) {
 		t.Run(length, func(t *testing.T) {
 			t.Parallel()
 			began, release := make(chan struct{}, 8), make(chan struct{})
-			p := startPlant(t, func(c *Config, _ *ModelState) { c.BodiesMax = 250 << 10 }, func(w http.ResponseWriter, r *http.Request) {
+			p := startTestbed(t, func(c *Config, _ *ModelState) { c.BodiesMax = 250 << 10 }, func(w http.ResponseWriter, r *http.Request) {
 				_, _ = io.ReadAll(r.Body)
 				began <- struct{}{}
 				<-release
@@ -610,7 +610,7 @@ func TestBodiesOfAllRequestsAreBounded(t *testing.T) {
 
 func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		streamer("data: {\"choices\":[]}\n\n", "data: {\"choi")(w, r)
 		panic(http.ErrAbortHandler)
 	})
@@ -625,7 +625,7 @@ func TestStreamThatBreaksEndsWithAnErrorAndWithoutDone(t *testing.T) {
 func TestStreamOfMessagesThatBreaksEndsWithItsErrorEvent(t *testing.T) {
 	t.Parallel()
 	const begin = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n"
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		streamer(begin, "event: content_block_delta\nda")(w, r)
 		panic(http.ErrAbortHandler)
 	})
@@ -643,7 +643,7 @@ func TestStreamOfMessagesThatBreaksEndsWithItsErrorEvent(t *testing.T) {
 
 func TestWholeAnswerThatBreaksIsNotTakenForWhole(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, workertest.ResetsMidBody)
+	p := startTestbed(t, nil, workertest.ResetsMidBody)
 	answer, err := http.DefaultClient.Do(p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`))
 	if err == nil {
 		defer answer.Body.Close()
@@ -676,12 +676,12 @@ func TestTimedCallsEndWithinTenMillisecondsOfTheirClient(t *testing.T) {
 	}
 }
 
-// leaving starts a plant whose worker answers nothing. leave sends a request, cancels it when the worker has it, and
+// leaving starts a testbed whose worker answers nothing. leave sends a request, cancels it when the worker has it, and
 // returns how long after the cancel the call has ended at the worker.
-func leaving(t *testing.T) (p *plant, leave func() time.Duration) {
+func leaving(t *testing.T) (p *testbed, leave func() time.Duration) {
 	t.Helper()
 	begun, ended := make(chan struct{}), make(chan time.Time)
-	p = startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+	p = startTestbed(t, nil, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		begun <- struct{}{}
 		<-r.Context().Done()
@@ -716,11 +716,11 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 	t.Parallel()
 	const envoy = "upstream connect error or disconnect/reset before headers. reset reason: "
 	for name, c := range map[string]struct {
-		change func(*plant)
+		change func(*testbed)
 		worker http.HandlerFunc
 		held   int
 	}{
-		"not sent": {func(p *plant) { p.gateway.transport = unreachable{} }, nil, 4},
+		"not sent": {func(p *testbed) { p.gateway.transport = unreachable{} }, nil, 4},
 		"broken before the head": {nil, func(_ http.ResponseWriter, r *http.Request) {
 			_, _ = io.Copy(io.Discard, r.Body)
 			panic(http.ErrAbortHandler)
@@ -740,7 +740,7 @@ func TestSlotsAreInDoubtWhereTheCallWasSent(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := startPlant(t, func(_ *Config, m *ModelState) { m.AbortStops = new(false) }, c.worker)
+			p := startTestbed(t, func(_ *Config, m *ModelState) { m.AbortStops = new(false) }, c.worker)
 			if c.change != nil {
 				c.change(p)
 			}
@@ -781,7 +781,7 @@ func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			for _, chunked := range []bool{false, true} {
-				p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol, m.Statuses = c.protocol, words },
+				p := startTestbed(t, func(_ *Config, m *ModelState) { m.Protocol, m.Statuses = c.protocol, words },
 					func(w http.ResponseWriter, r *http.Request) {
 						_, _ = io.Copy(io.Discard, r.Body)
 						w.Header().Set("Content-Type", c.kind)
@@ -812,7 +812,7 @@ func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
 
 func TestDeadlineEndsTheCall(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(_ http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
@@ -824,7 +824,7 @@ func TestDeadlineEndsTheCall(t *testing.T) {
 func TestClientThatDoesNotReadIsCut(t *testing.T) {
 	t.Parallel()
 	ended := make(chan struct{})
-	p := startPlant(t, func(_ *Config, m *ModelState) { m.Policy.ClientStall = worker.Seconds(200 * time.Millisecond) },
+	p := startTestbed(t, func(_ *Config, m *ModelState) { m.Policy.ClientStall = worker.Seconds(200 * time.Millisecond) },
 		func(w http.ResponseWriter, r *http.Request) {
 			defer close(ended)
 			_, _ = io.Copy(io.Discard, r.Body)
@@ -846,14 +846,14 @@ func TestClientThatDoesNotReadIsCut(t *testing.T) {
 
 func TestSilentWorkerIsGivenUp(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.FirstByteMax = worker.Seconds(100 * time.Millisecond)
 	}, func(_ http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		<-r.Context().Done()
 	})
 	refusedWith(t, p.post(chat, `{"model":"m"}`), 502, "upstream_error", "upstream_error")
-	p = startPlant(t, func(_ *Config, m *ModelState) {
+	p = startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
 	}, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -868,7 +868,7 @@ func TestSilentWorkerIsGivenUp(t *testing.T) {
 // A worker that sends the head of a stream and no event holds its slot for the limit of silence at most.
 func TestWorkerThatSendsNoFirstEventIsGivenUp(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.SilenceMax = worker.Seconds(100 * time.Millisecond)
 	}, func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
@@ -886,7 +886,7 @@ func TestWorkerThatSendsNoFirstEventIsGivenUp(t *testing.T) {
 func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
 	t.Parallel()
 	seen := make(chan http.Header, 1)
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header.Clone()
 		workertest.Says(200, "{}")(w, r)
 	})
@@ -901,7 +901,7 @@ func TestHeadersOfTheConnectionStayBehind(t *testing.T) {
 // The same of an answer.
 func TestHeadersOfTheWorkersConnectionStayBehind(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Connection", "x-hop, X-Other")
 		w.Header().Set("X-Hop", "1")
 		w.Header().Set("X-Other", "2")
@@ -919,7 +919,7 @@ func TestHeadersOfTheWorkersConnectionStayBehind(t *testing.T) {
 func TestHeadersOfRunsAreNotTheClients(t *testing.T) {
 	t.Parallel()
 	seen := make(chan http.Header, 1)
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header.Clone()
 		workertest.Says(200, "{}")(w, r)
 	})
@@ -938,7 +938,7 @@ func TestTextReportsNoTokens(t *testing.T) {
 	for kind, want := range map[string]int64{
 		"text/plain": 0, "": 0, "application/json; charset=utf-8": 3, "Application/Problem+JSON": 3, "text/event-stream": 3,
 	} {
-		p := startPlant(t, nil, func(w http.ResponseWriter, _ *http.Request) {
+		p := startTestbed(t, nil, func(w http.ResponseWriter, _ *http.Request) {
 			w.Header()["Content-Type"] = []string{kind}
 			_, _ = io.WriteString(w, `data: {"usage":{"prompt_tokens":3}}`+"\n\n")
 		})
@@ -965,7 +965,7 @@ func (q queueOf) Push(_ context.Context, d Durable) (id, location string, err er
 func TestAnAsynchronousModelIsCalledByEntriesAlone(t *testing.T) {
 	t.Parallel()
 	q := queueOf{pushed: make(chan Durable, 1)}
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		c.Push, m.Protocol, m.Async = q, worker.ProtocolGeneric, true
 	}, func(w http.ResponseWriter, _ *http.Request) {
 		t.Error("the worker is called")
@@ -984,7 +984,7 @@ func TestAnAsynchronousModelIsCalledByEntriesAlone(t *testing.T) {
 func TestCallsOfTheGenericProtocolNameTheirSource(t *testing.T) {
 	t.Parallel()
 	seen := make(chan string, 1)
-	p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolGeneric }, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolGeneric }, func(w http.ResponseWriter, r *http.Request) {
 		seen <- r.Header.Get("X-Source")
 		workertest.Says(200, `{"status":"success","result":1}`)(w, r)
 	})
@@ -997,7 +997,7 @@ func TestCallsOfTheGenericProtocolNameTheirSource(t *testing.T) {
 func TestFullPoolRefusesAndTellsWhen(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.Total, m.Policy.QueueTTL = 2, worker.Seconds(time.Hour)
 		m.Instances[0].Slots = 1
 	}, held(release))
@@ -1035,7 +1035,7 @@ func held(release <-chan struct{}) http.HandlerFunc {
 func TestWaitForASlotEnds(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
-	p := startPlant(t, func(_ *Config, m *ModelState) {
+	p := startTestbed(t, func(_ *Config, m *ModelState) {
 		m.Policy.QueueTTL = worker.Seconds(100 * time.Millisecond)
 		m.Instances[0].Slots = 1
 	}, held(release))
@@ -1075,7 +1075,7 @@ func (p *pushes) Push(_ context.Context, d Durable) (id, location string, err er
 func TestRespondAsyncMakesADurableEntry(t *testing.T) {
 	t.Parallel()
 	queue := &pushes{}
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push = queue }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Push = queue }, workertest.Says(200, "{}"))
 	body := `{"model":"m","messages":[]}`
 	answer := p.post(chat, body, "Prefer", "respond-async", "X-Penstock-Class", "sheddable", "X-Penstock-Flow", "t")
 	if answer.StatusCode != 202 || answer.Header.Get("Location") != "/v1/entries/17" {
@@ -1099,7 +1099,7 @@ func TestRespondAsyncMakesADurableEntry(t *testing.T) {
 func TestOnFullPushesForThoseWhoAgree(t *testing.T) {
 	t.Parallel()
 	queue := &pushes{}
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		c.Push, m.Policy.OnFull, m.Instances[0].Usable = queue, OnFullPush, false
 	}, workertest.Says(200, "{}"))
 	if a := p.post(chat, `{"model":"m"}`, "Prefer", "respond-async, wait=5"); a.StatusCode != 202 {
@@ -1119,7 +1119,7 @@ func TestOnFullPushesForThoseWhoAgree(t *testing.T) {
 
 func TestModelsAreThoseOfTheCaller(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, workertest.Says(200, "{}"))
+	p := startTestbed(t, nil, workertest.Says(200, "{}"))
 	for path, want := range map[string]string{
 		"/v1/models": `{"object":"list","data":[{"id":"lora-1","object":"model","created":0,"owned_by":"penstock"},` +
 			`{"id":"m","object":"model","created":0,"owned_by":"penstock"}]}`,
@@ -1161,7 +1161,7 @@ func TestFlowIsTextAndWithinTheToken(t *testing.T) {
 // A client chooses neither the id of a prediction, which may be that of an entry, nor where its worker reports.
 func TestCallsOfCogDoNotNameTheirRun(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolCog }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(_ *Config, m *ModelState) { m.Protocol = worker.ProtocolCog }, workertest.Says(200, "{}"))
 	const call = "/models/m/call"
 	for _, body := range []string{
 		`{"id":"17","input":{}}`, `{"webhook":"http://10.0.0.1/"}`, `{"input":{},"webhook_events_filter":["completed"]}`,

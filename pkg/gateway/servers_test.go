@@ -37,7 +37,7 @@ func TestEachServerWithoutRoomIsLeftForAnother(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			var first atomic.Int32
-			p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+			p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 				first.Add(1)
 				c.busy(w, r)
 			}, streamer(plainStream))
@@ -85,7 +85,7 @@ func TestErrorsOfEachServerPass(t *testing.T) {
 				calls.Add(1)
 				workertest.Says(c.status, c.body)(w, r)
 			}
-			p := startPlant(t, nil, work, work)
+			p := startTestbed(t, nil, work, work)
 			answer := p.post(chat, `{"model":"m"}`)
 			if answer.StatusCode != c.status || answer.body != c.body {
 				t.Errorf("got %d %s, want %d %s", answer.StatusCode, answer.body, c.status, c.body)
@@ -133,7 +133,7 @@ func TestStreamsOfEachServerPass(t *testing.T) {
 			}
 			fmt.Fprintf(&all, "data: %s\n\ndata: [DONE]\n\n", c.usage)
 			plain.WriteString("data: [DONE]\n\n")
-			p := startPlant(t, nil, streamer(all.String()))
+			p := startTestbed(t, nil, streamer(all.String()))
 			if got := p.post(chat, `{"model":"m","stream":true}`).body; got != plain.String() {
 				t.Errorf("got %q, want %q", got, plain.String())
 			}
@@ -166,7 +166,7 @@ func TestErrorsInTheMiddleOfAStreamPass(t *testing.T) {
 				calls.Add(1)
 				streamer(begin, failed)(w, r)
 			}
-			p := startPlant(t, nil, work, work)
+			p := startTestbed(t, nil, work, work)
 			if got := p.post(chat, `{"model":"m","stream":true}`).body; got != begin+failed {
 				t.Errorf("got %q, want %q", got, begin+failed)
 			}
@@ -182,7 +182,7 @@ func TestErrorsInTheMiddleOfAStreamPass(t *testing.T) {
 // gateway's.
 func TestModelListsOfServersAreNotPassedOn(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, nil, func(w http.ResponseWriter, r *http.Request) {
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodGet {
 			t.Errorf("the gateway asked for %s on behalf of a client", r.URL.Path)
 		}

@@ -234,7 +234,7 @@ func TestAPauseEndsByTheClock(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p := startPlant(t, func(_ *Config, m *ModelState) {
+			p := startTestbed(t, func(_ *Config, m *ModelState) {
 				if len(read.Models) > 0 {
 					m.Paused = read.Models[0].Paused
 				}

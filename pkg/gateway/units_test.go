@@ -31,7 +31,7 @@ func (*ledger) Refuse(string) {}
 func TestOnlineCallsAreChargedForGPUsAndSequences(t *testing.T) {
 	t.Parallel()
 	book := &ledger{}
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		c.Charge = book
 		m.Instances[0].GPUs = 4
 	}, workertest.Says(200, `{"choices":[]}`))
@@ -58,7 +58,7 @@ func TestOnlineCallsAreChargedForGPUsAndSequences(t *testing.T) {
 // The limit of a model on the sequences of one call is that of calls that wait as well.
 func TestGenerationsOfMoreSequencesThanTheModelTakesAreRefused(t *testing.T) {
 	t.Parallel()
-	p := startPlant(t, func(_ *Config, m *ModelState) { m.ChoicesMax = 2 }, workertest.Says(200, `{"choices":[]}`))
+	p := startTestbed(t, func(_ *Config, m *ModelState) { m.ChoicesMax = 2 }, workertest.Says(200, `{"choices":[]}`))
 	for body, want := range map[string]string{
 		`{"model":"m","n":3}`:                        "n is 3",
 		`{"model":"m","best_of":9}`:                  "best_of is 9",

@@ -105,7 +105,7 @@ func TestVLLMAbortsTheRunOfAClientThatLeft(t *testing.T) {
 	t.Parallel()
 	for _, body := range []string{`{"model":"m","stream":true}`, `{"model":"m"}`} {
 		v := newVLLM()
-		p := startPlant(t, nil, v.ServeHTTP)
+		p := startTestbed(t, nil, v.ServeHTTP)
 		ctx, leave := context.WithCancel(t.Context())
 		go func() {
 			answer, err := http.DefaultClient.Do(p.request(ctx, http.MethodPost, chat, body))
@@ -127,7 +127,7 @@ func TestVLLMAbortsTheRunOfAClientThatLeft(t *testing.T) {
 func TestRequestsWithOneIDRunBesideEachOther(t *testing.T) {
 	t.Parallel()
 	v := newVLLM()
-	p := startPlant(t, nil, v.ServeHTTP)
+	p := startTestbed(t, nil, v.ServeHTTP)
 	answers := make(chan reply)
 	for range 3 {
 		go func() { answers <- p.post(chat, `{"model":"m","max_tokens":1}`, "X-Request-Id", "trace-7") }()
@@ -155,7 +155,7 @@ func TestRequestsWithOneIDRunBesideEachOther(t *testing.T) {
 func TestRunsThatVLLMGivesUpAtItsEndPass(t *testing.T) {
 	t.Parallel()
 	first, second := newVLLM(), newVLLM()
-	p := startPlant(t, nil, first.ServeHTTP, second.ServeHTTP)
+	p := startTestbed(t, nil, first.ServeHTTP, second.ServeHTTP)
 	answers := make(chan reply)
 	for _, body := range []string{`{"model":"m","stream":true,"stream_options":{}}`, `{"model":"m"}`} {
 		go func() { answers <- p.post(chat, body) }()
