@@ -15,31 +15,31 @@ import (
 // Axes lists all there are, in the order in which they run.
 func Axes() []Axis {
 	return []Axis{
-		{"backlog", "In front of a backlog", "entries ready", (*Lab).backlog},
-		{"states", "Beside entries that cannot run", "other entries", (*Lab).states},
-		{"payload", "Payload size", "bytes of JSON", (*Lab).payload},
-		{"keys", "Lock keys", "keys", (*Lab).keys},
-		{"hotkey", "Beside a hot key", "entries of the hot key", (*Lab).hotKey},
-		{"flows", "Flows", "flows", (*Lab).flows},
-		{"nodes", "Nodes", "processes", (*Lab).nodes},
-		{"threads", "Processing threads of one node", "threads", (*Lab).threads},
-		{"held", "Under a transaction held open", "entries worked since it began", (*Lab).held},
-		{"limits", "Limits", "limits of the queue", (*Lab).limits},
-		{"hints", "Hints", "pushes a second", (*Lab).hints},
-		{"pooler", "Through PgBouncer in transaction mode", "connections", (*Lab).pooler},
-		{"node", "The node by itself", "", (*Lab).node},
+		{"backlog", "In front of a backlog", "entries ready", (*Harness).backlog},
+		{"states", "Beside entries that cannot run", "other entries", (*Harness).states},
+		{"payload", "Payload size", "bytes of JSON", (*Harness).payload},
+		{"keys", "Lock keys", "keys", (*Harness).keys},
+		{"hotkey", "Beside a hot key", "entries of the hot key", (*Harness).hotKey},
+		{"flows", "Flows", "flows", (*Harness).flows},
+		{"nodes", "Nodes", "processes", (*Harness).nodes},
+		{"threads", "Processing threads of one node", "threads", (*Harness).threads},
+		{"held", "Under a transaction held open", "entries worked since it began", (*Harness).held},
+		{"limits", "Limits", "limits of the queue", (*Harness).limits},
+		{"hints", "Hints", "pushes a second", (*Harness).hints},
+		{"pooler", "Through PgBouncer in transaction mode", "connections", (*Harness).pooler},
+		{"node", "The node by itself", "", (*Harness).node},
 	}
 }
 
 // backlog drains and times claims in front of more and more entries that wait.
-func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
-	s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) backlog(ctx context.Context, add func(Point)) error {
+	s, err := h.testbed(ctx, invalidation.Config{})
 	if err != nil {
 		return err
 	}
 	defer s.close()
 	there := 0
-	for _, size := range l.sizes([]int{1000, 10_000, 100_000}, []int{1000, 10_000, 100_000, 1_000_000, 10_000_000}) {
+	for _, size := range h.sizes([]int{1000, 10_000, 100_000}, []int{1000, 10_000, 100_000, 1_000_000, 10_000_000}) {
 		took, err := s.push(ctx, size-there, 1000, solo)
 		if err != nil {
 			return err
@@ -56,11 +56,11 @@ func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
 		}
 		// What is drained is pushed before, behind the backlog: as much waits after the drain.
 		// Enough of it that what the node hands back at the end, claimed but not begun, is little beside it.
-		n := 3 * l.Entries
+		n := 3 * h.Entries
 		if _, err := s.push(ctx, n, 1000, solo); err != nil {
 			return err
 		}
-		o, err := s.drain(ctx, Duty{}, 1, n)
+		o, err := s.drain(ctx, NodeConfig{}, 1, n)
 		if err != nil {
 			return err
 		}
@@ -72,15 +72,15 @@ func (l *Lab) backlog(ctx context.Context, add func(Point)) error {
 }
 
 // disk is what entries and ready rows take, with their indexes.
-func (s *site) disk(ctx context.Context) (bytes float64, err error) {
+func (s *testbed) disk(ctx context.Context) (bytes float64, err error) {
 	err = s.pool.QueryRow(ctx, `
 		SELECT pg_total_relation_size('penstock.entry_bench') + pg_total_relation_size('penstock.ready')`).Scan(&bytes)
 	return bytes, err
 }
 
 // states drains and times claims beside entries that are failed, not due or disabled.
-func (l *Lab) states(ctx context.Context, add func(Point)) error {
-	sizes := l.sizes([]int{0, 100_000}, []int{0, 100_000, 1_000_000})
+func (h *Harness) states(ctx context.Context, add func(Point)) error {
+	sizes := h.sizes([]int{0, 100_000}, []int{0, 100_000, 1_000_000})
 	for _, state := range []struct{ name, sql string }{
 		{"failed", `INSERT INTO penstock.failure (queue_id, entry_id, created_at, priority, attempt, crashes, flow,
 			       class, error, fingerprint, payload)
@@ -91,15 +91,15 @@ func (l *Lab) states(ctx context.Context, add func(Point)) error {
 		{"disabled", `INSERT INTO penstock.entry_bench (id, queue_id, status, priority, payload)
 			SELECT -i, $1, 'pending', -1, '{}' FROM generate_series($2::int + 1, $3::int) i`},
 	} {
-		if err := l.besides(ctx, state.name, state.sql, sizes, add); err != nil {
+		if err := h.besides(ctx, state.name, state.sql, sizes, add); err != nil {
 			return fmt.Errorf("%s: %w", state.name, err)
 		}
 	}
 	return nil
 }
 
-func (l *Lab) besides(ctx context.Context, series, sql string, sizes []int, add func(Point)) error {
-	s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) besides(ctx context.Context, series, sql string, sizes []int, add func(Point)) error {
+	s, err := h.testbed(ctx, invalidation.Config{})
 	if err != nil {
 		return err
 	}
@@ -110,14 +110,14 @@ func (l *Lab) besides(ctx context.Context, series, sql string, sizes []int, add 
 			return err
 		}
 		there = size
-		if _, err := s.push(ctx, l.Entries, 1000, solo); err != nil {
+		if _, err := s.push(ctx, h.Entries, 1000, solo); err != nil {
 			return err
 		}
 		times, err := s.claimTimes(ctx, usual, solo)
 		if err != nil {
 			return err
 		}
-		o, err := s.drain(ctx, Duty{}, 1, l.Entries)
+		o, err := s.drain(ctx, NodeConfig{}, 1, h.Entries)
 		if err != nil {
 			return err
 		}
@@ -127,20 +127,20 @@ func (l *Lab) besides(ctx context.Context, series, sql string, sizes []int, add 
 }
 
 // payload pushes and drains entries of more and more bytes, which do not compress.
-func (l *Lab) payload(ctx context.Context, add func(Point)) error {
-	for _, size := range l.sizes([]int{50, 1000, 10_000}, []int{50, 200, 1000, 10_000, 100_000}) {
-		s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) payload(ctx context.Context, add func(Point)) error {
+	for _, size := range h.sizes([]int{50, 1000, 10_000}, []int{50, 200, 1000, 10_000, 100_000}) {
+		s, err := h.testbed(ctx, invalidation.Config{})
 		if err != nil {
 			return err
 		}
-		n := min(l.Entries, max(500, 200_000_000/size))
+		n := min(h.Entries, max(500, 200_000_000/size))
 		batch := min(1000, max(1, 8_000_000/size))
 		took, err := s.push(ctx, n, batch, padded(size, 1))
 		if err != nil {
 			s.close()
 			return err
 		}
-		o, err := s.drain(ctx, Duty{}, 1, n)
+		o, err := s.drain(ctx, NodeConfig{}, 1, n)
 		s.close()
 		if err != nil {
 			return err
@@ -169,13 +169,13 @@ func padded(size, group int) maker {
 }
 
 // held drains round after round beside a transaction that holds a snapshot, and without one.
-func (l *Lab) held(ctx context.Context, add func(Point)) error {
-	rounds := l.sizes([]int{3}, []int{20})[0]
+func (h *Harness) held(ctx context.Context, add func(Point)) error {
+	rounds := h.sizes([]int{3}, []int{20})[0]
 	for _, series := range []string{"held", "no transaction"} {
-		if l.HeldFor > 0 && series != "held" {
+		if h.HeldFor > 0 && series != "held" {
 			break // its first round is the comparison
 		}
-		s, err := l.site(ctx, invalidation.Config{})
+		s, err := h.testbed(ctx, invalidation.Config{})
 		if err != nil {
 			return err
 		}
@@ -188,7 +188,7 @@ func (l *Lab) held(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) age(ctx context.Context, series string, rounds int, add func(Point)) error {
+func (s *testbed) age(ctx context.Context, series string, rounds int, add func(Point)) error {
 	if series == "held" {
 		tx, err := s.pool.Begin(ctx)
 		if err != nil {
@@ -206,13 +206,13 @@ func (s *site) age(ctx context.Context, series string, rounds int, add func(Poin
 	}
 	began, worked := time.Now(), 0
 	for round := range rounds {
-		age := s.lab.HeldFor * time.Duration(round) / time.Duration(rounds)
+		age := s.harness.HeldFor * time.Duration(round) / time.Duration(rounds)
 		n, err := s.workUntil(ctx, began.Add(age))
 		if err != nil {
 			return err
 		}
 		worked += n
-		n = 2 * s.lab.Entries
+		n = 2 * s.harness.Entries
 		if _, err := s.push(ctx, n, 1000, solo); err != nil {
 			return err
 		}
@@ -220,13 +220,13 @@ func (s *site) age(ctx context.Context, series string, rounds int, add func(Poin
 		if err != nil {
 			return err
 		}
-		o, err := s.drain(ctx, Duty{}, 1, n)
+		o, err := s.drain(ctx, NodeConfig{}, 1, n)
 		if err != nil {
 			return err
 		}
 		worked += o.Handled
 		x := count(worked / 1000 * 1000)
-		if s.lab.HeldFor > 0 {
+		if s.harness.HeldFor > 0 {
 			x = age.Round(time.Second).String()
 		}
 		add(Point{Series: series, X: x, Figures: o.costs().with(times)})
@@ -235,11 +235,11 @@ func (s *site) age(ctx context.Context, series string, rounds int, add func(Poin
 }
 
 // workUntil pushes and works off 1,000 entries a second until a time, and says how many that were.
-func (s *site) workUntil(ctx context.Context, end time.Time) (int, error) {
+func (s *testbed) workUntil(ctx context.Context, end time.Time) (int, error) {
 	if time.Until(end) < time.Second {
 		return 0, nil
 	}
-	c, err := s.hire(ctx, Duty{}, 1)
+	c, err := s.startNodes(ctx, NodeConfig{}, 1)
 	if err != nil {
 		return 0, err
 	}
@@ -251,10 +251,10 @@ func (s *site) workUntil(ctx context.Context, end time.Time) (int, error) {
 			return 0, ctx.Err()
 		case now := <-tick.C:
 			if now.After(end) {
-				if err := c.await(ctx, n, s.lab.PointTime); err != nil {
+				if err := c.await(ctx, n, s.harness.PointTime); err != nil {
 					return 0, err
 				}
-				_, err := c.dismiss(ctx)
+				_, err := c.stop(ctx)
 				return n, err
 			}
 		}
@@ -265,7 +265,7 @@ func (s *site) workUntil(ctx context.Context, end time.Time) (int, error) {
 }
 
 // limits drains queues under limits that never bind, and one without.
-func (l *Lab) limits(ctx context.Context, add func(Point)) error {
+func (h *Harness) limits(ctx context.Context, add func(Point)) error {
 	const many = 1_000_000
 	for _, c := range []struct {
 		name  string
@@ -279,7 +279,7 @@ func (l *Lab) limits(ctx context.Context, add func(Point)) error {
 		{name: "token bucket", limit: map[string]any{"rate": 1e7, "burst": 1e7}},
 		{name: "capacity", queue: invalidation.Config{Capacity: 100 * many}},
 	} {
-		s, err := l.site(ctx, c.queue)
+		s, err := h.testbed(ctx, c.queue)
 		if err != nil {
 			return err
 		}
@@ -293,7 +293,7 @@ func (l *Lab) limits(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) limited(ctx context.Context, limit map[string]any) (Figures, error) {
+func (s *testbed) limited(ctx context.Context, limit map[string]any) (Figures, error) {
 	if limit != nil {
 		if err := operator.New(s.pool).SetLimit(ctx, "bench", limit, invalidation.By{Reason: "bench"}); err != nil {
 			return nil, err
@@ -307,7 +307,7 @@ func (s *site) limited(ctx context.Context, limit map[string]any) (Figures, erro
 			return nil, err
 		}
 	}
-	n := 3 * s.lab.Entries
+	n := 3 * s.harness.Entries
 	took, err := s.push(ctx, n, 1000, solo)
 	if err != nil {
 		return nil, err
@@ -316,7 +316,7 @@ func (s *site) limited(ctx context.Context, limit map[string]any) (Figures, erro
 	if err != nil {
 		return nil, err
 	}
-	o, err := s.drain(ctx, Duty{}, 1, n)
+	o, err := s.drain(ctx, NodeConfig{}, 1, n)
 	if err != nil {
 		return nil, err
 	}

@@ -12,14 +12,14 @@ import (
 )
 
 // nodes drains one queue with more and more node processes: all in one lane, and spread over 16.
-func (l *Lab) nodes(ctx context.Context, add func(Point)) error {
+func (h *Harness) nodes(ctx context.Context, add func(Point)) error {
 	for _, lanes := range []int{1, 16} {
-		for _, processes := range l.sizes([]int{1, 2}, []int{1, 2, 4, 8, 16}) {
-			s, err := l.site(ctx, invalidation.Config{})
+		for _, processes := range h.sizes([]int{1, 2}, []int{1, 2, 4, 8, 16}) {
+			s, err := h.testbed(ctx, invalidation.Config{})
 			if err != nil {
 				return err
 			}
-			n := 5 * l.Entries
+			n := 5 * h.Entries
 			if _, err = s.push(ctx, n, 1000, func(i int) invalidation.Push {
 				p := solo(i)
 				if lanes > 1 {
@@ -30,7 +30,7 @@ func (l *Lab) nodes(ctx context.Context, add func(Point)) error {
 				s.close()
 				return err
 			}
-			o, err := s.drain(ctx, Duty{}, processes, n)
+			o, err := s.drain(ctx, NodeConfig{}, processes, n)
 			s.close()
 			if err != nil {
 				return err
@@ -42,14 +42,14 @@ func (l *Lab) nodes(ctx context.Context, add func(Point)) error {
 }
 
 // threads drains with more and more processing threads: handlers that do nothing, and such that wait for 5 ms.
-func (l *Lab) threads(ctx context.Context, add func(Point)) error {
+func (h *Harness) threads(ctx context.Context, add func(Point)) error {
 	for _, micros := range []int{0, 5000} {
-		for _, threads := range l.sizes([]int{1, 16, 64}, []int{1, 4, 16, 64, 256, 1024}) {
-			s, err := l.site(ctx, invalidation.Config{})
+		for _, threads := range h.sizes([]int{1, 16, 64}, []int{1, 4, 16, 64, 256, 1024}) {
+			s, err := h.testbed(ctx, invalidation.Config{})
 			if err != nil {
 				return err
 			}
-			n := 2 * l.Entries
+			n := 2 * h.Entries
 			if micros > 0 {
 				n = min(n, threads*400) // two seconds' worth
 			}
@@ -57,7 +57,7 @@ func (l *Lab) threads(ctx context.Context, add func(Point)) error {
 				s.close()
 				return err
 			}
-			o, err := s.drain(ctx, Duty{Threads: threads, Micros: micros}, 1, n)
+			o, err := s.drain(ctx, NodeConfig{Threads: threads, Micros: micros}, 1, n)
 			s.close()
 			if err != nil {
 				return err
@@ -72,9 +72,9 @@ func (l *Lab) threads(ctx context.Context, add func(Point)) error {
 }
 
 // hints measures pick-up with hints and without at rising rates of pushes.
-func (l *Lab) hints(ctx context.Context, add func(Point)) error {
+func (h *Harness) hints(ctx context.Context, add func(Point)) error {
 	for _, series := range []string{"hints", "no hints"} {
-		s, err := l.site(ctx, invalidation.Config{})
+		s, err := h.testbed(ctx, invalidation.Config{})
 		if err != nil {
 			return err
 		}
@@ -87,16 +87,16 @@ func (l *Lab) hints(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) hinted(ctx context.Context, series string, add func(Point)) error {
-	queue, duty := s.queue, Duty{NoHints: true}
+func (s *testbed) hinted(ctx context.Context, series string, add func(Point)) error {
+	queue, config := s.queue, NodeConfig{NoHints: true}
 	if series == "hints" {
 		hinting, stop := s.hinting(ctx)
 		defer stop()
-		queue, duty = hinting, Duty{}
+		queue, config = hinting, NodeConfig{}
 	}
-	for _, perSecond := range s.lab.sizes([]int{50}, []int{10, 50, 200, 500}) {
-		n := s.lab.sizes([]int{100}, []int{min(1500, 5*perSecond+100)})[0]
-		o, err := s.pickups(ctx, duty, queue, n, time.Second/time.Duration(perSecond))
+	for _, perSecond := range s.harness.sizes([]int{50}, []int{10, 50, 200, 500}) {
+		n := s.harness.sizes([]int{100}, []int{min(1500, 5*perSecond+100)})[0]
+		o, err := s.pickups(ctx, config, queue, n, time.Second/time.Duration(perSecond))
 		if err != nil {
 			return err
 		}
@@ -108,8 +108,8 @@ func (s *site) hinted(ctx context.Context, series string, add func(Point)) error
 }
 
 // pooler compares direct connections with such through PgBouncer in transaction mode.
-func (l *Lab) pooler(ctx context.Context, add func(Point)) error {
-	s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) pooler(ctx context.Context, add func(Point)) error {
+	s, err := h.testbed(ctx, invalidation.Config{})
 	if err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (l *Lab) pooler(ctx context.Context, add func(Point)) error {
 	return errors.Join(s.connected(ctx, "PgBouncer", bouncer.dsn, true, add), bouncer.stop())
 }
 
-func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, add func(Point)) error {
+func (s *testbed) connected(ctx context.Context, series, dsn string, pooled bool, add func(Point)) error {
 	pool, err := openPool(ctx, dsn, 18, pooled)
 	if err != nil {
 		return err
@@ -134,9 +134,9 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 	if err != nil {
 		return err
 	}
-	through := &site{lab: s.lab, dsn: dsn, pool: pool, queue: queue, claims: s.claims}
+	through := &testbed{harness: s.harness, dsn: dsn, pool: pool, queue: queue, claims: s.claims}
 	defer func() { s.claims = through.claims }()
-	n := s.lab.Entries
+	n := s.harness.Entries
 	perSecond, err := through.pushSingles(ctx, queue, n, 16, solo)
 	if err != nil {
 		return err
@@ -146,19 +146,19 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 		return err
 	}
 	// The meter reads through the direct pool; it waits until the pooler has let its idle connections go.
-	c, err := s.hire(ctx, Duty{DSN: dsn, Pooled: pooled, NoHints: true}, 1)
+	c, err := s.startNodes(ctx, NodeConfig{DSN: dsn, Pooled: pooled, NoHints: true}, 1)
 	if err != nil {
 		return err
 	}
-	if err := c.await(ctx, n, s.lab.PointTime); err != nil {
+	if err := c.await(ctx, n, s.harness.PointTime); err != nil {
 		return err
 	}
-	o, err := c.dismiss(ctx)
+	o, err := c.stop(ctx)
 	if err != nil {
 		return err
 	}
-	picked, err := s.pickups(ctx, Duty{DSN: dsn, Pooled: pooled, NoHints: true}, queue,
-		s.lab.sizes([]int{50}, []int{200})[0], 15*time.Millisecond)
+	picked, err := s.pickups(ctx, NodeConfig{DSN: dsn, Pooled: pooled, NoHints: true}, queue,
+		s.harness.sizes([]int{50}, []int{200})[0], 15*time.Millisecond)
 	if err != nil {
 		return err
 	}
@@ -168,25 +168,25 @@ func (s *site) connected(ctx context.Context, series, dsn string, pooled bool, a
 
 // node measures one node: what an entry takes of it, in memory too, and how endings are batched under low and
 // high load.
-func (l *Lab) node(ctx context.Context, add func(Point)) error {
-	s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) node(ctx context.Context, add func(Point)) error {
+	s, err := h.testbed(ctx, invalidation.Config{})
 	if err != nil {
 		return err
 	}
 	defer s.close()
-	n := l.Entries * l.sizes([]int{1}, []int{10})[0]
+	n := h.Entries * h.sizes([]int{1}, []int{10})[0]
 	if _, err := s.push(ctx, n, 1000, solo); err != nil {
 		return err
 	}
-	full, err := s.drain(ctx, Duty{Profile: l.Profile}, 1, n)
+	full, err := s.drain(ctx, NodeConfig{Profile: h.Profile}, 1, n)
 	if err != nil {
 		return err
 	}
 	add(Point{X: "full load", Figures: full.costs().with(full.inside())})
 
-	for _, perSecond := range l.sizes([]int{50}, []int{10, 100, 400}) {
+	for _, perSecond := range h.sizes([]int{50}, []int{10, 100, 400}) {
 		queue, stop := s.hinting(ctx)
-		low, err := s.pickups(ctx, Duty{}, queue, l.sizes([]int{100}, []int{3*perSecond + 50})[0],
+		low, err := s.pickups(ctx, NodeConfig{}, queue, h.sizes([]int{100}, []int{3*perSecond + 50})[0],
 			time.Second/time.Duration(perSecond))
 		stop()
 		if err != nil {
@@ -216,14 +216,14 @@ func (o outcome) inside() Figures {
 }
 
 // inFlight is the memory of an entry whose handler runs: of many, less that of few.
-func (s *site) inFlight(ctx context.Context) (Figures, error) {
+func (s *testbed) inFlight(ctx context.Context) (Figures, error) {
 	const few, many = 100, 5000
 	var bytes [2]int64
 	for i, n := range []int{few, many} {
 		if _, err := s.push(ctx, n, 1000, solo); err != nil {
 			return nil, err
 		}
-		o, err := s.drain(ctx, Duty{Threads: many, Hold: true}, 1, n)
+		o, err := s.drain(ctx, NodeConfig{Threads: many, Hold: true}, 1, n)
 		if err != nil {
 			return nil, err
 		}

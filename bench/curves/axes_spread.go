@@ -12,11 +12,11 @@ import (
 )
 
 // keys drains entries that are spread over more and more lock keys, evenly and by Zipf's law.
-func (l *Lab) keys(ctx context.Context, add func(Point)) error {
-	n := l.Entries * l.sizes([]int{1}, []int{5})[0]
+func (h *Harness) keys(ctx context.Context, add func(Point)) error {
+	n := h.Entries * h.sizes([]int{1}, []int{5})[0]
 	for _, spread := range []string{"even", "Zipf 1.1"} {
-		for _, keys := range l.sizes([]int{1, 100, 10_000}, []int{1, 10, 100, 1000, 10_000, 100_000, 1_000_000}) {
-			s, err := l.site(ctx, invalidation.Config{})
+		for _, keys := range h.sizes([]int{1, 100, 10_000}, []int{1, 10, 100, 1000, 10_000, 100_000, 1_000_000}) {
+			s, err := h.testbed(ctx, invalidation.Config{})
 			if err != nil {
 				return err
 			}
@@ -31,7 +31,7 @@ func (l *Lab) keys(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) keyed(ctx context.Context, spread string, keys, n int) (Figures, error) {
+func (s *testbed) keyed(ctx context.Context, spread string, keys, n int) (Figures, error) {
 	entry := func(i int) invalidation.Push {
 		p := solo(i)
 		p.LockKey = fmt.Sprint("key-", i%keys)
@@ -55,7 +55,7 @@ func (s *site) keyed(ctx context.Context, spread string, keys, n int) (Figures, 
 	if err != nil {
 		return nil, err
 	}
-	o, err := s.drain(ctx, Duty{}, 1, n)
+	o, err := s.drain(ctx, NodeConfig{}, 1, n)
 	if err != nil {
 		return nil, err
 	}
@@ -64,9 +64,9 @@ func (s *site) keyed(ctx context.Context, spread string, keys, n int) (Figures, 
 
 // hotKey measures how long others wait to be picked up while a node works off a key with very many entries, and
 // entries of that key still come in.
-func (l *Lab) hotKey(ctx context.Context, add func(Point)) error {
-	for _, size := range l.sizes([]int{0, 1000, 100_000}, []int{0, 1000, 10_000, 100_000, 1_000_000}) {
-		s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) hotKey(ctx context.Context, add func(Point)) error {
+	for _, size := range h.sizes([]int{0, 1000, 100_000}, []int{0, 1000, 10_000, 100_000, 1_000_000}) {
+		s, err := h.testbed(ctx, invalidation.Config{})
 		if err != nil {
 			return err
 		}
@@ -85,13 +85,13 @@ func hot(int) invalidation.Push {
 	return invalidation.Push{Payload: payload, LockKey: "hot"}
 }
 
-func (s *site) besideHotKey(ctx context.Context, size int) (outcome, error) {
+func (s *testbed) besideHotKey(ctx context.Context, size int) (outcome, error) {
 	if _, err := s.push(ctx, size, 1000, hot); err != nil {
 		return outcome{}, err
 	}
 	queue, stop := s.hinting(ctx)
 	defer stop()
-	c, err := s.hire(ctx, Duty{}, 1)
+	c, err := s.startNodes(ctx, NodeConfig{}, 1)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -108,20 +108,20 @@ func (s *site) besideHotKey(ctx context.Context, size int) (outcome, error) {
 			}
 		})
 	}
-	err = s.pushTimed(ctx, queue, s.lab.sizes([]int{100}, []int{400})[0], 15*time.Millisecond)
+	err = s.pushTimed(ctx, queue, s.harness.sizes([]int{100}, []int{400})[0], 15*time.Millisecond)
 	end()
 	pushers.Wait()
 	if err != nil {
 		return outcome{}, err
 	}
 	time.Sleep(300 * time.Millisecond) // the last ones are picked up: none takes longer than a poll
-	return c.dismiss(ctx)
+	return c.stop(ctx)
 }
 
 // flows drains entries that are spread evenly over more and more flows, each a lane of its own.
-func (l *Lab) flows(ctx context.Context, add func(Point)) error {
-	for _, flows := range l.sizes([]int{1, 100, 1000}, []int{1, 10, 100, 1000, 10_000, 100_000}) {
-		s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) flows(ctx context.Context, add func(Point)) error {
+	for _, flows := range h.sizes([]int{1, 100, 1000}, []int{1, 10, 100, 1000, 10_000, 100_000}) {
+		s, err := h.testbed(ctx, invalidation.Config{})
 		if err != nil {
 			return err
 		}
@@ -135,9 +135,9 @@ func (l *Lab) flows(ctx context.Context, add func(Point)) error {
 	return nil
 }
 
-func (s *site) flowing(ctx context.Context, flows int) (Figures, error) {
+func (s *testbed) flowing(ctx context.Context, flows int) (Figures, error) {
 	flow := func(i int) string { return fmt.Sprint("flow-", i) }
-	n := max(2*s.lab.Entries, flows)
+	n := max(2*s.harness.Entries, flows)
 	if _, err := s.push(ctx, n, 1000, func(i int) invalidation.Push {
 		p := solo(i)
 		p.Flow = flow(i % flows)
@@ -156,7 +156,7 @@ func (s *site) flowing(ctx context.Context, flows int) (Figures, error) {
 		return nil, err
 	}
 	look := time.Since(start).Seconds() * 1000
-	o, err := s.drain(ctx, Duty{}, 1, n)
+	o, err := s.drain(ctx, NodeConfig{}, 1, n)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func newLab(t *testing.T) *Lab {
+func newHarness(t *testing.T) *Harness {
 	t.Helper()
 	server, err := devpostgres.Start(t.Context(), devpostgres.Config{Fast: true})
 	if err != nil {
@@ -36,20 +36,20 @@ func newLab(t *testing.T) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &Lab{
+	h := &Harness{
 		Server: server.Config(), Program: []string{self, "node"}, Entries: 500, Short: true,
 		PointTime: 10 * time.Second, Log: slog.New(slog.DiscardHandler),
 	}
-	if err := l.Open(t.Context()); err != nil {
+	if err := h.Open(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = l.Close(context.Background()) })
-	return l
+	t.Cleanup(func() { _ = h.Close(context.Background()) })
+	return h
 }
 
 func TestAPointCountsWhatAllNodesDid(t *testing.T) {
-	l := newLab(t)
-	points, err := l.Measure(t.Context(), Axis{Name: "nodes", Measure: (*Lab).nodes}, time.Minute)
+	h := newHarness(t)
+	points, err := h.Measure(t.Context(), Axis{Name: "nodes", Measure: (*Harness).nodes}, time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,13 +65,13 @@ func TestAPointCountsWhatAllNodesDid(t *testing.T) {
 }
 
 func TestAnAxisOutOfTimeKeepsItsPoints(t *testing.T) {
-	slow := Axis{Name: "slow", Measure: func(_ *Lab, ctx context.Context, add func(Point)) error {
+	slow := Axis{Name: "slow", Measure: func(_ *Harness, ctx context.Context, add func(Point)) error {
 		add(Point{X: "1"})
 		<-ctx.Done()
 		return ctx.Err()
 	}}
-	l := &Lab{Log: slog.New(slog.DiscardHandler)}
-	points, err := l.Measure(t.Context(), slow, time.Millisecond)
+	h := &Harness{Log: slog.New(slog.DiscardHandler)}
+	points, err := h.Measure(t.Context(), slow, time.Millisecond)
 	if len(points) != 1 || points[0].Axis != "slow" || !errors.Is(err, errTime) {
 		t.Errorf("got %v and %v, want one point and the news that time was over", points, err)
 	}

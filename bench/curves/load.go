@@ -24,7 +24,7 @@ func solo(i int) invalidation.Push {
 }
 
 // push pushes n entries in batches of up to 1000 from two connections, and says how long it took.
-func (s *site) push(ctx context.Context, n, batch int, entry maker) (time.Duration, error) {
+func (s *testbed) push(ctx context.Context, n, batch int, entry maker) (time.Duration, error) {
 	var next atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
 	start := time.Now()
@@ -50,7 +50,7 @@ func (s *site) push(ctx context.Context, n, batch int, entry maker) (time.Durati
 }
 
 // pushSingles pushes n entries one call each from so many connections.
-func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int, entry maker) (perSecond float64,
+func (s *testbed) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns int, entry maker) (perSecond float64,
 	err error,
 ) {
 	var next atomic.Int64
@@ -71,7 +71,7 @@ func (s *site) pushSingles(ctx context.Context, q *invalidation.Queue, n, conns 
 }
 
 // pushTimed pushes n entries whose pick-up is measured, apart by a third to five thirds of pause.
-func (s *site) pushTimed(ctx context.Context, q *invalidation.Queue, n int, pause time.Duration) error {
+func (s *testbed) pushTimed(ctx context.Context, q *invalidation.Queue, n int, pause time.Duration) error {
 	for range n {
 		select {
 		case <-ctx.Done():
@@ -89,8 +89,8 @@ func (s *site) pushTimed(ctx context.Context, q *invalidation.Queue, n int, paus
 	return nil
 }
 
-// hinting returns the site's queue with hints, until stop is called.
-func (s *site) hinting(ctx context.Context) (q *invalidation.Queue, stop func()) {
+// hinting returns the testbed's queue with hints, until stop is called.
+func (s *testbed) hinting(ctx context.Context) (q *invalidation.Queue, stop func()) {
 	hinter := invalidation.NewHinter(s.pool, 0)
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
@@ -102,7 +102,7 @@ func (s *site) hinting(ctx context.Context) (q *invalidation.Queue, stop func())
 const claimsTimed = 500
 
 // claimTimes times claims of 10 locks in lanes of the queue's; what was claimed is ended and as many are pushed again.
-func (s *site) claimTimes(ctx context.Context, lane func() invalidation.Lane, again maker) (Figures, error) {
+func (s *testbed) claimTimes(ctx context.Context, lane func() invalidation.Lane, again maker) (Figures, error) {
 	marks := map[invalidation.Lane]int64{}
 	var times []float64
 	for i := range claimsTimed + 20 {
@@ -153,23 +153,23 @@ func finished(locks []*invalidation.Lock) (endings []invalidation.Ending) {
 	return endings
 }
 
-// drain lets nodes handle n entries that are there, for at most the lab's time of a point.
-func (s *site) drain(ctx context.Context, d Duty, processes, n int) (outcome, error) {
-	c, err := s.hire(ctx, d, processes)
+// drain lets nodes handle n entries that are there, for at most the harness's time of a point.
+func (s *testbed) drain(ctx context.Context, d NodeConfig, processes, n int) (outcome, error) {
+	c, err := s.startNodes(ctx, d, processes)
 	if err != nil {
 		return outcome{}, err
 	}
-	if err := c.await(ctx, n, s.lab.PointTime); err != nil {
+	if err := c.await(ctx, n, s.harness.PointTime); err != nil {
 		return outcome{}, err
 	}
-	return c.dismiss(ctx)
+	return c.stop(ctx)
 }
 
 // pickups lets one node pick up n entries that come one by one, with a pause between them on average.
-func (s *site) pickups(ctx context.Context, d Duty, q *invalidation.Queue, n int, pause time.Duration) (outcome,
-	error,
+func (s *testbed) pickups(ctx context.Context, d NodeConfig, q *invalidation.Queue, n int, pause time.Duration) (
+	outcome, error,
 ) {
-	c, err := s.hire(ctx, d, 1)
+	c, err := s.startNodes(ctx, d, 1)
 	if err != nil {
 		return outcome{}, err
 	}
@@ -178,8 +178,8 @@ func (s *site) pickups(ctx context.Context, d Duty, q *invalidation.Queue, n int
 	if err := s.pushTimed(ctx, q, n, pause); err != nil {
 		return outcome{}, err
 	}
-	if err := c.await(ctx, was+n, s.lab.PointTime); err != nil {
+	if err := c.await(ctx, was+n, s.harness.PointTime); err != nil {
 		return outcome{}, err
 	}
-	return c.dismiss(ctx)
+	return c.stop(ctx)
 }

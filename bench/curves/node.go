@@ -22,8 +22,9 @@ import (
 	"github.com/penstock/penstock/pkg/tasknode"
 )
 
-// Duty is what the process of a node is told. The zero value, but for the DSN, is a node by default settings.
-type Duty struct {
+// NodeConfig is the configuration of the process of a node. The zero value, but for the DSN, is a node by default
+// settings.
+type NodeConfig struct {
 	DSN     string `json:"dsn"`
 	Threads int    `json:"threads,omitempty"`
 	NoHints bool   `json:"no_hints,omitempty"`
@@ -39,8 +40,8 @@ type body struct {
 	Micros int   `json:"us,omitempty"` // that its handler takes, asleep
 }
 
-// Shift is what a node's process did.
-type Shift struct {
+// NodeReport is what the process of a node did.
+type NodeReport struct {
 	Handled      int       `json:"handled"`
 	Seconds      float64   `json:"seconds"`
 	CPUSeconds   float64   `json:"cpu_seconds"`
@@ -55,17 +56,17 @@ type Shift struct {
 	ClaimMillis  []float64 `json:"claim_ms"`  // from the start of the claim to the handler, of every 16th entry
 }
 
-// RunNode is the body of a node's process, whose duty is JSON: connect, say so, wait for the word, work, tell how many
-// were handled, and at the end of in stop and report.
-func RunNode(ctx context.Context, duty string, in io.Reader, out io.Writer) error {
-	var d Duty
-	if err := json.Unmarshal([]byte(duty), &d); err != nil {
-		return fmt.Errorf("read the duty: %w", err)
+// RunNode is the body of a node's process, whose configuration is a NodeConfig in JSON: connect, say so, wait for a
+// line, work, tell how many entries were handled, and at the end of in stop and report.
+func RunNode(ctx context.Context, config string, in io.Reader, out io.Writer) error {
+	var c NodeConfig
+	if err := json.Unmarshal([]byte(config), &c); err != nil {
+		return fmt.Errorf("read the configuration of the node: %w", err)
 	}
-	h := &handler{duty: d, end: make(chan struct{})}
+	h := &handler{config: c, end: make(chan struct{})}
 	node, err := node.New(ctx, node.Config{
-		DSN: d.DSN, Pooled: d.Pooled, NoHints: d.NoHints,
-		Task: tasknode.Config{Name: fmt.Sprint("bench-", os.Getpid()), Threads: d.Threads},
+		DSN: c.DSN, Pooled: c.Pooled, NoHints: c.NoHints,
+		Task: tasknode.Config{Name: fmt.Sprint("bench-", os.Getpid()), Threads: c.Threads},
 	})
 	if err != nil {
 		return err
@@ -76,9 +77,9 @@ func RunNode(ctx context.Context, duty string, in io.Reader, out io.Writer) erro
 	fmt.Fprintln(out, `{"ready":true}`)
 	lines := bufio.NewReader(in)
 	if _, err := lines.ReadString('\n'); err != nil {
-		return fmt.Errorf("wait for the word: %w", err)
+		return fmt.Errorf("wait for the line to begin: %w", err)
 	}
-	stopProfile, err := profile(d.Profile)
+	stopProfile, err := profile(c.Profile)
 	if err != nil {
 		return err
 	}
@@ -97,19 +98,19 @@ func RunNode(ctx context.Context, duty string, in io.Reader, out io.Writer) erro
 		close(told)
 	}()
 	h.tell(running, told, out)
-	shift := Shift{HeldBytes: h.held()}
+	report := NodeReport{HeldBytes: h.held()}
 	close(h.end)
 	cancel()
 	err = <-ended
-	shift.Seconds = time.Since(start).Seconds()
+	report.Seconds = time.Since(start).Seconds()
 	after, memoryAfter := meter.Self(), memStats()
-	shift.CPUSeconds, shift.RSSMaxBytes = after.CPUSeconds-before.CPUSeconds, after.RSSMaxBytes
-	shift.Mallocs, shift.AllocBytes = int64(memoryAfter.Mallocs-memory.Mallocs),
+	report.CPUSeconds, report.RSSMaxBytes = after.CPUSeconds-before.CPUSeconds, after.RSSMaxBytes
+	report.Mallocs, report.AllocBytes = int64(memoryAfter.Mallocs-memory.Mallocs),
 		int64(memoryAfter.TotalAlloc-memory.TotalAlloc)
-	shift.Claims, shift.Settles, shift.Settled = node.Stats().Claims.Load(), node.Stats().Settles.Load(),
+	report.Claims, report.Settles, report.Settled = node.Stats().Claims.Load(), node.Stats().Settles.Load(),
 		node.Stats().Settled.Load()
-	h.report(&shift)
-	return errors.Join(err, stopProfile(), json.NewEncoder(out).Encode(shift))
+	h.report(&report)
+	return errors.Join(err, stopProfile(), json.NewEncoder(out).Encode(report))
 }
 
 func memStats() (m runtime.MemStats) {
@@ -144,7 +145,7 @@ func allocations(folder string) error {
 
 // handler counts, and takes the times that are asked for.
 type handler struct {
-	duty    Duty
+	config  NodeConfig
 	end     chan struct{}
 	handled atomic.Int64
 
@@ -166,10 +167,10 @@ func (h *handler) Handle(_ context.Context, r *invalidation.Run) (json.RawMessag
 	if h.handled.Add(1)%16 == 1 {
 		h.record(&h.claims, time.Since(r.Lock.ClaimedAt))
 	}
-	if micros := max(b.Micros, h.duty.Micros); micros > 0 {
+	if micros := max(b.Micros, h.config.Micros); micros > 0 {
 		time.Sleep(time.Duration(micros) * time.Microsecond)
 	}
-	if h.duty.Hold {
+	if h.config.Hold {
 		<-h.end
 	}
 	return nil, nil
@@ -200,9 +201,9 @@ func (h *handler) tell(ctx context.Context, told <-chan struct{}, out io.Writer)
 	}
 }
 
-// held is the memory in use, if the duty was to hold entries.
+// held is the memory in use, if the node was to hold entries.
 func (h *handler) held() int64 {
-	if !h.duty.Hold {
+	if !h.config.Hold {
 		return 0
 	}
 	runtime.GC()
@@ -210,7 +211,7 @@ func (h *handler) held() int64 {
 	return int64(m.HeapInuse + m.StackInuse)
 }
 
-func (h *handler) report(s *Shift) {
+func (h *handler) report(s *NodeReport) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s.Handled = int(h.handled.Load())

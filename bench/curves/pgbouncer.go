@@ -18,7 +18,7 @@ import (
 // errNotRun marks an axis that this machine cannot run.
 var errNotRun = errors.New("not run")
 
-// pgBouncer is a pooler in transaction mode before the site's database, on a Unix socket.
+// pgBouncer is a pooler in transaction mode before the testbed's database, on a Unix socket.
 type pgBouncer struct {
 	dsn    string
 	folder string
@@ -27,7 +27,7 @@ type pgBouncer struct {
 
 const pgBouncerPort = 6432
 
-func startPgBouncer(ctx context.Context, s *site) (*pgBouncer, error) {
+func startPgBouncer(ctx context.Context, s *testbed) (*pgBouncer, error) {
 	program, err := exec.LookPath("pgbouncer")
 	if err != nil {
 		if program, err = exec.LookPath("/usr/sbin/pgbouncer"); err != nil {
@@ -38,7 +38,7 @@ func startPgBouncer(ctx context.Context, s *site) (*pgBouncer, error) {
 	if err != nil {
 		return nil, err
 	}
-	server := s.lab.Server
+	server := s.harness.Server
 	config := fmt.Sprintf(`[databases]
 %s = host=%s port=%d user=%s
 [pgbouncer]

@@ -56,11 +56,11 @@ var loads = []load{
 
 // SizingPoints measures what sizing is fitted to and checked against: all points in turn, round by round, and
 // the medians of the rounds count.
-func (l *Lab) SizingPoints(ctx context.Context, rounds int) ([]sizing.Point, error) {
+func (h *Harness) SizingPoints(ctx context.Context, rounds int) ([]sizing.Point, error) {
 	var all [][]sizing.Point
 	for range rounds {
 		at := 0
-		err := l.sizingRound(ctx, func(p sizing.Point) {
+		err := h.sizingRound(ctx, func(p sizing.Point) {
 			if at == len(all) {
 				all = append(all, nil)
 			}
@@ -78,19 +78,19 @@ func (l *Lab) SizingPoints(ctx context.Context, rounds int) ([]sizing.Point, err
 	return points, nil
 }
 
-func (l *Lab) sizingRound(ctx context.Context, add func(sizing.Point)) error {
+func (h *Harness) sizingRound(ctx context.Context, add func(sizing.Point)) error {
 	for _, load := range loads {
-		p, err := l.sized(ctx, load)
+		p, err := h.sized(ctx, load)
 		if err != nil {
 			return fmt.Errorf("%s in batches of %d, groups of %d: %w", load.step, load.batch, load.group, err)
 		}
 		add(p)
 	}
-	return l.confined(ctx, add)
+	return h.confined(ctx, add)
 }
 
-func (l *Lab) sized(ctx context.Context, load load) (p sizing.Point, err error) {
-	s, err := l.site(ctx, invalidation.Config{})
+func (h *Harness) sized(ctx context.Context, load load) (p sizing.Point, err error) {
+	s, err := h.testbed(ctx, invalidation.Config{})
 	if err != nil {
 		return p, err
 	}
@@ -104,12 +104,12 @@ func (l *Lab) sized(ctx context.Context, load load) (p sizing.Point, err error) 
 		p, err = s.sizedSustained(ctx, load)
 	}
 	p.Step, p.Check, p.PushBatch, p.Group, p.PayloadBytes = load.step, load.check, load.batch, load.group, load.payload
-	l.Log.Info("measured", "step", load.step, "batch", load.batch, "group", load.group, "payload", load.payload,
+	h.Log.Info("measured", "step", load.step, "batch", load.batch, "group", load.group, "payload", load.payload,
 		"server_us", p.ServerMicros)
 	return p, err
 }
 
-func (s *site) pushLoad(ctx context.Context, n int, load load) error {
+func (s *testbed) pushLoad(ctx context.Context, n int, load load) error {
 	entry := padded(load.payload, load.group)
 	if load.batch > 1 {
 		_, err := s.push(ctx, n, load.batch, entry)
@@ -120,15 +120,15 @@ func (s *site) pushLoad(ctx context.Context, n int, load load) error {
 	return err
 }
 
-func (s *site) sizedPush(ctx context.Context, load load) (p sizing.Point, err error) {
-	n := 2 * s.lab.Entries
+func (s *testbed) sizedPush(ctx context.Context, load load) (p sizing.Point, err error) {
+	n := 2 * s.harness.Entries
 	if err := s.pushLoad(ctx, 1000, load); err != nil { // connections and plans are made
 		return p, err
 	}
 	if _, err := meter.Flush(ctx, s.pool); err != nil {
 		return p, err
 	}
-	before, err := s.lab.meter.Read(ctx, database)
+	before, err := s.harness.meter.Read(ctx, database)
 	if err != nil {
 		return p, err
 	}
@@ -140,7 +140,7 @@ func (s *site) sizedPush(ctx context.Context, load load) (p sizing.Point, err er
 	if _, err := meter.Flush(ctx, s.pool); err != nil {
 		return p, err
 	}
-	after, err := s.lab.meter.Read(ctx, database)
+	after, err := s.harness.meter.Read(ctx, database)
 	if err != nil {
 		return p, err
 	}
@@ -159,15 +159,15 @@ func point(n int, seconds, clientSeconds float64, spent meter.Spent) sizing.Poin
 	}
 }
 
-func (s *site) sizedWork(ctx context.Context, load load) (sizing.Point, error) {
-	n := 3 * s.lab.Entries
+func (s *testbed) sizedWork(ctx context.Context, load load) (sizing.Point, error) {
+	n := 3 * s.harness.Entries
 	if load.micros > 0 {
 		n = min(n, 3*load.threads*1_000_000/load.micros) // three seconds' worth
 	}
 	if err := s.pushLoad(ctx, n, load); err != nil {
 		return sizing.Point{}, err
 	}
-	o, err := s.drain(ctx, Duty{Threads: load.threads, Micros: load.micros}, 1, n)
+	o, err := s.drain(ctx, NodeConfig{Threads: load.threads, Micros: load.micros}, 1, n)
 	if err != nil {
 		return sizing.Point{}, err
 	}
@@ -175,15 +175,15 @@ func (s *site) sizedWork(ctx context.Context, load load) (sizing.Point, error) {
 }
 
 // sizedSustained pushes and works at once for as long as a point may last.
-func (s *site) sizedSustained(ctx context.Context, load load) (sizing.Point, error) {
-	c, err := s.hire(ctx, Duty{}, 1)
+func (s *testbed) sizedSustained(ctx context.Context, load load) (sizing.Point, error) {
+	c, err := s.startNodes(ctx, NodeConfig{}, 1)
 	if err != nil {
 		return sizing.Point{}, err
 	}
 	self := meter.Self()
 	pushed := 0
-	for end := time.Now().Add(s.lab.PointTime); time.Now().Before(end); {
-		if int64(pushed)-c.handled.Load() > int64(s.lab.Entries) {
+	for end := time.Now().Add(s.harness.PointTime); time.Now().Before(end); {
+		if int64(pushed)-c.handled.Load() > int64(s.harness.Entries) {
 			time.Sleep(time.Millisecond)
 			continue
 		}
@@ -197,7 +197,7 @@ func (s *site) sizedSustained(ctx context.Context, load load) (sizing.Point, err
 		return sizing.Point{}, err
 	}
 	used := meter.Self().CPUSeconds - self.CPUSeconds
-	o, err := c.dismiss(ctx)
+	o, err := c.stop(ctx)
 	if err != nil {
 		return sizing.Point{}, err
 	}
@@ -208,27 +208,27 @@ func (s *site) sizedSustained(ctx context.Context, load load) (sizing.Point, err
 }
 
 // confined drains with the server on one core and the node on the others: how the rate follows the server's cores.
-func (l *Lab) confined(ctx context.Context, add func(sizing.Point)) (err error) {
+func (h *Harness) confined(ctx context.Context, add func(sizing.Point)) (err error) {
 	taskset, lookErr := exec.LookPath("taskset")
 	if lookErr != nil || runtime.NumCPU() < 2 {
-		l.Log.Warn("not run: a server on one core needs taskset and two cores")
+		h.Log.Warn("not run: a server on one core needs taskset and two cores")
 		return nil
 	}
 	last := runtime.NumCPU() - 1
-	if err := l.confine(ctx, taskset, "0"); err != nil {
+	if err := h.confine(ctx, taskset, "0"); err != nil {
 		return err
 	}
-	program := l.Program
-	l.Program = slices.Concat([]string{taskset, "-c", "1-" + strconv.Itoa(last)}, program)
+	program := h.Program
+	h.Program = slices.Concat([]string{taskset, "-c", "1-" + strconv.Itoa(last)}, program)
 	defer func() {
-		l.Program = program
-		err = errors.Join(err, l.confine(ctx, taskset, "0-"+strconv.Itoa(last)))
+		h.Program = program
+		err = errors.Join(err, h.confine(ctx, taskset, "0-"+strconv.Itoa(last)))
 	}()
 	for _, load := range []load{
 		{step: sizing.Work, batch: 1000, group: 1, payload: 50, check: true},
 		{step: sizing.Work, batch: 1000, group: 50, payload: 50, check: true},
 	} {
-		p, err := l.sized(ctx, load)
+		p, err := h.sized(ctx, load)
 		if err != nil {
 			return err
 		}
@@ -239,8 +239,8 @@ func (l *Lab) confined(ctx context.Context, add func(sizing.Point)) (err error) 
 }
 
 // confine puts all processes of the server, and those to come, on some cores.
-func (l *Lab) confine(ctx context.Context, taskset, cores string) error {
-	pids, err := l.meter.Pids()
+func (h *Harness) confine(ctx context.Context, taskset, cores string) error {
+	pids, err := h.meter.Pids()
 	if err != nil {
 		return err
 	}

@@ -42,7 +42,7 @@ type Report struct {
 //	child  -> parent  a Report           and exit
 const readyLine = `{"ready":true}`
 
-// RunChild is the body of a contender's process: set up, say so, wait for the word, do the step, report.
+// RunChild is the body of a contender's process: set up, say so, wait for a line, do the step, report.
 func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Reader, out io.Writer) error {
 	if err := c.Setup(ctx, dsn, NewPayload(step.PayloadBytes)); err != nil {
 		return fmt.Errorf("set up: %w", err)
@@ -51,7 +51,7 @@ func RunChild(ctx context.Context, c Contender, dsn string, step Step, in io.Rea
 	fmt.Fprintln(out, readyLine)
 	words := bufio.NewReader(in)
 	if _, err := words.ReadString('\n'); err != nil {
-		return fmt.Errorf("wait for the word: %w", err)
+		return fmt.Errorf("wait for the line to begin: %w", err)
 	}
 
 	tally := newTally(step.Shared)

@@ -185,30 +185,31 @@ func (t *trial) step(ctx context.Context, step Step) (Run, error) {
 		defer worker.server.Close()
 		step.Worker = worker.url
 	}
-	processes := 1
+	n := 1
 	if step.shareable() {
-		processes = max(1, t.contender.Processes)
+		n = max(1, t.contender.Processes)
 	}
-	crew, err := startCrew(ctx, t.contender, t.runner.dsn(), step, processes)
+	started, err := startProcesses(ctx, t.contender, t.runner.dsn(), step, n)
 	var run Run
 	if err == nil {
-		run, err = t.converse(ctx, crew)
+		run, err = t.measure(ctx, started)
 	}
 	if err != nil {
 		cancel()
 	}
-	if waitErr := crew.wait(); waitErr != nil {
+	if waitErr := started.wait(); waitErr != nil {
 		return Run{}, fmt.Errorf("%s: %w", step.Verb, errors.Join(err, waitErr))
 	}
 	return run, err
 }
 
-func (t *trial) converse(ctx context.Context, crew *crew) (run Run, err error) {
+// measure reads the meters before and after the step, which the processes do meanwhile.
+func (t *trial) measure(ctx context.Context, started *processes) (run Run, err error) {
 	before, err := t.meter.Read(ctx, database)
 	if err != nil {
 		return run, err
 	}
-	if run.Report, err = crew.work(); err != nil {
+	if run.Report, err = started.work(); err != nil {
 		return run, err
 	}
 	run.Latency, run.FromPush = summary(run.LatencyMicros), summary(run.FromPushMicros)

@@ -34,7 +34,7 @@ func main() {
 }
 
 type options struct {
-	lab      curves.Lab
+	harness  curves.Harness
 	axes     string
 	axisTime time.Duration
 	out      string
@@ -45,23 +45,23 @@ func parse(args []string) (options, error) {
 	var o options
 	f := flag.NewFlagSet("curves", flag.ContinueOnError)
 	f.StringVar(&o.axes, "axes", "all", "which: "+strings.Join(names(curves.Axes()), ", "))
-	f.BoolVar(&o.lab.Short, "short", false, "few and small points")
-	f.IntVar(&o.lab.Entries, "n", 0, "entries drained at a point, on some axes a few times as many (20,000; 3,000 "+
+	f.BoolVar(&o.harness.Short, "short", false, "few and small points")
+	f.IntVar(&o.harness.Entries, "n", 0, "entries drained at a point, on some axes a few times as many (20,000; 3,000 "+
 		"if short)")
-	f.DurationVar(&o.lab.PointTime, "point-time", 5*time.Second, "longest drain of a point")
+	f.DurationVar(&o.harness.PointTime, "point-time", 5*time.Second, "longest drain of a point")
 	f.DurationVar(&o.axisTime, "axis-time", 5*time.Minute, "longest time of an axis; points beyond are not run")
-	f.DurationVar(&o.lab.HeldFor, "held-for", 0,
+	f.DurationVar(&o.harness.HeldFor, "held-for", 0,
 		"stretch axis held over this time, with 1,000 entries a second meanwhile; wants a larger -axis-time")
 	f.StringVar(&o.out, "out", "", "folder for pictures and points.csv; none if empty")
-	f.StringVar(&o.lab.Profile, "profile", "", "folder for profiles of the nodes of axis node")
-	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this duty")
+	f.StringVar(&o.harness.Profile, "profile", "", "folder for profiles of the nodes of axis node")
+	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this configuration")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
-	if o.lab.Entries == 0 {
-		o.lab.Entries = 20_000
-		if o.lab.Short {
-			o.lab.Entries = 3000
+	if o.harness.Entries == 0 {
+		o.harness.Entries = 20_000
+		if o.harness.Short {
+			o.harness.Entries = 3000
 		}
 	}
 	return o, nil
@@ -106,17 +106,17 @@ func chosen(list string) ([]curves.Axis, error) {
 }
 
 func measure(ctx context.Context, o options, axes []curves.Axis) (err error) {
-	lab := o.lab
-	source, stop, err := lab.Start(ctx)
+	harness := o.harness
+	source, stop, err := harness.Start(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
 
-	fmt.Printf("%d CPUs; %s; %d entries a point\n", runtime.NumCPU(), source, lab.Entries)
+	fmt.Printf("%d CPUs; %s; %d entries a point\n", runtime.NumCPU(), source, harness.Entries)
 	var all []curves.Point
 	for _, axis := range axes {
-		points, axisErr := lab.Measure(ctx, axis, o.axisTime)
+		points, axisErr := harness.Measure(ctx, axis, o.axisTime)
 		all = append(all, points...)
 		err = errors.Join(err, axisErr, curves.WriteTable(os.Stdout, axis, points))
 		if o.out != "" {

@@ -11,7 +11,7 @@ import (
 )
 
 // kill ends the task node at once while it runs as many entries as there are slots, beside a second one that waits.
-func kill(p *plant) error {
+func kill(p *testbed) error {
 	fmt.Printf("\nkill: SIGKILL of the node in the middle of %d answers of %d tokens\n", p.slots, p.longest)
 	second, err := p.startNode("n2")
 	if err != nil {
@@ -64,7 +64,7 @@ func kill(p *plant) error {
 }
 
 // runAgain waits until all entries that had not ended when the node was killed have begun again.
-func (p *plant) runAgain(pushed []invalidation.Pushed, killed time.Time) error {
+func (p *testbed) runAgain(pushed []invalidation.Pushed, killed time.Time) error {
 	return p.until("all run again", func() (bool, error) {
 		time.Sleep(100 * time.Millisecond) // the log is read each time
 		events, err := p.events()
@@ -88,7 +88,7 @@ func (p *plant) runAgain(pushed []invalidation.Pushed, killed time.Time) error {
 // entryID is how the worker's log names an entry.
 func entryID(entry invalidation.Pushed) string { return strconv.FormatInt(int64(entry.ID), 10) }
 
-func (p *plant) judgeKill(pushed []invalidation.Pushed, killed time.Time) error {
+func (p *testbed) judgeKill(pushed []invalidation.Pushed, killed time.Time) error {
 	var done, failed int
 	ids := make([]int64, len(pushed))
 	ours := map[string]bool{}

@@ -33,7 +33,7 @@ type stream struct {
 }
 
 // ask makes a call. Where piece is not nil it is told of each piece of the answer.
-func (p *plant) ask(ctx context.Context, client *http.Client, url, body string, piece func()) (s stream, err error) {
+func (p *testbed) ask(ctx context.Context, client *http.Client, url, body string, piece func()) (s stream, err error) {
 	if url == p.worker.url {
 		body = strings.Replace(body, `"model":"`+modelName+`",`, "", 1)
 	}
@@ -72,8 +72,8 @@ func (p *plant) ask(ctx context.Context, client *http.Client, url, body string, 
 	return s, fmt.Errorf("the stream has no end: %w", lines.Err())
 }
 
-// crowd is clients that each make one call after another.
-type crowd struct {
+// callers is clients that each make one call after another.
+type callers struct {
 	mu      sync.Mutex
 	streams []stream
 	failed  int
@@ -83,9 +83,9 @@ type crowd struct {
 }
 
 // clients sends n calls at a time to url.
-func (p *plant) clients(url string, n, mean int) *crowd {
+func (p *testbed) clients(url string, n, mean int) *callers {
 	ctx, stop := context.WithCancel(p.ctx)
-	c := &crowd{stop: stop}
+	c := &callers{stop: stop}
 	client := &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2 * n}}
 	for range n {
 		c.group.Go(func() {
@@ -100,7 +100,7 @@ func (p *plant) clients(url string, n, mean int) *crowd {
 	return c
 }
 
-func (c *crowd) add(s stream, err error) {
+func (c *callers) add(s stream, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if err != nil {
@@ -112,14 +112,14 @@ func (c *crowd) add(s stream, err error) {
 }
 
 // reset forgets what was measured so far.
-func (c *crowd) reset() {
+func (c *callers) reset() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.streams, c.failed = nil, 0
 }
 
 // firsts returns the sorted times until the first token.
-func (c *crowd) firsts() (list []time.Duration, failed int, lastErr error) {
+func (c *callers) firsts() (list []time.Duration, failed int, lastErr error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, s := range c.streams {
@@ -129,13 +129,13 @@ func (c *crowd) firsts() (list []time.Duration, failed int, lastErr error) {
 	return list, c.failed, c.lastErr
 }
 
-func (c *crowd) end() {
+func (c *callers) end() {
 	c.stop()
 	c.group.Wait()
 }
 
 // push pushes n entries of a flow.
-func (p *plant) push(n int, tokens func() int, flow string) ([]invalidation.Pushed, error) {
+func (p *testbed) push(n int, tokens func() int, flow string) ([]invalidation.Pushed, error) {
 	pushes := make([]invalidation.Push, n)
 	for i := range pushes {
 		pushes[i] = invalidation.Push{Payload: json.RawMessage(body(tokens(), flow)), Flow: flow}
@@ -144,7 +144,7 @@ func (p *plant) push(n int, tokens func() int, flow string) ([]invalidation.Push
 }
 
 // keep has n entries of a flow in the queue, waiting or running, until the returned function is called.
-func (p *plant) keep(n int, tokens func() int, flow string) (stop func() error) {
+func (p *testbed) keep(n int, tokens func() int, flow string) (stop func() error) {
 	ctx, cancel := context.WithCancel(p.ctx)
 	done := make(chan error, 1)
 	go func() {

@@ -32,7 +32,7 @@ type options struct {
 var scenarios = []struct {
 	name string
 	most time.Duration
-	run  func(*plant) error
+	run  func(*testbed) error
 }{
 	{"rate", 3 * time.Minute, rate},
 	{"few", 3 * time.Minute, few},
@@ -68,7 +68,7 @@ func main() {
 func run(ctx context.Context, o options) error {
 	fmt.Printf("%s, %d cores, %d slots\n", time.Now().UTC().Format(time.DateTime), runtime.NumCPU(), o.slots)
 	began := time.Now()
-	p, err := newPlant(ctx, o)
+	p, err := newTestbed(ctx, o)
 	if err != nil {
 		return err
 	}
@@ -80,17 +80,11 @@ func run(ctx context.Context, o options) error {
 			continue
 		}
 		began := time.Now()
-		bounded, cancel := context.WithTimeout(ctx, s.most)
-		p.ctx = bounded
-		err := s.run(p)
-		if err == nil {
-			err = p.clear()
-		}
-		if err != nil {
+		// A scenario that failed leaves entries behind, too, which the next one would measure.
+		if err := errors.Join(p.within(ctx, s.most, s.run), p.within(ctx, time.Minute, (*testbed).clear)); err != nil {
 			fmt.Printf("%s: %s\n", s.name, err)
 			failed = append(failed, fmt.Errorf("%s: %w", s.name, err))
 		}
-		cancel()
 		fmt.Printf("(%s took %.1f s)\n", s.name, time.Since(began).Seconds())
 	}
 	return errors.Join(failed...)

@@ -10,10 +10,10 @@ import (
 )
 
 // rate has all slots busy, called directly, through the queue and through the gateway, in turns.
-func rate(p *plant) error { return p.compare("rate", p.tokens) }
+func rate(p *testbed) error { return p.compare("rate", p.tokens) }
 
 // few is rate with short answers: slots change hands often.
-func few(p *plant) error { return p.compare("few", p.few) }
+func few(p *testbed) error { return p.compare("few", p.few) }
 
 // figures are those of one path in one round.
 type figures struct {
@@ -22,7 +22,7 @@ type figures struct {
 	failed                 int
 }
 
-func (p *plant) compare(name string, mean int) error {
+func (p *testbed) compare(name string, mean int) error {
 	fmt.Printf("\n%s: answers of %d tokens in the mean, %d at once\n", name, mean, p.slots)
 	fmt.Printf("%-8s %5s %10s %11s %7s %13s %8s %7s\n", "path", "round", "tokens/s", "requests/s", "busy",
 		"first p50 ms", "p99", "failed")
@@ -48,8 +48,8 @@ func (p *plant) compare(name string, mean int) error {
 }
 
 // measure loads one path, and counts when all slots have been busy for a while.
-func (p *plant) measure(path string, mean int) (f figures, err error) {
-	var c *crowd
+func (p *testbed) measure(path string, mean int) (f figures, err error) {
+	var c *callers
 	end := func() error { c.end(); return nil }
 	switch path {
 	case "direct":
@@ -95,7 +95,7 @@ func (p *plant) measure(path string, mean int) (f figures, err error) {
 
 // cancels ends runs one by one, and takes the time until the worker computes no more for each: of entries, and of
 // calls to the worker and to the gateway whose client leaves.
-func cancels(p *plant) error {
+func cancels(p *testbed) error {
 	n := min(20, p.slots/2)
 	fmt.Printf("\ncancel: from the cancel until the worker has stopped, of %d runs each, ms\n", n)
 	pushed, err := p.push(n, func() int { return p.longest }, "cancel")
@@ -126,7 +126,7 @@ func cancels(p *plant) error {
 }
 
 // leave has clients leave in the middle of their answers.
-func (p *plant) leave(name, url string, n int) error {
+func (p *testbed) leave(name, url string, n int) error {
 	left := map[string]time.Time{}
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
 	for i := range n {
@@ -147,7 +147,7 @@ func (p *plant) leave(name, url string, n int) error {
 	return p.stops(name, left, func(e event) string { return e.User })
 }
 
-func (p *plant) stops(name string, asked map[string]time.Time, keyOf func(event) string) error {
+func (p *testbed) stops(name string, asked map[string]time.Time, keyOf func(event) string) error {
 	time.Sleep(50 * time.Millisecond) // the log is written
 	events, err := p.events()
 	if err != nil {
@@ -166,7 +166,7 @@ func (p *plant) stops(name string, asked map[string]time.Time, keyOf func(event)
 }
 
 // fairness lets two flows with answers of very different lengths wait for all slots.
-func fairness(p *plant) error {
+func fairness(p *testbed) error {
 	const long, short = 256, 16
 	fmt.Printf("\nfairness: two flows, answers of %d and %d tokens, both always with %d entries or more\n", long, short,
 		2*p.slots)

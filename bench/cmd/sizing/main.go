@@ -36,7 +36,7 @@ func main() {
 }
 
 type options struct {
-	lab         curves.Lab
+	harness     curves.Harness
 	file        string
 	measure     bool
 	rounds      int
@@ -54,15 +54,15 @@ func parse(args []string) (options, error) {
 	f.StringVar(&o.file, "points", "../docs/curves/sizing.csv", "file of the measured points")
 	f.BoolVar(&o.measure, "measure", false, "measure the points anew and write the file")
 	f.IntVar(&o.rounds, "rounds", 3, "how often each point is measured")
-	f.IntVar(&o.lab.Entries, "n", 20_000, "entries of a measurement, times 2 or 3")
-	f.DurationVar(&o.lab.PointTime, "point-time", 10*time.Second, "longest drain, and the length of a sustained load")
+	f.IntVar(&o.harness.Entries, "n", 20_000, "entries of a measurement, times 2 or 3")
+	f.DurationVar(&o.harness.PointTime, "point-time", 10*time.Second, "longest drain, and the length of a sustained load")
 	f.IntVar(&o.cores, "cores", runtime.NumCPU(), "cores of the machine that the points were measured on")
 	f.Float64Var(&o.rate, "rate", 0, "entries a second that are wanted")
 	f.IntVar(&o.batch, "push-batch", 1, "entries that are pushed at once")
 	f.IntVar(&o.shape.Group, "group", 1, "entries that share a lock key and wait together")
 	f.IntVar(&o.shape.PayloadBytes, "payload", 200, "bytes of JSON in an entry")
 	f.Float64Var(&o.utilization, "utilization", 0.6, "share of the database's cores that may be busy")
-	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this duty")
+	f.StringVar(&o.node, "node", "", "internal: be the process of a node with this configuration")
 	return o, f.Parse(args)
 }
 
@@ -100,13 +100,13 @@ func run(ctx context.Context, args []string) error {
 }
 
 func measure(ctx context.Context, o options) (err error) {
-	lab := o.lab
-	_, stop, err := lab.Start(ctx)
+	harness := o.harness
+	_, stop, err := harness.Start(ctx)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	points, err := lab.SizingPoints(ctx, max(1, o.rounds))
+	points, err := harness.SizingPoints(ctx, max(1, o.rounds))
 	if err != nil {
 		return err
 	}

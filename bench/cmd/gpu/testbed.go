@@ -26,8 +26,8 @@ import (
 
 const modelName = "llm"
 
-// plant is a database with one model, the worker that runs it, and Penstock's programs.
-type plant struct {
+// testbed is a database with one model, the worker that runs it, and Penstock's programs.
+type testbed struct {
 	options
 	ctx      context.Context //nolint:containedctx // of the scenario that runs
 	pool     *pgxpool.Pool
@@ -39,12 +39,12 @@ type plant struct {
 	programs []*program
 }
 
-func newPlant(ctx context.Context, o options) (*plant, error) {
+func newTestbed(ctx context.Context, o options) (*testbed, error) {
 	pool, closeAll, err := database.Open(ctx, "", 16)
 	if err != nil {
 		return nil, err
 	}
-	p := &plant{options: o, ctx: ctx, pool: pool, closeAll: closeAll}
+	p := &testbed{options: o, ctx: ctx, pool: pool, closeAll: closeAll}
 	if err := p.prepare(); err != nil {
 		p.close()
 		return nil, err
@@ -52,7 +52,7 @@ func newPlant(ctx context.Context, o options) (*plant, error) {
 	return p, nil
 }
 
-func (p *plant) prepare() (err error) {
+func (p *testbed) prepare() (err error) {
 	_ = os.Remove(p.log)
 	args := append(strings.Fields(p.options.worker), "--listen", "127.0.0.1:0", "--slots", strconv.Itoa(p.slots),
 		"--log", p.log)
@@ -92,7 +92,7 @@ func (p *plant) prepare() (err error) {
 }
 
 // remoteName is the name that the worker has for its model.
-func (p *plant) remoteName() (string, error) {
+func (p *testbed) remoteName() (string, error) {
 	var list struct{ Data []struct{ ID string } }
 	if err := get(p.ctx, p.worker.url+"/v1/models", &list); err != nil {
 		return "", err
@@ -100,11 +100,11 @@ func (p *plant) remoteName() (string, error) {
 	return list.Data[0].ID, nil
 }
 
-func (p *plant) startNode(name string) (*program, error) {
+func (p *testbed) startNode(name string) (*program, error) {
 	return p.startProgram(name, "tasknode", "--name", name, "--governor=false")
 }
 
-func (p *plant) startProgram(name, file string, args ...string) (*program, error) {
+func (p *testbed) startProgram(name, file string, args ...string) (*program, error) {
 	args = append([]string{
 		filepath.Join(p.bin, file), "--listen", "127.0.0.1:0", "--database-url", p.pool.Config().ConnString(),
 	}, args...)
@@ -118,7 +118,7 @@ type program struct {
 }
 
 // start starts a program and waits until it says its address behind a sign.
-func (p *plant) start(name, sign string, args ...string) (*program, error) {
+func (p *testbed) start(name, sign string, args ...string) (*program, error) {
 	cmd := exec.Command(args[0], args[1:]...) //nolint:gosec,noctx // programs of ours; close ends them
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -153,7 +153,15 @@ func (p *plant) start(name, sign string, args ...string) (*program, error) {
 	return nil, fmt.Errorf("%s did not say %q", name, sign)
 }
 
-func (p *plant) close() {
+// within runs a scenario, or what follows it, for so long at most.
+func (p *testbed) within(ctx context.Context, most time.Duration, run func(*testbed) error) error {
+	bounded, cancel := context.WithTimeout(ctx, most)
+	defer cancel()
+	p.ctx = bounded
+	return run(p)
+}
+
+func (p *testbed) close() {
 	for i := len(p.programs) - 1; i >= 0; i-- {
 		one := p.programs[i]
 		_ = one.cmd.Process.Signal(syscall.SIGTERM)
@@ -173,7 +181,7 @@ type health struct {
 	Steps  int64 `json:"steps"`
 }
 
-func (p *plant) health() (h health, err error) {
+func (p *testbed) health() (h health, err error) {
 	return h, get(p.ctx, p.worker.url+"/health", &h)
 }
 
@@ -200,7 +208,7 @@ type event struct {
 	User  string  `json:"user"`
 }
 
-func (p *plant) events() (all []event, err error) {
+func (p *testbed) events() (all []event, err error) {
 	file, err := os.Open(p.log)
 	if err != nil {
 		return nil, err
@@ -219,7 +227,7 @@ func (p *plant) events() (all []event, err error) {
 func seconds(at time.Time) float64 { return float64(at.UnixMicro()) / 1e6 }
 
 // until waits for a condition, for 60 s at most.
-func (p *plant) until(what string, condition func() (bool, error)) error {
+func (p *testbed) until(what string, condition func() (bool, error)) error {
 	for end := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		done, err := condition()
 		if done || err != nil {
@@ -232,7 +240,7 @@ func (p *plant) until(what string, condition func() (bool, error)) error {
 }
 
 // active waits until the worker runs n calls.
-func (p *plant) active(n int) error {
+func (p *testbed) active(n int) error {
 	return p.until(fmt.Sprintf("the worker runs %d calls", n), func() (bool, error) {
 		h, err := p.health()
 		return h.Active == n && h.Queued == 0, err
@@ -240,7 +248,7 @@ func (p *plant) active(n int) error {
 }
 
 // clear cancels the entries that are left, and waits until nothing runs.
-func (p *plant) clear() error {
+func (p *testbed) clear() error {
 	return p.until("nothing runs", func() (bool, error) {
 		rows, _ := p.pool.Query(p.ctx, `SELECT id FROM penstock.entry
 			WHERE id NOT IN (SELECT entry_id FROM penstock.cancel_request)`)

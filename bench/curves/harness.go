@@ -24,11 +24,11 @@ import (
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// Lab is where axes are measured. Start fills in Server, Program and Log. Of the other fields, Entries and PointTime
-// are needed.
-type Lab struct {
+// Harness measures axes. Start fills in Server, Program and Log. Of the other fields, Entries and PointTime are
+// needed.
+type Harness struct {
 	Server    *pgx.ConnConfig // its superuser, any database
-	Program   []string        // starts a node's process; the duty is added as its last argument
+	Program   []string        // starts a node's process; its configuration is added as the last argument
 	Entries   int             // drained at each point
 	PointTime time.Duration   // of one drain: it ends before Entries are done
 	Short     bool            // fewer and smaller points
@@ -49,9 +49,9 @@ var ServerSettings = map[string]string{
 
 const template = "bench_template"
 
-// Start opens the lab on a private server, which source describes. Its nodes are processes of this program, whose duty
-// is the flag -node. stop ends both.
-func (l *Lab) Start(ctx context.Context) (source string, stop func() error, err error) {
+// Start opens the harness on a private server, which source describes. Its nodes are processes of this program, whose
+// configuration is the value of the flag -node. stop ends both.
+func (h *Harness) Start(ctx context.Context) (source string, stop func() error, err error) {
 	self, err := os.Executable()
 	if err != nil {
 		return "", nil, fmt.Errorf("find this program: %w", err)
@@ -61,65 +61,65 @@ func (l *Lab) Start(ctx context.Context) (source string, stop func() error, err 
 		return "", nil, err
 	}
 	ending := context.WithoutCancel(ctx)
-	l.Server, l.Program, l.Log = server.Config(), []string{self, "-node"}, slog.New(slog.NewTextHandler(os.Stderr, nil))
-	if err := l.Open(ctx); err != nil {
+	h.Server, h.Program, h.Log = server.Config(), []string{self, "-node"}, slog.New(slog.NewTextHandler(os.Stderr, nil))
+	if err := h.Open(ctx); err != nil {
 		return "", nil, errors.Join(err, server.Stop(ending))
 	}
-	return server.Source(), func() error { return errors.Join(l.Close(ending), server.Stop(ending)) }, nil
+	return server.Source(), func() error { return errors.Join(h.Close(ending), server.Stop(ending)) }, nil
 }
 
 // Open prepares a migrated database of which every axis gets a copy.
-func (l *Lab) Open(ctx context.Context) (err error) {
-	if l.admin, err = pgx.ConnectConfig(ctx, l.Server.Copy()); err != nil {
+func (h *Harness) Open(ctx context.Context) (err error) {
+	if h.admin, err = pgx.ConnectConfig(ctx, h.Server.Copy()); err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
-	if l.meter, err = meter.New(ctx, l.admin); err != nil {
+	if h.meter, err = meter.New(ctx, h.admin); err != nil {
 		return err
 	}
-	if _, err = l.admin.Exec(ctx, `CREATE DATABASE `+template); err != nil {
+	if _, err = h.admin.Exec(ctx, `CREATE DATABASE `+template); err != nil {
 		return fmt.Errorf("create database: %w", err)
 	}
-	config := l.Server.Copy()
+	config := h.Server.Copy()
 	config.Database = template
 	_, err = migrations.Up(ctx, config)
 	return err
 }
 
-// Close ends the lab's connection.
-func (l *Lab) Close(ctx context.Context) error { return l.admin.Close(ctx) }
+// Close ends the harness's connection.
+func (h *Harness) Close(ctx context.Context) error { return h.admin.Close(ctx) }
 
 // sizes are the points of an axis.
-func (l *Lab) sizes(short, full []int) []int {
-	if l.Short {
+func (h *Harness) sizes(short, full []int) []int {
+	if h.Short {
 		return short
 	}
 	return full
 }
 
-// site is a database with one queue, and a pool of the harness's own on it.
-type site struct {
-	lab    *Lab
-	dsn    string
-	pool   *pgxpool.Pool
-	queue  *invalidation.Queue
-	claims int32
+// testbed is a database with one queue, and a pool of the harness's own on it.
+type testbed struct {
+	harness *Harness
+	dsn     string
+	pool    *pgxpool.Pool
+	queue   *invalidation.Queue
+	claims  int32
 }
 
 const database = "bench"
 
-// site returns a new database with a queue; the one before is dropped.
-func (l *Lab) site(ctx context.Context, c invalidation.Config) (*site, error) {
+// testbed returns a new database with a queue; the one before is dropped.
+func (h *Harness) testbed(ctx context.Context, c invalidation.Config) (*testbed, error) {
 	for _, sql := range []string{
 		`DROP DATABASE IF EXISTS ` + database + ` WITH (FORCE)`,
 		`CREATE DATABASE ` + database + ` TEMPLATE ` + template,
 		`CHECKPOINT`,
 	} {
-		if _, err := l.admin.Exec(ctx, sql); err != nil {
+		if _, err := h.admin.Exec(ctx, sql); err != nil {
 			return nil, fmt.Errorf("prepare database: %w", err)
 		}
 	}
-	query := url.Values{"host": {l.Server.Host}, "port": {strconv.Itoa(int(l.Server.Port))}, "user": {l.Server.User}}
-	s := &site{lab: l, dsn: "postgres:///" + database + "?" + query.Encode()}
+	query := url.Values{"host": {h.Server.Host}, "port": {strconv.Itoa(int(h.Server.Port))}, "user": {h.Server.User}}
+	s := &testbed{harness: h, dsn: "postgres:///" + database + "?" + query.Encode()}
 	var err error
 	if s.pool, err = openPool(ctx, s.dsn, 18, false); err != nil {
 		return nil, err
@@ -150,9 +150,9 @@ func openPool(ctx context.Context, dsn string, conns int32, pooled bool) (*pgxpo
 	return pool, nil
 }
 
-func (s *site) close() { s.pool.Close() }
+func (s *testbed) close() { s.pool.Close() }
 
-func (s *site) exec(ctx context.Context, sql string, args ...any) error {
+func (s *testbed) exec(ctx context.Context, sql string, args ...any) error {
 	if _, err := s.pool.Exec(ctx, sql, args...); err != nil {
 		return fmt.Errorf("prepare the point: %w", err)
 	}
@@ -162,7 +162,7 @@ func (s *site) exec(ctx context.Context, sql string, args ...any) error {
 // Axis is one curve: it adds its points one by one, so that those are kept that were measured when its time is over.
 type Axis struct {
 	Name, Title, X string
-	Measure        func(l *Lab, ctx context.Context, add func(Point)) error
+	Measure        func(h *Harness, ctx context.Context, add func(Point)) error
 }
 
 // Point is one measurement.
@@ -187,15 +187,15 @@ func (f Figures) with(others ...Figures) Figures {
 }
 
 // Measure runs an axis for at most d. It returns the points there are and says what is missing.
-func (l *Lab) Measure(ctx context.Context, a Axis, d time.Duration) ([]Point, error) {
+func (h *Harness) Measure(ctx context.Context, a Axis, d time.Duration) ([]Point, error) {
 	var points []Point
 	bounded, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
 	start := time.Now()
-	err := a.Measure(l, bounded, func(p Point) {
+	err := a.Measure(h, bounded, func(p Point) {
 		p.Axis = a.Name
 		points = append(points, p)
-		l.Log.Info("measured", "axis", a.Name, "series", p.Series, "x", p.X, "after",
+		h.Log.Info("measured", "axis", a.Name, "series", p.Series, "x", p.X, "after",
 			time.Since(start).Round(100*time.Millisecond))
 	})
 	if err != nil && bounded.Err() != nil && ctx.Err() == nil {
