@@ -708,7 +708,8 @@ SELECT d.name, d.model, d.backend, d.target, d.policy, d.template, coalesce(d.te
        coalesce(s.applied_id, 0) AS applied_id, s.applied_at, s.existing,
        coalesce(s.starting, '{}') AS starting, s.seen_at, s.replace_before, coalesce(s.failures, 0) AS failures,
        s.failed_at, s.retry_at,
-       coalesce(s.error, '') AS error, coalesce(s.error_kind, '') AS error_kind, s.no_room_at, coalesce(s.place, '') AS place, i.ready, i.registered, i.draining,
+       coalesce(s.error, '') AS error, coalesce(s.error_kind, '') AS error_kind, s.no_room_at,
+       coalesce(s.place, '') AS place, i.ready, i.registered, i.draining,
        i.starts, coalesce(s.removing, '{}') AS removing, coalesce(s.unhealthy, '{}') AS unhealthy,
        coalesce(s.removing_since, '{}') AS removing_since
   FROM penstock.deployment d

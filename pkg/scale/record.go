@@ -232,7 +232,8 @@ func (p steps) changes(s, found applied) bool {
 	newRemoval := !maps.EqualFunc(p.removing, s.RemovingSince, time.Time.Equal)
 	newUnhealthy := !maps.EqualFunc(p.unhealthy, s.Unhealthy, time.Time.Equal)
 	return steps > 0 || old || !same || newOrder || newRemoval || newUnhealthy ||
-		found.Failures != s.Failures || found.Error != s.Error || found.ErrorKind != s.ErrorKind || found.Place != s.Place
+		found.Failures != s.Failures || found.Error != s.Error || found.ErrorKind != s.ErrorKind ||
+		found.Place != s.Place
 }
 
 func servers(instances []BackendInstance) []string {

@@ -55,7 +55,8 @@ func parse(args []string) (options, error) {
 	f.BoolVar(&o.measure, "measure", false, "measure the points anew and write the file")
 	f.IntVar(&o.rounds, "rounds", 3, "how often each point is measured")
 	f.IntVar(&o.harness.Entries, "n", 20_000, "entries of a measurement, times 2 or 3")
-	f.DurationVar(&o.harness.PointTime, "point-time", 10*time.Second, "longest drain, and the length of a sustained load")
+	f.DurationVar(&o.harness.PointTime, "point-time", 10*time.Second,
+		"longest drain, and the length of a sustained load")
 	f.IntVar(&o.cores, "cores", runtime.NumCPU(), "cores of the machine that the points were measured on")
 	f.Float64Var(&o.rate, "rate", 0, "entries a second that are wanted")
 	f.IntVar(&o.batch, "push-batch", 1, "entries that are pushed at once")
