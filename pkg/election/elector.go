@@ -93,7 +93,7 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 	for {
 		start = time.Now()
 		unwanted := !freeSince.IsZero() && start.Sub(freeSince) >= 4*e.cfg.Poll
-		s, err := e.poll(ctx, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
+		s, err := e.poll(ctx, start, !e.cfg.Spectator && (unwanted || !start.Before(notBefore)))
 		switch {
 		case ctx.Err() != nil:
 			if s.won {
@@ -119,12 +119,12 @@ func (e *Elector) follow(ctx context.Context, notBefore time.Time) (term Term, s
 	}
 }
 
-// poll is bounded by the trust window that it could begin.
-func (e *Elector) poll(ctx context.Context, take bool) (seen, error) {
+// poll is bounded by the trust window that it could begin at start.
+func (e *Elector) poll(ctx context.Context, start time.Time, take bool) (seen, error) {
 	ctx, cancel := context.WithTimeout(ctx, e.cfg.trust()/2)
 	defer cancel()
 	s, err := e.row.poll(ctx, take)
-	e.see(s, err)
+	e.see(start, s, err)
 	return s, err
 }
 
@@ -206,7 +206,7 @@ func (e *Elector) keep(ctx context.Context, term Term, window *time.Timer, end c
 			return ErrTermOver
 		case window.Reset(time.Until(start.Add(e.cfg.trust()))):
 			pause = e.cfg.renewEvery()
-			e.seeRenewed()
+			e.seeRenewed(start)
 		default: // the window closed while the answer was on its way
 			end(ErrTrustLost)
 		}

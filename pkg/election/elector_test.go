@@ -186,6 +186,20 @@ func TestStatusDoesNotLeadBehindTheTrustWindow(t *testing.T) {
 	})
 }
 
+// The goroutine that ends a term may come late, on a machine that is busy with others.
+func TestStatusGoesByTheTrustWindowAndNotByWhatEndsTheTerm(t *testing.T) {
+	for age, leading := range map[time.Duration]bool{0: true, testLease: false} {
+		e := newElector(&fakeRow{lease: testLease}, Config{Lease: testLease})
+		e.see(time.Now().Add(-age), seen{term: 1, won: true, held: true}, nil)
+		if s := e.Status(); s.Leading != leading {
+			t.Errorf("%v after the poll that won the term: %+v, want leading %v", age, s, leading)
+		}
+		if e.seeRenewed(time.Now()); !e.Status().Leading {
+			t.Errorf("%v after the poll a renewal leaves the status at %+v", age, e.Status())
+		}
+	}
+}
+
 // Duties that return because the trust ended are no failure of theirs: the elector may take the next term at once.
 func TestDutiesThatReturnBecauseTheTrustEndedHaveNotFailed(t *testing.T) {
 	e := newElector(&fakeRow{lease: testLease}, Config{Lease: testLease})

@@ -11,12 +11,13 @@ type Status struct {
 	Changes int64         // terms of this election so far, over all processes
 	SeenAgo time.Duration // since the row was last read or renewed; large when the database is away
 
-	termSeen, polledAt time.Time
+	termSeen, polledAt, trustedUntil time.Time
 }
 
 // Status is safe to call at any time.
 func (e *Elector) Status() Status {
 	s := *e.status.Load()
+	s.Leading = s.Leading && time.Now().Before(s.trustedUntil) // what ends the term may come late
 	if !s.termSeen.IsZero() {
 		s.Age = time.Since(s.termSeen)
 	}
@@ -26,8 +27,8 @@ func (e *Elector) Status() Status {
 	return s
 }
 
-// see records the result of a poll. Only Run's goroutine writes the status.
-func (e *Elector) see(found seen, err error) {
+// see records the result of a poll that began at start. Only Run's goroutine writes the status.
+func (e *Elector) see(start time.Time, found seen, err error) {
 	if err != nil || found.term == 0 {
 		return
 	}
@@ -36,6 +37,7 @@ func (e *Elector) see(found seen, err error) {
 		s.termSeen = time.Now()
 	}
 	s.Leading, s.Term, s.Changes, s.polledAt = found.won, found.term, found.changes, time.Now()
+	s.trustedUntil = start.Add(e.cfg.trust())
 	s.Holder = ""
 	if found.held {
 		s.Holder = found.holder
@@ -43,9 +45,10 @@ func (e *Elector) see(found seen, err error) {
 	e.status.Store(&s)
 }
 
-func (e *Elector) seeRenewed() {
+// seeRenewed records a renewal that began at start.
+func (e *Elector) seeRenewed(start time.Time) {
 	s := *e.status.Load()
-	s.polledAt = time.Now()
+	s.polledAt, s.trustedUntil = time.Now(), start.Add(e.cfg.trust())
 	e.status.Store(&s)
 }
 
