@@ -77,6 +77,7 @@ func TestRetentionThatIsHeldUpSaysHowFarItIsBehind(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = tx.Rollback(context.WithoutCancel(t.Context())) })
 	if _, err := tx.Exec(t.Context(), `SELECT FROM penstock.result_20200101`); err != nil {
 		t.Fatal(err)
 	}
