@@ -25,7 +25,7 @@ func ocrCall(t *testing.T, entry, text string, pages int, callback string) Call 
 
 var (
 	ocrSync  = Model{Name: "ocr", Protocol: ProtocolCog}
-	ocrAsync = Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync, PollInterval: Seconds(50 * time.Millisecond), Timeouts: Timeouts{Silence: Seconds(time.Second)}}
+	ocrAsync = Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync, PollInterval: Seconds(50 * time.Millisecond)}
 )
 
 // reporting is the platform's side of callbacks; it refuses the first failing
@@ -73,10 +73,9 @@ func TestLiveCogSync(t *testing.T) {
 func TestLiveCogAsync(t *testing.T) {
 	s := workertest.StartCog(t, 1)
 	a := newAdapter(t, ocrAsync, s.URL, 1)
-	url, reports := reporting(t, "e1", 2)
-	call := ocrCall(t, "e1", "HELLO", 5, url)
-	o := a.Submit(t.Context(), call)
-	want{kind: Accepted, remote: "e1", starting: true}.check(t, o)
+	url, _ := reporting(t, "e1", 0)
+	call := ocrCall(t, "e1", "HELLO", 10_000, url)
+	want{kind: Accepted, remote: "e1", starting: true}.check(t, a.Submit(t.Context(), call))
 
 	// A second submit of the run, as by a node that took over, starts nothing.
 	want{kind: Accepted, remote: "e1"}.check(t, a.Submit(t.Context(), call))
@@ -85,6 +84,17 @@ func TestLiveCogAsync(t *testing.T) {
 	if h := a.Probe(t.Context()); h.State != StateBusy {
 		t.Errorf("probe says %+v", h)
 	}
+	if n := s.Started(); n != 1 {
+		t.Errorf("%d runs, want 1", n)
+	}
+}
+
+func TestLiveCogReports(t *testing.T) {
+	s := workertest.StartCog(t, 1)
+	a := newAdapter(t, ocrAsync, s.URL, 1)
+	url, reports := reporting(t, "e1", 2)
+	call := ocrCall(t, "e1", "HELLO", 5, url)
+	o := a.Submit(t.Context(), call)
 	call.Remote = o.Remote
 	end := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{RunRef: call.RunRef, Starting: o.Starting, Reports: reports})
 	if end.Kind != Done || strings.Count(string(end.Result), "HELLO") != 5 {
@@ -149,10 +159,12 @@ func TestLiveCogClosedConnectionStopsTheWorker(t *testing.T) {
 
 func TestLiveCogLostCallbackEndsAsUnknown(t *testing.T) {
 	s := workertest.StartCog(t, 1)
-	a := newAdapter(t, ocrAsync, s.URL, 1)
+	model := ocrAsync
+	model.Timeouts.Silence = Seconds(time.Second)
+	a := newAdapter(t, model, s.URL, 1)
 	call := ocrCall(t, "e1", "HELLO", 1, nobody(t))
 	call.Remote = a.Submit(t.Context(), call).Remote
-	o := NewFollower(a, ocrAsync).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: make(chan Outcome)})
+	o := NewFollower(a, model).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: make(chan Outcome)})
 	want{kind: Unknown}.check(t, o)
 	if n := s.Started(); n != 1 {
 		t.Errorf("%d runs, want 1: following must not submit", n)

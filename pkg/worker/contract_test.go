@@ -23,7 +23,7 @@ type contract struct {
 // limit is that of the call. One that the worker does not answer has time to arrive there on a busy machine.
 func (c contract) limit() Seconds {
 	if c.name == "hangs" {
-		return Seconds(2 * time.Second)
+		return Seconds(5 * time.Second)
 	}
 	return Seconds(time.Minute)
 }

@@ -43,7 +43,7 @@ func fuzzModels() []Model {
 	}
 }
 
-func answering(t *testing.T, m Model, s scripted) Adapter {
+func answering(t *testing.T, m Model, s http.RoundTripper) Adapter {
 	t.Helper()
 	m.MaxResponseBytes = 64 << 10
 	adapter, err := New(m, Instance{Endpoint: "http://worker.example/run", Slots: 1}, Config{})

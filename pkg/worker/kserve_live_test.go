@@ -117,19 +117,21 @@ func TestLiveDispatcher(t *testing.T) {
 		whereNobodyListens(t, func() Outcome { return a.Submit(t.Context(), call("e3", 1, `{"text":"x"}`)) })
 	})
 	t.Run("async, busy and stale", func(t *testing.T) {
-		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "300ms")
-		first := call("e1", 5, `{"a":1}`)
-		o := a.Submit(t.Context(), first)
-		if o.Kind != Accepted {
+		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "1h")
+		if o := a.Submit(t.Context(), call("e1", 5, `{"a":1}`)); o.Kind != Accepted {
 			t.Fatalf("got %s (%s)", o.Kind, o.Reason)
 		}
-		first.Remote = o.Remote
 		want{kind: Busy, class: ClassBusy, retryAfter: time.Second}.check(t, a.Submit(t.Context(), call("e2", 1, `{}`)))
 		stale := a.Submit(t.Context(), call("e1", 4, `{"a":1}`))
 		if stale.Kind != Busy || !errors.Is(stale.Err, ErrStaleToken) {
 			t.Errorf("older token: %s (%s)", stale.Kind, stale.Reason)
 		}
-		want{kind: Done, result: `{"a":1}`}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{RunRef: first.RunRef}))
+	})
+	t.Run("async, done", func(t *testing.T) {
+		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "300ms")
+		c := call("e1", 5, `{"a":1}`)
+		c.Remote = a.Submit(t.Context(), c).Remote
+		want{kind: Done, result: `{"a":1}`}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{RunRef: c.RunRef}))
 	})
 	t.Run("cancel is confirmed", func(t *testing.T) {
 		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "1h")
