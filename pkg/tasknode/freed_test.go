@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/tasknode"
 )
@@ -35,6 +36,31 @@ func (d *severed) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return d.Pool.QueryRow(ctx, sql, args...)
 }
 
+// recoverDead frees the locks that are named as the leader does after the death of their node, of which no heartbeat
+// comes in between.
+func recoverDead(t *testing.T, pool *pgxpool.Pool, q *invalidation.Queue, named func(invalidation.HeldLock) bool) {
+	t.Helper()
+	err := postgres.InTx(t.Context(), pool, func(tx pgx.Tx) error {
+		const silent = `UPDATE penstock.node SET beat_at = clock_timestamp() - interval '1 hour'`
+		if _, err := tx.Exec(t.Context(), silent); err != nil {
+			return err
+		}
+		held, err := invalidation.HeldLocks(t.Context(), tx)
+		if err != nil {
+			return err
+		}
+		held = slices.DeleteFunc(held, func(l invalidation.HeldLock) bool { return !named(l) })
+		r, err := q.WithTx(tx).Recover(t.Context(), refs(held), nil, true)
+		if err == nil && len(r.Freed) != 1 {
+			err = fmt.Errorf("recovered %v, want one lock", r)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // A node that is cut off alone cannot know that its locks are freed meanwhile. When it is heard again the runs of those
 // end, the others go on; and an entry that it claims again does not run beside the run that has not ended yet.
 func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
@@ -42,11 +68,12 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 	q := create(t, pool, "work", invalidation.Config{Lapse: invalidation.LapseRunThrough})
 	beats := &severed{Pool: pool}
 	n := tasknode.New(tasknode.Config{
-		Threads: 4, Lease: 4 * time.Second, Beat: 400 * time.Millisecond, Poll: 20 * time.Millisecond,
+		Threads: 4, Lease: 12 * time.Second, Beat: time.Second, Poll: 20 * time.Millisecond,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
 	}, pool, beats)
 	running, ended := make(chan struct{}, 10), make(chan error, 10)
-	leave, goOn := make(chan struct{}), make(chan struct{})
+	leave, letLeave := barrier()
+	goOn, letGo := barrier()
 	var first, second, kept atomic.Int64 // runs
 	n.Handle("work", invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		if string(r.Entry.Payload) == `"kept"` {
@@ -79,6 +106,7 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 			t.Errorf("node: %v", err)
 		}
 	})
+	t.Cleanup(func() { letLeave(); letGo() })
 	push(t, q, invalidation.Push{Payload: json.RawMessage(`"kept"`)})
 	<-running
 	id := push(t, q, invalidation.Push{Payload: json.RawMessage(`"freed"`)})[0].ID
@@ -88,19 +116,9 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 
 	beats.cut.Store(true)
 	eventuallyTrue(t, "the node knows that its lease is over", func() bool { return n.Stats().LeasesLost.Load() > 0 })
-	if _, err := pool.Exec(t.Context(), `UPDATE penstock.node SET beat_at = beat_at - interval '1 hour'`); err != nil {
-		t.Fatal(err)
-	}
 	recover := func(id invalidation.EntryID) {
 		t.Helper()
-		held, err := invalidation.HeldLocks(t.Context(), pool)
-		if err != nil {
-			t.Fatal(err)
-		}
-		held = slices.DeleteFunc(held, func(l invalidation.HeldLock) bool { return l.Key != fmt.Sprintf("#%d", id) })
-		if r, err := q.Recover(t.Context(), refs(held), nil, true); err != nil || len(r.Freed) != 1 {
-			t.Fatalf("recovered %v: %v", r, err)
-		}
+		recoverDead(t, pool, q, func(l invalidation.HeldLock) bool { return l.Key == fmt.Sprintf("#%d", id) })
 	}
 	const other = 7 // another node, which takes one of the entries
 	recover(taken)
@@ -122,9 +140,9 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 	if n := second.Load(); n > 0 {
 		t.Errorf("the entry ran %d times beside the run that had not ended", n)
 	}
-	close(leave)
+	letLeave()
 	eventually(t, pool, "the entry ran anew", `SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1)`, id)
-	close(goOn)
+	letGo()
 	finish := invalidation.Done(elsewhere.Locks[0], taken, nil, 0)
 	finish.Last = true
 	if ours, err := q.Settle(t.Context(), other, []invalidation.Ending{finish}); err != nil || len(ours) != 1 {
@@ -142,11 +160,10 @@ func TestRunsWhoseLocksWereFreedWhileTheNodeWasSilentEnd(t *testing.T) {
 func TestRunsWhoseLocksWereFreedWhileTheMachineWasSuspendedEnd(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
-	beats := &severed{Pool: pool}
 	n := tasknode.New(tasknode.Config{
-		Threads: 2, Lease: time.Minute, Beat: 400 * time.Millisecond, Poll: 20 * time.Millisecond,
+		Threads: 2, Lease: time.Minute, Beat: time.Second, Poll: 20 * time.Millisecond,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	}, pool, beats)
+	}, pool, pool)
 	running, ended := make(chan struct{}, 1), make(chan error, 1)
 	n.Handle("work", invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
 		if r.Entry.MayHaveRun {
@@ -168,24 +185,13 @@ func TestRunsWhoseLocksWereFreedWhileTheMachineWasSuspendedEnd(t *testing.T) {
 	})
 	push(t, q, invalidation.Push{Payload: json.RawMessage(`{}`)})
 	<-running
-	beats.cut.Store(true) // no heartbeat comes between the next two statements
-	if _, err := pool.Exec(t.Context(), `UPDATE penstock.node SET beat_at = beat_at - interval '1 hour'`); err != nil {
-		t.Fatal(err)
-	}
-	held, err := invalidation.HeldLocks(t.Context(), pool)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if r, err := q.Recover(t.Context(), refs(held), nil, true); err != nil || len(r.Freed) != 1 {
-		t.Fatalf("recovered %v: %v", r, err)
-	}
-	beats.cut.Store(false)
+	recoverDead(t, pool, q, func(invalidation.HeldLock) bool { return true })
 	select {
 	case err := <-ended:
 		if !errors.Is(err, invalidation.ErrLeaseLost) {
 			t.Errorf("the run whose lock was freed was ended by %v", err)
 		}
-	case <-time.After(20 * time.Second):
+	case <-time.After(time.Minute):
 		t.Fatal("the run whose lock was freed goes on")
 	}
 	if lost := n.Stats().LeasesLost.Load(); lost != 0 {

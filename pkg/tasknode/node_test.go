@@ -60,6 +60,13 @@ func start(t testing.TB, pool *pgxpool.Pool, c tasknode.Config, handlers map[str
 	return n, stop
 }
 
+// barrier returns a channel for runs to wait on, and what opens it. As a cleanup behind the start of the node that lets a
+// test which has failed end: a node that stops waits for its runs.
+func barrier() (closed <-chan struct{}, open func()) {
+	c := make(chan struct{})
+	return c, sync.OnceFunc(func() { close(c) })
+}
+
 func push(t testing.TB, q *invalidation.Queue, pushes ...invalidation.Push) []invalidation.Pushed {
 	t.Helper()
 	pushed, err := q.Push(t.Context(), pushes...)
@@ -174,7 +181,8 @@ func TestAKeyGoesOnAfterItsQuantumWithoutAPoll(t *testing.T) {
 func TestAKeyGoesOnBeforeTheLowWaterMarkWithoutAPoll(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
-	running, goOn := make(chan struct{}), make(chan struct{})
+	running := make(chan struct{})
+	goOn, letGo := barrier()
 	n, _ := start(t, pool, tasknode.Config{Threads: 4, Poll: time.Hour}, map[string]invalidation.HandlerFunc{
 		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 			if string(r.Entry.Payload) == `"stay"` {
@@ -184,6 +192,7 @@ func TestAKeyGoesOnBeforeTheLowWaterMarkWithoutAPoll(t *testing.T) {
 			return nil, nil
 		},
 	})
+	t.Cleanup(letGo)
 	push(t, q, invalidation.Push{LockKey: "K", Payload: json.RawMessage(`"stay"`)})
 	n.Wake(q.ID, nil)
 	<-running
@@ -192,7 +201,7 @@ func TestAKeyGoesOnBeforeTheLowWaterMarkWithoutAPoll(t *testing.T) {
 	n.Wake(q.ID, &invalidation.Lane{Priority: 1})
 	eventually(t, pool, "others ran, and the key's ready row is gone", `SELECT count(*) = 2 FROM penstock.result`)
 	eventually(t, pool, "others ran, and the key's ready row is gone", `SELECT NOT EXISTS (SELECT FROM penstock.ready)`)
-	close(goOn)
+	letGo()
 	eventually(t, pool, "the key goes on", emptySQL)
 }
 
@@ -202,7 +211,7 @@ func TestAClaimOfSeveralLanesIsRunByPositionButForTheFirstOfEach(t *testing.T) {
 	q := create(t, pool, "work", invalidation.Config{})
 	var mu sync.Mutex
 	var order []string
-	hold := make(chan struct{})
+	hold, letGo := barrier()
 	start(t, pool, tasknode.Config{Threads: 1}, map[string]invalidation.HandlerFunc{
 		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 			if r.Entry.Name == "hold" {
@@ -214,6 +223,7 @@ func TestAClaimOfSeveralLanesIsRunByPositionButForTheFirstOfEach(t *testing.T) {
 			return nil, nil
 		},
 	})
+	t.Cleanup(letGo)
 	for range 20 { // so that runs are known to be short
 		push(t, q, payload(invalidation.Push{Name: "warm"}))
 	}
@@ -228,7 +238,7 @@ func TestAClaimOfSeveralLanesIsRunByPositionButForTheFirstOfEach(t *testing.T) {
 	}
 	push(t, q, pushes...)
 	eventually(t, pool, "one claim has brought all", `SELECT count(*) = 6 AND count(DISTINCT claim_id) = 1 FROM penstock.lock WHERE flow <> ''`)
-	close(hold)
+	letGo()
 	eventually(t, pool, "all have run", emptySQL)
 	var rest []string
 	for _, name := range order[21:] {

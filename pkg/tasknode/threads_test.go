@@ -15,7 +15,7 @@ func TestNodeGrowsToTheThreadsThatAreNeeded(t *testing.T) {
 	pool := open(t)
 	q := create(t, pool, "work", invalidation.Config{})
 	var needed, running, most atomic.Int32
-	all := make(chan struct{})
+	all, letGo := barrier()
 	n, _ := start(t, pool, tasknode.Config{Threads: 2, ThreadsFor: func() int { return int(needed.Load()) }}, map[string]invalidation.HandlerFunc{
 		"work": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			now := running.Add(1)
@@ -26,6 +26,7 @@ func TestNodeGrowsToTheThreadsThatAreNeeded(t *testing.T) {
 			return nil, nil
 		},
 	})
+	t.Cleanup(letGo)
 	pushes := make([]invalidation.Push, 40)
 	for i := range pushes {
 		pushes[i].Payload = json.RawMessage(`{}`)
@@ -38,7 +39,7 @@ func TestNodeGrowsToTheThreadsThatAreNeeded(t *testing.T) {
 	needed.Store(40)
 	eventually(t, pool, "the node to grow", `SELECT threads = 40 FROM penstock.node`)
 	eventually(t, pool, "all to run at once", `SELECT $1 = (SELECT sum(cardinality(running)) FROM penstock.node)`, 40)
-	close(all)
+	letGo()
 	eventually(t, pool, "all entries done", emptySQL)
 	if n.Threads() != 40 || most.Load() < 40 {
 		t.Errorf("%d threads, %d runs at once", n.Threads(), most.Load())

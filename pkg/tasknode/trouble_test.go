@@ -198,15 +198,16 @@ func TestADrainThatWaitsForAClaimBeginsNoRun(t *testing.T) {
 	var hang atomic.Bool
 	var once sync.Once
 	var runs atomic.Int64
-	hangs, late, release := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	begun, goOn := make(chan struct{}, 9), make(chan struct{})
+	hangs, late, begun := make(chan struct{}), make(chan struct{}), make(chan struct{}, 9)
+	released, release := barrier()
+	goOn, letGo := barrier()
 	cancel, done := startOn(t, troubled{Pool: pool, query: func(ctx context.Context, sql string) error {
 		if strings.Contains(sql, "penstock lane") && hang.Load() {
 			once.Do(func() {
 				close(hangs)
 				<-ctx.Done() // a heartbeat after the drain began
 				close(late)
-				<-release
+				<-released
 			})
 		}
 		return nil
@@ -216,6 +217,7 @@ func TestADrainThatWaitsForAClaimBeginsNoRun(t *testing.T) {
 		<-goOn
 		return nil, nil
 	})
+	t.Cleanup(func() { letGo(); release() })
 	push(t, q, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`1`)}, invalidation.Push{LockKey: "k", Payload: json.RawMessage(`2`)})
 	<-begun
 	hang.Store(true)
@@ -223,9 +225,9 @@ func TestADrainThatWaitsForAClaimBeginsNoRun(t *testing.T) {
 	<-hangs
 	cancel()
 	<-late
-	close(goOn)
+	letGo()
 	eventually(t, pool, "the lock of the key is released", `SELECT NOT EXISTS (SELECT FROM penstock.lock WHERE lock_key = 'k')`)
-	close(release)
+	release()
 	if err := <-done; err != nil {
 		t.Errorf("run node: %v", err)
 	}
@@ -273,7 +275,8 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	var noticed atomic.Bool // the node has begun to end the runs of that life
 	var late atomic.Int64   // runs of that life that began later and were not ended
 	var one atomic.Bool     // a run goes on after it was ended, until again
-	running, again := make(chan struct{}, 100), make(chan struct{})
+	running := make(chan struct{}, 100)
+	again, letGo := barrier()
 	const threads = 8 // a lock at least is claimed ahead of them as long as a short run takes less than 160 ms
 	start(t, pool, tasknode.Config{Threads: threads, SchedulingThreads: 1, Lease: time.Minute, Beat: 200 * time.Millisecond}, map[string]invalidation.HandlerFunc{
 		"work": func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
@@ -299,6 +302,7 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 			return nil, nil
 		},
 	})
+	t.Cleanup(letGo)
 	short := make([]invalidation.Push, 100) // so short that others are claimed while they run
 	for i := range short {
 		short[i].Payload = json.RawMessage(`1`)
@@ -329,7 +333,7 @@ func TestWhatWasClaimedBeforeTheLeaseWasLostRunsUnderANewTokenOnly(t *testing.T)
 	}
 	// Locks under new tokens may come and go between two readings; results only grow, and under a dead token there is none.
 	eventually(t, pool, "the node claims again", `SELECT count(*) > 100 FROM penstock.result`)
-	close(again)
+	letGo()
 	eventually(t, pool, "all done", emptySQL)
 	if late.Load() > 0 {
 		t.Errorf("%d runs under dead tokens began after the node knew of its loss", late.Load())
@@ -341,7 +345,7 @@ func TestEndingsOfADroppedQueueDoNotHoldUpOthers(t *testing.T) {
 	pool := open(t)
 	gone, other := create(t, pool, "gone", invalidation.Config{}), create(t, pool, "other", invalidation.Config{})
 	var begun sync.WaitGroup
-	goOn := make(chan struct{})
+	goOn, letGo := barrier()
 	node, _ := start(t, pool, tasknode.Config{Threads: 12, Lease: time.Minute, Beat: time.Second}, map[string]invalidation.HandlerFunc{
 		"gone": func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			begun.Done()
@@ -350,6 +354,7 @@ func TestEndingsOfADroppedQueueDoNotHoldUpOthers(t *testing.T) {
 		},
 		"other": fine,
 	})
+	t.Cleanup(letGo)
 	begun.Add(8)
 	for range 8 {
 		push(t, gone, invalidation.Push{Payload: json.RawMessage(`1`)})
@@ -358,7 +363,7 @@ func TestEndingsOfADroppedQueueDoNotHoldUpOthers(t *testing.T) {
 	if _, err := pool.Exec(t.Context(), `DROP TABLE penstock.entry_gone CASCADE`); err != nil {
 		t.Fatal(err)
 	}
-	close(goOn)
+	letGo()
 	for range 20 {
 		push(t, other, invalidation.Push{Payload: json.RawMessage(`1`)})
 	}

@@ -72,6 +72,7 @@ func TestALaneThatSomebodyElseWasInIsTriedAgainSoon(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer tx.Rollback(context.Background()) // a pool that is closed waits for it
 	const lane = `SELECT pg_advisory_xact_lock(hashtextextended('penstock lane ' || $1::int || ' 1 ', 0))`
 	if _, err := tx.Exec(t.Context(), lane, q.ID); err != nil {
 		t.Fatal(err)
