@@ -15,6 +15,7 @@ func startLeader(t *testing.T, change func(*pools)) *leader {
 	t.Helper()
 	cfg := defaults()
 	cfg.Database.URL = pgtest.DSN(t)
+	cfg.Leader.Election.Lease = time.Minute // a busy machine does not end the term
 	p, err := open(t.Context(), cfg)
 	if err != nil {
 		t.Fatal(err)

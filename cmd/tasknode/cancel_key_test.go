@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,10 +18,11 @@ import (
 // The worker does not stop at a cancel: the next entry of the key waits until the run is over.
 func TestTheKeyOfACancelledRunIsKeptUntilTheRunIsOver(t *testing.T) {
 	t.Parallel()
-	x := startBehindProxy(t, idle, func(cfg *Config) { cfg.TaskNode.Hints = true })
+	x := startBehindProxy(t, idle, longLease, func(cfg *Config) { cfg.TaskNode.Hints = true })
 	x.eventually(time.Minute, "hints are heard", hintsSQL, "heard")
 	var running, most atomic.Int32
 	begun, finish := make(chan string, 8), make(chan struct{})
+	end := sync.OnceFunc(func() { close(finish) })
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
 		if r.Method == http.MethodGet {
@@ -35,6 +37,7 @@ func TestTheKeyOfACancelledRunIsKeptUntilTheRunIsOver(t *testing.T) {
 		_, _ = io.WriteString(w, `{"status": "success", "result": 1}`)
 	}))
 	t.Cleanup(server.Close)
+	t.Cleanup(end) // the server waits for its calls
 	never := false
 	model := worker.Model{Name: "m", Protocol: worker.ProtocolGeneric, AbortStops: &never}
 	name, err := inference.RegisterModel(t.Context(), x.pool, model, inference.By{})
@@ -63,7 +66,7 @@ SELECT EXISTS (SELECT FROM penstock.cancel_request WHERE entry_id = $1 AND deliv
 		t.Errorf("entry %s began beside the run that was cancelled", id)
 	default:
 	}
-	close(finish)
+	end()
 	x.eventually(time.Minute, "one is cancelled, the next one done", `
 SELECT EXISTS (SELECT FROM penstock.result WHERE entry_id = $1 AND outcome = 'cancelled')
    AND EXISTS (SELECT FROM penstock.result WHERE entry_id = $2 AND outcome = 'done')`, pushed[0].ID, pushed[1].ID)

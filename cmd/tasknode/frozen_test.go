@@ -71,6 +71,9 @@ func startBehindProxy(t *testing.T, handler invalidation.HandlerFunc, settings .
 	return x
 }
 
+// longLease is for nodes of which no lease is to lapse, however busy the machine is.
+func longLease(c *Config) { c.TaskNode.Lease = time.Minute }
+
 // eventually waits until sql is true.
 func (x *behindProxy) eventually(within time.Duration, contract, sql string, args ...any) {
 	x.Helper()
