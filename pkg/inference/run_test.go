@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -382,15 +383,16 @@ func TestCancelReachesTheWorker(t *testing.T) {
 	for name, c := range map[string]struct {
 		answer, reason string
 		slots          int
+		wait           time.Duration // for the answer, and then for the run to end: the machine may be busy
 	}{
-		"confirmed":   {`{"cancelled":true}`, "worker confirmed", 0},
-		"unconfirmed": {`{}`, "cancel_unconfirmed", 1},
+		"confirmed":   {`{"cancelled":true}`, "worker confirmed", 0, time.Minute},
+		"unconfirmed": {`{}`, "cancel_unconfirmed", 1, 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBed(t, asyncModel())
 			w := b.longWorker(c.answer)
 			b.instance("gpu-1", w.URL, 1)
-			b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 200 * time.Millisecond })
+			b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = c.wait })
 			id := b.push(`{}`)[0]
 			awaitAtLeast(t, &w.polls, 1)
 			_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
@@ -537,7 +539,7 @@ func TestEntryThatKillsDevicesIsPoisonAfterTwoInstances(t *testing.T) {
 		})
 		b.instance(fmt.Sprintf("gpu-%d", i), s.URL+"/run", 2)
 	}
-	b.start(ServiceConfig{})
+	b.start(ServiceConfig{}, longQuarantine)
 	others := b.push(empty(40)...) // served by all instances
 	for _, id := range others {
 		b.outcome(id)
@@ -626,7 +628,7 @@ func TestServerWithoutTheModelFailsNothing(t *testing.T) {
 	good := workertest.NewScript(t, workertest.Says(200, `{"status":"success","result":{}}`))
 	b.instance("gpu-1", lost.URL+"/run", 4)
 	b.instance("gpu-2", good.URL+"/run", 4)
-	b.start(ServiceConfig{}, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
+	b.start(ServiceConfig{}, longQuarantine, func(t *tuning) { t.readyWait = 10 * time.Millisecond })
 	for _, id := range b.push(empty(100)...) {
 		if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 			t.Fatalf("outcome %+v", o)
@@ -711,6 +713,7 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 			b := newBed(t, model)
 			var running, most atomic.Int32
 			finish := make(chan struct{})
+			end := sync.OnceFunc(func() { close(finish) })
 			begun := make(chan string, 8)
 			s := workertest.NewScript(t, func(w http.ResponseWriter, r *http.Request) {
 				switch {
@@ -738,6 +741,7 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 					workertest.Says(200, `{"status":"success","result":1}`)(w, r)
 				}
 			})
+			t.Cleanup(end)
 			b.instance("gpu-1", s.URL+"/run", 4)
 			m := b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
 			entry := invalidation.Push{Payload: json.RawMessage(`{"operation":"images"}`), LockKey: "k"}
@@ -753,7 +757,7 @@ func TestCancelKeepsTheKeyUntilTheRunIsOver(t *testing.T) {
 				t.Errorf("entry %s began beside the run that was cancelled", id)
 			default:
 			}
-			close(finish)
+			end()
 			if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || !strings.Contains(o.Reason, "ended after the cancel") {
 				t.Errorf("outcome %+v", o)
 			}

@@ -102,7 +102,7 @@ func joining(items int, wait time.Duration) worker.Model {
 }
 
 func TestEntriesShareACallAndEachEndsOnItsOwn(t *testing.T) {
-	b := newBed(t, batching)
+	b := newBed(t, joining(8, time.Minute))
 	w := b.batchWorker(func([]item) { time.Sleep(20 * time.Millisecond) })
 	b.instance("gpu-1", w.URL, 1)
 	ids := b.push(items(40, func(i *item) {
@@ -166,7 +166,7 @@ func TestInnocentEntriesDoNotPayForTheCallTheyWereIn(t *testing.T) {
 }
 
 func TestEntriesOfOneLockKeyAreNeverInOneCallAndKeepTheirOrder(t *testing.T) {
-	b := newBed(t, batching)
+	b := newBed(t, joining(8, 2*time.Second))
 	w := b.batchWorker(func([]item) { time.Sleep(5 * time.Millisecond) })
 	b.instance("gpu-1", w.URL, 2)
 	b.alter(map[string]any{"grouping": "key"})
@@ -199,8 +199,8 @@ func TestCancelOfOneEntryLeavesTheCallToTheOthers(t *testing.T) {
 	b := newBed(t, joining(4, time.Minute))
 	goOn := make(chan struct{})
 	answer := sync.OnceFunc(func() { close(goOn) })
-	t.Cleanup(answer)
 	w := b.batchWorker(func([]item) { <-goOn })
+	t.Cleanup(answer)
 	b.instance("gpu-1", w.URL, 1)
 	ids := b.push(items(4, nil)...)
 	n := b.start(ServiceConfig{})
@@ -291,11 +291,11 @@ func TestCancelledMemberOfACallKeepsItsKeyUntilTheCallIsOver(t *testing.T) {
 		cancels []int // of the first call's members, in this order
 	}{{"one of two", []int{0}}, {"both", []int{1, 0}}} {
 		t.Run(c.name, func(t *testing.T) {
-			b := newBed(t, joining(2, 5*time.Second))
+			b := newBed(t, joining(2, 40*time.Second)) // the two are claimed within a tenth of that
 			goOn := make(chan struct{})
 			answer := sync.OnceFunc(func() { close(goOn) })
-			t.Cleanup(answer)
 			w := b.batchWorker(func([]item) { <-goOn })
+			t.Cleanup(answer)
 			b.instance("gpu-1", w.URL, 2)
 			pushes := []invalidation.Push{
 				{Payload: json.RawMessage(`{"n":0}`), LockKey: "k"},
