@@ -39,11 +39,12 @@ func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 		}
 	})
 	b.instance("old", old.URL, 1)
-	b.start(ServiceConfig{}, func(t *tuning) { t.probeEvery = time.Hour })
+	n := b.start(ServiceConfig{}, func(t *tuning) { t.probeEvery = time.Hour })
 	id := b.push(`{"messages":[]}`)[0]
 	awaitAtLeast(t, &aborted, 1)
 	next := workertest.NewScript(t, healthy(workertest.Says(200, finishedAnswer)))
 	b.instance("next", next.URL, 1)
+	workertest.WaitFor(t, func() bool { return len(n.Registry.Endpoints(b.model.Name)) == 2 }) // else it goes to the old one again
 	close(replaced)
 	o := b.outcome(id)
 	if o.Outcome != "done" || o.Attempt != 0 {

@@ -30,12 +30,12 @@ func (r silentRow) Scan(...any) error {
 func TestAnAdoptionWithoutAnswerHoldsOtherExchangesUpForSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		holder := slot.Holder{DB: silent{}, Node: func() invalidation.NodeID { return 7 }}
-		p := &SlotPool{holder: holder, log: slog.New(slog.DiscardHandler)}
+		p := &SlotPool{tuning: usualTuning(), holder: holder, log: slog.New(slog.DiscardHandler)}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		start := time.Now()
 		h, err := p.adopt(ctx, &Endpoint{ID: 1}, slotAt(1, 0, 1))
-		if took := time.Since(start); h != nil || err == nil || took > exchangeMax {
+		if took := time.Since(start); h != nil || err == nil || took > p.tuning.exchangeMax {
 			t.Errorf("after %s: slot %v, error %v", took, h, err)
 		}
 		if !p.unsure {

@@ -73,7 +73,7 @@ func (p *SlotPool) idle(model string) bool {
 func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, s slot.Held) (*slotRef, error) {
 	p.talk.Lock() // a slot must not appear in between the question and the answer of verify
 	defer p.talk.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, exchangeMax) // others wait for the lock
+	ctx, cancel := context.WithTimeout(ctx, p.tuning.exchangeMax) // others wait for the lock
 	defer cancel()
 	own, adopted, err := p.holder.Adopt(ctx, s)
 	if err != nil {
@@ -186,7 +186,7 @@ func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	go func() {
 		p.talk.Lock()
 		defer p.talk.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+		ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 		defer cancel()
 		if err := p.markDoubts(ctx); err != nil {
 			p.log.Warn("mark slots in doubt", "error", err) // Renew tries again

@@ -45,7 +45,7 @@ func TestRunsThatArePreemptedTogetherAreHandedOverAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			db := &handedOver{since: time.Now()}
 			p := &SlotPool{
-				holder: slot.Holder{DB: db, Node: func() invalidation.NodeID { return 7 }}, models: map[string]*modelState{},
+				tuning: usualTuning(), holder: slot.Holder{DB: db, Node: func() invalidation.NodeID { return 7 }}, models: map[string]*modelState{},
 				idled: func(string) {}, kick: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 			}
 			p.mu.Lock()

@@ -19,6 +19,7 @@ import (
 // ever while the other has work.
 func TestModelsOfADeviceGroupShareItsSlots(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.lastingDemands()
 	other := "Other"
 	_, err := RegisterModel(b.ctx, b.pool, worker.Model{Name: other, Protocol: worker.ProtocolGeneric}, By{})
 	b.must(err)

@@ -37,7 +37,7 @@ func TestServiceIsAllThatANodeNeeds(t *testing.T) {
 
 	// A node starts.
 	const node = invalidation.NodeID(7001)
-	must(t, invalidation.Register(ctx, db, invalidation.Node{ID: node, Name: "node", Application: "default", Lease: 10 * time.Second}))
+	must(t, invalidation.Register(ctx, db, invalidation.Node{ID: node, Name: "node", Application: "default", Lease: time.Minute}))
 	service := inference.NewService(inference.ServiceConfig{}, db, func() invalidation.NodeID { return node })
 	must(t, service.Registry.Refresh(ctx))
 	duties, stop := context.WithCancel(ctx)
@@ -52,6 +52,9 @@ func TestServiceIsAllThatANodeNeeds(t *testing.T) {
 	pushed, err := queue.Push(ctx, invalidation.Push{Payload: json.RawMessage(`{"image": "..."}`)})
 	must(t, err)
 	permits, release := service.Pool.Take(name, 1)
+	for ; permits == 0; permits, release = service.Pool.Take(name, 1) { // the database may be slow to give a slot
+		time.Sleep(10 * time.Millisecond)
+	}
 	claimed, err := queue.Claim(ctx, invalidation.ClaimRequest{
 		Node: node, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: permits, IgnoreRowLocks: true,
 	})

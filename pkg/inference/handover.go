@@ -69,7 +69,7 @@ const (
 
 // ask sends a statement that Renew sends as well, so that a failure is only logged.
 func (p *SlotPool) ask(what string, statement func(context.Context) error) {
-	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 	defer cancel()
 	if err := statement(ctx); err != nil {
 		p.log.Warn("statement about slots", "statement", what, "error", err)
@@ -97,7 +97,7 @@ func (p *SlotPool) sendGoing(model string) {
 	if len(out) == 0 {
 		return // given back meanwhile
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 	defer cancel()
 	if err := p.holder.HandOver(ctx, model, namesOf(out)); err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)

@@ -11,6 +11,7 @@ import (
 // One model whose config was written by hand keeps no output of others.
 func TestSweepOfOutputEndsWhateverAModelSays(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.hourLasts()
 	_, err := b.pool.Exec(b.ctx, `SELECT penstock.register_model('bad', '{"protocol": "openai", "keep_output": "maybe"}')`)
 	if postgres.Code(err) != "PS002" {
 		t.Errorf("keep_output that is neither true nor false: %v", err)
@@ -36,6 +37,7 @@ func TestSweepOfOutputEndsWhateverAModelSays(t *testing.T) {
 // A clock that jumps ahead for a moment drops no output that is kept; hours to come get their partitions all the same.
 func TestNoOutputIsDroppedByAClockThatHasJumped(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.hourLasts()
 	_, err := b.pool.Exec(b.ctx, `DO $$ DECLARE h timestamptz := date_trunc('hour', now()) - interval '3 hours'; BEGIN
 		EXECUTE format('CREATE TABLE penstock.%I PARTITION OF penstock.output FOR VALUES FROM (%L) TO (%L)',
 		               'output_' || to_char(h AT TIME ZONE 'UTC', 'YYYYMMDDHH24'), h, h + interval '1 hour'); END $$`)

@@ -40,7 +40,7 @@ func (p *SlotPool) lease(model string, want int) bool {
 	if backingOff || len(p.registry.Endpoints(model)) == 0 {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), exchangeMax)
+	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
 	defer cancel()
 	got, err := p.holder.Lease(ctx, model, block)
 	switch {

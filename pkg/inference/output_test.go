@@ -11,6 +11,7 @@ import (
 // An hour of output is dropped whole once nobody reads it: its size does not matter to the sweep.
 func TestHoursOfOutputAreDropped(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.hourLasts()
 	hour := func(ago time.Duration) string {
 		at := time.Now().UTC().Add(-ago).Truncate(time.Hour)
 		name := "penstock.output_" + at.Format("2006010215")

@@ -27,17 +27,19 @@ func TestACallThatPanicsLeavesItsSlotInDoubtAndItsInstanceToOthers(t *testing.T)
 	m := b.start(ServiceConfig{})
 	m.leave()
 	m.work.Wait()
+	m.Registry.reading.Lock() // a reading that began before would undo it
 	now, e := *m.Registry.current.Load(), *m.Registry.Endpoint(instance)
 	e.adapter = broken{e.adapter}
 	now.instances, now.byModel = map[int32]*Endpoint{instance: &e}, map[string][]*Endpoint{b.model.Name: {&e}}
 	m.Registry.current.Store(&now)
-	b.push(`{}`)
+	m.Registry.reading.Unlock()
+	b.pushApart(`{}`)
 	n, release := m.Pool.Take(b.queue.Name, 1)
 	for ; n == 0; n, release = m.Pool.Take(b.queue.Name, 1) {
 		pause(b.ctx, time.Millisecond)
 	}
 	c, err := m.queue.Claim(b.ctx, invalidation.ClaimRequest{
-		Node: m.id, ClaimID: 1, Lane: invalidation.Lane{Priority: 1}, Limit: 1, IgnoreRowLocks: true,
+		Node: m.id, ClaimID: 1, Lane: invalidation.Lane{Priority: apartPriority}, Limit: 1, IgnoreRowLocks: true,
 	})
 	b.must(err)
 	m.Pool.mu.Lock()

@@ -39,7 +39,7 @@ func (r *slotRef) announce(ctx context.Context) {
 	p.mu.Unlock()
 	p.log.Warn("instance quarantined", "model", r.model, "server", r.endpoint.Server, "until", until,
 		"reason", reason)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.tuning.exchangeMax)
 	defer cancel()
 	if err := quarantine(ctx, p.db, r.endpoint.ID, time.Until(until), reason); err != nil {
 		p.log.Warn("quarantine", "error", err)
@@ -105,7 +105,7 @@ const recycleSQL = `SELECT penstock.recycle_instance($1)`
 
 // recycle drains an instance whose process has lost its device: only a restart brings it back.
 func (r *slotRef) recycle(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.pool.tuning.exchangeMax)
 	defer cancel()
 	r.pool.log.Error("instance lost its device and must be restarted", "model", r.model, "server", r.endpoint.Server)
 	if _, err := r.pool.db.Exec(ctx, recycleSQL, r.endpoint.ID); err != nil {

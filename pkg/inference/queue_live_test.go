@@ -43,8 +43,9 @@ func TestLongLiveWorkerBehindTheQueue(t *testing.T) {
 		}
 	})
 	t.Run("runs are followed on", func(t *testing.T) {
-		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "400ms")
-		ids := b.push(empty(6)...)
+		// Two runs are seen at once however busy the machine is.
+		b, url := start(t, asyncModel(), "/echo", "--async", "echo", "--delay", "4s")
+		ids := b.push(empty(4)...)
 		first := b.start(ServiceConfig{})
 		workertest.WaitFor(t, func() bool { return b.count(`SELECT count(*) FROM penstock.remote_run`) == 2 })
 		first.die()
@@ -54,8 +55,8 @@ func TestLongLiveWorkerBehindTheQueue(t *testing.T) {
 				t.Fatalf("outcome %+v", o)
 			}
 		}
-		if h := b.workerHealth(url); h.Completed != 6 {
-			t.Errorf("the worker ran %d calls for 6 entries", h.Completed)
+		if h := b.workerHealth(url); h.Completed != 4 {
+			t.Errorf("the worker ran %d calls for 4 entries", h.Completed)
 		}
 	})
 	t.Run("cancel frees the worker", func(t *testing.T) {
@@ -99,7 +100,7 @@ func TestLongLiveCogReportsToTheNodeThatFollowsOn(t *testing.T) {
 	server := workertest.StartCog(t, 1)
 	b := newBed(t, worker.Model{
 		Name: "ocr", Protocol: worker.ProtocolCog, Type: worker.TypeAsync,
-		PollInterval: worker.Seconds(50 * time.Millisecond), Timeouts: worker.Timeouts{Silence: worker.Seconds(time.Second)},
+		PollInterval: worker.Seconds(50 * time.Millisecond),
 	})
 	b.instance("cpu-1", server.URL, 1)
 

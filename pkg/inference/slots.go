@@ -91,10 +91,6 @@ func (p *SlotPool) Tallies() map[string]Tally {
 // blockMax is how many slots are leased at once.
 const blockMax = 16
 
-// exchangeMax bounds one round trip about slots, so that a scheduling thread is not held up by a
-// slow database.
-const exchangeMax = 2 * time.Second
-
 // newSlotPool returns an empty pool for the node that node names: its incarnation may change.
 func newSlotPool(config ServiceConfig, t tuning, db postgres.DB, registry *Registry,
 	node func() invalidation.NodeID,
@@ -312,7 +308,7 @@ func (p *SlotPool) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.tuning.exchangeMax)
 			defer cancel()
 			return p.close(ctx)
 		case <-ticks.C:
@@ -329,7 +325,7 @@ func (p *SlotPool) Run(ctx context.Context) error {
 func (p *SlotPool) Renew(ctx context.Context) error {
 	p.talk.Lock()
 	defer p.talk.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, exchangeMax)
+	ctx, cancel := context.WithTimeout(ctx, p.tuning.exchangeMax)
 	defer cancel()
 	if !p.holdsAny() {
 		return nil

@@ -212,7 +212,7 @@ func TestNodeWhoseLeaseLapsedLeasesNothingAndUsesNothing(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 2)
 	node := b.node(time.Hour)
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	n, release := s.Pool.Take(b.queue.Name, 8)
 	if n != 1 {
@@ -239,7 +239,7 @@ func TestNodeReliesOnNoHeartbeatThatTheClockHasNotComeTo(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 2)
 	node := b.node(time.Minute)
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	_, release := s.Pool.Take(b.queue.Name, 1)
 	release(1)
@@ -266,7 +266,7 @@ func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node := b.node(time.Minute)
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	_, release := s.Pool.Take(b.queue.Name, 1)
 	release(1)
@@ -282,10 +282,11 @@ func TestSlotsFreedBehindANodesBackAreNotUsedByIt(t *testing.T) {
 // Two nodes, one of which has everything: the other gets its half once it asks.
 func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.lastingDemands()
 	b.instance("gpu-1", nowhere, 8)
 	service := func() *Service {
 		node := b.node(time.Minute)
-		s := newService(ServiceConfig{Log: quiet}, tuned(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), b.pool,
+		s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), b.pool,
 			func() invalidation.NodeID { return node })
 		b.must(s.Registry.Refresh(b.ctx))
 		return s
@@ -335,6 +336,7 @@ func TestFreshNodeGetsItsShareOfABusyModel(t *testing.T) {
 
 func TestMoreNodesThanSlotsTakeTurns(t *testing.T) {
 	b := newBed(t, worker.Model{})
+	b.lastingDemands()
 	b.instance("gpu-1", nowhere, 1)
 	has, first, second := b.node(time.Minute), b.node(time.Minute), b.node(time.Minute)
 	held := b.lease(has, 1)
@@ -344,8 +346,14 @@ func TestMoreNodesThanSlotsTakeTurns(t *testing.T) {
 		}
 	}
 	share := func() int { return b.count(`SELECT penstock.slot_share($1, $2)`, b.model.Name, has) }
-	if n := share(); n != 1 {
-		t.Errorf("the holder may hold %d during its turn", n)
+	during := 0
+	b.inTime(5*time.Second, func() { // a turn
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET leased_at = clock_timestamp()`)
+		b.must(err)
+		during = share()
+	})
+	if during != 1 {
+		t.Errorf("the holder may hold %d during its turn", during)
 	}
 	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot SET leased_at = leased_at - interval '6 seconds'`)
 	b.must(err)
@@ -369,13 +377,17 @@ func TestADemandFromTheFutureKeepsNoSlotBack(t *testing.T) {
 	b.instance("gpu-1", nowhere, 2)
 	has, poor := b.node(time.Minute), b.node(time.Minute)
 	b.lease(has, 2)
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return has })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return has })
 	for at, want := range map[string]int{"'1 hour'": 0, "'0'": 1, "'-4 seconds'": 0} {
-		b.lease(poor, 1)
-		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot_demand SET wanted_at = clock_timestamp() + interval `+at)
-		b.must(err)
-		if n := b.count(`SELECT count(*) FROM penstock.hungry_nodes($1)`, b.model.Name); n != want {
-			t.Errorf("after a demand of now and %s %d nodes miss slots, want %d", at, n, want)
+		hungry := 0
+		b.inTime(3*time.Second, func() { // for which a demand counts
+			b.lease(poor, 1)
+			_, err := b.pool.Exec(b.ctx, `UPDATE penstock.slot_demand SET wanted_at = clock_timestamp() + interval `+at)
+			b.must(err)
+			hungry = b.count(`SELECT count(*) FROM penstock.hungry_nodes($1)`, b.model.Name)
+		})
+		if hungry != want {
+			t.Errorf("after a demand of now and %s %d nodes miss slots, want %d", at, hungry, want)
 		}
 		s.Prober.sweep(b.ctx)
 		if n := b.count(`SELECT count(*) FROM penstock.slot_demand`); (n == 0) != (at == "'1 hour'") {
@@ -500,7 +512,7 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node, db := b.node(time.Minute), &lossy{DB: b.pool}
-	s := newService(ServiceConfig{Log: quiet}, tuned(func(t *tuning) { t.idleMax = time.Nanosecond }), db, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax = time.Nanosecond }), db, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	db.every.Store(1)
 	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
@@ -517,7 +529,7 @@ func TestANodeThatStopsGivesBackTheSlotsOfALostAnswer(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node, db := b.node(time.Minute), &lossy{DB: b.pool}
-	s := NewService(ServiceConfig{Log: quiet}, db, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(), db, func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	db.every.Store(1)
 	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {
@@ -702,7 +714,7 @@ func TestLongSlotsUnderRandomCrashes(t *testing.T) {
 // Instances that come and go, each under a name of its own, leave nothing behind.
 func TestInstancesThatAreGoneAreForgotten(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return 1 })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return 1 })
 	b.instance("gpu-1", nowhere, 1)
 	b.instance("gpu-2", nowhere, 1)
 	b.must(s.Registry.Refresh(b.ctx))

@@ -227,7 +227,7 @@ func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 	if lost {
 		within = max(within, time.Since(l.served))
 	}
-	limited, cancel := context.WithTimeout(open, exchangeMax)
+	limited, cancel := context.WithTimeout(open, d.tuning.exchangeMax)
 	defer cancel()
 	if err := d.db.QueryRow(limited, inCompanySQL, d.held.endpoint.ID, d.run.Queue.ID, d.run.Entry.ID,
 		d.pool.holder.Node(), within, !lost).Scan(&company); err != nil {
@@ -255,7 +255,7 @@ func (d *dispatch) countHarm(ctx context.Context, class worker.Class, l loss) er
 
 // harm adds to what is noted of the entry on the instance, and returns it for all instances.
 func (d *dispatch) harm(ctx context.Context, class worker.Class) (instances, times int, err error) {
-	ctx, cancel := context.WithTimeout(ctx, exchangeMax)
+	ctx, cancel := context.WithTimeout(ctx, d.tuning.exchangeMax)
 	defer cancel()
 	return noteHarm(ctx, d.db, d.run.Queue.ID, d.run.Entry.ID, d.held.endpoint.ID, class)
 }

@@ -318,7 +318,7 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 		time.Sleep(5 * time.Millisecond)
 	}
 	m.leave() // no claims but those here
-	id := b.push(`{}`)[0]
+	id := b.pushApart(`{}`)
 	m.Dispatcher.blame.knowLosses(strconv.FormatInt(int64(id), 10), 2)
 	take := func() int {
 		n, release := m.Pool.Take(b.queue.Name, 4)
@@ -328,7 +328,7 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 	b.eventually("a permit is to be had", func() bool { return take() > 0 })
 	_, release := m.Pool.Take(b.queue.Name, 1)
 	c, err := b.queue.Claim(b.ctx, invalidation.ClaimRequest{
-		Node: m.id, ClaimID: 1000, Lane: invalidation.Lane{Priority: 1}, Limit: 1, IgnoreRowLocks: true,
+		Node: m.id, ClaimID: 1000, Lane: invalidation.Lane{Priority: apartPriority}, Limit: 1, IgnoreRowLocks: true,
 	})
 	b.must(err)
 	run := &invalidation.Run{Queue: b.queue, Entry: c.Locks[0].Entries[0], Lock: c.Locks[0], Node: m.id}
@@ -360,7 +360,7 @@ func TestAnEntryThatIsToRunAloneDoesNotWaitInItsRun(t *testing.T) {
 
 // The suspects of a batch keep no slot from others while they leave the instance to these.
 func TestSuspectsOfABatchMakeRoomForOthers(t *testing.T) {
-	b := newBed(t, joining(2, 5*time.Second))
+	b := newBed(t, joining(2, time.Minute))
 	var lost atomic.Bool
 	g := b.gpu(func(r *http.Request) (int, string) {
 		body, _ := io.ReadAll(r.Body)
@@ -389,7 +389,7 @@ func TestSuspectsOfABatchMakeRoomForOthers(t *testing.T) {
 func TestAnEntryIsNotBlamedForCallsThatHadCompany(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	node, other, gateway := b.node(time.Minute), b.node(time.Minute), b.gateway()
-	s := NewService(ServiceConfig{Log: quiet}, b.pool, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(), b.pool, func() invalidation.NodeID { return node })
 	for i, c := range []struct {
 		name      string
 		holder    invalidation.NodeID // of the other slot

@@ -11,7 +11,9 @@ type tuning struct {
 	renewEvery time.Duration // between renewals
 	leaseRetry time.Duration // between attempts when there is nothing to lease
 	idleMax    time.Duration // before an idle slot goes back
-	quarantine quarantineConfig
+	// of one round trip about slots, so that a scheduling thread is not held up by a slow database
+	exchangeMax time.Duration
+	quarantine  quarantineConfig
 
 	// of runs
 	busyWait    time.Duration // before an entry comes back that found no room
@@ -36,6 +38,7 @@ func usualTuning() tuning {
 		poll: time.Second,
 
 		renewEvery: time.Second, leaseRetry: 250 * time.Millisecond, idleMax: time.Second,
+		exchangeMax: 2 * time.Second,
 		quarantine: quarantineConfig{
 			failures: 3, fast: 2 * time.Second, lasts: 15 * time.Second, lastsMax: 10 * time.Minute,
 		},

@@ -42,6 +42,7 @@ type Used struct {
 type UsageLog struct {
 	db    postgres.DB
 	every time.Duration
+	most  time.Duration // of the last fold, for which the node's end waits
 	log   *slog.Logger
 	clock postgres.Clock // of the database, by which budgets are read
 
@@ -49,10 +50,10 @@ type UsageLog struct {
 	rows map[usageKey]Used
 }
 
-// newUsageLog returns an empty log; every is the time between folds.
-func newUsageLog(db postgres.DB, every time.Duration, log *slog.Logger) *UsageLog {
+// newUsageLog returns an empty log.
+func newUsageLog(db postgres.DB, t tuning, log *slog.Logger) *UsageLog {
 	return &UsageLog{
-		db: db, every: every, log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
+		db: db, every: t.usageEvery, most: t.exchangeMax, log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
 	}
 }
 
@@ -86,7 +87,7 @@ func (u *UsageLog) Run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), exchangeMax)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.most)
 			defer cancel()
 			return u.Fold(ctx)
 		case <-ticks.C:
