@@ -124,10 +124,11 @@ func (d *dispatch) releaseSlot(ctx context.Context, o worker.Outcome) {
 		!errors.Is(o.Err, worker.ErrSharedID)
 	switch {
 	case handedOver || d.unreachable || (o.MaybeRunning && again):
-		if d.saved == nil {
-			// It logs; without it the worker is asked as if anew.
-			_ = d.save(context.WithoutCancel(ctx), "")
-		} else if handedOver {
+		switch {
+		case !d.stored:
+			// It logs; without it the worker is asked as if anew, or the entry is not run again: see unsettled.
+			_ = d.save(context.WithoutCancel(ctx), d.remote(), o.Ran)
+		case handedOver:
 			d.charge(ctx, o.Ran)
 		}
 	case d.saved != nil:
@@ -187,7 +188,7 @@ func (d *dispatch) result(ctx context.Context, o worker.Outcome) (json.RawMessag
 }
 
 const (
-	storeRetryMin = 500 * time.Millisecond
+	storeRetryMin = 500 * time.Millisecond // between attempts to store a result, or a run
 	storeRetryMax = 30 * time.Second
 	inlineMost    = 8 << 20 // bytes of a result that stand in its row when the object store is not to be had
 )
@@ -230,9 +231,11 @@ func isLimit(err error) bool {
 		errors.Is(err, worker.ErrStartLimit)
 }
 
-// unsettled is for a run of which it is unknown whether it ended.
+// unsettled is for a run of which it is unknown whether it ended, or that is handed over.
 func (d *dispatch) unsettled(ctx context.Context, o worker.Outcome) error {
 	switch cause := context.Cause(ctx); {
+	case cause != nil && o.Kind == worker.Accepted && !d.stored && d.model.OnUnknown == worker.AtMostOnce:
+		return d.unknownOutcome(cause.Error() + " (the run that the worker accepted could not be stored)")
 	case cause != nil && o.Kind == worker.Unknown && d.model.OnUnknown == worker.AtMostOnce:
 		return d.unknownOutcome(cause.Error() + " (" + o.Reason + ")")
 	case cause != nil:

@@ -46,9 +46,9 @@
 //     worker's own count allows, or when no call could have lasted so long (stale.go). Just after the database did not
 //     answer, or its clock stepped ahead, a lapsed lease says nothing.
 //
-// A run that a worker accepted is stored before it is followed (remote.go). The node that claims
-// its entry next adopts its slot and follows it on. Since that slot is taken, the claim needs a
-// permit without one: SlotPool.takeAbandoned.
+// A run that a worker accepted is stored before it is followed (remote.go), or, where the database cannot be reached
+// then, meanwhile or when it is handed over. The node that claims its entry next adopts its slot and follows it on.
+// Since that slot is taken, the claim needs a permit without one: SlotPool.takeAbandoned.
 //
 // # Words
 //

@@ -80,7 +80,8 @@ type dispatch struct {
 
 	// of one call: the present one, or else the last
 	held        *slotRef
-	saved       *remoteRun    // stored, and to be forgotten when the run is over
+	saved       *remoteRun    // that the worker accepted, or may have: to be forgotten when it is over
+	stored      bool          // saved is in the database
 	began       time.Time     // of the exchange with the worker
 	first       time.Duration // from then to the first byte of an answer; 0: there was none
 	members     int           // in the call, where it was one for several entries
@@ -184,7 +185,7 @@ func (d *dispatch) submit(ctx context.Context) (json.RawMessage, error) {
 		d.held = nil
 		if d.saved != nil { // accepted here, and over: what is reported of it says nothing of the next run
 			d.forget(ctx, d.saved)
-			d.saved = nil
+			d.saved, d.stored = nil, false
 		}
 		if d.lost > 1 {
 			break // two instances are enough for one claim
@@ -244,15 +245,7 @@ func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
 	case o.Kind == worker.Accepted && d.shared():
 		o = unanswered("worker took a batch without answering it", nil)
 	case o.Kind == worker.Accepted:
-		if err := d.save(ctx, o.Remote); errors.Is(err, worker.ErrSharedID) {
-			o = unanswered(err.Error(), worker.ErrSharedID)
-		} else {
-			run := d.call.RunRef
-			run.Remote = o.Remote
-			o = d.held.endpoint.follower.Follow(ctx, worker.Pending{
-				RunRef: run, FinishBy: d.call.FinishBy, Starting: o.Starting, Reports: reports,
-			})
-		}
+		o = d.follow(ctx, o, reports)
 	}
 	d.notRun = o.Unsent || o.Kind == worker.Busy || (o.Kind == worker.NotReady && !o.Misrouted)
 	d.record(ctx, &o)
@@ -342,20 +335,70 @@ func (d *dispatch) reportsUnder() int64 {
 	return d.call.Token
 }
 
-// save stores the accepted run before it is followed. If the database cannot be reached, the run
-// goes on all the same: only a crash would then start it again.
-func (d *dispatch) save(ctx context.Context, remote string) error {
+// follow follows a run that the worker has accepted to its end. Where the run could not be stored before, it is stored
+// meanwhile: without that no other node knows of it, and its worker has nobody to report to.
+func (d *dispatch) follow(
+	ctx context.Context, accepted worker.Outcome, reports <-chan worker.Outcome,
+) worker.Outcome {
+	err := d.save(ctx, accepted.Remote, 0)
+	if errors.Is(err, worker.ErrSharedID) {
+		return unanswered(err.Error(), worker.ErrSharedID)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	var (
+		storing sync.WaitGroup
+		shared  error
+	)
+	if err != nil {
+		storing.Go(func() {
+			if shared = d.saveAgain(ctx, accepted.Remote); shared != nil {
+				end(shared)
+			}
+		})
+	}
+	run := d.call.RunRef
+	run.Remote = accepted.Remote
+	o := d.held.endpoint.follower.Follow(ctx, worker.Pending{
+		RunRef: run, FinishBy: d.call.FinishBy, Starting: accepted.Starting, Reports: reports,
+	})
+	end(nil)
+	storing.Wait()
+	if shared != nil {
+		return unanswered(shared.Error(), worker.ErrSharedID)
+	}
+	return o
+}
+
+// save stores a run that the worker has accepted, of which ran was charged. If the database cannot be reached, the run
+// goes on all the same: follow tries again meanwhile, and releaseSlot when the run is handed over.
+func (d *dispatch) save(ctx context.Context, remote string, ran time.Duration) error {
 	r := remoteRun{
 		Queue: d.run.Queue.ID, Entry: d.run.Entry.ID, Token: d.reportsUnder(), Slot: d.held.slot.Held, Remote: remote,
+		Ran: ran,
 	}
 	err := saveRun(ctx, d.db, r)
-	if err != nil {
+	d.stored = err == nil
+	if err != nil && ctx.Err() == nil {
 		d.log.Warn("store accepted run", "queue", d.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
 	}
 	if !errors.Is(err, worker.ErrSharedID) {
 		d.saved = &r
 	}
 	return err
+}
+
+// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another.
+func (d *dispatch) saveAgain(ctx context.Context, remote string) error {
+	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
+		pause(ctx, wait)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err := d.save(ctx, remote, 0); err == nil || errors.Is(err, worker.ErrSharedID) {
+			return err
+		}
+	}
 }
 
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
@@ -371,7 +414,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		d.forget(ctx, old)
 		switch {
 		case known: // its slot went with the instance
-			d.tries, d.saved, d.began = 1, old, time.Now()
+			d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
 			d.held = &slotRef{
 				slot: &heldSlot{Held: old.Slot}, endpoint: &Endpoint{ID: old.Slot.Instance}, ended: true,
 			}
@@ -394,7 +437,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		}
 		return nil, invalidation.NoCapacity(d.tuning.busyWait, err)
 	}
-	d.tries, d.saved, d.began = 1, old, time.Now()
+	d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
 	old.Slot = d.held.slot.Held
 	if err := moveRun(ctx, d.db, *old); err != nil {
 		d.log.Warn("store adopted slot", "entry", old.Entry, "error", err)

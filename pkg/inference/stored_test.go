@@ -1,0 +1,102 @@
+package inference
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/slot"
+	"github.com/penstock/penstock/pkg/worker"
+)
+
+// refusing is a database that stores no runs while it is told to refuse them.
+type refusing struct {
+	postgres.DB
+	refuses atomic.Bool
+	refused atomic.Int32
+}
+
+func (r *refusing) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
+	if sql == saveRunSQL && r.refuses.Load() {
+		r.refused.Add(1)
+		return pgconn.CommandTag{}, errors.New("the database is away")
+	}
+	return r.DB.Exec(ctx, sql, args...)
+}
+
+// A run that must not run twice, and could not be stored when its worker accepted it, is stored later, or else is not
+// handed over.
+func TestARunThatCouldNotBeStoredDoesNotRunTwice(t *testing.T) {
+	model := asyncModel()
+	model.OnUnknown = worker.AtMostOnce
+	b := newBed(t, model)
+	db := &refusing{DB: b.pool}
+	b.lossy = &lossy{DB: db}
+	for i, c := range []struct {
+		name    string
+		store   func() // before the drain
+		outcome string
+	}{
+		{"it is stored while it is followed", func() {
+			db.refuses.Store(false)
+			b.eventually("the run is stored", func() bool { return b.count(stored) == 1 })
+		}, "done"},
+		{"it is stored when it is handed over", func() { db.refuses.Store(false) }, "done"},
+		{"it is never stored", func() {}, "failed"},
+	} {
+		w := b.longWorker(`{}`)
+		server := fmt.Sprint("gpu-", i)
+		b.instance(server, w.URL, 4)
+		db.refuses.Store(true)
+		refused := db.refused.Load()
+		first := b.start(ServiceConfig{})
+		id := b.push(`{}`)[0]
+		awaitAtLeast(t, &db.refused, refused+1)
+		awaitAtLeast(t, &w.polls, 2)
+		c.store()
+		first.leave()
+		first.drain(invalidation.ErrDraining)
+		first.work.Wait()
+		db.refuses.Store(false)
+		if kept := b.count(stored+` AND ran_ms > 0`) == 1; kept != (c.outcome == "done") {
+			t.Errorf("%s: the run is stored, and how long it ran: %t", c.name, kept)
+		}
+		w.finished.Store(true)
+		next := b.start(ServiceConfig{})
+		o := b.outcome(id)
+		if w.submits.Load() != 1 || o.Outcome != c.outcome || o.Outcome == "failed" && o.Class != classUnknown {
+			t.Errorf("%s: %d calls, outcome %+v, want 1 call and %q", c.name, w.submits.Load(), o, c.outcome)
+		}
+		next.leave()
+		next.work.Wait()
+		b.must(RemoveInstance(b.ctx, b.pool, b.model.Name, server, true, By{}))
+	}
+}
+
+// That a worker gave a run the id of another one may show only when it is stored at last.
+func TestARunThatIsStoredLateUnderTheIDOfAnotherIsNotFollowedOn(t *testing.T) {
+	model := asyncModel()
+	model.OnUnknown = worker.AtMostOnce
+	b := newBed(t, model)
+	db := &refusing{DB: b.pool}
+	b.lossy = &lossy{DB: db}
+	w := b.longWorker(`{}`)
+	instance := b.instance("gpu-1", w.URL, 1)
+	db.refuses.Store(true)
+	b.start(ServiceConfig{})
+	id := b.push(`{}`)[0]
+	awaitAtLeast(t, &w.polls, 1)
+	b.must(saveRun(b.ctx, b.pool, remoteRun{
+		Queue: b.queue.ID, Entry: id + 1, Token: 1, Slot: slot.Held{Instance: instance, Number: 1, Token: 1}, Remote: "job-1",
+	}))
+	db.refuses.Store(false)
+	b.eventually("the entry has ended", func() bool {
+		return b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1 AND class = 'unknown'`, id) == 1
+	})
+}
