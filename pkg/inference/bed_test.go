@@ -400,12 +400,14 @@ func (m *miniNode) schedule(ctx context.Context) {
 func (m *miniNode) process(l *invalidation.Lock, release func(int)) {
 	defer release(1)
 	e := l.Entries[0]
-	ctx, cancel := context.WithCancelCause(m.runs)
+	lasting, end := context.WithCancelCause(m.runs)
+	defer end(nil)
+	ctx, cancel := context.WithCancelCause(lasting)
 	defer cancel(nil)
 	m.mu.Lock()
 	m.running[e.ID] = cancel
 	m.mu.Unlock()
-	run := &invalidation.Run{Queue: m.queue, Entry: e, Lock: l, Node: m.id}
+	run := &invalidation.Run{Queue: m.queue, Entry: e, Lock: l, Node: m.id, Lasting: lasting}
 	start := time.Now()
 	result, err := m.Dispatcher.Handle(ctx, run)
 	m.mu.Lock()

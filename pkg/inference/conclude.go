@@ -70,7 +70,9 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 		return o
 	}
 	known := o.Kind == worker.Accepted || d.model.OnUnknown == worker.Reattach
-	if errors.Is(cause, invalidation.ErrLeaseLost) || (known && errors.Is(cause, invalidation.ErrDraining)) {
+	leaseLost := errors.Is(cause, invalidation.ErrLeaseLost) ||
+		errors.Is(context.Cause(d.lasting()), invalidation.ErrLeaseLost) // after a cancel
+	if leaseLost || (known && errors.Is(cause, invalidation.ErrDraining)) {
 		return o // after a lost lease the run to be stopped might be another node's
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), d.tuning.cancelWait)
@@ -103,15 +105,19 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 	return o
 }
 
-// followOn follows a cancelled run that goes on until it ends or reaches its limits.
+// followOn follows a cancelled run that goes on until it ends or reaches its limits, or the node may not follow it any
+// more. Then it stays stored: the worker is told again when the entry has ended.
 func (d *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
 	reports, done := d.subscribe(d.saved.Token)
 	defer done()
-	end := d.held.endpoint.follower.Follow(context.Background(), worker.Pending{
+	end := d.held.endpoint.follower.Follow(d.lasting(), worker.Pending{
 		RunRef: run, FinishBy: d.call.FinishBy, Ran: time.Since(d.began), Starting: o.Starting, Reports: reports,
 	})
-	if end.Final() {
+	switch {
+	case end.Final():
 		return worker.Outcome{Kind: worker.Cancelled, Reason: "the run ended after the cancel: " + end.Kind.String()}
+	case end.Kind == worker.Accepted:
+		end.Reason = worker.Clip("cancel_unconfirmed: " + end.Err.Error())
 	}
 	return end
 }

@@ -259,7 +259,7 @@ func (d *dispatch) exchange(ctx context.Context) worker.Outcome {
 
 // outliveCancel keeps a call open that was cancelled, where closing its connection is not known to
 // stop the run and the entry has a lock key: the next entry of the key must not start beside it. The
-// run's own limits still end it, as does everything else that ends ctx.
+// run's own limits still end it, as do a drain and a lost lease.
 func (d *dispatch) outliveCancel(ctx context.Context) (context.Context, context.CancelFunc) {
 	if d.shared() || d.run.Lock.Solo() || d.model.Type != worker.TypeSync || d.model.StopsOnClose(d.call) {
 		return ctx, func() {}
@@ -270,10 +270,21 @@ func (d *dispatch) outliveCancel(ctx context.Context) (context.Context, context.
 			end(cause)
 		}
 	})
+	lasting := d.lasting()
+	stopLasting := context.AfterFunc(lasting, func() { end(context.Cause(lasting)) })
 	return open, func() {
 		stop()
+		stopLasting()
 		end(nil)
 	}
+}
+
+// lasting is for what goes on after a cancel: see invalidation.Run.
+func (d *dispatch) lasting() context.Context {
+	if d.run.Lasting == nil {
+		return context.Background()
+	}
+	return d.run.Lasting
 }
 
 // unanswered is the outcome of a call that a worker took, and of which it cannot be told how it

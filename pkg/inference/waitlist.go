@@ -43,7 +43,7 @@ type sharedCall struct {
 	began   time.Time
 	members int                     // that it began with
 	left    int                     // that still wait for its outcome
-	locked  bool                    // a member that left waits for its end, with its lock key
+	locked  int                     // cancelled members that wait for its end, with their lock keys
 	over    bool                    // it has an outcome, which is on its way to them
 	end     context.CancelCauseFunc // when none is left
 }
@@ -182,9 +182,11 @@ func (l *waitlist) leave(w *waiter, cause error) grant {
 	begun := call != nil && !call.over
 	if begun {
 		call.left--
-		call.locked = call.locked || keyed
+		if keyed {
+			call.locked++
+		}
 	}
-	goesOn := begun && (call.left > 0 || call.locked && !w.entry.model.StopsOnClose(w.entry.call))
+	goesOn := begun && (call.left > 0 || call.locked > 0 && !w.entry.model.StopsOnClose(w.entry.call))
 	switch {
 	case begun && call.left > 0:
 		call.held.dropPermit()
@@ -192,16 +194,43 @@ func (l *waitlist) leave(w *waiter, cause error) grant {
 		call.end(cause)
 	}
 	l.mu.Unlock()
-	if goesOn && keyed {
-		return cancelledMember(<-w.granted, cause)
-	}
-	if !goesOn {
+	switch {
+	case goesOn && keyed:
+		return l.outlast(w, call, cause)
+	case !goesOn:
 		return <-w.granted // a slot of its own, or what became of the call
 	}
+	return goesOnWithout(call, cause)
+}
+
+// goesOnWithout is for an entry that has left a call which goes on for others.
+func goesOnWithout(call *sharedCall, cause error) grant {
 	return grant{call: call, outcome: &worker.Outcome{
 		Kind: worker.Unknown, MaybeRunning: true, Err: cause,
 		Reason: "cancel_unconfirmed: the call goes on for the other entries in it",
 	}}
+}
+
+// outlast waits for the end of a call with the lock key of a cancelled member, for as long as the node may have it. The
+// last to wait so ends the call.
+func (l *waitlist) outlast(w *waiter, call *sharedCall, cause error) grant {
+	lasting := w.entry.lasting()
+	select {
+	case g := <-w.granted:
+		return cancelledMember(g, cause)
+	case <-lasting.Done():
+	}
+	l.mu.Lock()
+	call.locked--
+	ends := call.over || call.left == 0 && call.locked == 0
+	if ends {
+		call.end(context.Cause(lasting))
+	}
+	l.mu.Unlock()
+	if ends {
+		return cancelledMember(<-w.granted, cause)
+	}
+	return goesOnWithout(call, cause)
 }
 
 // cancelledMember is what becomes of a cancelled entry when the call that carried it is over.

@@ -16,6 +16,10 @@ type Run struct {
 	Entry Entry
 	Lock  *Lock
 	Node  NodeID
+	// Lasting is for what goes on after a cancel, so that no other entry of the lock key starts beside it. It ends when
+	// nothing of the run may go on: with ErrDraining or ErrLeaseLost, and once Handle has returned. Without a lock key
+	// it ends with the cancel. nil: with none of them.
+	Lasting context.Context
 
 	measured measured
 	sent     int    // the last piece of output that AppendOutput has sent

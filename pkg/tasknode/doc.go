@@ -95,7 +95,8 @@
 // Its context ends with a cause: ErrFinishBy, ErrRunTimeout, ErrCancelled, ErrDraining when the grace of a
 // drain is over, ErrLeaseLost when three quarters of the lease have passed since the start of the last
 // heartbeat that was answered. After the last one nothing of the node may touch the world outside, since the
-// leader will soon give its entries to others. Runs of queues with the policy run_through are left alone:
+// leader will soon give its entries to others. What a handler lets go on after a cancel ends then as well, and
+// with the grace: invalidation.Run.Lasting. Runs of queues with the policy run_through are left alone:
 // their calls touch nothing of ours, and the token decides whether their endings are recorded. They end with
 // ErrLeaseLost if the node's row was removed, or if their locks were freed: the node asks when it is heard
 // again, before it claims anything. That a claim brings a key of which a run has not ended shows that its lock

@@ -28,9 +28,11 @@ type job struct {
 	charged float64   // what the ranker was told that its entries cost which it has not settled
 	used    float64   // what those of them cost that have run
 	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
-	// the entries of the run that began last, oldest first, and what ends it; nil while none has begun
+	// the entries of the run that began last, oldest first, and what ends it: where they are cancelled, and otherwise,
+	// with all that goes on after a cancel; nil while none has begun
 	latest  []invalidation.EntryID
 	cancel  context.CancelCauseFunc
+	end     context.CancelCauseFunc
 	cancels map[invalidation.EntryID]string // entries to be cancelled, and the reasons
 }
 
@@ -66,7 +68,7 @@ func (j *job) allCancelled() bool {
 func (j *job) lose() bool {
 	before := j.lockLost.Swap(true)
 	if j.begun() {
-		j.cancel(errLockFreed)
+		j.end(errLockFreed)
 	}
 	return !before
 }

@@ -109,10 +109,10 @@ func (r *jobs) beat() (b invalidation.Beat) {
 	return b
 }
 
-// begin notes the run of entries that is about to begin, and the function that ends it. Entries whose cancel was
-// requested before are left out: it returns the others, and the endings of these. From now on the job counts as begun,
-// though the handler is not called if the lease was lost just now.
-func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel context.CancelCauseFunc) (
+// begin notes the run of entries that is about to begin, and the functions that end it, see job. Entries whose cancel
+// was requested before are left out: it returns the others, and the endings of these. From now on the job counts as
+// begun, though the handler is not called if the lease was lost just now.
+func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel, end context.CancelCauseFunc) (
 	begun []*invalidation.Run, cancelled []invalidation.Ending,
 ) {
 	r.mu.Lock()
@@ -127,7 +127,7 @@ func (r *jobs) begin(j *job, runs []*invalidation.Run, cancel context.CancelCaus
 	if len(begun) == 0 {
 		return nil, cancelled
 	}
-	j.cancel, j.latest = cancel, j.latest[:0]
+	j.cancel, j.end, j.latest = cancel, end, j.latest[:0]
 	for _, one := range begun {
 		j.latest = append(j.latest, one.Entry.ID)
 	}
@@ -176,6 +176,6 @@ func (r *jobs) endAll(cause error, spare bool) {
 		if !j.begun() || spare && j.runsThrough() {
 			continue
 		}
-		j.cancel(cause)
+		j.end(cause)
 	}
 }

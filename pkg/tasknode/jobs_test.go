@@ -41,7 +41,7 @@ func begins(r *jobs, j *job, cancel context.CancelCauseFunc, ids ...invalidation
 	for _, id := range ids {
 		runs = append(runs, &invalidation.Run{Queue: j.queue, Entry: invalidation.Entry{ID: id}, Lock: j.lock})
 	}
-	begun, _ := r.begin(j, runs, cancel)
+	begun, _ := r.begin(j, runs, cancel, cancel)
 	return len(begun) > 0
 }
 
@@ -157,6 +157,34 @@ func TestACancelOfAllEntriesOfABatchEndsItsRun(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A handler may let a call go on after a cancel. A node that drains, or loses its lease or the lock, ends it all the same.
+func TestWhatGoesOnAfterACancelEndsWithTheLease(t *testing.T) {
+	for cause, end := range map[error]func(n *Node, drain context.CancelCauseFunc){
+		invalidation.ErrDraining:  func(_ *Node, drain context.CancelCauseFunc) { drain(invalidation.ErrDraining) },
+		invalidation.ErrLeaseLost: func(n *Node, _ context.CancelCauseFunc) { n.loseLease(false) },
+		errLockFreed:              func(n *Node, _ context.CancelCauseFunc) { n.jobs.loseOthers(n.jobs.held(), nil) },
+	} {
+		n := New(Config{}, nil, nil)
+		runs, drain := context.WithCancelCause(t.Context())
+		n.runs = runs
+		job := assigned(1)
+		job.handler = invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1, Reason: "no"})
+			if !errors.Is(context.Cause(ctx), invalidation.ErrCancelled) || r.Lasting.Err() != nil {
+				t.Errorf("a cancel ended the run with %v, and what goes on with %v", context.Cause(ctx), context.Cause(r.Lasting))
+			}
+			end(n, drain)
+			if got := context.Cause(r.Lasting); !errors.Is(got, cause) {
+				t.Errorf("what goes on ended with %v, want %v", got, cause)
+			}
+			return nil, nil
+		})
+		n.jobs.add(job)
+		n.process(job)
+		drain(nil)
+	}
 }
 
 // Where a failure blocks the key a handler of batches is given one entry at a time: a cancel ends the run of that.

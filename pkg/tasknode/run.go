@@ -77,9 +77,14 @@ func (n *Node) runEntries(
 		}
 		defer done()
 	}
-	ctx, cancel := context.WithCancelCause(n.runs)
-	defer cancel(nil)
-	runs, cancelled := n.jobs.begin(j, runs, cancel)
+	lasting, end := context.WithCancelCause(n.runs)
+	defer end(nil)
+	ctx, cancel := lasting, end
+	if !j.lock.Solo() { // else it would only cost: no other entry waits for the end of the run
+		ctx, cancel = context.WithCancelCause(lasting)
+		defer cancel(nil)
+	}
+	runs, cancelled := n.jobs.begin(j, runs, cancel, end)
 	endings = append(endings, cancelled...)
 	if len(runs) == 0 {
 		return endings
@@ -87,6 +92,9 @@ func (n *Node) runEntries(
 	// The lease may have been lost before the table of jobs knew how to end this run.
 	if n.leaseLost(j) {
 		return append(endings, invalidation.Release(j.lock, runs[0].Entry.ID, 0))
+	}
+	for _, r := range runs {
+		r.Lasting = lasting
 	}
 	if left, cause := timeLeft(runs, sinceClaim); cause != nil {
 		var stop context.CancelFunc
