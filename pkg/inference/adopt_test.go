@@ -2,7 +2,9 @@ package inference
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,7 +32,9 @@ func (r silentRow) Scan(...any) error {
 func TestAnAdoptionWithoutAnswerHoldsOtherExchangesUpForSeconds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		holder := slot.Holder{DB: silent{}, Node: func() invalidation.NodeID { return 7 }}
-		p := &SlotPool{tuning: usualTuning(), holder: holder, log: slog.New(slog.DiscardHandler)}
+		p := &SlotPool{
+			tuning: usualTuning(), talk: make(talkLock, 1), holder: holder, log: slog.New(slog.DiscardHandler),
+		}
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		start := time.Now()
@@ -40,6 +44,38 @@ func TestAnAdoptionWithoutAnswerHoldsOtherExchangesUpForSeconds(t *testing.T) {
 		}
 		if !p.unsure {
 			t.Error("the pool does not ask whether the slot was adopted")
+		}
+	})
+}
+
+// A node gets many runs at once where another one has drained. Its own drain must not wait for all of them in a row, nor
+// what it does about slots once the database answers again.
+func TestAdoptionsThatWaitForEachOtherGiveUpTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		holder := slot.Holder{DB: silent{}, Node: func() invalidation.NodeID { return 7 }}
+		p := &SlotPool{
+			tuning: usualTuning(), talk: make(talkLock, 1), holder: holder, log: slog.New(slog.DiscardHandler),
+		}
+		start := time.Now()
+		var runs sync.WaitGroup
+		for range 20 {
+			runs.Go(func() {
+				if h, err := p.adopt(t.Context(), &Endpoint{ID: 1}, slotAt(1, 0, 1)); h != nil || err == nil {
+					t.Errorf("slot %v, error %v", h, err)
+				}
+			})
+		}
+		runs.Wait()
+		if took := time.Since(start); took > 3*p.tuning.exchangeMax {
+			t.Errorf("20 adoptions ended after %s", took)
+		}
+		drained, drain := context.WithCancel(t.Context())
+		if err := p.talk.lock(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		drain()
+		if _, err := p.adopt(drained, &Endpoint{ID: 1}, slotAt(1, 0, 1)); !errors.Is(err, context.Canceled) {
+			t.Errorf("an adoption that waits while its run is ended ends with %v", err)
 		}
 	})
 }

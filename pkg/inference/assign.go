@@ -71,10 +71,11 @@ func (p *SlotPool) idle(model string) bool {
 
 // adopt takes over the slot of a run that this node follows on. nil: it is not to be had any more.
 func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, s slot.Held) (*slotRef, error) {
-	p.talk.Lock() // a slot must not appear in between the question and the answer of verify
-	defer p.talk.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, p.tuning.exchangeMax) // others wait for the lock
-	defer cancel()
+	ctx, done, err := p.exchange(ctx) // a slot must not appear in between the question and the answer of verify
+	if err != nil {
+		return nil, err
+	}
+	defer done()
 	own, adopted, err := p.holder.Adopt(ctx, s)
 	if err != nil {
 		p.lostAnswer()
@@ -184,11 +185,12 @@ func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	}
 	p.mu.Unlock()
 	go func() {
-		p.talk.Lock()
-		defer p.talk.Unlock()
-		ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
-		defer cancel()
-		if err := p.markDoubts(ctx); err != nil {
+		ctx, done, err := p.exchange(context.Background())
+		if err == nil {
+			defer done()
+			err = p.markDoubts(ctx)
+		}
+		if err != nil {
 			p.log.Warn("mark slots in doubt", "error", err) // Renew tries again
 		}
 	}()

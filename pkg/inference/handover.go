@@ -89,16 +89,18 @@ func (p *SlotPool) HandOver(model string) {
 
 // sendGoing hands over the slots of a model that go away.
 func (p *SlotPool) sendGoing(model string) {
-	p.talk.Lock()
-	defer p.talk.Unlock()
+	ctx, done, err := p.exchange(context.Background())
+	if err != nil {
+		p.log.Warn("hand over slots", "model", model, "error", err)
+		return // Renew gives them back
+	}
+	defer done()
 	p.mu.Lock()
 	out := p.stateOf(model).ledger.takeGoing()
 	p.mu.Unlock()
 	if len(out) == 0 {
 		return // given back meanwhile
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), p.tuning.exchangeMax)
-	defer cancel()
 	if err := p.holder.HandOver(ctx, model, namesOf(out)); err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
 		p.goAgain(map[string][]*heldSlot{model: out})

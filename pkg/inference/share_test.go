@@ -120,7 +120,10 @@ func TestASlotThatLeavesDuringAComparisonIsNotUsedAgain(t *testing.T) {
 			pool, calls, giveBack := c.busyNode(db)
 			compared := make(chan error, 1)
 			go func() { // as Renew does, whose limit of time is for its other statements as well
-				pool.talk.Lock()
+				if err := pool.talk.lock(c.ctx); err != nil {
+					compared <- err
+					return
+				}
 				defer pool.talk.Unlock()
 				compared <- pool.verify(c.ctx)
 			}()
@@ -191,7 +194,7 @@ func TestSlotsAreNotUsedBehindAHandOverWithoutAnAnswer(t *testing.T) {
 			pool.sendGoing(c.model.Name)
 		},
 		"give back": func(c *contended, pool *SlotPool) {
-			pool.talk.Lock()
+			c.must(pool.talk.lock(c.ctx))
 			defer pool.talk.Unlock()
 			if pool.returnSurplus(c.ctx, 0) == nil {
 				t.Error("a give-back without an answer is no error")
@@ -342,7 +345,7 @@ func TestHintsTakeTheOrdersOfPreemptionFirst(t *testing.T) {
 	for len(db.asked) > 0 {
 		<-db.asked
 	}
-	pool.talk.Lock() // nothing is handed over, and no comparison asks
+	c.must(pool.talk.lock(c.ctx)) // nothing is handed over, and no comparison asks
 	defer pool.talk.Unlock()
 	for range 50 {
 		pool.Wanted(c.model.Name)

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
@@ -30,7 +31,7 @@ type SlotPool struct {
 	registry *Registry
 	log      *slog.Logger
 
-	talk sync.Mutex // one exchange about slots at a time: what one changes, the other would misread
+	talk talkLock // one exchange about slots at a time: what one changes, the other would misread
 
 	sharesTalk sync.Mutex // one reading of shares after hints at a time
 
@@ -91,6 +92,44 @@ func (p *SlotPool) Tallies() map[string]Tally {
 // blockMax is how many slots are leased at once.
 const blockMax = 16
 
+// exchange waits until no other exchange about slots goes on, and returns the context of this one, each for a bounded
+// time; done ends it. While the database does not answer, those that wait give up together: if each had its turn, a
+// renewal behind them would wait for all of them.
+func (p *SlotPool) exchange(ctx context.Context) (limited context.Context, done func(), err error) {
+	wait, cancel := context.WithTimeout(ctx, p.tuning.exchangeMax)
+	defer cancel()
+	if err := p.talk.lock(wait); err != nil {
+		return nil, nil, err
+	}
+	limited, end := context.WithTimeout(ctx, p.tuning.exchangeMax)
+	return limited, func() { end(); p.talk.Unlock() }, nil
+}
+
+// talkLock is a mutex for which a wait ends with its context. It has room for one.
+type talkLock chan struct{}
+
+func (l talkLock) lock(ctx context.Context) error {
+	select {
+	case l <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("wait for another exchange about slots: %w", context.Cause(ctx))
+	}
+}
+
+// TryLock takes the lock if it is free.
+func (l talkLock) TryLock() bool {
+	select {
+	case l <- struct{}{}:
+		return true
+	default:
+		return false
+	}
+}
+
+// Unlock frees the lock.
+func (l talkLock) Unlock() { <-l }
+
 // newSlotPool returns an empty pool for the node that node names: its incarnation may change.
 func newSlotPool(config ServiceConfig, t tuning, db postgres.DB, registry *Registry,
 	node func() invalidation.NodeID,
@@ -101,7 +140,7 @@ func newSlotPool(config ServiceConfig, t tuning, db postgres.DB, registry *Regis
 	}
 	p := &SlotPool{
 		tuning: t, freed: freed, db: db, holder: slot.Holder{DB: db, Node: node}, registry: registry,
-		log:    cmp.Or(config.Log, slog.Default()),
+		log: cmp.Or(config.Log, slog.Default()), talk: make(talkLock, 1),
 		models: map[string]*modelState{}, breaker: map[string]*breaker{}, probing: map[int32]bool{},
 		idled: func(string) {}, preempt: func(int64) bool { return false }, kick: make(chan struct{}, 1),
 		unsupported: func(worker.Model) error { return nil },
@@ -323,10 +362,11 @@ func (p *SlotPool) Run(ctx context.Context) error {
 // Renew marks slots in doubt, gives back slots that are not needed, and learns which ones the node
 // still holds.
 func (p *SlotPool) Renew(ctx context.Context) error {
-	p.talk.Lock()
-	defer p.talk.Unlock()
-	ctx, cancel := context.WithTimeout(ctx, p.tuning.exchangeMax)
-	defer cancel()
+	ctx, done, err := p.exchange(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if !p.holdsAny() {
 		return nil
 	}
@@ -349,7 +389,9 @@ func (p *SlotPool) Renew(ctx context.Context) error {
 }
 
 func (p *SlotPool) close(ctx context.Context) error {
-	p.talk.Lock()
+	if err := p.talk.lock(ctx); err != nil {
+		return err
+	}
 	defer p.talk.Unlock()
 	p.mu.Lock()
 	unsure := p.unsure
