@@ -21,6 +21,7 @@
 //	rank.go, affinity.go    which lane is claimed from first; giveway.go: which groups give way to others
 //	holdings.go             counts what the node holds, and how long runs take
 //	waiting.go, threads.go  the line of jobs that no thread has taken yet, and the threads
+//	handback.go             locks that wait for a thread for too long go back to their positions
 //	jobs.go                 every job from its claim to its recorded end
 //	call.go, suspect.go     the call of a handler, and the entry that another crash would end
 //	charge.go               what jobs cost the flows of their lanes
@@ -32,7 +33,7 @@
 //
 //	claimed ────────► waiting ────────► running ──┐
 //	   │                 │               │  ▲     │ the next run
-//	   │ no entries,     │ drain,        │  └─────┘
+//	   │ no entries,     │ late, drain,  │  └─────┘
 //	   │ late, or a run  │ lease or      │ no run is left, or
 //	   │ of its key      │ lock lost     │ the rest is handed back
 //	   ▼ goes on         ▼               ▼
@@ -77,6 +78,9 @@
 // as many permits as processing threads, and some more for queues whose runs are short: enough that threads do not
 // run dry while the next claim is on its way. So memory is bounded by permits, never by the backlog, and a database
 // that cannot be written to stops the claims by itself: endings are kept, and hold their permits.
+//
+// How long runs take is known from those in which an entry was done. Where they turn long, locks that have waited for a
+// thread for longer than a beat are released at their positions, but for one for each thread.
 //
 // The first lock of a lane of which the node holds no other is urgent: threads take an urgent job and another one in
 // turn (waiting.go), and while all threads run jobs one spare thread runs urgent jobs. So the node runs one job more

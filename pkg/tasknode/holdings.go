@@ -13,7 +13,8 @@ type holdings struct {
 	lanes  map[laneKey]int    // locks of each lane; lanes with none are not in it
 }
 
-// holding is what the node holds and knows of a queue.
+// holding is what the node holds and knows of a queue. The averages are of runs in which an entry was done: errors and
+// refusals may come at once, and say nothing of the runs to come.
 type holding struct {
 	held int           // locks, and places reserved for a claim under way
 	run  time.Duration // of a run, moving average; 0 while unknown
@@ -121,6 +122,15 @@ func (h *holdings) runTime(s *servedQueue) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.of(s).run
+}
+
+// waited takes into account that a lock has waited for a thread for so long: the average by which it was claimed ahead
+// of the threads was too short.
+func (h *holdings) waited(s *servedQueue, d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
+	l.lock = max(l.lock, d)
 }
 
 // aheadTime is how much work may wait on a node for its threads.

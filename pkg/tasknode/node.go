@@ -167,6 +167,7 @@ func (n *Node) Run(ctx context.Context) error {
 		// it ends before the processing threads are waited for
 		schedulers.Go(func() { n.growLoop(claiming) })
 	}
+	schedulers.Go(func() { n.handBackLoop(claiming) })
 	for range n.cfg.SchedulingThreads {
 		schedulers.Go(func() { n.scheduler(claiming) })
 	}

@@ -212,7 +212,8 @@ func TestAClaimOfSeveralLanesIsRunByPositionButForTheFirstOfEach(t *testing.T) {
 	var mu sync.Mutex
 	var order []string
 	hold, letGo := barrier()
-	start(t, pool, tasknode.Config{Threads: 1}, map[string]invalidation.HandlerFunc{
+	config := tasknode.Config{Threads: 1, Beat: time.Minute, Lease: 3 * time.Minute} // what waits is not handed back
+	start(t, pool, config, map[string]invalidation.HandlerFunc{
 		"work": func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
 			if r.Entry.Name == "hold" {
 				<-hold

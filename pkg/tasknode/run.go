@@ -2,6 +2,7 @@ package tasknode
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -12,8 +13,13 @@ func (n *Node) process(j *job) {
 	start := time.Now()
 	entries, perRun := j.lock.Entries, j.perRun()
 	endings := make([]invalidation.Ending, 0, 1) // of a run; on the stack where it has one entry
+	done := false // an entry was
 	if perRun < len(entries) {
-		defer func() { n.holdings.took(j.served, time.Since(start)) }()
+		defer func() {
+			if done {
+				n.holdings.took(j.served, time.Since(start))
+			}
+		}()
 	}
 	for i := 0; i < len(entries); i += perRun {
 		if ending, stops := n.stop(j, start, i); stops {
@@ -25,6 +31,7 @@ func (n *Node) process(j *job) {
 			n.chargeNext(j, next)
 		}
 		endings = n.runEntries(j, next, endings[:0])
+		done = done || anyDone(endings)
 		if i+perRun == len(entries) || j.queue.EndsLock(&endings[len(endings)-1]) {
 			n.endLast(j, endings...)
 			return
@@ -149,7 +156,6 @@ func (n *Node) runBegun(
 	judge := func(answers []invalidation.BatchAnswer) []invalidation.Ending {
 		ran, err := time.Since(start), firstError(answers)
 		endRun(span, j, runs, err)
-		n.holdings.ran(j.served, ran, whole)
 		n.stats.ran(err)
 		each, used := ran/time.Duration(len(runs)), 0.0
 		for i, r := range runs {
@@ -162,6 +168,9 @@ func (n *Node) runBegun(
 			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, each, err)
 			endings = append(endings, ending)
 		}
+		if anyDone(endings) {
+			n.holdings.ran(j.served, ran, whole)
+		}
 		n.jobs.ran(j, used)
 		return endings
 	}
@@ -170,4 +179,8 @@ func (n *Node) runBegun(
 		func() { answers = n.call(ctx, j.handler, runs, answers) },
 		func() { n.endLast(j, judge(failed(runs, n.panicked(errExit, runs[0])))...) })
 	return judge(answers)
+}
+
+func anyDone(endings []invalidation.Ending) bool {
+	return slices.ContainsFunc(endings, func(e invalidation.Ending) bool { return e.Verb() == "done" })
 }

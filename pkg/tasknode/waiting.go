@@ -3,6 +3,7 @@ package tasknode
 import (
 	"slices"
 	"sync"
+	"time"
 )
 
 // waiting is the line of jobs that no thread has taken yet. The first lock of a lane of which the node held
@@ -57,6 +58,19 @@ func (l *line) popOf(of *lane) *job {
 	j := l.jobs[i]
 	l.jobs = slices.Delete(l.jobs, i, i+1)
 	return j
+}
+
+// cut takes the jobs behind the first ones, of which so many stay, out of the line, if the next one was claimed before
+// some time.
+func (l *line) cut(stay int, before time.Time) []*job {
+	from := l.head + stay
+	if from >= len(l.jobs) || !l.jobs[from].lock.ClaimedAt.Before(before) {
+		return nil
+	}
+	jobs := slices.Clone(l.jobs[from:])
+	clear(l.jobs[from:])
+	l.jobs = l.jobs[:from]
+	return jobs
 }
 
 func newWaiting(threads int) *waiting {
@@ -161,6 +175,19 @@ func (w *waiting) urgentWaits() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.urgent.len() > 0 && (w.sparing || w.alone) && w.running == w.threads
+}
+
+// late takes the jobs that were claimed before some time out of the line, with those behind them. As many as there are
+// threads stay, urgent ones before others.
+func (w *waiting) late(before time.Time) []*job {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	stay := min(w.urgent.len(), w.threads)
+	jobs := w.urgent.cut(stay, before)
+	for _, j := range jobs {
+		delete(w.urgentLanes, j.lane)
+	}
+	return append(jobs, w.others.cut(w.threads-stay, before)...)
 }
 
 // close says that no more jobs will come.
