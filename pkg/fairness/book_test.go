@@ -261,9 +261,11 @@ func TestFoldAddsServiceAndKeepsTheLargestLift(t *testing.T) {
 func TestForgottenFlowsTakeNoMemory(t *testing.T) {
 	b := New(Config{HalfLife: time.Minute})
 	for i := range 1000 {
-		l := Lane{Queue: 1, Flow: string(rune(i))}
-		b.Charge(l, 1, at(0))
-		b.Correct(l, 1, 1, at(0))
+		l, estimate := Lane{Queue: 1, Flow: string(rune(i))}, 0.1+0.003*float64(i)
+		b.Charge(l, estimate+estimate+estimate, at(0)) // of a claim of three locks, as a node adds them up
+		for range 3 {
+			b.Correct(l, estimate, estimate, at(0))
+		}
 	}
 	kept := []Lane{{Queue: 1, Flow: string(rune(7))}}
 	b.Rank(nil, kept, 0, at(0))

@@ -127,7 +127,8 @@ func (a *account) agree(moved float64) {
 func (b *Book) prune(scale float64, now time.Time) {
 	const nothing = 1e-6
 	for key, f := range b.flows {
-		idle := now.Sub(f.seen) > 2*b.config.Grace && f.running == 0
+		// Estimates that were added and taken off again leave a rest: 0.1+0.1+0.1-0.1-0.1-0.1 is above zero.
+		idle := now.Sub(f.seen) > 2*b.config.Grace && f.running < nothing
 		if idle && f.own == 0 && (f.shared+f.lifted())/scale < nothing {
 			f.book = nil
 			delete(b.flows, key)
