@@ -10,8 +10,8 @@ type measured struct {
 
 // Charge sets the use of the resource that flows share, such as the time of a GPU. It is booked for
 // the flow in place of the time for which the run had a thread; 0 for a run that only waited. An
-// entry that declares a cost is booked with that. The last charge counts, and a negative one is
-// none. Call it from the goroutine that Handle was called in.
+// entry that declares a cost is booked with that, unless the charge is 0 or the run spends no attempt.
+// The last charge counts, and a negative one is none. Call it from the goroutine that Handle was called in.
 func (r *Run) Charge(used time.Duration) {
 	if used >= 0 {
 		r.measured = measured{used, true}

@@ -11,7 +11,7 @@ import (
 // when it begins, and for the time by which a run outlives its estimate. When a run has ended, the ranker is told what
 // was charged for it and what it cost.
 
-// cost is what a run of an entry costs that takes so long: what the entry declares, or the time.
+// cost is what a run of an entry is expected to cost that takes so long: what the entry declares, or the time.
 func cost(e *invalidation.Entry, seconds float64) float64 {
 	if e.Cost > 0 {
 		return e.Cost
@@ -27,6 +27,19 @@ func estimate(entries []invalidation.Entry, seconds float64) float64 {
 		sum += cost(&entries[i], seconds/float64(len(entries)))
 	}
 	return sum
+}
+
+// spent is what a run of an entry has cost that took so long and ended so: what the entry declares, or else what the run
+// used. A declared cost is not due where the run was charged nothing, as one that a worker refused, or spent no attempt.
+func spent(r *invalidation.Run, e *invalidation.Ending, took time.Duration) float64 {
+	if r.Entry.Cost <= 0 {
+		return r.Charged(took).Seconds()
+	}
+	saidNothingUsed := r.Charged(1) == 0
+	if verb := e.Verb(); saidNothingUsed || verb == "release" || verb == "postpone" {
+		return 0
+	}
+	return r.Entry.Cost
 }
 
 // chargeNext charges for the next run of a job just before it begins: a group may give way after each run, and a charge

@@ -3,6 +3,7 @@ package tasknode
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -41,6 +42,12 @@ func TestHandlersSayWhatRunsUsed(t *testing.T) {
 			return nil, nil
 		})
 	}
+	answering := func(err error) invalidation.Handler {
+		return invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+			time.Sleep(10 * time.Second)
+			return nil, err
+		})
+	}
 	for name, c := range map[string]struct {
 		handler  invalidation.Handler
 		declared float64
@@ -52,6 +59,11 @@ func TestHandlersSayWhatRunsUsed(t *testing.T) {
 		"nothing was said":      {charging(-1), 0, 20},
 		"the cost was declared": {charging(2 * time.Second), 7, 14},
 		"a batch":               {chargingBatch{}, 0, 1},
+
+		"the cost was declared, and runs fail":       {answering(errors.New("refused")), 7, 14},
+		"the cost was declared, and nothing used":    {charging(0), 7, 0},
+		"the cost was declared, and runs snooze":     {answering(invalidation.Snooze(time.Second)), 7, 0},
+		"the cost was declared, and there's no room": {answering(invalidation.NoCapacity(0, errors.New("busy"))), 7, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

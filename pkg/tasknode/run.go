@@ -160,8 +160,8 @@ func (n *Node) runBegun(
 		each, used := ran/time.Duration(len(runs)), 0.0
 		for i, r := range runs {
 			err := answers[i].Err
-			used += cost(&r.Entry, r.Charged(each).Seconds())
 			ending := invalidation.Judge(r, answers[i].Result, withCause(ctx, err), each, n.cfg.Random())
+			used += spent(r, &ending, each)
 			if err != nil && ending.Verb() == "postpone" {
 				err = nil // a snooze: the handler looked, and it is not time yet
 			}
