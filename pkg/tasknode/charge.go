@@ -8,23 +8,18 @@ import (
 )
 
 // The lane of a job is charged for the first run when the job is accepted (claimAnswer.accept), for each further one
-// when it begins, and for the time by which a run outlives its estimate. When a run has ended, the ranker is told what
-// was charged for it and what it cost.
+// when it begins, and for what a run uses beyond its estimate, as far as its time tells. When a run has ended, the ranker
+// is told what was charged for it and what it cost.
 
-// cost is what a run of an entry is expected to cost that takes so long: what the entry declares, or the time.
-func cost(e *invalidation.Entry, seconds float64) float64 {
-	if e.Cost > 0 {
-		return e.Cost
-	}
-	return seconds
-}
-
-// estimate is what a run of entries is expected to cost, if runs take so long. The time of a run is that of all its
-// entries.
-func estimate(entries []invalidation.Entry, seconds float64) float64 {
+// estimate is what a run of entries is expected to cost, if runs use so much: what each declares, or its part.
+func estimate(entries []invalidation.Entry, use float64) float64 {
 	sum := 0.0
 	for i := range entries {
-		sum += cost(&entries[i], seconds/float64(len(entries)))
+		if cost := entries[i].Cost; cost > 0 {
+			sum += cost
+		} else {
+			sum += use / float64(len(entries))
+		}
 	}
 	return sum
 }
@@ -45,7 +40,7 @@ func spent(r *invalidation.Run, e *invalidation.Ending, took time.Duration) floa
 // chargeNext charges for the next run of a job just before it begins: a group may give way after each run, and a charge
 // for entries that do not run would keep its flow behind others.
 func (n *Node) chargeNext(j *job, entries []invalidation.Entry) {
-	expected := estimate(entries, n.holdings.runTime(j.served).Seconds())
+	expected := estimate(entries, n.holdings.runUse(j.served))
 	n.jobs.charge(j, expected)
 	n.cfg.Ranker.Extend(j.ranked, expected)
 }
@@ -63,15 +58,18 @@ func (r *jobs) charge(j *job, expected float64) {
 	r.mu.Unlock()
 }
 
-// extend charges for runs that have outlived what was charged for them.
-func (r *jobs) extend(now time.Time, charge func(lane fairness.Candidate, more float64)) {
+// extend charges for runs that have outlived what was charged for them, at the rate at which runs of their queue use
+// what is counted.
+func (r *jobs) extend(
+	now time.Time, rate func(*servedQueue) float64, charge func(lane fairness.Candidate, more float64),
+) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, j := range r.byToken {
 		if j.timed.IsZero() {
 			continue
 		}
-		if more := j.used + now.Sub(j.timed).Seconds() - j.charged; more > 0 {
+		if more := j.used + now.Sub(j.timed).Seconds()*rate(j.served) - j.charged; more > 0 {
 			j.charged += more
 			charge(j.ranked, more)
 		}

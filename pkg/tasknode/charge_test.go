@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"math"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -113,7 +114,7 @@ func TestGroupIsChargedEntryByEntry(t *testing.T) {
 		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 		n.runs = t.Context()
 		group := assigned(1, 2, 3, 4)
-		n.holdings.ran(group.served, 10*time.Second, true)
+		n.holdings.ran(group.served, 10*time.Second, 10, true)
 		group.handler = invalidation.HandlerFunc(func(context.Context, *invalidation.Run) (json.RawMessage, error) {
 			time.Sleep(10 * time.Second)
 			return nil, nil
@@ -137,7 +138,7 @@ func TestEntriesThatRunTogetherAreChargedOnce(t *testing.T) {
 		n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 		n.runs = t.Context()
 		group := assigned(1, 2, 3, 4)
-		n.holdings.ran(group.served, 10*time.Second, true)
+		n.holdings.ran(group.served, 10*time.Second, 10, true)
 		group.handler = batchFunc(func(_ context.Context, runs []*invalidation.Run) []invalidation.BatchAnswer {
 			time.Sleep(10 * time.Second)
 			return make([]invalidation.BatchAnswer, len(runs))
@@ -158,7 +159,7 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	ranker := &ledger{}
 	n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
 	group := assigned(1, 2)
-	n.holdings.ran(group.served, 10*time.Second, true)
+	n.holdings.ran(group.served, 10*time.Second, 10, true)
 	lease := &laneLease{served: group.served, queue: group.queue, handler: group.handler, lane: &lane{}}
 	answer := &claimAnswer{
 		node: n, start: time.Now().Add(-time.Hour), reserved: reservation{node: n, queue: group.served, locks: 1},
@@ -166,5 +167,47 @@ func TestALateClaimCostsItsFlowNothing(t *testing.T) {
 	answer.accept(lease, []*invalidation.Lock{group.lock})
 	if ranker.most == 0 || ranker.open != 0 {
 		t.Errorf("%.1f s of %.1f s that were charged stay, want none", ranker.open, ranker.most)
+	}
+}
+
+// A run of a batch uses a part of its time, one on several GPUs a multiple of it. A flow that was charged the time would
+// get most of it back at the end, or owe it only then.
+func TestARunIsChargedWhatRunsOfItsQueueUse(t *testing.T) {
+	for name, use := range map[string]time.Duration{"a batch of 8": time.Second, "8 GPUs": 64 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ranker := &ledger{}
+				n := New(Config{Threads: 1, Ranker: ranker}, nil, nil)
+				n.runs = t.Context()
+				open := func(when string, want time.Duration) {
+					t.Helper()
+					n.jobs.extend(time.Now(), n.holdings.useRate, ranker.Extend)
+					if math.Abs(ranker.open-want.Seconds()) > 0.001 {
+						t.Errorf("%.2f s are charged %s, want %.2f s", ranker.open, when, want.Seconds())
+					}
+				}
+				run := func(handle func()) {
+					j := assigned(1)
+					j.handler = invalidation.HandlerFunc(func(_ context.Context, r *invalidation.Run) (json.RawMessage, error) {
+						time.Sleep(8 * time.Second)
+						handle()
+						r.Charge(use)
+						return nil, nil
+					})
+					lease := &laneLease{served: j.served, queue: j.queue, handler: j.handler, lane: &lane{}}
+					answer := &claimAnswer{node: n, start: time.Now(), reserved: reservation{node: n, queue: j.served, locks: 1}}
+					answer.accept(lease, []*invalidation.Lock{j.lock})
+					answer.enqueue()
+					n.process(n.waiting.next())
+				}
+				run(func() {})
+				run(func() {
+					open("after the time of a run", use)
+					time.Sleep(4 * time.Second)
+					open("after half as long again", use*3/2)
+				})
+				open("when all has ended", 0)
+			})
+		})
 	}
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// holdings knows how much of each queue and lane the node holds, and how long its runs take: by that it tells
-// how many locks to claim ahead of the threads.
+// holdings knows how much of each queue and lane the node holds, how long its runs take and what they cost: by that it
+// tells how many locks to claim ahead of the threads, and what a claim is charged.
 type holdings struct {
 	mu     sync.Mutex
 	queues map[int32]*holding // by queue: one may leave the node and come back while locks of it are held
@@ -19,6 +19,7 @@ type holding struct {
 	held int           // locks, and places reserved for a claim under way
 	run  time.Duration // of a run, moving average; 0 while unknown
 	lock time.Duration // of all that one lock covers, likewise
+	use  float64       // of a run, as an entry counts that declares no cost; moving average, known where run is
 }
 
 func newHoldings() *holdings {
@@ -90,12 +91,16 @@ func (h *holdings) held(lane laneKey) int {
 	return h.lanes[lane]
 }
 
-// ran takes the length of a run into the average, which follows the last ten or so; whole says that it was all that its
-// lock covered.
-func (h *holdings) ran(s *servedQueue, d time.Duration, whole bool) {
+// ran takes the length of a run and its use into the averages, which follow the last ten or so; whole says that it was
+// all that its lock covered.
+func (h *holdings) ran(s *servedQueue, d time.Duration, use float64, whole bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
+	if l.run == 0 {
+		l.use = use
+	}
+	l.use += (use - l.use) / 10
 	l.run = follow(l.run, d)
 	if whole {
 		l.lock = follow(l.lock, d)
@@ -117,11 +122,23 @@ func follow(average, d time.Duration) time.Duration {
 	return average + (d-average)/10
 }
 
-// runTime is how long a run of the queue's entries is expected to take.
-func (h *holdings) runTime(s *servedQueue) time.Duration {
+// runUse is what a run of the queue's entries is expected to use.
+func (h *holdings) runUse(s *servedQueue) float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.of(s).run
+	return h.of(s).use
+}
+
+// useRate is what a second of a run uses: the GPUs of an instance, the part of a batch that an entry has, or less where
+// runs wait for slots; 1 while no run was done.
+func (h *holdings) useRate(s *servedQueue) float64 {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
+	if l.run == 0 {
+		return 1
+	}
+	return l.use / l.run.Seconds()
 }
 
 // waited takes into account that a lock has waited for a thread for so long: the average by which it was claimed ahead

@@ -27,7 +27,7 @@ type job struct {
 	// guarded by jobs
 	charged float64   // what the ranker was told that its entries cost which it has not settled
 	used    float64   // what those of them cost that have run
-	timed   time.Time // since when a run lasts whose cost is its time; zero while there is none
+	timed   time.Time // since when a run lasts whose cost is its use; zero while there is none
 	// the entries of the run that began last, oldest first, and what ends it: where they are cancelled, and otherwise,
 	// with all that goes on after a cancel; nil while none has begun
 	latest  []invalidation.EntryID
@@ -126,14 +126,14 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 
 // jobs makes the jobs of locks of a lane, and says what their first runs are expected to cost.
 func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*job, expected float64) {
-	seconds := a.node.holdings.runTime(l.served).Seconds()
+	use := a.node.holdings.runUse(l.served)
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{
 			lock: lock, queue: l.queue, handler: l.handler, served: l.served, lane: l.lane, ranked: l.ranked,
 			reserved: a.reserved.part(1), losses: a.losses, traced: a.traced.another(),
 		}
-		j.charged = estimate(lock.Entries[:j.perRun()], seconds)
+		j.charged = estimate(lock.Entries[:j.perRun()], use)
 		expected += j.charged
 		jobs[i] = j
 	}

@@ -13,6 +13,7 @@ func (n *Node) process(j *job) {
 	start := time.Now()
 	entries, perRun := j.lock.Entries, j.perRun()
 	endings := make([]invalidation.Ending, 0, 1) // of a run; on the stack where it has one entry
+
 	done := false // an entry was
 	if perRun < len(entries) {
 		defer func() {
@@ -157,11 +158,12 @@ func (n *Node) runBegun(
 		ran, err := time.Since(start), firstError(answers)
 		endRun(span, j, runs, err)
 		n.stats.ran(err)
-		each, used := ran/time.Duration(len(runs)), 0.0
+		each, used, cost := ran/time.Duration(len(runs)), 0.0, 0.0
 		for i, r := range runs {
 			err := answers[i].Err
 			ending := invalidation.Judge(r, answers[i].Result, withCause(ctx, err), each, n.cfg.Random())
-			used += spent(r, &ending, each)
+			used += r.Charged(each).Seconds()
+			cost += spent(r, &ending, each)
 			if err != nil && ending.Verb() == "postpone" {
 				err = nil // a snooze: the handler looked, and it is not time yet
 			}
@@ -169,9 +171,9 @@ func (n *Node) runBegun(
 			endings = append(endings, ending)
 		}
 		if anyDone(endings) {
-			n.holdings.ran(j.served, ran, whole)
+			n.holdings.ran(j.served, ran, used, whole)
 		}
-		n.jobs.ran(j, used)
+		n.jobs.ran(j, cost)
 		return endings
 	}
 	answers := make([]invalidation.BatchAnswer, 0, 1) // on the stack where there is one
