@@ -68,6 +68,24 @@ func (x *band) due() float64 {
 	return x.credit + math.SmallestNonzeroFloat64
 }
 
+// owed is how much service a claim may bring of a band that goes before higher ones since it is due: what it has fallen
+// behind, and its share of what runs. Without the latter most claims of a band that gets its share would be of one
+// entry. 0: the band is not due.
+func (b *Book) owed(priority int16) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	x := b.band(priority)
+	due := x.due()
+	if due == 0 {
+		return 0
+	}
+	running := 0.0
+	for _, other := range b.bands {
+		running += other.running
+	}
+	return due + x.share*running
+}
+
 // most bounds credit, by twice the work that runs at once. A band may have been served alone
 // for hours while something else held up those above it: it must not pay for that for hours,
 // nor may a band that could not be served save up its share.

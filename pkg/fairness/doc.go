@@ -115,7 +115,14 @@
 //
 //	its service >= g x all service - g x (one charge)
 //
-// at any time since it has had work. Shares grow with the age of the band's oldest head:
+// at any time since it has had work. A claim that goes first by its credit c brings no more than
+//
+//	c + g x (what the node runs)
+//
+// but one lock at least: with no bound it would bring all permits that are free, and a node that
+// starts, where c is 0, would give all its threads to the lowest band first.
+//
+// Shares grow with the age of the band's oldest head:
 // twice g after a minute (ageStep), up to four times g (ageCap). Together they are at most one
 // half, so that priority still means something. Shares are counted by each node for itself;
 // what holds on each holds in sum. Credit is bounded both ways by twice the work that runs

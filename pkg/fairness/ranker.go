@@ -28,6 +28,9 @@ type Candidate struct {
 	Since time.Time // when it last moved, or began to have work
 	Taken bool      // a thread of this node is claiming from it, or another node was a moment ago
 	Note  any       // state of the ranker for this lane
+	// Owed is set by the ranker: how much service is to be claimed at most, one lock at least, where the lane goes
+	// first only since its band is owed its guaranteed share. 0: nothing bounds it.
+	Owed float64
 }
 
 // note is the ranker's state for a candidate.
@@ -50,6 +53,7 @@ func (r *Ranker) Next(dst []int, candidates []*Candidate, most int, idle bool) [
 			c.Note = n
 		}
 		n.HeadPos, n.HeadAge, n.Taken = c.Head, now.Sub(c.Since), c.Taken
+		c.Owed = 0
 		r.lanes = append(r.lanes, n.Lane)
 		if c.Taken {
 			taken++
@@ -65,11 +69,16 @@ func (r *Ranker) Next(dst []int, candidates []*Candidate, most int, idle bool) [
 	r.used = r.used || len(candidates) > 0
 	r.mu.Unlock()
 	order := r.from(idle)
+	owed := 0.0
+	if len(order) > 0 {
+		owed = r.book.owed(r.lanes[order[0]].Priority)
+	}
 	for n, i := range order {
 		l, best := &r.lanes[i], &r.lanes[order[0]]
 		if n == most || l.Taken || l.Queue != best.Queue || l.Priority != best.Priority {
 			break
 		}
+		candidates[i].Owed = owed
 		dst = append(dst, i)
 	}
 	return dst

@@ -40,7 +40,8 @@ func spent(r *invalidation.Run, e *invalidation.Ending, took time.Duration) floa
 // chargeNext charges for the next run of a job just before it begins: a group may give way after each run, and a charge
 // for entries that do not run would keep its flow behind others.
 func (n *Node) chargeNext(j *job, entries []invalidation.Entry) {
-	expected := estimate(entries, n.holdings.runUse(j.served))
+	use, _ := n.holdings.expected(j.served)
+	expected := estimate(entries, use)
 	n.jobs.charge(j, expected)
 	n.cfg.Ranker.Extend(j.ranked, expected)
 }

@@ -19,7 +19,9 @@ type holding struct {
 	held int           // locks, and places reserved for a claim under way
 	run  time.Duration // of a run, moving average; 0 while unknown
 	lock time.Duration // of all that one lock covers, likewise
-	use  float64       // of a run, as an entry counts that declares no cost; moving average, known where run is
+	// of a run, as entries count that declare no cost, and with the costs that they declare; moving averages, known
+	// where run is
+	use, cost float64
 }
 
 func newHoldings() *holdings {
@@ -91,16 +93,17 @@ func (h *holdings) held(lane laneKey) int {
 	return h.lanes[lane]
 }
 
-// ran takes the length of a run and its use into the averages, which follow the last ten or so; whole says that it was
-// all that its lock covered.
-func (h *holdings) ran(s *servedQueue, d time.Duration, use float64, whole bool) {
+// ran takes the length of a run, its use and its cost into the averages, which follow the last ten or so; whole says
+// that it was all that its lock covered.
+func (h *holdings) ran(s *servedQueue, d time.Duration, use, cost float64, whole bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
 	if l.run == 0 {
-		l.use = use
+		l.use, l.cost = use, cost
 	}
 	l.use += (use - l.use) / 10
+	l.cost += (cost - l.cost) / 10
 	l.run = follow(l.run, d)
 	if whole {
 		l.lock = follow(l.lock, d)
@@ -122,11 +125,27 @@ func follow(average, d time.Duration) time.Duration {
 	return average + (d-average)/10
 }
 
-// runUse is what a run of the queue's entries is expected to use.
-func (h *holdings) runUse(s *servedQueue) float64 {
+// unknownUse is what a run is expected to use at least while none of its queue was done. With nothing its queue would
+// get each thread that comes free, until its runs are charged for their time.
+const unknownUse = 1
+
+// expected is what a run of the queue's entries is expected to use, and to cost: what runs of late did, else what those
+// did of the queues of which the node holds locks.
+func (h *holdings) expected(s *servedQueue) (use, cost float64) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.of(s).use
+	if l := h.of(s); l.run > 0 {
+		return l.use, l.cost
+	}
+	locks := 0.0
+	for _, l := range h.queues {
+		if l.run > 0 {
+			locks += float64(l.held)
+			use, cost = use+float64(l.held)*l.use, cost+float64(l.held)*l.cost
+		}
+	}
+	locks = max(1, locks)
+	return max(unknownUse, use/locks), max(unknownUse, cost/locks)
 }
 
 // useRate is what a second of a run uses: the GPUs of an instance, the part of a batch that an entry has, or less where

@@ -126,7 +126,7 @@ func (a *claimAnswer) accept(l *laneLease, locks []*invalidation.Lock) {
 
 // jobs makes the jobs of locks of a lane, and says what their first runs are expected to cost.
 func (a *claimAnswer) jobs(l *laneLease, locks []*invalidation.Lock) (jobs []*job, expected float64) {
-	use := a.node.holdings.runUse(l.served)
+	use, _ := a.node.holdings.expected(l.served)
 	jobs = make([]*job, len(locks))
 	for i, lock := range locks {
 		j := &job{

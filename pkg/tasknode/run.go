@@ -171,7 +171,7 @@ func (n *Node) runBegun(
 			endings = append(endings, ending)
 		}
 		if anyDone(endings) {
-			n.holdings.ran(j.served, ran, used, whole)
+			n.holdings.ran(j.served, ran, used, cost, whole)
 		}
 		n.jobs.ran(j, cost)
 		return endings
