@@ -60,8 +60,8 @@
 //
 // # Bound, on one node
 //
-// Let two flows i and j have work all through, let q be the largest charge of a claim, and
-// let estimates be right. When i was last charged, it went before j: V(i) <= V(j). Since
+// Let two flows i and j have work and their weights all through, let q be the largest charge of
+// a claim, and let estimates be right. When i was last charged, it went before j: V(i) <= V(j). Since
 // then V(i) has grown by q(i)/w(i) at most and V(j) has not fallen. Hence at any time
 //
 //	V(i) - V(j) <= q(i)/w(i)                                                      (1)
@@ -71,6 +71,9 @@
 //	|W(i)/w(i) - W(j)/w(j)| <= q(i)/w(i) + q(j)/w(j)                              (2)
 //
 // which is Goyal's bound, and the best there is for service that cannot be taken back.
+// A new weight holds for S as a whole: a flow whose weight falls from w to w' is at w/w' times its
+// V, and waits until decay and the others have made up for it.
+//
 // Where estimates are wrong, add to each q what the running entries of the flow will be
 // put right by; Extend keeps that small. Decay multiplies a difference of V by 2^(-t/H),
 // and service differs by what has decayed as well: over an interval T (2) becomes
