@@ -115,6 +115,8 @@
 // becomes that S, and F = S + cost/weight. Cost is an estimate until the call has ended; then F is
 // corrected by the difference. The service of two backlogged flows, divided by their weights, differs
 // by at most the cost of one request of each and the error of the estimates in flight.
+// Of such an error a flow is not charged what would put it further than a minute, for each unit of its
+// weight, behind V (debtMax).
 //
 // Invariants, held by a test with a million random operations against a naive model:
 //

@@ -140,7 +140,7 @@ func (l *line) charge(r *Request) {
 }
 
 // debtMax bounds, in slot-milliseconds for each unit of weight, how far a flow may fall behind because
-// its calls took longer than estimated.
+// its calls took longer than estimated. What was charged when they began is not cut.
 const debtMax = 60_000
 
 // correct puts the account of a flow right when a call of it has ended.
@@ -149,7 +149,7 @@ func (l *line) correct(r *Request, actual float64) {
 	f.inFlight--
 	l.inFlight--
 	served := f.start == f.finish // since it became backlogged: its next request starts where the last one ends
-	f.finish = min(f.finish+(actual-r.estimate)*r.units/f.weight, l.virtual+debtMax)
+	f.finish = min(f.finish+(actual-r.estimate)*r.units/f.weight, max(f.finish, l.virtual+debtMax))
 	if f.place >= 0 {
 		// A backlogged flow gets back the whole of an estimate that was too high, even behind V: to cut
 		// it off there would cost flows whose calls vary a part of their share.

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"math"
 	"slices"
 	"time"
 )
@@ -327,7 +326,7 @@ func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []ev
 		t.cost.observe(ms, 0, 0)
 	}
 	follows := t.start == t.finish
-	t.finish = math.Min(t.finish+(ms-r.estimate)/r.weight, n.virtual[c]+debtMax)
+	t.finish = min(t.finish+(ms-r.estimate)/r.weight, max(t.finish, n.virtual[c]+debtMax))
 	switch {
 	case len(n.of(r.flow)) == 0:
 	case follows:

@@ -233,6 +233,23 @@ func TestUnracedFlowsShareByCost(t *testing.T) {
 	}
 }
 
+// Flows share by weight where a call costs more, for a unit of weight, than what a flow may owe for a wrong estimate.
+func TestFlowsShareByCostHoweverMuchACallCosts(t *testing.T) {
+	t.Parallel()
+	shares := contest(4040, 1, []float64{1, 0.01}, []int{5, 5}, func(int, int) int { return 2000 })
+	if s := spread(shares); s > 0.3 {
+		t.Errorf("shares by weight differ by %.0f %%: %.0f", 100*s, shares)
+	}
+	weights, offer := make([]float64, 64), make([]int, 64)
+	for i := range weights {
+		weights[i], offer[i] = 1, 5
+	}
+	shares = contest(8*3600, 16, weights, offer, func(flow, _ int) int { return []int{20_000, 180_000}[flow%2] })
+	if s := spread(shares); s > 0.3 {
+		t.Errorf("shares of equal flows differ by %.0f %%: %.0f", 100*s, shares)
+	}
+}
+
 // A flow whose call took far longer than estimated falls behind by a minute for each unit of its weight, and no more.
 func TestTheDebtOfAFlowIsBounded(t *testing.T) {
 	t.Parallel()
