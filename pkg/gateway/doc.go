@@ -13,7 +13,8 @@
 //	cost        slot-milliseconds: how long a call keeps a slot. Flows are charged it times the GPUs of the instance
 //	            and the sequences that a generation asks for
 //	holdback    the part of the ceiling up to which a class passes the queue by
-//	floor       the share of the service of the last 10 s below which a class goes first
+//	floor       the share of the service of the last 10 s, or of the last 20 calls where these take longer to begin,
+//	            below which a class goes first
 //	hand over   a holder of an idle slot moves its row to a node that waits for one
 //	preempt     end the run of a durable entry, which goes back to its position without an attempt spent
 //
@@ -63,7 +64,7 @@
 //	expect.go       estimates of waits, and the refusal of requests that would wait too long
 //	expire.go       the ends of waits
 //	evict.go        who makes room in a full pool
-//	floor.go        what each class was served with in the last 10 s, against its floor
+//	floor.go        what each class was served with of late, against its floor
 //	mode.go         PASS, QUEUE and COLD
 //	fleet.go        the instances with the slots held here
 //	pick.go         the choice of an instance: affinity, adapters, least work
@@ -117,6 +118,10 @@
 // by at most the cost of one request of each and the error of the estimates in flight.
 // Of such an error a flow is not charged what would put it further than a minute, for each unit of its
 // weight, behind V (debtMax).
+//
+// A class with waiters that was served with less than its floor goes before the others. The cost of a
+// call is counted when it begins, in one of ten buckets of time, although its slot is busy until it ends.
+// So a bucket is as wide as two calls take to begin, 2 x mean cost / ceiling, and a second at least.
 //
 // Invariants, held by a test with a million random operations against a naive model:
 //

@@ -20,7 +20,12 @@ type naive struct {
 	turns    uint64
 	evicted  uint64
 	spent    []naiveSpent
-	cold     bool
+	bucket   int64     // of the service: the number of the newest one
+	begun    time.Time // and when it began; zero: none has
+	width    time.Duration
+	// serviceWidth is the pool's: the means of its calls are not part of the model.
+	serviceWidth func() time.Duration
+	cold         bool
 }
 
 type naiveFlow struct {
@@ -39,7 +44,7 @@ type naiveRequest struct {
 	flow       naiveFlow
 	weight     float64
 	estimate   float64
-	began      int64 // second of its dispatch
+	bucket     int64 // of its dispatch
 	arrived    time.Time
 	limit, ttl time.Time
 	deadline   time.Time
@@ -48,7 +53,7 @@ type naiveRequest struct {
 }
 
 type naiveSpent struct {
-	second int64
+	bucket int64
 	class  RequestClass
 	cost   float64
 }
@@ -131,13 +136,25 @@ func (n *naive) charge(r *naiveRequest, now time.Time) {
 	}
 	n.ofClass[c]++
 	n.inFlight++
-	r.began = now.Unix()
-	n.spent = append(n.spent, naiveSpent{r.began, c, r.estimate})
+	n.advance(now)
+	r.bucket = n.bucket
+	n.spent = append(n.spent, naiveSpent{r.bucket, c, r.estimate})
 }
 
-func (n *naive) share(now time.Time, c RequestClass) float64 {
+// advance begins the buckets of the service that are due.
+func (n *naive) advance(now time.Time) {
+	width := max(n.width, time.Second)
+	if n.begun.IsZero() {
+		n.begun = now
+	}
+	for now.Sub(n.begun) >= width {
+		n.bucket, n.begun = n.bucket+1, n.begun.Add(width)
+	}
+	n.spent = slices.DeleteFunc(n.spent, func(s naiveSpent) bool { return n.bucket-s.bucket >= 10 })
+}
+
+func (n *naive) share(c RequestClass) float64 {
 	var own, all float64
-	n.spent = slices.DeleteFunc(n.spent, func(s naiveSpent) bool { return now.Unix()-s.second >= 10 })
 	for _, s := range n.spent {
 		all += s.cost
 		if s.class == c {
@@ -151,10 +168,10 @@ func (n *naive) share(now time.Time, c RequestClass) float64 {
 }
 
 // next is the waiting request to be served next.
-func (n *naive) next(now time.Time) *naiveRequest {
+func (n *naive) next() *naiveRequest {
 	classes := []RequestClass{}
 	for c := range RequestClass(classCount) {
-		if len(n.inClass(c)) > 0 && n.share(now, c) < n.policy.Floors.of(c) {
+		if len(n.inClass(c)) > 0 && n.share(c) < n.policy.Floors.of(c) {
 			classes = append(classes, c)
 		}
 	}
@@ -183,8 +200,10 @@ func before(a, b *naiveTags) bool {
 
 func (n *naive) dispatch(now time.Time) (out []event) {
 	out = n.expire(now)
+	n.width = n.serviceWidth()
+	n.advance(now)
 	for n.idle() {
-		r := n.next(now)
+		r := n.next()
 		if r == nil {
 			break
 		}
@@ -337,11 +356,12 @@ func (n *naive) end(now time.Time, r *naiveRequest, ms float64, learn bool) []ev
 	if n.ofClass[c] == 0 && len(n.inClass(c)) == 0 {
 		n.virtual[c] = max(n.virtual[c], n.last[c])
 	}
-	second := now.Unix()
+	n.advance(now)
+	bucket := n.bucket
 	if ms < r.estimate {
-		second = r.began // and is forgotten with the estimate
+		bucket = r.bucket // and is forgotten with the estimate
 	}
-	n.spent = append(n.spent, naiveSpent{second, c, ms - r.estimate})
+	n.spent = append(n.spent, naiveSpent{bucket, c, ms - r.estimate})
 	return n.dispatch(now)
 }
 

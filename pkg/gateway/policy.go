@@ -20,7 +20,7 @@ type PoolPolicy struct {
 	// Holdback is the part of the ceiling up to which a class passes the queue by. It does not keep
 	// slots idle: a request that waits gets an idle slot whatever its class.
 	Holdback ByClass `json:"holdback"`
-	// Floors are shares of the service of the last 10 s below which a class with waiters goes first.
+	// Floors are shares of the service of late (10 s or 20 calls) below which a class with waiters goes first.
 	Floors ByClass `json:"floors"`
 
 	// Watermark is the wanted number of calls to an instance, in flight and waiting, and Deviation the distance of the

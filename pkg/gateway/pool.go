@@ -50,6 +50,7 @@ type inPool struct {
 	server     string // name and address of the instance when the slot was granted: a later catalog may change them
 	address    string
 	began      time.Time
+	bucket     int64 // of the service in which it was counted when it began
 	trace      Trace
 }
 
@@ -324,7 +325,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 		i.adapters[r.Adapter] = now
 	}
 	p.inFlight++
-	p.served.add(now, r.Class, r.estimate)
+	r.bucket = p.served.add(now, r.Class, r.estimate)
 	p.count.Dispatched[r.Class]++
 	r.trace.WaitedMS = milliseconds(now.Sub(r.arrived))
 	return true
@@ -353,6 +354,7 @@ func (p *Pool) drop(now time.Time, r *Request, reason Dropped) {
 // dispatch gives idle slots to waiting requests until there are no more of either.
 func (p *Pool) dispatch(now time.Time) {
 	p.Expire(now)
+	p.served.width = p.serviceWidth()
 	p.served.advance(now)
 	for p.waiting > 0 {
 		if p.policy.StrictBand {
@@ -458,7 +460,7 @@ func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 	}
 	p.learn(r, i, end, actual)
 	p.lines[r.Class].correct(r, actual)
-	p.served.correct(now, r.began, r.Class, r.estimate, actual)
+	p.served.correct(now, r.bucket, r.Class, r.estimate, actual)
 	r.trace.CostMS = actual
 	p.count.Ended[r.Class]++
 	p.count.CostMS[r.Class] += actual

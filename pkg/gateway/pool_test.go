@@ -54,6 +54,7 @@ func newTwin(t *testing.T, seed uint64) *twin {
 		model: &naive{policy: policy, flows: map[naiveFlow]*naiveTags{}, cold: true},
 		live:  map[int]*Request{}, pairs: map[int]*naiveRequest{}, ended: map[int]bool{}, order: map[naiveFlow]int{},
 	}
+	x.model.serviceWidth = x.pool.serviceWidth
 	return x
 }
 

@@ -316,3 +316,40 @@ func TestAFloorGivesNoMoreWhereCallsAreShorterThanEstimated(t *testing.T) {
 		t.Errorf("%d of %d dispatches for a floor of a fifth", n, n+dispatched[Critical])
 	}
 }
+
+// While requests of all classes wait, two classes get their floors and critical requests the rest, however few calls
+// begin in ten seconds.
+func TestFloorsHoldHoweverLongCallsTake(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		slots int
+		call  time.Duration
+	}{{64, 2 * time.Second}, {10, time.Minute}, {2, 20 * time.Second}, {1, 5 * time.Second}} {
+		policy := DefaultPolicy()
+		policy.QueueTTL = worker.Seconds(1000 * time.Hour)
+		x := newTraffic(1, 1, c.slots, policy)
+		x.took = func(*Request) time.Duration { return c.call/2 + time.Duration(x.rand.Int64N(int64(c.call))) }
+		var begun [classCount]float64
+		send := func(class RequestClass) { x.send(0, &Request{Flow: class.String(), Class: class}) }
+		x.began = func(_ int, r *Request) {
+			begun[r.Class]++
+			x.after(0, func() { send(r.Class) })
+		}
+		for class := range RequestClass(classCount) {
+			for range 20 {
+				send(class)
+			}
+		}
+		const calls = 1000
+		x.run(30 * time.Second)
+		x.run(calls / 5 * c.call / time.Duration(c.slots))
+		begun = [classCount]float64{}
+		x.run(calls * c.call / time.Duration(c.slots))
+		all := begun[Critical] + begun[Default] + begun[Sheddable]
+		for class, want := range map[RequestClass]float64{Critical: 0.75, Default: 0.2, Sheddable: 0.05} {
+			if got := begun[class] / all; got < want-0.04 || got > want+0.04 {
+				t.Errorf("%d slots, calls of %s: %s requests were %.3f of %.0f, want %.2f", c.slots, c.call, class, got, all, want)
+			}
+		}
+	}
+}
