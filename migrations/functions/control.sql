@@ -3,7 +3,7 @@
 -- paused_until returns whether a pause with this end is still in force; null means until it is
 -- resumed. It is inlined.
 -- Locks: none.
--- Callers: step_batch, node_paused, queue_stops, pause_reasons, head_age, the status
+-- Callers: step_batch, node_paused, queue_stops, pause_reasons, queue_heads, the status
 -- views; pkg/cron, pkg/doctor, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.paused_until(
     until  timestamptz,
@@ -18,7 +18,7 @@ $$;
 -- (application_paused) or its model (model_paused). A queue is open if there is no row: NOT EXISTS (SELECT FROM
 -- penstock.queue_stops(q)). It is inlined. Nodes know the same from Queue.Paused of pkg/invalidation.
 -- Locks: none.
--- Callers: queue_reasons, head_age, measure, scale_startable, scale_bounded; pkg/doctor.
+-- Callers: queue_reasons, queue_heads, measure, scale_startable, scale_bounded; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.queue_stops(q penstock.queue)
 RETURNS TABLE (code text, stopped_by text, reason text, since timestamptz, until timestamptz)
 LANGUAGE sql STABLE AS $$

@@ -100,60 +100,62 @@ LANGUAGE sql STABLE AS $$
        AND n.started_at < clock_timestamp() - interval '10 seconds'
 $$;
 
--- head_entry returns the entry of a queue that a node would claim first: of the first ready row
--- without a lock record for its key, among the first 100. Null if there is none.
--- Callers: head_reasons.
-CREATE OR REPLACE FUNCTION penstock.head_entry(queue integer) RETURNS bigint
-LANGUAGE sql STABLE AS $$
-    SELECT coalesce(h.entry_id,
-                    (SELECT e.id FROM penstock.entry e
-                      WHERE e.queue_id = $1 AND e.lock_key = h.lock_key AND penstock.claimable(e.status, e.priority)
-                      ORDER BY e.id LIMIT 1))
-      FROM (SELECT r.entry_id, r.lock_key, r.priority, r.flow, r.pos FROM penstock.ready r
-             WHERE r.queue_id = $1 AND r.priority >= 0 ORDER BY r.priority, r.flow, r.pos LIMIT 100) h
-     WHERE NOT EXISTS (SELECT FROM penstock.lock l
-                        WHERE l.queue_id = $1 AND l.lock_key = coalesce(h.lock_key, '#' || h.entry_id))
-     ORDER BY h.priority, h.flow, h.pos
-     LIMIT 1
-$$;
+-- The forms by the id of the queue, which no program calls.
+DROP FUNCTION IF EXISTS penstock.head_entry(integer);
+DROP FUNCTION IF EXISTS penstock.head_reasons(integer);
 
--- head_reasons returns why the entry at the head of a queue does not run, as explain_entry does: all reasons in one
+-- head_reasons returns why a head of a queue (queue_heads) does not run, as explain_entry does: all reasons in one
 -- text, and whether one of them is intended (by an operator, a rate or a limit) or passes by itself: live nodes run
--- other work with the threads or slots, or instances are being started. Nulls: explain_entry finds no reason.
+-- other work with the threads or slots, or instances are being started. It is the first head without such a reason,
+-- from the highest priority on and the oldest first, among those that have waited for 25 seconds: what keeps one flow
+-- back on purpose says nothing of the others. It tries 20, and none behind one that waits for what all wait for.
+-- head_age is the age of that head in seconds, null if there is none. A why of null: explain_entry finds no reason.
 -- Callers: degraded_queues.
-CREATE OR REPLACE FUNCTION penstock.head_reasons(queue integer, OUT why text, OUT meant boolean)
+CREATE OR REPLACE FUNCTION penstock.head_reasons(
+    q            penstock.queue,
+    OUT why      text,
+    OUT meant    boolean,
+    OUT head_age double precision
+)
 LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    head bigint := penstock.head_entry(queue);
+    head     record;
+    all_wait boolean;
 BEGIN
-    IF head IS NULL THEN
-        RETURN;
-    END IF;
-    SELECT string_agg(r->>'text', '; '),
-           bool_or(r->>'code' IN ('paused', 'nodes_paused', 'queue_disabled', 'disabled',
-                                  'limit', 'node_limit', 'rate', 'throttled', 'not_due', 'no_thread')
-                   OR r->>'code' = 'no_slot' AND (r->'numbers'->>'followed')::bigint > 0
-                   OR r->>'code' = 'no_instance' AND penstock.awaited(r->'numbers'->>'model'))
-      INTO why, meant
-      FROM jsonb_array_elements(penstock.explain_entry(head)->'reasons') r
-     WHERE r->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key');
-EXCEPTION WHEN SQLSTATE 'PS007' THEN
-    NULL; -- it has ended meanwhile, and nothing is kept of it
+    FOR head IN SELECT h.entry_id, h.since FROM penstock.queue_heads(q) h
+                 WHERE h.since < clock_timestamp() - interval '25 seconds' ORDER BY h.priority DESC, h.since LIMIT 20
+    LOOP
+        BEGIN
+            SELECT string_agg(r.text, '; '), coalesce(bool_or(r.own OR r.shared), false),
+                   coalesce(bool_or(r.shared), false), extract(epoch FROM clock_timestamp() - head.since)::float8
+              INTO why, meant, all_wait, head_age
+              FROM (SELECT x->>'text' AS text,
+                           x->>'code' IN ('paused', 'disabled', 'limit', 'rate', 'throttled', 'not_due') AS own,
+                           x->>'code' IN ('nodes_paused', 'queue_disabled', 'node_limit', 'no_thread')
+                           OR x->>'code' = 'no_slot' AND (x->'numbers'->>'followed')::bigint > 0
+                           OR x->>'code' = 'no_instance' AND penstock.awaited(x->'numbers'->>'model') AS shared
+                      FROM jsonb_array_elements(penstock.explain_entry(head.entry_id)->'reasons') x
+                     WHERE x->>'code' NOT IN ('ahead_in_lane', 'ahead_in_key')) r;
+        EXCEPTION WHEN SQLSTATE 'PS007' THEN
+            CONTINUE; -- it has ended meanwhile, and nothing is kept of it
+        END;
+        EXIT WHEN all_wait OR NOT meant;
+    END LOOP;
 END $$;
 
 -- degraded_queues lists the queues without progress: nodes serve them, entries wait, none has left
--- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail is the reasons of
--- the entry at the head. Queues whose head waits for what is intended, or passes by itself (head_reasons), are left
--- out. Samples are further apart the longer one takes (pkg/maintenance). The newest is old, and there is no leader,
--- once three times the distance of the two that are compared has passed.
+-- for 25 seconds (by the leader's samples), and no node has run one for longer than ten. The detail is the reasons of a
+-- head, of whatever priority. Queues whose heads all wait for what is intended, or passes by itself (head_reasons), are
+-- left out. Samples are further apart the longer one takes (pkg/maintenance). The newest is old, and there is no
+-- leader, once three times the distance of the two that are compared has passed.
 -- Callers: degradations.
 CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
-    SELECT 'standstill', 'queue ' || q.name, s.head_age > 60,
+    SELECT 'standstill', 'queue ' || q.name, w.head_age > 60,
            format('%s entries of queue %s wait, the first for %s, and none has left it for %s: %s',
                   s.pending - s.computing, q.name,
-                  penstock.ago(s.head_age * interval '1 second'), penstock.ago(s.at - o.at),
+                  penstock.ago(w.head_age * interval '1 second'), penstock.ago(s.at - o.at),
                   coalesce(w.why, 'nothing that explain knows keeps them; see the logs of the nodes'))
       FROM penstock.queue q
      CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id, interval '1 hour') AS l) x) s
@@ -161,9 +163,9 @@ LANGUAGE sql STABLE AS $$
            SELECT b.at, b.gone FROM penstock.sample b
             WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > s.at - interval '1 hour'
             ORDER BY b.at DESC LIMIT 1) o
-     CROSS JOIN LATERAL penstock.head_reasons(q.id) w
-     WHERE s.at > statement_timestamp() - 3 * (s.at - o.at) AND s.head_age > 25 AND s.blocked IS NULL
-       AND s.serving > 0 AND s.gone = o.gone AND NOT coalesce(w.meant, false)
+     CROSS JOIN LATERAL penstock.head_reasons(q) w
+     WHERE s.at > statement_timestamp() - 3 * (s.at - o.at) AND s.pending > s.computing AND s.blocked IS NULL
+       AND s.serving > 0 AND s.gone = o.gone AND NOT w.meant
        AND NOT EXISTS (SELECT FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id
                         WHERE l.queue_id = q.id AND n.beat_at + n.lease >= clock_timestamp()
                           AND l.claimed_at < clock_timestamp() - interval '10 seconds')
@@ -187,7 +189,7 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- degradations lists all of these, the critical ones first. It reads samples, slots, instances,
--- nodes and locks, the head of each queue without progress, and the cron jobs without an entry: nothing that grows with
+-- nodes and locks, heads of each queue without progress, and the cron jobs without an entry: nothing that grows with
 -- the backlog. The leader calls it every few seconds.
 -- Callers: pkg/doctor, pkg/maintenance, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.degradations()

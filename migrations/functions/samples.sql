@@ -113,40 +113,51 @@ LANGUAGE sql STABLE AS $$
     SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
--- head_age is the age in seconds of the oldest entry that a node would claim first, null if there
--- is none: in the first 100 lanes that are not paused, a lane's first key without a lock record,
--- among its first 20 ready rows that are not delayed. The age is counted from the push, or from the due time. Entries
--- of a queue that is not open (queue_stops) do not count, nor do throttled keys (see throttle_key).
--- Callers: measure.
-CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
+-- queue_heads returns the heads of the lanes of a queue, and since when each one waits: the push, or the due time. It
+-- reads the first 100 lanes whose flow is not paused, from the highest priority on, and of each the first key without a
+-- lock record among its first 20 ready rows that are not delayed. A queue that is not open (queue_stops) has none;
+-- throttled keys (see throttle_key) are in no lane.
+-- Callers: head_age, head_reasons.
+CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue)
+RETURNS TABLE (priority smallint, entry_id bigint, since timestamptz)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
 AS $$
+#variable_conflict use_column
 DECLARE
-    ids  bigint[];
-    keys text[];
-    age  double precision;
+    priorities smallint[];
+    ids        bigint[];
+    keys       text[];
 BEGIN
     IF EXISTS (SELECT FROM penstock.queue_stops(q)) THEN
-        RETURN NULL;
+        RETURN;
     END IF;
     WITH RECURSIVE lane AS (
-        (SELECT priority, flow FROM penstock.ready
-          WHERE queue_id = q.id AND priority >= 0 ORDER BY priority, flow, pos LIMIT 1)
+        SELECT 10::smallint AS priority, ''::text COLLATE "C" AS flow -- above all, and no lane itself
         UNION ALL
         SELECT n.priority, n.flow
           FROM lane CROSS JOIN LATERAL (
-               SELECT r.priority, r.flow FROM penstock.ready r
-                WHERE r.queue_id = q.id AND (r.priority, r.flow) > (lane.priority, lane.flow)
-                ORDER BY r.priority, r.flow, r.pos LIMIT 1) n
+               SELECT x.priority, x.flow FROM (
+                   (SELECT r.priority, r.flow FROM penstock.ready r
+                     WHERE r.queue_id = q.id AND r.priority = lane.priority AND r.flow > lane.flow
+                     ORDER BY r.flow, r.pos LIMIT 1)
+                   UNION ALL
+                   (SELECT f.priority, f.flow
+                      FROM (SELECT r.priority FROM penstock.ready r
+                             WHERE r.queue_id = q.id AND r.priority < lane.priority AND r.priority >= 0
+                             ORDER BY r.priority DESC, r.flow DESC, r.pos DESC LIMIT 1) lower
+                     CROSS JOIN LATERAL (
+                           SELECT r.priority, r.flow FROM penstock.ready r
+                            WHERE r.queue_id = q.id AND r.priority = lower.priority
+                            ORDER BY r.flow, r.pos LIMIT 1) f)) x LIMIT 1) n
     ), few AS (
         SELECT priority, flow FROM lane
-         WHERE NOT EXISTS (
+         WHERE priority < 10 AND NOT EXISTS (
                SELECT FROM penstock.pause p
                 WHERE penstock.paused_until(p.until)
                   AND p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
          LIMIT 100)
-    SELECT array_agg(first.entry_id), array_agg(first.lock_key) INTO ids, keys
+    SELECT array_agg(few.priority), array_agg(first.entry_id), array_agg(first.lock_key) INTO priorities, ids, keys
       FROM few CROSS JOIN LATERAL (
            SELECT f.entry_id, f.lock_key FROM (
                SELECT r.entry_id, r.lock_key, r.pos, r.not_before FROM penstock.ready r
@@ -156,22 +167,29 @@ BEGIN
                                WHERE l.queue_id = q.id AND l.lock_key = coalesce(f.lock_key, '#' || f.entry_id))
             ORDER BY f.pos LIMIT 1) first;
     IF ids IS NULL THEN
-        RETURN NULL;
+        RETURN;
     END IF;
-    EXECUTE format($sql$
-        SELECT extract(epoch FROM clock_timestamp() - min(e.since))::float8
-          FROM unnest($1, $2) first(entry_id, lock_key) CROSS JOIN LATERAL (
-               (SELECT greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x
-                 WHERE x.queue_id = $3 AND x.id = first.entry_id)
+    RETURN QUERY EXECUTE format($sql$
+        SELECT first.priority, e.id, e.since
+          FROM unnest($1, $2, $3) first(priority, entry_id, lock_key) CROSS JOIN LATERAL (
+               (SELECT x.id, greatest(x.created_at, x.due_at) AS since FROM penstock.%1$I x
+                 WHERE x.queue_id = $4 AND x.id = first.entry_id)
                UNION ALL
-               (SELECT greatest(x.created_at, x.due_at) FROM penstock.%1$I x
-                 WHERE x.queue_id = $3 AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority)
+               (SELECT x.id, greatest(x.created_at, x.due_at) FROM penstock.%1$I x
+                 WHERE x.queue_id = $4 AND x.lock_key = first.lock_key AND penstock.claimable(x.status, x.priority)
                  ORDER BY x.id LIMIT 1)) e
-        $sql$, 'entry_' || q.name) INTO age USING ids, keys, q.id;
-    RETURN age;
+        $sql$, 'entry_' || q.name) USING priorities, ids, keys, q.id;
 EXCEPTION WHEN undefined_table THEN
-    RETURN NULL;
+    RETURN;
 END $$;
+
+-- head_age is the age in seconds of the oldest head of a queue (queue_heads), null if there is none.
+-- Callers: measure.
+CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
+LANGUAGE sql STABLE AS $$
+    SELECT extract(epoch FROM clock_timestamp() - min(h.since))::float8
+      FROM penstock.queue_heads(q) h
+$$;
 
 -- measure samples one queue. The cost does not grow with its depth, nor with the number of queues.
 -- Rates need two samples and are left null. In PL/pgSQL, so that it is planned once in a session.

@@ -242,6 +242,27 @@ func TestAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
 	want(t, find(t, s.pool, "standstills", Config{}), Fine)
 	exec(t, s.pool, `DELETE FROM penstock.throttle`)
 
+	// What is meant for two flows hides nothing: the one has a lower priority and is paused, the other is the oldest and
+	// throttled. An entry of a priority below the queue's stands still as any other.
+	low := int16(0)
+	for _, p := range []invalidation.Push{{Flow: "acme", Priority: &low}, {Flow: "beta"}} {
+		p.Payload = []byte(`{}`)
+		if _, err := s.queue.Push(t.Context(), p); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(t, s.pool, fmt.Sprintf(`UPDATE penstock.%s SET created_at = now() - interval '3 minutes' WHERE flow IN ('acme', 'beta')`,
+		pgx.Identifier{"entry_" + name}.Sanitize()))
+	exec(t, s.pool, `SELECT penstock.pause('flow', 'acme'), penstock.throttle($1, '1 hour', 'beta', '429')`, name)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Critical, "3 entries of queue "+name+" wait, the first for 2 m")
+	exec(t, s.pool, `SELECT penstock.pause('flow', '')`)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+	exec(t, s.pool, `SELECT penstock.resume('flow', 'acme')`)
+	s.sampled(0)
+	want(t, find(t, s.pool, "standstills", Config{}), Critical, "the first for 3 m")
+
 	// A run that lasts is no standstill.
 	lock := `INSERT INTO penstock.lock (queue_id, lock_key, token, node_id, claim_id, flow, priority, entry_count, last_entry_id, claimed_at, pos, cost)
 	         VALUES ($1, '#999', 999, $2, 1, '', 1, 1, 999, now() - interval '20 seconds', 1, 1)`
