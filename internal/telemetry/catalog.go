@@ -48,8 +48,8 @@ func Catalog() []Metric { return append(slices.Clone(catalog), gatewayCatalog...
 // a cost that does not depend on the depth. The label queue is bounded, see Bound.
 var catalog = []Metric{
 	// State of the queues, by the elected leader.
-	leader("queue_head_age_seconds", gauge, "waiting time of the entry that a node would claim next; 0 if there is "+
-		"none. Read this metric first", "queue"),
+	leader("queue_head_age_seconds", gauge, "the longest wait of an entry that is first in its lane, of the queue's "+
+		"entry_priority or above, and in no paused flow; 0 if there is none. Read this metric first", "queue"),
 	leader("queue_entries", gauge, "entries by state (initial, pending, computing, disabled, failed); reason is why "+
 		"no node claims the pending ones, empty if none applies", "queue", "state", "reason"),
 	leader("queue_estimated", gauge, "1 if the queue is so deep that its counts are estimates", "queue"),

@@ -183,12 +183,14 @@ EXCEPTION WHEN undefined_table THEN
     RETURN;
 END $$;
 
--- head_age is the age in seconds of the oldest head of a queue (queue_heads), null if there is none.
+-- head_age is the age in seconds of the oldest head of a queue (queue_heads) that may not wait: of the priority that
+-- the queue gives to entries that name none, or above. Entries below it, as the lines of OpenAI batches, run when
+-- there is time, and their age says nothing. Null: there is none.
 -- Callers: measure.
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE sql STABLE AS $$
     SELECT extract(epoch FROM clock_timestamp() - min(h.since))::float8
-      FROM penstock.queue_heads(q) h
+      FROM penstock.queue_heads(q) h WHERE h.priority >= q.entry_priority
 $$;
 
 -- measure samples one queue. The cost does not grow with its depth, nor with the number of queues.

@@ -144,6 +144,14 @@ func TestHeadOfLineLeavesOutWhatCannotRun(t *testing.T) {
 	if got := head(); got == nil || *got > 60 {
 		t.Errorf("head is %v, want the entry that can run", got)
 	}
+	low := int16(0)
+	for i := range 100 { // as many lanes as are read
+		b.push(invalidation.Push{Flow: fmt.Sprint(i), Priority: &low})
+	}
+	b.exec(`UPDATE penstock.entry SET created_at = now() - CASE priority WHEN 0 THEN interval '900 seconds' ELSE '90 seconds' END`)
+	if got := head(); got == nil || *got < 90 || *got > 120 {
+		t.Errorf("head is %v, want the entry of the queue's priority, and none below", got)
+	}
 	flow := Subject{Scope: ByFlow, Value: ""}
 	if err := b.d.Pause(t.Context(), flow, by, time.Time{}); err != nil {
 		t.Fatal(err)
