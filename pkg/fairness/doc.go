@@ -133,7 +133,9 @@
 // that was served alone for hours pay for hours.
 //
 // Nothing starves: a band is served in time by its credit, a queue in it by (1), a flow in
-// that by (1).
+// that by (1). (1) bounds charges of claims, not the service that gateways add to the account
+// of a flow: one whose online calls alone take more, for its weight, than each other flow with
+// work gets is not served by claims while they do.
 //
 // # Fifo and fair
 //
