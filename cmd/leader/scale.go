@@ -109,8 +109,8 @@ func webhookBackend(cfg Leader) (*backend.Webhook, error) {
 		return nil, err
 	}
 	transport := &http.Transport{
-		DialContext: policy.Dialer(net.Dialer{Timeout: 5 * time.Second}), MaxIdleConnsPerHost: 2,
-		IdleConnTimeout: time.Minute,
+		DialContext: policy.Dialer(net.Dialer{Timeout: 5 * time.Second}), TLSHandshakeTimeout: 5 * time.Second,
+		MaxIdleConnsPerHost: 2, IdleConnTimeout: time.Minute,
 	}
 	return backend.NewWebhook(backend.WebhookConfig{
 		Client: &http.Client{Transport: transport, Timeout: 10 * time.Second},

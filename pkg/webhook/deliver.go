@@ -108,6 +108,7 @@ func newDeliverer(config Config) *deliverer {
 				// past the policy.
 				Proxy:                  nil,
 				DialContext:            config.Policy.Dialer(config.Dialer),
+				TLSHandshakeTimeout:    config.Timeout, // the end of an attempt does not end its handshake
 				MaxIdleConnsPerHost:    addressInFlight,
 				MaxIdleConns:           256,
 				IdleConnTimeout:        30 * time.Second,

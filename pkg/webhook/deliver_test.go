@@ -537,3 +537,32 @@ func TestACallbackIsSignedWithTheTimeOfTheDatabase(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A receiver that accepts a connection and does not answer the handshake, as one whose load balancer is frozen, costs a
+// connection for as long as an attempt may last, and not until the restart of the node.
+func TestAReceiverThatAnswersNoHandshakeKeepsNoConnection(t *testing.T) {
+	listener, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	closed := make(chan struct{}, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		_, _ = io.Copy(io.Discard, conn) // until the client closes it
+		closed <- struct{}{}
+	}()
+	d := newDeliverer(Config{Policy: loopback(), Timeout: 200 * time.Millisecond})
+	if o := d.deliver(t.Context(), messageTo("https://"+listener.Addr().String(), 1)); o.Kind != retry {
+		t.Errorf("got %s (%s), want %s", o.Kind, o.Reason, retry)
+	}
+	select {
+	case <-closed:
+	case <-time.After(time.Minute):
+		t.Error("the connection is open a minute after the attempt")
+	}
+}

@@ -81,10 +81,13 @@ func InCluster() (KubernetesConfig, error) {
 	if !roots.AppendCertsFromPEM(ca) {
 		return KubernetesConfig{}, errors.New("the certificate of the API server cannot be read")
 	}
+	dialer := net.Dialer{Timeout: 5 * time.Second}
 	transport := &http.Transport{
-		TLSClientConfig:   &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
-		ForceAttemptHTTP2: true, // the watches of all deployments share a connection
-		HTTP2:             &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
+		DialContext:         dialer.DialContext,
+		TLSHandshakeTimeout: 5 * time.Second, // the end of a request does not end its handshake
+		TLSClientConfig:     &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+		ForceAttemptHTTP2:   true, // the watches of all deployments share a connection
+		HTTP2:               &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 5 * time.Second},
 	}
 	return KubernetesConfig{
 		Server: "https://" + net.JoinHostPort(host, port), Namespace: strings.TrimSpace(string(namespace)),
