@@ -80,7 +80,7 @@ var allowedImports = map[string][]string{
 	"pkg/scale/simulate": {"pkg/scale"},
 
 	// What starts and stops instances.
-	"pkg/scale/backend": {"pkg/scale", "internal/durable", "internal/duration"},
+	"pkg/scale/backend": {"pkg/scale", "internal/durable", "internal/duration", "internal/duty"},
 
 	// Numbers for KEDA, from rows. What is generated knows nothing.
 	"pkg/scale/keda":                {"internal/postgres", "pkg/scale/keda/externalscaler"},

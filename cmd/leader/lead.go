@@ -70,7 +70,7 @@ type duties struct {
 	scaler     *scale.Duty
 }
 
-// lead runs every duty until the term ends. If one of them fails, all end and the leader resigns.
+// lead runs every duty until the term ends. If one of them fails or panics, all end and the leader resigns.
 func (l *leader) lead(ctx context.Context, term election.Term) error {
 	db, fence := l.pools.duties, term.Fence(l.pools.duties)
 	scaling := l.pools.scale
@@ -111,11 +111,10 @@ func (l *leader) lead(ctx context.Context, term election.Term) error {
 	l.duties.Store(d)
 
 	group, ctx := errgroup.WithContext(ctx)
-	for _, run := range d.runs() {
-		group.Go(func() error { return run(ctx) })
+	wake := func(ctx context.Context) error { return wakeScaler(ctx, l.cfg.Database, d.scaler, log) }
+	for _, run := range append(d.runs(), d.scaler.Run, wake) {
+		group.Go(func() error { return duty.Protect(ctx, log, func() error { return run(ctx) }) })
 	}
-	group.Go(func() error { return d.scaler.Run(ctx) })
-	group.Go(func() error { return wakeScaler(ctx, l.cfg.Database, d.scaler, log) })
 	return group.Wait()
 }
 

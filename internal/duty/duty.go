@@ -1,6 +1,6 @@
 // Package duty has what the duties of the elected leader share: the loop of their passes and when it gives up, bounds
-// on the rows of a transaction and on the wait for an answer, counters, and a judge of the database's clock. Duties of
-// all programs have the count of the errors in their logs.
+// on the rows of a transaction and on the wait for an answer, counters, a judge of the database's clock, and what makes
+// a panic an error. Duties of all programs have the count of the errors in their logs.
 package duty
 
 import (
@@ -36,7 +36,7 @@ type Loop struct {
 const startMax = 500 * time.Millisecond
 
 // Run makes passes until ctx ends, each followed by the pause that it asks for. It returns an error when passes have
-// failed for longer than GiveUp without one that did not.
+// failed for longer than GiveUp without one that did not. A pass that panics has failed.
 func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration, error)) error {
 	var failingSince time.Time
 	if l.Random == nil {
@@ -50,7 +50,11 @@ func (l Loop) Run(ctx context.Context, pass func(context.Context) (time.Duration
 		case <-time.After(pause):
 		}
 		start := time.Now()
-		next, err := pass(ctx)
+		var next time.Duration
+		err := Protect(ctx, l.Log, func() (err error) {
+			next, err = pass(ctx)
+			return err
+		})
 		if l.Spaced {
 			next = l.space(next, time.Since(start))
 		}

@@ -1,9 +1,12 @@
 package duty
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,4 +59,31 @@ func TestASpacedLoopTakesHalfOfTheTimeAtMost(t *testing.T) {
 			t.Errorf("%s: the pauses are %v, want %v", what, got, c.want)
 		}
 	}
+}
+
+func TestAPassThatPanicsHasFailed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var errs Errors
+		var text bytes.Buffer
+		l := Loop{Name: "test", Pause: time.Second, GiveUp: 10 * time.Second, Log: errs.Log("test", slog.New(slog.NewTextHandler(&text, nil)))}
+		n := 0
+		err := l.Run(t.Context(), func(context.Context) (time.Duration, error) {
+			if n++; n != 2 {
+				panic("row 7")
+			}
+			return time.Hour, nil
+		})
+		if !errors.Is(err, ErrPanic) || !strings.Contains(err.Error(), "row 7") {
+			t.Errorf("the loop gave up for %v", err)
+		}
+		if n < 10 || n > 15 {
+			t.Errorf("%d passes: want one that panicked, one that did not, and those of GiveUp", n)
+		}
+		if counted := errs.Counts()["test"]; counted != int64(n-1) {
+			t.Errorf("%d errors were counted of %d panics", counted, n-1)
+		}
+		if !strings.Contains(text.String(), "duty_test.go") {
+			t.Errorf("the log has no stack: %s", text.String())
+		}
+	})
 }

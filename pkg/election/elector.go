@@ -3,12 +3,11 @@ package election
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math/rand/v2"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 )
 
@@ -137,7 +136,9 @@ func (e *Elector) hold(ctx context.Context, term Term, start time.Time, lead Lea
 	e.cfg.Log.InfoContext(ctx, "elected", "election", e.cfg.Name, "term", term, "holder", e.cfg.Holder)
 
 	done := make(chan error, 1)
-	go func() { done <- protect(leadCtx, term, lead) }()
+	go func() {
+		done <- duty.Protect(leadCtx, e.cfg.Log, func() error { return lead(leadCtx, term) })
+	}()
 	err := e.keep(leadCtx, term, window, end, done)
 	e.endTerm() // now: duties may take their time to end, and another process leads
 	end(errResigned)
@@ -233,14 +234,4 @@ func (e *Elector) resign(ctx context.Context, term Term) {
 func (e *Elector) holdOff(failures int) time.Duration {
 	wait := min(e.cfg.HoldOff<<min(failures, 10), 10*e.cfg.HoldOff)
 	return wait + rand.N(wait/4+1)
-}
-
-// protect turns a panic of a duty into an error: the term ends, and the process goes on.
-func protect(ctx context.Context, term Term, lead Lead) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("lead panicked: %v\n%s", p, debug.Stack())
-		}
-	}()
-	return lead(ctx, term)
 }

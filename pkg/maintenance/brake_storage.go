@@ -3,7 +3,10 @@ package maintenance
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
+
+	"github.com/penstock/penstock/internal/duty"
 )
 
 const (
@@ -34,7 +37,7 @@ func (b *Brake) measure(ctx context.Context) (m storageUse) {
 		m.bytes, m.noBytes = value(b.bytes), b.bytes == nil
 	}
 	if b.cfg.Brake.Disk != nil {
-		disk, err := b.disk.ask(ctx, b.cfg.Brake.Disk)
+		disk, err := b.disk.ask(ctx, b.cfg.Log, b.cfg.Brake.Disk)
 		b.report(ctx, "use of the disk", err)
 		m.disk, m.noDisk = disk, err != nil
 	}
@@ -42,7 +45,7 @@ func (b *Brake) measure(ctx context.Context) (m storageUse) {
 }
 
 func (b *Brake) measureDatabase(ctx context.Context) {
-	bytes, err := b.database.ask(ctx, func() (bytes int64, err error) {
+	bytes, err := b.database.ask(ctx, b.cfg.Log, func() (bytes int64, err error) {
 		ctx, cancel := context.WithTimeout(ctx, measureMax)
 		defer cancel()
 		return bytes, b.db.QueryRow(ctx, databaseBytesSQL).Scan(&bytes)
@@ -74,13 +77,17 @@ func (q *question[T]) answered() bool { return q.answer == nil }
 
 // ask asks, or waits for the answer to what was asked before, for waitMax. The value is zero with an error. read may
 // outlive the pass, and uses a context of the term.
-func (q *question[T]) ask(ctx context.Context, read func() (T, error)) (none T, err error) {
+func (q *question[T]) ask(ctx context.Context, log *slog.Logger, read func() (T, error)) (none T, err error) {
 	if q.answer == nil {
 		answered := make(chan answer[T], 1)
 		q.answer = answered
 		go func() {
-			value, err := read()
-			answered <- answer[T]{value, err}
+			var a answer[T]
+			a.err = duty.Protect(ctx, log, func() (err error) {
+				a.value, err = read()
+				return err
+			})
+			answered <- a
 		}()
 	}
 	select {

@@ -100,14 +100,27 @@ const (
 	backoffMax  = 5 * time.Minute
 )
 
-// run goes through the deployments until ctx ends, and waits for the rounds that are under way.
-func (a *applier) run(ctx context.Context) error {
+// run goes through the deployments until ctx ends, and waits for the rounds that are under way. It returns an error
+// where it or a watch panics.
+func (a *applier) run(term context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
+	ctx, end := context.WithCancelCause(term)
+	defer end(nil)
 	for _, b := range a.cfg.Backends {
-		if w, watches := b.(Watcher); watches {
-			group.Go(func() { w.Watch(ctx, func(model string) { a.nudge(model) }) })
+		w, watches := b.(Watcher)
+		if !watches {
+			continue
 		}
+		group.Go(func() {
+			err := duty.Protect(ctx, a.cfg.Log, func() error {
+				w.Watch(ctx, func(model string) { a.nudge(model) })
+				return nil
+			})
+			if err != nil {
+				end(fmt.Errorf("watch a backend: %w", err))
+			}
+		})
 	}
 	ticks := time.NewTicker(a.cfg.Pause)
 	defer ticks.Stop()
@@ -131,6 +144,9 @@ func (a *applier) run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
+			if term.Err() == nil {
+				return context.Cause(ctx)
+			}
 			return nil
 		case <-ticks.C:
 			asked = nil
@@ -190,7 +206,7 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 		group.Go(func() {
 			limited, cancel := context.WithTimeout(ctx, a.limit)
 			defer cancel()
-			starts, err := a.reconcile(limited, s, r.urgent)
+			starts, err := a.protected(limited, s, r.urgent)
 			if err != nil && ctx.Err() == nil {
 				a.cfg.Log.WarnContext(ctx, "cannot apply a deployment", "deployment", s.Name, "error", err)
 			}
@@ -200,6 +216,19 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 		})
 	}
 	return nil
+}
+
+// protected is reconcile. One that panics has failed: the data of a deployment keeps no other from its number.
+func (a *applier) protected(ctx context.Context, s applied, urgent <-chan struct{}) (starts bool, err error) {
+	err = duty.Protect(ctx, a.cfg.Log, func() (err error) {
+		starts, err = a.reconcile(ctx, s, urgent)
+		return err
+	})
+	if errors.Is(err, duty.ErrPanic) {
+		a.count(func(st *OrderStatus) { st.Failed++ })
+		err = errors.Join(err, a.note(ctx, s, err))
+	}
+	return starts, err
 }
 
 // retain forgets what was noted about deployments that were removed: one that gets the name of another is not that one.
@@ -277,8 +306,7 @@ SELECT n.id, n.server, n.endpoint, penstock.present(n) AS ready, n.ready_at IS N
  ORDER BY n.server`
 
 // reconcile brings one deployment nearer to its number: it asks the backend what exists, writes what follows,
-// and gives the order. It says whether it ordered starts from a backend that lists them. Until it
-// is urgent it waits for its turn to use the database.
+// and gives the order. It says whether it ordered starts from a backend that lists them.
 func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct{}) (starts bool, err error) {
 	backend := a.cfg.Backends[s.Backend]
 	if backend == nil {
@@ -294,12 +322,7 @@ func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct
 		a.count(func(st *OrderStatus) { st.Failed++ })
 		return false, errors.Join(err, a.note(ctx, s, err))
 	}
-	done, err := a.acquire(ctx, urgent)
-	if err != nil {
-		return false, fmt.Errorf("wait for a turn to use the database: %w", err)
-	}
-	todo, err := a.prepare(ctx, s, place, found, listed)
-	done()
+	todo, err := a.prepare(ctx, s, place, found, listed, urgent)
 	if err != nil || todo.order == nil {
 		return false, err
 	}
@@ -373,24 +396,6 @@ func (a *applier) waits(o Order) bool {
 	return !o.starts() && time.Now().Before(a.failed[o.Name].retryAt)
 }
 
-// noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
-// the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
-// these have the room, they give it up as long as the order has not failed too often.
-func (a *applier) noRoom(ctx context.Context, s applied, todo steps, err error) (noted bool, failed error) {
-	switch {
-	case !errors.Is(err, ErrNoRoom):
-		return false, nil
-	case todo.rolls: // for one more than desired: the next round drains one first
-		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, s.ErrorKind, time.Duration(0), s.Ordered,
-			s.OrderedAt)
-	case s.frees:
-		return true, a.exec(ctx, waitSQL, s.Name, messageOf(err), freedRetry, s.Ordered, s.OrderedAt)
-	case s.behind && !s.failing():
-		return false, nil
-	}
-	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomError, noRoomRetry, s.Ordered, s.OrderedAt)
-}
-
 // connsMax is how many rounds of a tick use the database at once. Deployments that nobody waits for would else take all
 // connections of the leader once a second, and the one that is waited for would come behind each of them.
 const connsMax = 3
@@ -414,9 +419,15 @@ func (a *applier) acquire(ctx context.Context, urgent <-chan struct{}) (done fun
 }
 
 // prepare writes what follows from the report of a backend, and returns the steps, with the order that is to be given.
+// Until it is urgent it waits for its turn to use the database.
 func (a *applier) prepare(
-	ctx context.Context, s applied, place string, found []BackendInstance, listed bool,
+	ctx context.Context, s applied, place string, found []BackendInstance, listed bool, urgent <-chan struct{},
 ) (steps, error) {
+	done, err := a.acquire(ctx, urgent)
+	if err != nil {
+		return steps{}, fmt.Errorf("wait for a turn to use the database: %w", err)
+	}
+	defer done()
 	registered, err := pgx.CollectRows(
 		postgres.Query(ctx, a.db, registeredSQL, s.Name, s.Model, servers(found), endpoints(found)),
 		pgx.RowToStructByName[registration])

@@ -288,6 +288,24 @@ func (a *applier) fail(ctx context.Context, s applied, cause error) error {
 	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
 }
 
+// noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
+// the deployment keeps the instances that it has, and those that are filled later are asked for the rest. But where
+// these have the room, they give it up as long as the order has not failed too often.
+func (a *applier) noRoom(ctx context.Context, s applied, todo steps, err error) (noted bool, failed error) {
+	switch {
+	case !errors.Is(err, ErrNoRoom):
+		return false, nil
+	case todo.rolls: // for one more than desired: the next round drains one first
+		return true, a.exec(ctx, noRoomSQL, s.Name, s.Error, s.ErrorKind, time.Duration(0), s.Ordered,
+			s.OrderedAt)
+	case s.frees:
+		return true, a.exec(ctx, waitSQL, s.Name, messageOf(err), freedRetry, s.Ordered, s.OrderedAt)
+	case s.behind && !s.failing():
+		return false, nil
+	}
+	return true, a.exec(ctx, noRoomSQL, s.Name, messageOf(err), noRoomError, noRoomRetry, s.Ordered, s.OrderedAt)
+}
+
 // note records why a backend does not answer: what it has is unknown, and not zero.
 func (a *applier) note(ctx context.Context, s applied, cause error) error {
 	if s.Error == messageOf(cause) {

@@ -96,18 +96,19 @@ func New(db postgres.DB, fence duty.Fence, cfg Config) *Duty {
 func (s *Duty) Run(ctx context.Context) error {
 	s.applier.seen = s.hints.now // decisions wait for the first report of a backend
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return s.applier.run(ctx) })
+	group.Go(func() error { return duty.Protect(ctx, s.cfg.Log, func() error { return s.applier.run(ctx) }) })
 	group.Go(func() error {
 		l := duty.Loop{Name: "scale", Pause: s.cfg.Pause, Log: s.cfg.Log}
 		ticks := time.NewTicker(s.cfg.Pause)
 		defer ticks.Stop()
-		decide := s.Pass
+		next := s.Pass
 		return l.Run(ctx, func(ctx context.Context) (time.Duration, error) {
+			decide := next
+			next = s.Pass // after one that failed
 			if err := decide(ctx); err != nil {
-				decide = s.Pass
 				return s.cfg.Pause, err
 			}
-			decide = s.next(ctx, ticks.C)
+			next = s.next(ctx, ticks.C)
 			return 0, nil
 		})
 	})

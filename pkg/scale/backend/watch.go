@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/pkg/scale"
 )
 
@@ -234,7 +235,7 @@ func (w *podWatch) run(ctx context.Context) {
 		case <-time.After(pause):
 		}
 		began := time.Now()
-		err := w.stream(ctx)
+		err := duty.Protect(ctx, w.k.cfg.Log, func() error { return w.stream(ctx) })
 		if !w.ended(ctx, err, time.Since(began)) {
 			return
 		}
