@@ -40,6 +40,7 @@ type API struct {
 	rates     rates
 	budgets   gpuTimeBudgets
 	watch     *invalidation.EntryWatch
+	lists     listPlaces
 	examining sync.Mutex
 	// draining ends when Drain is called.
 	draining <-chan struct{}
@@ -100,7 +101,7 @@ func NewProbes(cfg Config) *API {
 }
 
 func newAPI(cfg Config) *API {
-	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux()}
+	a := &API{cfg: cfg.withDefaults(), mux: http.NewServeMux(), lists: newListPlaces()}
 	// Apart, so that slow streams keep no short push out.
 	a.bodies, a.streams = newBodyMemory(a.cfg.BodiesBytesMax/2), newStreamMemory(a.cfg.BodiesBytesMax/2)
 	draining, drain := context.WithCancel(context.Background())

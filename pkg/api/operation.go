@@ -77,6 +77,11 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 	}
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
 	if in.Body.DryRun {
+		leave, err := a.lists.enter(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer leave()
 		n, err := a.operator.CountMatching(ctx, o, 0)
 		return answered(operationStarted{Matching: &n}, err)
 	}

@@ -63,6 +63,7 @@ var statuses = []struct {
 	{errBusy, http.StatusServiceUnavailable, "busy"},
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errLookups, http.StatusServiceUnavailable, "busy"},
+	{errLists, http.StatusServiceUnavailable, "busy"},
 	{invalidation.ErrTooManyWaiters, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},

@@ -28,6 +28,9 @@ type route struct {
 	timeout  time.Duration // 0: that of Config; negative: none, for what streams
 }
 
+// lists says whether the route reads a list, and waits for a place among those that do.
+func (r route) lists() bool { return strings.HasPrefix(r.id, "list-") }
+
 const (
 	defaultBytesMax = 64 << 10
 	routeKey        = "route" // in the metadata of operations
@@ -40,6 +43,12 @@ func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)
 	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
 		var out *O
 		err := storableInput(in)
+		if err == nil && r.lists() {
+			var leave func()
+			if leave, err = a.lists.enter(ctx); err == nil {
+				defer leave()
+			}
+		}
 		if err == nil {
 			out, err = answer(ctx, in)
 		}

@@ -1,0 +1,92 @@
+package api
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+)
+
+// slowFailures is a database whose lists of failures hold their connections until ended is closed.
+type slowFailures struct {
+	*pgxpool.Pool
+	begun chan struct{}
+	ended chan struct{}
+}
+
+func (s *slowFailures) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if strings.Contains(sql, "penstock.failure") {
+		conn, err := s.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		defer conn.Release()
+		s.begun <- struct{}{}
+		select {
+		case <-s.ended:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		return conn.Query(ctx, "SELECT 1 WHERE false")
+	}
+	return s.Pool.Query(ctx, sql, args...)
+}
+
+// A filter without an index reads a queue to its end. As many such lists as clients ask for leave connections to
+// pushes and to the probe.
+func TestListsLeaveConnectionsToPushesAndProbes(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), Pool(postgres.Config{DSN: pgtest.DSN(t), MaxConns: listsMax + 1}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	db := &slowFailures{pool, make(chan struct{}, 100), make(chan struct{})}
+	a := New(db, Config{Open: true, Timeout: time.Minute})
+	a.lists.wait = time.Millisecond
+	const local = "http://localhost"
+	var lists sync.WaitGroup
+	t.Cleanup(lists.Wait)
+	t.Cleanup(sync.OnceFunc(func() { close(db.ended) }))
+	for range 2 * listsMax {
+		lists.Go(func() { call(a, "GET", local+"/v1/failures?queue=work", "", "") })
+	}
+	for n := range listsMax {
+		select {
+		case <-db.begun:
+		case <-time.After(time.Minute):
+			t.Fatalf("%d of %d lists have begun", n, listsMax)
+		}
+	}
+	for _, c := range []struct{ method, path, body string }{
+		{"GET", "/v1/failures?queue=work", ""},
+		{"GET", "/v1/entries?queue=work&flow=nobody", ""},
+		{"GET", "/v1/queues/work/causes", ""},
+		{"POST", "/v1/queues/work/operations", `{"verb": "cancel", "filter": {"flow": "nobody"}, "reason": "test", "dry_run": true}`},
+	} {
+		w := call(a, c.method, local+c.path, c.body, "")
+		var p Problem
+		_ = json.Unmarshal(w.Body.Bytes(), &p) // one that is no JSON has no code
+		if w.Code != http.StatusServiceUnavailable || p.Code != "busy" || w.Header().Get("Retry-After") == "" {
+			t.Errorf("%s %s beside as many lists as may be: %d %s", c.method, c.path, w.Code, w.Body)
+		}
+	}
+	if w := call(a, "POST", local+pushTo, `{"payload": 1}`, ""); w.Code != http.StatusCreated {
+		t.Errorf("push beside slow lists: %d %s", w.Code, w.Body)
+	}
+	if w := call(a, "GET", local+"/readyz", "", ""); w.Code != http.StatusOK {
+		t.Errorf("the probe beside slow lists: %d %s", w.Code, w.Body)
+	}
+}
