@@ -3,12 +3,14 @@ package web
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"html/template"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/operator"
+	"github.com/penstock/penstock/pkg/scale/simulate"
 	"github.com/penstock/penstock/web/picture"
 )
 
@@ -100,7 +102,11 @@ func (d *Dashboard) autoscaler(ctx context.Context, q query) (any, error) {
 	}
 	v.Asked = readWhatIf(q, *v.Chosen)
 	if v.Asked.Given {
-		if v.WhatIf, err = d.whatIf(ctx, *v.Chosen, v.Asked); err != nil {
+		v.WhatIf, err = d.whatIf(ctx, *v.Chosen, v.Asked)
+		switch {
+		case errors.Is(err, simulate.ErrBusy):
+			v.WhatIf = &whatIf{Problem: sentence(err.Error())}
+		case err != nil:
 			return nil, err
 		}
 	}

@@ -2,6 +2,7 @@ package web
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/scale/simulate"
 )
 
 const (
@@ -203,6 +205,9 @@ func kept[T any](
 		if err == nil {
 			r.value, r.at = value, time.Now()
 			d.reads.weigh(r, value)
+		}
+		if errors.Is(err, simulate.ErrBusy) { // which says nothing of the value: the next caller tries at once
+			r.tried = time.Time{}
 		}
 	}
 	if r.err == nil {

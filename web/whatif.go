@@ -7,7 +7,6 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -15,7 +14,10 @@ import (
 	"github.com/penstock/penstock/pkg/scale/simulate"
 )
 
-const whatIfKept = 5 * time.Minute
+const (
+	whatIfKept = 5 * time.Minute
+	playMax    = 10 * time.Second // for both policies, which take a second; readings have less
+)
 
 // whatIfForm is another policy, and how long a past it is played against.
 type whatIfForm struct {
@@ -113,9 +115,6 @@ func (f whatIfForm) policy(present scale.Policy) (p scale.Policy, cold time.Dura
 	return p, cold, p.Check()
 }
 
-// oneSimulation is held while a policy is played: it takes a core for up to a second.
-var oneSimulation sync.Mutex
-
 // whatIf plays the recorded minutes of a model against the present policy and the one of the form, by the
 // same code that decides in the leader.
 func (d *Dashboard) whatIf(ctx context.Context, of deploymentRow, asked whatIfForm) (*whatIf, error) {
@@ -142,15 +141,23 @@ func (d *Dashboard) whatIf(ctx context.Context, of deploymentRow, asked whatIfFo
 					Desired: int(m.Desired), Ready: int(m.Ready),
 				}
 			}
-			oneSimulation.Lock()
-			defer oneSimulation.Unlock()
+			leave, err := simulate.Enter(ctx)
+			if err != nil {
+				return nil, err
+			}
+			defer leave()
+			playing, cancel := context.WithTimeout(context.WithoutCancel(ctx), playMax)
+			defer cancel()
 			result := &whatIf{}
 			for _, x := range []struct {
 				name   string
 				policy scale.Policy
 			}{{"present policy", present}, {"other policy", other}} {
-				played, err := simulate.Again(minutes, x.policy, cold)
-				if err != nil {
+				played, err := simulate.Again(playing, minutes, x.policy, cold)
+				switch {
+				case playing.Err() != nil:
+					return nil, fmt.Errorf("play a policy: %w", err)
+				case err != nil:
 					return &whatIf{Problem: sentence(err.Error())}, nil
 				}
 				result.add(x.name, played)

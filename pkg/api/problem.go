@@ -16,6 +16,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/scale/simulate"
 )
 
 // Errors of requests as such; those of the queue are invalidation's.
@@ -64,6 +65,7 @@ var statuses = []struct {
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errLookups, http.StatusServiceUnavailable, "busy"},
 	{errLists, http.StatusServiceUnavailable, "busy"},
+	{simulate.ErrBusy, http.StatusServiceUnavailable, "busy"},
 	{invalidation.ErrTooManyWaiters, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
 	{errUnstorable, http.StatusUnprocessableEntity, "invalid"},

@@ -62,8 +62,16 @@ func (a *API) simulateScalePolicy(ctx context.Context, in *whatIf) (*answer[what
 	default:
 		cold = 60
 	}
-	replay, err := simulate.Again(minutes, policy, time.Duration(cold*float64(time.Second)))
+	leave, err := simulate.Enter(ctx)
 	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	replay, err := simulate.Again(ctx, minutes, policy, time.Duration(cold*float64(time.Second)))
+	switch {
+	case ctx.Err() != nil:
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", errInvalid, err)
 	}
 	return answered(whatIfOutcome{replay.Score, replay.Recorded, cold, replay.Minutes}, nil)

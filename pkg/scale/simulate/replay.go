@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -44,10 +45,35 @@ const (
 // ErrReplay wraps errors about minutes that cannot be replayed.
 var ErrReplay = errors.New("minutes cannot be replayed")
 
-// Again plays recorded minutes against a policy. The arrivals of a minute are spread evenly over it, and each
-// takes the mean service time of its minute, or the one known last. Cold is the seconds that a start takes.
+// ErrBusy is returned by Enter: a policy is being played.
+var ErrBusy = errors.New("another policy is being played here; try again")
+
+// enterWait is how long Enter waits for its turn.
+const enterWait = 2 * time.Second
+
+// playing holds one while a policy is played.
+var playing = make(chan struct{}, 1)
+
+// Enter waits for its turn to play policies, which the caller ends: a policy takes a core for up to some seconds, and
+// memory for each request. The pages and the API of a process share it.
+func Enter(ctx context.Context) (leave func(), err error) {
+	ctx, cancel := context.WithTimeout(ctx, enterWait)
+	defer cancel()
+	select {
+	case playing <- struct{}{}:
+		return func() { <-playing }, nil
+	case <-ctx.Done():
+		if errors.Is(ctx.Err(), context.Canceled) {
+			return nil, ctx.Err()
+		}
+		return nil, ErrBusy
+	}
+}
+
+// Again plays recorded minutes against a policy, until ctx ends. The arrivals of a minute are spread evenly over it,
+// and each takes the mean service time of its minute, or the one known last. Cold is the seconds that a start takes.
 // The fleet begins with the ready instances of the first minute.
-func Again(minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, error) {
+func Again(ctx context.Context, minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, error) {
 	if len(minutes) == 0 {
 		return Replay{}, fmt.Errorf("%w: none is recorded", ErrReplay)
 	}
@@ -86,7 +112,10 @@ func Again(minutes []Minute, policy scale.Policy, cold time.Duration) (Replay, e
 	end := minutes[len(minutes)-1].Minute.Sub(first).Seconds() + 60
 	load.Tail = max(0, end-load.Span())
 	recorder := &recorder{scaler: NewDecider(policy), origin: moment(0), most: map[int]int{}}
-	replay.Score = Run(load, Faults{}, recorder, min(minutes[0].Ready, policy.Max))
+	var err error
+	if replay.Score, err = run(ctx, load, Faults{}, recorder, min(minutes[0].Ready, policy.Max)); err != nil {
+		return Replay{}, err
+	}
 	for i, m := range minutes {
 		replay.Minutes[i].Desired = recorder.most[int(m.Minute.Sub(first)/time.Minute)]
 	}

@@ -1,6 +1,7 @@
 package simulate
 
 import (
+	"context"
 	"math"
 	"math/rand/v2"
 	"runtime"
@@ -60,9 +61,21 @@ func mean(scores []Score) Score {
 
 // Run plays a load against a scaler in steps of a second. The fleet begins with initial ready instances.
 func Run(load Load, faults Faults, scaler Scaler, initial int) Score {
+	score, _ := run(context.Background(), load, faults, scaler, initial) // which does not end
+	return score
+}
+
+// stepsUnasked is how many steps are made until the context is asked again.
+const stepsUnasked = 100
+
+// run is Run until ctx ends.
+func run(ctx context.Context, load Load, faults Faults, scaler Scaler, initial int) (Score, error) {
 	f := newFleet(load, faults, initial)
 	desired, direction, flips := initial, 0, 0
 	for now := 1.0; now <= load.Span(); now++ {
+		if int(now)%stepsUnasked == 0 && ctx.Err() != nil {
+			return Score{}, context.Cause(ctx)
+		}
 		f.advance(now)
 		want := scaler.Desired(moment(now), f.observe(now))
 		if want != desired {
@@ -77,7 +90,7 @@ func Run(load Load, faults Faults, scaler Scaler, initial int) Score {
 		}
 		f.resize(now, want)
 	}
-	return f.score(flips)
+	return f.score(flips), nil
 }
 
 func (f *fleet) score(flips int) Score {
