@@ -27,7 +27,8 @@ type Config struct {
 	// streams. One token has half of a half, and a body that is read may take twice its size. Default 256 MiB,
 	// and eight times BodyBytesMax where that is more.
 	BodiesBytesMax int64
-	// WaitersMax bounds how many requests wait for entries at once. Default 10,000.
+	// WaitersMax bounds how many requests wait for entries at once. Those of one token are half of them. Default
+	// 8,000: that half is less than the requests that one address may have under way at a leader.
 	WaitersMax int
 	// CheckCallback refuses an address that callbacks must not go to; nil refuses none.
 	CheckCallback func(url string) error
@@ -66,7 +67,7 @@ func (c Config) withDefaults() Config {
 	c.BodyBytesMax = cmp.Or(c.BodyBytesMax, 32<<20)
 	c.EntriesMax = cmp.Or(c.EntriesMax, 10_000)
 	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, max(256<<20, 8*c.BodyBytesMax))
-	c.WaitersMax = cmp.Or(c.WaitersMax, 10_000)
+	c.WaitersMax = cmp.Or(c.WaitersMax, 8000)
 	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
 	c.TokenLifetime = cmp.Or(c.TokenLifetime, 365*24*time.Hour)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))

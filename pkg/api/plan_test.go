@@ -52,7 +52,7 @@ func (a *asked) Query(_ context.Context, sql string, _ ...any) (pgx.Rows, error)
 // pollOf is the statement of a watch.
 func pollOf(queue int32) string {
 	db := &asked{sql: make(chan string, 1)}
-	w, err := invalidation.NewEntryWatch(db, 0, slog.New(slog.DiscardHandler)).Wait(queue, 1)
+	w, err := invalidation.NewEntryWatch(db, 0, slog.New(slog.DiscardHandler)).Wait(queue, 1, "")
 	if err != nil {
 		panic(err)
 	}

@@ -50,7 +50,7 @@ func (a *API) subscribe(
 		return "", nil, fmt.Errorf("wait for entry %d: %w", id, err)
 	}
 	if !ended {
-		w, err = a.watch.Wait(number, id)
+		w, err = a.watch.Wait(number, id, callerOf(ctx).holder())
 	}
 	return queue, w, err
 }

@@ -38,6 +38,7 @@ type EntryWatch struct {
 	mu      sync.Mutex
 	entries map[EntryID]*watched
 	waiting int
+	of      map[string]int // clients that wait, by holder
 	polling bool
 }
 
@@ -46,7 +47,7 @@ func NewEntryWatch(db postgres.DB, waitersMax int, log *slog.Logger) *EntryWatch
 	if log == nil {
 		log = slog.Default()
 	}
-	return &EntryWatch{db: db, max: waitersMax, log: log, entries: map[EntryID]*watched{}}
+	return &EntryWatch{db: db, max: waitersMax, log: log, entries: map[EntryID]*watched{}, of: map[string]int{}}
 }
 
 // watched is a living entry that at least one client waits for.
@@ -77,16 +78,22 @@ type EntryWaiter struct {
 
 	watch   *EntryWatch
 	entry   *watched
+	holder  string
 	changed chan struct{} // holds one
 }
 
-// Wait registers a client for an entry of a queue. It returns ErrTooManyWaiters if there are too many. If the entry has
-// ended by now the next poll will say so. Leave must follow.
-func (w *EntryWatch) Wait(queue int32, id EntryID) (*EntryWaiter, error) {
+// Wait registers a client for an entry of a queue. It returns ErrTooManyWaiters if there are too many. Those of one
+// holder, such as a token, are at most half of all, so that it leaves room for the others; an empty one has no name.
+// If the entry has ended by now the next poll will say so. Leave must follow.
+func (w *EntryWatch) Wait(queue int32, id EntryID, holder string) (*EntryWaiter, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.max > 0 && w.waiting >= w.max {
+	switch {
+	case w.max <= 0:
+	case w.waiting >= w.max:
 		return nil, ErrTooManyWaiters
+	case holder != "" && w.of[holder] >= max(1, w.max/2):
+		return nil, fmt.Errorf("%w: %s has as many as one may", ErrTooManyWaiters, holder)
 	}
 	e := w.entries[id]
 	if e == nil {
@@ -94,9 +101,10 @@ func (w *EntryWatch) Wait(queue int32, id EntryID) (*EntryWaiter, error) {
 		w.entries[id] = e
 	}
 	changed := make(chan struct{}, 1)
-	c := &EntryWaiter{Changed: changed, watch: w, entry: e, changed: changed}
+	c := &EntryWaiter{Changed: changed, watch: w, entry: e, holder: holder, changed: changed}
 	e.by[c] = struct{}{}
 	w.waiting++
+	w.of[holder]++
 	if !w.polling {
 		w.polling = true
 		go w.poll()
@@ -131,6 +139,9 @@ func (c *EntryWaiter) Leave() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.waiting--
+	if w.of[c.holder]--; w.of[c.holder] == 0 {
+		delete(w.of, c.holder)
+	}
 	delete(c.entry.by, c)
 	if len(c.entry.by) == 0 && w.entries[c.entry.id] == c.entry {
 		delete(w.entries, c.entry.id)

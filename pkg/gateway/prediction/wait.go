@@ -128,7 +128,7 @@ func (s *Predictions) did(ctx context.Context, step string, err error) (failed b
 
 // Await returns when an entry has ended, or ctx has. All that wait share one poll of the database.
 func (s *Predictions) Await(ctx context.Context, queue int32, entry int64) {
-	w, err := s.watch.Wait(queue, invalidation.EntryID(entry))
+	w, err := s.watch.Wait(queue, invalidation.EntryID(entry), "")
 	if err != nil {
 		return // never: their number is not bounded here, but by the gateway's connections
 	}
