@@ -132,15 +132,17 @@ func (d *deliverer) deliver(ctx context.Context, m message) deliveryOutcome {
 	if f == nil {
 		return d.postponed(m, refused)
 	}
+	end := func() { d.endpoints.forgo(f) } // also where the attempt panics
+	defer func() { end() }()
 	o, healthy := d.attempt(context.WithValue(ctx, schemeKey{}, address.Scheme), address, m)
 	o.Took = time.Since(began)
-	if o.Kind == deferred {
-		d.endpoints.forgo(f)
-		return o
+	if o.Kind != deferred {
+		end = func() {
+			d.endpoints.leave(time.Now(), f, verdict{
+				healthy: healthy, took: o.Took, timedOut: !healthy && o.Took >= d.config.Timeout, reason: o.Reason,
+			})
+		}
 	}
-	d.endpoints.leave(time.Now(), f, verdict{
-		healthy: healthy, took: o.Took, timedOut: !healthy && o.Took >= d.config.Timeout, reason: o.Reason,
-	})
 	return o
 }
 

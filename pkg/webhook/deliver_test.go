@@ -566,3 +566,21 @@ func TestAReceiverThatAnswersNoHandshakeKeepsNoConnection(t *testing.T) {
 		t.Error("the connection is open a minute after the attempt")
 	}
 }
+
+type panics struct{}
+
+func (panics) RoundTrip(*http.Request) (*http.Response, error) { panic("a bug") }
+
+func TestAnAttemptThatPanicsIsInFlightNoMore(t *testing.T) {
+	d := newDeliverer(Config{Policy: loopback()})
+	d.client.Transport = panics{}
+	for range addressInFlight {
+		func() {
+			defer func() { _ = recover() }() // as a processing thread does
+			d.deliver(t.Context(), messageTo("http://127.0.0.1:1/", 1))
+		}()
+	}
+	if e := d.endpoints; e.unproven != 0 || len(e.byID)+len(e.byHost)+len(e.bySite) != 0 {
+		t.Errorf("%d attempts to unproven hosts are counted, addresses %v, hosts %v, sites %v", e.unproven, e.byID, e.byHost, e.bySite)
+	}
+}
