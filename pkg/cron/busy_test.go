@@ -2,6 +2,7 @@ package cron
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"testing"
@@ -246,5 +247,27 @@ func TestABatchThatTakesTooLongIsTriedWithFewerJobs(t *testing.T) {
 				t.Errorf("%d jobs were fired, want 20: %v", n, err)
 			}
 		})
+	}
+}
+
+// A transaction whose commit fails is made again by the next pass: what it did is counted once.
+func TestWhatWasNotCommittedIsNotCounted(t *testing.T) {
+	b := newBed(t)
+	b.job(Job{Name: "one", Schedule: Schedule{Spec: "* * * * *", CatchUp: CatchUpNone}})
+	b.at(noon)
+	b.now = noon.Add(time.Minute)
+	e := b.newEngine(&cut{open: open{b.pool}})
+	if _, err := e.pass(b.ctx); !errors.Is(err, errTermOver) {
+		t.Errorf("a pass that may not commit: %v", err)
+	}
+	if n := e.Status().Fired; n != 0 {
+		t.Errorf("%d firings are counted that were not committed", n)
+	}
+	e.fence = open{b.pool}
+	if _, err := e.pass(b.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if n := e.Status().Fired; n != 1 {
+		t.Errorf("%d firings are counted, want 1", n)
 	}
 }

@@ -77,7 +77,8 @@ type Engine struct {
 	// Jobs that one transaction may change, by what it does with them.
 	toFire, toFollow, toCancel, toEnd, toCreate duty.Limit
 
-	done duty.Tally[EngineStatus]
+	done   duty.Tally[EngineStatus]
+	counts []func(*EngineStatus) // of the transaction that runs
 }
 
 // EngineStatus has the counters of the engine in this term.
@@ -100,6 +101,9 @@ func databaseTime(ctx context.Context, db postgres.DB) (now time.Time, err error
 	err = db.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&now)
 	return now, err
 }
+
+// count changes the counters once the transaction is committed: one that fails is made again.
+func (e *Engine) count(change func(*EngineStatus)) { e.counts = append(e.counts, change) }
 
 // Status is safe to call at any time.
 func (e *Engine) Status() EngineStatus { return e.done.Read() }
@@ -269,6 +273,7 @@ func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 		var found, changed int
 		wanted, start := rows.Rows(), time.Now()
 		err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
+			e.counts = nil
 			now, err := e.now(ctx, tx)
 			if err != nil {
 				return err
@@ -277,6 +282,11 @@ func (e *Engine) each(ctx context.Context, rows *duty.Limit,
 			return err
 		})
 		took := time.Since(start)
+		if err == nil {
+			for _, change := range e.counts {
+				e.done.Add(change)
+			}
+		}
 		if err != nil || found >= limit || took > batchTime { // few jobs say nothing about a full batch
 			rows.Done(took, err)
 		}

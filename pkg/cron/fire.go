@@ -114,7 +114,7 @@ func (e *Engine) fireDue(ctx context.Context) error {
 		if err != nil {
 			return 0, 0, err
 		}
-		e.done.Add(func(s *EngineStatus) {
+		e.count(func(s *EngineStatus) {
 			s.Fired += int64(fired)
 			s.Dropped += int64(dropped)
 			s.Late = time.Duration(late * float64(time.Second))
@@ -216,7 +216,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 		if err != nil {
 			return 0, 0, err
 		}
-		e.done.Add(func(s *EngineStatus) {
+		e.count(func(s *EngineStatus) {
 			s.Created += int64(created)
 			s.Dropped += int64(dropped)
 		})
@@ -230,7 +230,7 @@ func (e *Engine) createNext(ctx context.Context) error {
 
 // report records why jobs cannot fire. They are tried again after they were altered.
 func (e *Engine) report(ctx context.Context, tx pgx.Tx, broken map[int64]string) error {
-	e.done.Add(func(s *EngineStatus) { s.Broken += int64(len(broken)) })
+	e.count(func(s *EngineStatus) { s.Broken += int64(len(broken)) })
 	for id, problem := range broken {
 		e.cfg.Log.WarnContext(ctx, "cron job cannot fire", "job", id, "problem", problem)
 		if _, err := tx.Exec(ctx, `UPDATE penstock.cron_job SET problem = $2, check_at = 'infinity' WHERE id = $1`, id,
