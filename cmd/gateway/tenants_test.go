@@ -181,3 +181,35 @@ func TestLimitsOfATokenHoldOverGateways(t *testing.T) {
 	}
 	s.eventually("the other gateway lets it in", func() bool { return status(second, quick) == http.StatusOK })
 }
+
+// What a token may push, and how urgently, holds for the entries that a gateway makes of its requests.
+func TestLimitsOfATokenOnPushesHoldAtGateways(t *testing.T) {
+	t.Parallel()
+	s := newSite(t, 1)
+	s.token("acme", "{}", "{}")
+	s.exec(`UPDATE penstock.api_token SET priority_max = 3, rate = 0.0001, burst = 2`)
+	s.exec(`SELECT penstock.set_gateway_token('acme', criticality => 'critical', reason => 'test')`)
+	f := s.startGateway(func(c *Config) { c.Gateway.Open = false })
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, f.url+"/v1/chat/completions", strings.NewReader(quick))
+	if err != nil {
+		t.Fatal(err)
+	}
+	request.Header.Set("Authorization", "Bearer acme")
+	request.Header.Set("Prefer", "respond-async")
+	request.Header.Set("X-Penstock-Class", "critical")
+	var text string
+	if status := f.do(t, request, &text); status != http.StatusAccepted {
+		t.Fatalf("got %d %s", status, text)
+	}
+	var priority int
+	if err := s.pool.QueryRow(t.Context(), `SELECT max(priority) FROM penstock.ready`).Scan(&priority); err != nil || priority != 3 {
+		t.Errorf("the entry has priority %d, want 3: %v", priority, err)
+	}
+	const ask = `{"version":"m","input":{}}`
+	if status, text := f.as(t, "acme", "POST", "/v1/predictions", "application/json", ask); status != http.StatusCreated {
+		t.Errorf("got %d %s", status, text)
+	}
+	if status, text := f.as(t, "acme", "POST", "/v1/predictions", "application/json", ask); status != http.StatusTooManyRequests {
+		t.Errorf("got %d %s: it is the third entry of two", status, text)
+	}
+}

@@ -142,11 +142,17 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 		Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 		Body: body, Key: key, Token: s.record.Token,
 	}
+	if s.caller != nil {
+		d.PriorityMax = s.caller.PriorityMax
+	}
 	if trace := s.r.Header.Get("Traceparent"); invalidation.ValidTraceParent(trace) {
 		d.Trace = trace
 	}
 	if !s.ticket.Deadline.IsZero() {
 		d.Within = max(time.Until(s.ticket.Deadline), time.Millisecond)
+	}
+	if may, refused := s.caller.pushes(time.Now(), 1); may == 0 {
+		return refused
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, d)
 	if _, refused := pushRefusalOf(err); refused {

@@ -28,6 +28,7 @@
 //	mount.go        the tools of routes that other packages mount: bodies, errors, texts
 //	token.go        tokens and their limits
 //	tokencounts.go  what the requests of a token do at other gateways
+//	pushlimit.go    the limits of a token on the entries that its requests become
 //	held.go         the body in memory, within its bounds of bytes and time
 //	body.go         what a request asks for, by its body
 //	choices.go      how many sequences it asks for, and the limit on them

@@ -56,6 +56,24 @@ const (
 	sheddablePriority int16 = 0
 )
 
+// priority is that of the entry of a request; nil: the one that the queue gives to entries that ask for none, which no
+// token limits. A critical request gets the highest that its token may ask for, unless it gets more by not asking.
+func (d Durable) priority(unasked int) *int16 {
+	switch d.Class {
+	case Critical:
+		p := criticalPriority
+		if d.PriorityMax != nil {
+			p = min(p, *d.PriorityMax)
+		}
+		if int(p) > unasked {
+			return &p
+		}
+	case Sheddable:
+		return new(sheddablePriority)
+	}
+	return nil
+}
+
 // finishBySQL is a deadline by the clock by which entries expire.
 const finishBySQL = `SELECT clock_timestamp() + $1::interval`
 
@@ -74,12 +92,7 @@ func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string,
 			return "", "", fmt.Errorf("read deadline of entry: %w", err)
 		}
 	}
-	switch d.Class {
-	case Critical:
-		entry.Priority = new(criticalPriority)
-	case Sheddable:
-		entry.Priority = new(sheddablePriority)
-	}
+	entry.Priority = d.priority(q.Config.EntryPriority)
 	pushed, err := q.Push(ctx, entry)
 	if err != nil {
 		return "", "", fmt.Errorf("push to queue %q: %w", d.Queue, err)

@@ -55,6 +55,7 @@ type Durable struct {
 	Within             time.Duration // in which its answer is of use; 0: there is no such bound
 	Key                string        // idempotency key of the client, unique to its token; empty: none
 	Token              string        // name of the token
+	PriorityMax        *int16        // that its token may ask for; nil: any
 	Trace              string        // traceparent; empty: none
 }
 

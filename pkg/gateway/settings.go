@@ -68,7 +68,7 @@ SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight,
 	tokensSQL = `
 SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(g.models, '{}') END, l.limited,
        coalesce(g.criticality, 'critical'), coalesce(g.rate, 0)::float8, coalesce(g.in_flight, 0),
-       coalesce(g.waiting, 0),
+       coalesce(g.waiting, 0), t.priority_max, coalesce(t.rate, 0)::float8, coalesce(t.burst, 0),
        extract(epoch FROM CASE WHEN isfinite(t.expires_at) THEN t.expires_at - clock_timestamp() END)::float8
   FROM penstock.api_token t
  CROSS JOIN LATERAL (SELECT cardinality(t.queues) + cardinality(t.applications) > 0 AS limited) l
@@ -197,7 +197,7 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 	var left *float64
 	_, err := pgx.ForEachRow(rows, []any{
 		&hash, &t.Name, &t.Flows, &t.Models, &t.Limited, &class, &t.Rate, &t.InFlightMax,
-		&t.WaitingMax, &left,
+		&t.WaitingMax, &t.PriorityMax, &t.PushRate, &t.PushBurst, &left,
 	},
 		func() error {
 			fresh := t
@@ -205,7 +205,7 @@ func (s *Settings) readTokens(rows pgx.Rows) error {
 			fresh.Class, _ = ReadClass(class) // the table takes no other words
 			fresh.ExpiresAt = endsIn(now, left)
 			s.Tokens = append(s.Tokens, fresh)
-			t.Flows, t.Models = nil, nil
+			t.Flows, t.Models, t.PriorityMax = nil, nil, nil
 			return nil
 		})
 	return err
@@ -286,7 +286,7 @@ type SavedState struct {
 
 // savedVersion is that of the fields of SavedState. It changes with each of them: a field that a snapshot does not have
 // would say that a model is not asynchronous, or not paused.
-const savedVersion = 7
+const savedVersion = 8
 
 // StateKept is how old a snapshot may be.
 const StateKept = 15 * time.Minute

@@ -15,14 +15,17 @@ import (
 type TokenState struct {
 	Hash        [sha256.Size]byte `json:"hash"` // of the secret
 	Name        string            `json:"name"`
-	Flows       []string          `json:"flows"`   // that it may name; empty: its own name, and names below it
-	Models      []string          `json:"models"`  // that it may use; empty: all, or none if Limited is set
-	Limited     bool              `json:"limited"` // to some queues or applications: it may use their models alone
-	Class       RequestClass      `json:"class"`   // at most
-	Rate        float64           `json:"rate"`    // requests a second; 0: not limited
-	InFlightMax int               `json:"flying"`  // calls in flight; 0: not limited
-	WaitingMax  int               `json:"waiting"` // requests that wait; 0: not limited
-	Weight      float64           `json:"weight"`  // of its flows; 0 is taken as 1
+	Flows       []string          `json:"flows"`        // that it may name; empty: its own name, and names below it
+	Models      []string          `json:"models"`       // that it may use; empty: all, or none if Limited is set
+	Limited     bool              `json:"limited"`      // to queues or applications: it may use their models alone
+	Class       RequestClass      `json:"class"`        // at most
+	Rate        float64           `json:"rate"`         // requests a second; 0: not limited
+	InFlightMax int               `json:"flying"`       // calls in flight; 0: not limited
+	WaitingMax  int               `json:"waiting"`      // requests that wait; 0: not limited
+	Weight      float64           `json:"weight"`       // of its flows; 0 is taken as 1
+	PriorityMax *int16            `json:"priority_max"` // that its entries may ask for; nil: any
+	PushRate    float64           `json:"push_rate"`    // entries a second, at each gateway; 0: not limited
+	PushBurst   int               `json:"push_burst"`   // entries at once; 0: those of a second
 	ExpiresAt   time.Time         `json:"expires_at,omitzero"`
 	Budget      Budget            `json:"budget,omitzero"`
 }
@@ -57,7 +60,8 @@ type caller struct {
 // tokenUse counts what the tokens of one name do; it outlives the versions of the table.
 type tokenUse struct {
 	mu       sync.Mutex
-	full     time.Time // when the bucket of the rate is full (generic cell rate algorithm)
+	requests bucket // of the rate
+	pushes   bucket // of the rate of entries
 	inFlight int
 	waiting  int
 
@@ -147,9 +151,30 @@ const rateBurst = time.Second
 const stepMost = math.MaxInt64 / 8
 
 // step is the time in which the rate of the token lets in so many requests.
-func (c *caller) step(requests float64) time.Duration {
-	return time.Duration(min(requests/c.Rate*float64(time.Second), stepMost))
+func (c *caller) step(requests float64) time.Duration { return timeOf(requests, c.Rate) }
+
+// timeOf is the time in which a rate lets in so many.
+func timeOf(n, rate float64) time.Duration {
+	return time.Duration(min(n/rate*float64(time.Second), stepMost))
 }
+
+// bucket bounds a rate (generic cell rate algorithm).
+type bucket struct {
+	full time.Time // when all that it holds will be there again; the past: it is
+}
+
+// take takes what the rate lets in within step, of a bucket that holds what it lets in within burst. over is the time
+// until there is as much; 0: it was taken.
+func (b *bucket) take(now time.Time, step, burst time.Duration) (over time.Duration) {
+	if over = b.taken(now) + step - burst; over > 0 {
+		return over
+	}
+	b.full = now.Add(b.taken(now) + step)
+	return 0
+}
+
+// taken is what was taken out and is not there again.
+func (b *bucket) taken(now time.Time) time.Duration { return max(0, b.full.Sub(now)) }
 
 // begin takes a request into account. The refusal says when there is room again. leave must follow. Only requests for
 // work are refused for a spent budget: see Budget.refuse.
@@ -171,17 +196,12 @@ func (c *caller) begin(now time.Time) *Rejection {
 	}
 	if c.Rate > 0 {
 		step := c.step(1)
-		burst := max(rateBurst, step)
-		if c.use.full.Before(now) {
-			c.use.full = now
-		}
-		if over := c.use.full.Add(step).Sub(now) - burst; over > 0 {
+		if over := c.use.requests.take(now, step, max(rateBurst, step)); over > 0 {
 			return &Rejection{
 				Reason: DropRate, RetryAfter: over,
 				Detail: "the token makes more requests a second than it may",
 			}
 		}
-		c.use.full = c.use.full.Add(step)
 	}
 	c.use.inFlight++
 	c.use.waiting++

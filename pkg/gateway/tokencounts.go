@@ -141,11 +141,9 @@ func (c *caller) othersDid(now time.Time, sum elsewhere) {
 	if c.Rate <= 0 || sum.admitted == 0 {
 		return
 	}
-	if c.use.full.Before(now) {
-		c.use.full = now
-	}
 	// It comes off what this gateway admits, but for what would take too long.
-	c.use.full = c.use.full.Add(min(c.step(sum.admitted), max(owedMost, c.step(float64(sum.gateways)))))
+	owed := min(c.step(sum.admitted), max(owedMost, c.step(float64(sum.gateways))))
+	c.use.requests.full = now.Add(c.use.requests.taken(now) + owed)
 }
 
 // owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports,

@@ -61,11 +61,17 @@ UPDATE penstock.gateway_batch_line l SET entry_id = k.entry_id
   FROM unnest($3::int[], $4::bigint[]) k(line, entry_id)
  WHERE l.batch_id = $1 AND l.line = k.line`
 
-// feed pushes the next lines as entries, and returns how many lines it dealt with.
-func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (int, error) {
+// feed pushes the next lines as entries, no more than the rate of the client's token lets in now, and returns how many
+// lines it dealt with.
+func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (fed int, err error) {
 	lines, err := nextLines(ctx, tx, b, windowLines)
 	if err != nil || len(lines) == 0 {
 		return 0, err
+	}
+	lines = lines[:s.gateway.MayPush(b.Owner, len(lines))]
+	defer func() { s.gateway.GiveBackPushes(b.Owner, len(lines)-fed) }()
+	if len(lines) == 0 {
+		return 0, nil
 	}
 	last := lines[len(lines)-1]
 	text, err := readRange(ctx, tx, b.Input, lines[0].At, last.At+int64(last.Bytes))

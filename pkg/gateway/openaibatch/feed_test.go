@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -82,6 +83,25 @@ func TestBatchOnAFullQueueIsCollected(t *testing.T) {
 	s.step1(b)
 	if b = s.again(b); b.Fed != 2 {
 		t.Errorf("%d lines are fed, want 2: there is room for one", b.Fed)
+	}
+}
+
+// Lines become entries as the rate of the client's token lets them in, and what a full queue refused is not spent.
+func TestLinesAreWithinTheRateOfTheToken(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{"capacity": 2}')`)
+	s.gateway.SetTokens([]gateway.TokenState{{Name: "shop", PushRate: 0.0001, PushBurst: 4}})
+	const n = len(requestLine)
+	b := s.begun(strings.Repeat(requestLine, 6), 0, n, 2*n, 3*n, 4*n, 5*n)
+	var fed []int
+	for range 3 {
+		s.step1(b)
+		fed = append(fed, s.again(b).Fed)
+		s.exec(`SELECT penstock.alter_queue('q', '{"capacity": 100}')`)
+	}
+	if fmt.Sprint(fed) != "[2 4 4]" {
+		t.Errorf("%v lines are fed after each turn, want [2 4 4]", fed)
 	}
 }
 

@@ -10,9 +10,10 @@ import (
 
 	"github.com/penstock/penstock/internal/pgtest"
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
-// shop is a database with batches of one client, and no gateway in front of it.
+// shop is a database with batches of one client, behind a gateway that serves no request.
 type shop struct {
 	*testing.T
 	*Batches
@@ -22,7 +23,7 @@ type shop struct {
 func newShop(t *testing.T, config Config) *shop {
 	t.Helper()
 	pool := pgtest.New(t)
-	return &shop{T: t, Batches: New(config, nil, pool), pool: pool}
+	return &shop{T: t, Batches: New(config, gateway.New(gateway.Config{}), pool), pool: pool}
 }
 
 // file stores a complete file.

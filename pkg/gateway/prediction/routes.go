@@ -169,6 +169,9 @@ func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.R
 	if err != nil {
 		return err
 	}
+	if err := c.PushOne(); err != nil {
+		return err
+	}
 	o.base = s.base(r)
 	id, queue, err := insert(r.Context(), s.db, o)
 	if err != nil {

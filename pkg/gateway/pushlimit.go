@@ -1,0 +1,74 @@
+package gateway
+
+import (
+	"fmt"
+	"math"
+	"time"
+)
+
+// The limits of a token on pushes hold for the entries that its requests become here, as they do at the API: each
+// gateway counts by itself, as each leader does, and tokens of one name share the rate.
+
+// pushes takes up to n entries from the rate of the token, and returns how many. The refusal is that of the rest.
+func (c *caller) pushes(now time.Time, n int) (may int, refused *Rejection) {
+	if c == nil || c.PushRate <= 0 || n == 0 {
+		return n, nil
+	}
+	c.use.mu.Lock()
+	defer c.use.mu.Unlock()
+	most := max(1, math.Ceil(c.PushRate))
+	if c.PushBurst > 0 {
+		most = float64(c.PushBurst)
+	}
+	b, burst := &c.use.pushes, timeOf(most, c.PushRate)
+	may = n
+	// Times are rounded to nanoseconds: what is missing of an entry for that alone is not missing.
+	if room := (burst-b.taken(now)).Seconds()*c.PushRate + 1e-6; room < float64(n) {
+		may = max(0, int(room))
+	}
+	b.full = now.Add(b.taken(now) + timeOf(float64(may), c.PushRate))
+	if may == n {
+		return n, nil
+	}
+	return may, &Rejection{
+		Reason: DropRate, RetryAfter: b.taken(now) + timeOf(1, c.PushRate) - burst,
+		Detail: fmt.Sprintf("the token pushes more entries than it may, %v a second", c.PushRate),
+	}
+}
+
+// PushOne takes an entry that a request of a mounted route is to become from the rate of the token.
+func (r Requester) PushOne() error {
+	if may, refused := r.caller.pushes(time.Now(), 1); may == 0 {
+		return refused
+	}
+	return nil
+}
+
+// MayPush returns how many of n entries a client may push now, which takes them from the rate of its token, where work
+// goes on after its request. The caller gives back those that it does not push.
+func (g *Gateway) MayPush(token string, n int) int {
+	if c := g.limitedCaller(token); c != nil {
+		n, _ = c.pushes(time.Now(), n)
+	}
+	return n
+}
+
+// GiveBackPushes returns entries to the rate that MayPush took and that were not pushed.
+func (g *Gateway) GiveBackPushes(token string, n int) {
+	if c := g.limitedCaller(token); c != nil && c.PushRate > 0 {
+		c.use.mu.Lock()
+		c.use.pushes.full = c.use.pushes.full.Add(-timeOf(float64(n), c.PushRate))
+		c.use.mu.Unlock()
+	}
+}
+
+// limitedCaller returns a valid token of a name, whose limits are those of the name; nil: there is none.
+func (g *Gateway) limitedCaller(token string) *caller {
+	if g.config.Open {
+		return nil
+	}
+	for _, c := range g.tokens.named(token) {
+		return c
+	}
+	return nil
+}
