@@ -596,29 +596,34 @@ BEGIN
                                set_flow_criticality.reason, jsonb_build_object('criticality', set_flow_criticality.criticality));
 END $$;
 
--- set_gateway_token sets the limits of the tokens of a name at gateways.
+-- set_gateway_token sets the limits of the tokens of a name at gateways. A limit that is not given, or null, stays; the
+-- first time it is none, and the class default. '{}' and 0 remove one.
 -- Locks: the row of gateway_token.
 -- Callers: psql.
 -- SQLSTATE: PS002 a limit is not valid.
-CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] DEFAULT '{}',
-                                                      criticality text DEFAULT 'critical',
-                                                      rate real DEFAULT 0, in_flight integer DEFAULT 0,
-                                                      waiting integer DEFAULT 0,
+CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] DEFAULT NULL,
+                                                      criticality text DEFAULT NULL,
+                                                      rate real DEFAULT NULL, in_flight integer DEFAULT NULL,
+                                                      waiting integer DEFAULT NULL,
                                                       reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO penstock.gateway_token AS t (name, models, criticality, rate, in_flight, waiting)
-    VALUES (set_gateway_token.name, coalesce(set_gateway_token.models, '{}'), set_gateway_token.criticality,
-            set_gateway_token.rate, set_gateway_token.in_flight, set_gateway_token.waiting)
+    VALUES (set_gateway_token.name, coalesce(set_gateway_token.models, '{}'),
+            coalesce(set_gateway_token.criticality, 'default'), coalesce(set_gateway_token.rate, 0),
+            coalesce(set_gateway_token.in_flight, 0), coalesce(set_gateway_token.waiting, 0))
     ON CONFLICT ON CONSTRAINT gateway_token_pkey DO UPDATE
-       SET models = excluded.models, criticality = excluded.criticality, rate = excluded.rate,
-           in_flight = excluded.in_flight, waiting = excluded.waiting;
+       SET models = coalesce(set_gateway_token.models, t.models),
+           criticality = coalesce(set_gateway_token.criticality, t.criticality),
+           rate = coalesce(set_gateway_token.rate, t.rate),
+           in_flight = coalesce(set_gateway_token.in_flight, t.in_flight),
+           waiting = coalesce(set_gateway_token.waiting, t.waiting);
     PERFORM penstock.audit_log(set_gateway_token.actor, 'set_gateway_token', 'token ' || set_gateway_token.name,
-                               set_gateway_token.reason,
+                               set_gateway_token.reason, jsonb_strip_nulls(
                                jsonb_build_object('models', set_gateway_token.models,
                                                   'criticality', set_gateway_token.criticality,
                                                   'rate', set_gateway_token.rate, 'in_flight', set_gateway_token.in_flight,
-                                                  'waiting', set_gateway_token.waiting));
+                                                  'waiting', set_gateway_token.waiting)));
 EXCEPTION
     WHEN check_violation OR not_null_violation THEN
         RAISE EXCEPTION 'limits of token "%" are not valid: %', set_gateway_token.name, SQLERRM USING ERRCODE = 'PS002';

@@ -276,7 +276,8 @@ func (s *serving) flow(named string) (string, error) {
 		"the token may not name the flow %q", named)
 }
 
-// class is the header's, never above what the token and the flow's settings allow.
+// class is the header's, never above what the token and the flow's settings allow. Where neither has one, nobody has
+// said that the requests go before those of others.
 func (s *serving) class(named string, set FlowState) (RequestClass, error) {
 	class, err := ReadClass(strings.ToLower(strings.TrimSpace(named)))
 	if err != nil {
@@ -288,7 +289,7 @@ func (s *serving) class(named string, set FlowState) (RequestClass, error) {
 	if set.Set {
 		class = max(class, set.Class)
 	}
-	if s.caller != nil {
+	if s.caller != nil && (!s.caller.ClassOfFlow || !set.Set) {
 		class = max(class, s.caller.Class)
 	}
 	return class, nil

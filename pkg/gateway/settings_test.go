@@ -338,3 +338,51 @@ func TestTheEndOfATokenIsOnTheMonotonicClock(t *testing.T) {
 		t.Errorf("tokens without an end, and of centuries, end at %v and %v", ends["ever"], ends["years"])
 	}
 }
+
+// Nobody has a class above default that no operator gave. What is not given of a token's limits stays.
+func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`INSERT INTO penstock.api_token (name, hash, scopes, flows, created_by)
+	      SELECT s, sha256(s::bytea), '{call}', '{acme}', 'ann' FROM unnest('{plain,limited,kept}'::text[]) s`)
+	exec(`SELECT penstock.set_flow_criticality('acme/urgent', 'critical')`)
+	exec(`SELECT penstock.set_gateway_token('limited', rate => 5)`)
+	exec(`SELECT penstock.set_gateway_token('kept', '{m}', 'critical', 5, 6, 7)`)
+	exec(`SELECT penstock.set_gateway_token('kept', rate => 50)`)
+	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
+	if err != nil || len(wrong) > 0 {
+		t.Fatal(err, wrong)
+	}
+	g := New(Config{})
+	g.SetTokens(s.Tokens)
+	g.SetFlows(s.Flows)
+	for _, c := range []struct {
+		token, flow string
+		want        RequestClass
+	}{
+		{"plain", "acme", Default}, {"plain", "acme/urgent", Critical},
+		{"limited", "acme", Default}, {"limited", "acme/urgent", Default},
+		{"kept", "acme", Critical}, {"kept", "acme/urgent", Critical},
+	} {
+		by := g.tokens.find(c.token, time.Now())
+		if class, err := (&serving{caller: by}).class("critical", g.flow(c.flow)); class != c.want || err != nil {
+			t.Errorf("%s asks for critical in %s and gets %s, want %s: %v", c.token, c.flow, class, c.want, err)
+		}
+	}
+	kept := g.tokens.find("kept", time.Now())
+	if kept.Rate != 50 || kept.InFlightMax != 6 || kept.WaitingMax != 7 || !slices.Equal(kept.Models, []string{"m"}) {
+		t.Errorf("another rate left %+v", kept.TokenState)
+	}
+	exec(`SELECT penstock.set_gateway_token('kept', models => '{}', criticality => 'default', rate => 0, in_flight => 0, waiting => 0)`)
+	var cleared bool
+	if err := pool.QueryRow(t.Context(), `SELECT (models, criticality, rate, in_flight, waiting) = ('{}', 'default', 0, 0, 0)
+	     FROM penstock.gateway_token WHERE name = 'kept'`).Scan(&cleared); err != nil || !cleared {
+		t.Errorf("the limits are not removed: %v", err)
+	}
+}

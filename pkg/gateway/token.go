@@ -15,17 +15,18 @@ import (
 type TokenState struct {
 	Hash        [sha256.Size]byte `json:"hash"` // of the secret
 	Name        string            `json:"name"`
-	Flows       []string          `json:"flows"`        // that it may name; empty: its own name, and names below it
-	Models      []string          `json:"models"`       // that it may use; empty: all, or none if Limited is set
-	Limited     bool              `json:"limited"`      // to queues or applications: it may use their models alone
-	Class       RequestClass      `json:"class"`        // at most
-	Rate        float64           `json:"rate"`         // requests a second; 0: not limited
-	InFlightMax int               `json:"flying"`       // calls in flight; 0: not limited
-	WaitingMax  int               `json:"waiting"`      // requests that wait; 0: not limited
-	Weight      float64           `json:"weight"`       // of its flows; 0 is taken as 1
-	PriorityMax *int16            `json:"priority_max"` // that its entries may ask for; nil: any
-	PushRate    float64           `json:"push_rate"`    // entries a second, at each gateway; 0: not limited
-	PushBurst   int               `json:"push_burst"`   // entries at once; 0: those of a second
+	Flows       []string          `json:"flows"`         // that it may name; empty: its own name, and names below it
+	Models      []string          `json:"models"`        // that it may use; empty: all, or none if Limited is set
+	Limited     bool              `json:"limited"`       // to queues or applications: it may use their models alone
+	Class       RequestClass      `json:"class"`         // at most
+	ClassOfFlow bool              `json:"class_of_flow"` // instead of Class: that of the flow, if one is set for it
+	Rate        float64           `json:"rate"`          // requests a second; 0: not limited
+	InFlightMax int               `json:"flying"`        // calls in flight; 0: not limited
+	WaitingMax  int               `json:"waiting"`       // requests that wait; 0: not limited
+	Weight      float64           `json:"weight"`        // of its flows; 0 is taken as 1
+	PriorityMax *int16            `json:"priority_max"`  // that its entries may ask for; nil: any
+	PushRate    float64           `json:"push_rate"`     // entries a second, at each gateway; 0: not limited
+	PushBurst   int               `json:"push_burst"`    // entries at once; 0: those of a second
 	ExpiresAt   time.Time         `json:"expires_at,omitzero"`
 	Budget      Budget            `json:"budget,omitzero"`
 }
