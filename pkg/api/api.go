@@ -30,7 +30,7 @@ type API struct {
 	routes   []route
 	tokens   tokens
 
-	queues    sync.Map // from name to openQueue
+	queues    *invalidation.Handles
 	bodies    bodyMemory
 	streams   streamMemory
 	flights   flights
@@ -52,6 +52,7 @@ func New(db postgres.DB, cfg Config) *API {
 	a := newAPI(cfg)
 	a.db, a.operator = db, operator.New(db)
 	a.tokens.find, a.tokens.lookups = a.operator.FindToken, make(chan struct{}, lookupsMax)
+	a.queues = invalidation.NewHandles(db, a.cfg.Hinter)
 	a.watch = invalidation.NewEntryWatch(db, a.cfg.WaitersMax, a.cfg.Log)
 	a.cfg.Checks = append([]Check{{Name: "database", Run: a.writable}}, a.cfg.Checks...)
 	a.probes()

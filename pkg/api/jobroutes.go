@@ -185,7 +185,7 @@ func (a *API) queueOfModel(ctx context.Context, model string) (*invalidation.Que
 	case !callerOf(ctx).allows(name, application):
 		return nil, errBeyondLimits
 	}
-	return a.queue(ctx, name)
+	return a.queues.Get(ctx, name)
 }
 
 type serverRegistration struct {

@@ -97,7 +97,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer leave()
-	queue, err := a.queue(ctx, r.PathValue("queue"))
+	queue, err := a.queues.Get(ctx, r.PathValue("queue"))
 	if err != nil {
 		return err
 	}

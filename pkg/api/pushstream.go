@@ -33,7 +33,7 @@ type pusher interface {
 // pushStream accepts the lines of a body one by one. A client that asks for application/x-ndjson is told of each line
 // while it sends; others get a summary.
 func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
-	queue, err := a.queue(r.Context(), r.PathValue("queue"))
+	queue, err := a.queues.Get(r.Context(), r.PathValue("queue"))
 	if err != nil {
 		return err
 	}

@@ -2,13 +2,11 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
@@ -137,12 +135,12 @@ type queueDrop struct {
 }
 
 func (a *API) dropQueue(ctx context.Context, in *queueDrop) error {
-	a.queues.Delete(in.Queue)
+	a.queues.Forget(in.Queue)
 	return a.operator.DropQueue(ctx, in.Queue, in.Force, in.by(ctx))
 }
 
 func (a *API) listLanes(ctx context.Context, in *InQueue) (*answer[list[operator.Lane]], error) {
-	if _, err := a.queue(ctx, in.Queue); err != nil {
+	if _, err := a.queues.Get(ctx, in.Queue); err != nil {
 		return nil, err
 	}
 	lanes, err := a.operator.Lanes(ctx, in.Queue, 200)
@@ -157,50 +155,4 @@ type samplesOver struct {
 func (a *API) listSamples(ctx context.Context, in *samplesOver) (*answer[list[operator.Sample]], error) {
 	samples, err := a.operator.Samples(ctx, in.Queue, time.Duration(in.Minutes)*time.Minute)
 	return pageOf(samples, Paging{Limit: len(samples)}, nil), err
-}
-
-// openQueue is a handle that pushes share.
-type openQueue struct {
-	*invalidation.Queue
-	opened time.Time
-}
-
-const (
-	// openFor is how long a handle is used. A push itself finds out whether its queue is still the same; but the lanes
-	// that its hints name come from the settings that the handle has read.
-	openFor = 2 * time.Second
-	// reopenFor is how long a push waits for the settings to be read again before it goes on with the handle before.
-	reopenFor = time.Second
-)
-
-// queue returns the handle of a queue. One caller opens it anew when its time is over; others go on with the old one,
-// and so does that caller where the queue cannot be read.
-func (a *API) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
-	stored, found := a.queues.Load(name)
-	if !found {
-		q, err := invalidation.Open(ctx, a.db, name)
-		if err != nil {
-			return nil, err
-		}
-		q = q.Hinting(a.cfg.Hinter)
-		a.queues.Store(name, openQueue{q, time.Now()})
-		return q, nil
-	}
-	known := stored.(openQueue) //nolint:errcheck // nothing else is stored
-	renewed := openQueue{known.Queue, time.Now()}
-	if time.Since(known.opened) < openFor || !a.queues.CompareAndSwap(name, known, renewed) {
-		return known.Queue, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, reopenFor)
-	defer cancel()
-	q, err := known.Reopen(ctx)
-	if errors.Is(err, invalidation.ErrQueueNotFound) {
-		a.queues.CompareAndDelete(name, renewed)
-		return nil, err
-	}
-	if err != nil {
-		return known.Queue, nil //nolint:nilerr // the push itself finds out whether the database answers
-	}
-	a.queues.Store(name, openQueue{q, time.Now()})
-	return q, nil
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"github.com/jackc/pgx/v5"
 
@@ -83,15 +82,13 @@ func (p *Push) read(row json.RawMessage) error {
 }
 
 func newHandler(db postgres.DB, implied func(context.Context, *invalidation.Run) ([]Push, error)) *handler {
-	return &handler{db: db, implied: implied, queues: map[string]*invalidation.Queue{}}
+	return &handler{db: db, implied: implied, queues: invalidation.NewHandles(db, nil)}
 }
 
 type handler struct {
 	db      postgres.DB
 	implied func(context.Context, *invalidation.Run) ([]Push, error)
-
-	mu     sync.Mutex
-	queues map[string]*invalidation.Queue
+	queues  *invalidation.Handles
 }
 
 // change is a run, and the entries that its change implies.
@@ -214,16 +211,7 @@ func begin(ctx context.Context, tx pgx.Tx, runs []*invalidation.Run) (pid int32,
 func (h *handler) open(ctx context.Context, name string) (*invalidation.Queue, error) {
 	ctx, cancel := postgres.Bounded(ctx)
 	defer cancel()
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if q := h.queues[name]; q != nil {
-		return q, nil
-	}
-	q, err := invalidation.Open(ctx, h.db, name)
-	if err == nil {
-		h.queues[name] = q
-	}
-	return q, err
+	return h.queues.Get(ctx, name)
 }
 
 // Descend sets the depth of later pushes of tx, direct ones and those by triggers of watched

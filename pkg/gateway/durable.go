@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -33,9 +32,7 @@ func DurablePayload(body json.RawMessage, operation string) json.RawMessage {
 type QueuePusher struct {
 	config QueuePusherConfig
 	db     postgres.DB
-
-	mu   sync.Mutex
-	open map[string]*invalidation.Queue
+	queues *invalidation.Handles
 }
 
 // QueuePusherConfig of a QueuePusher. Hinter and Wait are required.
@@ -47,7 +44,7 @@ type QueuePusherConfig struct {
 
 // NewQueuePusher returns a pusher that has opened no queue yet.
 func NewQueuePusher(config QueuePusherConfig, db postgres.DB) *QueuePusher {
-	return &QueuePusher{config: config, db: db, open: map[string]*invalidation.Queue{}}
+	return &QueuePusher{config: config, db: db, queues: invalidation.NewHandles(db, config.Hinter)}
 }
 
 // Priorities of entries by class. Default requests have the queue's own: 1, unless it was changed.
@@ -79,7 +76,7 @@ const finishBySQL = `SELECT clock_timestamp() + $1::interval`
 
 // Push implements Pusher.
 func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string, err error) {
-	q, err := p.queue(ctx, d.Queue)
+	q, err := p.queues.Get(ctx, d.Queue)
 	if err != nil {
 		return "", "", err
 	}
@@ -103,7 +100,7 @@ func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string,
 
 // Await implements Pusher.
 func (p *QueuePusher) Await(ctx context.Context, queue, id string) (o DurableOutcome, ended bool, err error) {
-	q, err := p.queue(ctx, queue)
+	q, err := p.queues.Get(ctx, queue)
 	if err != nil {
 		return o, false, err
 	}
@@ -123,24 +120,4 @@ func (p *QueuePusher) Await(ctx context.Context, queue, id string) (o DurableOut
 		return o, false, err
 	}
 	return DurableOutcome{Outcome: ending.Outcome, Result: ending.Result, Reason: ending.Reason}, true, nil
-}
-
-// queue opens a queue, once for all pushes. Those to other queues do not wait for it.
-func (p *QueuePusher) queue(ctx context.Context, name string) (*invalidation.Queue, error) {
-	p.mu.Lock()
-	q := p.open[name]
-	p.mu.Unlock()
-	if q != nil {
-		return q, nil
-	}
-	q, err := invalidation.Open(ctx, p.db, name)
-	if err != nil {
-		return nil, fmt.Errorf("open queue %q: %w", name, err)
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.open[name] == nil {
-		p.open[name] = q.Hinting(p.config.Hinter)
-	}
-	return p.open[name], nil
 }

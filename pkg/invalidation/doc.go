@@ -113,7 +113,7 @@
 // Around them:
 //
 //	queue.go, config.go, define.go  a queue and its settings; typed queues, synced with the registry
-//	list.go                         all queues, with what is set for flows
+//	list.go, handles.go             all queues, with what is set for flows; handles that pushes share
 //	entry.go, lane.go, errors.go    an entry and its lock; a lane; the errors that callers tell apart
 //	document.go, numbers.go         which JSON the database can hold
 //	push_sql.go, groupcommit.go     the statements of a push; pushes that share a commit

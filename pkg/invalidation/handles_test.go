@@ -1,0 +1,45 @@
+package invalidation
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
+
+// A queue that was dropped and made again is another one: what is done by the id of the handle must not go on with the
+// one that is gone.
+func TestAHandleIsReadAnewWhenItsTimeIsOver(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handles := NewHandles(pool, nil)
+	over := func() {
+		stored, _ := handles.byName.Load("q")
+		known, _ := stored.(openHandle)
+		handles.byName.Store("q", openHandle{known.Queue, time.Now().Add(-openFor)})
+	}
+	exec(`SELECT penstock.create_queue('q')`)
+	first, err := handles.Get(t.Context(), "q")
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec(`SELECT penstock.drop_queue('q', true, 'test')`)
+	exec(`SELECT penstock.create_queue('q')`)
+	over()
+	second, err := handles.Get(t.Context(), "q")
+	if err != nil || second.ID == first.ID {
+		t.Fatalf("the handle is that of queue %d, which is gone: %v", first.ID, err)
+	}
+	exec(`SELECT penstock.drop_queue('q', true, 'test')`)
+	over()
+	if _, err := handles.Get(t.Context(), "q"); !errors.Is(err, ErrQueueNotFound) {
+		t.Errorf("got %v, want ErrQueueNotFound", err)
+	}
+}
