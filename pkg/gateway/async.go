@@ -10,6 +10,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -171,13 +172,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	h := s.w.Header()
 	h["Location"] = []string{location}
 	h["Preference-Applied"] = []string{"respond-async"}
-	h["Content-Type"] = []string{"application/json"}
-	s.w.WriteHeader(http.StatusAccepted)
-	// the client may be gone
-	_ = json.NewEncoder(s.w).Encode(accepted{
-		id, "penstock.entry", "queued",
-		s.route.model.Name,
-	})
+	AnswerJSON(s.w, s.r, http.StatusAccepted, accepted{id, "penstock.entry", "queued", s.route.model.Name})
 	s.record.Status = http.StatusAccepted
 	return nil
 }
@@ -203,7 +198,7 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 	case "done":
 		s.w.Header()["Content-Type"] = []string{"application/json"}
 		s.record.Status = http.StatusOK
-		_, _ = s.w.Write(o.Result) // the client may be gone
+		stream.Whole(s.w, s.r, http.StatusOK, o.Result, s.route.model.Policy.ClientStall.Duration())
 		return true, nil
 	case "expired":
 		return true, &Rejection{Reason: DropDeadline, Detail: "entry " + id + " expired in the queue"}

@@ -1,6 +1,8 @@
 package gateway
 
 import (
+	"bytes"
+	"io"
 	"net/http"
 	"testing"
 	"time"
@@ -151,5 +153,27 @@ func TestACallThatBecomesAnEntryRunsAsItWould(t *testing.T) {
 				t.Errorf("%s, %s: pushed %+v", name, prefer, queue.list)
 			}
 		}
+	}
+}
+
+// A client that waits for its entry and does not read the answer holds the answer, and its place in the limits of its
+// token, for the time of a stall alone.
+func TestAnAnswerThatIsNotReadIsCut(t *testing.T) {
+	t.Parallel()
+	queue := &pushes{ended: true, outcome: DurableOutcome{Outcome: "done", Result: bytes.Repeat([]byte("7"), 64<<20)}}
+	p := startPlant(t, func(c *Config, m *ModelState) {
+		c.Push, m.Async = queue, true
+		m.Policy.ClientStall = worker.Seconds(200 * time.Millisecond)
+	}, workertest.Says(200, "{}"))
+	request := p.request(t.Context(), http.MethodPost, chat, `{"model":"m"}`,
+		"Prefer", "respond-async, wait=5", "X-Request-Id", "stalled")
+	answer, err := http.DefaultClient.Do(request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close() // it is not read
+	workertest.WaitFor(t, func() bool { _, over := p.gateway.Explain("stalled"); return over })
+	if text, err := io.ReadAll(answer.Body); err == nil {
+		t.Errorf("all %d bytes came", len(text))
 	}
 }

@@ -19,6 +19,12 @@ func (p *Pool) makeRoom(now time.Time, r *Request) *Rejection {
 	if late := p.late(now, r); late != nil {
 		return late
 	}
+	if !p.budget.allows(r.Held, r.Bytes) {
+		return &Rejection{
+			Reason: DropOverloaded, RetryAfter: p.retryAfter(now, r),
+			Detail: "the bodies of the token's requests that wait take as many bytes as those of one token may",
+		}
+	}
 	if !p.budget.fits(r.Bytes - p.evictable(r)) {
 		return &Rejection{
 			Reason: DropOverloaded, RetryAfter: p.retryAfter(now, r),

@@ -123,8 +123,10 @@ func New(config Config) *Gateway {
 	config.Log = cmp.Or(config.Log, slog.Default())
 	g := &Gateway{
 		config: config, log: config.Log, transport: newTransport(),
-		ring: newRing(config.Remember), budget: byteBudget{most: config.WaitingMax},
-		bodies: bodyBudget{most: config.BodiesMax},
+		ring: newRing(config.Remember), budget: byteBudget{
+			most: config.WaitingMax, each: eachOf(config.WaitingMax, config.BodyMax),
+		},
+		bodies: bodyBudget{most: config.BodiesMax, each: eachOf(config.BodiesMax, config.BodyMax)},
 	}
 	g.mux = g.routes()
 	return g
@@ -231,6 +233,21 @@ func (g *Gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a, r := arriving(w, r)
 	g.mux.ServeHTTP(a, r)
 	a.answer() // an answer without a body has not begun yet
+}
+
+// share returns the flow whose share of a pool the requests of a flow take: the granted one, or the longest name below
+// it that has a class or a weight of its own. Else a client would have a share for each name that it thinks of.
+func (g *Gateway) share(name, granted string) string {
+	flows := g.flows.Load()
+	for name != granted {
+		if flows != nil {
+			if of := (*flows)[name]; of.Set || of.Weight > 0 {
+				return name
+			}
+		}
+		name = name[:strings.LastIndexByte(name, '/')]
+	}
+	return name
 }
 
 // flow returns what is set about a flow. What is not set about a name holds as for the name above it, which a slash

@@ -1,7 +1,6 @@
 package gateway
 
 import (
-	"encoding/json"
 	"maps"
 	"net/http"
 	"slices"
@@ -21,7 +20,7 @@ func (g *Gateway) listModels(w http.ResponseWriter, r *http.Request) {
 			list.Data = append(list.Data, objectOf(name, model))
 		}
 	}
-	answerJSON(w, list)
+	AnswerJSON(w, r, http.StatusOK, list)
 }
 
 type modelList struct {
@@ -51,11 +50,6 @@ func (g *Gateway) oneModel(w http.ResponseWriter, r *http.Request) {
 		answerError(w, bad(http.StatusNotFound, "model_not_found", "model",
 			"the model %q does not exist or you do not have access to it", name), 429)
 	default:
-		answerJSON(w, objectOf(name, route.model))
+		AnswerJSON(w, r, http.StatusOK, objectOf(name, route.model))
 	}
-}
-
-func answerJSON(w http.ResponseWriter, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
 }

@@ -1,14 +1,17 @@
 package gateway
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net/http"
 	"runtime/debug"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/penstock/penstock/internal/httpserver"
+	"github.com/penstock/penstock/internal/stream"
 )
 
 // Mount adds a route beside the gateway's own. It must be called before the gateway serves. A body must arrive within a
@@ -33,12 +36,29 @@ func (g *Gateway) Mount(pattern string, handler http.HandlerFunc) {
 // ReadBody reads the whole body of a request of a mounted route, of up to most bytes, as those of the gateway's own
 // routes are: within the budget of the bodies of all requests, and within a minute. release must be called when the
 // request has ended, error or not; the body is not valid behind it. An error is one for AnswerError.
-func (g *Gateway) ReadBody(r *http.Request, most int64) (body []byte, release func(), err error) {
-	held, err := g.readBody(r, most)
+func (g *Gateway) ReadBody(r *http.Request, c Requester, most int64) (body []byte, release func(), err error) {
+	held, err := g.readBody(r, c.caller.held(), most)
 	if held == nil {
 		return nil, func() {}, err
 	}
 	return held.bytes(), held.letGo, err
+}
+
+// clientStall is how long a client may take for each part of an answer that is of no model.
+const clientStall = 30 * time.Second
+
+// AnswerJSON writes a whole answer, as application/json where no other type is set. A client that does not read it is
+// cut.
+func AnswerJSON(w http.ResponseWriter, r *http.Request, status int, body any) {
+	text, err := json.Marshal(body)
+	if err != nil {
+		AnswerError(w, fmt.Errorf("write an answer: %w", err))
+		return
+	}
+	if h := w.Header(); h["Content-Type"] == nil {
+		h["Content-Type"] = []string{"application/json"}
+	}
+	stream.Whole(w, r, status, append(text, '\n'), clientStall)
 }
 
 // BadRequest returns an error that AnswerError answers with the status and code, in OpenAI's form. param names

@@ -15,6 +15,7 @@ type Request struct {
 	Class    RequestClass
 	Weight   float64       // of the flow; 0 is taken as 1
 	Bytes    int           // of the body, which is kept while the request waits
+	Held     *heldBytes    // of the holder of the request; nil: none is known
 	TTL      time.Duration // longest wait; 0: the pool's
 	Deadline time.Time     // of the caller; zero: none
 	TokensIn float64       // estimated from the body; 0: not known
@@ -242,7 +243,7 @@ func (p *Pool) enqueue(now time.Time, r *Request) {
 	p.lines[r.Class].enqueue(r)
 	p.waiting++
 	p.bytes += r.Bytes
-	p.budget.add(r.Bytes)
+	p.budget.add(r.Held, r.Bytes)
 	p.count.Queued[r.Class]++
 	p.watch(r)
 	p.updateMode(now)
@@ -336,7 +337,7 @@ func (p *Pool) unqueue(r *Request) {
 	p.lines[r.Class].remove(r)
 	p.waiting--
 	p.bytes -= r.Bytes
-	p.budget.add(-r.Bytes)
+	p.budget.add(r.Held, -r.Bytes)
 }
 
 // drop ends a waiting request without a call.

@@ -129,7 +129,7 @@ func (s *serving) run(read reader) (err error) {
 			s.caller.dispatched()
 		}
 	}()
-	s.held, err = s.gateway.readBody(s.r, s.gateway.config.BodyMax)
+	s.held, err = s.gateway.readBody(s.r, s.caller.held(), s.gateway.config.BodyMax)
 	if s.held != nil {
 		defer s.letGo()
 	}
@@ -216,7 +216,7 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	s.ticket = &Request{
 		ID: s.record.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
 		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
-		Choices: choices,
+		Choices: choices, Held: s.caller.held(),
 	}
 	if s.caller != nil && s.caller.Weight > 0 && set.Weight == 0 {
 		s.ticket.Weight = s.caller.Weight

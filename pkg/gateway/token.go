@@ -63,6 +63,7 @@ type tokenUse struct {
 	mu       sync.Mutex
 	requests bucket // of the rate
 	pushes   bucket // of the rate of entries
+	held     heldBytes
 	inFlight int
 	waiting  int
 
@@ -150,6 +151,15 @@ const rateBurst = time.Second
 
 // stepMost bounds the time of requests: sums of a few of them must not overflow.
 const stepMost = math.MaxInt64 / 8
+
+// held is what the requests of the tokens of the caller's name hold; nil without a token, where callers cannot be told
+// apart.
+func (c *caller) held() *heldBytes {
+	if c == nil {
+		return nil
+	}
+	return &c.use.held
+}
 
 // step is the time in which the rate of the token lets in so many requests.
 func (c *caller) step(requests float64) time.Duration { return timeOf(requests, c.Rate) }

@@ -124,11 +124,6 @@ func (s *Batches) said(r *http.Request, err error) error {
 	return gateway.BadRequest(http.StatusInternalServerError, "internal_error", "", "the request failed")
 }
 
-func answer(w http.ResponseWriter, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
-}
-
 // list is a page of objects.
 type list[T any] struct {
 	Object  string  `json:"object"`
@@ -184,7 +179,7 @@ func (s *Batches) create(w http.ResponseWriter, r *http.Request, c gateway.Reque
 		return err
 	}
 	s.nudge()
-	answer(w, b.object())
+	gateway.AnswerJSON(w, r, http.StatusOK, b.object())
 	return nil
 }
 
@@ -240,7 +235,7 @@ func (s *Batches) oneBatch(w http.ResponseWriter, r *http.Request, c gateway.Req
 	if err != nil {
 		return err
 	}
-	answer(w, b.object())
+	gateway.AnswerJSON(w, r, http.StatusOK, b.object())
 	return nil
 }
 
@@ -260,7 +255,7 @@ func (s *Batches) listBatches(w http.ResponseWriter, r *http.Request, c gateway.
 	if n := len(page.Data); n > 0 {
 		page.FirstID, page.LastID = &page.Data[0].ID, &page.Data[n-1].ID
 	}
-	answer(w, page)
+	gateway.AnswerJSON(w, r, http.StatusOK, page)
 	return nil
 }
 
@@ -277,6 +272,6 @@ func (s *Batches) cancel(w http.ResponseWriter, r *http.Request, c gateway.Reque
 		return err
 	}
 	s.nudge()
-	answer(w, b.object())
+	gateway.AnswerJSON(w, r, http.StatusOK, b.object())
 	return nil
 }

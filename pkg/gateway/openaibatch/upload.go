@@ -74,7 +74,7 @@ func (s *Batches) upload(w http.ResponseWriter, r *http.Request, c gateway.Reque
 	if err != nil {
 		return err
 	}
-	answer(w, f.object())
+	gateway.AnswerJSON(w, r, http.StatusOK, f.object())
 	return nil
 }
 
@@ -239,7 +239,7 @@ func (s *Batches) oneFile(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	if err != nil {
 		return err
 	}
-	answer(w, f.object())
+	gateway.AnswerJSON(w, r, http.StatusOK, f.object())
 	return nil
 }
 
@@ -274,7 +274,7 @@ func (s *Batches) deleteFile(w http.ResponseWriter, r *http.Request, c gateway.R
 	if err := hideFile(r.Context(), s.db, c.Name, id); err != nil {
 		return err
 	}
-	answer(w, deleted{ID: id, Object: "file", Deleted: true})
+	gateway.AnswerJSON(w, r, http.StatusOK, deleted{ID: id, Object: "file", Deleted: true})
 	return nil
 }
 
@@ -299,6 +299,6 @@ func (s *Batches) listFiles(w http.ResponseWriter, r *http.Request, c gateway.Re
 	if n := len(page.Data); n > 0 {
 		page.FirstID, page.LastID = postgres.Given(page.Data[0].ID), postgres.Given(page.Data[n-1].ID)
 	}
-	answer(w, page)
+	gateway.AnswerJSON(w, r, http.StatusOK, page)
 	return nil
 }

@@ -113,9 +113,7 @@ func (s *Predictions) refuse(w http.ResponseWriter, r *http.Request, err error) 
 		detail = "the request failed"
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(status)
-	// the client may be gone
-	_ = json.NewEncoder(w).Encode(problem{http.StatusText(status), status, detail})
+	gateway.AnswerJSON(w, r, status, problem{http.StatusText(status), status, detail})
 }
 
 // warn logs an error of a request by its route and prediction. The path of a stream has a key in it.
@@ -125,12 +123,6 @@ func (s *Predictions) warn(r *http.Request, err error) {
 
 func invalid(param, format string, args ...any) error {
 	return gateway.BadRequest(http.StatusUnprocessableEntity, "invalid", param, format, args...)
-}
-
-func answer(w http.ResponseWriter, status int, body any) {
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(body) // the client may be gone
 }
 
 // creation is the body of a new prediction.
@@ -152,7 +144,7 @@ func (s *Predictions) createModel(w http.ResponseWriter, r *http.Request, c gate
 }
 
 func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.Requester, model string) error {
-	body, release, err := s.gateway.ReadBody(r, s.config.BodyMax)
+	body, release, err := s.gateway.ReadBody(r, c, s.config.BodyMax)
 	defer release()
 	if err != nil {
 		return err
@@ -200,7 +192,7 @@ func (s *Predictions) create(w http.ResponseWriter, r *http.Request, c gateway.R
 			status = http.StatusAccepted
 		}
 	}
-	answer(w, status, v)
+	gateway.AnswerJSON(w, r, status, v)
 	return nil
 }
 
@@ -324,7 +316,7 @@ func (s *Predictions) get(w http.ResponseWriter, r *http.Request, c gateway.Requ
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, p.view(s.base(r)))
+	gateway.AnswerJSON(w, r, http.StatusOK, p.view(s.base(r)))
 	return nil
 }
 
@@ -339,7 +331,7 @@ func (s *Predictions) cancel(w http.ResponseWriter, r *http.Request, c gateway.R
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, p.view(s.base(r)))
+	gateway.AnswerJSON(w, r, http.StatusOK, p.view(s.base(r)))
 	return nil
 }
 
@@ -365,7 +357,7 @@ func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Req
 		address := s.base(r) + "/v1/predictions?cursor=" + url.QueryEscape(next)
 		list.Next = &address
 	}
-	answer(w, http.StatusOK, list)
+	gateway.AnswerJSON(w, r, http.StatusOK, list)
 	return nil
 }
 
@@ -378,6 +370,6 @@ func (s *Predictions) secret(w http.ResponseWriter, r *http.Request, c gateway.R
 	if err != nil {
 		return err
 	}
-	answer(w, http.StatusOK, map[string]string{"key": key})
+	gateway.AnswerJSON(w, r, http.StatusOK, map[string]string{"key": key})
 	return nil
 }
