@@ -65,8 +65,8 @@ func (p *Pool) dropFlows(now time.Time, which func(flow string) bool) {
 	var gone []*Request
 	for _, l := range p.lines {
 		for _, f := range l.heap {
-			if which(f.name) {
-				for r := f.head; r != nil; r = r.next {
+			for r := f.head; r != nil; r = r.next {
+				if which(r.Flow) {
 					gone = append(gone, r)
 				}
 			}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"cmp"
 	"container/heap"
 	"slices"
 	"time"
@@ -11,7 +12,8 @@ import (
 // Request is one online call on its way through a pool. The exported fields are the caller's.
 type Request struct {
 	ID       string
-	Flow     string
+	Flow     string // whose request it is
+	Share    string // flow whose share of the pool it takes; empty: Flow
 	Class    RequestClass
 	Weight   float64       // of the flow; 0 is taken as 1
 	Bytes    int           // of the body, which is kept while the request waits
@@ -170,7 +172,7 @@ func (p *Pool) Arrive(now time.Time, r *Request) (inFlight bool, refused *Reject
 	if r.Weight <= 0 {
 		r.Weight = 1
 	}
-	r.flow = p.lines[r.Class].flow(r.Flow, r.Class, r.Weight)
+	r.flow = p.lines[r.Class].flow(cmp.Or(r.Share, r.Flow), r.Class, r.Weight)
 	r.arrived, r.estimate, r.units = now, p.estimate(r), float64(max(r.Choices, 1))
 	r.trace = Trace{Mode: p.mode.String(), Arrived: now, Ahead: p.waiting, Estimate: r.estimate}
 	if refused := p.admissible(now, r); refused != nil {

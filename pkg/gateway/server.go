@@ -189,7 +189,7 @@ func (s *serving) find() error {
 func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	ctx, cancel := s.r.Context(), context.CancelFunc(func() {})
 	h := s.r.Header
-	flow, err := s.flow(h.Get("X-Penstock-Flow"))
+	flow, granted, err := s.flow(h.Get("X-Penstock-Flow"))
 	if err != nil {
 		return ctx, cancel, err
 	}
@@ -214,7 +214,8 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 		return ctx, cancel, err
 	}
 	s.ticket = &Request{
-		ID: s.record.ID, Flow: flow, Class: class, Weight: set.Weight, Bytes: len(s.body), TTL: ttl,
+		ID: s.record.ID, Flow: flow, Share: s.gateway.share(flow, granted), Class: class, Weight: set.Weight,
+		Bytes: len(s.body), TTL: ttl,
 		TokensIn: float64(len(s.body)) / bytesPerToken, TokenMax: s.asked.scanned.tokensMax, Adapter: s.route.adapter,
 		Choices: choices, Held: s.caller.held(),
 	}
@@ -248,31 +249,35 @@ func (s *serving) affine() {
 	}
 }
 
-// flow is whose request it is: the header, as far as the token allows, else the token's own.
-func (s *serving) flow(named string) (string, error) {
+// flow is whose request it is: the header, as far as the token allows, else the token's own. Granted is the flow of the
+// token that allows it; without a token each flow is.
+func (s *serving) flow(named string) (flow, granted string, err error) {
 	if len(named) > 200 {
-		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow",
+		return "", "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow",
 			"x-penstock-flow has more than 200 bytes")
 	}
 	if !utf8.ValidString(named) {
-		return "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow", "x-penstock-flow is not UTF-8")
+		return "", "", bad(http.StatusBadRequest, "invalid_flow", "x-penstock-flow", "x-penstock-flow is not UTF-8")
 	}
 	if s.caller == nil {
-		return named, nil
+		return named, named, nil
 	}
 	flows := s.caller.Flows
 	if len(flows) == 0 {
 		flows = []string{s.caller.Name}
 	}
 	if named == "" {
-		return flows[0], nil
+		return flows[0], flows[0], nil
 	}
 	for _, own := range flows {
-		if named == own || strings.HasPrefix(named, own+"/") {
-			return named, nil
+		if len(own) > len(granted) && (named == own || strings.HasPrefix(named, own+"/")) {
+			granted = own
 		}
 	}
-	return "", bad(http.StatusForbidden, "flow_not_allowed", "x-penstock-flow",
+	if granted != "" {
+		return named, granted, nil
+	}
+	return "", "", bad(http.StatusForbidden, "flow_not_allowed", "x-penstock-flow",
 		"the token may not name the flow %q", named)
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -1136,25 +1137,66 @@ func TestFlowIsTextAndWithinTheToken(t *testing.T) {
 		return &serving{caller: &caller{TokenState: TokenState{Name: name, Flows: flows}}}
 	}
 	for _, c := range []struct {
-		s           *serving
-		asked, want string
-		status      int
+		s                    *serving
+		asked, want, granted string
+		status               int
 	}{
-		{&serving{}, "any", "any", 0},
-		{&serving{}, "\xff", "", http.StatusBadRequest},
-		{named("ci"), "", "ci", 0},
-		{named("ci"), "ci/nightly", "ci/nightly", 0},
-		{named("ci"), "other", "", http.StatusForbidden},
-		{named("ci", "a", "b"), "", "a", 0},
-		{named("ci", "a", "b"), "b/1", "b/1", 0},
-		{named("ci", "a", "b"), "ci", "", http.StatusForbidden},
-		{named("ci", "own"), "own/\xff", "", http.StatusBadRequest},
+		{&serving{}, "any", "any", "any", 0},
+		{&serving{}, "\xff", "", "", http.StatusBadRequest},
+		{named("ci"), "", "ci", "ci", 0},
+		{named("ci"), "ci/nightly", "ci/nightly", "ci", 0},
+		{named("ci"), "other", "", "", http.StatusForbidden},
+		{named("ci", "a", "b"), "", "a", "a", 0},
+		{named("ci", "a", "b"), "b/1", "b/1", "b", 0},
+		{named("ci", "a", "a/b"), "a/b/1", "a/b/1", "a/b", 0},
+		{named("ci", "a", "b"), "ci", "", "", http.StatusForbidden},
+		{named("ci", "own"), "own/\xff", "", "", http.StatusBadRequest},
 	} {
-		got, err := c.s.flow(c.asked)
+		got, granted, err := c.s.flow(c.asked)
 		var refused *badRequest
-		if got != c.want || errors.As(err, &refused) != (c.status != 0) || refused != nil && refused.status != c.status {
+		if got != c.want || granted != c.granted || errors.As(err, &refused) != (c.status != 0) || refused != nil && refused.status != c.status {
 			t.Errorf("flow %q: %q, %v; want %q and status %d", c.asked, got, err, c.want, c.status)
 		}
+	}
+}
+
+// Names below a flow of a token have no share of a pool of their own, unless an operator gave them one: a client thinks
+// of as many as it likes. Usage has the whole name, and a pause of it holds.
+func TestNamesBelowAFlowTakeItsShare(t *testing.T) {
+	t.Parallel()
+	release := make(chan struct{})
+	p := startPlant(t, func(c *Config, m *ModelState) {
+		c.Open, m.Instances[0].Slots, m.Policy.FlowTotal, m.Policy.QueueTTL = false, 1, 1, worker.Seconds(time.Hour)
+	}, held(release))
+	p.gateway.SetTokens([]TokenState{{Hash: sha256.Sum256([]byte("key")), Name: "acme"}})
+	flows := map[string]FlowState{"acme/paid": {Weight: 2}}
+	p.gateway.SetFlows(flows)
+	ctx, leave := context.WithCancel(context.WithoutCancel(t.Context()))
+	var group sync.WaitGroup
+	t.Cleanup(func() {
+		leave()
+		close(release)
+		group.Wait()
+	})
+	of := func(flow string) []string {
+		return []string{"Authorization", "Bearer key", "X-Penstock-Flow", flow, "X-Request-Id", flow}
+	}
+	p.occupy(ctx, &group, `{"model":"m"}`, of("acme/1")...)
+	workertest.WaitFor(t, func() bool { return p.state().InFlight == 1 })
+	p.occupy(ctx, &group, `{"model":"m"}`, of("acme/2")...)
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["default"] == 1 })
+	const ttl = "X-Penstock-Queue-Ttl-Ms"
+	same := p.post(chat, `{"model":"m"}`, append(of("acme/3"), ttl, "50")...)
+	refusedWith(t, same, 429, "flow_queue_full", "flow_queue_full")
+	own := p.post(chat, `{"model":"m"}`, append(of("acme/paid/x"), ttl, "50")...)
+	refusedWith(t, own, 429, "queue_timeout", "queue_timeout")
+	paused := maps.Clone(flows)
+	paused["acme/2"] = FlowState{Paused: PauseState{Reason: "test"}}
+	p.gateway.SetFlows(paused)
+	workertest.WaitFor(t, func() bool { return p.state().Waiting["default"] == 0 })
+	workertest.WaitFor(t, func() bool { _, over := p.gateway.Explain("acme/2"); return over })
+	if e, _ := p.gateway.Explain("acme/2"); e.Flow != "acme/2" {
+		t.Errorf("the request is booked to %q", e.Flow)
 	}
 }
 
