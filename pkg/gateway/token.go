@@ -61,8 +61,8 @@ type caller struct {
 // tokenUse counts what the tokens of one name do; it outlives the versions of the table.
 type tokenUse struct {
 	mu       sync.Mutex
-	requests bucket // of the rate
-	pushes   bucket // of the rate of entries
+	requests tokenBucket // of the rate
+	pushes   tokenBucket // of the rate of entries
 	held     heldBytes
 	inFlight int
 	waiting  int
@@ -169,14 +169,14 @@ func timeOf(n, rate float64) time.Duration {
 	return time.Duration(min(n/rate*float64(time.Second), stepMost))
 }
 
-// bucket bounds a rate (generic cell rate algorithm).
-type bucket struct {
+// tokenBucket bounds a rate (generic cell rate algorithm).
+type tokenBucket struct {
 	full time.Time // when all that it holds will be there again; the past: it is
 }
 
 // take takes what the rate lets in within step, of a bucket that holds what it lets in within burst. over is the time
 // until there is as much; 0: it was taken.
-func (b *bucket) take(now time.Time, step, burst time.Duration) (over time.Duration) {
+func (b *tokenBucket) take(now time.Time, step, burst time.Duration) (over time.Duration) {
 	if over = b.taken(now) + step - burst; over > 0 {
 		return over
 	}
@@ -185,7 +185,7 @@ func (b *bucket) take(now time.Time, step, burst time.Duration) (over time.Durat
 }
 
 // taken is what was taken out and is not there again.
-func (b *bucket) taken(now time.Time) time.Duration { return max(0, b.full.Sub(now)) }
+func (b *tokenBucket) taken(now time.Time) time.Duration { return max(0, b.full.Sub(now)) }
 
 // begin takes a request into account. The refusal says when there is room again. leave must follow. Only requests for
 // work are refused for a spent budget: see Budget.refuse.
