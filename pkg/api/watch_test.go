@@ -174,7 +174,7 @@ func TestEventsGoOnWhereTheClientWasCutOff(t *testing.T) {
 
 func TestEventsOfAQueueThatWasMadeAnewHaveItsOutput(t *testing.T) {
 	s := serve(t, Config{}, invalidation.Config{})
-	if _, err := s.api.queue(t.Context(), "work"); err != nil { // as it was
+	if _, err := s.api.queues.Get(t.Context(), "work"); err != nil { // as it was
 		t.Fatal(err)
 	}
 	for _, sql := range []string{`SELECT penstock.drop_queue('work', true)`, `SELECT penstock.create_queue('work')`} {

@@ -161,7 +161,7 @@ func TestACallThatBecomesAnEntryRunsAsItWould(t *testing.T) {
 func TestAnAnswerThatIsNotReadIsCut(t *testing.T) {
 	t.Parallel()
 	queue := &pushes{ended: true, outcome: DurableOutcome{Outcome: "done", Result: bytes.Repeat([]byte("7"), 64<<20)}}
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		c.Push, m.Async = queue, true
 		m.Policy.ClientStall = worker.Seconds(200 * time.Millisecond)
 	}, workertest.Says(200, "{}"))

@@ -47,7 +47,7 @@ func TestPushesOfATokenHaveARate(t *testing.T) {
 func TestAsyncRequestsAreWithinTheRateOfTheirToken(t *testing.T) {
 	t.Parallel()
 	queue := &pushes{}
-	p := startPlant(t, func(c *Config, _ *ModelState) { c.Push, c.Open = queue, false }, workertest.Says(200, "{}"))
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Push, c.Open = queue, false }, workertest.Says(200, "{}"))
 	p.gateway.SetTokens([]TokenState{{
 		Hash: sha256.Sum256([]byte("key")), Name: "acme", PushRate: 0.001, PriorityMax: new(int16(3)),
 	}})

@@ -1165,7 +1165,7 @@ func TestFlowIsTextAndWithinTheToken(t *testing.T) {
 func TestNamesBelowAFlowTakeItsShare(t *testing.T) {
 	t.Parallel()
 	release := make(chan struct{})
-	p := startPlant(t, func(c *Config, m *ModelState) {
+	p := startTestbed(t, func(c *Config, m *ModelState) {
 		c.Open, m.Instances[0].Slots, m.Policy.FlowTotal, m.Policy.QueueTTL = false, 1, 1, worker.Seconds(time.Hour)
 	}, held(release))
 	p.gateway.SetTokens([]TokenState{{Hash: sha256.Sum256([]byte("key")), Name: "acme"}})

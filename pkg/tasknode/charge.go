@@ -8,8 +8,8 @@ import (
 )
 
 // The lane of a job is charged for the first run when the job is accepted (claimAnswer.accept), for each further one
-// when it begins, and for what a run uses beyond its estimate, as far as its time tells. When a run has ended, the ranker
-// is told what was charged for it and what it cost.
+// when it begins, and for what a run uses beyond its estimate, as far as its time tells. When a run has ended, the
+// ranker is told what was charged for it and what it cost.
 
 // estimate is what a run of entries is expected to cost, if runs use so much: what each declares, or its part.
 func estimate(entries []invalidation.Entry, use float64) float64 {
@@ -24,8 +24,9 @@ func estimate(entries []invalidation.Entry, use float64) float64 {
 	return sum
 }
 
-// spent is what a run of an entry has cost that took so long and ended so: what the entry declares, or else what the run
-// used. A declared cost is not due where the run was charged nothing, as one that a worker refused, or spent no attempt.
+// spent is what a run of an entry has cost that took so long and ended so: what the entry declares, or else what the
+// run used. A declared cost is not due where the run was charged nothing, as one that a worker refused, or spent no
+// attempt.
 func spent(r *invalidation.Run, e *invalidation.Ending, took time.Duration) float64 {
 	if r.Entry.Cost <= 0 {
 		return r.Charged(took).Seconds()
