@@ -49,7 +49,8 @@ INSERT INTO public.effect VALUES (1, 0)`); err != nil {
 	x.declare("declared", `WITH one AS (UPDATE public.effect SET n = n + 1 WHERE id = 1 RETURNING n)
 SELECT n FROM one CROSS JOIN LATERAL pg_advisory_xact_lock_shared(17)`)
 	x.eventually(time.Minute, "the statement runs", `
-SELECT EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory' AND query LIKE '%public.effect%')`)
+SELECT EXISTS (SELECT FROM pg_stat_activity
+                WHERE datname = current_database() AND wait_event = 'advisory' AND query LIKE '%public.effect%')`)
 	if x.proxy.freeze("public.effect") == 0 {
 		t.Fatal("no connection carried the statement")
 	}

@@ -63,8 +63,8 @@ func standOn(t *testing.T, config *pgxpool.Config, cfg election.Config) *candida
 	return c
 }
 
-// electedAfter waits for a term of any of the candidates that is newer than one. On a machine that stood still they may have
-// had terms since then that nobody has asked for.
+// electedAfter waits for a term of any of the candidates that is newer than one. On a machine that stood still they
+// may have had terms since then that nobody has asked for.
 func electedAfter(t *testing.T, last election.Term, candidates ...*candidate) (*candidate, election.Term) {
 	t.Helper()
 	for {

@@ -44,7 +44,8 @@ func TestGenerationOfAServerThatStopsCostsNoAttempt(t *testing.T) {
 	awaitAtLeast(t, &aborted, 1)
 	next := workertest.NewScript(t, healthy(workertest.Says(200, finishedAnswer)))
 	b.instance("next", next.URL, 1)
-	workertest.WaitFor(t, func() bool { return len(n.Registry.Endpoints(b.model.Name)) == 2 }) // else it goes to the old one again
+	// A node that does not know it yet sends the entry to the old one again.
+	workertest.WaitFor(t, func() bool { return len(n.Registry.Endpoints(b.model.Name)) == 2 })
 	close(replaced)
 	o := b.outcome(id)
 	if o.Outcome != "done" || o.Attempt != 0 {

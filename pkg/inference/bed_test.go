@@ -119,14 +119,15 @@ func (b *bed) push(payloads ...string) []invalidation.EntryID {
 	return ids
 }
 
-// apartPriority is the priority of entries that no miniNode claims. The last claim of one that has left may still reach the
-// database, and would take another entry.
+// apartPriority is the priority of entries that no miniNode claims. The last claim of one that has left may still reach
+// the database, and would take another entry.
 const apartPriority = 2
 
 // pushApart pushes an entry for a claim of the test.
 func (b *bed) pushApart(payload string) invalidation.EntryID {
 	b.Helper()
-	pushed, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(payload), Priority: new(int16(apartPriority))})
+	push := invalidation.Push{Payload: json.RawMessage(payload), Priority: new(int16(apartPriority))}
+	pushed, err := b.queue.Push(b.ctx, push)
 	b.must(err)
 	return pushed[0].ID
 }

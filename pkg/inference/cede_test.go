@@ -45,8 +45,9 @@ func TestRunsThatArePreemptedTogetherAreHandedOverAtOnce(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			db := &handedOver{since: time.Now()}
 			p := &SlotPool{
-				tuning: usualTuning(), holder: slot.Holder{DB: db, Node: func() invalidation.NodeID { return 7 }}, models: map[string]*modelState{},
-				idled: func(string) {}, kick: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
+				tuning: usualTuning(), talk: make(talkLock, 1), models: map[string]*modelState{},
+				holder: slot.Holder{DB: db, Node: func() invalidation.NodeID { return 7 }},
+				idled:  func(string) {}, kick: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 			}
 			p.mu.Lock()
 			p.ceding = len(c.ends)

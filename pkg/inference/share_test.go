@@ -49,7 +49,7 @@ func (c *contended) starve() {
 func (c *contended) busyNode(db postgres.DB) (pool *SlotPool, calls []*slotRef, giveBack func()) {
 	c.Helper()
 	node := c.node(time.Minute)
-	s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), db,
+	s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.leaseRetry = time.Nanosecond }), db,
 		func() invalidation.NodeID { return node })
 	c.must(s.Registry.Refresh(c.ctx))
 	held := 0

@@ -286,7 +286,7 @@ func TestNodeGivesBackWhatIsBeyondItsShareWhileOthersGoWithout(t *testing.T) {
 	b.instance("gpu-1", nowhere, 8)
 	service := func() *Service {
 		node := b.node(time.Minute)
-		s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax, t.leaseRetry = time.Hour, time.Nanosecond }), b.pool,
+		s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.leaseRetry = time.Nanosecond }), b.pool,
 			func() invalidation.NodeID { return node })
 		b.must(s.Registry.Refresh(b.ctx))
 		return s
@@ -512,7 +512,8 @@ func TestSlotsOfALeaseWhoseAnswerWasLostAreFoundAndGoHome(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	b.instance("gpu-1", nowhere, 1)
 	node, db := b.node(time.Minute), &lossy{DB: b.pool}
-	s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax = time.Nanosecond }), db, func() invalidation.NodeID { return node })
+	s := newService(ServiceConfig{Log: quiet}, patient(func(t *tuning) { t.idleMax = time.Nanosecond }), db,
+		func() invalidation.NodeID { return node })
 	b.must(s.Registry.Refresh(b.ctx))
 	db.every.Store(1)
 	if n, _ := s.Pool.Take(b.queue.Name, 1); n != 0 || b.count(`SELECT count(*) FROM penstock.slot`) != 1 {

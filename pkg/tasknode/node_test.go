@@ -60,8 +60,8 @@ func start(t testing.TB, pool *pgxpool.Pool, c tasknode.Config, handlers map[str
 	return n, stop
 }
 
-// barrier returns a channel for runs to wait on, and what opens it. As a cleanup behind the start of the node that lets a
-// test which has failed end: a node that stops waits for its runs.
+// barrier returns a channel for runs to wait on, and what opens it. As a cleanup behind the start of the node that lets
+// a test which has failed end: a node that stops waits for its runs.
 func barrier() (closed <-chan struct{}, open func()) {
 	c := make(chan struct{})
 	return c, sync.OnceFunc(func() { close(c) })

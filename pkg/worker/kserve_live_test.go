@@ -131,7 +131,8 @@ func TestLiveDispatcher(t *testing.T) {
 		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "300ms")
 		c := call("e1", 5, `{"a":1}`)
 		c.Remote = a.Submit(t.Context(), c).Remote
-		want{kind: Done, result: `{"a":1}`}.check(t, NewFollower(a, async).Follow(t.Context(), Pending{RunRef: c.RunRef}))
+		o := NewFollower(a, async).Follow(t.Context(), Pending{RunRef: c.RunRef})
+		want{kind: Done, result: `{"a":1}`}.check(t, o)
 	})
 	t.Run("cancel is confirmed", func(t *testing.T) {
 		a, _ := ready(t, async, "/echo", "--slots", "1", "--async", "echo", "--delay", "1h")
