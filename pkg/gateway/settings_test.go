@@ -285,7 +285,7 @@ func TestASnapshotOfATimeToComeIsRefused(t *testing.T) {
 // The version of the snapshot is that of its fields.
 func TestSnapshotHasAVersionForItsFields(t *testing.T) {
 	t.Parallel()
-	const version, fields = 7, "75f45570d5ea7bb6"
+	const version, fields = 8, "7f9c5b09a3cc292e"
 	hash := fnv.New64a()
 	writeFields(hash, reflect.TypeFor[SavedState]())
 	if got := fmt.Sprintf("%x", hash.Sum64()); got != fields || savedVersion != version {
@@ -366,9 +366,12 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		token, flow string
 		want        RequestClass
 	}{
-		{"plain", "acme", Default}, {"plain", "acme/urgent", Critical},
-		{"limited", "acme", Default}, {"limited", "acme/urgent", Default},
-		{"kept", "acme", Critical}, {"kept", "acme/urgent", Critical},
+		{"plain", "acme", Default},
+		{"plain", "acme/urgent", Critical},
+		{"limited", "acme", Default},
+		{"limited", "acme/urgent", Default},
+		{"kept", "acme", Critical},
+		{"kept", "acme/urgent", Critical},
 	} {
 		by := g.tokens.find(c.token, time.Now())
 		if class, err := (&serving{caller: by}).class("critical", g.flow(c.flow)); class != c.want || err != nil {
