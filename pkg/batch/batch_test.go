@@ -781,6 +781,7 @@ func TestPausedBatchesCostAPassNoTransaction(t *testing.T) {
 func TestCancelOfABatchWaitsForACompactionOfItsParts(t *testing.T) {
 	b := newBed(t)
 	b.exec(`SELECT penstock.alter_queue('parts', '{"grouping": "tenant", "mergeable": true, "merge": "last"}')`)
+	b.exec(`ALTER FUNCTION penstock.await_compaction SET lock_timeout = 0`) // not 3 s
 	id := b.create(Batch{Items: numbers(4), PartSize: 1, Detail: json.RawMessage(`{"tenant": "a"}`)})
 	b.step()
 	compaction, err := b.pool.Begin(b.ctx)

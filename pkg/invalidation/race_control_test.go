@@ -108,6 +108,13 @@ func TestPushDuringACancelGetsAReadyRowOfItsOwn(t *testing.T) {
 	b.want(entryIDs(b.claim(1)...), came)
 }
 
+// switchPatiently lets operators try for five minutes to switch an entry that somebody else has, instead of for two
+// seconds.
+func (b *bed) switchPatiently() {
+	b.Helper()
+	pgtest.Redefine(b, b.pool, "penstock.switch_entry", "1 .. 200", "1 .. 30000")
+}
+
 // awaitBusy returns when an operator has met an entry that somebody else has, and tries again after a while.
 func (b *bed) awaitBusy() {
 	b.Helper()
@@ -124,6 +131,7 @@ func (b *bed) awaitBusy() {
 func TestEnableDuringASettleIsNotLost(t *testing.T) {
 	for _, key := range []string{"", "K"} {
 		b := newControlBed(t, Config{})
+		b.switchPatiently()
 		id := b.push(key)[0]
 		lock := b.claimOne()
 		b.must(disableEntry(b.ctx, b.pool, id, ann))
@@ -140,6 +148,7 @@ func TestEnableDuringASettleIsNotLost(t *testing.T) {
 // Guard: the same for disable. A settler that has seen the entry enabled puts a ready row back.
 func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
 	b := newControlBed(t, Config{})
+	b.switchPatiently()
 	id := b.push("")[0]
 	lock := b.claimOne()
 	settler := b.begin()
@@ -156,6 +165,7 @@ func TestDisableDuringASettleIsNotForgotten(t *testing.T) {
 // behind by it, and start the entry again for a claim whose snapshot is older than the finish.
 func TestEntrySwitchedDuringItsClaimHasNoReadyRowLeft(t *testing.T) {
 	b := newControlBed(t, Config{})
+	b.switchPatiently()
 	id := b.push("")[0]
 	claimer := b.gate("true")
 	claimed := later(b, func() (Claimed, error) {
@@ -190,6 +200,7 @@ func TestClaimPassesByAKeyWhoseEntryIsBeingSwitched(t *testing.T) {
 // Guard: the same, the other way round.
 func TestEntryOfAGroupSwitchedDuringItsClaimIsNotLost(t *testing.T) {
 	b := newControlBed(t, Config{})
+	b.switchPatiently()
 	ids := b.push("K", "K")
 	b.must(disableEntry(b.ctx, b.pool, ids[0], ann))
 	claimer := b.gate("true")

@@ -13,6 +13,7 @@ func unitsBed(t *testing.T, perFlow bool, work, other int) (b *bed, queues map[s
 	b.must(err)
 	eight := 8
 	queues = b.under("gpu", limitOptions{MaxUnits: &eight, PerFlow: perFlow}, map[string]int{"work": work, "other": other})
+	b.keepUnits()
 	return b, queues
 }
 

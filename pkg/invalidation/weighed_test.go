@@ -5,6 +5,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
 )
 
 // weighedBed has the queue work under limit gpu of so many units, whose entries may weigh as much.
@@ -13,7 +15,16 @@ func weighedBed(t *testing.T, most int, c Config) *bed {
 	c.MaxWeight = most
 	b := newBed(t, c)
 	b.q = b.under("gpu", limitOptions{MaxUnits: &most}, map[string]int{"work": 1})["work"]
+	b.keepUnits()
 	return b
+}
+
+// keepUnits has units kept for lanes that wait until a test says otherwise, instead of for three seconds.
+func (b *bed) keepUnits() {
+	b.Helper()
+	for _, function := range []string{"penstock.await_units", "penstock.kept_units"} {
+		pgtest.Redefine(b, b.pool, function, "interval '3 seconds'", "interval '1 hour'")
+	}
 }
 
 func weights(ws ...int32) []Push {
@@ -196,6 +207,7 @@ func TestUnitsAreKeptForTheLaneThatWaitsLongest(t *testing.T) {
 	b.must(err)
 	q := b.under("gpu", limitOptions{MaxUnits: &eight}, map[string]int{"work": 1, "other": 1})
 	work, other := q["work"], q["other"]
+	b.keepUnits()
 	b.must(pushFlow(b.ctx, work, 20, "light"))
 	b.must(pushFlow(b.ctx, other, 20, ""))
 	b.q = work
