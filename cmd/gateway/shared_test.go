@@ -746,6 +746,12 @@ func (s *site) exec(sql string, args ...any) {
 	}
 }
 
+// keepDemand has slots missed for an hour after they were asked for, instead of for three seconds.
+func (s *site) keepDemand() {
+	s.Helper()
+	pgtest.Redefine(s, s.pool, "penstock.hungry_nodes", "interval '3 seconds'", "interval '1 hour'")
+}
+
 // handOver lets a node hand over all that it holds, and returns how many slots another node got and how many
 // are free.
 func (s *site) handOver(holder, other int64) (got, free int) {
@@ -776,6 +782,7 @@ func TestSlotsAreHandedOverOnlyWhereTheyMayBeLeased(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
 			s := newSite(t, 8)
+			s.keepDemand()
 			s.registered(1, 2)
 			s.exec(`SELECT penstock.set_gateway_policy('m', '{"batch_reserved": 0}', 'test')`)
 			s.exec(`SELECT penstock.lease_slots('m', 1, 8)`)
@@ -792,6 +799,7 @@ func TestSlotsAreHandedOverOnlyWhereTheyMayBeLeased(t *testing.T) {
 func TestTaskNodesKeepTheSlotsThatAreForDurableEntries(t *testing.T) {
 	t.Parallel()
 	s := newSite(t, 10)
+	s.keepDemand()
 	s.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES (1, 'n', 'default', '1 minute', 10, '{}')`)
 	s.exec(`SELECT penstock.lease_slots('m', 1, 10)`)
 	s.registered(2)

@@ -16,6 +16,7 @@ import (
 func TestPreemptionHasBounds(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
+	x.keepDemand()
 	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 40, '{}', 'test')`)
 	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
 	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES
@@ -83,6 +84,7 @@ func TestPreemptionHasBounds(t *testing.T) {
 func newShortage(t *testing.T) *exchange {
 	t.Helper()
 	x := newExchange(t)
+	x.keepDemand()
 	x.exec(`SELECT penstock.register_instance('m', 'gpu-1', 'http://gpu-1', 8, '{}', 'test')`)
 	x.exec(`SELECT penstock.register_gateway(1, 'gateway', 'default', interval '1 hour')`)
 	x.exec(`INSERT INTO penstock.node (id, name, application, lease, threads, queue_ids) VALUES

@@ -87,12 +87,18 @@ func TestADemandFromTheFutureIsNotCounted(t *testing.T) {
 	db := fleet(t)
 	do(t, db, `SELECT penstock.register_gateway(7, 'g', 'default', '1 hour')`)
 	do(t, db, `INSERT INTO penstock.slot_demand (model, node_id, missing) VALUES ('llama', 7, 3)`)
-	for at, want := range map[string]float64{"'1 hour'": 0, "'0'": 3, "'-4 seconds'": 0} {
+	check := func(at string, want float64) {
+		t.Helper()
 		do(t, db, `UPDATE penstock.slot_demand SET wanted_at = clock_timestamp() + interval `+at)
 		if got := one[float64](t, db, `SELECT penstock.scale_metric('llama')`); got != want {
 			t.Errorf("a demand of now and %s counts %g, want %g", at, got, want)
 		}
 	}
+	check("'1 hour'", 0)
+	check("'-4 seconds'", 0)
+	pgtest.Redefine(t, db, "penstock.scale_slots_missing", "interval '3 seconds'", "interval '1 minute'")
+	check("'0'", 3)
+	check("'1 hour'", 0)
 }
 
 // KEDA's trigger asks with a login of its own: the duty read is enough for it, also where throttles, limits and a gateway matter.
