@@ -129,7 +129,7 @@ func TestClaimThatDoesNotKnowALimitIsRefused(t *testing.T) {
 
 func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
 	b := newBed(t, Config{})
-	b.q = b.under("slow", limitOptions{Rate: 0.5, Burst: 3, PerFlow: true}, map[string]int{b.q.Name: 1})[b.q.Name]
+	b.q = b.under("slow", limitOptions{Rate: 0.01, Burst: 3, PerFlow: true}, map[string]int{b.q.Name: 1})[b.q.Name]
 	for range 10 {
 		b.pushAll(b.pool, Push{Flow: "a"}, Push{Flow: "b"})
 	}
@@ -139,8 +139,8 @@ func TestTokenBucketLetsBurstThenRateThrough(t *testing.T) {
 	if c := in("a"); len(c.Locks) != 3 {
 		t.Fatalf("burst let %d through, want 3", len(c.Locks))
 	}
-	if c := in("a"); len(c.Locks) != 0 || !c.Limited || c.Wait <= 0 || c.Wait > 2*time.Second {
-		t.Errorf("empty bucket: %d locks, limited %v, wait %v; want none, up to 2 s", len(c.Locks), c.Limited, c.Wait)
+	if c := in("a"); len(c.Locks) != 0 || !c.Limited || c.Wait <= 0 || c.Wait > 100*time.Second {
+		t.Errorf("empty bucket: %d locks, limited %v, wait %v; want none, up to 100 s", len(c.Locks), c.Limited, c.Wait)
 	}
 	if c := in("b"); len(c.Locks) != 3 {
 		t.Errorf("other flow got %d, want 3: the limit is for each flow", len(c.Locks))

@@ -59,28 +59,28 @@ func TestPartitionsAreNamedOnceRightsAreHeld(t *testing.T) {
 	const days = 60
 	rights := b.begin()
 	b.exec(rights, `SELECT penstock.hold_rights()`)
-	made := make(chan error, 1)
-	go func() {
-		_, err := EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), days)
-		made <- err
-	}()
+	var free atomic.Bool // the rights, for which a maker waits no longer than 200 ms
+	made := later(b, func() (n int, err error) {
+		for err == nil && !free.Load() {
+			n, err = EnsurePartitions(b.ctx, b.pool, inTxOf(b.pool), days)
+		}
+		return n, err
+	})
 	const waiting = `
 SELECT count(*) FILTER (WHERE l.locktype = 'advisory' AND NOT l.granted), count(*) FILTER (WHERE l.mode = 'AccessExclusiveLock')
   FROM pg_locks l WHERE l.pid = (SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted
                                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) LIMIT 1)`
 	var waits, names int
-	for waits == 0 {
-		if err := b.pool.QueryRow(b.ctx, waiting).Scan(&waits, &names); err != nil {
-			t.Fatal(err)
-		}
-	}
+	b.await("it waits for rights", func() bool {
+		b.must(b.pool.QueryRow(b.ctx, waiting).Scan(&waits, &names))
+		return waits > 0
+	})
 	if names > 0 {
 		t.Errorf("it waits for rights and holds %d names", names)
 	}
 	b.commit(rights)
-	if err := <-made; err != nil {
-		t.Error(err)
-	}
+	free.Store(true)
+	made()
 }
 
 func TestADayThatTheDefaultPartitionHasRowsOfStaysThere(t *testing.T) {
@@ -293,8 +293,8 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	    VALUES ($1, 99992, now(), now() - interval '40 days', 1, 1, 0, '', 'x', 'x', 'x', '{}')`, b.q.ID)
 	b.exec(b.pool, `INSERT INTO penstock.throttle (queue_id, queue_wide, flow, until, reason) VALUES
 	    ($1, true, '', now() - interval '2 hours', ''), ($1, false, 'x', now() + interval '2 hours', '')`, b.q.ID)
-	b.must(setLimit(b.ctx, b.pool, "rate", limitOptions{Rate: 1, Burst: 10}))
-	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '6 s'), ('filling', '1 s')) v(f, a)`)
+	b.must(setLimit(b.ctx, b.pool, "rate", limitOptions{Rate: 0.01, Burst: 10}))
+	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '10 min'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
 	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0}); err != nil || got != want {

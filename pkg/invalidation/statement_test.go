@@ -152,7 +152,7 @@ func TestStatementWithoutADatabaseSpendsNoAttemptAndKeepsItsPlace(t *testing.T) 
 	_, err = StatementHandler(gone, q).Handle(b.ctx, r)
 	b.settle(last(Judge(r, nil, err, time.Millisecond, 0)))
 	b.want(b.count(`SELECT count(*) FROM penstock.entry WHERE attempt = 0 AND status = 'pending'`), 2)
-	b.want(b.count(`SELECT count(*) FROM penstock.throttle WHERE queue_wide AND until > clock_timestamp()`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.throttle WHERE queue_wide AND until > at`), 1)
 	b.exec(b.pool, `DELETE FROM penstock.throttle`)
 	b.want(b.claimOne().Entries[0].ID, ids[0])
 }
