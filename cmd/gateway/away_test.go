@@ -119,7 +119,7 @@ func TestOnlineTrafficOutlivesTheDatabase(t *testing.T) {
 	wire, dsn := s.cuttable()
 	direct := s.dsn
 	s.dsn = dsn
-	f := s.startGateway(func(c *Config) { c.Gateway.Lease = 5 * time.Second })
+	f := s.startGateway(func(c *Config) { c.Gateway.Lease = outage(t) - time.Second })
 	s.dsn = direct
 	var served, failed atomic.Int64
 	ctx, stop := context.WithCancel(t.Context())

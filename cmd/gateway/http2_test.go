@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -20,6 +21,7 @@ func TestClientsMaySpeakHTTP2(t *testing.T) {
 	t.Parallel()
 	const first, last = "data: {\"choices\":[1]}\n\n", "data: [DONE]\n\n"
 	read := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(read) })
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
 		w.Header().Set("Content-Type", "text/event-stream")
@@ -29,6 +31,7 @@ func TestClientsMaySpeakHTTP2(t *testing.T) {
 		_, _ = io.WriteString(w, last)
 	}))
 	t.Cleanup(backend.Close)
+	t.Cleanup(goOn)
 	s := &server{cfg: defaults(), log: (&site{T: t}).log(), gateway: gateway.New(gateway.Config{Open: true})}
 	s.gateway.SetModels([]gateway.ModelState{{
 		Name: "m", Protocol: worker.ProtocolOpenAI, Policy: gateway.DefaultPolicy(), RunMax: time.Minute,
@@ -62,7 +65,7 @@ func TestClientsMaySpeakHTTP2(t *testing.T) {
 	if _, err := io.ReadFull(answer.Body, event); err != nil || string(event) != first {
 		t.Errorf("got %q: %v", event, err)
 	}
-	close(read)
+	goOn()
 	if rest, err := io.ReadAll(answer.Body); err != nil || string(rest) != last {
 		t.Errorf("got %q behind the first event: %v", rest, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -12,12 +13,14 @@ import (
 func TestHeartbeatsTellWhichInstancesAreInUse(t *testing.T) {
 	t.Parallel()
 	end := make(chan struct{})
+	goOn := sync.OnceFunc(func() { close(end) })
 	f := startStaticFront(t, 2, func(w http.ResponseWriter, r *http.Request) {
 		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "long") {
 			<-end
 		}
 		_, _ = io.WriteString(w, "{}")
 	})
+	t.Cleanup(goOn)
 	type report struct {
 		ID          int32 `json:"id"`
 		InFlight    int   `json:"in_flight"`
@@ -48,6 +51,6 @@ func TestHeartbeatsTellWhichInstancesAreInUse(t *testing.T) {
 	if got := reported(); len(got) != 1 || got[0].ID != 1 || got[0].InFlight != 1 || got[0].RemainingMS == nil {
 		t.Errorf("with a call it reports %+v", got)
 	}
-	close(end)
+	goOn()
 	f.until("the call has ended", func() bool { return f.gateway.States()[0].InFlight == 0 })
 }
