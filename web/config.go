@@ -43,12 +43,15 @@ type Config struct {
 	Version string
 	// Log takes errors whose text visitors do not see. Default: none.
 	Log *slog.Logger
+
+	readTimeout time.Duration // of each read: 2.5 s
 }
 
 func (c Config) withDefaults() (Config, error) {
 	c.Path = cmp.Or(c.Path, "/ui/")
 	c.SessionMax = cmp.Or(c.SessionMax, 12*time.Hour)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
+	c.readTimeout = cmp.Or(c.readTimeout, 2500*time.Millisecond)
 	if err := CheckPath(c.Path, c.Reserved...); err != nil {
 		return c, err
 	}

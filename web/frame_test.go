@@ -127,7 +127,7 @@ func TestASessionEndsWithItsToken(t *testing.T) {
 func TestARevokedTokenIsRefusedThoughItsClientEndsTheRequest(t *testing.T) {
 	secret, revoked := operator.NewSecret(), atomic.Bool{}
 	d, err := New(operator.New(noDatabase{}), operator.New(noDatabase{}), Config{
-		Timetable: hourly,
+		Timetable: hourly, readTimeout: time.Minute,
 		Token: func(ctx context.Context, _ string) (operator.APIToken, error) {
 			if !revoked.Load() {
 				return operator.APIToken{Name: "ada", Scopes: []string{"admin"}, Live: true}, nil
@@ -186,7 +186,7 @@ func TestOnlyAnOutageLetsVisitorsInWithoutALookup(t *testing.T) {
 		"crowded":       {errCrowdedLookup, errCrowdedLookup},
 		"revoked":       {invalidation.ErrNotFound, invalidation.ErrNotFound},
 	} {
-		s := &sessions{find: func(context.Context, string) (operator.APIToken, error) {
+		s := &sessions{timeout: time.Minute, find: func(context.Context, string) (operator.APIToken, error) {
 			return operator.APIToken{Name: "ada", Scopes: []string{"admin"}, Live: true}, nil
 		}}
 		if _, err := s.visitor(t.Context(), "secret"); err != nil {
@@ -372,7 +372,7 @@ func TestAFirstVisitInAnOutageSaysSo(t *testing.T) {
 	defer gone.Close()
 	s := newSite(t)
 	b := s.as(viewer)
-	s.web.db, s.web.reads = operator.New(gone), newReadings()
+	s.web.db, s.web.reads = operator.New(gone), newReadings(time.Minute)
 	// The second page is asked for while it is known that the database does not answer.
 	for _, path := range []string{"", "fairness"} {
 		if got := b.get(path); got.status != http.StatusServiceUnavailable || !strings.Contains(got.text, downText) {

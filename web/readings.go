@@ -17,13 +17,13 @@ const (
 	readingsMax   = 2000             // values kept; those not used for longest go first
 	readingsBytes = 64 << 20         // of the pages among them
 	readingKept   = 15 * time.Minute // after the last use
-	readTimeout   = 2500 * time.Millisecond
 )
 
 // readings keeps the last value of each read. Of callers that want the same value at the same time
 // one reads it, and the others wait for that one.
 type readings struct {
-	generation atomic.Int64 // values of an earlier one are due
+	timeout    time.Duration // of a read
+	generation atomic.Int64  // values of an earlier one are due
 	down       atomic.Pointer[failedRead]
 	mu         sync.Mutex
 	kept       map[string]*reading
@@ -53,7 +53,9 @@ type failedRead struct {
 
 const downFor = 800 * time.Millisecond
 
-func newReadings() *readings { return &readings{kept: map[string]*reading{}} }
+func newReadings(timeout time.Duration) *readings {
+	return &readings{timeout: timeout, kept: map[string]*reading{}}
+}
 
 // expire makes every value due for a new read. The values stay, for the time in which the database
 // does not answer.
@@ -229,7 +231,7 @@ func bounded[T any](ctx context.Context, s *readings, read func(ctx context.Cont
 		var none T
 		return none, down.err
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
 	defer cancel()
 	value, err := read(ctx)
 	if err != nil && unanswered(err) && !slow(err) {

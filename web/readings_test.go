@@ -16,7 +16,7 @@ func TestAChangeIsReadWithinABeat(t *testing.T) {
 	for _, taken := range []time.Duration{0, 20 * time.Millisecond, 100 * time.Millisecond} {
 		for changed := 3 * time.Second; changed < 4*time.Second; changed += 37 * time.Millisecond {
 			synctest.Test(t, func(t *testing.T) {
-				d := &Dashboard{reads: newReadings()}
+				d := &Dashboard{reads: newReadings(time.Minute)}
 				begin := time.Now()
 				read := func() int {
 					v, err := cached(t.Context(), d, "value", beat, func(context.Context) (int, error) {
@@ -47,7 +47,7 @@ func TestAChangeIsReadWithinABeat(t *testing.T) {
 // A database that needs long for a read is asked less often.
 func TestSlowReadsAreSpread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := &Dashboard{reads: newReadings()}
+		d := &Dashboard{reads: newReadings(time.Minute)}
 		var busy time.Duration
 		begin := time.Now()
 		for time.Since(begin) < time.Minute {
@@ -70,7 +70,7 @@ func TestSlowReadsAreSpread(t *testing.T) {
 // What was used last is kept, up to a bound of its bytes.
 func TestReadingsAreBoundedByTheirBytes(t *testing.T) {
 	t.Parallel()
-	d := &Dashboard{reads: newReadings()}
+	d := &Dashboard{reads: newReadings(time.Minute)}
 	reads := map[string]int{}
 	draw := func(key string) {
 		_, err := kept(t.Context(), d, key, time.Hour, func(context.Context) (*snapshot, error) {

@@ -77,7 +77,8 @@ const (
 // sessions finds visitors by the secrets of their tokens, which their cookies hold: a session is
 // valid on every leader, and ends when the token does.
 type sessions struct {
-	find func(ctx context.Context, secret string) (operator.APIToken, error)
+	find    func(ctx context.Context, secret string) (operator.APIToken, error)
+	timeout time.Duration // of a lookup
 
 	mu   sync.Mutex
 	seen map[[sha256.Size]byte]seenVisitor
@@ -93,7 +94,7 @@ type seenVisitor struct {
 // the request nobody may keep it from finding that a token was revoked.
 func (s *sessions) visitor(ctx context.Context, secret string) (visitor, error) {
 	key := sha256.Sum256([]byte(secret))
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), readTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.timeout)
 	defer cancel()
 	token, err := s.find(ctx, secret)
 	s.mu.Lock()

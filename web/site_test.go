@@ -39,7 +39,8 @@ func newSite(t *testing.T) *site {
 	read := openPool(t, postgres.Config{DSN: dsn, MaxConns: 4, StatementTimeout: time.Minute, ReadOnly: true})
 	s.change = operator.New(s.pool)
 	var err error
-	if s.web, err = New(operator.New(read), s.change, Config{Token: living(s.change), Timetable: hourly}); err != nil {
+	cfg := Config{Token: living(s.change), Timetable: hourly, readTimeout: time.Minute}
+	if s.web, err = New(operator.New(read), s.change, cfg); err != nil {
 		t.Fatal(err)
 	}
 	for role, scope := range map[role]string{viewer: "read", operatorRole: "operate", administrator: "admin"} {

@@ -150,7 +150,7 @@ func (d *Dashboard) ask(w http.ResponseWriter, r *http.Request, v verb, who visi
 	if problem != nil {
 		view.Problem = d.tell(problem, v)
 	} else if v.preview != nil {
-		ctx, cancel := context.WithTimeout(r.Context(), readTimeout)
+		ctx, cancel := context.WithTimeout(r.Context(), d.cfg.readTimeout)
 		defer cancel()
 		found, err := v.preview(ctx, in)
 		view.Preview = found

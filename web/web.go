@@ -38,8 +38,9 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	}
 	d := &Dashboard{
 		cfg: cfg, db: read, change: change,
-		reads: newReadings(), streams: newStreams(), sessions: &sessions{find: cfg.Token},
-		verbs: map[string]verb{}, mux: http.NewServeMux(),
+		reads: newReadings(cfg.readTimeout), streams: newStreams(),
+		sessions: &sessions{find: cfg.Token, timeout: cfg.readTimeout},
+		verbs:    map[string]verb{}, mux: http.NewServeMux(),
 	}
 	d.drained, d.drain = context.WithCancel(context.Background())
 	if d.assets, err = loadAssets(cfg.Path); err != nil {
