@@ -40,7 +40,7 @@ func newServer(t *testing.T, cfg api.Config, queue invalidation.Config) *server 
 		t.Fatal(err)
 	}
 	cfg.Open = true
-	return &server{t: t, pool: pool, API: api.New(pool, cfg)}
+	return &server{t: t, pool: pool, API: api.New(pool, api.Patient(cfg))}
 }
 
 // do sends a request and reads the answer into a map. Headers are name and value in turn.
@@ -102,7 +102,7 @@ func hearing(t *testing.T) (*server, *invalidation.Queue, <-chan hint) {
 	ctx, stop := context.WithCancel(t.Context())
 	heard := make(chan hint, 10_000)
 	listener := invalidation.NewListener(invalidation.ListenConfig{
-		Conn: pool.Config().ConnConfig,
+		Conn: pool.Config().ConnConfig, EchoWithin: time.Minute, // a hint that is sent while it connects anew is lost
 		Wake: func(queue int32, lane *invalidation.Lane) { heard <- hint{queue, lane} },
 	})
 	hinter := invalidation.NewHinter(pool, 0)

@@ -61,6 +61,8 @@ type Config struct {
 	OnError func(ctx context.Context, err error)
 	// Log is where errors go that a client is not told. Default: nowhere.
 	Log *slog.Logger
+
+	checkTimeout time.Duration // of each check of readiness: 900 ms, as probes usually wait for a second or more
 }
 
 func (c Config) withDefaults() Config {
@@ -69,6 +71,7 @@ func (c Config) withDefaults() Config {
 	c.BodiesBytesMax = cmp.Or(c.BodiesBytesMax, max(256<<20, 8*c.BodyBytesMax))
 	c.WaitersMax = cmp.Or(c.WaitersMax, 8000)
 	c.Timeout = cmp.Or(c.Timeout, 10*time.Second)
+	c.checkTimeout = cmp.Or(c.checkTimeout, 900*time.Millisecond)
 	c.TokenLifetime = cmp.Or(c.TokenLifetime, 365*24*time.Hour)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.ReadModel == nil {

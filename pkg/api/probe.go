@@ -35,13 +35,9 @@ func (a *API) livez(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-const (
-	// checkTimeout bounds each check; probes usually wait for a second or more.
-	checkTimeout = 900 * time.Millisecond
-	// readyKept is how long results are answered from memory, so that requests, which need no token, cost the database
-	// one query a second however many there are.
-	readyKept = time.Second
-)
+// readyKept is how long results are answered from memory, so that requests, which need no token, cost the database
+// one query a second however many there are.
+const readyKept = time.Second
 
 // readiness keeps the results of the checks that ask other processes.
 type readiness struct {
@@ -167,7 +163,7 @@ func (a *API) countDegradations() (map[string]int, error) {
 
 // runChecks runs the checks that are not local side by side, and logs what failed.
 func (a *API) runChecks() map[string]error {
-	ctx, cancel := context.WithTimeout(context.Background(), checkTimeout)
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.checkTimeout)
 	defer cancel()
 	errs := map[string]chan error{}
 	for _, check := range a.cfg.Checks {
@@ -180,7 +176,7 @@ func (a *API) runChecks() map[string]error {
 	}
 	failed := map[string]error{}
 	for name, result := range errs {
-		if err := answerOf(ctx, result); err != nil {
+		if err := answerOf(ctx, result, a.cfg.checkTimeout); err != nil {
 			failed[name] = err
 			a.cfg.Log.Warn("a readiness check failed", "check", name, "error", err)
 		}
@@ -190,7 +186,7 @@ func (a *API) runChecks() map[string]error {
 
 // answerOf waits for the answer of a check. One that has come counts even after ctx ended, while another
 // check was waited for.
-func answerOf(ctx context.Context, answer <-chan error) error {
+func answerOf(ctx context.Context, answer <-chan error, within time.Duration) error {
 	select {
 	case err := <-answer:
 		return err
@@ -200,7 +196,7 @@ func answerOf(ctx context.Context, answer <-chan error) error {
 	case err := <-answer:
 		return err
 	default:
-		return errors.New("did not answer within " + checkTimeout.String())
+		return errors.New("did not answer within " + within.String())
 	}
 }
 

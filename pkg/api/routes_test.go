@@ -26,11 +26,17 @@ type world struct {
 	rename func(string) string
 }
 
+// Patient gives the checks of readiness the time that a busy machine takes.
+func Patient(c Config) Config {
+	c.checkTimeout = time.Minute
+	return c
+}
+
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	pool := pgtest.New(t)
 	return &world{
-		t: t, pool: pool, api: New(pool, Config{Open: true, Reports: reports{}, Webhooks: receivers{}}),
+		t: t, pool: pool, api: New(pool, Patient(Config{Open: true, Reports: reports{}, Webhooks: receivers{}})),
 		seen: map[string]any{}, tags: map[string]string{}, rename: func(name string) string { return name },
 	}
 }
