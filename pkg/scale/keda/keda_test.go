@@ -89,6 +89,7 @@ func TestTheExampleFollowsEachNumber(t *testing.T) {
 // serve returns a client of KEDA's contract, over a real connection of gRPC.
 func serve(t *testing.T, cfg Config) externalscaler.ExternalScalerClient {
 	t.Helper()
+	cfg.timeout = time.Minute // of a statement, which a busy machine may delay
 	listener := bufconn.Listen(1 << 16)
 	server := grpc.NewServer()
 	New(cfg).Register(server)
@@ -220,7 +221,7 @@ func TestNumbersOutliveARestartOfTheDatabase(t *testing.T) {
 	for _, name := range []string{"llama", "unread"} {
 		exec(t, db, `SELECT penstock.set_deployment($1, 'llama', '{"backend": "keda"}')`, name)
 	}
-	client := serve(t, Config{DB: db, timeout: time.Minute})
+	client := serve(t, Config{DB: db})
 	metric := func(deployment string) (int64, codes.Code) {
 		got, err := client.GetMetrics(t.Context(), &externalscaler.GetMetricsRequest{ScaledObjectRef: ref(deployment)})
 		if err != nil {
