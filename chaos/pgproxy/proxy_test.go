@@ -62,6 +62,20 @@ func (f *fate) Happened(
 	}
 }
 
+// whenBegun calls do once the fault has taken effect.
+func (f *fate) whenBegun(ctx context.Context, fault pgproxy.Fault, do func()) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case begun := <-f.begun:
+			if begun == fault {
+				do()
+			}
+		}
+	}
+}
+
 func (f *fate) Committed(*pgproxy.Link, pgproxy.Kind, time.Time) {}
 
 func (f *fate) set(d pgproxy.Decision) {
@@ -85,7 +99,7 @@ func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
 		}
 	}
 	cc := server.Config()
-	policy := &fate{}
+	policy := &fate{begun: make(chan pgproxy.Fault, 100)}
 	proxy := pgproxy.New("unix", filepath.Join(cc.Host, fmt.Sprintf(".s.PGSQL.%d", cc.Port)), policy)
 	link, err := proxy.Open(t.Context(), "n1")
 	if err != nil {
@@ -130,7 +144,12 @@ func TestFaultsHaveTheEffectOfTheirNames(t *testing.T) {
 				}
 				defer conn.Close(context.WithoutCancel(t.Context()))
 				policy.set(c.decision)
-				row, err := transaction(t.Context(), conn, block)
+				ctx, giveUp := context.WithTimeout(t.Context(), time.Minute)
+				defer giveUp()
+				if c.decision.Fault == pgproxy.Mute {
+					go policy.whenBegun(ctx, pgproxy.Mute, giveUp)
+				}
+				row, err := transaction(ctx, conn, block)
 				policy.set(pgproxy.Decision{})
 				if (err != nil) != c.fails || !block && row != c.sendsRow {
 					t.Errorf("error %v, row %v", err, row)
@@ -279,8 +298,6 @@ func awaitFault(t *testing.T, begun <-chan pgproxy.Fault, want pgproxy.Fault) {
 
 // transaction deletes a row, by a statement alone or in a block, and says whether it saw the row.
 func transaction(ctx context.Context, conn *pgx.Conn, block bool) (row bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
 	const sql = `DELETE FROM penstock.lock RETURNING n`
 	read := func(rows pgx.Rows, err error) error {
 		if err != nil {

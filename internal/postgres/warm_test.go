@@ -17,14 +17,22 @@ import (
 func TestConnectionThatItsWarmingEndedIsNotUsed(t *testing.T) {
 	t.Parallel()
 	var warmed, ended atomic.Int32
+	other := pgtest.New(t)
 	pool, err := postgres.Open(t.Context(), postgres.Config{
-		DSN: pgtest.DSN(t), MaxConns: 1, Warm: func(ctx context.Context, conn *pgx.Conn) error {
+		DSN: other.Config().ConnString(), MaxConns: 1, Warm: func(ctx context.Context, conn *pgx.Conn) error {
 			defer ended.Add(1)
 			if warmed.Add(1) > 1 {
 				return errors.New("there is no schema yet")
 			}
-			bounded, cancel := context.WithTimeout(ctx, 10*time.Millisecond)
+			bounded, cancel := context.WithCancel(ctx)
 			defer cancel()
+			go func() { // its time is over once it runs
+				for asleep := false; !asleep && bounded.Err() == nil; {
+					_ = other.QueryRow(bounded, `SELECT EXISTS (SELECT FROM pg_stat_activity
+						WHERE pid = $1 AND wait_event = 'PgSleep')`, conn.PgConn().PID()).Scan(&asleep)
+				}
+				cancel()
+			}()
 			_, err := conn.Exec(bounded, `SELECT pg_sleep(60)`)
 			return err
 		},

@@ -210,7 +210,7 @@ func TestALeaderThatFellSilentIsCritical(t *testing.T) {
 	exec(t, pool, `INSERT INTO penstock.leader (name, holder, elected_at, renewed_at) VALUES ('main', 'a', now(), now())`)
 	want(t, find(t, pool, "leader", Config{}), Fine, "a leads")
 	exec(t, pool, `UPDATE penstock.leader SET renewed_at = now() - interval '5 minutes'`)
-	want(t, find(t, pool, "leader", Config{}), Critical, "fell silent 5 m 0 s ago", "Start a leader")
+	want(t, find(t, pool, "leader", Config{}), Critical, "fell silent 5 m ", "Start a leader")
 }
 
 func TestABrokenInvariantIsCriticalAndManyRowsAreLeftForADeepExamination(t *testing.T) {
