@@ -91,7 +91,7 @@ func (p *process) until(what string, ok func() bool) {
 }
 
 func TestBinaryAnswersSamplesAndFinishesOnSIGTERM(t *testing.T) {
-	p := start(t, build(t), "--delay", "300ms", "--slots", "4")
+	p := start(t, build(t), "--delay", "300ms", "--slots", "4", "--allow-faults")
 
 	var lines bytes.Buffer
 	if err := samples([]string{"--count", "2"}, &lines); err != nil {
@@ -107,6 +107,10 @@ func TestBinaryAnswersSamplesAndFinishesOnSIGTERM(t *testing.T) {
 		}
 	}
 
+	// A call that goes on while the test looks at it.
+	if code, body := p.do("POST", "/faults", `{"delay": "5s"}`); code != 200 {
+		t.Fatalf("faults: %d %s", code, body)
+	}
 	answered := make(chan string, 1)
 	go func() {
 		_, body := p.do("POST", "/echo", `"late"`)

@@ -116,7 +116,7 @@ func TestClosedConnectionFreesTheSlot(t *testing.T) {
 	g := newGate()
 	s.SetModels([]model.Model{g})
 	ts := httptest.NewServer(s.Handler())
-	defer ts.Close()
+	t.Cleanup(ts.Close)
 
 	ctx, cancel := context.WithCancel(t.Context())
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, ts.URL+"/gate", strings.NewReader(`"a"`))
