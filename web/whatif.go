@@ -155,7 +155,7 @@ func (d *Dashboard) whatIf(ctx context.Context, of deploymentRow, asked whatIfFo
 			}{{"present policy", present}, {"other policy", other}} {
 				played, err := simulate.Again(playing, minutes, x.policy, cold)
 				switch {
-				case playing.Err() != nil:
+				case err != nil && playing.Err() != nil:
 					return nil, fmt.Errorf("play a policy: %w", err)
 				case err != nil:
 					return &whatIf{Problem: sentence(err.Error())}, nil

@@ -69,7 +69,7 @@ func (a *API) simulateScalePolicy(ctx context.Context, in *whatIf) (*answer[what
 	defer leave()
 	replay, err := simulate.Again(ctx, minutes, policy, time.Duration(cold*float64(time.Second)))
 	switch {
-	case ctx.Err() != nil:
+	case err != nil && ctx.Err() != nil:
 		return nil, err
 	case err != nil:
 		return nil, fmt.Errorf("%w: %w", errInvalid, err)

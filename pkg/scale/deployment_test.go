@@ -76,7 +76,13 @@ func TestTheFirstDeploymentGetsTheOnlyDevice(t *testing.T) {
 				t.Fatalf("%d instances at first", n)
 			}
 			deploy("llama-new", 0)
-			rounds(12)
+			for range 12 {
+				rounds(1)
+				const otherKind = `SELECT count(*) FROM penstock.deployment_state WHERE strpos(error, $1) > 0 AND error_kind <> 'no room'`
+				if n := one[int](t, db, otherKind, ErrNoRoom.Error()); n != 0 {
+					t.Fatal("a backend had no room, and the error is of another kind")
+				}
+			}
 			if n, left := len(h.all["llama-new"]), len(h.all["llama-own"]); n != 1 || left != 0 {
 				t.Errorf("%d instances of the first deployment, %d of the second", n, left)
 			}

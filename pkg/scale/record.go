@@ -75,8 +75,8 @@ UPDATE penstock.deployment_state
 	// also where the backend has carried this one out.
 	failedSQL = `
 UPDATE penstock.deployment_state
-   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2, error_kind = '',
-       retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
+   SET failures = failures + 1, failed_at = clock_timestamp(), error = $2, error_kind = $3,
+       retry_at = clock_timestamp() + $4::interval, ordered = $5, ordered_at = $6,
        order_id = order_id + 1
  WHERE name = $1`
 	noRoomSQL = `
@@ -87,7 +87,7 @@ UPDATE penstock.deployment_state
  WHERE name = $1`
 	waitSQL = `
 UPDATE penstock.deployment_state
-   SET error = $2, error_kind = '', retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
+   SET error = $2, error_kind = 'no room', retry_at = clock_timestamp() + $3::interval, ordered = $4, ordered_at = $5,
        order_id = order_id + 1
  WHERE name = $1`
 	noteSQL = `
@@ -285,7 +285,12 @@ func pauseAfter(cause error, failures int) time.Duration {
 
 // fail records that an order failed. It is given again after a pause.
 func (a *applier) fail(ctx context.Context, s applied, cause error) error {
-	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), pauseAfter(cause, s.Failures+1), s.Ordered, s.OrderedAt)
+	var kind errorKind
+	if errors.Is(cause, ErrNoRoom) {
+		kind = noRoomError
+	}
+	return a.exec(ctx, failedSQL, s.Name, messageOf(cause), kind, pauseAfter(cause, s.Failures+1), s.Ordered,
+		s.OrderedAt)
 }
 
 // noRoom notes that a backend had no room for a start, and says whether that is all that follows. It is no failure:
