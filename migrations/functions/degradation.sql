@@ -152,23 +152,28 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.degraded_queues()
 RETURNS TABLE (code text, object text, critical boolean, detail text)
 LANGUAGE sql STABLE AS $$
-    SELECT 'standstill', 'queue ' || q.name, w.head_age > 60,
+    WITH still AS MATERIALIZED ( -- the reasons cost most, and few queues get as far
+        SELECT q, s.pending, s.computing, s.at, o.at AS before
+          FROM penstock.queue q
+         CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id, interval '1 hour') AS l) x) s
+         CROSS JOIN LATERAL (
+               SELECT b.at, b.gone FROM penstock.sample b
+                WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > s.at - interval '1 hour'
+                ORDER BY b.at DESC LIMIT 1) o
+         WHERE s.at > statement_timestamp() - 3 * (s.at - o.at) AND s.pending > s.computing AND s.blocked IS NULL
+           AND s.serving > 0 AND s.gone = o.gone
+           AND NOT EXISTS (SELECT FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id
+                            WHERE l.queue_id = q.id AND n.beat_at + n.lease >= clock_timestamp()
+                              AND l.claimed_at < clock_timestamp() - interval '10 seconds')
+    )
+    SELECT 'standstill', 'queue ' || (t.q).name, w.head_age > 60,
            format('%s entries of queue %s wait, the first for %s, and none has left it for %s: %s',
-                  s.pending - s.computing, q.name,
-                  penstock.ago(w.head_age * interval '1 second'), penstock.ago(s.at - o.at),
+                  t.pending - t.computing, (t.q).name,
+                  penstock.ago(w.head_age * interval '1 second'), penstock.ago(t.at - t.before),
                   coalesce(w.why, 'nothing that explain knows keeps them; see the logs of the nodes'))
-      FROM penstock.queue q
-     CROSS JOIN LATERAL (SELECT (l).* FROM (SELECT penstock.last_sample(q.id, interval '1 hour') AS l) x) s
-     CROSS JOIN LATERAL (
-           SELECT b.at, b.gone FROM penstock.sample b
-            WHERE b.queue_id = q.id AND b.at <= s.at - interval '25 seconds' AND b.at > s.at - interval '1 hour'
-            ORDER BY b.at DESC LIMIT 1) o
-     CROSS JOIN LATERAL penstock.head_reasons(q) w
-     WHERE s.at > statement_timestamp() - 3 * (s.at - o.at) AND s.pending > s.computing AND s.blocked IS NULL
-       AND s.serving > 0 AND s.gone = o.gone AND NOT w.meant
-       AND NOT EXISTS (SELECT FROM penstock.lock l JOIN penstock.node n ON n.id = l.node_id
-                        WHERE l.queue_id = q.id AND n.beat_at + n.lease >= clock_timestamp()
-                          AND l.claimed_at < clock_timestamp() - interval '10 seconds')
+      FROM still t
+     CROSS JOIN LATERAL penstock.head_reasons(t.q) w
+     WHERE NOT w.meant
 $$;
 
 -- degraded_keys lists the queues of which lock keys are blocked by a failure: their entries wait for an operator. It
