@@ -106,11 +106,11 @@ func line(id, body string) string {
 	return fmt.Sprintf(`{"custom_id":%q,"method":"POST","url":"/v1/chat/completions","body":%s}`+"\n", id, body)
 }
 
-func (f *front) batch(t *testing.T, file, window string) batchOf {
+func (f *front) batch(t *testing.T, file string) batchOf {
 	t.Helper()
 	var b batchOf
 	status := f.call(t, "POST", "/v1/batches", map[string]any{
-		"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": window,
+		"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h",
 		"metadata": map[string]string{"k": "v"},
 	}, &b)
 	if status != 200 || b.Status != "validating" || b.Metadata["k"] != "v" {
@@ -162,7 +162,7 @@ func TestBatchRunsEachLineOnce(t *testing.T) {
 	if f.call(t, "GET", "/v1/files/"+file+"/content", nil, &raw); int64(len(raw)) != size || !strings.HasPrefix(raw, `{"custom_id":"r0"`) {
 		t.Errorf("content has %d bytes, the file %d", len(raw), size)
 	}
-	b := s.ends(t, f, f.batch(t, file, "24h").ID, "completed")
+	b := s.ends(t, f, f.batch(t, file).ID, "completed")
 	if b.Counts.Total != 701 || b.Counts.Completed != 700 || b.Counts.Failed != 1 || b.Model != "m" || b.Usage.Total != 3500 {
 		t.Errorf("got %+v", b)
 	}
@@ -200,7 +200,7 @@ func TestBatchWithAFlawRunsNothing(t *testing.T) {
 		{strings.Replace(line("a", `{"model":"m"}`), "POST", "GET", 1), "invalid_method"},
 	} {
 		file, _ := f.upload(t, func(w io.Writer) { _, _ = io.WriteString(w, c.text) })
-		b := s.ends(t, f, f.batch(t, file, "24h").ID, "failed")
+		b := s.ends(t, f, f.batch(t, file).ID, "failed")
 		if b.Flaws == nil || len(b.Flaws.Data) != 1 || b.Flaws.Data[0].Code != c.code {
 			t.Errorf("%s: got %+v", c.code, b.Flaws)
 		}
@@ -222,7 +222,7 @@ func TestBatchEndsEarly(t *testing.T) {
 			_, _ = io.WriteString(w, line(fmt.Sprint("r", i), hold))
 		}
 	})
-	cancelled := f.batch(t, file, "24h")
+	cancelled := f.batch(t, file)
 	s.eventually("some run", func() bool { running, _, begun := s.gpu.counts(); return running == 4 && begun >= 5 })
 	var b batchOf
 	if status := f.call(t, "POST", "/v1/batches/"+cancelled.ID+"/cancel", nil, &b); status != 200 || b.Status != "cancelling" {
@@ -235,7 +235,7 @@ func TestBatchEndsEarly(t *testing.T) {
 	if f.answers(t, b.Output)["first"] == nil || len(f.answers(t, b.Errors)) != 20 {
 		t.Error("the files are not what ran and what did not")
 	}
-	late := f.batch(t, file, "24h")
+	late := f.batch(t, file)
 	s.eventually("some run again", func() bool { running, _, begun := s.gpu.counts(); return running == 4 && begun >= 10 })
 	s.exec(`WITH late AS (SELECT id, expires_at FROM penstock.gateway_batch WHERE id = $1),
 	             over AS (UPDATE penstock.gateway_batch b SET expires_at = clock_timestamp() FROM late WHERE b.id = late.id)
@@ -323,7 +323,7 @@ func TestUnracedLargeUploadIsNotHeldInMemory(t *testing.T) {
 	if grown := int64(after.Sys) - int64(before.Sys); size < 100<<20 || grown > 64<<20 { //nolint:gosec // below 2^63
 		t.Errorf("%d bytes were uploaded, and the process grew by %d", size, grown)
 	}
-	b := f.batch(t, file, "24h")
+	b := f.batch(t, file)
 	began := time.Now()
 	b = s.ends(t, f, b.ID, "in_progress")
 	t.Logf("%d MB, validated in %s", size>>20, time.Since(began).Round(time.Millisecond))

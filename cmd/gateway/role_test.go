@@ -78,12 +78,12 @@ func TestAGatewayNeedsTheRightsOfItsDutyAlone(t *testing.T) {
 	file, _ := f.upload(t, func(w io.Writer) {
 		_, _ = io.WriteString(w, line("a", `{"model":"m"}`)+line("b", `{"model":"m","fail":true}`))
 	})
-	b := s.ends(t, f, f.batch(t, file, "24h").ID, "completed")
+	b := s.ends(t, f, f.batch(t, file).ID, "completed")
 	if b.Counts.Completed != 1 || b.Counts.Failed != 1 {
 		t.Errorf("got %+v", b)
 	}
 	held, _ := f.upload(t, func(w io.Writer) { _, _ = io.WriteString(w, line("a", hold)) })
-	open := f.batch(t, held, "24h")
+	open := f.batch(t, held)
 	s.ends(t, f, open.ID, "in_progress")
 	f.call(t, "POST", "/v1/batches/"+open.ID+"/cancel", nil, &b)
 	s.ends(t, f, open.ID, "cancelled")

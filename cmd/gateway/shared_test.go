@@ -674,7 +674,7 @@ func TestEntriesOfGatewaysAreHinted(t *testing.T) {
 	}
 	hinted("a prediction")
 	file, _ := f.upload(t, func(w io.Writer) { _, _ = io.WriteString(w, line("a", `{"model":"m"}`)) })
-	f.batch(t, file, "24h")
+	f.batch(t, file)
 	hinted("a batch")
 }
 

@@ -30,14 +30,13 @@ func (s *slowFailures) Query(ctx context.Context, sql string, args ...any) (pgx.
 		if err != nil {
 			return nil, err
 		}
-		defer conn.Release()
 		s.begun <- struct{}{}
 		select {
 		case <-s.ended:
 		case <-ctx.Done():
-			return nil, ctx.Err()
 		}
-		return conn.Query(ctx, "SELECT 1 WHERE false")
+		conn.Release()
+		return s.Pool.Query(ctx, "SELECT 1 WHERE false")
 	}
 	return s.Pool.Query(ctx, sql, args...)
 }

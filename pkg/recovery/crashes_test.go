@@ -130,7 +130,7 @@ func TestAnEntryBehindAnEndingThatWasNotRecordedMayHaveRun(t *testing.T) {
 func TestCrashesOfANodeThatIsHeardAgainAreTakenBack(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 3})
 	f.push(1, "")
-	duty, _, _ := f.start(recovery.Config{})
+	duty, _ := f.start(recovery.Config{})
 	for preemption := range 4 { // more than the crash limit
 		node := f.register(shortLease)
 		eventually(t, "the entry can be claimed", func() bool { return len(f.claim(node, 1)) == 1 })

@@ -181,15 +181,14 @@ func (l *log) contains(text string) bool {
 }
 
 // start runs the duty until the test ends.
-func (f *fleet) start(cfg recovery.Config) (*recovery.Locks, *term, *log) {
+func (f *fleet) start(cfg recovery.Config) (*recovery.Locks, *log) {
 	f.t.Helper()
 	out := &log{}
 	cfg.Pause = 20 * time.Millisecond
 	cfg.Log = slog.New(slog.NewTextHandler(out, nil))
-	fence := &term{db: f.pool}
-	duty := recovery.NewLocks(f.pool, fence, cfg)
+	duty := recovery.NewLocks(f.pool, &term{db: f.pool}, cfg)
 	run(f.t, duty)
-	return duty, fence, out
+	return duty, out
 }
 
 // run runs the duty until the test ends.
@@ -227,7 +226,7 @@ func TestLocksOfADeadNodeAreFreedAndCountACrash(t *testing.T) {
 	kept := f.claim(alive, 10)
 	stopBeating := f.keepAlive(alive, kept...)
 	f.lapse(dead, time.Minute)
-	duty, _, _ := f.start(recovery.Config{})
+	duty, _ := f.start(recovery.Config{})
 	eventually(t, "locks of the dead node are freed", func() bool {
 		return f.count(`SELECT count(*) FROM penstock.lock WHERE node_id = $1`, dead) == 0
 	})
@@ -374,7 +373,7 @@ func TestOnlyWhatADeadNodeCanHaveBegunCountsACrash(t *testing.T) {
 func TestEntryThatKillsNodeAfterNodeIsDeadLettered(t *testing.T) {
 	f := newFleet(t, pgtest.New(t), invalidation.Config{CrashLimit: 2})
 	f.push(1, "")
-	duty, _, _ := f.start(recovery.Config{})
+	duty, _ := f.start(recovery.Config{})
 	for range 2 {
 		node := f.register(shortLease)
 		eventually(t, "the entry can be claimed", func() bool { return len(f.claim(node, 1)) == 1 })
@@ -409,7 +408,7 @@ func TestLockThatCannotBeFreedIsReportedAndHoldsUpNobody(t *testing.T) {
 	f.exec(`CREATE TRIGGER refuse BEFORE DELETE ON penstock.lock FOR EACH ROW WHEN (OLD.token = ` +
 		itoa(int64(locks[0].Token)) + `) EXECUTE FUNCTION refuse()`)
 	f.lapse(node, time.Minute)
-	duty, _, out := f.start(recovery.Config{PassLocksMax: 1})
+	duty, out := f.start(recovery.Config{PassLocksMax: 1})
 	eventually(t, "the other two locks are freed", func() bool { return f.locks() == 2 })
 	eventually(t, "both are reported", func() bool {
 		return out.contains("queue 999 is not registered") && out.contains("refused")
@@ -457,7 +456,7 @@ func TestDeadNodeIsRemovedOnceItHoldsNoLockAndNoSlot(t *testing.T) {
 		return f.count(`SELECT count(*) FROM penstock.node WHERE id = $1`, id)
 	}
 	letGo := f.hold(`SELECT FROM penstock.lock FOR UPDATE`) // recovery passes over it
-	duty, _, _ := f.start(recovery.Config{NodeRetention: time.Second})
+	duty, _ := f.start(recovery.Config{NodeRetention: time.Second})
 	passed := func() {
 		t.Helper()
 		for range 2 { // the first may have begun before
@@ -534,7 +533,7 @@ func TestRestartOfPostgresFreesNoLockOfALiveNode(t *testing.T) {
 		f.beat(n, held[n]...)
 		fallSilent = append(fallSilent, f.keepAlive(n, held[n]...))
 	}
-	duty, _, out := f.start(recovery.Config{})
+	duty, out := f.start(recovery.Config{})
 	eventually(t, "recovery is not suspended", func() bool { s := duty.Status(); return !s.ReadAt.IsZero() && s.Suspended == "" })
 	for _, stop := range fallSilent {
 		stop()

@@ -28,15 +28,15 @@ var (
 	ocrAsync = Model{Name: "ocr", Protocol: ProtocolCog, Type: TypeAsync, PollInterval: Seconds(50 * time.Millisecond)}
 )
 
-// reporting is the platform's side of callbacks; it refuses the first failing
+// reporting is the platform's side of callbacks of entry e1; it refuses the first failing
 // ones with 503, as when its database is away.
-func reporting(t *testing.T, entry string, failing int64) (url string, reports chan Outcome) {
+func reporting(t *testing.T, failing int64) (url string, reports chan Outcome) {
 	t.Helper()
 	reports = make(chan Outcome, 16)
 	var seen atomic.Int64
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		body, _ := io.ReadAll(r.Body)
-		o, err := ParseCogCallback(RunRef{Entry: entry}, body)
+		o, err := ParseCogCallback(RunRef{Entry: "e1"}, body)
 		if err != nil {
 			t.Errorf("callback %s: %v", body, err)
 		}
@@ -73,7 +73,7 @@ func TestLiveCogSync(t *testing.T) {
 func TestLiveCogAsync(t *testing.T) {
 	s := workertest.StartCog(t, 1)
 	a := newAdapter(t, ocrAsync, s.URL, 1)
-	url, _ := reporting(t, "e1", 0)
+	url, _ := reporting(t, 0)
 	call := ocrCall(t, "e1", "HELLO", 10_000, url)
 	want{kind: Accepted, remote: "e1", starting: true}.check(t, a.Submit(t.Context(), call))
 
@@ -92,7 +92,7 @@ func TestLiveCogAsync(t *testing.T) {
 func TestLiveCogReports(t *testing.T) {
 	s := workertest.StartCog(t, 1)
 	a := newAdapter(t, ocrAsync, s.URL, 1)
-	url, reports := reporting(t, "e1", 2)
+	url, reports := reporting(t, 2)
 	call := ocrCall(t, "e1", "HELLO", 5, url)
 	o := a.Submit(t.Context(), call)
 	call.Remote = o.Remote
@@ -108,7 +108,7 @@ func TestLiveCogReports(t *testing.T) {
 func TestLiveCogCancel(t *testing.T) {
 	s := workertest.StartCog(t, 1)
 	a := newAdapter(t, ocrAsync, s.URL, 1)
-	url, reports := reporting(t, "e1", 0)
+	url, reports := reporting(t, 0)
 	call := ocrCall(t, "e1", "HELLO", 10_000, url)
 	call.Remote = a.Submit(t.Context(), call).Remote
 	c := a.Cancel(t.Context(), call.RunRef)
@@ -129,7 +129,7 @@ func TestLiveCogRunLimitStopsTheWorker(t *testing.T) {
 	model := ocrAsync
 	model.MaxPollTime = Seconds(300 * time.Millisecond)
 	a := newAdapter(t, model, s.URL, 1)
-	url, reports := reporting(t, "e1", 0)
+	url, reports := reporting(t, 0)
 	call := ocrCall(t, "e1", "HELLO", 10_000, url)
 	call.Remote = a.Submit(t.Context(), call).Remote
 	o := NewFollower(a, model).Follow(t.Context(), Pending{RunRef: call.RunRef, Reports: reports})
