@@ -91,8 +91,8 @@ func TestLongFiftyTabsCostWhatOneCosts(t *testing.T) {
 	}
 	one, fifty := cost(1), cost(50)
 	t.Logf("statements in 6 s: one tab %d, fifty tabs %d", one, fifty)
-	// A beat that falls at the edge of the time is one more round of statements.
-	if fifty > one*3/2+10 {
+	// Not shared, they cost fifty times as much. How many rounds of statements fall into the time is up to the machine.
+	if fifty > 5*one {
 		t.Errorf("fifty tabs cost %d statements, one %d", fifty, one)
 	}
 }
