@@ -68,22 +68,22 @@ func (x *band) due() float64 {
 	return x.credit + math.SmallestNonzeroFloat64
 }
 
-// owed is how much service a claim may bring of a band that goes before higher ones since it is due: what it has fallen
-// behind, and its share of what runs. Without the latter most claims of a band that gets its share would be of one
-// entry. 0: the band is not due.
+// owed is how much service a claim may bring of the band that was ranked first: what it has fallen behind, and its
+// share of what runs. Without the latter most claims of a band that gets its share would be of one entry. A band below
+// others was first since it was due; what it was owed may have been charged since by another claim, or for what runs.
+// 0: it is the highest band, which nothing bounds.
 func (b *Book) owed(priority int16) float64 {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	x := b.band(priority)
-	due := x.due()
-	if due == 0 {
+	if x.share == 0 {
 		return 0
 	}
 	running := 0.0
 	for _, other := range b.bands {
 		running += other.running
 	}
-	return due + x.share*running
+	return max(x.due(), math.SmallestNonzeroFloat64) + x.share*running
 }
 
 // most bounds credit, by twice the work that runs at once. A band may have been served alone

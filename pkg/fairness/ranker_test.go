@@ -37,3 +37,19 @@ func TestALowBandIsToldWhatItIsOwed(t *testing.T) {
 		t.Errorf("a band alone is bounded by %v (%v)", low.Owed, first)
 	}
 }
+
+// Between the ranking and the look at what is owed, another claim of the band may be charged for.
+func TestALowBandIsBoundedAlsoWhereAnotherClaimWasChargedMeanwhile(t *testing.T) {
+	b, now := New(Config{}), time.Now()
+	low, high := Lane{Queue: 1}, Lane{Queue: 1, Priority: 9}
+	if first := b.Rank(nil, []Lane{high, low}, 1, now); len(first) != 1 || first[0] != 1 {
+		t.Fatalf("first is %v, want the low band, which had nothing yet", first)
+	}
+	b.Charge(low, 1, now)
+	if owed := b.owed(low.Priority); owed <= 0 || owed > 0.06 {
+		t.Errorf("the low band is owed %v, want its share of the one run", owed)
+	}
+	if owed := b.owed(high.Priority); owed != 0 {
+		t.Errorf("the high band is bounded by %v", owed)
+	}
+}
