@@ -169,8 +169,9 @@ func TestWhatGoesOnAfterACancelEndsWithTheLease(t *testing.T) {
 		n := New(Config{}, nil, nil)
 		runs, drain := context.WithCancelCause(t.Context())
 		n.runs = runs
-		job := assigned(1)
+		job, ran := assigned(1), false
 		job.handler = invalidation.HandlerFunc(func(ctx context.Context, r *invalidation.Run) (json.RawMessage, error) {
+			ran = true
 			n.jobs.cancelEntry(invalidation.CancelRequest{QueueID: 1, Entry: 1, Reason: "no"})
 			if !errors.Is(context.Cause(ctx), invalidation.ErrCancelled) || r.Lasting.Err() != nil {
 				t.Errorf("a cancel ended the run with %v, and what goes on with %v", context.Cause(ctx), context.Cause(r.Lasting))
@@ -183,6 +184,9 @@ func TestWhatGoesOnAfterACancelEndsWithTheLease(t *testing.T) {
 		})
 		n.jobs.add(job)
 		n.process(job)
+		if !ran {
+			t.Errorf("no run was to end with %v", cause)
+		}
 		drain(nil)
 	}
 }
