@@ -381,37 +381,6 @@ func (d *dispatch) follow(
 	return o
 }
 
-// save stores a run that the worker has accepted, of which ran was charged. If the database cannot be reached, the run
-// goes on all the same: follow tries again meanwhile, and releaseSlot when the run is handed over.
-func (d *dispatch) save(ctx context.Context, remote string, ran time.Duration) error {
-	r := remoteRun{
-		Queue: d.run.Queue.ID, Entry: d.run.Entry.ID, Token: d.reportsUnder(), Slot: d.held.slot.Held, Remote: remote,
-		Ran: ran,
-	}
-	err := saveRun(ctx, d.db, r)
-	d.stored = err == nil
-	if err != nil && ctx.Err() == nil {
-		d.log.Warn("store accepted run", "queue", d.run.Queue.Name, "entry", r.Entry, "token", r.Token, "error", err)
-	}
-	if !errors.Is(err, worker.ErrSharedID) {
-		d.saved = &r
-	}
-	return err
-}
-
-// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another.
-func (d *dispatch) saveAgain(ctx context.Context, remote string) error {
-	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
-		pause(ctx, wait)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err := d.save(ctx, remote, 0); err == nil || errors.Is(err, worker.ErrSharedID) {
-			return err
-		}
-	}
-}
-
 // reattach follows a run that an earlier lock of the entry started, on the slot that is counted for
 // it.
 func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessage, error) {
@@ -477,18 +446,4 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		worker.Pending{RunRef: run, FinishBy: d.call.FinishBy, Ran: old.Ran, Reports: reports})
 	d.record(ctx, &o)
 	return d.conclude(ctx, o)
-}
-
-// charge stores how long the run was followed that the next node follows on.
-func (d *dispatch) charge(ctx context.Context, ran time.Duration) {
-	d.saved.Ran = max(d.saved.Ran, ran)
-	if err := chargeRun(context.WithoutCancel(ctx), d.db, *d.saved); err != nil {
-		d.log.Warn("charge run", "entry", d.saved.Entry, "error", err)
-	}
-}
-
-func (d *dispatch) forget(ctx context.Context, r *remoteRun) {
-	if err := forgetRun(context.WithoutCancel(ctx), d.db, *r); err != nil {
-		d.log.Warn("forget run", "entry", r.Entry, "error", err)
-	}
 }
