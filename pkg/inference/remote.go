@@ -190,14 +190,16 @@ func (d *dispatch) save(ctx context.Context, remote string, ran time.Duration) e
 	return err
 }
 
-// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another.
+// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another. A
+// statement that was sent is waited for, as long as its own timeout allows: one that was cut off might be committed
+// after the run is forgotten, and the next claim would follow a run that is over.
 func (d *dispatch) saveAgain(ctx context.Context, remote string) error {
 	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
 		pause(ctx, wait)
 		if ctx.Err() != nil {
 			return nil
 		}
-		if err := d.save(ctx, remote, 0); err == nil || errors.Is(err, worker.ErrSharedID) {
+		if err := d.save(context.WithoutCancel(ctx), remote, 0); err == nil || errors.Is(err, worker.ErrSharedID) {
 			return err
 		}
 	}

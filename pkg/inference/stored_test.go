@@ -30,6 +30,38 @@ func (r *refusing) Exec(ctx context.Context, sql string, args ...any) (pgconn.Co
 	return r.DB.Exec(ctx, sql, args...)
 }
 
+// saving is a database that does something else where a run is to be stored.
+type saving struct {
+	postgres.DB
+	do func(ctx context.Context) error
+}
+
+func (s saving) Exec(ctx context.Context, _ string, _ ...any) (pgconn.CommandTag, error) {
+	return pgconn.CommandTag{}, s.do(ctx)
+}
+
+// A run may end while it is being stored. A statement that was cut off then might be committed after the run is
+// forgotten.
+func TestARunThatEndsWhileItIsBeingStoredIsStored(t *testing.T) {
+	ctx, end := context.WithCancel(t.Context())
+	defer end()
+	d := accepted(saving{do: func(ctx context.Context) error {
+		end()
+		return ctx.Err()
+	}})
+	if err := d.saveAgain(ctx, "job-1"); err != nil || !d.stored {
+		t.Errorf("the run is stored: %t (%v)", d.stored, err)
+	}
+}
+
+// accepted is the dispatch of a run that a worker has accepted.
+func accepted(db postgres.DB) *dispatch {
+	return &dispatch{
+		Dispatcher: &Dispatcher{db: db, log: quiet}, run: &invalidation.Run{Queue: &invalidation.Queue{}},
+		held: &slotRef{slot: &heldSlot{}},
+	}
+}
+
 // A run that must not run twice, and could not be stored when its worker accepted it, is stored later, or else is not
 // handed over.
 func TestARunThatCouldNotBeStoredDoesNotRunTwice(t *testing.T) {
