@@ -110,7 +110,7 @@ func (d *dispatch) interrupted(ctx context.Context, o worker.Outcome, cause erro
 func (d *dispatch) followOn(run worker.RunRef, o worker.Outcome) worker.Outcome {
 	reports, done := d.subscribe(d.saved.Token)
 	defer done()
-	end := d.held.endpoint.follower.Follow(d.lasting(), worker.Pending{
+	end := d.followAndStore(d.lasting(), worker.Pending{
 		RunRef: run, FinishBy: d.call.FinishBy, Ran: time.Since(d.began), Starting: o.Starting, Reports: reports,
 	})
 	switch {

@@ -346,33 +346,38 @@ func (d *dispatch) reportsUnder() int64 {
 	return d.call.Token
 }
 
-// follow follows a run that the worker has accepted to its end. Where the run could not be stored before, it is stored
-// meanwhile: without that no other node knows of it, and its worker has nobody to report to.
+// follow follows a run that the worker has accepted to its end.
 func (d *dispatch) follow(
 	ctx context.Context, accepted worker.Outcome, reports <-chan worker.Outcome,
 ) worker.Outcome {
-	err := d.save(ctx, accepted.Remote, 0)
-	if errors.Is(err, worker.ErrSharedID) {
+	if err := d.save(ctx, accepted.Remote, 0); errors.Is(err, worker.ErrSharedID) {
 		return unanswered(err.Error(), worker.ErrSharedID)
 	}
+	run := d.call.RunRef
+	run.Remote = accepted.Remote
+	return d.followAndStore(ctx, worker.Pending{
+		RunRef: run, FinishBy: d.call.FinishBy, Starting: accepted.Starting, Reports: reports,
+	})
+}
+
+// followAndStore follows a run to its end. Where it could not be stored before, it is stored meanwhile: without that no
+// other node knows of it, and its worker has nobody to report to.
+func (d *dispatch) followAndStore(ctx context.Context, run worker.Pending) worker.Outcome {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	var (
 		storing sync.WaitGroup
 		shared  error
 	)
-	if err != nil {
+	if !d.stored {
+		remote := d.remote()
 		storing.Go(func() {
-			if shared = d.saveAgain(ctx, accepted.Remote); shared != nil {
+			if shared = d.saveAgain(ctx, remote); shared != nil {
 				end(shared)
 			}
 		})
 	}
-	run := d.call.RunRef
-	run.Remote = accepted.Remote
-	o := d.held.endpoint.follower.Follow(ctx, worker.Pending{
-		RunRef: run, FinishBy: d.call.FinishBy, Starting: accepted.Starting, Reports: reports,
-	})
+	o := d.held.endpoint.follower.Follow(ctx, run)
 	end(nil)
 	storing.Wait()
 	if shared != nil {

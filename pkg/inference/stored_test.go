@@ -2,10 +2,12 @@ package inference
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -131,4 +133,29 @@ func TestARunThatIsStoredLateUnderTheIDOfAnotherIsNotFollowedOn(t *testing.T) {
 	b.eventually("the entry has ended", func() bool {
 		return b.count(`SELECT count(*) FROM penstock.failure WHERE entry_id = $1 AND class = 'unknown'`, id) == 1
 	})
+}
+
+// While it is not stored its worker is told to report again, and may be taken for one that went silent: the lock key
+// would come free beside the run.
+func TestACancelledRunWithAKeyIsStoredWhileItIsFollowedOn(t *testing.T) {
+	b := newBed(t, asyncModel())
+	db := &refusing{DB: b.pool}
+	b.lossy = &lossy{DB: db}
+	w := b.longWorker(`{}`)
+	b.instance("gpu-1", w.URL, 1)
+	db.refuses.Store(true)
+	m := b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
+	t.Cleanup(func() { w.finished.Store(true) })
+	pushed, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: "k"})
+	b.must(err)
+	awaitAtLeast(t, &w.polls, 1)
+	m.endRun(pushed[0].ID, invalidation.ErrCancelled)
+	awaitAtLeast(t, &w.cancels, 1)
+	db.refuses.Store(false)
+	b.eventually("the run is stored", func() bool { return b.count(stored) == 1 })
+	w.finished.Store(true)
+	b.ended(pushed[0].ID)
+	if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || b.count(stored) != 0 {
+		t.Errorf("outcome %+v, and %d runs are stored, want a cancel and none", o, b.count(stored))
+	}
 }
