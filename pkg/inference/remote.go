@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"strconv"
 	"time"
 
@@ -190,10 +191,17 @@ func (d *dispatch) save(ctx context.Context, remote string, ran time.Duration) e
 	return err
 }
 
-// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another. A
-// statement that was sent is waited for, as long as its own timeout allows: one that was cut off might be committed
-// after the run is forgotten, and the next claim would follow a run that is over.
+// saveAgain repeats save until the run is stored or ctx ends. The error is that the worker gave it the id of another.
+// A statement that was sent is waited for, as long as its own timeout allows: one that was cut off might be committed
+// after the run is forgotten, and the next claim would follow a run that is over. It runs in a goroutine of its own,
+// and so recovers from a panic itself.
 func (d *dispatch) saveAgain(ctx context.Context, remote string) error {
+	defer func() {
+		if v := recover(); v != nil {
+			d.log.Error("store accepted run panicked", "queue", d.run.Queue.Name, "entry", d.run.Entry.ID,
+				"panic", v, "stack", string(debug.Stack()))
+		}
+	}()
 	for wait := storeRetryMin; ; wait = min(2*wait, storeRetryMax) {
 		pause(ctx, wait)
 		if ctx.Err() != nil {

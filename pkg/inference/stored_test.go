@@ -56,6 +56,14 @@ func TestARunThatEndsWhileItIsBeingStoredIsStored(t *testing.T) {
 	}
 }
 
+// A panic there would end the process, which counts as a crash of all entries that run.
+func TestAPanicWhileARunIsBeingStoredDoesNotEndTheProcess(t *testing.T) {
+	d := accepted(saving{do: func(context.Context) error { panic("a bug") }})
+	if err := d.saveAgain(t.Context(), "job-1"); err != nil || d.stored {
+		t.Errorf("the run is stored: %t (%v)", d.stored, err)
+	}
+}
+
 // accepted is the dispatch of a run that a worker has accepted.
 func accepted(db postgres.DB) *dispatch {
 	return &dispatch{
