@@ -123,7 +123,8 @@
 //	c + g x (what the node runs)
 //
 // but one lock at least: with no bound it would bring all permits that are free, and a node that
-// starts, where c is 0, would give all its threads to the lowest band first.
+// starts, where c is 0, would give all its threads to the lowest band first. Scheduling threads that
+// claim from several lanes of the band at once bring as much each, before any of it is charged.
 //
 // Shares grow with the age of the band's oldest head:
 // twice g after a minute (ageStep), up to four times g (ageCap). Together they are at most one
