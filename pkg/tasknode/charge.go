@@ -60,10 +60,11 @@ func (r *jobs) charge(j *job, expected float64) {
 	r.mu.Unlock()
 }
 
-// extend charges for runs that have outlived what was charged for them, at the rate at which runs of their queue use
-// what is counted.
+// extend charges for runs that have outlived what was charged for them, by what they are expected to have used in their
+// time.
 func (r *jobs) extend(
-	now time.Time, rate func(*servedQueue) float64, charge func(lane fairness.Candidate, more float64),
+	now time.Time, usedIn func(*servedQueue, time.Duration) float64,
+	charge func(lane fairness.Candidate, more float64),
 ) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +72,7 @@ func (r *jobs) extend(
 		if j.timed.IsZero() {
 			continue
 		}
-		if more := j.used + now.Sub(j.timed).Seconds()*rate(j.served) - j.charged; more > 0 {
+		if more := j.used + usedIn(j.served, now.Sub(j.timed)) - j.charged; more > 0 {
 			j.charged += more
 			charge(j.ranked, more)
 		}

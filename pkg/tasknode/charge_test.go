@@ -181,7 +181,7 @@ func TestARunIsChargedWhatRunsOfItsQueueUse(t *testing.T) {
 				n.runs = t.Context()
 				open := func(when string, want time.Duration) {
 					t.Helper()
-					n.jobs.extend(time.Now(), n.holdings.useRate, ranker.Extend)
+					n.jobs.extend(time.Now(), n.holdings.usedIn, ranker.Extend)
 					if math.Abs(ranker.open-want.Seconds()) > 0.001 {
 						t.Errorf("%.2f s are charged %s, want %.2f s", ranker.open, when, want.Seconds())
 					}
@@ -209,5 +209,25 @@ func TestARunIsChargedWhatRunsOfItsQueueUse(t *testing.T) {
 				open("when all has ended", 0)
 			})
 		})
+	}
+}
+
+// A handler may charge for each call, however long it takes: a run that hangs would be charged thousands of calls.
+func TestARunThatHangsIsChargedItsTimeOrTwiceTheUsual(t *testing.T) {
+	h := newHoldings()
+	calls, gpus := &servedQueue{id: 1}, &servedQueue{id: 2}
+	h.ran(calls, time.Millisecond, 10, 10, true)
+	h.ran(gpus, time.Minute, 480, 480, true)
+	for _, c := range []struct {
+		queue *servedQueue
+		after time.Duration
+		want  float64
+	}{
+		{calls, time.Millisecond, 10}, {calls, 5 * time.Second, 20}, {calls, time.Hour, 3600},
+		{gpus, time.Second, 8}, {gpus, 90 * time.Second, 720}, {gpus, 5 * time.Minute, 960},
+	} {
+		if got := h.usedIn(c.queue, c.after); math.Abs(got-c.want) > 0.001 {
+			t.Errorf("a run of queue %d is expected to have used %v after %v, want %v", c.queue.id, got, c.after, c.want)
+		}
 	}
 }

@@ -57,7 +57,7 @@ func (n *Node) beat(ctx context.Context) error {
 	defer cancel()
 	start := time.Now()
 	n.lapse() // after a stop of this process the beat may come before the keeper, and would renew what had lapsed
-	n.jobs.extend(start, n.holdings.useRate, n.cfg.Ranker.Extend)
+	n.jobs.extend(start, n.holdings.usedIn, n.cfg.Ranker.Extend)
 	b := n.jobs.beat()
 	b.Load, b.Again = n.load(), n.beatLost
 	n.beatLost = true

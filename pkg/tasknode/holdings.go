@@ -148,16 +148,18 @@ func (h *holdings) expected(s *servedQueue) (use, cost float64) {
 	return max(unknownUse, use/locks), max(unknownUse, cost/locks)
 }
 
-// useRate is what a second of a run uses: the GPUs of an instance, the part of a batch that an entry has, or less where
-// runs wait for slots; 1 while no run was done.
-func (h *holdings) useRate(s *servedQueue) float64 {
+// usedIn is what a run is expected to have used after d. A second uses what it did in runs that were done: the GPUs of
+// an instance, the part of a batch that an entry has, or less where runs wait for slots; 1 while none was done. A
+// charge that is not of time, such as one for each call, does not grow while a call hangs: more than twice the average
+// is expected only where d is more.
+func (h *holdings) usedIn(s *servedQueue, d time.Duration) float64 {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	l := h.of(s)
 	if l.run == 0 {
-		return 1
+		return d.Seconds()
 	}
-	return l.use / l.run.Seconds()
+	return min(d.Seconds()/l.run.Seconds()*l.use, max(d.Seconds(), 2*l.use))
 }
 
 // waited takes into account that a lock has waited for a thread for so long: the average by which it was claimed ahead

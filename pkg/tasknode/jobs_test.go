@@ -343,11 +343,11 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	begins(r, job, func(error) {}, 1)
 	sum := 0.0
 	charge := func(_ fairness.Candidate, more float64) { sum += more }
-	rate := func(*servedQueue) float64 { return 1 }
+	itsTime := func(_ *servedQueue, d time.Duration) float64 { return d.Seconds() }
 	now := job.timed.Add(5 * time.Second)
-	r.extend(now.Add(-4500*time.Millisecond), rate, charge)
-	r.extend(now, rate, charge)
-	r.extend(now, rate, charge)
+	r.extend(now.Add(-4500*time.Millisecond), itsTime, charge)
+	r.extend(now, itsTime, charge)
+	r.extend(now, itsTime, charge)
 	if sum != 4 {
 		t.Errorf("a run of 5 s with an estimate of 1 s is charged %v s more, want 4", sum)
 	}
@@ -355,7 +355,7 @@ func TestRunsThatOutliveTheirEstimateAreChargedOn(t *testing.T) {
 	if charged, used := r.account(job); charged != 5 || used != 6 {
 		t.Errorf("charged %v, used %v, want 5 and 6", charged, used)
 	}
-	r.extend(now.Add(time.Hour), rate, charge)
+	r.extend(now.Add(time.Hour), itsTime, charge)
 	if sum != 4 {
 		t.Error("a run that is over is charged on")
 	}
