@@ -44,6 +44,9 @@ func TestRunsThatEndInNothingDoNotMakeANodeClaimAhead(t *testing.T) {
 					process(1)
 					process(2, 3)
 				}
+				if short := n.holdings.of(served).anyRun; short == 0 || short > aheadTime {
+					t.Errorf("runs of a millisecond that end in nothing take %v on average", short)
+				}
 				if ahead := n.holdings.ahead(served, 64); ahead > 0 {
 					t.Errorf("%d locks would be claimed ahead of 64 threads, whose runs take a minute", ahead)
 				}

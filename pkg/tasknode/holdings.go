@@ -1,6 +1,7 @@
 package tasknode
 
 import (
+	"cmp"
 	"sync"
 	"time"
 )
@@ -13,12 +14,13 @@ type holdings struct {
 	lanes  map[laneKey]int    // locks of each lane; lanes with none are not in it
 }
 
-// holding is what the node holds and knows of a queue. The averages are of runs in which an entry was done: errors and
-// refusals may come at once, and say nothing of the runs to come.
+// holding is what the node holds and knows of a queue. The averages but one are of runs in which an entry was done:
+// errors and refusals may come at once, and say nothing of the runs to come.
 type holding struct {
-	held int           // locks, and places reserved for a claim under way
-	run  time.Duration // of a run, moving average; 0 while unknown
-	lock time.Duration // of all that one lock covers, likewise
+	held   int           // locks, and places reserved for a claim under way
+	run    time.Duration // of a run, moving average; 0 while unknown
+	lock   time.Duration // of all that one lock covers, likewise
+	anyRun time.Duration // of a run, however it ended, likewise: all that is known where runs only fail, or snooze
 	// of a run, as entries count that declare no cost, and with the costs that they declare; moving averages, known
 	// where run is
 	use, cost float64
@@ -118,6 +120,14 @@ func (h *holdings) took(s *servedQueue, d time.Duration) {
 	l.lock = follow(l.lock, d)
 }
 
+// lasted takes the length of a run into the average of runs that, however they ended.
+func (h *holdings) lasted(s *servedQueue, d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	l := h.of(s)
+	l.anyRun = follow(l.anyRun, d)
+}
+
 func follow(average, d time.Duration) time.Duration {
 	if average == 0 {
 		average = d + 1
@@ -203,10 +213,11 @@ func (h *holdings) fits(l *laneLease, reserved, threads int) bool {
 		if id == l.served.id {
 			held -= reserved
 		}
-		if held > 0 && q.run == 0 {
+		run := cmp.Or(q.run, q.anyRun) // a lock too many is the most that comes of one that is long for once
+		if held > 0 && run == 0 {
 			return false // it may be long
 		}
-		locks, runs = locks+time.Duration(held), runs+time.Duration(held)*q.run
+		locks, runs = locks+time.Duration(held), runs+time.Duration(held)*run
 	}
 	return runs <= aheadTime*locks*time.Duration(threads)
 }

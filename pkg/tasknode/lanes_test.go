@@ -142,6 +142,14 @@ func TestLaneOfWhichTheNodeHoldsNothingIsLetInBetweenShortRuns(t *testing.T) {
 	if f.fits(v, 500, 4) {
 		t.Error("it is let in beside runs of which nobody knows how long they are")
 	}
+	f.lasted(long, time.Millisecond)
+	if !f.fits(v, 500, 4) {
+		t.Error("it waits for a permit beside runs of a millisecond that all fail")
+	}
+	f.queues[2].run = time.Second
+	if f.fits(v, 500, 4) {
+		t.Error("it is let in beside runs of a second of which some fail at once")
+	}
 	f.queues[2].held = 0
 	if f.hold(v.lane.key, 1); f.fits(v, 500, 4) {
 		t.Error("a second lock of the lane is let in")

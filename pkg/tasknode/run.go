@@ -170,6 +170,7 @@ func (n *Node) runBegun(
 			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, each, err)
 			endings = append(endings, ending)
 		}
+		n.holdings.lasted(j.served, ran)
 		if anyDone(endings) {
 			n.holdings.ran(j.served, ran, used, cost, whole)
 		}
