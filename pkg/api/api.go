@@ -40,7 +40,7 @@ type API struct {
 	rates     rates
 	budgets   gpuTimeBudgets
 	watch     *invalidation.EntryWatch
-	lists     listPlaces
+	lists     *listPlaces
 	examining sync.Mutex
 	// draining ends when Drain is called.
 	draining <-chan struct{}

@@ -77,7 +77,7 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 	}
 	o.Filter.OlderThan = time.Duration(in.Body.Filter.OlderThanSeconds * float64(time.Second))
 	if in.Body.DryRun {
-		leave, err := a.lists.enter(ctx)
+		leave, err := a.lists.enter(ctx, callerOf(ctx).holder())
 		if err != nil {
 			return nil, err
 		}

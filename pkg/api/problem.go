@@ -65,6 +65,7 @@ var statuses = []struct {
 	{errRate, http.StatusTooManyRequests, "rate_exceeded"},
 	{errLookups, http.StatusServiceUnavailable, "busy"},
 	{errLists, http.StatusServiceUnavailable, "busy"},
+	{errOwnLists, http.StatusTooManyRequests, "too_many_requests"},
 	{simulate.ErrBusy, http.StatusServiceUnavailable, "busy"},
 	{invalidation.ErrTooManyWaiters, http.StatusServiceUnavailable, "too_many_waiters"},
 	{errInvalid, http.StatusUnprocessableEntity, "invalid"},
@@ -144,7 +145,7 @@ func (p *Problem) GetHeaders() http.Header {
 	switch {
 	case p.RetryAfterMS != nil:
 		header.Set("Retry-After", retryAfter(time.Duration(*p.RetryAfterMS)*time.Millisecond))
-	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use":
+	case p.Status == http.StatusServiceUnavailable, p.Code == "idempotency_key_in_use", p.Code == "too_many_requests":
 		header.Set("Retry-After", "1")
 	case p.Status == http.StatusUnauthorized:
 		header.Set("WWW-Authenticate", `Bearer realm="penstock"`)

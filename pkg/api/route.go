@@ -28,9 +28,6 @@ type route struct {
 	timeout  time.Duration // 0: that of Config; negative: none, for what streams
 }
 
-// lists says whether the route reads a list, and waits for a place among those that do.
-func (r route) lists() bool { return strings.HasPrefix(r.id, "list-") }
-
 const (
 	defaultBytesMax = 64 << 10
 	routeKey        = "route" // in the metadata of operations
@@ -43,9 +40,9 @@ func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)
 	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
 		var out *O
 		err := storableInput(in)
-		if err == nil && r.lists() {
+		if err == nil && r.costly() {
 			var leave func()
-			if leave, err = a.lists.enter(ctx); err == nil {
+			if leave, err = a.lists.enter(ctx, callerOf(ctx).holder()); err == nil {
 				defer leave()
 			}
 		}

@@ -1,0 +1,84 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
+)
+
+// A token that asks for more lists at once than its share is refused for its own ones, which is no error of ours; the
+// next token has places, and what reads few rows needs none.
+func TestOneTokenLeavesPlacesForTheListsOfOthers(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), Pool(postgres.Config{DSN: pgtest.DSN(t), MaxConns: listsMax + 4}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	db := &slowFailures{pool, make(chan struct{}, 100), make(chan struct{})}
+	a := New(db, Config{Timeout: time.Minute})
+	a.lists.wait = time.Millisecond
+	const failures = "/v1/failures?queue=work"
+	secrets := map[string]string{}
+	for _, name := range []string{"shop", "other"} {
+		secrets[name] = newToken(t, pool, operator.Grant{Name: name, Scopes: []string{"read"}})
+	}
+	var lists sync.WaitGroup
+	t.Cleanup(lists.Wait)
+	t.Cleanup(sync.OnceFunc(func() { close(db.ended) }))
+	begin := func(name string) {
+		t.Helper()
+		lists.Go(func() { call(a, "GET", failures, "", secrets[name]) })
+		select {
+		case <-db.begun:
+		case <-time.After(time.Minute):
+			t.Fatalf("a list of %s has not begun", name)
+		}
+	}
+	refused := func(name string, status int, code string) {
+		t.Helper()
+		w := call(a, "GET", failures, "", secrets[name])
+		var p Problem
+		_ = json.Unmarshal(w.Body.Bytes(), &p) // one that is no JSON has no code
+		if w.Code != status || p.Code != code || w.Header().Get("Retry-After") == "" {
+			t.Errorf("one list more of %s: %d %s, want %d %s", name, w.Code, w.Body, status, code)
+		}
+	}
+	for range listsEach {
+		begin("shop")
+	}
+	refused("shop", http.StatusTooManyRequests, "too_many_requests")
+	for range listsEach {
+		begin("other")
+	}
+	refused("shop", http.StatusTooManyRequests, "too_many_requests")
+	third := newToken(t, pool, operator.Grant{Name: "third", Scopes: []string{"read"}})
+	if w := call(a, "GET", failures, "", third); w.Code != http.StatusServiceUnavailable {
+		t.Errorf("a list beside as many as may be: %d %s", w.Code, w.Body)
+	}
+	if w := call(a, "GET", "/v1/nodes", "", third); w.Code != http.StatusOK {
+		t.Errorf("nodes beside as many lists as may be: %d %s", w.Code, w.Body)
+	}
+	if n := len(a.lists.of); n != 2 {
+		t.Errorf("shares of %d tokens are kept, of which two have lists", n)
+	}
+}
+
+func TestCostlyListsAreRoutes(t *testing.T) {
+	a := New(nil, Config{Open: true})
+	for _, id := range costlyLists {
+		if !slices.ContainsFunc(a.routes, func(r route) bool { return r.id == id }) {
+			t.Errorf("there is no route %s", id)
+		}
+	}
+}
