@@ -426,6 +426,8 @@ ALTER TABLE penstock.usage_hour DROP COLUMN extra_ms CASCADE;
 ALTER TABLE penstock.instance DROP COLUMN began_at CASCADE, DROP COLUMN time_to_live CASCADE;
 ALTER TABLE penstock.gateway_batch DROP COLUMN idle_turns;
 ALTER TABLE penstock.deployment_state DROP COLUMN error_kind CASCADE;
+ALTER TABLE penstock.gateway_token ALTER COLUMN criticality SET NOT NULL, ALTER COLUMN criticality SET DEFAULT 'critical';
+COMMENT ON COLUMN penstock.gateway_token.criticality IS NULL;
 DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_key', 'column node.running_entries', 'column usage_hour.extra_ms',
                                                     'column instance.began_at', 'column instance.time_to_live', 'column gateway_batch.idle_turns',
                                                     'column deployment_state.error_kind');`

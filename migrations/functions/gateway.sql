@@ -597,7 +597,8 @@ BEGIN
 END $$;
 
 -- set_gateway_token sets the limits of the tokens of a name at gateways. A limit that is not given, or null, stays; the
--- first time it is none, and the class default. '{}' and 0 remove one.
+-- first time it is none. '{}', '' for the class, and 0 remove one: without a class of its own a token has that of the
+-- flow of each request, else default.
 -- Locks: the row of gateway_token.
 -- Callers: psql.
 -- SQLSTATE: PS002 a limit is not valid.
@@ -610,11 +611,11 @@ LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO penstock.gateway_token AS t (name, models, criticality, rate, in_flight, waiting)
     VALUES (set_gateway_token.name, coalesce(set_gateway_token.models, '{}'),
-            coalesce(set_gateway_token.criticality, 'default'), coalesce(set_gateway_token.rate, 0),
+            nullif(set_gateway_token.criticality, ''), coalesce(set_gateway_token.rate, 0),
             coalesce(set_gateway_token.in_flight, 0), coalesce(set_gateway_token.waiting, 0))
     ON CONFLICT ON CONSTRAINT gateway_token_pkey DO UPDATE
        SET models = coalesce(set_gateway_token.models, t.models),
-           criticality = coalesce(set_gateway_token.criticality, t.criticality),
+           criticality = nullif(coalesce(set_gateway_token.criticality, t.criticality), ''),
            rate = coalesce(set_gateway_token.rate, t.rate),
            in_flight = coalesce(set_gateway_token.in_flight, t.in_flight),
            waiting = coalesce(set_gateway_token.waiting, t.waiting);

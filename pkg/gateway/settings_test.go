@@ -350,11 +350,15 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO penstock.api_token (name, hash, scopes, flows, created_by)
-	      SELECT s, sha256(s::bytea), '{call}', '{acme}', 'ann' FROM unnest('{plain,limited,kept}'::text[]) s`)
+	      SELECT s, sha256(s::bytea), '{call}', '{acme}', 'ann' FROM unnest('{plain,limited,kept,given back,lower}'::text[]) s`)
 	exec(`SELECT penstock.set_flow_criticality('acme/urgent', 'critical')`)
 	exec(`SELECT penstock.set_gateway_token('limited', rate => 5)`)
 	exec(`SELECT penstock.set_gateway_token('kept', '{m}', 'critical', 5, 6, 7)`)
 	exec(`SELECT penstock.set_gateway_token('kept', rate => 50)`)
+	exec(`SELECT penstock.set_gateway_token('given back', criticality => 'sheddable')`)
+	exec(`SELECT penstock.set_gateway_token('given back', criticality => '')`)
+	exec(`SELECT penstock.set_gateway_token('lower', criticality => 'sheddable')`)
+	exec(`SELECT penstock.set_gateway_token('lower', in_flight => 4)`)
 	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
 	if err != nil || len(wrong) > 0 {
 		t.Fatal(err, wrong)
@@ -366,10 +370,13 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		token, flow string
 		want        RequestClass
 	}{
+		{"given back", "acme", Default},
+		{"given back", "acme/urgent", Critical},
+		{"lower", "acme/urgent", Sheddable},
 		{"plain", "acme", Default},
 		{"plain", "acme/urgent", Critical},
 		{"limited", "acme", Default},
-		{"limited", "acme/urgent", Default},
+		{"limited", "acme/urgent", Critical},
 		{"kept", "acme", Critical},
 		{"kept", "acme/urgent", Critical},
 	} {
