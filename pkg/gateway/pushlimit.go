@@ -9,6 +9,18 @@ import (
 // The limits of a token on pushes hold for the entries that its requests become here, as they do at the API: each
 // gateway counts by itself, as each leader does, and tokens of one name share the rate.
 
+// pushesFill is how long the rate of the token takes to let in as many entries as it ever does at once; 0: it has none.
+func (c *caller) pushesFill() time.Duration {
+	if c == nil || c.PushRate <= 0 {
+		return 0
+	}
+	most := max(1, math.Ceil(c.PushRate))
+	if c.PushBurst > 0 {
+		most = float64(c.PushBurst)
+	}
+	return timeOf(most, c.PushRate)
+}
+
 // pushes takes up to n entries from the rate of the token, and returns how many. The refusal is that of the rest.
 func (c *caller) pushes(now time.Time, n int) (may int, refused *Rejection) {
 	if c == nil || c.PushRate <= 0 || n == 0 {
@@ -16,11 +28,7 @@ func (c *caller) pushes(now time.Time, n int) (may int, refused *Rejection) {
 	}
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()
-	most := max(1, math.Ceil(c.PushRate))
-	if c.PushBurst > 0 {
-		most = float64(c.PushBurst)
-	}
-	b, burst := &c.use.pushes, timeOf(most, c.PushRate)
+	b, burst := &c.use.pushes, c.pushesFill()
 	may = n
 	// Times are rounded to nanoseconds: what is missing of an entry for that alone is not missing.
 	if room := (burst-b.taken(now)).Seconds()*c.PushRate + 1e-6; room < float64(n) {
@@ -45,12 +53,12 @@ func (r Requester) PushOne() error {
 }
 
 // MayPush returns how many of n entries a client may push now, which takes them from the rate of its token, where work
-// goes on after its request. The caller gives back those that it does not push.
-func (g *Gateway) MayPush(token string, n int) int {
-	if c := g.limitedCaller(token); c != nil {
-		n, _ = c.pushes(time.Now(), n)
-	}
-	return n
+// goes on after its request. The caller gives back those that it does not push. One that comes again within fill loses
+// nothing of the rate; 0: there is none.
+func (g *Gateway) MayPush(token string, n int) (may int, fill time.Duration) {
+	c := g.limitedCaller(token)
+	may, _ = c.pushes(time.Now(), n)
+	return may, c.pushesFill()
 }
 
 // GiveBackPushes returns entries to the rate that MayPush took and that were not pushed.

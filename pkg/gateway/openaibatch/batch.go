@@ -54,6 +54,10 @@ type batchRow struct {
 	Late                      bool // its completion window is over, by the clock of the database
 	FailedTurns               int  // since the last one that did not fail, with the one that runs
 	Revoked                   bool // its client had tokens, and has none with which it may call
+
+	// Limited says that in this turn the rate of its client's token let in some of its lines alone, and loses nothing
+	// if the batch rests.
+	Limited bool `db:"-"`
 }
 
 const batchColumns = `

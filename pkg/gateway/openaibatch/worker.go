@@ -39,11 +39,14 @@ const openSQL = `
 SELECT EXISTS (SELECT FROM penstock.gateway_batch b
                 WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
 
-// restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), else
-// after $3, and twice as long for each further one in a row, at most 4 times.
+// restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), but
+// after $3 if its lines wait for the rate of a token ($4). If it moved nothing, after $3, and twice as long for each
+// further one in a row, at most 4 times.
 const restSQL = `
 UPDATE penstock.gateway_batch
-   SET next_at = clock_timestamp() + CASE WHEN $2 THEN interval '0' ELSE $3::interval * 2 ^ least(idle_turns, 2) END,
+   SET next_at = clock_timestamp() + CASE WHEN NOT $2 THEN $3::interval * 2 ^ least(idle_turns, 2)
+                                          WHEN $4 THEN $3::interval
+                                          ELSE interval '0' END,
        idle_turns = CASE WHEN $2 THEN 0 ELSE least(idle_turns, 3) + 1 END, failed_turns = 0
  WHERE id = $1`
 
@@ -171,7 +174,7 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 		if b.Fed > before {
 			queue = b.QueueID
 		}
-		_, err = tx.Exec(ctx, restSQL, id, moved, workEvery)
+		_, err = tx.Exec(ctx, restSQL, id, moved, workEvery, b.Limited)
 		return err
 	})
 	if err == nil && queue != nil && s.config.Hint != nil {
