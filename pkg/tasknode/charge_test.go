@@ -223,8 +223,12 @@ func TestARunThatHangsIsChargedItsTimeOrTwiceTheUsual(t *testing.T) {
 		after time.Duration
 		want  float64
 	}{
-		{calls, time.Millisecond, 10}, {calls, 5 * time.Second, 20}, {calls, time.Hour, 3600},
-		{gpus, time.Second, 8}, {gpus, 90 * time.Second, 720}, {gpus, 5 * time.Minute, 960},
+		{calls, time.Millisecond, 10},
+		{calls, 5 * time.Second, 20},
+		{calls, time.Hour, 3600},
+		{gpus, time.Second, 8},
+		{gpus, 90 * time.Second, 720},
+		{gpus, 5 * time.Minute, 960},
 	} {
 		if got := h.usedIn(c.queue, c.after); math.Abs(got-c.want) > 0.001 {
 			t.Errorf("a run of queue %d is expected to have used %v after %v, want %v", c.queue.id, got, c.after, c.want)
