@@ -31,8 +31,8 @@ func (r route) costly() bool { return slices.Contains(costlyLists, r.id) }
 
 // These are not those of a context: they say nothing about the database.
 var (
-	errLists    = errors.New("as many lists as may be at once are being read; try again, with a filter that an index has")
-	errOwnLists = errors.New("as many lists of this token as may be at once are being read; ask for one after another")
+	errLists    = errors.New("as many lists as may be are being read; try again, with a filter that an index has")
+	errOwnLists = errors.New("as many lists of the token as may be at once are being read; ask for them one by one")
 )
 
 // listPlaces bounds how many lists are read at once, and how many of them by one holder.

@@ -350,13 +350,13 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		}
 	}
 	exec(`INSERT INTO penstock.api_token (name, hash, scopes, flows, created_by)
-	      SELECT s, sha256(s::bytea), '{call}', '{acme}', 'ann' FROM unnest('{plain,limited,kept,given back,lower}'::text[]) s`)
+	      SELECT s, sha256(s::bytea), '{call}', '{acme}', 'ann' FROM unnest('{plain,limited,kept,given-back,lower}'::text[]) s`)
 	exec(`SELECT penstock.set_flow_criticality('acme/urgent', 'critical')`)
 	exec(`SELECT penstock.set_gateway_token('limited', rate => 5)`)
 	exec(`SELECT penstock.set_gateway_token('kept', '{m}', 'critical', 5, 6, 7)`)
 	exec(`SELECT penstock.set_gateway_token('kept', rate => 50)`)
-	exec(`SELECT penstock.set_gateway_token('given back', criticality => 'sheddable')`)
-	exec(`SELECT penstock.set_gateway_token('given back', criticality => '')`)
+	exec(`SELECT penstock.set_gateway_token('given-back', criticality => 'sheddable')`)
+	exec(`SELECT penstock.set_gateway_token('given-back', criticality => '')`)
 	exec(`SELECT penstock.set_gateway_token('lower', criticality => 'sheddable')`)
 	exec(`SELECT penstock.set_gateway_token('lower', in_flight => 4)`)
 	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
@@ -370,8 +370,8 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 		token, flow string
 		want        RequestClass
 	}{
-		{"given back", "acme", Default},
-		{"given back", "acme/urgent", Critical},
+		{"given-back", "acme", Default},
+		{"given-back", "acme/urgent", Critical},
 		{"lower", "acme/urgent", Sheddable},
 		{"plain", "acme", Default},
 		{"plain", "acme/urgent", Critical},
