@@ -36,17 +36,17 @@ type outcome struct {
 }
 
 // startNodes starts as many nodes as wanted, and lets all begin when all are ready.
-func (b *testbed) startNodes(ctx context.Context, config NodeConfig, processes int) (*nodes, error) {
+func (s *testbed) startNodes(ctx context.Context, config NodeConfig, processes int) (*nodes, error) {
 	if config.DSN == "" {
-		config.DSN = b.dsn
+		config.DSN = s.dsn
 	}
 	argument, err := json.Marshal(config)
 	if err != nil {
 		return nil, err
 	}
-	n := &nodes{bed: b}
+	n := &nodes{bed: s}
 	for range processes {
-		p, err := child.Start(ctx, append(slices.Clone(b.harness.Program), string(argument)))
+		p, err := child.Start(ctx, append(slices.Clone(s.harness.Program), string(argument)))
 		if err != nil {
 			n.kill()
 			return nil, err
