@@ -207,6 +207,10 @@ func (p *Prober) renew(ctx context.Context, running ...int32) {
 	}
 }
 
+// silentMost is for how long the database may be without an answer, where probes are not further apart, until leases
+// that have lapsed may be those of nodes that live.
+const silentMost = 3 * time.Second
+
 // stepMost is how far the database's clock may go ahead of the time that has passed, as clocks that are slewed do.
 const stepMost = 2 * time.Second
 
@@ -215,7 +219,7 @@ const stepMost = 2 * time.Second
 func (p *Prober) heard(sent, came, clock time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	away := came.Sub(p.answered) > 3*p.tuning.probeEvery/5
+	away := came.Sub(p.answered) > max(silentMost, p.claimFor())
 	stepped := clock.Sub(p.clock)-came.Sub(p.asked) > stepMost
 	if !p.answered.IsZero() && (away || stepped) {
 		p.returned = came
