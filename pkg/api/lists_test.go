@@ -24,6 +24,20 @@ type slowFailures struct {
 	ended chan struct{}
 }
 
+// newSlowFailures makes one with the queue work, whose pool has so many connections.
+func newSlowFailures(t *testing.T, conns int32) *slowFailures {
+	t.Helper()
+	pool, err := postgres.Open(t.Context(), Pool(postgres.Config{DSN: pgtest.DSN(t), MaxConns: conns}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
+		t.Fatal(err)
+	}
+	return &slowFailures{pool, make(chan struct{}, 100), make(chan struct{})}
+}
+
 func (s *slowFailures) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if strings.Contains(sql, "penstock.failure") {
 		conn, err := s.Acquire(ctx)
@@ -44,15 +58,7 @@ func (s *slowFailures) Query(ctx context.Context, sql string, args ...any) (pgx.
 // A filter without an index reads a queue to its end. As many such lists as clients ask for leave connections to
 // pushes and to the probe.
 func TestListsLeaveConnectionsToPushesAndProbes(t *testing.T) {
-	pool, err := postgres.Open(t.Context(), Pool(postgres.Config{DSN: pgtest.DSN(t), MaxConns: listsMax + 1}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
-		t.Fatal(err)
-	}
-	db := &slowFailures{pool, make(chan struct{}, 100), make(chan struct{})}
+	db := newSlowFailures(t, listsMax+1)
 	a := New(db, Config{Open: true, Timeout: time.Minute})
 	a.lists.wait = time.Millisecond
 	const local = "http://localhost"

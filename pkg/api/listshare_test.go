@@ -8,30 +8,19 @@ import (
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/internal/pgtest"
-	"github.com/penstock/penstock/internal/postgres"
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
 
 // A token that asks for more lists at once than its share is refused for its own ones, which is no error of ours; the
 // next token has places, and what reads few rows needs none.
 func TestOneTokenLeavesPlacesForTheListsOfOthers(t *testing.T) {
-	pool, err := postgres.Open(t.Context(), Pool(postgres.Config{DSN: pgtest.DSN(t), MaxConns: listsMax + 4}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	if _, err := invalidation.Create(t.Context(), pool, "work", invalidation.Config{}); err != nil {
-		t.Fatal(err)
-	}
-	db := &slowFailures{pool, make(chan struct{}, 100), make(chan struct{})}
+	db := newSlowFailures(t, listsMax+4)
 	a := New(db, Config{Timeout: time.Minute})
 	a.lists.wait = time.Millisecond
 	const failures = "/v1/failures?queue=work"
 	secrets := map[string]string{}
 	for _, name := range []string{"shop", "other"} {
-		secrets[name] = newToken(t, pool, operator.Grant{Name: name, Scopes: []string{"read"}})
+		secrets[name] = newToken(t, db.Pool, operator.Grant{Name: name, Scopes: []string{"read"}})
 	}
 	var lists sync.WaitGroup
 	t.Cleanup(lists.Wait)
@@ -62,7 +51,7 @@ func TestOneTokenLeavesPlacesForTheListsOfOthers(t *testing.T) {
 		begin("other")
 	}
 	refused("shop", http.StatusTooManyRequests, "too_many_requests")
-	third := newToken(t, pool, operator.Grant{Name: "third", Scopes: []string{"read"}})
+	third := newToken(t, db.Pool, operator.Grant{Name: "third", Scopes: []string{"read"}})
 	if w := call(a, "GET", failures, "", third); w.Code != http.StatusServiceUnavailable {
 		t.Errorf("a list beside as many as may be: %d %s", w.Code, w.Body)
 	}
