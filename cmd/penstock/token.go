@@ -76,11 +76,11 @@ func tokenCreate(a *app) *cobra.Command {
 		"push, read, operate (and read), admin (everything), call (models, at gateways), announce (instances)")
 	f.StringSliceVar(&g.Applications, "application", nil, "limit it to these")
 	f.StringSliceVar(&g.Queues, "queue", nil, "limit it to these")
-	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; with scopes push and read alone")
+	f.StringSliceVar(&g.Flows, "flow", nil, "limit its pushes to these flows; not with scopes operate and admin")
 	f.Int16Var(&highest, "priority-max", 9,
-		"limit the priority that its pushes may ask for, 0 to 9; with scopes push and read alone")
+		"limit the priority that its pushes may ask for, 0 to 9; not with scopes operate and admin")
 	f.Float64Var(&rate, "rate", 0,
-		"limit its pushes to so many entries a second at each leader; with scopes push and read alone")
+		"limit its pushes to so many entries a second at each leader and gateway; not with scopes operate and admin")
 	f.Int32Var(&burst, "burst", 0, "with --rate: so many entries at once; by default those of a second")
 	f.Int64Var(&gpuMS, "gpu-ms", 0, "refuse its pushes when the calls of its --flow have taken so many milliseconds "+
 		"of GPU in a --gpu-period")

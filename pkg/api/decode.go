@@ -22,7 +22,7 @@ type entryToPush struct {
 	DueAt          time.Time                 `json:"due_at,omitzero" doc:"It does not start before."`
 	StartBy        time.Time                 `json:"start_by,omitzero" doc:"It expires if it has not started by then."`
 	FinishBy       time.Time                 `json:"finish_by,omitzero" doc:"It expires if it has not ended by then."`
-	Cost           float64                   `json:"cost,omitempty" minimum:"0" maximum:"1000000000000" doc:"In the unit that the queue's fairness counts."`
+	Cost           float64                   `json:"cost,omitempty" minimum:"0" maximum:"1000000000000" doc:"In the unit that the queue's fairness counts; 0: as if absent."`
 	Weight         int32                     `json:"weight,omitempty" minimum:"0" doc:"How many times the units of each limit of the queue it takes while it runs, at most the queue's max_weight. Absent or 0: 1."`
 	Name           string                    `json:"name,omitempty" doc:"By which entries can be listed, paused and disabled."`
 	IdempotencyKey string                    `json:"idempotency_key,omitempty" doc:"A second push with this key in the flow is answered with the first one's entry. The request may have the header Idempotency-Key instead."`

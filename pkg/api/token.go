@@ -47,9 +47,9 @@ type tokenCreation struct {
 		Scopes       []string  `json:"scopes" minItems:"1" nullable:"false" enum:"push,read,operate,admin,call,announce"`
 		Applications []string  `json:"applications,omitempty" nullable:"false" doc:"To limit it to these."`
 		Queues       []string  `json:"queues,omitempty" nullable:"false" doc:"To limit it to these."`
-		Flows        []string  `json:"flows,omitempty" nullable:"false" doc:"To limit its pushes to these flows. A push without a flow gets the only one. With scopes push and read alone."`
-		PriorityMax  *int16    `json:"priority_max,omitempty" minimum:"0" maximum:"9" doc:"The highest priority that its pushes may ask for. With scopes push and read alone."`
-		Rate         *float64  `json:"rate,omitempty" exclusiveMinimum:"0" maximum:"1e9" doc:"Entries a second, at each leader. With scopes push and read alone."`
+		Flows        []string  `json:"flows,omitempty" nullable:"false" doc:"To limit its pushes to these flows. A push without a flow gets the only one. Not with scopes operate and admin."`
+		PriorityMax  *int16    `json:"priority_max,omitempty" minimum:"0" maximum:"9" doc:"The highest priority that its pushes may ask for. Not with scopes operate and admin."`
+		Rate         *float64  `json:"rate,omitempty" exclusiveMinimum:"0" maximum:"1e9" doc:"Entries a second, at each leader and gateway. Not with scopes operate and admin."`
 		Burst        *int32    `json:"burst,omitempty" minimum:"1" doc:"Entries at once, with rate; absent: those of a second."`
 		GPUMS        *int64    `json:"gpu_ms,omitempty" minimum:"1" doc:"GPU milliseconds of its flows in a period."`
 		GPUPeriod    *string   `json:"gpu_period,omitempty" enum:"hour,day" doc:"Of gpu_ms, by UTC."`
