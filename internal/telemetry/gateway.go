@@ -14,8 +14,8 @@ var gatewayCatalog = []Metric{
 	online("requests_total", counter, "requests answered, by status; 499 are clients that went away",
 		"model", "status"),
 	online("worker_faults_total", counter, "requests whose last attempt failed by its worker; kind is unreachable (no "+
-		"head of an answer), silence (none in time, or no more of it), status (5xx) or cut (the answer broke off; its "+
-		"status is counted as the client got it)", "model", "kind"),
+		"head of an answer), silence (none in time, or no more of it), status (5xx, or a refusal of the gateway "+
+		"itself) or cut (the answer broke off; its status is counted as the client got it)", "model", "kind"),
 	online("api_requests_total", counter, "requests for files, batches and predictions answered, by status; 499 are "+
 		"clients that went away", "route", "status"),
 	online("stock_level", gauge, "calls in flight", "model"),

@@ -40,6 +40,7 @@
 //	durable.go      which requests can become entries, and the push of those into the queues of their models
 //	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
+//	unfit.go        answers of instances that refuse the gateway itself, or do not have what was asked for
 //	headers.go      the headers of a client that go on, and those that a worker gets in their place
 //	direct.go       connections to workers, and an exchange over HTTP/1.1
 //	send.go         the request on its way to the worker, and whether the worker may have got something of it

@@ -12,6 +12,32 @@ const (
 	faultMax   = 15 * time.Second
 )
 
+// judge takes in what the end of a call says of its instance.
+func (p *Pool) judge(now time.Time, r *Request, i *instance, end CallEnd) {
+	switch {
+	case end.Unused:
+	case end.Busy:
+		i.limit.busy(now)
+		i.chill(now, end.RetryAfter)
+	case end.Misrouted && r.Misrouted:
+		p.acquit(r, i)
+	case end.Fault && end.Took < faultFast:
+		p.fault(now, r, i)
+	default:
+		if !end.Failed {
+			i.clear()
+		}
+		if !i.failing {
+			i.coolFor = 0
+		}
+		i.limit.grow(now, i.inFlight+1)
+		if !end.Failed {
+			took, tokens := end.streamed()
+			i.limit.pace(now, r.began, took, tokens, p.policy.TPOTMax.Duration())
+		}
+	}
+}
+
 // fault takes in a call that failed at once.
 func (p *Pool) fault(now time.Time, r *Request, i *instance) {
 	i.faults++
@@ -21,6 +47,20 @@ func (p *Pool) fault(now time.Time, r *Request, i *instance) {
 		i.failing = true
 		i.coolFor = min(max(2*i.coolFor, faultMin), faultMax)
 		i.cool = now.Add(i.coolFor)
+	}
+}
+
+// acquit takes back what a request has held against the instance that it was at before: another one does not have what
+// it asks for either, so that the request is to blame.
+func (p *Pool) acquit(r *Request, other *instance) {
+	for _, id := range r.Avoid {
+		i := p.fleet.find(id)
+		if i == nil || i == other {
+			continue // it is gone, or was asked twice
+		}
+		if i.faults = max(0, i.faults-1); i.faults < faultsMost {
+			i.heal()
+		}
 	}
 }
 
@@ -34,6 +74,11 @@ func (i *instance) try(now time.Time, r *Request) {
 // clear ends what is held against an instance for its failures.
 func (i *instance) clear() {
 	i.faults = 0
+	i.heal()
+}
+
+// heal gives an instance that failed its share again.
+func (i *instance) heal() {
 	if i.failing {
 		i.failing, i.cool, i.coolFor = false, time.Time{}, 0
 	}

@@ -124,10 +124,13 @@ func (c *call) attempt(ctx context.Context) result {
 	}
 	first, refused := c.judge(answer)
 	var r result
-	if refused != nil {
-		r = c.refuse(answer, refused)
-	} else {
+	switch {
+	case refused == nil:
 		r = c.copy(ctx, cancel, answer, first)
+	case refused.unfit:
+		r = c.turnAway(ctx, cancel, answer, refused)
+	default:
+		r = c.refuse(answer, refused)
 	}
 	r.end.Took = time.Since(c.began)
 	return r
@@ -210,12 +213,14 @@ func (c *call) idempotent() bool { return c.request.Header.Get("Idempotency-Key"
 // refusalMax bounds an answer that is read whole to see whether it is a refusal for want of room.
 const refusalMax = 64 << 10
 
-// refusal is an answer that says that the worker had no room, before anything ran. It goes on only if no other instance
-// takes the call.
+// refusal is an answer that says that nothing ran: the worker had no room, or is unfit for the call. It goes on only if
+// no other instance takes the call.
 type refusal struct {
 	body       []byte // of the answer
 	reason     string
 	retryAfter time.Duration // what the worker asked for; 0: it did not
+	unfit      bool          // see unfit
+	misrouted  bool          // with unfit: the worker does not have what was asked for
 }
 
 // goesOn says whether a run goes on behind its answer, which is no answer to a client that waits. Such an answer is
@@ -254,15 +259,18 @@ func couldBeObject(begin []byte) bool {
 // judge reads as much of an answer as shows whether it is a refusal, and returns that, or the first event of a stream.
 func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 	c.lost = worker.LostByProxy(answer.StatusCode, nil)
-	if answer.StatusCode == http.StatusTooManyRequests || answer.StatusCode == http.StatusServiceUnavailable ||
-		answer.StatusCode == http.StatusConflict {
+	if mayRefuse(answer.StatusCode) {
 		body, err := io.ReadAll(io.LimitReader(answer.Body, refusalMax))
-		if o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.held.bytes()); err == nil &&
-			free(o, c.route, body) {
-			return nil, &refusal{body, o.Reason, o.RetryAfter}
+		o := worker.ClassifyAnswer(answer.StatusCode, answer.Header, body, c.held.bytes())
+		r := &refusal{body: body, reason: o.Reason, retryAfter: o.RetryAfter, unfit: unfit(o), misrouted: o.Misrouted}
+		if !r.unfit && err == nil && free(o, c.route, body) {
+			return nil, r
 		}
 		c.lost = worker.LostByProxy(answer.StatusCode, body)
 		answer.Body = rejoin(body, answer.Body)
+		if r.unfit {
+			return nil, r
+		}
 	}
 	if !isEvents(answer) {
 		return nil, nil
@@ -273,7 +281,7 @@ func (c *call) judge(answer *http.Response) (first []byte, refused *refusal) {
 	event = event[:cmp.Or(eventEnd(event), len(event))] // others may have come with it
 	if data := eventData(event); len(data) > 0 {
 		if o, failed := worker.ClassifyFirstEvent(data, c.held.bytes()); failed && o.FreeOfCharge() && !o.MaybeRunning {
-			return nil, &refusal{first, o.Reason, o.RetryAfter}
+			return nil, &refusal{body: first, reason: o.Reason, retryAfter: o.RetryAfter}
 		}
 	}
 	return first, nil
@@ -443,7 +451,7 @@ func (c *call) ended(ctx context.Context, p *passing, status int, err error) res
 	}
 	// 501 and 505 are about the request.
 	about := status == http.StatusNotImplemented || status == http.StatusHTTPVersionNotSupported
-	r.end.Failed, r.end.Fault = status >= 400, status >= 500 && !about
+	r.end.Failed, r.end.Fault = status >= 300, status >= 500 && !about
 	r.end.Doubt = c.lost && c.mayGoOn()
 	if r.end.Fault {
 		r.fault = faultStatus

@@ -120,7 +120,8 @@ type messagesError struct {
 // worded keeps addresses of workers out of what clients read.
 func worded(err error) string {
 	switch {
-	case errors.Is(err, errSilence), errors.Is(err, errFirstByte), errors.Is(err, errGoesOn):
+	case errors.Is(err, errSilence), errors.Is(err, errFirstByte), errors.Is(err, errGoesOn),
+		errors.Is(err, errRefused):
 		return err.Error()
 	case errors.Is(err, context.DeadlineExceeded):
 		return "the deadline of the request was over"

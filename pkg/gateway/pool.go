@@ -27,6 +27,8 @@ type Request struct {
 	Adapter  string        // LoRA adapter; empty: none
 	Choices  int           // sequences that it asks for; 0 is taken as 1
 	Avoid    []int32       // instances that have refused it
+	// Misrouted says that those in Avoid do not have what it asks for, as they answered.
+	Misrouted bool
 	// Leave is called once when the request is dispatched or dropped, under the pool's lock: it
 	// must not block. It is not called for requests that Arrive and Cancel answer themselves.
 	Leave func(r *Request, dropped Dropped)
@@ -106,6 +108,7 @@ type CallEnd struct {
 	Unused              bool          // no call was made: it says nothing of the instance
 	Failed              bool          // it ran, and failed or was broken off
 	Fault               bool          // with Failed: the server did by itself, and nothing of an answer was passed on
+	Misrouted           bool          // with Fault: it answered that it does not have what was asked for
 	Doubt               bool          // it may still run: the slot is not idle
 }
 
@@ -439,28 +442,10 @@ func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 		i.release(r.slot, r.estimate)
 	}
 	actual := milliseconds(end.Took)
-	switch {
-	case end.Unused:
+	if end.Unused || end.Busy {
 		actual = 0
-	case end.Busy:
-		actual = 0
-		i.limit.busy(now)
-		i.chill(now, end.RetryAfter)
-	case end.Fault && end.Took < faultFast:
-		p.fault(now, r, i)
-	default:
-		if !end.Failed {
-			i.clear()
-		}
-		if !i.failing {
-			i.coolFor = 0
-		}
-		i.limit.grow(now, i.inFlight+1)
-		if !end.Failed {
-			took, tokens := end.streamed()
-			i.limit.pace(now, r.began, took, tokens, p.policy.TPOTMax.Duration())
-		}
 	}
+	p.judge(now, r, i, end)
 	p.learn(r, i, end, actual)
 	p.lines[r.Class].correct(r, actual)
 	p.served.correct(now, r.bucket, r.Class, r.estimate, actual)

@@ -351,6 +351,7 @@ func (s *serving) exchange(ctx context.Context) error {
 			return s.outcome(ctx, r)
 		}
 		s.ticket = s.ticket.elsewhere()
+		s.ticket.Misrouted = r.end.Misrouted
 		if err := s.wait(ctx); err != nil {
 			return s.pushInstead(ctx, err)
 		}

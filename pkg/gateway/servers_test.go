@@ -73,8 +73,6 @@ func TestErrorsOfEachServerPass(t *testing.T) {
 		{"tgi: incomplete generation", 500, `{"error":"Incomplete generation","error_type":"incomplete_generation"}`},
 		{"sglang: a parameter", 400, `{"object":"error","message":"temperature must be non-negative","type":"BadRequestError",` +
 			`"param":null,"code":400}`},
-		{"ollama: no such model", 404, `{"error":{"message":"model \"m\" not found, try pulling it first","type":"api_error",` +
-			`"param":null,"code":null}}`},
 		{"ollama: cancelled", 499, `{"error":"request canceled"}`},
 		{"llama.cpp: loading", 503, `{"error":{"code":503,"message":"Loading model","type":"unavailable_error"}}`},
 	} {

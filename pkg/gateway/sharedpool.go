@@ -64,6 +64,13 @@ func (s *sharedPool) await(ctx context.Context, r *Request) error {
 	return &Rejection{Reason: reasonOf(ctx)}
 }
 
+// others says whether a sound instance is there beside the one that a request is in flight to.
+func (s *sharedPool) others(r *Request) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.pool.fleet.sound(r.instance)
+}
+
 func reasonOf(ctx context.Context) Dropped {
 	if errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		return DropDeadline

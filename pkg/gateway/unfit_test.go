@@ -1,0 +1,112 @@
+package gateway
+
+import (
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	"github.com/penstock/penstock/pkg/worker/workertest"
+)
+
+// unfits are answers of instances that refuse the gateway itself.
+var unfits = map[string]http.HandlerFunc{
+	"another key": func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Www-Authenticate", "Bearer")
+		workertest.Says(401, `{"error":"Unauthorized"}`)(w, r)
+	},
+	"another key, no body": func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusUnauthorized) },
+	"not allowed":          workertest.Says(403, "Forbidden"),
+	"a proxy before it":    workertest.Says(407, ""),
+	"a redirect": func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, "http://127.0.0.1:9/login", http.StatusTemporaryRedirect)
+	},
+}
+
+// instanceOf returns what the pool holds against an instance.
+func (p *testbed) instanceOf(id int32) (faults int, failing bool) {
+	p.t.Helper()
+	s := p.gateway.models.route("m").pool
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := s.pool.fleet.find(id)
+	return i.faults, i.failing
+}
+
+// An instance that does not take the credentials of the gateway, sends it elsewhere, or does not have what was asked for
+// has room again at once. Its calls go to another one, and it gets no more of them than one that fails.
+func TestUnfitInstanceIsLeftForOthers(t *testing.T) {
+	t.Parallel()
+	for name, refuses := range unfits {
+		t.Run(name, func(t *testing.T) { t.Parallel(); leftForOthers(t, refuses) })
+	}
+	for _, status := range []int{404, 405, 421} {
+		t.Run(http.StatusText(status), func(t *testing.T) {
+			t.Parallel()
+			leftForOthers(t, workertest.Says(status, `{"detail":"Not Found"}`))
+		})
+	}
+}
+
+func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
+	p := startTestbed(t, nil, refuses, workertest.Says(200, "{}"))
+	for range retryMost / retryCost { // so many second attempts there may be
+		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
+			t.Errorf("got %d %s", a.StatusCode, a.body)
+		}
+	}
+	if faults, failing := p.instanceOf(1); !failing {
+		t.Errorf("the instance gets its share after %d refusals", faults)
+	}
+}
+
+// Where no other instance is sound the client is told that the worker is at fault, and not what the gateway was told:
+// it would take its own token for invalid, or follow an address of the worker's network.
+func TestRefusalOfTheGatewayIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	for name, refuses := range unfits {
+		for _, workers := range [][]http.HandlerFunc{{refuses}, {refuses, refuses}} {
+			p := startTestbed(t, nil, workers...)
+			a := p.post(chat, `{"model":"m"}`)
+			refusedWith(t, a, http.StatusBadGateway, string(DropUpstream), string(DropUpstream))
+			if a.Header.Get("Location") != "" || a.Header.Get("Www-Authenticate") != "" || strings.Contains(a.body, "127.0.0.1") {
+				t.Errorf("%s: got %v %s", name, a.Header, a.body)
+			}
+			if e := p.gateway.ring.last[0]; e.Fault != faultStatus || e.Attempts != len(workers) {
+				t.Errorf("%s at %d instances: fault %q after %d attempts", name, len(workers), e.Fault, e.Attempts)
+			}
+		}
+	}
+}
+
+// What all instances that are asked do not have is the client's mistake: the answer passes, and nothing is held against
+// them.
+func TestAnswerThatNoInstanceHasWhatWasAskedForPasses(t *testing.T) {
+	t.Parallel()
+	const body = `{"error":{"message":"model \"m\" not found, try pulling it first","type":"api_error","param":null,"code":null}}`
+	var calls atomic.Int32
+	none := func(w http.ResponseWriter, r *http.Request) {
+		calls.Add(1)
+		workertest.Says(404, body)(w, r)
+	}
+	const requests = 5
+	for _, workers := range [][]http.HandlerFunc{{none}, {none, none}} {
+		calls.Store(0)
+		p := startTestbed(t, nil, workers...)
+		for range requests {
+			if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 404 || a.body != body {
+				t.Errorf("got %d %s", a.StatusCode, a.body)
+			}
+			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
+		}
+		if n := int(calls.Load()); n != requests*len(workers) {
+			t.Errorf("%d calls for %d requests to %d instances", n, requests, len(workers))
+		}
+		for id := range workers {
+			faults, failing := p.instanceOf(int32(id) + 1) //nolint:gosec // small
+			if failing || len(workers) > 1 && faults > 0 {
+				t.Errorf("%d faults are held against instance %d of %d", faults, id+1, len(workers))
+			}
+		}
+	}
+}
