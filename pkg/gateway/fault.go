@@ -14,6 +14,9 @@ const (
 
 // judge takes in what the end of a call says of its instance.
 func (p *Pool) judge(now time.Time, r *Request, i *instance, end CallEnd) {
+	if end.Misrouted {
+		delete(i.adapters, r.Adapter)
+	}
 	switch {
 	case end.Unused:
 	case end.Busy:

@@ -1,10 +1,15 @@
 package gateway
 
 import (
+	"io"
+	"net/http"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/penstock/penstock/pkg/slot"
+	"github.com/penstock/penstock/pkg/worker/workertest"
 )
 
 // An instance counts as one that has an adapter loaded for some time after its last call for it, and its record of
@@ -50,5 +55,30 @@ func TestAdaptersAreForgotten(t *testing.T) {
 	}
 	if n := len(p.fleet.find(1).adapters); n != 1 {
 		t.Errorf("%d adapters are remembered of the instance that was called just now", n)
+	}
+}
+
+// An instance that says that it does not have an adapter is not the one for its requests because it was asked once.
+func TestAdapterIsNotLookedForWhereItIsMissing(t *testing.T) {
+	t.Parallel()
+	var asked atomic.Int32
+	p := startTestbed(t, nil, func(w http.ResponseWriter, r *http.Request) {
+		if body, _ := io.ReadAll(r.Body); strings.Contains(string(body), "lora-1") {
+			asked.Add(1)
+			workertest.Says(404, `{"error":{"message":"The model lora-1 does not exist.","type":"NotFoundError","code":404}}`)(w, r)
+			return
+		}
+		workertest.Says(200, "{}")(w, r)
+	}, workertest.Says(200, "{}"))
+	for range 10 {
+		for _, model := range []string{"lora-1", "m"} {
+			if a := p.post(chat, `{"model":"`+model+`"}`); a.StatusCode != 200 {
+				t.Errorf("%s: got %d %s", model, a.StatusCode, a.body)
+			}
+			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
+		}
+	}
+	if n := asked.Load(); n != 1 {
+		t.Errorf("the instance without the adapter was asked %d times for it", n)
 	}
 }
