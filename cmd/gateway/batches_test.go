@@ -175,7 +175,8 @@ func TestBatchRunsEachLineOnce(t *testing.T) {
 		}
 	}
 	bad := f.answers(t, b.Errors)["bad"]
-	if failure, _ := bad["error"].(map[string]any); failure["code"] == "" || bad["response"] != nil {
+	response, _ := bad["response"].(map[string]any)
+	if text := fmt.Sprint(response["body"]); bad["error"] != nil || response["status_code"] != 400.0 || !strings.Contains(text, "not allowed") {
 		t.Errorf("got %v", bad)
 	}
 	if _, _, begun := s.gpu.counts(); begun != 701 {

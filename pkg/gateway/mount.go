@@ -72,6 +72,13 @@ func AnswerError(w http.ResponseWriter, err error) int {
 	return answerError(w, err, http.StatusTooManyRequests)
 }
 
+// ErrorBody returns an error that a worker answered as OpenAI's clients expect it.
+func ErrorBody(status int, code, message string) json.RawMessage {
+	body := envelope{envelopeError{Message: message, Type: kindOf(status), Code: code}}
+	text, _ := json.Marshal(body) // texts always have a form in JSON
+	return text
+}
+
 // ErrorOf returns status and message of an error, for answers in another form.
 func ErrorOf(err error) (status int, message string) {
 	return statusOf(err, http.StatusTooManyRequests)

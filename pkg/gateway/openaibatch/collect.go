@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -72,6 +73,18 @@ func (r *results) fail(line int, customID string, entry int64, code, message str
 	r.write(&r.errs, line, answered{ID: requestID(entry, line), CustomID: customID, Error: &failure{code, message}})
 }
 
+// refuse adds a line that the server has answered with an error.
+func (r *results) refuse(l endedLine, status int) {
+	r.failed++
+	r.write(&r.errs, l.Line, answered{
+		ID: requestID(l.Entry, l.Line), CustomID: l.CustomID,
+		Response: &response{
+			StatusCode: status, RequestID: "req_" + strconv.FormatInt(l.Entry, 10),
+			Body: gateway.ErrorBody(status, l.Class, l.Problem),
+		},
+	})
+}
+
 func (r *results) succeed(line int, customID string, entry int64, body json.RawMessage) {
 	r.done++
 	r.count(body)
@@ -111,27 +124,37 @@ type endedLine struct {
 	Outcome  string
 	Class    string // of a failure
 	Problem  string
-	Stored   int // bytes that the answer takes in the database
+	Status   string // of the answer that the last run of a failure had; empty: it had none
+	Stored   int    // bytes that the answer takes in the database
+}
+
+// refused returns the status of the server's answer to a line that failed; 0: the failure is of another kind.
+func (l endedLine) refused() int {
+	status, err := strconv.Atoi(l.Status)
+	if err != nil || status < 400 || status > 999 {
+		return 0
+	}
+	return status
 }
 
 // endedSQL reads what became of the first entries of a batch, of those that have ended. One of which neither an
 // outcome nor the entry is there any more has outlived the retention of its queue. The entry is looked up first: an
 // outcome is looked for in each day of results and failures, and most entries of an open batch have none yet.
 const endedSQL = `
-SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.stored
+SELECT l.line, l.custom_id, l.entry_id, o.outcome, o.class, o.error, o.status, o.stored
   FROM (SELECT x.line, x.custom_id, x.entry_id FROM penstock.gateway_batch_line x
          WHERE x.batch_id = $1 AND x.entry_id IS NOT NULL ORDER BY x.line LIMIT $3) l
  CROSS JOIN LATERAL (
        SELECT WHERE NOT EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = $2 AND e.id = l.entry_id) OFFSET 0) gone
  CROSS JOIN LATERAL (
-       SELECT r.outcome::text AS outcome, '' AS class, coalesce(r.reason, '') AS error,
+       SELECT r.outcome::text AS outcome, '' AS class, coalesce(r.reason, '') AS error, '' AS status,
               coalesce(pg_column_size(r.result), 0) AS stored
          FROM penstock.result r WHERE r.queue_id = $2 AND r.entry_id = l.entry_id
        UNION ALL
-       SELECT 'failed', f.class, f.error, 0
+       SELECT 'failed', f.class, f.error, coalesce(f.history -> -1 -> 'meta' ->> 'status', ''), 0
          FROM penstock.failure f WHERE f.queue_id = $2 AND f.entry_id = l.entry_id
        UNION ALL
-       SELECT 'lost', '', '', 0
+       SELECT 'lost', '', '', '', 0
        LIMIT 1) o
  ORDER BY l.line`
 
@@ -220,6 +243,8 @@ func (r *results) take(l endedLine, answers map[int64]json.RawMessage) {
 	switch {
 	case l.Outcome == "done" && kept:
 		r.succeed(l.Line, l.CustomID, l.Entry, body)
+	case l.Outcome == "failed" && l.refused() > 0:
+		r.refuse(l, l.refused())
 	case l.Outcome == "failed":
 		r.fail(l.Line, l.CustomID, l.Entry, l.Class, l.Problem)
 	case l.Outcome == "expired":

@@ -228,6 +228,46 @@ func TestAFailureInTheErrorFileIsNotRetried(t *testing.T) {
 	}
 }
 
+// Failures of lines have the status of the server's answer, as clients look for it, where the last run had one.
+func TestALineThatTheServerRefusedHasItsResponse(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	s.exec(`SELECT penstock.create_queue('q', '{}')`)
+	b := s.begun(strings.Repeat(requestLine, 3), 0, len(requestLine), 2*len(requestLine))
+	s.step1(b)
+	for line, history := range map[int]string{
+		1: `[{"meta": {"status": 500}}, {"error": "x", "meta": {"outcome": "rejected", "status": 400}}]`,
+		2: `[{"meta": {"status": 500}}, {"error": "x"}]`,
+		3: `[{"error": "x", "meta": {"outcome": "failed", "status": 200}}]`,
+	} {
+		s.exec(`WITH e AS (DELETE FROM penstock.entry WHERE id = (SELECT entry_id FROM penstock.gateway_batch_line WHERE line = $1) RETURNING *)
+			INSERT INTO penstock.failure (queue_id, entry_id, created_at, attempt, crashes, flow, priority, payload, error, class, fingerprint, history)
+			SELECT queue_id, id, created_at, 1, 0, flow, priority, payload, 'too long', 'input', 'x', $2::jsonb FROM e`, line, history)
+	}
+	s.step1(b)
+	var text string
+	if err := s.pool.QueryRow(t.Context(), `SELECT string_agg(convert_from(c.data, 'UTF8'), '' ORDER BY c.no)
+		FROM penstock.gateway_file_chunk c WHERE c.file_id = $1`, b.Errors).Scan(&text); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	if len(lines) != 3 {
+		t.Fatalf("got %s", text)
+	}
+	for i, want := range []string{
+		`"status_code":400,"request_id":"req_`, `"response":null,"error":{"code":"input","message":"too long"}`,
+		`"response":null,"error":{"code":"input","message":"too long"}`,
+	} {
+		if !strings.Contains(lines[i], want) {
+			t.Errorf("line %d: got %s", i+1, lines[i])
+		}
+	}
+	const body = `"body":{"error":{"message":"too long","type":"invalid_request_error","param":null,"code":"input"}}},"error":null}`
+	if !strings.HasSuffix(lines[0], body) {
+		t.Errorf("got %s", lines[0])
+	}
+}
+
 // A batch of which no entry ends rests longer after each turn, up to 2 s, and no longer than at first once one has ended.
 // Its entries are looked up: no day of results or failures is, where each entry is there.
 func TestABatchWhoseEntriesRunRestsAndReadsNoOutcomes(t *testing.T) {
