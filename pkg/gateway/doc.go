@@ -46,7 +46,7 @@
 //	send.go         the request on its way to the worker, and whether the worker may have got something of it
 //	probe_unix.go   whether an idle connection is still open
 //	probe_other.go  the same where the system cannot be asked
-//	window.go       the buffer of an answer, and the token counts at its end
+//	window.go       the buffer of an answer, and the token counts at its end or beginning
 //	passing.go      the body of an answer on its way to the client, and the limits on silence and stalls
 //	stream.go       the events of an answer: the chunk that was asked for in the client's place
 //	paused.go       which requests a pause holds, those that wait too

@@ -12,14 +12,16 @@ import (
 // window is the buffer that an answer is read to. Behind each read it still has the last tailBytes of the answer, from
 // which the token counts are read at its end.
 type window struct {
-	own    *[]byte // of the pool; nil: the window is not open
-	buf    []byte
-	n      int  // bytes in buf
-	filled bool // the last read has filled it
-	slight bool // the last read would have fitted a small one
+	own     *[]byte // of the pool; nil: the window is not open
+	buf     []byte
+	n       int   // bytes in buf
+	filled  bool  // the last read has filled it
+	slight  bool  // the last read would have fitted a small one
+	left    bool  // the beginning of the answer is in buf no more
+	in, out int64 // token counts that stood there
 }
 
-// tailBytes is how much of the end of an answer is kept.
+// tailBytes is how much of the end of an answer is kept, and how much of its beginning is looked at.
 const tailBytes = 4 << 10
 
 // Sizes of a window beyond the tail. Streams come in small pieces: a large one would lie idle between them.
@@ -61,7 +63,7 @@ func (w *window) take(room int) {
 func (w *window) close() {
 	if w.own != nil {
 		windowsOf(w.room()).Put(w.own)
-		w.own, w.buf, w.n = nil, nil, 0
+		w.own, w.buf, w.n, w.left = nil, nil, 0, false
 	}
 }
 
@@ -75,7 +77,7 @@ func (w *window) read(from io.Reader) ([]byte, error) {
 	case w.slight && w.room() == roomLarge:
 		w.move(roomSmall)
 	case len(w.buf)-w.n < w.room()/2:
-		w.n = copy(w.buf, w.tail())
+		w.n = copy(w.buf, w.leave())
 	}
 	before, free := w.n, len(w.buf)-w.n
 	n, err := from.Read(w.buf[before:])
@@ -86,29 +88,58 @@ func (w *window) read(from io.Reader) ([]byte, error) {
 
 // move goes on in a buffer of another size.
 func (w *window) move(room int) {
+	kept := w.leave()
 	before := *w
 	w.take(room)
-	w.n = copy(w.buf, before.tail())
+	w.n = copy(w.buf, kept)
 	before.close()
+}
+
+// leave returns the tail, which alone is kept. When the beginning of the answer goes its token counts are read: servers
+// may write them there, before the documents that they have ranked.
+func (w *window) leave() []byte {
+	if w.n > tailBytes && !w.left {
+		w.left = true
+		w.in, w.out = countsAtBegin(w.buf[:w.n])
+	}
+	return w.tail()
 }
 
 func (w *window) tail() []byte { return w.buf[max(0, w.n-tailBytes):w.n] }
 
 var usageKey = []byte(`"usage":`)
 
-// usage reads the last usage object in the tail; 0 if there is none.
+// usage reads the last usage object in the tail, else that at the beginning of the answer; 0 if there is none.
 func (w *window) usage() (in, out int64) {
-	b := w.tail()
+	b := w.leave()
 	for { // forwards: the search for the last one goes byte by byte
 		at := bytes.Index(b, usageKey)
 		if at < 0 {
-			return in, out
+			break
 		}
 		b = b[at+len(usageKey):]
 		if i, o := tokenCounts(b); i+o > 0 {
 			in, out = i, o
 		}
 	}
+	if in+out == 0 && w.left {
+		return w.in, w.out
+	}
+	return in, out
+}
+
+// countsAtBegin reads the counts of the object that an answer begins with, of which only the beginning is there.
+func countsAtBegin(begin []byte) (in, out int64) {
+	from := skipSpace(begin, 0)
+	if from == len(begin) || begin[from] != '{' {
+		return 0, 0
+	}
+	_, _ = skipMembers(begin, from+1, 1, func(key []byte, at span) { // the error is that the rest is missing
+		if string(key) == `"usage"` {
+			in, out = tokenCounts(begin[at.from:at.to])
+		}
+	})
+	return in, out
 }
 
 // tokenCounts reads the counts of a usage object, in the words of either API of OpenAI.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"testing/iotest"
 
@@ -81,6 +82,36 @@ func TestUsageIsTheLastOneWithCounts(t *testing.T) {
 		}
 		if in, out := w.usage(); in != want[0] || out != want[1] {
 			t.Errorf("%s: got %d, %d, want %v", text, in, out, want)
+		}
+	}
+}
+
+// Servers that rank documents write the counts first, and the documents behind them. Objects within the answer are
+// not its own.
+func TestUnracedUsageAtTheBeginningOfALongAnswerIsRead(t *testing.T) {
+	t.Parallel()
+	const usage = `{"id":"x","usage":{"prompt_tokens":56,"total_tokens":56}`
+	documents := `"results":[{"text":"` + strings.Repeat("d", 3*tailBytes) + `"}]}`
+	random := rand.New(rand.NewPCG(1, 2)) //nolint:gosec // a test
+	for range 100 {
+		for text, want := range map[string]int64{
+			usage + "," + documents:                                                             56,
+			`{"id":{"usage":{"prompt_tokens":9}},` + documents:                                  0,
+			usage + "," + documents[:len(documents)-1] + `,"usage":{"prompt_tokens":7}}`:        7,
+			`{"text":"` + strings.Repeat("d", tailBytes/2) + `",` + usage[1:] + "," + documents: 56,
+			usage + `,"results":"` + strings.Repeat("d", tailBytes) + `"}`:                      56,
+			"data: " + usage + "," + documents:                                                  0,
+		} {
+			var w window
+			w.open(int64(random.IntN(4_000)) - 1)
+			from := &uneven{strings.NewReader(text), random}
+			for err := error(nil); err == nil; {
+				_, err = w.read(from)
+			}
+			if in, out := w.usage(); in != want || out != 0 {
+				t.Errorf("%.40s...: got %d, %d, want %d", text, in, out, want)
+			}
+			w.close()
 		}
 	}
 }
