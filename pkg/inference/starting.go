@@ -24,6 +24,14 @@ func isStarting(f found) bool {
 	return false
 }
 
+// mayPass says whether an instance that served until now may only have been too busy for a probe: another one decides
+// then, since it may be the only one that takes calls. A host that refuses the connection has no server, and one that
+// does not answer for the whole time of a probe has been waited for long enough.
+func mayPass(before *Endpoint, h worker.Health, took time.Duration) bool {
+	return before.State.Serving() && h.State == worker.StateUnhealthy && !h.Gone &&
+		took < before.Model.Timeouts.Probe.Duration()
+}
+
 // Limits of the watch of starts.
 const (
 	startingInterval = 500 * time.Millisecond // between probes of a start that is not watched

@@ -152,3 +152,64 @@ func TestAnInstanceThatFailsAfterItsStartIsWatchedNoMore(t *testing.T) {
 	b.await(1, `SELECT count(*) FROM penstock.instance WHERE state = 'unhealthy'`)
 	b.watches(prober, 0)
 }
+
+// One probe that fails does not take an instance that serves away from all clients of its model.
+func TestTheSecondProbeThatFailsDecides(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	var asked, fails atomic.Int32
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		if asked.Add(1) <= fails.Load() {
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+		_, _ = io.WriteString(w, `{}`)
+	}))
+	b.Cleanup(server.Close)
+	id := b.instance("gpu-1", server.URL, 1)
+	registry := NewRegistry(b.pool, worker.Config{}, 0, quiet)
+	prober := newProber(usualTuning(), b.pool, registry, quiet)
+	for _, c := range []struct {
+		name          string
+		before, after worker.HealthState
+		fails, asked  int32
+	}{
+		{"a moment", worker.StateReady, worker.StateReady, 1, 2},
+		{"for longer", worker.StateReady, worker.StateUnhealthy, 2, 2},
+		{"as before", worker.StateUnhealthy, worker.StateUnhealthy, 1, 1},
+		{"not at all", worker.StateUnhealthy, worker.StateReady, 0, 1},
+	} {
+		_, err := b.pool.Exec(b.ctx, `UPDATE penstock.instance SET state = $1`, c.before)
+		b.must(err)
+		b.must(registry.Refresh(b.ctx))
+		asked.Store(0)
+		fails.Store(c.fails)
+		_, err = prober.probe(b.ctx, id)
+		b.must(err)
+		if n := b.count(`SELECT count(*) FROM penstock.instance WHERE state = $1`, c.after); n != 1 || asked.Load() != c.asked {
+			t.Errorf("%s: after %d probes it is not %s", c.name, asked.Load(), c.after)
+		}
+	}
+}
+
+func TestAnInstanceIsProbedOnceMoreOnlyWhereItMayPass(t *testing.T) {
+	model := worker.Model{Name: "m"}.WithDefaults()
+	const ill, ready = worker.StateUnhealthy, worker.StateReady
+	for name, c := range map[string]struct {
+		before worker.HealthState
+		now    worker.Health
+		took   time.Duration
+		want   bool
+	}{
+		"busy for a moment": {ready, worker.Health{State: ill}, time.Second, true},
+		"busy":              {worker.StateBusy, worker.Health{State: ill, Unreached: true}, 5 * time.Second, true},
+		"no server":         {ready, worker.Health{State: ill, Gone: true}, 0, false},
+		"it hangs":          {ready, worker.Health{State: ill, Unreached: true}, model.Timeouts.Probe.Duration(), false},
+		"it was ill":        {ill, worker.Health{State: ill}, 0, false},
+		"it is loading":     {ready, worker.Health{State: worker.StateStarting}, 0, false},
+		"unknown so far":    {"", worker.Health{State: ill}, 0, false},
+	} {
+		if got := mayPass(&Endpoint{Model: model, State: c.before}, c.now, c.took); got != c.want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}
