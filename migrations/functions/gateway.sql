@@ -328,7 +328,8 @@ $$;
 -- priority, and at every other one at which the flow has used something. gpu_ms is the time of slots, times GPUs and
 -- sequences, and extra_ms its part beyond that time; wasted_ms is a part of gpu_ms. refused counts, by model, the
 -- requests that were refused for want of room when they arrived. A gateway numbers its folds: one that has been applied
--- changes nothing. It returns whether the fold was applied.
+-- changes nothing. Use of a queue that was dropped before the fold is not counted. It returns whether the fold was
+-- applied.
 -- Locks: the row of gateway_fold of the gateway, then the rows of usage_hour, model_online and usage, each in the order
 -- of their keys.
 -- Callers: pkg/gateway.
@@ -357,9 +358,9 @@ BEGIN
         RETURN false;
     END IF;
     INSERT INTO penstock.usage_hour AS u (hour, queue_id, model, flow, calls, gpu_ms, extra_ms, wasted_ms, tokens_in,
-                                         tokens_cached, tokens_out)
+                                         tokens_cached, tokens_out, application)
     SELECT k.hour, q.id, k.model, k.flow, sum(k.calls), sum(k.gpu_ms), sum(k.extra_ms), sum(k.wasted_ms),
-           sum(k.tokens_in), 0, sum(k.tokens_out)
+           sum(k.tokens_in), 0, sum(k.tokens_out), q.application
       FROM unnest(hours, queues, models, flows, calls, gpu_ms, extra_ms, wasted_ms, tokens_in, tokens_out)
            k(hour, queue, model, flow, calls, gpu_ms, extra_ms, wasted_ms, tokens_in, tokens_out)
       JOIN penstock.queue q ON q.name = k.queue
@@ -369,7 +370,8 @@ BEGIN
        SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
            extra_ms = u.extra_ms + excluded.extra_ms,
            wasted_ms = u.wasted_ms + excluded.wasted_ms,
-           tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out;
+           tokens_in = u.tokens_in + excluded.tokens_in, tokens_out = u.tokens_out + excluded.tokens_out,
+           application = excluded.application;
     INSERT INTO penstock.model_online AS o (model, calls, refused)
     SELECT k.model, sum(k.calls), sum(k.refused)
       FROM (SELECT c.model, c.calls, 0 AS refused FROM unnest(models, calls) c(model, calls)

@@ -213,12 +213,12 @@ SELECT i.model, i.server, s.node_id, count(*) AS slots,
  GROUP BY i.model, i.server, s.node_id;
 COMMENT ON VIEW penstock.dead_slots IS 'slots held by nodes whose lease has lapsed; penstock.free_dead_slots frees them';
 
--- usage_hours shows the use of workers by the calls of each queue, model and flow, by the hour.
+-- usage_hours shows the use of workers by the calls of each queue, model and flow, by the hour in which they ended. A
+-- queue that was dropped since is shown as # and its id, with the application that it had.
 -- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.usage_hours AS
-SELECT u.hour, coalesce(q.name, '#' || u.queue_id) AS queue, q.application, u.model, u.flow, u.calls, u.gpu_ms,
-       u.wasted_ms,
-       u.tokens_in, u.tokens_cached, u.tokens_out
+SELECT u.hour, coalesce(q.name, '#' || u.queue_id) AS queue, coalesce(u.application, q.application) AS application,
+       u.model, u.flow, u.calls, u.gpu_ms, u.wasted_ms, u.tokens_in, u.tokens_cached, u.tokens_out
   FROM penstock.usage_hour u LEFT JOIN penstock.queue q ON q.id = u.queue_id;
 
 -- usage_status shows the use of each flow: slots are its slot-seconds a second of late, the last

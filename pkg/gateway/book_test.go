@@ -125,6 +125,26 @@ func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
 	}
 }
 
+// A bill by application has the use of queues that were dropped since.
+func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
+	var queue string
+	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
+		t.Fatal(err)
+	}
+	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second})
+	if err := b.Fold(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	x.exec(`SELECT penstock.drop_queue(name, true) FROM penstock.queue WHERE model = 'm'`)
+	if n := x.count(`SELECT count(*) FROM penstock.usage_hours WHERE application = 'default'`); n != 1 {
+		t.Errorf("the application has %d rows of use, want 1", n)
+	}
+}
+
 // What has come in a long outage goes in folds that end in time.
 func TestAFoldIsBounded(t *testing.T) {
 	t.Parallel()

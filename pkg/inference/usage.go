@@ -104,16 +104,17 @@ const foldUsageSQL = `
 WITH folded AS (
     INSERT INTO penstock.usage_hour AS u
            (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms,
-            extra_ms)
-    SELECT * FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
-                         $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
-                         $13::bigint[])
+            extra_ms, application)
+    SELECT k.*, (SELECT q.application FROM penstock.queue q WHERE q.id = k.queue_id)
+      FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
+                  $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
+                  $13::bigint[]) k(hour, queue_id)
     ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
        SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
            wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
            tokens_cached = u.tokens_cached + excluded.tokens_cached, tokens_out = u.tokens_out + excluded.tokens_out,
            runs = u.runs + excluded.runs, run_ms = u.run_ms + excluded.run_ms,
-           extra_ms = u.extra_ms + excluded.extra_ms
+           extra_ms = u.extra_ms + excluded.extra_ms, application = coalesce(excluded.application, u.application)
 )
 SELECT clock_timestamp()`
 

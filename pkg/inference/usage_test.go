@@ -69,6 +69,22 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 	}
 }
 
+// A bill by application has the use of queues that were dropped since.
+func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	u := newUsageLog(b.pool, patient(), quiet)
+	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
+	for _, want := range []int{1, 2} { // calls: before the drop, and one that is folded after it
+		u.add(key, Used{Calls: 1})
+		b.must(u.Fold(b.ctx))
+		_, err := b.pool.Exec(b.ctx, `SELECT penstock.drop_queue(name, true) FROM penstock.queue WHERE id = $1`, b.queue.ID)
+		b.must(err)
+		if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hours WHERE application = 'default'`); n != want {
+			t.Errorf("the application has %d calls, want %d", n, want)
+		}
+	}
+}
+
 // Sums that the database did not take stay for the next fold, and there is one at the node's end.
 func TestUsageOutlivesAnOutageAndTheEndOfItsNode(t *testing.T) {
 	b := newBed(t, worker.Model{})

@@ -88,4 +88,10 @@ func TestUsageIsListedByHour(t *testing.T) {
 	if err != nil || len(some) != 1 || some[0].Flow != "flow-1" || !some[0].Hour.Equal(all[3].Hour) {
 		t.Errorf("one flow of one hour: %+v, %v", some, err)
 	}
+	b.exec(`INSERT INTO penstock.usage_hour (hour, queue_id, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, model, flow, application)
+		VALUES (date_trunc('hour', now()), 0, 1, 100, 0, 0, 0, 0, 'flux', 'f', 'shop')`)
+	some, err = b.d.UsageHours(b.Context(), UsageFilter{Application: "shop"})
+	if err != nil || len(some) != 1 || some[0].Queue != "#0" || some[0].Application != "shop" {
+		t.Errorf("the application of a queue that was dropped: %+v, %v", some, err)
+	}
 }
