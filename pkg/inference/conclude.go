@@ -20,6 +20,7 @@ const classUnknown = "unknown"
 // on at the worker keeps its slot counted, and what is stored about it.
 func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMessage, error) {
 	cause := context.Cause(ctx)
+	accepted := o.Kind == worker.Accepted // record has not counted it
 	if cause != nil && !o.Final() {
 		o = d.interrupted(ctx, o, cause)
 	}
@@ -27,6 +28,9 @@ func (d *dispatch) conclude(ctx context.Context, o worker.Outcome) (json.RawMess
 		o = worker.Outcome{Kind: worker.Cancelled, Err: cause, Reason: "the run ended after the cancel"}
 	}
 	d.releaseSlot(ctx, o)
+	if followedOn := o.Kind == worker.Accepted && d.stored && goesToNextNode(ctx); accepted && !followedOn {
+		d.use(o, 1)
+	}
 	return d.answer(ctx, o)
 }
 
@@ -291,7 +295,7 @@ func (d *dispatch) meta(o worker.Outcome) json.RawMessage {
 	}{
 		Model: d.model.Name, Instance: d.held.endpoint.Server, InstanceID: d.held.endpoint.ID, Slot: d.held.slot.Number,
 		QueueMS:  (d.run.Entry.Waited + d.start.Sub(d.run.Lock.ClaimedAt)).Milliseconds(),
-		RunMS:    time.Since(d.began).Milliseconds(),
+		RunMS:    d.took().Milliseconds(),
 		FirstMS:  math.Round(d.first.Seconds()*1e5) / 100,
 		Attempts: d.call.Attempt, Instances: d.tries, Members: d.members, Swapped: d.held.swapped,
 		Outcome: o.Kind.String(), Status: o.StatusCode, Remote: d.remote(),

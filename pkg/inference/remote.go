@@ -26,7 +26,7 @@ type remoteRun struct {
 	Slot   slot.Held       // that it is counted on
 	Remote string          // empty: the worker's answer never came
 	Ran    time.Duration   // charged to its limit, as far as a node that handed it over has said
-	Age    time.Duration   // since the worker was first asked
+	Age    time.Duration   // since the worker was first asked, until it reported
 	Report json.RawMessage // how it ended, as the worker reported
 }
 
@@ -39,7 +39,8 @@ ON CONFLICT (queue_id, entry_id) DO UPDATE
    SET token = excluded.token, instance_id = excluded.instance_id, slot_number = excluded.slot_number,
        slot_token = excluded.slot_token, remote_id = excluded.remote_id, ran_ms = excluded.ran_ms,
        started_at = CASE WHEN remote_run.token = excluded.token THEN remote_run.started_at ELSE clock_timestamp() END,
-       report = CASE WHEN remote_run.token = excluded.token THEN remote_run.report END
+       report = CASE WHEN remote_run.token = excluded.token THEN remote_run.report END,
+       reported_at = CASE WHEN remote_run.token = excluded.token THEN remote_run.reported_at END
  WHERE remote_run.token <= excluded.token`
 
 func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
@@ -56,7 +57,7 @@ func saveRun(ctx context.Context, db postgres.DB, r remoteRun) error {
 
 const findRunSQL = `
 SELECT token, instance_id, slot_number, slot_token, coalesce(remote_id, ''), ran_ms, report,
-       clock_timestamp() - started_at
+       coalesce(reported_at, clock_timestamp()) - started_at
   FROM penstock.remote_run
  WHERE queue_id = $1 AND entry_id = $2`
 
@@ -160,7 +161,9 @@ func (p *Prober) stopRuns(ctx context.Context, runs []endedRun) {
 
 // reportSQL keeps the first word on the end of a run: what comes late, or again, changes nothing.
 const reportSQL = `
-UPDATE penstock.remote_run SET report = coalesce(report, $4)
+UPDATE penstock.remote_run
+   SET report = coalesce(report, $4),
+       reported_at = CASE WHEN report IS NULL THEN clock_timestamp() ELSE reported_at END
  WHERE queue_id = $1 AND entry_id = $2 AND token = $3`
 
 // saveReport keeps the report of a worker for the follower of the run. False: there is no such run

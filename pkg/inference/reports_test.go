@@ -219,13 +219,17 @@ func TestReportWhileNobodyFollowsIsPickedUpByTheNextNode(t *testing.T) {
 	if kept, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success","result":"kept"}`)); !kept || err != nil {
 		t.Fatalf("the report was not taken: %v", err)
 	}
-	b.start(config())
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.remote_run
+		SET started_at = started_at - interval '2 hours 5 minutes', reported_at = reported_at - interval '2 hours'`)
+	b.must(err)
+	b.start(config(), folding)
 	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 0 {
 		t.Fatalf("outcome %+v: %s", o, o.Result)
 	}
 	if len(w.tokens()) != 1 {
 		t.Errorf("the worker was asked %d times", len(w.tokens()))
 	}
+	b.used(5*time.Minute, true)
 	if _, err := leader.Take(b.ctx, int64(id), int64(w.tokens()[0]), []byte(`{"status":"success"}`)); !errors.Is(err, invalidation.ErrState) {
 		t.Errorf("a report on an entry that ended under another token: %v", err)
 	}
@@ -241,7 +245,10 @@ func TestReportOutlivesTheInstanceThatMadeIt(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.instance("gpu-2", w.URL+"/generate", 1)
-	b.start(config())
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.remote_run
+		SET started_at = started_at - interval '2 hours 5 minutes', reported_at = reported_at - interval '2 hours'`)
+	b.must(err)
+	b.start(config(), folding)
 	if o := b.outcome(id); o.Outcome != "done" || string(o.Result) != `"kept"` || o.Attempt != 0 {
 		t.Fatalf("outcome %+v: %s", o, o.Result)
 	}
@@ -249,6 +256,7 @@ func TestReportOutlivesTheInstanceThatMadeIt(t *testing.T) {
 		t.Errorf("the worker was asked %d times", len(w.tokens()))
 	}
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+	b.used(5*time.Minute, true)
 }
 
 // brokenDB is a database that is away while broken is set.

@@ -83,6 +83,7 @@ type dispatch struct {
 	saved       *remoteRun    // that the worker accepted, or may have: to be forgotten when it is over
 	stored      bool          // saved is in the database
 	began       time.Time     // of the exchange with the worker
+	before      time.Duration // from the begin of its run, under an earlier lock, until then
 	first       time.Duration // from then to the first byte of an answer; 0: there was none
 	members     int           // in the call, where it was one for several entries
 	notRun      bool          // it says nothing of the entry: it was not sent, or found no room
@@ -296,7 +297,7 @@ func unanswered(reason string, err error) worker.Outcome {
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
 func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	v := d.held.record(ctx, *o, d.evidence())
-	if !d.shared() {
+	if !d.shared() && o.Kind != worker.Accepted { // of a run that goes on: see conclude
 		d.use(*o, 1)
 	}
 	var l loss
@@ -397,17 +398,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 	endpoint := d.registry.Endpoint(old.Slot.Instance)
 	if endpoint == nil {
 		d.forget(ctx, old)
-		switch {
-		case known: // its slot went with the instance
-			d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
-			d.held = &slotRef{
-				slot: &heldSlot{Held: old.Slot}, endpoint: &Endpoint{ID: old.Slot.Instance}, ended: true,
-			}
-			return d.answer(ctx, reported)
-		case d.model.OnUnknown == worker.AtMostOnce:
-			return nil, d.unknownOutcome("the instance that ran this entry was removed")
-		}
-		return d.submit(ctx)
+		return d.orphaned(ctx, old, reported, known)
 	}
 	if d.held, err = d.pool.adopt(ctx, endpoint, old.Slot); err == nil && d.held == nil {
 		d.held = d.pool.assignOn(endpoint) // its slot was freed: the run is counted on another
@@ -422,7 +413,7 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		}
 		return nil, invalidation.NoCapacity(d.tuning.busyWait, err)
 	}
-	d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
+	d.goOn(old, known)
 	old.Slot = d.held.slot.Held
 	if err := moveRun(ctx, d.db, *old); err != nil {
 		d.log.Warn("store adopted slot", "entry", old.Entry, "error", err)
@@ -451,4 +442,33 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 		worker.Pending{RunRef: run, FinishBy: d.call.FinishBy, Ran: old.Ran, Reports: reports})
 	d.record(ctx, &o)
 	return d.conclude(ctx, o)
+}
+
+// goOn makes the run of an earlier lock that of this one.
+func (d *dispatch) goOn(old *remoteRun, known bool) {
+	d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
+	if old.Remote != "" || known { // else the worker is asked again, and that call counted
+		d.before = min(old.Age, runMost(d.model)) // it may have ended long ago
+	}
+}
+
+// orphaned is for a run whose instance was removed, and its slot with it.
+func (d *dispatch) orphaned(
+	ctx context.Context, old *remoteRun, reported worker.Outcome, known bool,
+) (json.RawMessage, error) {
+	d.goOn(old, known)
+	d.held = &slotRef{slot: &heldSlot{Held: old.Slot}, endpoint: &Endpoint{ID: old.Slot.Instance}, ended: true}
+	const removed = "the instance that ran this entry was removed"
+	switch {
+	case known:
+		d.use(reported, 1)
+		return d.answer(ctx, reported)
+	case old.Remote != "":
+		d.use(unanswered(removed, nil), 1)
+	}
+	if d.model.OnUnknown == worker.AtMostOnce {
+		return nil, d.unknownOutcome(removed)
+	}
+	d.tries, d.saved, d.stored, d.held, d.before = 0, nil, false, nil, 0
+	return d.submit(ctx)
 }

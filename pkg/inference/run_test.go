@@ -277,8 +277,9 @@ func TestRunIsFollowedOnAfterTheDeathOfItsNode(t *testing.T) {
 	id := b.push(`{}`)[0]
 	awaitAtLeast(t, &w.polls, 2)
 	first.die()
+	b.began5MinutesAgo()
 	polls := w.polls.Load()
-	b.start(ServiceConfig{})
+	b.start(ServiceConfig{}, folding)
 	awaitAtLeast(t, &w.polls, polls+3)
 	if n := b.count(`SELECT count(*) FROM penstock.slot`); n != 1 {
 		t.Errorf("%d slots are held for one run", n)
@@ -299,19 +300,21 @@ func TestRunIsFollowedOnAfterTheDeathOfItsNode(t *testing.T) {
 	}
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
+	b.used(5*time.Minute, true)
 }
 
 func TestDrainHandsARunOverToTheNextNode(t *testing.T) {
 	b := newBed(t, asyncModel())
 	w := b.longWorker(`{}`)
 	b.instance("gpu-1", w.URL, 1)
-	first := b.start(ServiceConfig{})
+	first := b.start(ServiceConfig{}, folding)
 	id := b.push(`{}`)[0]
 	awaitAtLeast(t, &w.polls, 1)
 	first.leave()
 	first.drain(invalidation.ErrDraining)
 	first.work.Wait()
-	b.start(ServiceConfig{})
+	b.began5MinutesAgo()
+	b.start(ServiceConfig{}, folding)
 	w.finished.Store(true)
 	if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
 		t.Fatalf("outcome %+v", o)
@@ -319,6 +322,10 @@ func TestDrainHandsARunOverToTheNextNode(t *testing.T) {
 	if w.submits.Load() != 1 {
 		t.Errorf("the run was submitted %d times", w.submits.Load())
 	}
+	if ms, _ := b.meta(id)["run_ms"].(float64); ms < 5*60_000 {
+		t.Errorf("%v ms are noted of a run of more than 5 minutes", ms)
+	}
+	b.used(5*time.Minute, true)
 }
 
 // Between two nodes nobody runs the entry: a cancel ends it at once, and the sweep tells the worker.
@@ -392,7 +399,7 @@ func TestCancelReachesTheWorker(t *testing.T) {
 			b := newBed(t, asyncModel())
 			w := b.longWorker(c.answer)
 			b.instance("gpu-1", w.URL, 1)
-			b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = c.wait })
+			b.start(ServiceConfig{}, folding, func(t *tuning) { t.cancelWait = c.wait })
 			id := b.push(`{}`)[0]
 			awaitAtLeast(t, &w.polls, 1)
 			_, err := b.pool.Exec(b.ctx, `SELECT penstock.cancel_entry($1, 'unwanted')`, id)
@@ -413,6 +420,7 @@ func TestCancelReachesTheWorker(t *testing.T) {
 			}
 			w.finished.Store(true)
 			b.await(0, `SELECT count(*) FROM penstock.slot`)
+			b.used(b.model.PollInterval.Duration(), false)
 		})
 	}
 }

@@ -152,7 +152,7 @@ func TestACancelledRunWithAKeyIsStoredWhileItIsFollowedOn(t *testing.T) {
 	w := b.longWorker(`{}`)
 	b.instance("gpu-1", w.URL, 1)
 	db.refuses.Store(true)
-	m := b.start(ServiceConfig{}, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
+	m := b.start(ServiceConfig{}, folding, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
 	t.Cleanup(func() { w.finished.Store(true) })
 	pushed, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: "k"})
 	b.must(err)
@@ -166,4 +166,5 @@ func TestACancelledRunWithAKeyIsStoredWhileItIsFollowedOn(t *testing.T) {
 	if o := b.outcome(pushed[0].ID); o.Outcome != "cancelled" || b.count(stored) != 0 {
 		t.Errorf("outcome %+v, and %d runs are stored, want a cancel and none", o, b.count(stored))
 	}
+	b.used(b.model.PollInterval.Duration(), false)
 }

@@ -167,13 +167,14 @@ func (c *usageColumns) append(k usageKey, u Used) {
 }
 
 // use counts what an exchange took of the worker; members is how many entries shared it. Where nothing
-// ran there is nothing to count.
+// ran there is nothing to count. A run that the worker accepted is counted once and as a whole, by the node that sees
+// its end: those before it, which may have died, count nothing of it.
 func (d *dispatch) use(o worker.Outcome, members int) {
 	switch o.Kind {
-	case worker.Busy, worker.NotReady, worker.Rejected, worker.Accepted:
+	case worker.Busy, worker.NotReady, worker.Rejected:
 		return
 	}
-	took := time.Since(d.began)
+	took := d.took()
 	slot := took / time.Duration(max(members, 1))
 	used := Used{Calls: 1, GPU: slot * time.Duration(d.held.endpoint.GPUs()), Tokens: o.Tokens}
 	if d.model.Protocol == worker.ProtocolOpenAI {
@@ -192,6 +193,9 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 		flow: d.run.Lock.Lane.Flow,
 	}, used)
 }
+
+// took is for how long the call has kept its slot, or, where it is of an earlier lock, since that one began it.
+func (d *dispatch) took() time.Duration { return d.before + time.Since(d.began) }
 
 // gpusMax bounds the label gpus, which anyone with the scope announce may set: the use of a call is its time, times
 // this and its sequences, and has to fit a time.Duration.

@@ -157,3 +157,33 @@ func TestUsageTellsTheTimeOfSlotsFromThatOfGPUs(t *testing.T) {
 			b.count(`SELECT gpu_ms FROM penstock.usage_hour`), b.count(`SELECT extra_ms FROM penstock.usage_hour`))
 	}
 }
+
+// folding has a node record its use at once.
+func folding(t *tuning) { t.usageEvery = 20 * time.Millisecond }
+
+// began5MinutesAgo moves the begin of the runs that are stored.
+func (b *bed) began5MinutesAgo() {
+	b.Helper()
+	_, err := b.pool.Exec(b.ctx, `UPDATE penstock.remote_run SET started_at = started_at - interval '5 minutes'`)
+	b.must(err)
+}
+
+// used returns when a call is counted, and fails the test where it is not the only one, of a run that took from least to a
+// quarter of an hour more, and whose answer was kept or not.
+func (b *bed) used(least time.Duration, kept bool) {
+	b.Helper()
+	b.eventually("a call is counted", func() bool { return b.count(`SELECT count(*) FROM penstock.usage_hour`) > 0 })
+	var calls, runs int
+	var gpu, run, wasted int64
+	b.must(b.pool.QueryRow(b.ctx, `SELECT sum(calls)::int, sum(runs)::int, sum(gpu_ms)::bigint, sum(run_ms)::bigint,
+		sum(wasted_ms)::bigint FROM penstock.usage_hour`).Scan(&calls, &runs, &gpu, &run, &wasted))
+	want := [3]int64{1, gpu, 0} // runs kept, their time, and what is wasted
+	if !kept {
+		want = [3]int64{0, 0, gpu}
+	}
+	got := [3]int64{int64(runs), run, wasted}
+	took := time.Duration(gpu) * time.Millisecond
+	if calls != 1 || took < least || took > least+15*time.Minute || got != want {
+		b.Errorf("%d calls of %v are counted, with %v, want one of %v or little more, with %v", calls, took, got, least, want)
+	}
+}
