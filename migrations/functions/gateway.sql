@@ -396,7 +396,7 @@ BEGIN
     RETURN true;
 END $$;
 
--- sweep_gateways deletes preemptions of entries that are gone, and folds of gateways that are. It
+-- sweep_gateways deletes preemptions of entries that are gone, and folds of nodes that are. It
 -- returns how many rows.
 -- Locks: the deleted rows.
 -- Callers: pkg/gateway.

@@ -352,7 +352,8 @@ func (p *Prober) sweepEnded(ctx context.Context) []endedRun {
 
 // sweep drops what is too old.
 func (p *Prober) sweep(ctx context.Context) {
-	err := errors.Join(slot.SweepDemand(ctx, p.db), p.delete(ctx, sweepUsageSQL), p.sweepOutput(ctx, outputFor))
+	err := errors.Join(slot.SweepDemand(ctx, p.db), p.delete(ctx, sweepUsageSQL), p.delete(ctx, sweepFoldsSQL),
+		p.sweepOutput(ctx, outputFor))
 	switch {
 	case err == nil || ctx.Err() != nil:
 	case errors.Is(err, duty.ErrClock): // which waits, and ends by itself

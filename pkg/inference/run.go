@@ -47,7 +47,7 @@ func newDispatcher(config ServiceConfig, t tuning, db postgres.DB, registry *Reg
 	log := cmp.Or(config.Log, slog.Default())
 	d := &Dispatcher{
 		objects: config.Objects, reports: config.Reports, tuning: t, db: db, registry: registry, pool: pool, log: log,
-		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageLog(db, t, log),
+		waitlists: map[string]*waitlist{}, blame: newBlame(), usage: newUsageLog(db, t, pool.holder.Node, log),
 	}
 	pool.idled = d.slotIdled
 	pool.preempt = d.runs.preempt

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 )
 
@@ -37,10 +38,10 @@ type Used struct {
 
 // UsageLog adds up the use of calls, in memory, and folds it into penstock.usage_hour every few
 // seconds: a row a flow and hour, which each node touches once in that time. Sums that a node has
-// not folded when it dies are lost; those of a fold whose answer was lost are folded again, and may so be counted
-// twice.
+// not folded when it dies are lost. A fold whose answer was lost is sent again under its number, and counts once.
 type UsageLog struct {
 	db    postgres.DB
+	node  func() invalidation.NodeID
 	every time.Duration
 	most  time.Duration // of the last fold, for which the node's end waits
 	log   *slog.Logger
@@ -48,12 +49,24 @@ type UsageLog struct {
 
 	mu   sync.Mutex
 	rows map[usageKey]Used
+
+	// of Fold alone
+	sending *usageFold // not answered yet
+	seq     int64
+}
+
+// usageFold is rows on their way, under the number and the incarnation that they were sent with first.
+type usageFold struct {
+	node invalidation.NodeID
+	seq  int64
+	rows map[usageKey]Used
 }
 
 // newUsageLog returns an empty log.
-func newUsageLog(db postgres.DB, t tuning, log *slog.Logger) *UsageLog {
+func newUsageLog(db postgres.DB, t tuning, node func() invalidation.NodeID, log *slog.Logger) *UsageLog {
 	return &UsageLog{
-		db: db, every: t.usageEvery, most: t.exchangeMax, log: cmp.Or(log, slog.Default()), rows: map[usageKey]Used{},
+		db: db, node: node, every: t.usageEvery, most: t.exchangeMax, log: cmp.Or(log, slog.Default()),
+		rows: map[usageKey]Used{},
 	}
 }
 
@@ -98,10 +111,14 @@ func (u *UsageLog) Run(ctx context.Context) error {
 	}
 }
 
-// foldUsageSQL adds rows to the hours. Rows come in the order of their keys, so that two nodes cannot
-// wait for each other.
+// foldUsageSQL adds rows to the hours, unless it has done so for the node's fold of this number. Rows come in the order
+// of their keys, so that two nodes cannot wait for each other.
 const foldUsageSQL = `
-WITH folded AS (
+WITH fold AS (
+    INSERT INTO penstock.gateway_fold AS f (node_id, seq) VALUES ($14, $15)
+    ON CONFLICT (node_id) DO UPDATE SET seq = excluded.seq, at = clock_timestamp() WHERE f.seq < excluded.seq
+    RETURNING f.seq
+), folded AS (
     INSERT INTO penstock.usage_hour AS u
            (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out, runs, run_ms,
             extra_ms, application)
@@ -109,6 +126,7 @@ WITH folded AS (
       FROM unnest($1::timestamptz[], $2::integer[], $3::text[], $4::text[], $5::bigint[], $6::bigint[],
                   $7::bigint[], $8::bigint[], $9::bigint[], $10::bigint[], $11::bigint[], $12::bigint[],
                   $13::bigint[]) k(hour, queue_id)
+     WHERE EXISTS (SELECT FROM fold)
     ON CONFLICT (hour, queue_id, model, flow) DO UPDATE
        SET calls = u.calls + excluded.calls, gpu_ms = u.gpu_ms + excluded.gpu_ms,
            wasted_ms = u.wasted_ms + excluded.wasted_ms, tokens_in = u.tokens_in + excluded.tokens_in,
@@ -118,32 +136,42 @@ WITH folded AS (
 )
 SELECT clock_timestamp()`
 
-// Fold writes the sums. If the database refuses, they are kept for the next time.
+// Fold writes the sums, behind those that are not known to be written. What the database does not
+// take is sent again the next time.
 func (u *UsageLog) Fold(ctx context.Context) error {
+	if err := u.send(ctx); err != nil {
+		return err
+	}
 	u.mu.Lock()
-	rows := u.rows
-	u.rows = map[usageKey]Used{}
+	if len(u.rows) > 0 {
+		u.seq++
+		u.sending = &usageFold{node: u.node(), seq: u.seq, rows: u.rows}
+		u.rows = map[usageKey]Used{}
+	}
 	u.mu.Unlock()
-	if len(rows) == 0 {
+	return u.send(ctx)
+}
+
+func (u *UsageLog) send(ctx context.Context) error {
+	f := u.sending
+	if f == nil {
 		return nil
 	}
-	keys := slices.SortedFunc(maps.Keys(rows), func(a, b usageKey) int {
+	keys := slices.SortedFunc(maps.Keys(f.rows), func(a, b usageKey) int {
 		return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.queue, b.queue), cmp.Compare(a.model, b.model),
 			cmp.Compare(a.flow, b.flow))
 	})
 	var c usageColumns
 	for _, k := range keys {
-		c.append(k, rows[k])
+		c.append(k, f.rows[k])
 	}
 	var now time.Time
 	err := u.db.QueryRow(ctx, foldUsageSQL, c.hours, c.queues, c.models, c.flows, c.calls, c.gpu, c.wasted, c.in,
-		c.cached, c.out, c.runs, c.run, c.extra).Scan(&now)
+		c.cached, c.out, c.runs, c.run, c.extra, f.node, f.seq).Scan(&now)
 	if err != nil {
-		for k, used := range rows {
-			u.add(k, used)
-		}
-		return fmt.Errorf("fold usage of %d flows: %w", len(rows), err)
+		return fmt.Errorf("fold usage of %d flows: %w", len(f.rows), err)
 	}
+	u.sending = nil
 	u.clock.Set(now)
 	return nil
 }
@@ -214,3 +242,8 @@ const sweepUsageSQL = `
 DELETE FROM penstock.usage_hour u
  WHERE u.ctid = ANY (ARRAY(SELECT x.ctid FROM penstock.usage_hour x
                             WHERE x.hour < now() - interval '13 months' LIMIT 10000))`
+
+// sweepFoldsSQL forgets the last folds of nodes that are gone.
+const sweepFoldsSQL = `
+DELETE FROM penstock.gateway_fold f
+ WHERE f.at < clock_timestamp() - interval '1 day' AND NOT EXISTS (SELECT FROM penstock.node n WHERE n.id = f.node_id)`

@@ -7,6 +7,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/worker"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -36,7 +40,7 @@ func TestUsageIsKeptByFlowAndHour(t *testing.T) {
 // Budgets are read by the database's clock: the answer to each fold has its time, by which the next calls are booked.
 func TestUseIsBookedByTheClockOfTheDatabase(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	u := newUsageLog(b.pool, patient(), quiet)
+	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
 	u.clock.Set(time.Now().Add(100 * time.Hour))
 	u.add(usageKey{hour: u.clock.Now().Truncate(time.Hour), queue: b.queue.ID, model: "m"}, Used{Calls: 1})
 	b.must(u.Fold(b.ctx))
@@ -72,7 +76,7 @@ func TestEachEntryOfABatchUsesItsPart(t *testing.T) {
 // A bill by application has the use of queues that were dropped since.
 func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
 	b := newBed(t, worker.Model{})
-	u := newUsageLog(b.pool, patient(), quiet)
+	u := newUsageLog(b.pool, patient(), nodeOne, quiet)
 	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
 	for _, want := range []int{1, 2} { // calls: before the drop, and one that is folded after it
 		u.add(key, Used{Calls: 1})
@@ -89,7 +93,7 @@ func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
 func TestUsageOutlivesAnOutageAndTheEndOfItsNode(t *testing.T) {
 	b := newBed(t, worker.Model{})
 	db := &brokenDB{DB: b.pool}
-	u := newUsageLog(db, patient(), quiet)
+	u := newUsageLog(db, patient(), nodeOne, quiet)
 	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
 	u.add(key, Used{Calls: 1})
 	db.broken.Store(true)
@@ -102,6 +106,44 @@ func TestUsageOutlivesAnOutageAndTheEndOfItsNode(t *testing.T) {
 	end()
 	b.must(u.Run(ended))
 	if n := b.count(`SELECT coalesce(sum(calls), 0)::int FROM penstock.usage_hour`); n != 3 {
+		t.Errorf("%d calls are counted, want 3", n)
+	}
+}
+
+func nodeOne() invalidation.NodeID { return 1 }
+
+// unheard is a database whose answers are lost while it is set.
+type unheard struct {
+	postgres.DB
+	lost bool
+}
+
+func (d *unheard) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	row := d.DB.QueryRow(ctx, sql, args...)
+	if d.lost {
+		var now time.Time
+		_ = row.Scan(&now)
+		return noRow{}
+	}
+	return row
+}
+
+// A bill must not have twice what the database has taken.
+func TestAFoldWhoseAnswerWasLostCountsOnce(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	db := &unheard{DB: b.pool, lost: true}
+	u := newUsageLog(db, patient(), nodeOne, quiet)
+	key := usageKey{hour: time.Now().Truncate(time.Hour), queue: b.queue.ID, model: b.model.Name}
+	u.add(key, Used{Calls: 1})
+	for range 2 {
+		if err := u.Fold(b.ctx); err == nil {
+			t.Error("a fold without an answer returned no error")
+		}
+	}
+	db.lost = false
+	u.add(key, Used{Calls: 2})
+	b.must(u.Fold(b.ctx))
+	if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hour`); n != 3 {
 		t.Errorf("%d calls are counted, want 3", n)
 	}
 }
