@@ -84,7 +84,8 @@ func flowUsage(a *app) *cobra.Command {
 		Use: "usage", Short: "Calls, GPU time and tokens by hour, queue, model and flow", Args: cobra.NoArgs,
 		Long: `Calls, GPU time and tokens by hour, queue, model and flow, oldest hour first. GPU is the time in which
 slots were busy, times the GPUs of their instances; WASTED is the part of runs whose answer was not kept.
-Hours are kept for 13 months. All rows of the period are printed, unless a --limit is given.`,
+The time of a call is in the hour in which it ended. A queue that was dropped is shown as # and its id, with the
+application that it had. Hours are kept for 13 months. All rows of the period are printed, unless a --limit is given.`,
 		Example: "  penstock flow usage --flow acme --from 2026-11-01 --to 2026-12-01 -o json",
 	}
 	a.queueFlag(c, &queue, "of this queue")

@@ -21,7 +21,8 @@ func (a *API) spend(ctx context.Context, n int) error {
 
 // gpuTimeBudgets bound the GPU time that the calls of a token's flows, and of flows below them, take in an hour or a
 // day.
-// Nodes and gateways record it every few seconds: what runs and waits when the budget is spent goes beyond it.
+// Nodes and gateways record a call within seconds of its end, in that hour: what runs and waits when
+// the budget is spent goes beyond it.
 type gpuTimeBudgets struct {
 	mu sync.Mutex
 	of map[string]spending // by the name of the token

@@ -50,8 +50,8 @@ func (d *Database) Trends(ctx context.Context, over, step time.Duration) ([]Tren
 	return list[TrendPoint](ctx, d.db, "trends", trendsSQL, over, max(step, time.Second).Seconds())
 }
 
-// GPUUse is the time that slots of models were busy since the beginning of the hour before this
-// one, times the GPUs of their instances.
+// GPUUse is the time for which slots of models were busy with calls that have ended since the beginning of the hour
+// before this one, times the GPUs of their instances. The part of such a call from before that is in it.
 type GPUUse struct {
 	Seconds float64 `json:"seconds"`
 	Wasted  float64 `json:"wasted_seconds"` // of that, for runs whose answer was not kept
