@@ -176,6 +176,8 @@ func TestDutiesReachNoFurther(t *testing.T) {
 		{"operator", `DELETE FROM penstock.audit`, refused},
 		{"operator", `ALTER TABLE penstock.audit DISABLE TRIGGER ALL`, refused},
 		{"leader", `SELECT penstock.make_partition('sample', 9), penstock.drop_old_partitions(), penstock.prune_audit('30 days', 10)`, ""},
+		{"leader", `UPDATE penstock.remote_run SET report = coalesce(report, '{}'), reported_at = clock_timestamp() WHERE entry_id = 1`, ""},
+		{"leader", `UPDATE penstock.remote_run SET token = 1`, refused},
 		{"leader", `DELETE FROM penstock.audit`, refused},
 		{"leader", `CREATE TABLE penstock.mine (i integer)`, refused},
 		{"leader", `CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text LANGUAGE sql AS 'SELECT 1::text'`, refused},

@@ -61,6 +61,7 @@ LANGUAGE sql IMMUTABLE AS $$
         ('leader node', 'limit', 'UPDATE', '{uncounted_to}'),
         ('leader node', 'limit_wait', 'INSERT UPDATE DELETE', NULL),
         ('node', 'output slot slot_demand remote_run entry_harm usage_hour gateway_fold', 'INSERT UPDATE DELETE', NULL),
+        ('leader', 'remote_run', 'UPDATE', '{report,reported_at}'),
         ('node', 'instance', 'UPDATE',
          '{state,reason,active,capacity,queued,kv_usage,checked_at,next_check_at,draining_at,drain_by,drain_reason}'),
         ('node', 'webhook_endpoint', 'SELECT', NULL),
