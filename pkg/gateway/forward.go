@@ -227,7 +227,7 @@ type refusal struct {
 // short; one that cannot be it, as it begins otherwise, is not held back.
 func (c *call) goesOn(answer *http.Response) bool {
 	model := c.route.model
-	if model.Protocol == worker.ProtocolCog {
+	if model.Protocol == worker.ProtocolCog || answer.StatusCode == http.StatusSeeOther {
 		return worker.GoesOn(model.Protocol, model.Statuses, answer.StatusCode, nil)
 	}
 	if model.Protocol != worker.ProtocolGeneric || answer.StatusCode/100 != 2 || isEvents(answer) ||

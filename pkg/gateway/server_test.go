@@ -783,10 +783,16 @@ func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
 		"long":                 {worker.ProtocolGeneric, 200, "application/json", long, false},
 		"refused":              {worker.ProtocolGeneric, 422, "application/json", `{"status":"processing"}`, false},
 		"cog accepted":         {worker.ProtocolCog, 202, "application/json", `{"status":"starting"}`, true},
+		"303 of Modal":         {worker.ProtocolGeneric, 303, "text/plain", ``, true},
+		"303 of OpenAI's API":  {worker.ProtocolOpenAI, 303, "text/plain", ``, true},
 		"cog done":             {worker.ProtocolCog, 200, "application/json", `{"status":"processing"}`, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			path, body := "/models/m/call", `{"x":1}`
+			if c.protocol == worker.ProtocolOpenAI {
+				path, body = chat, `{"model":"m"}`
+			}
 			for _, chunked := range []bool{false, true} {
 				p := startTestbed(t, func(_ *Config, m *ModelState) { m.Protocol, m.Statuses = c.protocol, words },
 					func(w http.ResponseWriter, r *http.Request) {
@@ -800,7 +806,7 @@ func TestRunThatGoesOnBehindItsAnswerKeepsItsSlot(t *testing.T) {
 							}
 						}
 					})
-				a := p.post("/models/m/call", `{"x":1}`, "X-Request-Id", "r")
+				a := p.post(path, body, "X-Request-Id", "r")
 				held := 4
 				if c.goesOn {
 					held = 3

@@ -3,6 +3,7 @@ package inference
 import (
 	"errors"
 	"maps"
+	"net/http"
 	"time"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -188,7 +189,7 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 		return saysNothing // it is loading
 	case o.Kind == worker.NotReady:
 		return bad
-	case o.Kind == worker.Unknown && o.StatusCode >= 500 && ran <= b.config.fast:
+	case o.Kind == worker.Unknown && lostCall(o.StatusCode) && ran <= b.config.fast:
 		return bad // a proxy does not reach its server
 	case o.Kind != worker.Failed:
 		return saysNothing // Busy, Rejected, Cancelled, Accepted, Unknown
@@ -200,6 +201,11 @@ func (b *breaker) judge(c *circuit, o worker.Outcome, now time.Time, ran time.Du
 		return bad
 	}
 	return good // slow failures come from the work
+}
+
+// lostCall lists the statuses of answers to a call that may have run. One that comes fast is no answer to a run.
+func lostCall(status int) bool {
+	return status >= 500 || status == http.StatusRequestTimeout || status == http.StatusSeeOther
 }
 
 // clustered: so many entries fared badly here, and not the same everywhere. Where the others fail as

@@ -191,14 +191,17 @@ func TestLoadingIsNoFailure(t *testing.T) {
 
 // A server that is down behind its proxy answers sooner than the others.
 func TestInstanceThatItsProxyDoesNotReachIsQuarantined(t *testing.T) {
-	b, now := newBreaker(usualTuning().quarantine), clock()
-	lost := worker.Outcome{Kind: worker.Unknown, StatusCode: 502}
-	for range 10 {
-		record(b, now, "slow", lost, slow)
-		record(b, now, "down", lost, fast)
-	}
-	if admits(b, now, "down") || !admits(b, now, "slow") {
-		t.Errorf("down is admitted: %v; slow: %v", admits(b, now, "down"), admits(b, now, "slow"))
+	now := clock()
+	for _, status := range []int{502, 408, 303} {
+		b := newBreaker(usualTuning().quarantine)
+		lost := worker.Outcome{Kind: worker.Unknown, StatusCode: status}
+		for range 10 {
+			record(b, now, "slow", lost, slow)
+			record(b, now, "down", lost, fast)
+		}
+		if admits(b, now, "down") || !admits(b, now, "slow") {
+			t.Errorf("%d: down is admitted: %v; slow: %v", status, admits(b, now, "down"), admits(b, now, "slow"))
+		}
 	}
 }
 

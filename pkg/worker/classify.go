@@ -17,7 +17,9 @@ import (
 //
 //	429, 503 for want of room             busy: costs nothing
 //	502, 504, 520, 524, 503 of Envoy      a proxy lost the worker, which may have begun: unknown
-//	other 503, 401, 403, 408              not ready: costs nothing
+//	408                                   a proxy, or the server itself, gave up a call that took too long: unknown
+//	303                                   the run goes on, and its answer is to be fetched elsewhere: unknown
+//	other 503, other 3xx, 401, 403        not ready: costs nothing
 //	521, 522, 523, 525, 526, 530          a proxy did not reach the worker: not ready
 //	404, 405, 409, 410, 421, 426, 501     misrouted: the instance or the route is to blame, until all agree
 //	400, 413, 415, 422                    the request is refused for good
@@ -40,6 +42,10 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind, o.Class, o.Starting = NotReady, class, saysStarting(message)
 	case unreachedByProxy(status):
 		o.Kind = NotReady
+	case status == http.StatusSeeOther: // Modal's answer to a call of more than 150 s
+		o.Kind, o.MaybeRunning = Unknown, true
+		o.Reason = Clip("worker answered that the run goes on and its answer is to be fetched at another address, " +
+			"which is not done: let it answer the call itself")
 	case status >= 300 && status < 400:
 		// Following would send our secrets to an unregistered address.
 		o.Kind = NotReady
@@ -61,11 +67,11 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 }
 
 // LostByProxy says whether an answer is that of a proxy whose connection to the worker was refused, broke or took too
-// long: the worker may have had the call, as if that connection were our own. Cloudflare answers 520 or 524, and Envoy
-// 503 with a reason.
+// long: the worker may have had the call, as if that connection were our own. Cloudflare answers 520 or 524, Envoy 503
+// with a reason, and Ray Serve and LiteLLM 408, which says nothing of a worker: it is also for a slow request.
 func LostByProxy(status int, body []byte) bool {
 	switch status {
-	case http.StatusBadGateway, http.StatusGatewayTimeout, 520, 524:
+	case http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout, 520, 524:
 		return true
 	case http.StatusServiceUnavailable:
 		body = body[:min(len(body), 2000)]
@@ -85,11 +91,10 @@ func unreachedByProxy(status int) bool {
 }
 
 // blamesPlatform lists refusals for which no entry is to blame: credentials
-// that the worker does not take, and requests that reached it too slowly.
+// that the worker does not take, and requests that came before it takes any.
 func blamesPlatform(status int) bool {
 	switch status {
-	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired,
-		http.StatusRequestTimeout, http.StatusTooEarly:
+	case http.StatusUnauthorized, http.StatusForbidden, http.StatusProxyAuthRequired, http.StatusTooEarly:
 		return true
 	}
 	return false

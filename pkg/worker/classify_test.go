@@ -45,6 +45,7 @@ func TestProxyThatLostTheWorkerIsBelieved(t *testing.T) {
 	}{
 		{502, "", true},
 		{504, "", true},
+		{408, "", true},
 		{520, "", true},
 		{524, "", true},
 		{503, envoy + "reset reason: connection termination", true},
@@ -60,6 +61,7 @@ func TestProxyThatLostTheWorkerIsBelieved(t *testing.T) {
 		{503, `{"error":"Loading model"}`, false},
 		{500, envoy + "reset reason: connection termination", false},
 		{522, "", false},
+		{303, "", false},
 		{200, "", false},
 	} {
 		if got := LostByProxy(c.status, []byte(c.body)); got != c.want {

@@ -54,6 +54,8 @@ func common(stops bool) []contract {
 		{"503 empty", workertest.Says(503, ``), want{kind: NotReady}},
 		{"502 of a proxy", workertest.Says(502, `<html>bad gateway</html>`), want{kind: Unknown, running: !stops}},
 		{"504 of a proxy", workertest.Says(504, ``), want{kind: Unknown, running: !stops}},
+		{"408 of Ray Serve, which gave up the call", workertest.Says(408, `Request 5f0c timed out after 300s.`), want{kind: Unknown, running: !stops}},
+		{"303 of Modal, where the run goes on", workertest.Says(303, ``, "Location", "/?__modal_function_call_id=fc-1"), want{kind: Unknown, running: true}},
 		{"503 of Envoy, which lost the worker", workertest.Says(503, `upstream connect error or disconnect/reset before headers. reset reason: connection termination`), want{kind: Unknown, running: !stops}},
 		{"503 of Envoy, which did not reach it", workertest.Says(503, `upstream connect error or disconnect/reset before headers. reset reason: connection failure`), want{kind: NotReady}},
 		{"520 of Cloudflare, which lost the worker", workertest.Says(520, `<html>Web server is returning an unknown error</html>`), want{kind: Unknown, running: !stops}},

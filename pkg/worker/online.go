@@ -43,9 +43,13 @@ func ResolveHeaders(headers map[string]string, secrets SecretStore) (http.Header
 	return resolved, err
 }
 
-// GoesOn says whether an answer of status 2xx to a call in the generic protocol or Cog's reports a run that has not
-// ended: it goes on in the worker behind the answer. words are those of the model.
+// GoesOn says whether an answer reports a run that has not ended: it goes on in the worker behind the answer. In each
+// protocol one of status 303 does, and one of status 2xx may in the generic protocol and Cog's. words are those of the
+// model.
 func GoesOn(protocol Protocol, words Statuses, status int, body []byte) bool {
+	if status == http.StatusSeeOther {
+		return true
+	}
 	switch protocol {
 	case ProtocolCog:
 		return status == http.StatusAccepted
