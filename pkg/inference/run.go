@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/http"
 	"strconv"
 	"sync"
 	"time"
@@ -317,9 +318,9 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 		d.blame.misrouted(d.call.Entry, d.held.endpoint.ID)
 	case o.Unsent && !d.blame.free(d.call.Entry, d.held.endpoint.ID):
 		o.Kind, o.Class = worker.Failed, worker.ClassTransient // our own fault, and it does not pass
-	case o.Kind == worker.Busy && o.Stated && time.Since(d.began) > d.tuning.quarantine.fast &&
+	case d.late(*o) &&
 		(d.shared() || !d.blame.free(d.call.Entry, d.held.endpoint.ID)): // each of a batch is tried alone
-		o.Kind, o.Class = worker.Failed, worker.ClassTransient // no refusal comes so late
+		o.Kind, o.Class = worker.Failed, worker.ClassTransient
 	case o.Kind == worker.Done:
 		d.blame.served(d.model.Name, d.call.Entry, d.held.endpoint.ID, time.Now())
 	}
@@ -329,6 +330,14 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	if l.during {
 		o.RetryAfter = max(o.RetryAfter, d.suspectWait())
 	}
+}
+
+// late says whether a worker refused the call so long after it got it that it may have run: what that costs is
+// bounded. A limit on the rate of calls (429) may be told late by a proxy that waits for it, and loading takes long. Of
+// a run that is asked for again the question is refused.
+func (d *dispatch) late(o worker.Outcome) bool {
+	refused := o.FreeOfCharge() && !o.MaybeRunning && !o.Starting && o.StatusCode != http.StatusTooManyRequests
+	return refused && d.saved == nil && !o.SentAt.IsZero() && time.Since(o.SentAt) > d.tuning.quarantine.fast
 }
 
 // elsewhere says whether another instance should be tried: nothing ran here, and nothing has ended

@@ -89,18 +89,28 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 	}
 }
 
-// A run that fails late, in the words of a full server, is no refusal: what it costs is bounded.
-func TestLongLateFailureInTheWordsOfAFullServerIsNotFreeForEver(t *testing.T) {
-	for name, model := range map[string]worker.Model{"by itself": {}, "in batches": joining(2, 50*time.Millisecond)} {
+// A run that fails late, in the words of a full server or of one that is not ready, is no refusal: what it costs is bounded.
+func TestLongLateRefusalIsNotFreeForEver(t *testing.T) {
+	const full = `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
+	for name, c := range map[string]struct {
+		model  worker.Model
+		status int
+		body   string
+	}{
+		"by itself":  {worker.Model{}, 200, full},
+		"in batches": {joining(2, 50*time.Millisecond), 200, full},
+		"not ready":  {worker.Model{}, 503, `{"error":"no answer of the backend"}`},
+		"busy":       {worker.Model{}, 503, `{"error":"server busy"}`},
+	} {
 		t.Run(name, func(t *testing.T) {
-			b := newBed(t, model)
+			b := newBed(t, c.model)
 			g := b.gpu(func(*http.Request) (int, string) {
 				time.Sleep(20 * time.Millisecond)
-				return 200, `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
+				return c.status, c.body
 			})
 			b.instance("gpu-1", g.URL, 1)
-			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.fast = 5 * time.Millisecond })
-			ids := b.push(empty(max(model.Batch.Items, 1))...)
+			b.start(ServiceConfig{}, func(t *tuning) { t.quarantine.fast, t.quarantine.failures = 5*time.Millisecond, 1000 })
+			ids := b.push(empty(max(c.model.Batch.Items, 1))...)
 			b.ended(ids...)
 			for _, id := range ids {
 				if o := b.outcome(id); o.Outcome != "failed" || o.Attempt != 4 {
