@@ -297,7 +297,8 @@ func unanswered(reason string, err error) worker.Outcome {
 
 // record tells the breaker. Where the instance is to blame, the entry does not pay.
 func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
-	v := d.held.record(ctx, *o, d.evidence())
+	known := d.evidence()
+	v := d.held.record(ctx, *o, known)
 	if !d.shared() && o.Kind != worker.Accepted { // of a run that goes on: see conclude
 		d.use(*o, 1)
 	}
@@ -326,7 +327,11 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 	}
 	if o.FreeOfCharge() && !o.MaybeRunning {
 		d.held.cool(o.RetryAfter)
+		if !known.last {
+			o.RetryAfter = 0 // it asked for itself: another instance may have room sooner
+		}
 	}
+	o.RetryAfter = min(o.RetryAfter, askMax) // its calls are not kept back for longer either
 	if l.during {
 		o.RetryAfter = max(o.RetryAfter, d.suspectWait())
 	}

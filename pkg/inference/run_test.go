@@ -89,6 +89,53 @@ func TestEveryWorkerBusyHandsTheEntryBackUnspent(t *testing.T) {
 	}
 }
 
+// The header of one instance, which may be wrong, puts an entry off for half a minute at most, and not at all where there
+// is another instance, which may come free.
+func TestEntryIsNotPutOffForLongByOneInstance(t *testing.T) {
+	spent := healthy(workertest.Says(429, ``, "Retry-After", "3600"))
+	const putOff = `SELECT count(*) FROM penstock.ready WHERE entry_id = $1
+		AND not_before > clock_timestamp() + make_interval(secs => $2)`
+	t.Run("alone", func(t *testing.T) {
+		b := newBed(t, worker.Model{})
+		b.instance("spent", workertest.NewScript(t, spent).URL, 1)
+		b.start(ServiceConfig{})
+		id := b.push(`{}`)[0]
+		b.await(1, `SELECT count(*) FROM penstock.ready WHERE entry_id = $1 AND not_before IS NOT NULL`, id)
+		if b.count(putOff, id, askMax.Seconds()) != 0 {
+			t.Errorf("it is put off for more than %s", askMax)
+		}
+	})
+	t.Run("beside another", func(t *testing.T) {
+		b := newBed(t, worker.Model{})
+		began, release := make(chan struct{}, 2), make(chan struct{})
+		free := b.gpu(func(r *http.Request) (int, string) {
+			began <- struct{}{}
+			<-release
+			return answers(r)
+		})
+		end := sync.OnceFunc(func() { close(release) })
+		t.Cleanup(end)
+		b.instance("free", free.URL, 1)
+		b.start(ServiceConfig{})
+		first := b.push(`{}`)[0]
+		<-began
+		s := workertest.NewScript(t, spent)
+		b.instance("spent", s.URL, 1)
+		second := b.push(`{}`)[0]
+		b.eventually("the other instance was asked", func() bool { return posts(s) > 0 })
+		b.await(1, `SELECT count(*) FROM penstock.ready WHERE entry_id = $1`, second)
+		if b.count(putOff, second, 1) != 0 {
+			t.Fatal("it is put off by the one that has no room")
+		}
+		end()
+		for _, id := range []invalidation.EntryID{first, second} {
+			if o := b.outcome(id); o.Outcome != "done" || o.Attempt != 0 {
+				t.Errorf("outcome %+v", o)
+			}
+		}
+	})
+}
+
 // A run that fails late, in the words of a full server or of one that is not ready, is no refusal: what it costs is bounded.
 func TestLongLateRefusalIsNotFreeForEver(t *testing.T) {
 	const full = `{"status":"failed","error":"429 Client Error: Too Many Requests"}`
