@@ -21,7 +21,8 @@ import (
 //	303                                   the run goes on, and its answer is to be fetched elsewhere: unknown
 //	other 503, other 3xx, 401, 403        not ready: costs nothing
 //	521, 522, 523, 525, 526, 530          a proxy did not reach the worker: not ready
-//	404, 405, 409, 410, 421, 426, 501     misrouted: the instance or the route is to blame, until all agree
+//	404, 405, 409, 410, 421, 426, 501,
+//	400 of a port that wants TLS          misrouted: the instance or the route is to blame, until all agree
 //	400, 413, 415, 422                    the request is refused for good
 //	everything else                       it ran and failed, with the class that the text tells
 func classifyStatus(status int, header http.Header, body, request []byte) Outcome {
@@ -54,7 +55,7 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 		o.Kind = NotReady
 	case class == ClassOOM:
 		o.Kind, o.Class = Failed, class // whatever the status that carries it
-	case blamesRoute(status):
+	case blamesRoute(status) || wantsTLS(status, message, request):
 		o.Kind, o.Misrouted = NotReady, true
 	case blamesInput(status):
 		o.Kind, o.Class = Rejected, ClassInput
@@ -107,6 +108,22 @@ func blamesRoute(status int) bool {
 	case http.StatusNotFound, http.StatusMethodNotAllowed, http.StatusConflict, http.StatusGone,
 		http.StatusMisdirectedRequest, http.StatusUpgradeRequired, http.StatusNotImplemented:
 		return true
+	}
+	return false
+}
+
+// wantsTLS says whether an answer is that of nginx or of a server in Go whose port takes TLS alone: the instance is
+// registered with http:// in place of https://.
+func wantsTLS(status int, message string, request []byte) bool {
+	if status != http.StatusBadRequest {
+		return false
+	}
+	for _, phrase := range []string{
+		"The plain HTTP request was sent to HTTPS port", "Client sent an HTTP request to an HTTPS server",
+	} {
+		if strings.Contains(message, phrase) && !bytes.Contains(request, []byte(phrase)) {
+			return true
+		}
 	}
 	return false
 }

@@ -68,6 +68,8 @@ func common(stops bool) []contract {
 		{"405", workertest.Says(405, ``), want{kind: NotReady}},
 		{"501", workertest.Says(501, ``), want{kind: NotReady}},
 		{"451", workertest.Says(451, ``), want{kind: Failed, class: ClassTransient}},
+		{"400 of a TLS port of nginx", workertest.Says(400, "<html>\r\n<head><title>400 The plain HTTP request was sent to HTTPS port</title></head>\r\n<body>"), want{kind: NotReady}},
+		{"400 of a TLS port of Go", workertest.Says(400, "Client sent an HTTP request to an HTTPS server.\n"), want{kind: NotReady}},
 		{"400 out of memory", workertest.Says(400, `{"error":"CUDA out of memory"}`), want{kind: Failed, class: ClassOOM}},
 		{"400 that speaks of CUDA", workertest.Says(400, `{"error":"prompt mentions a CUDA error"}`), want{kind: Rejected, class: ClassInput}},
 		{"413", workertest.Says(413, ``), want{kind: Rejected, class: ClassInput}},
@@ -370,6 +372,10 @@ func TestErrorThatEchoesTheRequestIsNoEvidence(t *testing.T) {
 			o := newAdapter(t, c.model, s.URL, 1).Submit(t.Context(), testCall(string(text)))
 			want{kind: Failed, class: ClassTransient}.check(t, o)
 		})
+	}
+	const port = "The plain HTTP request was sent to HTTPS port"
+	if o := ClassifyAnswer(400, nil, []byte(`{"error":"invalid prompt: '`+port+`'"}`), []byte(port)); o.Kind != Rejected {
+		t.Errorf("%q in the request: %s", port, o.Kind)
 	}
 }
 
