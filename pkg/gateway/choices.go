@@ -1,7 +1,7 @@
 package gateway
 
 import (
-	"fmt"
+	"errors"
 	"net/http"
 
 	"github.com/penstock/penstock/pkg/worker"
@@ -11,15 +11,13 @@ import (
 // generation of more than the model takes for one call.
 func (s *serving) countChoices() (choices int, err error) {
 	operation, _ := Operation(s.r.URL.Path)
-	choices = 1
-	for _, f := range s.asked.scanned.choices {
-		if worker.Generates(operation) {
-			model := s.route.model
-			if err := worker.CheckChoices(model.Name, model.ChoicesMax, f.name, f.value); err != nil {
-				return 0, bad(http.StatusBadRequest, "invalid_choices", f.name, "%s", err.Error())
-			}
+	model, fields := s.route.model, s.asked.scanned.choices
+	if err := worker.CheckChoices(model.Name, model.ChoicesMax, operation, fields); err != nil {
+		var unfit *worker.FieldError
+		if errors.As(err, &unfit) {
+			return 0, bad(http.StatusBadRequest, "invalid_choices", unfit.Field, "%s", unfit.Error())
 		}
-		choices = max(choices, worker.Choices(fmt.Appendf(nil, `{"n":%s}`, f.value)))
+		return 0, err
 	}
-	return choices, nil
+	return worker.Choices(operation, fields), nil
 }

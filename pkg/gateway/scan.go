@@ -19,15 +19,9 @@ type scanned struct {
 	prompt        span // messages, prompt or input: what the worker's cache is keyed by
 	cacheKey      string
 	tokensMax     float64
-	choices       []choicesField
-	open          int  // offset behind the opening brace
-	empty         bool // no members
-}
-
-// choicesField is a field n or best_of, with its value. Each name has one at most.
-type choicesField struct {
-	name  string
-	value json.RawMessage
+	choices       map[string]json.RawMessage // n, best_of, and prompt where that is a list
+	open          int                        // offset behind the opening brace
+	empty         bool                       // no members
 }
 
 type span struct{ from, to int }
@@ -39,7 +33,7 @@ var (
 	errNotJSON      = errors.New("the body is not a JSON object")
 	errModelTwice   = errors.New("the body names model more than once")
 	errModelText    = errors.New("model is not a text")
-	errChoicesTwice = errors.New("the body names n or best_of more than once")
+	errChoicesTwice = errors.New("the body names n, best_of or a list in prompt more than once")
 	errModelLong    = fmt.Errorf("model has more than %d bytes", modelNameMax)
 )
 
@@ -105,22 +99,34 @@ func (s *scanned) member(key, body []byte, at span) error {
 		if s.streamOptions = string(value) != "null"; !s.streamOptions {
 			s.nullOptions = at
 		}
-	case `"messages"`, `"prompt"`, `"input"`:
+	case `"messages"`, `"input"`:
 		s.prompt = at
+	case `"prompt"`:
+		s.prompt = at
+		if value[0] == '[' {
+			return s.choose("prompt", value)
+		}
 	case `"prompt_cache_key"`:
 		_ = json.Unmarshal(value, &s.cacheKey) // of another type: it is no key
 	case `"n"`, `"best_of"`:
-		for _, f := range s.choices {
-			if f.name == string(key[1:len(key)-1]) {
-				return errChoicesTwice // the worker might take the other one
-			}
-		}
-		s.choices = append(s.choices, choicesField{string(key[1 : len(key)-1]), value})
+		return s.choose(string(key[1:len(key)-1]), value)
 	case `"max_tokens"`, `"max_completion_tokens"`, `"max_output_tokens"`:
 		if n, err := strconv.ParseFloat(string(value), 64); err == nil {
 			s.tokensMax = n
 		}
 	}
+	return nil
+}
+
+// choose takes note of a field by which a worker computes more than one sequence.
+func (s *scanned) choose(name string, value json.RawMessage) error {
+	if _, twice := s.choices[name]; twice {
+		return errChoicesTwice // the worker might take the other one
+	}
+	if s.choices == nil {
+		s.choices = make(map[string]json.RawMessage, 1)
+	}
+	s.choices[name] = value
 	return nil
 }
 

@@ -164,7 +164,7 @@ func (s *serving) run(read reader) (err error) {
 // letGo ends the use of the body: the request may last as long as its answer. A second call changes nothing.
 func (s *serving) letGo() {
 	s.held.letGo()
-	s.body, s.asked.parts = nil, nil
+	s.body, s.asked.parts, s.asked.scanned.choices = nil, nil, nil
 }
 
 // find looks up the route of the model that was asked for.

@@ -43,6 +43,9 @@ func TestOnlineCallsAreChargedForGPUsAndSequences(t *testing.T) {
 		{"/v1/chat/completions", `{"model":"m","n":2}`, 8},
 		{"/v1/completions", `{"model":"m","n":2,"best_of":3}`, 12},
 		{"/v1/completions", `{"model":"m","n":null}`, 4},
+		{"/v1/completions", `{"model":"m","prompt":["a","b","c"],"n":2,"input":"x"}`, 24},
+		{"/v1/completions", `{"model":"m","prompt":[1,2,3]}`, 4},
+		{"/v1/images/generations", `{"model":"m","prompt":"x","n":4}`, 4},
 	} {
 		if got := p.post(c.path, c.body); got.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %d %s", c.body, got.StatusCode, got.body)
@@ -73,6 +76,21 @@ func TestGenerationsOfMoreSequencesThanTheModelTakesAreRefused(t *testing.T) {
 		`{"model":"m","n":1,"unrelated":[{"n":9}]}`:  "",
 	} {
 		got := p.post("/v1/chat/completions", body)
+		if want == "" && got.StatusCode != http.StatusOK || want != "" &&
+			(got.StatusCode != http.StatusBadRequest || !strings.Contains(got.body, want)) {
+			t.Errorf("%s: %d %s", body, got.StatusCode, got.body)
+		}
+	}
+	for body, want := range map[string]string{
+		`{"model":"m","prompt":["a","b","c"]}`:         "prompt is a list of 3",
+		`{"model":"m","n":2,"prompt":[[1],[2]]}`:       "prompt is a list of 2",
+		`{"model":"m","prompt":["a"],"prompt":["b"]}`:  "more than once",
+		`{"model":"m","prompt":["a","b"]}`:             "",
+		`{"model":"m","prompt":[1,2,3]}`:               "",
+		`{"model":"m","prompt":"a","n":2}`:             "",
+		`{"model":"m","prompt":["a","b"],"best_of":1}`: "",
+	} {
+		got := p.post("/v1/completions", body)
 		if want == "" && got.StatusCode != http.StatusOK || want != "" &&
 			(got.StatusCode != http.StatusBadRequest || !strings.Contains(got.body, want)) {
 			t.Errorf("%s: %d %s", body, got.StatusCode, got.body)

@@ -27,7 +27,7 @@ type usageKey struct {
 type Used struct {
 	Calls int64
 	// GPU is how long slots were busy with them, times the GPUs of the instance and the sequences that a generation
-	// asked for (n, best_of); a batch's is divided.
+	// asked for (n or best_of for each prompt); a batch's is divided.
 	GPU    time.Duration
 	Extra  time.Duration // of that, beyond the time of the slots: of further GPUs and sequences
 	Wasted time.Duration // of GPU, for runs whose answer was not kept
@@ -205,9 +205,7 @@ func (d *dispatch) use(o worker.Outcome, members int) {
 	took := d.took()
 	slot := took / time.Duration(max(members, 1))
 	used := Used{Calls: 1, GPU: slot * time.Duration(d.held.endpoint.GPUs()), Tokens: o.Tokens}
-	if d.model.Protocol == worker.ProtocolOpenAI {
-		used.GPU *= time.Duration(worker.Choices(d.run.Entry.Payload))
-	}
+	used.GPU *= time.Duration(d.model.Choices(d.call))
 	used.Extra = used.GPU - slot
 	if o.Kind == worker.Done {
 		used.Runs, used.Run = 1, took

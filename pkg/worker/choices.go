@@ -2,17 +2,60 @@ package worker
 
 import "encoding/json"
 
-// Choices is how many sequences a server computes for a generation: the larger one of n and best_of of its payload, 1
-// where it names neither, 1024 at most. Each takes a place in the server's batch for as long as the call.
-func Choices(payload json.RawMessage) int {
-	var asked struct {
-		N      json.RawMessage `json:"n"`
-		BestOf json.RawMessage `json:"best_of"`
-	}
-	if json.Unmarshal(payload, &asked) != nil {
+// Choices is how many sequences a server computes for a request with these fields: for each prompt of a generation the
+// larger one of n and best_of, 1 where it names neither; 1024 at most. Each takes a place in the server's batch for as
+// long as the call. A request of another operation counts as one: its slot is busy for all that it asks for.
+func Choices(operation string, fields map[string]json.RawMessage) int {
+	if !generates(operation) {
 		return 1
 	}
-	return min(max(1, wholeNumber(asked.N), wholeNumber(asked.BestOf)), choicesMost)
+	each := min(max(1, wholeNumber(fields["n"]), wholeNumber(fields["best_of"])), choicesMost)
+	return min(prompts(operation, fields)*each, choicesMost)
+}
+
+// Choices is how many sequences a server of the model computes for a call, 1 unless it speaks OpenAI's protocol.
+func (m Model) Choices(call Call) int {
+	if m.Protocol != ProtocolOpenAI {
+		return 1
+	}
+	fields := m.fields(call)
+	return Choices(m.operationOf(call, fields), fields)
+}
+
+// prompts is how many prompts a generation has: each text and each list of tokens in a list is one.
+func prompts(operation string, fields map[string]json.RawMessage) int {
+	if operation != OperationCompletions {
+		return 1
+	}
+	return max(1, elements(fields["prompt"]))
+}
+
+// elements counts the texts, lists and objects that a list of JSON has, which must be valid; 0 for anything else. A
+// list may have megabytes: it is not decoded.
+func elements(list json.RawMessage) (n int) {
+	if len(list) == 0 || list[0] != '[' {
+		return 0
+	}
+	depth := 0
+	for i := 0; i < len(list); i++ {
+		c := list[i]
+		if depth == 1 && (c == '[' || c == '{' || c == '"') {
+			n++
+		}
+		switch c {
+		case '[', '{':
+			depth++
+		case ']', '}':
+			depth--
+		case '"':
+			for i++; i < len(list) && list[i] != '"'; i++ {
+				if list[i] == '\\' {
+					i++
+				}
+			}
+		}
+	}
+	return n
 }
 
 // wholeNumber reads a whole number, 0 for anything else: the server refuses that.
@@ -23,30 +66,28 @@ func wholeNumber(raw json.RawMessage) (n int) {
 	return n
 }
 
-// checkChoices refuses a generation of more sequences than the model takes for one call.
-func (m Model) checkChoices(fields map[string]json.RawMessage) error {
+// CheckChoices refuses a generation whose n or best_of is no whole number, or one of more sequences than a model takes
+// for one call; most is 0 where it takes any. The error is a *FieldError.
+func CheckChoices(model string, most int, operation string, fields map[string]json.RawMessage) error {
+	if !generates(operation) {
+		return nil
+	}
+	each := 1
 	for _, name := range []string{"n", "best_of"} {
-		if err := CheckChoices(m.Name, m.ChoicesMax, name, fields[name]); err != nil {
-			return err
+		n := 0
+		if isSet(fields[name]) && json.Unmarshal(fields[name], &n) != nil {
+			return fieldError(name,
+				"is not a whole number: a server might take it for one, and compute as many sequences")
 		}
+		if most > 0 && n > most {
+			return fieldError(name, "is %d: model %s takes at most %d sequences for one call (choices_max)", n, model,
+				most)
+		}
+		each = max(each, n)
+	}
+	if n := prompts(operation, fields); most > 0 && n > most/each {
+		return fieldError("prompt", "is a list of %d, with %d sequences for each: model %s takes at most %d for one "+
+			"call (choices_max)", n, each, model, most)
 	}
 	return nil
 }
-
-// CheckChoices refuses a value of the field n or best_of of a generation that is no whole number, or more than a model
-// takes for one call; most is 0 where it takes any. The error is a *FieldError.
-func CheckChoices(model string, most int, field string, value json.RawMessage) error {
-	n := 0
-	if isSet(value) && json.Unmarshal(value, &n) != nil {
-		return fieldError(field,
-			"is not a whole number: a server might take it for one, and compute as many sequences")
-	}
-	if most > 0 && n > most {
-		return fieldError(field, "is %d: model %s takes at most %d sequences for one call (choices_max)", n, model,
-			most)
-	}
-	return nil
-}
-
-// Generates says whether an operation computes as many sequences as its payload asks for.
-func Generates(operation string) bool { return generates(operation) }

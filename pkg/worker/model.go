@@ -78,8 +78,8 @@ type Model struct {
 	Batch            BatchLimits `json:"batch,omitzero"`
 	MaxResponseBytes int64       `json:"max_response_bytes,omitempty"`
 
-	// ChoicesMax bounds n and best_of of a generation: each is a sequence that the server computes beside the others of
-	// its call, which holds one slot. 0: any.
+	// ChoicesMax bounds the sequences of a generation, which are n or best_of for each of its prompts: the server
+	// computes them beside each other, and their call holds one slot. 0: any.
 	ChoicesMax int `json:"choices_max,omitempty"`
 
 	// KeepOutput keeps the streamed output of runs as long as their results. Otherwise it is
@@ -370,13 +370,17 @@ func (m Model) CloseEndsRun() bool {
 // StopsOnClose says whether closing the connection of a call ends its run, as Submit has it.
 func (m Model) StopsOnClose(call Call) bool {
 	if m.AbortStops == nil && m.Protocol == ProtocolOpenAI {
-		var fields map[string]json.RawMessage
-		if body, err := m.body(call, call.FinishBy); err == nil {
-			_ = json.Unmarshal(body, &fields) // else the call is refused
-		}
-		m = m.calledFor(m.operationOf(call, fields))
+		m = m.calledFor(m.operationOf(call, m.fields(call)))
 	}
 	return m.CloseEndsRun()
+}
+
+// fields are those of the body of a call, none where that is refused.
+func (m Model) fields(call Call) (fields map[string]json.RawMessage) {
+	if body, err := m.body(call, call.FinishBy); err == nil {
+		_ = json.Unmarshal(body, &fields)
+	}
+	return fields
 }
 
 // stopsOnClose says whether servers of a protocol are known to end a run of an operation when its connection closes.

@@ -1,7 +1,6 @@
 package worker
 
 import (
-	"encoding/json"
 	"errors"
 	"strconv"
 	"strings"
@@ -97,17 +96,33 @@ func TestAnAnswerInBinaryFormIsNotTakenForAResult(t *testing.T) {
 }
 
 func TestChoicesAreCountedAndBounded(t *testing.T) {
+	m := Model{Name: "m", Protocol: ProtocolOpenAI, ChoicesMax: 2}
 	for payload, want := range map[string]int{
 		`{}`: 1, `{"n":4}`: 4, `{"n":2,"best_of":5}`: 5, `{"n":"many"}`: 1, `{"n":-3}`: 1, `{"n":1000000000}`: choicesMost,
-		`{"best_of":3}`: 3, `[]`: 1, `{"n":null}`: 1,
+		`{"best_of":3}`: 3, `[]`: 1, `{"n":null}`: 1, `{"n":4,"N":1}`: 4, `{"prompt":["a","b"]}`: 1,
+		`{"operation":"completions","prompt":["a","b","c"],"n":2}`:     6,
+		`{"operation":"completions","prompt":["a\"],[\"","\\"]}`:       2,
+		`{"operation":"completions","prompt":[1,2,3],"n":2}`:           2,
+		`{"operation":"completions","prompt":[ [1,[2]] , [3], {} ]}`:   3,
+		`{"operation":"completions","prompt":["a","b"],"n":100000000}`: choicesMost,
+		`{"operation":"completions","prompt":[]}`:                      1,
+		`{"operation":"completions","prompt":"[1]"}`:                   1,
+		`{"operation":"images","prompt":"x","n":4}`:                    1,
+		`{"operation":"embeddings","input":["x"],"n":4}`:               1,
 	} {
-		if got := Choices(json.RawMessage(payload)); got != want {
+		if got := m.WithDefaults().Choices(testCall(payload)); got != want {
 			t.Errorf("%s: %d choices, want %d", payload, got, want)
 		}
 	}
+	if got := (Model{Name: "m", Protocol: ProtocolGeneric}).Choices(testCall(`{"n":4}`)); got != 1 {
+		t.Errorf("another protocol: %d choices", got)
+	}
 	s := workertest.NewScript(t, workertest.Says(200, `{"choices":[{"index":0}]}`))
-	m := Model{Name: "m", Protocol: ProtocolOpenAI, ChoicesMax: 2}
-	for payload, field := range map[string]string{`{"messages":[],"n":3}`: "n is 3", `{"messages":[],"best_of":9}`: "best_of is 9"} {
+	for payload, field := range map[string]string{
+		`{"messages":[],"n":3}`: "n is 3", `{"messages":[],"best_of":9}`: "best_of is 9",
+		`{"operation":"completions","prompt":["a","b","c"]}`:   "prompt is a list of 3",
+		`{"operation":"completions","prompt":["a","b"],"n":2}`: "prompt is a list of 2",
+	} {
 		o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(payload))
 		if o.Kind != Rejected || o.Class != ClassInput || !strings.Contains(o.Reason, field) || !strings.Contains(o.Reason, "at most 2") {
 			t.Errorf("%s: %s %s %q", payload, o.Kind, o.Class, o.Reason)
@@ -119,7 +134,9 @@ func TestChoicesAreCountedAndBounded(t *testing.T) {
 			t.Errorf("%s: %s %q", payload, o.Kind, o.Reason)
 		}
 	}
-	if o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(`{"messages":[],"n":2}`)); o.Kind != Done {
-		t.Errorf("within the bound: %s %q", o.Kind, o.Reason)
+	for _, payload := range []string{`{"messages":[],"n":2}`, `{"operation":"completions","prompt":["a","b"]}`} {
+		if o := newAdapter(t, m, s.URL, 1).Submit(t.Context(), testCall(payload)); o.Kind != Done {
+			t.Errorf("within the bound: %s: %s %q", payload, o.Kind, o.Reason)
+		}
 	}
 }

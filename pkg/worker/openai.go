@@ -109,7 +109,7 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if err := p.setModel(fields); err != nil {
 		return generation{}, err
 	}
-	if err := p.model.checkChoices(fields); err != nil && generates(operation) {
+	if err := CheckChoices(p.model.Name, p.model.ChoicesMax, operation, fields); err != nil {
 		return generation{}, err
 	}
 	streaming, err := p.setStream(fields, operation)
