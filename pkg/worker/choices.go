@@ -22,6 +22,12 @@ func (m Model) Choices(call Call) int {
 	return Choices(m.operationOf(call, fields), fields)
 }
 
+// answers is how many choices the answer to a generation has: n for each of its prompts. A larger n counts as one more
+// than an answer may have that is put together of a stream.
+func answers(operation string, fields map[string]json.RawMessage) int {
+	return prompts(operation, fields) * min(max(1, wholeNumber(fields["n"])), choicesMost+1)
+}
+
 // prompts is how many prompts a generation has: each text and each list of tokens in a list is one.
 func prompts(operation string, fields map[string]json.RawMessage) int {
 	if operation != OperationCompletions {

@@ -158,9 +158,23 @@ func TestUsageIsReported(t *testing.T) {
 // Of two choices only one has begun when the server closes without [DONE]: the answer is not whole.
 func TestEndOfAStreamBeforeAllChoicesBeganIsNotItsEnd(t *testing.T) {
 	s := workertest.NewScript(t, streams(token("x"), stopEvent))
-	o := newAdapter(t, streamModel(), s.URL, 1).Submit(t.Context(), testCall(`{"n":2}`))
-	if o.Kind != Unknown {
-		t.Errorf("got %s", o.Kind)
+	for _, payload := range []string{`{"n":2}`, `{"operation":"completions","prompt":["a","b"]}`} {
+		if o := newAdapter(t, streamModel(), s.URL, 1).Submit(t.Context(), testCall(payload)); o.Kind != Unknown {
+			t.Errorf("%s: got %s", payload, o.Kind)
+		}
+	}
+}
+
+// Indexes of choices that come from outside are bounded: a call for more is refused before it costs a run.
+func TestAStreamOfMoreChoicesThanAreReadIsNotAskedFor(t *testing.T) {
+	s := workertest.NewScript(t, streams(token("x"), stopEvent, doneEvent))
+	for _, payload := range []string{
+		`{"n":1025}`, `{"operation":"completions","prompt":["a"` + strings.Repeat(`,"a"`, 1024) + `]}`,
+	} {
+		o := newAdapter(t, streamModel(), s.URL, 1).Submit(t.Context(), testCall(payload))
+		if o.Kind != Rejected || len(s.Requests()) != 0 {
+			t.Errorf("%.60s: %s %q", payload, o.Kind, o.Reason)
+		}
 	}
 }
 

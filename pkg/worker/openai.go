@@ -116,8 +116,11 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if err != nil {
 		return generation{}, err
 	}
-	g := generation{operation: operation, choices: 1}
-	_ = json.Unmarshal(fields["n"], &g.choices) // absent, or for the server to refuse
+	g := generation{operation: operation, choices: answers(operation, fields)}
+	if streaming && g.choices > choicesMost {
+		return generation{}, fieldError("stream", "is for up to %d choices in one answer: send false for more",
+			choicesMost)
+	}
 	body, err := json.Marshal(fields)
 	if err != nil {
 		return generation{}, fmt.Errorf("build request: %w", err)
