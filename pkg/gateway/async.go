@@ -60,6 +60,16 @@ func (s *serving) asynchronous(ctx context.Context) (done bool, err error) {
 	return false, nil
 }
 
+// checkBackground refuses a response whose run would go on behind its answer: its slot would be idle meanwhile.
+func (s *serving) checkBackground() error {
+	operation, _ := Operation(s.r.URL.Path)
+	if err := worker.CheckBackground(operation, s.asked.scanned.background); err != nil {
+		return bad(http.StatusBadRequest, "background_unsupported", "background",
+			"%s; to be answered before, send Prefer: respond-async", err.Error())
+	}
+	return nil
+}
+
 // mayPush says whether the request may become an entry where there is no room: by the policy, and since there is a
 // queue and an operation of entries for it. Without these a refusal stays what it is, and the client may come again.
 func (s *serving) mayPush() bool {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -39,6 +40,32 @@ func TestRequestsThatCannotBecomeEntriesKeepTheirRefusal(t *testing.T) {
 				t.Error("no Retry-After")
 			}
 		})
+	}
+}
+
+// A response in the background would leave its slot idle while it runs: entries are for clients that do not wait.
+func TestResponsesInTheBackgroundAreRefused(t *testing.T) {
+	t.Parallel()
+	p := startTestbed(t, nil, workertest.Says(200, `{"status":"queued"}`))
+	for _, c := range []struct {
+		path, fields string
+		refused      bool
+	}{
+		{"/v1/responses", `"background":true`, true},
+		{"/v1/responses", `"background":"yes"`, true},
+		{"/v1/responses", `"background":true,"background":false`, true},
+		{"/v1/responses", `"b\u0061ckground":1`, true},
+		{"/v1/responses", `"background":false`, false},
+		{"/v1/responses", `"background":null`, false},
+		{"/v1/images/generations", `"background":"transparent"`, false},
+	} {
+		for _, prefer := range []string{"", "respond-async, wait=5"} {
+			got := p.post(c.path, `{"model":"m",`+c.fields+`}`, "Prefer", prefer)
+			want := map[bool]int{true: http.StatusBadRequest, false: http.StatusOK}[c.refused]
+			if got.StatusCode != want || c.refused && !strings.Contains(got.body, `"background_unsupported"`) {
+				t.Errorf("%s with %s: got %d %s, want %d", c.path, c.fields, got.StatusCode, got.body, want)
+			}
+		}
 	}
 }
 

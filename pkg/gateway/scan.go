@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+
+	"github.com/penstock/penstock/pkg/worker"
 )
 
 // scanned is what the gateway reads of a JSON body. Spans are offsets into it; a span of length 0 is
@@ -19,6 +21,7 @@ type scanned struct {
 	prompt        span // messages, prompt or input: what the worker's cache is keyed by
 	cacheKey      string
 	tokensMax     float64
+	background    json.RawMessage            // a value of that field which a response may not have
 	choices       map[string]json.RawMessage // n, best_of, and prompt where that is a list
 	open          int                        // offset behind the opening brace
 	empty         bool                       // no members
@@ -108,6 +111,10 @@ func (s *scanned) member(key, body []byte, at span) error {
 		}
 	case `"prompt_cache_key"`:
 		_ = json.Unmarshal(value, &s.cacheKey) // of another type: it is no key
+	case `"background"`:
+		if worker.CheckBackground(worker.OperationResponses, value) != nil {
+			s.background = value
+		}
 	case `"n"`, `"best_of"`:
 		return s.choose(string(key[1:len(key)-1]), value)
 	case `"max_tokens"`, `"max_completion_tokens"`, `"max_output_tokens"`:

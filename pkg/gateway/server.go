@@ -164,7 +164,8 @@ func (s *serving) run(read reader) (err error) {
 // letGo ends the use of the body: the request may last as long as its answer. A second call changes nothing.
 func (s *serving) letGo() {
 	s.held.letGo()
-	s.body, s.asked.parts, s.asked.scanned.choices = nil, nil, nil
+	s.body, s.asked.parts = nil, nil
+	s.asked.scanned.choices, s.asked.scanned.background = nil, nil
 }
 
 // find looks up the route of the model that was asked for.
@@ -207,6 +208,9 @@ func (s *serving) readHeaders() (context.Context, context.CancelFunc, error) {
 	}
 	left, err := milliHeader(h, "X-Penstock-Deadline-Ms")
 	if err != nil {
+		return ctx, cancel, err
+	}
+	if err := s.checkBackground(); err != nil {
 		return ctx, cancel, err
 	}
 	choices, err := s.countChoices()

@@ -140,6 +140,30 @@ func TestStreamsAskForTheirUsage(t *testing.T) {
 	}
 }
 
+// A server that answers before the run has ended frees the slot too soon, and its run has no answer for the entry.
+func TestAResponseDoesNotGoOnBehindItsAnswer(t *testing.T) {
+	s := workertest.NewScript(t, workertest.Says(200, `{"object":"response","status":"completed","output":[]}`))
+	a := newAdapter(t, Model{Name: "m", Protocol: ProtocolOpenAI}, s.URL, 1)
+	for payload, want := range map[string]OutcomeKind{
+		`{"operation":"responses","background":true}`:       Rejected,
+		`{"operation":"responses","background":"true"}`:     Rejected, // which pydantic takes for true
+		`{"operation":"responses","background":1}`:          Rejected,
+		`{"operation":"responses","background":false}`:      Done,
+		`{"operation":"responses","background":null}`:       Done,
+		`{"operation":"responses"}`:                         Done,
+		`{"operation":"images","background":"transparent"}`: Done,
+	} {
+		if o := a.Submit(t.Context(), testCall(payload)); o.Kind != want {
+			t.Errorf("%s: %s %q, want %s", payload, o.Kind, o.Reason, want)
+		}
+	}
+	for _, status := range []string{"queued", "in_progress"} {
+		s := workertest.NewScript(t, workertest.Says(200, `{"object":"response","status":"`+status+`","output":[]}`))
+		a := newAdapter(t, Model{Name: "m", Protocol: ProtocolOpenAI}, s.URL, 1)
+		want{kind: Unknown, running: true}.check(t, a.Submit(t.Context(), testCall(`{"operation":"responses"}`)))
+	}
+}
+
 func TestUsageIsReported(t *testing.T) {
 	usage := `"usage":{"prompt_tokens":12,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":8}}`
 	want := Tokens{In: 12, Cached: 8, Out: 5}

@@ -109,6 +109,9 @@ func (p *openAI) requestOf(call Call, finishBy time.Time) (generation, error) {
 	if err := p.setModel(fields); err != nil {
 		return generation{}, err
 	}
+	if err := CheckBackground(operation, fields["background"]); err != nil {
+		return generation{}, err
+	}
 	if err := CheckChoices(p.model.Name, p.model.ChoicesMax, operation, fields); err != nil {
 		return generation{}, err
 	}
@@ -156,6 +159,16 @@ func (p *openAI) setStream(fields map[string]json.RawMessage, operation string) 
 		fields["stream_options"] = withUsage(fields["stream_options"])
 	}
 	return streaming, nil
+}
+
+// CheckBackground refuses the value of the field background of a request that lets the server answer before the run has
+// ended: its slot would be free meanwhile, and no call would fetch the answer. That field of other operations is of
+// another meaning. The error is a *FieldError.
+func CheckBackground(operation string, value json.RawMessage) error {
+	if operation != OperationResponses || !isSet(value) || string(value) == "false" {
+		return nil // a server may take any other value for true
+	}
+	return fieldError("background", "must be false: the answer is that of the whole run")
 }
 
 // root is the path below which the server's routes are: that of the endpoint, which may have been
@@ -222,8 +235,13 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 			return abortedBy(reason)
 		}
 	}
-	if reason, aborted := abortReason(answer.Status); aborted && call.Operation == OperationResponses {
-		return abortedBy(reason)
+	if call.Operation == OperationResponses {
+		switch reason, aborted := abortReason(answer.Status); {
+		case aborted:
+			return abortedBy(reason)
+		case reason == "queued" || reason == "in_progress": // in the background, which it was not asked for
+			return unknown("worker answered with status " + reason + ": the run goes on behind its answer")
+		}
 	}
 	o := done(r.body, r.status)
 	o.Tokens = tokensOf(answer.Usage)
