@@ -293,7 +293,7 @@ func (w *assembly) outcome() Outcome {
 		return failed(ClassTransient, "put streamed answer together: "+err.Error())
 	}
 	o := done(result, 0)
-	o.Tokens = tokensOf(w.members["usage"])
+	o.Tokens = TokensOf(w.members["usage"])
 	return o
 }
 

@@ -85,7 +85,7 @@ func (p *openAI) Split(calls []Call, whole Outcome) []Outcome {
 			byIndex[string(item["index"])] = item
 		}
 	}
-	tokens := shares(tokensOf(reply.Usage).In, calls)
+	tokens := shares(TokensOf(reply.Usage).In, calls)
 	outcomes, next := make([]Outcome, len(calls)), 0
 	for i, c := range calls {
 		_, inputs, err := p.embedding(c)

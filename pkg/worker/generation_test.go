@@ -177,6 +177,10 @@ func TestUsageIsReported(t *testing.T) {
 			t.Errorf("%s: got %+v, want %+v", name, o.Tokens, want)
 		}
 	}
+	response := `{"input_tokens":12,"output_tokens":5,"input_tokens_details":{"cached_tokens":8},"prompt_tokens_details":null}`
+	if got := TokensOf(json.RawMessage(response)); got != want {
+		t.Errorf("response: got %+v, want %+v", got, want)
+	}
 }
 
 // Of two choices only one has begun when the server closes without [DONE]: the answer is not whole.

@@ -244,25 +244,31 @@ func (p *openAI) judge(r reply, call Call) Outcome {
 		}
 	}
 	o := done(r.body, r.status)
-	o.Tokens = tokensOf(answer.Usage)
+	o.Tokens = TokensOf(answer.Usage)
 	return o
 }
 
-// tokensOf reads the usage object of an answer.
-func tokensOf(usage json.RawMessage) Tokens {
+// TokensOf reads the usage object of an answer of an OpenAI-compatible server. Responses and images have other names
+// for the counts than the other operations.
+func TokensOf(usage json.RawMessage) Tokens {
+	type details struct {
+		Cached int64 `json:"cached_tokens"`
+	}
 	var u struct {
-		Prompt     int64 `json:"prompt_tokens"`
-		Completion int64 `json:"completion_tokens"`
-		Input      int64 `json:"input_tokens"` // images
-		Output     int64 `json:"output_tokens"`
-		Details    struct {
-			Cached int64 `json:"cached_tokens"`
-		} `json:"prompt_tokens_details"`
+		Prompt        int64   `json:"prompt_tokens"`
+		Completion    int64   `json:"completion_tokens"`
+		Input         int64   `json:"input_tokens"`
+		Output        int64   `json:"output_tokens"`
+		PromptDetails details `json:"prompt_tokens_details"`
+		InputDetails  details `json:"input_tokens_details"`
 	}
 	if !isSet(usage) || json.Unmarshal(usage, &u) != nil {
 		return Tokens{}
 	}
-	t := Tokens{In: max(u.Prompt, u.Input, 0), Cached: max(u.Details.Cached, 0), Out: max(u.Completion, u.Output, 0)}
+	t := Tokens{
+		In: max(u.Prompt, u.Input, 0), Cached: max(u.PromptDetails.Cached, u.InputDetails.Cached, 0),
+		Out: max(u.Completion, u.Output, 0),
+	}
 	return Tokens{In: min(t.In, TokensMost), Cached: min(t.Cached, TokensMost), Out: min(t.Out, TokensMost)}
 }
 

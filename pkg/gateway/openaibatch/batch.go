@@ -200,16 +200,12 @@ type usage struct {
 	InputTokens  int64        `json:"input_tokens"`
 	InputDetails cachedTokens `json:"input_tokens_details"`
 	OutputTokens int64        `json:"output_tokens"`
-	OutputDetail reasonTokens `json:"output_tokens_details"`
+	OutputDetail struct{}     `json:"output_tokens_details"` // reasoning_tokens are not counted
 	TotalTokens  int64        `json:"total_tokens"`
 }
 
 type cachedTokens struct {
 	Cached int64 `json:"cached_tokens"`
-}
-
-type reasonTokens struct {
-	Reasoning int64 `json:"reasoning_tokens"`
 }
 
 func (b batchRow) object() batchObject {

@@ -97,23 +97,13 @@ func (r *results) succeed(line int, customID string, entry int64, body json.RawM
 // count adds the token counts of an answer.
 func (r *results) count(body json.RawMessage) {
 	var answer struct {
-		Usage struct {
-			Prompt     int64 `json:"prompt_tokens"`
-			Completion int64 `json:"completion_tokens"`
-			Input      int64 `json:"input_tokens"`
-			Output     int64 `json:"output_tokens"`
-			Details    struct {
-				Cached int64 `json:"cached_tokens"`
-			} `json:"prompt_tokens_details"`
-		} `json:"usage"`
+		Usage json.RawMessage `json:"usage"`
 	}
 	if json.Unmarshal(body, &answer) != nil {
 		return // an answer of another form has no counts
 	}
-	u := answer.Usage
-	r.in += min(max(u.Prompt, u.Input, 0), worker.TokensMost)
-	r.out += min(max(u.Completion, u.Output, 0), worker.TokensMost)
-	r.cached += min(max(u.Details.Cached, 0), worker.TokensMost)
+	t := worker.TokensOf(answer.Usage)
+	r.in, r.cached, r.out = r.in+t.In, r.cached+t.Cached, r.out+t.Out
 }
 
 // endedLine is a line whose entry has ended, without its answer.
