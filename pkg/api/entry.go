@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -164,6 +165,9 @@ func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
 	living, err := a.operator.Explain(ctx, number)
 	if err != nil {
 		return entryRead{}, err
+	}
+	if !slices.Contains(operator.States(), living.State) { // likewise
+		return a.readEntry(ctx, number)
 	}
 	return entryRead{
 		ID: id, Queue: living.Queue, State: living.State, Reasons: living.Reasons, Entry: detail.Entry,

@@ -195,7 +195,8 @@ func (f *follower) output(ctx context.Context) error {
 	return nil
 }
 
-// end sends the rest of the output, and how the entry ended, if that is kept.
+// end sends the rest of the output, and how the entry ended, if that is kept. For an entry that lives again, as a
+// failure that was retried meanwhile, it sends no last event: the client comes again behind what it has.
 func (f *follower) end(ctx context.Context) {
 	err := f.output(ctx)
 	var read entryRead
@@ -207,7 +208,7 @@ func (f *follower) end(ctx context.Context) {
 		f.out.event(endedID, "gone", map[string]any{"id": f.id})
 	case err != nil:
 		f.out.event("", "problem", f.api.problemOf(ctx, err))
-	default:
+	case read.EndedAt != nil:
 		f.out.event(endedID, "ended", read)
 	}
 }

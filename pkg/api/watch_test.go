@@ -20,6 +20,7 @@ import (
 
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // looks counts what the watch asks of the database.
@@ -169,6 +170,67 @@ func TestEventsGoOnWhereTheClientWasCutOff(t *testing.T) {
 	}
 	if status, _ := follow(t.Context(), id); status != http.StatusNoContent {
 		t.Errorf("after the end: %d, want 204", status)
+	}
+}
+
+// before runs a function before the first statement that contains a text.
+type before struct {
+	postgres.DB
+	text string
+	do   func()
+}
+
+func (b *before) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if do := b.do; do != nil && strings.Contains(sql, b.text) {
+		b.do = nil
+		do()
+	}
+	return b.DB.QueryRow(ctx, sql, args...)
+}
+
+// Between two statements that read an entry it may end, and one that has failed may be retried.
+func TestAnAnswerIsOfTheEndOrOfALivingEntry(t *testing.T) {
+	s := serve(t, Config{}, invalidation.Config{})
+	get := func(path string) string {
+		t.Helper()
+		r, _ := http.NewRequestWithContext(t.Context(), "GET", s.URL+path, nil)
+		answer, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		text, err := io.ReadAll(answer.Body)
+		if err != nil || answer.StatusCode != http.StatusOK {
+			t.Fatalf("%s: %d %s (%v)", path, answer.StatusCode, text, err)
+		}
+		return string(text)
+	}
+	q, lock := s.claimOne()
+	id := lock.Entries[0].ID
+	s.api.operator = operator.New(&before{s.pool, "explain_entry", func() { s.finish(q, lock) }})
+	text := get(fmt.Sprintf("/v1/entries/%d", id))
+	if !strings.Contains(text, `"state":"done"`) || !strings.Contains(text, `{"answer":42}`) || !strings.Contains(text, "ended_at") {
+		t.Errorf("an entry that ended while it was read: %s", text)
+	}
+	pushed, err := q.Push(t.Context(), invalidation.Push{Payload: json.RawMessage("2")})
+	if err != nil {
+		t.Fatal(err)
+	}
+	exec := func(sql string) {
+		t.Helper()
+		if _, err := s.pool.Exec(t.Context(), sql, pushed[0].ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec(`SELECT penstock.fail_entry(penstock.take_entry(e.queue_id, e.id), 'app', 'broken') FROM penstock.entry e WHERE e.id = $1`)
+	s.api.db = &before{s.pool, "outcome_of", func() { exec(`SELECT penstock.retry_failure($1)`) }}
+	path := fmt.Sprintf("/v1/entries/%d/events", pushed[0].ID)
+	if text := get(path); strings.Contains(text, "event:") {
+		t.Errorf("events of a failure that was retried meanwhile: %s", text)
+	}
+	exec(`SELECT penstock.fail_entry(penstock.take_entry(e.queue_id, e.id), 'app', 'broken') FROM penstock.entry e WHERE e.id = $1`)
+	if text := get(path); !strings.Contains(text, "event: ended") || !strings.Contains(text, `"state":"failed"`) {
+		t.Errorf("events when it has failed again: %s", text)
 	}
 }
 
