@@ -433,19 +433,32 @@ BEGIN
     RETURN OLD;
 END $$;
 
--- end_batch records that the completion entry has ended, and with it the batch.
+-- undone_step returns why the entry of a split or a completion ended without having done its step: the error of its
+-- failure, or that it was cancelled or has expired. Null: it was done, or no outcome of it is kept.
+-- Callers: end_batch, step_batch.
+CREATE OR REPLACE FUNCTION penstock.undone_step(queue integer, entry bigint) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT f.error FROM penstock.failure f WHERE f.queue_id = queue AND f.entry_id = entry
+    UNION ALL
+    SELECT concat_ws(': ', CASE r.outcome WHEN 'expired' THEN 'its entry has expired'
+                           ELSE 'its entry was cancelled' END, nullif(r.reason, ''))
+      FROM penstock.result r
+     WHERE r.queue_id = queue AND r.entry_id = entry AND r.outcome <> 'done'
+     LIMIT 1
+$$;
+
+-- end_batch records that the completion entry has ended, and with it the batch: as failed where it did not complete it.
 -- Locks: none further. The caller has the row of the batch.
 -- Callers: step_batch.
 CREATE OR REPLACE FUNCTION penstock.end_batch(b penstock.batch) RETURNS void
 LANGUAGE plpgsql AS $$
 DECLARE
-    failed text := (SELECT f.error FROM penstock.failure f WHERE f.queue_id = b.completion_queue_id
-                    AND f.entry_id = b.completion_entry_id LIMIT 1);
+    undone text := penstock.undone_step(b.completion_queue_id, b.completion_entry_id);
 BEGIN
     UPDATE penstock.batch
        SET status = CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN b.problem IS NOT NULL
-           OR failed IS NOT NULL THEN 'failed' ELSE 'done' END,
-           problem = coalesce(b.problem, 'completion: ' || failed), ended_at = clock_timestamp()
+           OR undone IS NOT NULL THEN 'failed' ELSE 'done' END,
+           problem = coalesce(b.problem, 'completion: ' || undone), ended_at = clock_timestamp()
      WHERE id = b.id;
 END $$;
 
@@ -469,10 +482,10 @@ BEGIN
         RETURN 0;
     ELSIF b.status = 'splitting' AND NOT EXISTS (SELECT FROM penstock.entry e
                                                  WHERE e.queue_id = b.queue_id AND e.id = b.split_entry_id) THEN
-        -- Splitting commits before its entry ends; the batch was read after that. So it went wrong, or was cancelled.
-        UPDATE penstock.batch SET problem = 'split: ' || coalesce(
-            (SELECT f.error FROM penstock.failure f
-             WHERE f.queue_id = b.queue_id AND f.entry_id = b.split_entry_id LIMIT 1), 'its entry was cancelled')
+        -- Splitting commits before its entry ends; the batch was read after that. So it went wrong, or did not run.
+        UPDATE penstock.batch
+           SET problem = 'split: ' || coalesce(penstock.undone_step(b.queue_id, b.split_entry_id),
+                                               'its entry was cancelled')
          WHERE id = b.id AND status = 'splitting' RETURNING * INTO b;
         IF FOUND THEN
             PERFORM penstock.complete_batch(b);

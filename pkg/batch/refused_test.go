@@ -115,6 +115,33 @@ func TestTheCompletionOfAnEmptyBatchIsRetried(t *testing.T) {
 	}
 }
 
+// A batch whose parts are done is not done without its completion, which can be cancelled, and run again.
+func TestABatchWhoseCompletionDidNotRunIsFailed(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(2), PartSize: 1, CompletionQueue: "parts"})
+	b.step()
+	b.run(2)
+	b.step()
+	for verb, want := range map[string]string{
+		`cancel_entry(id, 'not now', 'ada')`:                                          "completion: its entry was cancelled",
+		`end_entry(penstock.take_entry(queue_id, id), 'expired', 'its time is over')`: "completion: its entry has expired: its time is over",
+	} {
+		b.exec(`SELECT penstock.` + verb + ` FROM penstock.entry WHERE payload->>'step' = 'end'`)
+		b.step()
+		if s := b.status(id); s.State != "failed" || s.Done != 2 || !strings.HasPrefix(s.Problem, want) {
+			t.Errorf("%+v, want it failed: %s", s, want)
+		}
+		if err := Retry(b.ctx, b.pool, id, by); err != nil {
+			t.Fatal(err)
+		}
+		b.step()
+	}
+	b.drain()
+	if s := b.status(id); s.State != "done" || string(s.Result) != "3" || len(b.mapped) != 2 {
+		t.Errorf("retried: %+v, Map ran %d times, want 2", s, len(b.mapped))
+	}
+}
+
 func TestARetriedBatchIsNotPaused(t *testing.T) {
 	b := newBed(t)
 	id := b.create(Batch{Items: numbers(2), PartSize: 1})
