@@ -634,7 +634,8 @@ BEGIN
 END $$;
 
 -- cancel_batch ends the parts that do not run, with the next step, and requests the end of those
--- that do. The completion entry still comes, with status cancelled.
+-- that do. The completion entry still comes, with status cancelled. One that was pushed already says how the batch
+-- ended: from then on it alone can be cancelled.
 -- Locks: the row of the batch (FOR UPDATE), then those of cancel_waiting for each part.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
@@ -651,6 +652,10 @@ DECLARE
 BEGIN
     PERFORM penstock.need_read_committed();
     b := penstock.batch_row(batch);
+    IF b.status = 'ending' AND b.cancelled_by IS NULL THEN
+        RAISE EXCEPTION 'batch % is ending: all its parts have ended', b.id USING ERRCODE = 'PS006', DETAIL = b.status,
+            HINT = format('Cancel its completion, entry %s.', b.completion_entry_id);
+    END IF;
     UPDATE penstock.batch SET cancelled_by = penstock.actor_name(cancel_batch.actor),
         cancelled_reason = coalesce(reason, '') WHERE id = b.id;
     PERFORM penstock.cancel_waiting(b.queue_id, p.entry_id, reason, penstock.actor_name(actor))

@@ -122,6 +122,9 @@ func TestABatchWhoseCompletionDidNotRunIsFailed(t *testing.T) {
 	b.step()
 	b.run(2)
 	b.step()
+	if err := Cancel(b.ctx, b.pool, id, by); !errors.Is(err, invalidation.ErrState) {
+		t.Errorf("cancel of a batch whose parts have ended: %v, want ErrState", err)
+	}
 	for verb, want := range map[string]string{
 		`cancel_entry(id, 'not now', 'ada')`:                                          "completion: its entry was cancelled",
 		`end_entry(penstock.take_entry(queue_id, id), 'expired', 'its time is over')`: "completion: its entry has expired: its time is over",
