@@ -200,7 +200,7 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 	case err != nil: // it is an entry all the same
 		s.gateway.log.Warn("wait for entry", "entry", id, "error", err)
 		return false, nil
-	case !ended, o.Outcome == "done" && keptElsewhere(o.Result):
+	case !ended, o.Outcome == "done" && KeptElsewhere(o.Result):
 		return false, nil
 	}
 	s.w.Header()["Content-Location"] = []string{location}
@@ -216,8 +216,8 @@ func (s *serving) awaited(ctx context.Context, wait time.Duration, id, location 
 	return true, &Rejection{Reason: DropUpstream, Detail: "entry " + id + " " + o.Outcome + ": " + o.Reason}
 }
 
-// keptElsewhere says whether a result is a reference to the object store, which is no answer to the client's request.
-func keptElsewhere(result json.RawMessage) bool {
+// KeptElsewhere says whether a result is a reference to the object store, which is no answer to the client's request.
+func KeptElsewhere(result json.RawMessage) bool {
 	var stored struct {
 		Object json.RawMessage `json:"$object"`
 	}

@@ -78,6 +78,8 @@ var (
 	errAnew = errors.New("the run was broken off and began anew, and its output with it: connect again")
 	errGone = errors.New("the output of the run is not kept any more: read the prediction")
 	errGap  = errors.New("the output of the run was not kept whole: read the prediction")
+
+	errElsewhere = errors.New("the output of the run is in a store that its client cannot read")
 )
 
 // follower turns pieces of output into the events of one client's stream. It is pure.

@@ -63,9 +63,9 @@ type message struct {
 }
 
 // outputOf is the output of a prediction that has succeeded: of a chat that calls no tools the texts of its choices, as
-// a list, of everything else the result of the worker.
+// a list, of everything else the result of the worker. A result in the object store is none that the client can read.
 func outputOf(p row) json.RawMessage {
-	if p.Result == nil {
+	if p.Result == nil || gateway.KeptElsewhere(p.Result) {
 		return json.RawMessage("null")
 	}
 	if texts := textsOf(p.Result); p.RunsChat && texts != nil && !callsTools(p.Result) {

@@ -2,10 +2,14 @@ package prediction
 
 import (
 	"encoding/json"
+	"net/http"
+	"net/http/httptest"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/penstock/penstock/internal/stream"
 	"github.com/penstock/penstock/pkg/gateway"
 	"github.com/penstock/penstock/pkg/worker"
 )
@@ -57,6 +61,27 @@ func TestEveryOutcomeEndsAPredictionForItsClient(t *testing.T) {
 		p := row{State: state, Result: json.RawMessage(`{"choices":[{"message":{"content":"x"}}]}`), RunsChat: true, EndedAt: &now}
 		if v := p.view(""); v.Status != want || (want == "succeeded") != (string(v.Output) == `["x"]`) {
 			t.Errorf("%s: got %s with %s", state, v.Status, v.Output)
+		}
+	}
+}
+
+// A result in the object store is neither output for clients nor an address that they are to see.
+func TestAResultInTheObjectStoreIsNoOutput(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	for _, chat := range []bool{false, true} {
+		p := row{State: "done", Result: json.RawMessage(`{"$object":{"url":"file:///shared/x"}}`), RunsChat: chat, EndedAt: &now}
+		if v := p.view(""); v.Status != "succeeded" || string(v.Output) != "null" || !v.DataRemoved {
+			t.Errorf("got %s with %s, removed %t", v.Status, v.Output, v.DataRemoved)
+		}
+		answered := httptest.NewRecorder()
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		reader := &reading{follower: newFollower(place{}), events: stream.NewEvents(answered, r, streamStall)}
+		if err := reader.end(p); err != nil {
+			t.Fatal(err)
+		}
+		if text := answered.Body.String(); !strings.Contains(text, "event: error") || strings.Contains(text, "shared") {
+			t.Errorf("the stream of an output that was not streamed ends with %s", text)
 		}
 	}
 }

@@ -173,6 +173,8 @@ func (r *reading) end(p row) error {
 		return r.send("done", `{"reason":"canceled"}`, r.atEnd(endDone))
 	case flaw != nil:
 		return errors.Join(flaw, r.fail(flaw.Error(), r.atEnd(endDone)))
+	case v.DataRemoved && !r.follower.hasTexts():
+		return r.fail(errElsewhere.Error(), r.atEnd(endDone))
 	}
 	rest, err := r.rest(v.Output, p.Result)
 	if err != nil {

@@ -3,6 +3,8 @@ package prediction
 import (
 	"encoding/json"
 	"time"
+
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // Statuses of predictions.
@@ -101,7 +103,7 @@ func (p row) outcome(v *view) {
 	case "running":
 		v.Status = processing
 	case "done":
-		v.Status, v.Output = succeeded, outputOf(p)
+		v.Status, v.Output, v.DataRemoved = succeeded, outputOf(p), gateway.KeptElsewhere(p.Result)
 	case "failed":
 		v.Status, v.Error = failed, &reason
 	case "expired":
