@@ -231,12 +231,36 @@ func (b batchRow) object() batchObject {
 	return o
 }
 
-// batchesOf returns up to limit batches of an owner behind the one with the id after, the newest first.
+// batchesOf returns up to limit batches of an owner behind the one with the id after, the newest first. Where that one
+// is gone, the error is for the client.
 func batchesOf(ctx context.Context, db postgres.DB, owner, after string, limit int) ([]batchRow, error) {
 	rows := postgres.Query(ctx, db, batchesSQL, owner, after, limit)
 	batches, err := pgx.CollectRows(rows, pgx.RowToStructByPos[batchRow])
 	if err != nil {
 		return nil, fmt.Errorf("list batches: %w", err)
 	}
+	if len(batches) == 0 {
+		return nil, checkAfter(ctx, db, batchThereSQL, owner, after)
+	}
 	return batches, nil
+}
+
+// batchThereSQL says whether owner $1 has batch $2.
+const batchThereSQL = `SELECT EXISTS (SELECT FROM penstock.gateway_batch WHERE id = $2 AND owner = $1)`
+
+// checkAfter refuses an empty page of a list behind an object that is gone: nothing tells what is behind it, and its
+// client would take the page for the last.
+func checkAfter(ctx context.Context, db postgres.DB, thereSQL, owner, after string) error {
+	if after == "" {
+		return nil
+	}
+	var there bool
+	if err := db.QueryRow(ctx, thereSQL, owner, after).Scan(&there); err != nil {
+		return fmt.Errorf("look up %s: %w", after, err)
+	}
+	if !there {
+		return gateway.BadRequest(http.StatusBadRequest, "invalid_value", "after",
+			"there is no %q any more: begin the list anew", after)
+	}
+	return nil
 }

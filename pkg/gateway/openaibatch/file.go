@@ -121,7 +121,11 @@ SELECT f.id, f.filename, f.purpose, f.bytes, f.created_at, f.expires_at, f.compl
  ORDER BY CASE WHEN $4 THEN f.created_at END DESC, CASE WHEN $4 THEN f.id END DESC, f.created_at, f.id
  LIMIT $5`
 
+// fileThereSQL says whether file $2 of owner $1 is there; for a minute after its deletion it is.
+const fileThereSQL = `SELECT EXISTS (SELECT FROM penstock.gateway_file WHERE id = $2 AND owner = $1)`
+
 // listFiles returns up to limit files of an owner behind the one with the id after, newest first if newest is set.
+// Where that one is gone, the error is for the client.
 func listFiles(ctx context.Context, db postgres.DB, owner, purpose, after string, newest bool, limit int) (
 	[]fileRow, error,
 ) {
@@ -129,6 +133,9 @@ func listFiles(ctx context.Context, db postgres.DB, owner, purpose, after string
 	list, err := pgx.CollectRows(rows, pgx.RowToStructByPos[fileRow])
 	if err != nil {
 		return nil, fmt.Errorf("list files: %w", err)
+	}
+	if len(list) == 0 {
+		return nil, checkAfter(ctx, db, fileThereSQL, owner, after)
 	}
 	return list, nil
 }

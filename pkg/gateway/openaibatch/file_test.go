@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/duty"
+	"github.com/penstock/penstock/pkg/gateway"
 )
 
 // A file that is removed while it is read ends with an error: a part of it is not taken for the whole.
@@ -125,5 +126,42 @@ func TestNothingIsDeletedOrEndedByAClockThatHasJumped(t *testing.T) {
 	s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp()`)
 	if !right.turn(t.Context()) || s.again(b).Status != expired {
 		t.Errorf("by a clock that is believed the batch is %s", s.again(b).Status)
+	}
+}
+
+// What is behind an object that is gone is not known, and the list does not end there.
+func TestAListBehindWhatIsGoneIsRefused(t *testing.T) {
+	t.Parallel()
+	s := newShop(t, Config{})
+	file := s.file("nonsense")
+	batch := s.create(file).ID
+	batches := func(after string) (int, error) {
+		list, err := batchesOf(t.Context(), s.pool, "shop", after, 1)
+		return len(list), err
+	}
+	files := func(after string) (int, error) {
+		list, err := listFiles(t.Context(), s.pool, "shop", "", after, true, 1)
+		return len(list), err
+	}
+	for _, c := range []struct {
+		list  func(after string) (int, error)
+		last  string
+		table string
+	}{{batches, batch, "gateway_batch"}, {files, file, "gateway_file"}} {
+		if n, err := c.list(""); n != 1 || err != nil {
+			t.Errorf("%s: %d are listed (%v), want 1", c.table, n, err)
+		}
+		if n, err := c.list(c.last); n != 0 || err != nil {
+			t.Errorf("%s: %d are listed behind the last (%v), want none", c.table, n, err)
+		}
+		s.exec(`DELETE FROM penstock.`+c.table+` WHERE id = $1`, c.last)
+		if _, err := c.list(c.last); err == nil {
+			t.Errorf("%s: a list behind what is gone is empty, want it refused", c.table)
+		} else if status, text := gateway.ErrorOf(err); status != 400 || !strings.Contains(text, c.last) {
+			t.Errorf("%s: a list behind what is gone: %d %s", c.table, status, text)
+		}
+		if n, err := c.list(""); n != 0 || err != nil {
+			t.Errorf("%s: %d are listed (%v), want none", c.table, n, err)
+		}
 	}
 }

@@ -1,6 +1,12 @@
 package prediction
 
-import "testing"
+import (
+	"errors"
+	"slices"
+	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
+)
 
 // A page has as many predictions as fit into its bytes, and at least one.
 func TestPagesAreBoundedInBytes(t *testing.T) {
@@ -21,6 +27,42 @@ func TestPagesAreBoundedInBytes(t *testing.T) {
 		}
 		if got := fitting(list); got != c.want {
 			t.Errorf("%v: %d are in the page, want %d", c.stored, got, c.want)
+		}
+	}
+}
+
+// A page begins where the one before ended, though the last prediction of that is gone.
+func TestAListGoesOnBehindAPredictionThatIsGone(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	for _, sql := range []string{
+		`SELECT penstock.create_queue('q'), penstock.push('q', '{}')`,
+		`INSERT INTO penstock.prediction (id, owner, entry_id, queue_id, model, version, input, created_at)
+		 SELECT v.id, v.owner, e.id, e.queue_id, 'm', 'm', '{}', timestamptz '2026-11-30 12:00:00.000001 UTC' - age
+		   FROM penstock.entry e, (VALUES ('a', 'ada', interval '0'), ('c', 'ada', '1 us'), ('b', 'ada', '1 us'), ('d', 'ada', '1 day'),
+		                                  ('e', 'bob', '1 hour')) v(id, owner, age)`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []string
+	for cursor, more := "", true; more && len(got) < 9; more = cursor != "" {
+		rows, next, err := page(t.Context(), pool, "ada", cursor, 1)
+		if err != nil || len(rows) != 1 {
+			t.Fatalf("%d rows behind %q: %v", len(rows), cursor, err)
+		}
+		got, cursor = append(got, rows[0].ID), next
+		if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.prediction WHERE id = $1`, rows[0].ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !slices.Equal(got, []string{"a", "c", "b", "d"}) {
+		t.Errorf("the list was %v, want a, c, b, d", got)
+	}
+	for _, cursor := range []string{"a", "-a", "1-", "!-a", "-1-a"} {
+		if _, _, err := page(t.Context(), pool, "ada", cursor, 1); !errors.Is(err, errCursor) {
+			t.Errorf("cursor %q: %v, want errCursor", cursor, err)
 		}
 	}
 }

@@ -346,6 +346,9 @@ type listing struct {
 
 func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
 	rows, next, err := page(r.Context(), s.db, c.Name, r.URL.Query().Get("cursor"), pageMost)
+	if errors.Is(err, errCursor) {
+		return invalid("cursor", "%s", err)
+	}
 	if err != nil {
 		return err
 	}

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -85,18 +86,18 @@ func one(rows pgx.Rows) (row, error) { return postgres.One[row](rows, "read pred
 
 // listed is a prediction of a list that is still to be read.
 type listed struct {
-	ID     string
-	Stored int // bytes that input and result take in the database
+	ID      string
+	Created time.Time
+	Stored  int // bytes that input and result take in the database
 }
 
 const listedSQL = `
-SELECT p.id, pg_column_size(p.input) + coalesce((
+SELECT p.id, p.created_at, pg_column_size(p.input) + coalesce((
        SELECT pg_column_size(r.result) FROM penstock.result r
         WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id), 0)
   FROM penstock.prediction p
   JOIN penstock.queue q ON q.id = p.queue_id
-  LEFT JOIN penstock.prediction a ON a.id = $2 AND a.owner = $1
- WHERE p.owner = $1 AND ($2 = '' OR (p.created_at, p.id) < (a.created_at, a.id))
+ WHERE p.owner = $1 AND (p.created_at, p.id) < ($2::timestamptz, $3)
    AND (EXISTS (SELECT FROM penstock.entry e WHERE e.queue_id = p.queue_id AND e.id = p.entry_id)
         OR EXISTS (SELECT FROM penstock.result r
                     WHERE r.queue_id = p.queue_id AND r.entry_id = p.entry_id
@@ -105,7 +106,7 @@ SELECT p.id, pg_column_size(p.input) + coalesce((
                     WHERE f.queue_id = p.queue_id AND f.entry_id = p.entry_id
                       AND penstock.kept(f.failed_at, q.failure_retention)))
  ORDER BY p.created_at DESC, p.id DESC
- LIMIT $3`
+ LIMIT $4`
 
 const pageSQL = rowSQL + ` WHERE p.id = ANY($1) ORDER BY p.created_at DESC, p.id DESC`
 
@@ -123,10 +124,33 @@ func fitting(list []listed) int {
 	return len(list)
 }
 
-// page returns up to limit predictions behind the one with the id after, the newest first. next is the id behind which
-// the next page begins; empty: this is the last.
-func page(ctx context.Context, db postgres.DB, owner, after string, limit int) (rows []row, next string, err error) {
-	found := postgres.Query(ctx, db, listedSQL, owner, after, limit+1)
+// errCursor refuses a cursor that no page of a list has given out.
+var errCursor = errors.New("cursor is not that of a list: begin the list anew")
+
+// cursorOf is where the page of a list behind a prediction begins, whether that is kept until then or not.
+func cursorOf(l listed) string { return strconv.FormatInt(l.Created.UnixMicro(), 36) + "-" + l.ID }
+
+// readCursor returns time and id of the prediction behind which a page begins; the empty cursor is before all.
+func readCursor(cursor string) (created time.Time, id string, err error) {
+	if cursor == "" {
+		return time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC), "", nil
+	}
+	at, id, _ := strings.Cut(cursor, "-")
+	micros, err := strconv.ParseInt(at, 36, 64)
+	if err != nil || id == "" || micros < 0 {
+		return created, "", errCursor
+	}
+	return time.UnixMicro(micros), id, nil
+}
+
+// page returns up to limit predictions behind a cursor, the newest first. next is the cursor of the next page; empty:
+// this is the last. The error is errCursor where the cursor is none.
+func page(ctx context.Context, db postgres.DB, owner, cursor string, limit int) (rows []row, next string, err error) {
+	created, after, err := readCursor(cursor)
+	if err != nil {
+		return nil, "", err
+	}
+	found := postgres.Query(ctx, db, listedSQL, owner, created, after, limit+1)
 	list, err := pgx.CollectRows(found, pgx.RowToStructByPos[listed])
 	if err != nil {
 		return nil, "", fmt.Errorf("list predictions: %w", err)
@@ -137,7 +161,7 @@ func page(ctx context.Context, db postgres.DB, owner, after string, limit int) (
 		ids[i] = list[i].ID
 	}
 	if n < len(list) {
-		next = ids[n-1]
+		next = cursorOf(list[n-1])
 	}
 	rows, err = pgx.CollectRows(postgres.Query(ctx, db, pageSQL, ids), pgx.RowToStructByPos[row])
 	if err != nil {
