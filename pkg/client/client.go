@@ -136,9 +136,11 @@ func (c *Client) Do(ctx context.Context, call RawRequest, into any) error {
 	return c.do(ctx, r, into)
 }
 
-// do sends a request, again where that helps, and reads the answer into a pointer, nil for none.
+// do sends a request, again where that helps, and reads the answer into a pointer, nil for none. A refusal behind a try
+// whose answer is not known comes with the error of that try: what it asked for may be done.
 func (c *Client) do(ctx context.Context, r request, into any) error {
 	furthest := int64(0)
+	var unknown error
 	for try := 1; ; try++ {
 		err := c.once(ctx, r, into)
 		var answered *Error
@@ -147,7 +149,14 @@ func (c *Client) do(ctx context.Context, r request, into any) error {
 		}
 		wait, retry := c.pause(err, try)
 		if err == nil || !retry || !r.again || try >= c.cfg.Tries || ctx.Err() != nil {
+			refused := answered != nil && answered.Status < http.StatusInternalServerError
+			if refused && unknown != nil && r.method != http.MethodGet {
+				err = fmt.Errorf("%w (an earlier try, which may have been accepted: %w)", err, unknown)
+			}
 			return wrap(r, err)
+		}
+		if answered == nil || answered.Status >= http.StatusInternalServerError {
+			unknown = err
 		}
 		select {
 		case <-time.After(wait):

@@ -95,6 +95,24 @@ func TestOnlyWhatCanBeSentTwiceIsSentAgain(t *testing.T) {
 	})
 }
 
+// A refusal behind a try without an answer does not say that nothing was accepted.
+func TestARefusalComesWithTheTryWhoseAnswerIsNotKnown(t *testing.T) {
+	lost := errors.New("connection lost")
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		c := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(*http.Request) (*http.Response, error) {
+			if tries++; tries == 1 {
+				return nil, lost
+			}
+			return reply(429, `{"code": "rate_exceeded", "detail": "too fast"}`, "Retry-After", "3600"), nil
+		})}})
+		_, err := c.PushMany(t.Context(), "q", []client.Push{{Payload: 1}})
+		if !errors.Is(err, client.Code("rate_exceeded")) || !errors.Is(err, lost) || tries != 2 {
+			t.Errorf("%v after %d tries, want both errors", err, tries)
+		}
+	})
+}
+
 func TestStreamGoesOutInPartsThatKeepTheirLines(t *testing.T) {
 	var parts, lines atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
