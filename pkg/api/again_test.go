@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -27,6 +28,13 @@ func (k keyed) Push(_ context.Context, pushes ...invalidation.Push) ([]invalidat
 		pushed[i].ID = k[p.IdempotencyKey]
 	}
 	return pushed, nil
+}
+
+func (k keyed) AcceptedBefore(_ context.Context, pushes ...invalidation.Push) (n int, err error) {
+	for n < len(pushes) && k[pushes[n].IdempotencyKey] != 0 {
+		n++
+	}
+	return n, nil
 }
 
 // A stream that a rate refused is sent again from its first line: what was accepted before costs nothing then.
@@ -78,4 +86,66 @@ func TestAStreamThatIsRepeatedGetsFurtherThanTheBurst(t *testing.T) {
 			t.Errorf("%d were let through (%v), want the burst", may, err)
 		}
 	})
+}
+
+// A client that lost an answer would take a refusal by the limits of its token for that of its entries. What is not
+// known by its key is refused.
+func TestWhatWasAcceptedBeforeIsAnsweredBeyondTheLimitsOfTheToken(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work'), penstock.register_model('m', '{"protocol": "openai"}')`)
+	const entries, stream = "/v1/queues/work/entries", "{\"payload\": 4}\n{\"payload\": 5}\n"
+	requests := []struct {
+		path, media, body string
+		status            int    // of the first answer
+		more              string // what is not known under the same key
+	}{
+		{entries, "application/json", `[{"payload": 1}, {"payload": 2}]`, 201, `[{"payload": 1}, {"payload": 2}, {"payload": 7}]`},
+		{entries, "application/json", `{"payload": 3}`, 201, `[{"payload": 3}]`},
+		{entries, "application/x-ndjson", stream, 200, stream + `{"payload": 7}`},
+		{"/queue/submit", "application/json", `{"model": "m", "payload": 6}`, 200, ""},
+	}
+	tokens := map[string]string{
+		"rate":   w.token(`"name": "rate", "scopes": ["push"], "flows": ["rate"], "rate": 0.001, "burst": 6`),
+		"budget": w.token(`"name": "budget", "scopes": ["push"], "flows": ["budget"], "gpu_ms": 1000, "gpu_period": "day"`),
+	}
+	w.api = New(w.pool, Config{})
+	send := func(token, path, media, body, key string) (status int, said string) {
+		answered := w.ask(tokens[token], "POST", path, body, "Content-Type", media, "Idempotency-Key", key)
+		return answered.Code, answered.Body.String()
+	}
+	for token := range tokens {
+		for i, r := range requests {
+			if status, said := send(token, r.path, r.media, r.body, fmt.Sprint(i)); status != r.status {
+				t.Fatalf("%s, request %d: %d %s", token, i, status, said)
+			}
+		}
+	}
+	w.exec(`
+INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
+SELECT date_trunc('hour', now(), 'UTC'), id, 'm', 'budget', 1, 1000, 0, 0, 0, 0 FROM penstock.queue WHERE name = 'work'`)
+	w.api = New(w.pool, Config{}) // what it read of the budget is kept for two seconds
+	w.api.rates.of = map[string]*tokenBucket{"rate": {at: time.Now()}}
+	for token := range tokens {
+		for i, r := range requests {
+			for range 2 {
+				if status, said := send(token, r.path, r.media, r.body, fmt.Sprint(i)); status != http.StatusOK {
+					t.Errorf("%s, request %d again: %d %s, want 200", token, i, status, said)
+				}
+			}
+			if status, said := send(token, r.path, r.media, r.body, fmt.Sprint("new", i)); status != http.StatusTooManyRequests {
+				t.Errorf("%s, request %d under a new key: %d %s, want 429", token, i, status, said)
+			}
+			if r.more == "" {
+				continue
+			}
+			if status, said := send(token, r.path, r.media, r.more, fmt.Sprint(i)); status != http.StatusTooManyRequests {
+				t.Errorf("%s, request %d with more: %d %s, want 429", token, i, status, said)
+			}
+		}
+		var pushed int
+		err := w.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.entry WHERE flow = $1`, token).Scan(&pushed)
+		if err != nil || pushed != 6 {
+			t.Errorf("%s: %d entries were accepted (%v), want those of the first requests, 6", token, pushed, err)
+		}
+	}
 }

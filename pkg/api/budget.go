@@ -1,22 +1,58 @@
 package api
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
-// spend takes n entries from the rate of the caller's token. It refuses them if the rate does not allow them now, or
-// if the token's budget of GPU time is used up.
-func (a *API) spend(ctx context.Context, n int) error {
+// pushWithin pushes entries, all or none, within the rate and the budget of GPU time of the caller's token. Those that
+// were accepted before cost nothing, and are answered also where the limits let in no more: a client that lost the
+// first answer would take the refusal for that of its entries.
+func (a *API) pushWithin(
+	ctx context.Context, queue pusher, pushes ...invalidation.Push,
+) ([]invalidation.Pushed, error) {
 	c := callerOf(ctx)
-	if err := a.budgets.check(ctx, a.db, c); err != nil {
-		return err
+	refused := a.budgets.check(ctx, a.db, c)
+	if refused == nil {
+		refused = a.rates.take(c, len(pushes))
 	}
-	return a.rates.take(c, n)
+	if refused != nil {
+		if n, err := acceptedBefore(ctx, queue, pushes, refused); err != nil || n < len(pushes) {
+			return nil, cmp.Or(err, refused)
+		}
+	}
+	pushed, err := queue.Push(ctx, pushes...)
+	if refused == nil {
+		a.rates.giveBack(c, replayed(pushed))
+	}
+	return pushed, err
+}
+
+// acceptedBefore returns how many of pushes, from the first one on, a refusal by the limits of a token does not
+// concern, since they were accepted before; of another refusal none. Where a key is swept between this and the push,
+// its entry is inserted once more: the first push of it has paid, a day ago or longer.
+func acceptedBefore(ctx context.Context, queue pusher, pushes []invalidation.Push, refused error) (int, error) {
+	if !errors.Is(refused, errRate) {
+		return 0, nil
+	}
+	return queue.AcceptedBefore(ctx, pushes...)
+}
+
+// replayed counts the answers of entries that were accepted before.
+func replayed(pushed []invalidation.Pushed) (n int) {
+	for _, p := range pushed {
+		if p.Verdict == invalidation.Replayed {
+			n++
+		}
+	}
+	return n
 }
 
 // gpuTimeBudgets bound the GPU time that the calls of a token's flows, and of flows below them, take in an hour or a

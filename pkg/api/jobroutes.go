@@ -160,10 +160,7 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.spend(r.Context(), 1); err != nil {
-		return err
-	}
-	pushed, err := queue.Push(r.Context(), p)
+	pushed, err := a.pushWithin(r.Context(), queue, p)
 	if err != nil {
 		return inUse(err, p)
 	}

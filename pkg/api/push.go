@@ -101,10 +101,7 @@ func (a *API) pushList(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if err := a.spend(ctx, len(pushes)); err != nil {
-		return err
-	}
-	pushed, err := queue.Push(ctx, pushes...)
+	pushed, err := a.pushWithin(ctx, queue, pushes...)
 	if err != nil {
 		return neverFits(inUse(err, pushes...), len(pushes))
 	}

@@ -221,6 +221,8 @@ func (s *sink) Push(_ context.Context, pushes ...invalidation.Push) ([]invalidat
 	return pushed, nil
 }
 
+func (*sink) AcceptedBefore(context.Context, ...invalidation.Push) (int, error) { return 0, nil }
+
 func TestUnracedMillionLinesTakeNoMoreMemoryThanAThousand(t *testing.T) {
 	n := int64(pgtest.Long(250_000, 1_000_000))
 	in, out := io.Pipe()

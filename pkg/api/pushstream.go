@@ -25,9 +25,11 @@ const (
 	streamCheck = time.Second
 )
 
-// pusher accepts entries, all or none. *invalidation.Queue is one.
+// pusher accepts entries, all or none, and knows how many, from the first one on, were accepted before.
+// *invalidation.Queue is one.
 type pusher interface {
 	Push(ctx context.Context, pushes ...invalidation.Push) ([]invalidation.Pushed, error)
+	AcceptedBefore(ctx context.Context, pushes ...invalidation.Push) (int, error)
 }
 
 // pushStream accepts the lines of a body one by one. A client that asks for application/x-ndjson is told of each line
@@ -263,23 +265,27 @@ func (s *lineStream) accept(ctx context.Context, chunk []*streamLine) (int, erro
 	return slices.Index(chunk, good[tried]), err
 }
 
-// pay pushes lines as far as the rate of the token lets it, and returns how many have their answer. What was accepted
+// pay pushes lines as far as the limits of the token let it, and returns how many have their answer. What was accepted
 // before costs nothing, so that a stream that is sent again gets further than the time before.
 func (s *lineStream) pay(ctx context.Context, lines []*streamLine) (int, error) {
 	for tried := 0; ; {
 		may, refused := s.spend(len(lines) - tried)
-		n, err := s.push(ctx, lines[tried:tried+may])
-		replayed := 0
-		for _, l := range lines[tried : tried+n] {
-			if l.err == nil && l.pushed.Verdict == invalidation.Replayed {
-				replayed++
+		paid := may > 0
+		if !paid {
+			var err error
+			if may, err = s.acceptedBefore(ctx, lines[tried:], refused); err != nil {
+				return tried, err
 			}
 		}
-		if replayed > 0 {
-			s.giveBack(replayed)
+		n, err := s.push(ctx, lines[tried:tried+may])
+		free := n
+		if paid {
+			if free = replayedLines(lines[tried : tried+n]); free > 0 {
+				s.giveBack(free)
+			}
 		}
 		tried += n
-		if err == nil && replayed == 0 {
+		if err == nil && free == 0 {
 			err = refused
 			if refused != nil {
 				err = classify(ctx, refused)
@@ -291,16 +297,42 @@ func (s *lineStream) pay(ctx context.Context, lines []*streamLine) (int, error) 
 	}
 }
 
+// acceptedBefore returns how many lines, from the first one on, a refusal by the limits of the token does not concern.
+func (s *lineStream) acceptedBefore(ctx context.Context, lines []*streamLine, refused error) (int, error) {
+	timed, cancel := context.WithTimeout(ctx, s.timeout)
+	defer cancel()
+	n, err := acceptedBefore(timed, s.queue, pushesOfLines(lines), refused)
+	if err != nil {
+		return 0, classify(timed, err)
+	}
+	return n, nil
+}
+
+// replayedLines counts the lines that were accepted before.
+func replayedLines(lines []*streamLine) (n int) {
+	for _, l := range lines {
+		if l.err == nil && l.pushed.Verdict == invalidation.Replayed {
+			n++
+		}
+	}
+	return n
+}
+
+func pushesOfLines(lines []*streamLine) []invalidation.Push {
+	pushes := make([]invalidation.Push, len(lines))
+	for i, l := range lines {
+		pushes[i] = l.push
+	}
+	return pushes
+}
+
 // push pushes lines in one statement; where one of them is not acceptable or not all have room, half and half, until it
 // is known which. It returns how many lines it has answers for.
 func (s *lineStream) push(ctx context.Context, lines []*streamLine) (int, error) {
 	if len(lines) == 0 {
 		return 0, nil
 	}
-	pushes := make([]invalidation.Push, len(lines))
-	for i, l := range lines {
-		pushes[i] = l.push
-	}
+	pushes := pushesOfLines(lines)
 	timed, cancel := context.WithTimeout(ctx, s.timeout)
 	defer cancel()
 	pushed, err := s.queue.Push(timed, pushes...)

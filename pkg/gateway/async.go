@@ -162,7 +162,7 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	if !s.ticket.Deadline.IsZero() {
 		d.Within = max(time.Until(s.ticket.Deadline), time.Millisecond)
 	}
-	if may, refused := s.caller.pushes(time.Now(), 1); may == 0 {
+	if may, refused := s.caller.pushes(time.Now(), 1); may == 0 && !s.acceptedBefore(ctx, d) {
 		return refused
 	}
 	id, location, err := s.gateway.config.Push.Push(ctx, d)
@@ -185,6 +185,19 @@ func (s *serving) push(ctx context.Context, wait time.Duration) error {
 	AnswerJSON(s.w, s.r, http.StatusAccepted, accepted{id, "penstock.entry", "queued", s.route.model.Name})
 	s.record.Status = http.StatusAccepted
 	return nil
+}
+
+// acceptedBefore says whether the request became an entry before, by its key: the client that lost the answer would
+// take a refusal by the rate for that of its request.
+func (s *serving) acceptedBefore(ctx context.Context, d Durable) bool {
+	if d.Key == "" {
+		return false
+	}
+	before, err := s.gateway.config.Push.AcceptedBefore(ctx, d)
+	if err != nil {
+		s.gateway.log.Warn("look up key of online request", "model", d.Model, "error", err)
+	}
+	return before
 }
 
 // awaited answers with the outcome of the entry that the request became, if it ends within wait. A request for a stream

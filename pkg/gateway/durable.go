@@ -74,16 +74,32 @@ func (d Durable) priority(unasked int) *int16 {
 // finishBySQL is a deadline by the clock by which entries expire.
 const finishBySQL = `SELECT clock_timestamp() + $1::interval`
 
+// push is the entry of a request, without the deadline and the priority.
+func (d Durable) push() invalidation.Push {
+	p := invalidation.Push{Payload: d.Body, Flow: d.Flow, Trace: d.Trace}
+	if d.Key != "" {
+		p.IdempotencyKey = "online:" + d.Token + ":" + d.Key
+	}
+	return p
+}
+
+// AcceptedBefore implements Pusher.
+func (p *QueuePusher) AcceptedBefore(ctx context.Context, d Durable) (bool, error) {
+	q, err := p.queues.Get(ctx, d.Queue)
+	if err != nil {
+		return false, err
+	}
+	n, err := q.AcceptedBefore(ctx, d.push())
+	return n == 1, err
+}
+
 // Push implements Pusher.
 func (p *QueuePusher) Push(ctx context.Context, d Durable) (id, location string, err error) {
 	q, err := p.queues.Get(ctx, d.Queue)
 	if err != nil {
 		return "", "", err
 	}
-	entry := invalidation.Push{Payload: d.Body, Flow: d.Flow, Trace: d.Trace}
-	if d.Key != "" {
-		entry.IdempotencyKey = "online:" + d.Token + ":" + d.Key
-	}
+	entry := d.push()
 	if d.Within > 0 {
 		if err := p.db.QueryRow(ctx, finishBySQL, d.Within).Scan(&entry.FinishBy); err != nil {
 			return "", "", fmt.Errorf("read deadline of entry: %w", err)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"net/http"
 	"testing"
@@ -55,4 +56,23 @@ SELECT extract(epoch FROM finish_by - clock_timestamp())::float8, trace FROM pen
 			t.Errorf("deadline %q: the entry has %v seconds", deadline, left)
 		}
 	}
+}
+
+// A client that lost the answer sends its request again under its key: beyond the rate too it is told its entry.
+func TestARequestThatBecameAnEntryIsAnsweredBeyondTheRate(t *testing.T) {
+	t.Parallel()
+	x := newExchange(t)
+	queue := NewQueuePusher(QueuePusherConfig{
+		Hinter: invalidation.NewHinter(x.pool, 0), Wait: func(context.Context, int32, int64) {},
+	}, x.pool)
+	p := startTestbed(t, func(c *Config, m *ModelState) { c.Push, c.Open, m.Queue = queue, false, "m" }, workertest.Says(200, "{}"))
+	p.gateway.SetTokens([]TokenState{{Hash: sha256.Sum256([]byte("key")), Name: "acme", PushRate: 0.001}})
+	send := func(key string) reply {
+		return p.post(chat, `{"model":"m"}`, "Authorization", "Bearer key", "Prefer", "respond-async", "Idempotency-Key", key)
+	}
+	first, again := send("a"), send("a")
+	if first.StatusCode != http.StatusAccepted || again.StatusCode != http.StatusAccepted || again.body != first.body {
+		t.Errorf("got %d %s, and again %d %s", first.StatusCode, first.body, again.StatusCode, again.body)
+	}
+	refusedWith(t, send("b"), http.StatusTooManyRequests, "rate_limit_exceeded", "rate_limit_exceeded")
 }

@@ -35,6 +35,8 @@ type Pusher interface {
 	// Push puts the body into the queue of a model, with a priority by class, and returns the id of the
 	// entry and the address of its state.
 	Push(ctx context.Context, d Durable) (id, location string, err error)
+	// AcceptedBefore says whether Push would return the entry of an earlier request, by the key.
+	AcceptedBefore(ctx context.Context, d Durable) (bool, error)
 	// Await returns the outcome of an entry of a queue once it has ended. ended is false if ctx
 	// ended first.
 	Await(ctx context.Context, queue, id string) (o DurableOutcome, ended bool, err error)

@@ -1079,6 +1079,8 @@ func (p *pushes) Await(context.Context, string, string) (DurableOutcome, bool, e
 	return p.outcome, p.ended, nil
 }
 
+func (*pushes) AcceptedBefore(context.Context, Durable) (bool, error) { return false, nil }
+
 func (p *pushes) Push(_ context.Context, d Durable) (id, location string, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

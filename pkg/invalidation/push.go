@@ -81,6 +81,40 @@ func (q *Queue) Push(ctx context.Context, pushes ...Push) ([]Pushed, error) {
 	return pushTo(ctx, q.Name, pushes, q.pushBatched)
 }
 
+// unusedKeySQL finds the first of pushes with flows $2 and idempotency keys $3 whose key no push to queue $1 has used.
+const unusedKeySQL = `
+SELECT u.i
+  FROM unnest($2::text[], $3::text[]) WITH ORDINALITY u(flow, key, i)
+  LEFT JOIN LATERAL (SELECT true AS used FROM penstock.idempotency k
+                      WHERE k.queue_id = $1 AND k.flow = u.flow AND k.key = u.key OFFSET 0) k ON true
+ WHERE k.used IS NULL
+ ORDER BY u.i
+ LIMIT 1`
+
+// AcceptedBefore returns how many of pushes, from the first one on, have an idempotency key that an earlier push has
+// used: Push answers them with its entry, or with ErrIdempotencyConflict, and inserts nothing.
+func (q *Queue) AcceptedBefore(ctx context.Context, pushes ...Push) (int, error) {
+	var flows, keys []string
+	for _, p := range pushes {
+		if p.IdempotencyKey == "" {
+			break
+		}
+		flows, keys = append(flows, p.Flow), append(keys, p.IdempotencyKey)
+	}
+	if len(keys) == 0 {
+		return 0, nil
+	}
+	var unused int
+	err := q.db.QueryRow(ctx, unusedKeySQL, q.ID, flows, keys).Scan(&unused)
+	switch {
+	case errors.Is(err, pgx.ErrNoRows):
+		return len(keys), nil
+	case err != nil:
+		return 0, fmt.Errorf("look up idempotency keys of queue %q: %w", q.Name, err)
+	}
+	return unused - 1, nil
+}
+
 // pushTo pushes by a function, within a span; its errors name the queue.
 func pushTo(
 	ctx context.Context, queue string, pushes []Push, push func(context.Context, []Push) ([]Pushed, error),
