@@ -297,17 +297,14 @@ func (w *twins) operation() {
 
 func (w *twins) claim(queue string, node int64, limit int) {
 	w.claims++
-	request := invalidation.ClaimRequest{
-		Node: invalidation.NodeID(
-			node,
-		),
-		ClaimID:        w.claims,
-		Lane:           invalidation.Lane{Priority: defaultPriority},
-		Limit:          limit,
-		IgnoreRowLocks: true,
+	request := invalidation.LanesRequest{
+		Node: invalidation.NodeID(node), ClaimID: w.claims, Limit: limit,
+		Lanes: []invalidation.ClaimLane{{
+			Lane: invalidation.Lane{Priority: defaultPriority}, IgnoreRowLocks: true,
+		}},
 	}
 	w.both(fmt.Sprintf("claim %d of %s for node %d", limit, queue, node), func(s *side) (string, error) {
-		claimed, err := s.queues[queue].ClaimLanes(context.Background(), request, nil)
+		claimed, err := s.queues[queue].ClaimLanes(context.Background(), request)
 		var answer []string
 		for _, c := range claimed {
 			answer = append(

@@ -9,15 +9,22 @@ import (
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// ClaimRequest names the lane of a claim, the first one of ClaimLanes, and bounds its locks. Its fields on the lane are
-// those of ClaimLane.
+// ClaimRequest names the lane of a claim and bounds its locks. Its fields are those of LanesRequest and ClaimLane.
 type ClaimRequest struct {
 	Node           NodeID
-	ClaimID        int32 // a number that the node never used before in this incarnation
+	ClaimID        int32
 	Lane           Lane
 	From           int64
-	Limit          int // locks
+	Limit          int
 	IgnoreRowLocks bool
+}
+
+// LanesRequest names the lanes of a claim and bounds its locks.
+type LanesRequest struct {
+	Node    NodeID
+	ClaimID int32       // a number that the node never used before in this incarnation
+	Limit   int         // locks of all lanes together
+	Lanes   []ClaimLane // at least one; those from the first one of another priority on are left out
 
 	quantum int // entries of a key under one lock
 }
@@ -31,9 +38,6 @@ type ClaimLane struct {
 	// committed before.
 	IgnoreRowLocks bool
 }
-
-// first is the lane of the request.
-func (r *ClaimRequest) first() []ClaimLane { return []ClaimLane{{r.Lane, r.From, r.IgnoreRowLocks}} }
 
 // Claimed is the answer to a claim: the locks of one lane, and the state of the lane.
 type Claimed struct {
@@ -61,104 +65,121 @@ type Claimed struct {
 	Drained bool
 }
 
-// Claim is ClaimLanes for r.Lane alone: it locks up to r.Limit groups and solo entries of the lane for a node and
-// returns their entries.
-// The caller may start them: the claim is committed when Claim returns. After an error it may have been committed
-// nevertheless; Reclaim finds out.
+// Claim is ClaimLanes for one lane.
 func (q *Queue) Claim(ctx context.Context, r ClaimRequest) (Claimed, error) {
-	if q.weighed() || q.policy.locksFirst(r.Lane) {
-		return q.claimOne(ctx, r, q.lockFirst)
-	}
-	c, usual, err := q.claimUsual(ctx, r)
-	if !usual && err == nil {
-		c, err = q.claimOne(ctx, r, q.deleteFirst)
-	}
-	if wouldWait(err) {
-		q.policy.lockFirst(r.Lane)
-		return q.claimOne(ctx, r, q.lockFirst)
-	}
-	if err != nil || c.Skipped == 0 {
-		return c, err
-	}
-	// There are keys in the lane. The locks of the first statement stay; the other statement claims the rest.
-	q.policy.lockFirst(r.Lane)
-	r.Limit -= len(c.Locks)
-	if r.Limit == 0 {
-		return c, nil
-	}
-	more, err := q.claimOne(ctx, r, q.lockFirst)
+	claimed, err := q.ClaimLanes(ctx, LanesRequest{
+		Node: r.Node, ClaimID: r.ClaimID, Limit: r.Limit, Lanes: []ClaimLane{{r.Lane, r.From, r.IgnoreRowLocks}},
+	})
 	if err != nil {
-		// The first part is committed: Reclaim finds it with the rest, under the one claim id.
 		return Claimed{}, err
 	}
-	more.Locks = append(c.Locks, more.Locks...)
-	sortLocks(more.Locks)
-	return more, nil
+	return claimed[0], nil
 }
 
-// claimUsual claims by the shortest of the statements; usual says that it has claimed, or that another claimer is
-// in the lane.
-func (q *Queue) claimUsual(ctx context.Context, r ClaimRequest) (c Claimed, usual bool, err error) {
-	if len(q.limits) > 0 {
-		return Claimed{}, false, nil
+// ClaimLanes is the claim of nodes: it locks up to r.Limit groups and solo entries of the lanes for a node, and returns
+// their entries. Several lanes are claimed from in one transaction; where they can only be claimed from one by one, it
+// claims from the first. The rest of the limit that one lane leaves goes to the next. It returns the state of the lanes
+// that it reached, at least one, in their order. Each lane that it reaches counts as a lock or more of the limit.
+// The caller may start the entries: the claim is committed when ClaimLanes returns. After an error it may have been
+// committed nevertheless; Reclaim finds out.
+func (q *Queue) ClaimLanes(ctx context.Context, r LanesRequest) ([]Claimed, error) {
+	r.Lanes = samePriority(r.Lanes)
+	if q.weighed() {
+		r.Lanes = r.Lanes[:1]
 	}
-	claimed, err := q.claim(ctx, r, r.first(), q.oneLane)
-	if err != nil || len(claimed) == 0 {
-		return Claimed{}, false, err
+	claimed, err := q.claimLanes(ctx, r)
+	if err == nil && len(claimed) == 0 && len(r.Lanes) > 1 {
+		r.Lanes = r.Lanes[:1]
+		claimed, err = q.claimLanes(ctx, r)
 	}
-	return claimed[0], true, nil
-}
-
-func (q *Queue) claimOne(ctx context.Context, r ClaimRequest, form claimForm) (Claimed, error) {
-	claimed, err := q.claim(ctx, r, r.first(), form)
+	if err != nil {
+		return nil, err
+	}
 	if len(claimed) == 0 {
-		return Claimed{TryLater: true}, err
+		claimed = []Claimed{{TryLater: true}}
 	}
-	return claimed[0], err
+	return claimed, nil
 }
 
-// ClaimLanes is the claim of nodes. It claims from several lanes in one transaction: from that of the request, and then
-// from those of along, which have the same priority. The rest of r.Limit that one lane leaves goes to the next. It
-// returns the state of the lanes that it reached, at least one, in their order. Each lane that it reaches counts as a
-// lock or more of the limit.
-func (q *Queue) ClaimLanes(ctx context.Context, r ClaimRequest, along []ClaimLane) ([]Claimed, error) {
-	lanes := r.first()
-	for _, l := range along {
-		if l.Priority != r.Lane.Priority {
-			break
-		}
-		lanes = append(lanes, l)
+// samePriority is the lanes before the first one whose priority is not that of the first.
+func samePriority(lanes []ClaimLane) []ClaimLane {
+	other := slices.IndexFunc(lanes, func(l ClaimLane) bool { return l.Priority != lanes[0].Priority })
+	if other < 0 {
+		return lanes
 	}
-	if len(lanes) > 1 && !q.weighed() {
-		claimed, err := q.claimTogether(ctx, r, lanes)
+	return lanes[:other]
+}
+
+// claimLanes claims by the statement that deletes first, and by the one that locks first where that one cannot. It
+// returns nothing where several lanes can only be claimed from one by one.
+func (q *Queue) claimLanes(ctx context.Context, r LanesRequest) ([]Claimed, error) {
+	if q.locksFirst(r.Lanes) {
+		return q.claim(ctx, r, q.lockFirst)
+	}
+	claimed, err := q.claimDeleting(ctx, r)
+	if wouldWait(err) {
+		q.policy.lockFirst(r.Lanes)
+		return q.claim(ctx, r, q.lockFirst)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return q.claimKeys(ctx, r, claimed)
+}
+
+// locksFirst reports that a claim is to use the statement that locks first.
+func (q *Queue) locksFirst(lanes []ClaimLane) bool {
+	return q.weighed() || q.policy.locksFirst(lanes) || len(lanes) > 1 && q.rates != rateNone
+}
+
+// claimDeleting claims by a statement that deletes first: for one lane without limits by the shortest, which reports
+// nothing where it can claim nothing.
+func (q *Queue) claimDeleting(ctx context.Context, r LanesRequest) ([]Claimed, error) {
+	if len(r.Lanes) == 1 && len(q.limits) == 0 {
+		claimed, err := q.claim(ctx, r, q.oneLane)
 		if err != nil || len(claimed) > 0 {
 			return claimed, err
 		}
 	}
-	c, err := q.Claim(ctx, r)
-	return []Claimed{c}, err
+	return q.claim(ctx, r, q.deleteFirst)
 }
 
-// claimTogether returns nothing where the lanes can only be claimed from one by one.
-func (q *Queue) claimTogether(ctx context.Context, r ClaimRequest, lanes []ClaimLane) ([]Claimed, error) {
-	keyed := slices.ContainsFunc(lanes, func(l ClaimLane) bool { return q.policy.locksFirst(l.Lane) })
-	if keyed || q.policy.locksFirstTogether() || q.rates != rateNone {
-		return q.claim(ctx, r, lanes, q.lockFirst)
-	}
-	claimed, err := q.claim(ctx, r, lanes, q.deleteFirst)
-	if wouldWait(err) {
-		q.policy.lockFirstTogether()
-		return q.claim(ctx, r, lanes, q.lockFirst)
-	}
+// claimKeys follows a claim that deleted first, whose locks stay. Where it met keys, the next claims of their lanes
+// lock first. From one lane the rest is claimed now; from several by the next claim, which begins where this one began.
+func (q *Queue) claimKeys(ctx context.Context, r LanesRequest, claimed []Claimed) ([]Claimed, error) {
 	for i := range claimed {
 		c := &claimed[i]
-		if c.Skipped > 0 { // keys: the next claim locks first, and begins where this one began
-			q.policy.lockFirstTogether()
-			q.policy.lockFirst(lanes[i].Lane)
-			c.Skipped, c.LowWater = 0, lanes[i].From-1
+		if c.Skipped == 0 {
+			continue
 		}
+		q.policy.lockFirst(r.Lanes)
+		if len(r.Lanes) == 1 {
+			return q.claimRest(ctx, r, *c)
+		}
+		q.policy.lockFirst(r.Lanes[i : i+1])
+		c.Skipped, c.LowWater = 0, r.Lanes[i].From-1
 	}
-	return claimed, err
+	return claimed, nil
+}
+
+// claimRest claims what the first claim of a lane left of the limit, by the statement that locks first.
+func (q *Queue) claimRest(ctx context.Context, r LanesRequest, first Claimed) ([]Claimed, error) {
+	r.Limit -= len(first.Locks)
+	if r.Limit == 0 {
+		return []Claimed{first}, nil
+	}
+	claimed, err := q.claim(ctx, r, q.lockFirst)
+	if err != nil {
+		// The first part is committed: Reclaim finds it with the rest, under the one claim id.
+		return nil, err
+	}
+	if len(claimed) == 0 {
+		claimed = []Claimed{{TryLater: true}}
+	}
+	rest := &claimed[0]
+	rest.Locks = append(first.Locks, rest.Locks...)
+	sortLocks(rest.Locks)
+	return claimed, nil
 }
 
 // wouldWait reports that a claim that deletes first met a row that another transaction has locked, or a lock record
@@ -187,31 +208,28 @@ type lanePolicy struct {
 	together time.Time // until then those of several lanes do
 }
 
-func (p *lanePolicy) locksFirst(l Lane) bool {
+func (p *lanePolicy) locksFirst(lanes []ClaimLane) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return time.Now().Before(p.until[l])
+	now := time.Now()
+	return len(lanes) > 1 && now.Before(p.together) ||
+		slices.ContainsFunc(lanes, func(l ClaimLane) bool { return now.Before(p.until[l.Lane]) })
 }
 
-func (p *lanePolicy) lockFirst(l Lane) {
+// lockFirst has the next claims of a lane lock first, or, where there are several, those of several lanes: a claim does
+// not say which of its lanes it would have waited in.
+func (p *lanePolicy) lockFirst(lanes []ClaimLane) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	until := time.Now().Add(lockFirstFor)
+	if len(lanes) > 1 {
+		p.together = until
+		return
+	}
 	if p.until == nil || len(p.until) > 10_000 {
 		p.until = map[Lane]time.Time{}
 	}
-	p.until[l] = time.Now().Add(lockFirstFor)
-}
-
-func (p *lanePolicy) locksFirstTogether() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return time.Now().Before(p.together)
-}
-
-func (p *lanePolicy) lockFirstTogether() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.together = time.Now().Add(lockFirstFor)
+	p.until[lanes[0].Lane] = until
 }
 
 // rateKind is the strongest kind of token bucket among the limits of a queue; penstock.queue_rate_kind returns it.
@@ -224,27 +242,27 @@ const (
 )
 
 // claimForm returns one of the statements of a claim and its arguments.
-type claimForm func(r ClaimRequest, lanes []ClaimLane) (sql string, args []any)
+type claimForm func(r LanesRequest) (sql string, args []any)
 
-func (q *Queue) oneLane(r ClaimRequest, lanes []ClaimLane) (string, []any) {
+func (q *Queue) oneLane(r LanesRequest) (string, []any) {
 	return q.sql.claim.oneLane, []any{
-		q.ID, r.Lane.Priority, lanes[0].Flow, lanes[0].From, r.Limit, r.Node, r.ClaimID,
+		q.ID, r.priority(), r.Lanes[0].Flow, r.Lanes[0].From, r.Limit, r.Node, r.ClaimID,
 	}
 }
 
-func (q *Queue) deleteFirst(r ClaimRequest, lanes []ClaimLane) (string, []any) {
-	flows, positions, _ := laneColumns(lanes)
-	args := []any{q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID}
+func (q *Queue) deleteFirst(r LanesRequest) (string, []any) {
+	flows, positions, _ := r.columns()
+	args := []any{q.ID, r.priority(), flows, positions, r.Limit, r.Node, r.ClaimID}
 	if len(q.limits) == 0 {
 		return q.sql.claim.deleteFirst, args
 	}
 	return q.sql.claim.deleteFirstLimited, append(args, q.limits, q.rates)
 }
 
-func (q *Queue) lockFirst(r ClaimRequest, lanes []ClaimLane) (string, []any) {
-	flows, positions, ignoreRowLocks := laneColumns(lanes)
+func (q *Queue) lockFirst(r LanesRequest) (string, []any) {
+	flows, positions, ignoreRowLocks := r.columns()
 	args := []any{
-		q.ID, r.Lane.Priority, flows, positions, r.Limit, r.Node, r.ClaimID, r.quantum,
+		q.ID, r.priority(), flows, positions, r.Limit, r.Node, r.ClaimID, r.quantum,
 		ignoreRowLocks,
 	}
 	switch {
@@ -264,24 +282,27 @@ func (q *Queue) lockFirst(r ClaimRequest, lanes []ClaimLane) (string, []any) {
 // weighed reports that claims read the weights of entries: the queue is under limits, and entries may have some.
 func (q *Queue) weighed() bool { return q.mayWeigh && len(q.limits) > 0 }
 
-// laneColumns are lanes as arrays.
-func laneColumns(lanes []ClaimLane) (flows []string, positions []int64, ignoreRowLocks []bool) {
-	for _, l := range lanes {
+// priority is that of all lanes.
+func (r *LanesRequest) priority() int16 { return r.Lanes[0].Priority }
+
+// columns are the lanes as arrays.
+func (r *LanesRequest) columns() (flows []string, positions []int64, ignoreRowLocks []bool) {
+	for _, l := range r.Lanes {
 		flows, positions = append(flows, l.Flow), append(positions, l.From)
 		ignoreRowLocks = append(ignoreRowLocks, l.IgnoreRowLocks)
 	}
 	return flows, positions, ignoreRowLocks
 }
 
-// claim claims from lanes in one transaction and returns the state of those that it reached.
-func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []ClaimLane, form claimForm) ([]Claimed, error) {
+// claim claims by one statement and returns the state of the lanes that it reached.
+func (q *Queue) claim(ctx context.Context, r LanesRequest, form claimForm) ([]Claimed, error) {
 	r.quantum = q.quantum()
-	claimed, groups, err := q.readClaim(ctx, r, lanes, form)
+	claimed, groups, err := q.readClaim(ctx, r, form)
 	if postgres.Code(err) == limitUncounted {
 		return []Claimed{{TryLater: true}}, nil
 	}
 	if unreadable(err) {
-		return []Claimed{{TryLater: true}}, q.failUnreadable(ctx, lanes, r.Limit, err)
+		return []Claimed{{TryLater: true}}, q.failUnreadable(ctx, r.Lanes, r.Limit, err)
 	}
 	if err != nil {
 		return nil, q.errorf("claim from", err)
@@ -301,7 +322,7 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []ClaimLane, fo
 		}
 		groups, err = q.handBackEmpty(ctx, r.Node, groups)
 		if err == nil && failed != nil {
-			err = q.failUnreadable(ctx, lanes, r.Limit, failed)
+			err = q.failUnreadable(ctx, r.Lanes, r.Limit, failed)
 		}
 		if err != nil {
 			return nil, err
@@ -309,7 +330,7 @@ func (q *Queue) claim(ctx context.Context, r ClaimRequest, lanes []ClaimLane, fo
 	}
 	at := make(map[Lane]int, len(claimed))
 	for i := range claimed {
-		at[lanes[i].Lane] = i
+		at[r.Lanes[i].Lane] = i
 	}
 	for _, l := range groups {
 		c := &claimed[at[l.Lane]]

@@ -20,8 +20,7 @@ func flowLanes(flows ...string) (lanes []ClaimLane) {
 func (b *bed) claimLanes(limit int, lanes ...ClaimLane) []Claimed {
 	b.Helper()
 	b.n++
-	r := ClaimRequest{Node: here, ClaimID: b.n, Lane: lanes[0].Lane, From: lanes[0].From, Limit: limit}
-	claimed, err := b.q.ClaimLanes(b.ctx, r, lanes[1:])
+	claimed, err := b.q.ClaimLanes(b.ctx, LanesRequest{Node: here, ClaimID: b.n, Limit: limit, Lanes: lanes})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -68,7 +67,7 @@ func TestAClaimOfSeveralLanesTakesOnlyThoseItComesTo(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "a", "b", "c")
 	other := b.begin()
-	first, err := b.q.WithTx(other).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 1}, flowLanes("b", "c"))
+	first, err := b.q.WithTx(other).ClaimLanes(b.ctx, LanesRequest{Node: there, ClaimID: 1, Limit: 1, Lanes: flowLanes("a", "b", "c")})
 	if err != nil || len(first) != 1 {
 		t.Fatalf("claimed %+v (%v), want one lane", first, err)
 	}
@@ -123,10 +122,10 @@ func TestEachLaneOfAClaimSaysWhetherRowLocksAreIgnored(t *testing.T) {
 	ids := b.pushAll(b.pool, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
 	pusher := b.begin()
 	b.pushAll(pusher, Push{Flow: "a", LockKey: "A"}, Push{Flow: "b", LockKey: "B"}, Push{Flow: "c", LockKey: "C"})
-	b.q.policy.lockFirstTogether()
 	lanes := flowLanes("a", "b", "c")
-	lanes[1].IgnoreRowLocks = false        // one that is claimed from its head
-	claimed := b.claimLanes(100, lanes...) // the first lane respects them too
+	lanes[0].IgnoreRowLocks, lanes[1].IgnoreRowLocks = false, false
+	b.q.policy.lockFirst(lanes)
+	claimed := b.claimLanes(100, lanes...)
 	b.want([]int{len(claimed[0].Locks), len(claimed[1].Locks)}, []int{0, 0})
 	b.want(entryIDs(claimed[2].Locks...), ids[2:])
 	b.want(claimed[2].Skipped, 1) // its ready row
@@ -137,7 +136,7 @@ func TestEachLaneOfAClaimSaysWhetherRowLocksAreIgnored(t *testing.T) {
 func TestAKeyThatStandsInTwoLanesIsClaimedOnce(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushAll(b.pool, Push{Flow: "b", LockKey: "K"}, Push{Flow: "a", LockKey: "K"})
-	b.q.policy.lockFirstTogether()
+	b.q.policy.lockFirst(flowLanes("a", "b"))
 	claimed := b.claimLanes(100, flowLanes("a", "b")...)
 	b.want(len(claimed[0].Locks), 0)
 	b.want(claimed[0].Skipped, 1)
@@ -176,7 +175,7 @@ func TestAClaimOfSeveralLanesThatDiesLeavesThemAll(t *testing.T) {
 	b := newBed(t, Config{})
 	ids := b.pushFlows("a", "b")
 	tx := b.begin()
-	if c, err := b.q.WithTx(tx).ClaimLanes(b.ctx, ClaimRequest{Node: there, ClaimID: 1, Lane: Lane{1, "a"}, Limit: 9}, flowLanes("b")); err != nil || len(c) != 2 {
+	if c, err := b.q.WithTx(tx).ClaimLanes(b.ctx, LanesRequest{Node: there, ClaimID: 1, Limit: 9, Lanes: flowLanes("a", "b")}); err != nil || len(c) != 2 {
 		t.Fatalf("claimed %+v (%v)", c, err)
 	}
 	b.kill(tx)
@@ -201,7 +200,7 @@ func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
 				for _, i := range rand.Perm(lanes) {
 					all = append(all, flowLanes(fmt.Sprint(i))...)
 				}
-				b.claimAndFinish(seen, ClaimRequest{Node: NodeID(100 + c), ClaimID: id, Lane: all[0].Lane, Limit: 1 + rand.IntN(50)}, all[1:])
+				b.claimAndFinish(seen, LanesRequest{Node: NodeID(100 + c), ClaimID: id, Limit: 1 + rand.IntN(50), Lanes: all})
 			}
 		})
 	}
@@ -212,8 +211,8 @@ func TestClaimsOfSeveralLanesAreExclusive(t *testing.T) {
 	seen.check(t)
 }
 
-func (b *bed) claimAndFinish(seen *held, r ClaimRequest, along []ClaimLane) {
-	claimed, err := b.q.ClaimLanes(b.ctx, r, along)
+func (b *bed) claimAndFinish(seen *held, r LanesRequest) {
+	claimed, err := b.q.ClaimLanes(b.ctx, r)
 	if err != nil {
 		b.Error(err)
 	}
@@ -271,7 +270,7 @@ func TestARefusalSaysWhetherItIsOfTheWholeQueue(t *testing.T) {
 			b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 1})
 			for _, careful := range []bool{false, true} {
 				if careful {
-					b.q.policy.lockFirst(Lane{1, "a"})
+					b.q.policy.lockFirst(flowLanes("a"))
 				}
 				c := b.claimAs(ClaimRequest{Node: here, Lane: Lane{1, "a"}, Limit: 9})
 				if !c.Limited || c.QueueWide == perFlow || len(c.Locks) > 0 {
@@ -366,7 +365,7 @@ func TestClaimsOfSeveralLanesNeverOverdrawABucket(t *testing.T) {
 				for _, i := range rand.Perm(flows) {
 					all = append(all, flowLanes(fmt.Sprint(i))...)
 				}
-				claimed, err := b.q.ClaimLanes(b.ctx, ClaimRequest{Node: NodeID(100 + c), ClaimID: id, Lane: all[0].Lane, Limit: 1 + rand.IntN(12)}, all[1:])
+				claimed, err := b.q.ClaimLanes(b.ctx, LanesRequest{Node: NodeID(100 + c), ClaimID: id, Limit: 1 + rand.IntN(12), Lanes: all})
 				if err != nil {
 					b.Error(err)
 				}

@@ -72,17 +72,17 @@ func (r *reports) lanes() []Claimed {
 }
 
 // readClaim sends a claim and returns its solo locks whole, and those of groups without their entries.
-func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []ClaimLane,
-	form claimForm,
-) (claimed []Claimed, groups []*Lock, err error) {
+func (q *Queue) readClaim(ctx context.Context, r LanesRequest, form claimForm) (
+	claimed []Claimed, groups []*Lock, err error,
+) {
 	start := time.Now()
-	sql, args := form(r, lanes)
-	index := make(map[string]int, len(lanes))
-	for i, l := range lanes {
+	sql, args := form(r)
+	index := make(map[string]int, len(r.Lanes))
+	for i, l := range r.Lanes {
 		index[l.Flow] = i
 	}
-	locks := make([][]*Lock, len(lanes))
-	if len(lanes) == 1 {
+	locks := make([][]*Lock, len(r.Lanes))
+	if len(r.Lanes) == 1 {
 		locks[0] = make([]*Lock, 0, min(r.Limit, 1000))
 	}
 	var solo slab
@@ -96,7 +96,7 @@ func (q *Queue) readClaim(ctx context.Context, r ClaimRequest, lanes []ClaimLane
 			return nil
 		}
 		lock := Lock{
-			Token: Token(row.token.Int64), Lane: lanes[at].Lane, ClaimedAt: start,
+			Token: Token(row.token.Int64), Lane: r.Lanes[at].Lane, ClaimedAt: start,
 			position: row.position.Int64,
 		}
 		if row.key.Valid {

@@ -14,7 +14,8 @@ import (
 // Settle records endings of entries that this node runs, all in one short transaction, and returns
 // the tokens of locks that this node still held. An ending under any other token is refused: it
 // changes nothing, and the caller drops the result. An ending that was settled before is refused as
-// well, without harm, so that after an ambiguous error the caller simply settles again.
+// well, without harm, so that after an ambiguous error the caller simply settles again. It waits for rows that other
+// transactions have locked: nodes call SettleFree, and a claim calls Settle for locks that it found empty.
 func (q *Queue) Settle(ctx context.Context, node NodeID, endings []Ending) (ours []Token, err error) {
 	ours, err = q.settle(ctx, node, endings, nil)
 	q.countRemoved(ctx, endings, ours)

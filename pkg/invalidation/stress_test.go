@@ -111,7 +111,7 @@ func (c *crowd) node(id NodeID, q *Queue) func(*rand.Rand) error {
 			from := int64(random.IntN(2))
 			lanes = append(lanes, ClaimLane{Lane{Priority: 1, Flow: fmt.Sprint(flow)}, from, from == 0})
 		}
-		claimed, err := q.ClaimLanes(c.ctx, ClaimRequest{Node: id, ClaimID: claims, Lane: lanes[0].Lane, Limit: 1 + random.IntN(8), IgnoreRowLocks: random.IntN(4) == 0}, lanes[1:])
+		claimed, err := q.ClaimLanes(c.ctx, LanesRequest{Node: id, ClaimID: claims, Limit: 1 + random.IntN(8), Lanes: lanes})
 		if err != nil {
 			return err
 		}

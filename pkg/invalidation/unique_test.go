@@ -58,7 +58,7 @@ func TestAPushBesideAnOpenClaimIsNoDuplicate(t *testing.T) {
 	} {
 		b := newBed(t, Config{})
 		queued := b.pushAll(b.pool, p)[0]
-		b.q.policy.lockFirst(usual)
+		b.q.policy.lockFirst([]ClaimLane{{Lane: usual}})
 		gate := b.gate("true")
 		claimed := later(b, func() (Claimed, error) {
 			return b.q.Claim(b.ctx, ClaimRequest{Node: there, ClaimID: 99, Lane: usual, Limit: 1})

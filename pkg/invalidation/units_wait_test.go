@@ -59,7 +59,7 @@ func TestLanesOfEqualUnitsDoNotWait(t *testing.T) {
 	b.want(len(b.inLane(q["other"], "", 1).Locks), 0)
 	b.want(b.waiting(), 0)
 	b.q = q["work"]
-	c, err := b.q.ClaimLanes(b.ctx, ClaimRequest{Node: here, Lane: usual, Limit: 2}, []ClaimLane{{Lane: Lane{Priority: 1, Flow: "b"}}})
+	c, err := b.q.ClaimLanes(b.ctx, LanesRequest{Node: here, Limit: 2, Lanes: []ClaimLane{{Lane: usual}, {Lane: Lane{Priority: 1, Flow: "b"}}}})
 	b.must(err)
 	if len(c) == 0 || !c[0].Limited {
 		t.Errorf("lanes are not claimed together under a limit whose locks take equal units: %+v", c)

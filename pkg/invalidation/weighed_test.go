@@ -103,7 +103,7 @@ func TestHeavierEntryEndsTheCoverOfItsLock(t *testing.T) {
 	tx, err := b.pool.Begin(b.ctx)
 	b.must(err)
 	defer tx.Rollback(b.ctx)
-	sql, args := b.q.lockFirst(ClaimRequest{Node: here, ClaimID: 1, Lane: usual, Limit: 10}, []ClaimLane{{Lane: usual}})
+	sql, args := b.q.lockFirst(LanesRequest{Node: here, ClaimID: 1, Limit: 10, Lanes: []ClaimLane{{Lane: usual}}})
 	b.exec(tx, sql, args...)
 	b.must(early.Commit(b.ctx))
 	b.must(tx.Commit(b.ctx))

@@ -83,18 +83,15 @@ func (n *Node) step(ctx context.Context) bool {
 func (n *Node) claim(ctx context.Context, leases []*laneLease, reserved reservation) {
 	first := leases[0]
 	start, losses := time.Now(), n.losses() // before the id: see reincarnate
-	request := invalidation.ClaimRequest{
-		Node: n.ID(), ClaimID: n.claims.Add(1), Lane: first.lane.key.lane, From: first.from, Limit: reserved.locks,
-		IgnoreRowLocks: first.fromHead,
+	request := invalidation.LanesRequest{
+		Node: n.ID(), ClaimID: n.claims.Add(1), Limit: reserved.locks,
+		Lanes: make([]invalidation.ClaimLane, len(leases)),
 	}
-	along := make([]invalidation.ClaimLane, 0, len(leases)-1)
-	for _, l := range leases[1:] {
-		along = append(along, invalidation.ClaimLane{
-			Lane: l.lane.key.lane, From: l.from, IgnoreRowLocks: l.fromHead,
-		})
+	for i, l := range leases {
+		request.Lanes[i] = invalidation.ClaimLane{Lane: l.lane.key.lane, From: l.from, IgnoreRowLocks: l.fromHead}
 	}
 	statement, end := n.outlive(ctx)
-	claimed, err := first.queue.ClaimLanes(statement, request, along)
+	claimed, err := first.queue.ClaimLanes(statement, request)
 	end()
 	if err != nil {
 		claimed = n.resolve(ctx, first.queue, request, leases, err)
@@ -194,7 +191,7 @@ func (n *Node) bound(ctx context.Context) (context.Context, context.CancelFunc) 
 // give up while the node lives; a node that stops, or that the database refuses, leaves the locks to recovery
 // after a lease, which ends them as its heartbeats do not name them.
 func (n *Node) resolve(
-	ctx context.Context, q *invalidation.Queue, r invalidation.ClaimRequest, leases []*laneLease, err error,
+	ctx context.Context, q *invalidation.Queue, r invalidation.LanesRequest, leases []*laneLease, err error,
 ) []invalidation.Claimed {
 	if ctx.Err() == nil {
 		n.cfg.Log.Warn("claim", "queue", q.Name, "claim", r.ClaimID, "error", err)

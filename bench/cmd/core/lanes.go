@@ -98,8 +98,9 @@ func drainLanes(ctx context.Context, q *invalidation.Queue, flows, atOnce int) (
 		if len(lanes) == 0 {
 			return locks, fmt.Errorf("drained %d of %d", ended, 2*flows)
 		}
-		r := invalidation.ClaimRequest{Node: 1, ClaimID: id, Lane: lanes[0].Lane, Limit: 500}
-		claimed, err := q.ClaimLanes(ctx, r, lanes[1:min(atOnce, len(lanes))])
+		claimed, err := q.ClaimLanes(ctx, invalidation.LanesRequest{
+			Node: 1, ClaimID: id, Limit: 500, Lanes: lanes[:min(atOnce, len(lanes))],
+		})
 		if err != nil {
 			return locks, err
 		}
