@@ -1,7 +1,6 @@
 package scale
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,23 +27,12 @@ type applier struct {
 	limit time.Duration      // of a round
 	seen  func(model string) // called when a backend reported for the first time
 
-	mu      sync.Mutex
-	due     map[string]bool   // models whose deployments are not to wait for the next tick
-	rounds  map[string]*round // under way, by deployment
-	removed map[string]string // removals that an unlisted deployment was last told
-	notices map[string]string // about the last removal of deployments, see ErrCarriedOut
-	failed  map[string]failedOrders
-	refused map[string]map[string]refusal // instances of deployments, by name
-	status  OrderStatus
+	mu     sync.Mutex
+	due    map[string]bool   // models whose deployments are not to wait for the next tick
+	notes  map[string]*notes // by deployment
+	status OrderStatus
 
 	hearing hearing
-}
-
-// round is what is done for one deployment at a time: its backend is asked, the report written, and an order given.
-type round struct {
-	urgent <-chan struct{} // closed when it, or another one behind it, was asked for: it waits for no other round
-	hurry  func()          // closes urgent
-	again  bool            // another one was asked for: something changed since it read
 }
 
 // OrderStatus is the counters of orders to backends since the start of the term. Failed counts as well how often a
@@ -57,9 +45,7 @@ type OrderStatus struct {
 func newApplier(db postgres.DB, fence duty.Fence, cfg Config) *applier {
 	return &applier{
 		cfg: cfg, db: db, fence: fence, wake: make(chan struct{}, 1), conns: make(chan struct{}, connsMax),
-		limit: roundMax, rounds: map[string]*round{}, removed: map[string]string{}, due: map[string]bool{},
-		notices: map[string]string{}, failed: map[string]failedOrders{}, refused: map[string]map[string]refusal{},
-		seen: func(string) {},
+		limit: roundMax, due: map[string]bool{}, notes: map[string]*notes{}, seen: func(string) {},
 	}
 }
 
@@ -168,9 +154,7 @@ func (a *applier) take() map[string]bool {
 // startRounds starts a round of each deployment that the leader drives and that has none: of the models that are asked
 // for, or of all where asked is nil. One that is asked for and has a round gets another one behind it.
 func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked map[string]bool) error {
-	a.mu.Lock()
-	changing := maps.Clone(a.rounds) // what is read of these may be out of date when their rounds have ended
-	a.mu.Unlock()
+	changing := a.changing() // what is read of these may be out of date when their rounds have ended
 	rows, err := a.deployments(ctx, asked)
 	if err != nil {
 		return err
@@ -197,7 +181,7 @@ func (a *applier) startRounds(ctx context.Context, group *sync.WaitGroup, asked 
 		if r == nil {
 			continue
 		}
-		if changing[s.Name] != nil { // its round ended since
+		if changing[s.Name] { // its round ended since
 			if again := a.end(s.Name); again || asked[s.Model] {
 				a.nudge(s.Model)
 			}
@@ -231,20 +215,6 @@ func (a *applier) protected(ctx context.Context, s applied, urgent <-chan struct
 	return starts, err
 }
 
-// retain forgets what was noted about deployments that were removed: one that gets the name of another is not that one.
-func (a *applier) retain(rows []applied) {
-	exists := make(map[string]bool, len(rows))
-	for _, s := range rows {
-		exists[s.Name] = true
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	maps.DeleteFunc(a.removed, func(name string, _ string) bool { return !exists[name] })
-	maps.DeleteFunc(a.notices, func(name string, _ string) bool { return !exists[name] })
-	maps.DeleteFunc(a.refused, func(name string, _ map[string]refusal) bool { return !exists[name] })
-	maps.DeleteFunc(a.failed, func(name string, _ failedOrders) bool { return !exists[name] })
-}
-
 // deployments reads the deployments of the models, or those of all: where asked is nil, and under a budget, since
 // whether there is room for one more depends on all.
 func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]applied, error) {
@@ -256,36 +226,6 @@ func (a *applier) deployments(ctx context.Context, asked map[string]bool) ([]app
 		}
 	}
 	return pgx.CollectRows(postgres.Query(ctx, a.db, deploymentsSQL), readDeployment)
-}
-
-// begin begins a round of the deployment, or returns nil where one is under way. Another one that was asked for is not
-// lost then: it follows that one, which does not wait for other rounds any more.
-func (a *applier) begin(name string, asked bool) *round {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if r := a.rounds[name]; r != nil {
-		if asked {
-			r.again = true
-			r.hurry()
-		}
-		return nil
-	}
-	urgent := make(chan struct{})
-	r := &round{urgent: urgent, hurry: sync.OnceFunc(func() { close(urgent) })}
-	if asked {
-		r.hurry()
-	}
-	a.rounds[name] = r
-	return r
-}
-
-// end notes the end of a round, and says whether another round was asked for meanwhile.
-func (a *applier) end(name string) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	again := a.rounds[name].again
-	delete(a.rounds, name)
-	return again
 }
 
 // registeredSQL reads the instances of deployment $1, and those that belong to none and have the name or the endpoint
@@ -331,7 +271,7 @@ func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct
 		s.OrderedAt = &now
 	}
 	err = backend.Apply(ctx, *todo.order)
-	a.notice(*todo.order, err)
+	a.noted(s.Name, func(n *notes) { n.answered(*todo.order, err, time.Now()) })
 	if err != nil && !errors.Is(err, ErrCarriedOut) {
 		if noted, failed := a.noRoom(ctx, s, todo, err); noted {
 			return false, failed
@@ -343,57 +283,9 @@ func (a *applier) reconcile(ctx context.Context, s applied, urgent <-chan struct
 		return false, errors.Join(err, a.fail(ctx, s, err))
 	}
 	a.count(func(st *OrderStatus) { st.Applied++ })
-	a.mu.Lock()
-	a.removed[s.Name] = strings.Join(todo.order.Remove, " ")
-	a.mu.Unlock()
+	a.noted(s.Name, func(n *notes) { n.removed = strings.Join(todo.order.Remove, " ") })
 	return listed && todo.order.Count > s.Ordered, a.exec(ctx, appliedSQL, s.Name, todo.order.ID, startError,
 		todo.order.starts())
-}
-
-// failedOrders are the orders of a deployment in a row that start nothing and failed. They tell nothing about starts:
-// they block none, and are forgotten when an order was carried out.
-type failedOrders struct {
-	n       int
-	retryAt time.Time
-	message string // of the last one
-}
-
-// removeRetry is the longest pause after an order that starts nothing and failed: what it removes costs money.
-const removeRetry = 15 * time.Second
-
-// notice keeps what keeps a backend from removing instances, or from removing them as it should: until it carries out
-// an order, or removes some without that.
-func (a *applier) notice(o Order, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	carriedOut := errors.Is(err, ErrCarriedOut)
-	switch {
-	case carriedOut:
-		a.notices[o.Name] = messageOf(err)
-	case err == nil && len(o.Remove) > 0:
-		delete(a.notices, o.Name)
-	}
-	switch {
-	case err == nil || carriedOut:
-		delete(a.failed, o.Name)
-	case !o.starts():
-		n := a.failed[o.Name].n + 1
-		pause := max(min(backoff(n), removeRetry), pauseAfter(err, 0))
-		a.failed[o.Name] = failedOrders{n: n, retryAt: time.Now().Add(pause), message: messageOf(err)}
-	}
-}
-
-func (a *applier) noticeOf(deployment string) string {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return cmp.Or(a.failed[deployment].message, a.notices[deployment])
-}
-
-// waits says whether an order is not to be given yet, because those before it failed that start nothing either.
-func (a *applier) waits(o Order) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return !o.starts() && time.Now().Before(a.failed[o.Name].retryAt)
 }
 
 // connsMax is how many rounds of a tick use the database at once. Deployments that nobody waits for would else take all
@@ -445,11 +337,13 @@ func (a *applier) prepare(
 			return steps{}, fmt.Errorf("read which instances of deployment %q are in use: %w", s.Name, err)
 		}
 	}
-	s.refused = a.refusedOf(s.Name)
+	a.noted(s.Name, func(n *notes) { s.refused = n.refusedAt(time.Now()) })
 	todo := plan(s, registered, found, listed, s.now())
-	if todo.order != nil && (!listed && !a.isNews(s, todo.order) || a.waits(*todo.order)) {
-		todo.order = nil
-	}
+	a.noted(s.Name, func(n *notes) {
+		if o := todo.order; o != nil && (!listed && !n.isNews(s, o) || n.waits(*o, time.Now())) {
+			todo.order = nil
+		}
+	})
 	if err := a.write(ctx, s, place, &todo); err != nil {
 		err = fmt.Errorf("write the state of deployment %q: %w", s.Name, err)
 		return steps{}, errors.Join(err, a.note(ctx, s, err))
@@ -477,12 +371,4 @@ func placeOf(backend Backend, s applied) (string, error) {
 			"deployment and make it again", s.Name, ErrElsewhere, s.Place, place)
 	}
 	return place, nil
-}
-
-// isNews says whether an order to a backend that lists nothing differs from the one that it confirmed.
-func (a *applier) isNews(s applied, o *Order) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	same := o.Count == s.Ordered && s.AppliedID == s.OrderID && a.removed[s.Name] == strings.Join(o.Remove, " ")
-	return !same || s.AppliedAt == nil || s.now().Sub(*s.AppliedAt) >= confirmUnlisted
 }

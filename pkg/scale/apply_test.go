@@ -240,8 +240,8 @@ func TestAChangeThatABackendTellsOfWaitsForNoTick(t *testing.T) {
 	rounds := func() bool {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		r := a.rounds["llama-own"]
-		return r != nil && r.again
+		n := a.notes["llama-own"]
+		return n != nil && n.round != nil && n.round.again
 	}
 	for deadline := time.Now().Add(time.Minute); !rounds(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
@@ -505,12 +505,11 @@ func TestABackendThatAsksToWaitIsTriedNoSooner(t *testing.T) {
 				t.Errorf("it asks for %s: pause %d is %g s, want %g", time.Duration(wait), i+1, pause, want[i])
 			}
 		}
-		a := newApplier(db, free{db}, Config{})
-		before := time.Now()
-		a.notice(Order{BackendTarget: BackendTarget{Name: "own"}, Count: 1, Current: 2, Remove: []string{"a"}}, wait)
-		retry, pause := a.failed["own"].retryAt, time.Duration(want[0])*time.Second
-		if retry.Before(before.Add(pause)) || retry.After(time.Now().Add(pause)) {
-			t.Errorf("it asks for %s: a removal is tried again after %s, want %s", time.Duration(wait), retry.Sub(before), pause)
+		var n notes
+		now := time.Now()
+		n.answered(Order{Count: 1, Current: 2, Remove: []string{"a"}}, wait, now)
+		if got, pause := n.failed.retryAt.Sub(now), time.Duration(want[0])*time.Second; got != pause {
+			t.Errorf("it asks for %s: a removal is tried again after %s, want %s", time.Duration(wait), got, pause)
 		}
 	}
 }
@@ -522,16 +521,16 @@ func TestNotesGoWithTheirDeployment(t *testing.T) {
 	w.round()
 	a := w.duty.applier
 	for _, name := range []string{"llama-own", "removed before"} {
-		a.removed[name], a.notices[name], a.failed[name] = "x", "x", failedOrders{n: 1}
+		a.noted(name, func(n *notes) { n.removed, n.notice, n.failed = "x", "x", failedOrders{n: 1} })
 	}
 	w.round()
-	if len(a.removed) != 1 || len(a.notices) != 1 || len(a.failed) != 1 || a.notices["llama-own"] == "" {
-		t.Errorf("kept: %v, %v, %v", a.removed, a.notices, a.failed)
+	if n := a.notes["llama-own"]; len(a.notes) != 1 || n == nil || n.notice != "x" {
+		t.Errorf("kept: %v", a.notes)
 	}
 	do(t, db, `SELECT penstock.remove_deployment('llama-own')`)
 	w.round()
-	if len(a.removed)+len(a.notices)+len(a.failed) != 0 {
-		t.Errorf("kept without a deployment: %v, %v, %v", a.removed, a.notices, a.failed)
+	if len(a.notes) != 0 {
+		t.Errorf("kept without a deployment: %v", a.notes)
 	}
 }
 
@@ -1032,7 +1031,7 @@ func TestARemovalThatFailedBlocksNothing(t *testing.T) {
 		t.Errorf("while it fails: %s", got)
 	}
 	c.before = nil
-	w.duty.applier.failed["llama-own"] = failedOrders{} // the pause is over
+	w.duty.applier.notes["llama-own"].failed = failedOrders{} // the pause is over
 	for range 3 {
 		w.round()
 	}

@@ -60,7 +60,8 @@
 //	store.go       writes decisions, states, minutes and the numbers of deployments, in one transaction of the term
 //	fleet.go       the instances that are paid for, for metrics
 //	applied.go     a deployment whose number is applied: its row, and what a round knows of it besides
-//	apply.go       the rounds: who has one under way, when the next one is due, what follows from a failed order
+//	apply.go       the rounds: when they are due, and what one does
+//	notes.go       what the applier knows of a deployment besides its row: its round, and how its last orders went
 //	backend.go     the interface of what starts and stops instances; the implementations are in pkg/scale/backend
 //	usage.go       what nodes and gateways report about the calls of instances
 //	plan.go        pure: compares a number with what is registered and what exists, and says what to do

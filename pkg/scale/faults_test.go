@@ -103,7 +103,9 @@ func (f *faulty) happen() {
 func (f *faulty) settle() {
 	f.t.Helper()
 	do(f.t, f.db, `UPDATE penstock.deployment_state SET retry_at = clock_timestamp()`)
-	clear(f.duty.applier.failed)
+	for _, n := range f.duty.applier.notes {
+		n.failed = failedOrders{}
+	}
 }
 
 // Whatever fails, in whatever order, no instance is removed where a request runs, be it one that ran before. When the faults are over, as many exist

@@ -109,13 +109,15 @@ func (a *applier) write(ctx context.Context, s applied, place string, todo *step
 			found.Error, found.ErrorKind = "", ""
 		}
 	}
-	found.Error = cmp.Or(found.Error, a.noticeOf(s.Name), todo.refusal(), todo.overdue)
+	var notice string
+	a.noted(s.Name, func(n *notes) { notice = n.message() })
+	found.Error = cmp.Or(found.Error, notice, todo.refusal(), todo.overdue)
 	if !todo.changes(s, found) {
 		return nil
 	}
 	err := a.fence.InTx(ctx, func(tx pgx.Tx) error { return todo.writeTx(ctx, tx, found) })
 	if err == nil {
-		a.noteRefused(s.Name, todo)
+		a.noted(s.Name, func(n *notes) { n.refuse(todo, time.Now()) })
 		a.count(func(st *OrderStatus) {
 			st.Registered += int64(len(todo.register) - len(todo.refused))
 			st.Forgotten += int64(len(todo.forget))

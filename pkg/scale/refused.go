@@ -18,35 +18,27 @@ type refusal struct {
 // may have been put right, and it costs money while it serves nothing.
 const refusedRetry = time.Minute
 
-// noteRefused keeps the refusals of a round, and those that the round did not try again.
-func (a *applier) noteRefused(deployment string, round *steps) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	before, kept := a.refused[deployment], map[string]refusal{}
+// refuse keeps the refusals of a round, and those that the round did not try again.
+func (n *notes) refuse(round *steps, now time.Time) {
+	kept := map[string]refusal{}
 	maps.Copy(kept, round.paused)
 	for _, i := range round.register {
 		if err := round.refused[i.Name]; err != nil {
-			n := before[i.Name].n + 1
+			tries := n.refused[i.Name].n + 1
 			kept[i.Name] = refusal{
-				endpoint: i.Endpoint, n: n, message: messageOf(err),
-				retryAt: time.Now().Add(min(backoff(n), refusedRetry)),
+				endpoint: i.Endpoint, n: tries, message: messageOf(err),
+				retryAt: now.Add(min(backoff(tries), refusedRetry)),
 			}
 		}
 	}
-	if len(kept) == 0 {
-		delete(a.refused, deployment)
-		return
-	}
-	a.refused[deployment] = kept
+	n.refused = kept
 }
 
-// refusedOf are the instances of a deployment that could not be registered, by name.
-func (a *applier) refusedOf(deployment string) map[string]refusal {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	refused := maps.Clone(a.refused[deployment])
+// refusedAt are the instances that could not be registered, by name.
+func (n *notes) refusedAt(now time.Time) map[string]refusal {
+	refused := maps.Clone(n.refused)
 	for name, r := range refused {
-		r.paused = time.Now().Before(r.retryAt)
+		r.paused = now.Before(r.retryAt)
 		refused[name] = r
 	}
 	return refused
