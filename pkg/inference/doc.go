@@ -77,6 +77,7 @@
 //	labels.go                  instances with the labels that an entry asks for
 //	objects.go, objects_s3.go  results that are too large for a row
 //	health.go                  probes of instances
+//	sweep.go                   between probes: deletes what is too old, and what entries have left
 //	stale.go                   slots that no node follows: which of them are free? pure
 //	starting.go                instances that are not ready yet: may requests wait for them?
 //	usage.go                   what calls used of workers, by the hour

@@ -14,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/penstock/penstock/internal/duty"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/slot"
 )
@@ -29,7 +28,7 @@ type Prober struct {
 	log      *slog.Logger
 	wake     chan struct{} // holds one
 	starts   chan struct{} // a place for each start that is watched
-	believed duty.Clock    // judges the database's clock for what is deleted by it
+	sweeper  *sweeper      // has a pass after each claim of probes
 
 	mu       sync.Mutex
 	running  map[int32]struct{} // instances that are being probed here, and starts that are watched
@@ -49,6 +48,7 @@ func newProber(t tuning, db postgres.DB, registry *Registry, log *slog.Logger) *
 	return &Prober{
 		tuning: t, db: db, registry: registry, log: log, running: map[int32]struct{}{},
 		wake: make(chan struct{}, 1), starts: make(chan struct{}, startsMax),
+		sweeper: newSweeper(t, db, registry, log),
 	}
 }
 
@@ -67,9 +67,7 @@ func (p *Prober) Run(ctx context.Context) error {
 	probing := make(chan struct{}, probesMax)
 	ticks := time.NewTicker(p.tuning.probeEvery / 5)
 	defer ticks.Stop()
-	swept := time.Now()
-	p.sweep(ctx) // the first makes the partitions that runs write to
-	ended := p.sweepTurns()
+	p.sweeper.sweep(ctx) // the first makes the partitions that runs write to
 	for {
 		select {
 		case <-ctx.Done():
@@ -83,12 +81,7 @@ func (p *Prober) Run(ctx context.Context) error {
 			p.log.Error("claim probes at instances", "error", err)
 		}
 		p.begin(ctx, due, &probes, probing)
-		if time.Since(swept) > time.Minute {
-			swept = time.Now()
-			p.sweep(ctx)
-		}
-		if ended(len(due)) {
-			runs := p.sweepEnded(ctx)
+		if runs := p.sweeper.pass(ctx, len(due)); len(runs) > 0 {
 			probes.Go(func() { p.stopRuns(ctx, runs) })
 		}
 	}
@@ -317,90 +310,4 @@ func (p *Prober) store(ctx context.Context, f found, next time.Duration) error {
 			"reason", h.Reason)
 	}
 	return nil
-}
-
-// sweepTurns returns a function that is called after each claim of probes, with their number, and says whether it is
-// this process's turn to sweep what is left of entries that have ended. The turns of all processes together come once a
-// minute, for each process counts its part of the probes; without instances each has one a minute. The first one after
-// a start of all processes comes within a minute too: runs that nobody waits for any more go on until then.
-func (p *Prober) sweepTurns() func(probes int) bool {
-	due := rand.Float64() // processes that were started together have their first turns apart
-	return func(probes int) bool {
-		passed := p.tuning.probeEvery / 5
-		part := passed.Minutes()
-		if all := len(p.registry.current.Load().instances); all > 0 {
-			part = p.tuning.probeEvery.Minutes() * float64(probes) / float64(all)
-		}
-		due += part
-		turn := due >= 1
-		if turn {
-			due = 0
-		}
-		return turn
-	}
-}
-
-// sweepEnded drops what is left of entries that have ended. It returns the runs among that, which workers are to stop.
-func (p *Prober) sweepEnded(ctx context.Context) []endedRun {
-	runs, err := sweepRuns(ctx, p.db)
-	_, failed := p.db.Exec(ctx, sweepHarmSQL)
-	if err = errors.Join(err, failed); err != nil && ctx.Err() == nil {
-		p.log.Error("sweep what entries have left", "error", err)
-	}
-	return runs
-}
-
-// sweep drops what is too old.
-func (p *Prober) sweep(ctx context.Context) {
-	err := errors.Join(slot.SweepDemand(ctx, p.db), p.delete(ctx, sweepUsageSQL), p.delete(ctx, sweepFoldsSQL),
-		p.sweepOutput(ctx, outputFor))
-	switch {
-	case err == nil || ctx.Err() != nil:
-	case errors.Is(err, duty.ErrClock): // which waits, and ends by itself
-		p.log.Warn("sweep", "error", err)
-	default:
-		p.log.Error("sweep", "error", err)
-	}
-}
-
-const (
-	sweepOutputSQL = `SELECT penstock.sweep_output($1)`
-	makeOutputSQL  = `SELECT penstock.make_output_partitions()` // which sweep_output does as well
-	readClockSQL   = `SELECT clock_timestamp()`
-
-	outputMost = 10_000      // rows that a statement deletes
-	outputFor  = time.Second // a sweep: probes wait meanwhile
-)
-
-// sweepOutput drops output that is not kept, with one statement or, while rows are left, as many as begin within the
-// time.
-// What it locks may stop all output, so that each statement is a transaction of its own, and the clock is judged before
-// it.
-func (p *Prober) sweepOutput(ctx context.Context, most time.Duration) error {
-	for began := time.Now(); time.Since(began) < most; {
-		var clock time.Time
-		if err := p.db.QueryRow(ctx, readClockSQL).Scan(&clock); err != nil {
-			return err
-		}
-		if err := p.believed.Check(clock); err != nil {
-			_, failed := p.db.Exec(ctx, makeOutputSQL)
-			return errors.Join(err, failed)
-		}
-		var gone int64
-		err := p.db.QueryRow(ctx, sweepOutputSQL, outputMost).Scan(&gone)
-		if err != nil || gone < outputMost {
-			return err
-		}
-	}
-	return nil
-}
-
-// delete runs a statement that deletes what is old by the database's clock.
-func (p *Prober) delete(ctx context.Context, sql string) error {
-	return postgres.InTx(ctx, p.db, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, sql); err != nil {
-			return err
-		}
-		return p.believed.CheckTx(ctx, tx)
-	})
 }

@@ -48,10 +48,10 @@ func TestNoOutputIsDroppedByAClockThatHasJumped(t *testing.T) {
 	const old = `SELECT (SELECT count(*) FROM penstock.usage_hour)::int
 	     + (SELECT count(*) FROM pg_inherits WHERE inhparent = 'penstock.output'::regclass
 	         AND inhrelid::regclass::text = 'penstock.output_' || to_char(date_trunc('hour', now()) - interval '3 hours', 'YYYYMMDDHH24'))::int`
-	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
-	b.must(p.believed.Check(time.Now().Add(-5 * time.Hour))) // the time that has passed: the database's clock is ahead
+	s := newSweeper(usualTuning(), b.pool, nil, quiet)
+	b.must(s.believed.Check(time.Now().Add(-5 * time.Hour))) // the time that has passed: the database's clock is ahead
 	for range 2 {                                            // the first may have no more to do than to make partitions
-		p.sweep(b.ctx)
+		s.sweep(b.ctx)
 	}
 	if n := b.count(old); n != 2 {
 		t.Errorf("%d of an old hour of output and of use are left, want both", n)
@@ -59,8 +59,7 @@ func TestNoOutputIsDroppedByAClockThatHasJumped(t *testing.T) {
 	if n := b.count(`SELECT count(*) FROM pg_inherits WHERE inhparent = 'penstock.output'::regclass`); n < 5 {
 		t.Errorf("output has %d partitions, want the old one, the default one and those of the next hours", n)
 	}
-	p = newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
-	p.sweep(b.ctx)
+	newSweeper(usualTuning(), b.pool, nil, quiet).sweep(b.ctx)
 	if n := b.count(old); n != 0 {
 		t.Errorf("by a clock that is believed %d are left", n)
 	}

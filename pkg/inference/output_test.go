@@ -84,8 +84,7 @@ func TestHoursOfOutputAreDropped(t *testing.T) {
 		SELECT q.id, 2, 1, 1, n, 'x', (SELECT min(at) FROM `+old+`) FROM penstock.queue q, generate_series(1, $1) n
 		 WHERE q.name = 'other'`, 2*outputMost+1)
 	b.must(err)
-	p := newProber(usualTuning(), b.pool, NewRegistry(b.pool, worker.Config{}, 0, quiet), quiet)
-	b.must(p.sweepOutput(b.ctx, time.Hour))
+	b.must(newSweeper(usualTuning(), b.pool, nil, quiet).sweepOutput(b.ctx, time.Hour))
 	if n := rows(old); n != 100 {
 		t.Errorf("one sweep leaves %d rows, want those of the model that keeps its output", n)
 	}

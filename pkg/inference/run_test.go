@@ -404,10 +404,10 @@ func TestCancelOfARunThatNoNodeFollowsReachesTheWorker(t *testing.T) {
 	_, err = b.pool.Exec(b.ctx, `UPDATE penstock.remote_run SET started_at = started_at - interval '2 minutes'`)
 	b.must(err)
 	next := b.start(ServiceConfig{})
-	next.Prober.stopRuns(b.ctx, next.Prober.sweepEnded(b.ctx)) // as it does when it is its turn
+	next.Prober.stopRuns(b.ctx, next.Prober.sweeper.sweepEnded(b.ctx)) // as it does when it is its turn
 	awaitAtLeast(t, &w.cancels, 1)
 	b.await(0, `SELECT count(*) FROM penstock.remote_run`)
-	if next.Prober.stopRuns(b.ctx, next.Prober.sweepEnded(b.ctx)); w.cancels.Load() != 1 {
+	if next.Prober.stopRuns(b.ctx, next.Prober.sweeper.sweepEnded(b.ctx)); w.cancels.Load() != 1 {
 		t.Errorf("the worker was asked %d times", w.cancels.Load())
 	}
 }

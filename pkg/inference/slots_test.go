@@ -389,7 +389,7 @@ func TestADemandFromTheFutureKeepsNoSlotBack(t *testing.T) {
 		if hungry != want {
 			t.Errorf("after a demand of now and %s %d nodes miss slots, want %d", at, hungry, want)
 		}
-		s.Prober.sweep(b.ctx)
+		s.Prober.sweeper.sweep(b.ctx)
 		if n := b.count(`SELECT count(*) FROM penstock.slot_demand`); (n == 0) != (at == "'1 hour'") {
 			t.Errorf("after a demand of now and %s there are %d rows", at, n)
 		}

@@ -69,7 +69,7 @@ func TestProcessesTakeTurnsToSweep(t *testing.T) {
 			}
 			turns, taken := make([]func(int) bool, c.processes), 0
 			for i := range turns {
-				turns[i] = newProber(usualTuning(), nil, registry, quiet).sweepTurns()
+				turns[i] = newSweeper(usualTuning(), nil, registry, quiet).turn
 			}
 			const minutes = 100
 			for range minutes * 60 { // ticks, of which five make an interval
