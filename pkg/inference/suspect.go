@@ -16,7 +16,7 @@ import (
 // suspects does (pkg/tasknode/suspect.go). What follows for an entry whose call ended with the device lost:
 //
 //  1. It is a suspect until it is served. Suspects leave the instance to other entries until one of those is served
-//     there; if none is, one suspect tries it each SuspectWait.
+//     there; if none is, one suspect tries it each suspectWait.
 //  2. Suspects run one at a time at an instance, and one that was running during two losses runs alone there. What
 //     finds no instance so goes back unspent: a run does not wait for one.
 //  3. The loss is harm of the entry if its call was alone, the device had served before, and no other entry lost it
