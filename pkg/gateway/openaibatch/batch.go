@@ -74,6 +74,10 @@ const batchColumns = `
           FROM penstock.api_token t
          WHERE t.name = b.owner)`
 
+// isOpen holds for a batch that has not ended, as in the index gateway_batch_work. Here none is finalizing, a status of
+// the API of OpenAI: finishSQL writes that time together with the end.
+const isOpen = `b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')`
+
 const batchSQL = `SELECT` + batchColumns + `
   FROM penstock.gateway_batch b
  WHERE b.id = $1 AND b.owner = $2`

@@ -159,7 +159,7 @@ func hideFile(ctx context.Context, db postgres.DB, owner, id string) error {
 // sweepBatchesSQL removes batches that ended long ago.
 const sweepBatchesSQL = `
 DELETE FROM penstock.gateway_batch b
- WHERE b.status NOT IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ WHERE NOT ` + isOpen + `
    AND coalesce(b.completed_at, b.failed_at, b.expired_at, b.cancelled_at) < clock_timestamp() - interval '90 days'`
 
 // sweepFilesSQL removes up to $1 files that were deleted, have expired or were never completed, and that no open batch
@@ -173,7 +173,7 @@ DELETE FROM penstock.gateway_file
                OR f.expires_at < clock_timestamp() - interval '1 minute'
                OR (f.completed_at IS NULL AND f.created_at < clock_timestamp() - interval '1 day'))
           AND NOT EXISTS (SELECT FROM penstock.gateway_batch b
-                           WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+                           WHERE ` + isOpen + `
                              AND f.id IN (b.input_file_id, b.output_file_id, b.error_file_id))
         LIMIT $1
           FOR UPDATE SKIP LOCKED)`

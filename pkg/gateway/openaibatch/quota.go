@@ -26,7 +26,7 @@ const usedSQL = `
 SELECT (SELECT coalesce(sum(f.bytes), 0)::bigint FROM penstock.gateway_file f WHERE f.owner = $1),
        (SELECT count(*) FROM penstock.gateway_file f WHERE f.owner = $1),
        (SELECT count(*) FROM penstock.gateway_batch b
-         WHERE b.owner = $1 AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
+         WHERE b.owner = $1 AND ` + isOpen + `)`
 
 // used is what an owner has.
 type used struct {

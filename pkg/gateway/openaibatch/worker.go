@@ -21,7 +21,7 @@ UPDATE penstock.gateway_batch
    SET next_at = clock_timestamp() + least(interval '5 s' * 2 ^ least(failed_turns, 10), interval '5 min'),
        failed_turns = failed_turns + 1
  WHERE id = (SELECT b.id FROM penstock.gateway_batch b
-              WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+              WHERE ` + isOpen + `
                 AND (b.next_at <= clock_timestamp() OR b.next_at > clock_timestamp() + $1::interval)
               ORDER BY b.next_at
               LIMIT 1
@@ -31,13 +31,13 @@ RETURNING id`
 // takenSQL locks a batch that was taken. It may have ended: in a turn of another gateway, where this one came late.
 const takenSQL = `SELECT` + batchColumns + `
   FROM penstock.gateway_batch b
- WHERE b.id = $1 AND b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling')
+ WHERE b.id = $1 AND ` + isOpen + `
    FOR UPDATE OF b`
 
 // openSQL says whether there is an open batch.
 const openSQL = `
 SELECT EXISTS (SELECT FROM penstock.gateway_batch b
-                WHERE b.status IN ('validating', 'in_progress', 'finalizing', 'cancelling'))`
+                WHERE ` + isOpen + `)`
 
 // restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), but
 // after $3 if its lines wait for the rate of a token ($4). If it moved nothing, after $3, and twice as long for each
