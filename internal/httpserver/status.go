@@ -2,6 +2,10 @@ package httpserver
 
 import "net/http"
 
+// StatusClientGone is the status under which logs and metrics have requests whose client went away. HTTP has none,
+// since nobody reads it.
+const StatusClientGone = 499
+
 // StatusWriter is a ResponseWriter that remembers the status of the answer. Make it by NewStatusWriter.
 type StatusWriter struct {
 	http.ResponseWriter

@@ -14,6 +14,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/scale/simulate"
@@ -37,10 +38,6 @@ var (
 	errInternal = errors.New("something went wrong here; the leader's log says what")
 	errGone     = errors.New("the client ended the request before its answer")
 )
-
-// statusGone is the status under which requests are counted whose client went away: HTTP has none, since nobody
-// reads it.
-const statusGone = 499
 
 // statuses is the table from error to HTTP: the first row that matches counts. Codes are for programs and stay.
 var statuses = []struct {
@@ -88,7 +85,7 @@ var statuses = []struct {
 	{errNotYet, http.StatusServiceUnavailable, "not_yet"},
 	{errTimeout, http.StatusServiceUnavailable, "timeout"},
 	{errUnavailable, http.StatusServiceUnavailable, "unavailable"},
-	{errGone, statusGone, "client_gone"},
+	{errGone, httpserver.StatusClientGone, "client_gone"},
 	{errInternal, http.StatusInternalServerError, "internal"},
 }
 

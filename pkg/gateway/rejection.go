@@ -3,6 +3,8 @@ package gateway
 import (
 	"fmt"
 	"time"
+
+	"github.com/penstock/penstock/internal/httpserver"
 )
 
 // Dropped is why a request was not served, in the words of the header x-penstock-dropped-reason.
@@ -69,5 +71,5 @@ func (r *Rejection) code() string {
 	return string(r.Reason)
 }
 
-// statusLeft is the status of a request whose client went away, in logs and metrics.
-const statusLeft = 499
+// statusLeft is the status of a request whose client went away.
+const statusLeft = httpserver.StatusClientGone
