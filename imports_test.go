@@ -17,7 +17,8 @@ import (
 
 const module = "github.com/penstock/penstock"
 
-// allowedImports says which packages of this module a package may import. A row ending in /... covers the packages below it.
+// allowedImports says which packages of this module a package imports, and no more. Those of a program are what any of them may import; a name ending in /...
+// covers the packages below it.
 // Imports point downwards: programs, duties, the queue, the database. Duties do not import one another:
 // where one needs another it declares a small interface and the program supplies it.
 var allowedImports = map[string][]string{
@@ -54,23 +55,25 @@ var allowedImports = map[string][]string{
 	"pkg/slot": {"internal/postgres", "pkg/invalidation"},
 
 	// The duties.
-	"pkg/governor":  duty,
-	"pkg/tasknode":  append(slices.Clone(duty), "pkg/fairness"),
-	"pkg/fairness":  duty,
-	"pkg/inference": append(slices.Clone(duty), "internal/durable", "pkg/slot", "pkg/worker"),
-	"pkg/gateway":   append(slices.Clone(duty), "internal/durable", "internal/httpserver", "internal/stream", "pkg/slot", "pkg/worker"),
-	"pkg/cron":      duty,
+	"pkg/governor":  {},
+	"pkg/tasknode":  {"internal/postgres", "pkg/fairness", "pkg/invalidation"},
+	"pkg/fairness":  {"internal/postgres", "pkg/invalidation"},
+	"pkg/inference": {"internal/durable", "internal/duty", "internal/postgres", "pkg/invalidation", "pkg/slot", "pkg/worker"},
+	"pkg/gateway": {
+		"internal/durable", "internal/httpserver", "internal/postgres", "internal/stream", "pkg/invalidation", "pkg/slot", "pkg/worker",
+	},
+	"pkg/cron": {"internal/duty", "internal/postgres"},
 
-	"pkg/gateway/openaibatch": append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
-	"pkg/gateway/prediction":  append(slices.Clone(duty), "internal/stream", "pkg/gateway", "pkg/worker"),
+	"pkg/gateway/openaibatch": {"internal/duty", "internal/postgres", "internal/stream", "pkg/gateway", "pkg/invalidation", "pkg/worker"},
+	"pkg/gateway/prediction":  {"internal/postgres", "internal/stream", "pkg/gateway", "pkg/invalidation", "pkg/worker"},
 
-	"pkg/recovery":    duty,
-	"pkg/maintenance": duty,
-	"pkg/election":    duty,
-	"pkg/webhook":     append(slices.Clone(duty), "internal/oneline"),
-	"pkg/changelog":   duty,
-	"pkg/batch":       duty,
-	"pkg/scale":       append(slices.Clone(duty), "internal/oneline", "pkg/cron"), // the schedules of floors
+	"pkg/recovery":    {"internal/duty", "internal/postgres", "pkg/invalidation"},
+	"pkg/maintenance": {"internal/duty", "internal/postgres", "pkg/invalidation"},
+	"pkg/election":    {"internal/duty", "internal/postgres"},
+	"pkg/webhook":     {"internal/duration", "internal/oneline", "internal/postgres", "pkg/invalidation"},
+	"pkg/changelog":   {"internal/postgres", "pkg/invalidation"},
+	"pkg/batch":       {"internal/duty", "internal/postgres", "pkg/invalidation"},
+	"pkg/scale":       {"internal/duration", "internal/duty", "internal/oneline", "internal/postgres", "pkg/cron"}, // the schedules of floors
 
 	// Pictures and numbers of the dashboard: typed values in, markup out.
 	"web/picture": {"web/format"},
@@ -87,17 +90,21 @@ var allowedImports = map[string][]string{
 	"pkg/scale/keda/externalscaler": {},
 
 	// HTTP does what the CLI does, by the same functions.
-	"pkg/api": append(slices.Clone(duty), "internal/httpserver", "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate",
-		"migrations"),
+	"pkg/api": {
+		"internal/httpserver", "internal/postgres", "internal/stream", "migrations", "pkg/doctor", "pkg/invalidation", "pkg/operator", "pkg/scale",
+		"pkg/scale/simulate",
+	},
 
 	// The dashboard reads and changes what the API does, by the same functions.
 	// The page of the autoscaler plays a policy by the code that decides.
-	"web": append(slices.Clone(duty), "internal/stream", "pkg/operator", "pkg/doctor", "pkg/scale", "pkg/scale/simulate", "web/format",
-		"web/picture"),
+	"web": {
+		"internal/postgres", "internal/stream", "pkg/doctor", "pkg/invalidation", "pkg/operator", "pkg/scale", "pkg/scale/simulate", "web/format",
+		"web/picture",
+	},
 
 	// What operators see and do, and what is wrong; for the CLI, on the database itself.
-	"pkg/operator": duty,
-	"pkg/doctor":   append(slices.Clone(duty), "migrations"),
+	"pkg/operator": {"internal/postgres", "pkg/invalidation"},
+	"pkg/doctor":   {"internal/postgres", "migrations"},
 
 	// The client speaks HTTP: whoever imports it links no database driver of ours.
 	"pkg/client": {},
@@ -115,19 +122,21 @@ var allowedImports = map[string][]string{
 	"internal/httpserver": {},
 
 	// For development and tests.
-	"internal/pgtest":  {"migrations", "internal/devpostgres", "internal/postgres"},
+	"internal/pgtest":  {"migrations", "internal/devpostgres"},
 	"internal/machine": {},
 }
 
 var (
-	duty    = []string{"pkg/invalidation", "internal/postgres", "internal/duty", "internal/duration"}
 	program = []string{
 		"penstock", "pkg/...", "web", "migrations", "internal/postgres", "internal/devpostgres", "internal/config", "internal/duty", "internal/telemetry",
 		"internal/httpserver", "internal/oneline", "internal/version",
 	}
 
 	// allowedInTests is what the tests of any package may import besides.
-	allowedInTests = []string{"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/machine", "internal/telemetry/telemetrytest", "pkg/worker/workertest"}
+	allowedInTests = []string{
+		"migrations", "internal/postgres", "internal/devpostgres", "internal/pgtest", "internal/machine", "internal/telemetry/telemetrytest",
+		"pkg/invalidation", "pkg/worker/workertest",
+	}
 )
 
 // The table of imports in the documents, made from allowedImports.
@@ -167,9 +176,15 @@ func TestImportsPointDownwards(t *testing.T) {
 		if !bytes.Contains(architecture, []byte("`"+name+"`")) {
 			t.Errorf("docs/architecture.md says nothing about `%s`: add a row and a paragraph", name)
 		}
-		for _, imported := range ours(pkg.Imports) {
+		imports := ours(pkg.Imports)
+		for _, imported := range imports {
 			if !permitted(allowed, imported) {
 				t.Errorf("%s imports %s; the table allows it only %v", name, imported, allowed)
+			}
+		}
+		for _, row := range allowed {
+			if !strings.HasPrefix(name, "cmd/") && !slices.Contains(imports, row) {
+				t.Errorf("%s does not import %s: take it from its row of the table", name, row)
 			}
 		}
 		inTests := slices.Concat(allowed, allowedInTests, []string{name})
@@ -281,7 +296,8 @@ func TestTableOfImportsRefusesWhatItShould(t *testing.T) {
 	}{
 		{"pkg/invalidation", "internal/postgres", true},
 		{"pkg/invalidation", "migrations", false},
-		{"pkg/cron", "pkg/invalidation", true},
+		{"pkg/cron", "internal/duty", true},
+		{"pkg/cron", "pkg/invalidation", false},
 		{"pkg/cron", "pkg/recovery", false},
 		{"pkg/worker", "pkg/invalidation", false},
 		{"pkg/recovery", "internal/pgtest", false},
