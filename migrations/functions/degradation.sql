@@ -43,7 +43,8 @@ $$;
 
 -- awaited returns whether a model is expected to have no instance that takes calls. Where it has instances: each one is
 -- being started, for no longer than after which the autoscaler calls a start stuck, or is drained by the autoscaler, or
--- because an operator removed it.
+-- because an operator removed it. Numbers of seconds are held to 1e9: one that is no interval would end the list of
+-- degradations of all models.
 -- Where it has none: a deployment starts them when there is work; that none comes is for the alerts on the autoscaler.
 -- Callers: degraded_models, head_reasons.
 CREATE OR REPLACE FUNCTION penstock.awaited(model text) RETURNS boolean
@@ -51,12 +52,12 @@ LANGUAGE sql STABLE AS $$
     SELECT coalesce(
            bool_and(n.draining_at IS NOT NULL AND n.drain_by IN ('autoscaler', 'removed')
                     OR penstock.starts(n) AND n.created_at > clock_timestamp() - interval '1 second' * greatest(
-                        (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY x.seconds)
+                        (SELECT 3 * percentile_cont(0.95) WITHIN GROUP (ORDER BY least(x.seconds, 1e9))
                            FROM (SELECT c.seconds FROM penstock.cold_start c
                                   WHERE c.model = n.model ORDER BY c.at DESC LIMIT 50) x),
                         (SELECT CASE WHEN jsonb_typeof(d.policy->'stuck_min_seconds') = 'number'
-                                     THEN (d.policy->>'stuck_min_seconds')::double precision END
-                           FROM penstock.deployment d WHERE d.name = n.deployment), 600)),
+                                     THEN least(greatest((d.policy->>'stuck_min_seconds')::numeric, 600), 1e9) END
+                           FROM penstock.deployment d WHERE d.name = n.deployment)::double precision, 600)),
            EXISTS (SELECT FROM penstock.deployment d
                     WHERE d.model = awaited.model AND d.mode IN ('full', 'up-only', 'manual'))
            AND NOT EXISTS (SELECT FROM penstock.setting v WHERE v.name = 'scale.off' AND v.value = 'true'))

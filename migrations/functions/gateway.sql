@@ -468,6 +468,35 @@ END $$;
 
 -- Settings -----------------------------------------------------------------------------------------------------------
 
+-- policy_fields lists the fields of a policy, and behind them those of its objects, as floors.default. word is the
+-- value as text. A policy that is no object has none.
+-- Callers: check_gateway_policy, check_scale_policy.
+CREATE OR REPLACE FUNCTION penstock.policy_fields(config jsonb)
+RETURNS TABLE (field text, value jsonb, word text, type text)
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT p.field, p.value, p.value #>> '{}', jsonb_typeof(p.value)
+      FROM jsonb_each(CASE WHEN jsonb_typeof(config) = 'object' THEN config ELSE '{}' END) o
+     CROSS JOIN LATERAL (
+           SELECT o.key, o.value
+            UNION ALL
+           SELECT o.key || '.' || m.key, m.value
+             FROM jsonb_each(CASE WHEN jsonb_typeof(o.value) = 'object' THEN o.value ELSE '{}' END) m) p(field, value)
+$$;
+
+-- duration_seconds returns how many seconds a duration in Go's notation is, as 1m30.5s, null for another text. Each
+-- part is cut to whole nanoseconds, as Go does.
+-- Callers: check_gateway_policy, check_scale_policy.
+CREATE OR REPLACE FUNCTION penstock.duration_seconds(duration text) RETURNS numeric
+LANGUAGE sql IMMUTABLE AS $$
+    SELECT CASE WHEN length(duration) > 100 THEN NULL
+                WHEN duration = '0' THEN 0
+                WHEN duration ~ '^(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+$' THEN (
+                     SELECT sum(trunc(('0' || p.part[1])::numeric * u.ns)) / 1e9
+                       FROM regexp_matches(duration, '([0-9.]+)(ns|us|µs|ms|s|m|h)', 'g') p(part)
+                       JOIN (VALUES ('ns', 1), ('us', 1e3), ('µs', 1e3), ('ms', 1e6), ('s', 1e9), ('m', 6e10),
+                                    ('h', 3.6e12)) u(unit, ns) ON u.unit = p.part[2]) END
+$$;
+
 -- check_gateway_policy refuses a policy with a field that is not valid or does not exist, by its name. Durations are
 -- numbers of seconds or texts in Go's notation, as 1m30s.
 -- Callers: set_gateway_policy.
@@ -479,24 +508,18 @@ DECLARE
     ok boolean;
 BEGIN
     FOR f IN
-        SELECT p.field, v.kind, v.wanted, v.least, v.most, v.words, p.value, p.value #>> '{}' AS word,
-               jsonb_typeof(p.value) AS type
-          FROM (SELECT key, value FROM jsonb_each(config)
-                 UNION ALL
-                SELECT o.key || '.' || m.key, m.value
-                  FROM jsonb_each(config) o
-                 CROSS JOIN LATERAL jsonb_each(CASE WHEN jsonb_typeof(o.value) = 'object' THEN o.value ELSE '{}' END) m
-               ) p(field, value)
+        SELECT p.field, p.value, p.word, p.type, v.kind, v.wanted, v.least, v.most, v.words
+          FROM penstock.policy_fields(config) p
           LEFT JOIN (VALUES
             ('total',                  'integer',  'a whole number of 0 or more',      0::numeric, 1e9::numeric, NULL::jsonb),
             ('flow_total',             'integer',  'a whole number of 0 or more',      0, 1e9, NULL),
-            ('queue_ttl',              'duration', 'a duration of more than 0',        1e-9, 1e9, NULL),
-            ('cold_ttl',               'duration', 'a duration of 0 or more',          0, 1e9, NULL),
-            ('preempt_after',          'duration', 'a duration of 0 or more',          0, 1e9, NULL),
-            ('tpot_max',               'duration', 'a duration of 0 or more',          0, 1e9, NULL),
-            ('first_byte_max',         'duration', 'a duration of 0 or more',          0, 1e9, NULL),
-            ('silence_max',            'duration', 'a duration of 0 or more',          0, 1e9, NULL),
-            ('client_stall',           'duration', 'a duration of 0 or more',          0, 1e9, NULL),
+            ('queue_ttl',              'duration', 'above 0 s and up to 1000000000 s',  1e-9, 1e9, NULL),
+            ('cold_ttl',               'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
+            ('preempt_after',          'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
+            ('tpot_max',               'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
+            ('first_byte_max',         'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
+            ('silence_max',            'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
+            ('client_stall',           'duration', 'from 0 to 1000000000 s',            0, 1e9, NULL),
             ('holdback',               'object',   'an object with a number by class', NULL, NULL, NULL),
             ('holdback.critical',      'number',   'a number from 0 to 1',             0, 1, NULL),
             ('holdback.default',       'number',   'a number from 0 to 1',             0, 1, NULL),
@@ -527,12 +550,11 @@ BEGIN
         ok := CASE
             WHEN f.type = 'null' THEN true -- the default
             WHEN f.kind IN ('object', 'boolean') THEN f.type = f.kind
+            WHEN f.type = 'number' AND f.kind IN ('integer', 'word') AND f.word !~ '^[0-9]+$' THEN false -- 5.0 to Go
             WHEN f.kind = 'word' THEN f.value IN (SELECT jsonb_array_elements(f.words))
-            WHEN f.type = 'number' THEN
-                f.word::numeric BETWEEN f.least AND f.most AND (f.kind <> 'integer' OR f.word::numeric % 1 = 0)
+            WHEN f.type = 'number' THEN f.word::numeric BETWEEN f.least AND f.most
             WHEN f.type = 'string' AND f.kind = 'duration' THEN
-                f.word ~ '^(0|(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|ms|s|m|h))+)$'
-                    AND (f.least = 0 OR f.word ~ '[1-9]')
+                coalesce(penstock.duration_seconds(f.word) BETWEEN f.least AND f.most, false)
             ELSE false
         END;
         IF NOT ok THEN

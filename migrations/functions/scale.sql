@@ -190,8 +190,10 @@ BEGIN
     END IF;
 END $$;
 
--- check_scale_policy raises an error for a policy with a bound of 0, which would be none to some readers and a stop to
--- others. The other fields are checked where policies are read, by pkg/scale.
+-- check_scale_policy raises an error for a policy with a field that does not exist, or whose value pkg/scale does not
+-- take, by its name. Gateways and degradations read these numbers as well. A bound of 0 is refused, since it would be
+-- none to some readers and a stop to others. How fields go together, and floors, are checked where policies are read,
+-- by pkg/scale.
 -- Callers: set_deployment, set_deployment_template.
 -- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_scale_policy(policy jsonb) RETURNS void
@@ -203,6 +205,77 @@ BEGIN
     END IF;
 END $$;
 
+    SELECT p.field, p.value, v.kind, CASE v.kind
+               WHEN 'whole' THEN 'a whole number from 0 to ' || v.most
+               WHEN 'number' THEN 'a number from 0 to ' || v.most
+               WHEN 'seconds' THEN 'from 0 to 1000000000 seconds, or a text as 10m30s'
+               ELSE 'a JSON ' || v.kind END AS wanted
+      INTO f
+      FROM penstock.policy_fields(policy) p
+      LEFT JOIN (VALUES
+            ('algorithm',                     'string',  NULL::bigint),
+            ('min',                           'whole',   1400),
+            ('max',                           'whole',   1400),
+            ('slots',                         'whole',   100000),
+            ('slo_seconds',                   'seconds', NULL),
+            ('online_slo_seconds',            'seconds', NULL),
+            ('theta',                         'number',  1),
+            ('rho',                           'number',  1),
+            ('beta',                          'number',  1000),
+            ('phi',                           'number',  1),
+            ('tolerated',                     'number',  1),
+            ('drain_seconds',                 'seconds', NULL),
+            ('hold_seconds',                  'seconds', NULL),
+            ('idle_min_seconds',              'seconds', NULL),
+            ('idle_max_seconds',              'seconds', NULL),
+            ('cold_price',                    'number',  1000000),
+            ('scale_to_zero',                 'boolean', NULL),
+            ('slow_start',                    'whole',   1000000000),
+            ('stuck_min_seconds',             'seconds', NULL),
+            ('blocked_for_seconds',           'seconds', NULL),
+            ('emergency_max',                 'whole',   1000000000),
+            ('floors',                        'array',   NULL),
+            ('replicate',                     'object',  NULL),
+            ('replicate.target',              'number',  1000000000),
+            ('replicate.headroom',            'number',  1000000000),
+            ('replicate.hysteresis',          'number',  1000000),
+            ('replicate.computing',           'boolean', NULL),
+            ('replicate.out_count',           'whole',   1000000000),
+            ('replicate.out_window_seconds',  'seconds', NULL),
+            ('replicate.in_window_seconds',   'seconds', NULL),
+            ('replicate.idle_delay_seconds',  'seconds', NULL),
+            ('hpa',                           'object',  NULL),
+            ('hpa.target',                    'number',  1000000000),
+            ('hpa.tolerance',                 'number',  1000000),
+            ('hpa.period_seconds',            'seconds', NULL),
+            ('hpa.window_seconds',            'seconds', NULL),
+            ('hpa.cooldown_seconds',          'seconds', NULL),
+            ('utilization',                   'object',  NULL),
+            ('utilization.variant',           'string',  NULL),
+            ('utilization.factor',            'number',  1000000),
+            ('utilization.min_utilization',   'number',  1000000),
+            ('utilization.max_utilization',   'number',  1000000),
+            ('utilization.utilization_scale', 'number',  1000000),
+            ('utilization.use_forecast',      'boolean', NULL),
+            ('utilization.use_out_of_cap',    'boolean', NULL),
+            ('utilization.period_seconds',    'seconds', NULL),
+            ('utilization.down_max',          'whole',   1000000000)
+           ) v(field, kind, most) USING (field)
+     WHERE NOT CASE
+           WHEN v.kind IS NULL THEN false
+           WHEN p.type = 'null' THEN true -- the default
+           WHEN v.kind = 'whole' THEN p.type = 'number' AND p.word ~ '^[0-9]+$' AND p.word::numeric <= v.most
+           WHEN v.kind = 'number' THEN p.type = 'number' AND p.word::numeric BETWEEN 0 AND v.most
+           WHEN v.kind = 'seconds' AND p.type = 'number' THEN p.word::numeric BETWEEN 0 AND 1e9
+           WHEN v.kind = 'seconds' AND p.type = 'string' THEN coalesce(penstock.duration_seconds(p.word) <= 1e9, false)
+           ELSE p.type = v.kind END
+     ORDER BY p.field COLLATE "C" LIMIT 1;
+    IF FOUND AND f.kind IS NULL THEN
+        RAISE EXCEPTION 'a policy has no field %: docs/autoscaling.md lists them', quote_ident(f.field)
+            USING ERRCODE = 'PS002';
+    ELSIF FOUND THEN
+        RAISE EXCEPTION '% of a policy is %: want %', f.field, f.value, f.wanted USING ERRCODE = 'PS002';
+    END IF;
 -- check_scale_cost raises an error for a cost that a budget cannot be compared with.
 -- Callers: set_deployment, set_deployment_template.
 -- SQLSTATE: PS002 invalid argument.
@@ -421,13 +494,13 @@ LANGUAGE plpgsql AS $$
 BEGIN
     IF NOT coalesce(CASE WHEN name IN ('scale.off', 'scale.zero_off') THEN jsonb_typeof(value) IN ('boolean', 'null')
                          WHEN name IN ('scale.max_all', 'scale.budget') THEN jsonb_typeof(value) = 'null'
-                              OR jsonb_typeof(value) = 'number' AND value::numeric > 0 AND value::numeric <= 1000000
-                                 AND (name = 'scale.budget' OR value::numeric >= 1) END,
+                              OR jsonb_typeof(value) = 'number' AND value::numeric <= 1000000
+                                 AND value::numeric >= CASE name WHEN 'scale.budget' THEN 0.000001 ELSE 1 END END,
                     name IN ('scale.off', 'scale.zero_off', 'scale.max_all', 'scale.budget')) THEN
         RAISE EXCEPTION 'setting "%" is not valid', name USING ERRCODE = 'PS002',
             HINT = 'scale.off and scale.zero_off are booleans; scale.max_all is a number from 1 to 1000000, '
-                   'scale.budget one above 0. Null removes a setting. An override to 0 gives up the instances of a '
-                   'deployment.';
+                   'scale.budget one from 0.000001 to 1000000. Null removes a setting. An override to 0 gives up the '
+                   'instances of a deployment.';
     END IF;
     IF value IS NULL OR jsonb_typeof(value) = 'null' THEN
         DELETE FROM penstock.setting s WHERE s.name = set_scale_setting.name;

@@ -131,6 +131,13 @@ func TestFirstStartsAndLastDrainsAreNoDegradation(t *testing.T) {
 	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 is starting")
 	exec(t, s.pool, `SELECT penstock.set_deployment('own', 'm', '{"policy": {"stuck_min_seconds": 3600}}')`)
 	want(t, find(t, s.pool, "instances", Config{}), Fine)
+	for _, seconds := range []string{"600000000000", "1e400", "-1e400", "1e-400"} { // of a policy of before
+		exec(t, s.pool, `UPDATE penstock.deployment SET policy = jsonb_build_object('stuck_min_seconds', $1::text::numeric)`, seconds)
+		find(t, s.pool, "instances", Config{})
+	}
+	exec(t, s.pool, `UPDATE penstock.deployment SET policy = '{}'`)
+	exec(t, s.pool, `UPDATE penstock.cold_start SET seconds = 1e308`)
+	want(t, find(t, s.pool, "instances", Config{}), Fine)
 
 	exec(t, s.pool, `UPDATE penstock.instance SET state = 'ready', ready_at = now()`)
 	exec(t, s.pool, `SELECT penstock.drain_instance('m', 'gpu-1', '0 desired', 'autoscaler')`)

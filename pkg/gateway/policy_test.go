@@ -38,6 +38,13 @@ func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
 		`{"refuse_status": 500}`:                   "refuse_status",
 		`{"refuse_status": "429"}`:                 "refuse_status",
 		`{"total": 5, "on_full": true}`:            "on_full",
+		`{"total": 5.0}`:                           "total",
+		`{"refuse_status": 429.0}`:                 "refuse_status",
+		`{"cold_ttl": "999999h"}`:                  "cold_ttl",
+		`{"cold_ttl": "277777h46m41s"}`:            "cold_ttl",
+		`{"cold_ttl": 1000000001}`:                 "cold_ttl",
+		`{"queue_ttl": "0.0000000001s"}`:           "queue_ttl",
+		`{"queue_ttl": "0.6ns0.6ns"}`:              "queue_ttl",
 	} {
 		err := x.setPolicy(config)
 		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "ERROR: "+field+" is ") {
@@ -49,7 +56,7 @@ func TestAPolicyThatIsNotValidIsRefused(t *testing.T) {
 	}
 	for _, config := range []string{
 		`{}`, `{"reserved": null, "may_start": null}`, `{"reserved": 0.5, "batch_reserved": 0.5}`,
-		`{"queue_ttl": "1m30.5s", "cold_ttl": 0, "tpot_max": "80ms"}`, `{"holdback": {"default": 0}, "floors": {}}`, `{"on_full": "push", "refuse_status": 503}`,
+		`{"queue_ttl": "1m30.5s", "cold_ttl": 0, "tpot_max": "80ms"}`, `{"queue_ttl": "1ns", "cold_ttl": "277777h46m40s", "tpot_max": "5.us"}`, `{"holdback": {"default": 0}, "floors": {}}`, `{"on_full": "push", "refuse_status": 503}`,
 	} {
 		if err := x.setPolicy(config); err != nil {
 			t.Errorf("%s: %v", config, err)

@@ -110,7 +110,8 @@ SELECT d.model, coalesce((SELECT percentile_cont(0.95) WITHIN GROUP (ORDER BY x.
                             FROM (SELECT c.seconds FROM penstock.cold_start c WHERE c.model = d.model
                                    ORDER BY c.at DESC LIMIT 50) x), 0)
   FROM (SELECT DISTINCT y.model FROM penstock.deployment y
-         WHERE y.mode IN ('up-only', 'full') AND coalesce((y.policy->>'max')::integer, 10) > 0) d
+         WHERE y.mode IN ('up-only', 'full')
+           AND CASE WHEN jsonb_typeof(y.policy->'max') = 'number' THEN (y.policy->>'max')::numeric > 0 ELSE true END) d
  WHERE NOT EXISTS (SELECT FROM penstock.setting s WHERE s.name = 'scale.off' AND s.value = 'true')`
 )
 
