@@ -633,6 +633,10 @@ CREATE OR REPLACE FUNCTION penstock.set_gateway_token(name text, models text[] D
                                                       reason text DEFAULT '', actor text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql AS $$
 BEGIN
+    IF NOT set_gateway_token.rate < 'Infinity' THEN -- NaN is above it
+        RAISE EXCEPTION 'rate of token "%" is %: want a number of requests a second, 0 for no bound',
+            set_gateway_token.name, set_gateway_token.rate USING ERRCODE = 'PS002';
+    END IF;
     INSERT INTO penstock.gateway_token AS t (name, models, criticality, rate, in_flight, waiting)
     VALUES (set_gateway_token.name, coalesce(set_gateway_token.models, '{}'),
             nullif(set_gateway_token.criticality, ''), coalesce(set_gateway_token.rate, 0),

@@ -65,10 +65,13 @@ const (
 SELECT coalesce(c.flow, w.flow), coalesce(c.criticality, ''), coalesce(w.weight, 0)::float8
   FROM penstock.flow_criticality c
   FULL JOIN (SELECT flow, weight FROM penstock.flow_weight WHERE queue_id IS NULL) w ON w.flow = c.flow`
+	// A rate that is no number, or infinite, of before that was refused, is no bound: snapshots cannot have it.
 	tokensSQL = `
 SELECT t.hash, t.name, t.flows, CASE WHEN l.limited THEN m.models ELSE coalesce(g.models, '{}') END, l.limited,
-       coalesce(g.criticality, ''), g.criticality IS NULL, coalesce(g.rate, 0)::float8, coalesce(g.in_flight, 0),
-       coalesce(g.waiting, 0), t.priority_max, coalesce(t.rate, 0)::float8, coalesce(t.burst, 0),
+       coalesce(g.criticality, ''), g.criticality IS NULL,
+       CASE WHEN g.rate < 'Infinity' THEN g.rate ELSE 0 END::float8, coalesce(g.in_flight, 0),
+       coalesce(g.waiting, 0), t.priority_max,
+       CASE WHEN t.rate < 'Infinity' THEN t.rate ELSE 0 END::float8, coalesce(t.burst, 0),
        extract(epoch FROM CASE WHEN isfinite(t.expires_at) THEN t.expires_at - clock_timestamp() END)::float8
   FROM penstock.api_token t
  CROSS JOIN LATERAL (SELECT cardinality(t.queues) + cardinality(t.applications) > 0 AS limited) l

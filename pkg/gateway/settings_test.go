@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/penstock/penstock/internal/pgtest"
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // A budget counts what the calls of the token's flows, and of flows below them, have taken in its period.
@@ -394,5 +395,47 @@ func TestATokenWithoutSettingsIsOfTheClassDefault(t *testing.T) {
 	if err := pool.QueryRow(t.Context(), `SELECT (models, criticality, rate, in_flight, waiting) = ('{}', 'default', 0, 0, 0)
 	     FROM penstock.gateway_token WHERE name = 'kept'`).Scan(&cleared); err != nil || !cleared {
 		t.Errorf("the limits are not removed: %v", err)
+	}
+}
+
+// A number of one deployment, or of one token, that cannot be read as the others is borne: tokens are read all the same,
+// and a snapshot is written. Where they are set they are refused.
+func TestNumbersOfOneRowKeepNoSettingsFromBeingRead(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.New(t)
+	exec := func(sql string, args ...any) error {
+		_, err := pool.Exec(t.Context(), sql, args...)
+		return err
+	}
+	for i, policy := range []string{`{"max": 10.0}`, `{"max": 2.5}`, `{"max": 4000000000}`, `{"max": 1e-400}`, `{"max": "unlimited"}`, `{"max": -3}`} {
+		model := fmt.Sprint("m", i)
+		if err := exec(`SELECT penstock.register_model($1, '{"protocol": "openai"}'), penstock.set_deployment($1, $1)`, model); err != nil {
+			t.Fatal(err)
+		}
+		if err := exec(`UPDATE penstock.deployment SET policy = $2::text::jsonb WHERE name = $1`, model, policy); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, rate := range []string{"Infinity", "NaN"} {
+		err := exec(`SELECT penstock.set_gateway_token('odd', rate => $1::text::real)`, rate)
+		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), "rate of token") {
+			t.Errorf("a rate of %s: %v, want it refused", rate, err)
+		}
+		if err := exec(`INSERT INTO penstock.gateway_token (name, rate) VALUES ($1, $1::text::real)`, rate); err != nil {
+			t.Fatal(err)
+		}
+		if err := exec(`INSERT INTO penstock.api_token (name, hash, scopes, created_by) VALUES ($1, sha256($1::text::bytea), '{call}', 'ann')`, rate); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s, wrong, err := ReadSettings(t.Context(), pool, Settings{})
+	if err != nil || len(wrong) > 0 {
+		t.Fatal(err, wrong)
+	}
+	if len(s.Tokens) != 2 || len(s.Starts) != 5 || s.Starts["m5"].May {
+		t.Errorf("%d tokens and the starts %v, want 2 and those of all models but the one with a negative max", len(s.Tokens), s.Starts)
+	}
+	if err := (SavedState{At: time.Now(), Settings: s}).Write(filepath.Join(t.TempDir(), "snapshot")); err != nil {
+		t.Error(err)
 	}
 }
