@@ -602,9 +602,7 @@ DECLARE
     b penstock.batch;
 BEGIN
     PERFORM penstock.need_read_committed();
-    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
-        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
-    END IF;
+    PERFORM penstock.check_until(until);
     b := penstock.batch_row(batch);
     UPDATE penstock.batch SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(pause_batch.actor),
         paused_reason = coalesce(reason, ''),

@@ -34,6 +34,28 @@ LANGUAGE sql STABLE AS $$
        AND penstock.paused_until(p.until)
 $$;
 
+-- json_time returns a time as JSON can have it, in each zone: one behind year 9999, or before year 1, is told as one of
+-- the last day but one of these years.
+-- Callers: pkg/operator.
+CREATE OR REPLACE FUNCTION penstock.json_time(t timestamptz) RETURNS timestamptz
+LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+    SELECT CASE WHEN t >= '9999-12-31 UTC' THEN '9999-12-30 UTC'
+                WHEN t < '0001-01-02 UTC' THEN '0001-01-02 UTC' ELSE t END
+$$;
+
+-- check_until raises an error for an end of a pause or an override that is past already, or that JSON cannot have in
+-- each zone (json_time). Null is no end.
+-- Callers: pause, pause_queue, pause_cron_job, pause_batch, set_scale_override.
+-- SQLSTATE: PS002 until is not valid.
+CREATE OR REPLACE FUNCTION penstock.check_until(until timestamptz) RETURNS void
+LANGUAGE plpgsql STABLE AS $$
+BEGIN
+    IF until <= clock_timestamp() OR until >= '9999-12-31 UTC' THEN
+        RAISE EXCEPTION 'until is not a time to come before 9999-12-31' USING ERRCODE = 'PS002',
+            HINT = 'A pause without until lasts until it is ended; an override has an end.';
+    END IF;
+END $$;
+
 -- Pause and disable of a whole queue ---------------------------------------------------------------------------------
 
 -- pause_queue stops claims from a queue; running entries go on. A pause with an end ends by itself.
@@ -46,9 +68,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     q penstock.queue := penstock.queue_row(queue);
 BEGIN
-    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
-        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
-    END IF;
+    PERFORM penstock.check_until(until);
     UPDATE penstock.queue
        SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),
            paused_until = until, version = version + 1
@@ -422,9 +442,7 @@ DECLARE
     off     boolean; -- the entries are disabled
     known   boolean;
 BEGIN
-    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
-        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
-    END IF;
+    PERFORM penstock.check_until(until);
     IF pause.scope = 'model' AND NOT EXISTS (SELECT FROM penstock.model m WHERE m.name = pause.value)
        AND NOT EXISTS (SELECT FROM penstock.queue x WHERE x.model = pause.value) THEN
         RAISE EXCEPTION 'value: there is no model "%"', value

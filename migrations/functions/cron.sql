@@ -520,6 +520,7 @@ DECLARE
     j       penstock.cron_job;
     was     penstock.cron_job;
     unknown text;
+    flaw    text;
 BEGIN
     IF jsonb_typeof(options) <> 'object' THEN
         RAISE EXCEPTION 'options must be an object' USING ERRCODE = 'PS002';
@@ -535,6 +536,13 @@ BEGIN
             USING ERRCODE = 'PS002', HINT = 'The options are the columns of penstock.cron_job that are settings.';
     END IF;
     j := jsonb_populate_record(was, options);
+    flaw := CASE WHEN j.grace > interval '10 years' THEN 'grace is not above 0 and at most 10 years'
+                 WHEN least(j.starts_at, j.ends_at) < '0001-01-01 UTC'
+                      OR greatest(j.starts_at, j.ends_at) >= '9999-12-31 UTC'
+                 THEN 'starts_at and ends_at must be from year 1 on and before 9999-12-31' END;
+    IF flaw IS NOT NULL THEN
+        RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, flaw USING ERRCODE = 'PS002';
+    END IF;
     IF j.lock_key IS NOT NULL AND EXISTS (SELECT FROM penstock.queue q
                                           WHERE q.id = j.queue_id AND q.max_concurrent_per_name IS NOT NULL) THEN
         RAISE EXCEPTION 'lock_key of cron job "%" does not go with max_concurrent_per_name of its queue', job
@@ -581,9 +589,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     j penstock.cron_job;
 BEGIN
-    IF until <= clock_timestamp() OR NOT isfinite(until) THEN
-        RAISE EXCEPTION 'until is not a time to come' USING ERRCODE = 'PS002';
-    END IF;
+    PERFORM penstock.check_until(until);
     SELECT * INTO j FROM penstock.cron_job_row(job);
     UPDATE penstock.cron_job
        SET paused_at = clock_timestamp(), paused_by = penstock.actor_name(actor), paused_reason = coalesce(reason, ''),

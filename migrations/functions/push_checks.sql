@@ -164,9 +164,14 @@ BEGIN
                       'and has its own: use while_queued'
             WHEN NOT isfinite(due) OR NOT isfinite(start_by)
                 OR NOT isfinite(finish_by) THEN 'due_at, start_by and finish_by must be finite'
-            -- Other ones are no time of RFC 3339; later ones leave no space for start_within and finish_within.
+            -- Other ones are no time of RFC 3339.
             WHEN greatest(due, start_by, finish_by) >= '9999-12-31 UTC'
                 THEN 'due_at, start_by and finish_by must be before 9999-12-31'
+            WHEN greatest(CASE WHEN start_by IS NULL THEN due + q.start_within END,
+                          CASE WHEN finish_by IS NULL THEN greatest(due, start_by) + q.finish_within END)
+                 >= '9999-12-31 UTC'
+                THEN 'due_at and start_by must be so early that start_within and finish_within of the queue end '
+                     'before 9999-12-31'
             WHEN least(due, start_by, finish_by) < '0001-01-01 UTC'
                 THEN 'due_at, start_by and finish_by must be from year 1 on'
             WHEN finish_by < start_by THEN 'finish_by is before start_by'

@@ -198,13 +198,13 @@ END $$;
 -- SQLSTATE: PS002 invalid argument.
 CREATE OR REPLACE FUNCTION penstock.check_scale_policy(policy jsonb) RETURNS void
 LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    f record;
 BEGIN
     IF policy->'max' = '0' OR policy->'emergency_max' = '0' THEN
         RAISE EXCEPTION 'max and emergency_max of a policy are at least 1' USING ERRCODE = 'PS002',
             HINT = 'Without them max is 10, and there is no emergency_max. Override a deployment to 0 to give up its instances.';
     END IF;
-END $$;
-
     SELECT p.field, p.value, v.kind, CASE v.kind
                WHEN 'whole' THEN 'a whole number from 0 to ' || v.most
                WHEN 'number' THEN 'a number from 0 to ' || v.most
@@ -276,6 +276,8 @@ END $$;
     ELSIF FOUND THEN
         RAISE EXCEPTION '% of a policy is %: want %', f.field, f.value, f.wanted USING ERRCODE = 'PS002';
     END IF;
+END $$;
+
 -- check_scale_cost raises an error for a cost that a budget cannot be compared with.
 -- Callers: set_deployment, set_deployment_template.
 -- SQLSTATE: PS002 invalid argument.
@@ -464,9 +466,12 @@ CREATE OR REPLACE FUNCTION penstock.set_scale_override(name text, instances inte
 LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM penstock.need_deployment(set_scale_override.name);
-    IF instances IS NOT NULL AND (instances NOT BETWEEN 0 AND 1400 OR until IS NULL OR until <= clock_timestamp()) THEN
+    IF instances NOT BETWEEN 0 AND 1400 OR instances IS NOT NULL AND until IS NULL THEN
         RAISE EXCEPTION 'an override has 0 to 1400 instances and a time in the future at which it ends'
             USING ERRCODE = 'PS002';
+    END IF;
+    IF instances IS NOT NULL THEN
+        PERFORM penstock.check_until(until);
     END IF;
     UPDATE penstock.deployment d
        SET override = instances, override_until = CASE WHEN instances IS NOT NULL THEN set_scale_override.until END,

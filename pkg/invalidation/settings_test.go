@@ -73,6 +73,12 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		if _, err := b.pool.Exec(b.ctx, "SELECT "+call); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want it refused with the words %q", call, err, want)
 		}
+		`penstock.push('work', '1', due_at => '9990-01-01')`:                                                     "start_within and finish_within of the queue end before 9999-12-31 (entry 1)",
+		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '{"grace": "300 years"}')`:                         `option of cron job "j" is not valid: grace is not above 0 and at most 10 years`,
+		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '{"ends_at": "10000-01-01"}')`:                     "starts_at and ends_at must be from year 1 on and before 9999-12-31",
+		`penstock.register_model('M', '{"protocol": "openai", "On_Unknown": "at_most_once"}')`:                   `settings of model "M" have no field "On_Unknown": write it on_unknown`,
+		`penstock.set_model_override('m', '{"Max_Retries": 2}')`:                                                 `settings of model "m" have no field "Max_Retries": write it max_retries`,
+		`penstock.set_model_override('m', '{"batch": {"Items": 2}}')`:                                            `settings of model "m" have no field "batch.Items": write it batch.items`,
 	}
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)

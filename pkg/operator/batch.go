@@ -35,8 +35,9 @@ type Batch struct {
 const batchesSQL = `
 SELECT s.id, s.name, s.queue, s.state, s.parts, s.waiting, s.queued, s.done, s.bad,
        coalesce(s.paused_by, '') AS paused_by,
-       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until, coalesce(s.problem, '') AS problem, s.actor,
-              s.created_at, s.ended_at, s.result
+       coalesce(s.paused_reason, '') AS paused_reason,
+       penstock.json_time(s.paused_until) AS paused_until, coalesce(s.problem, '') AS problem, s.actor,
+       s.created_at, s.ended_at, s.result
   FROM (SELECT b.id FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id
          WHERE ($1::bigint IS NULL OR b.id = $1) AND ($2::text IS NULL OR q.name = $2)
                 AND ($4::bigint IS NULL OR b.id < $4) ORDER BY b.id DESC LIMIT $3) chosen

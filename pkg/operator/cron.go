@@ -37,7 +37,7 @@ const cronColumns = `
 SELECT s.job AS name, s.queue, s.state, s.spec, s.zone, s.overlap, s.catch_up, s.nominal_at, s.entry_id,
        s.last_fired_at,
        coalesce(s.problem, '') AS problem, coalesce(s.paused_by, '') AS paused_by,
-       coalesce(s.paused_reason, '') AS paused_reason, s.paused_until`
+       coalesce(s.paused_reason, '') AS paused_reason, penstock.json_time(s.paused_until) AS paused_until`
 
 // CronFilter chooses cron jobs; all fields that are set must match.
 type CronFilter struct {
@@ -80,8 +80,8 @@ type CronSchedule struct {
 
 // cronSchedulesSQL reads the last firings of each job by the primary key.
 const cronSchedulesSQL = cronColumns + `,
-       j.starts_at, j.ends_at, coalesce(j.gap, '') AS gap, coalesce(j.fold, '') AS fold, coalesce(f.firings,
-	'[]') AS firings
+       penstock.json_time(j.starts_at) AS starts_at, penstock.json_time(j.ends_at) AS ends_at,
+       coalesce(j.gap, '') AS gap, coalesce(j.fold, '') AS fold, coalesce(f.firings, '[]') AS firings
   FROM (SELECT * FROM penstock.cron_job c
          WHERE c.name > $2 AND ($1::text IS NULL OR c.queue_id = (SELECT id FROM penstock.queue WHERE name = $1))
          ORDER BY c.name LIMIT $3) j

@@ -20,7 +20,7 @@ type Pause struct {
 }
 
 const pausesSQL = `
-SELECT scope, value, queue, actor, reason, since, until FROM (
+SELECT scope, value, queue, actor, reason, since, penstock.json_time(until) AS until FROM (
     SELECT 'queue' AS scope, name AS value, '' AS queue, coalesce(paused_by, '') AS actor,
            coalesce(paused_reason, '') AS reason,
            paused_at AS since, paused_until AS until

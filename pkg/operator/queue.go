@@ -55,7 +55,8 @@ SELECT q.name, q.kind::text, q.application, s.initial, s.pending, s.computing,
        s.disabled, s.failed, s.estimated, s.serving, s.blocked,
        s.head_age AS head_age_seconds, n.at AS sampled_at,
        q.paused_at IS NOT NULL AND penstock.paused_until(q.paused_until) AS paused,
-       coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason, q.paused_until,
+       coalesce(q.paused_by, '') AS paused_by, coalesce(q.paused_reason, '') AS paused_reason,
+       penstock.json_time(q.paused_until) AS paused_until,
        q.disabled_at IS NOT NULL AS out_of_service, q.capacity, q.max_concurrent, q.id AS queue_id,
        s.accepted, s.gone, s.dead_tuples, r.in_per_second, r.out_per_second
   FROM penstock.queue q

@@ -83,7 +83,7 @@ func WellFormed(secret string) bool {
 
 const tokenColumns = `
 SELECT id, name, scopes, applications, queues, flows, priority_max, rate, burst, gpu_ms, gpu_period,
-       created_at, created_by, expires_at, revoked_at, used_at,
+       created_at, created_by, penstock.json_time(expires_at) AS expires_at, revoked_at, used_at,
        revoked_at IS NULL AND coalesce(expires_at > clock_timestamp(), true) AS live
   FROM penstock.api_token`
 
@@ -167,11 +167,12 @@ INSERT INTO penstock.api_token (name, hash, scopes, applications, queues, expire
 SELECT $1::text, $2::bytea, $3::text[], coalesce($4::text[], '{}'), coalesce($5::text[], '{}'), $6::timestamptz,
        coalesce($7, current_user), coalesce($8::text[], '{}'), $9::smallint, $10::float8, $11::integer,
        $12::bigint, $13::text
- WHERE coalesce($6::timestamptz > clock_timestamp(), true)`
+ WHERE coalesce($6::timestamptz > clock_timestamp() AND $6 < '9999-12-31 UTC', true)`
 	tag, err := tx.Exec(ctx, sql, g.Name, hash[:], g.Scopes, g.Applications, g.Queues, given(g.ExpiresAt),
 		given(by.Actor), g.Flows, g.PriorityMax, g.Rate, g.Burst, g.GPUMS, g.GPUPeriod)
 	if err == nil && tag.RowsAffected() == 0 {
-		return "", fmt.Errorf("create token %q: expires_at is not a time to come: %w", g.Name, invalidation.ErrInvalid)
+		return "", fmt.Errorf("create token %q: expires_at is not a time to come before 9999-12-31: %w", g.Name,
+			invalidation.ErrInvalid)
 	}
 	var violated *pgconn.PgError
 	if errors.As(err, &violated) && violated.ConstraintName == "api_token_push_limits" {
