@@ -123,7 +123,7 @@ func TestNeedsAreReadAndBadOnesNamed(t *testing.T) {
 	if n := needs["thumbs"]; err != nil || n.CPU != 0.5 || n.MemoryBytes != 256<<20 {
 		t.Errorf("needs are %+v (%v)", needs, err)
 	}
-	for _, bad := range []string{"thumbs", "=1/1", "thumbs=1", "thumbs=-1/5", "thumbs=x/5"} {
+	for _, bad := range []string{"thumbs", "=1/1", "thumbs=1", "thumbs=-1/5", "thumbs=x/5", "thumbs=NaN/256", "thumbs=1/NaN", "thumbs=2000000/1", "thumbs=1/1e14"} {
 		if _, err := (TaskNode{Needs: []string{bad}}).needs(); err == nil || !strings.Contains(err.Error(), "tasknode.needs") {
 			t.Errorf("needs %q: %v", bad, err)
 		}

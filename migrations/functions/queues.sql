@@ -302,15 +302,18 @@ BEGIN
                                drop_queue.reason, jsonb_build_object('force', force, 'entries', n));
 END $$;
 
--- needs_flaw returns what is wrong with the needs of a queue's entries, null if nothing is.
+-- needs_flaw returns what is wrong with the needs of a queue's entries, null if nothing is. The governor counts
+-- millionths of a core; a number that is far less has no double precision, and could be read by no node.
 -- Callers: check_queue.
 CREATE OR REPLACE FUNCTION penstock.needs_flaw(needs jsonb) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
-    SELECT 'needs is not {"cpu": cores, "memory_mib": MiB}, numbers from 0 to 1000000000: '
-        || string_agg(n.key, ', ' ORDER BY n.key)
+    SELECT 'needs is not {"cpu": cores, "memory_mib": MiB}, of up to 1000000 cores and 1000000000 MiB, '
+        || 'each 0 or at least 0.000001: ' || string_agg(n.key, ', ' ORDER BY n.key)
       FROM jsonb_each(CASE WHEN jsonb_typeof(needs) = 'object' THEN needs END) n
      WHERE n.key NOT IN ('cpu', 'memory_mib')
-        OR CASE WHEN jsonb_typeof(n.value) = 'number' THEN n.value::numeric NOT BETWEEN 0 AND 1e9 ELSE true END
+        OR CASE WHEN jsonb_typeof(n.value) = 'number'
+                THEN n.value::numeric NOT BETWEEN 0.000001 AND CASE n.key WHEN 'cpu' THEN 1e6 ELSE 1e9 END
+                     AND n.value <> '0' ELSE true END
 $$;
 
 -- check_queue refuses settings that are out of range, by name, with the range. A setting that a

@@ -92,11 +92,15 @@ func (g *Governor) read(ctx context.Context) error {
 	return nil
 }
 
+// CPUMost is how many cores an entry may need at most, as the setting needs of queues.
+const CPUMost = 1e6
+
 // Declare sets the need of an entry of the queue. Running entries keep the need with which they
 // were taken.
 func (g *Governor) Declare(queue string, n Need) error {
-	if n.MemoryBytes < 0 || n.Threads < 0 || !(n.CPU >= 0) || n.CPU > 1e6 {
-		return fmt.Errorf("declare need of queue %s: %+v: want values from zero up", queue, n)
+	if n.MemoryBytes < 0 || n.Threads < 0 || !(n.CPU >= 0) || n.CPU > CPUMost {
+		return fmt.Errorf("declare need of queue %s: %+v: want values from zero up, and at most %.0f cores", queue, n,
+			CPUMost)
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -38,6 +38,9 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		`{"priority": "NaN"}`:                                    "priority",
 		`{"capacity": 0}`:                                        "capacity is not at least 1",
 		`{"algorithm": "lifo"}`:                                  "algorithm is not fair or fifo",
+		`{"needs": {"cpu": 1e-400}}`:                             "at least 0.000001: cpu",
+		`{"needs": {"cpu": 2000000, "memory_mib": 8192}}`:        "at least 0.000001: cpu",
+		`{"needs": {"cpu": "1", "memory_mib": 1e10}}`:            "at least 0.000001: cpu, memory_mib",
 	} {
 		_, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_queue('work', $1)`, setting)
 		if postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
@@ -45,7 +48,8 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		}
 	}
 	b.exec(b.pool, `SELECT penstock.alter_queue('work', '{"retry": {"max_attempts": 3, "base": 0.5, "cap": 1e3, "factor": 1.5, "jitter": 0, "classes": {"input": {"max_attempts": 1}}},
-	                "grouping": "$.a[0]", "run_timeout": "1 day", "start_within": "10 years", "max_concurrent": null}')`)
+	                "grouping": "$.a[0]", "run_timeout": "1 day", "start_within": "10 years", "max_concurrent": null,
+	                "needs": {"cpu": 0, "memory_mib": 0.5}}')`)
 	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}')`)
 	for call, want := range map[string]string{
 		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
@@ -113,6 +117,20 @@ func TestAStoredRetryPolicyWithZerosStaysWhileOthersAreRefused(t *testing.T) {
 }
 
 func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
+// Needs of before their check was exact keep no queue from being read, and count as the nearest that a node can declare.
+func TestStoredNeedsThatAreRefusedNowAreRead(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `ALTER TABLE penstock.queue DISABLE TRIGGER check_queue`)
+	for needs, want := range map[string]Needs{
+		`{"cpu": 1e-400, "memory_mib": 1e-400}`: {}, `{"cpu": 2000000, "memory_mib": 8192}`: {CPU: 1e6, MemoryMiB: 8192}, `{"cpu": 0.1}`: {CPU: 0.1},
+	} {
+		b.exec(b.pool, `UPDATE penstock.queue SET needs = $1::text::jsonb WHERE name = 'work'`, needs)
+		q, err := Open(b.ctx, b.pool, "work")
+		b.must(err)
+		b.want(q.Config.Needs, want)
+	}
+}
+
 	b := newControlBed(t, Config{})
 	b.exec(b.pool, `CREATE TABLE public.watched (id bigint PRIMARY KEY)`)
 	for _, c := range []struct{ kind, needs, end string }{
