@@ -58,6 +58,32 @@ EXCEPTION
         RAISE EXCEPTION 'config of model "%" is not valid: %', wanted, SQLERRM USING ERRCODE = 'PS002';
 END $$;
 
+-- check_model_fields refuses a field of a model whose name has capital letters. Nodes read names in any case, functions
+-- in lower case alone: the nodes would heed such a field, and preemption, the queue and the retention of output would
+-- not.
+-- Callers: register_model, set_model_override.
+-- SQLSTATE: PS002 invalid argument.
+CREATE OR REPLACE FUNCTION penstock.check_model_fields(model text, config jsonb) RETURNS void
+LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    f record;
+BEGIN
+    SELECT x.field INTO f
+      FROM (SELECT k FROM jsonb_object_keys(config) k
+             UNION ALL
+            SELECT lower(o.key) || '.' || m
+              FROM jsonb_each(config) o
+             CROSS JOIN LATERAL jsonb_object_keys(
+                   CASE WHEN jsonb_typeof(o.value) = 'object' THEN o.value ELSE '{}' END) m
+             WHERE lower(o.key) IN ('batch', 'statuses', 'timeouts')) x(field)
+     WHERE x.field <> lower(x.field)
+     ORDER BY x.field COLLATE "C" LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION 'settings of model "%" have no field %: write it %', model, quote_ident(f.field), lower(f.field)
+            USING ERRCODE = 'PS002', HINT = 'Names of fields have no capital letters.';
+    END IF;
+END $$;
+
 -- register_model registers a model, or replaces its config; an override stays. It returns the
 -- model's queue.
 -- Locks: those of lock_all_limits; the row of the model, the row of inference_version, then those of fit_model_queue.
@@ -75,6 +101,7 @@ BEGIN
     ELSIF jsonb_typeof(config->'keep_output') NOT IN ('boolean', 'null') THEN
         RAISE EXCEPTION 'keep_output of model "%" must be true or false', name USING ERRCODE = 'PS002';
     END IF;
+    PERFORM penstock.check_model_fields(name, config);
     PERFORM penstock.lock_all_limits();
     INSERT INTO penstock.model AS m (name, config) VALUES (register_model.name, register_model.config)
     ON CONFLICT ON CONSTRAINT model_pkey DO UPDATE SET config = excluded.config, version = m.version + 1,
@@ -99,8 +126,8 @@ END $$;
 -- set_model_override lays fields over a model's config for all nodes at once; null removes them.
 -- Locks: those of lock_all_limits; the row of the model, the row of inference_version, then those of fit_model_queue.
 -- Callers: delete_model_override; pkg/operator; psql.
--- SQLSTATE: PS008 no such model, PS002 the override is not an object, PS006 the queue of that name
--- belongs to something else.
+-- SQLSTATE: PS008 no such model, PS002 the override is not an object or has a field in capital letters, PS006 the queue
+-- of that name belongs to something else.
 CREATE OR REPLACE FUNCTION penstock.set_model_override(name text, override jsonb, reason text DEFAULT '',
                                                        actor text DEFAULT NULL)
 RETURNS void LANGUAGE plpgsql AS $$
@@ -108,6 +135,8 @@ BEGIN
     PERFORM penstock.need_model(name);
     IF jsonb_typeof(override) <> 'object' THEN
         RAISE EXCEPTION 'override of model "%" must be a JSON object', name USING ERRCODE = 'PS002';
+    ELSIF override IS NOT NULL THEN
+        PERFORM penstock.check_model_fields(name, override);
     END IF;
     PERFORM penstock.lock_all_limits();
     UPDATE penstock.model m SET override = set_model_override.override, version = m.version + 1, changed_at = now()

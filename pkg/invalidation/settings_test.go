@@ -51,6 +51,7 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 	                "grouping": "$.a[0]", "run_timeout": "1 day", "start_within": "10 years", "max_concurrent": null,
 	                "needs": {"cpu": 0, "memory_mib": 0.5}}')`)
 	b.exec(b.pool, `SELECT penstock.create_queue('jobs', '{"kind": "cron"}')`)
+	b.exec(b.pool, `SELECT penstock.register_model('m', '{"protocol": "openai", "headers": {"X-Team": "A"}}')`)
 	for call, want := range map[string]string{
 		`penstock.alter_queue('work', '[1]')`:                                                                    "options must be an object",
 		`penstock.alter_queue('work', '{"capacity": 5, "max_concurrent": "lots"}')`:                              `queue option "max_concurrent" of "work" is not valid: invalid input syntax`,
@@ -72,17 +73,17 @@ func TestSettingThatNobodyCouldReadIsRefusedByName(t *testing.T) {
 		`penstock.push_many('work', ARRAY['1', '2']::jsonb[], callbacks => ARRAY[NULL, '{"url": ""}']::jsonb[])`: "(entry 2)",
 		`penstock.push('work', '1', due_at => '294276-12-01')`:                                                   "due_at, start_by and finish_by must be before 9999-12-31 (entry 1)",
 		`penstock.push('work', '1', finish_by => '10000-01-01')`:                                                 "due_at, start_by and finish_by must be before 9999-12-31 (entry 1)",
-		`penstock.push_many('work', ARRAY['1']::jsonb[], flows => ARRAY['a', 'b'])`:                              "flows has 2 elements, and there are 1 payloads",
-	} {
-		if _, err := b.pool.Exec(b.ctx, "SELECT "+call); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
-			t.Errorf("%s: %v, want it refused with the words %q", call, err, want)
-		}
 		`penstock.push('work', '1', due_at => '9990-01-01')`:                                                     "start_within and finish_within of the queue end before 9999-12-31 (entry 1)",
 		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '{"grace": "300 years"}')`:                         `option of cron job "j" is not valid: grace is not above 0 and at most 10 years`,
 		`penstock.create_cron_job('j', 'jobs', '@daily', '1', '{"ends_at": "10000-01-01"}')`:                     "starts_at and ends_at must be from year 1 on and before 9999-12-31",
 		`penstock.register_model('M', '{"protocol": "openai", "On_Unknown": "at_most_once"}')`:                   `settings of model "M" have no field "On_Unknown": write it on_unknown`,
 		`penstock.set_model_override('m', '{"Max_Retries": 2}')`:                                                 `settings of model "m" have no field "Max_Retries": write it max_retries`,
 		`penstock.set_model_override('m', '{"batch": {"Items": 2}}')`:                                            `settings of model "m" have no field "batch.Items": write it batch.items`,
+		`penstock.push_many('work', ARRAY['1']::jsonb[], flows => ARRAY['a', 'b'])`:                              "flows has 2 elements, and there are 1 payloads",
+	} {
+		if _, err := b.pool.Exec(b.ctx, "SELECT "+call); postgres.Code(err) != "PS002" || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want it refused with the words %q", call, err, want)
+		}
 	}
 	q, err := Open(b.ctx, b.pool, "work")
 	b.must(err)
@@ -116,7 +117,6 @@ func TestAStoredRetryPolicyWithZerosStaysWhileOthersAreRefused(t *testing.T) {
 	b.exec(b.pool, fmt.Sprintf(register, 10))
 }
 
-func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
 // Needs of before their check was exact keep no queue from being read, and count as the nearest that a node can declare.
 func TestStoredNeedsThatAreRefusedNowAreRead(t *testing.T) {
 	b := newControlBed(t, Config{})
@@ -131,6 +131,7 @@ func TestStoredNeedsThatAreRefusedNowAreRead(t *testing.T) {
 	}
 }
 
+func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.exec(b.pool, `CREATE TABLE public.watched (id bigint PRIMARY KEY)`)
 	for _, c := range []struct{ kind, needs, end string }{
