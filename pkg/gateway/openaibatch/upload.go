@@ -226,12 +226,11 @@ func keptFor(anchor, seconds string) (time.Duration, error) {
 		return batchFileKept, nil
 	}
 	n, err := strconv.ParseInt(seconds, 10, 64)
-	kept := time.Duration(n) * time.Second
-	if anchor != "created_at" || err != nil || kept < keptMin || kept > keptMax {
+	if anchor != "created_at" || err != nil || n < int64(keptMin/time.Second) || n > int64(keptMax/time.Second) {
 		return 0, gateway.BadRequest(http.StatusBadRequest, "invalid_value", "expires_after",
 			"expires_after needs the anchor created_at and from 3600 to 2592000 seconds")
 	}
-	return kept, nil
+	return time.Duration(n) * time.Second, nil
 }
 
 func (s *Batches) oneFile(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {

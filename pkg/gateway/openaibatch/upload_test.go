@@ -9,6 +9,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/penstock/penstock/pkg/gateway"
 )
@@ -95,6 +96,19 @@ func TestFormsThatAreCutAreRefused(t *testing.T) {
 	var files int
 	if err := s.pool.QueryRow(t.Context(), `SELECT count(*) FROM penstock.gateway_file WHERE deleted_at IS NULL`).Scan(&files); err != nil || files != 0 {
 		t.Errorf("%d files are kept: %v", files, err)
+	}
+}
+
+// A file is kept for as long as its form says, within bounds that no number of seconds passes.
+func TestFilesAreKeptForSecondsWithinBounds(t *testing.T) {
+	t.Parallel()
+	if kept, err := keptFor("created_at", "3600"); kept != time.Hour || err != nil {
+		t.Errorf("3600 seconds are %s (%v)", kept, err)
+	}
+	for _, seconds := range []string{"3599", "2592001", "18446747674", "-18446740474", "9223372036854775807"} {
+		if kept, err := keptFor("created_at", seconds); err == nil {
+			t.Errorf("%s seconds are %s", seconds, kept)
+		}
 	}
 }
 

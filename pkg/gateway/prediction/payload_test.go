@@ -41,6 +41,21 @@ func TestInputBecomesWhatTheWorkerTakes(t *testing.T) {
 	}
 }
 
+// Numbers of seconds that a duration cannot have are none, and not the rest of them.
+func TestCancelAfterIsReadUpToWhatADurationCanBe(t *testing.T) {
+	t.Parallel()
+	for text, want := range map[string]time.Duration{"10": 10 * time.Second, "90s": 90 * time.Second, "1m 30s": 90 * time.Second} {
+		if got, err := durationOf(text); got != want || err != nil {
+			t.Errorf("%s is %s (%v), want %s", text, got, err, want)
+		}
+	}
+	for _, text := range []string{"18446744084", "9999999999999999999", "", "soon"} {
+		if got, err := durationOf(text); err == nil {
+			t.Errorf("%q is %s", text, got)
+		}
+	}
+}
+
 func sameJSON(t *testing.T, a json.RawMessage, b string) bool {
 	t.Helper()
 	var x, y any

@@ -238,8 +238,8 @@ func (s *Predictions) order(c gateway.Requester, ask creation, model string, h h
 
 // durationOf reads 90s, 1m30s, or seconds.
 func durationOf(text string) (time.Duration, error) {
-	if n, err := strconv.Atoi(text); err == nil {
-		return time.Duration(n) * time.Second, nil
+	if _, err := strconv.Atoi(text); err == nil {
+		text += "s"
 	}
 	return time.ParseDuration(strings.ReplaceAll(text, " ", ""))
 }
