@@ -82,7 +82,7 @@ func (l *limiter) pace(now, began time.Time, took time.Duration, tokens int, mos
 	if l.tokens < paceTokens {
 		return
 	}
-	if l.took > time.Duration(l.tokens)*most {
+	if l.took/time.Duration(l.tokens) > most { // a product may overflow
 		l.fall(now)
 	}
 	l.tokens, l.took = 0, 0

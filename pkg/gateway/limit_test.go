@@ -72,6 +72,8 @@ func TestSlowTokensLowerTheLimit(t *testing.T) {
 		"few tokens": {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: paceTokens}, false},
 		"whole":      {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, TokensOut: 21}, false},
 		"one token":  {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 1}, false},
+		"no bound":   {1e9 * time.Second, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 21}, false},
+		"very many":  {3 * time.Second, CallEnd{Took: 3 * time.Second, First: time.Second, TokensOut: 1 << 32}, false},
 		"no room":    {80 * time.Millisecond, CallEnd{Busy: true}, true}, // as before
 		"broken off": {80 * time.Millisecond, CallEnd{Took: 3 * time.Second, First: time.Second, Failed: true}, false},
 	} {
