@@ -1,5 +1,12 @@
 package postgres
 
+import (
+	"errors"
+	"strings"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
 // SQLSTATEs of Postgres that callers compare Code with. Those that functions of the schema raise begin with PS, and are
 // in package invalidation.
 const (
@@ -11,3 +18,19 @@ const (
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014" // by statement_timeout as well
 )
+
+// RefusesValues says whether the server refused a statement for the values in it, as it would again: data exceptions
+// (class 22), and values beyond what it can hold or follow, as JSON that is too deep for its stack (class 54). One that
+// is short of memory or locks (class 53) says nothing of the values, nor does a commit that finds the queue of
+// notifications full, which is of class 54 as well.
+func RefusesValues(err error) bool {
+	var sent *pgconn.PgError
+	if errors.As(err, &sent) && sent.Routine == "PreCommit_Notify" {
+		return false
+	}
+	code := Code(err)
+	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54")
+}
+
+// RefusesRow is RefusesValues, or says that a row violates a constraint (class 23).
+func RefusesRow(err error) bool { return RefusesValues(err) || strings.HasPrefix(Code(err), "23") }

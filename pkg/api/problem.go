@@ -33,8 +33,8 @@ var (
 		"it (penstock doctor names those that last), and try again")
 	errUnavailable = errors.New("the database is not available; try again")
 	errTimeout     = errors.New("the request took too long; try again")
-	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, or " +
-		"has a character that texts cannot have")
+	errUnstorable  = errors.New("a value of the request cannot be stored: it is outside the range of its field, too " +
+		"large or too deep, or has a character that texts cannot have")
 	errInternal = errors.New("something went wrong here; the leader's log says what")
 	errGone     = errors.New("the client ended the request before its answer")
 )
@@ -206,7 +206,7 @@ func classify(ctx context.Context, err error) error {
 		return errGone // what failed was given up for it
 	case sentinel(code) != nil && !known(err):
 		return fmt.Errorf("%w: %w", err, sentinel(code))
-	case strings.HasPrefix(code, "22"): // data exception, such as a NUL in a text
+	case postgres.RefusesValues(err): // such as a NUL in a text
 		return fmt.Errorf("%w: %w", errUnstorable, err)
 	case away(err) && !known(err):
 		return errUnavailable

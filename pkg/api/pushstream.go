@@ -361,5 +361,5 @@ func (s *lineStream) push(ctx context.Context, lines []*streamLine) (int, error)
 // aboutAnEntry says that a push was refused because of what is in one of its entries.
 func aboutAnEntry(err error) bool {
 	return errors.Is(err, invalidation.ErrInvalid) || errors.Is(err, invalidation.ErrPayloadTooLarge) ||
-		errors.Is(err, invalidation.ErrIdempotencyConflict) || strings.HasPrefix(postgres.Code(err), "22")
+		errors.Is(err, invalidation.ErrIdempotencyConflict) || postgres.RefusesValues(err)
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -200,9 +199,9 @@ func pushMany(ctx context.Context, run query, queue string, pushes []Push) ([]Pu
 	return answers(ids, verdicts), nil
 }
 
-// unstorable marks an error about a text or payload that Postgres cannot hold (class 22) as the caller's.
+// unstorable marks an error about a text or payload that Postgres cannot hold as the caller's.
 func unstorable(err error) error {
-	if strings.HasPrefix(postgres.Code(err), "22") {
+	if postgres.RefusesValues(err) {
 		return fmt.Errorf("%w: %w", err, ErrInvalid)
 	}
 	return err

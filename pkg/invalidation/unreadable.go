@@ -3,17 +3,13 @@ package invalidation
 import (
 	"context"
 	"errors"
-	"strings"
 
 	"github.com/penstock/penstock/internal/postgres"
 )
 
-// unreadable reports that the server could not write a value of some row as text (classes 22 and 54). Such a row
-// fails every claim that meets it. A server that is short of memory or locks (53200) says nothing of a row.
-func unreadable(err error) bool {
-	code := postgres.Code(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54")
-}
+// unreadable reports that the server could not write a value of some row as text. Such a row fails every claim that
+// meets it.
+func unreadable(err error) bool { return postgres.RefusesValues(err) }
 
 // failUnreadableSQL moves the entries that no claim can read to the failures: those of the first $5 ready
 // rows of a lane, and returns how many there were. See penstock.fail_unreadable.

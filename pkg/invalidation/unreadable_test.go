@@ -1,6 +1,11 @@
 package invalidation
 
-import "testing"
+import (
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
 
 // A row that came past the checks of a push, or whose limits grew smaller, has a text beyond the gigabyte of a value in
 // Postgres: 8,300 numbers of 131,072 digits.
@@ -20,4 +25,13 @@ func TestLongARowThatCannotBeReadStopsNoOtherEntry(t *testing.T) {
 		[]EntryID{ids[1], ids[3]}), 2)
 	b.want(b.count(`SELECT count(*) FROM penstock.entry`), 3)
 	b.checkInvariants()
+}
+
+// A payload that the server cannot follow is a mistake of its pusher, who must not push it again.
+func TestAPayloadBeyondTheLimitsOfTheServerIsInvalid(t *testing.T) {
+	for state, want := range map[string]bool{"22P05": true, "54001": true, "53200": false} {
+		if err := unstorable(&pgconn.PgError{Code: state}); errors.Is(err, ErrInvalid) != want {
+			t.Errorf("%s: %v is invalid: %t, want %t", state, err, !want, want)
+		}
+	}
 }

@@ -8,12 +8,10 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/penstock/penstock/internal/duty"
@@ -313,13 +311,11 @@ func (s *Duty) inputs(ctx context.Context, models []string, undecided map[string
 // errData wraps errors about the data of one model.
 var errData = errors.New("a value cannot be calculated with")
 
-// ofData says whether an error may be about the data of one model, and not about all: a number that is out of a range
-// (class 22), or a row that is refused (class 23).
+// ofData says whether an error may be about the data of one model, and not about all: a number that is out of a range,
+// or a row that is refused.
 func ofData(err error) bool {
-	var refused *pgconn.PgError
 	var scan pgx.ScanArgError
-	return errors.Is(err, errData) || errors.As(err, &scan) ||
-		errors.As(err, &refused) && (strings.HasPrefix(refused.Code, "22") || strings.HasPrefix(refused.Code, "23"))
+	return errors.Is(err, errData) || errors.As(err, &scan) || postgres.RefusesRow(err)
 }
 
 // retain forgets all models but those that exist.

@@ -3,7 +3,6 @@ package tasknode
 import (
 	"context"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -68,13 +67,6 @@ func tookTooLong(err error) bool {
 	return postgres.Code(err) == postgres.QueryCanceled || errors.Is(err, context.DeadlineExceeded)
 }
 
-// refusesContent says that the database refused the values of a statement: data exceptions, violated constraints, and
-// exceeded limits of the server.
-func refusesContent(err error) bool {
-	code := postgres.Code(err)
-	return strings.HasPrefix(code, "22") || strings.HasPrefix(code, "23") || strings.HasPrefix(code, "54")
-}
-
 // recordHalves divides a batch of several endings, and records the first half before the second. It returns the endings
 // of both that are busy; one behind a busy one of its lock waits with it.
 func (n *Node) recordHalves(ctx context.Context, p pile) (busy pile) {
@@ -99,7 +91,7 @@ func (n *Node) isolateRefused(ctx context.Context, p pile, err error) pile {
 		return n.recordHalves(ctx, p)
 	}
 	e, lock := p.endings[0], p.jobs[0].lock
-	if !refusesContent(err) || e.Lock != lock { // or this is the failure that is made below
+	if !postgres.RefusesRow(err) || e.Lock != lock { // or this is the failure that is made below
 		n.leaveToRecovery(p, err)
 		return pile{}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -191,7 +190,7 @@ func pushInside(ctx context.Context, tx pgx.Tx, q *invalidation.Queue, pushes []
 // ofTheLine says whether a push was refused for what is in it, and would be refused again.
 func ofTheLine(err error) bool {
 	return errors.Is(err, invalidation.ErrPayloadTooLarge) || errors.Is(err, invalidation.ErrInvalid) ||
-		strings.HasPrefix(postgres.Code(err), "22")
+		postgres.RefusesValues(err)
 }
 
 const queueNameSQL = `SELECT q.name FROM penstock.queue q WHERE q.id = $1`

@@ -75,10 +75,10 @@ func (d delivery) push(ctx context.Context, tx pgx.Tx) error {
 }
 
 // refusesData says whether a push was refused for what is in it, and would be refused again: it is not valid (PS002),
-// too large for the queue (PS003) or for a value of jsonb (class 54), or not data that Postgres takes (class 22).
+// too large for the queue (PS003), or not data that Postgres takes.
 func refusesData(err error) bool {
 	code := postgres.Code(err)
-	return code == "PS002" || code == "PS003" || strings.HasPrefix(code, "22") || strings.HasPrefix(code, "54")
+	return code == "PS002" || code == "PS003" || postgres.RefusesValues(err)
 }
 
 // flowBytesMax bounds the flow of a delivery.

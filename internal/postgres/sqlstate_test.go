@@ -1,0 +1,31 @@
+package postgres_test
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
+
+func TestRefusalsForValuesAreToldFromThoseOfTheServer(t *testing.T) {
+	for _, c := range []struct {
+		err         error
+		values, row bool
+	}{
+		{&pgconn.PgError{Code: "22P05"}, true, true},
+		{fmt.Errorf("push: %w", &pgconn.PgError{Code: "54001"}), true, true},
+		{&pgconn.PgError{Code: "54000", Message: "total size of jsonb array elements exceeds the maximum"}, true, true},
+		{&pgconn.PgError{Code: "54000", Message: "too many notifications in the NOTIFY queue", Routine: "PreCommit_Notify"}, false, false},
+		{&pgconn.PgError{Code: "23514"}, false, true},
+		{&pgconn.PgError{Code: "53200"}, false, false},
+		{errors.New("54001"), false, false},
+		{nil, false, false},
+	} {
+		if values, row := postgres.RefusesValues(c.err), postgres.RefusesRow(c.err); values != c.values || row != c.row {
+			t.Errorf("%v: of the values %t, of the row %t; want %t and %t", c.err, values, row, c.values, c.row)
+		}
+	}
+}
