@@ -336,7 +336,7 @@ func TestEveryStatementFitsTheSchema(t *testing.T) {
 		"sweep": q.sweep, "unlocked": unlockedSQL, "lanes": lanesSQL, "finishSolo": q.finishSolo, "hold": holdSQL, "busy": q.busy, "done": q.done,
 		"retry": q.retry, "started": q.started, "fail": q.fail, "remove": q.remove, "unlock": q.unlock, "promote": q.promote, "expire": expireSQL,
 		"mayHaveRun": q.mayHaveRun, "recoverEntries": q.recoverEntries, "crash": q.crash, "deadLetter": q.deadLetter, "recoverHold": recoverHoldSQL, "heldLocks": heldLocksSQL, "push": pushSQL, "plainPush": q.plainPush,
-		"open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
+		"unusedKey": unusedKeySQL, "open": openSQL, "list": listSQL, "register": registerSQL, "beat": beatSQL, "removeNode": removeNodeSQL,
 	} {
 		if _, err := conn.Prepare(b.ctx, what, sql); err != nil {
 			t.Errorf("%s: %v", what, err)
