@@ -23,8 +23,8 @@ type Config struct {
 	// Hint is called with a queue after entries of it became ready. It must not block. Default: no
 	// call.
 	Hint func(queue int32)
-	// Clock judges the database's clock across terms: for the removal of old firings, and for all that the engine
-	// does while it is ahead by more than jumpMax. Default: one for this term.
+	// Clock judges the database's clock across terms: while that is ahead by more than jumpMax the engine does nothing.
+	// Default: one for this term.
 	Clock *duty.Clock
 	// Log receives warnings and errors. Default: discarded.
 	Log *slog.Logger
@@ -34,9 +34,6 @@ type Config struct {
 // one nothing fires until the clock is believed, which takes some minutes: what fires, or is dropped, moves a job to
 // the time of the clock, and it waits there until that has come.
 const jumpMax = 30 * time.Minute
-
-// firingRetention is how long a firing can be read.
-const firingRetention = 30 * 24 * time.Hour
 
 func (c Config) withDefaults() Config {
 	c.Pause = cmp.Or(max(c.Pause, 0), 500*time.Millisecond)
@@ -70,7 +67,6 @@ type Engine struct {
 	timetables timetables
 	endedAfter time.Time     // when the next check for ended runs is due
 	swept      int64         // the missing-entry sweep goes on behind this job
-	clearAfter time.Time     // when old firings are next removed
 	behind     bool          // a job was fired in this pass whose next nominal time has come as well
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
@@ -156,7 +152,6 @@ func (e *Engine) work(ctx context.Context) (time.Duration, error) {
 		{true, e.sweep},
 		{renew, e.createNext},
 		{renew, e.fireDue}, // the next nominal time may have come already
-		{true, e.clear},
 	} {
 		if !stage.wanted {
 			continue
@@ -362,43 +357,4 @@ func (e *Engine) sweep(ctx context.Context) error {
 		}
 		return nil
 	})
-}
-
-// clearBatch is how many firings one transaction removes: some ten milliseconds of work, for which firing waits.
-const clearBatch = 5000
-
-const clearSQL = `
-DELETE FROM penstock.cron_firing
- WHERE ctid = ANY (ARRAY(SELECT ctid FROM penstock.cron_firing WHERE fired_at < $1 LIMIT $2))`
-
-// clear removes a batch of old firings every minute. While batches are full, the next passes remove more, in a fifth of
-// the time: jobs may fire more often than one batch a minute removes.
-func (e *Engine) clear(ctx context.Context) error {
-	start := time.Now()
-	if start.Before(e.clearAfter) {
-		return nil
-	}
-	e.clearAfter = start.Add(time.Minute)
-	err := e.fence.InTx(ctx, func(tx pgx.Tx) error {
-		now, err := e.clock(ctx, tx)
-		if err != nil {
-			return err
-		}
-		if err := e.cfg.Clock.Check(now); err != nil {
-			return err
-		}
-		tag, err := tx.Exec(ctx, clearSQL, now.Add(-firingRetention), clearBatch)
-		if err != nil {
-			return fmt.Errorf("remove old firings: %w", err)
-		}
-		if took := time.Since(start); tag.RowsAffected() == clearBatch {
-			e.clearAfter = time.Now().Add(min(4*took, time.Minute))
-		}
-		return nil
-	})
-	if errors.Is(err, duty.ErrClock) {
-		e.cfg.Log.WarnContext(ctx, "old firings wait until the database's clock is believed", "error", err)
-		return nil
-	}
-	return err
 }

@@ -167,7 +167,6 @@ func (b *bed) idle() {
 	b.Helper()
 	fence := &counted{open: open{b.pool}}
 	e := b.newEngine(fence)
-	e.clearAfter = time.Now().Add(time.Minute)
 	if _, err := e.pass(b.ctx); err != nil {
 		b.Fatal(err)
 	}
@@ -665,7 +664,7 @@ func TestLeaderChangeAmidFiringFiresEachOnce(t *testing.T) {
 	for terms := 0; ; terms++ {
 		fence := &cut{open: open{b.pool}, left: 3}
 		e := b.newEngine(fence)
-		e.cfg.BatchJobsMax, e.clearAfter = 64, time.Now().Add(time.Minute)
+		e.cfg.BatchJobsMax = 64
 		_, err := e.pass(b.ctx)
 		if err != nil && !errors.Is(err, errTermOver) {
 			t.Fatal(err)

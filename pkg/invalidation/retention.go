@@ -57,7 +57,7 @@ func countCalls(ctx context.Context, inTx InTx, what, sql string, args ...any) (
 // Each of these statements deletes up to $1 rows without a purpose and returns how many. They skip
 // rows that another transaction has locked, where any does.
 //
-// Keys, progress and buckets that are kept may be millions. Their statements read the pages of the table from the one
+// Keys, progress, buckets and firings that are kept may be millions. Their statements read the pages of the table from the one
 // with tid $2 to before that of $3, and return how many pages there are as well: what one reads does not grow with what
 // is kept. They look up entries and failures row by row, in any plan: subqueries of one value are not made joins.
 
@@ -163,22 +163,35 @@ WITH old AS (
 )
 SELECT count(*), pg_relation_size('penstock.operation') / current_setting('block_size')::int FROM old`
 
+// tidyFiringsSQL deletes firings of cron jobs of 30 days ago.
+const tidyFiringsSQL = `
+WITH old AS (
+    DELETE FROM penstock.cron_firing
+     WHERE ctid = ANY (ARRAY(
+           SELECT f.ctid FROM penstock.cron_firing f
+            WHERE f.ctid >= $2::text::tid AND f.ctid < $3::text::tid
+              AND f.fired_at < clock_timestamp() - interval '30 days'
+            LIMIT $1 FOR UPDATE SKIP LOCKED))
+    RETURNING 1
+)
+SELECT count(*), pg_relation_size('penstock.cron_firing') / current_setting('block_size')::int FROM old`
+
 // Tidied counts the rows that a pass deleted.
 type Tidied struct {
-	Results, Failures, Defaults, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets, Operations int
+	Results, Failures, Defaults, IdempotencyKeys, UniqueKeys, Progress, Throttles, Buckets, Operations, Firings int
 }
 
 // Total is how many rows were deleted.
 func (t Tidied) Total() int {
 	return t.Results + t.Failures + t.Defaults + t.IdempotencyKeys + t.UniqueKeys + t.Progress + t.Throttles +
-		t.Buckets + t.Operations
+		t.Buckets + t.Operations + t.Firings
 }
 
 // Tidier deletes rows without a purpose, a part of each large table at a time. Its zero value is ready to use.
 type Tidier struct {
-	idempotency, uniqueness, progress, buckets, operations int64 // the page at which the next step begins
+	idempotency, uniqueness, progress, buckets, operations, firings int64 // the page at which the next step begins
 
-	done [9]bool // kinds of which this pass needs no further step
+	done [10]bool // kinds of which this pass needs no further step
 }
 
 // tidyPages is how many pages of a table one statement reads: some thousand rows.
@@ -207,6 +220,7 @@ func (d *Tidier) Tidy(ctx context.Context, inTx InTx, limit int) (t Tidied, more
 		{"throttles", tidyThrottlesSQL, &t.Throttles, nil},
 		{"token buckets", tidyBucketSQL, &t.Buckets, &d.buckets},
 		{"operations", tidyOperationsSQL, &t.Operations, &d.operations},
+		{"firings", tidyFiringsSQL, &t.Firings, &d.firings},
 	} {
 		if d.done[i] {
 			continue

@@ -297,7 +297,7 @@ func TestTidyDeletesWhatStandsForNothingAndNothingElse(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT id, f, 5, now() - a FROM penstock."limit", (VALUES ('full', interval '10 min'), ('filling', '1 s')) v(f, a)`)
 
 	got, err := Tidy(b.ctx, b.pool, 100)
-	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0}); err != nil || got != want {
+	if want := (Tidied{2, 1, 0, 1, 1, 1, 1, 1, 0, 0}); err != nil || got != want {
 		t.Fatalf("tidied %+v (%v), want %+v", got, err, want)
 	}
 	if again, err := Tidy(b.ctx, b.pool, 100); again.Total() != 0 || err != nil {
@@ -409,7 +409,11 @@ func TestSweepReadsAPartOfTheKeysThatStayAtATime(t *testing.T) {
 	b.exec(b.pool, `INSERT INTO penstock.uniqueness (queue_id, key, entry_id) VALUES ($1, 'gone', $2)`, b.q.ID, keys+1)
 	b.exec(b.pool, `INSERT INTO penstock.idempotency (entry_id, created_at, queue_id, flow, key, fingerprint)
 		VALUES ($2, now() - interval '30 days', $1, '', 'gone', '')`, b.q.ID, keys+1)
-	b.exec(b.pool, `VACUUM (ANALYZE) penstock.uniqueness, penstock.idempotency, penstock.entry_work`)
+	// So is the last firing older than 30 days, among those of a table whose space is used again.
+	b.exec(b.pool, `INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
+		SELECT i, at, at, i, false FROM generate_series(1, $1::int + 1) i
+		 CROSS JOIN LATERAL (SELECT now() - CASE WHEN i > $1 THEN interval '31 days' ELSE interval '29 days' END AS at) x`, keys)
+	b.exec(b.pool, `VACUUM (ANALYZE) penstock.uniqueness, penstock.idempotency, penstock.entry_work, penstock.cron_firing`)
 	var s Tidier
 	var found Tidied
 	steps := 0
@@ -420,14 +424,17 @@ func TestSweepReadsAPartOfTheKeysThatStayAtATime(t *testing.T) {
 		b.must(err)
 		found.UniqueKeys += got.UniqueKeys
 		found.IdempotencyKeys += got.IdempotencyKeys
+		found.Firings += got.Firings
 	}
 	if steps < 3 || s != (Tidier{}) {
 		t.Errorf("%d keys of a kind were read in %d steps, and the next begins at %+v", keys, steps, s)
 	}
-	if want := (Tidied{UniqueKeys: 1, IdempotencyKeys: 1}); found != want {
+	if want := (Tidied{UniqueKeys: 1, IdempotencyKeys: 1, Firings: 1}); found != want {
 		t.Errorf("tidied %+v, want %+v", found, want)
 	}
-	for name, sql := range map[string]string{"uniqueness": tidyUniquenessSQL, "idempotency": tidyIdempotencySQL} {
+	for name, sql := range map[string]string{
+		"uniqueness": tidyUniquenessSQL, "idempotency": tidyIdempotencySQL, "cron_firing": tidyFiringsSQL,
+	} {
 		var plan string
 		tx := b.begin()
 		b.exec(tx, `SET LOCAL plan_cache_mode = force_generic_plan`)

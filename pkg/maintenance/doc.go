@@ -14,8 +14,8 @@
 //	Operations  each second; at once    operation, pause                 up to 500 entries or failures a step, the
 //	            while one goes on                                        operation's progress; pauses that end
 //	Retention   each minute; sooner     retentions and partitions;       makes partitions for a week and drops old
-//	            while rows are left     pages of the tables of keys      ones; deletes old rows, and keys of entries
-//	                                                                     that are gone
+//	            while rows are left     pages of the tables of keys      ones; deletes old rows, firings of cron jobs
+//	                                    and of firings                   too, and keys of entries that are gone
 //	Compaction  every 10 s              of mergeable queues up to        one entry in place of those of a key, where
 //	                                    10,000 entries, and locks        more than ten wait for each lock held
 //	Depths      each second; for 1/20   the entries of queues with a     depth
