@@ -32,11 +32,13 @@ const (
 )
 
 // UnboundedSQL is the expressions of a SELECT that prepares a transaction for a statement which may take any time, and
-// is ended by its node alone. The first one is the server's process, the other three are texts. The timeout of
+// is ended by its node alone. The first one is the server's process, the other four are texts. The timeout of
 // statements would be that of the role where sessions are without our settings, and managed servers set one for all
-// roles. A node that is gone should not keep rows locked, for which the next run would wait: the server looks for its
+// roles; so may they one of transactions, which Postgres has from 17 on. A node that is gone should not keep rows locked, for which the next run would wait: the server looks for its
 // client while it works (Windows cannot), and ends a transaction that waits for it.
 const UnboundedSQL = `pg_catalog.pg_backend_pid(), pg_catalog.set_config('statement_timeout', '0', true),
+       CASE WHEN pg_catalog.current_setting('transaction_timeout', true) <> '0'
+            THEN pg_catalog.set_config('transaction_timeout', '0', true) END,
        pg_catalog.set_config('idle_in_transaction_session_timeout', '` + idleInTransaction + `', true),
        CASE WHEN pg_catalog.current_setting('dynamic_shared_memory_type') <> 'windows'
             THEN pg_catalog.set_config('client_connection_check_interval', '10s', true) END`
@@ -45,7 +47,7 @@ const UnboundedSQL = `pg_catalog.pg_backend_pid(), pg_catalog.set_config('statem
 func Backend(ctx context.Context, tx pgx.Tx) (pid int32, err error) {
 	ctx, cancel := Bounded(ctx)
 	defer cancel()
-	if err := tx.QueryRow(ctx, `SELECT `+UnboundedSQL).Scan(&pid, nil, nil, nil); err != nil {
+	if err := tx.QueryRow(ctx, `SELECT `+UnboundedSQL).Scan(&pid, nil, nil, nil, nil); err != nil {
 		return 0, fmt.Errorf("ask for the server's process: %w", err)
 	}
 	return pid, nil

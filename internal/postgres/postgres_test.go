@@ -139,6 +139,7 @@ func TestTextsArriveWhateverEncodingTheDatabaseSetsForClients(t *testing.T) {
 	}
 }
 
+// setForDatabase sets what this version of Postgres has.
 func setForDatabase(t *testing.T, dsn, name, value string) {
 	t.Helper()
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 1})
@@ -146,7 +147,8 @@ func setForDatabase(t *testing.T, dsn, name, value string) {
 		t.Fatal(err)
 	}
 	defer pool.Close()
-	set := `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET ` + name + ` = %L', current_database(), '` + value + `'); END $$`
+	set := `DO $$ BEGIN IF current_setting('` + name + `', true) IS NOT NULL THEN
+		EXECUTE format('ALTER DATABASE %I SET ` + name + ` = %L', current_database(), '` + value + `'); END IF; END $$`
 	if _, err := pool.Exec(t.Context(), set); err != nil {
 		t.Fatal(err)
 	}
@@ -156,6 +158,7 @@ func setForDatabase(t *testing.T, dsn, name, value string) {
 func TestAStatementThatIsAttendedHasNoTimeout(t *testing.T) {
 	dsn := pgtest.DSN(t)
 	setForDatabase(t, dsn, "statement_timeout", "1h")
+	setForDatabase(t, dsn, "transaction_timeout", "1h")
 	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, Pooled: true, MaxConns: 1})
 	if err != nil {
 		t.Fatal(err)
@@ -167,7 +170,8 @@ func TestAStatementThatIsAttendedHasNoTimeout(t *testing.T) {
 			t.Errorf("process %d (%v)", pid, err)
 		}
 		return tx.QueryRow(t.Context(), `SELECT concat_ws(' ', current_setting('statement_timeout'),
-			current_setting('idle_in_transaction_session_timeout'), current_setting('client_connection_check_interval'))`).Scan(&within)
+			current_setting('idle_in_transaction_session_timeout'), current_setting('client_connection_check_interval'),
+			nullif(current_setting('transaction_timeout', true), '0'))`).Scan(&within)
 	})
 	if err == nil {
 		err = pool.QueryRow(t.Context(), `SHOW statement_timeout`).Scan(&behind)

@@ -82,7 +82,7 @@ func beginStatement(ctx context.Context, tx pgx.Tx, q *Queue, ids []EntryID) (pi
 	ctx, cancel := postgres.Bounded(ctx)
 	defer cancel()
 	row := tx.QueryRow(ctx, beginStatementSQL, q.ID, ids)
-	if err := row.Scan(&pid, nil, nil, nil, nil, nil, nil, nil); err != nil {
+	if err := row.Scan(&pid, nil, nil, nil, nil, nil, nil, nil, nil); err != nil {
 		return 0, q.errorf("run statement of", err)
 	}
 	return pid, nil
