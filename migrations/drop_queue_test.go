@@ -8,7 +8,7 @@ import (
 )
 
 // What a queue has in millions was deleted while no transaction could use the tables of entries of any queue.
-func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.T) {
+func TestADropDeletesPartsProgressAndFiringsBeforeItLocksTheTablesOfEntries(t *testing.T) {
 	c := connect(t, pgtest.DSN(t))
 	exec(t, c, `SELECT penstock.create_queue('nightly', '{"kind": "batch"}'), penstock.create_queue('other', '{"kind": "batch"}');
 		INSERT INTO penstock.batch (queue_id, name, status, actor, ended_at)
@@ -18,6 +18,9 @@ func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.
 		INSERT INTO penstock.progress (queue_id, entry_id, token) SELECT q.id, n, 1 FROM penstock.queue q, generate_series(1, 10) n;
 		INSERT INTO penstock.entry (id, queue_id, status, due_at, priority, payload)
 		SELECT 1, q.id, 'initial', now() + interval '1 day', 1, '{}' FROM penstock.queue q WHERE q.name = 'nightly';
+		INSERT INTO penstock.cron_job (queue_id, name, spec) SELECT q.id, q.name, '@hourly' FROM penstock.queue q WHERE q.name IN ('nightly', 'other');
+		INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
+		SELECT j.id, now() - n * interval '1 hour', now(), n, false FROM penstock.cron_job j, generate_series(1, 10) n;
 		CREATE TABLE public.deleted (name text, locked boolean);
 		CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
@@ -27,8 +30,10 @@ func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.
 		END $$;
 		CREATE TRIGGER note AFTER DELETE ON penstock.batch_part FOR EACH ROW EXECUTE FUNCTION note();
 		CREATE TRIGGER note AFTER DELETE ON penstock.progress FOR EACH ROW EXECUTE FUNCTION note();
+		CREATE TRIGGER note AFTER DELETE ON penstock.cron_firing FOR EACH ROW EXECUTE FUNCTION note();
 		SELECT penstock.drop_queue('nightly', true)`)
-	for name, locked := range map[string]int64{"batch_part": 10, "progress": 1} { // of the batch and the entry that have not ended
+	// Under the lock go those of the batch and the entry that have not ended.
+	for name, locked := range map[string]int64{"batch_part": 10, "progress": 1, "cron_firing": 0} {
 		all, late := query[int64](t, c, `SELECT count(*) FROM public.deleted WHERE name = $1`, name), query[int64](t, c, `SELECT count(*) FROM public.deleted WHERE name = $1 AND locked`, name)
 		if late != locked || all-late == 0 {
 			t.Errorf("%d of %d rows of %s are deleted under the lock, want %d", late, all, name, locked)
@@ -36,6 +41,9 @@ func TestADropDeletesPartsAndProgressBeforeItLocksTheTablesOfEntries(t *testing.
 	}
 	if n := query[int64](t, c, `SELECT count(*) FROM penstock.batch_part JOIN penstock.batch b ON b.id = batch_id JOIN penstock.queue q ON q.id = b.queue_id WHERE q.name = 'other'`); n != 20 {
 		t.Errorf("%d parts of another queue are left, want 20", n)
+	}
+	if n := query[int64](t, c, `SELECT count(*) FROM penstock.cron_firing`); n != 10 {
+		t.Errorf("%d firings of another queue's job are left, want 10", n)
 	}
 }
 

@@ -231,8 +231,8 @@ END $$;
 -- locked: a push that waits for one has no lock that the drop still needs. The others, idempotency
 -- keys that were added, and what a longer transaction adds, go by retention.
 -- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; its ended
--- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; those of
--- lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
+-- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; firings of its cron
+-- jobs; those of lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
 -- push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless
 -- lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
@@ -270,6 +270,7 @@ BEGIN
     EXECUTE format('DELETE FROM penstock.progress p
                      WHERE p.queue_id = $1 AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.id = p.entry_id)',
                    'entry_' || queue_name) USING q.id;
+    DELETE FROM penstock.cron_firing f USING penstock.cron_job j WHERE j.queue_id = q.id AND f.job_id = j.id;
     newest := greatest(newest, penstock.need_no_callbacks(q, newest - 1000000)); -- of transactions that were open
     PERFORM penstock.lock_all_limits();
     q := penstock.queue_row(queue_name); -- another drop may have been faster, and the queue have been made again
