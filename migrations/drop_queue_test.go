@@ -1,6 +1,7 @@
 package migrations_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/penstock/penstock/internal/pgtest"
@@ -44,6 +45,41 @@ func TestADropDeletesPartsProgressAndFiringsBeforeItLocksTheTablesOfEntries(t *t
 	}
 	if n := query[int64](t, c, `SELECT count(*) FROM penstock.cron_firing`); n != 10 {
 		t.Errorf("%d firings of another queue's job are left, want 10", n)
+	}
+}
+
+// Joins by the entry alone read the whole index of entries for each row of progress, in sessions that do without hashes.
+func TestADropLooksUpTheEntriesOfProgressOneByOne(t *testing.T) {
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: pgtest.DSN(t), MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	const entries, reports = 20_000, 1_000
+	for _, sql := range []string{
+		`SELECT penstock.create_queue('deep')`,
+		fmt.Sprintf(`INSERT INTO penstock.entry_deep (id, queue_id, status, due_at, priority, payload)
+			SELECT n, q.id, 'initial', now() + interval '1 day', 1, '{}' FROM penstock.queue q, generate_series(1, %d) n WHERE q.name = 'deep'`, entries),
+		fmt.Sprintf(`INSERT INTO penstock.progress (queue_id, entry_id, token)
+			SELECT q.id, n, 1 FROM penstock.queue q, generate_series(%d, %d) n WHERE q.name = 'deep'`, entries-reports+1, entries),
+		`VACUUM (ANALYZE) penstock.entry_deep, penstock.progress`,
+	} {
+		if _, err := pool.Exec(t.Context(), sql); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	var answer []struct {
+		Plan struct {
+			Hit  int `json:"Shared Hit Blocks"`
+			Read int `json:"Shared Read Blocks"`
+		}
+	}
+	row := pool.QueryRow(t.Context(), `EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) SELECT penstock.drop_queue('deep', true)`)
+	if err := row.Scan(&answer); err != nil {
+		t.Fatal(err)
+	}
+	if n := answer[0].Plan.Hit + answer[0].Plan.Read; n > 20*reports {
+		t.Errorf("the drop of a queue with %d entries and %d rows of progress reads %d pages", entries, reports, n)
 	}
 }
 

@@ -268,7 +268,8 @@ BEGIN
     )
     DELETE FROM penstock.batch_part p USING ended e WHERE p.batch_id = e.id;
     EXECUTE format('DELETE FROM penstock.progress p
-                     WHERE p.queue_id = $1 AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.id = p.entry_id)',
+                     WHERE p.queue_id = $1
+                       AND NOT EXISTS (SELECT FROM penstock.%I e WHERE e.queue_id = $1 AND e.id = p.entry_id)',
                    'entry_' || queue_name) USING q.id;
     DELETE FROM penstock.cron_firing f USING penstock.cron_job j WHERE j.queue_id = q.id AND f.job_id = j.id;
     newest := greatest(newest, penstock.need_no_callbacks(q, newest - 1000000)); -- of transactions that were open
