@@ -100,7 +100,8 @@ SELECT j.name AS job, q.name AS queue,
             WHEN j.entry_id IS NULL AND j.check_at = 'infinity' THEN 'ended' ELSE 'waiting' END AS state,
        j.spec, j.zone, j.nominal_at, j.due_at, j.entry_id, j.overlap, j.catch_up, j.handled_at, j.problem,
        j.paused_by, j.paused_reason, j.paused_until,
-       (SELECT max(f.fired_at) FROM penstock.cron_firing f WHERE f.job_id = j.id) AS last_fired_at, j.queue_id
+       (SELECT f.fired_at FROM penstock.cron_firing f WHERE f.job_id = j.id ORDER BY f.nominal_at DESC LIMIT 1)
+           AS last_fired_at, j.queue_id
   FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id;
 
 -- batch_status counts the parts of each batch: exact, from the parts themselves.

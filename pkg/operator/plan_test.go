@@ -123,6 +123,8 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		exec(`INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, status)
 		      SELECT %d, 'cancel', '{"all": true}', 1000, 'ann', '', 1, 1, 'done' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
 		exec(`INSERT INTO penstock.cron_job (queue_id, name, spec) SELECT %d, 'job' || n, '@daily' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
+		exec(`INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
+		      SELECT (SELECT min(id) FROM penstock.cron_job), now() - n * interval '1 minute', now(), n, false FROM generate_series(%d, %d) n`, from, to)
 		exec(`INSERT INTO penstock.batch (queue_id, name, actor) SELECT %d, 'b', 'ann' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
 		buffers := map[string]int{}
 		for name, page := range pages {
