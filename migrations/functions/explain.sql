@@ -114,7 +114,8 @@ LANGUAGE sql STABLE AS $$
             LIMIT 1) d ON true
       LEFT JOIN LATERAL (
            SELECT * FROM penstock.audit x
-            WHERE x.verb = 'disable_entry' AND x.object = 'entry ' || e.id ORDER BY x.id DESC LIMIT 1) a ON true
+            WHERE d.scope IS NULL AND x.verb = 'disable_entry' AND x.object = 'entry ' || e.id
+            ORDER BY x.id DESC LIMIT 1) a ON true
      WHERE e.priority < 0
     UNION ALL
     SELECT penstock.because('key_blocked',

@@ -29,18 +29,25 @@ type AuditFilter struct {
 	Limit               int
 }
 
-// auditSQL reads the newest first, backwards along the primary key.
-const auditSQL = `
+const auditRows = `
 SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
   FROM penstock.audit
- WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR verb = $2) AND ($3::text IS NULL OR object = $3)
-   AND ($4::timestamptz IS NULL OR at >= $4) AND ($5::bigint IS NULL OR id < $5)
- ORDER BY id DESC
- LIMIT $6`
+ WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR verb = $2)
+   AND ($4::timestamptz IS NULL OR at >= $4) AND ($5::bigint IS NULL OR id < $5)`
+
+// Both read the newest first. Of one object they are read by the index of objects, else by the primary key.
+const (
+	auditSQL         = auditRows + ` AND $3::text IS NULL ORDER BY id DESC LIMIT $6`
+	auditOfObjectSQL = auditRows + ` AND object = $3 ORDER BY id DESC LIMIT $6`
+)
 
 // Audits returns recorded changes, the newest first.
 func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
-	return list[Audit](ctx, d.db, "audit", auditSQL, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since),
+	sql := auditSQL
+	if f.Object != "" {
+		sql = auditOfObjectSQL
+	}
+	return list[Audit](ctx, d.db, "audit", sql, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since),
 		given(f.Before), page(f.Limit))
 }
 

@@ -95,6 +95,8 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"run_times":      {runTimesSQL, `ARRAY['work']`},
 		"instance_times": {instanceTimesSQL, `NULL, 50`},
 		"cron_schedules": {cronSchedulesSQL, `NULL, '', 100`},
+		"audit_object":   {auditOfObjectSQL, `NULL, NULL, 'work', NULL, NULL, 10`},
+		"explain":        {`SELECT penstock.entry_reasons(e) FROM penstock.entry e WHERE queue_id = $1 AND id = 0`, fmt.Sprint(q.ID)},
 	}
 	for name, f := range map[string]EntryFilter{
 		"entries": {}, "initial": {State: "initial"}, "disabled": {State: "disabled"}, "computing": {State: "computing"},
@@ -104,6 +106,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		sql, values := f.statement()
 		pages[name] = [2]string{sql, fmt.Sprintf(`%d, 0, 50`, q.ID) + strings.Repeat(`, 'no such value'`, len(values))}
 	}
+	exec(`INSERT INTO penstock.entry_work (id, queue_id, status, priority, payload) VALUES (0, %d, 'pending', -1, '{}')`, q.ID)
 	for name, page := range pages {
 		exec(`PREPARE %s AS %s`, name, page[0])
 	}
@@ -125,6 +128,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		exec(`INSERT INTO penstock.cron_job (queue_id, name, spec) SELECT %d, 'job' || n, '@daily' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
 		exec(`INSERT INTO penstock.cron_firing (job_id, nominal_at, fired_at, entry_id, manual)
 		      SELECT (SELECT min(id) FROM penstock.cron_job), now() - n * interval '1 minute', now(), n, false FROM generate_series(%d, %d) n`, from, to)
+		exec(`INSERT INTO penstock.audit (actor, verb, object) SELECT 'ann', 'cancel_entry', 'entry ' || n FROM generate_series(%d, %d) n`, from, to)
 		exec(`INSERT INTO penstock.batch (queue_id, name, actor) SELECT %d, 'b', 'ann' FROM generate_series(%d, %d) n`, q.ID, from, to/10)
 		buffers := map[string]int{}
 		for name, page := range pages {
