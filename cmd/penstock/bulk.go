@@ -64,14 +64,14 @@ func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, v
 		return change{}, usagef("give ids, or --queue with --all or filters")
 	}
 	o := operator.OperationRequest{Queue: f.queue, Verb: verb, Filter: f.filter, PerSecond: f.rate}
-	n, err := countMatching(ctx, api, o)
+	found, err := countMatching(ctx, api, o)
 	if err != nil {
 		return change{}, err
 	}
 	return change{
-		does: fmt.Sprintf("%s: %d in queue %s", does, n, f.queue), risky: true,
+		does: fmt.Sprintf("%s: %s in queue %s", does, found, f.queue), risky: true,
 		do: func(ctx context.Context, by invalidation.By) (string, error) {
-			if n == 0 {
+			if found.Matching == 0 && !found.Partial {
 				return "nothing matches", nil
 			}
 			o.By = by
@@ -180,12 +180,11 @@ func (a *app) carryOn(ctx context.Context, api conn, id int64) (string, error) {
 	}
 }
 
-// countMatching returns how many an operation would change. The API wants a reason with all that may change something;
+// countMatching asks how many an operation would change. The API wants a reason with all that may change something;
 // it writes nothing of a count.
-func countMatching(ctx context.Context, api conn, o operator.OperationRequest) (int64, error) {
+func countMatching(ctx context.Context, api conn, o operator.OperationRequest) (startedOperation, error) {
 	o.Reason = "to count what matches"
-	answer, err := sendOperation(ctx, api, o, true)
-	return answer.Matching, err
+	return sendOperation(ctx, api, o, true)
 }
 
 func startOperation(ctx context.Context, api conn, o operator.OperationRequest) (int64, error) {
@@ -197,6 +196,15 @@ func startOperation(ctx context.Context, api conn, o operator.OperationRequest) 
 type startedOperation struct {
 	ID       int64 `json:"operation_id"`
 	Matching int64 `json:"matching"`
+	Partial  bool  `json:"partial"` // there may be more
+}
+
+// String is how many a dry run counted.
+func (s startedOperation) String() string {
+	if s.Partial {
+		return fmt.Sprintf("at least %d", s.Matching)
+	}
+	return fmt.Sprint(s.Matching)
 }
 
 func sendOperation(ctx context.Context, api conn, o operator.OperationRequest, dry bool) (startedOperation, error) {

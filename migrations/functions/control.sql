@@ -401,8 +401,7 @@ BEGIN
                 USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
         END IF;
     END IF;
-    EXECUTE format('SELECT count(*) FILTER (WHERE hit) FROM (SELECT %s AS hit FROM %s ORDER BY id LIMIT 10000) w',
-                   penstock.operation_filter(q, verb, filter), penstock.operation_source(q, verb)) INTO matched;
+    SELECT c.matched INTO matched FROM penstock.count_first(q, verb, filter, 10000) c;
     operation := penstock.begin_operation(q, verb, filter, reason, actor, 5000, matched);
     UPDATE penstock.operation o SET switched_in = pg_current_xact_id() WHERE o.id = operation;
     UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;

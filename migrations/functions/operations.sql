@@ -2,7 +2,7 @@
 
 -- operation_source is the table that a verb works on, as a subquery with the columns that a filter
 -- may name. Failures past their retention are not in it, as in lists: they are deleted by then, or up to a day later.
--- Callers: count_matching, count_matching_to, step_operation.
+-- Callers: count_first, count_matching_to, start_operation, step_operation.
 CREATE OR REPLACE FUNCTION penstock.operation_source(q penstock.queue, verb text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN verb IN ('retry_failures', 'discard_failures')
@@ -16,7 +16,7 @@ $$;
 -- operation_filter turns {"name": "mail", "older_than": "2 days"} into a condition. Values are
 -- quoted; a key that does not exist is refused, so that a misspelt filter does not match
 -- everything. {"all": true} does.
--- Callers: count_matching, count_matching_to, step_operation.
+-- Callers: count_first, count_matching_to, start_operation, step_operation.
 -- SQLSTATE: PS002 the verb or a filter does not exist, or the filter is empty.
 CREATE OR REPLACE FUNCTION penstock.operation_filter(q penstock.queue, verb text, filter jsonb) RETURNS text
 LANGUAGE plpgsql STABLE AS $$
@@ -53,19 +53,20 @@ BEGIN
     RETURN array_to_string(conditions, ' AND ');
 END $$;
 
--- count_matching is the preview of an operation: the number of entries that it would match now. It
--- reads the queue's whole table.
--- Callers: start_operation; programs of the release before.
--- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
-CREATE OR REPLACE FUNCTION penstock.count_matching(queue text, verb text, filter jsonb) RETURNS bigint
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    q penstock.queue := penstock.queue_row(queue);
-    n bigint;
+-- count_first counts what an operation would match now among the first `most` entries, or failures, of a queue, in
+-- order of id. whole: there are no others. With any filter it reads no more than those.
+-- Callers: start_operation, switch_entries; pkg/operator.
+-- SQLSTATE: PS002 the filter is not valid.
+CREATE OR REPLACE FUNCTION penstock.count_first(q penstock.queue, verb text, filter jsonb, most integer DEFAULT 100000,
+                                                OUT matched bigint, OUT whole boolean)
+LANGUAGE plpgsql STABLE
+SET enable_seqscan = off SET enable_bitmapscan = off
+AS $$
 BEGIN
-    EXECUTE format('SELECT count(*) FROM %s WHERE %s', penstock.operation_source(q, verb),
-                   penstock.operation_filter(q, verb, filter)) INTO n;
-    RETURN n;
+    EXECUTE format('SELECT count(*) FILTER (WHERE hit), count(*) < $1
+                      FROM (SELECT %s AS hit FROM %s ORDER BY id LIMIT $1) w',
+                   penstock.operation_filter(q, verb, filter), penstock.operation_source(q, verb))
+       INTO matched, whole USING most;
 EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetime_field_overflow
             OR interval_field_overflow OR numeric_value_out_of_range THEN
     RAISE EXCEPTION 'filter is not valid: %', SQLERRM USING ERRCODE = 'PS002';
@@ -90,7 +91,8 @@ EXCEPTION WHEN invalid_text_representation OR invalid_datetime_format OR datetim
 END $$;
 
 -- start_operation begins an operation on the current entries or failures of a queue, and returns its id. The
--- elected leader steps it.
+-- elected leader steps it. What it matches is counted among the first 100,000 of the queue alone, and goes up with what
+-- it changes. Steps of ended batches are refused where the queue has no more failures than that.
 -- Locks: none but those of an insert.
 -- Callers: pkg/operator; psql.
 -- SQLSTATE: PS001 no such queue, PS002 verb, filter or per_second is not valid, PS006 it would retry
@@ -99,11 +101,13 @@ CREATE OR REPLACE FUNCTION penstock.start_operation(queue text, verb text, filte
                                          actor text DEFAULT NULL, per_second integer DEFAULT 1000) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
-    q    penstock.queue := penstock.queue_row(queue);
-    n    bigint := penstock.count_matching(queue, verb, filter);
+    q       penstock.queue := penstock.queue_row(queue);
+    n       bigint;
+    whole   boolean;
     useless text;
 BEGIN
-    IF verb = 'retry_failures' AND n > 0 THEN
+    SELECT c.matched, c.whole INTO n, whole FROM penstock.count_first(q, verb, filter) c;
+    IF verb = 'retry_failures' AND n > 0 AND whole THEN
         -- The first failure that can be retried ends the search.
         EXECUTE format('WITH matching AS NOT MATERIALIZED (
                             SELECT s.id, penstock.ended_step(%s, s.id, s.payload, s.name) AS useless FROM %s WHERE %s)

@@ -68,6 +68,7 @@ type operationStart struct {
 type operationStarted struct {
 	ID       int64  `json:"operation_id,omitempty" doc:"Absent after a dry run."`
 	Matching *int64 `json:"matching,omitempty" doc:"After a dry run: how many it would change."`
+	Partial  bool   `json:"partial,omitempty" doc:"The queue has more than 100,000 entries, or failures, and those alone are counted."`
 }
 
 func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[operationStarted], error) {
@@ -82,8 +83,8 @@ func (a *API) startOperation(ctx context.Context, in *operationStart) (*answer[o
 			return nil, err
 		}
 		defer leave()
-		n, err := a.operator.CountMatching(ctx, o, 0)
-		return answered(operationStarted{Matching: &n}, err)
+		n, whole, err := a.operator.CountFirst(ctx, o)
+		return answered(operationStarted{Matching: &n, Partial: !whole}, err)
 	}
 	id, err := a.operator.StartOperation(ctx, o)
 	return answered(operationStarted{ID: id}, err)

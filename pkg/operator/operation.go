@@ -119,6 +119,17 @@ func (d *Database) CountMatching(ctx context.Context, o OperationRequest, bound 
 	return n, nil
 }
 
+// CountFirst returns how many entries or failures an operation would match now, of the first 100,000 of the queue, and
+// whether it has no others: what StartOperation begins with.
+func (d *Database) CountFirst(ctx context.Context, o OperationRequest) (n int64, whole bool, err error) {
+	const sql = `SELECT matched, whole FROM penstock.count_first(penstock.queue_row($1), $2, $3)`
+	if err := d.db.QueryRow(ctx, sql, o.Queue, o.Verb, o.Filter).Scan(&n, &whole); err != nil {
+		return 0, false, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue,
+			invalidation.Translate(err))
+	}
+	return n, whole, nil
+}
+
 const startSQL = `
 SELECT penstock.start_operation($1, $2, $3, $4, coalesce($5, current_user::text), coalesce(nullif($6::int, 0), 1000))`
 

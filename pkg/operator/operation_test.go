@@ -250,6 +250,22 @@ func TestLongASwitchDoesNotCountAWholeQueue(t *testing.T) {
 	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'enable' AND matched = 500`), 1)
 }
 
+// Filters without an index would read all of a deep queue before anything begins, in the time of a request.
+func TestLongAnOperationBeginsWithoutReadingAllOfADeepQueue(t *testing.T) {
+	b := newQueueBed(t, Config{})
+	b.exec(b.pool, `INSERT INTO penstock.entry (id, queue_id, status, priority, flow, payload, due_at)
+		SELECT n, $1, 'initial', 1, CASE WHEN n > 100000 THEN 'acme' ELSE '' END, '{}', now() + interval '1 day' FROM generate_series(1, 100001) n`, b.q.ID)
+	b.exec(b.pool, `SELECT setval('penstock.entry_id_seq', 200000)`)
+	o := operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Flow: "acme"}, PerSecond: 2_000_000_000}
+	if n, whole, err := b.d.CountFirst(b.ctx, o); n != 0 || whole || err != nil {
+		t.Errorf("counted %d, and whole %v (%v), want none of the first 100,000", n, whole, err)
+	}
+	op := b.start(o)
+	b.want(b.count(`SELECT matched FROM penstock.operation WHERE id = $1`, op), 0)
+	b.want(b.runOperations(), 1)
+	b.want(b.count(`SELECT matched FROM penstock.operation WHERE id = $1 AND status = 'done'`, op), 1)
+}
+
 func TestDisabledNameCoversWhatIsThereAndWhatComes(t *testing.T) {
 	b := newQueueBed(t, Config{})
 	first := b.pushAll(b.pool, Push{Name: "mail"}, Push{Name: "mail", LockKey: "K"}, Push{Name: "print"})
