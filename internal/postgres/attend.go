@@ -31,11 +31,12 @@ const (
 	attendMax   = 10 * time.Second
 )
 
-// UnboundedSQL is the expressions of a SELECT that prepares a transaction for a statement which may take any time, and
-// is ended by its node alone. The first one is the server's process, the other four are texts. The timeout of
+// UnboundedSQL is the expressions of a SELECT that prepares a transaction for a statement which may take any time,
+// and is ended by its node alone. The first one is the server's process, the other four are texts. The timeout of
 // statements would be that of the role where sessions are without our settings, and managed servers set one for all
-// roles; so may they one of transactions, which Postgres has from 17 on. A node that is gone should not keep rows locked, for which the next run would wait: the server looks for its
-// client while it works (Windows cannot), and ends a transaction that waits for it.
+// roles; so may they one of transactions, which Postgres has from 17 on. A node that is gone should not keep rows
+// locked, for which the next run would wait: the server looks for its client while it works (Windows cannot), and
+// ends a transaction that waits for it.
 const UnboundedSQL = `pg_catalog.pg_backend_pid(), pg_catalog.set_config('statement_timeout', '0', true),
        CASE WHEN pg_catalog.current_setting('transaction_timeout', true) <> '0'
             THEN pg_catalog.set_config('transaction_timeout', '0', true) END,

@@ -232,9 +232,9 @@ END $$;
 -- keys that were added, and what a longer transaction adds, go by retention.
 -- Locks: those of need_no_completions; results, failures, idempotency keys and ready rows of the queue; its ended
 -- batches in order of id (FOR UPDATE SKIP LOCKED) with their parts; progress of ended entries; firings of its cron
--- jobs; those of lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set to, so that no
--- push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s at most, unless
--- lock_timeout is set.
+-- jobs; those of lock_all_limits; those of lock_entries, tried again for 3 s, or for as long as lock_timeout is set
+-- to, so that no push comes between; rows of the queue; its unique keys (SKIP LOCKED). Each of the others waits 3 s
+-- at most, unless lock_timeout is set.
 -- Callers: pkg/invalidation; psql.
 -- SQLSTATE: PS001 no such queue, PS006 it has entries, is needed, or has clients to be told, 55P03 a lock was not to be
 -- had in time.

@@ -57,9 +57,10 @@ func countCalls(ctx context.Context, inTx InTx, what, sql string, args ...any) (
 // Each of these statements deletes up to $1 rows without a purpose and returns how many. They skip
 // rows that another transaction has locked, where any does.
 //
-// Keys, progress, buckets and firings that are kept may be millions. Their statements read the pages of the table from the one
-// with tid $2 to before that of $3, and return how many pages there are as well: what one reads does not grow with what
-// is kept. They look up entries and failures row by row, in any plan: subqueries of one value are not made joins.
+// Keys, progress, buckets and firings that are kept may be millions. Their statements read the pages of the table
+// from the one with tid $2 to before that of $3, and return how many pages there are as well: what one reads does not
+// grow with what is kept. They look up entries and failures row by row, in any plan: subqueries of one value are not
+// made joins.
 
 // tidyResultsSQL deletes results that have passed the retention of their own queue.
 const tidyResultsSQL = `SELECT penstock.tidy_outcomes('result', $1)`
