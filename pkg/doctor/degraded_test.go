@@ -131,9 +131,9 @@ func TestFirstStartsAndLastDrainsAreNoDegradation(t *testing.T) {
 	want(t, find(t, s.pool, "instances", Config{}), Critical, "gpu-1 is starting")
 	exec(t, s.pool, `SELECT penstock.set_deployment('own', 'm', '{"policy": {"stuck_min_seconds": 3600}}')`)
 	want(t, find(t, s.pool, "instances", Config{}), Fine)
-	for _, seconds := range []string{"600000000000", "1e400", "-1e400", "1e-400"} { // of a policy of before
+	for seconds, state := range map[string]Severity{"600000000000": Fine, "1e400": Fine, "-1e400": Critical, "1e-400": Critical} { // of before
 		exec(t, s.pool, `UPDATE penstock.deployment SET policy = jsonb_build_object('stuck_min_seconds', $1::text::numeric)`, seconds)
-		find(t, s.pool, "instances", Config{})
+		want(t, find(t, s.pool, "instances", Config{}), state)
 	}
 	exec(t, s.pool, `UPDATE penstock.deployment SET policy = '{}'`)
 	exec(t, s.pool, `UPDATE penstock.cold_start SET seconds = 1e308`)
