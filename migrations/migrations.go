@@ -2,8 +2,9 @@
 //
 // Tables are made and changed by numbered migrations (00001_baseline.sql and what follows), each
 // applied once. Functions, views and triggers are defined once each in functions/*.sql and are all
-// applied again whenever one of these files has changed. Both are forward-only and short-locking:
-// programs of the version before keep working.
+// applied again whenever one of these files has changed. Both are forward-only and, but for what
+// the changelog names, short-locking: programs of the version before keep working. A numbered
+// migration is one transaction: where it takes long, it waits for no lock on a second table.
 package migrations
 
 import (
