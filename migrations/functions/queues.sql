@@ -336,7 +336,10 @@ BEGIN
     EXCEPTION WHEN OTHERS THEN
         flaw := format('grouping is not a jsonpath: %s', SQLERRM);
     END;
-    flaw := coalesce(flaw, penstock.needs_flaw(NEW.needs), (
+    IF TG_OP = 'INSERT' OR NEW.needs IS DISTINCT FROM OLD.needs THEN
+        flaw := coalesce(flaw, penstock.needs_flaw(NEW.needs));
+    END IF;
+    flaw := coalesce(flaw, (
         SELECT v.flaw FROM (VALUES
             (NEW.priority > 0 AND NEW.priority <= 1000, 'priority is not above 0 and at most 1000'),
             (NEW.entry_priority BETWEEN 0 AND 9, 'entry_priority is not from 0 to 9'),

@@ -1,6 +1,10 @@
 package cron
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/penstock/penstock/internal/postgres"
+)
 
 func TestSettingsByWhichAJobCannotFireAreRefused(t *testing.T) {
 	for want, settings := range map[string][]map[string]any{
@@ -21,6 +25,19 @@ func TestSettingsByWhichAJobCannotFireAreRefused(t *testing.T) {
 			if setting, err := CheckSettings(s); setting != want || (err == nil) != (want == "") {
 				t.Errorf("%v: setting %q (%v), want %q", s, setting, err, want)
 			}
+		}
+	}
+}
+
+// Times of before that are refused now keep no other setting from being changed.
+func TestStoredTimesThatAreRefusedNowStay(t *testing.T) {
+	b := newBed(t)
+	b.job(Job{Name: "nightly", Queue: "reports", Schedule: Schedule{Spec: "0 3 * * *"}})
+	b.exec(`UPDATE penstock.cron_job SET ends_at = '9999-12-31 23:59:59 UTC', grace = '11 years'`)
+	b.exec(`SELECT penstock.alter_cron_job('nightly', '{"spec": "0 4 * * *"}')`)
+	for _, options := range []string{`{"ends_at": "9999-12-31 23:59:59 UTC"}`, `{"grace": "11 years"}`} {
+		if _, err := b.pool.Exec(b.ctx, `SELECT penstock.alter_cron_job('nightly', $1::text::jsonb)`, options); postgres.Code(err) != "PS002" {
+			t.Errorf("%s: %v", options, err)
 		}
 	}
 }

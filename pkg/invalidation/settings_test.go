@@ -131,6 +131,19 @@ func TestStoredNeedsThatAreRefusedNowAreRead(t *testing.T) {
 	}
 }
 
+// Needs of before that are refused now keep no other setting from being changed.
+func TestStoredNeedsThatAreRefusedNowStay(t *testing.T) {
+	b := newControlBed(t, Config{})
+	b.exec(b.pool, `ALTER TABLE penstock.queue DISABLE TRIGGER check_queue`)
+	b.exec(b.pool, `UPDATE penstock.queue SET needs = '{"cpu": 2000000}' WHERE name = 'work'`)
+	b.exec(b.pool, `ALTER TABLE penstock.queue ENABLE TRIGGER check_queue`)
+	_, err := Alter(b.ctx, b.pool, "work", map[string]any{"max_concurrent": 3})
+	b.must(err)
+	if _, err := Alter(b.ctx, b.pool, "work", map[string]any{"needs": map[string]any{"cpu": 1000001}}); !errors.Is(err, ErrInvalid) {
+		t.Errorf("new needs: %v", err)
+	}
+}
+
 func TestKindOfAQueueStaysWhileSomethingNeedsIt(t *testing.T) {
 	b := newControlBed(t, Config{})
 	b.exec(b.pool, `CREATE TABLE public.watched (id bigint PRIMARY KEY)`)
