@@ -209,11 +209,12 @@ BEGIN
                WHEN 'whole' THEN 'a whole number from 0 to ' || v.most
                WHEN 'number' THEN 'a number from 0 to ' || v.most
                WHEN 'seconds' THEN 'from 0 to 1000000000 seconds, or a text as 10m30s'
+               WHEN 'word' THEN 'penstock, replicate-v2, hpa or utilization'
                ELSE 'a JSON ' || v.kind END AS wanted
       INTO f
       FROM penstock.policy_fields(policy) p
       LEFT JOIN (VALUES
-            ('algorithm',                     'string',  NULL::bigint),
+            ('algorithm',                     'word',    NULL::bigint),
             ('min',                           'whole',   1400),
             ('max',                           'whole',   1400),
             ('slots',                         'whole',   100000),
@@ -268,6 +269,8 @@ BEGIN
            WHEN v.kind = 'number' THEN p.type = 'number' AND p.word::numeric BETWEEN 0 AND v.most
            WHEN v.kind = 'seconds' AND p.type = 'number' THEN p.word::numeric BETWEEN 0 AND 1e9
            WHEN v.kind = 'seconds' AND p.type = 'string' THEN coalesce(penstock.duration_seconds(p.word) <= 1e9, false)
+           WHEN v.kind = 'word' THEN p.type = 'string'
+                                     AND p.word IN ('', 'penstock', 'replicate-v2', 'hpa', 'utilization')
            ELSE p.type = v.kind END
      ORDER BY p.field COLLATE "C" LIMIT 1;
     IF FOUND AND f.kind IS NULL THEN

@@ -28,6 +28,8 @@ func TestAPolicyThatIsNotValidIsRefusedWhereItIsSet(t *testing.T) {
 		`{"rho": 1.5}`:                            "rho",
 		`{"beta": true}`:                          "beta",
 		`{"scale_to_zero": 1}`:                    "scale_to_zero",
+		`{"algorithm": "hpaa"}`:                   "algorithm",
+		`{"algorithm": 1}`:                        "algorithm",
 		`{"floors": {}}`:                          "floors",
 		`{"hpa": 5}`:                              "hpa",
 		`{"hpa": {"target": -1}}`:                 "hpa.target",
@@ -49,6 +51,7 @@ func TestAPolicyThatIsNotValidIsRefusedWhereItIsSet(t *testing.T) {
 	for _, policy := range []string{
 		`{}`, `{"max": 1e3, "min": null, "stuck_min_seconds": "1m30.5s", "rho": 0.5, "floors": [], "hpa": {}, "cold_price": 0}`,
 		`{"hold_seconds": 1000000000, "idle_min_seconds": "277777h", "utilization": {"variant": "band", "use_forecast": true}}`,
+		`{"algorithm": ""}`, `{"algorithm": "penstock"}`, `{"algorithm": "replicate-v2"}`, `{"algorithm": "hpa"}`, `{"algorithm": "utilization"}`,
 	} {
 		if err := set(policy); err != nil {
 			t.Errorf("%s: %v", policy, err)
