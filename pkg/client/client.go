@@ -148,15 +148,13 @@ func (c *Client) do(ctx context.Context, r request, into any) error {
 			furthest, try = answered.Summary.Lines, 1
 		}
 		wait, retry := c.pause(err, try)
-		if err == nil || !retry || !r.again || try >= c.cfg.Tries || ctx.Err() != nil {
-			refused := answered != nil && answered.Status < http.StatusInternalServerError
-			if refused && unknown != nil && r.method != http.MethodGet {
-				err = fmt.Errorf("%w (an earlier try, which may have been accepted: %w)", err, unknown)
-			}
-			return wrap(r, err)
-		}
 		if answered == nil || answered.Status >= http.StatusInternalServerError {
 			unknown = err
+		} else if unknown != nil && r.method != http.MethodGet {
+			err = fmt.Errorf("%w (an earlier try, which may have been accepted: %w)", err, unknown)
+		}
+		if err == nil || !retry || !r.again || try >= c.cfg.Tries || ctx.Err() != nil {
+			return wrap(r, err)
 		}
 		select {
 		case <-time.After(wait):

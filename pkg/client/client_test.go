@@ -99,16 +99,23 @@ func TestOnlyWhatCanBeSentTwiceIsSentAgain(t *testing.T) {
 func TestARefusalComesWithTheTryWhoseAnswerIsNotKnown(t *testing.T) {
 	lost := errors.New("connection lost")
 	synctest.Test(t, func(t *testing.T) {
-		tries := 0
+		tries, after := 0, "3600"
 		c := client.New(client.Config{URL: "http://x", HTTP: &http.Client{Transport: transport(func(*http.Request) (*http.Response, error) {
 			if tries++; tries == 1 {
 				return nil, lost
 			}
-			return reply(429, `{"code": "rate_exceeded", "detail": "too fast"}`, "Retry-After", "3600"), nil
+			return reply(429, `{"code": "rate_exceeded", "detail": "too fast"}`, "Retry-After", after), nil
 		})}})
 		_, err := c.PushMany(t.Context(), "q", []client.Push{{Payload: 1}})
 		if !errors.Is(err, client.Code("rate_exceeded")) || !errors.Is(err, lost) || tries != 2 {
 			t.Errorf("%v after %d tries, want both errors", err, tries)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		defer cancel()
+		tries, after = 0, "20"
+		_, err = c.PushMany(ctx, "q", []client.Push{{Payload: 1}})
+		if !errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, client.Code("rate_exceeded")) || !errors.Is(err, lost) || tries != 2 {
+			t.Errorf("its time ends in the pause: %v after %d tries, want all three errors", err, tries)
 		}
 	})
 }
