@@ -69,7 +69,7 @@ func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, v
 		return change{}, err
 	}
 	return change{
-		does: fmt.Sprintf("%s: %s in queue %s", does, found, f.queue), risky: true,
+		does: fmt.Sprintf("%s: %s", does, found.in(f.queue)), risky: true,
 		do: func(ctx context.Context, by invalidation.By) (string, error) {
 			if found.Matching == 0 && !found.Partial {
 				return "nothing matches", nil
@@ -199,12 +199,15 @@ type startedOperation struct {
 	Partial  bool  `json:"partial"` // there may be more
 }
 
-// String is how many a dry run counted.
-func (s startedOperation) String() string {
-	if s.Partial {
-		return fmt.Sprintf("at least %d", s.Matching)
+// in is how many a dry run counted in a queue.
+func (s startedOperation) in(queue string) string {
+	switch {
+	case s.Partial && s.Matching == 0:
+		return fmt.Sprintf("none of the first 100,000 in queue %s, and perhaps later ones", queue)
+	case s.Partial:
+		return fmt.Sprintf("at least %d in queue %s", s.Matching, queue)
 	}
-	return fmt.Sprint(s.Matching)
+	return fmt.Sprintf("%d in queue %s", s.Matching, queue)
 }
 
 func sendOperation(ctx context.Context, api conn, o operator.OperationRequest, dry bool) (startedOperation, error) {
