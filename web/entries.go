@@ -265,8 +265,6 @@ func checkChoice(f operator.Filter) error {
 	return nil
 }
 
-const previewMax = 10_000
-
 func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, form) (preview, error) {
 	return func(ctx context.Context, in form) (preview, error) {
 		o, err := bulk(v, in)
@@ -274,11 +272,14 @@ func (d *Dashboard) previewBulk(v operator.OperationVerb) func(context.Context, 
 			return preview{}, err
 		}
 		o.Filter.All = unfiltered(o.Filter)
-		n, err := d.db.CountMatching(ctx, o, previewMax)
-		p := preview{Count: format.Bounded(n, previewMax) + " " + map[bool]string{
-			true:  "entry",
-			false: "entries",
-		}[n == 1]}
+		n, whole, err := d.db.CountFirst(ctx, o)
+		p := preview{Count: format.Count(n) + " " + map[bool]string{true: "entry", false: "entries"}[n == 1]}
+		switch {
+		case !whole && n == 0:
+			p.Count = "none of the first 100,000 of the queue, and perhaps later ones"
+		case !whole:
+			p.Count = "at least " + p.Count
+		}
 		if o.Filter.All {
 			p.Warning = "There is no filter: it is about the whole queue, and needs that choice."
 		}

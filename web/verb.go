@@ -54,7 +54,7 @@ type field struct {
 
 // preview is what a change would touch.
 type preview struct {
-	Count   string // with its noun: 10,000+ entries
+	Count   string // with its noun: at least 10,000 entries
 	Facts   []fact
 	Warning string
 }

@@ -74,7 +74,7 @@ END $$;
 
 -- count_matching_to counts the entries that an operation would match now, up to a bound: with few or
 -- selective filters it reads as many rows, with others, or where the bound is null, the whole table.
--- Callers: pkg/operator.
+-- Callers: none but dashboards of the version before.
 -- SQLSTATE: PS001 no such queue, PS002 the filter is not valid.
 CREATE OR REPLACE FUNCTION penstock.count_matching_to(queue text, verb text, filter jsonb, bound bigint) RETURNS bigint
 LANGUAGE plpgsql STABLE AS $$

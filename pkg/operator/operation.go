@@ -107,18 +107,6 @@ func (d *Database) Operation(ctx context.Context, id int64) (Operation, error) {
 		` WHERE o.id = $1`, id)
 }
 
-// CountMatching returns how many entries or failures an operation would match now, counted up to a bound. Without a
-// bound (0) it reads the queue's whole table.
-func (d *Database) CountMatching(ctx context.Context, o OperationRequest, bound int) (int64, error) {
-	const sql = `SELECT penstock.count_matching_to($1, $2, $3, $4)`
-	var n int64
-	err := d.db.QueryRow(ctx, sql, o.Queue, o.Verb, o.Filter, given(bound)).Scan(&n)
-	if err != nil {
-		return 0, fmt.Errorf("count entries for %s in queue %q: %w", o.Verb, o.Queue, invalidation.Translate(err))
-	}
-	return n, nil
-}
-
 // CountFirst returns how many entries or failures an operation would match now, of the first 100,000 of the queue, and
 // whether it has no others: what StartOperation begins with.
 func (d *Database) CountFirst(ctx context.Context, o OperationRequest) (n int64, whole bool, err error) {

@@ -77,7 +77,7 @@ func TestOperationChangesWhatTheFilterMatchesAndNothingElse(t *testing.T) {
 		b.fail(Failure{Class: []string{"input", "oom"}[i%2], Error: fmt.Sprint("no file ", i)})
 	}
 	same := operator.OperationRequest{Queue: "work", Verb: operator.RetryFailures, Filter: operator.Filter{Pattern: "no file _", Class: "oom"}}
-	n, err := b.d.CountMatching(b.ctx, same, 0)
+	n, _, err := b.d.CountFirst(b.ctx, same)
 	b.must(err)
 	b.want(n, 3)
 	op := b.start(same)
@@ -185,7 +185,7 @@ func TestOperationRefusesAFilterThatItDoesNotKnow(t *testing.T) {
 		}
 	}
 	b.push("")
-	n, err := b.d.CountMatching(b.ctx, operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Name: `'; DROP TABLE penstock.entry; --`}}, 0)
+	n, _, err := b.d.CountFirst(b.ctx, operator.OperationRequest{Queue: "work", Verb: operator.CancelEntries, Filter: operator.Filter{Name: `'; DROP TABLE penstock.entry; --`}})
 	b.must(err)
 	b.want(n, 0)
 }

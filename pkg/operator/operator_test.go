@@ -302,8 +302,8 @@ func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 	b.push(make([]invalidation.Push, 20)...)
 	b.fail(71, "no", b.claim(71, 20)...)
 	o := OperationRequest{Queue: "work", Verb: RetryFailures, Filter: Filter{All: true}, By: by}
-	if n, err := b.d.CountMatching(t.Context(), o, 0); n != 20 || err != nil {
-		t.Fatalf("%d match (%v)", n, err)
+	if n, whole, err := b.d.CountFirst(t.Context(), o); n != 20 || !whole || err != nil {
+		t.Fatalf("%d match, all %t (%v)", n, whole, err)
 	}
 	id, err := b.d.StartOperation(t.Context(), o)
 	if err != nil {
