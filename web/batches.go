@@ -134,8 +134,12 @@ func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, err
 	if err != nil {
 		return preview{}, err
 	}
+	left := "what is left of it: " + format.Count(o.Changed) + " of " + format.Count(o.Matched) + " are changed"
+	if o.PastCount() {
+		left = "what is left of it, which is not known: " + format.Count(o.Changed) + " are changed so far"
+	}
 	return preview{
-		Count: "what is left of it: " + format.Count(o.Changed) + " of " + format.Count(o.Matched) + " are changed",
+		Count: left,
 		Facts: []fact{{"verb", o.Verb}, {"queue", o.Queue}, {"status", o.Status}},
 	}, nil
 }
@@ -189,11 +193,14 @@ func batchRowOf(b operator.Batch) batchRow {
 
 func operationRowOf(o operator.Operation) operationRow {
 	filter, _ := json.Marshal(o.Filter) // it was read from JSON
+	total := o.Matched
+	if o.PastCount() {
+		total = -1
+	}
 	return operationRow{
 		Operation: o, Filtered: string(filter),
 		Bar: picture.Progress{
-			Title: fmt.Sprintf("Matches of operation %d", o.ID), Total: o.Matched,
-			Done: o.Changed,
+			Title: fmt.Sprintf("Matches of operation %d", o.ID), Total: total, Done: o.Changed,
 		}.HTML(),
 	}
 }

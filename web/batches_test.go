@@ -36,3 +36,20 @@ func TestARetryOfABatchIsConfirmedWithThePartsThatWentWrong(t *testing.T) {
 		}
 	}
 }
+
+// An operation begins with what the first 100,000 entries of its queue match: from there on nobody knows how many are left.
+func TestAnOperationThatIsPastItsCountShowsNoTotal(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	s.exec(`INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, changed, until_id)
+	        SELECT id, 'cancel', '{"all": true}', 1, 'ann', 'test', 2000, 2000, 1 FROM penstock.queue WHERE name = 'work'`)
+	b := s.as(operatorRole)
+	for path, text := range map[string]string{
+		"operations":                      "2,000 done so far, perhaps more to come",
+		"do/cancel_operation?operation=1": "what is left of it, which is not known: 2,000 are changed so far",
+	} {
+		if got := b.get(path); got.status != http.StatusOK || !strings.Contains(got.text, text) {
+			t.Errorf("%s: %d has no %q: %s", path, got.status, text, got.text)
+		}
+	}
+}

@@ -33,7 +33,7 @@ func operationList(a *app) *cobra.Command {
 		{title: "VERB", text: func(o row) string { return o.Verb }},
 		{title: "STATUS", text: func(o row) string { return o.Status }},
 		{title: "CHANGED", right: true, text: func(o row) string { return fmt.Sprint(o.Changed) }},
-		{title: "MATCHED", right: true, text: func(o row) string { return fmt.Sprint(o.Matched) }},
+		{title: "MATCHED", right: true, text: matched},
 		{title: "PER SECOND", wide: true, right: true, text: func(o row) string { return fmt.Sprint(o.PerSecond) }},
 		{title: "FILTER", wide: true, text: func(o row) string {
 			text, _ := json.Marshal(o.Filter) // it came from JSON
@@ -45,6 +45,14 @@ func operationList(a *app) *cobra.Command {
 	}, func(ctx context.Context, api conn, _ []string) ([]operator.Operation, error) {
 		return list[operator.Operation](ctx, api, "/v1/operations", limit, earlier, "queue", queue, "running", running)
 	}, func(last row) string { return fmt.Sprintf("--before %d", last.ID) })
+}
+
+// matched is how many match an operation, with a mark while that may be more.
+func matched(o operator.Operation) string {
+	if o.PastCount() {
+		return fmt.Sprintf("%d+", o.Matched)
+	}
+	return fmt.Sprint(o.Matched)
 }
 
 // problemOf is the error of the steps that fail, as long as none has succeeded since.
@@ -70,7 +78,7 @@ func operationShow(a *app) *cobra.Command {
 	return showing(a, c, findOperation, func(w io.Writer, o operator.Operation) {
 		filter, _ := json.Marshal(o.Filter) // it came from JSON
 		a.facts(w, "operation", fmt.Sprint(o.ID), "verb", o.Verb, "queue", o.Queue, "filter", string(filter),
-			"status", o.Status, "changed", fmt.Sprint(o.Changed), "matched", fmt.Sprint(o.Matched),
+			"status", o.Status, "changed", fmt.Sprint(o.Changed), "matched", matched(o),
 			"per second", fmt.Sprint(o.PerSecond), "failed steps", number(int64(o.FailedSteps)),
 			"last error", o.Error, "failed", stamp(o.FailedAt), "asked for by", o.Actor+after(": ", o.Reason),
 			"begun", stamp(&o.CreatedAt), "ended", stamp(o.EndedAt))
@@ -102,7 +110,7 @@ func operationFollow(a *app) *cobra.Command {
 		if _, err := get[operator.Operation](c.Context(), api, at("/v1/operations/%v", id)); err != nil {
 			return err
 		}
-		answer, err := a.follow(c.Context(), api, id)
+		answer, err := a.follow(c.Context(), api, id, false)
 		if err != nil {
 			return err
 		}
@@ -117,6 +125,10 @@ func operationCancel(a *app) *cobra.Command {
 	return doing(a, c, operator.CancelOperation, false,
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
 			o, err := findOperation(ctx, api, []string{arg})
-			return o.ID, fmt.Sprintf("%s in queue %s, %d changed of %d", o.Verb, o.Queue, o.Changed, o.Matched), err
+			of := fmt.Sprintf(" of %d", o.Matched)
+			if o.PastCount() {
+				of = " so far"
+			}
+			return o.ID, fmt.Sprintf("%s in queue %s, %d changed%s", o.Verb, o.Queue, o.Changed, of), err
 		})
 }

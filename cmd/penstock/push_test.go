@@ -136,3 +136,23 @@ func TestAPushThatWaitsNamesItsEntryAndReadsItByItsKey(t *testing.T) {
 		t.Errorf("exit %d: %s%s", code, out, errs)
 	}
 }
+
+// A dry run counts among the first 100,000 entries of a queue, and so does an operation that begins.
+func TestWhatAnOperationMatchesIsNoMoreThanWasCounted(t *testing.T) {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/queues/deep/operations", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusOK, startedOperation{Partial: true})
+	})
+	mux.HandleFunc("GET /v1/operations/7", func(w http.ResponseWriter, _ *http.Request) {
+		writeAnswer(w, http.StatusOK, operator.Operation{ID: 7, Verb: "cancel", Queue: "deep", Status: "running", Matched: 2000, Changed: 2000})
+	})
+	for line, says := range map[string]string{
+		"entry cancel --queue deep --flow acme --dry-run": "none of the first 100,000 in queue deep, and perhaps later ones",
+		"operation show 7":             "2000+",
+		"operation cancel 7 --dry-run": "cancel in queue deep, 2000 changed so far",
+	} {
+		if out, errs, code := command(t, mux, strings.Fields(line)...); code != exitDone || !strings.Contains(out+errs, says) {
+			t.Errorf("%s: exit %d, want %q: %s%s", line, code, says, out, errs)
+		}
+	}
+}

@@ -65,6 +65,7 @@ func examples() []struct {
 		{"spark_empty", picture.Sparkline{Title: "in"}},
 		{"cron", exampleCron()},
 		{"progress", picture.Progress{Title: "Batch 12", Total: 12000, Done: 8400, Bad: 31, Going: 1200}},
+		{"progress_unknown", picture.Progress{Title: "Operation 7", Total: -1, Done: 8400}},
 	}
 }
 

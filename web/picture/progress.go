@@ -10,7 +10,7 @@ import (
 // Progress is the parts of a batch or the matches of an operation by what became of them.
 type Progress struct {
 	Title string
-	Total int64
+	Total int64 // below 0 if it is not known
 	Done  int64
 	Bad   int64 // failed, expired or cancelled
 	Going int64 // in the queue
@@ -19,6 +19,9 @@ type Progress struct {
 // HTML draws a bar, and its numbers below it.
 func (p Progress) HTML() template.HTML {
 	total := max(p.Total, p.Done+p.Bad+p.Going)
+	if p.Total < 0 {
+		total = 0 // no part is drawn
+	}
 	var c canvas
 	c.open("div", "class", "pic-progress")
 	c.begin("", label(p.Title, 120), p.sentence(), 12)
@@ -43,6 +46,9 @@ func (p Progress) HTML() template.HTML {
 }
 
 func (p Progress) sentence() string {
+	if p.Total < 0 {
+		return format.Count(p.Done) + " done so far, perhaps more to come"
+	}
 	parts := []string{format.Count(p.Done) + " of " + format.Count(p.Total) + " done"}
 	if p.Total > 0 {
 		parts[0] += " (" + format.Percent(float64(p.Done)/float64(p.Total)) + ")"
@@ -61,11 +67,15 @@ func (p Progress) sentence() string {
 
 // Table returns the numbers of the bar.
 func (p Progress) Table() Table {
+	all := format.Count(p.Total)
+	if p.Total < 0 {
+		all = "not known"
+	}
 	return Table{Caption: label(p.Title, 120), Head: []string{"Parts", "Number"}, Rows: [][]string{
 		{"done", format.Count(p.Done)},
 		{"failed", format.Count(p.Bad)},
 		{"in the queue", format.Count(p.Going)},
-		{"in all", format.Count(p.Total)},
+		{"in all", all},
 	}}
 }
 
