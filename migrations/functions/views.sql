@@ -90,7 +90,8 @@ SELECT i.id, i.model, i.server, i.endpoint, i.state, i.slots, h.held, h.doubtful
 COMMENT ON VIEW penstock.instance_status IS 'instances, their slots and why no calls are sent to them';
 
 -- cron_status shows the state of each job: waiting, running, paused, ended (its schedule has no
--- more times), broken.
+-- more times), broken. last_fired_at is of the latest nominal time that has fired: times that are caught up behind a
+-- run by hand, whose nominal time is that of its request, do not change it.
 -- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.cron_status AS
 SELECT j.name AS job, q.name AS queue,
