@@ -108,7 +108,7 @@ type CallEnd struct {
 	Unused              bool          // no call was made: it says nothing of the instance
 	Failed              bool          // it ran, and failed or was broken off
 	Fault               bool          // with Failed: the server did by itself, and nothing of an answer was passed on
-	Misrouted           bool          // with Fault: it answered that it does not have what was asked for
+	Misrouted           bool          // with Failed: it answered that it does not have what was asked for
 	Doubt               bool          // it may still run: the slot is not idle
 }
 

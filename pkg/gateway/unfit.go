@@ -28,9 +28,9 @@ func unfit(o worker.Outcome) bool {
 var errRefused = errors.New("the worker refuses the calls of the gateway")
 
 // turnAway ends an attempt at an instance that is unfit for the call: another one is tried, if there is a sound one.
-// Otherwise an answer that the instance does not have what was asked for passes, since the request may be wrong. The
-// other answers are not for the client: its own credentials were kept back, and an address is one of the worker's
-// network.
+// Otherwise an answer that the instance does not have what was asked for passes, and is not held against it, since the
+// request may be wrong. The other answers are not for the client: its own credentials were kept back, and an address is
+// one of the worker's network.
 func (c *call) turnAway(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, r *refusal) result {
 	end := CallEnd{Failed: true, Fault: true, Misrouted: r.misrouted}
 	switch {
@@ -38,7 +38,7 @@ func (c *call) turnAway(ctx context.Context, cancel context.CancelCauseFunc, ans
 		return result{again: true, end: end, err: errors.New(r.reason)}
 	case r.misrouted:
 		passed := c.copy(ctx, cancel, answer, nil)
-		passed.end.Fault, passed.end.Misrouted = true, true
+		passed.end.Misrouted = true // no fault: no other instance has shown that it has what was asked for
 		return passed
 	}
 	return result{end: end, fault: faultStatus, err: fmt.Errorf("%w: it answers %d", errRefused, answer.StatusCode)}
