@@ -109,6 +109,7 @@ type CallEnd struct {
 	Failed              bool          // it ran, and failed or was broken off
 	Fault               bool          // with Failed: the server did by itself, and nothing of an answer was passed on
 	Misrouted           bool          // with Failed: it answered that it does not have what was asked for
+	Unfit               bool          // with Failed: the instance turned it away, and nothing ran
 	Doubt               bool          // it may still run: the slot is not idle
 }
 

@@ -387,7 +387,7 @@ func (s *serving) endCall(r result) {
 	s.route.pool.end(s.ticket, r.end)
 	s.record.Status, s.record.In, s.record.Out = r.status, r.end.TokensIn, r.end.TokensOut
 	s.record.Fault = r.fault
-	if charger := s.gateway.config.Charge; charger != nil && !r.end.Busy && !r.end.Unused {
+	if charger := s.gateway.config.Charge; charger != nil && !r.end.Busy && !r.end.Unused && !r.end.Unfit {
 		charger.Charge(Charge{
 			Model: s.route.model.Name, Queue: s.route.model.Queue, Flow: s.ticket.Flow, Class: s.ticket.Class,
 			Took: r.end.Took, GPU: time.Duration(float64(r.end.Took) * s.ticket.units), Wasted: r.end.Failed,

@@ -32,7 +32,7 @@ var errRefused = errors.New("the worker refuses the calls of the gateway")
 // request may be wrong. The other answers are not for the client: its own credentials were kept back, and an address is
 // one of the worker's network.
 func (c *call) turnAway(ctx context.Context, cancel context.CancelCauseFunc, answer *http.Response, r *refusal) result {
-	end := CallEnd{Failed: true, Fault: true, Misrouted: r.misrouted}
+	end := CallEnd{Failed: true, Fault: true, Misrouted: r.misrouted, Unfit: true}
 	switch {
 	case c.route.pool.others(c.ticket) && c.mayRetry():
 		return result{again: true, end: end, err: errors.New(r.reason)}

@@ -49,7 +49,8 @@ func TestUnfitInstanceIsLeftForOthers(t *testing.T) {
 }
 
 func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
-	p := startTestbed(t, nil, refuses, workertest.Says(200, "{}"))
+	book := &ledger{}
+	p := startTestbed(t, func(c *Config, _ *ModelState) { c.Charge = book }, refuses, workertest.Says(200, "{}"))
 	for range retryMost / retryCost { // so many second attempts there may be
 		if a := p.post(chat, `{"model":"m"}`); a.StatusCode != 200 {
 			t.Errorf("got %d %s", a.StatusCode, a.body)
@@ -57,6 +58,13 @@ func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
 	}
 	if faults, failing := p.instanceOf(1); !failing {
 		t.Errorf("the instance gets its share after %d refusals", faults)
+	}
+	book.mu.Lock()
+	defer book.mu.Unlock()
+	for _, c := range book.charges {
+		if c.Wasted {
+			t.Errorf("the client is charged a call that ran nothing at instance %d", c.Instance)
+		}
 	}
 }
 
