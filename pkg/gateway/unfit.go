@@ -9,10 +9,14 @@ import (
 	"github.com/penstock/penstock/pkg/worker"
 )
 
-// mayRefuse says whether an answer may be one of a worker that ran nothing, as far as its status tells.
+// mayRefuse says whether an answer may be one of a worker that ran nothing, as far as its status tells. 400 is also
+// that of a port which takes TLS alone.
 func mayRefuse(status int) bool {
 	if status < http.StatusMultipleChoices || status >= 500 && status != http.StatusServiceUnavailable {
 		return false
+	}
+	if status == http.StatusBadRequest {
+		return true
 	}
 	o := worker.ClassifyAnswer(status, nil, nil, nil)
 	return o.FreeOfCharge() && !o.MaybeRunning

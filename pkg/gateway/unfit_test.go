@@ -46,6 +46,10 @@ func TestUnfitInstanceIsLeftForOthers(t *testing.T) {
 			leftForOthers(t, workertest.Says(status, `{"detail":"Not Found"}`))
 		})
 	}
+	t.Run("a port that takes TLS alone", func(t *testing.T) {
+		t.Parallel()
+		leftForOthers(t, workertest.Says(400, "Client sent an HTTP request to an HTTPS server.\n"))
+	})
 }
 
 func leftForOthers(t *testing.T, refuses http.HandlerFunc) {
