@@ -110,3 +110,15 @@ func TestAProbeReadsTheClockBehindTheOrphans(t *testing.T) {
 		t.Error("the slot of a dead node was not freed")
 	}
 }
+
+// By a clock that was set back, a run that is followed on has not begun yet: that takes nothing from the bill.
+func TestARunIsNotCountedBelowNothingAfterAStepOfTheClockBack(t *testing.T) {
+	t.Parallel()
+	for age, least := range map[time.Duration]time.Duration{-time.Hour: 0, time.Minute: time.Minute} {
+		d := dispatch{model: worker.Model{Timeouts: worker.Timeouts{Run: worker.Seconds(time.Hour)}}}
+		d.goOn(&remoteRun{Remote: "r", Age: age}, false)
+		if took := d.took(); took < least {
+			t.Errorf("a run of the age %v took %v, want %v at least", age, took, least)
+		}
+	}
+}

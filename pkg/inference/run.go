@@ -462,7 +462,8 @@ func (d *dispatch) reattach(ctx context.Context, old *remoteRun) (json.RawMessag
 func (d *dispatch) goOn(old *remoteRun, known bool) {
 	d.tries, d.saved, d.stored, d.began = 1, old, true, time.Now()
 	if old.Remote != "" || known { // else the worker is asked again, and that call counted
-		d.before = min(old.Age, runMost(d.model)) // it may have ended long ago
+		// It may have ended long ago. Where the clock of the database was set back, it has not begun yet.
+		d.before = max(0, min(old.Age, runMost(d.model)))
 	}
 }
 
