@@ -201,15 +201,20 @@ type requestCounts struct {
 }
 
 type usage struct {
-	InputTokens  int64        `json:"input_tokens"`
-	InputDetails cachedTokens `json:"input_tokens_details"`
-	OutputTokens int64        `json:"output_tokens"`
-	OutputDetail struct{}     `json:"output_tokens_details"` // reasoning_tokens are not counted
-	TotalTokens  int64        `json:"total_tokens"`
+	InputTokens  int64           `json:"input_tokens"`
+	InputDetails cachedTokens    `json:"input_tokens_details"`
+	OutputTokens int64           `json:"output_tokens"`
+	OutputDetail reasoningTokens `json:"output_tokens_details"`
+	TotalTokens  int64           `json:"total_tokens"`
 }
 
 type cachedTokens struct {
 	Cached int64 `json:"cached_tokens"`
+}
+
+// reasoningTokens are not counted. OpenAI's clients need the member.
+type reasoningTokens struct {
+	Reasoning int64 `json:"reasoning_tokens"`
 }
 
 func (b batchRow) object() batchObject {
