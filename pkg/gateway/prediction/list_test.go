@@ -47,12 +47,22 @@ func TestAListGoesOnBehindAPredictionThatIsGone(t *testing.T) {
 		}
 	}
 	var got []string
-	for cursor, more := "", true; more && len(got) < 9; more = cursor != "" {
-		rows, next, err := page(t.Context(), pool, "ada", cursor, 1)
+	for behind, more := (cursor{}), true; more && len(got) < 9; more = behind.ID != "" {
+		rows, next, err := page(t.Context(), pool, "ada", behind, 1)
 		if err != nil || len(rows) != 1 {
-			t.Fatalf("%d rows behind %q: %v", len(rows), cursor, err)
+			t.Fatalf("%d rows behind %q: %v", len(rows), behind, err)
 		}
-		got, cursor = append(got, rows[0].ID), next
+		if got = append(got, rows[0].ID); next.ID != "" && next.ID != rows[0].ID {
+			t.Errorf("behind %q comes a page behind %q: gateways of versions before take the id alone", rows[0].ID, next)
+		}
+		if next.ID != "" { // as a gateway of a version before gives it
+			old, _, err := page(t.Context(), pool, "ada", cursor{ID: next.ID}, 1)
+			want, _, _ := page(t.Context(), pool, "ada", next, 1)
+			if err != nil || len(old) != 1 || len(want) != 1 || old[0].ID != want[0].ID {
+				t.Errorf("behind the id %q are %v, want %v: %v", next.ID, old, want, err)
+			}
+		}
+		behind = next
 		if _, err := pool.Exec(t.Context(), `DELETE FROM penstock.prediction WHERE id = $1`, rows[0].ID); err != nil {
 			t.Fatal(err)
 		}
@@ -60,9 +70,9 @@ func TestAListGoesOnBehindAPredictionThatIsGone(t *testing.T) {
 	if !slices.Equal(got, []string{"a", "c", "b", "d"}) {
 		t.Errorf("the list was %v, want a, c, b, d", got)
 	}
-	for _, cursor := range []string{"a", "-a", "1-", "!-a", "-1-a"} {
-		if _, _, err := page(t.Context(), pool, "ada", cursor, 1); !errors.Is(err, errCursor) {
-			t.Errorf("cursor %q: %v, want errCursor", cursor, err)
+	for _, behind := range []cursor{{ID: "a"}, {ID: "e"}, {ID: "a", Before: "x"}, {Before: "2026-11-30T12:00:00Z"}} {
+		if _, _, err := page(t.Context(), pool, "ada", behind, 1); !errors.Is(err, errCursor) {
+			t.Errorf("cursor %q: %v, want errCursor", behind, err)
 		}
 	}
 }

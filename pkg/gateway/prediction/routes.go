@@ -345,7 +345,9 @@ type listing struct {
 }
 
 func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Requester) error {
-	rows, next, err := page(r.Context(), s.db, c.Name, r.URL.Query().Get("cursor"), pageMost)
+	asked := r.URL.Query()
+	behind := cursor{asked.Get("cursor"), asked.Get("before")}
+	rows, next, err := page(r.Context(), s.db, c.Name, behind, pageMost)
 	if errors.Is(err, errCursor) {
 		return invalid("cursor", "%s", err)
 	}
@@ -356,8 +358,8 @@ func (s *Predictions) list(w http.ResponseWriter, r *http.Request, c gateway.Req
 	for _, p := range rows {
 		list.Results = append(list.Results, p.view(s.base(r)))
 	}
-	if next != "" {
-		address := s.base(r) + "/v1/predictions?cursor=" + url.QueryEscape(next)
+	if next.ID != "" {
+		address := s.base(r) + "/v1/predictions?" + url.Values{"cursor": {next.ID}, "before": {next.Before}}.Encode()
 		list.Next = &address
 	}
 	gateway.AnswerJSON(w, r, http.StatusOK, list)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -124,36 +123,52 @@ func fitting(list []listed) int {
 	return len(list)
 }
 
-// errCursor refuses a cursor that no page of a list has given out.
+// errCursor refuses a cursor that is not that of a list, or whose prediction is gone and its time not told.
 var errCursor = errors.New("cursor is not that of a list: begin the list anew")
 
-// cursorOf is where the page of a list behind a prediction begins, whether that is kept until then or not.
-func cursorOf(l listed) string { return strconv.FormatInt(l.Created.UnixMicro(), 36) + "-" + l.ID }
+// cursor is the prediction behind which a page of a list begins; without an ID, it is before all. Before is when that
+// was created: with it, the prediction need not be kept until then. Gateways of versions before give and take the ID
+// alone.
+type cursor struct{ ID, Before string }
 
-// readCursor returns time and id of the prediction behind which a page begins; the empty cursor is before all.
-func readCursor(cursor string) (created time.Time, id string, err error) {
-	if cursor == "" {
-		return time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC), "", nil
+const createdSQL = `SELECT p.created_at FROM penstock.prediction p WHERE p.id = $1 AND p.owner = $2`
+
+// created returns when the prediction of a cursor was created.
+func (c cursor) created(ctx context.Context, db postgres.DB, owner string) (at time.Time, err error) {
+	switch {
+	case c == cursor{}:
+		return time.Date(9999, time.December, 31, 0, 0, 0, 0, time.UTC), nil
+	case c.ID == "":
+		return at, errCursor
+	case c.Before != "":
+		if at, err = time.Parse(time.RFC3339Nano, c.Before); err != nil {
+			return at, errCursor
+		}
+		return at, nil
 	}
-	at, id, _ := strings.Cut(cursor, "-")
-	micros, err := strconv.ParseInt(at, 36, 64)
-	if err != nil || id == "" || micros < 0 {
-		return created, "", errCursor
+	err = db.QueryRow(ctx, createdSQL, c.ID, owner).Scan(&at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return at, errCursor
 	}
-	return time.UnixMicro(micros), id, nil
+	if err != nil {
+		return at, fmt.Errorf("find prediction of a cursor: %w", err)
+	}
+	return at, nil
 }
 
-// page returns up to limit predictions behind a cursor, the newest first. next is the cursor of the next page; empty:
-// this is the last. The error is errCursor where the cursor is none.
-func page(ctx context.Context, db postgres.DB, owner, cursor string, limit int) (rows []row, next string, err error) {
-	created, after, err := readCursor(cursor)
+// page returns up to limit predictions behind a cursor, the newest first. next is the cursor of the next page; without
+// an ID, this is the last. The error is errCursor where the cursor is none.
+func page(
+	ctx context.Context, db postgres.DB, owner string, behind cursor, limit int,
+) (rows []row, next cursor, err error) {
+	created, err := behind.created(ctx, db, owner)
 	if err != nil {
-		return nil, "", err
+		return nil, next, err
 	}
-	found := postgres.Query(ctx, db, listedSQL, owner, created, after, limit+1)
+	found := postgres.Query(ctx, db, listedSQL, owner, created, behind.ID, limit+1)
 	list, err := pgx.CollectRows(found, pgx.RowToStructByPos[listed])
 	if err != nil {
-		return nil, "", fmt.Errorf("list predictions: %w", err)
+		return nil, next, fmt.Errorf("list predictions: %w", err)
 	}
 	n := min(fitting(list), limit)
 	ids := make([]string, n)
@@ -161,11 +176,12 @@ func page(ctx context.Context, db postgres.DB, owner, cursor string, limit int) 
 		ids[i] = list[i].ID
 	}
 	if n < len(list) {
-		next = cursorOf(list[n-1])
+		last := list[n-1]
+		next = cursor{last.ID, last.Created.UTC().Format(time.RFC3339Nano)}
 	}
 	rows, err = pgx.CollectRows(postgres.Query(ctx, db, pageSQL, ids), pgx.RowToStructByPos[row])
 	if err != nil {
-		return nil, "", fmt.Errorf("read predictions of a list: %w", err)
+		return nil, next, fmt.Errorf("read predictions of a list: %w", err)
 	}
 	return rows, next, nil
 }
