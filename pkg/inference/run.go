@@ -338,8 +338,8 @@ func (d *dispatch) record(ctx context.Context, o *worker.Outcome) {
 }
 
 // late says whether a worker refused the call so long after it got it that it may have run: what that costs is
-// bounded. A limit on the rate of calls (429) may be told late by a proxy that waits for it, and loading takes long. Of
-// a run that is asked for again the question is refused.
+// bounded. A limit on the rate of calls (429) may be told late by a proxy that waits for it, and loading takes long.
+// Where the worker is asked about an earlier run, only the question was refused.
 func (d *dispatch) late(o worker.Outcome) bool {
 	refused := o.FreeOfCharge() && !o.MaybeRunning && !o.Starting && o.StatusCode != http.StatusTooManyRequests
 	return refused && d.saved == nil && !o.SentAt.IsZero() && time.Since(o.SentAt) > d.tuning.quarantine.fast

@@ -69,7 +69,8 @@ func classifyStatus(status int, header http.Header, body, request []byte) Outcom
 
 // LostByProxy says whether an answer is that of a proxy whose connection to the worker was refused, broke or took too
 // long: the worker may have had the call, as if that connection were our own. Cloudflare answers 520 or 524, Envoy 503
-// with a reason, and Ray Serve and LiteLLM 408, which says nothing of a worker: it is also for a slow request.
+// with a reason, and Ray Serve and LiteLLM 408. That may also be the answer to a request which came too slowly, or
+// which waited too long at the proxy: it does not tell whether the worker had the call.
 func LostByProxy(status int, body []byte) bool {
 	switch status {
 	case http.StatusBadGateway, http.StatusGatewayTimeout, http.StatusRequestTimeout, 520, 524:
