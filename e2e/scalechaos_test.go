@@ -290,9 +290,13 @@ func (s *scaleFaults) judge() {
 	s.complain(`%d decisions are out of bounds or without a reason`, fmt.Sprintf(`
 SELECT desired, model || ' at ' || at || ': ' || why FROM penstock.scale_decision
  WHERE desired NOT BETWEEN 0 AND %d OR why = '' OR jsonb_array_length(notes) = 0`, workersMax))
+	// A deployment that was removed and made again begins with the instances that are there.
 	s.complain(`%d decisions do not go on from the one before`, `
 SELECT before, model || ' at ' || at || ': before it were ' || was
-  FROM (SELECT d.*, lag(desired, 1, before) OVER (PARTITION BY model ORDER BY at) AS was FROM penstock.scale_decision d) x
- WHERE was <> before`)
+  FROM (SELECT d.*, lag(desired, 1, before) OVER w AS was, lag(at) OVER w AS after
+          FROM penstock.scale_decision d WINDOW w AS (PARTITION BY model ORDER BY at)) x
+ WHERE was <> before
+   AND NOT EXISTS (SELECT FROM penstock.audit a
+                    WHERE a.verb = 'remove_deployment' AND a.object = x.model AND a.at BETWEEN x.after AND x.at)`)
 	s.consistent()
 }
