@@ -4,6 +4,10 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // A retry runs the parts that went wrong. Where all parts are done, it runs the completion that failed.
@@ -50,6 +54,25 @@ func TestAnOperationThatIsPastItsCountShowsNoTotal(t *testing.T) {
 	} {
 		if got := b.get(path); got.status != http.StatusOK || !strings.Contains(got.text, text) {
 			t.Errorf("%s: %d has no %q: %s", path, got.status, text, got.text)
+		}
+	}
+}
+
+// A filter without an index would read all of a deep queue before the form is there.
+func TestLongAChangeOfAllThatMatchIsCountedAmongTheFirstOfADeepQueue(t *testing.T) {
+	s := newSite(t)
+	s.web.db = operator.New(openPool(t, postgres.Config{DSN: s.pool.Config().ConnString(), StatementTimeout: time.Minute, ReadOnly: true}))
+	s.web.cfg.readTimeout = time.Minute
+	s.exec(`SELECT penstock.create_queue('deep')`)
+	s.exec(`INSERT INTO penstock.entry (id, queue_id, status, priority, flow, payload, due_at)
+	        SELECT n, q.id, 'initial', 1, CASE WHEN n % 2 = 0 THEN 'red' ELSE '' END, '{}', now() + interval '1 day'
+	          FROM generate_series(1, 100001) n, penstock.queue q WHERE q.name = 'deep'`)
+	b := s.as(operatorRole)
+	for flow, text := range map[string]string{
+		"red": "at least 50,000 entries", "blue": "none of the first 100,000 of the queue, and perhaps later ones",
+	} {
+		if got := b.get("do/bulk_cancel?queue=deep&flow=" + flow); got.status != http.StatusOK || !strings.Contains(got.text, text) {
+			t.Errorf("flow %s: %d has no %q: %s", flow, got.status, text, got.text)
 		}
 	}
 }

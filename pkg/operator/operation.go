@@ -76,8 +76,8 @@ type Operation struct {
 	Error       string     `json:"error,omitempty"` // of the step that failed then
 }
 
-// PastCount reports whether an operation that runs has changed as many as were counted when it began, among the first of
-// its queue. How many are left is not known then: Matched goes up with Changed.
+// PastCount reports whether an operation that runs has changed as many as were counted when it began, among the first
+// of its queue. How many are left is not known then: Matched goes up with Changed.
 func (o Operation) PastCount() bool { return o.Status == "running" && o.Changed >= o.Matched }
 
 const operationColumns = `
