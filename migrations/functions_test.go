@@ -25,7 +25,7 @@ var (
 // of the SQL API of docs/sql.md.
 func TestNoFunctionIsUnused(t *testing.T) {
 	c := connect(t, pgtest.DSN(t))
-	used := map[string]bool{}
+	used := map[string]bool{"count_matching_to": true} // by dashboards of the version before
 	note := func(text string) {
 		for _, found := range callPattern.FindAllStringSubmatch(text, -1) {
 			used[found[1]] = true
