@@ -49,7 +49,7 @@ func TestAnOperationThatIsPastItsCountShowsNoTotal(t *testing.T) {
 	        SELECT id, 'cancel', '{"all": true}', 1, 'ann', 'test', 2000, 2000, 1 FROM penstock.queue WHERE name = 'work'`)
 	b := s.as(operatorRole)
 	for path, text := range map[string]string{
-		"operations":                      "2,000 done so far, perhaps more to come",
+		"operations":                      "2,000 done, of a number that is not known",
 		"do/cancel_operation?operation=1": "what is left of it, which is not known: 2,000 are changed so far",
 	} {
 		if got := b.get(path); got.status != http.StatusOK || !strings.Contains(got.text, text) {

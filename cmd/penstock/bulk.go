@@ -171,7 +171,7 @@ func (a *app) carryOn(ctx context.Context, api conn, id int64, partial bool) (st
 		bar.set(o.Changed)
 		if o.Status != "running" {
 			bar.end()
-			return fmt.Sprintf("%s, %d changed of %d that matched (operation %d)", o.Status, o.Changed, o.Matched,
+			return fmt.Sprintf("%s, %d changed of %s that matched (operation %d)", o.Status, o.Changed, matched(o),
 				id), nil
 		}
 		wait, err := step(ctx, api, id)

@@ -47,7 +47,7 @@ func operationList(a *app) *cobra.Command {
 	}, func(last row) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
-// matched is how many match an operation, with a mark while that may be more.
+// matched is how many match an operation, with a mark where it is past its count and more may match.
 func matched(o operator.Operation) string {
 	if o.PastCount() {
 		return fmt.Sprintf("%d+", o.Matched)

@@ -76,9 +76,9 @@ type Operation struct {
 	Error       string     `json:"error,omitempty"` // of the step that failed then
 }
 
-// PastCount reports whether an operation that runs has changed as many as were counted when it began, among the first
-// of its queue. How many are left is not known then: Matched goes up with Changed.
-func (o Operation) PastCount() bool { return o.Status == "running" && o.Changed >= o.Matched }
+// PastCount reports whether an operation that has not come to its end has changed as many as were counted when it
+// began, among the first of its queue. How many are left is not known then: Matched goes up with Changed.
+func (o Operation) PastCount() bool { return o.Status != "done" && o.Changed >= o.Matched }
 
 const operationColumns = `
 SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason,

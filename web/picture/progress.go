@@ -47,7 +47,7 @@ func (p Progress) HTML() template.HTML {
 
 func (p Progress) sentence() string {
 	if p.Total < 0 {
-		return format.Count(p.Done) + " done so far, perhaps more to come"
+		return format.Count(p.Done) + " done, of a number that is not known"
 	}
 	parts := []string{format.Count(p.Done) + " of " + format.Count(p.Total) + " done"}
 	if p.Total > 0 {
