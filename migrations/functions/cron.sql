@@ -538,8 +538,8 @@ BEGIN
     j := jsonb_populate_record(was, options);
     flaw := CASE WHEN options ? 'grace' AND j.grace > interval '10 years'
                  THEN 'grace is not above 0 and at most 10 years'
-                 WHEN options ?| '{starts_at,ends_at}' AND (least(j.starts_at, j.ends_at) < '0001-01-01 UTC'
-                                                            OR greatest(j.starts_at, j.ends_at) >= '9999-12-31 UTC')
+                 WHEN options ? 'starts_at' AND (j.starts_at < '0001-01-01 UTC' OR j.starts_at >= '9999-12-31 UTC')
+                   OR options ? 'ends_at' AND (j.ends_at < '0001-01-01 UTC' OR j.ends_at >= '9999-12-31 UTC')
                  THEN 'starts_at and ends_at must be from year 1 on and before 9999-12-31' END;
     IF flaw IS NOT NULL THEN
         RAISE EXCEPTION 'option of cron job "%" is not valid: %', job, flaw USING ERRCODE = 'PS002';
