@@ -109,7 +109,7 @@ type CallEnd struct {
 	Failed              bool          // it ran, and failed or was broken off
 	Fault               bool          // with Failed: the server did by itself, and nothing of an answer was passed on
 	Misrouted           bool          // with Failed: it answered that it does not have what was asked for
-	Unfit               bool          // with Failed: the instance turned it away, and nothing ran
+	Unfit               bool          // with Failed: the instance turned it away, nothing ran, and no answer passed
 	Doubt               bool          // it may still run: the slot is not idle
 }
 
@@ -443,7 +443,7 @@ func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 		i.release(r.slot, r.estimate)
 	}
 	actual := milliseconds(end.Took)
-	if end.Unused || end.Busy {
+	if end.Unused || end.Busy || end.Unfit {
 		actual = 0
 	}
 	p.judge(now, r, i, end)
