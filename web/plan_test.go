@@ -112,11 +112,13 @@ func (c call) explain(t *testing.T, db postgres.DB, name string) plan {
 	return answer[0].Plan
 }
 
-// Counts are exact up to 10,000, so that a statement may read more up to there.
+// Counts are of the first 100,000 of a queue, so that their statements may read more up to there; what those read is bounded
+// by a test of pkg/operator.
 const fewWaiting, manyWaiting = 20_000, 120_000
 
 // Every statement of every page and of the preview of every change is recorded and explained: none reads a table of the
-// backlog from end to end or starts a parallel worker, and none reads more when six times as many entries wait.
+// backlog from end to end or starts a parallel worker, and none but counts reads more when six times as many
+// entries wait.
 func TestLongNoStatementOfAPageDependsOnTheBacklog(t *testing.T) {
 	s := newSite(t)
 	s.fillFleet()

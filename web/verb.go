@@ -156,7 +156,7 @@ func (d *Dashboard) ask(w http.ResponseWriter, r *http.Request, v verb, who visi
 		view.Preview = found
 		switch {
 		case err != nil && slow(err):
-			view.Preview.Count = "more than could be counted in 2 s"
+			view.Preview.Count = "not known: it could not be counted in 2 s"
 		case err != nil:
 			d.problem(w, r, who, statusOf(err), d.tell(err, v))
 			return

@@ -73,9 +73,9 @@ func (a *app) migrations(ctx context.Context) ([]migrations.Status, error) {
 func migrateUp(a *app) *cobra.Command {
 	c := &cobra.Command{
 		Use: "up", Short: "Apply pending migrations and functions; safe to run twice at once", Args: cobra.NoArgs,
-		Long: "Apply what is pending. Migrations are short-locking, and the programs of the version before run on " +
-			"the new schema:\n" +
-			"migrate first, then roll out. Two calls at once are safe, the second waits for the first.",
+		Long: "Apply what is pending. Migrations are short-locking, but for those that the changelog names, and the " +
+			"programs of the\nversion before run on the new schema: migrate first, then roll out. Two calls at once " +
+			"are safe, the second\nwaits for the first.",
 	}
 	var dry, yes bool
 	c.Flags().BoolVarP(&yes, "yes", "y", false,
