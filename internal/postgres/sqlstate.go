@@ -11,6 +11,7 @@ import (
 // in package invalidation.
 const (
 	UniqueViolation       = "23505"
+	CheckViolation        = "23514"
 	SerializationFailure  = "40001"
 	DeadlockDetected      = "40P01"
 	InsufficientPrivilege = "42501"

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/penstock/penstock/internal/postgres"
@@ -54,8 +55,13 @@ func (r *Run) AppendOutput(ctx context.Context, seq int, data []byte) error {
 		sql = againOutputSQL
 	}
 	r.sent = max(r.sent, seq)
-	tag, err := r.Queue.db.Exec(ctx, sql, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token,
-		r.Entry.Attempt+1, seq, data)
+	put := func() (pgconn.CommandTag, error) {
+		return r.Queue.db.Exec(ctx, sql, r.Queue.ID, r.Entry.ID, r.Lock.Key, r.Lock.Token, r.Entry.Attempt+1, seq, data)
+	}
+	tag, err := put()
+	if postgres.Code(err) == postgres.CheckViolation { // the partition of its hour was made meanwhile
+		tag, err = put()
+	}
 	if err != nil {
 		return r.Queue.errorf("append output in", err)
 	}

@@ -85,3 +85,21 @@ func TestStatementsAboutOutputLockTheHoursOfTheirEntryAlone(t *testing.T) {
 		b.commit(tx)
 	}
 }
+
+// A piece that met the making of its hour's partition is in that partition.
+func TestOutputOutlivesTheMakingOfItsPartition(t *testing.T) {
+	b := newBed(t, Config{})
+	b.push("")
+	lock := b.claimOne()
+	run := &Run{Queue: b.q, Entry: lock.Entries[0], Lock: lock, Node: here}
+	maker := b.begin()
+	b.exec(maker, `SELECT penstock.make_output_partitions()`)
+	appended := make(chan error, 1)
+	go func() { appended <- run.AppendOutput(b.ctx, 1, []byte("x")) }()
+	b.awaitBlocked(maker)
+	b.must(maker.Commit(b.ctx))
+	b.must(<-appended)
+	if n := b.count(`SELECT count(*) FROM penstock.output`); n != 1 {
+		t.Errorf("%d pieces are kept, want 1", n)
+	}
+}
