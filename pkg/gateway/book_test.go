@@ -69,12 +69,7 @@ func TestRefusedUseKeepsNoLaterUseBack(t *testing.T) {
 func TestRefusedUseTakesNoOtherUseWithIt(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
-	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
-	var queue string
-	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
-		t.Fatal(err)
-	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	b, queue := x.book()
 	for range 2 {
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "evil", Took: time.Second, TokensIn: math.MaxInt64})
 		for i := range 9 {
@@ -97,12 +92,7 @@ func TestRefusedUseTakesNoOtherUseWithIt(t *testing.T) {
 func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
-	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
-	var queue string
-	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
-		t.Fatal(err)
-	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	b, queue := x.book()
 	booked := func(flow string) (hoursAhead float64) {
 		t.Helper()
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: flow, Took: time.Second})
@@ -129,12 +119,7 @@ func TestUseIsBookedToTheHourOfTheDatabase(t *testing.T) {
 func TestUseKeepsTheApplicationOfADroppedQueue(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
-	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
-	var queue string
-	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
-		t.Fatal(err)
-	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	b, queue := x.book()
 	b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second})
 	if err := b.Fold(t.Context()); err != nil {
 		t.Fatal(err)

@@ -1,14 +1,12 @@
 package gateway
 
 import (
-	"log/slog"
 	"net/http"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/slot"
 	"github.com/penstock/penstock/pkg/worker/workertest"
 )
@@ -134,12 +132,7 @@ func TestFlowsAreServedByTheSequencesOfTheirCalls(t *testing.T) {
 func TestUseOfGPUsIsFolded(t *testing.T) {
 	t.Parallel()
 	x := newExchange(t)
-	x.exec(`SELECT penstock.register_gateway(1, 'g', 'default', interval '1 hour')`)
-	var queue string
-	if err := x.pool.QueryRow(t.Context(), `SELECT name FROM penstock.queue WHERE model = 'm'`).Scan(&queue); err != nil {
-		t.Fatal(err)
-	}
-	b := NewUsageBook(x.pool, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	b, queue := x.book()
 	for range 2 {
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second})
 		b.Charge(Charge{Model: "m", Queue: queue, Flow: "f", Took: time.Second, GPU: 8 * time.Second, Wasted: true})
