@@ -32,6 +32,7 @@ var allowedImports = map[string][]string{
 	"internal/duration":    {},
 	"internal/oneline":     {},
 	"internal/stream":      {},
+	"internal/tokenbucket": {},
 	"internal/version":     {},
 
 	// What a program that embeds the queue opens. It is the root of the module.
@@ -44,7 +45,7 @@ var allowedImports = map[string][]string{
 	"internal/telemetry/telemetrytest": {"internal/telemetry"},
 
 	// The queue, the only writer of entry, ready, lock and failure.
-	"pkg/invalidation":              {"internal/postgres", "internal/duration"},
+	"pkg/invalidation":              {"internal/postgres", "internal/duration", "internal/tokenbucket"},
 	"pkg/invalidation/penstocktest": {"pkg/invalidation", "internal/postgres"},
 
 	// The protocols of inference servers: HTTP, and nothing of Penstock. Its test servers know no more.
@@ -60,7 +61,7 @@ var allowedImports = map[string][]string{
 	"pkg/fairness":  {"internal/postgres", "pkg/invalidation"},
 	"pkg/inference": {"internal/durable", "internal/duty", "internal/postgres", "pkg/invalidation", "pkg/slot", "pkg/worker"},
 	"pkg/gateway": {
-		"internal/durable", "internal/httpserver", "internal/postgres", "internal/stream", "pkg/invalidation", "pkg/slot", "pkg/worker",
+		"internal/durable", "internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "pkg/invalidation", "pkg/slot", "pkg/worker",
 	},
 	"pkg/cron": {"internal/duty", "internal/postgres"},
 
@@ -73,7 +74,10 @@ var allowedImports = map[string][]string{
 	"pkg/webhook":     {"internal/duration", "internal/oneline", "internal/postgres", "pkg/invalidation"},
 	"pkg/changelog":   {"internal/postgres", "pkg/invalidation"},
 	"pkg/batch":       {"internal/duty", "internal/postgres", "pkg/invalidation"},
-	"pkg/scale":       {"internal/duration", "internal/duty", "internal/oneline", "internal/postgres", "pkg/cron"}, // the schedules of floors
+	"pkg/scale": {
+		"internal/duration", "internal/duty", "internal/oneline", "internal/postgres", "internal/tokenbucket",
+		"pkg/cron", // the schedules of floors
+	},
 
 	// Pictures and numbers of the dashboard: typed values in, markup out.
 	"web/picture": {"web/format"},
@@ -91,8 +95,8 @@ var allowedImports = map[string][]string{
 
 	// HTTP does what the CLI does, by the same functions.
 	"pkg/api": {
-		"internal/httpserver", "internal/postgres", "internal/stream", "migrations", "pkg/doctor", "pkg/invalidation", "pkg/operator", "pkg/scale",
-		"pkg/scale/simulate",
+		"internal/httpserver", "internal/postgres", "internal/stream", "internal/tokenbucket", "migrations", "pkg/doctor", "pkg/invalidation", "pkg/operator",
+		"pkg/scale", "pkg/scale/simulate",
 	},
 
 	// The dashboard reads and changes what the API does, by the same functions.

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/penstock/penstock/internal/tokenbucket"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -124,7 +125,9 @@ func TestWhatWasAcceptedBeforeIsAnsweredBeyondTheLimitsOfTheToken(t *testing.T) 
 INSERT INTO penstock.usage_hour (hour, queue_id, model, flow, calls, gpu_ms, wasted_ms, tokens_in, tokens_cached, tokens_out)
 SELECT date_trunc('hour', now(), 'UTC'), id, 'm', 'budget', 1, 1000, 0, 0, 0, 0 FROM penstock.queue WHERE name = 'work'`)
 	w.api = New(w.pool, Config{}) // what it read of the budget is kept for two seconds
-	w.api.rates.of = map[string]*tokenBucket{"rate": {at: time.Now()}}
+	spent := &pushBucket{}
+	spent.Take(time.Now(), tokenbucket.Rate{PerSecond: 0.001, Burst: 6}, 6)
+	w.api.rates.of = map[string]*pushBucket{"rate": spent}
 	for token := range tokens {
 		for i, r := range requests {
 			for range 2 {

@@ -6,6 +6,8 @@ import (
 	"math"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/tokenbucket"
 )
 
 // errRate refuses a push of a token that has pushed as many entries as it may.
@@ -25,16 +27,16 @@ func (r *rateError) Unwrap() error { return errRate }
 // does not renew them, and each leader counts by itself: a shared count would cost every push a write to one row.
 type rates struct {
 	mu sync.Mutex
-	of map[string]*tokenBucket
+	of map[string]*pushBucket
 }
 
-// tokenBucket is a token bucket: it holds up to burst entries and gains rate of them a second.
-type tokenBucket struct {
-	level float64 // at the time at
-	at    time.Time
+// pushBucket is the bucket of the tokens of one name.
+type pushBucket struct {
+	tokenbucket.Bucket
+	used time.Time // last
 }
 
-// bucketsMax bounds the memory of rates: beyond it, buckets that are full again are forgotten.
+// bucketsMax bounds the memory of rates: beyond it, buckets that have not been used of late are forgotten.
 const bucketsMax = 10_000
 
 // take takes n entries from the rate of a caller, all or none. More than the burst can never be pushed at once.
@@ -42,13 +44,23 @@ func (r *rates) take(c caller, n int) error {
 	if c.Rate == nil || n == 0 {
 		return nil
 	}
+	rate, now := pushRate(c), time.Now()
+	if float64(n) > rate.Burst {
+		return &rateError{text: fmt.Sprintf("it may push %v entries at once; push fewer", rate.Burst)}
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b, burst := r.bucket(c, time.Now())
-	if float64(n) > burst {
-		return &rateError{text: fmt.Sprintf("it may push %v entries at once; push fewer", burst)}
+	return tooFast(rate, r.bucket(c, now).TakeAll(now, rate, float64(n)))
+}
+
+// tooFast returns the refusal of entries that may be pushed after a wait; nil: there is none.
+func tooFast(rate tokenbucket.Rate, wait time.Duration) error {
+	if wait == 0 {
+		return nil
 	}
-	return b.spend(n, *c.Rate)
+	return &rateError{
+		text: fmt.Sprintf("it may push %v entries a second; try again later", rate.PerSecond), wait: wait,
+	}
 }
 
 // some takes up to n entries, and returns how many; the error refuses the rest of them.
@@ -56,15 +68,11 @@ func (r *rates) some(c caller, n int) (int, error) {
 	if c.Rate == nil || n == 0 {
 		return n, nil
 	}
+	rate, now := pushRate(c), time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b, _ := r.bucket(c, time.Now())
-	may := min(n, int(b.level))
-	b.level -= float64(may)
-	if may == n {
-		return n, nil
-	}
-	return may, b.spend(1, *c.Rate)
+	may, wait := r.bucket(c, now).TakeSome(now, rate, n)
+	return may, tooFast(rate, wait)
 }
 
 // giveBack returns n entries that were taken, and that needed no push: they had been accepted before.
@@ -74,49 +82,40 @@ func (r *rates) giveBack(c caller, n int) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	b, burst := r.bucket(c, time.Now())
-	b.level = min(burst, b.level+float64(n))
+	r.bucket(c, time.Now()).Return(pushRate(c), float64(n))
 }
 
-// bucket returns what a caller has left now, and its burst.
-func (r *rates) bucket(c caller, now time.Time) (*tokenBucket, float64) {
-	burst := max(1, math.Ceil(*c.Rate))
+// pushRate is the rate of a caller that has one. Gateways take it as the same (pkg/gateway/pushlimit.go).
+func pushRate(c caller) tokenbucket.Rate {
+	rate := tokenbucket.Rate{PerSecond: *c.Rate, Burst: max(1, math.Ceil(*c.Rate))}
 	if c.Burst != nil {
-		burst = float64(*c.Burst)
+		rate.Burst = float64(*c.Burst)
 	}
+	return rate
+}
+
+// bucket returns the bucket of a caller, which is used now. Called with mu held.
+func (r *rates) bucket(c caller, now time.Time) *pushBucket {
 	b := r.of[c.Name]
 	if b == nil {
 		if r.of == nil || len(r.of) >= bucketsMax {
 			r.forget(now)
 		}
-		b = &tokenBucket{level: burst, at: now}
+		b = &pushBucket{}
 		r.of[c.Name] = b
 	}
-	b.level = min(burst, b.level+now.Sub(b.at).Seconds()*(*c.Rate))
-	b.at = now
-	return b, burst
+	b.used = now
+	return b
 }
 
 // forget drops what has not been used for a minute. A rate below one a minute then has its burst again at most once a
 // minute.
 func (r *rates) forget(now time.Time) {
-	kept := map[string]*tokenBucket{}
+	kept := map[string]*pushBucket{}
 	for name, b := range r.of {
-		if now.Sub(b.at) < time.Minute {
+		if now.Sub(b.used) < time.Minute {
 			kept[name] = b
 		}
 	}
 	r.of = kept
-}
-
-// spend takes n entries, or says when there will be as many.
-func (b *tokenBucket) spend(n int, rate float64) error {
-	if missing := float64(n) - b.level; missing > 0 {
-		return &rateError{
-			text: fmt.Sprintf("it may push %v entries a second; try again later", rate),
-			wait: time.Duration(min(missing/rate, 1e9) * float64(time.Second)),
-		}
-	}
-	b.level -= float64(n)
-	return nil
 }

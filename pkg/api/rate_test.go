@@ -64,6 +64,27 @@ func TestATokenPushesItsBurstAndThenItsRate(t *testing.T) {
 	})
 }
 
+// At most rates the time of an entry is no whole number of nanoseconds.
+func TestATokenThatWaitsAsItWasToldPushes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for rate := 0.3; rate < 30; rate *= 1.7 {
+			var r rates
+			c := limitedTo(rate, 3)
+			if err := r.take(c, 3); err != nil {
+				t.Fatalf("the burst at %v: %v", rate, err)
+			}
+			var fast *rateError
+			if err := r.take(c, 1); !errors.As(err, &fast) || fast.wait == 0 {
+				t.Fatalf("one more at %v: %v, want it refused with a time", rate, err)
+			}
+			time.Sleep(fast.wait)
+			if err := r.take(c, 1); err != nil {
+				t.Errorf("after that wait at %v: %v", rate, err)
+			}
+		}
+	})
+}
+
 func TestBucketsAreBoundedAndNotRenewedWhileInUse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r rates

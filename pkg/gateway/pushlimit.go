@@ -4,42 +4,38 @@ import (
 	"fmt"
 	"math"
 	"time"
+
+	"github.com/penstock/penstock/internal/tokenbucket"
 )
 
 // The limits of a token on pushes hold for the entries that its requests become here, as they do at the API: each
 // gateway counts by itself, as each leader does, and tokens of one name share the rate.
 
-// pushesFill is how long the rate of the token takes to let in as many entries as it ever does at once; 0: it has none.
-func (c *caller) pushesFill() time.Duration {
-	if c == nil || c.PushRate <= 0 {
-		return 0
+// pushRate bounds the entries of the token.
+func (c *caller) pushRate() tokenbucket.Rate {
+	if c == nil {
+		return tokenbucket.Rate{}
 	}
-	most := max(1, math.Ceil(c.PushRate))
+	rate := tokenbucket.Rate{PerSecond: c.PushRate, Burst: max(1, math.Ceil(c.PushRate))}
 	if c.PushBurst > 0 {
-		most = float64(c.PushBurst)
+		rate.Burst = float64(c.PushBurst)
 	}
-	return timeOf(most, c.PushRate)
+	return rate
 }
 
 // pushes takes up to n entries from the rate of the token, and returns how many. The refusal is that of the rest.
 func (c *caller) pushes(now time.Time, n int) (may int, refused *Rejection) {
-	if c == nil || c.PushRate <= 0 || n == 0 {
+	if c == nil {
 		return n, nil
 	}
 	c.use.mu.Lock()
 	defer c.use.mu.Unlock()
-	b, burst := &c.use.pushes, c.pushesFill()
-	may = n
-	// Times are rounded to nanoseconds: what is missing of an entry for that alone is not missing.
-	if room := (burst-b.taken(now)).Seconds()*c.PushRate + 1e-6; room < float64(n) {
-		may = max(0, int(room))
-	}
-	b.full = now.Add(b.taken(now) + timeOf(float64(may), c.PushRate))
+	may, wait := c.use.pushes.TakeSome(now, c.pushRate(), n)
 	if may == n {
 		return n, nil
 	}
 	return may, &Rejection{
-		Reason: DropRate, RetryAfter: b.taken(now) + timeOf(1, c.PushRate) - burst,
+		Reason: DropRate, RetryAfter: wait,
 		Detail: fmt.Sprintf("the token pushes more entries than it may, %v a second", c.PushRate),
 	}
 }
@@ -58,14 +54,14 @@ func (r Requester) PushOne() error {
 func (g *Gateway) MayPush(token string, n int) (may int, fill time.Duration) {
 	c := g.limitedCaller(token)
 	may, _ = c.pushes(time.Now(), n)
-	return may, c.pushesFill()
+	return may, c.pushRate().Fill()
 }
 
 // GiveBackPushes returns entries to the rate that MayPush took and that were not pushed.
 func (g *Gateway) GiveBackPushes(token string, n int) {
-	if c := g.limitedCaller(token); c != nil && c.PushRate > 0 {
+	if c := g.limitedCaller(token); c != nil {
 		c.use.mu.Lock()
-		c.use.pushes.full = c.use.pushes.full.Add(-timeOf(float64(n), c.PushRate))
+		c.use.pushes.Return(c.pushRate(), float64(n))
 		c.use.mu.Unlock()
 	}
 }

@@ -3,11 +3,12 @@ package gateway
 import (
 	"crypto/sha256"
 	"fmt"
-	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock/internal/tokenbucket"
 )
 
 // TokenState is a token of the API that may call models, with its limits. Snapshots have its keys. Its end is a time of
@@ -61,8 +62,8 @@ type caller struct {
 // tokenUse counts what the tokens of one name do; it outlives the versions of the table.
 type tokenUse struct {
 	mu       sync.Mutex
-	requests tokenBucket // of the rate
-	pushes   tokenBucket // of the rate of entries
+	requests tokenbucket.Bucket // of requestRate
+	pushes   tokenbucket.Bucket // of pushRate
 	held     heldBytes
 	inFlight int
 	waiting  int
@@ -149,8 +150,10 @@ func (c *caller) mayUse(model string) bool {
 // rateBurst is for how long a token may save up requests that it did not make.
 const rateBurst = time.Second
 
-// stepMost bounds the time of requests: sums of a few of them must not overflow.
-const stepMost = math.MaxInt64 / 8
+// requestRate bounds the requests of the token.
+func (c *caller) requestRate() tokenbucket.Rate {
+	return tokenbucket.Rate{PerSecond: c.Rate, Burst: max(1, c.Rate*rateBurst.Seconds())}
+}
 
 // held is what the requests of the tokens of the caller's name hold; nil without a token, where callers cannot be told
 // apart.
@@ -160,32 +163,6 @@ func (c *caller) held() *heldBytes {
 	}
 	return &c.use.held
 }
-
-// step is the time in which the rate of the token lets in so many requests.
-func (c *caller) step(requests float64) time.Duration { return timeOf(requests, c.Rate) }
-
-// timeOf is the time in which a rate lets in so many.
-func timeOf(n, rate float64) time.Duration {
-	return time.Duration(min(n/rate*float64(time.Second), stepMost))
-}
-
-// tokenBucket bounds a rate (generic cell rate algorithm).
-type tokenBucket struct {
-	full time.Time // when all that it holds will be there again; the past: it is
-}
-
-// take takes what the rate lets in within step, of a bucket that holds what it lets in within burst. over is the time
-// until there is as much; 0: it was taken.
-func (b *tokenBucket) take(now time.Time, step, burst time.Duration) (over time.Duration) {
-	if over = b.taken(now) + step - burst; over > 0 {
-		return over
-	}
-	b.full = now.Add(b.taken(now) + step)
-	return 0
-}
-
-// taken is what was taken out and is not there again.
-func (b *tokenBucket) taken(now time.Time) time.Duration { return max(0, b.full.Sub(now)) }
 
 // begin takes a request into account. The refusal says when there is room again. leave must follow. Only requests for
 // work are refused for a spent budget: see Budget.refuse.
@@ -205,13 +182,10 @@ func (c *caller) begin(now time.Time) *Rejection {
 			Detail: "as many requests of the token wait as may",
 		}
 	}
-	if c.Rate > 0 {
-		step := c.step(1)
-		if over := c.use.requests.take(now, step, max(rateBurst, step)); over > 0 {
-			return &Rejection{
-				Reason: DropRate, RetryAfter: over,
-				Detail: "the token makes more requests a second than it may",
-			}
+	if wait := c.use.requests.TakeAll(now, c.requestRate(), 1); wait > 0 {
+		return &Rejection{
+			Reason: DropRate, RetryAfter: wait,
+			Detail: "the token makes more requests a second than it may",
 		}
 	}
 	c.use.inFlight++

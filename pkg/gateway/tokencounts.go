@@ -142,8 +142,8 @@ func (c *caller) othersDid(now time.Time, sum elsewhere) {
 		return
 	}
 	// It comes off what this gateway admits, but for what would take too long.
-	owed := min(c.step(sum.admitted), max(owedMost, c.step(float64(sum.gateways))))
-	c.use.requests.full = now.Add(c.use.requests.taken(now) + owed)
+	owed := min(sum.admitted, max(owedMost.Seconds()*c.Rate, float64(sum.gateways)))
+	c.use.requests.Take(now, c.requestRate(), owed)
 }
 
 // owedMost bounds for how long a token is refused for what other gateways have admitted since their last reports,

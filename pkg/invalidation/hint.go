@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/postgres"
+	"github.com/penstock/penstock/internal/tokenbucket"
 )
 
 // hintChannel is the channel of LISTEN and NOTIFY. The payloads are
@@ -45,7 +46,7 @@ SELECT pg_notify('` + hintChannel + `', hint), set_config('synchronous_commit', 
 // Make one with NewHinter, hand it to queues with Queue.Hinting, and let Run run.
 type Hinter struct {
 	notify func(ctx context.Context, hints []string) error
-	every  time.Duration
+	rate   tokenbucket.Rate // of the hints of a queue
 
 	mu           sync.Mutex
 	tells        map[int32]*telling // bounded by the number of queues
@@ -60,17 +61,15 @@ type Hinter struct {
 // telling is what there is to be told about one queue.
 type telling struct {
 	due   bool
-	lanes []Lane // with news; nil for "somewhere in the queue"
-	// full is when the queue may again send hintBurst hints at once: a token bucket, kept as the time at which it is
-	// full (the generic cell rate algorithm of ATM).
-	full time.Time
+	lanes []Lane             // with news; nil for "somewhere in the queue"
+	sent  tokenbucket.Bucket // of the hinter's rate
 }
 
 const (
 	// hintTimeout bounds how long a hint is tried. A later one would come too late anyway: nodes poll.
 	hintTimeout = time.Second
 	// hintBurst is how many hints of a queue may follow one another without a pause: pushes that come now and then are
-	// hinted at once even where two of them are close, and only a stream of pushes is held to one hint in `every`.
+	// hinted at once even where two of them are close, and only a stream of pushes is held to one hint in the interval.
 	hintBurst = 8
 	// hintLanes is how many lanes of a queue are named in a hint; if there is news in more, nodes look for themselves.
 	hintLanes = 4
@@ -93,7 +92,10 @@ func newHinter(every time.Duration, notify func(context.Context, []string) error
 	if every == 0 {
 		every = 10 * time.Millisecond
 	}
-	return &Hinter{notify: notify, every: every, tells: map[int32]*telling{}, wake: make(chan struct{}, 1)}
+	return &Hinter{
+		notify: notify, rate: tokenbucket.Every(every, hintBurst), tells: map[int32]*telling{},
+		wake: make(chan struct{}, 1),
+	}
 }
 
 // Hint says that a push to the queue has committed. It returns at once. A nil Hinter does nothing.
@@ -222,16 +224,14 @@ func (h *Hinter) about(queue int32) *telling {
 	return t
 }
 
-// wait is how long a queue must wait until it may hint again; not positive if it may.
-func (h *Hinter) wait(t *telling, now time.Time) time.Duration {
-	return t.full.Add(-(hintBurst - 1) * h.every).Sub(now)
-}
+// wait is how long a queue must wait until it may hint again; 0: it may.
+func (h *Hinter) wait(t *telling, now time.Time) time.Duration { return t.sent.Wait(now, h.rate, 1) }
 
 // spend takes the texts of the hints about a queue, which go out now.
 func (h *Hinter) spend(queue int32, t *telling, now time.Time) []string {
 	texts := t.texts(queue)
 	t.due, t.lanes = false, nil
-	t.full = now.Add(max(0, t.full.Sub(now)) + h.every)
+	t.sent.Take(now, h.rate, 1)
 	return texts
 }
 
@@ -281,7 +281,7 @@ func (h *Hinter) ready(now time.Time) (hints []string, wait time.Duration) {
 			continue
 		}
 		left := h.wait(t, now)
-		if left <= 0 {
+		if left == 0 {
 			hints = append(hints, h.spend(queue, t, now)...)
 		} else if wait == 0 || left < wait {
 			wait = left

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/penstock/penstock/internal/tokenbucket"
 )
 
 // wakeups holds the models that are to be decided before the next tick. Hints about queues and models come from other
@@ -150,17 +152,16 @@ const (
 	wokenBurst = 5                      // pauses that may be left out
 )
 
-// pace spaces passes by the generic cell rate algorithm of ATM. Its zero value permits a burst.
-type pace struct {
-	full time.Time // when a burst is permitted again
-}
+// pace spaces passes. Its zero value permits a burst.
+type pace struct{ tokenbucket.Bucket }
+
+// wokenRate is of passes whose pause is wokenPause: one with a longer pause counts as several.
+var wokenRate = tokenbucket.Every(wokenPause, wokenBurst)
 
 // left is how long the next pass has to wait.
-func (p pace) left(now time.Time) time.Duration {
-	return max(0, max(0, p.full.Sub(now))-(wokenBurst-1)*wokenPause)
-}
+func (p *pace) left(now time.Time) time.Duration { return p.Wait(now, wokenRate, 1) }
 
 // spend counts a pass that is to be followed by a pause.
 func (p *pace) spend(now time.Time, pause time.Duration) {
-	p.full = now.Add(max(0, p.full.Sub(now)) + pause)
+	p.Take(now, wokenRate, float64(pause)/float64(wokenPause))
 }
