@@ -100,7 +100,7 @@ func TestThePathDecidesWhetherACloseEndsTheRun(t *testing.T) {
 			leave()
 			workertest.WaitFor(t, func() bool { return p.state().InFlight == 0 })
 			l.mu.Lock()
-			doubts := len(l.leaser("m").doubts)
+			doubts := len(l.leaser("m").leaving.Doubts())
 			l.mu.Unlock()
 			if s := p.state(); (s.Idle == 3) != c.doubt || (doubts == 1) != c.doubt {
 				t.Errorf("%d slots are idle and %d in doubt, want one in doubt: %v", s.Idle, doubts, c.doubt)

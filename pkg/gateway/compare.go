@@ -12,7 +12,9 @@ import (
 func (l *Leases) compare(ctx context.Context) {
 	start := time.Now()
 	l.mu.Lock()
-	l.droppedSlots.forgetBefore(start)
+	for _, leaser := range l.leasers {
+		leaser.leaving.ForgetBefore(start)
+	}
 	l.reading, l.granted = l.granted, false
 	l.mu.Unlock()
 	defer func() {
@@ -64,6 +66,7 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 	pool.do(func(now time.Time, p *Pool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
+		leaser := l.leaser(pool.model)
 		var lost, came []slot.Held
 		for _, s := range before {
 			if !ours[s] {
@@ -71,8 +74,8 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 			}
 		}
 		for _, i := range p.fleet.instances {
-			for _, s := range l.droppedSlots.without(byInstance[i.id]) {
-				if !i.holds(s) {
+			for _, s := range leaser.leaving.Without(byInstance[i.id]) {
+				if i.slots.Find(s) == nil {
 					came = append(came, s)
 				}
 			}
@@ -81,7 +84,7 @@ func (l *Leases) align(pool *sharedPool, ours map[slot.Held]bool, before []slot.
 		p.Grant(now, came)
 		fresh = len(came)
 		if fresh > 0 {
-			l.leaser(pool.model).received = true
+			leaser.received = true
 		}
 		l.figures.Lost += int64(len(lost))
 		l.figures.Granted += int64(fresh)

@@ -82,18 +82,18 @@
 //	database ───────────────────────────► idle ───────────► busy ───────────► idle
 //	    ▲                                  │ Retire          │ End, while the pool owes slots
 //	    │ Offer, HandOver, Doubt           ▼                 ▼
-//	    └───────────────────────────── dropped ◄───────── returning
+//	    └───────────────────────────── leaving ◄───────── returning
 //	                                          surrender
 //
-// A call whose end is not known drops its slot, which is in doubt then. Offer moves idle slots to the nodes that miss
-// some, and the rest comes back into the pool; HandOver gives slots to nodes that miss some, and frees the rest. No
-// comparison grants a dropped slot.
+// Slots that are idle or busy are counted by the slot.Ledger of their instance, and those that leave by the
+// slot.Leaving of their leaser. A call whose end is not known drops its slot, which is in doubt then. Offer moves
+// idle slots to the nodes that miss some, and the rest comes back into the pool; HandOver gives slots to nodes that
+// miss some, and frees the rest.
 //
 //	registration.go the gateway's row among the nodes
 //	leases.go       one leaser for each pool, and what they share
 //	leaser.go       leases slots while requests wait, and asks for preemption
 //	leasepacing.go  when it does either
-//	droppedslots.go the slots that pools have dropped
 //	giveback.go     gives slots back, and puts them in doubt
 //	compare.go      compares the slots with the database
 //	leave.go        gives back all slots, and removes the gateway's row

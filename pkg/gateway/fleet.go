@@ -23,10 +23,9 @@ type instance struct {
 	gpus     int
 	usable   bool
 	limit    limiter
-	idle     []slot.Held
-	held     map[slot.Held]bool // value: busy
-	inFlight int
-	cool     time.Time // the worker had no room, or fails: not before
+	slots    slot.Ledger[struct{}] // those held here
+	inFlight int                   // calls, those among them whose slots were lost meanwhile
+	cool     time.Time             // the worker had no room, or fails: not before
 	coolFor  time.Duration
 	faults   int     // calls that failed at once since one succeeded
 	failing  bool    // it gets one call a second at most
@@ -42,7 +41,7 @@ func (i *instance) room(now time.Time) int {
 	if !i.usable || now.Before(i.cool) {
 		return 0
 	}
-	return min(len(i.idle), i.limit.value()-i.inFlight)
+	return min(i.slots.Idle(), i.limit.value()-i.inFlight)
 }
 
 // headroom is how many more slots of the instance could be used now if they were held.
@@ -50,7 +49,7 @@ func (i *instance) headroom(now time.Time) int {
 	if !i.usable || now.Before(i.cool) {
 		return 0
 	}
-	return max(0, i.limit.value()-len(i.held))
+	return max(0, i.limit.value()-i.slots.Held())
 }
 
 // ceiling is how many calls may be in flight to the instance from here.
@@ -58,7 +57,7 @@ func (i *instance) ceiling() int {
 	if !i.usable {
 		return 0
 	}
-	return min(len(i.held), i.limit.value())
+	return min(i.slots.Held(), i.limit.value())
 }
 
 func (f *fleet) find(id int32) *instance {
@@ -80,9 +79,7 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 	for _, s := range list {
 		i := f.find(s.ID)
 		if i == nil {
-			i = &instance{
-				id: s.ID, held: map[slot.Held]bool{}, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{},
-			}
+			i = &instance{id: s.ID, limit: newLimiter(s.Slots, now), adapters: map[string]time.Time{}}
 		}
 		if s.Usable && !i.usable {
 			i.clear()
@@ -93,7 +90,7 @@ func (f *fleet) set(now time.Time, list []InstanceState) {
 		next = append(next, i)
 	}
 	for _, i := range f.instances {
-		if i.busy() && !slices.Contains(next, i) {
+		if i.slots.Busy() > 0 && !slices.Contains(next, i) {
 			i.usable = false
 			next = append(next, i)
 		}
@@ -144,8 +141,8 @@ func (f *fleet) usable() (n int) {
 // held and idle count slots.
 func (f *fleet) held() (held, idle int) {
 	for _, i := range f.instances {
-		held += len(i.held)
-		idle += len(i.idle)
+		held += i.slots.Held()
+		idle += i.slots.Idle()
 	}
 	return held, idle
 }
@@ -153,8 +150,8 @@ func (f *fleet) held() (held, idle int) {
 // slots lists the slots.
 func (f *fleet) slots() (all []slot.Held) {
 	for _, i := range f.instances {
-		for s := range i.held {
-			all = append(all, s)
+		for s := range i.slots.All() {
+			all = append(all, s.Held)
 		}
 	}
 	return all
@@ -162,10 +159,8 @@ func (f *fleet) slots() (all []slot.Held) {
 
 // add puts a leased slot into the fleet, idle, if its instance is known here.
 func (f *fleet) add(s slot.Held) {
-	i := f.find(s.Instance)
-	if i != nil && !i.holds(s) {
-		i.held[s] = false
-		i.idle = append(i.idle, s)
+	if i := f.find(s.Instance); i != nil {
+		i.slots.Add(s)
 	}
 }
 
@@ -173,34 +168,15 @@ func (f *fleet) add(s slot.Held) {
 // its end frees nothing.
 func (f *fleet) drop(s slot.Held) {
 	if i := f.find(s.Instance); i != nil {
-		if _, known := i.held[s]; known {
-			delete(i.held, s)
-			i.idle = slices.DeleteFunc(i.idle, func(x slot.Held) bool { return x == s })
-		}
+		i.slots.Drop(i.slots.Find(s))
 	}
-}
-
-// holds says whether a slot of the instance is the gateway's.
-func (i *instance) holds(s slot.Held) bool {
-	_, held := i.held[s]
-	return held
-}
-
-// busy says whether a slot of the instance is busy, or was and is on its way back.
-func (i *instance) busy() bool {
-	for _, busy := range i.held {
-		if busy {
-			return true
-		}
-	}
-	return false
 }
 
 // busyTokens returns the tokens of the slots that are busy.
 func (f *fleet) busyTokens() (tokens []int64) {
 	for _, i := range f.instances {
-		for s, busy := range i.held {
-			if busy {
+		for s := range i.slots.All() {
+			if s.Busy() {
 				tokens = append(tokens, s.Token)
 			}
 		}
@@ -208,32 +184,20 @@ func (f *fleet) busyTokens() (tokens []int64) {
 	return tokens
 }
 
-// take makes an idle slot of the instance busy.
-func (i *instance) take(estimate float64) slot.Held {
-	s := i.idle[len(i.idle)-1]
-	i.idle = i.idle[:len(i.idle)-1]
-	i.held[s] = true
+// leasedSlot is a slot in the ledger of its instance, or one that was.
+type leasedSlot = slot.Leased[struct{}]
+
+// begin begins a call on an idle slot of the instance.
+func (i *instance) begin(estimate float64) *leasedSlot {
+	s := i.slots.Last()
+	i.slots.Occupy(s)
 	i.inFlight++
 	i.queued += estimate
 	return s
 }
 
-// release ends a call on a slot. The slot is idle again if it is still held.
-func (i *instance) release(s slot.Held, estimate float64) {
-	i.forget(estimate)
-	i.free(s)
-}
-
-// free makes a busy slot idle, if it is still held.
-func (i *instance) free(s slot.Held) {
-	if busy, known := i.held[s]; known && busy {
-		i.held[s] = false
-		i.idle = append(i.idle, s)
-	}
-}
-
-// forget ends a call in the counts alone.
-func (i *instance) forget(estimate float64) {
+// end ends a call. Its slot is ended apart from it.
+func (i *instance) end(estimate float64) {
 	i.inFlight--
 	i.queued = max(0, i.queued-estimate)
 }

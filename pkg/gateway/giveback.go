@@ -27,12 +27,13 @@ func (l *Leases) tick(ctx context.Context) {
 		return
 	}
 	for _, r := range l.gateway.models.all() {
-		share, contended := shares[r.model.Name]
-		out := l.surplus(r.pool, share, contended)
 		l.mu.Lock()
 		leaser := l.leaser(r.model.Name)
-		leaser.back = append(leaser.back, out...)
-		due := len(leaser.back)+len(leaser.doubts) > 0
+		l.mu.Unlock()
+		share, contended := shares[r.model.Name]
+		leaser.giveBackSurplus(r.pool, share, contended)
+		l.mu.Lock()
+		due := leaser.leaving.Due()
 		l.mu.Unlock()
 		if due {
 			l.wakeLeaser(leaser)
@@ -61,24 +62,24 @@ const (
 	peakNone   = 0.05 // a peak below has been over for half a minute or longer: nothing is kept
 )
 
-// surplus takes the idle slots that are not needed out of a pool: a quarter of those beyond 1.25 x the recent
-// peak + 2, and, while other nodes go without, all beyond the calls in flight and those that wait, or beyond the
-// gateway's share. A pool that has not been called of late keeps none, so that other nodes need not ask for slots
-// that are of no use here. Where other nodes miss slots below their shares, busy slots beyond the gateway's go back
-// when their calls end: a pool whose requests wait has no idle ones.
-func (l *Leases) surplus(pool *sharedPool, share slot.Share, contended bool) (out []slot.Held) {
+// giveBackSurplus takes the idle slots that are not needed out of a pool, to be given back: a quarter of those
+// beyond 1.25 x the recent peak + 2, and, while other nodes go without, all beyond the calls in flight and those
+// that wait, or beyond the gateway's share. A pool that has not been called of late keeps none, so that other nodes
+// need not ask for slots that are of no use here. Where other nodes miss slots below their shares, busy slots
+// beyond the gateway's go back when their calls end: a pool whose requests wait has no idle ones.
+func (l *leaser) giveBackSurplus(pool *sharedPool, share slot.Share, contended bool) {
 	pool.do(func(now time.Time, p *Pool) {
 		pool.usual = max(float64(pool.peak), pool.usual*peakFalls)
 		pool.peak = p.inFlight
 		held, idle := p.fleet.held()
 		n := surplusOf(held, idle, p.inFlight+p.waiting, pool.usual, share.Slots, contended)
-		out = l.noteDropped(p.Retire(now, n))
+		out := p.Retire(now, n)
+		l.giveBackSoon(out)
 		p.owe(0)
 		if contended {
 			p.owe(min(held-share.Slots, share.Shortage) - len(out) - len(p.returning))
 		}
 	})
-	return out
 }
 
 // hintLasts is for how long a hint holds that other nodes miss slots. They lease at least as often, with a hint each
@@ -95,9 +96,12 @@ func (l *leaser) offerIdle(ctx context.Context) {
 	}
 	var out []slot.Held
 	pool.do(func(now time.Time, p *Pool) {
-		if out = leases.noteDropped(p.Retire(now, spareOf(p))); len(out) == 0 {
+		if out = p.Retire(now, spareOf(p)); len(out) == 0 {
 			pool.hinted = now.Add(hintLasts)
 		}
+		leases.mu.Lock()
+		defer leases.mu.Unlock()
+		l.leaving.Note(out...)
 	})
 	if len(out) == 0 {
 		return
@@ -115,7 +119,7 @@ func (l *leaser) offerIdle(ctx context.Context) {
 	l.gaveBack(out[:gone], true)
 	pool.do(func(now time.Time, p *Pool) {
 		leases.mu.Lock()
-		leases.droppedSlots.forget(out[gone:]...)
+		l.leaving.Keep(out[gone:]...)
 		leases.mu.Unlock()
 		p.Grant(now, out[gone:])
 		if missed > len(out) {
@@ -146,16 +150,18 @@ func surplusOf(held, idle, need int, peak float64, share int, contended bool) in
 	return min(max(n, 0), idle)
 }
 
-// noteDropped notes that slots are out of their pool. It is called under the pool's lock.
-func (l *Leases) noteDropped(slots []slot.Held) []slot.Held {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.droppedSlots.add(slots...)
-	return slots
+// giveBackSoon notes that slots are out of their pool and go back. It is called under the pool's lock.
+func (l *leaser) giveBackSoon(slots []slot.Held) {
+	l.leases.mu.Lock()
+	defer l.leases.mu.Unlock()
+	l.leaving.GiveBack(slots...)
 }
 
-// giveBack gives slots back that their pool has dropped.
-func (l *leaser) giveBack(ctx context.Context, out []slot.Held) {
+// giveBack gives the slots back that are out of their pool.
+func (l *leaser) giveBack(ctx context.Context) {
+	l.leases.mu.Lock()
+	out := l.leaving.TakeBack()
+	l.leases.mu.Unlock()
 	if len(out) > 0 {
 		l.gaveBack(out, l.execute(ctx, "give back", func(ctx context.Context) error {
 			return l.leases.holder.HandOver(ctx, l.model, out)
@@ -163,26 +169,23 @@ func (l *leaser) giveBack(ctx context.Context, out []slot.Held) {
 	}
 }
 
-// gaveBack notes that slots were given back. A give-back without an answer may be carried out at any later time: its
-// slots are not used again, and are given back once more under the same tokens, which changes nothing where they are
-// gone.
+// gaveBack notes that slots were given back. Without an answer they are given back once more: see slot.Leaving.
 func (l *leaser) gaveBack(out []slot.Held, answered bool) {
 	leases := l.leases
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
 	if !answered {
-		l.back = append(l.back, out...)
+		l.leaving.GiveBack(out...)
 		return
 	}
 	leases.figures.Returned += int64(len(out))
-	leases.droppedSlots.reported(out...)
+	l.leaving.Told(time.Now(), out...)
 }
 
 func (l *leaser) sendDoubts(ctx context.Context) {
 	leases := l.leases
 	leases.mu.Lock()
-	doubts := l.doubts
-	l.doubts = nil
+	doubts := l.leaving.TakeDoubts()
 	leases.mu.Unlock()
 	if len(doubts) == 0 {
 		return
@@ -193,11 +196,11 @@ func (l *leaser) sendDoubts(ctx context.Context) {
 	leases.mu.Lock()
 	defer leases.mu.Unlock()
 	if !ok {
-		l.doubts = append(doubts, l.doubts...)
+		l.leaving.Doubt(doubts...)
 		return
 	}
 	for _, d := range doubts {
-		leases.droppedSlots.reported(d.Held)
+		l.leaving.Told(time.Now(), d.Held)
 	}
 	leases.figures.Doubted += int64(len(doubts))
 }

@@ -16,11 +16,10 @@ type leaser struct {
 	// Under the lock of the leases.
 	running    bool
 	due        bool
-	wantsSlots bool // requests of the pool wait for slots, or slots are to be given back
-	offerDue   bool // another node misses slots of the model
-	received   bool // other nodes have handed slots over: they have some to give
-	doubts     []slot.Doubt
-	back       []slot.Held // out of the pool already, to be given back, some of them once more
+	wantsSlots bool         // requests of the pool wait for slots, or slots are to be given back
+	offerDue   bool         // another node misses slots of the model
+	received   bool         // other nodes have handed slots over: they have some to give
+	leaving    slot.Leaving // out of the pool, or about to be: see Leases.doubt
 
 	// Of the goroutine.
 	failed time.Time // when the database did not answer the last statement; zero: it did
@@ -67,12 +66,10 @@ func (l *leaser) pass(ctx context.Context) time.Time {
 	if l.received {
 		l.received, l.pacing.gap = false, 0
 	}
-	var back []slot.Held
-	if !away { // else the leases would wait for it each time
-		back, l.back = l.back, nil
-	}
 	leases.mu.Unlock()
-	l.giveBack(ctx, back)
+	if !away { // else the leases would wait for it each time
+		l.giveBack(ctx)
+	}
 	if offerDue {
 		l.offerIdle(ctx)
 	}
@@ -116,8 +113,11 @@ func (l *leaser) leaseWhileWaiting(ctx context.Context) time.Time {
 		l.clearWantsSlots(nil)
 		return time.Time{}
 	}
-	demand, owed := l.readDemand(pool)
-	l.giveBack(ctx, owed)
+	away := l.away()
+	demand := l.readDemand(pool, away)
+	if !away {
+		l.giveBack(ctx)
+	}
 	if demand.slots == 0 {
 		l.pacing.awaitingSince = time.Time{}
 		l.withdraw(ctx)
@@ -137,21 +137,20 @@ type poolDemand struct {
 	limits slot.Limited
 }
 
-// readDemand returns the demand of a pool, and the slots that it owes and that are to be given back. While the database
-// is away the pool keeps those: they are of use here alone.
-func (l *leaser) readDemand(pool *sharedPool) (d poolDemand, owed []slot.Held) {
+// readDemand returns the demand of a pool. The slots that the pool owes are to be given back then. While the
+// database is away it keeps them: they are of use here alone.
+func (l *leaser) readDemand(pool *sharedPool, away bool) (d poolDemand) {
 	d.at = time.Now()
-	away := l.away()
 	pool.do(func(now time.Time, p *Pool) {
 		if away {
 			p.keepOwed(now)
 		} else {
-			owed = l.leases.noteDropped(p.surrender())
+			l.giveBackSoon(p.surrender())
 		}
 		d.slots, d.oldest, d.mode, d.policy = p.wanted(now), p.oldest(), p.mode, p.policy
 		d.limits = p.limited(now)
 	})
-	return d, owed
+	return d
 }
 
 // leaseOrPreempt leases for a demand if a lease is due, and preempts durable runs for the slots that are still missing
@@ -200,7 +199,7 @@ func (l *leaser) lease(ctx context.Context, pool *sharedPool, want int, limits s
 		pool.do(func(now time.Time, p *Pool) {
 			leases.mu.Lock()
 			defer leases.mu.Unlock()
-			p.Grant(now, leases.droppedSlots.without(got.Slots))
+			p.Grant(now, l.leaving.Without(got.Slots))
 		})
 	}
 	return len(got.Slots)

@@ -29,11 +29,10 @@ type Leases struct {
 	start         func(l *leaser)    // runs a leaser in a goroutine; nil while Run does not
 	granted       bool               // the gateway was told of slots that no comparison has read
 	reading       bool               // a comparison reads them
-	droppedSlots  droppedSlots
-	answer        time.Time // the last statement that the database answered
-	failed        bool      // it did not answer the last one about all models
-	nodeLeaseEnds time.Time // until then what is held is this gateway's, by its lease
-	trusted       time.Time // until then slots are used; zero: it was not set yet
+	answer        time.Time          // the last statement that the database answered
+	failed        bool               // it did not answer the last one about all models
+	nodeLeaseEnds time.Time          // until then what is held is this gateway's, by its lease
+	trusted       time.Time          // until then slots are used; zero: it was not set yet
 	figures       LeaseFigures
 }
 
@@ -66,7 +65,7 @@ func NewLeases(config LeasesConfig, g *Gateway, db postgres.DB, node func() inva
 	l := &Leases{
 		config: config, holder: slot.Holder{DB: db, Node: node}, gateway: g, log: cmp.Or(config.Log, slog.Default()),
 		wake: make(chan struct{}, 1), statements: make(chan struct{}, SlotStatements), leasers: map[string]*leaser{},
-		droppedSlots: droppedSlots{}, answer: time.Now(),
+		answer: time.Now(),
 	}
 	g.leases = l
 	return l
@@ -93,8 +92,7 @@ func (l *Leases) need(model string) {
 func (l *Leases) doubt(model string, s slot.Held, reason string) {
 	l.mu.Lock()
 	leaser := l.leaser(model)
-	leaser.doubts = append(leaser.doubts, slot.Doubt{Held: s, Reason: reason})
-	l.droppedSlots.add(s)
+	leaser.leaving.Doubt(slot.Doubt{Held: s, Reason: reason})
 	l.mu.Unlock()
 	l.wakeLeaser(leaser)
 }

@@ -120,13 +120,16 @@ func TestAlignGrantsNoSlotThatIsGivenBack(t *testing.T) {
 	l := NewLeases(LeasesConfig{}, p.gateway, nil, nil)
 	pool := l.pool("m")
 	var out []slot.Held
-	pool.do(func(now time.Time, p *Pool) { out = l.noteDropped(p.Retire(now, 1)) })
+	pool.do(func(now time.Time, p *Pool) {
+		out = p.Retire(now, 1)
+		l.leaser("m").giveBackSoon(out)
+	})
 	ours, byInstance := map[slot.Held]bool{out[0]: true}, map[int32][]slot.Held{1: out}
 	asked := time.Now()
 	l.align(pool, ours, nil, byInstance)
 	l.leaser("m").gaveBack(out, true)
 	l.align(pool, ours, nil, byInstance)
-	l.droppedSlots.forgetBefore(asked)
+	l.leaser("m").leaving.ForgetBefore(asked)
 	l.align(pool, ours, nil, byInstance)
 	if held := p.state().Held; held != 3 {
 		t.Errorf("%d slots are held, want the 3 that were not given back", held)
@@ -219,7 +222,7 @@ func TestSlotsAreNotUsedBehindAGiveBackWithoutAnAnswer(t *testing.T) {
 		first := given[0][0]
 		for range 100 {
 			pool.do(func(_ time.Time, p *Pool) {
-				for s := range p.fleet.instances[0].held {
+				for s := range p.fleet.instances[0].slots.All() {
 					if s.Token == first {
 						t.Fatalf("the slot of a give-back that has no answer is used again")
 					}

@@ -5,26 +5,21 @@ import (
 	"fmt"
 	"sync"
 	"time"
-
-	"github.com/penstock/penstock/pkg/slot"
 )
 
 func (l *Leases) giveBackAll(ctx context.Context) {
 	var group sync.WaitGroup
 	for _, r := range l.gateway.models.all() {
-		var out []slot.Held
-		r.pool.do(func(now time.Time, p *Pool) {
-			_, idle := p.fleet.held()
-			out = l.noteDropped(append(p.surrender(), p.Retire(now, idle)...))
-		})
 		l.mu.Lock()
 		leaser := l.leaser(r.model.Name)
-		out = append(out, leaser.back...)
-		leaser.back = nil
 		l.mu.Unlock()
+		r.pool.do(func(now time.Time, p *Pool) {
+			_, idle := p.fleet.held()
+			leaser.giveBackSoon(append(p.surrender(), p.Retire(now, idle)...))
+		})
 		group.Go(func() {
 			leaser.sendDoubts(ctx)
-			leaser.giveBack(ctx, out)
+			leaser.giveBack(ctx)
 		})
 	}
 	group.Wait()
@@ -45,7 +40,7 @@ func (l *Leases) leave(ctx context.Context) {
 	l.mu.Lock()
 	for model, leaser := range l.leasers {
 		models = append(models, model)
-		for _, d := range leaser.doubts {
+		for _, d := range leaser.leaving.Doubts() {
 			busy = append(busy, d.Token)
 		}
 	}

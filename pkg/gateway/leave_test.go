@@ -125,7 +125,7 @@ func TestLeasesThatEndKeepTheSlotsInUse(t *testing.T) {
 	pool := l.pool("m")
 	calls := x.admit(pool, 3)
 	pool.end(calls[0], CallEnd{Took: time.Second}) // its slot is idle
-	inDoubt := calls[1].slot
+	inDoubt := calls[1].slot.Held
 	l.doubt("m", inDoubt, "online call was broken off")
 	pool.end(calls[1], CallEnd{Failed: true, Doubt: true})
 	stop()

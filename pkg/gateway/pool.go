@@ -5,8 +5,6 @@ import (
 	"container/heap"
 	"slices"
 	"time"
-
-	"github.com/penstock/penstock/pkg/slot"
 )
 
 // Request is one online call on its way through a pool. The exported fields are the caller's.
@@ -49,8 +47,8 @@ type inPool struct {
 	left       time.Duration // of TTL when it was dispatched
 	limit      time.Time     // the earlier of expires and Deadline
 	restarted  bool
-	trial      bool // its instance fails, and was to be tried
-	slot       slot.Held
+	trial      bool        // its instance fails, and was to be tried
+	slot       *leasedSlot // nil before it has begun
 	instance   *instance
 	server     string // name and address of the instance when the slot was granted: a later catalog may change them
 	address    string
@@ -141,8 +139,8 @@ type Pool struct {
 	timeouts                 timeouts
 	slacks                   [classCount]slack
 	evictions                uint64
-	owed                     int         // busy slots that are to be given back when their calls end
-	returning                []slot.Held // those whose calls have ended; they stay busy until surrender takes them out
+	owed                     int           // busy slots that are to be given back when their calls end
+	returning                []*leasedSlot // those whose calls have ended: busy until surrender takes them out
 	count                    Counts
 }
 
@@ -323,7 +321,7 @@ func (p *Pool) launch(now time.Time, r *Request) bool {
 		p.observeWait(now, r, false)
 		p.unqueue(r)
 	}
-	r.slot, r.instance, r.state, r.began = i.take(r.estimate), i, stateInFlight, now
+	r.slot, r.instance, r.state, r.began = i.begin(r.estimate), i, stateInFlight, now
 	r.server, r.address = i.server, i.address
 	i.limit.grow(now, i.inFlight)
 	i.try(now, r)
@@ -432,15 +430,15 @@ func (p *Pool) End(now time.Time, r *Request, end CallEnd) {
 	r.state = stateEnded
 	p.inFlight--
 	i := r.instance
-	if end.Doubt {
-		p.fleet.drop(r.slot)
-	}
-	if p.owed > 0 && !end.Doubt && i.holds(r.slot) {
+	i.end(r.estimate)
+	switch {
+	case end.Doubt:
+		p.fleet.drop(r.slot.Held)
+	case p.owed > 0 && i.slots.Has(r.slot):
 		p.owed--
 		p.returning = append(p.returning, r.slot) // it stays busy until it is given back
-		i.forget(r.estimate)
-	} else {
-		i.release(r.slot, r.estimate)
+	default:
+		i.slots.Free(r.slot)
 	}
 	actual := milliseconds(end.Took)
 	if end.Unused || end.Busy || end.Unfit {

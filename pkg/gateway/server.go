@@ -382,7 +382,7 @@ func (s *serving) once(ctx context.Context, c *call) (r result) {
 func (s *serving) endCall(r result) {
 	if r.end.Doubt && s.gateway.leases != nil {
 		// First: a slot that is held and not in the pool would be taken for a new one.
-		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot, "online call "+s.record.ID+" was broken off")
+		s.gateway.leases.doubt(s.route.model.Name, s.ticket.slot.Held, "online call "+s.record.ID+" was broken off")
 	}
 	s.route.pool.end(s.ticket, r.end)
 	s.record.Status, s.record.In, s.record.Out = r.status, r.end.TokensIn, r.end.TokensOut

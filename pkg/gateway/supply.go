@@ -57,9 +57,8 @@ func (p *Pool) Lose(now time.Time, slots []slot.Held) {
 // first, and returns them for the caller to give back.
 func (p *Pool) Retire(now time.Time, n int) (out []slot.Held) {
 	for _, i := range p.fleet.instances {
-		for len(i.idle) > 0 && (!i.usable || len(i.held) > i.limit.slots) {
-			out = append(out, i.idle[len(i.idle)-1])
-			p.fleet.drop(i.idle[len(i.idle)-1])
+		for i.slots.Idle() > 0 && (!i.usable || i.slots.Held() > i.limit.slots) {
+			out = append(out, i.retire())
 		}
 	}
 	for len(out) < n {
@@ -67,24 +66,30 @@ func (p *Pool) Retire(now time.Time, n int) (out []slot.Held) {
 		if i == nil {
 			break
 		}
-		out = append(out, i.idle[len(i.idle)-1])
-		p.fleet.drop(i.idle[len(i.idle)-1])
+		out = append(out, i.retire())
 	}
 	p.updateMode(now)
 	return out
+}
+
+// retire takes an idle slot out.
+func (i *instance) retire() slot.Held {
+	s := i.slots.Last()
+	i.slots.Drop(s)
+	return s.Held
 }
 
 // owe sets how many busy slots are to be given back when their calls end.
 func (p *Pool) owe(n int) { p.owed = max(0, n) }
 
 // surrender takes the slots out that are owed and whose calls have ended, and returns them. The leases note under the
-// pool's lock that they are out: until they are given back no comparison with the database may grant them again.
-func (p *Pool) surrender() []slot.Held {
-	out := p.returning
-	p.returning = nil
-	for _, s := range out {
-		p.fleet.drop(s)
+// pool's lock that they leave: until they are given back no comparison with the database may grant them again.
+func (p *Pool) surrender() (out []slot.Held) {
+	for _, s := range p.returning {
+		p.fleet.drop(s.Held)
+		out = append(out, s.Held)
 	}
+	p.returning = nil
 	return out
 }
 
@@ -93,7 +98,7 @@ func (p *Pool) keepOwed(now time.Time) {
 	p.owe(0)
 	for _, s := range p.returning {
 		if i := p.fleet.find(s.Instance); i != nil {
-			i.free(s)
+			i.slots.Free(s)
 		}
 	}
 	p.returning = nil
@@ -103,7 +108,7 @@ func (p *Pool) keepOwed(now time.Time) {
 // idlest is the instance with the most idle slots.
 func (p *Pool) idlest() (best *instance) {
 	for _, i := range p.fleet.instances {
-		if len(i.idle) > 0 && (best == nil || len(i.idle) > len(best.idle)) {
+		if i.slots.Idle() > 0 && (best == nil || i.slots.Idle() > best.slots.Idle()) {
 			best = i
 		}
 	}
@@ -231,8 +236,9 @@ func (p *Pool) view(now time.Time, model string) PoolState {
 	s.counts.Dropped = s.Dropped
 	for _, i := range p.fleet.instances {
 		s.Instances = append(s.Instances, InstanceView{
-			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: len(i.held), InFlight: i.inFlight,
-			Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv, RemainingMS: min(float64(i.inFlight), 1) * p.cost.ms,
+			ID: i.id, Server: i.server, Usable: i.usable, Slots: i.limit.slots, Held: i.slots.Held(),
+			InFlight: i.inFlight, Limit: i.limit.value(), Rate: i.rate, KVUsage: i.kv,
+			RemainingMS: min(float64(i.inFlight), 1) * p.cost.ms,
 		})
 	}
 	return s

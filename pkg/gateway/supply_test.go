@@ -44,6 +44,30 @@ func TestAnOwedSlotLeavesWithItsCall(t *testing.T) {
 	}
 }
 
+// Slots that were dropped while the database was away come in again under their tokens, while calls run on them: the end
+// of such a call does not make the slot idle for a third call, while a second one runs on it.
+func TestTheEndOfACallOnASlotThatWasLostFreesNothing(t *testing.T) {
+	t.Parallel()
+	now := time.Unix(1_700_000_000, 0)
+	p := NewPool(DefaultPolicy(), nil)
+	p.SetInstances(now, []InstanceState{{ID: 1, Slots: 2, Usable: true}})
+	slots := []slot.Held{{Instance: 1, Number: 0, Token: 1}}
+	p.Grant(now, slots)
+	first, second := &Request{Flow: "f", Class: Critical}, &Request{Flow: "f", Class: Critical}
+	if inFlight, refused := p.Arrive(now, first); !inFlight {
+		t.Fatal(refused)
+	}
+	p.Lose(now, slots)
+	p.Grant(now, slots)
+	if inFlight, refused := p.Arrive(now, second); !inFlight {
+		t.Fatal(refused)
+	}
+	p.End(now, first, CallEnd{Took: time.Second})
+	if held, idle := p.fleet.held(); p.inFlight != 1 || held-idle != 1 {
+		t.Errorf("%d calls are in flight, and %d of %d slots are idle", p.inFlight, idle, held)
+	}
+}
+
 // Where the limit of each instance is below its slots, or the instances cool, a pool wants no slots that it could not
 // use, and says how many requests wait for another instance.
 func TestAPoolWantsTheSlotsThatItsInstancesTake(t *testing.T) {

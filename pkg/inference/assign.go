@@ -47,7 +47,7 @@ func (p *SlotPool) assign(model string, want slotRequest) (h *slotRef, await int
 		return nil, await
 	}
 	state.tally.Calls++
-	state.tally.Entries += int64(given.permits)
+	state.tally.Entries += int64(given.Call.permits)
 	if swapped {
 		state.tally.Swaps++
 	}
@@ -61,12 +61,7 @@ func (p *SlotPool) assign(model string, want slotRequest) (h *slotRef, await int
 func (p *SlotPool) idle(model string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, s := range p.stateOf(model).ledger.instances {
-		if len(s.idle) > 0 {
-			return true
-		}
-	}
-	return false
+	return p.stateOf(model).ledger.idle() > 0
 }
 
 // adopt takes over the slot of a run that this node follows on. nil: it is not to be had any more.
@@ -87,7 +82,7 @@ func (p *SlotPool) adopt(ctx context.Context, e *Endpoint, s slot.Held) (*slotRe
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	h := p.stateOf(e.Model.Name).ledger.adopt(own, time.Now())
-	h.company = true // as far as is known: its call began before
+	h.Call.company = true // as far as is known: its call began before
 	return &slotRef{pool: p, model: e.Model.Name, slot: h, endpoint: e}, nil
 }
 
@@ -104,7 +99,7 @@ func (p *SlotPool) assignOn(e *Endpoint) *slotRef {
 	if h == nil {
 		return nil
 	}
-	h.company = true // as far as is known: its call began before
+	h.Call.company = true // as far as is known: its call began before
 	return &slotRef{pool: p, model: e.Model.Name, slot: h, endpoint: e}
 }
 
@@ -130,13 +125,13 @@ func (r *slotRef) end(ceded bool) {
 	r.forgo()
 	r.ended = true
 	l.finish(r.slot, now, false)
-	owed := l.share >= 0 && len(l.held) > l.share
+	owed := l.share >= 0 && l.held() > l.share
 	// A slot within the node's share is kept: entries would starve under online load that never ends.
 	goes := (ceded || owed && now.Before(state.wanted)) && l.has(r.slot)
 	if goes {
 		l.sendAway(r.slot) // the permit of the run that has ended goes back without it
 	}
-	going := len(l.goingAway) > 0
+	going := l.leaving.Back() > 0
 	var wait time.Duration
 	if ceded {
 		wait = p.ceded()
@@ -179,9 +174,10 @@ func (r *slotRef) doubt(queue int32, entry invalidation.EntryID, reason string) 
 	state := p.stateOf(r.model)
 	r.forgo()
 	r.ended = true
+	held := state.ledger.has(r.slot)
 	state.ledger.finish(r.slot, time.Now(), true)
-	if state.ledger.has(r.slot) {
-		state.doubts = append(state.doubts, slot.Doubt{Held: r.slot.Held, Queue: queue, Entry: entry, Reason: reason})
+	if held {
+		state.ledger.leaving.Doubt(slot.Doubt{Held: r.slot.Held, Queue: queue, Entry: entry, Reason: reason})
 	}
 	p.mu.Unlock()
 	go func() {

@@ -4,10 +4,11 @@
 //
 // # Slots
 //
-// A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot
-// is a row of penstock.slot with a token; there is none for a free one. The statements are those of package
-// slot, which gateways send as well. Nodes lease slots in blocks (leasing.go), and count entries in them by permits
-// (slots.go, with the arithmetic of ledger.go). A slot, as its node sees it:
+// A slot is the right to one call at a time to an instance, of one entry or of a batch. A held slot is a row of
+// penstock.slot with a token; there is none for a free one. The statements are those of package slot, which
+// gateways send as well; the slots that a node holds are counted by the ledgers there. Nodes lease slots in blocks
+// (leasing.go), and count entries in them by permits (slots.go, with the arithmetic of ledger.go). A slot, as its
+// node sees it:
 //
 //	free ──1──► idle ──2──► busy ──4──► in doubt ──7──► free, or busy at the node that follows the run on
 //	 ▲          │  ▲         │ │
@@ -23,7 +24,7 @@
 //	   slots now, or a gateway misses slots
 //	6  the call ended, and a gateway is to have the slot (handover.go)
 //	7  freed when no call can run in it (stale.go), or adopted with the run (remote.go)
-//	8  returned, or handed over; until then it is the node's by the database
+//	8  returned, or handed over; until then it is the node's by the database (slot.Leaving)
 //
 // A permit of an entry:
 //

@@ -4,6 +4,8 @@ import (
 	"context"
 	"math/rand/v2"
 	"time"
+
+	"github.com/penstock/penstock/pkg/slot"
 )
 
 // wantedFor is how long after a hint slots that come idle are handed over.
@@ -96,39 +98,40 @@ func (p *SlotPool) sendGoing(model string) {
 	}
 	defer done()
 	p.mu.Lock()
-	out := p.stateOf(model).ledger.takeGoing()
+	out := p.stateOf(model).ledger.leaving.TakeBack()
 	p.mu.Unlock()
 	if len(out) == 0 {
 		return // given back meanwhile
 	}
-	if err := p.holder.HandOver(ctx, model, namesOf(out)); err != nil {
+	err = p.holder.HandOver(ctx, model, out)
+	if err != nil {
 		p.log.Warn("hand over slots", "model", model, "slots", len(out), "error", err)
-		p.goAgain(map[string][]*heldSlot{model: out})
 	}
+	p.gaveBack(map[string][]slot.Held{model: out}, err == nil)
 }
 
-// goAgain puts slots among those that go away once more whose statement has no answer: it may be carried out at any
-// later time, so that they are not used again. Under the same tokens another one changes nothing where they are gone.
-func (p *SlotPool) goAgain(out map[string][]*heldSlot) {
+// gaveBack notes that slots of models were given back. Without an answer they go back once more: see slot.Leaving.
+func (p *SlotPool) gaveBack(out map[string][]slot.Held, answered bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for model, slots := range out {
-		l := p.stateOf(model).ledger
-		l.goingAway = append(l.goingAway, slots...)
+		leaving := &p.stateOf(model).ledger.leaving
+		if answered {
+			leaving.Told(time.Now(), slots...)
+		} else {
+			leaving.GiveBack(slots...)
+		}
 	}
 }
 
 // sendIdleAway sends the idle slots without a permit away. It says whether any go.
 func (l *slotLedger) sendIdleAway() bool {
-	spare := -(max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
+	spare := l.idle() - (max(l.unassigned, 0)+l.perSlot-1)/l.perSlot
 	for _, s := range l.instances {
-		spare += len(s.idle)
-	}
-	for _, s := range l.instances {
-		for spare > 0 && len(s.idle) > 0 {
-			l.sendAway(s.idle[0])
+		for spare > 0 && s.Idle() > 0 {
+			l.sendAway(s.First())
 			spare--
 		}
 	}
-	return len(l.goingAway) > 0
+	return l.leaving.Back() > 0
 }

@@ -35,7 +35,7 @@ func (p *SlotPool) lease(model string, want int) bool {
 	p.mu.Lock()
 	state := p.stateOf(model)
 	backingOff := time.Now().Before(state.nextLease)
-	block := min((want+state.ledger.perSlot-1)/state.ledger.perSlot, max(len(state.ledger.held), 1), blockMax)
+	block := min((want+state.ledger.perSlot-1)/state.ledger.perSlot, max(state.ledger.held(), 1), blockMax)
 	p.mu.Unlock()
 	if backingOff || len(p.registry.Endpoints(model)) == 0 {
 		return false
@@ -81,46 +81,37 @@ func (p *SlotPool) lostAnswer() {
 func (p *SlotPool) markDoubts(ctx context.Context) error {
 	p.mu.Lock()
 	var all []slot.Doubt
+	of := map[*modelState][]slot.Doubt{}
 	for _, state := range p.models {
-		all = append(all, state.doubts...)
-		state.doubts = nil
+		of[state] = state.ledger.leaving.TakeDoubts()
+		all = append(all, of[state]...)
 	}
 	p.mu.Unlock()
 	if len(all) == 0 {
 		return nil
 	}
 	err := p.holder.Doubt(ctx, all)
+	now := time.Now()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, d := range all {
-		state, h := p.find(d.Held)
-		switch {
-		case h == nil: // lost meanwhile
-		case err != nil:
-			state.doubts = append(state.doubts, d)
-		default:
-			state.ledger.lose(h)
+	for state, doubts := range of {
+		if err != nil {
+			state.ledger.leaving.Doubt(doubts...)
+			continue
+		}
+		for _, d := range doubts {
+			state.ledger.leaving.Told(now, d.Held)
 		}
 	}
 	return err
-}
-
-// find returns a slot in its ledger, nil if none has it any more; called with mu held.
-func (p *SlotPool) find(s slot.Held) (*modelState, *heldSlot) {
-	for _, state := range p.models {
-		if h := state.ledger.held[keyOf(s)]; h != nil && h.Held == s {
-			return state, h
-		}
-	}
-	return nil, nil
 }
 
 // returnSurplus returns the slots that the node has no use for. If the answer is lost, they are returned again.
 func (p *SlotPool) returnSurplus(ctx context.Context, idleMax time.Duration) error {
 	now := time.Now()
 	p.mu.Lock()
-	var out []*heldSlot
-	of := map[string][]*heldSlot{}
+	var out []slot.Held
+	of := map[string][]slot.Held{}
 	for model, state := range p.models {
 		of[model] = state.ledger.surplus(now, idleMax, p.usable(model, now))
 		out = append(out, of[model]...)
@@ -129,20 +120,9 @@ func (p *SlotPool) returnSurplus(ctx context.Context, idleMax time.Duration) err
 	if len(out) == 0 {
 		return nil
 	}
-	err := p.holder.Return(ctx, namesOf(out))
-	if err != nil {
-		p.goAgain(of)
-	}
+	err := p.holder.Return(ctx, out)
+	p.gaveBack(of, err == nil)
 	return err
-}
-
-// namesOf returns the slots of a ledger as the database names them.
-func namesOf(list []*heldSlot) []slot.Held {
-	names := make([]slot.Held, len(list))
-	for i, h := range list {
-		names[i] = h.Held
-	}
-	return names
 }
 
 // readShares learns how much the node may hold of each model: everything, unless others go without.
@@ -150,7 +130,7 @@ func (p *SlotPool) readShares(ctx context.Context) error {
 	var names []string
 	p.mu.Lock()
 	for model, state := range p.models {
-		if len(state.ledger.held) > 0 {
+		if state.ledger.held() > 0 {
 			names = append(names, model)
 		}
 	}
@@ -205,6 +185,12 @@ func (p *SlotPool) readRelief(ctx context.Context) error {
 // verify learns which slots are ours: those that were freed meanwhile are dropped, those whose
 // lease we never heard the answer to are taken in.
 func (p *SlotPool) verify(ctx context.Context) error {
+	now := time.Now()
+	p.mu.Lock()
+	for _, state := range p.models {
+		state.ledger.leaving.ForgetBefore(now)
+	}
+	p.mu.Unlock()
 	held, err := p.holder.Slots(ctx)
 	if err != nil {
 		return err
@@ -227,18 +213,20 @@ func (p *SlotPool) reconcile(held []slot.Held) (came bool) {
 		ours[s] = true
 	}
 	for _, state := range p.models {
-		for _, h := range state.ledger.held {
-			if !ours[h.Held] {
-				state.ledger.lose(h)
-			} else {
-				delete(ours, h.Held)
+		for _, s := range state.ledger.instances {
+			for h := range s.All() {
+				if !ours[h.Held] {
+					state.ledger.lose(h)
+				} else {
+					delete(ours, h.Held)
+				}
 			}
 		}
 	}
 	for s := range ours {
 		if e := p.registry.Endpoint(s.Instance); e != nil {
 			state := p.stateOf(e.Model.Name)
-			if state.ledger.isGoing(s) {
+			if state.ledger.leaving.Has(s) {
 				continue // its row exists until it is given back
 			}
 			state.ledger.add(s, time.Now())

@@ -7,8 +7,9 @@ import (
 	"github.com/penstock/penstock/pkg/slot"
 )
 
-// slotLedger is the arithmetic of the slots that a node holds of one model. It is pure: callers
-// serialise, and pass the time.
+// slotLedger is the arithmetic of the permits of one model: how many entries may be claimed for the slots that the node
+// holds, which slot each gets, and which slots the node has no use for. The slots themselves are counted by slot.Ledger
+// and slot.Leaving. It is pure: callers serialise, and pass the time.
 //
 // A permit is taken before an entry is claimed, and is backed by one slot of some instance. When the entry is about to
 // run, the permit is assigned: a slot of a certain instance is busy with it. When the call has ended, the slot is idle
@@ -22,8 +23,8 @@ import (
 //	endPermits  permits  unassigned ──► none
 //	add                                                a slot  not in here ───► idle
 //	adopt       a permit unassigned ──► assigned       a slot  not in here ───► busy
-//	sendAway                                           a slot  idle ──────────► goes away, until takeGoing
-//	lose        those of a busy slot are unassigned    a slot  any of these ──► not in here
+//	sendAway                                           a slot  idle ──────────► goes back
+//	lose        those of a busy slot are unassigned    a slot  idle or busy ──► not in here
 //	            when its call finishes
 //
 // Where a model takes batches, a slot carries up to perSlot entries at once, each on a permit of
@@ -31,13 +32,12 @@ import (
 //
 //	idle * perSlot >= unassigned, but for slots that were lost while permits stood for them: then nothing is allowed
 type slotLedger struct {
-	held       map[slotKey]*heldSlot
 	instances  map[int32]*instanceSlots
-	perSlot    int         // permits that one slot backs
-	unassigned int         // permits acquired and not assigned to a slot
-	waiting    int         // of these, the ones that wait for a busy slot and leave the idle ones to others
-	share      int         // how many slots this node may hold while others go without; -1: no other node does
-	goingAway  []*heldSlot // not to be used again; until they are given back the database has them as this node's
+	leaving    slot.Leaving
+	perSlot    int // permits that one slot backs
+	unassigned int // permits acquired and not assigned to a slot
+	waiting    int // of these, the ones that wait for a busy slot and leave the idle ones to others
+	share      int // how many slots this node may hold while others go without; -1: no other node does
 
 	pressed map[int32]bool // instances that had better get no more calls while others have free slots
 	relief  int            // free slots of the others, when last counted
@@ -45,17 +45,12 @@ type slotLedger struct {
 	took durations // of calls that ended
 }
 
-// slotKey is a slot whoever holds it.
-type slotKey struct{ instance, number int32 }
+// heldSlot is a slot that this node holds, or held.
+type heldSlot = slot.Leased[slotCall]
 
-func keyOf(s slot.Held) slotKey { return slotKey{s.Instance, s.Number} }
-
-// heldSlot is a slot that this node holds.
-type heldSlot struct {
-	slot.Held
-	busy    bool
-	permits int       // permits that are assigned to it
-	doubt   bool      // busy no more, but not to be used: about to be marked in the database
+// slotCall is what the node notes of the call of a slot.
+type slotCall struct {
+	permits int       // that are assigned to the slot
 	since   time.Time // it is idle, or busy
 
 	caution caution // of the entry that it is busy with
@@ -63,10 +58,9 @@ type heldSlot struct {
 	begun   int64   // calls on the instance then, this one included
 }
 
-// instanceSlots is the slots of one instance.
+// instanceSlots is the slots of one instance, with what decides about calls to it.
 type instanceSlots struct {
-	idle    []*heldSlot // used last at the end
-	busy    int
+	slot.Ledger[slotCall]
 	awaited int           // entries that wait for a busy one
 	limit   int32         // slots the instance has; those numbered from there on are given back; 0: not known
 	cool    time.Time     // the worker had no room: not before then
@@ -87,7 +81,7 @@ func (s *instanceSlots) admits(c caution, now time.Time) bool {
 	case s.closed:
 		return false
 	case c == alone:
-		return s.busy == 0
+		return s.Busy() == 0
 	case now.Before(s.reserved):
 		return false
 	}
@@ -95,7 +89,7 @@ func (s *instanceSlots) admits(c caution, now time.Time) bool {
 }
 
 func newSlotLedger() *slotLedger {
-	return &slotLedger{held: map[slotKey]*heldSlot{}, instances: map[int32]*instanceSlots{}, perSlot: 1, share: -1}
+	return &slotLedger{instances: map[int32]*instanceSlots{}, perSlot: 1, share: -1}
 }
 
 func (l *slotLedger) of(instance int32) *instanceSlots {
@@ -109,14 +103,29 @@ func (l *slotLedger) of(instance int32) *instanceSlots {
 
 // add puts a leased slot into the ledger, idle.
 func (l *slotLedger) add(s slot.Held, now time.Time) *heldSlot {
-	if old := l.held[keyOf(s)]; old != nil {
-		l.lose(old)
-	}
-	h := &heldSlot{Held: s, since: now}
-	l.held[keyOf(s)] = h
 	i := l.of(s.Instance)
-	i.idle = append(i.idle, h)
+	if old := i.Numbered(s.Number); old != nil {
+		l.lose(old) // with what its call keeps away
+	}
+	h := i.Add(s)
+	h.Call.since = now
 	return h
+}
+
+// held counts the slots of all instances.
+func (l *slotLedger) held() (n int) {
+	for _, s := range l.instances {
+		n += s.Held()
+	}
+	return n
+}
+
+// idle counts those without a call.
+func (l *slotLedger) idle() (n int) {
+	for _, s := range l.instances {
+		n += s.Idle()
+	}
+	return n
 }
 
 // adopt puts a slot into the ledger that is busy already, and assigns a permit to it.
@@ -127,23 +136,20 @@ func (l *slotLedger) adopt(s slot.Held, now time.Time) *heldSlot {
 }
 
 // has says whether a slot is the node's still.
-func (l *slotLedger) has(h *heldSlot) bool { return l.held[keyOf(h.Held)] == h }
+func (l *slotLedger) has(h *heldSlot) bool {
+	s := l.instances[h.Instance]
+	return s != nil && s.Has(h)
+}
 
 // lose drops a slot that is not ours any more. If it is busy, its call goes on, and its end changes
 // nothing here.
 func (l *slotLedger) lose(h *heldSlot) {
-	if !l.has(h) {
+	s := l.of(h.Instance)
+	if !s.Drop(h) || !h.Busy() {
 		return
 	}
-	delete(l.held, keyOf(h.Held))
-	s := l.of(h.Instance)
-	switch {
-	case h.busy:
-		if s.vacate(h); s.busy == 0 {
-			s.reserved = time.Time{}
-		}
-	case !h.doubt:
-		s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
+	if s.vacate(h); s.Busy() == 0 {
+		s.reserved = time.Time{}
 	}
 }
 
@@ -158,11 +164,11 @@ func (l *slotLedger) take(now time.Time, want int, usable func(instance int32) b
 func (l *slotLedger) free(now time.Time, usable func(instance int32) bool) int {
 	idle, busy := 0, 0
 	for id, s := range l.instances {
-		busy += s.busy
+		busy += s.Busy()
 		switch {
-		case len(s.idle) == 0 || now.Before(s.cool) || !usable(id):
+		case s.Idle() == 0 || now.Before(s.cool) || !usable(id):
 		case s.admits(together, now):
-			idle += len(s.idle)
+			idle += s.Idle()
 		case s.admits(alone, now):
 			idle++ // for the entry that the instance is reserved for
 		}
@@ -196,7 +202,7 @@ func (l *slotLedger) assign(now time.Time, want slotRequest, admit func(instance
 	for id, s := range l.instances {
 		if !now.Before(s.cool) && !want.exclude[id] && s.admits(want.caution, now) {
 			candidates = append(candidates, candidate{
-				id: id, idle: len(s.idle), busy: s.busy, awaited: s.awaited, loaded: s.loaded,
+				id: id, idle: s.Idle(), busy: s.Busy(), awaited: s.awaited, loaded: s.loaded,
 				used: s.used, served: s.served,
 				pressed: want.pressed[id],
 			})
@@ -206,7 +212,7 @@ func (l *slotLedger) assign(now time.Time, want slotRequest, admit func(instance
 	for _, id := range order {
 		if admit(id) {
 			s := l.instances[id]
-			h := s.idle[len(s.idle)-1]
+			h := s.Last()
 			l.occupy(h, max(want.permits, 1), now)
 			s.heed(h, want.caution)
 			return h, s.note(want.affinity, now), 0
@@ -233,17 +239,16 @@ func (l *slotLedger) unawait() {
 // occupy turns an idle slot busy and assigns permits to it.
 func (l *slotLedger) occupy(h *heldSlot, permits int, now time.Time) {
 	s := l.of(h.Instance)
-	s.idle = slices.DeleteFunc(s.idle, func(x *heldSlot) bool { return x == h })
 	s.begun++
-	h.company, h.begun = s.busy > 0, s.begun
-	s.busy++
-	h.busy, h.permits, h.since = true, permits, now
+	h.Call.company, h.Call.begun = s.Busy() > 0, s.begun
+	s.Occupy(h)
+	h.Call.permits, h.Call.since = permits, now
 	l.unassigned -= permits
 }
 
 // heed keeps the calls away beside which the entry of a busy slot must not run.
 func (s *instanceSlots) heed(h *heldSlot, c caution) {
-	h.caution = c
+	h.Call.caution = c
 	if c > together {
 		s.suspects++
 	}
@@ -252,21 +257,20 @@ func (s *instanceSlots) heed(h *heldSlot, c caution) {
 	}
 }
 
-// vacate ends the call of a busy slot.
+// vacate ends what the call of a slot keeps away.
 func (s *instanceSlots) vacate(h *heldSlot) {
-	s.busy--
-	if h.caution > together {
+	if h.Call.caution > together {
 		s.suspects--
 	}
-	if h.caution == alone {
+	if h.Call.caution == alone {
 		s.closed = false
 	}
-	h.caution = together
+	h.Call.caution = together
 }
 
 // solitary says whether no other call of this node ran on the instance since that of a busy slot began.
 func (l *slotLedger) solitary(h *heldSlot) bool {
-	return !h.company && l.of(h.Instance).begun == h.begun
+	return !h.Call.company && l.of(h.Instance).begun == h.Call.begun
 }
 
 // reservedFor is how long an empty instance is kept for an entry that is to run alone there: it comes back sooner.
@@ -281,7 +285,7 @@ func (l *slotLedger) reserve(now time.Time, want slotRequest, usable func(instan
 		case want.exclude[id] || !usable(id):
 		case s.closed || now.Before(s.reserved):
 			return
-		case s.busy > 0 && (best == nil || s.busy < best.busy):
+		case s.Busy() > 0 && (best == nil || s.Busy() < best.Busy()):
 			best = s
 		}
 	}
@@ -292,51 +296,40 @@ func (l *slotLedger) reserve(now time.Time, want slotRequest, usable func(instan
 
 // dropPermit takes a permit off a busy slot, whose call goes on without it.
 func (l *slotLedger) dropPermit(h *heldSlot) {
-	h.permits--
+	h.Call.permits--
 	l.unassigned++
 }
 
-// finish ends the call of a slot: it is idle again, or in doubt.
+// finish ends the call of a slot: it is idle again, or not in here any more, as it is in doubt.
 func (l *slotLedger) finish(h *heldSlot, now time.Time, doubt bool) {
 	others := l.unassigned // permits that need an idle slot; those of h itself are about to be given back
-	l.unassigned += h.permits
-	h.permits = 0
+	l.unassigned += h.Call.permits
+	h.Call.permits = 0
 	if !l.has(h) {
 		return
 	}
 	s := l.of(h.Instance)
+	if doubt {
+		s.Drop(h)
+	} else {
+		s.Free(h)
+	}
 	s.vacate(h)
-	if until := now.Add(reservedFor); s.busy == 0 && s.reserved.After(until) {
+	if until := now.Add(reservedFor); s.Busy() == 0 && s.reserved.After(until) {
 		s.reserved = until
 	}
-	began := h.since
-	h.busy, h.since, h.doubt = false, now, doubt
 	if !doubt {
-		l.took.add(now.Sub(began))
-		s.idle = append(s.idle, h)
+		l.took.add(now.Sub(h.Call.since))
+		h.Call.since = now
 		l.retire(s)
 		l.relieve(h, others)
 	}
 }
 
-// sendAway puts a slot among those that go away: takeGoing returns it once. Whoever gives it back takes it in the
-// exchange with the database that does so: a comparison that runs at the same time would take the slot for one of this
-// node's.
+// sendAway lets a slot go back.
 func (l *slotLedger) sendAway(h *heldSlot) {
 	l.lose(h)
-	l.goingAway = append(l.goingAway, h)
-}
-
-// takeGoing removes from the ledger and returns the slots that go away.
-func (l *slotLedger) takeGoing() []*heldSlot {
-	out := l.goingAway
-	l.goingAway = nil
-	return out
-}
-
-// isGoing says whether a slot is about to be given back.
-func (l *slotLedger) isGoing(s slot.Held) bool {
-	return slices.ContainsFunc(l.goingAway, func(h *heldSlot) bool { return h.Held == s })
+	l.leaving.GiveBack(h.Held)
 }
 
 // relieve lets the idle slot of a pressed instance go where another instance has a free one, which is leased
@@ -346,11 +339,7 @@ func (l *slotLedger) relieve(h *heldSlot, permits int) {
 	if !l.has(h) || !l.relievable(h.Instance) {
 		return
 	}
-	idle := 0
-	for _, s := range l.instances {
-		idle += len(s.idle)
-	}
-	if (idle-1)*l.perSlot < permits {
+	if (l.idle()-1)*l.perSlot < permits {
 		return
 	}
 	l.relief--
@@ -358,8 +347,8 @@ func (l *slotLedger) relieve(h *heldSlot, permits int) {
 }
 
 func (l *slotLedger) holdsPressed() bool {
-	for key := range l.held {
-		if l.pressed[key.instance] {
+	for id, s := range l.instances {
+		if s.Held() > 0 && l.pressed[id] {
 			return true
 		}
 	}
@@ -382,34 +371,33 @@ func (l *slotLedger) retire(s *instanceSlots) {
 	if s.limit == 0 {
 		return
 	}
-	for _, h := range slices.Clone(s.idle) {
-		if h.Number >= s.limit {
+	for h := range s.All() {
+		if !h.Busy() && h.Number >= s.limit {
 			l.sendAway(h)
 		}
 	}
 }
 
-// surplus removes from the ledger and returns the idle slots that the node has no use for: idle for
-// long, on an instance that is not usable, on a pressed one where another has a free slot, or beyond its
-// share while others go without. Permits that are out keep theirs.
-func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []*heldSlot {
-	out := l.takeGoing()
+// surplus lets the idle slots go back that the node has no use for: idle for long, on an instance that is not
+// usable, on a pressed one where another has a free slot, or beyond its share while others go without. Permits that
+// are out keep theirs. It returns all slots that go back, for a statement.
+func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(instance int32) bool) []slot.Held {
 	spare := 0
 	for id, s := range l.instances {
 		if usable(id) {
-			spare += len(s.idle)
+			spare += s.Idle()
 		}
 	}
 	spare -= (max(l.unassigned, 0) + l.perSlot - 1) / l.perSlot
 	beyond := 0
 	if l.share >= 0 {
-		beyond = len(l.held) - l.share
+		beyond = l.held() - l.share
 	}
 	for id, s := range l.instances {
 		good := usable(id)
-		for _, h := range slices.Clone(s.idle) {
+		for _, h := range slices.Collect(s.IdleSlots()) {
 			goes := !good
-			if good && spare > 0 && (now.Sub(h.since) >= idleMax || beyond > 0 || l.relievable(id)) {
+			if good && spare > 0 && (now.Sub(h.Call.since) >= idleMax || beyond > 0 || l.relievable(id)) {
 				goes = true
 				spare--
 				beyond--
@@ -418,15 +406,14 @@ func (l *slotLedger) surplus(now time.Time, idleMax time.Duration, usable func(i
 				}
 			}
 			if goes {
-				l.lose(h)
-				out = append(out, h)
+				l.sendAway(h)
 			}
 		}
-		if len(s.idle) == 0 && s.busy == 0 && !now.Before(s.cool) && !good {
+		if s.Held() == 0 && !now.Before(s.cool) && !good {
 			delete(l.instances, id)
 		}
 	}
-	return out
+	return l.leaving.TakeBack()
 }
 
 // note records a call, and reports whether the worker had to load another affinity for it than that of the call before.

@@ -110,7 +110,7 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 		t.Repeat(map[string]func(*rapid.T){
 			"add": func(t *rapid.T) {
 				s := slotAt(rapid.Int32Range(1, 3).Draw(t, "instance"), rapid.Int32Range(0, 4).Draw(t, "number"), next)
-				if l.held[keyOf(s)] == nil {
+				if l.of(s.Instance).Numbered(s.Number) == nil {
 					l.add(s, now)
 					next++
 				}
@@ -140,50 +140,44 @@ func TestLedgerNeverGivesOutMoreThanItHolds(t *testing.T) {
 				i := rapid.IntRange(0, len(busy)-1).Draw(t, "call")
 				doubt := rapid.IntRange(0, 5).Draw(t, "doubt") == 0
 				h := busy[i]
-				onCalls -= h.permits
+				onCalls -= h.Call.permits
 				busy = append(busy[:i], busy[i+1:]...)
 				l.finish(h, now, doubt)
 				if doubt {
-					l.lose(h)
 					lost++
 				}
 			},
 			"dropPermit": func(*rapid.T) {
-				if len(busy) > 0 && busy[0].permits > 1 {
+				if len(busy) > 0 && busy[0].Call.permits > 1 {
 					l.dropPermit(busy[0])
 					onCalls--
 				}
 			},
 			"lose": func(t *rapid.T) {
-				for _, h := range l.held {
-					if rapid.IntRange(0, 9).Draw(t, "lose") == 0 {
-						l.lose(h)
-						lost++
+				for _, s := range l.instances {
+					for h := range s.All() {
+						if rapid.IntRange(0, 9).Draw(t, "lose") == 0 {
+							l.lose(h)
+							lost++
+						}
 					}
 				}
 			},
 			"tidy": func(t *rapid.T) {
 				now = now.Add(time.Second)
 				l.share = rapid.IntRange(-1, 4).Draw(t, "share")
-				for _, h := range l.surplus(now, 3*time.Second, everywhere) {
-					if h.busy || l.has(h) {
+				for _, s := range l.surplus(now, 3*time.Second, everywhere) {
+					if i := l.instances[s.Instance]; i != nil && i.Find(s) != nil {
 						t.Fatal("a slot in use was sent home")
 					}
 				}
 			},
 			"": func(t *rapid.T) {
-				idle, atWork := 0, 0
-				for _, s := range l.instances {
-					idle, atWork = idle+len(s.idle), atWork+s.busy
-				}
 				if l.unassigned != permits-onCalls {
 					t.Fatalf("%d permits unassigned, want %d", l.unassigned, permits-onCalls)
 				}
-				if idle+atWork != len(l.held) {
-					t.Fatalf("%d idle and %d busy, but %d held", idle, atWork, len(l.held))
-				}
-				if lost == 0 && permits > len(l.held)*l.perSlot {
-					t.Fatalf("%d permits for %d slots", permits, len(l.held))
+				if lost == 0 && permits > l.held()*l.perSlot {
+					t.Fatalf("%d permits for %d slots", permits, l.held())
 				}
 			},
 		})

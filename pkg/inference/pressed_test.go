@@ -110,14 +110,14 @@ func TestSlotOfAPressedInstanceIsExchanged(t *testing.T) {
 			l.add(slotAt(pressed, 1, 101), now)
 			l.unassigned += c.claims
 			l.finish(h, now, false)
-			if len(l.goingAway) != c.goes {
-				t.Errorf("%d slots are given back, want %d", len(l.goingAway), c.goes)
+			if l.leaving.Back() != c.goes {
+				t.Errorf("%d slots are given back, want %d", l.leaving.Back(), c.goes)
 			}
 			if l.relief != c.relief-c.goes {
 				t.Errorf("%d more may be exchanged, want %d", l.relief, c.relief-c.goes)
 			}
 			// Its row exists until it is given back: it must not be taken for a slot that came in.
-			if l.isGoing(h.Held) != (c.goes > 0) || l.isGoing(slotAt(h.Instance, h.Number, h.Token+1)) {
+			if l.leaving.Has(h.Held) != (c.goes > 0) || l.leaving.Has(slotAt(h.Instance, h.Number, h.Token+1)) {
 				t.Error("the ledger is wrong about which slots go away")
 			}
 		})

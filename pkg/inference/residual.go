@@ -69,15 +69,18 @@ func (l *slotLedger) report(now time.Time) (all []InstanceReport) {
 			reports[id] = InstanceReport{ID: id, LoadedMS: max(1, now.Sub(s.used).Milliseconds())}
 		}
 	}
-	for key, h := range l.held {
-		if !h.busy {
+	for id, s := range l.instances {
+		if s.Busy() == 0 {
 			continue
 		}
-		r := reports[key.instance]
-		r.ID = key.instance
-		r.InFlight++
-		r.RemainingMS = max(r.RemainingMS, l.took.remaining(now.Sub(h.since)).Milliseconds())
-		reports[key.instance] = r
+		r := reports[id]
+		r.ID, r.InFlight = id, s.Busy()
+		for h := range s.All() {
+			if h.Busy() {
+				r.RemainingMS = max(r.RemainingMS, l.took.remaining(now.Sub(h.Call.since)).Milliseconds())
+			}
+		}
+		reports[id] = r
 	}
 	for _, r := range reports {
 		all = append(all, r)

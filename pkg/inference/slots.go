@@ -55,10 +55,9 @@ type SlotPool struct {
 // modelState is a model's ledger with what the pool must remember about leasing for it.
 type modelState struct {
 	ledger          *slotLedger
-	nextLease       time.Time    // no room at all was left: ask again then
-	doubts          []slot.Doubt // that the database does not know about yet
-	abandoned       int          // runs that no node follows, at the last poll
-	wanted          time.Time    // by gateways, until then: slots that come idle are handed over
+	nextLease       time.Time // no room at all was left: ask again then
+	abandoned       int       // runs that no node follows, at the last poll
+	wanted          time.Time // by gateways, until then: slots that come idle are handed over
 	tally           Tally
 	saidUnsupported bool // this node makes no calls of it, and has said so
 }
@@ -80,10 +79,8 @@ func (p *SlotPool) Tallies() map[string]Tally {
 	for model := range p.registry.current.Load().models {
 		state := p.stateOf(model)
 		t := state.tally
-		t.Held = len(state.ledger.held)
-		for _, s := range state.ledger.instances {
-			t.Busy += s.busy
-		}
+		t.Held = state.ledger.held()
+		t.Busy = t.Held - state.ledger.idle()
 		tallies[model] = t
 	}
 	return tallies
@@ -216,7 +213,7 @@ func (p *SlotPool) withheld(model string) (withheld bool) {
 	for _, e := range p.registry.Endpoints(model) {
 		if e.Usable(now) {
 			s := instances[e.ID]
-			if withheld = s != nil && len(s.idle) > 0 && !s.admits(together, now); !withheld {
+			if withheld = s != nil && s.Idle() > 0 && !s.admits(together, now); !withheld {
 				return false
 			}
 		}
@@ -266,7 +263,7 @@ func (p *SlotPool) Loaded(queue string) (flows []string, maxWait time.Duration) 
 	defer p.mu.Unlock()
 	usable := p.usable(name, now)
 	for id, s := range p.stateOf(name).ledger.instances {
-		if len(s.idle) > 0 && usable(id) {
+		if s.Idle() > 0 && usable(id) {
 			flows = append(flows, s.loaded)
 		}
 	}
@@ -410,7 +407,7 @@ func (p *SlotPool) holdsAny() bool {
 		return true
 	}
 	for _, state := range p.models {
-		if len(state.ledger.held) > 0 || len(state.doubts) > 0 || len(state.ledger.goingAway) > 0 {
+		if state.ledger.held() > 0 || state.ledger.leaving.Due() {
 			return true
 		}
 	}

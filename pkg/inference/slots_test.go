@@ -497,8 +497,8 @@ func TestLongNoSlotLeaksThroughLostAnswers(t *testing.T) {
 	b.await(0, `SELECT count(*) FROM penstock.slot`)
 	for i, n := range nodes {
 		n.Pool.mu.Lock()
-		if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 || len(l.held) != 0 {
-			t.Errorf("node %d has %d permits out and thinks it holds %d slots", i, l.unassigned, len(l.held))
+		if l := n.Pool.stateOf(b.model.Name).ledger; l.unassigned != 0 || l.held() != 0 {
+			t.Errorf("node %d has %d permits out and thinks it holds %d slots", i, l.unassigned, l.held())
 		}
 		n.Pool.mu.Unlock()
 	}

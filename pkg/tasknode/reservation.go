@@ -111,7 +111,8 @@ func (r *reservation) releaseGates() {
 	r.node.TryAgain()
 }
 
-// permits bound how many locks the node holds.
+// permits bound how many locks the node holds, of queues with a model or without: what a model has room for is counted
+// by its gate (inference.SlotPool), in permits of its own that end with the run, before the lock does.
 type permits struct {
 	mu      sync.Mutex
 	threads int
