@@ -40,6 +40,7 @@
 //	durable.go      which requests can become entries, and the push of those into the queues of their models
 //	sharedpool.go   waits for the pool's decision: one mutex a pool, one timer, no goroutine
 //	forward.go      the exchange with the worker, byte for byte
+//	judge.go        answers that are none to the client: the worker had no room, is unfit, or its run goes on
 //	unfit.go        answers of instances that refuse the gateway itself, or do not have what was asked for
 //	headers.go      the headers of a client that go on, and those that a worker gets in their place
 //	direct.go       connections to workers, and an exchange over HTTP/1.1
@@ -57,8 +58,11 @@
 //
 // # The parts of the pool
 //
+//	request.go      a request, what the pool knows of it, and how its call ended
 //	pool.go         the state machine: arrive, dispatch, cancel, end
 //	supply.go       what changes from outside: instances, slots, settings
+//	demand.go       how many slots the waiting requests could use
+//	view.go         the state of a pool, for status and metrics
 //	policy.go       the settings
 //	class.go        the classes
 //	flow.go         fair queueing of the flows of a class
