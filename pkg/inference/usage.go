@@ -38,7 +38,8 @@ type Used struct {
 
 // UsageLog adds up the use of calls, in memory, and folds it into penstock.usage_hour every few
 // seconds: a row a flow and hour, which each node touches once in that time. Sums that a node has
-// not folded when it dies are lost. A fold whose answer was lost is sent again under its number, and counts once.
+// not folded when it dies are lost. A fold whose answer was lost is sent again under its number, and counts once. Rows
+// that the database refuses are logged and not counted: they would be refused for ever, and keep all later ones back.
 type UsageLog struct {
 	db    postgres.DB
 	node  func() invalidation.NodeID
@@ -51,9 +52,12 @@ type UsageLog struct {
 	rows map[usageKey]Used
 
 	// of Fold alone
-	sending *usageFold // not answered yet
+	sending []*usageFold // not answered yet, in the order of their numbers
 	seq     int64
 }
+
+// usageFoldMost bounds the rows of a fold: those of a long outage go in several, each of which ends in time.
+const usageFoldMost = 1000
 
 // usageFold is rows on their way, under the number and the incarnation that they were sent with first.
 type usageFold struct {
@@ -137,32 +141,63 @@ WITH fold AS (
 SELECT clock_timestamp()`
 
 // Fold writes the sums, behind those that are not known to be written. What the database does not
-// take is sent again the next time.
+// take is sent again the next time; a fold that it refuses is sent again in parts, until the rows that it refuses are
+// alone, and those are dropped.
 func (u *UsageLog) Fold(ctx context.Context) error {
-	if err := u.send(ctx); err != nil {
+	if err := u.sendAll(ctx); err != nil {
 		return err
 	}
 	u.mu.Lock()
-	if len(u.rows) > 0 {
-		u.seq++
-		u.sending = &usageFold{node: u.node(), seq: u.seq, rows: u.rows}
-		u.rows = map[usageKey]Used{}
-	}
+	rows := u.rows
+	u.rows = map[usageKey]Used{}
 	u.mu.Unlock()
-	return u.send(ctx)
+	for part := range slices.Chunk(sortedUsage(rows), usageFoldMost) {
+		u.put(part, rows)
+	}
+	return u.sendAll(ctx)
 }
 
-func (u *UsageLog) send(ctx context.Context) error {
-	f := u.sending
-	if f == nil {
-		return nil
+func (u *UsageLog) sendAll(ctx context.Context) error {
+	for len(u.sending) > 0 {
+		f := u.sending[0]
+		err := u.send(ctx, f)
+		if err != nil && !postgres.RefusesRow(err) {
+			return err
+		}
+		u.sending = u.sending[1:]
+		switch {
+		case err == nil:
+		case len(f.rows) == 1:
+			u.log.Error("use that the database refuses is not counted", "error", err)
+		default:
+			keys := sortedUsage(f.rows)
+			u.put(keys[:len(keys)/2], f.rows)
+			u.put(keys[len(keys)/2:], f.rows)
+		}
 	}
-	keys := slices.SortedFunc(maps.Keys(f.rows), func(a, b usageKey) int {
+	return nil
+}
+
+// put appends a fold of some of the rows under the next number.
+func (u *UsageLog) put(keys []usageKey, of map[usageKey]Used) {
+	rows := make(map[usageKey]Used, len(keys))
+	for _, k := range keys {
+		rows[k] = of[k]
+	}
+	u.seq++
+	u.sending = append(u.sending, &usageFold{node: u.node(), seq: u.seq, rows: rows})
+}
+
+func sortedUsage(rows map[usageKey]Used) []usageKey {
+	return slices.SortedFunc(maps.Keys(rows), func(a, b usageKey) int {
 		return cmp.Or(a.hour.Compare(b.hour), cmp.Compare(a.queue, b.queue), cmp.Compare(a.model, b.model),
 			cmp.Compare(a.flow, b.flow))
 	})
+}
+
+func (u *UsageLog) send(ctx context.Context, f *usageFold) error {
 	var c usageColumns
-	for _, k := range keys {
+	for _, k := range sortedUsage(f.rows) {
 		c.append(k, f.rows[k])
 	}
 	var now time.Time
@@ -171,7 +206,6 @@ func (u *UsageLog) send(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("fold usage of %d flows: %w", len(f.rows), err)
 	}
-	u.sending = nil
 	u.clock.Set(now)
 	return nil
 }

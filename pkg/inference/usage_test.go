@@ -2,6 +2,8 @@ package inference
 
 import (
 	"context"
+	"fmt"
+	"math"
 	"net/http"
 	"sync/atomic"
 	"testing"
@@ -145,6 +147,31 @@ func TestAFoldWhoseAnswerWasLostCountsOnce(t *testing.T) {
 	b.must(u.Fold(b.ctx))
 	if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hour`); n != 3 {
 		t.Errorf("%d calls are counted, want 3", n)
+	}
+}
+
+// Use that the database refuses takes no use of other flows with it, keeps no later use back, and is sent no more.
+func TestRefusedUseIsDroppedAlone(t *testing.T) {
+	b := newBed(t, worker.Model{})
+	db := &brokenDB{DB: b.pool}
+	u := newUsageLog(db, patient(), nodeOne, quiet)
+	hour := time.Now().Truncate(time.Hour)
+	for range 2 {
+		evil := Used{Calls: 1, Tokens: worker.Tokens{In: math.MaxInt64}} // the second does not fit the sum
+		u.add(usageKey{hour: hour, queue: b.queue.ID, model: "m", flow: "evil"}, evil)
+		for i := range 9 {
+			key := usageKey{hour: hour, queue: b.queue.ID, model: "m", flow: fmt.Sprint("honest", i)}
+			u.add(key, Used{Calls: 1})
+		}
+		b.must(u.Fold(b.ctx))
+	}
+	if n := b.count(`SELECT sum(calls)::int FROM penstock.usage_hour WHERE flow LIKE 'honest%'`); n != 18 {
+		t.Errorf("%d calls of other flows are counted, want 18", n)
+	}
+	before := db.asked.Load()
+	b.must(u.Fold(b.ctx))
+	if n := db.asked.Load() - before; n > 0 {
+		t.Errorf("%d statements after the refused row was dropped, want none", n)
 	}
 }
 
