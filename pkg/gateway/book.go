@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -111,18 +110,25 @@ func (b *UsageBook) Run(ctx context.Context) error {
 	}
 }
 
-// Fold sends the sums. If the database does not answer, the same fold is sent again the next time. A fold
-// that it refuses is sent again in parts, until the rows that it refuses are alone: they are not counted.
+// Fold sends the sums of the calls that ended before it. If the database does not answer, the same fold is sent again
+// the next time. A fold that it refuses is sent again in parts, until the rows that it refuses are alone: they are not
+// counted.
 func (b *UsageBook) Fold(ctx context.Context) error {
-	for {
-		f := b.next()
-		if f == nil {
-			return nil
-		}
+	if err := b.sendAll(ctx); err != nil {
+		return err
+	}
+	b.take()
+	return b.sendAll(ctx)
+}
+
+// sendAll sends the folds without an answer. Use that comes meanwhile is left to the next Fold: under load there is
+// always some, and this would never end.
+func (b *UsageBook) sendAll(ctx context.Context) error {
+	for f := b.first(); f != nil; f = b.first() {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
 		err := b.send(ctx, f)
 		cancel()
-		if err != nil && !strings.HasPrefix(postgres.Code(err), "22") {
+		if err != nil && !postgres.RefusesRow(err) {
 			return err
 		}
 		b.mu.Lock()
@@ -132,26 +138,30 @@ func (b *UsageBook) Fold(ctx context.Context) error {
 		}
 		b.mu.Unlock()
 	}
+	return nil
 }
 
-// next is the fold to send: the first without an answer, else what has come since, up to foldMost rows.
-func (b *UsageBook) next() *fold {
+// first is the first fold without an answer.
+func (b *UsageBook) first() *fold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if len(b.sending) == 0 && (len(b.rows) > 0 || len(b.refused) > 0) {
-		rows := b.rows
-		if len(rows) > foldMost {
-			rows = moved(b.rows, foldMost)
-		} else {
-			b.rows = map[useKey]use{}
-		}
-		b.put(rows, b.refused)
-		b.refused = map[string]int64{}
-	}
 	if len(b.sending) == 0 {
 		return nil
 	}
 	return b.sending[0]
+}
+
+// take makes folds of what has come, each of up to foldMost rows.
+func (b *UsageBook) take() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for len(b.rows) > foldMost {
+		b.put(moved(b.rows, foldMost), nil)
+	}
+	if len(b.rows) > 0 || len(b.refused) > 0 {
+		b.put(b.rows, b.refused)
+		b.rows, b.refused = map[useKey]use{}, map[string]int64{}
+	}
 }
 
 // split puts the halves of a fold that the database has refused in its place; a single row is dropped, since it would

@@ -145,3 +145,30 @@ func TestAFoldIsBounded(t *testing.T) {
 		t.Errorf("statements have %v rows", db.rows)
 	}
 }
+
+// charging is a database during whose answers calls end, as they do under load.
+type charging struct {
+	answering
+	book *UsageBook
+}
+
+func (c *charging) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
+	if c.calls < 100 {
+		c.book.Charge(Charge{Model: "m", Queue: "m", Flow: "f", Took: time.Second})
+	}
+	return c.answering.QueryRow(ctx, sql, args...)
+}
+
+// What comes during a fold waits for the next one: under load folds would have no pause.
+func TestAFoldLeavesWhatComesDuringItToTheNext(t *testing.T) {
+	t.Parallel()
+	db := &charging{}
+	db.book = NewUsageBook(db, func() invalidation.NodeID { return 1 }, slog.New(slog.DiscardHandler))
+	db.book.Charge(Charge{Model: "m", Queue: "m", Flow: "f", Took: time.Second})
+	if err := db.book.Fold(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if db.calls != 1 {
+		t.Errorf("%d statements in one fold of one row, want 1", db.calls)
+	}
+}
