@@ -55,9 +55,9 @@ type batchRow struct {
 	FailedTurns               int  // since the last one that did not fail, with the one that runs
 	Revoked                   bool // its client had tokens, and has none with which it may call
 
-	// Limited says that in this turn the rate of its client's token let in some of its lines alone, and loses nothing
-	// if the batch rests.
-	Limited bool `db:"-"`
+	// Limited is for how long the batch rests after a turn in which the rate of its client's token let in some of its
+	// lines alone; 0: it let in all.
+	Limited time.Duration `db:"-"`
 }
 
 const batchColumns = `

@@ -68,7 +68,9 @@ func (s *Batches) feed(ctx context.Context, tx pgx.Tx, b *batchRow) (fed int, er
 		return 0, err
 	}
 	may, fill := s.gateway.MayPush(b.Owner, len(lines))
-	b.Limited = may < len(lines) && fill >= workEvery
+	if may < len(lines) {
+		b.Limited = max(limitedLeast, min(fill, workEvery))
+	}
 	lines = lines[:may]
 	defer func() { s.gateway.GiveBackPushes(b.Owner, len(lines)-fed) }()
 	if len(lines) == 0 {

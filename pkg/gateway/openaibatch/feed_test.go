@@ -106,35 +106,40 @@ func TestLinesAreWithinTheRateOfTheToken(t *testing.T) {
 	}
 }
 
-// A batch whose lines wait for the rate of a token does not look for room without a pause, unless the rate lets in less
-// at once than comes in that time.
+// A batch whose lines wait for the rate of a token does not look for room without a pause, however little the token lets
+// in at once.
 func TestABatchThatARateBoundsRests(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, Config{})
 	s.exec(`SELECT penstock.create_queue('q', '{}')`)
-	const n = len(requestLine)
-	s.begun(strings.Repeat(requestLine, 12), 0, n, 2*n, 3*n, 4*n, 5*n, 6*n, 7*n, 8*n, 9*n, 10*n, 11*n)
-	s.exec(`CREATE TABLE public.turn AS SELECT false AS rests, false AS at_once`) // as each statement sets it
+	begins := make([]int, 20) // of lines, more than three turns let in
+	for i := range begins {
+		begins[i] = i * len(requestLine)
+	}
+	s.begun(strings.Repeat(requestLine, len(begins)), begins...)
+	s.exec(`CREATE TABLE public.turn AS SELECT interval '0' AS rests`) // as each statement sets it
 	s.exec(`CREATE FUNCTION public.note() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
-		    UPDATE public.turn SET rests = NEW.next_at - statement_timestamp() >= interval '500 ms',
-		                           at_once = NEW.next_at <= clock_timestamp();
+		    UPDATE public.turn SET rests = NEW.next_at - statement_timestamp();
 		    RETURN NULL;
 		END $$`)
 	s.exec(`CREATE TRIGGER note AFTER UPDATE OF next_at ON penstock.gateway_batch
 		FOR EACH ROW EXECUTE FUNCTION public.note()`)
 	for _, c := range []struct {
 		rate float64
-		want string
-	}{{1000, "at_once"}, {4, "rests"}} {
+		want time.Duration
+	}{{1000, limitedLeast}, {20, 200 * time.Millisecond}, {4, workEvery}} {
 		s.gateway.SetTokens([]gateway.TokenState{{Name: "shop", PushRate: c.rate, PushBurst: 4}})
 		s.exec(`UPDATE penstock.gateway_batch SET next_at = clock_timestamp()`)
 		if !s.turn(t.Context()) {
 			t.Fatal("no batch was due")
 		}
-		var so bool
-		if err := s.pool.QueryRow(t.Context(), `SELECT `+c.want+` FROM public.turn`).Scan(&so); err != nil || !so {
-			t.Errorf("at %v lines a second, 4 at once, the batch does not have its next turn as wanted: %s (%v)", c.rate, c.want, err)
+		var rests time.Duration
+		if err := s.pool.QueryRow(t.Context(), `SELECT rests FROM public.turn`).Scan(&rests); err != nil || rests < c.want {
+			t.Errorf("at %v lines a second, 4 at once, the batch rests %v, want %v (%v)", c.rate, rests, c.want, err)
+		}
+		if pause := s.pause(); pause != c.want {
+			t.Errorf("at %v lines a second, 4 at once, the next pass is in %v, want %v", c.rate, pause, c.want)
 		}
 	}
 }

@@ -32,6 +32,10 @@ const (
 	linesMax  = 50_000                 // of a batch
 	lineMax   = 8 << 20                // bytes
 	workEvery = 500 * time.Millisecond // between two looks for work where there was none
+	// limitedLeast is for how long a batch rests at least whose lines wait for the rate of a token. A token that
+	// lets in less at once than comes in that time loses the rest of its rate: a turn costs two commits, however few
+	// its lines.
+	limitedLeast = 50 * time.Millisecond
 )
 
 // Batches serves the routes of files and batches, and works on batches.
@@ -42,6 +46,7 @@ type Batches struct {
 	log     *slog.Logger
 	wake    chan struct{} // holds one
 	clock   duty.Clock    // judges the database's clock for what is deleted or ended by it
+	limited time.Duration // of Run alone: the shortest rest for the rate of a token since its last pause; 0: none
 }
 
 // New returns the files and batches on a database, for the models and tokens of a gateway.

@@ -1,6 +1,7 @@
 package openaibatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -40,13 +41,12 @@ SELECT EXISTS (SELECT FROM penstock.gateway_batch b
                 WHERE ` + isOpen + `)`
 
 // restSQL says when a batch gets its next turn, after one that did not fail: at once if it moved something ($2), but
-// after $3 if its lines wait for the rate of a token ($4). If it moved nothing, after $3, and twice as long for each
+// after $4 if its lines wait for the rate of a token. If it moved nothing, after $3, and twice as long for each
 // further one in a row, at most 4 times.
 const restSQL = `
 UPDATE penstock.gateway_batch
    SET next_at = clock_timestamp() + CASE WHEN NOT $2 THEN $3::interval * 2 ^ least(idle_turns, 2)
-                                          WHEN $4 THEN $3::interval
-                                          ELSE interval '0' END,
+                                          ELSE $4::interval END,
        idle_turns = CASE WHEN $2 THEN 0 ELSE least(idle_turns, 3) + 1 END, failed_turns = 0
  WHERE id = $1`
 
@@ -84,7 +84,7 @@ func (s *Batches) Run(ctx context.Context) error {
 		if s.anyOpen(ctx) {
 			for s.turn(ctx) {
 			}
-			pause = workEvery
+			pause = s.pause()
 		}
 		if time.Since(swept) > sweepEvery {
 			swept = time.Now()
@@ -102,6 +102,14 @@ func (s *Batches) Run(ctx context.Context) error {
 		case <-clock.C:
 		}
 	}
+}
+
+// pause is for how long Run waits after a pass that found an open batch: until the first of those that wait for the
+// rate of a token has rested.
+func (s *Batches) pause() time.Duration {
+	pause := cmp.Or(s.limited, workEvery)
+	s.limited = 0
+	return pause
 }
 
 // anyOpen says whether there is an open batch, or that is not known.
@@ -173,6 +181,9 @@ func (s *Batches) work(ctx context.Context, id string) (err error) {
 		}
 		if b.Fed > before {
 			queue = b.QueueID
+		}
+		if moved && b.Limited > 0 {
+			s.limited = min(cmp.Or(s.limited, b.Limited), b.Limited)
 		}
 		_, err = tx.Exec(ctx, restSQL, id, moved, workEvery, b.Limited)
 		return err
