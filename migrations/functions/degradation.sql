@@ -109,7 +109,8 @@ DROP FUNCTION IF EXISTS penstock.head_reasons(integer);
 -- text, and whether one of them is intended (by an operator, a rate or a limit) or passes by itself: live nodes run
 -- other work with the threads or slots, or instances are being started. It is the first head without such a reason,
 -- from the highest priority on and the oldest first, among those that have waited for 25 seconds: what keeps one flow
--- back on purpose says nothing of the others. It tries 20, and none behind one that waits for what all wait for.
+-- back on purpose says nothing of the others. Flows that are throttled, or that a rate keeps back, are passed by
+-- before; of the rest it tries 20 heads, and none behind one that waits for what all wait for.
 -- head_age is the age of that head in seconds, null if there is none. A why of null: explain_entry finds no reason.
 -- Callers: degraded_queues.
 CREATE OR REPLACE FUNCTION penstock.head_reasons(
@@ -123,7 +124,7 @@ DECLARE
     head     record;
     all_wait boolean;
 BEGIN
-    FOR head IN SELECT h.entry_id, h.since FROM penstock.queue_heads(q) h
+    FOR head IN SELECT h.entry_id, h.since FROM penstock.queue_heads(q, true) h
                  WHERE h.since < clock_timestamp() - interval '25 seconds' ORDER BY h.priority DESC, h.since LIMIT 20
     LOOP
         BEGIN

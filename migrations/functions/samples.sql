@@ -113,12 +113,16 @@ LANGUAGE sql STABLE AS $$
     SELECT c.* FROM penstock.queue q CROSS JOIN LATERAL penstock.count_queue(q) c
 $$;
 
+-- The form of before, which no program calls.
+DROP FUNCTION IF EXISTS penstock.queue_heads(penstock.queue);
+
 -- queue_heads returns the heads of the lanes of a queue, and since when each one waits: the push, or the due time. It
 -- reads the first 100 lanes whose flow is not paused, from the highest priority on, and of each the first key without a
--- lock record among its first 20 ready rows that are not delayed. A queue that is not open (queue_stops) has none;
+-- lock record among its first 20 ready rows that are not delayed. With `open` lanes are passed by as well whose flow is
+-- throttled, or of which a rate for each flow lets nothing in now. A queue that is not open (queue_stops) has none;
 -- throttled keys (see throttle_key) are in no lane.
 -- Callers: head_age, head_reasons.
-CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue)
+CREATE OR REPLACE FUNCTION penstock.queue_heads(q penstock.queue, open boolean)
 RETURNS TABLE (priority smallint, entry_id bigint, since timestamptz)
 LANGUAGE plpgsql STABLE
 SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
@@ -128,6 +132,9 @@ DECLARE
     priorities smallint[];
     ids        bigint[];
     keys       text[];
+    rated      boolean := open AND EXISTS (
+        SELECT FROM penstock.limit_use u JOIN penstock."limit" g ON g.id = u.limit_id
+         WHERE u.queue_id = q.id AND g.per_flow AND g.rate IS NOT NULL);
 BEGIN
     IF EXISTS (SELECT FROM penstock.queue_stops(q)) THEN
         RETURN;
@@ -156,6 +163,8 @@ BEGIN
                SELECT FROM penstock.pause p
                 WHERE penstock.paused_until(p.until)
                   AND p.scope = 'flow' AND p.value = lane.flow AND coalesce(p.queue_id = q.id, true))
+           AND NOT (open AND EXISTS (SELECT FROM penstock.throttles(q.id, lane.flow)))
+           AND NOT (rated AND coalesce((penstock.flow_headroom(q.id, ARRAY[lane.flow])).headrooms[1] < 1, false))
          LIMIT 100)
     SELECT array_agg(few.priority), array_agg(first.entry_id), array_agg(first.lock_key) INTO priorities, ids, keys
       FROM few CROSS JOIN LATERAL (
@@ -190,7 +199,7 @@ END $$;
 CREATE OR REPLACE FUNCTION penstock.head_age(q penstock.queue) RETURNS double precision
 LANGUAGE sql STABLE AS $$
     SELECT extract(epoch FROM clock_timestamp() - min(h.since))::float8
-      FROM penstock.queue_heads(q) h WHERE h.priority >= q.entry_priority
+      FROM penstock.queue_heads(q, false) h WHERE h.priority >= q.entry_priority
 $$;
 
 -- measure samples one queue. The cost does not grow with its depth, nor with the number of queues.

@@ -279,3 +279,36 @@ func TestAQueueThatStandsStillIsNamedWithTheReason(t *testing.T) {
 	exec(t, s.pool, `UPDATE penstock.lock SET node_id = $1`, dead)
 	want(t, find(t, s.pool, "standstills", Config{}), Critical)
 }
+
+// However many flows are kept back on purpose, one that waits for nothing is named.
+func TestFlowsKeptBackHideNoStandstill(t *testing.T) {
+	s := newStandstill(t)
+	name := s.queue.Name
+	const most = 130 // more flows than heads are read, and than are explained
+	pushes := []invalidation.Push{{Payload: []byte(`{}`), Flow: "last"}}
+	for i := range most {
+		pushes = append(pushes, invalidation.Push{Payload: []byte(`{}`), Flow: fmt.Sprint("flow-", i)})
+	}
+	if _, err := s.queue.Push(t.Context(), pushes...); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, s.pool, `SELECT penstock.cancel_entry($1, 'a test', 'ada')`, s.entry)
+	exec(t, s.pool, fmt.Sprintf(`UPDATE penstock.%s SET created_at = now() - interval '2 hours' * CASE flow WHEN 'last' THEN 1 ELSE 24 END`,
+		pgx.Identifier{"entry_" + name}.Sanitize()))
+	s.sampled(0)
+	named := func() {
+		t.Helper()
+		want(t, find(t, s.pool, "standstills", Config{}), Critical, "entries of queue "+name+" wait, the first for 2 h")
+	}
+
+	exec(t, s.pool, `SELECT penstock.throttle($1, '1 hour', 'flow-' || i, '429') FROM generate_series(0, $2 - 1) i`, name, most)
+	named()
+	exec(t, s.pool, `DELETE FROM penstock.throttle`)
+
+	exec(t, s.pool, `SELECT penstock.set_limit('slow', '{"rate": 0.0001, "burst": 1, "per_flow": true}'), penstock.use_limit($1, 'slow')`, name)
+	exec(t, s.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at)
+		SELECT l.id, 'flow-' || i, 0, now() FROM penstock."limit" l, generate_series(0, $1 - 1) i WHERE l.name = 'slow'`, most)
+	named()
+	exec(t, s.pool, `INSERT INTO penstock.bucket (limit_id, flow, units, at) SELECT l.id, 'last', 0, now() FROM penstock."limit" l WHERE l.name = 'slow'`)
+	want(t, find(t, s.pool, "standstills", Config{}), Fine)
+}
