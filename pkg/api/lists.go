@@ -13,8 +13,10 @@ const (
 	// lists, causes and dry runs. A filter that matches nothing reads a queue to its end. All requests share the
 	// connections of a process, and most of them are for pushes, lookups of tokens and probes.
 	listsMax = 4
-	// listsEach is how many of them one token has at most.
-	listsEach = listsMax / 2
+	// listsEach is how many of them one token has at most. It has a second one where a place is left that a token
+	// without one would get: else the lists of two tokens, which may last longer than listWait, would refuse those
+	// of all others.
+	listsEach = 2
 	listWait  = 2 * time.Second // for a place among them
 )
 
@@ -37,83 +39,83 @@ var (
 
 // listPlaces bounds how many lists are read at once, and how many of them by one holder.
 type listPlaces struct {
-	taken chan struct{}
-	wait  time.Duration
+	wait time.Duration
 
-	mu sync.Mutex
-	of map[string]*listShare // by holder
+	mu      sync.Mutex
+	taken   int
+	of      map[string]int // places by holder, of those that have some
+	waiters []*listWaiter  // in the order in which they came
 }
 
-// listShare is the places that one holder has or waits for.
-type listShare struct {
-	taken chan struct{}
-	users int // with mu of listPlaces; at 0 it is forgotten
+// listWaiter waits for a place.
+type listWaiter struct {
+	holder string
+	placed chan struct{} // closed with mu of listPlaces when it has one
 }
 
-func newListPlaces() *listPlaces {
-	return &listPlaces{taken: make(chan struct{}, listsMax), wait: listWait, of: map[string]*listShare{}}
-}
+func newListPlaces() *listPlaces { return &listPlaces{wait: listWait, of: map[string]int{}} }
 
 // enter waits for a place, which the caller gives back. An empty holder has no share: callers cannot be told apart.
 func (l *listPlaces) enter(ctx context.Context, holder string) (leave func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, l.wait)
-	defer cancel()
-	if holder == "" {
-		return enterPlace(ctx, l.taken, errLists)
-	}
-	share := l.share(holder)
-	leaveShare, err := enterPlace(ctx, share.taken, errOwnLists)
-	if err != nil {
-		l.forget(holder, share)
-		return nil, err
-	}
-	leaveAll, err := enterPlace(ctx, l.taken, errLists)
-	if err != nil {
-		leaveShare()
-		l.forget(holder, share)
-		return nil, err
-	}
-	return func() {
-		leaveAll()
-		leaveShare()
-		l.forget(holder, share)
-	}, nil
-}
-
-func enterPlace(ctx context.Context, taken chan struct{}, full error) (leave func(), err error) {
-	leave = func() { <-taken }
+	w := &listWaiter{holder: holder, placed: make(chan struct{})}
+	l.mu.Lock()
+	l.waiters = append(l.waiters, w)
+	l.place()
+	l.mu.Unlock()
+	timer := time.NewTimer(l.wait)
+	defer timer.Stop()
 	select {
-	case taken <- struct{}{}: // also where ctx has ended
-		return leave, nil
-	default:
-	}
-	select {
-	case taken <- struct{}{}:
-		return leave, nil
+	case <-w.placed:
 	case <-ctx.Done():
+	case <-timer.C:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.waiters, w); i >= 0 {
+		l.waiters = slices.Delete(l.waiters, i, i+1)
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil, ctx.Err()
 		}
-		return nil, full
+		return nil, l.full(holder)
 	}
+	return sync.OnceFunc(func() { l.leave(holder) }), nil // also where ctx has ended
 }
 
-func (l *listPlaces) share(holder string) *listShare {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	share := l.of[holder]
-	if share == nil {
-		share = &listShare{taken: make(chan struct{}, listsEach)}
-		l.of[holder] = share
+// full is the error of a holder for which there is no place. Called with mu held.
+func (l *listPlaces) full(holder string) error {
+	if n := l.of[holder]; n == listsEach || n > 0 && l.taken < listsMax {
+		return errOwnLists
 	}
-	share.users++
-	return share
+	return errLists
 }
 
-func (l *listPlaces) forget(holder string, share *listShare) {
+func (l *listPlaces) leave(holder string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if share.users--; share.users == 0 {
+	l.taken--
+	if l.of[holder]--; l.of[holder] <= 0 {
 		delete(l.of, holder)
+	}
+	l.place()
+}
+
+// place gives places to waiters while there are some: to the first of a holder that has none, before the first of one
+// that may have another. Called with mu held.
+func (l *listPlaces) place() {
+	for l.taken < listsMax {
+		i := slices.IndexFunc(l.waiters, func(w *listWaiter) bool { return l.of[w.holder] == 0 })
+		if i < 0 && l.taken+1 < listsMax {
+			i = slices.IndexFunc(l.waiters, func(w *listWaiter) bool { return l.of[w.holder] < listsEach })
+		}
+		if i < 0 {
+			return
+		}
+		w := l.waiters[i]
+		l.waiters = slices.Delete(l.waiters, i, i+1)
+		l.taken++
+		if w.holder != "" {
+			l.of[w.holder]++
+		}
+		close(w.placed)
 	}
 }

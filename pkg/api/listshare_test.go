@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/penstock/penstock/pkg/operator"
@@ -19,7 +20,7 @@ func TestOneTokenLeavesPlacesForTheListsOfOthers(t *testing.T) {
 	a.lists.wait = time.Millisecond
 	const failures = "/v1/failures?queue=work"
 	secrets := map[string]string{}
-	for _, name := range []string{"shop", "other"} {
+	for _, name := range []string{"shop", "other", "third", "fourth"} {
 		secrets[name] = newToken(t, db.Pool, operator.Grant{Name: name, Scopes: []string{"read"}})
 	}
 	var lists sync.WaitGroup
@@ -47,20 +48,55 @@ func TestOneTokenLeavesPlacesForTheListsOfOthers(t *testing.T) {
 		begin("shop")
 	}
 	refused("shop", http.StatusTooManyRequests, "too_many_requests")
-	for range listsEach {
-		begin("other")
-	}
+	begin("other")
+	refused("other", http.StatusTooManyRequests, "too_many_requests") // the last place is for those that have none
+	begin("third")
 	refused("shop", http.StatusTooManyRequests, "too_many_requests")
-	third := newToken(t, db.Pool, operator.Grant{Name: "third", Scopes: []string{"read"}})
-	if w := call(a, "GET", failures, "", third); w.Code != http.StatusServiceUnavailable {
-		t.Errorf("a list beside as many as may be: %d %s", w.Code, w.Body)
-	}
-	if w := call(a, "GET", "/v1/nodes", "", third); w.Code != http.StatusOK {
+	refused("other", http.StatusServiceUnavailable, "busy")
+	refused("fourth", http.StatusServiceUnavailable, "busy")
+	if w := call(a, "GET", "/v1/nodes", "", secrets["fourth"]); w.Code != http.StatusOK {
 		t.Errorf("nodes beside as many lists as may be: %d %s", w.Code, w.Body)
 	}
-	if n := len(a.lists.of); n != 2 {
-		t.Errorf("shares of %d tokens are kept, of which two have lists", n)
+	if n := len(a.lists.of); n != 3 {
+		t.Errorf("shares of %d tokens are kept, of which three have lists", n)
 	}
+}
+
+// A place that comes free is given to a token that has none before one that has, whoever waits for longer.
+func TestAPlaceOfListsIsGivenToATokenWithoutOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newListPlaces()
+		l.wait = time.Hour
+		var leave []func()
+		for _, holder := range []string{"a", "a", "b", "c"} {
+			one, err := l.enter(t.Context(), holder)
+			if err != nil {
+				t.Fatal(err)
+			}
+			leave = append(leave, one)
+		}
+		placed := make(chan string, 4)
+		for _, holder := range []string{"b", "c", "a", "d"} {
+			go func() {
+				if _, err := l.enter(t.Context(), holder); err == nil {
+					placed <- holder
+				}
+			}()
+			synctest.Wait()
+		}
+		for _, i := range []int{0, 3, 2} { // of a, c, b
+			leave[i]()
+			synctest.Wait()
+		}
+		close(placed)
+		if got := slices.Collect(func(yield func(string) bool) {
+			for holder := range placed {
+				yield(holder)
+			}
+		}); !slices.Equal(got, []string{"d", "c", "b"}) {
+			t.Errorf("places were given to %v in this order, want d, c, b", got)
+		}
+	})
 }
 
 func TestCostlyListsAreRoutes(t *testing.T) {
