@@ -403,9 +403,10 @@ END $$;
 
 -- settle_cancel_requests ends entries that were to be cancelled while they ran and have been
 -- requeued since (a retry, a release, a dead node), and removes requests whose entry is gone: up to
--- `most` of both. It returns how many entries it ended.
--- Locks: rows of cancel_request in order of entry (FOR UPDATE SKIP LOCKED), for each those of
--- take_entry and end_entry.
+-- `most` of both. It returns how many entries it ended. A request that was delivered and whose key a claim took after
+-- that is to be delivered again: heartbeats of the node that has the key now read it as a new one.
+-- Locks: rows of cancel_request (FOR UPDATE SKIP LOCKED), then more of them in order of entry (likewise), for each
+-- those of take_entry and end_entry.
 -- Callers: pkg/invalidation.
 -- SQLSTATE: PS001 no such queue, PS002 invalid argument, PS003 payload too large, PS004 idempotency
 -- key used with another body, PS005 the queue is full, PS011 entries push one another without end.
@@ -416,6 +417,14 @@ DECLARE
     e     penstock.entry;
     ended integer := 0;
 BEGIN
+    UPDATE penstock.cancel_request SET delivered_at = NULL
+     WHERE ctid = ANY (ARRAY(
+           SELECT r.ctid FROM penstock.cancel_request r
+            WHERE r.queue_id = queue AND r.delivered_at IS NOT NULL
+              AND EXISTS (SELECT FROM penstock.lock l
+                           WHERE l.queue_id = queue AND l.lock_key = coalesce(r.lock_key, '#' || r.entry_id)
+                             AND r.entry_id <= l.last_entry_id AND l.claimed_at > r.delivered_at)
+            LIMIT most FOR UPDATE SKIP LOCKED));
     FOR c IN SELECT r.entry_id, r.reason FROM penstock.cancel_request r
               WHERE r.queue_id = queue
                 AND NOT EXISTS (SELECT FROM penstock.entry x

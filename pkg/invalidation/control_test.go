@@ -140,6 +140,29 @@ func TestADeliveredCancelIsNotLookedUpByEachHeartbeat(t *testing.T) {
 	b.want(again, 1)
 }
 
+// A key may be claimed again before the leader settles the request. The node that has it now hears of the cancel with the
+// first heartbeat after the leader's pass, once.
+func TestACancelIsDeliveredAgainWhereItsKeyIsClaimedAgain(t *testing.T) {
+	b := newControlBed(t, Config{})
+	id := b.push("")[0]
+	lock := b.claimOne()
+	b.want(b.cancel(id), cancelRequested)
+	pass := func() (delivered int) {
+		b.Helper()
+		_, err := b.q.SettleCancelRequests(b.ctx, 10)
+		b.must(err)
+		o, err := Renew(b.ctx, b.pool, here, Beat{Tokens: []Token{lock.Token}})
+		b.must(err)
+		return len(o.Cancel)
+	}
+	b.want(pass(), 1)
+	b.want(pass(), 0)
+	b.settle(releaseAll(lock)...)
+	lock = b.claimOne()
+	b.want(pass(), 1)
+	b.want(pass(), 0)
+}
+
 func TestCancelRequestOutlivesARetry(t *testing.T) {
 	b := newControlBed(t, Config{})
 	ids := b.push("", "")

@@ -78,7 +78,8 @@ func Register(ctx context.Context, db postgres.DB, n Node) error {
 //
 // A requested cancel is delivered when it was in the answer to a node that knew the lock, and is not looked up
 // again then, but for each eighth heartbeat: the request stays until the run has ended, and thousands of runs of other
-// nodes may end slowly. The key may have come to another node meanwhile, before a leader settles the request.
+// nodes may end slowly. Where the key comes to another node before a leader settles the request, the leader has it
+// delivered again (penstock.settle_cancel_requests); without a leader the eighth heartbeat finds it.
 const beatSQL = `
 WITH beat AS (
     UPDATE penstock.node
