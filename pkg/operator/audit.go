@@ -35,17 +35,21 @@ SELECT id, at, actor, verb, object, coalesce(reason, '') AS reason, detail
  WHERE ($1::text IS NULL OR actor = $1) AND ($2::text IS NULL OR verb = $2)
    AND ($4::timestamptz IS NULL OR at >= $4) AND ($5::bigint IS NULL OR id < $5)`
 
-// Both read the newest first. Of one object they are read by the index of objects, else by the primary key.
+// All read the newest first. Those of one object or actor are read by its index, others by the primary key.
 const (
 	auditSQL         = auditRows + ` AND $3::text IS NULL ORDER BY id DESC LIMIT $6`
+	auditOfActorSQL  = auditRows + ` AND $3::text IS NULL AND actor = $1 ORDER BY id DESC LIMIT $6`
 	auditOfObjectSQL = auditRows + ` AND object = $3 ORDER BY id DESC LIMIT $6`
 )
 
 // Audits returns recorded changes, the newest first.
 func (d *Database) Audits(ctx context.Context, f AuditFilter) ([]Audit, error) {
 	sql := auditSQL
-	if f.Object != "" {
+	switch {
+	case f.Object != "":
 		sql = auditOfObjectSQL
+	case f.Actor != "":
+		sql = auditOfActorSQL
 	}
 	return list[Audit](ctx, d.db, "audit", sql, given(f.Actor), given(f.Verb), given(f.Object), given(f.Since),
 		given(f.Before), page(f.Limit))

@@ -96,6 +96,7 @@ func TestUnracedPagesNeverScanTheBacklog(t *testing.T) {
 		"instance_times": {instanceTimesSQL, `NULL, 50`},
 		"cron_schedules": {cronSchedulesSQL, `NULL, '', 100`},
 		"audit_object":   {auditOfObjectSQL, `NULL, NULL, 'work', NULL, NULL, 10`},
+		"audit_actor":    {auditOfActorSQL, `'nobody', NULL, NULL, NULL, NULL, 10`},
 		"explain":        {`SELECT penstock.entry_reasons(e) FROM penstock.entry e WHERE queue_id = $1 AND id = 0`, fmt.Sprint(q.ID)},
 	}
 	for name, f := range map[string]EntryFilter{

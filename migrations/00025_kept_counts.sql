@@ -1,0 +1,5 @@
+-- +goose Up
+
+-- Lists of the audit by actor: without an index each of them read the whole table for an actor with few changes. The
+-- changes of minutes wait meanwhile: 1,000,000 lines take 9 s on a busy machine.
+CREATE INDEX audit_actor ON penstock.audit (actor, id);
