@@ -135,7 +135,7 @@ func (d *Dashboard) operationPreview(ctx context.Context, in form) (preview, err
 		return preview{}, err
 	}
 	left := "what is left of it: " + format.Count(o.Changed) + " of " + format.Count(o.Matched) + " are changed"
-	if o.PastCount() {
+	if o.AtLeast() {
 		left = "what is left of it, which is not known: " + format.Count(o.Changed) + " are changed so far"
 	}
 	return preview{
@@ -194,7 +194,7 @@ func batchRowOf(b operator.Batch) batchRow {
 func operationRowOf(o operator.Operation) operationRow {
 	filter, _ := json.Marshal(o.Filter) // it was read from JSON
 	total := o.Matched
-	if o.PastCount() {
+	if o.AtLeast() {
 		total = -1
 	}
 	return operationRow{

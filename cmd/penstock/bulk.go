@@ -82,7 +82,7 @@ func (a *app) oneOrMany(ctx context.Context, api conn, args []string, f *bulk, v
 			if f.detach {
 				return fmt.Sprintf("operation %d, left to the leader; penstock operation list shows it", id), nil
 			}
-			return a.follow(ctx, api, id, found.Partial)
+			return a.follow(ctx, api, id)
 		},
 	}, nil
 }
@@ -140,10 +140,10 @@ func counted(answers []string) string {
 }
 
 // follow carries an operation out, which there is, and shows how far it has come. A leader may carry it out at the same
-// time; the operation survives this program. partial: more may match than were counted.
-func (a *app) follow(ctx context.Context, api conn, id int64, partial bool) (string, error) {
+// time; the operation survives this program.
+func (a *app) follow(ctx context.Context, api conn, id int64) (string, error) {
 	fmt.Fprintf(a.err, "operation %d\n", id)
-	answer, err := a.carryOn(ctx, api, id, partial)
+	answer, err := a.carryOn(ctx, api, id)
 	if err != nil {
 		err = partialError{fmt.Errorf("%w; operation %d goes on when a leader leads, "+
 			"penstock operation cancel %d ends it", err, id, id)}
@@ -151,19 +151,19 @@ func (a *app) follow(ctx context.Context, api conn, id int64, partial bool) (str
 	return answer, err
 }
 
-func (a *app) carryOn(ctx context.Context, api conn, id int64, partial bool) (string, error) {
+func (a *app) carryOn(ctx context.Context, api conn, id int64) (string, error) {
 	o, err := get[operator.Operation](ctx, api, at("/v1/operations/%v", id))
 	if err != nil {
 		return "", err
 	}
 	total := o.Matched
-	if partial {
+	if o.AtLeast() {
 		total = -1
 	}
 	bar := a.progress(total, o.Verb)
 	defer func() { bar.end() }()
 	for {
-		if total >= 0 && o.PastCount() {
+		if total >= 0 && o.AtLeast() {
 			total = -1
 			bar.end()
 			bar = a.progress(total, o.Verb)

@@ -309,7 +309,7 @@ func entrySwitch(a *app, v operator.Verb, verb, help string) *cobra.Command {
 				if err != nil {
 					return "", err
 				}
-				return a.follow(ctx, api, started.ID, false)
+				return a.follow(ctx, api, started.ID)
 			},
 		}, nil
 	})

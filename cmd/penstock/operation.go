@@ -47,9 +47,9 @@ func operationList(a *app) *cobra.Command {
 	}, func(last row) string { return fmt.Sprintf("--before %d", last.ID) })
 }
 
-// matched is how many match an operation, with a mark where it is past its count and more may match.
+// matched is how many match an operation, with a mark where more may match.
 func matched(o operator.Operation) string {
-	if o.PastCount() {
+	if o.AtLeast() {
 		return fmt.Sprintf("%d+", o.Matched)
 	}
 	return fmt.Sprint(o.Matched)
@@ -110,7 +110,7 @@ func operationFollow(a *app) *cobra.Command {
 		if _, err := get[operator.Operation](c.Context(), api, at("/v1/operations/%v", id)); err != nil {
 			return err
 		}
-		answer, err := a.follow(c.Context(), api, id, false)
+		answer, err := a.follow(c.Context(), api, id)
 		if err != nil {
 			return err
 		}
@@ -126,7 +126,7 @@ func operationCancel(a *app) *cobra.Command {
 		func(ctx context.Context, api conn, arg string) (any, string, error) {
 			o, err := findOperation(ctx, api, []string{arg})
 			of := fmt.Sprintf(" of %d", o.Matched)
-			if o.PastCount() {
+			if o.AtLeast() {
 				of = " so far"
 			}
 			return o.ID, fmt.Sprintf("%s in queue %s, %d changed%s", o.Verb, o.Queue, o.Changed, of), err

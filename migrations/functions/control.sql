@@ -386,6 +386,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     filter    jsonb := jsonb_build_object(scope, value);
     matched   bigint;
+    whole     boolean;
     operation bigint;
 BEGIN
     IF verb = 'disable' THEN
@@ -401,8 +402,8 @@ BEGIN
                 USING ERRCODE = 'PS006', HINT = 'penstock.disabled lists what is.';
         END IF;
     END IF;
-    SELECT c.matched INTO matched FROM penstock.count_first(q, verb, filter, 10000) c;
-    operation := penstock.begin_operation(q, verb, filter, reason, actor, 5000, matched);
+    SELECT c.matched, c.whole INTO matched, whole FROM penstock.count_first(q, verb, filter, 10000) c;
+    operation := penstock.begin_operation(q, verb, filter, reason, actor, 5000, matched, NOT whole);
     UPDATE penstock.operation o SET switched_in = pg_current_xact_id() WHERE o.id = operation;
     UPDATE penstock.queue SET version = version + 1 WHERE id = q.id;
     PERFORM penstock.step_operation(operation);

@@ -122,10 +122,14 @@ BEGIN
     IF per_second < 1 OR per_second IS NULL THEN
         RAISE EXCEPTION 'per_second is not at least 1' USING ERRCODE = 'PS002';
     END IF;
-    RETURN penstock.begin_operation(q, verb, filter, reason, actor, per_second, n);
+    RETURN penstock.begin_operation(q, verb, filter, reason, actor, per_second, n, NOT whole);
 END $$;
 
--- begin_operation inserts an operation, and its line of the audit. An age in its filter is counted from now: an entry
+-- The form of before, which no program calls.
+DROP FUNCTION IF EXISTS penstock.begin_operation(penstock.queue, text, jsonb, text, text, integer, bigint);
+
+-- begin_operation inserts an operation, and its line of the audit: both say where more may match than were counted
+-- (partial). An age in its filter is counted from now: an entry
 -- that was too young stays so however long the operation takes. So is a time: steps run in sessions of other time
 -- zones.
 -- Locks: none but those of an insert.
@@ -137,7 +141,8 @@ CREATE OR REPLACE FUNCTION penstock.begin_operation(
     reason     text,
     actor      text,
     per_second integer,
-    matched    bigint
+    matched    bigint,
+    partial    boolean
 ) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -148,14 +153,16 @@ BEGIN
         filter := filter - 'older_than' || jsonb_build_object('before',
                       least(began - (filter->>'older_than')::interval, (filter->>'before')::timestamptz));
     END IF;
-    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, until_id, created_at)
+    INSERT INTO penstock.operation (queue_id, verb, filter, per_second, actor, reason, matched, partial, until_id,
+                                    created_at)
     VALUES (q.id, begin_operation.verb, begin_operation.filter, begin_operation.per_second,
             penstock.actor_name(begin_operation.actor), coalesce(begin_operation.reason, ''), begin_operation.matched,
-            coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0), began)
+            begin_operation.partial, coalesce(pg_sequence_last_value('penstock.entry_id_seq'), 0), began)
     RETURNING id INTO made;
     PERFORM penstock.audit_log(begin_operation.actor, 'start_operation', q.name, begin_operation.reason,
             jsonb_build_object('operation', made, 'verb', begin_operation.verb, 'filter', begin_operation.filter,
-                               'matched', begin_operation.matched));
+                               'matched', begin_operation.matched)
+            || CASE WHEN begin_operation.partial THEN '{"partial": true}' ELSE '{}' END::jsonb);
     RETURN made;
 END $$;
 

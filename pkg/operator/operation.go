@@ -64,6 +64,7 @@ type Operation struct {
 	Filter    map[string]any `json:"filter"`
 	Status    string         `json:"status"` // running, done, cancelled
 	Matched   int64          `json:"matched"`
+	Partial   bool           `json:"partial,omitempty"` // Matched is of the first rows of the queue, which had more
 	Changed   int64          `json:"changed"`
 	PerSecond int32          `json:"per_second"`
 	Actor     string         `json:"actor"`
@@ -76,13 +77,18 @@ type Operation struct {
 	Error       string     `json:"error,omitempty"` // of the step that failed then
 }
 
-// PastCount reports whether an operation that has not come to its end has changed as many as were counted when it
-// began, among the first of its queue. How many are left is not known then: Matched goes up with Changed.
-func (o Operation) PastCount() bool { return o.Status != "done" && o.Changed >= o.Matched }
+// AtLeast reports whether more may match than Matched: it was counted among the first rows of the queue alone, or the
+// operation has changed as many and has not come to its end. Matched goes up with Changed then.
+func (o Operation) AtLeast() bool {
+	if o.Status == "done" {
+		return o.Partial && o.Changed < o.Matched
+	}
+	return o.Partial || o.Changed >= o.Matched
+}
 
 const operationColumns = `
-SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.changed, o.per_second, o.actor, o.reason,
-       o.created_at, o.ended_at, o.failed_steps, o.failed_at, coalesce(o.error, '') AS error
+SELECT o.id, q.name AS queue, o.verb, o.filter, o.status, o.matched, o.partial, o.changed, o.per_second, o.actor,
+       o.reason, o.created_at, o.ended_at, o.failed_steps, o.failed_at, coalesce(o.error, '') AS error
   FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id`
 
 // OperationFilter chooses bulk operations; all fields that are set must match.

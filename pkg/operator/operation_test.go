@@ -248,6 +248,8 @@ func TestLongASwitchDoesNotCountAWholeQueue(t *testing.T) {
 	}
 	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'disable' AND matched = 10000`), 1)
 	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE verb = 'enable' AND matched = 500`), 1)
+	b.want(b.count(`SELECT count(*) FROM penstock.operation WHERE partial`), 2)
+	b.want(b.count(`SELECT count(*) FROM penstock.audit WHERE verb = 'start_operation' AND detail @> '{"partial": true}'`), 2)
 }
 
 // Filters without an index would read all of a deep queue before anything begins, in the time of a request.

@@ -297,6 +297,25 @@ func TestFailuresAreFoundByWhatTheyHaveInCommon(t *testing.T) {
 	}
 }
 
+func TestMoreMayMatchThanWereCounted(t *testing.T) {
+	for _, c := range []struct {
+		of   Operation
+		want bool
+	}{
+		{Operation{Status: "running", Matched: 20, Changed: 5}, false},
+		{Operation{Status: "running", Matched: 20, Changed: 20}, true},
+		{Operation{Status: "running", Matched: 20, Changed: 5, Partial: true}, true},
+		{Operation{Status: "cancelled", Matched: 20, Changed: 5, Partial: true}, true},
+		{Operation{Status: "done", Matched: 20, Changed: 20}, false},
+		{Operation{Status: "done", Matched: 20, Changed: 20, Partial: true}, false},
+		{Operation{Status: "done", Matched: 20, Changed: 5, Partial: true}, true},
+	} {
+		if got := c.of.AtLeast(); got != c.want {
+			t.Errorf("of %+v more may match: %t, want %t", c.of, got, c.want)
+		}
+	}
+}
+
 func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 	b := newBed(t)
 	b.push(make([]invalidation.Push, 20)...)
@@ -315,7 +334,7 @@ func TestOperationsAreCarriedOutWithoutALeader(t *testing.T) {
 			t.Fatal(err)
 		}
 		if op.Status != "running" {
-			if op.Changed != 20 || op.Matched != 20 || op.Actor != "ada" {
+			if op.Changed != 20 || op.Matched != 20 || op.Partial || op.Actor != "ada" {
 				t.Errorf("operation is %+v", op)
 			}
 			break
