@@ -428,6 +428,7 @@ ALTER TABLE penstock.instance DROP COLUMN began_at CASCADE, DROP COLUMN time_to_
 ALTER TABLE penstock.gateway_batch DROP COLUMN idle_turns;
 ALTER TABLE penstock.deployment_state DROP COLUMN error_kind CASCADE;
 ALTER TABLE penstock.operation DROP COLUMN partial CASCADE;
+ALTER TABLE penstock.batch DROP COLUMN parts CASCADE, DROP COLUMN bad_parts CASCADE;
 ALTER TABLE penstock.gateway_token ALTER COLUMN criticality SET NOT NULL, ALTER COLUMN criticality SET DEFAULT 'critical';
 COMMENT ON COLUMN penstock.gateway_token.criticality IS NULL;
 CREATE INDEX idempotency_created_at ON penstock.idempotency USING brin (created_at);
@@ -435,7 +436,7 @@ DELETE FROM penstock.schema_object WHERE object IN ('column cancel_request.lock_
                                                     'column instance.began_at', 'column instance.time_to_live', 'column gateway_batch.idle_turns',
                                                     'column deployment_state.error_kind', 'column usage_hour.application',
                                                     'column remote_run.reported_at', 'index audit_object', 'index audit_actor',
-                                                    'column operation.partial');
+                                                    'column operation.partial', 'column batch.parts', 'column batch.bad_parts');
 UPDATE penstock.schema_version SET files = files - 'views.sql';`
 
 // A new trigger on the audit waits for transactions that read or write it.

@@ -365,7 +365,8 @@ BEGIN
 END $$;
 
 -- complete_batch pushes the completion entry, once: the row of the batch names that entry from then
--- on. Where the push is refused for good the batch ends without one: as failed, unless it was cancelled.
+-- on. Where the push is refused for good the batch ends without one: as failed, unless it was cancelled. The counts of
+-- its parts are kept: they change no more, but by a retry of the batch.
 -- Locks: those of push_many. The caller has the row of the batch.
 -- Callers: step_batch.
 -- SQLSTATE: PS001 no such queue, PS004 idempotency
@@ -375,7 +376,7 @@ LANGUAGE plpgsql AS $$
 DECLARE
     verdict text;
     bad     bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id AND p.outcome <> 'done');
-    parts   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
+    total   bigint := (SELECT count(*) FROM penstock.batch_part p WHERE p.batch_id = b.id);
     target  text := (SELECT name FROM penstock.queue WHERE id = b.completion_queue_id);
     pushed  bigint;
     flaw    text;
@@ -383,11 +384,11 @@ DECLARE
 BEGIN
     verdict := CASE WHEN b.cancelled_by IS NOT NULL THEN 'cancelled' WHEN bad > 0 OR b.problem IS NOT NULL THEN 'failed'
         ELSE 'done' END;
-    flaw := CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || parts || ' parts did not end well' END;
+    flaw := CASE WHEN bad > 0 AND verdict = 'failed' THEN bad || ' of ' || total || ' parts did not end well' END;
     IF target IS NOT NULL THEN
         BEGIN
             pushed := penstock.push_batch_entry(target, b, 'end',
-                                                jsonb_build_object('status', verdict, 'parts', parts, 'bad', bad));
+                                                jsonb_build_object('status', verdict, 'parts', total, 'bad', bad));
         EXCEPTION WHEN SQLSTATE 'PS002' OR SQLSTATE 'PS003' THEN
             refused := 'completion: ' || SQLERRM;
             verdict := CASE verdict WHEN 'done' THEN 'failed' ELSE verdict END;
@@ -396,7 +397,8 @@ BEGIN
     UPDATE penstock.batch
        SET status = CASE WHEN pushed IS NULL THEN verdict ELSE 'ending' END, completion_entry_id = pushed,
            problem = nullif(concat_ws('; ', coalesce(problem, flaw), refused), ''),
-           ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END
+           ended_at = CASE WHEN pushed IS NULL THEN clock_timestamp() END,
+           parts = total, bad_parts = bad
      WHERE id = b.id;
 END $$;
 
@@ -700,7 +702,7 @@ BEGIN
     UPDATE penstock.batch
        SET status = 'running', ended_at = NULL, completion_entry_id = NULL, problem = NULL,
            cancelled_by = NULL, cancelled_reason = NULL, paused_at = NULL, paused_by = NULL, paused_reason = NULL,
-           paused_until = NULL
+           paused_until = NULL, parts = NULL, bad_parts = NULL
      WHERE id = b.id;
     PERFORM penstock.audit_log(actor, 'retry_batch', 'batch ' || batch, reason, jsonb_build_object('parts', n));
     RETURN n;

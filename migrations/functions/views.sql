@@ -105,7 +105,8 @@ SELECT j.name AS job, q.name AS queue,
            AS last_fired_at, j.queue_id
   FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id;
 
--- batch_status counts the parts of each batch: exact, from the parts themselves.
+-- batch_status counts the parts of each batch: exact, from the parts themselves until all of them have ended, then as
+-- complete_batch counted them. A batch that completed under a version of before is counted by its parts.
 -- Callers: pkg/operator; psql.
 CREATE OR REPLACE VIEW penstock.batch_status AS
 SELECT b.id, b.name, q.name AS queue,
@@ -119,10 +120,12 @@ SELECT b.id, b.name, q.name AS queue,
   FROM penstock.batch b
   JOIN penstock.queue q ON q.id = b.queue_id
  CROSS JOIN LATERAL (
-       SELECT count(*) AS parts, count(*) FILTER (WHERE x.ended_at IS NULL AND x.entry_id IS NULL) AS waiting,
+       SELECT coalesce(b.parts, count(*)) AS parts,
+              count(*) FILTER (WHERE x.ended_at IS NULL AND x.entry_id IS NULL) AS waiting,
               count(*) FILTER (WHERE x.ended_at IS NULL AND x.entry_id IS NOT NULL) AS queued,
-              count(*) FILTER (WHERE x.outcome = 'done') AS done, count(*) FILTER (WHERE x.outcome <> 'done') AS bad
-         FROM penstock.batch_part x WHERE x.batch_id = b.id) p;
+              coalesce(b.parts - b.bad_parts, count(*) FILTER (WHERE x.outcome = 'done')) AS done,
+              coalesce(b.bad_parts, count(*) FILTER (WHERE x.outcome <> 'done')) AS bad
+         FROM penstock.batch_part x WHERE b.parts IS NULL AND x.batch_id = b.id) p;
 
 -- application_status shows for each application the nodes and threads, locks held, and the units of
 -- its quota. The queue of callbacks is left out: it belongs to no application of users, and all

@@ -488,6 +488,29 @@ func TestRetryRunsOnlyThePartsThatFailed(t *testing.T) {
 	}
 }
 
+// A list of batches would count all parts of those that ended in the last month.
+func TestPartsOfABatchThatEndedAreNotCountedAgain(t *testing.T) {
+	b := newBed(t)
+	id := b.create(Batch{Items: numbers(4), PartSize: 1})
+	b.fail = func(p Part) error {
+		if p.No == 1 {
+			return errors.New("not the first")
+		}
+		return nil
+	}
+	b.drain()
+	b.exec(`DELETE FROM penstock.batch_part WHERE no > 2`) // as at the end of their retention
+	if s := b.status(id); s.Parts != 4 || s.Done != 3 || s.Bad != 1 || s.Waiting+s.Queued != 0 {
+		t.Errorf("ended as %+v, want 3 parts done of 4", s)
+	}
+	if err := Retry(b.ctx, b.pool, id, invalidation.By{Actor: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	if s := b.status(id); s.Parts != 2 || s.Done != 1 || s.Bad != 0 || s.Waiting != 1 {
+		t.Errorf("after a retry it is %+v, want 1 part done of the 2 that are left", s)
+	}
+}
+
 // A queue may be run by a handler that knows nothing of batches: then the entry's own outcome is the part's.
 func TestOutcomeOfAnyHandlerIsThePartsOutcome(t *testing.T) {
 	b := newBed(t)
