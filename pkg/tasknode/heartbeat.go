@@ -14,6 +14,7 @@ func (n *Node) heartbeat(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	var start time.Time
+	missed := false
 	for {
 		select {
 		case <-ctx.Done():
@@ -29,10 +30,21 @@ func (n *Node) heartbeat(ctx context.Context) {
 			n.dropIdleBeats()
 			// Missed beats are tried again soon: each one counts against the lease.
 			timer.Reset(n.jitter(n.cfg.Beat / 4))
+			missed = true
 			continue
 		}
-		timer.Reset(max(0, n.cfg.Beat-time.Since(start)))
+		timer.Reset(max(0, n.nextBeat(missed)-time.Since(start)))
+		missed = false
 	}
+}
+
+// nextBeat is the time from one heartbeat to the next. After missed ones it is random, once: the nodes of a database
+// that was away are heard again at nearly the same time, and would go on in step.
+func (n *Node) nextBeat(missed bool) time.Duration {
+	if missed {
+		return time.Duration(float64(n.cfg.Beat) * n.cfg.Random())
+	}
+	return n.cfg.Beat
 }
 
 // beatGapMin is how long after the begin of a heartbeat a hint may ask for the next one: cancels that come close

@@ -52,3 +52,14 @@ func TestIdlePollsGetRarerWhileTheDatabaseIsSlow(t *testing.T) {
 		now = now.Add(c.notBefore)
 	}
 }
+
+// Nodes that missed heartbeats while the database was away do not go on in step.
+func TestTheFirstHeartbeatAfterMissedOnesIsFollowedAtARandomTime(t *testing.T) {
+	n := &Node{cfg: Config{Beat: 2 * time.Second, Random: func() float64 { return 0.25 }}}
+	if d := n.nextBeat(true); d != 500*time.Millisecond {
+		t.Errorf("after missed heartbeats the next one but one is %v later, want a quarter of the usual time", d)
+	}
+	if d := n.nextBeat(false); d != 2*time.Second {
+		t.Errorf("the next heartbeat is %v later, want the usual time", d)
+	}
+}
