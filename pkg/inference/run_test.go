@@ -273,7 +273,8 @@ func TestInstanceThatFailsFastIsQuarantinedAndEntriesDoNotPay(t *testing.T) {
 	}
 }
 
-// longWorker speaks the asynchronous side of the dispatcher protocol; runs end when told.
+// longWorker speaks the asynchronous side of the dispatcher protocol; runs end when told. It refuses a cancel where that is
+// answered by nothing.
 type longWorker struct {
 	*workertest.Script
 	submits, polls, cancels, probes atomic.Int32
@@ -289,7 +290,11 @@ func (b *bed) longWorker(cancel string) *longWorker {
 			workertest.Says(200, fmt.Sprintf(`{"active_jobs":%d}`, w.submits.Load()-boolInt(w.finished.Load())*w.submits.Load()))(rw, r)
 		case strings.HasPrefix(r.URL.Path, "/cancel/"):
 			w.cancels.Add(1)
-			workertest.Says(200, cancel)(rw, r)
+			status := http.StatusOK
+			if cancel == "" {
+				status = http.StatusConflict
+			}
+			workertest.Says(status, cancel)(rw, r)
 		case strings.HasPrefix(r.URL.Path, "/status/"):
 			w.polls.Add(1)
 			if w.finished.Load() {

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -149,10 +148,10 @@ func TestACancelledRunWithAKeyIsStoredWhileItIsFollowedOn(t *testing.T) {
 	b := newBed(t, asyncModel())
 	db := &refusing{DB: b.pool}
 	b.lossy = &lossy{DB: db}
-	w := b.longWorker(`{}`)
+	w := b.longWorker("") // refuses the cancel: none is waited for
 	b.instance("gpu-1", w.URL, 1)
 	db.refuses.Store(true)
-	m := b.start(ServiceConfig{}, folding, func(t *tuning) { t.cancelWait = 50 * time.Millisecond })
+	m := b.start(ServiceConfig{}, folding)
 	t.Cleanup(func() { w.finished.Store(true) })
 	pushed, err := b.queue.Push(b.ctx, invalidation.Push{Payload: json.RawMessage(`{}`), LockKey: "k"})
 	b.must(err)
