@@ -217,10 +217,14 @@ func TestAProgramThatMayNotReadWhatWasAppliedStarts(t *testing.T) {
 func TestSettingsOfSessionsDoNotReachMigrations(t *testing.T) {
 	dsn := pgtest.Empty(t)
 	c := connect(t, dsn)
+	exec(t, c, `CREATE SCHEMA compatible`)
+	exec(t, c, `CREATE FUNCTION compatible.set_config(text, text, boolean) RETURNS text LANGUAGE plpgsql AS $$ BEGIN
+		RAISE 'a function of the search path was called by %', current_user; END $$`)
 	for _, setting := range []string{
 		"statement_timeout = 2000", "idle_session_timeout = 2000", "idle_in_transaction_session_timeout = 2000",
 		"standard_conforming_strings = off", "backslash_quote = off", "client_encoding = LATIN1", "DateStyle = ''SQL, DMY''",
 		"TimeZone = ''Asia/Kolkata''", "IntervalStyle = sql_standard", "default_transaction_isolation = ''repeatable read''",
+		"search_path = compatible, pg_catalog", // as extensions ask for that bring the functions of another database
 	} {
 		exec(t, c, `DO $$ BEGIN EXECUTE format('ALTER DATABASE %I SET `+setting+`', current_database()); END $$`)
 	}

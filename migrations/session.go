@@ -19,7 +19,14 @@ SELECT set_config(s.name, s.value, false)
                ('client_min_messages', 'notice')) s(name, value)
   JOIN pg_catalog.pg_settings p ON lower(p.name) = lower(s.name)`
 
+// ownNamesSQL comes before all other statements: a function, an operator or a type of another schema that the role or
+// the database searches would take the place of one of Postgres, with the rights of the owner of the schema.
+const ownNamesSQL = `SET search_path = pg_catalog, pg_temp`
+
 func setUp(ctx context.Context, c *pgx.Conn) error {
+	if _, err := c.Exec(ctx, ownNamesSQL); err != nil {
+		return fmt.Errorf("set the search path for migrations: %w", err)
+	}
 	if _, err := c.Exec(ctx, sessionSQL, fmt.Sprint(lockWait.Milliseconds())); err != nil {
 		return fmt.Errorf("set up a session for migrations: %w", err)
 	}
