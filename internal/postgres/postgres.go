@@ -68,6 +68,9 @@ var session = map[string]string{
 	"jit":                                 "off",
 	"max_parallel_workers_per_gather":     "0",
 	"idle_in_transaction_session_timeout": idleInTransaction,
+	// A session that listens is idle for as long as nothing is told, and hints that come while it connects again are
+	// lost.
+	"idle_session_timeout": "0",
 	// Unqualified names in statements are Postgres's own, even if public has objects of the same
 	// names.
 	"search_path": "pg_catalog, pg_temp",
@@ -147,9 +150,8 @@ func (c Config) prepare(cc *pgx.ConnConfig) {
 		"statement_timeout": c.StatementTimeout,
 		"lock_timeout":      c.LockTimeout,
 	} {
-		if limit > 0 {
-			cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
-		}
+		// 0, no bound, is sent as well: the role or the database may have one of its own.
+		cc.RuntimeParams[name] = fmt.Sprint(limit.Milliseconds())
 	}
 }
 
@@ -282,10 +284,11 @@ func Code(err error) string {
 	return ""
 }
 
-// Unavailable reports whether the database could not be reached, let no session begin, or refused work for a
-// temporary reason: shutting down, starting up, read-only after a failover, out of connections, memory or
-// disk. A session may be refused for a reason that only an operator ends, such as a password that was changed while
-// programs run; but the statement was not sent, and says nothing about what it was to write.
+// Unavailable reports whether the database could not be reached, let no session begin, ended one that was idle or in a
+// transaction for longer than its settings permit, or refused work for a temporary reason: shutting down, starting up,
+// read-only after a failover, out of connections, memory or disk. A session may be refused for a reason that only an
+// operator ends, such as a password that was changed while programs run; but the statement was not sent, and says
+// nothing about what it was to write.
 func Unavailable(err error) bool {
 	var unconnected *pgconn.ConnectError
 	return err != nil && (temporary(Code(err)) || errors.As(err, &unconnected))
@@ -295,7 +298,7 @@ func Unavailable(err error) bool {
 // that failed.
 func temporary(code string) bool {
 	switch code {
-	case "", "25006", "57P01", "57P02", "57P03", "53100", "53200", "53300":
+	case "", "25006", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05", "53100", "53200", "53300":
 		return true
 	default:
 		return strings.HasPrefix(code, "08")

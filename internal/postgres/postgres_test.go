@@ -1,6 +1,7 @@
 package postgres_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/url"
@@ -178,6 +179,63 @@ func TestAStatementThatIsAttendedHasNoTimeout(t *testing.T) {
 	}
 	if err != nil || within != "0 1min 10s" || behind != "1h" {
 		t.Errorf("timeouts are %q within the transaction, %q behind it (%v)", within, behind, err)
+	}
+}
+
+// Managed servers bound sessions by settings of roles and databases.
+func TestBoundsOfTheDatabaseDoNotReachSessions(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	names := []string{"idle_session_timeout", "lock_timeout", "statement_timeout"}
+	for _, name := range names {
+		setForDatabase(t, dsn, name, "30s")
+	}
+	pool, err := postgres.Open(t.Context(), postgres.Config{DSN: dsn, MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	for _, name := range names {
+		var value string
+		if err := pool.QueryRow(t.Context(), `SELECT current_setting($1)`, name).Scan(&value); err != nil || value != "0" {
+			t.Errorf("%s is %s (%v)", name, value, err)
+		}
+	}
+}
+
+// The same statement succeeds in another session. As a permanent error it would have results of runs thrown away.
+func TestASessionThatTheServerEndedForItsIdlenessIsUnavailable(t *testing.T) {
+	dsn := pgtest.DSN(t)
+	observer, err := pgx.Connect(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer observer.Close(context.WithoutCancel(t.Context()))
+	for _, bounded := range []string{
+		`SET idle_session_timeout = '10ms'`,
+		`BEGIN; SET LOCAL idle_in_transaction_session_timeout = '10ms'`,
+		`BEGIN; SELECT set_config(name, '10ms', true) FROM pg_settings WHERE name = 'transaction_timeout'`,
+	} {
+		conn, err := pgx.Connect(t.Context(), dsn)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(context.WithoutCancel(t.Context()))
+		answer, err := conn.PgConn().Exec(t.Context(), bounded).ReadAll()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if last := answer[len(answer)-1]; last.CommandTag.Select() && len(last.Rows) == 0 {
+			continue // this version of Postgres has no such setting
+		}
+		for lives := true; lives; {
+			const sql = `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE pid = $1)`
+			if err := observer.QueryRow(t.Context(), sql, conn.PgConn().PID()).Scan(&lives); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err = conn.Exec(t.Context(), `SELECT 1`); !postgres.Unavailable(err) {
+			t.Errorf("%s: %v is not unavailable", bounded, err)
+		}
 	}
 }
 
