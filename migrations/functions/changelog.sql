@@ -216,7 +216,9 @@ END $_$;
 -- columns. They run with the rights of the role that called watch: no other role may attach
 -- them to a table, and they refuse a table that is not watched, and a column whose type has become
 -- one of a user since (SQLSTATE PS006). They work in a database that was restored from a dump, too,
--- where tables and types have other OIDs.
+-- where tables and types have other OIDs. What they record does not depend on the settings of the
+-- session that changes the table: the text of a key is the lock key, and the texts of two values
+-- tell whether they differ.
 -- Locks: SHARE ROW EXCLUSIVE on the table, by CREATE TRIGGER: it waits for the transactions that
 -- are writing to the table, and new writers wait for it. Run it when none of them is long. ACCESS
 -- EXCLUSIVE where an earlier watch is replaced.
@@ -274,7 +276,9 @@ BEGIN
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
         body := own || '_' || op;
         EXECUTE format($f$CREATE FUNCTION penstock.%I() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
-                       SET search_path = pg_catalog, pg_temp AS %L $f$, body, format($b$
+                       SET search_path = pg_catalog, pg_temp SET timezone = 'UTC' SET datestyle = 'ISO, YMD'
+                       SET intervalstyle = 'postgres' SET bytea_output = 'hex' SET extra_float_digits = 1
+                       SET lc_monetary = 'C' AS %L $f$, body, format($b$
 -- Written by penstock.watch.
 DECLARE
     part record;

@@ -1,6 +1,7 @@
 package changelog
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -68,4 +69,30 @@ func TestAChangeBeyondThePayloadLimitIsRecordedWithoutValues(t *testing.T) {
 	b.exec(`INSERT INTO account (id, owner) VALUES (1, repeat('o', 400))`)
 	b.exec(`UPDATE account SET owner = 'ada'`)
 	b.wantChanges(`1.: null -> {"omitted": 454}`, `1.owner: {"omitted": 412} -> {"omitted": 12}`)
+}
+
+// The key of a row and a value are the same text, whatever the session that changes the row has set: else changes of one
+// object would have several lock keys, run side by side, and a change below the digits of the session would be none.
+func TestSettingsOfTheWriterDoNotChangeWhatIsRecorded(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE reading (at timestamptz, size bytea, during tstzrange, every interval, price money, value float8);
+		SELECT penstock.alter_queue('changes', '{"grouping": "object"}')`)
+	keys := []string{"at", "size", "during", "every", "price"}
+	if err := Watch(b.ctx, b.pool, "reading", "changes", []string{"value"}, keys, invalidation.By{}); err != nil {
+		t.Fatal(err)
+	}
+	b.exec(`INSERT INTO reading VALUES ('2026-03-01 12:00+00', '\xff', '[2026-03-01 12:00+00,2026-04-13 12:00+00)',
+		'1 day 2 hours', 1::numeric::money, 0.1)`)
+	for i, settings := range []string{
+		`SET LOCAL TimeZone = 'Asia/Kathmandu'`, `SET LOCAL bytea_output = escape`, `SET LOCAL DateStyle = 'German, DMY'`,
+		`SET LOCAL IntervalStyle = sql_standard`, `SET LOCAL extra_float_digits = -10`, `SET LOCAL lc_monetary = 'C.UTF-8'`,
+	} {
+		b.exec(`BEGIN; ` + settings + fmt.Sprintf(`; UPDATE reading SET value = 0.1 + %d * 1e-15::float8; COMMIT`, i+1))
+	}
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes`); n != 7 {
+		t.Errorf("%d changes were recorded, want 7", n)
+	}
+	if n := b.count(`SELECT count(DISTINCT lock_key) FROM penstock.entry_changes`); n != 1 {
+		t.Errorf("the changes of one row have %d lock keys", n)
+	}
 }
