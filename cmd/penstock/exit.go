@@ -124,7 +124,7 @@ var kinds = []struct {
 		isA[*migrations.OldError], exitState,
 		"penstock migrate status shows what is missing, penstock migrate up applies it",
 	},
-	{code("08P01"), exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
+	{refusesSettings, exitUnavailable, "a pooler in between refuses settings of sessions: give --database-pooled"},
 	{
 		code("28P01", "28000", "3D000"), exitUnavailable,
 		"check the user, the password and the database in --database-url (PENSTOCK_DATABASE_URL)",
@@ -180,6 +180,8 @@ func isA[T error](err error) bool {
 	var target T
 	return errors.As(err, &target)
 }
+
+func refusesSettings(err error) bool { return errors.Is(postgres.ForPooler(err), postgres.ErrPooler) }
 
 func code(states ...string) func(error) bool {
 	return func(err error) bool {

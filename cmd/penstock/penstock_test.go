@@ -250,6 +250,7 @@ func TestEveryErrorHasItsExitCodeAndANextStep(t *testing.T) {
 		{&pgconn.PgError{Code: "42P01"}, exitState},
 		{fmt.Errorf("x: %w", &invalidation.FullError{}), exitFull},
 		{&pgconn.PgError{Code: "57P01"}, exitUnavailable},
+		{&pgconn.PgError{Code: "08P01"}, exitUnavailable}, // of a pooler
 		{&pgconn.PgError{Code: "28P01"}, exitUnavailable},
 		{&pgconn.PgError{Code: "42501"}, exitUnavailable},
 		{&migrations.OldError{Missing: migrations.FunctionsName}, exitState},

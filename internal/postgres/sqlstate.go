@@ -2,6 +2,7 @@ package postgres
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,6 +20,21 @@ const (
 	LockNotAvailable      = "55P03"
 	QueryCanceled         = "57014" // by statement_timeout as well
 )
+
+// ErrPooler is what ends a program where ForPooler finds that its settings are those for Postgres itself.
+var ErrPooler = errors.New("a pooler in between takes no settings of sessions: set database.pooled, and " +
+	"database.direct_url to the address of Postgres itself")
+
+// ForPooler makes err an ErrPooler where a pooler let no session begin for the settings in its request. PgBouncer knows
+// only those that it keeps for each client, and its SQLSTATE 08P01 is that of all its errors. It returns others as they
+// are.
+func ForPooler(err error) error {
+	var sent *pgconn.PgError
+	if errors.As(err, &sent) && strings.HasPrefix(sent.Message, "unsupported startup parameter") {
+		return fmt.Errorf("%w: %w", ErrPooler, err)
+	}
+	return err
+}
 
 // RefusesValues says whether the server refused a statement for the values in it, as it would again: data exceptions
 // (class 22), and values beyond what it can hold or follow, as JSON that is too deep for its stack (class 54). One that

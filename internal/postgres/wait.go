@@ -9,11 +9,11 @@ import (
 
 // Wait calls try until it succeeds, with a growing delay after errors that pass (see Passes), then
 // runs Check and logs its advice. It returns nil early when ctx ends, and at once any permanent
-// error: ErrIsolation, permanent errors of the server, those of a session that it refuses included, and errors with a
-// method Final.
+// error: ErrIsolation, ErrPooler, permanent errors of the server, those of a session that it refuses included, and
+// errors with a method Final.
 func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error {
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 5*time.Second) {
-		err := try()
+		err := ForPooler(try())
 		if err == nil {
 			var advice []string
 			if advice, err = Check(ctx, db); len(advice) > 0 {
@@ -25,7 +25,8 @@ func Wait(ctx context.Context, db DB, log *slog.Logger, try func() error) error 
 			return nil
 		}
 		var final interface{ Final() }
-		if errors.Is(err, ErrIsolation) || errors.As(err, &final) || refused(err) || !Passes(err) {
+		misfit := errors.Is(err, ErrIsolation) || errors.Is(err, ErrPooler)
+		if misfit || errors.As(err, &final) || refused(err) || !Passes(err) {
 			return err
 		}
 		log.Warn("waiting for the database", "error", err)

@@ -38,6 +38,14 @@ func TestStartWaitsForADatabaseThatIsAwayAndForNothingElse(t *testing.T) {
 	if err := wait(t.Context(), away, refusal(t)); err == nil || tries != 2 {
 		t.Errorf("a role that the server does not let in: %v after %d tries", err, tries)
 	}
+	settings := &pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: "unsupported startup parameter: jit"}
+	if err := wait(t.Context(), away, settings, nil); !errors.Is(err, postgres.ErrPooler) || tries != 2 {
+		t.Errorf("a pooler that takes no settings of sessions: %v after %d tries", err, tries)
+	}
+	queued := &pgconn.PgError{Severity: "FATAL", Code: "08P01", Message: "query_wait_timeout"}
+	if err := wait(t.Context(), queued, nil); err != nil || tries != 2 {
+		t.Errorf("a pooler that is busy: %v after %d tries", err, tries)
+	}
 	for _, code := range []string{"40001", "40P01", "55P03", "57014"} {
 		if err := wait(t.Context(), &pgconn.PgError{Code: code}, nil); err != nil || tries != 2 {
 			t.Errorf("SQLSTATE %s, which passes: %v after %d tries", code, err, tries)

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // ListenConfig has the connection and the callbacks of a listener. Conn is required; callbacks that are nil are not
@@ -163,7 +165,7 @@ func (l *Listener) listen(ctx context.Context) (worked bool, err error) {
 	defer cancel()
 	conn, err := pgx.ConnectConfig(connectCtx, l.cfg.Conn)
 	if err != nil {
-		return false, fmt.Errorf("connect: %w", err)
+		return false, fmt.Errorf("connect: %w", postgres.ForPooler(err))
 	}
 	defer conn.Close(context.WithoutCancel(connectCtx))
 	if _, err := conn.Exec(connectCtx, `LISTEN `+hintChannel); err != nil {
