@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/penstock/penstock/internal/postgres"
 )
 
 // versionMin is the oldest Postgres whose behaviour the schema relies on; CI runs on 15 and newer.
@@ -157,6 +159,9 @@ func checkClock(ctx context.Context, tx pgx.Tx, cfg Config) (Finding, error) {
 	return f, nil
 }
 
+// connectionsMany is the share of connections in use from which on a program that restarts may get none.
+const connectionsMany = 0.8
+
 const connectionsSQL = `
 SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client backend'),
        current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int,
@@ -167,20 +172,54 @@ SELECT (SELECT count(*)::int FROM pg_stat_activity WHERE backend_type = 'client 
               ORDER BY count(*) DESC, application_name
               LIMIT 5)`
 
+// limitedSQL reads the limits of this database and of roles, superusers aside, whose connections no limit counts.
+const limitedSQL = `
+SELECT format('%s of %s of %s', u.used, l.most, l.place), u.used::float8 / greatest(l.most, 1)
+  FROM (SELECT 'database ' || datname AS place, datconnlimit AS most, oid AS database, NULL::oid AS role
+          FROM pg_database WHERE datname = current_database()
+         UNION ALL
+        SELECT 'role ' || rolname, rolconnlimit, NULL, oid FROM pg_roles WHERE NOT rolsuper) l
+ CROSS JOIN LATERAL (
+       SELECT count(*) AS used FROM pg_stat_activity a
+        WHERE a.backend_type = 'client backend' AND (a.datid = l.database OR a.usesysid = l.role)) u
+ WHERE l.most >= 0 AND u.used > 0
+ ORDER BY 2 DESC, 1`
+
+// checkConnections compares the connections in use with max_connections, and with the limits of this database and of
+// roles, which managed servers set far below it.
 func checkConnections(ctx context.Context, tx pgx.Tx, _ Config) (Finding, error) {
 	var used, most int
 	var who []string
 	if err := tx.QueryRow(ctx, connectionsSQL).Scan(&used, &most, &who); err != nil {
 		return Finding{}, err
 	}
+	type limit struct {
+		Text  string
+		Share float64
+	}
+	limits, err := pgx.CollectRows(postgres.Query(ctx, tx, limitedSQL), pgx.RowToStructByPos[limit])
+	if err != nil {
+		return Finding{}, fmt.Errorf("read limits of connections: %w", err)
+	}
 	f := Finding{Summary: fmt.Sprintf("%d of %d in use", used, most)}
-	if share := float64(used) / float64(max(most, 1)); share > 0.8 {
-		f.Severity, f.Details = Warning, who
-		if share > 0.95 {
-			f.Severity = Critical
+	fullest := float64(used) / float64(max(most, 1))
+	const pool = "put a pooler in transaction mode in between (--database-pooled): Penstock works through one."
+	if fullest > connectionsMany {
+		f.Details, f.Advice = who, "Raise max_connections, or "+pool
+	}
+	for _, l := range limits {
+		if l.Share > connectionsMany {
+			f.Details = append(f.Details, l.Text)
+			f.Advice = "Raise the limit (ALTER ROLE or ALTER DATABASE ... CONNECTION LIMIT, max_connections), or " +
+				pool
 		}
-		f.Advice = "Raise max_connections, or put a pooler in transaction mode in between (--database-pooled): " +
-			"Penstock works through one."
+		fullest = max(fullest, l.Share)
+	}
+	switch {
+	case fullest > 0.95:
+		f.Severity = Critical
+	case fullest > connectionsMany:
+		f.Severity = Warning
 	}
 	return f, nil
 }

@@ -62,3 +62,10 @@ func TestAnIsolationThatTheDatabaseSetsIsAWarning(t *testing.T) {
 	setForDatabase(t, pool, "default_transaction_isolation = 'READ COMMITTED'")
 	want(t, find(t, pool, "isolation", Config{}), Fine)
 }
+
+// A role that has used up its own limit gets no connection, however many the server has.
+func TestConnectionsAreJudgedByTheLimitOfTheDatabaseAsWell(t *testing.T) {
+	pool := newPool(t)
+	exec(t, pool, `DO $do$ BEGIN EXECUTE format($$ALTER DATABASE %I CONNECTION LIMIT 1$$, current_database()); END $do$`)
+	want(t, find(t, pool, "connections", Config{}), Critical, " of 1 of database ", "ALTER DATABASE")
+}
