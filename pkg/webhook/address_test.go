@@ -156,6 +156,20 @@ func TestRebindingIsRefusedWhenConnecting(t *testing.T) {
 	}
 }
 
+// A name with an address that is not allowed beside one that is: where that one does not answer, the receiver is down, and
+// its messages come later. The dialer returns the error of the address that it tried first.
+func TestAReceiverWithAForbiddenAddressBesideAnotherIsTriedAgain(t *testing.T) {
+	both := map[string][]string{"a.example.com.": {"169.254.1.1", "93.184.215.14"}, "b.example.com.": {"10.0.0.1", "93.184.215.14"}, "c.example.com.": {"93.184.215.14", "fd00::1"}}
+	for name := range both {
+		dials := &dialCount{}
+		d := newDeliverer(Config{Dialer: net.Dialer{Resolver: resolver(t, fixed(both)), Control: dials.refuse}})
+		o := d.deliver(t.Context(), message{ID: "m", URL: "https://" + strings.TrimSuffix(name, ".") + "/", Secrets: []Secret{NewSecret()}, Attempt: 1})
+		if o.Kind != retry || dials.count.Load() != 1 {
+			t.Errorf("%s: %s (%s) after %d connections, want a retry after one", name, o.Kind, o.Reason, dials.count.Load())
+		}
+	}
+}
+
 func TestAllowListAdmitsInternalReceivers(t *testing.T) {
 	internal := map[string][]string{"hooks.corp.internal.": {"10.1.2.3"}, "other.corp.example.": {"10.9.9.9"}, "evil.example.com.": {"10.1.2.3"}, "public.example.com.": {"93.184.215.14"}}
 	for _, c := range []struct {

@@ -2,9 +2,11 @@ package webhook
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"syscall"
 )
 
@@ -16,7 +18,7 @@ type schemeKey struct{}
 
 // Dialer returns a dial function that checks every address right before it
 // connects, after the name was resolved. A Control of base's own runs only for
-// addresses that passed.
+// addresses that passed. The error wraps ErrForbiddenAddress where no address of the name is allowed.
 func (p AddressPolicy) Dialer(base net.Dialer) DialFunc {
 	inner, innerContext := base.Control, base.ControlContext
 	return func(ctx context.Context, network, address string) (net.Conn, error) {
@@ -28,6 +30,7 @@ func (p AddressPolicy) Dialer(base net.Dialer) DialFunc {
 			return nil, err
 		}
 		allowed := p.allowsHost(host)
+		var passed atomic.Bool // an address that the policy allows
 		dialer := base
 		dialer.Control = nil
 		dialer.ControlContext = func(ctx context.Context, network, resolved string, conn syscall.RawConn) error {
@@ -36,6 +39,7 @@ func (p AddressPolicy) Dialer(base net.Dialer) DialFunc {
 					return err
 				}
 			}
+			passed.Store(true)
 			switch {
 			case innerContext != nil:
 				return innerContext(ctx, network, resolved, conn)
@@ -44,7 +48,12 @@ func (p AddressPolicy) Dialer(base net.Dialer) DialFunc {
 			}
 			return nil
 		}
-		return dialer.DialContext(ctx, network, address)
+		conn, err := dialer.DialContext(ctx, network, address)
+		if errors.Is(err, ErrForbiddenAddress) && passed.Load() {
+			// Of several addresses the error is that of the first. One that may be connected to did not answer.
+			err = errors.New(err.Error() + "; another address of it did not answer")
+		}
+		return conn, err
 	}
 }
 
