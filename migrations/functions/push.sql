@@ -75,6 +75,7 @@ DECLARE
         cardinality(finish_bys), cardinality(costs), cardinality(names), cardinality(idempotency_keys),
         cardinality(unique_keys), cardinality(unique_policies), cardinality(traces), cardinality(callbacks),
         cardinality(weights)];
+    by_snapshot boolean; -- reads by the snapshot of its transaction, and not of each statement
     keep boolean[];
     pushed_at timestamptz; -- the transaction may have begun long before
 BEGIN
@@ -174,7 +175,8 @@ BEGIN
     IF coalesce(q.capacity, q.capacity_per_slot) IS NOT NULL AND n > 0 THEN
         PERFORM penstock.admit(q, n);
     END IF;
-    IF current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') AND n > 0
+    by_snapshot := current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted');
+    IF by_snapshot AND n > 0
        AND (q.grouping IS NOT NULL
             OR cardinality(names) + cardinality(lock_keys) + cardinality(unique_policies) > 0) THEN
         PERFORM penstock.check_snapshot(q);
@@ -218,9 +220,10 @@ BEGIN
               FROM fresh f
              WHERE f.lock_key IS NOT NULL AND penstock.claimable(f.status, f.priority)
              GROUP BY f.priority, f.flow, f.lock_key) g
-     WHERE NOT EXISTS (
+     WHERE by_snapshot OR NOT EXISTS (
         -- A ready row of the key that we can lock stays until we commit: a session that deletes it later sees our
-        -- entries. One that is locked already gives no such promise, so that the key gets another.
+        -- entries. One that is locked already gives no such promise, so that the key gets another, and so does one that
+        -- our snapshot sees: where a claim has deleted it since, its lock would fail.
         SELECT FROM penstock.ready r
          WHERE r.lock_key = g.lock_key AND r.queue_id + 0 = q.id AND r.priority = g.priority AND r.flow = g.flow
          LIMIT 1

@@ -148,6 +148,29 @@ func TestPushNeitherWaitsForAClaimNorReliesOnItsReadyRow(t *testing.T) {
 	}
 }
 
+// Guard: a push by a snapshot relies on no ready row, which a claim may have deleted since: its lock would fail, and with
+// it the transaction of the pusher, as often as a node claims the key.
+func TestAPushBySnapshotIsNotRefusedForAClaimOfItsKey(t *testing.T) {
+	for _, level := range []string{"REPEATABLE READ", "SERIALIZABLE"} {
+		b := newBed(t, Config{})
+		b.push("K", "J")
+		pusher := b.begin()
+		b.exec(pusher, `SET TRANSACTION ISOLATION LEVEL `+level)
+		b.exec(pusher, `SELECT FROM penstock.queue`)
+		running := b.claim(1)
+		came := b.pushOn(pusher, "K", "J")
+		b.settle(doneAll(running...)...)
+		b.commit(pusher)
+		rest := b.claim(10)
+		if got := entryIDs(rest...); !slices.Contains(got, came[0]) || !slices.Contains(got, came[1]) || len(got) != 3 {
+			t.Errorf("%s: claimed %v, want %v and the one before them", level, got, came)
+		}
+		b.settle(doneAll(rest...)...)
+		b.claim(10) // deletes ready rows of keys without entries
+		b.checkInvariants()
+	}
+}
+
 // Guard: entries of a group are read after the claim, by a statement of its own. K has ready rows in two lanes.
 // The claim of one lane is held up on key J with a snapshot in which K's entries are pending; meanwhile K is
 // claimed by the other lane and finished. What the old snapshot shows must not run again.
