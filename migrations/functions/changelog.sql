@@ -59,14 +59,15 @@ END $$;
 -- that no payload may have: a payload that is refused would refuse the statement that changed the table.
 -- Callers: watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_value(v jsonb) RETURNS jsonb
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+BEGIN -- in plpgsql, whose plans a session keeps: one in SQL would be planned for each statement
     -- See check_payloads for the texts of up to 300 bytes.
-    SELECT CASE WHEN pg_column_size(v) > 8192
+    RETURN CASE WHEN pg_column_size(v) > 8192
                   OR CASE WHEN jsonb_typeof(v) NOT IN ('number', 'object', 'array') THEN false
                           WHEN pg_column_size(v) > 500 THEN penstock.has_wild_number(v)
                           WHEN octet_length(v::text) > 300 THEN penstock.has_wild_number(v) END
-                THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END
-$$;
+                THEN jsonb_build_object('omitted', pg_column_size(v)) ELSE v END;
+END $$;
 
 -- watch_json is a json value as jsonb. One that jsonb does not take (a NUL, half of a surrogate pair, a number of more
 -- digits) becomes its text.
@@ -83,11 +84,15 @@ END $$;
 -- is null for all others.
 -- Callers: push_changes.
 CREATE OR REPLACE FUNCTION penstock.watch_lock_key(change jsonb, path text) RETURNS text
-LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
-    SELECT 'sha256:' || encode(sha256(convert_to(k.key, 'UTF8')), 'hex')
-      FROM (SELECT penstock.lock_key_of(change, path) AS key OFFSET 0) k
-     WHERE k.key = '' OR k.key LIKE '#%' OR octet_length(k.key) > 512
-$$;
+LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE AS $$
+DECLARE
+    key text := penstock.lock_key_of(change, path);
+BEGIN
+    IF key = '' OR key LIKE '#%' OR octet_length(key) > 512 THEN
+        RETURN 'sha256:' || encode(sha256(convert_to(key, 'UTF8')), 'hex');
+    END IF;
+    RETURN NULL;
+END $$;
 
 -- push_changes pushes the changes that a statement made. No value of the table is a reason for which it refuses them:
 -- the statement would fail. Of a change that is beyond payload_limit the values are left out.
@@ -285,10 +290,11 @@ DECLARE
 BEGIN
     -- The row of watch is read where the OID is another one, after a restore.
     IF TG_RELID <> %s AND NOT EXISTS (SELECT FROM penstock.watch w WHERE w.watched = TG_RELID AND w.queue_id = %s)
-       OR EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                   WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
-                     AND t.typnamespace <> 'pg_catalog'::regnamespace
-                     AND penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
+       OR EXISTS (SELECT FROM (SELECT a.attname FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+                                WHERE a.attrelid = TG_RELID AND %L::jsonb ? a.attname
+                                  AND t.typnamespace <> 'pg_catalog'::regnamespace
+                               OFFSET 0) a -- the function is planned anew for each column that it is called for
+                   WHERE penstock.watch_column_sql(TG_RELID, a.attname) IS DISTINCT FROM %L::jsonb ->> a.attname) THEN
         RAISE EXCEPTION 'table %% is not what is watched, or its columns have changed', TG_RELID::regclass
             USING ERRCODE = 'PS006', HINT = 'Watch it again: SELECT penstock.watch(...).';
     END IF;
