@@ -158,11 +158,61 @@ LANGUAGE sql STABLE AS $$
      WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
+-- watch_key_sql is the expression by which rows before and after an UPDATE are joined; the row is %1$s in it. Texts are
+-- compared byte by byte: an object that is called otherwise is another one, also where its collation calls the names
+-- equal. Types that have no equality which can be hashed or sorted are compared as they are recorded, and so are those
+-- that extensions brought, whose operators are not on the search path of the trigger.
+-- Callers: watch_changes_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_key_sql(watched regclass, column_name text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN t.typnamespace <> 'pg_catalog'::regnamespace THEN penstock.watch_field_sql(watched, column_name)
+                WHEN t.typcategory = 'S' AND a.attcollation <> 0 THEN format('%%1$s.%s COLLATE "C"', quoted.name)
+                WHEN EXISTS (SELECT FROM pg_opclass c JOIN pg_am m ON m.oid = c.opcmethod
+                             WHERE m.amname = 'btree' AND c.opcdefault AND c.opcintype = t.oid)
+                THEN format('%%1$s.%s', quoted.name)
+                ELSE penstock.watch_field_sql(watched, column_name) END
+      FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+     CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
+     WHERE a.attrelid = watched AND a.attname = column_name
+$$;
+
+-- watch_identifies returns whether a unique index says that columns identify a row at the end of each statement.
+-- Callers: watch_changes_sql, watch_row_columns.
+CREATE OR REPLACE FUNCTION penstock.watch_identifies(watched regclass, columns text[]) RETURNS boolean
+LANGUAGE sql STABLE AS $$
+    SELECT EXISTS (
+        SELECT FROM pg_index i
+         WHERE i.indrelid = watched AND i.indisunique AND i.indisvalid AND i.indimmediate AND i.indpred IS NULL
+           AND NOT EXISTS (SELECT FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, n)
+                             LEFT JOIN pg_attribute a ON a.attrelid = watched AND a.attnum = k.attnum
+                            WHERE k.n <= i.indnkeyatts AND (a.attname = ANY (columns)) IS NOT TRUE))
+$$;
+
+-- watch_row_columns are the columns by which a row before an UPDATE is joined to that after it: the keys and, where no
+-- unique index says that they identify a row, the primary key, but for the columns by which a row of a partitioned table
+-- changes its partition.
+-- Callers: watch, watch_changes_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_row_columns(watched regclass, keys text[]) RETURNS text[]
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN penstock.watch_identifies(watched, keys) THEN keys ELSE keys || ARRAY(
+        SELECT a.attname::text FROM pg_index i
+          JOIN pg_attribute a ON a.attrelid = watched AND a.attnum = ANY (i.indkey)
+         WHERE i.indrelid = watched AND i.indisprimary AND a.attname <> ALL (keys)
+           AND NOT EXISTS (
+               SELECT FROM pg_partition_tree(coalesce(pg_partition_root(watched), watched)) t
+                 JOIN pg_partitioned_table p ON p.partrelid = t.relid
+                 JOIN pg_attribute x ON x.attrelid = p.partrelid AND x.attnum = ANY (p.partattrs)
+                WHERE x.attname = a.attname)) END
+$$;
+
 -- watch_changes_sql is the query behind a watch: one row {"table", "object", "field", "from", "to"}
 -- for each field that differs. A row that was inserted or deleted is one change, with field null
 -- and the watched columns in "to" or "from". An update that changes keys is a deleted and an
 -- inserted row. A full join can only be hashed or merged, so that the plan of the first statement
 -- of a session, of one row perhaps, is right for a million.
+--
+-- Rows before an UPDATE are joined to those after it by watch_row_columns. Where these do not identify a row, the n-th
+-- of equal rows before is joined to the n-th after it: transition tables have them in one order.
 -- Callers: watch.
 CREATE OR REPLACE FUNCTION penstock.watch_changes_sql(
     watched regclass,
@@ -189,26 +239,35 @@ DECLARE
     went    text := format(shape, format(object, 'o'), 'NULL', format(whole, 'o'), 'NULL');
     field   text := format(shape, format(object, 'n'), 'f.field', 'penstock.watch_value(f.was)',
                            'penstock.watch_value(f.became)');
+    matched text[] := penstock.watch_row_columns(watched, keys);
+    ranked  boolean := false; -- no index says that they identify a row
+    side    text := '(SELECT true AS penstock_here, * FROM %s_rows)';
+    joined  text;
 BEGIN
+    IF NOT penstock.watch_identifies(watched, matched) THEN
+        ranked := true;
+        side := format(
+            '(SELECT true AS penstock_here, *, row_number() OVER (PARTITION BY %s ORDER BY penstock_place) AS penstock_rank'
+            ' FROM (SELECT *, row_number() OVER () AS penstock_place FROM %%s_rows) r)',
+            (SELECT string_agg(replace(format(penstock.watch_key_sql(watched, k), 'r'), '%', '%%'), ', ')
+               FROM unnest(matched) k));
+    END IF;
+    joined := (SELECT string_agg(format(penstock.watch_key_sql(watched, k), 'n') || ' = '
+                                 || format(penstock.watch_key_sql(watched, k), 'o'), ' AND ') FROM unnest(matched) k)
+              || CASE WHEN ranked THEN ' AND n.penstock_rank = o.penstock_rank' ELSE '' END;
     RETURN CASE op
         WHEN 'insert' THEN came || ' FROM new_rows n'
         WHEN 'delete' THEN went || ' FROM old_rows o'
         WHEN 'truncate' THEN format(shape, 'NULL', 'NULL', 'NULL', 'NULL')
         ELSE format($q$SELECT c.change
-  FROM (SELECT true AS penstock_here, * FROM old_rows) o FULL
-      JOIN (SELECT true AS penstock_here, * FROM new_rows) n ON %s
+  FROM %s o FULL
+      JOIN %s n ON %s
  CROSS JOIN LATERAL (
-       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here AND f.was IS DISTINCT
-           FROM f.became
+       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here
+           AND f.was IS DISTINCT FROM f.became
        UNION ALL %s WHERE n.penstock_here IS NULL
        UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
-            -- The operators of types that extensions brought are not on the search path of the trigger.
-            (SELECT string_agg(CASE WHEN t.typnamespace = 'pg_catalog'::regnamespace
-                               AND t.typname <> 'json' THEN format('n.%1$I = o.%1$I', a.attname)
-                                    ELSE format(penstock.watch_field_sql(watched, a.attname), 'n') || ' = '
-                                        || format(penstock.watch_field_sql(watched, a.attname), 'o') END, ' AND ')
-               FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-                   WHERE a.attrelid = watched AND a.attname = ANY (keys)), field,
+            format(side, 'old'), format(side, 'new'), joined, field,
             (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_field_sql(watched, c), 'o') || ', '
                                || format(penstock.watch_field_sql(watched, c), 'n') || ')', ', ')
                FROM unnest(columns) c), went, came)
@@ -246,7 +305,9 @@ DECLARE
     own   text := 'watch_' || q.id || '_' || substr(gen_random_uuid()::text, 25);
     body  text;
     wrong text;
-    converted jsonb; -- expressions of the columns that are converted by to_jsonb(), by name
+    -- Expressions, by to_jsonb(), of the columns that may only have types of Postgres, by name: also of those by which
+    -- rows are joined, or an operator of Postgres would be given them by a cast that any role may have made.
+    converted jsonb;
 BEGIN
     IF q.kind <> 'change_log' THEN
         RAISE EXCEPTION 'queue "%" is of kind %, not change_log', q.name, q.kind
@@ -276,7 +337,8 @@ BEGIN
     END IF;
     SELECT coalesce(jsonb_object_agg(a.attname, x.text), '{}') INTO converted
       FROM pg_attribute a CROSS JOIN LATERAL penstock.watch_column_sql(watched, a.attname) x(text)
-     WHERE a.attrelid = watched AND a.attname = ANY (columns || keys) AND x.text LIKE 'to_jsonb(%';
+     WHERE a.attrelid = watched AND a.attname = ANY (columns || penstock.watch_row_columns(watched, keys))
+       AND x.text LIKE 'to_jsonb(%';
     PERFORM penstock.unwatch(watched, queue, reason, actor);
     FOREACH op IN ARRAY ARRAY['insert', 'update', 'delete', 'truncate'] LOOP
         body := own || '_' || op;

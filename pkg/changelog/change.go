@@ -24,7 +24,9 @@ func (c Change) Inserted() bool { return c.Field == "" && isNull(c.From) && !isN
 func (c Change) Deleted() bool { return c.Field == "" && !isNull(c.From) }
 
 // Truncated reports whether all objects of the table were removed by TRUNCATE.
-func (c Change) Truncated() bool { return isNull(c.Object) }
+func (c Change) Truncated() bool {
+	return c.Field == "" && isNull(c.Object) && isNull(c.From) && isNull(c.To)
+}
 
 func isNull(v json.RawMessage) bool { return len(v) == 0 || string(v) == "null" }
 

@@ -52,8 +52,16 @@ func TestRoleWithoutRightsRunsNothingThroughAWatch(t *testing.T) {
 		CREATE CAST (app.mood AS json) WITH FUNCTION app.convert(app.mood);
 		CREATE TABLE app.watched (id integer PRIMARY KEY, mood app.mood, n integer);
 		CREATE TABLE app.own (id integer PRIMARY KEY, mood app.mood, n integer);
+		CREATE FUNCTION app.number(app.mood) RETURNS integer LANGUAGE plpgsql AS $$
+		BEGIN
+			INSERT INTO public.ran VALUES (current_user);
+			RETURN 1;
+		END $$;
+		CREATE CAST (app.mood AS integer) WITH FUNCTION app.number(app.mood) AS IMPLICIT;
+		CREATE TABLE app.grouped (id integer PRIMARY KEY, kind integer, n integer);
 		RESET ROLE;
-		SELECT penstock.watch('app.watched', 'changes')`, role))
+		SELECT penstock.watch('app.watched', 'changes');
+		SELECT penstock.watch('app.grouped', 'changes', ARRAY['n'], ARRAY['kind'])`, role))
 	var function string
 	err = pool.QueryRow(t.Context(), `SELECT tgfoid::regprocedure FROM pg_trigger
 		WHERE tgrelid = 'app.watched'::regclass AND tgname LIKE '%_insert'`).Scan(&function)
@@ -89,6 +97,13 @@ func TestRoleWithoutRightsRunsNothingThroughAWatch(t *testing.T) {
 	}
 	if err := asRole(`UPDATE app.watched SET n = 'good'`); postgres.Code(err) != "PS006" {
 		t.Errorf("a column became of the role's type: %v", err)
+	}
+	// Rows are compared by the primary key, too, where the keys do not identify them.
+	if err := asRole(`ALTER TABLE app.grouped ALTER id TYPE app.mood USING 'bad'`); err != nil {
+		t.Fatal(err)
+	}
+	if err := asRole(`UPDATE app.grouped SET n = 8`); postgres.Code(err) != "PS006" {
+		t.Errorf("a column of the primary key became of the role's type: %v", err)
 	}
 	if err := asRole(`ALTER TABLE app.watched ALTER n TYPE bigint USING 7`); err != nil {
 		t.Fatal(err)

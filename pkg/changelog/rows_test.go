@@ -1,6 +1,8 @@
 package changelog
 
 import (
+	"context"
+	"slices"
 	"testing"
 
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -31,4 +33,103 @@ func TestAChangeIsTheSameFromEachSession(t *testing.T) {
 	b.wantChanges(at+`: null -> {"raw": "\\x00ff", "lasts": "1 day 02:00:00", "value": 0.3, `+
 		`"period": "[\"2026-01-31 00:00:00+00\",\"2026-02-01 00:00:00+00\")"}`,
 		at+`value: 0.3 -> 0.30000000000000004`)
+}
+
+// The row of an UPDATE is compared with itself, also where other rows have its key, as the lines of an order do.
+func TestRowsWithOneKeyAreComparedOneByOne(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE line (id int PRIMARY KEY, order_id int, price int)`)
+	b.watchTable("line", []string{"price"}, "order_id")
+	b.exec(`INSERT INTO line VALUES (1, 7, 10), (2, 7, 20), (3, 7, 30)`)
+	b.changes()
+	b.exec(`UPDATE line SET price = price + 1`)
+	got := b.changes()
+	slices.Sort(got)
+	if want := []string{`7.price: 10 -> 11`, `7.price: 20 -> 21`, `7.price: 30 -> 31`}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+	b.exec(`UPDATE line SET order_id = 8 WHERE id = 1`)
+	b.wantChanges(`7.: {"price": 11} -> null`, `8.: null -> {"price": 11}`)
+
+	b.exec(`CREATE TABLE loose (kind text, n int)`) // without a primary key
+	b.watchTable("loose", nil, "kind")
+	b.exec(`INSERT INTO loose SELECT 'a', i FROM generate_series(1, 200) i`)
+	b.changes()
+	b.exec(`UPDATE loose SET n = n + 1000`)
+	if n := b.count(`SELECT count(*) FROM penstock.entry_changes
+	                  WHERE (payload->>'to')::int = (payload->>'from')::int + 1000`); n != 200 {
+		t.Errorf("%d rows were compared with themselves, want 200", n)
+	}
+	if got := b.changes(); len(got) != 200 {
+		t.Errorf("%d changes of 200 rows", len(got))
+	}
+}
+
+// A key that identifies a row and is not declared unique, since an index of a partitioned table has to have its
+// partition key.
+func TestARowThatMovesToAnotherPartitionIsTheSameObject(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE client (id int, region text, v int, PRIMARY KEY (id, region)) PARTITION BY LIST (region);
+		CREATE TABLE client_eu PARTITION OF client FOR VALUES IN ('eu');
+		CREATE TABLE client_us PARTITION OF client FOR VALUES IN ('us')`)
+	b.watchTable("client", []string{"region", "v"}, "id")
+	b.exec(`INSERT INTO client VALUES (1, 'eu', 1), (2, 'eu', 1)`)
+	b.changes()
+	b.exec(`UPDATE client SET region = 'us', v = 2 WHERE id = 1`)
+	b.wantChanges(`1.region: "eu" -> "us"`, `1.v: 1 -> 2`)
+	b.exec(`CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+		CREATE TRIGGER nothing BEFORE INSERT ON client_eu FOR EACH ROW EXECUTE FUNCTION nothing()`)
+	b.exec(`UPDATE client SET region = 'eu' WHERE id = 1`) // the trigger ends the row
+	b.wantChanges(`1.: {"v": 2, "region": "us"} -> null`)
+}
+
+// Only TRUNCATE is the change of all objects: a handler empties its cache for it.
+func TestARowWithoutAKeyIsNoTruncatedTable(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE TABLE line (id int PRIMARY KEY, order_id int, price int)`)
+	b.watchTable("line", []string{"price"}, "order_id")
+	b.exec(`INSERT INTO line VALUES (1, NULL, 10)`)
+	b.exec(`DELETE FROM line`)
+	b.exec(`TRUNCATE line`)
+	var truncated []bool
+	_, err := b.run("changes", Handler(b.pool, func(_ context.Context, c Change) ([]Push, error) {
+		truncated = append(truncated, c.Truncated())
+		return nil, nil
+	}))
+	if want := []bool{false, false, true}; err != nil || !slices.Equal(truncated, want) {
+		t.Errorf("truncated: %v, want %v; %v", truncated, want, err)
+	}
+}
+
+// An object that is called otherwise from now on is another one for those that know it by its name, though the
+// collation of the key calls them equal.
+func TestAKeyThatOnlyItsCollationCallsEqualHasChanged(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE COLLATION folded (provider = icu, locale = 'und-u-ks-level2', deterministic = false);
+		CREATE TABLE city (name text COLLATE folded PRIMARY KEY, v int)`)
+	b.watchTable("city", nil)
+	b.exec(`INSERT INTO city VALUES ('bonn', 1)`)
+	b.changes()
+	b.exec(`UPDATE city SET name = 'Bonn'`)
+	b.wantChanges(`"bonn".: {"v": 1} -> null`, `"Bonn".: null -> {"v": 1}`)
+	b.exec(`UPDATE city SET v = 2`)
+	b.wantChanges(`"Bonn".v: 1 -> 2`)
+}
+
+// A watch that cannot compare keys would fail each UPDATE of the table.
+func TestKeysOfTypesWithoutEqualityAreCompared(t *testing.T) {
+	b := newBed(t)
+	for column, value := range map[string]string{
+		"point": `'(1,2)'`, "box": `'(1,2),(0,0)'`, "xml": `'<a/>'`, "json[]": `ARRAY['1'::json]`, "int2vector": `'1 2'`,
+	} {
+		b.exec(`CREATE TABLE place (k ` + column + `, v int)`)
+		b.watchTable("place", nil, "k")
+		b.exec(`INSERT INTO place VALUES (` + value + `, 1)`)
+		b.changes()
+		b.exec(`UPDATE place SET v = 2`)
+		if got := b.changes(); len(got) != 1 {
+			t.Errorf("a key of type %s: %q", column, got)
+		}
+		b.exec(`DROP TABLE place`)
+	}
 }
