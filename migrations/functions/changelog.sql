@@ -119,6 +119,19 @@ BEGIN
     END IF;
 END $$;
 
+-- watch_base_type is the type below a domain, and any other type itself.
+-- Callers: watch_column_sql, watch_field_sql, watch_differs_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_base_type(type oid) RETURNS oid
+LANGUAGE sql STABLE AS $$
+    WITH RECURSIVE base AS (
+        SELECT t.oid, t.typtype, t.typbasetype FROM pg_type t WHERE t.oid = $1
+         UNION ALL
+        SELECT t.oid, t.typtype, t.typbasetype FROM base b JOIN pg_type t ON t.oid = b.typbasetype
+         WHERE b.typtype = 'd'
+    )
+    SELECT b.oid FROM base b WHERE b.typtype <> 'd'
+$$;
+
 -- watch_column_sql is the expression by which a trigger of watch turns a column into jsonb; the row
 -- is %1$s in it. The trigger runs with its owner's rights, and to_jsonb() calls a cast to json that
 -- any role may have made for its own type. So only types of pg_catalog are converted by to_jsonb(),
@@ -128,33 +141,47 @@ END $$;
 -- Callers: watch_field_sql, watch.
 CREATE OR REPLACE FUNCTION penstock.watch_column_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    WITH RECURSIVE base AS (
-        SELECT t.* FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
-            WHERE a.attrelid = watched AND a.attname = column_name
-        UNION ALL
-        SELECT t.* FROM base b JOIN pg_type t ON t.oid = b.typbasetype WHERE b.typtype = 'd'
-    )
-    SELECT CASE WHEN b.oid = (SELECT a.atttypid FROM pg_attribute a
-                              WHERE a.attrelid = watched AND a.attname = column_name)
-                     AND b.typnamespace = 'pg_catalog'::regnamespace THEN format('to_jsonb(%%1$s.%s)', quoted.name)
+    SELECT CASE WHEN b.oid = a.atttypid AND b.typnamespace = 'pg_catalog'::regnamespace
+                THEN format('to_jsonb(%%1$s.%s)', quoted.name)
                 WHEN b.typnamespace = 'pg_catalog'::regnamespace
                     THEN format('to_jsonb(%%1$s.%s::pg_catalog.%s)', quoted.name,
                                 replace(quote_ident(b.typname), '%', '%%'))
                 ELSE format('CASE WHEN %%1$s.%1$s IS NOT NULL THEN to_jsonb(format(''%%%%s'', %%1$s.%1$s)) END',
                             quoted.name) END
-      FROM base b CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
-     WHERE b.typtype <> 'd'
+      FROM pg_attribute a JOIN pg_type b ON b.oid = penstock.watch_base_type(a.atttypid)
+     CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
+     WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
--- watch_field_sql is the expression of watch_column_sql, for json and domains over it by watch_json.
--- Callers: watch_changes_sql.
+-- watch_field_sql is the expression of watch_column_sql, for json and domains over it by watch_json. A text or bytea of
+-- over 8 kB is left out before it is converted: jsonb holds no text of more than 256 MB, which a bytea of half of that
+-- is, and a large value that is stored out of line need not be read.
+-- Callers: watch_changes_sql, watch_key_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_field_sql(watched regclass, column_name text) RETURNS text
 LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN a.atttypid = 'json'::regtype OR right(x.text, length(j.ending)) = j.ending
-                THEN format('to_jsonb(penstock.watch_json%s)', substr(x.text, length('to_jsonb(')))
+    SELECT CASE WHEN b.base = 'json'::regtype THEN format('to_jsonb(penstock.watch_json(%s))', v.value)
+                WHEN b.base IN ('text'::regtype, 'varchar'::regtype, 'bytea'::regtype)
+                THEN format('CASE WHEN octet_length(%1$s) > 8192 THEN jsonb_build_object(''omitted'', octet_length(%1$s)) ELSE %2$s END',
+                            v.value, x.text)
                 ELSE x.text END
       FROM pg_attribute a CROSS JOIN penstock.watch_column_sql(watched, column_name) x(text)
-     CROSS JOIN (SELECT format('::pg_catalog.%I)', 'json') AS ending) j -- quoted by newer servers
+     CROSS JOIN LATERAL (SELECT penstock.watch_base_type(a.atttypid) AS base) b
+     CROSS JOIN LATERAL (SELECT substr(x.text, length('to_jsonb(') + 1, length(x.text) - length('to_jsonb()'))
+                             AS value) v
+     WHERE a.attrelid = watched AND a.attname = column_name
+$$;
+
+-- watch_differs_sql is the condition that an UPDATE has changed a column, where the values that it records cannot tell
+-- since they may be left out, and null for all others.
+-- Callers: watch_changes_sql.
+CREATE OR REPLACE FUNCTION penstock.watch_differs_sql(watched regclass, column_name text) RETURNS text
+LANGUAGE sql STABLE AS $$
+    SELECT CASE WHEN b.base = 'bytea'::regtype THEN format('o.%1$s IS DISTINCT FROM n.%1$s', quoted.name)
+                WHEN b.base IN ('text'::regtype, 'varchar'::regtype)
+                THEN format('o.%1$s IS DISTINCT FROM n.%1$s COLLATE "C"', quoted.name)
+                ELSE 'NULL' END
+      FROM pg_attribute a CROSS JOIN LATERAL (SELECT penstock.watch_base_type(a.atttypid) AS base) b
+     CROSS JOIN (SELECT replace(quote_ident(column_name), '%', '%%') AS name) quoted
      WHERE a.attrelid = watched AND a.attname = column_name
 $$;
 
@@ -263,13 +290,14 @@ BEGIN
   FROM %s o FULL
       JOIN %s n ON %s
  CROSS JOIN LATERAL (
-       %s FROM (VALUES %s) f(field, was, became) WHERE o.penstock_here AND n.penstock_here
-           AND f.was IS DISTINCT FROM f.became
+       %s FROM (VALUES %s) f(field, was, became, differs) WHERE o.penstock_here AND n.penstock_here
+           AND coalesce(f.differs, f.was IS DISTINCT FROM f.became)
        UNION ALL %s WHERE n.penstock_here IS NULL
        UNION ALL %s WHERE o.penstock_here IS NULL) c$q$,
             format(side, 'old'), format(side, 'new'), joined, field,
             (SELECT string_agg(format('(%L, ', c) || format(penstock.watch_field_sql(watched, c), 'o') || ', '
-                               || format(penstock.watch_field_sql(watched, c), 'n') || ')', ', ')
+                               || format(penstock.watch_field_sql(watched, c), 'n') || ', '
+                               || format('(%s)::boolean)', format(penstock.watch_differs_sql(watched, c))), ', ')
                FROM unnest(columns) c), went, came)
     END;
 END $_$;

@@ -133,3 +133,21 @@ func TestKeysOfTypesWithoutEqualityAreCompared(t *testing.T) {
 		b.exec(`DROP TABLE place`)
 	}
 }
+
+// What is left out of a change is not converted for it: jsonb holds no text of more than 256 MB.
+func TestAValueThatIsLeftOutIsNotConverted(t *testing.T) {
+	b := newBed(t)
+	b.exec(`CREATE DOMAIN long AS text; CREATE TABLE file (id int PRIMARY KEY, body bytea, about long, n int)`)
+	b.exec(`INSERT INTO file VALUES (1, convert_to(repeat('x', 140 << 20), 'UTF8'), repeat('y', 9000), 1)`)
+	b.watchTable("file", nil)
+	b.exec(`UPDATE file SET n = 2`)
+	b.wantChanges(`1.n: 1 -> 2`)
+	b.exec(`UPDATE file SET about = repeat('z', 9000)`)
+	b.wantChanges(`1.about: {"omitted": 9000} -> {"omitted": 9000}`)
+	b.exec(`DELETE FROM file`)
+	if got := b.changes(); len(got) != 1 {
+		t.Fatalf("a row that went recorded %d changes", len(got))
+	} else if want := `1.: {"n": 2, "body": {"omitted": 146800640}, "about": {"omitted": 9000}} -> null`; got[0] != want {
+		t.Errorf("recorded %.200s, want %s", got[0], want)
+	}
+}
