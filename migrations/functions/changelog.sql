@@ -161,8 +161,8 @@ CREATE OR REPLACE FUNCTION penstock.watch_field_sql(watched regclass, column_nam
 LANGUAGE sql STABLE AS $$
     SELECT CASE WHEN b.base = 'json'::regtype THEN format('to_jsonb(penstock.watch_json(%s))', v.value)
                 WHEN b.base IN ('text'::regtype, 'varchar'::regtype, 'bytea'::regtype)
-                THEN format('CASE WHEN octet_length(%1$s) > 8192 THEN jsonb_build_object(''omitted'', octet_length(%1$s)) ELSE %2$s END',
-                            v.value, x.text)
+                THEN format('CASE WHEN octet_length(%1$s) > 8192 '
+                            'THEN jsonb_build_object(''omitted'', octet_length(%1$s)) ELSE %2$s END', v.value, x.text)
                 ELSE x.text END
       FROM pg_attribute a CROSS JOIN penstock.watch_column_sql(watched, column_name) x(text)
      CROSS JOIN LATERAL (SELECT penstock.watch_base_type(a.atttypid) AS base) b
@@ -216,8 +216,8 @@ LANGUAGE sql STABLE AS $$
 $$;
 
 -- watch_row_columns are the columns by which a row before an UPDATE is joined to that after it: the keys and, where no
--- unique index says that they identify a row, the primary key, but for the columns by which a row of a partitioned table
--- changes its partition.
+-- unique index says that they identify a row, the primary key, but for the columns by which a row of a partitioned
+-- table changes its partition.
 -- Callers: watch, watch_changes_sql.
 CREATE OR REPLACE FUNCTION penstock.watch_row_columns(watched regclass, keys text[]) RETURNS text[]
 LANGUAGE sql STABLE AS $$
@@ -274,8 +274,8 @@ BEGIN
     IF NOT penstock.watch_identifies(watched, matched) THEN
         ranked := true;
         side := format(
-            '(SELECT true AS penstock_here, *, row_number() OVER (PARTITION BY %s ORDER BY penstock_place) AS penstock_rank'
-            ' FROM (SELECT *, row_number() OVER () AS penstock_place FROM %%s_rows) r)',
+            '(SELECT true AS penstock_here, *, row_number() OVER (PARTITION BY %s ORDER BY penstock_place) '
+            'AS penstock_rank FROM (SELECT *, row_number() OVER () AS penstock_place FROM %%s_rows) r)',
             (SELECT string_agg(replace(format(penstock.watch_key_sql(watched, k), 'r'), '%', '%%'), ', ')
                FROM unnest(matched) k));
     END IF;
