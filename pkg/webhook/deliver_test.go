@@ -584,3 +584,38 @@ func TestAnAttemptThatPanicsIsInFlightNoMore(t *testing.T) {
 		t.Errorf("%d attempts to unproven hosts are counted, addresses %v, hosts %v, sites %v", e.unproven, e.byID, e.byHost, e.bySite)
 	}
 }
+
+// A receiver may close a connection that has been idle while a message is on its way to it. That says nothing about the
+// receiver: the message goes to it once more, on a new connection, and no attempt is spent.
+func TestAnIdleConnectionThatItsReceiverHasClosedCostsNoAttempt(t *testing.T) {
+	var mu sync.Mutex
+	served := map[string]bool{} // addresses of connections that had a request
+	var closed int
+	s := receiving(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !served[r.RemoteAddr] {
+			served[r.RemoteAddr] = true
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		closed++
+		conn, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		conn.Close()
+	})
+	d := newDeliverer(Config{Policy: loopback()})
+	for range 2 {
+		if o := d.deliver(t.Context(), messageTo(s.URL, 1)); o.Kind != delivered {
+			t.Errorf("got %s (%s), want %s", o.Kind, o.Reason, delivered)
+		}
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	if closed != 1 || len(served) != 2 {
+		t.Errorf("%d connections were closed, and %d served a message; want 1 and 2", closed, len(served))
+	}
+}
