@@ -30,6 +30,7 @@
 //	a run is requested               none, but for those that fall due during it: run now does not fire a nominal time
 //	clock jumps ahead                as after a time without a leader; by more than jumpMax, once it is believed
 //	clock jumps back                 nominal times that fired do not fire again; the next one waits for its time
+//	the rules of a zone change       the next term moves the entries that wait for times of other rules (judgeAgain)
 //	the spec is set, the same too    nominal times to come come again if a clock that was ahead has fired the job
 //	the entry is cancelled           its nominal time is dropped
 //	the failure of a run is retried  that entry is the job's again; the one that waited comes after it

@@ -66,7 +66,8 @@ type Engine struct {
 
 	timetables timetables
 	endedAfter time.Time     // when the next check for ended runs is due
-	swept      int64         // the missing-entry sweep goes on behind this job
+	swept      int64         // the sweep goes on behind this job
+	judged     bool          // its first round is over, see judgeAgain
 	behind     bool          // a job was fired in this pass whose next nominal time has come as well
 	soon       time.Duration // pause of a pass that waits for the end of such a run; 0: none does
 
@@ -342,12 +343,20 @@ WITH held AS MATERIALIZED (
 SELECT penstock.drop_missing_cron_entries(ARRAY(SELECT id FROM held))`
 
 // sweep finds waiting jobs whose entry was cancelled, a thousand jobs a call, so that they get
-// another entry.
+// another entry. Its first round also judges due times again.
 func (e *Engine) sweep(ctx context.Context) error {
 	var lost []int64
-	if err := e.db.QueryRow(ctx, lostSQL, e.swept, 1000).Scan(&e.swept, &lost); err != nil {
+	var upTo int64
+	if err := e.db.QueryRow(ctx, lostSQL, e.swept, 1000).Scan(&upTo, &lost); err != nil {
 		return fmt.Errorf("find cancelled entries of cron jobs: %w", err)
 	}
+	if !e.judged {
+		if err := e.judgeAgain(ctx, e.swept, upTo); err != nil {
+			return err
+		}
+		e.judged = upTo == 0
+	}
+	e.swept = upTo
 	if len(lost) == 0 {
 		return nil
 	}

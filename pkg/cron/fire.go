@@ -45,8 +45,8 @@ SELECT ` + jobColumns + `, 0::float8
  LIMIT $2
    FOR UPDATE SKIP LOCKED`
 
-func readJobs(ctx context.Context, tx pgx.Tx, sql string, args ...any) ([]jobRow, error) {
-	jobs, err := pgx.CollectRows(postgres.Query(ctx, tx, sql, args...),
+func readJobs(ctx context.Context, db postgres.DB, sql string, args ...any) ([]jobRow, error) {
+	jobs, err := pgx.CollectRows(postgres.Query(ctx, db, sql, args...),
 		func(row pgx.CollectableRow) (j jobRow, err error) {
 			var start, end, catching, ended *time.Time
 			s := &j.schedule

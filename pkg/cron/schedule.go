@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	// The zone database is embedded, so that results do not depend on the one installed on the
-	// leader's machine.
+	// For machines without a zone database, as in our image. Where there is one it comes first: it may
+	// know newer rules.
 	_ "time/tzdata"
 )
 
