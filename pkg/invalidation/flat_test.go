@@ -1,14 +1,19 @@
 package invalidation
 
 import (
+	"fmt"
 	"testing"
+
+	"github.com/penstock/penstock/internal/pgtest"
 )
 
 // What a claim of a hundred entries reads must not grow with what it does not take: entries that are not due, dead
-// letters, a key with a million entries at the head, rows that are dead but cannot be vacuumed.
+// letters, a key with many entries at the head, rows that are dead but cannot be vacuumed. Many are 100,000, whose
+// pages alone are beyond the bound of a claim, and a million with PENSTOCK_LONG=1.
 func TestUnracedClaimCostStaysFlat(t *testing.T) {
 	b := newBed(t, Config{PayloadLimit: groupBytes / 100}) // the quantum of the first claim is quantum_count
 	b.freeze()
+	many := pgtest.Long(100_000, 1_000_000)
 	b.exec(b.pool, `SELECT setval('penstock.entry_id_seq', 2000000)`) // leaves room at the head
 	x := b.explainer()
 	claim := func(from int64) int {
@@ -27,18 +32,18 @@ func TestUnracedClaimCostStaysFlat(t *testing.T) {
 	}
 
 	b.exec(b.pool, `INSERT INTO penstock.entry_work (id, queue_id, status, priority, due_at, payload)
-	    SELECT nextval('penstock.entry_id_seq'), $1, 'initial', 1, now() + interval '1 day', '{}' FROM generate_series(1, 1000000)`, b.q.ID)
-	flat("a million future entries", claim(0), 1.5)
+	    SELECT nextval('penstock.entry_id_seq'), $1, 'initial', 1, now() + interval '1 day', '{}' FROM generate_series(1, $2)`, b.q.ID, many)
+	flat(fmt.Sprint(many, " future entries"), claim(0), 1.5)
 
 	b.exec(b.pool, `DROP INDEX penstock.failure_fingerprint, penstock.failure_entry`) // for speed alone: no claim reads them
 	b.exec(b.pool, `INSERT INTO penstock.failure (queue_id, entry_id, created_at, priority, attempt, crashes, flow, class, error, fingerprint, payload)
-	    SELECT $1, -i, now(), 1, 1, 0, '', 'error', '', '', '{}' FROM generate_series(1, 1000000) i`, b.q.ID)
-	flat("a million failures", claim(0), 1.5)
+	    SELECT $1, -i, now(), 1, 1, 0, '', 'error', '', '', '{}' FROM generate_series(1, $2) i`, b.q.ID, many)
+	flat(fmt.Sprint(many, " failures"), claim(0), 1.5)
 
 	b.exec(b.pool, `INSERT INTO penstock.entry_work (id, queue_id, status, priority, lock_key, payload)
-	    SELECT i, $1, 'pending', 1, 'hot', '{}' FROM generate_series(1, 1000000) i`, b.q.ID)
+	    SELECT i, $1, 'pending', 1, 'hot', '{}' FROM generate_series(1, $2) i`, b.q.ID, many)
 	b.exec(b.pool, `INSERT INTO penstock.ready (queue_id, priority, flow, pos, lock_key) VALUES ($1, 1, '', 1, 'hot')`, b.q.ID)
-	flat("a million entries of a free hot key", claim(0), 1.5)
+	flat(fmt.Sprint(many, " entries of a free hot key"), claim(0), 1.5)
 
 	hot := b.claimOne()
 	if hot.Key != "hot" || len(hot.Entries) != 100 {
@@ -51,7 +56,7 @@ func TestUnracedClaimCostStaysFlat(t *testing.T) {
 		}
 	}
 	b.push("hot")
-	flat("a million entries of a locked hot key", claim(0), 1.5)
+	flat(fmt.Sprint(many, " entries of a locked hot key"), claim(0), 1.5)
 	b.settle(doneAll(hot)...)
 
 	// A snapshot that is held keeps 20000 dead ready rows at the head. From the mark on, nobody walks over them.
