@@ -13,9 +13,12 @@ RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
+# Where Postgres is installed, tests are built without the client of Docker. Linters read them under the same tag: each test
+# package is compiled once for both.
+TAGS    := $(if $(shell command -v postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres'),nocontainer)
 # Programs of tests are linked without tables for debuggers, which a trace of a panic or a race does not need: it takes two
-# thirds of the time. Where Postgres is installed, they are linked without the client of Docker, which takes half of the rest.
-LINK    := -ldflags='-s -w' $(if $(shell command -v postgres || compgen -G '/usr/lib/postgresql/*/bin/postgres'),-tags=nocontainer)
+# thirds of the time. Without the client of Docker it takes half of the rest.
+LINK    := -ldflags='-s -w' $(TAGS:%=-tags=%)
 # Packages that are tested at a time: half of them wait for Postgres, for leases or for a clock. The race detector leaves
 # fewer cores idle.
 BESIDE      ?= 6
@@ -73,10 +76,10 @@ vet:
 # the other modules, so that it does not run there.
 lint: export GOGC ?= 400
 lint: $(LINT) ## Run the linters of .golangci.yml over every module
-	$(LINT) run ./...
+	$(LINT) run $(TAGS:%=--build-tags=%) ./...
 	@for module in $(MODULES); do \
 		echo "lint $$module"; \
-		(cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml --disable gosec ./...) || exit 1; \
+		(cd "$$module" && $(CURDIR)/$(LINT) run --config $(CURDIR)/.golangci.yml $(TAGS:%=--build-tags=%) --disable gosec ./...) || exit 1; \
 	done
 
 # Not in `make check`: the answer changes with the database of vulnerabilities and not with the code, and needs the network.
@@ -302,7 +305,7 @@ check-modules:
 		go -C "$$module" test $(LINK) -vet=off -timeout $(TIMEOUT) -skip '^TestMutantsApplyAndCompile$$' ./... || exit 1; \
 	done
 	go -C chaos test $(LINK) -vet=off -count=1 -timeout $(TIMEOUT) -run '^TestMutantsApplyAndCompile$$' ./mutants
-	go test -tags failpoints -vet=all -count=1 -run TestFailpoints ./internal/postgres
+	go test -ldflags='-s -w' -tags=failpoints$(TAGS:%=,%) -vet=all -count=1 -run TestFailpoints ./internal/postgres
 
 # govet is one of the linters, which read tests too, so that `make check` has no step vet, nor `go test` its own. Some steps leave
 # the processors idle for half of their time: three sequences of steps go on beside each other, of which e2e and chaos-short have

@@ -126,8 +126,9 @@ var allowedImports = map[string][]string{
 	"internal/httpserver": {},
 
 	// For development and tests.
-	"internal/pgtest":  {"migrations", "internal/devpostgres"},
-	"internal/machine": {},
+	"internal/pgtest":           {"migrations", "internal/devpostgres", "internal/pgtest/container"},
+	"internal/pgtest/container": {"internal/devpostgres"},
+	"internal/machine":          {},
 }
 
 var (
@@ -207,6 +208,7 @@ func TestImportsPointDownwards(t *testing.T) {
 func TestProgramsDoNotLinkTestingCode(t *testing.T) {
 	forbidden := []string{
 		module + "/internal/pgtest",
+		module + "/internal/pgtest/container",
 		module + "/internal/machine",
 		module + "/internal/telemetry/telemetrytest",
 		"github.com/testcontainers/testcontainers-go",

@@ -8,8 +8,8 @@
 // PENSTOCK_TEST_DATABASE_URL names a server to use instead; its role must be allowed to create databases. Several test
 // binaries may share it, and the first one makes the template.
 //
-// Where there are no binaries, the server is in a container, by testcontainers-go. A test binary that was built with
-// -tags=nocontainer, as make does where Postgres is installed, has no client for that.
+// Where there are no binaries, the server is in a container (internal/pgtest/container). A test binary that was built
+// with -tags=nocontainer, as make does where Postgres is installed, has no client for that.
 //
 // Where no Postgres can be had, the test fails with the reasons: a skipped database test proves nothing.
 package pgtest

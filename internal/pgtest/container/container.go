@@ -1,6 +1,7 @@
-//go:build !nocontainer
-
-package pgtest
+// Package container runs a Postgres for tests in Docker, by testcontainers-go, on machines that have no binaries of it.
+// It is a package of its own so that linters read it under the tag nocontainer too, with which internal/pgtest does not
+// import it.
+package container
 
 import (
 	"context"
@@ -26,16 +27,16 @@ import (
 // image is the server in a container, of the version that devpostgres would fetch.
 const image = "postgres:17-alpine"
 
-// dockerized is a Postgres in Docker. testcontainers-go's reaper removes it when this process is gone.
-type dockerized struct {
+// Server is a Postgres in Docker. testcontainers-go's reaper removes it when this process is gone.
+type Server struct {
 	container testcontainers.Container
 	dsn       string
 }
 
-// startContainer starts a container on a port of this machine that it keeps over restarts.
+// Start starts a container on a port of this machine that it keeps over restarts.
 // The port is open on every interface, since tests that run in a container themselves do not reach the loopback one;
 // hence the random password.
-func startContainer(ctx context.Context, settings map[string]string) (*dockerized, error) {
+func Start(ctx context.Context, settings map[string]string) (*Server, error) {
 	port, err := freePort(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("find a port for %s: %w", image, err)
@@ -47,7 +48,7 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 		args = append(args, "-c", name+"="+settings[name])
 	}
 	ready := wait.ForSQL(inside, "pgx", func(host string, port network.Port) string {
-		return containerDSN(password, host, port.Port())
+		return dsnOf(password, host, port.Port())
 	}).WithStartupTimeout(time.Minute)
 	c, err := testcontainers.Run(ctx, image,
 		testcontainers.WithEnv(map[string]string{
@@ -74,10 +75,10 @@ func startContainer(ctx context.Context, settings map[string]string) (*dockerize
 		return nil, errors.Join(fmt.Errorf("find address of %s: %w", image, err),
 			c.Terminate(context.WithoutCancel(ctx)))
 	}
-	return &dockerized{container: c, dsn: containerDSN(password, host, port)}, nil
+	return &Server{container: c, dsn: dsnOf(password, host, port)}, nil
 }
 
-func containerDSN(password, host, port string) string {
+func dsnOf(password, host, port string) string {
 	u := url.URL{
 		Scheme: "postgres", User: url.UserPassword("postgres", password),
 		Host: net.JoinHostPort(host, port), Path: "/postgres", RawQuery: "sslmode=disable",
@@ -85,18 +86,20 @@ func containerDSN(password, host, port string) string {
 	return u.String()
 }
 
-func (d *dockerized) ConnString() string { return d.dsn }
+// ConnString is the DSN of the database postgres, with the superuser and its password.
+func (s *Server) ConnString() string { return s.dsn }
 
-func (d *dockerized) Stop(ctx context.Context) error { return d.container.Terminate(ctx) }
+// Stop ends the container and removes it with its data.
+func (s *Server) Stop(ctx context.Context) error { return s.container.Terminate(ctx) }
 
 // Halt signals the server, which is the container's first process, and waits until the container has ended.
-func (d *dockerized) Halt(ctx context.Context, sig devpostgres.Signal) error {
+func (s *Server) Halt(ctx context.Context, sig devpostgres.Signal) error {
 	docker, err := testcontainers.NewDockerClientWithOpts(ctx)
 	if err != nil {
 		return fmt.Errorf("connect to Docker: %w", err)
 	}
 	defer docker.Close()
-	id := d.container.GetContainerID()
+	id := s.container.GetContainerID()
 	if _, err := docker.ContainerKill(ctx, id, client.ContainerKillOptions{Signal: "SIG" + string(sig)}); err != nil {
 		return fmt.Errorf("signal container: %w", err)
 	}
@@ -110,7 +113,7 @@ func (d *dockerized) Halt(ctx context.Context, sig devpostgres.Signal) error {
 }
 
 // Resume starts the container again and waits until the server accepts connections.
-func (d *dockerized) Resume(ctx context.Context) error { return d.container.Start(ctx) }
+func (s *Server) Resume(ctx context.Context) error { return s.container.Start(ctx) }
 
 func freePort(ctx context.Context) (string, error) {
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", "127.0.0.1:0")
