@@ -8,8 +8,9 @@ SHELL := /bin/bash
 
 export PENSTOCK_ALLOW_DOWNLOAD ?= 1
 
-# The race detector needs a C compiler; where there is none, go reports CGO_ENABLED=0 and the same tests run without it.
-RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race)
+# The race detector needs a C compiler; where there is none, go reports CGO_ENABLED=0 and the same tests run without it. Nothing
+# else is compiled for it, so that the compiler need not write the tables for debuggers that the linker then leaves out.
+RACE    ?= $(if $(filter 1,$(shell go env CGO_ENABLED)),-race -gcflags=all=-dwarf=false)
 TESTS   ?= ./...
 TIMEOUT ?= 20m
 ARGS    ?=
