@@ -4,8 +4,8 @@
 
 -- ago writes a duration for people: 41 s, 4 m 5 s, 3 h 20 m, 2 d 4 h.
 -- Callers: fail_without_instance, model_slots, degraded_models, degraded_queues, queue_reasons, entry_reasons,
--- position_reasons, throttle_reasons, limit_reasons, pause_reasons, explain_entry; pkg/doctor,
--- pkg/operator.
+-- position_reasons, throttle_reasons, limit_reasons, pause_reasons, hand_back_reasons, explain_entry;
+-- pkg/doctor, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.ago(i interval) RETURNS text
 LANGUAGE sql IMMUTABLE AS $$
     SELECT CASE WHEN s < 60 THEN s || ' s' WHEN s < 3600 THEN s / 60 || ' m ' || s % 60 || ' s'
@@ -16,7 +16,7 @@ $$;
 
 -- because makes one reason: a code for programs, a sentence for people, and the numbers in it.
 -- Callers: queue_reasons, entry_reasons, position_reasons, throttle_reasons, limit_reasons,
--- pause_reasons, explain_entry.
+-- pause_reasons, hand_back_reasons, explain_entry.
 CREATE OR REPLACE FUNCTION penstock.because(code text, sentence text, numbers jsonb DEFAULT '{}') RETURNS jsonb
 LANGUAGE sql IMMUTABLE AS $$
     SELECT jsonb_build_object('code', code, 'text', sentence, 'numbers', jsonb_strip_nulls(numbers))
@@ -24,7 +24,7 @@ $$;
 
 -- serving lists the nodes that claim from a queue: those with the queue in their list, live and not
 -- draining.
--- Callers: queue_reasons, limit_reasons, pause_reasons, measure; pkg/doctor.
+-- Callers: queue_reasons, limit_reasons, pause_reasons, hand_back_reasons, measure; pkg/doctor.
 CREATE OR REPLACE FUNCTION penstock.serving(queue integer) RETURNS TABLE (id bigint, name text)
 LANGUAGE sql STABLE AS $$
     SELECT n.id, n.name FROM penstock.node n
@@ -368,6 +368,23 @@ LANGUAGE sql STABLE AS $$
     SELECT penstock.pause_reasons(q, e) UNION ALL SELECT penstock.limit_reasons(q, e)
 $$;
 
+-- hand_back_reasons returns why a handler handed an entry of the queue back last, as live nodes report it with their
+-- heartbeats: what a worker answered that took no call, for example.
+-- Callers: explain_entry.
+CREATE OR REPLACE FUNCTION penstock.hand_back_reasons(q penstock.queue) RETURNS SETOF jsonb
+LANGUAGE sql STABLE AS $$
+    SELECT penstock.because('handed_back',
+               format('node %s handed an entry of the queue back %s ago: %s', h.name, penstock.ago(h.age), h.reason),
+               jsonb_build_object('node', h.name, 'reason', h.reason,
+                                  'seconds', round(extract(epoch FROM h.age), 1)))
+      FROM (SELECT n.name, n.load->'handed_back'->q.name->>'reason' AS reason,
+                   clock_timestamp() - n.beat_at
+                   + (n.load->'handed_back'->q.name->>'seconds')::float8 * interval '1 second' AS age
+              FROM penstock.serving(q.id) s JOIN penstock.node n ON n.id = s.id
+             WHERE n.load->'handed_back' ? q.name
+             ORDER BY age LIMIT 1) h
+$$;
+
 -- explain_entry returns the state of an entry, and why it is not running: the conditions of the
 -- claim, one by one. {"id", "queue", "state", "reasons": [{"code", "text", "numbers"}]}. No
 -- reasons: it is next.
@@ -403,6 +420,8 @@ BEGIN
         UNION ALL SELECT r FROM penstock.queue_reasons(q) r WHERE NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.throttle_reasons(e) r
         UNION ALL SELECT r FROM penstock.block_reasons(q, e) r WHERE NOT penstock.runs(e)
+        UNION ALL SELECT r FROM penstock.hand_back_reasons(q) r
+                   WHERE penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)
         UNION ALL SELECT r FROM penstock.position_reasons(e) r) all_reasons;
     RETURN jsonb_build_object('id', e.id, 'queue', q.name, 'state', state, 'reasons', coalesce(reasons, '[]'));
 END $$;

@@ -89,6 +89,15 @@ func (e *Ending) Verb() string {
 	return [...]string{"done", "retry", "fail", "release", "postpone", "yield", "expire", "cancel"}[e.verb]
 }
 
+// HandedBack returns the sentence with which a handler handed an entry back, and for how long; an empty one for every
+// other ending, those that throttle included.
+func (e *Ending) HandedBack() (reason string, delay time.Duration) {
+	if e.verb != verbRelease || e.throttle.wait > 0 {
+		return "", 0
+	}
+	return tidy(e.reason), e.delay
+}
+
 // Bytes is about how much the ending takes on its way to the database.
 func (e *Ending) Bytes() int {
 	return len(e.result) + len(e.meta) + len(e.failure.Error) + len(e.failure.meta)

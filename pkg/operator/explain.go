@@ -21,8 +21,8 @@ type Explanation struct {
 type Reason struct {
 	// Code is one of paused, queue_disabled, limit, node_limit, no_node, nodes_paused, disabled, not_due,
 	// promotion_late, cron_paused, expired, cancel_requested, throttled, delayed, rate, no_thread,
-	// no_resources, no_instance, no_slot, running, key_held, key_pushed, key_blocked, ahead_in_key, ahead_in_lane,
-	// ended.
+	// no_resources, no_instance, no_slot, handed_back, running, key_held, key_pushed, key_blocked, ahead_in_key,
+	// ahead_in_lane, ended.
 	Code    string         `json:"code"`
 	Text    string         `json:"text"`    // a sentence for operators
 	Numbers map[string]any `json:"numbers"` // those in the text

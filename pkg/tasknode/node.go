@@ -37,6 +37,7 @@ type Node struct {
 	settler     *settler
 	lease       lease
 	stats       Stats
+	handedBack  handedBack
 
 	// of the heartbeat, and of the start before it
 	registry      int64 // the version of the registry of queues that was read last

@@ -167,6 +167,7 @@ func (n *Node) runBegun(
 			if err != nil && ending.Verb() == "postpone" {
 				err = nil // a snooze: the handler looked, and it is not time yet
 			}
+			n.handedBack.add(j.served.name, &ending, time.Now())
 			n.cfg.Observer.Ran(j.served.name, r.Entry.Waited+sinceClaim, each, err)
 			endings = append(endings, ending)
 		}

@@ -2,8 +2,13 @@ package tasknode
 
 import (
 	"maps"
+	"math"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/penstock/penstock/pkg/invalidation"
 )
 
 // Stats has the counters of the node since its start. All fields may be read at any time.
@@ -55,8 +60,59 @@ func (s *Stats) settled(endings, refused, repeated int, took time.Duration) {
 // load is what the node reports of itself with each heartbeat, for people to read.
 func (n *Node) load() map[string]any {
 	load := map[string]any{"locks": n.Held(), "threads": n.Threads(), "waiting": n.waiting.len()}
+	if reasons := n.handedBack.report(time.Now()); len(reasons) > 0 {
+		load["handed_back"] = reasons
+	}
 	if n.cfg.Status != nil {
 		maps.Copy(load, n.cfg.Status())
 	}
 	return load
+}
+
+// handedBack has for each queue why a handler handed an entry of it back last, as it does where no worker takes the
+// call. Neither the entry nor its lane keeps that, and penstock.explain_entry reads it in the heartbeats.
+type handedBack struct {
+	mu   sync.Mutex
+	last map[string]handBack
+}
+
+type handBack struct {
+	at, until time.Time // until: it is reported
+	reason    string
+}
+
+const (
+	handBackKept   = time.Minute // a reason is reported, from when on the entry may be claimed again
+	handBackQueues = 50          // with a reason in one heartbeat
+	handBackBytes  = 300         // of a reason
+)
+
+func (h *handedBack) add(queue string, e *invalidation.Ending, now time.Time) {
+	reason, delay := e.HandedBack()
+	if reason == "" {
+		return
+	}
+	if len(reason) > handBackBytes {
+		reason = strings.ToValidUTF8(reason[:handBackBytes], "") + "..."
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last == nil {
+		h.last = map[string]handBack{}
+	}
+	if _, known := h.last[queue]; known || len(h.last) < handBackQueues {
+		h.last[queue] = handBack{at: now, until: now.Add(delay + handBackKept), reason: reason}
+	}
+}
+
+// report returns reasons by queue, each with its age in seconds.
+func (h *handedBack) report(now time.Time) map[string]any {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	maps.DeleteFunc(h.last, func(_ string, b handBack) bool { return now.After(b.until) })
+	reasons := make(map[string]any, len(h.last))
+	for queue, b := range h.last {
+		reasons[queue] = map[string]any{"reason": b.reason, "seconds": math.Round(now.Sub(b.at).Seconds()*10) / 10}
+	}
+	return reasons
 }

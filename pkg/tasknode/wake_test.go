@@ -3,6 +3,7 @@ package tasknode_test
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -144,6 +145,21 @@ func TestExplainNamesWhatTheNodesLack(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, pool, "another node has the memory", `SELECT NOT (`+why+`)`, id)
+}
+
+// A worker that takes no call leaves no attempt, no error and no log: the reasons have its answer.
+func TestExplainNamesWhyEntriesAreHandedBack(t *testing.T) {
+	pool := open(t)
+	q := create(t, pool, "work", invalidation.Config{})
+	refuse := func(context.Context, *invalidation.Run) (json.RawMessage, error) {
+		return nil, invalidation.NoCapacity(time.Hour, errors.New("worker answered 503: no GPU\x00 left"))
+	}
+	config := tasknode.Config{Name: "small", Threads: 4, Beat: time.Second}
+	start(t, pool, config, map[string]invalidation.HandlerFunc{"work": refuse})
+	id := push(t, q, invalidation.Push{Payload: json.RawMessage(`1`)})[0].ID
+	const why = `SELECT penstock.explain_entry($1)->'reasons' @> '[{"code": "handed_back", "numbers": {"node": "small"}}]'
+	             AND penstock.explain_entry($1)::text LIKE '%node small handed an entry%: worker answered 503: no GPU? left%'`
+	eventually(t, pool, "the reasons have the worker's answer", why, id)
 }
 
 // What a refused claim gave back must not keep others waiting: here a gate refuses one queue and lets the other pass.
