@@ -204,9 +204,9 @@ LANGUAGE sql STABLE AS $$
     UNION ALL
     SELECT penstock.because('delayed',
                format('it was handed back and may be claimed in %s s',
-                      round(extract(epoch FROM r.not_before - clock_timestamp()), 1)),
+                      round(extract(epoch FROM r.not_before - statement_timestamp()), 1)), -- as ready_now has it
                jsonb_build_object('not_before', r.not_before,
-                                  'seconds', round(extract(epoch FROM r.not_before - clock_timestamp()), 1)))
+                                  'seconds', round(extract(epoch FROM r.not_before - statement_timestamp()), 1)))
       FROM penstock.position_of(e) p
       JOIN penstock.ready r ON r.queue_id = e.queue_id AND r.priority = p.priority AND r.flow = p.flow AND r.pos = p.pos
      WHERE NOT penstock.ready_now(r.not_before) AND penstock.claimable(e.status, e.priority) AND NOT penstock.runs(e)

@@ -175,6 +175,13 @@ func TestExplainNamesUntilWhenAnEntryIsHeldBack(t *testing.T) {
 	for _, id := range ids {
 		b.want(b.reasons(id), []string{"delayed"})
 	}
+	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() + interval '500 milliseconds'`)
+	var late bool // for all reasons: they hold at the begin of the statement
+	b.must(b.pool.QueryRow(b.ctx, `WITH late AS MATERIALIZED (SELECT pg_sleep(0.6))
+		SELECT penstock.explain_entry($1)::text LIKE '%in -%' FROM late`, ids[0]).Scan(&late))
+	if late {
+		t.Error("it is delayed for less than no time")
+	}
 	b.exec(b.pool, `UPDATE penstock.ready SET not_before = now() - interval '1 minute'`)
 	for _, id := range ids {
 		b.want(b.reasons(id), []string{})
