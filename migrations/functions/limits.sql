@@ -626,8 +626,8 @@ END $$;
 -- trigger await_claims, if the use is new; the advisory lock of the limit exclusively, by the
 -- trigger count_again; the rows of the queues of the limit.
 -- Callers: pkg/operator; psql.
--- SQLSTATE: PS001 no such queue, PS002 no such limit, units below 0 or beyond the burst, PS006 a claim or an ending
--- took longer than 3 seconds.
+-- SQLSTATE: PS001 no such queue, PS008 no such limit, PS002 units below 0 or beyond the burst, PS006 a claim or an
+-- ending took longer than 3 seconds.
 CREATE OR REPLACE FUNCTION penstock.use_limit(
     queue_name text,
     limit_name text,
@@ -648,7 +648,7 @@ BEGIN
     SELECT * INTO lim FROM penstock."limit" WHERE name = limit_name FOR UPDATE;
     IF NOT FOUND THEN
         RAISE EXCEPTION 'limit "%" does not exist', limit_name
-            USING ERRCODE = 'PS002', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
+            USING ERRCODE = 'PS008', HINT = 'Make it first: SELECT penstock.set_limit(''name'', ''{"max_units": 4}'').';
     END IF;
     IF penstock.beyond_burst(lim, units) THEN
         RAISE EXCEPTION 'units % is more than limit "%" ever lets through: its burst is %', units, limit_name, lim.burst

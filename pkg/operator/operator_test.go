@@ -406,6 +406,9 @@ func TestLimitsShowWhatIsInUse(t *testing.T) {
 	if err := b.d.SetLimit(t.Context(), "gpus", map[string]any{"max_units": 4, "rate": 10}, by); err != nil {
 		t.Fatal(err)
 	}
+	if err := b.d.UseLimit(t.Context(), "work", "none", 2, by); !errors.Is(err, invalidation.ErrNotFound) {
+		t.Errorf("use of a limit that does not exist: %v", err)
+	}
 	if err := b.d.UseLimit(t.Context(), "work", "gpus", 2, by); err != nil {
 		t.Fatal(err)
 	}
