@@ -33,6 +33,8 @@ func (a *API) callbackRoute() {
 	}, func(op *huma.Operation) {
 		op.Description = "For workers, at the address that came with the call as `Penstock-Callback` (Cog: " +
 			"`webhook`). The body is what a poll would be answered with."
+		op.Parameters = append(op.Parameters, entryParameter())
+		op.RequestBody = &huma.RequestBody{Content: jsonOf(&huma.Schema{})}
 		for _, name := range []string{"token", "key"} {
 			op.Parameters = append(op.Parameters,
 				&huma.Param{Name: name, In: "query", Required: true, Schema: &huma.Schema{Type: huma.TypeString}})

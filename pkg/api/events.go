@@ -105,10 +105,15 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 func describeEvents(op *huma.Operation) {
 	op.Description += " Events state, progress, output and ended (or gone, where no outcome is kept); send the last " +
 		"id as Last-Event-ID to go on. 204 after the end."
+	op.Parameters = append(op.Parameters, entryParameter(), &huma.Param{
+		Name: "Last-Event-ID", In: "header", Schema: &huma.Schema{Type: huma.TypeString},
+		Description: "The id of the last event that was read: the stream goes on behind it.",
+	})
 	op.Responses["200"] = &huma.Response{
 		Description: "Events",
-		Content:     map[string]*huma.MediaType{"text/event-stream": {}},
+		Content:     map[string]*huma.MediaType{"text/event-stream": {Schema: &huma.Schema{Type: huma.TypeString}}},
 	}
+	op.Responses["204"] = &huma.Response{Description: "The event of Last-Event-ID was the last one: do not come back"}
 }
 
 // follower is one client that follows an entry.

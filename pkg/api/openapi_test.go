@@ -163,7 +163,7 @@ func (c *comparison) parameters(name string, was, is node) {
 		c.schema(name+" "+p, at(before, "schema"), at(after, "schema"), true, 0)
 	}
 	for p, after := range now {
-		if known[p] == nil && after["required"] == true {
+		if known[p] == nil && after["required"] == true && after["in"] != "path" { // the address needed it all along
 			c.broken("%s: parameter %s is required now", name, p)
 		}
 	}

@@ -52,6 +52,14 @@ func (a *API) describePush(op *huma.Operation) {
 				"for each line, and last a summary."}},
 		}}
 	}
+	op.Responses["201"].Headers = map[string]*huma.Header{
+		"Location": textHeader("The address of the entry, where the body was one object."),
+	}
+	op.Responses["200"].Headers = map[string]*huma.Header{
+		"Location": op.Responses["201"].Headers["Location"],
+		"Idempotent-Replayed": textHeader("`true` where every entry had been accepted under its key before; not of " +
+			"a stream."),
+	}
 }
 
 // pushedMany is the answer to a push of a list.

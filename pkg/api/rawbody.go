@@ -69,6 +69,19 @@ func queueParameter() *huma.Param {
 	return &huma.Param{Name: "queue", In: "path", Required: true, Schema: &huma.Schema{Type: huma.TypeString}}
 }
 
+// entryParameter is the id of an entry in an address.
+func entryParameter() *huma.Param {
+	return &huma.Param{
+		Name: "id", In: "path", Required: true,
+		Schema: &huma.Schema{Type: huma.TypeInteger, Format: "int64"},
+	}
+}
+
+// textHeader is a header of an answer.
+func textHeader(description string) *huma.Header {
+	return &huma.Header{Description: description, Schema: &huma.Schema{Type: huma.TypeString}}
+}
+
 func keyParameter(description string) *huma.Param {
 	return &huma.Param{
 		Name: "Idempotency-Key", In: "header", Description: description,

@@ -63,6 +63,7 @@ func (w *world) send(method, path, body string, header ...string) (int, map[stri
 	}
 	answered := httptest.NewRecorder()
 	w.api.ServeHTTP(answered, r)
+	w.described(w.pattern(method, path), answered)
 	if tag := answered.Header().Get("ETag"); tag != "" {
 		w.tags[path] = tag
 	}

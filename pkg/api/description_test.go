@@ -1,0 +1,85 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http/httptest"
+	"regexp"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// Generators of clients and validators refuse a description in which an address has a part that no parameter fills
+// (OpenAPI 3.1, 4.8.8.2).
+func TestEachPartOfAnAddressIsADescribedParameter(t *testing.T) {
+	for path, item := range New(nil, Config{}).huma.OpenAPI().Paths {
+		for _, op := range []*huma.Operation{item.Get, item.Post, item.Put, item.Patch, item.Delete} {
+			if op == nil {
+				continue
+			}
+			var described []string
+			for _, p := range op.Parameters {
+				if p.In == "path" && p.Required {
+					described = append(described, p.Name)
+				}
+			}
+			for _, part := range regexp.MustCompile(`{(\w+)}`).FindAllStringSubmatch(path, -1) {
+				if !strings.Contains(" "+strings.Join(described, " ")+" ", " "+part[1]+" ") {
+					t.Errorf("%s %s: no parameter describes %s", op.Method, path, part[0])
+				}
+			}
+		}
+	}
+}
+
+// described fails the test where an answer is not as the description of its address has it: the status, the media
+// type, the fields and their types.
+func (w *world) described(pattern string, answered *httptest.ResponseRecorder) {
+	w.t.Helper()
+	doc := w.api.huma.OpenAPI()
+	method, path, _ := strings.Cut(pattern, " ")
+	item := doc.Paths[path]
+	if item == nil {
+		return // probes and the description itself
+	}
+	op := map[string]*huma.Operation{
+		"GET": item.Get, "POST": item.Post, "PUT": item.Put, "PATCH": item.Patch, "DELETE": item.Delete,
+	}[method]
+	response := op.Responses[strconv.Itoa(answered.Code)]
+	if response == nil && answered.Code < 400 {
+		w.t.Errorf("%s: status %d is not described", pattern, answered.Code)
+	}
+	if response == nil {
+		response = op.Responses["default"]
+	}
+	if answered.Body.Len() == 0 {
+		if len(response.Content) > 0 {
+			w.t.Errorf("%s: the answer %d is empty", pattern, answered.Code)
+		}
+		return
+	}
+	media := response.Content[answered.Header().Get("Content-Type")]
+	if media == nil {
+		w.t.Errorf("%s: an answer %d of type %q is not described", pattern, answered.Code,
+			answered.Header().Get("Content-Type"))
+		return
+	}
+	for name := range answered.Header() {
+		if name == "Etag" || name == "Location" {
+			if response.Headers[name] == nil && response.Headers["ETag"] == nil {
+				w.t.Errorf("%s: header %s of the answer %d is not described", pattern, name, answered.Code)
+			}
+		}
+	}
+	var value any
+	if media.Schema == nil || json.Unmarshal(answered.Body.Bytes(), &value) != nil {
+		return // a stream
+	}
+	problems := &huma.ValidateResult{}
+	huma.Validate(doc.Components.Schemas, media.Schema, huma.NewPathBuffer(nil, 0), huma.ModeReadFromServer, value, problems)
+	for _, err := range problems.Errors {
+		w.t.Errorf("%s: answer %d: %v", pattern, answered.Code, err)
+	}
+}
