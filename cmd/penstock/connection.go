@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/penstock/penstock/pkg/client"
@@ -218,9 +219,18 @@ func query(pairs ...any) string {
 func at(format string, segments ...any) string {
 	escaped := make([]any, len(segments))
 	for i, s := range segments {
-		escaped[i] = url.PathEscape(fmt.Sprint(s))
+		escaped[i] = segment(fmt.Sprint(s))
 	}
 	return fmt.Sprintf(format, escaped...)
+}
+
+// segment escapes a name for a segment of a path. Of a name of one or two dots the dots are escaped as well: servers
+// would resolve such a segment (RFC 3986, 5.2.4).
+func segment(name string) string {
+	if name == "." || name == ".." {
+		return strings.ReplaceAll(name, ".", "%2E")
+	}
+	return url.PathEscape(name)
 }
 
 // body is a request body with the reason and pairs of name and value, without nil values and zero times.

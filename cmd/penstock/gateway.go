@@ -89,7 +89,7 @@ func gatewayExplain(a *app) *cobra.Command {
 	}
 	c.RunE = func(c *cobra.Command, args []string) error {
 		var e gateway.RequestRecord
-		if err := a.askGateway(c, "/explain/"+url.PathEscape(args[0]), &e); err != nil {
+		if err := a.askGateway(c, "/explain/"+segment(args[0]), &e); err != nil {
 			return err
 		}
 		return printOne(a, e, func(w io.Writer) { writeExplanation(w, e) })

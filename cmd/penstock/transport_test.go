@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -147,5 +148,20 @@ func TestTheClientWorksOnTheDatabase(t *testing.T) {
 	}
 	if _, err := get[any](t.Context(), c, "/v1/entries/4711"); !errors.Is(err, invalidation.ErrEntryNotFound) {
 		t.Errorf("an entry that does not exist: %v", err)
+	}
+}
+
+// A server resolves the segments . and .. of a path, so that a name of dots has to be escaped: else a job of that name
+// can be neither shown nor removed.
+func TestANameOfDotsIsASegmentOfItsAddress(t *testing.T) {
+	var got string
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /v1/cron/{job}", func(_ http.ResponseWriter, r *http.Request) { got = r.PathValue("job") })
+	for _, name := range []string{".", "..", "...", "a/../b", "50% off", "a b", "x?y#z"} {
+		got = ""
+		mux.ServeHTTP(httptest.NewRecorder(), httptest.NewRequestWithContext(t.Context(), "GET", at("/v1/cron/%s", name), nil))
+		if got != name {
+			t.Errorf("%q arrives as %q", name, got)
+		}
 	}
 }

@@ -79,6 +79,9 @@ type cronCreation struct {
 }
 
 func (a *API) createCronJob(ctx context.Context, in *cronCreation) error {
+	if err := addressable("name", in.Body.Name); err != nil {
+		return err
+	}
 	settings := map[string]any{"spec": in.Body.Spec}
 	maps.Copy(settings, in.Body.Settings)
 	if setting, err := a.cfg.CheckSchedule(settings); err != nil {

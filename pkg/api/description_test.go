@@ -83,3 +83,21 @@ func (w *world) described(pattern string, answered *httptest.ResponseRecorder) {
 		w.t.Errorf("%s: answer %d: %v", pattern, answered.Code, err)
 	}
 }
+
+// Clients resolve segments of dots, escaped ones too: an object of such a name could be made, and not be addressed.
+func TestANameThatNoAddressCanHaveIsRefused(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('tick', '{"kind": "cron"}')`)
+	for _, name := range []string{".", ".."} {
+		for location, request := range map[string]step{
+			"body.name":   {path: "/v1/queues/tick/cron", body: `{"name": "` + name + `", "spec": "@daily", ` + reason + `}`},
+			"body.model":  {path: "/admin/register", body: `{"model": "` + name + `", "server": "s", "endpoint": "http://h:1", "slots": 1}`},
+			"body.server": {path: "/admin/register", body: `{"model": "m", "server": "` + name + `", "endpoint": "http://h:1", "slots": 1}`},
+		} {
+			status, answer := w.send("POST", request.path, request.body)
+			if status != 422 || flawAt(answer) != location {
+				t.Errorf("%s %s: %d %v, want 422 at %s", request.path, request.body, status, answer, location)
+			}
+		}
+	}
+}

@@ -203,7 +203,8 @@ type serverRegistered struct {
 
 func (a *API) registerServer(ctx context.Context, in *serverRegistration) (*answer[serverRegistered], error) {
 	b, by := in.Body, a.actor(ctx, "POST /admin/register")
-	if err := checkEndpoint(b.Endpoint); err != nil {
+	err := cmp.Or(addressable("model", b.Model), addressable("server", b.Server), checkEndpoint(b.Endpoint))
+	if err != nil {
 		return nil, err
 	}
 	found, err := model(ctx, a.operator, b.Model)

@@ -55,6 +55,15 @@ func lengthOf(field, text string, least, most int) error {
 	return nil
 }
 
+// addressable refuses a name that is a segment of addresses later, and that most clients cannot send as one: they
+// resolve segments of one or two dots, escaped ones too (RFC 3986, 5.2.4; WHATWG URL, 4.4).
+func addressable(field, name string) error {
+	if name == "." || name == ".." {
+		return flaw(field, fmt.Errorf("%q cannot be a part of an address: use another name", name))
+	}
+	return nil
+}
+
 // The parts of descriptions of such routes.
 
 func jsonOf(schema *huma.Schema) map[string]*huma.MediaType {
