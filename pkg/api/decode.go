@@ -117,7 +117,7 @@ func decodeEntries(decoder *json.Decoder, limit int) (entries []entryToPush, err
 		}
 		var e entryToPush
 		if err := decodeEntry(decoder, &e); err != nil {
-			return nil, fmt.Errorf("entry %d: %w", len(entries)+1, err)
+			return nil, &entryError{len(entries) + 1, err}
 		}
 		entries = append(entries, e)
 	}
@@ -165,7 +165,7 @@ func decodeObject(decoder *json.Decoder, members []member) error {
 		}
 		seen |= 1 << i
 		if err := decoder.Decode(members[i].into); err != nil {
-			return about(name, err)
+			return about(members[i], err)
 		}
 	}
 	_, err := decoder.Token()
@@ -217,14 +217,18 @@ var wanted = map[reflect.Kind]string{
 }
 
 // about says which field of an entry has a value that it cannot have.
-func about(field string, err error) error {
+func about(m member, err error) error {
 	var mismatch *json.UnmarshalTypeError
 	var instant *time.ParseError
+	var syntax *json.SyntaxError
+	field := m.name
+	_, isTime := m.into.(*time.Time)
+	wellFormed := !errors.As(err, &syntax) && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF)
 	switch {
 	case errors.As(err, &mismatch):
 		want := cmp.Or(wanted[mismatch.Type.Kind()], "another type")
 		return &memberError{field, fmt.Errorf("got %s, want %s", mismatch.Value, want)}
-	case errors.As(err, &instant):
+	case errors.As(err, &instant), isTime && wellFormed:
 		return &memberError{field, errors.New("want a time such as 2026-01-31T12:00:00Z")}
 	}
 	return fmt.Errorf("%s: %w", field, inWords(err))

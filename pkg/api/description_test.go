@@ -101,3 +101,24 @@ func TestANameThatNoAddressCanHaveIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// Where a body has several objects, and where a value is no text at all, a program still finds the field.
+func TestARefusalNamesTheObjectAndTheFieldThatIsWrong(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work')`)
+	for body, location := range map[string]string{
+		`[{"payload": 1}, {"payload": 1, "priorty": 1}]`:              "body[1].priorty",
+		`[{"payload": 1}, {"payload": 1, "trace": "none"}]`:           "body[1].trace",
+		`[{"payload": 1, "due_at": "soon"}]`:                          "body[0].due_at",
+		`{"payload": 1, "due_at": 1766600000}`:                        "body.due_at",
+		`{"payload": 1, "due_at": {"seconds": 1, "nanos": [1, "2"]}}`: "body.due_at",
+	} {
+		status, answer := w.send("POST", "/v1/queues/work/entries", body)
+		if status != 422 || flawAt(answer) != location {
+			t.Errorf("%s: %d %v, want 422 at %s", body, status, answer, location)
+		}
+	}
+	if status, answer := w.send("POST", "/v1/queues/work/entries", `{"payload": 1, "due_at": }`); status != 400 {
+		t.Errorf("no JSON: %d %v", status, answer)
+	}
+}

@@ -21,8 +21,9 @@ func TestAPauseEndsAtATimeOrAfterADuration(t *testing.T) {
 		}
 	}
 	for _, until := range []string{`"-1h"`, `"tomorrow"`, `7`, `""`} {
-		if status, answer := w.send("POST", "/v1/queues/work/pause", `{"until": `+until+`, `+reason+`}`); status != 422 && status != 400 {
-			t.Errorf("until %s: %d %v", until, status, answer)
+		status, answer := w.send("POST", "/v1/queues/work/pause", `{"until": `+until+`, `+reason+`}`)
+		if status != 422 || flawAt(answer) != "body.until" {
+			t.Errorf("until %s: %d %v, want 422 that names the field", until, status, answer)
 		}
 	}
 }

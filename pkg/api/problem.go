@@ -172,7 +172,7 @@ func problem(err error) *Problem {
 			}
 			var field *fieldError
 			if errors.As(err, &field) {
-				p.Errors = []Flaw{{Location: "body." + field.field, Message: field.message()}}
+				p.Errors = []Flaw{{Location: objectOf(err) + "." + field.field, Message: field.message()}}
 			}
 			var broken *brokenStream
 			if errors.As(err, &broken) {
@@ -184,6 +184,15 @@ func problem(err error) *Problem {
 	return problem(errInternal)
 }
 
+// objectOf is the location of the object in the body that an error is about.
+func objectOf(err error) string {
+	var of *entryError
+	if errors.As(err, &of) {
+		return fmt.Sprintf("body[%d]", of.number-1)
+	}
+	return "body"
+}
+
 // detail is the text of an error without the words that its code says, too. Of what Postgres itself refused,
 // rather than a function of the schema, only the class is told: its words show statements and are not for
 // clients.
@@ -191,7 +200,11 @@ func detail(class, err error) string {
 	if state := postgres.Code(err); state != "" && !strings.HasPrefix(state, "PS") {
 		return class.Error()
 	}
-	return strings.TrimSuffix(err.Error(), ": "+invalidation.ErrInvalid.Error())
+	text := strings.TrimSuffix(err.Error(), ": "+invalidation.ErrInvalid.Error())
+	if sentence, is := strings.CutSuffix(text, ".: "+class.Error()); is {
+		return sentence + "." // of the database, which names the class itself
+	}
+	return text
 }
 
 // classify finds what the table has no word for.

@@ -204,7 +204,7 @@ func (a *API) pushesOf(body []byte, r *http.Request) (pushes []invalidation.Push
 		}
 		if pushes[i], err = a.pushOf(callerOf(r.Context()), e, key, trace, int64(number)); err != nil {
 			if !one {
-				err = fmt.Errorf("entry %d: %w", number, err)
+				err = &entryError{number, err}
 			}
 			return nil, one, err
 		}
@@ -304,6 +304,16 @@ func checkNumbers(field string, text json.RawMessage) error {
 	}
 	return nil
 }
+
+// entryError is what is wrong with one entry of a list.
+type entryError struct {
+	number int // from 1
+	err    error
+}
+
+func (e *entryError) Error() string { return fmt.Sprintf("entry %d: %v", e.number, e.err) }
+
+func (e *entryError) Unwrap() error { return e.err }
 
 // fieldError is a field of a body that is not valid. It matches errInvalid, or what its own error says of the size.
 type fieldError struct {
