@@ -14,6 +14,7 @@ import (
 
 var (
 	errEncoding = errors.New("the body's Content-Encoding must be gzip, or none")
+	errEncoded  = errors.New("this address takes no Content-Encoding: send the body as it is")
 	errBomb     = errors.New("the body expands too much")
 	errBusy     = errors.New("too much is under way here; try again")
 	errCut      = errors.New("the body ended early")

@@ -122,3 +122,15 @@ func TestARefusalNamesTheObjectAndTheFieldThatIsWrong(t *testing.T) {
 		t.Errorf("no JSON: %d %v", status, answer)
 	}
 }
+
+// Addresses that decode no body do not take an encoded one for broken JSON.
+func TestAnEncodedBodyIsRefusedWhereNoneIsDecoded(t *testing.T) {
+	w := newWorld(t)
+	w.exec(`SELECT penstock.create_queue('work')`)
+	for encoding, want := range map[string]int{"gzip": 415, "br": 415, "identity": 204} {
+		status, answer := w.send("POST", "/v1/queues/work/pause", `{`+reason+`}`, "Content-Encoding", encoding)
+		if status != want || status != 204 && answer["code"] != "not_gzip" {
+			t.Errorf("%s: %d %v, want %d", encoding, status, answer, want)
+		}
+	}
+}

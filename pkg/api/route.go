@@ -37,6 +37,7 @@ const (
 // becomes a problem document.
 func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)) {
 	op := a.operation(r)
+	op.Middlewares = huma.Middlewares{a.plainBody}
 	huma.Register(a.huma, *op, func(ctx context.Context, in *I) (*O, error) {
 		var out *O
 		err := storableInput(in)
@@ -54,6 +55,17 @@ func add[I, O any](a *API, r route, answer func(context.Context, *I) (*O, error)
 		}
 		return out, nil
 	})
+}
+
+// plainBody refuses a body that is encoded, which the addresses of add do not decode.
+func (a *API) plainBody(ctx huma.Context, next func(huma.Context)) {
+	request, w := humago.Unwrap(ctx)
+	encoding := ctx.Header("Content-Encoding")
+	if encoding == "" || encoding == "identity" || request.ContentLength == 0 {
+		next(ctx)
+		return
+	}
+	a.report(w, request, errEncoded)
 }
 
 // raw registers an address that reads and writes by itself. Its operation can be described further; whatever is said of
