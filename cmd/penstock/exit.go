@@ -7,7 +7,9 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -15,6 +17,7 @@ import (
 	"github.com/penstock/penstock/internal/oneline"
 	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/migrations"
+	"github.com/penstock/penstock/pkg/client"
 	"github.com/penstock/penstock/pkg/invalidation"
 )
 
@@ -153,6 +156,16 @@ var kinds = []struct {
 		"try again; the leader's log and /readyz say what is missing",
 	},
 	{
+		unknownAnswer(http.StatusMovedPermanently, http.StatusFound, http.StatusSeeOther,
+			http.StatusTemporaryRedirect, http.StatusPermanentRedirect), exitUnavailable,
+		"give the address that it redirects to in --server (PENSTOCK_SERVER)",
+	},
+	{
+		unknownAnswer(http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout), exitUnavailable,
+		"a proxy answered that reached no leader: check that leaders run, and that it may reach them; " +
+			"--database-url needs neither",
+	},
+	{
 		problem("unknown", "no_such_address", "method_not_allowed"), exitUnavailable,
 		"check --server (PENSTOCK_SERVER): no leader of this version answers there",
 	},
@@ -167,6 +180,14 @@ var kinds = []struct {
 		"--database-url needs none"},
 	{unavailable, exitUnavailable, "check --database-url (PENSTOCK_DATABASE_URL) and that Postgres runs; penstock " +
 		"doctor looks further"},
+}
+
+// unknownAnswer matches answers with one of these statuses that are no problem documents: a proxy sent them.
+func unknownAnswer(statuses ...int) func(error) bool {
+	return func(err error) bool {
+		var answer *client.Error
+		return errors.As(err, &answer) && answer.Code == "unknown" && slices.Contains(statuses, answer.Status)
+	}
 }
 
 // unreadable says that a file which the command line names is missing, or may not be read.

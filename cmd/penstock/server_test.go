@@ -256,6 +256,12 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 	}
 	odd := httptest.NewServer(http.NotFoundHandler())
 	defer odd.Close()
+	moved := httptest.NewServer(http.RedirectHandler("https://penstock.example.com/v1/queues", http.StatusPermanentRedirect))
+	defer moved.Close()
+	proxy := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		http.Error(w, "<html>bad gateway</html>", http.StatusBadGateway)
+	}))
+	defer proxy.Close()
 	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }))
 	defer silent.Close()
 	type env map[string]string
@@ -276,6 +282,8 @@ func TestWhyTheServerCannotBeUsed(t *testing.T) {
 		"a token twice":               {nil, "queue list --token x --token-file " + file + " --server " + server.URL, exitUsage, "not both"},
 		"a file that is not there":    {nil, "queue list --token-file /nowhere/token --server " + server.URL, exitUsage, "read token"},
 		"nobody listens":              {nil, "queue list --server http://127.0.0.1:1", exitUnavailable, "next: check --server"},
+		"a proxy redirects":           {nil, "queue list --server " + moved.URL, exitUnavailable, "not followed, to https://penstock.example.com/v1/queues\nnext: give the address that it redirects to"},
+		"a proxy without a leader":    {nil, "queue list --server " + proxy.URL, exitUnavailable, "check that leaders run"},
 		"something else answers":      {nil, "queue list --server " + odd.URL, exitUnavailable, "no leader of this version"},
 		"nothing is answered":         {nil, "queue list --timeout 50ms --server " + silent.URL, exitTimeout, "--timeout"},
 		"not an address":              {nil, "queue list --server localhost:8420", exitUsage, "http://host:port"},

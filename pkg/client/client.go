@@ -257,6 +257,9 @@ func readError(answer *http.Response) error {
 	text, err := io.ReadAll(io.LimitReader(answer.Body, 1<<20))
 	if err != nil || json.Unmarshal(text, e) != nil || e.Code == "" {
 		e = &Error{Code: "unknown", Detail: strings.ToValidUTF8(string(text[:min(len(text), 200)]), "?")}
+		if to := answer.Header.Get("Location"); to != "" && answer.StatusCode < http.StatusBadRequest {
+			e.Detail = "a redirect, which is not followed, to " + to
+		}
 	}
 	e.Status = answer.StatusCode
 	after := answer.Header.Get("Retry-After")
