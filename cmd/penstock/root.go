@@ -96,12 +96,17 @@ func run(ctx context.Context, a *app, args []string) int {
 // noun is a command that only holds verbs. Alone it prints its help; with a verb that it does not have it fails, so
 // that a script with a misspelt verb does not go on.
 func noun(use, short string, verbs ...*cobra.Command) *cobra.Command {
-	c := &cobra.Command{Use: use, Short: short, Args: func(c *cobra.Command, args []string) error {
-		if len(args) > 0 {
-			return fmt.Errorf("%q is not a verb of %s", args[0], c.CommandPath())
+	c := &cobra.Command{Use: use, Short: short, SuggestionsMinimumDistance: 2}
+	c.Args = func(c *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return nil
 		}
-		return nil
-	}}
+		err := fmt.Errorf("%q is not a verb of %s", args[0], c.CommandPath())
+		if near := c.SuggestionsFor(args[0]); len(near) > 0 {
+			err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(near, " or "))
+		}
+		return err
+	}
 	c.RunE = func(c *cobra.Command, _ []string) error { return c.Help() }
 	c.AddCommand(verbs...)
 	return c
