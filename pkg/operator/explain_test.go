@@ -67,13 +67,13 @@ func TestExplainSaysWhoHoldsTheKeyAndForHowLong(t *testing.T) {
 	holder := b.push("K")[0]
 	lock := b.claimOne()
 	behind := b.push("K")[0]
-	b.exec(b.pool, `UPDATE penstock.lock SET claimed_at = clock_timestamp() - interval '41 seconds'`)
+	b.exec(b.pool, `UPDATE penstock.lock SET claimed_at = clock_timestamp() - interval '2 hours 3 minutes'`)
 	e, err := b.d.Explain(b.ctx, int64(behind))
 	b.must(err)
 	held := e.Reasons[0]
 	b.want([]any{e.State, held.Code, held.Numbers["entry_id"], held.Numbers["node"], held.Numbers["token"]},
 		[]any{"pending", "key_held", holder, "here", lock.Token})
-	if want := "is held by entry 1 on node here for 41 s"; !strings.Contains(held.Text, want) {
+	if want := "is held by entry 1 on node here for 2 h 3 m"; !strings.Contains(held.Text, want) {
 		t.Errorf("text is %q, want it to say %q", held.Text, want)
 	}
 }
