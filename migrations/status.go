@@ -30,7 +30,7 @@ const FunctionsName = "functions"
 type Status struct {
 	Version   int64      `json:"version"`        // 0: the functions
 	Name      string     `json:"name,omitempty"` // empty: this program does not know it
-	State     string     `json:"state"`
+	State     string     `json:"state" doc:"applied, pending, or unknown to this program."`
 	AppliedAt *time.Time `json:"applied_at,omitempty"`
 }
 

@@ -34,6 +34,22 @@ func TestEachPartOfAnAddressIsADescribedParameter(t *testing.T) {
 	}
 }
 
+// A program branches on these words: they are in the description, as an enum of what it sends, and as text where it
+// reads them, since answers may get more of them.
+func TestTheDescriptionNamesTheWordsOfItsFields(t *testing.T) {
+	fields := []string{
+		"state", "status", "kind", "verdict", "mode", "scope", "severity", "overlap", "catch_up", "gpu_period",
+	}
+	for name, schema := range New(nil, Config{}).huma.OpenAPI().Components.Schemas.Map() {
+		for _, field := range fields {
+			p := schema.Properties[field]
+			if p != nil && p.Type == huma.TypeString && p.Description == "" && len(p.Enum) == 0 {
+				t.Errorf("%s.%s: no word is named", name, field)
+			}
+		}
+	}
+}
+
 // described fails the test where an answer is not as the description of its address has it: the status, the media
 // type, the fields and their types.
 func (w *world) described(pattern string, answered *httptest.ResponseRecorder) {

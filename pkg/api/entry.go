@@ -16,7 +16,7 @@ import (
 type entryRead struct {
 	ID    invalidation.EntryID `json:"id"`
 	Queue string               `json:"queue"`
-	State string               `json:"state"` // initial, pending, disabled, computing, done, failed, expired, cancelled
+	State string               `json:"state" doc:"initial, pending, disabled, computing, done, failed, expired or cancelled."`
 
 	// While it lives: why it is not running, or what it runs on, and what was pushed.
 	Reasons  []operator.Reason     `json:"reasons,omitempty" nullable:"false"`
@@ -177,7 +177,7 @@ func (a *API) readEntry(ctx context.Context, number int64) (entryRead, error) {
 
 // cancelled says what became of the wish to cancel an entry.
 type cancelled struct {
-	Verdict string `json:"verdict"`
+	Verdict string `json:"verdict" doc:"cancelled, or requested where a node runs it."`
 }
 
 func (a *API) cancelEntry(ctx context.Context, in *idVerb) (*answer[cancelled], error) {

@@ -89,7 +89,7 @@ func (a *API) actor(ctx context.Context, address string) invalidation.By {
 // Job is an entry, in the words of a dispatcher.
 type Job struct {
 	ID     string `json:"job_id"`
-	Status string `json:"status"`
+	Status string `json:"status" doc:"queued, reported, deleted or max_retries_exceeded."`
 }
 
 // urgent is the priority of jobs that go before others.

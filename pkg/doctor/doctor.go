@@ -26,7 +26,7 @@ const (
 // Finding is the result of one check.
 type Finding struct {
 	Check    string   `json:"check"`
-	Severity Severity `json:"severity"`
+	Severity Severity `json:"severity" doc:"fine, skipped, warning or critical."`
 	Summary  string   `json:"summary"`
 	Details  []string `json:"details,omitempty"`
 	Advice   string   `json:"advice,omitempty"` // the action to take; empty if none is needed

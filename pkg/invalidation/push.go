@@ -69,7 +69,7 @@ const (
 // Pushed is the answer to one Push: the entry that does the work, new or not.
 type Pushed struct {
 	ID      EntryID `json:"id"`
-	Verdict Verdict `json:"verdict"`
+	Verdict Verdict `json:"verdict" doc:"inserted, replayed (the idempotency key was seen before) or duplicate (another entry holds the unique key)."`
 }
 
 // Push accepts entries, all or none, in one statement. On a pool it commits before it returns, and

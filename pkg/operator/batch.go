@@ -11,11 +11,10 @@ import (
 
 // Batch is a batch and its progress, a row of penstock.batch_status.
 type Batch struct {
-	ID    int64  `json:"id"`
-	Name  string `json:"name"`
-	Queue string `json:"queue"`
-	// splitting, running, paused, cancelling, ending, done, failed, cancelled
-	State        string          `json:"state"`
+	ID           int64           `json:"id"`
+	Name         string          `json:"name"`
+	Queue        string          `json:"queue"`
+	State        string          `json:"state" doc:"splitting, running, paused, cancelling, ending, done, failed or cancelled."`
 	Parts        int64           `json:"parts"`
 	Waiting      int64           `json:"waiting"` // parts that are not in the queue yet
 	Queued       int64           `json:"queued"`

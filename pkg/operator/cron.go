@@ -13,11 +13,11 @@ import (
 type CronJob struct {
 	Name         string     `json:"name"`
 	Queue        string     `json:"queue"`
-	State        string     `json:"state"` // waiting, running, paused, ended, broken
+	State        string     `json:"state" doc:"waiting, running, paused, ended or broken."`
 	Spec         string     `json:"spec"`
 	Zone         string     `json:"zone"`
-	Overlap      string     `json:"overlap"`
-	CatchUp      string     `json:"catch_up"`
+	Overlap      string     `json:"overlap" doc:"skip, queue or cancel_running."`
+	CatchUp      string     `json:"catch_up" doc:"none, last or all."`
 	NominalAt    *time.Time `json:"nominal_at,omitempty"` // of its entry
 	EntryID      *int64     `json:"entry_id,omitempty"`
 	LastFiredAt  *time.Time `json:"last_fired_at,omitempty"`

@@ -17,7 +17,7 @@ import (
 type EntryStatus struct {
 	ID        int64      `json:"id"`
 	Queue     string     `json:"queue"`
-	State     string     `json:"state"` // initial, pending, computing, disabled
+	State     string     `json:"state" doc:"initial, pending, computing or disabled."`
 	LockKey   string     `json:"lock_key,omitempty"`
 	Flow      string     `json:"flow,omitempty"`
 	Priority  int16      `json:"priority"`

@@ -63,7 +63,7 @@ type Instance struct {
 	Model            string          `json:"model"`
 	Server           string          `json:"server"`
 	Endpoint         string          `json:"endpoint"`
-	State            string          `json:"state"` // by the last probe
+	State            string          `json:"state" doc:"By the last probe: unknown, starting, ready, busy, unhealthy or defunct."`
 	Usable           bool            `json:"usable"`
 	Slots            int32           `json:"slots"`
 	Held             int64           `json:"held"`

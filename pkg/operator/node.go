@@ -28,8 +28,8 @@ type Node struct {
 	ID            NodeID          `json:"id"`
 	Name          string          `json:"name"`
 	Application   string          `json:"application"`
-	Kind          string          `json:"kind"`  // task, gateway
-	State         string          `json:"state"` // live, draining, dead
+	Kind          string          `json:"kind" doc:"task or gateway."`
+	State         string          `json:"state" doc:"live, draining or dead."`
 	SilentSeconds float64         `json:"silent_seconds"`
 	LeaseSeconds  float64         `json:"lease_seconds"`
 	Threads       int32           `json:"threads"`

@@ -62,7 +62,7 @@ type Operation struct {
 	Queue     string         `json:"queue"`
 	Verb      string         `json:"verb"`
 	Filter    map[string]any `json:"filter"`
-	Status    string         `json:"status"` // running, done, cancelled
+	Status    string         `json:"status" doc:"running, done or cancelled."`
 	Matched   int64          `json:"matched"`
 	Partial   bool           `json:"partial,omitempty"` // Matched is of the first rows of the queue, which had more
 	Changed   int64          `json:"changed"`

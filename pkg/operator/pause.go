@@ -10,7 +10,7 @@ import (
 
 // Pause is a pause of a queue or of another scope.
 type Pause struct {
-	Scope  string     `json:"scope"` // queue, name, lock_key, flow, model, application, node
+	Scope  string     `json:"scope" doc:"queue, name, lock_key, flow, model, application or node."`
 	Value  string     `json:"value"`
 	Queue  string     `json:"queue,omitempty"` // of a name, a lock key, or a flow of one queue
 	Actor  string     `json:"actor"`

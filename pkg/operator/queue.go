@@ -16,7 +16,7 @@ import (
 // Queue is a queue with its counts, pause and bounds.
 type Queue struct {
 	Name            string     `json:"name"`
-	Kind            string     `json:"kind"`
+	Kind            string     `json:"kind" doc:"task, batch, cron, change_log, inference or webhook."`
 	Application     string     `json:"application"`
 	Initial         int64      `json:"initial"`
 	Pending         int64      `json:"pending"`
@@ -91,7 +91,7 @@ type QueueDetail struct {
 
 // Off is a name or lock key whose entries are disabled.
 type Off struct {
-	Scope     string    `json:"scope"`
+	Scope     string    `json:"scope" doc:"name or lock_key."`
 	Value     string    `json:"value"`
 	Actor     string    `json:"actor"`
 	Reason    string    `json:"reason"`

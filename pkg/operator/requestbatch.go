@@ -11,9 +11,9 @@ type RequestBatch struct {
 	ID          string    `json:"id"`
 	Client      string    `json:"client"`          // name of the token
 	Model       string    `json:"model,omitempty"` // absent until the file was read
-	Status      string    `json:"status"`          // validating, in_progress, finalizing, cancelling
-	Requests    int32     `json:"requests"`        // lines of the file
-	Pushed      int32     `json:"pushed"`          // of them entries by now
+	Status      string    `json:"status" doc:"validating, in_progress, finalizing or cancelling."`
+	Requests    int32     `json:"requests"` // lines of the file
+	Pushed      int32     `json:"pushed"`   // of them entries by now
 	Completed   int32     `json:"completed"`
 	Failed      int32     `json:"failed"`
 	FailedTurns int32     `json:"failed_turns"` // of gateways that worked on it, since the last one that did not fail

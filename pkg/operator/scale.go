@@ -14,7 +14,7 @@ type Deployment struct {
 	Name          string          `json:"name"`
 	Model         string          `json:"model"`
 	Backend       string          `json:"backend"` // advise, keda, local, webhook, kubernetes
-	Mode          string          `json:"mode"`    // full, up-only, manual, advise, disabled
+	Mode          string          `json:"mode" doc:"full, up-only, manual, advise or disabled."`
 	Policy        json.RawMessage `json:"policy"`
 	Target        json.RawMessage `json:"target"`
 	Template      json.RawMessage `json:"template,omitempty"`

@@ -31,7 +31,7 @@ type APIToken struct {
 	Rate         *float64   `json:"rate,omitempty"`         // entries a second that it may push, at each leader
 	Burst        *int32     `json:"burst,omitempty"`        // entries at once; absent: those of a second
 	GPUMS        *int64     `json:"gpu_ms,omitempty"`       // milliseconds that calls of its flows may take in a period
-	GPUPeriod    *string    `json:"gpu_period,omitempty"`   // hour or day of UTC
+	GPUPeriod    *string    `json:"gpu_period,omitempty" doc:"hour or day, of UTC."`
 	CreatedAt    time.Time  `json:"created_at"`
 	CreatedBy    string     `json:"created_by"`
 	ExpiresAt    *time.Time `json:"expires_at,omitempty"`
