@@ -151,13 +151,34 @@ func (d *Dashboard) admitted(w http.ResponseWriter, r *http.Request) (visitor, b
 	case r.URL.Query().Has("live") || r.Header.Get("HX-Request") == "true":
 		http.Error(w, "the session has ended; "+errNoSession.Error(), http.StatusUnauthorized)
 	case r.Method != http.MethodGet:
-		d.problem(w, r, visitor{}, http.StatusUnauthorized,
-			"Your session has ended. Log in again, and repeat the change.")
+		d.sessionEnded(w, r)
 	default:
 		back := url.Values{"next": {strings.TrimPrefix(r.URL.RequestURI(), d.cfg.Path)}}
 		http.Redirect(w, r, d.cfg.Path+"login?"+back.Encode(), http.StatusSeeOther)
 	}
 	return visitor{}, false
+}
+
+// addressMax bounds the characters of an address that carries the inputs of a form: servers and proxies before the
+// leaders take 8 KiB with the line around it, and the address of the login has it with its signs escaped once more.
+const addressMax = 2500
+
+// sessionEnded answers a change of a visitor whose session has ended. The login leads back to the form with what was
+// typed, where an address can carry it.
+func (d *Dashboard) sessionEnded(w http.ResponseWriter, r *http.Request) {
+	view := problemView{Text: "Your session has ended, and nothing was changed. "}
+	next := ""
+	if err := r.ParseForm(); err == nil {
+		next = strings.TrimPrefix(r.URL.Path, d.cfg.Path) + "?" + r.PostForm.Encode()
+	}
+	if next != "" && len(next) <= addressMax {
+		view.Text += "Log in again: the form has what you typed."
+	} else {
+		next = local(r.PostForm.Get("next"))
+		view.Text += "Go back and copy what you typed, since it is too long to be kept here, and log in again."
+	}
+	view.Login = d.cfg.Path + "login?" + url.Values{"next": {next}}.Encode()
+	d.writeProblem(w, r, http.StatusUnauthorized, view)
 }
 
 // loginView is what the template of the login gets.

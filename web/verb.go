@@ -268,13 +268,23 @@ func (d *Dashboard) takeNotice(w http.ResponseWriter, r *http.Request) string {
 	return text
 }
 
+// problemView is what the template of a page without content gets.
+type problemView struct {
+	Root, Theme, Title, Text string
+	Login                    string // address of the login, where that is the way on
+	Who                      visitor
+	Assets                   assets
+	Part                     bool // without the document around it
+}
+
 // problem writes a page that says why there is no other.
 func (d *Dashboard) problem(w http.ResponseWriter, r *http.Request, who visitor, status int, text string) {
+	d.writeProblem(w, r, status, problemView{Who: who, Text: text})
+}
+
+func (d *Dashboard) writeProblem(w http.ResponseWriter, r *http.Request, status int, v problemView) {
 	w.Header().Set("Cache-Control", "no-store")
-	d.write(w, status, "problem", struct {
-		Root, Theme, Title, Text string
-		Who                      visitor
-		Assets                   assets
-		Part                     bool
-	}{d.cfg.Path, themeOf(r), http.StatusText(status), text, who, d.assets, r.Header.Get("X-Dialog") != ""})
+	v.Root, v.Theme, v.Assets = d.cfg.Path, themeOf(r), d.assets
+	v.Title, v.Part = http.StatusText(status), r.Header.Get("X-Dialog") != ""
+	d.write(w, status, "problem", v)
 }
