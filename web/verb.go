@@ -171,6 +171,10 @@ func (d *Dashboard) carryOut(w http.ResponseWriter, r *http.Request, v verb, who
 		d.problem(w, r, who, http.StatusBadRequest, "The form could not be read.")
 		return
 	}
+	if !areTexts(r.PostForm) {
+		d.problem(w, r, who, http.StatusBadRequest, "Nothing was changed by this form. "+unstorable)
+		return
+	}
 	in := form{r.PostForm, v.objects}
 	reason := in.Get("reason")
 	if err := v.check(in, reason); err != nil {

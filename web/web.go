@@ -4,6 +4,9 @@ import (
 	"context"
 	"html/template"
 	"net/http"
+	"net/url"
+	"strings"
+	"unicode/utf8"
 
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -78,7 +81,7 @@ func New(read, change *operator.Database, cfg Config) (*Dashboard, error) {
 	d.mux.HandleFunc("GET "+cfg.Path+"{rest...}", d.nowhere)
 	sameOrigin := http.NewCrossOriginProtection()
 	sameOrigin.SetDenyHandler(http.HandlerFunc(d.otherOrigin))
-	d.handler = secured(sameOrigin.Handler(d.mux))
+	d.handler = secured(sameOrigin.Handler(d.storable(d.mux)))
 	return d, nil
 }
 
@@ -108,6 +111,35 @@ func secured(next http.Handler) http.Handler {
 		h.Set("Cross-Origin-Resource-Policy", "same-origin")
 		next.ServeHTTP(w, r)
 	})
+}
+
+// unstorable is the answer for an address or a form with a text that no name or filter can have.
+const unstorable = "It has a character that no text of the database can have: NUL, or bytes that are not UTF-8. " +
+	"Take it out, and try again."
+
+// storable refuses addresses with texts that the database would not take.
+func (d *Dashboard) storable(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !isText(r.URL.Path) || !areTexts(r.URL.Query()) {
+			d.problem(w, r, visitor{}, http.StatusBadRequest, "This address leads nowhere. "+unstorable)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// isText reports whether Postgres can hold a text.
+func isText(s string) bool { return utf8.ValidString(s) && !strings.ContainsRune(s, 0) }
+
+func areTexts(values url.Values) bool {
+	for _, of := range values {
+		for _, v := range of {
+			if !isText(v) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 func (d *Dashboard) otherOrigin(w http.ResponseWriter, r *http.Request) {
