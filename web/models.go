@@ -153,6 +153,9 @@ func (d *Dashboard) models(ctx context.Context, q query) (any, error) {
 			})
 		}
 	}
+	if v.Model != "" && len(v.Models) == 0 && !v.Capped {
+		return nil, fmt.Errorf("model %q: %w", v.Model, invalidation.ErrNotFound)
+	}
 	return v, nil
 }
 
