@@ -33,3 +33,14 @@ func TestAnAddressWithCharactersThatNoTextHoldsIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// The message of an error on a page has no name of an error of the program at its end.
+func TestAPageOfAWrongFilterNamesTheFieldAlone(t *testing.T) {
+	s := newSite(t)
+	s.fill()
+	got := s.as(viewer).get("entries?queue=work&state=bogus")
+	if got.status != http.StatusUnprocessableEntity || !strings.Contains(got.text, "bogus") ||
+		strings.Contains(got.text, "invalid argument") {
+		t.Errorf("got %d: %s", got.status, got.text)
+	}
+}

@@ -56,7 +56,7 @@ func outageOf(err error, at time.Time) *outage {
 // troubleOf says what an error means for a visitor. The text of an unexpected error goes to the log
 // alone.
 func (d *Dashboard) troubleOf(err error, status int) trouble {
-	t := trouble{Status: status, Head: http.StatusText(status), Text: sentence(err.Error())}
+	t := trouble{Status: status, Head: http.StatusText(status), Text: textOf(err)}
 	switch {
 	case slow(err):
 		t.Head, t.Text, t.Advice = "No answer in time", slowText, slowAdvice

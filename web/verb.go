@@ -233,18 +233,23 @@ func (v verb) check(in form, reason string) error {
 func (d *Dashboard) tell(err error, v verb) string {
 	switch {
 	case known(err):
-		text := err.Error()
-		for _, sentinel := range []error{invalidation.ErrInvalid, invalidation.ErrState} {
-			if errors.Is(err, sentinel) {
-				text = strings.TrimSuffix(text, ": "+sentinel.Error())
-			}
-		}
-		return sentence(text)
+		return textOf(err)
 	case slow(err), unanswered(err):
 		return "The database did not answer, so it is not known whether the change was made. Look at the " +
 			"audit before you repeat it."
 	}
 	return v.title + " failed; the log of the leader has the reason."
+}
+
+// textOf returns the text of an error about an object as a sentence, without the kind of the error at its end.
+func textOf(err error) string {
+	text := err.Error()
+	for _, sentinel := range []error{invalidation.ErrInvalid, invalidation.ErrState} {
+		if errors.Is(err, sentinel) {
+			text = strings.TrimSuffix(text, ": "+sentinel.Error())
+		}
+	}
+	return sentence(text)
 }
 
 const (
