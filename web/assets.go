@@ -62,7 +62,7 @@ func loadAssets(root string) (assets, error) {
 				return a, fmt.Errorf("read files of the dashboard: %w", err)
 			}
 			if !strings.Contains(part, ".min.") {
-				own = withoutIndent(own)
+				own = withoutIndent(own, path.Ext(part) == ".css")
 			}
 			text = append(append(text, own...), '\n')
 		}
@@ -74,14 +74,21 @@ func loadAssets(root string) (assets, error) {
 	return a, nil
 }
 
-// withoutIndent leaves out white space at the begin of lines, and lines that are a comment: a file
-// of ours has no text of several lines.
-func withoutIndent(text []byte) []byte {
+// withoutIndent leaves out white space at the begin of lines, lines that are a comment, and line ends that separate
+// nothing: a file of ours has no text of several lines. In script a line end after } may end a statement.
+func withoutIndent(text []byte, style bool) []byte {
+	separators := ";{,"
+	if style {
+		separators += "}"
+	}
 	var short []byte
 	for line := range bytes.Lines(text) {
 		line = bytes.TrimLeft(line, " \t")
 		ofStyle := bytes.HasPrefix(line, []byte("/*")) && bytes.HasSuffix(line, []byte("*/\n"))
 		if !bytes.HasPrefix(line, []byte("// ")) && !ofStyle {
+			if end := len(line) - 2; end >= 0 && line[end+1] == '\n' && strings.IndexByte(separators, line[end]) >= 0 {
+				line = line[:end+1]
+			}
 			short = append(short, line...)
 		}
 	}

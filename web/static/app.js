@@ -5,7 +5,8 @@
   const all = (s, e = document) => [...e.querySelectorAll(s)];
   const main = $('main'), region = $('#live'), state = $('#stream'), pause = $('#pause'), dialog = $('#dialog');
   let points = main.dataset.points ? JSON.parse(main.dataset.points) : {}, tag = main.dataset.tag;
-  htmx.config.morphIgnore.push('open'); // details that a visitor opened stay open
+  // Details that a visitor opened stay open.
+  htmx.config.morphIgnore.push('open');
 
   // Relative times -------------------------------------------------------------------------------
   const two = (s, a, an, b, bn) => Math.floor(s / a) + ' ' + an + (Math.floor(s % a / b) ? ' ' + Math.floor(s % a / b) + ' ' + bn : '');
@@ -19,10 +20,10 @@
 
   // Charts ---------------------------------------------------------------------------------------
   const charts = new Map();
-  const css = name => getComputedStyle(document.documentElement).getPropertyValue('--' + name).trim();
-  const colour = name => { // light-dark() is resolved by an element, not by a canvas
+  // light-dark() is resolved by an element, not by a canvas.
+  const colour = name => {
     const probe = document.createElement('i');
-    probe.className = 'probe-' + name; document.body.append(probe);
+    probe.style.color = `var(--${name})`; document.body.append(probe);
     const c = getComputedStyle(probe).color; probe.remove(); return c;
   };
   const clock = s => new Date(s * 1e3).toISOString().slice(11, 19).replace(/:00$/, '');
