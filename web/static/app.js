@@ -89,7 +89,7 @@
     };
     try {
       const r = await ask('part', tag ? { 'If-None-Match': tag } : {});
-      if (r.status === 401) return location.reload();
+      if (r.status === 401) return leave();
       if (r.status === 200) {
         const text = await r.text();
         if (region.querySelector('[data-chart]')) points = await (await ask('points')).json() || {};
@@ -97,6 +97,13 @@
       }
       if (!ended.aborted) say('poll', 'live, by polling');
     } catch { if (!ended.aborted) lost(); }
+  };
+  // The session has ended, and a reload leads to the login. What is typed into an open dialog stays until it is sent
+  // or closed: the answer to the form leads over the login back to it.
+  const leave = () => {
+    if (!dialog.open) return location.reload();
+    stop(); say('lost', 'session ended');
+    dialog.onclose = leave;
   };
   const stop = () => { source && source.close(); source = null; clearTimeout(timer); polls.abort(); polls = new AbortController(); };
   const again = () => {
@@ -117,7 +124,8 @@
     source.addEventListener('points', hear(e => { points = JSON.parse(e.data) || {}; draw(); }));
     source.addEventListener('part', hear(e => show(e.data, e.lastEventId)));
     source.addEventListener('alive', hear());
-    source.addEventListener('bye', () => location.reload());
+    source.addEventListener('clock', hear(e => { skew = e.data - Date.now(); times(); }));
+    source.addEventListener('bye', leave);
     source.onerror = () => {
       lost();
       if (source.readyState === EventSource.CLOSED) { source = null; again(); }
