@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 )
@@ -222,6 +223,7 @@ type documentView struct {
 	Open           bool
 	Live           bool
 	Tag            string
+	Now            int64 // ms since 1970
 	Part           template.HTML
 	Points         string
 	Notice         string
@@ -234,6 +236,7 @@ func (d *Dashboard) document(w http.ResponseWriter, r *http.Request, who visitor
 	v := documentView{
 		Title: now.title + titleEnd, Heading: now.title, Root: d.cfg.Path, Address: r.URL.Path,
 		Theme: themeOf(r), Navigation: d.navigation(p), Who: who, Open: d.cfg.Open, Live: p.live, Tag: now.tag,
+		Now:    time.Now().UnixMilli(),
 		Part:   template.HTML(now.part), //nolint:gosec // made by templates of this package
 		Points: string(now.points), Notice: d.takeNotice(w, r), Assets: d.assets, Version: d.cfg.Version,
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/penstock/penstock/internal/stream"
@@ -55,6 +56,9 @@ func (d *Dashboard) stream(w http.ResponseWriter, r *http.Request,
 	w.Header().Set("X-Accel-Buffering", "no")
 	w.WriteHeader(http.StatusOK)
 	s := newEventStream(w, r)
+	if s.send("clock", "", strconv.AppendInt(nil, time.Now().UnixMilli(), 10)) != nil {
+		return
+	}
 	tick := time.NewTimer(0)
 	defer tick.Stop()
 	checked := time.Now()

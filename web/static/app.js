@@ -12,8 +12,13 @@
   const two = (s, a, an, b, bn) => Math.floor(s / a) + ' ' + an + (Math.floor(s % a / b) ? ' ' + Math.floor(s % a / b) + ' ' + bn : '');
   const span = s => s < 60 ? Math.floor(s) + ' s' : s < 3600 ? two(s, 60, 'min', 1, 's') :
     s < 86400 ? two(s, 3600, 'h', 60, 'min') : two(s, 86400, 'd', 3600, 'h');
+  // Ages are by the clock of the leader, which is skew ms ahead: the clock of the visitor's machine may be wrong. A
+  // document from the browser's cache tells nothing about it.
+  let skew = 0;
+  const visit = performance.getEntriesByType('navigation')[0];
+  if (visit?.transferSize) skew = main.dataset.now - Date.now() + performance.now() - visit.responseStart;
   const times = () => all('time[data-rel]').forEach(t => {
-    const kind = t.dataset.rel, d = (Date.now() - Date.parse(t.dateTime)) / 1000 * (kind === 'in' ? -1 : 1);
+    const kind = t.dataset.rel, d = (Date.now() + skew - Date.parse(t.dateTime)) / 1000 * (kind === 'in' ? -1 : 1);
     const text = (kind === 'in' ? 'in ' : '') + span(Math.max(0, d)) + (kind === 'ago' ? ' ago' : '');
     if (t.textContent !== text) t.textContent = text;
   });
