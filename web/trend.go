@@ -158,7 +158,7 @@ func (t trend) known() time.Duration {
 func (t trend) chart() Chart {
 	c := Chart{Unit: "/s", Series: []Series{
 		{Label: "in", Colour: "st-waiting", Values: nullable(t.in)},
-		{Label: "out", Colour: "st-done", Values: nullable(t.out)},
+		{Label: "out", Colour: "st-done", Dashed: true, Values: nullable(t.out)},
 	}}
 	for _, at := range t.at {
 		c.At = append(c.At, at.Unix())
