@@ -3,7 +3,7 @@
 -- find_entry returns from one snapshot where an entry is: in a queue (ended is null), or ended with
 -- an outcome. It reads each queue once, because the id alone does not tell the queue. In PL/pgSQL a session plans it
 -- once: each plan locks the tables of all queues with all of their indexes, each further call one index of each.
--- Callers: living_entry, failed_entry, explain_entry; pkg/api, pkg/inference, pkg/operator.
+-- Callers: living_entry, failed_entry, explain_entry; pkg/inference, pkg/invalidation, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.find_entry(
     bigint,
     OUT queue_id   integer,

@@ -13,7 +13,7 @@ END $$;
 -- Registration -------------------------------------------------------------------------------------------------------
 
 -- model_queue returns the name of the queue of a model's entries.
--- Callers: fit_model_queue; pkg/api, pkg/operator.
+-- Callers: fit_model_queue; pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.model_queue(model text) RETURNS text
 LANGUAGE sql STABLE AS $$
     SELECT coalesce((SELECT q.name FROM penstock.queue q WHERE q.model = $1 AND q.kind = 'inference' ORDER BY q.id LIMIT 1),

@@ -83,7 +83,7 @@ END $$;
 -- gpu_spent returns what the calls of flows, and of flows below them (acme/nightly is below acme), have taken in this
 -- hour or day of UTC, in milliseconds of GPU, and the seconds until the next one. Nodes and gateways record a call
 -- within seconds of its end, as a whole.
--- Callers: pkg/api, pkg/gateway.
+-- Callers: pkg/gateway, pkg/operator.
 CREATE OR REPLACE FUNCTION penstock.gpu_spent(flows text[], period text, OUT ms bigint, OUT ends_in double precision)
 LANGUAGE sql STABLE AS $$
     SELECT (SELECT coalesce(sum(u.gpu_ms), 0)::bigint

@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -38,36 +37,24 @@ var included = map[string][]scope{
 	"announce": {announce},
 }
 
-// object says how to find the queue and the application that an address is about.
-type object string
+// object is what an address is about, by which it is found whether it lies within the limits of a token: a kind of
+// operator's, whose name or id is the parameter of the path that is given here, or one of the first two.
+type object = operator.Object
 
 const (
-	ofNobody    object = ""          // every caller with the scope: about the caller, or filtered by allows
-	ofPlatform  object = "platform"  // only tokens that are limited to nothing
-	ofQueue     object = "queue"     // {queue}, or the query parameter of that name; a limited token must give it
-	ofEntry     object = "entry"     // {id}
-	ofBatch     object = "batch"     // {id}
-	ofOperation object = "operation" // {id}
-	ofNode      object = "node"      // {id}
-	ofCron      object = "cron job"  // {name}
-	ofModel     object = "model"     // {model}, or the query parameter of that name; a limited token must give it
-)
+	ofNobody   object = ""         // every caller with the scope: about the caller, or filtered by allows
+	ofPlatform object = "platform" // only tokens that are limited to nothing
 
-// owners find queue and application of an object by its id or name. A node has no queue.
-var owners = map[object]string{
-	ofQueue: `SELECT name, application FROM penstock.queue WHERE name = $1`,
-	ofEntry: `SELECT q.name, q.application
-	            FROM penstock.find_entry($1::bigint) f JOIN penstock.queue q ON q.id = f.queue_id`,
-	ofBatch: `SELECT q.name, q.application
-	            FROM penstock.batch b JOIN penstock.queue q ON q.id = b.queue_id WHERE b.id = $1::bigint`,
-	ofOperation: `SELECT q.name, q.application
-	                FROM penstock.operation o JOIN penstock.queue q ON q.id = o.queue_id WHERE o.id = $1::bigint`,
-	ofNode: `SELECT '', application FROM penstock.node WHERE id = $1::bigint`,
-	ofCron: `SELECT q.name, q.application
-	           FROM penstock.cron_job j JOIN penstock.queue q ON q.id = j.queue_id WHERE j.name = $1`,
-	ofModel: `SELECT q.name, q.application
-	            FROM penstock.queue q WHERE q.name = penstock.model_queue($1) AND q.kind = 'inference'`,
-}
+	// A limited token must name these two, by {queue} and {model} or by the query parameters of those names.
+	ofQueue = operator.ObjectQueue
+	ofModel = operator.ObjectModel
+
+	ofEntry     = operator.ObjectEntry     // {id}
+	ofBatch     = operator.ObjectBatch     // {id}
+	ofOperation = operator.ObjectOperation // {id}
+	ofNode      = operator.ObjectNode      // {id}
+	ofCron      = operator.ObjectCronJob   // {name}
+)
 
 var (
 	errNoToken = errors.New("the request has no token, or one that is not known, has expired or was revoked; send " +
@@ -172,15 +159,8 @@ func (a *API) revoked(ctx context.Context) bool {
 	return errors.Is(a.stillValid(timed), errNoToken)
 }
 
-// ownSQL says whether entry $1 was pushed under key $2 of flow $3.
-const ownSQL = `
-SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f
-                CROSS JOIN LATERAL (SELECT entry_id FROM penstock.idempotency WHERE queue_id = f.queue_id
-                       AND flow = $3 AND key = $2 OFFSET 0) k
-                WHERE k.entry_id = $1::bigint)`
-
 // owns says whether the request is about an entry that the caller pushed, as the Idempotency-Key proves.
-func (a *API) owns(ctx context.Context, request huma.Context, c caller) (own bool, err error) {
+func (a *API) owns(ctx context.Context, request huma.Context, c caller) (bool, error) {
 	given := request.Header("Idempotency-Key")
 	id, err := strconv.ParseInt(request.Param("id"), 10, 64)
 	if given == "" || err != nil {
@@ -197,10 +177,7 @@ func (a *API) owns(ctx context.Context, request huma.Context, c caller) (own boo
 	if len(c.Flows) > 0 && !slices.Contains(c.Flows, flow) {
 		return false, nil
 	}
-	if err := a.db.QueryRow(ctx, ownSQL, id, key, flow).Scan(&own); err != nil {
-		return false, fmt.Errorf("look for the push of entry %d: %w", id, err)
-	}
-	return own, nil
+	return invalidation.PushedUnder(ctx, a.db, invalidation.EntryID(id), flow, key)
 }
 
 // within says whether what the request is about lies within the limits of the caller.
@@ -234,12 +211,11 @@ func (a *API) within(ctx context.Context, request huma.Context, of object, c cal
 
 // allowed says whether an object lies within the limits of the caller.
 func (a *API) allowed(ctx context.Context, of object, key string, c caller) error {
-	var queue, application string
-	err := a.db.QueryRow(ctx, owners[of], key).Scan(&queue, &application)
-	missing := errors.Is(err, pgx.ErrNoRows)
+	queue, application, err := a.operator.Owner(ctx, of, key)
+	missing := errors.Is(err, invalidation.ErrNotFound)
 	switch {
 	case err != nil && !missing:
-		return fmt.Errorf("find %s %s: %w", of, key, err)
+		return err
 	case missing && of == ofQueue && slices.Contains(c.Queues, key):
 		return fmt.Errorf("%s %s: %w", of, key, invalidation.ErrQueueNotFound)
 	case missing || !c.allows(queue, application):

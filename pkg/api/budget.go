@@ -8,8 +8,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
+	"github.com/penstock/penstock/pkg/operator"
 )
 
 // pushWithin pushes entries, all or none, within the rate and the budget of GPU time of the caller's token. Those that
@@ -19,7 +19,7 @@ func (a *API) pushWithin(
 	ctx context.Context, queue pusher, pushes ...invalidation.Push,
 ) ([]invalidation.Pushed, error) {
 	c := callerOf(ctx)
-	refused := a.budgets.check(ctx, a.db, c)
+	refused := a.budgets.check(ctx, a.operator, c)
 	if refused == nil {
 		refused = a.rates.take(c, len(pushes))
 	}
@@ -74,11 +74,8 @@ type spending struct {
 // spendingKept is for how long a spending that is within its budget is not read again.
 const spendingKept = 2 * time.Second
 
-// spentSQL reads what flows $1 have taken in this hour or day ($2) of UTC, and the seconds until the next one.
-const spentSQL = `SELECT ms, ends_in FROM penstock.gpu_spent($1, $2)`
-
 // check returns an error with the time until the next period if the budget of the caller's token is spent.
-func (b *gpuTimeBudgets) check(ctx context.Context, db postgres.DB, c caller) error {
+func (b *gpuTimeBudgets) check(ctx context.Context, db *operator.Database, c caller) error {
 	if c.GPUMS == nil || c.GPUPeriod == nil {
 		return nil
 	}
@@ -96,7 +93,7 @@ func (b *gpuTimeBudgets) check(ctx context.Context, db postgres.DB, c caller) er
 	}
 }
 
-func (b *gpuTimeBudgets) spent(ctx context.Context, db postgres.DB, c caller) (spending, error) {
+func (b *gpuTimeBudgets) spent(ctx context.Context, db *operator.Database, c caller) (spending, error) {
 	b.mu.Lock()
 	s, found := b.of[c.Name]
 	b.mu.Unlock()
@@ -104,11 +101,11 @@ func (b *gpuTimeBudgets) spent(ctx context.Context, db postgres.DB, c caller) (s
 	if found && now.Before(s.ends) && now.Sub(s.at) < spendingKept {
 		return s, nil
 	}
-	var seconds float64
-	if err := db.QueryRow(ctx, spentSQL, c.Flows, *c.GPUPeriod).Scan(&s.ms, &seconds); err != nil {
-		return s, fmt.Errorf("read the GPU time of token %q: %w", c.Name, err)
+	ms, endsIn, err := db.GPUSpent(ctx, c.Flows, *c.GPUPeriod)
+	if err != nil {
+		return s, fmt.Errorf("check the budget of token %q: %w", c.Name, err)
 	}
-	s.at, s.ends = now, now.Add(time.Duration(seconds*float64(time.Second)))
+	s = spending{at: now, ms: ms, ends: now.Add(endsIn)}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.of == nil || len(b.of) >= bucketsMax {

@@ -11,9 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -161,18 +158,13 @@ func (c Conditional) check(current string) error {
 	return errChanged
 }
 
-// alter makes a change of configuration that depends on the present one. Other changes of the same wait: lockSQL
-// locks the row of key $1. Where there is none yet, nothing has to match.
-func (a *API) alter(ctx context.Context, c Conditional, lockSQL, key string,
+// alter makes a change of configuration that depends on the present one, whose ETag current returns. Other changes of
+// the same wait. Where there is no such object yet, nothing has to match.
+func (a *API) alter(ctx context.Context, c Conditional, of object, key string,
 	current func(*operator.Database) (string, error), do func(*operator.Database) error,
 ) error {
-	return postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, lockSQL, key)
-		if err != nil {
-			return fmt.Errorf("lock %s: %w", key, err)
-		}
-		d := operator.New(tx)
-		if tag.RowsAffected() > 0 {
+	return a.operator.Locked(ctx, of, key, func(d *operator.Database, exists bool) error {
+		if exists {
 			now, err := current(d)
 			if err != nil {
 				return err

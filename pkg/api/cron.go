@@ -101,7 +101,7 @@ type cronAlteration struct {
 
 func (a *API) alterCronJob(ctx context.Context, in *cronAlteration) error {
 	var settings map[string]any // as they will be
-	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.cron_job WHERE name = $1 FOR NO KEY UPDATE`, in.Name,
+	return a.alter(ctx, in.Conditional, ofCron, in.Name,
 		func(d *operator.Database) (string, error) {
 			found, err := d.CronJob(ctx, in.Name)
 			if err != nil {

@@ -70,7 +70,7 @@ func (a *API) events(w http.ResponseWriter, r *http.Request) error {
 		w.WriteHeader(http.StatusNoContent)
 		return nil
 	}
-	name, c, err := a.subscribe(r.Context(), id)
+	name, c, err := a.watch.Find(r.Context(), id, callerOf(r.Context()).holder())
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
@@ -170,15 +169,14 @@ func (a *API) submitJob(w http.ResponseWriter, r *http.Request) error {
 
 // queueOfModel finds the queue of a model, if the caller may push to it.
 func (a *API) queueOfModel(ctx context.Context, model string) (*invalidation.Queue, error) {
-	var name, application string
-	err := a.db.QueryRow(ctx, owners[ofModel], model).Scan(&name, &application)
+	name, application, err := a.operator.Owner(ctx, ofModel, model)
 	switch {
-	case errors.Is(err, pgx.ErrNoRows) && callerOf(ctx).limited():
+	case errors.Is(err, invalidation.ErrNotFound) && callerOf(ctx).limited():
 		return nil, errBeyondLimits
-	case errors.Is(err, pgx.ErrNoRows):
+	case errors.Is(err, invalidation.ErrNotFound):
 		return nil, flaw("model", fmt.Errorf("model %q is not registered: %w", model, invalidation.ErrNotFound))
 	case err != nil:
-		return nil, fmt.Errorf("find queue of model %q: %w", model, err)
+		return nil, err
 	case !callerOf(ctx).allows(name, application):
 		return nil, errBeyondLimits
 	}

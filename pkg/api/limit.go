@@ -113,7 +113,7 @@ func (a *API) setLimit(ctx context.Context, in *limitSetting) error {
 }
 
 func (a *API) alterLimit(ctx context.Context, c Conditional, name string, do func(*operator.Database) error) error {
-	return a.alter(ctx, c, `SELECT FROM penstock."limit" WHERE name = $1 FOR NO KEY UPDATE`, name,
+	return a.alter(ctx, c, operator.ObjectLimit, name,
 		func(d *operator.Database) (string, error) {
 			found, err := limit(ctx, d, name)
 			return limitTag(found), err

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -117,8 +115,6 @@ func model(ctx context.Context, d *operator.Database, name string) (operator.Mod
 	return find("model "+name, found, func(m operator.Model) bool { return m.Name == name })
 }
 
-const lockModelSQL = `SELECT FROM penstock.model WHERE name = $1 FOR NO KEY UPDATE`
-
 func modelTag(ctx context.Context, name string) func(*operator.Database) (string, error) {
 	return func(d *operator.Database) (string, error) {
 		found, err := model(ctx, d, name)
@@ -154,7 +150,7 @@ func (a *API) registerModel(ctx context.Context, in *modelRegistration) (*answer
 		}
 	}
 	var queue string
-	err = a.alter(ctx, in.Conditional, lockModelSQL, in.Model, modelTag(ctx, in.Model),
+	err = a.alter(ctx, in.Conditional, ofModel, in.Model, modelTag(ctx, in.Model),
 		func(d *operator.Database) (err error) {
 			queue, err = d.RegisterModel(ctx, in.Model, config, in.Body.by(ctx))
 			return err
@@ -196,7 +192,7 @@ func (a *API) overrideModel(ctx context.Context, in *modelOverride) error {
 }
 
 func (a *API) override(ctx context.Context, c Conditional, name string, override []byte, b Because) error {
-	return a.alter(ctx, c, lockModelSQL, name, modelTag(ctx, name), func(d *operator.Database) error {
+	return a.alter(ctx, c, ofModel, name, modelTag(ctx, name), func(d *operator.Database) error {
 		return d.OverrideModel(ctx, name, override, b.by(ctx))
 	})
 }
@@ -278,48 +274,27 @@ func (a *API) announceInstance(ctx context.Context, in *announcement) (*answer[a
 	if in.Body.Labels == nil {
 		labels = nil
 	}
-	if err := a.checkNeighbours(ctx, in); err != nil {
-		return nil, err
-	}
-	order, err := a.operator.Announce(ctx, operator.Announcement{
+	instance := operator.Announcement{
 		Model: in.Model, Server: in.Server, Endpoint: in.Body.Endpoint, Slots: in.Body.Slots, Labels: labels,
 		TTL: time.Duration(in.Body.TTL * float64(time.Second)), Deployment: in.Body.Deployment,
-	}, Because{}.by(ctx))
+	}
+	if err := a.checkNeighbours(ctx, instance); err != nil {
+		return nil, err
+	}
+	order, err := a.operator.Announce(ctx, instance, Because{}.by(ctx))
 	return answered(announced{order, in.Body.TTL}, err)
 }
 
-// neighboursSQL lists the other models that have an instance at the host and port of endpoint $3, or in
-// device group $4, where instance $2 of model $1 is new there. Default ports of http and https count as one.
-const neighboursSQL = `
-SELECT DISTINCT i.model
-  FROM penstock.instance i
- WHERE i.model <> $1
-   AND (regexp_replace(lower(substring(i.endpoint FROM '://([^/?#]+)')), ':(80|443)$', '')
-        = regexp_replace(lower(substring($3::text FROM '://([^/?#]+)')), ':(80|443)$', '')
-        OR i.device_group = $4)
-   AND NOT EXISTS (SELECT FROM penstock.instance own
-                    WHERE own.model = $1 AND own.server = $2 AND own.endpoint = $3
-                      AND own.device_group IS NOT DISTINCT FROM $4)
- ORDER BY i.model`
-
 // checkNeighbours keeps a limited token from the workers and devices of models beyond its limits: instances
 // of a device group share their slots, and those at one address a worker. The first instance there stays.
-func (a *API) checkNeighbours(ctx context.Context, in *announcement) error {
+func (a *API) checkNeighbours(ctx context.Context, instance operator.Announcement) error {
 	c := callerOf(ctx)
 	if !c.limited() {
 		return nil
 	}
-	var group *string
-	if name, given := in.Body.Labels["device_group"]; given {
-		group = &name
-	}
-	rows, err := a.db.Query(ctx, neighboursSQL, in.Model, in.Server, in.Body.Endpoint, group)
+	models, err := a.operator.Neighbours(ctx, instance)
 	if err != nil {
-		return fmt.Errorf("find models beside an instance of model %q: %w", in.Model, err)
-	}
-	models, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return fmt.Errorf("find models beside an instance of model %q: %w", in.Model, err)
+		return err
 	}
 	for _, model := range models {
 		err := a.allowed(ctx, ofModel, model, c)

@@ -200,11 +200,10 @@ func answerOf(ctx context.Context, answer <-chan error, within time.Duration) er
 	}
 }
 
-// writable says whether the database takes writes. A standby answers queries, too, and would look healthy.
+// writable is the check whether the database takes writes.
 func (a *API) writable(ctx context.Context) error {
-	const sql = `SELECT NOT pg_is_in_recovery() AND current_setting('default_transaction_read_only') = 'off'`
-	var writable bool
-	if err := a.db.QueryRow(ctx, sql).Scan(&writable); err != nil {
+	writable, err := a.operator.Writable(ctx)
+	if err != nil {
 		return err
 	}
 	if !writable {

@@ -63,7 +63,7 @@ func (a *API) pushStream(w http.ResponseWriter, r *http.Request) error {
 	s := &lineStream{
 		queue: queue, timeout: a.cfg.Timeout, answers: out, allowed: a.stillValid, share: share,
 		spend: func(n int) (int, error) {
-			if err := a.budgets.check(r.Context(), a.db, callerOf(r.Context())); err != nil {
+			if err := a.budgets.check(r.Context(), a.operator, callerOf(r.Context())); err != nil {
 				return 0, err
 			}
 			return a.rates.some(callerOf(r.Context()), n)

@@ -118,7 +118,7 @@ func (a *API) alterQueue(ctx context.Context, in *queueAlteration) error {
 				setting)
 		}
 	}
-	return a.alter(ctx, in.Conditional, `SELECT FROM penstock.queue WHERE name = $1 FOR NO KEY UPDATE`, in.Queue,
+	return a.alter(ctx, in.Conditional, ofQueue, in.Queue,
 		func(d *operator.Database) (string, error) {
 			found, err := d.Queue(ctx, in.Queue)
 			return etag(found.Settings), err

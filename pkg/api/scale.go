@@ -123,8 +123,7 @@ func (a *API) setDeployment(ctx context.Context, in *deploymentSetting) error {
 	if _, err := readPolicy(in.Body.Settings["policy"]); err != nil {
 		return err
 	}
-	const lock = `SELECT FROM penstock.deployment WHERE name = $1 FOR NO KEY UPDATE`
-	return a.alter(ctx, in.Conditional, lock, in.Deployment,
+	return a.alter(ctx, in.Conditional, operator.ObjectDeployment, in.Deployment,
 		func(d *operator.Database) (string, error) {
 			found, err := d.Deployment(ctx, in.Deployment)
 			return deploymentTag(found), err

@@ -6,9 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/penstock/penstock/internal/postgres"
 	"github.com/penstock/penstock/pkg/invalidation"
 	"github.com/penstock/penstock/pkg/operator"
 )
@@ -89,21 +86,16 @@ type overrideSet struct {
 func (a *API) compatScale(ctx context.Context, in *compatAmount) (*answer[overrideSet], error) {
 	until := untilOr(in.Until, scaleFor)
 	var set overrideSet
-	err := postgres.InTx(ctx, a.db, func(tx pgx.Tx) error {
-		// The number is read under the lock: of two additions at once the second one begins where the first ends.
-		const lockSQL = `SELECT FROM penstock.deployment WHERE model = $1 ORDER BY name FOR NO KEY UPDATE`
-		if _, err := tx.Exec(ctx, lockSQL, in.Model); err != nil {
-			return fmt.Errorf("lock the deployments of model %q: %w", in.Model, err)
-		}
-		d := operator.New(tx)
+	// The number is read under the lock: of two additions at once the second one begins where the first ends.
+	change := func(d *operator.Database, _ bool) error {
 		all, err := deploymentsOf(ctx, d, in.Model)
 		if err != nil {
 			return err
 		}
 		set, err = overrideFor(ctx, d, all[0], min(desiredOf(all[0])+in.Amount, 1400), until, in.by(ctx))
 		return err
-	})
-	if err != nil {
+	}
+	if err := a.operator.Locked(ctx, operator.ObjectModelDeployments, in.Model, change); err != nil {
 		return nil, err
 	}
 	return answered(set, nil)

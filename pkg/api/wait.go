@@ -2,12 +2,9 @@ package api
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/penstock/penstock/internal/httpserver"
 	"github.com/penstock/penstock/pkg/invalidation"
@@ -31,34 +28,10 @@ func waitOf(text string) (time.Duration, error) {
 	return min(d, waitMax), nil
 }
 
-// findSQL says which queue an entry is in, and whether it has ended.
-const findSQL = `
-SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
-
-// subscribe registers for changes of an entry, and names its queue. Without a waiter and without an error,
-// the entry has ended.
-func (a *API) subscribe(
-	ctx context.Context, id invalidation.EntryID,
-) (queue string, w *invalidation.EntryWaiter, err error) {
-	var number int32
-	var ended bool
-	err = a.db.QueryRow(ctx, findSQL, id).Scan(&number, &queue, &ended)
-	if errors.Is(err, pgx.ErrNoRows) {
-		err = invalidation.ErrEntryNotFound
-	}
-	if err != nil {
-		return "", nil, fmt.Errorf("wait for entry %d: %w", id, err)
-	}
-	if !ended {
-		w, err = a.watch.Wait(number, id, callerOf(ctx).holder())
-	}
-	return queue, w, err
-}
-
 // await returns when the entry has ended, when d has passed, or when the server ends; what became of the entry is for
 // the caller to read.
 func (a *API) await(ctx context.Context, id invalidation.EntryID, d time.Duration) error {
-	_, w, err := a.subscribe(ctx, id)
+	_, w, err := a.watch.Find(ctx, id, callerOf(ctx).holder())
 	if w == nil || err != nil {
 		return err
 	}

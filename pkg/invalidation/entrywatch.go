@@ -82,6 +82,30 @@ type EntryWaiter struct {
 	changed chan struct{} // holds one
 }
 
+// waitedSQL says which queue an entry is in, and whether it has ended.
+const waitedSQL = `
+SELECT f.queue_id, f.queue_name, f.ended IS NOT NULL FROM penstock.find_entry($1) f WHERE f.queue_id IS NOT NULL`
+
+// Find looks for an entry, in whichever queue it is, registers a client for it as Wait does, and names its queue. It
+// returns no client, and no error, where the entry has ended, and ErrEntryNotFound if there is no such entry.
+func (w *EntryWatch) Find(
+	ctx context.Context, id EntryID, holder string,
+) (queue string, c *EntryWaiter, err error) {
+	var number int32
+	var ended bool
+	err = w.db.QueryRow(ctx, waitedSQL, id).Scan(&number, &queue, &ended)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = ErrEntryNotFound
+	}
+	if err != nil {
+		return "", nil, fmt.Errorf("wait for entry %d: %w", id, err)
+	}
+	if !ended {
+		c, err = w.Wait(number, id, holder)
+	}
+	return queue, c, err
+}
+
 // Wait registers a client for an entry of a queue. It returns ErrTooManyWaiters if there are too many. Those of one
 // holder, such as a token, are at most half of all, so that it leaves room for the others; an empty one has no name.
 // If the entry has ended by now the next poll will say so. Leave must follow.

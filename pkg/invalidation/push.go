@@ -114,6 +114,22 @@ func (q *Queue) AcceptedBefore(ctx context.Context, pushes ...Push) (int, error)
 	return unused - 1, nil
 }
 
+// pushedUnderSQL says whether entry $1 was pushed under key $2 of flow $3.
+const pushedUnderSQL = `
+SELECT EXISTS (SELECT FROM penstock.find_entry($1::bigint) f
+                CROSS JOIN LATERAL (SELECT entry_id FROM penstock.idempotency WHERE queue_id = f.queue_id
+                       AND flow = $3 AND key = $2 OFFSET 0) k
+                WHERE k.entry_id = $1::bigint)`
+
+// PushedUnder reports whether an entry was pushed with this idempotency key in this flow, in whichever queue it is or
+// was: the key, which nobody else knows, shows that a client pushed it.
+func PushedUnder(ctx context.Context, db postgres.DB, id EntryID, flow, key string) (pushed bool, err error) {
+	if err := db.QueryRow(ctx, pushedUnderSQL, id, key, flow).Scan(&pushed); err != nil {
+		return false, fmt.Errorf("look for the push of entry %d: %w", id, err)
+	}
+	return pushed, nil
+}
+
 // pushTo pushes by a function, within a span; its errors name the queue.
 func pushTo(
 	ctx context.Context, queue string, pushes []Push, push func(context.Context, []Push) ([]Pushed, error),

@@ -2,7 +2,6 @@ package operator
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -54,27 +53,4 @@ func (d *Database) ScaleMinutes(ctx context.Context, model string, over time.Dur
 		return nil, fmt.Errorf("model %q: %w", model, invalidation.ErrNotFound)
 	}
 	return found, nil
-}
-
-// Announcement is the registration of an instance for a time.
-type Announcement struct {
-	Model, Server, Endpoint string
-	Slots                   int32
-	Labels                  json.RawMessage // an object; nil for none
-	TTL                     time.Duration
-	Deployment              string // that started it; empty for none
-}
-
-const announceSQL = `
-SELECT penstock.announce_instance($1, $2, $3, $4, coalesce($5::jsonb, '{}'), $6, $7, NULL, NULL, $8)`
-
-// Announce registers an instance for a time, or renews that, and returns the order for the
-// instance: serve, drain (its calls end, and it gets no new ones), or stop (none runs any more).
-func (d *Database) Announce(ctx context.Context, a Announcement, by invalidation.By) (order string, err error) {
-	err = d.db.QueryRow(ctx, announceSQL, a.Model, a.Server, a.Endpoint, a.Slots, a.Labels, a.TTL,
-		given(a.Deployment), given(by.Actor)).Scan(&order)
-	if err != nil {
-		return "", fmt.Errorf("announce instance %s of model %q: %w", a.Server, a.Model, invalidation.Translate(err))
-	}
-	return order, nil
 }

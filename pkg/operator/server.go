@@ -48,3 +48,12 @@ func (d *Database) ServerState(ctx context.Context) (ServerState, error) {
 	}
 	return s, nil
 }
+
+// Writable reports whether the database takes writes. A standby answers queries, too, and would look healthy.
+func (d *Database) Writable(ctx context.Context) (writable bool, err error) {
+	const sql = `SELECT NOT pg_is_in_recovery() AND current_setting('default_transaction_read_only') = 'off'`
+	if err := d.db.QueryRow(ctx, sql).Scan(&writable); err != nil {
+		return false, fmt.Errorf("ask whether the database takes writes: %w", err)
+	}
+	return writable, nil
+}

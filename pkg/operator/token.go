@@ -116,6 +116,19 @@ func (d *Database) Tokens(ctx context.Context, limit int) ([]APIToken, error) {
 	return list[APIToken](ctx, d.db, "tokens", tokenColumns+` ORDER BY name, id LIMIT $1`, page(limit))
 }
 
+// GPUSpent returns the GPU milliseconds that calls of flows, and of flows below them, have taken in the present period,
+// hour or day of UTC, and the time until the next one. Nodes and gateways record a call within seconds of its end.
+func (d *Database) GPUSpent(
+	ctx context.Context, flows []string, period string,
+) (ms int64, endsIn time.Duration, err error) {
+	const spentSQL = `SELECT ms, ends_in FROM penstock.gpu_spent($1, $2)`
+	var seconds float64
+	if err := d.db.QueryRow(ctx, spentSQL, flows, period).Scan(&ms, &seconds); err != nil {
+		return 0, 0, fmt.Errorf("read the GPU time of flows: %w", err)
+	}
+	return ms, time.Duration(seconds * float64(time.Second)), nil
+}
+
 // reservedNames are the actors of what Penstock does by itself. A drain by one of them ends by itself, and the
 // name of a token is the actor of what it does.
 var reservedNames = []string{"autoscaler", "cron", "expired", "recycle"}
